@@ -1,13 +1,15 @@
-"""How sure each rule of the attribution may be, by labelled logs: `python benchmarks/attribution_weights.py [--write]`.
+"""How sure each rule of the attribution may be, by labelled logs: `python
+benchmarks/attribution_weights.py [--write]`.
 
-Each rule of `tr11ops/diagnose/attribution/attributors.py` is asked about the evidence in every log of
-`tests/data/diagnose`; its conclusion is right or wrong by the label. Its weight is the mean of a beta distribution
-whose prior is the figure that the rule was given by hand, worth STRENGTH logs (Gelman et al., Bayesian Data Analysis,
-2.4). The weights keep the order of the priors (isotonic regression by pooling adjacent violators) and their side of the
-threshold from which the agent takes a blamed node for the fault itself: who wins, and what follows, stays as it was.
+Each rule of `tr11ops/diagnose/attribution/attributors.py` is asked about the evidence in every log
+of `tests/data/diagnose`; its conclusion is right or wrong by the label. Its weight is the mean of a
+beta distribution whose prior is the figure that the rule was given by hand, worth STRENGTH logs
+(Gelman et al., Bayesian Data Analysis, 2.4). The weights keep the order of the priors (isotonic
+regression by pooling adjacent violators) and their side of the threshold from which the agent takes
+a blamed node for the fault itself: who wins, and what follows, stays as it was.
 
-Printed are the Brier scores before and after (cross-validated: logs of one incident are never on both sides), and how
-often the conclusions of each range of confidence were right.
+Printed are the Brier scores before and after (cross-validated: logs of one incident are never on
+both sides), and how often the conclusions of each range of confidence were right.
 """
 
 from __future__ import annotations
@@ -49,9 +51,11 @@ class WeighedCase(Record):
 
 
 def is_right(found: Attribution, label: Mapping[str, Any], has_nodes: bool) -> bool | None:
-    """Whether a conclusion is what the label says: of the nodes where it names any, else of what to do.
+    """Whether a conclusion is what the label says: of the nodes where it names any, else of what to
+    do.
 
-    None where the label does not tell: labels that were made without nodes have none also where the log names one.
+    None where the label does not tell: labels that were made without nodes have none also where the
+    log names one.
     """
     steps = {label["action"], *label.get("accepted_actions", ())}
     if (found.blamed or found.suspects) and not has_nodes:

@@ -1,11 +1,13 @@
-"""A backup with verification: tr11 against `rclone copy` + `rclone check --download`, and `cp -r` + `sha256sum`.
+"""A backup with verification: tr11 against `rclone copy` + `rclone check --download`, and `cp -r` +
+`sha256sum`.
 
     python benchmarks/backup.py [--gigabytes 2] [--files 64] [--small 2000] [--repeat 3] [--folder DIR] [--json]
 
-A checkpoint of large files, with many small ones beside, is copied to another folder of the same file system. Every
-tool copies all of it and then reads every byte of the copy to compare it; the orders alternate, and before each turn
-the file system's cache of the source is dropped. tr11 also flushes the copy to the disk and reads it back from there;
-the others read back what is still in memory, unless they are told to flush and drop it first (the rows "from disk").
+A checkpoint of large files, with many small ones beside, is copied to another folder of the same
+file system. Every tool copies all of it and then reads every byte of the copy to compare it; the
+orders alternate, and before each turn the file system's cache of the source is dropped. tr11 also
+flushes the copy to the disk and reads it back from there; the others read back what is still in
+memory, unless they are told to flush and drop it first (the rows "from disk").
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ def make_source(folder: Path, gigabytes: float, files: int, small: int) -> int:
 
 
 def forget(folder: Path) -> None:
-    """Flush a folder to the disk and drop the system's cache of it, so that it is read from the disk next."""
+    """Flush a folder to the disk and drop the system's cache of it, so that it is read from the
+    disk next.
+    """
     for path in folder.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)
@@ -146,14 +150,16 @@ def empty_folder(place: Path) -> Iterator[Path]:
         os.sync()
 
 
-# ----------------------------------------------------------------------------- what both measurements share
+# --------------------------------------------------------------------- what both measurements share
 def measure(
     source: Path,
     place: Callable[[], AbstractContextManager[Place]],
     tools: Mapping[str, Callable[[Place, Path], None]],
     repeat: int,
 ) -> dict[str, list[float]]:
-    """Wall seconds of each tool in each round, each turn to a new `place`; every round begins with another tool."""
+    """Wall seconds of each tool in each round, each turn to a new `place`; every round begins with
+    another tool.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in tools}
     order = list(tools)
     for number in range(repeat):

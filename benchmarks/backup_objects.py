@@ -1,13 +1,15 @@
-"""A backup to an object store with verification: tr11 against `rclone copy` + `rclone check --download`, and gcsfs.
+"""A backup to an object store with verification: tr11 against `rclone copy` + `rclone check
+--download`, and gcsfs.
 
     python benchmarks/backup_objects.py [--gigabytes 1] [--files 16] [--small 200] [--repeat 3] [--folder DIR] [--json]
 
-Each turn begins with a new, empty server (fake-gcs-server, everything in memory, on this machine), and ends when every
-byte was read back and compared. The tools take turns, and each round begins with another. rclone talks to the server
-anonymously through its own Google Cloud Storage backend, with as many transfers as tr11 has. Sizes count: the server
-computes the checksum of all it has of a file after each request, and rclone sends requests of 16 MiB, tr11 of 64.
-gcsfs puts each file as its `put_file` does, with as many threads and requests of 64 MiB, and then reads it as a file;
-the digests of both are compared. It can go on with no file that was cut off, and keeps no receipt.
+Each turn begins with a new, empty server (fake-gcs-server, everything in memory, on this machine),
+and ends when every byte was read back and compared. The tools take turns, and each round begins
+with another. rclone talks to the server anonymously through its own Google Cloud Storage backend,
+with as many transfers as tr11 has. Sizes count: the server computes the checksum of all it has of a
+file after each request, and rclone sends requests of 16 MiB, tr11 of 64. gcsfs puts each file as
+its `put_file` does, with as many threads and requests of 64 MiB, and then reads it as a file; the
+digests of both are compared. It can go on with no file that was cut off, and keeps no receipt.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The batch-size study as one picture: the long run beside the validation loss of every optimizer and batch.
+"""The batch-size study as one picture: the long run beside the validation loss of every optimizer
+and batch.
 
     python benchmarks/batch_size_plot.py FOLDER OUTPUT.svg
 
@@ -27,7 +28,9 @@ Points = Sequence[tuple[float, float]]
 
 
 def table(folder: Path) -> dict[str, dict[int, float]]:
-    """Validation loss by optimizer (and rate, where it had several) and batch, of the cells that are done."""
+    """Validation loss by optimizer (and rate, where it had several) and batch, of the cells that
+    are done.
+    """
     found: dict[str, dict[int, float]] = {}
     for name in STUDIES:
         if not (folder / name / "sweep.json").exists():

@@ -1,12 +1,14 @@
-"""A batch-size study on real text: a BERT of 4 layers, batches at equal samples, several optimizers, by `tr11 sweep`.
+"""A batch-size study on real text: a BERT of 4 layers, batches at equal samples, several
+optimizers, by `tr11 sweep`.
 
     python benchmarks/batch_size_study.py FOLDER [--samples 12288] [--batches 64,256,1024,4096] [--studies long,lamb]
 
-The text is what every Python installation carries, split in sentences; a vocabulary of 2,048 pieces is learnt from it.
-AdamW is tried with two rates at every batch; each LAMB has a rate at the smallest batch, and the square-root rule gives
-the others. `long` is one longer run of AdamW at the smallest batch. The loss is that of the masked words alone: no head
-looks at the order of sentences. Prints the unigram floor (the loss of who knows how often each piece is masked, and no
-more) and the tables of `tr11 sweep compare`; leaves FOLDER/STUDY.html. What was begun in FOLDER is gone on with.
+The text is what every Python installation carries, split in sentences; a vocabulary of 2,048 pieces
+is learnt from it. AdamW is tried with two rates at every batch; each LAMB has a rate at the
+smallest batch, and the square-root rule gives the others. `long` is one longer run of AdamW at the
+smallest batch. The loss is that of the masked words alone: no head looks at the order of sentences.
+Prints the unigram floor (the loss of who knows how often each piece is masked, and no more) and the
+tables of `tr11 sweep compare`; leaves FOLDER/STUDY.html. What was begun in FOLDER is gone on with.
 `batch_size_plot.py` draws it.
 """
 
@@ -135,7 +137,9 @@ def prepare(data: Path, megabytes: int) -> None:
 
 
 def masked_floor(study: Path) -> float:
-    """The loss on the validation samples' masked words of who knows how often each is masked in training, in nats."""
+    """The loss on the validation samples' masked words of who knows how often each is masked in
+    training, in nats.
+    """
     card = next(
         path
         for cell in sorted(study.iterdir())

@@ -1,10 +1,11 @@
-"""`tr11 checkpoints list` and the plan of a prune with many checkpoints: seconds, processor time, memory.
+"""`tr11 checkpoints list` and the plan of a prune with many checkpoints: seconds, processor time,
+memory.
 
     python benchmarks/catalogue.py [--checkpoints 500] [--files 720] [--repeat 5] [--json]
 
-Writes that many checkpoints of empty files (the catalogue looks at sizes, not at bytes), each with a copy on record and
-a reading on record. Beside it, what every such list must do at least: `find -type f -size` over the same files, and a
-scan of the folders alone in Python.
+Writes that many checkpoints of empty files (the catalogue looks at sizes, not at bytes), each with
+a copy on record and a reading on record. Beside it, what every such list must do at least: `find
+-type f -size` over the same files, and a scan of the folders alone in Python.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ TOPOLOGY = {"tensor": 4, "pipeline": 12, "data": 8}
 
 
 def write_checkpoint(folder: Path, step: int, files: int) -> None:
-    """One checkpoint of empty files, with the manifest that the trainer would write, but not flushed to disk."""
+    """One checkpoint of empty files, with the manifest that the trainer would write, but not
+    flushed to disk.
+    """
     place = folder / checkpoint_name(step)
     for name in FOLDERS:
         (place / name).mkdir(parents=True)
@@ -71,7 +74,9 @@ def write_run(directory: RunDirectory, count: int, files: int) -> None:
 
 
 def cost(work: Callable[[], object], repeat: int) -> tuple[float, float]:
-    """Seconds, and seconds of processor time, of the quickest repetition; a first one warms the cache."""
+    """Seconds, and seconds of processor time, of the quickest repetition; a first one warms the
+    cache.
+    """
     work()
     found = []
     for _ in range(repeat):

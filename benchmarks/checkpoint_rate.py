@@ -1,14 +1,17 @@
-"""Checkpoint save rate against the disk's own sequential write rate, and the training's stall; prints the ratios.
+"""Checkpoint save rate against the disk's own sequential write rate, and the training's stall;
+prints the ratios.
 
     python benchmarks/checkpoint_rate.py [--gibibytes 1] [--ranks 2] [--repeats 3] [--folder DIR]
 
-The raw rates: `ranks` processes write one file each, together as many bytes as the checkpoint, in 8 MiB pieces, and
-flush it to disk, once through the page cache (as `dd conv=fsync` does) and once past it. The save: `ranks`
-data-parallel ranks save bf16 weights (2 bytes a parameter) and fp32 master weights and moments (12 bytes), with
-digests, manifest and flush. The asynchronous save is made beside steps of computation, one thread a rank: its stall is
-the time in `start`, its slow-down the time by which the steps beside it, polls included, took longer than as many
-undisturbed ones. The load: digests verified by all ranks, then read back. All take turns within each repeat.
-Last, as many bytes as a rank's share are copied at once, and by a thread in pieces beside the steps: what these lose.
+The raw rates: `ranks` processes write one file each, together as many bytes as the checkpoint, in 8
+MiB pieces, and flush it to disk, once through the page cache (as `dd conv=fsync` does) and once
+past it. The save: `ranks` data-parallel ranks save bf16 weights (2 bytes a parameter) and fp32
+master weights and moments (12 bytes), with digests, manifest and flush. The asynchronous save is
+made beside steps of computation, one thread a rank: its stall is the time in `start`, its slow-down
+the time by which the steps beside it, polls included, took longer than as many undisturbed ones.
+The load: digests verified by all ranks, then read back. All take turns within each repeat. Last, as
+many bytes as a rank's share are copied at once, and by a thread in pieces beside the steps: what
+these lose.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ COLUMNS = 1024
 
 
 def synthetic_state(rank: int, ranks: int, parameters: int, tensors: int = 24) -> ShardedState:
-    """One data-parallel rank's state: `tensors` equal matrices, held by all, and its ZeRO-1 share of the masters."""
+    """One data-parallel rank's state: `tensors` equal matrices, held by all, and its ZeRO-1 share
+    of the masters.
+    """
     shape = (max(ranks, parameters // tensors // COLUMNS), COLUMNS)
     weights = [
         LocalTensor(
@@ -85,7 +90,9 @@ def multiplied(matrix: torch.Tensor) -> float:
 
 
 def copied_beside(size: int, step: Callable[[], float]) -> tuple[float, float]:
-    """Seconds of a copy of `size` bytes at once, and by which steps are slower while a thread copies them in pieces."""
+    """Seconds of a copy of `size` bytes at once, and by which steps are slower while a thread
+    copies them in pieces.
+    """
     source, target = torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)
     usual = statistics.median(step() for _ in range(30))
     begin = time.perf_counter()
@@ -148,7 +155,9 @@ def measure(rank: int, ranks: int, folder: Path, options: argparse.Namespace, re
         return time.perf_counter() - begin
 
     def beside_steps(saver: AsyncSaver) -> tuple[float, float, float, int]:
-        """Stall, seconds until it is a checkpoint, slow-down of the steps in between, and their number."""
+        """Stall, seconds until it is a checkpoint, slow-down of the steps in between, and their
+        number.
+        """
         usual = statistics.median(step() for _ in range(30))
         os.sync()
         dist.barrier()

@@ -1,9 +1,11 @@
-"""Start of `tr11 --help` and of `tr11 status`, beside an interpreter that imports only typer and rich.
+"""Start of `tr11 --help` and of `tr11 status`, beside an interpreter that imports only typer and
+rich.
 
     python benchmarks/cli_start.py [--repeat N] [--json]
 
-Each figure is the smallest of N fresh interpreters, the kinds taking turns so that all see the same machine. Wall time,
-and processor time, which other work on the machine disturbs less. Modules are compiled before, as an installer does it.
+Each figure is the smallest of N fresh interpreters, the kinds taking turns so that all see the same
+machine. Wall time, and processor time, which other work on the machine disturbs less. Modules are
+compiled before, as an installer does it.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ BUDGETS = {"help": 2.5, "status": 4.0}
 RUN = "from tr11ops.cli.main import run; run("
 KINDS = {
     "peer": "import typer, rich",
-    "libraries": "import typer, rich.console, rich.table, typer._adapters",  # pydantic too: typer checks values with it
+    # pydantic too: typer checks values with it
+    "libraries": "import typer, rich.console, rich.table, typer._adapters",
     "help": f"{RUN}['--help'])",
     "status": f"{RUN}['status', '--run', 'demo.toml', '--scheduler', 'local'])",
 }
@@ -48,7 +51,9 @@ IMPORTED = (
 
 
 def start(code: str, folder: Path) -> tuple[float, float]:
-    """Wall and processor time of one fresh interpreter that runs `code` in a folder with a card and no run."""
+    """Wall and processor time of one fresh interpreter that runs `code` in a folder with a card and
+    no run.
+    """
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(folder / "compiled")}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()

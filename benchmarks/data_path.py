@@ -1,10 +1,11 @@
-"""The way of the data, measured: corpus, tokenizer, preprocessing, index maps, mixtures, micro-batches.
+"""The way of the data, measured: corpus, tokenizer, preprocessing, index maps, mixtures,
+micro-batches.
 
     python benchmarks/data_path.py [--min-bytes N] [--documents N] [--folder DIR]
 
-Prints one figure a line. Where `megatron.core` can be imported (`pip install --no-deps megatron-core==0.16.1` in a
-virtual environment of its own), the same work is given to it, the ratio is printed, and the index maps of many random
-corpora are compared bit by bit.
+Prints one figure a line. Where `megatron.core` can be imported (`pip install --no-deps
+megatron-core==0.16.1` in a virtual environment of its own), the same work is given to it, the ratio
+is printed, and the index maps of many random corpora are compared bit by bit.
 """
 
 from __future__ import annotations
@@ -66,14 +67,17 @@ def timed(
 
 
 def cpu_timed(work: Callable[[], Any], repeats: int = 3) -> tuple[float, Any]:
-    """As `timed`, in seconds of this process's own work: for what one thread does, whatever else the machine does."""
+    """As `timed`, in seconds of this process's own work: for what one thread does, whatever else
+    the machine does.
+    """
     return timed(work, repeats, time.process_time)
 
 
 def in_turn(
     ours: Callable[[], Any], theirs: Callable[[], Any] | None, repeats: int = 5
 ) -> tuple[float, str, Any, Any]:
-    """Median seconds of this process's own work in `ours`, words on `theirs` and the median ratio, both last results.
+    """Median seconds of this process's own work in `ours`, words on `theirs` and the median ratio,
+    both last results.
 
     The two take turns, so that what else the machine does falls on both.
     """
@@ -145,7 +149,9 @@ def _encode(line: str) -> list[int]:
 def megatron_way(
     peer: types.SimpleNamespace, corpus: Path, tokenizer: Path, prefix: str, workers: int
 ) -> None:
-    """What its preprocessing script does: lines through a pool in chunks of 25, one text at a time, its own builder."""
+    """What its preprocessing script does: lines through a pool in chunks of 25, one text at a time,
+    its own builder.
+    """
     import torch
 
     context = multiprocessing.get_context("spawn")
@@ -258,7 +264,9 @@ def measure_maps(documents: int, peer: types.SimpleNamespace | None) -> None:
 
 
 def compare_maps(peer: types.SimpleNamespace, cases: int = 400) -> None:
-    """Random corpora, some with empty documents: are all three maps equal in type, shape and every value?"""
+    """Random corpora, some with empty documents: are all three maps equal in type, shape and every
+    value?
+    """
     random = np.random.RandomState(99)
     different = compared = 0
     while compared < cases:
@@ -316,7 +324,9 @@ def measure_blends(samples: int, peer: types.SimpleNamespace | None) -> None:
 
 
 class ThreadReader:
-    """Reads ahead in one thread of this process: the way that is compared with worker processes, and not taken."""
+    """Reads ahead in one thread of this process: the way that is compared with worker processes,
+    and not taken.
+    """
 
     depth = 8
 
@@ -341,7 +351,9 @@ class ThreadReader:
 
 
 def measure_stream(prefix: Path, folder: Path) -> None:
-    """Micro-batches of 2 samples of 2,048 tokens: all at once, and as a training draws them, with work between."""
+    """Micro-batches of 2 samples of 2,048 tokens: all at once, and as a training draws them, with
+    work between.
+    """
     import torch
 
     samples = 8000

@@ -1,12 +1,14 @@
-"""`make demo`: the whole life of a training on this machine, with the commands that a person would type.
+"""`make demo`: the whole life of a training on this machine, with the commands that a person would
+type.
 
-Data is prepared, an array is launched; task 1 leaves by its exit duration, task 2 resumes and is stopped by the kill
-switch, task 3 is held until the run may go on, and trains until the loss is below 6. Then the whole is reported as a
-page, every claim is checked against the files of the run, and the phases are timed. Exit status 0 when all of it
-happened.
+Data is prepared, an array is launched; task 1 leaves by its exit duration, task 2 resumes and is
+stopped by the kill switch, task 3 is held until the run may go on, and trains until the loss is
+below 6. Then the whole is reported as a page, every claim is checked against the files of the run,
+and the phases are timed. Exit status 0 when all of it happened.
 
-Nothing that is claimed depends on how fast the machine is: where it is slow, each task gets more time, and what one
-task does not reach the next one does. Phases end by iterations; only where none comes for long is it a failure.
+Nothing that is claimed depends on how fast the machine is: where it is slow, each task gets more
+time, and what one task does not reach the next one does. Phases end by iterations; only where none
+comes for long is it a failure.
 """
 
 from __future__ import annotations
@@ -114,7 +116,9 @@ class Demo:
         self._tr11("kill", "--run", self.card, "--yes", "--reason", reason, "--wait")
 
     def _launch(self) -> None:
-        """Tasks whose time is right for this machine, as the preparation of the data has shown it to be."""
+        """Tasks whose time is right for this machine, as the preparation of the data has shown it
+        to be.
+        """
         slowness = min(MOST_SLOWNESS, max(1.0, self.phases[0][1] / PREPARE_SECONDS))
         seconds = round(LIMIT_MINUTES * 60 * slowness)
         limit = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
@@ -129,7 +133,9 @@ class Demo:
         self._watch(lambda: self._last_iteration() >= iteration and self._trains())
 
     def _wait_for_loss(self) -> None:
-        """Until it has gone on, and its loss is low or too many iterations were not enough: `_judge` says which."""
+        """Until it has gone on, and its loss is low or too many iterations were not enough:
+        `_judge` says which.
+        """
         goes_on = self._ends()[self.stopped].iteration + SHOWN_STEPS
 
         def done() -> bool:
@@ -143,7 +149,9 @@ class Demo:
         return self._steps()[-1]["job_id"] not in {end.job_id for end in self._ends()}
 
     def _watch(self, done: Callable[[], bool]) -> None:
-        """Show the training's progress until `done()`; raises DemoFailed when it stands still or an attempt failed."""
+        """Show the training's progress until `done()`; raises DemoFailed when it stands still or an
+        attempt failed.
+        """
         bar = Progress(
             TextColumn("  {task.description}"),
             BarColumn(),
@@ -284,7 +292,9 @@ def loss_of(steps: Sequence[dict[str, Any]]) -> float:
 
 
 def end_earlier(directory: Path, kind: Literal["local", "slurm"]) -> None:
-    """Cancel what a demo in this folder that was interrupted has left in the queue, and wait until it is gone."""
+    """Cancel what a demo in this folder that was interrupted has left in the queue, and wait until
+    it is gone.
+    """
     scheduler, mark = (
         choose_scheduler(kind),
         RunDirectory(RunPaths(directory, "demo", "main"), Path()).mark,

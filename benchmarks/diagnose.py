@@ -2,9 +2,10 @@
 
     python benchmarks/diagnose.py [--gigabytes 1] [--repeat 3] [--json]
 
-The log is that of a healthy training of three ranks that raises an exception at its end: for each step one line of it
-and some of what workers print. The programs take turns; each is a process of its own, of which the smallest processor
-time and the largest resident memory count. The file comes from the page cache.
+The log is that of a healthy training of three ranks that raises an exception at its end: for each
+step one line of it and some of what workers print. The programs take turns; each is a process of
+its own, of which the smallest processor time and the largest resident memory count. The file comes
+from the page cache.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""What a step may take on an H100, from parts that were measured there and from what a step is counted to do now.
+"""What a step may take on an H100, from parts that were measured there and from what a step is
+counted to do now.
 
     python benchmarks/forecast.py [--results FILE]
 
-A **forecast**, not a measurement: since the first H100 (`FIRST`, see RESULTS.md) the trainer's code has changed, and no
-GPU has seen it. Counted is a whole step of the same model by the real engine on meta tensors, in bf16 and in 8-bit
-floats. Three ways to add up show how far such a sum can be trusted. The tables go into benchmarks/RESULTS.md; a test
-holds them to what this prints. `make gpu` measures what is forecast here.
+A **forecast**, not a measurement: since the first H100 (`FIRST`, see RESULTS.md) the trainer's code
+has changed, and no GPU has seen it. Counted is a whole step of the same model by the real engine on
+meta tensors, in bf16 and in 8-bit floats. Three ways to add up show how far such a sum can be
+trusted. The tables go into benchmarks/RESULTS.md; a test holds them to what this prints. `make gpu`
+measures what is forecast here.
 """
 
 from __future__ import annotations
@@ -40,8 +42,9 @@ PARAMETERS_176B, GPUS_176B, STEP_176B = 176.2e9, 384, 100.0  # seconds
 
 
 class FirstH100(Record):
-    """Milliseconds on one H100 of 80 GB, torch 2.11, of the model above: a step, its parts as profiled in it, and parts
-    measured alone. `bandwidth`: bytes a second of AdamW, of the bytes that it is counted to move.
+    """Milliseconds on one H100 of 80 GB, torch 2.11, of the model above: a step, its parts as
+    profiled in it, and parts measured alone. `bandwidth`: bytes a second of AdamW, of the bytes
+    that it is counted to move.
     """
 
     step: float = 287.7
@@ -53,7 +56,8 @@ class FirstH100(Record):
     block_whole: float = 34.6  # alone, compiled as one with flex attention inside
     head: float = 41.7  # with the loss, alone: one piece, compiled soft-max
     copy_of_a_gib: float = 21.0  # to pinned memory
-    # What the code of then moved besides, and does not now: counted in RESULTS.md, "The loss" and "What a step moves".
+    # What the code of then moved besides, and does not now: counted in RESULTS.md, "The loss" and
+    # "What a step moves".
     loss_bytes: float = 17e9
     gradient_bytes: float = 12e9
 

@@ -1,4 +1,5 @@
-"""How long the account of a four-month training takes: 115,000 iterations, 60 attempts on 48 + 4 nodes, faults and all.
+"""How long the account of a four-month training takes: 115,000 iterations, 60 attempts on 48 + 4
+nodes, faults and all.
 
 python benchmarks/goodput.py [--iterations 115000]
 """

@@ -2,8 +2,8 @@
 
     python benchmarks/gpu.py [--device cuda|cpu] [--results FILE] [--json FOLDER] [SECTION ...]
 
-Sections, the most important first, each with its own time and in a process of its own, so that one that crashes or
-hangs costs no other:
+Sections, the most important first, each with its own time and in a process of its own, so that one
+that crashes or hangs costs no other:
 
     kernels    each attention kernel forward and backward against plain arithmetic
     losses     fp32 and bf16 against the processor's
@@ -15,10 +15,11 @@ hangs costs no other:
     profile    a trace of two steps
     kinds      rotary, Llama, dropout, fp16, float8, BERT, T5
 
-Peers are measured in the same run: torch.compile, transformers, or our own plain GPT. What the time does not reach is
-said to be left out; only a check that was left out fails. The table goes into benchmarks/RESULTS.md, with --json each
-figure and its peer's into files. Without a GPU it says so, exit status 2; `--device cpu` runs the same code on small
-shapes to check it, and writes nothing unless --results or --json names a place. Exit status 1: a check failed.
+Peers are measured in the same run: torch.compile, transformers, or our own plain GPT. What the time
+does not reach is said to be left out; only a check that was left out fails. The table goes into
+benchmarks/RESULTS.md, with --json each figure and its peer's into files. Without a GPU it says so,
+exit status 2; `--device cpu` runs the same code on small shapes to check it, and writes nothing
+unless --results or --json names a place. Exit status 1: a check failed.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ from trainer.schedule.utilization import utilization
 
 BUDGET_SECONDS = 480.0
 SPARE_SECONDS = 5.0  # a section must end by itself, or all of its rows are lost
-CASE_SECONDS = 45.0  # of one system in a process of its own: 15 s until it computes, then compilation and 11 steps
+# of one system in a process of its own: 15 s until it computes, then compilation and 11 steps
+CASE_SECONDS = 45.0
 COMPILED_SECONDS = 60.0
 RESULTS = Path(__file__).with_name("RESULTS.md")
 BEGIN, END = "<!-- make gpu: begin -->", "<!-- make gpu: end -->"
@@ -111,7 +113,9 @@ def reference(
 def drops_the_same(
     device: torch.device, kernel: FlexKernel, slopes: Tensor, length: int, dtype: torch.dtype
 ) -> Row:
-    """Relative error of output and gradients with dropout, under the mask that its seed makes on this device."""
+    """Relative error of output and gradients with dropout, under the mask that its seed makes on
+    this device.
+    """
     heads = [
         torch.randn(2, 4, length, 64, device=device, dtype=dtype, requires_grad=True) for _ in "qkv"
     ]
@@ -212,7 +216,9 @@ def step(engine: Engine, number: int) -> float:
 
 
 def micro_batches(number: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Those of one step, in host memory as a loader gives them: the engine pins them and brings them to the device."""
+    """Those of one step, in host memory as a loader gives them: the engine pins them and brings
+    them to the device.
+    """
     windows = small().windows(torch.Generator().manual_seed(number % 2))
     return ((window[:, :-1].contiguous(), window[:, 1:].contiguous()) for window in windows)
 
@@ -287,7 +293,8 @@ BESIDE_GPT = "tr11 gpt"
 
 
 class Case(Record):
-    """What is timed. `peer`: system and name of what it is compared with, which is measured before it.
+    """What is timed. `peer`: system and name of what it is compared with, which is measured before
+    it.
 
     `seconds`: of each of the two, at most. `goal`: what is wanted of an H100.
     """
@@ -348,7 +355,9 @@ def of_kinds(on_gpu: bool) -> Iterator[Case]:
 
 
 def usual(on_gpu: bool) -> Shape:
-    """6 x 4096 with 65,536 words, 1.5 B parameters, in the micro batch that a card of 80 GB has room for."""
+    """6 x 4096 with 65,536 words, 1.5 B parameters, in the micro batch that a card of 80 GB has
+    room for.
+    """
     if not on_gpu:
         return small("bf16")
     base = Shape(6, 4096, 32, 65536, 2048, 8, 1, "bf16")
@@ -370,8 +379,8 @@ def compared(
 ) -> Iterator[Row]:
     """Steps of each case after its peer, without recomputation; see `gpu_training.py`.
 
-    What does not fit into the rest of `seconds` is left out, a peer before a case; a shorter one behind may still fit.
-    `measured`: seconds of a step by what was measured before.
+    What does not fit into the rest of `seconds` is left out, a peer before a case; a shorter one
+    behind may still fit. `measured`: seconds of a step by what was measured before.
     """
     on_gpu = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if on_gpu else "processor"
@@ -432,12 +441,13 @@ def timed(
     return Row(what, f"{text} (median, after {WARM_UP}){goal}", figures=figures)
 
 
-# ----------------------------------------------------------------------------- saves in the background
+# -------------------------------------------------------------------------- saves in the background
 SAVED_STEPS = 12  # before the first save, and at most beside each
 
 
 def saves(device: torch.device) -> Iterator[Row]:
-    """What two saves in the background cost the training: the time in `start`, and of the steps until they have ended.
+    """What two saves in the background cost the training: the time in `start`, and of the steps
+    until they have ended.
 
     As in a training: memory is got ahead, and the copies are waited for by the update alone.
     """
@@ -503,9 +513,11 @@ def of_save(
     return Row(f"{which} save in the background", text, figures=figures)
 
 
-# ----------------------------------------------------------------------------- attention without a bias
+# ------------------------------------------------------------------------- attention without a bias
 def attention(device: torch.device) -> Iterator[Row]:
-    """Forward and backward of causal attention without a bias, by each kernel that could serve a rotary model."""
+    """Forward and backward of causal attention without a bias, by each kernel that could serve a
+    rotary model.
+    """
     on_gpu = device.type == "cuda"
     size = (8, 32, 2048, 128) if on_gpu else (1, 2, 64, 16)
     dtype = torch.bfloat16 if on_gpu else torch.float32
@@ -616,7 +628,9 @@ def rows_of(
 
 
 def run_section(name: str, kind: str, left: float, before: Sequence[Row] = ()) -> list[Row]:
-    """One section in a process of its own, where `left` seconds are left of the whole. `before`: what was found."""
+    """One section in a process of its own, where `left` seconds are left of the whole. `before`:
+    what was found.
+    """
     section = SECTIONS[name]
     if left < section.least:
         return [left_out(name, section.least, left, False if section.is_check else None)]

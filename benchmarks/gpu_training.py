@@ -1,11 +1,13 @@
-"""Training on a GPU: step time, TFLOPs, model-FLOPs utilisation and memory, beside transformers and torch.compile.
+"""Training on a GPU: step time, TFLOPs, model-FLOPs utilisation and memory, beside transformers and
+torch.compile.
 
     python benchmarks/gpu_training.py [--layers 6] [--hidden 4096] [--length 2048] [--steps 10] [--device cuda|cpu]
 
-A BLOOM-like model in bf16, with and without activation checkpointing; each system in a process of its own. Ours keeps
-fp32 masters, moments and accumulated gradients; the others keep all of these in bf16, so they move less memory. TFLOPs
-count what the model needs, never what is recomputed, by the same formula for all. Where there is no GPU, nothing is
-measured and the output says so; `--device cpu` runs the same code on small shapes, to check it.
+A BLOOM-like model in bf16, with and without activation checkpointing; each system in a process of
+its own. Ours keeps fp32 masters, moments and accumulated gradients; the others keep all of these in
+bf16, so they move less memory. TFLOPs count what the model needs, never what is recomputed, by the
+same formula for all. Where there is no GPU, nothing is measured and the output says so; `--device
+cpu` runs the same code on small shapes, to check it.
 """
 
 from __future__ import annotations
@@ -101,14 +103,18 @@ def placed(batch: Any, device: torch.device) -> Any:
 
 
 def environment_of(kind: str) -> dict[str, str]:
-    """Of a child that computes on `kind`. One for the processor sees no GPU: DeepSpeed takes any that it sees."""
+    """Of a child that computes on `kind`. One for the processor sees no GPU: DeepSpeed takes any
+    that it sees.
+    """
     return {**os.environ, **({"CUDA_VISIBLE_DEVICES": ""} if kind == "cpu" else {})}
 
 
 def in_child(
     system: str, shape: Shape, options: argparse.Namespace, seconds: float = 1800
 ) -> dict[str, float] | str:
-    """`measure` in a process of its own; the last line of its complaint when it fails (out of memory, say)."""
+    """`measure` in a process of its own; the last line of its complaint when it fails (out of
+    memory, say).
+    """
     request = json.dumps(
         {"system": system, "shape": asdict(shape), "steps": options.steps, "device": options.device}
     )

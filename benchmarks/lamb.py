@@ -1,4 +1,5 @@
-"""What an update of LAMB costs: processor time an element on one thread, beside timm's Lamb and torch's fused AdamW.
+"""What an update of LAMB costs: processor time an element on one thread, beside timm's Lamb and
+torch's fused AdamW.
 
     python benchmarks/lamb.py [--layers 4] [--hidden 512] [--repeat 9]
 

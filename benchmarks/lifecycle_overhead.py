@@ -1,4 +1,5 @@
-"""What the lifecycle costs each iteration: the looks themselves, and the one small collective that all ranks act on.
+"""What the lifecycle costs each iteration: the looks themselves, and the one small collective that
+all ranks act on.
 
 python benchmarks/lifecycle_overhead.py [--ranks 8] [--iterations 2000]
 """
@@ -24,7 +25,9 @@ from trainer.control.lifecycle import HeartbeatWriter, SignalFlag, StopCondition
 
 
 def checks_microseconds(iterations: int) -> float:
-    """Median cost of one iteration's looks on rank 0: switches and requests as files, the clock, the heartbeat."""
+    """Median cost of one iteration's looks on rank 0: switches and requests as files, the clock,
+    the heartbeat.
+    """
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         paths = RunPaths(root, "run", "main")

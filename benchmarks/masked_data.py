@@ -1,9 +1,10 @@
-"""Sample maps and samples of BERT and T5, beside megatron-core's: its compiled map builder and its sample classes.
+"""Sample maps and samples of BERT and T5, beside megatron-core's: its compiled map builder and its
+sample classes.
 
     python benchmarks/masked_data.py [--sentences 50_000_000] [--samples 400]
 
-The two take turns; processor seconds of this process, the median of the repeats. What they make is compared: maps row
-for row, samples field by field.
+The two take turns; processor seconds of this process, the median of the repeats. What they make is
+compared: maps row for row, samples field by field.
 """
 
 from __future__ import annotations
@@ -26,11 +27,8 @@ from trainer.data.masked.sample_map import MapRules, build_sample_map
 from trainer.data.masked.spans import T5_LONGEST
 from trainer.data.masked.t5 import T5Rules, t5_sample
 
-LENGTH, DECODER, SEED = (
-    512,
-    256,
-    1234,
-)  # the decoder has room for all spans, where theirs would stop otherwise
+# the decoder has room for all spans, where theirs would stop otherwise
+LENGTH, DECODER, SEED = (512, 256, 1234)
 
 
 def measure_maps(sentences: int) -> None:
@@ -81,9 +79,8 @@ def measure_samples(count: int) -> None:
         seconds, line, mine, theirs = in_turn(
             ours, lambda peer=peer: [peer[number] for number in range(count)]
         )
-        fields = [
-            field for field in mine[0] if field != "padding_mask"
-        ]  # theirs hides a drawn [PAD]
+        # theirs hides a drawn [PAD]
+        fields = [field for field in mine[0] if field != "padding_mask"]
         same = all(
             np.array_equal(a[field], b[field])
             for a, b in zip(mine, theirs, strict=True)

@@ -1,7 +1,8 @@
-"""The models that the training benchmarks compare: our engine, transformers' BLOOM or BERT, and a plain PyTorch model.
+"""The models that the training benchmarks compare: our engine, transformers' BLOOM or BERT, and a
+plain PyTorch model.
 
-All three are the same network (but for the tied embedding's gradient path, which each library makes in its own way)
-under the same optimizer. Not a measurement by itself.
+All three are the same network (but for the tied embedding's gradient path, which each library makes
+in its own way) under the same optimizer. Not a measurement by itself.
 """
 
 from __future__ import annotations
@@ -23,14 +24,13 @@ from trainer.parallel.mesh import Mesh
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Step = Callable[[list[Any]], float]
 DECODER = 64  # tokens of a T5's decoder
-MASKED, IGNORED = (
-    0.15,
-    -100,
-)  # BERT's share of tokens that are predicted; what transformers leaves out
+# BERT's share of tokens that are predicted; what transformers leaves out
+MASKED, IGNORED = (0.15, -100)
 
 
 class Shape(Record):
-    """What is trained, and how much of it in a step: `accumulated` micro batches of `micro` samples on each replica.
+    """What is trained, and how much of it in a step: `accumulated` micro batches of `micro` samples
+    on each replica.
 
     `own`: further keys of the card, as (section, key, value).
     """
@@ -60,7 +60,9 @@ class Shape(Record):
         return replace(self, length=self.length + longer).windows(generator)
 
     def masked_samples(self, generator: torch.Generator) -> list[dict[str, Tensor]]:
-        """One step's samples of BERT: two segments of half the length, nothing padded, 15 % of the words masked."""
+        """One step's samples of BERT: two segments of half the length, nothing padded, 15 % of the
+        words masked.
+        """
         size, half = (self.micro, self.length), torch.arange(self.length) >= self.length // 2
         found = []
         for _ in range(self.accumulated):
@@ -123,7 +125,9 @@ def card(shape: Shape, tensor: int = 1, pipeline: int = 1, data: int = 1) -> Tra
 
 
 def engine_step(config: TrainerConfig, device: torch.device) -> Step:
-    """One step of our engine on micro batches in host memory; returns the loss. The process group must be up."""
+    """One step of our engine on micro batches in host memory; returns the loss. The process group
+    must be up.
+    """
     engine = Engine.build(config, Mesh.create(config.parallel, device))
 
     def step(batches: list[Any]) -> float:
@@ -193,7 +197,9 @@ def transformers_bert(shape: Shape, device: torch.device) -> Step:
 
 
 def plain_loop(shape: Shape, device: torch.device, compiled: bool = False) -> Step:
-    """One step of the network as a person would write it in PyTorch: fused attention, torch's cross-entropy."""
+    """One step of the network as a person would write it in PyTorch: fused attention, torch's
+    cross-entropy.
+    """
     model = PlainModel(shape)
 
     def loss(window: Tensor) -> Tensor:
@@ -209,7 +215,8 @@ def loop(
 ) -> Step:
     """torch's fused AdamW, gradients accumulated and clipped as ours are.
 
-    In bf16 weights, gradients and moments are all bf16, which is less than our engine keeps (it has fp32 masters).
+    In bf16 weights, gradients and moments are all bf16, which is less than our engine keeps (it has
+    fp32 masters).
     """
     model.to(device, DTYPES[shape.dtype]).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)

@@ -1,12 +1,14 @@
-"""What parallelism costs: ranks that train one model together, against as many processes that train alone.
+"""What parallelism costs: ranks that train one model together, against as many processes that train
+alone.
 
     python benchmarks/parallel_overhead.py [--shapes tp2 pp2 dp2 tp4 pp4 dp4] [--steps 4]
 
-The work of a rank is the same throughout: R ranks together take R times the tokens of one process alone. The two sides
-are as many processes, one thread each, that take turns step by step, so both have the same cores and meet the same
-load, and the ratio of their times is what collectives, the pipeline's bubble and the cutting of matrices cost. With
-more ranks than cores the ranks wait for each other's turns on a core: the ratio of processor time leaves that out (a
-rank that waits for another uses none), that of wall time does not.
+The work of a rank is the same throughout: R ranks together take R times the tokens of one process
+alone. The two sides are as many processes, one thread each, that take turns step by step, so both
+have the same cores and meet the same load, and the ratio of their times is what collectives, the
+pipeline's bubble and the cutting of matrices cost. With more ranks than cores the ranks wait for
+each other's turns on a core: the ratio of processor time leaves that out (a rank that waits for
+another uses none), that of wall time does not.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ PATIENCE = 600.0
 
 
 def work(rank: int, ranks: int, port: int, axis: str, orders: Connection) -> None:
-    """One process: build the engine, then make a step at each order and answer with (seconds, processor seconds)."""
+    """One process: build the engine, then make a step at each order and answer with (seconds,
+    processor seconds).
+    """
     torch.set_num_threads(1)
     os.environ.update(
         RANK=str(rank),

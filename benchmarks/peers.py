@@ -1,6 +1,8 @@
-"""The libraries that are measured against and that the project itself does not need: an environment of their own.
+"""The libraries that are measured against and that the project itself does not need: an environment
+of their own.
 
-It lies inside the project's virtual environment, sees that one's packages, and is made at its first use.
+It lies inside the project's virtual environment, sees that one's packages, and is made at its first
+use.
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ import sysconfig
 import venv
 from pathlib import Path
 
-PEERS = (
-    "megatron-core==0.16.1",
-)  # with its compiled helpers; what it needs of others is here already
+# with its compiled helpers; what it needs of others is here already
+PEERS = ("megatron-core==0.16.1",)
 
 
 def peers_python() -> str | None:
-    """The interpreter that has the peers; None, after one line of complaint, when they cannot be installed."""
+    """The interpreter that has the peers; None, after one line of complaint, when they cannot be
+    installed.
+    """
     folder = Path(sys.prefix) / "peers"
     python = folder / "bin" / "python"
     ready = folder / ".installed"

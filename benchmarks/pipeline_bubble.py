@@ -1,12 +1,14 @@
-"""The pipeline's bubble by schedule: share of a step in which a stage waits, and what it must hold meanwhile.
+"""The pipeline's bubble by schedule: share of a step in which a stage waits, and what it must hold
+meanwhile.
 
     python benchmarks/pipeline_bubble.py [--ranks 2 4] [--micro-batches 4 8 24] [--steps 3] [--pause 0.02]
 
-The blocks are stand-ins that wait instead of computing: `--pause` seconds forward, as long for the gradient of the
-input and as long for that of the weights. Waiting needs no core, so a few cores show the schedule of many ranks. The
-rest is real: embedding, tied head, loss, optimizer, gloo. Every rank has two blocks; schedules that cut a rank's part
-in two take one for each. `engine` is this project's; the others drive the same layers. A `!` marks losses that are not
-those of the first line.
+The blocks are stand-ins that wait instead of computing: `--pause` seconds forward, as long for the
+gradient of the input and as long for that of the weights. Waiting needs no core, so a few cores
+show the schedule of many ranks. The rest is real: embedding, tied head, loss, optimizer, gloo.
+Every rank has two blocks; schedules that cut a rank's part in two take one for each. `engine` is
+this project's; the others drive the same layers. A `!` marks losses that are not those of the first
+line.
 """
 
 from __future__ import annotations
@@ -71,7 +73,9 @@ class Held:
 
 
 class _Wait(torch.autograd.Function):
-    """The same tensor; its gradient takes `pause` seconds. `change`: of what is held, once that is done."""
+    """The same tensor; its gradient takes `pause` seconds. `change`: of what is held, once that is
+    done.
+    """
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, pause: float, change: int) -> Tensor:
@@ -195,7 +199,9 @@ class Chunk(nn.Module):
 
 
 def plain_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Of one micro batch. The engine's own makes both gradients at once, which no schedule can take apart."""
+    """Of one micro batch. The engine's own makes both gradients at once, which no schedule can take
+    apart.
+    """
     return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
@@ -208,7 +214,9 @@ def cut(layers: list[Layer], parts: int) -> list[list[Layer]]:
 
 
 def by_torch(schedule: Any, order: str) -> Callable[[TrainerConfig, Mesh, float], Step]:
-    """torch's own pipeline. `order`: which parts a rank has: `one`, `loop` (r, r + p) or `vee` (r, 2p - 1 - r)."""
+    """torch's own pipeline. `order`: which parts a rank has: `one`, `loop` (r, r + p) or `vee` (r,
+    2p - 1 - r).
+    """
 
     def build(config: TrainerConfig, mesh: Mesh, pause: float) -> Step:
         rank, size = mesh.pipeline_rank, mesh.pipeline
@@ -262,8 +270,9 @@ def by_torch(schedule: Any, order: str) -> Callable[[TrainerConfig, Mesh, float]
 
 
 class Schedule(Record):
-    """`chunks`: of each rank. `formula`: of its bubble, as 1F1B's with `chunks` times the micro batches. `least`: how
-    many micro batches it needs, in pipelines."""
+    """`chunks`: of each rank. `formula`: of its bubble, as 1F1B's with `chunks` times the micro
+    batches. `least`: how many micro batches it needs, in pipelines.
+    """
 
     build: Callable[[TrainerConfig, Mesh, float], Step]
     chunks: int = 1
@@ -288,15 +297,16 @@ SCHEDULES = {
 def measure(
     name: str, ranks: int, micro_batches: list[int], pause: float, steps: int
 ) -> dict[int, dict[str, Any]]:
-    """Of one schedule on this rank: seconds of a step (median), most blocks held, losses, for each count it can do."""
+    """Of one schedule on this rank: seconds of a step (median), most blocks held, losses, for each
+    count it can do.
+    """
     possible = [count for count in micro_batches if count >= SCHEDULES[name].least * ranks]
     if not possible:
         return {}
     shape = Shape(BLOCKS * ranks, 32, 4, 64, 16, MICRO, possible[0])
     config = card(shape, pipeline=ranks)
-    parallel = config.parallel.model_copy(
-        update={"partition": "type:transformer"}
-    )  # as many blocks for each rank
+    # as many blocks for each rank
+    parallel = config.parallel.model_copy(update={"partition": "type:transformer"})
     config = config.model_copy(update={"parallel": parallel})
     mesh = Mesh.create(config.parallel, CPU)
     found = {}
@@ -325,7 +335,9 @@ def measure(
 
 
 def work(rank: int, ranks: int, port: int, orders: Connection) -> None:
-    """One process: answers each (schedule, counts, pause, steps) with what it measured, or why it could not."""
+    """One process: answers each (schedule, counts, pause, steps) with what it measured, or why it
+    could not.
+    """
     torch.set_num_threads(1)
     with suppress(PermissionError):  # anyone who waits must wake up in time, whatever else runs
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))

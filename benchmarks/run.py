@@ -1,4 +1,5 @@
-"""`make bench`: every measurement in turn, each as its own process, with the machine described first.
+"""`make bench`: every measurement in turn, each as its own process, with the machine described
+first.
 
 python benchmarks/run.py [NAME ...]      only these, e.g. twin_start training_speed
 """

@@ -1,10 +1,11 @@
-"""`tr11 status` on a real Slurm with a long queue and large logs: wall time, and how often Slurm is asked.
+"""`tr11 status` on a real Slurm with a long queue and large logs: wall time, and how often Slurm is
+asked.
 
     python benchmarks/status_scale.py [--tasks 10000] [--nodes 52] [--gigabytes 2] [--repeat 7] [--json]
 
-A twin of `--nodes` nodes holds one running task and `--tasks` waiting ones, first as one array record, then as so many
-records of their own, which is what a queue of single jobs is. Both logs of the run have `--gigabytes` each. Needs
-Slurm, and free space for the logs in the temporary folder.
+A twin of `--nodes` nodes holds one running task and `--tasks` waiting ones, first as one array
+record, then as so many records of their own, which is what a queue of single jobs is. Both logs of
+the run have `--gigabytes` each. Needs Slurm, and free space for the logs in the temporary folder.
 """
 
 from __future__ import annotations
@@ -101,7 +102,9 @@ def write_logs(place: Place, job_id: str, gigabytes: float) -> None:
 
 
 def submit(place: Place, tasks: int) -> tuple[str, str]:
-    """An array of one running task and `tasks` waiting ones; returns its number and that of the running task."""
+    """An array of one running task and `tasks` waiting ones; returns its number and that of the
+    running task.
+    """
     directory, tag = place.directory, new_tag()
     directory.root.mkdir(parents=True, exist_ok=True)
     slurm = SlurmScheduler(place.twin.environment)
@@ -142,9 +145,8 @@ def split(place: Place, job_id: str, tasks: int) -> int:
     """Make a record of its own of every waiting task; returns how many records the queue has then."""
     environment = {**os.environ, **place.twin.environment}
     command = ["scontrol", "update", f"JobId={job_id}_[2-{tasks}]", "Nice=1"]
-    subprocess.run(
-        command, env=environment, capture_output=True, check=False
-    )  # says that the running task is left out
+    # says that the running task is left out
+    subprocess.run(command, env=environment, capture_output=True, check=False)
     return len(SlurmScheduler(place.twin.environment).jobs(name=place.card.run.name))
 
 
@@ -183,7 +185,9 @@ def run_once(place: Place, environment: dict[str, str]) -> tuple[float, float]:
 
 
 def measure_start(place: Place, repeat: int) -> float:
-    """Best wall time of a process that imports only what every command does: what is no part of status itself."""
+    """Best wall time of a process that imports only what every command does: what is no part of
+    status itself.
+    """
     times = []
     for _ in range(repeat):
         start = time.perf_counter()

@@ -1,11 +1,13 @@
-"""A log that grows, mirrored to a hub: seconds, processor seconds and bytes of each round, beside `upload_folder`.
+"""A log that grows, mirrored to a hub: seconds, processor seconds and bytes of each round, beside
+`upload_folder`.
 
     python benchmarks/sync.py [--megabytes N] [--grow N] [--json]
 
-The hub is the one of the tests, on this machine. Each way has its own repository and the same log: a first round, two
-after the log has grown, one after which nothing was new. `once` starts a process for each round, as cron does (its
-start is not counted), `every` stays one process. Each to a hub with plain large objects, and to one with chunked (Xet)
-storage, where the bytes are those by which the storage grew. `upload_folder` is what the library does by itself.
+The hub is the one of the tests, on this machine. Each way has its own repository and the same log:
+a first round, two after the log has grown, one after which nothing was new. `once` starts a process
+for each round, as cron does (its start is not counted), `every` stays one process. Each to a hub
+with plain large objects, and to one with chunked (Xet) storage, where the bytes are those by which
+the storage grew. `upload_folder` is what the library does by itself.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ ROUNDS = ("first", "grown", "grown again", "nothing new")
 
 
 class Way(Record):
-    """How it is mirrored: by what, in one process or in one for each round, and to what kind of storage."""
+    """How it is mirrored: by what, in one process or in one for each round, and to what kind of
+    storage.
+    """
 
     name: str
     tool: str
@@ -50,7 +54,9 @@ WAYS = (
 
 
 class Figure(Record):
-    """One round: wall and processor seconds of the mirroring process, and bytes that reached the storage."""
+    """One round: wall and processor seconds of the mirroring process, and bytes that reached the
+    storage.
+    """
 
     way: str
     round: str
@@ -59,7 +65,7 @@ class Figure(Record):
     bytes: int
 
 
-# ----------------------------------------------------------------------------- the process that mirrors
+# ------------------------------------------------------------------------- the process that mirrors
 def work(tool: str, root: Path, url: str, repository: str) -> None:
     """Do a round for each line on stdin, and print what it took."""
     sys.path.insert(0, str(ROOT))

@@ -1,11 +1,13 @@
-"""Tokens per second of one process on the CPU: our T5 beside transformers' Blenderbot and T5 of the same sizes.
+"""Tokens per second of one process on the CPU: our T5 beside transformers' Blenderbot and T5 of the
+same sizes.
 
     python benchmarks/t5_step.py [--dtype fp32|bf16] [--steps 5] [--threads N]
 
-A step is forward, backward, clipping and AdamW. Blenderbot is the same network as ours (but for the tied embedding's
-gradient path). `transformers`' T5 is not: it has relative positions, root-mean-square norms and no biases, which is a
-little less to compute. Samples are full: no token is padding, and every token of the decoder counts. All take turns
-step by step; medians of wall time are compared, and the best steps by the processor time that they took.
+A step is forward, backward, clipping and AdamW. Blenderbot is the same network as ours (but for the
+tied embedding's gradient path). `transformers`' T5 is not: it has relative positions,
+root-mean-square norms and no biases, which is a little less to compute. Samples are full: no token
+is padding, and every token of the decoder counts. All take turns step by step; medians of wall time
+are compared, and the best steps by the processor time that they took.
 """
 
 from __future__ import annotations

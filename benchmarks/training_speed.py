@@ -1,12 +1,13 @@
-"""Tokens per second of one process on the CPU: our engine beside transformers' BLOOM and a plain PyTorch loop.
+"""Tokens per second of one process on the CPU: our engine beside transformers' BLOOM and a plain
+PyTorch loop.
 
     python benchmarks/training_speed.py [--family gpt|bert] [--dtype fp32|bf16] [--steps 5] [--threads N] [--compiled]
 
-`--family bert` compares BERT with transformers' Megatron-BERT: masked words and the order of sentences.
-`--compiled` adds our engine with `model.compile_blocks`, and the time of its first step. All train the same model of
-6.9 million parameters with the same optimizer. They take turns step by step, so that a busy moment of the machine falls
-on all; medians are compared, and, since other programs may share the cores, the best steps by the processor time that
-they took.
+`--family bert` compares BERT with transformers' Megatron-BERT: masked words and the order of
+sentences. `--compiled` adds our engine with `model.compile_blocks`, and the time of its first step.
+All train the same model of 6.9 million parameters with the same optimizer. They take turns step by
+step, so that a busy moment of the machine falls on all; medians are compared, and, since other
+programs may share the cores, the best steps by the processor time that they took.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Steps of trainings that take turns, so that a busy moment of the machine falls on all. No measurement by itself."""
+"""Steps of trainings that take turns, so that a busy moment of the machine falls on all. No
+measurement by itself.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,12 @@ def take_turns(
     tokens: int,
     on_first: Callable[[str, float], None] = lambda name, seconds: None,
 ) -> None:
-    """Time `count` steps of each, all with the same batches, and print how fast "tr11" is beside each one.
+    """Time `count` steps of each, all with the same batches, and print how fast "tr11" is beside
+    each one.
 
-    A first step warms up and is not counted; `on_first` is told its seconds. `tokens`: of a step. Medians of wall time
-    are compared, and, since other programs may share the cores, the smallest processor times.
+    A first step warms up and is not counted; `on_first` is told its seconds. `tokens`: of a step.
+    Medians of wall time are compared, and, since other programs may share the cores, the smallest
+    processor times.
     """
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     processor: dict[str, list[float]] = {name: [] for name in steps}

@@ -1,4 +1,5 @@
-"""How long a twin of 52 nodes takes to come up, to run a step on 48 nodes, and to go; and the memory it holds.
+"""How long a twin of 52 nodes takes to come up, to run a step on 48 nodes, and to go; and the
+memory it holds.
 
 python benchmarks/twin_start.py [--nodes 52] [--repeat 3]
 """
@@ -20,7 +21,9 @@ from tr11ops.twin.twin import Twin
 
 
 def measure(nodes: int, home: Path) -> tuple[float, float, float, float]:
-    """Seconds up, seconds of `srun` on all but four nodes, seconds down, MiB of private memory of all daemons."""
+    """Seconds up, seconds of `srun` on all but four nodes, seconds down, MiB of private memory of
+    all daemons.
+    """
     began = time.monotonic()
     twin = Twin.up(TwinPlan(name="bench", nodes=nodes, gpus=8), home)
     up = time.monotonic() - began

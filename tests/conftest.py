@@ -1,4 +1,6 @@
-"""What holds for all tests: the shared twin, no clock in property tests, no silent skip where Slurm is required."""
+"""What holds for all tests: the shared twin, no clock in property tests, no silent skip where Slurm
+is required.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from trainer.control.loading import without_collections
 settings.register_profile("tr11", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tr11")
 
-# A shell starts what it puts into the background with Ctrl-C ignored, and every process begun from there inherits that.
+# A shell starts what it puts into the background with Ctrl-C ignored, and every process begun from
+# there inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -33,14 +36,18 @@ pytest_plugins = [
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Every part of the tests loads most of tr11, or torch: collections meanwhile are a third of that time."""
+    """Every part of the tests loads most of tr11, or torch: collections meanwhile are a third of
+    that time.
+    """
     with without_collections():
         return (yield)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_folders_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
-    """What a run directory cannot take, and an embedded scheduler with no folder named, use folders of the tests."""
+    """What a run directory cannot take, and an embedded scheduler with no folder named, use folders
+    of the tests.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(fallback.VARIABLE, str(tmp_path_factory.mktemp("fallback")))
         patch.setenv(FOLDER_VARIABLE, str(tmp_path_factory.mktemp("scheduler")))
@@ -51,7 +58,9 @@ def _no_folders_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Generat
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """With TR11_REQUIRE_SLURM=1 a skipped Slurm test is a failed one: a green run then proves that Slurm was there."""
+    """With TR11_REQUIRE_SLURM=1 a skipped Slurm test is a failed one: a green run then proves that
+    Slurm was there.
+    """
     report = yield
     required = os.environ.get("TR11_REQUIRE_SLURM") == "1"
     if required and report.skipped and ("twin" in item.nodeid or "slurm" in item.nodeid.lower()):

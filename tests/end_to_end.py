@@ -1,4 +1,6 @@
-"""What the end-to-end tests share: a tiny corpus prepared by `tr11 data`, a card, and the reading of a run's files."""
+"""What the end-to-end tests share: a tiny corpus prepared by `tr11 data`, a card, and the reading
+of a run's files.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,9 @@ class Playground(Record):
     def tr11(
         self, *arguments: str, expect: int | None = 0, timeout: float = 600
     ) -> subprocess.CompletedProcess[str]:
-        """Type a command; `expect` is the exit status it must have (None: any). No traceback may ever be shown."""
+        """Type a command; `expect` is the exit status it must have (None: any). No traceback may
+        ever be shown.
+        """
         done = subprocess.run(
             [str(TR11), *arguments], cwd=self.folder, env=dict(self.environment), capture_output=True, text=True,
             timeout=timeout, check=False,
@@ -140,5 +144,7 @@ class Playground(Record):
         return Manifest.read(self.paths(directory).checkpoint(step))
 
     def wait(self, condition: Callable[[], bool], what: str, seconds: float = 600.0) -> None:
-        """Wait for a condition; fails with the end of the log, so that a failure can be understood from the report."""
+        """Wait for a condition; fails with the end of the log, so that a failure can be understood
+        from the report.
+        """
         until(condition, what, seconds=seconds, context=lambda: end_of_file(self.paths().main_log))

@@ -1,4 +1,6 @@
-"""A machine with GPUs, where there are none: an `nvidia-smi` on PATH that answers as an H100's did (driver 580.159.04)."""
+"""A machine with GPUs, where there are none: an `nvidia-smi` on PATH that answers as an H100's did
+(driver 580.159.04).
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,8 @@ if words[:1] == ["-L"]:
 def plant_gpus(
     folder: Path, monkeypatch: pytest.MonkeyPatch, count: int = 1, slices: int = 0
 ) -> tuple[str, ...]:
-    """Put the program on PATH; returns the UUIDs of what a program can have: GPUs, or `slices` of each.
+    """Put the program on PATH; returns the UUIDs of what a program can have: GPUs, or `slices` of
+    each.
 
     They are this test's alone: GPUs are claimed on the whole machine.
     """

@@ -13,7 +13,9 @@ FILE_EFFECTS = frozenset({"os.rename", "os.remove", "os.rmdir", "os.link", "os.m
 
 
 def forked(work: Callable[[], object]) -> int:
-    """Do `work` in a fork of this process; its process id, at once. It exits with 0, or with 1 where `work` raises."""
+    """Do `work` in a fork of this process; its process id, at once. It exits with 0, or with 1
+    where `work` raises.
+    """
     child = os.fork()
     if child == 0:
         try:
@@ -60,7 +62,9 @@ def killed_at(
     work: Callable[[], object],
     is_effect: Callable[[str, tuple[Any, ...]], bool] = changes_files,
 ) -> bool:
-    """Do `work` in a fork that dies as `die_at` says; False when it had fewer effects, and was done."""
+    """Do `work` in a fork that dies as `die_at` says; False when it had fewer effects, and was
+    done.
+    """
 
     def doomed() -> None:
         die_at(number, is_effect)

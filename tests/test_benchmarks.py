@@ -1,4 +1,6 @@
-"""The benchmarks, which the suite does not run, use what there is: each name that they import of the packages exists."""
+"""The benchmarks, which the suite does not run, use what there is: each name that they import of
+the packages exists.
+"""
 
 from __future__ import annotations
 

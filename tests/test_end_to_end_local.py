@@ -59,9 +59,8 @@ def test_array_resume_kill_equals_one_uninterrupted_run(playground):
         *leave_at(6, "run"),
         expect=1,
     )
-    assert (
-        "--after" in refused.stderr + refused.stdout
-    )  # a second launch is refused, and the fix is named
+    # a second launch is refused, and the fix is named
+    assert "--after" in refused.stderr + refused.stdout
     playground.wait(lambda: len(playground.ends()) == 2, "two attempts")
     assert [(end.reason, end.iteration, end.checkpoint_step) for end in playground.ends()] == [
         ("exit-interval", 6, 6),
@@ -72,9 +71,8 @@ def test_array_resume_kill_equals_one_uninterrupted_run(playground):
     straight, parts = playground.steps("straight"), playground.steps()
     assert [step["iteration"] for step in parts] == list(range(1, 13))
     for field in ("lm_loss", "grad_norm", "learning_rate", "consumed_samples", "global_batch_size"):
-        assert [step[field] for step in parts] == [step[field] for step in straight], (
-            field
-        )  # bit for bit
+        # bit for bit
+        assert [step[field] for step in parts] == [step[field] for step in straight], field
     assert straight[-1]["lm_loss"] < straight[0]["lm_loss"]
     weights = {
         entry.path: entry.digest
@@ -92,7 +90,9 @@ def test_array_resume_kill_equals_one_uninterrupted_run(playground):
 
 
 def test_what_a_run_writes_keeps_its_formats(playground):
-    """Every key that the recorded run has; not what only its events, its card or its longer lists could show."""
+    """Every key that the recorded run has; not what only its events, its card or its longer lists
+    could show.
+    """
     pinned, now = json.loads(EXPECTED.read_text())["formats"], formats_of(playground.paths().root)
     both = set(pinned) & set(now)
     assert {
@@ -121,18 +121,14 @@ def test_kill_stops_the_run_and_holds_every_queued_task(playground):
     assert first.reason == "kill-switch"
     assert first.checkpoint_step == first.iteration >= 7
     assert playground.manifest(first.iteration, "killed") is not None
-    assert {step["job_id"] for step in playground.steps("killed")} == {
-        first.job_id
-    }  # no one else trained
+    # no one else trained
+    assert {step["job_id"] for step in playground.steps("killed")} == {first.job_id}
     scheduler = LocalScheduler(playground.folder / "scheduler")
     [waiting] = [job for job in scheduler.jobs() if not job.state.is_final]
-    assert (waiting.pending_tasks, waiting.reason) == (
-        (2, 3),
-        "JobHeldUser",
-    )  # held, not burned one by one
-    scheduler.release(
-        waiting.array_id
-    )  # one that starts by mistake leaves, and the rest is held again
+    # held, not burned one by one
+    assert (waiting.pending_tasks, waiting.reason) == ((2, 3), "JobHeldUser")
+    # one that starts by mistake leaves, and the rest is held again
+    scheduler.release(waiting.array_id)
     playground.wait(lambda: len(playground.ends("killed")) == 2, "the second attempt")
     assert playground.ends("killed")[1].reason == "kill-switch"
     assert {step["job_id"] for step in playground.steps("killed")} == {first.job_id}
@@ -151,9 +147,8 @@ def test_kill_stops_the_run_and_holds_every_queued_task(playground):
 def test_another_topology_resumes_and_another_model_is_refused(playground):
     card = playground.card("tr11.toml", nodes=1, workers=1, tensor=1)
     alone = ["--set", "parallel.pipeline=1"]
-    playground.tr11(
-        "train", "--run", card, *leave_at(14, "run"), *alone
-    )  # saved by two processes, resumed on one
+    # saved by two processes, resumed on one
+    playground.tr11("train", "--run", card, *leave_at(14, "run"), *alone)
     resumed = [step for step in playground.steps() if step["iteration"] > 12]
     assert [step["iteration"] for step in resumed] == [13, 14]
     assert resumed[0]["lm_loss"] == pytest.approx(playground.steps()[11]["lm_loss"], abs=0.5)
@@ -233,7 +228,9 @@ def test_a_data_worker_that_is_killed_after_steps_ends_no_attempt(
 
 
 def test_a_sweep_of_three_cells_takes_up_the_one_that_was_killed(playground):
-    """Three runs of one array train at once; one's agent is killed with -9, and `resume` finishes exactly that one."""
+    """Three runs of one array train at once; one's agent is killed with -9, and `resume` finishes
+    exactly that one.
+    """
     card = playground.card("tr11.toml", nodes=1, workers=1, tensor=1)
     short = [
         "parallel.pipeline=1",
@@ -265,9 +262,8 @@ def test_a_sweep_of_three_cells_takes_up_the_one_that_was_killed(playground):
     [attempt] = playground.folder.glob("study/seed2/state/attempts/*/attempt.json")
     psutil.Process(json.loads(attempt.read_text())["pid"]).kill()
     playground.wait(is_idle, "the end of all three")
-    before = (
-        states()
-    )  # the killed one's worker outlives the agent for as long as a last save takes, or does not
+    # the killed one's worker outlives the agent for as long as a last save takes, or does not
+    before = states()
     assert before.pop("seed2") in {"failed", "stopped"} and before == {
         "seed1": "done",
         "seed3": "done",
@@ -298,6 +294,5 @@ def test_a_sweep_of_three_cells_takes_up_the_one_that_was_killed(playground):
     shown = playground.tr11("sweep", "compare", "study", "--output", str(page), "--json").stdout
     assert {row["name"] for row in json.loads(shown)["cells"]} == {"seed1", "seed2", "seed3"}
     assert set(json.loads(shown)["compared"]) == {"samples", "hours"}
-    assert (
-        page.read_text().count("<svg") == 4 and "://" not in page.read_text()
-    )  # two axes, means and highest values
+    # two axes, means and highest values
+    assert page.read_text().count("<svg") == 4 and "://" not in page.read_text()

@@ -1,4 +1,6 @@
-"""The forecast of a step on an H100: its tables in RESULTS.md are those that its script makes of today's code."""
+"""The forecast of a step on an H100: its tables in RESULTS.md are those that its script makes of
+today's code.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def forecast(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_the_tables_are_of_this_code(forecast: Any) -> None:
-    """A change that moves more or less bytes, or other products: run `python benchmarks/forecast.py`."""
+    """A change that moves more or less bytes, or other products: run `python
+    benchmarks/forecast.py`.
+    """
     kept = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
     begin, end = forecast.MARKS
     assert forecast.tables() == kept.partition(begin)[2].partition(end)[0].strip()

@@ -82,7 +82,9 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_dropout_in_flex_attention_is_compared_with_its_own_mask(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As on a GPU; on a processor torch offers no gradients of it. Another mask than the seed's fails."""
+    """As on a GPU; on a processor torch offers no gradients of it. Another mask than the seed's
+    fails.
+    """
     import gpu
 
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
@@ -129,7 +131,9 @@ def test_every_case_is_a_sound_card() -> None:
 def test_the_goals_come_first_and_all_that_is_left_out_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where each section takes all the time that it may, eight minutes are enough for the checks and the goals."""
+    """Where each section takes all the time that it may, eight minutes are enough for the checks
+    and the goals.
+    """
     import gpu
 
     began: list[tuple[str, float]] = []
@@ -199,7 +203,7 @@ def test_saves_and_attention_are_measured() -> None:
     )
 
 
-# ----------------------------------------------------------------------------- what a GPU would refuse, without one
+# ------------------------------------------------------------- what a GPU would refuse, without one
 @pytest.mark.usefixtures("benchmarks")
 def test_each_micro_batch_is_pinned_and_comes_to_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     import gpu
@@ -254,7 +258,9 @@ def test_no_process_for_the_processor_would_touch_a_gpu(monkeypatch: pytest.Monk
 
 
 def resumed() -> tuple[list[bool], int]:
-    """The section `resume`, with a group of the processors beside the default one, as where NCCL is the default."""
+    """The section `resume`, with a group of the processors beside the default one, as where NCCL is
+    the default.
+    """
     sys.path.insert(0, str(ROOT / "benchmarks"))
     import gpu
 

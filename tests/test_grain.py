@@ -1,4 +1,6 @@
-"""The figures of `.ci/grain`: each counts what it says, a limit holds, and `--tighten` only lowers it."""
+"""The figures of `.ci/grain`: each counts what it says, a limit holds, and `--tighten` only lowers
+it.
+"""
 
 from __future__ import annotations
 

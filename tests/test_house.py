@@ -20,7 +20,9 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def test_no_test_file_is_imported() -> None:
-    """What two files need is in a support module beside them, and fixtures are in a conftest.py or in tests/plugins."""
+    """What two files need is in a support module beside them, and fixtures are in a conftest.py or
+    in tests/plugins.
+    """
     modules = {
         ".".join(path.relative_to(TESTS.parent).with_suffix("").parts): path
         for path in TESTS.rglob("test_*.py")

@@ -1,4 +1,6 @@
-"""What tr11 and the trainer make in a run directory is the whole group's, whatever the umask of who made it."""
+"""What tr11 and the trainer make in a run directory is the whole group's, whatever the umask of who
+made it.
+"""
 
 import ast
 import os
@@ -69,7 +71,9 @@ def test_a_jobs_output_is_the_groups(tmp_path: Path) -> None:
 
 
 def test_folders_are_made_in_one_way() -> None:
-    """No `mkdir` but make_shared's, and what is private on purpose; the twin's machine is no run directory."""
+    """No `mkdir` but make_shared's, and what is private on purpose; the twin's machine is no run
+    directory.
+    """
     found = set()
     for room in (tr11ops, trainer):
         home = Path(room.__path__[0])

@@ -24,7 +24,8 @@ def until(
 ) -> Found:
     """Ask `condition` every `pause` seconds until it is true; returns what it said.
 
-    Raises AssertionError once `seconds` have passed, with `what` and, of that moment, `context()` and the load.
+    Raises AssertionError once `seconds` have passed, with `what` and, of that moment, `context()`
+    and the load.
     """
     deadline = time.monotonic() + seconds
     while not (found := condition()):

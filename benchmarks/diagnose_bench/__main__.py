@@ -2,10 +2,10 @@
 
     python benchmarks/diagnose_bench [--set FOLDER ...] [--only PROGRAM,...] [--mistakes] [--json]
 
-Each set is a folder with logs and labels (README.md beside this file). Printed are, for each set and program: class
-(right, or accepted by the label), line, guilty node (right, innocent ones that it would exclude, innocent ones that it
-names), the line's node, restart (of five words; and go on or stop), mistakes of which it was more than 0.9 sure, and
-the time.
+Each set is a folder with logs and labels (README.md beside this file). Printed are, for each set
+and program: class (right, or accepted by the label), line, guilty node (right, innocent ones that
+it would exclude, innocent ones that it names), the line's node, restart (of five words; and go on
+or stop), mistakes of which it was more than 0.9 sure, and the time.
 """
 
 from __future__ import annotations

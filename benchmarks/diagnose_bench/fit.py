@@ -2,9 +2,10 @@
 
     python benchmarks/diagnose_bench/fit.py [--set FOLDER ...] [--write]
 
-Each rule's weight is the mean of a beta distribution: the figure that it was given by hand, worth STRENGTH logs, and
-how often its answers were right: on each log, and on each log without the one signature of its root cause, as no list
-of signatures knows all. What was given no more than CAUTIOUS by hand gets no more, nor what was ever wrong.
+Each rule's weight is the mean of a beta distribution: the figure that it was given by hand, worth
+STRENGTH logs, and how often its answers were right: on each log, and on each log without the one
+signature of its root cause, as no list of signatures knows all. What was given no more than
+CAUTIOUS by hand gets no more, nor what was ever wrong.
 """
 
 from __future__ import annotations
@@ -35,9 +36,8 @@ STRENGTH = 10.0
 RULES_OF = frozenset(
     one.id for rule in rules() for one in (rule.signature, *rule.codes.values()) if one is not None
 )
-NAMED_BY_THE_SCAN = frozenset(
-    {"python-exception", "memory-held", "memory-absurd"}
-)  # it cannot do without them
+# it cannot do without them
+NAMED_BY_THE_SCAN = frozenset({"python-exception", "memory-held", "memory-absurd"})
 CAUTIOUS = 0.9
 HEAD = "# How sure each rule about blame and restart is; benchmarks/diagnose_bench/fit.py --write makes this file.\n"
 

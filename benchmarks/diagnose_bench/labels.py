@@ -1,4 +1,6 @@
-"""Labelled incidents: a folder's `labels.toml`, further tables of labels beside it, or `labels.jsonl`; as one type."""
+"""Labelled incidents: a folder's `labels.toml`, further tables of labels beside it, or
+`labels.jsonl`; as one type.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +46,12 @@ class LabelError(Exception):
 class Incident(Record):
     """One incident, and what a good on-call engineer says of it.
 
-    `lines`: (file's name, number from 1) of each line that tells of the first cause; empty where none does. `node`: the
-    one that the label names, `is_guilty` whether as the guilty one; None where the label names none. `may_be_no_one`:
-    whether to accuse no one is right too. `judges_nodes`: whether a node that is accused and is not named is innocent.
-    `restarts`: the answers that count as right; `tells_restart`: whether the label has them, else they follow from its
-    actions.
+    `lines`: (file's name, number from 1) of each line that tells of the first cause; empty where
+    none does. `node`: the one that the label names, `is_guilty` whether as the guilty one; None
+    where the label names none. `may_be_no_one`: whether to accuse no one is right too.
+    `judges_nodes`: whether a node that is accused and is not named is innocent. `restarts`: the
+    answers that count as right; `tells_restart`: whether the label has them, else they follow from
+    its actions.
     """
 
     name: str
@@ -102,9 +105,8 @@ def _incident(folder: Path, name: str, label: Mapping[str, Any], has_nodes: bool
     files = tuple(folder / file for file in label.get("files", (f"{name}.log.gz",)))
     actions = (label["action"], *label.get("accepted_actions", ()))
     told = (label["restart"], *label.get("accepted_restarts", ())) if "restart" in label else ()
-    is_guilty = (
-        "restart" in label or "exclude_and_resubmit" in actions
-    )  # else it is only where the fault showed
+    # else it is only where the fault showed
+    is_guilty = "restart" in label or "exclude_and_resubmit" in actions
     is_exclusion = label["action"] == "exclude_and_resubmit"
     return Incident(
         name=name,

@@ -1,4 +1,6 @@
-"""Runs inside NVRx's own environment: {name: path of a log} in, {name: what its restart agent says} out, as JSON."""
+"""Runs inside NVRx's own environment: {name: path of a log} in, {name: what its restart agent says}
+out, as JSON.
+"""
 
 from __future__ import annotations
 

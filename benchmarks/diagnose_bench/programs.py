@@ -1,4 +1,6 @@
-"""The programs that are compared: tr11, the restart agent of NVRx, and the last line that tells of an error."""
+"""The programs that are compared: tr11, the restart agent of NVRx, and the last line that tells of
+an error.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +48,9 @@ _ERROR = re.compile(
 class Answer(Record):
     """What a program says. None: it says nothing of that.
 
-    `place`: the node of the line. `nodes`: who is at fault, or may be; `excluded`: those of them that it says must not
-    be used again. `restart`: one of the labels' words, or `go` or `stop` of a program that knows no more. `confidence`:
-    of what, who and restart.
+    `place`: the node of the line. `nodes`: who is at fault, or may be; `excluded`: those of them
+    that it says must not be used again. `restart`: one of the labels' words, or `go` or `stop` of a
+    program that knows no more. `confidence`: of what, who and restart.
     """
 
     fault: str | None = None
@@ -99,7 +101,7 @@ def of_diagnosis(found: Diagnosis, seconds: float) -> Answer:
     )
 
 
-# ----------------------------------------------------------------------------- the last line with a word of error
+# --------------------------------------------------------------- the last line with a word of error
 def last_error_line(incidents: Sequence[Incident]) -> dict[str, Answer]:
     """What who scrolls to the end sees; it always starts again."""
     found = {}
@@ -126,7 +128,8 @@ def _text(path: Path) -> str:
 
 # ----------------------------------------------------------------------------- NVRx
 def nvrx(incidents: Sequence[Incident]) -> dict[str, Answer]:
-    """NVRx's restart agent without its language model (its levels L0 to L4 but for L1), in an environment of its own.
+    """NVRx's restart agent without its language model (its levels L0 to L4 but for L1), in an
+    environment of its own.
 
     It takes one log: the files of an incident stand one after the other in it. Raises Unmeasured.
     """
@@ -173,8 +176,8 @@ def _lines(incident: Incident) -> Iterator[tuple[str, int, str]]:
 def nvrx_python() -> str:
     """The interpreter that has NVRx, installed at its first use. Raises Unmeasured.
 
-    The wheel is built for a newer Python and C library than many clusters have; its restart agent is Python alone, and
-    of its requirements imports httpx, so that this is all that is installed.
+    The wheel is built for a newer Python and C library than many clusters have; its restart agent
+    is Python alone, and of its requirements imports httpx, so that this is all that is installed.
     """
     folder = Path(sys.prefix) / "nvrx"
     python = folder / "bin" / "python"

@@ -23,9 +23,9 @@ _FIVE = frozenset({"plain", "elsewhere", "change", UNKNOWN, "none"})
 class Judged(Record):
     """One answer beside its label. None: the label does not tell, or the program does not say.
 
-    `node`: of who is accused; `place`: of the line. `goes_on`: whether it rightly goes on or stops; `restart`: whether
-    its word of five is right. `innocent`: nodes that it would exclude and that are innocent; `misnamed`: nodes that it
-    names as at fault, or maybe so, and that are not.
+    `node`: of who is accused; `place`: of the line. `goes_on`: whether it rightly goes on or stops;
+    `restart`: whether its word of five is right. `innocent`: nodes that it would exclude and that
+    are innocent; `misnamed`: nodes that it names as at fault, or maybe so, and that are not.
     """
 
     name: str
@@ -110,7 +110,9 @@ def judge(incident: Incident, answer: Answer) -> Judged:
 
 
 def _node(incident: Incident, answer: Answer) -> bool | None:
-    """Whether the guilty node is accused, and no other; None where the label has none, or allows to accuse no one."""
+    """Whether the guilty node is accused, and no other; None where the label has none, or allows to
+    accuse no one.
+    """
     is_spared = incident.may_be_no_one and not answer.nodes
     if incident.node is None or not incident.is_guilty or is_spared:
         return None
@@ -125,7 +127,9 @@ def _place(incident: Incident, answer: Answer) -> bool | None:
 
 
 def _goes_on(incident: Incident, answer: Answer) -> bool | None:
-    """Whether it rightly starts again or stops; None where a label allows both, or neither, or not to know."""
+    """Whether it rightly starts again or stops; None where a label allows both, or neither, or not
+    to know.
+    """
     may_go, may_stop = bool(incident.restarts & GOES_ON), bool(incident.restarts & STOPS)
     is_rightly_unknown = answer.restart == UNKNOWN and UNKNOWN in incident.restarts
     if answer.restart is None or may_go == may_stop or is_rightly_unknown:
@@ -236,7 +240,9 @@ def _said_and_right(judged: Sequence[Judged], part: str) -> list[tuple[float, bo
 
 
 def who_is_right(one: Judged) -> bool | None:
-    """Whether what it says of who is right: the guilty node, or no one. None where the label does not judge nodes."""
+    """Whether what it says of who is right: the guilty node, or no one. None where the label does
+    not judge nodes.
+    """
     label = one.label
     if not label.judges_nodes:
         return None
@@ -252,7 +258,9 @@ def _brier(pairs: Sequence[tuple[float, bool]]) -> float:
 
 
 def reliability(pairs: Sequence[tuple[float, bool]]) -> list[tuple[str, int, float, float]]:
-    """(range, answers, mean of what was said, share that was right) of each range of confidence that has any."""
+    """(range, answers, mean of what was said, share that was right) of each range of confidence
+    that has any.
+    """
     found = []
     for low, high in pairwise(BINS):
         here = [

@@ -1,4 +1,5 @@
-"""A mirror job against a hub, or an object store, that refuses: `hub.py 401|403|404|429|500|refused|dns|gcs-401|...`.
+"""A mirror job against a hub, or an object store, that refuses: `hub.py
+401|403|404|429|500|refused|dns|gcs-401|...`.
 
 The server runs in this process; what the client libraries make of its answers is theirs.
 """

@@ -1,9 +1,11 @@
-"""Break a tiny training in every way that one machine allows: `trainings.py OUT [--spawned] [CASE...]`.
+"""Break a tiny training in every way that one machine allows: `trainings.py OUT [--spawned]
+[CASE...]`.
 
 What it said is kept in OUT.
 
-Needs root and `unshare`: every node of a case is a torchrun in name spaces of its own, with its own host name, address
-and mounts. `clean` takes this machine's names out of a log. A case that runs nothing distributed is a plain command.
+Needs root and `unshare`: every node of a case is a torchrun in name spaces of its own, with its own
+host name, address and mounts. `clean` takes this machine's names out of a log. A case that runs
+nothing distributed is a plain command.
 """
 
 import ctypes
@@ -40,7 +42,9 @@ NAMES = [
 
 
 class Case(Record):
-    """A fault of `worker.py` on one rank at one iteration. `setup`: shell lines on each node before torchrun."""
+    """A fault of `worker.py` on one rank at one iteration. `setup`: shell lines on each node before
+    torchrun.
+    """
 
     fault: str = "none"
     rank: int = 0
@@ -205,7 +209,9 @@ def one_rank(rank: int, case: Case) -> None:
 
 
 def spawned(name: str, out: Path, port: int) -> None:
-    """The same fault under `torch.multiprocessing`, forked from here: one import of torch for all cases."""
+    """The same fault under `torch.multiprocessing`, forked from here: one import of torch for all
+    cases.
+    """
     import torch.multiprocessing as processes
 
     case, place, file = CASES[name], SCRATCH / f"{port}-{name}", out / f"{name}-spawned.log"

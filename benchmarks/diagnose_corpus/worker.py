@@ -1,7 +1,9 @@
-"""One rank of a tiny data-parallel training that breaks itself: `torchrun worker.py FAULT [RANK [ITERATION]]`.
+"""One rank of a tiny data-parallel training that breaks itself: `torchrun worker.py FAULT [RANK
+[ITERATION]]`.
 
-The lines that it prints are Megatron's; the errors are whatever Python, PyTorch and the kernel say. `FAULTS` are called
-on rank RANK (-1: on all) before iteration ITERATION; a start-up fault has iteration 0.
+The lines that it prints are Megatron's; the errors are whatever Python, PyTorch and the kernel say.
+`FAULTS` are called on rank RANK (-1: on all) before iteration ITERATION; a start-up fault has
+iteration 0.
 """
 
 import ctypes

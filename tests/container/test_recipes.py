@@ -1,4 +1,6 @@
-"""The container recipes: linted, their shell checked, and installing what `make setup` installs. No image is built here."""
+"""The container recipes: linted, their shell checked, and installing what `make setup` installs. No
+image is built here.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ def shell_of_oci() -> str:
 
 
 def test_the_oci_recipe_passes_its_linter() -> None:
-    # DL3008, DL3013: versions of Debian's packages and of what tr11 itself bounds are left to the day of the build.
+    # DL3008, DL3013: versions of Debian's packages and of what tr11 itself bounds are left to the
+    # day of the build.
     done = subprocess.run(
         [str(LINTER), "--ignore", "DL3008", "--ignore", "DL3013", str(OCI)],
         capture_output=True,
@@ -63,7 +66,9 @@ def test_both_install_what_make_setup_installs() -> None:
 
 
 def test_the_whole_package_is_copied() -> None:
-    """What the wheel is made of: without one of these the build inside the image fails, or ships less."""
+    """What the wheel is made of: without one of these the build inside the image fails, or ships
+    less.
+    """
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"][
         "targets"
     ]["wheel"]

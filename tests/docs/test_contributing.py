@@ -1,4 +1,6 @@
-"""The pages of docs/contributing/ are followed to the letter: their files are written, their checks are run."""
+"""The pages of docs/contributing/ are followed to the letter: their files are written, their checks
+are run.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def blocks(page: Path) -> list[Block]:
 
 
 def apply(block: Block, root: Path) -> None:
-    """Write or change one file. What a diff takes away or names as context must be there exactly once."""
+    """Write or change one file. What a diff takes away or names as context must be there exactly
+    once.
+    """
     path = root / block.title
     if block.kind != "diff":
         assert not path.exists(), f"{block.title} is there already"
@@ -57,9 +61,8 @@ def apply(block: Block, root: Path) -> None:
 def tree(tmp_path: Path) -> Path:
     for name in COPIED:
         ignored = shutil.ignore_patterns("data") if name == "tests" else None
-        shutil.copytree(
-            ROOT / name, tmp_path / name, ignore=ignored
-        )  # with its compiled files: they save seconds
+        # with its compiled files: they save seconds
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
     for folder in (ROOT / "tests").rglob(
         "data"
     ):  # recorded outputs are large, and folders of tests have that name too

@@ -1,4 +1,6 @@
-"""The documentation: references are written from the code, and every link leads somewhere. `make docs` builds the site."""
+"""The documentation: references are written from the code, and every link leads somewhere. `make
+docs` builds the site.
+"""
 
 from __future__ import annotations
 

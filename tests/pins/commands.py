@@ -67,12 +67,15 @@ DOCUMENTS: tuple[tuple[str, ...], ...] = (
     ("checkpoints", "verify", "5", "--json"),
     ("backup", "verify", "18", "--json"),
 )
-# Minutes after the run was recorded: later, its exclusion would have expired, its copies would be due for a reading.
+# Minutes after the run was recorded: later, its exclusion would have expired, its copies would be
+# due for a reading.
 WHEN = datetime(2026, 11, 22, 21, 24, tzinfo=UTC)
 
 
 def typed(words: tuple[str, ...]) -> tuple[int, str]:
-    """Type a command in this process, through the console script's entry point: exit code and standard output."""
+    """Type a command in this process, through the console script's entry point: exit code and
+    standard output.
+    """
     [entry] = importlib.metadata.entry_points(group="console_scripts", name="tr11")
     said, code = io.StringIO(), 0
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
@@ -85,7 +88,9 @@ def typed(words: tuple[str, ...]) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def beside(folder: Path) -> Iterator[None]:
-    """In the folder of the recorded run, soon after it ended, with its scheduler and no setting of this machine's own."""
+    """In the folder of the recorded run, soon after it ended, with its scheduler and no setting of
+    this machine's own.
+    """
     before = Path.cwd()
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     own = {

@@ -1,9 +1,11 @@
-"""Records what must not change for users, files and scripts: a whole run directory, and what commands say of it.
+"""Records what must not change for users, files and scripts: a whole run directory, and what
+commands say of it.
 
     python -m tests.pins.record run       a run on the embedded scheduler -> run.tar.xz (two minutes)
     python -m tests.pins.record expected  what today's commands say of that run -> expected.json
 
-Both are made on purpose, by the code whose behaviour is to be kept; the tests of this folder only compare.
+Both are made on purpose, by the code whose behaviour is to be kept; the tests of this folder only
+compare.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ YES = (*LOCAL, "--yes", "--reason")
 
 
 def record_run(folder: Path) -> None:
-    """Two submissions, four attempts, a pause, an exclusion, copies, alerts, and a kill switch at the end."""
+    """Two submissions, four attempts, a pause, an exclusion, copies, alerts, and a kill switch at
+    the end.
+    """
     environment = {
         name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ
     }

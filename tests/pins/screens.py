@@ -1,7 +1,9 @@
-"""What commands show of the recorded run in each of its states: the list of golden screens, and how one is taken.
+"""What commands show of the recorded run in each of its states: the list of golden screens, and how
+one is taken.
 
-A screen is the command as it is typed, what it printed on both outputs, and its exit code. The clock, the user, the
-host, the room on the disks and what programs are installed are given; folders have names of one length.
+A screen is the command as it is typed, what it printed on both outputs, and its exit code. The
+clock, the user, the host, the room on the disks and what programs are installed are given; folders
+have names of one length.
 """
 
 from __future__ import annotations
@@ -193,7 +195,9 @@ def taken(place: Place, words: tuple[str, ...], columns: int = 80) -> str:
 
 
 def mails(place: Place) -> str:
-    """The mails that a look of the watchdog wants sent, as they wait for a mail server that is not there."""
+    """The mails that a look of the watchdog wants sent, as they wait for a mail server that is not
+    there.
+    """
     server = (
         "--set",
         "alerts.smtp_host=127.0.0.1",
@@ -242,7 +246,9 @@ class _Text(HTMLParser):
 
 
 def plain(place: Place, text: str) -> str:
-    """The text without what differs from machine to machine, and without blanks at the ends of lines."""
+    """The text without what differs from machine to machine, and without blanks at the ends of
+    lines.
+    """
     if text.lower().startswith("<!doctype html"):
         page = _Text()
         page.feed(text)

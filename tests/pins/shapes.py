@@ -1,4 +1,6 @@
-"""What stays the same of a document while its values change: the paths of its keys, and the kinds of its values."""
+"""What stays the same of a document while its values change: the paths of its keys, and the kinds
+of its values.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def shape(document: Any) -> Shape:
 
 
 def lost(pinned: Mapping[str, list[str]], now: Mapping[str, list[str]]) -> list[str]:
-    """What a reader of the pinned shape would miss: paths that are gone, and values of another kind."""
+    """What a reader of the pinned shape would miss: paths that are gone, and values of another
+    kind.
+    """
     gone = [f"{path} is gone" for path in pinned if path not in now]
     other = [
         f"{path} is {' or '.join(now[path])}, was {' or '.join(kinds)}"

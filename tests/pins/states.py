@@ -1,7 +1,7 @@
 """The recorded run in other states: what its files, its scheduler and the clock would say there.
 
-Files alone are changed, in the formats that `tests/pins` keeps; no process is started. A job that runs is one whose
-supervisor's lock is held: the test holds it.
+Files alone are changed, in the formats that `tests/pins` keeps; no process is started. A job that
+runs is one whose supervisor's lock is held: the test holds it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any
 from tests.pins.commands import WHEN
 from tests.pins.recording import unpacked
 
-# Eight characters end it whatever `mkdtemp` draws, so that no line breaks at another place on another machine.
+# Eight characters end it whatever `mkdtemp` draws, so that no line breaks at another place on
+# another machine.
 PARENT, PREFIX, NAMED = Path("/tmp"), "tr11-", "/tmp/tr11-recorded"
-LAST_STEP = datetime(
-    2026, 11, 22, 21, 21, 31, tzinfo=UTC
-)  # iteration 38 of job 5, task 1 of array 4
+# iteration 38 of job 5, task 1 of array 4
+LAST_STEP = datetime(2026, 11, 22, 21, 21, 31, tzinfo=UTC)
 SUBMISSION, JOB = 4, "5"
 
 
@@ -59,7 +59,9 @@ class Place:
     def change_queue(
         self, task: dict[str, Any], waiting: tuple[int, ...] = (), held: bool = False
     ) -> None:
-        """What the scheduler says of the last array: its task that has started, and those that wait."""
+        """What the scheduler says of the last array: its task that has started, and those that
+        wait.
+        """
 
         def change(submission: dict[str, Any]) -> None:
             submission["tasks"][0].update(task)
@@ -120,7 +122,9 @@ class Place:
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
     def fill_checkpoints(self) -> None:
-        """The tensors that the recording leaves out: those of the one that it has, else zeros of their length."""
+        """The tensors that the recording leaves out: those of the one that it has, else zeros of
+        their length.
+        """
         kept = self.run / "checkpoints" / "main" / "global_step18"
         for manifest in self.folder.glob("*/checkpoints/main/*/manifest.json"):
             for entry in json.loads(manifest.read_text())["files"]:
@@ -133,7 +137,9 @@ class Place:
                     os.truncate(path, entry["bytes"])
 
     def settle(self) -> None:
-        """What was changed has the time of the last step; modes are those of a run that its group may write."""
+        """What was changed has the time of the last step; modes are those of a run that its group
+        may write.
+        """
         last = LAST_STEP.timestamp()
         for path in (self.folder, *self.folder.rglob("*")):
             if not path.is_symlink():
@@ -222,7 +228,9 @@ def damaged(place: Place) -> None:
 
 
 def older(place: Place) -> None:
-    """As a tr11 left it that knew neither leases nor identities, verdicts, compute times and answers in heartbeats."""
+    """As a tr11 left it that knew neither leases nor identities, verdicts, compute times and
+    answers in heartbeats.
+    """
     (place.state / "run.json").unlink()
     for name in ("lease", "acting", "alerts/book.d"):
         shutil.rmtree(place.state / name)

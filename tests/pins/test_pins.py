@@ -1,4 +1,6 @@
-"""What users, scripts and run directories rely on stays: options, exit codes, keys of documents, formats of files."""
+"""What users, scripts and run directories rely on stays: options, exit codes, keys of documents,
+formats of files.
+"""
 
 from __future__ import annotations
 
@@ -65,9 +67,11 @@ def test_an_old_run_is_read_as_it_was(recorded: Path) -> None:
 
 
 def test_the_journal_is_a_chain_that_others_can_check(recorded: Path) -> None:
-    """Each entry's hash is the SHA-256 of its other keys, sorted, in compact JSON; it is the next one's `previous`.
+    """Each entry's hash is the SHA-256 of its other keys, sorted, in compact JSON; it is the next
+    one's `previous`.
 
-    The recorded file, and that of the commands above where this machine has restarted since the recording.
+    The recorded file, and that of the commands above where this machine has restarted since the
+    recording.
     """
     paths = list((recorded / "run" / "journal").glob("*.jsonl"))
     assert paths

@@ -1,6 +1,8 @@
-"""Golden screens: what commands show of the recorded run in each state, and the mails that it leads to.
+"""Golden screens: what commands show of the recorded run in each state, and the mails that it leads
+to.
 
-`pytest tests/pins --accept` writes them; `git diff tests/data/screens` then shows what a change does to the screens.
+`pytest tests/pins --accept` writes them; `git diff tests/data/screens` then shows what a change
+does to the screens.
 """
 
 from __future__ import annotations

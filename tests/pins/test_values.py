@@ -1,4 +1,6 @@
-"""Golden values: what the documents of commands say of the recorded run. `pytest tests/pins --accept` writes them."""
+"""Golden values: what the documents of commands say of the recorded run. `pytest tests/pins
+--accept` writes them.
+"""
 
 from __future__ import annotations
 

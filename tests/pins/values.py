@@ -1,4 +1,6 @@
-"""The values of documents: what the commands' `--json` say of the recorded run, and what a reader of them would miss."""
+"""The values of documents: what the commands' `--json` say of the recorded run, and what a reader
+of them would miss.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def documents(screen: str) -> list[Any]:
 
 
 def missed(pinned: Any, now: Any, path: str = "") -> Iterator[str]:
-    """Where the document is not what was pinned. Objects may have gained keys; all else is as it was."""
+    """Where the document is not what was pinned. Objects may have gained keys; all else is as it
+    was.
+    """
     if isinstance(pinned, dict) and isinstance(now, dict):
         for key, value in pinned.items():
             if key in now:

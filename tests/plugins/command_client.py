@@ -1,7 +1,8 @@
-"""Stands for `tr11` where a test types it: passes words, folder, environment, input and output on to the command server.
+"""Stands for `tr11` where a test types it: passes words, folder, environment, input and output on
+to the command server.
 
-The exit status, or the signal, by which the command ends is its own; what it is sent, it passes on. Standard library
-only: it runs without the packages (`python -IS`), which is what makes it cheap.
+The exit status, or the signal, by which the command ends is its own; what it is sent, it passes on.
+Standard library only: it runs without the packages (`python -IS`), which is what makes it cheap.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A process that has imported tr11, and forks itself for each command that a test types.
 
-A command is most of a second of imports, and the tests on the twin type hundreds. The fork is a process of its own with
-the words, folder, environment, file mode mask, input, output and exit status of the one that it stands for. What it does
-not do again is to find and import tr11's modules: `tests/tr11ops/cli/test_main.py` and the end-to-end tests do that.
+A command is most of a second of imports, and the tests on the twin type hundreds. The fork is a
+process of its own with the words, folder, environment, file mode mask, input, output and exit
+status of the one that it stands for. What it does not do again is to find and import tr11's
+modules: `tests/tr11ops/cli/test_main.py` and the end-to-end tests do that.
 """
 
 from __future__ import annotations
@@ -32,12 +33,16 @@ MESSAGE_BYTES = 1 << 18
 
 @functools.cache
 def tr11_command() -> tuple[str, ...]:
-    """The words that take the place of `tr11`. The server starts with the first call, and ends with this process."""
+    """The words that take the place of `tr11`. The server starts with the first call, and ends with
+    this process.
+    """
     return start_server("tests.plugins.command_server")[0]
 
 
 def start_server(module: str, *more: str) -> tuple[tuple[str, ...], subprocess.Popen[bytes]]:
-    """The words that take the place of a command, and the process that forks for them: `python -m module ... more`."""
+    """The words that take the place of a command, and the process that forks for them: `python -m
+    module ... more`.
+    """
     name = f"tr11-tests-{os.getpid()}-{uuid4().hex}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(f"\0{name}")
@@ -61,7 +66,9 @@ def import_tr11() -> None:
 
 
 def serve(listener: socket.socket, tests: int) -> None:
-    """Fork for each command; returns in the fork that is to be the command. Ends when the tests have ended."""
+    """Fork for each command; returns in the fork that is to be the command. Ends when the tests
+    have ended.
+    """
     gc.collect()
     gc.freeze()  # what is imported stays shared with the forks
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -81,9 +88,8 @@ def serve(listener: socket.socket, tests: int) -> None:
 
 def attend(connection: socket.socket) -> bool:
     """Start one command and tell how it ended. True in the command, False when it has ended."""
-    message, files, _, _ = socket.recv_fds(
-        connection, MESSAGE_BYTES, 4
-    )  # the fourth: a lock that is handed over
+    # the fourth: a lock that is handed over
+    message, files, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 4)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     command = os.fork()
     if command == 0:

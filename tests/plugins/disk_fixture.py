@@ -1,4 +1,6 @@
-"""A real file system of a few megabytes that a test can fill, and mount read-only. Only root can mount one."""
+"""A real file system of a few megabytes that a test can fill, and mount read-only. Only root can
+mount one.
+"""
 
 from __future__ import annotations
 

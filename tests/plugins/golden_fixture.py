@@ -1,4 +1,6 @@
-"""Golden files: what a person agreed to see. `pytest --accept` writes what is seen now; `git diff` shows the change."""
+"""Golden files: what a person agreed to see. `pytest --accept` writes what is seen now; `git diff`
+shows the change.
+"""
 
 from __future__ import annotations
 

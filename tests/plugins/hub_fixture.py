@@ -1,4 +1,5 @@
-"""A hub of our own, for tests: it speaks the hub's HTTP API, so the unmodified `huggingface_hub` works against it.
+"""A hub of our own, for tests: it speaks the hub's HTTP API, so the unmodified `huggingface_hub`
+works against it.
 
     def test_it(hub_server: HubServer, hub: Hub): ...
 
@@ -27,7 +28,8 @@ The server
 - `hub.chunks = FOLDER`: it has a chunked (Xet) storage in that folder (and believes what is said to be in it); the default is none.
 - `configure(tree_page=, commits_page=, multipart_from=, part_bytes=)`.
 
-By hand: `python -m tr11ops.twin.hub --port 8123 --repository bot/logs` prints HF_ENDPOINT and HF_TOKEN.
+By hand: `python -m tr11ops.twin.hub --port 8123 --repository bot/logs` prints HF_ENDPOINT and
+HF_TOKEN.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A folder in memory where there is one: a killed process loses nothing of it, and flushing costs nothing."""
+"""A folder in memory where there is one: a killed process loses nothing of it, and flushing costs
+nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The real object-store server that tests share, behind a proxy that can do harm; each test has a bucket of its own."""
+"""The real object-store server that tests share, behind a proxy that can do harm; each test has a
+bucket of its own.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ class ObjectStore(Record):
         return replace(self, bucket=_new_bucket(self.server))
 
     def objects(self) -> dict[str, int]:
-        """Names and bytes of all objects of the bucket, as the server itself says, without the proxy."""
+        """Names and bytes of all objects of the bucket, as the server itself says, without the
+        proxy.
+        """
         answer = self._ask("GET", f"/storage/v1/b/{self.bucket}/o")
         return {item["name"]: int(item["size"]) for item in answer.get("items", ())}
 

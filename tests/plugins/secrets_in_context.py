@@ -1,8 +1,8 @@
 """Secrets that only what stands beside them gives away, and what stands so and is none.
 
-Options with a line below as with a hyphen, values as Python, JSON, YAML and shells print them, queries, headers and
-commands; against the tokens, keys and digests that each training prints. Each secret is put together of two halves, so
-that no scanner of repositories takes this file for a leak.
+Options with a line below as with a hyphen, values as Python, JSON, YAML and shells print them,
+queries, headers and commands; against the tokens, keys and digests that each training prints. Each
+secret is put together of two halves, so that no scanner of repositories takes this file for a leak.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""A process that has imported the embedded scheduler's supervisor, and forks itself for each job that a test submits.
+"""A process that has imported the embedded scheduler's supervisor, and forks itself for each job
+that a test submits.
 
-The fork detaches itself, takes over the job's lock and works as the started one does. Tests of commands submit hundreds
-of jobs; those of the scheduler itself (tests/tr11ops/cluster), and all that a child submits, start real supervisors.
+The fork detaches itself, takes over the job's lock and works as the started one does. Tests of
+commands submit hundreds of jobs; those of the scheduler itself (tests/tr11ops/cluster), and all
+that a child submits, start real supervisors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The real Slurm that tests share: one small twin for the whole session, started when the first test asks for it."""
+"""The real Slurm that tests share: one small twin for the whole session, started when the first
+test asks for it.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def twin_home() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def twin(twin_home: Path) -> Iterator[Twin]:
-    """A running Slurm of 6 nodes with 8 GPUs each (gpu_p5) and one node without (compil); use it, leave no job."""
+    """A running Slurm of 6 nodes with 8 GPUs each (gpu_p5) and one node without (compil); use it,
+    leave no job.
+    """
     require_slurm()
     with Twin.up(TwinPlan(name="tests", nodes=6, gpus=8), twin_home) as running:
         yield running
@@ -47,7 +51,9 @@ def twin(twin_home: Path) -> Iterator[Twin]:
 
 @pytest.fixture
 def slurm(twin: Twin) -> Iterator[SlurmScheduler]:
-    """The scheduler edge to the shared twin; what a test leaves in the queue is ended before the next one begins."""
+    """The scheduler edge to the shared twin; what a test leaves in the queue is ended before the
+    next one begins.
+    """
     scheduler = SlurmScheduler(twin.environment)
     yield scheduler
     clear_queue(scheduler)

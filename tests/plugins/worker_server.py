@@ -1,7 +1,9 @@
-"""A process that has imported torch and the trainer, and forks itself for each worker that torchrun starts.
+"""A process that has imported torch and the trainer, and forks itself for each worker that torchrun
+starts.
 
-A worker is three seconds of imports. The fork has the words, folder, environment, output, signals and exit status of
-the one that it stands for; tests/test_end_to_end_local.py and the tests on the twin start real ones.
+A worker is three seconds of imports. The fork has the words, folder, environment, output, signals
+and exit status of the one that it stands for; tests/test_end_to_end_local.py and the tests on the
+twin start real ones.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ WORKER = ["-u", "-m", "trainer"]
 
 
 def worker_python(folder: Path) -> tuple[Path, int]:
-    """What torchrun takes for Python ($PYTHON_EXEC), and the server's process id; it ends with this process.
+    """What torchrun takes for Python ($PYTHON_EXEC), and the server's process id; it ends with this
+    process.
 
-    The command lines of the server and of its forks have the folder in them: a worker that is left behind is seen.
+    The command lines of the server and of its forks have the folder in them: a worker that is left
+    behind is seen.
     """
     words, server = start_server("tests.plugins.worker_server", str(folder))
     program = folder / "python"

@@ -1,4 +1,6 @@
-"""For each test that asks for it: a real mail server on the loopback, and a folder that other users may enter."""
+"""For each test that asks for it: a real mail server on the loopback, and a folder that other users
+may enter.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def server(mailbox: Mailbox) -> Iterator[Server]:
 
 @pytest.fixture
 def outside() -> Iterator[Path]:
-    """A folder that another user may enter, outside pytest's own: each session that begins closes that one to others."""
+    """A folder that another user may enter, outside pytest's own: each session that begins closes
+    that one to others.
+    """
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)

@@ -1,4 +1,6 @@
-"""A scheduler whose queue is a folder, so that it outlives the process that talks to it: for tests that kill processes."""
+"""A scheduler whose queue is a folder, so that it outlives the process that talks to it: for tests
+that kill processes.
+"""
 
 from __future__ import annotations
 

@@ -198,7 +198,9 @@ def snapshot(**changes: Any) -> Snapshot:
 
 
 def changed(given: Snapshot, **changes: Any) -> Snapshot:
-    """The snapshot with other values: of itself and of its parts, by name (`phases`, or as needs say, `training.phases`)."""
+    """The snapshot with other values: of itself and of its parts, by name (`phases`, or as needs
+    say, `training.phases`).
+    """
     changes = {
         name.removeprefix("training.").removeprefix("operation."): value
         for name, value in changes.items()

@@ -1,7 +1,9 @@
-"""No secret ever comes out: planted wherever people keep or wrongly put them, looked for in all that tr11 leaves behind.
+"""No secret ever comes out: planted wherever people keep or wrongly put them, looked for in all
+that tr11 leaves behind.
 
-Planted are the tokens in the environment and in files, a service account's key, delivery URLs, and passwords typed into
-the card or on the command line. Looked through are stdout, stderr, every file that appears, and every child's arguments.
+Planted are the tokens in the environment and in files, a service account's key, delivery URLs, and
+passwords typed into the card or on the command line. Looked through are stdout, stderr, every file
+that appears, and every child's arguments.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ def service_account(token_uri: str) -> tuple[dict[str, str], str]:
 
 
 class Parrot(BaseHTTPRequestHandler):
-    """Refuses everything, and repeats in its answer all that it was sent: the worst that a destination can do."""
+    """Refuses everything, and repeats in its answer all that it was sent: the worst that a
+    destination can do.
+    """
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -239,9 +243,8 @@ dead_man_url_file = "{files["dead"]}"
 
     def noted(process: Any, arguments: Any, *rest: Any, **options: Any) -> None:
         made.children.append(str(arguments))
-        is_python = (
-            isinstance(arguments, list) and arguments[0] == sys.executable
-        )  # an export takes seconds
+        # an export takes seconds
+        is_python = isinstance(arguments, list) and arguments[0] == sys.executable
         begun(process, ["false"] if is_python else arguments, *rest, **options)
 
     monkeypatch.setattr(subprocess.Popen, "__init__", noted)
@@ -361,7 +364,7 @@ def test_a_credentials_file_that_is_none(bench: Bench, content: str) -> None:
     assert not bench.leaks() and set(codes_of(bench, "sync", "backup run")) == {1}
 
 
-# ----------------------------------------------------------------------------- typed into the wrong place
+# ----------------------------------------------------------------------- typed into the wrong place
 PASSWORD = "hunter2distinctive"
 TOKEN = "hf_TypedDistinctive0123456789abcdef"
 ADDRESSES = (

@@ -9,7 +9,9 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def most_bytes(function: Callable[[], Any]) -> int:
-    """The peak of host memory above what was held before; all threads count. The function runs twice."""
+    """The peak of host memory above what was held before; all threads count. The function runs
+    twice.
+    """
     function()  # what is made once and kept is no temporary
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         function()

@@ -18,7 +18,9 @@ PAD, CLS, SEP, MASK, FIRST = 0, 1, 2, 3, 4  # ids
 def tiny_bert(
     pipeline: int = 1, tensor: int = 1, dtype: str = "fp32", **sections: dict[str, Any]
 ) -> TrainerConfig:
-    """A card of a BERT that trains in milliseconds: 2 layers, 32 wide, 16 tokens, 64 words; no dropout."""
+    """A card of a BERT that trains in milliseconds: 2 layers, 32 wide, 16 tokens, 64 words; no
+    dropout.
+    """
     value = tiny(pipeline, tensor, dtype).model_dump(mode="json")
     own = {"family": "bert", "position_embedding": "absolute", "embedding_layernorm": False}
     value["model"] |= own | sections.pop("model", {})
@@ -28,9 +30,11 @@ def tiny_bert(
 
 
 def bert_samples(config: TrainerConfig, step: int, count: int) -> dict[str, Tensor]:
-    """The fields of `count` samples of eight words, each but one in ten of them a function of the one before it.
+    """The fields of `count` samples of eight words, each but one in ten of them a function of the
+    one before it.
 
-    Two sentences of random lengths, then padding; 15 % of the words are masked, in every sample at least one.
+    Two sentences of random lengths, then padding; 15 % of the words are masked, in every sample at
+    least one.
     """
     generator = torch.Generator().manual_seed(step)
     length = config.model.sequence_length
@@ -62,7 +66,9 @@ def bert_samples(config: TrainerConfig, step: int, count: int) -> dict[str, Tens
 def bert_batches(
     config: TrainerConfig, mesh: Mesh, step: int, count: int
 ) -> Iterator[dict[str, Tensor]]:
-    """This replica's micro batches of global batch number `step`: the same samples whatever the topology."""
+    """This replica's micro batches of global batch number `step`: the same samples whatever the
+    topology.
+    """
     return micro_batches(config, mesh, bert_samples(config, step, count))
 
 

@@ -1,4 +1,6 @@
-"""Tiny trainings for the multi-rank tests: cards, data and loss curves. Everything is a function of its arguments."""
+"""Tiny trainings for the multi-rank tests: cards, data and loss curves. Everything is a function of
+its arguments.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ TOPOLOGIES = [
 def tiny(
     pipeline: int = 1, tensor: int = 1, dtype: str = "fp32", clip: float = 0.3, **model: Any
 ) -> TrainerConfig:
-    """A card of a GPT that trains in milliseconds: 2 layers, 32 wide, 4 heads, 16 tokens, 64 words; no dropout."""
+    """A card of a GPT that trains in milliseconds: 2 layers, 32 wide, 4 heads, 16 tokens, 64 words;
+    no dropout.
+    """
     shape = {
         "layers": 2, "hidden_size": 32, "attention_heads": 4, "sequence_length": 16, "init_std": 0.05,
         "embedding_layernorm": True, "attention_dropout": 0.0, "hidden_dropout": 0.0,
@@ -58,7 +62,9 @@ def tiny(
 
 
 def samples(config: TrainerConfig, step: int, count: int) -> Tensor:
-    """[count, length + 1] token ids that can be learnt: the next token is mostly a function of the last."""
+    """[count, length + 1] token ids that can be learnt: the next token is mostly a function of the
+    last.
+    """
     generator = torch.Generator().manual_seed(step)
     length = config.model.sequence_length + 1
     tokens = torch.randint(VOCABULARY, (count, length), generator=generator)
@@ -73,7 +79,9 @@ def samples(config: TrainerConfig, step: int, count: int) -> Tensor:
 def batches(
     config: TrainerConfig, mesh: Mesh, step: int, count: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """This replica's micro batches of global batch number `step`: the same samples whatever the topology."""
+    """This replica's micro batches of global batch number `step`: the same samples whatever the
+    topology.
+    """
     tokens, size = samples(config, step, count), config.batch.micro_batch_size
     for index in range(mesh.data_rank, count // size, mesh.data):
         part = tokens[index * size : (index + 1) * size]
@@ -81,7 +89,9 @@ def batches(
 
 
 class Curve(Record):
-    """What a short training showed on one rank. `parts`: of each step's loss; `measured`: of the evaluation."""
+    """What a short training showed on one rank. `parts`: of each step's loss; `measured`: of the
+    evaluation.
+    """
 
     losses: list[float]
     norms: list[float | None]
@@ -95,7 +105,9 @@ class Curve(Record):
 
 
 def train_in_fp16(config: TrainerConfig) -> Curve:
-    """`train` where DeepSpeed does not believe that this processor computes in fp16 (torch's kernels do)."""
+    """`train` where DeepSpeed does not believe that this processor computes in fp16 (torch's
+    kernels do).
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(get_accelerator()), "is_fp16_supported", lambda _: True)
         return train(config)
@@ -104,7 +116,8 @@ def train_in_fp16(config: TrainerConfig) -> Curve:
 def train(
     config: TrainerConfig, sizes: tuple[int, ...] = RAMP, draw: Callable[..., Any] = batches
 ) -> Curve:
-    """Train one step per entry of `sizes` (global batch sizes) on this rank; to be run by `run_ranks`.
+    """Train one step per entry of `sizes` (global batch sizes) on this rank; to be run by
+    `run_ranks`.
 
     `draw`: gives the micro batches, as `batches` does.
     """
@@ -136,7 +149,9 @@ Logical = dict[str, dict[str, Tensor]]
 
 
 class Piece(Record):
-    """A copy of one rank's share of a logical tensor: `elements` of the flattened slice from `start` on."""
+    """A copy of one rank's share of a logical tensor: `elements` of the flattened slice from
+    `start` on.
+    """
 
     name: str
     whole: tuple[int, ...]
@@ -148,7 +163,9 @@ class Piece(Record):
 
 
 def copy_state(engine: Engine) -> list[Piece]:
-    """Copies of everything this rank holds: weights under the kind `weight`, then the optimizer's fragments."""
+    """Copies of everything this rank holds: weights under the kind `weight`, then the optimizer's
+    fragments.
+    """
     state = engine.sharded_state()
     pieces = [
         Piece(
@@ -186,7 +203,9 @@ def equal(one: Logical, other: Logical) -> bool:
 
 
 def assemble(ranks: list[list[Piece]]) -> Logical:
-    """Whole logical tensors by name and kind, from the owners' pieces of all ranks; checks that nothing is missing."""
+    """Whole logical tensors by name and kind, from the owners' pieces of all ranks; checks that
+    nothing is missing.
+    """
     tensors: Logical = {}
     for piece in (piece for pieces in ranks for piece in pieces if piece.is_owner):
         for kind, elements in piece.elements.items():

@@ -1,4 +1,5 @@
-"""What a piece of the trainer does to tensors, counted operation by operation; on meta tensors at any size at once.
+"""What a piece of the trainer does to tensors, counted operation by operation; on meta tensors at
+any size at once.
 
 The counts are exact and the same on every machine, so budgets can be asserted.
 """
@@ -29,14 +30,8 @@ NO_TRAFFIC = (
 COMPILED = "tr11_tests"  # stands for what torch compiles to one kernel
 NAMESPACES = ("aten", "c10d", COMPILED)
 ATTENTION = ("_scaled_dot_product_efficient_attention", "flex_attention")
-ONLY_WRITES = (
-    "copy",
-    "fill",
-    "zero",
-    "zeros_like",
-    "ones_like",
-    "full_like",
-)  # the first tensor they are given
+# the first tensor they are given
+ONLY_WRITES = ("copy", "fill", "zero", "zeros_like", "ones_like", "full_like")
 TAKES = ("gather", "index_select", "embedding")
 SCATTERS = ("scatter", "scatter_add")
 
@@ -44,12 +39,14 @@ SCATTERS = ("scatter", "scatter_add")
 class Counts(TorchDispatchMode):
     """Counts while it is entered. Raises ValueError for an operation on tensors of two devices.
 
-    `operations`: calls by name, views left out. `bytes`: read and written by each operation that is no matrix product,
-    as if nothing stayed in a cache: every tensor that goes in is read once, every one that comes out is written once.
-    Of what is indexed only the places that are taken or set count, at 8 bytes each. `collectives`: bytes handed to each
-    kind of message. `product_flops`: two for each multiplication and addition, in attention over the full window; what
-    its kernel computes again for itself in the backward pass is left out, as is flex attention's second pass for dropout,
-    which mixes no whole values. `peak`: most bytes held at once of what was made meanwhile.
+    `operations`: calls by name, views left out. `bytes`: read and written by each operation that is
+    no matrix product, as if nothing stayed in a cache: every tensor that goes in is read once,
+    every one that comes out is written once. Of what is indexed only the places that are taken or
+    set count, at 8 bytes each. `collectives`: bytes handed to each kind of message.
+    `product_flops`: two for each multiplication and addition, in attention over the full window;
+    what its kernel computes again for itself in the backward pass is left out, as is flex
+    attention's second pass for dropout, which mixes no whole values. `peak`: most bytes held at
+    once of what was made meanwhile.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,6 @@
-"""Whole trainings of two ranks, in one process each: their cards, kinds of trouble, and what they wrote."""
+"""Whole trainings of two ranks, in one process each: their cards, kinds of trouble, and what they
+wrote.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def write_tokens(folder: Path, documents: int = 60) -> None:
 
 
 def card(folder: Path, **changes: Any) -> TrainerConfig:
-    """A run of 24 steps of 16 samples on two stages; `changes` are sections with the keys to set in them."""
+    """A run of 24 steps of 16 samples on two stages; `changes` are sections with the keys to set in
+    them.
+    """
     write_tokens(folder)
     value = tiny(pipeline=2).model_dump(mode="json")
     value["run"]["directory"] = str(folder / "run")
@@ -58,7 +62,9 @@ def card(folder: Path, **changes: Any) -> TrainerConfig:
 
 
 class Poisoned(Trainer):
-    """Turns one weight into NaN for the length of one step: loss and gradients of that step are not finite."""
+    """Turns one weight into NaN for the length of one step: loss and gradients of that step are not
+    finite.
+    """
 
     poison_at: int = 0
 
@@ -76,7 +82,9 @@ class Poisoned(Trainer):
 
 
 class Spiking(Trainer):
-    """Damages the model before the step of one iteration, once; as a real spike does, the loss and norm jump."""
+    """Damages the model before the step of one iteration, once; as a real spike does, the loss and
+    norm jump.
+    """
 
     spike_at: int | None = None
 
@@ -91,7 +99,9 @@ class Spiking(Trainer):
 
 
 class Disagreeing(Trainer):
-    """The last rank alone gets other numbers of a step than the rest, as from sums in another order; far off, here."""
+    """The last rank alone gets other numbers of a step than the rest, as from sums in another
+    order; far off, here.
+    """
 
     def _step(self) -> StepResult:
         pipeline = self.engine._pipeline
@@ -190,7 +200,9 @@ def records(config: TrainerConfig, kind: str = "step") -> list[dict[str, Any]]:
 
 
 def curve(config: TrainerConfig) -> Curve:
-    """iteration -> (loss, norm, samples, tokens, learning rate, length), of the last time it was trained."""
+    """iteration -> (loss, norm, samples, tokens, learning rate, length), of the last time it was
+    trained.
+    """
     keys = (
         "lm_loss",
         "grad_norm",

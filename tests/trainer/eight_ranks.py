@@ -1,4 +1,6 @@
-"""What eight ranks (pipeline 2 x data 2 x tensor 2) do in one start, to be run by `run_ranks`: starting them is dear."""
+"""What eight ranks (pipeline 2 x data 2 x tensor 2) do in one start, to be run by `run_ranks`:
+starting them is dear.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,9 @@ SHAPE = (2, 2)  # pipeline, tensor
 
 
 class Course(Record):
-    """A short training on one rank: losses and norms as the loop is told them. `clipped_by`: the norm that this rank's
-    own optimizer used. `spikes`: seen here."""
+    """A short training on one rank: losses and norms as the loop is told them. `clipped_by`: the
+    norm that this rank's own optimizer used. `spikes`: seen here.
+    """
 
     losses: list[float]
     norms: list[float | None]
@@ -71,9 +74,8 @@ def card(dtype: str, folder: str) -> TrainerConfig:
 
 def one_recorded_step() -> list[Entry]:
     config = tiny(*SHAPE, "bf16")
-    mesh = replace(
-        Mesh.create(config.parallel, CPU), cpu_group=dist.new_group()
-    )  # a group of its own, as on GPUs
+    # a group of its own, as on GPUs
+    mesh = replace(Mesh.create(config.parallel, CPU), cpu_group=dist.new_group())
     engine = Engine.build(config, mesh)
     with recorded(mesh) as entries:
         engine.train_step(batches(config, mesh, 0, 8), 8)
@@ -84,8 +86,8 @@ def one_recorded_step() -> list[Entry]:
 def course(config: TrainerConfig, kind: str, told: list[str] | None = None) -> Course:
     """Five steps, with a checkpoint after the third; or the last two of them, from that checkpoint.
 
-    Rank 5 has a loss of its own, one unit in the last place above the others'; the watch for spikes is set so that
-    this unit alone would make one, and that rank alone would wait for the others.
+    Rank 5 has a loss of its own, one unit in the last place above the others'; the watch for spikes
+    is set so that this unit alone would make one, and that rank alone would wait for the others.
     """
     mesh = Mesh.create(config.parallel, CPU)
     with pytest.MonkeyPatch.context() as patch:

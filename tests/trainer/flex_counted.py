@@ -1,5 +1,6 @@
-"""Flex attention as a GPU has it, for counters: each compiled kernel is one operation. Nothing is computed: what it
-computes is looked at in tests/trainer/model/test_attention_dropout.py, and how many kernels in test_compiled.py.
+"""Flex attention as a GPU has it, for counters: each compiled kernel is one operation. Nothing is
+computed: what it computes is looked at in tests/trainer/model/test_attention_dropout.py, and how
+many kernels in test_compiled.py.
 """
 
 from __future__ import annotations

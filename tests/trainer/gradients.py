@@ -1,4 +1,6 @@
-"""Gradients of micro batches as autograd makes them, and as the optimizer is given them; to be run by `run_ranks`."""
+"""Gradients of micro batches as autograd makes them, and as the optimizer is given them; to be run
+by `run_ranks`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from trainer.parallel.shard import sharding_of
 
 @dataclass
 class Made:
-    """What one rank's micro batches gave a parameter: sums in fp64 of the gradients and of their sizes."""
+    """What one rank's micro batches gave a parameter: sums in fp64 of the gradients and of their
+    sizes.
+    """
 
     total: Tensor
     size: Tensor
@@ -26,7 +30,9 @@ class Made:
 
 
 class Given(Record):
-    """Elements [first, first + numel) of the flattened local slice, as the optimizer was given them."""
+    """Elements [first, first + numel) of the flattened local slice, as the optimizer was given
+    them.
+    """
 
     name: str
     first: int
@@ -102,9 +108,9 @@ def each(cards: list[TrainerConfig], micro_batches: tuple[int, ...]) -> list[lis
 def worst(ranks: list[Seen]) -> tuple[float, str]:
     """The largest |given - exact| of any element, in units of fp32 rounding, and its parameter.
 
-    The exact gradient is the sum of all micro batches' over all ranks that have a share of it, over the number of
-    replicas. The unit of an element is 2^-24 x the sum of its terms' sizes x their number: the bound on the error of an
-    fp32 sum, in whichever order it is taken.
+    The exact gradient is the sum of all micro batches' over all ranks that have a share of it, over
+    the number of replicas. The unit of an element is 2^-24 x the sum of its terms' sizes x their
+    number: the bound on the error of an fp32 sum, in whichever order it is taken.
     """
     exact: dict[tuple[str, int], Made] = {}
     for rank in ranks:

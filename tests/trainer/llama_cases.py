@@ -35,7 +35,8 @@ KINDS: dict[str, dict[str, Any]] = {"llama": LLAMA, "llama31": STRETCHED, "qwen3
 def tiny_llama(
     pipeline: int = 1, tensor: int = 1, dtype: str = "fp32", kind: str = "llama", **model: Any
 ) -> TrainerConfig:
-    """`tiny` as a Llama: 2 layers, 32 wide, 4 heads on 2 of keys and values; as a Llama 3.1, with stretched
-    positions (of its four waves one stays, two are stretched, one lies between); or as a Qwen3, with wider heads.
+    """`tiny` as a Llama: 2 layers, 32 wide, 4 heads on 2 of keys and values; as a Llama 3.1, with
+    stretched positions (of its four waves one stays, two are stretched, one lies between); or as a
+    Qwen3, with wider heads.
     """
     return tiny(pipeline, tensor, dtype, **KINDS[kind] | model)

@@ -74,7 +74,9 @@ def train_theirs(model: Any, loss_of: Callable[[int], Tensor]) -> list[float]:
 def train_ours(
     config: TrainerConfig, given: dict[str, Tensor], draw: Callable[..., Any]
 ) -> tuple[Measured, list[float], dict[str, Tensor]]:
-    """What is measured before, and losses of as many steps of one micro batch each, from their weights; the weights afterwards."""
+    """What is measured before, and losses of as many steps of one micro batch each, from their
+    weights; the weights afterwards.
+    """
     zeros = {name: torch.zeros_like(value) for name, value in given.items()}
     tensors = {
         name: {"weight": value, "fp32": value, "exp_avg": zeros[name], "exp_avg_sq": zeros[name]}
@@ -99,7 +101,9 @@ def compare_training(
     draw: Callable[..., Any],
     measured: Mapping[str, float] | None = None,
 ) -> None:
-    """Loss before, of three AdamW steps, and every weight after them but the key biases, whose true gradient is zero."""
+    """Loss before, of three AdamW steps, and every weight after them but the key biases, whose true
+    gradient is zero.
+    """
     groups = config.model.groups
     state = {name: value.detach().clone() for name, value in model.state_dict().items()}
     given = weights_as_ours(items, state, groups)

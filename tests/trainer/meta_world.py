@@ -1,7 +1,9 @@
-"""One worker of any training on meta tensors: the real engine, DeepSpeed's and all, at full size, without the others.
+"""One worker of any training on meta tensors: the real engine, DeepSpeed's and all, at full size,
+without the others.
 
-Collectives and messages answer at once and change nothing. What is read of the device on the host is answered too, and
-noted with the place that asked. Kernels are those of a GPU, where torch would take others on a meta tensor.
+Collectives and messages answer at once and change nothing. What is read of the device on the host
+is answered too, and noted with the place that asked. Kernels are those of a GPU, where torch would
+take others on a meta tensor.
 """
 
 from __future__ import annotations
@@ -39,9 +41,11 @@ A100 = Device("cuda", (8, 0))
 
 
 class _Alone(TorchDispatchMode):
-    """Answers for the other workers and for the device. `reads`: by function, how often the host waited to read it.
+    """Answers for the other workers and for the device. `reads`: by function, how often the host
+    waited to read it.
 
-    `copies`: copies to the host for which it did not wait. `order`: the functions of both, as they came.
+    `copies`: copies to the host for which it did not wait. `order`: the functions of both, as they
+    came.
     """
 
     def __init__(self) -> None:
@@ -147,7 +151,9 @@ class MetaStage:
         self.counted(1)
 
     def counted(self, micro_batches: int) -> Counts:
-        """One step of so many micro batches a replica. Nothing that waits for the garbage collector is freed in it."""
+        """One step of so many micro batches a replica. Nothing that waits for the garbage collector
+        is freed in it.
+        """
         gc.collect()
         gc.disable()
         for noted in (self.reads, self.copies, self.order):
@@ -166,7 +172,9 @@ class MetaStage:
             yield tokens, tokens
 
     def _received(self) -> Tensor:
-        """What the stage before sends: all hidden states, a stretch of the sequence, or a share of the elements."""
+        """What the stage before sends: all hidden states, a stretch of the sequence, or a share of
+        the elements.
+        """
         model, tensor, borders = (
             self.config.model,
             self.mesh.tensor,

@@ -24,16 +24,16 @@ from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh
 from trainer.spikes.corruption_check import check_workers
 
-ZERO_GRADIENT = (
-    "query_key_value.bias",
-    "key_value.bias",
-)  # of keys: Adam divides it by its own size
+# of keys: Adam divides it by its own size
+ZERO_GRADIENT = ("query_key_value.bias", "key_value.bias")
 
 
 def compare_curves(
     alone: list[Curve], ranks: list[Curve], weight_bound: float = FP32_WEIGHT
 ) -> None:
-    """The ranks of one shape with a single one, fp32: losses, norms, evaluation and masters. See test_parity.py."""
+    """The ranks of one shape with a single one, fp32: losses, norms, evaluation and masters. See
+    test_parity.py.
+    """
     (reference,) = alone
     for rank in ranks:
         assert rank.disagreements == []
@@ -63,8 +63,9 @@ def compare_curves(
 def interrupted(
     config: TrainerConfig, draw: Callable[..., Any]
 ) -> tuple[list[float], list[float], bool, list[str]]:
-    """Losses of the last three of six steps, and of the same in an engine that is given the state before them; whether
-    the states at the end are equal; and what the check for silent corruption finds. To be run by `run_ranks`.
+    """Losses of the last three of six steps, and of the same in an engine that is given the state
+    before them; whether the states at the end are equal; and what the check for silent corruption
+    finds. To be run by `run_ranks`.
     """
     mesh = Mesh.create(config.parallel, CPU)
     losses: list[list[float]] = []
@@ -93,7 +94,9 @@ def interrupted(
 def goes_on(
     config: TrainerConfig, tensors: dict[str, Any], first: int, draw: Callable[..., Any]
 ) -> list[float]:
-    """Losses of three steps from a state of whole tensors after `first` steps. To be run by `run_ranks`."""
+    """Losses of three steps from a state of whole tensors after `first` steps. To be run by
+    `run_ranks`.
+    """
     mesh = Mesh.create(config.parallel, CPU)
     engine = Engine.build(config, mesh)
     fill(engine, tensors, first)

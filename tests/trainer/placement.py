@@ -1,8 +1,10 @@
-"""Where each tensor would lie on a machine with a GPU, on a machine without: what is pinned, copied and mixed.
+"""Where each tensor would lie on a machine with a GPU, on a machine without: what is pinned, copied
+and mixed.
 
-Inside `PretendedGpu` code may ask for tensors on `GPU`: they are made in host memory and marked, and so is all that is
-computed of them. What CUDA would refuse is refused in its words: pinning what lies on a GPU already, and operations on
-tensors of both places. What is made by C++ alone, as gradients are, carries no mark.
+Inside `PretendedGpu` code may ask for tensors on `GPU`: they are made in host memory and marked,
+and so is all that is computed of them. What CUDA would refuse is refused in its words: pinning what
+lies on a GPU already, and operations on tensors of both places. What is made by C++ alone, as
+gradients are, carries no mark.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ def lies_on_gpu(tensor: Tensor) -> bool:
 
 @dataclass
 class PretendedGpu(TorchFunctionMode):
-    """`pinned`, `copied`: bytes that went into pinned memory, and from there to the GPU; `pageable`: not from there."""
+    """`pinned`, `copied`: bytes that went into pinned memory, and from there to the GPU;
+    `pageable`: not from there.
+    """
 
     pinned: int = 0
     copied: int = 0

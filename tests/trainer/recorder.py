@@ -1,7 +1,8 @@
-"""A record of every collective and every message of this rank: operation, group, dtype, elements, where they lie.
+"""A record of every collective and every message of this rank: operation, group, dtype, elements,
+where they lie.
 
-On a CPU all tensors lie in host memory. Which of them would lie there on a GPU too is told by how they were made: by a
-factory function without a `device`, or from such tensors alone.
+On a CPU all tensors lie in host memory. Which of them would lie there on a GPU too is told by how
+they were made: by a factory function without a `device`, or from such tensors alone.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ NCCL_DTYPES = (
 
 
 class Entry(Record):
-    """One operation. `group`: the axes over which its members differ, or `cpu`. `communicator`: the group's own name.
+    """One operation. `group`: the axes over which its members differ, or `cpu`. `communicator`: the
+    group's own name.
 
-    `peer`: the other rank of a message. `is_host`: a tensor of it would lie in host memory on a GPU machine.
+    `peer`: the other rank of a message. `is_host`: a tensor of it would lie in host memory on a GPU
+    machine.
     """
 
     operation: str
@@ -43,7 +46,9 @@ class Entry(Record):
 
     @property
     def line(self) -> str:
-        """What the golden list holds; no rank numbers, so that ranks which do the same have the same lines."""
+        """What the golden list holds; no rank numbers, so that ranks which do the same have the
+        same lines.
+        """
         dtype, place = str(self.dtype).removeprefix("torch."), "host" if self.is_host else "device"
         return f"{self.operation:<16} {self.group:<18} {dtype:<9} {self.elements:>7} {place}"
 

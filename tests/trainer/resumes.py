@@ -29,7 +29,9 @@ class Stretch(Record):
 def train_from(
     cards: list[TrainerConfig], first: int, last: int, tensors: Logical | None, sums: Sums
 ) -> list[tuple[list[float], list[Piece], list[Piece], Sums]]:
-    """Of each card, steps [first, last) from whole tensors (None: from the start); to be run by `run_ranks`."""
+    """Of each card, steps [first, last) from whole tensors (None: from the start); to be run by
+    `run_ranks`.
+    """
     return [_train_from(config, first, last, tensors, sums) for config in cards]
 
 

@@ -26,7 +26,9 @@ def steps(engine: Engine, config: TrainerConfig, mesh: Mesh, first: int, last: i
 
 
 def saved_and_loaded(config: TrainerConfig, folder: Path) -> list[list[float]]:
-    """Losses of two steps after a save: straight on, and from each layout, loaded into the same engine later on."""
+    """Losses of two steps after a save: straight on, and from each layout, loaded into the same
+    engine later on.
+    """
     mesh = Mesh.create(config.parallel, CPU)
     engine = Engine.build(config, mesh)
     steps(engine, config, mesh, 0, 3)

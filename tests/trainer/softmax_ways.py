@@ -1,6 +1,8 @@
-"""The ways to soften logits, on any device: as a CPU takes it, as a GPU without a compiler does, as one with it does.
+"""The ways to soften logits, on any device: as a CPU takes it, as a GPU without a compiler does, as
+one with it does.
 
-What is compiled there is here the arithmetic that it is compiled from, over strips of the same kind.
+What is compiled there is here the arithmetic that it is compiled from, over strips of the same
+kind.
 """
 
 from __future__ import annotations

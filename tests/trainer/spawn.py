@@ -8,12 +8,14 @@
     def test_ranks() -> None:
         assert run_ranks(job, 4, 10) == [0, 10, 20, 30]
 
-`run_ranks(function, world_size, *arguments)` returns what `function(*arguments)` returned on each rank, in the order
-of ranks. Arguments and results travel by pickle; tensors are copied. Workers come from one fork server that has
-imported torch and DeepSpeed already, so eight of them start in a few seconds. Before the function is called the gloo
-process group is up (`trainer.engine.init_distributed`) and afterwards it is always destroyed. When a rank raises, the
-others are killed and RanksFailed carries that rank's traceback; when the deadline passes, every stuck rank's stack.
-Workers are killed by their exact process ids, and whatever they left in /dev/shm is removed.
+`run_ranks(function, world_size, *arguments)` returns what `function(*arguments)` returned on each
+rank, in the order of ranks. Arguments and results travel by pickle; tensors are copied. Workers
+come from one fork server that has imported torch and DeepSpeed already, so eight of them start in a
+few seconds. Before the function is called the gloo process group is up
+(`trainer.engine.init_distributed`) and afterwards it is always destroyed. When a rank raises, the
+others are killed and RanksFailed carries that rank's traceback; when the deadline passes, every
+stuck rank's stack. Workers are killed by their exact process ids, and whatever they left in
+/dev/shm is removed.
 
 `launch=False` sets the environment of `torchrun` but leaves the process group to the function.
 """
@@ -39,7 +41,8 @@ import pytest
 
 from tr11ops.twin.machine import claimed_ports
 
-# What nearly every rank loads at some time, also what DeepSpeed and torch load at their first use: paid once, not by each.
+# What nearly every rank loads at some time, also what DeepSpeed and torch load at their first use:
+# paid once, not by each.
 PRELOADED = [
     "torch._dynamo",
     "torch.distributed.checkpoint",
@@ -191,9 +194,11 @@ def _work(job: _Job, end: Connection) -> None:
 
 
 def fork_server() -> Any:
-    """The fork server. One thread per worker, because the tests share few cores; bf16 without AMX tiles, which round
-    otherwise than the processors for which the tests' bounds were measured; and ranks meet when a group is made, else
-    one without an operation is gone while another still connects to it."""
+    """The fork server. One thread per worker, because the tests share few cores; bf16 without AMX
+    tiles, which round otherwise than the processors for which the tests' bounds were measured; and
+    ranks meet when a group is made, else one without an operation is gone while another still
+    connects to it.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,7 +1,7 @@
 """Sums over ranks as NCCL may take them: each group adds its members' terms in an order of its own.
 
-gloo adds in one order whatever the group, so that two groups with the same terms always agree; NCCL promises no such
-thing. Within a group all members get the same bits, as with NCCL.
+gloo adds in one order whatever the group, so that two groups with the same terms always agree; NCCL
+promises no such thing. Within a group all members get the same bits, as with NCCL.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-Nudge = Callable[
-    [Tensor, list[int]], None
-]  # changes, in place, what the ranks of a group have just summed
+# changes, in place, what the ranks of a group have just summed
+Nudge = Callable[[Tensor, list[int]], None]
 
 
 class _Done:
@@ -31,7 +30,9 @@ class _Done:
 
 
 def _added(tensor: Tensor, group: ProcessGroup | None, gather: Callable[..., Any]) -> Tensor:
-    """The members' sum, added one by one in the group's own order; terms are rounded to the dtype at each addition."""
+    """The members' sum, added one by one in the group's own order; terms are rounded to the dtype
+    at each addition.
+    """
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
     terms = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in ranks]
     gather(terms, tensor.contiguous(), group=group)
@@ -44,7 +45,9 @@ def _added(tensor: Tensor, group: ProcessGroup | None, gather: Callable[..., Any
 
 @contextlib.contextmanager
 def in_any_order(nudge: Nudge | None = None) -> Iterator[None]:
-    """Replace all sums of floating-point tensors over ranks; `nudge` sees each result of an all-reduce."""
+    """Replace all sums of floating-point tensors over ranks; `nudge` sees each result of an
+    all-reduce.
+    """
     plain = {
         name: getattr(dist, name)
         for name in ("all_reduce", "reduce", "reduce_scatter_tensor", "all_gather")
@@ -91,7 +94,8 @@ def in_any_order(nudge: Nudge | None = None) -> Iterator[None]:
 
 
 def one_ulp(replica: int, data: int, tensor: int) -> Nudge:
-    """Moves, by one unit in the last place, every single number that this replica's ranks have summed over the model.
+    """Moves, by one unit in the last place, every single number that this replica's ranks have
+    summed over the model.
 
     Ranks are numbered as `Mesh` numbers them: `data` replicas, `tensor` tensor ranks.
     """

@@ -19,7 +19,9 @@ DECODER = 8
 
 
 def tiny_t5(tensor: int = 1, dtype: str = "fp32", **sections: dict[str, Any]) -> TrainerConfig:
-    """A card of a T5 that trains in milliseconds: 2 + 2 layers, 32 wide, 16 and 8 tokens, 64 words; no dropout."""
+    """A card of a T5 that trains in milliseconds: 2 + 2 layers, 32 wide, 16 and 8 tokens, 64 words;
+    no dropout.
+    """
     value = tiny(1, tensor, dtype).model_dump(mode="json")
     own = {"family": "t5", "position_embedding": "absolute", "embedding_layernorm": False}
     own |= {"decoder_sequence_length": DECODER}
@@ -30,9 +32,11 @@ def tiny_t5(tensor: int = 1, dtype: str = "fp32", **sections: dict[str, Any]) ->
 
 
 def t5_samples(config: TrainerConfig, step: int, count: int) -> dict[str, Tensor]:
-    """The fields of `count` samples: in rows where each word follows from the one before it, one or two are cut out.
+    """The fields of `count` samples: in rows where each word follows from the one before it, one or
+    two are cut out.
 
-    The text is of random length; a run of one or two words is a sentinel in it, and the decoder is to say the run.
+    The text is of random length; a run of one or two words is a sentinel in it, and the decoder is
+    to say the run.
     """
     generator = torch.Generator().manual_seed(step)
     draw = lambda low, high: int(torch.randint(low, high, (1,), generator=generator))  # noqa: E731
@@ -62,5 +66,7 @@ def t5_samples(config: TrainerConfig, step: int, count: int) -> dict[str, Tensor
 def t5_batches(
     config: TrainerConfig, mesh: Mesh, step: int, count: int
 ) -> Iterator[dict[str, Tensor]]:
-    """This replica's micro batches of global batch number `step`: the same samples whatever the topology."""
+    """This replica's micro batches of global batch number `step`: the same samples whatever the
+    topology.
+    """
     return micro_batches(config, mesh, t5_samples(config, step, count))

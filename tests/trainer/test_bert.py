@@ -1,8 +1,8 @@
 """BERT: against transformers' own, on every shape, resumed, and where it gathers, pads and refuses.
 
-Bounds are those of test_parity.py: 2e-6 on losses (two units in the last place seen, 9.5e-7), 1e-5 on gradient norms
-(1.9e-7 seen) and on masters (1.1e-6 seen), but for the key biases, whose true gradient is zero and which Adam divides by
-its own size: 1e-4 (1.4e-5 seen).
+Bounds are those of test_parity.py: 2e-6 on losses (two units in the last place seen, 9.5e-7), 1e-5
+on gradient norms (1.9e-7 seen) and on masters (1.1e-6 seen), but for the key biases, whose true
+gradient is zero and which Adam divides by its own size: 1e-4 (1.4e-5 seen).
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ def test_only_masked_words_have_logits() -> None:
 
 
 def test_a_resumed_training_goes_on_bit_for_bit() -> None:
-    """With dropout. Its workers also pass the check for silent corruption, which takes the layers one by one."""
+    """With dropout. Its workers also pass the check for silent corruption, which takes the layers
+    one by one.
+    """
     dropout = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
     ((went_on, resumed, same, faults),) = run_ranks(
         interrupted, 1, tiny_bert(model=dropout), bert_batches
@@ -103,7 +105,9 @@ def test_it_learns() -> None:
 
 
 def test_bf16_stays_within_rounding() -> None:
-    """Bounds as in test_parity.py: a rounding of the loss, averaged over the masked words of a step."""
+    """Bounds as in test_parity.py: a rounding of the loss, averaged over the masked words of a
+    step.
+    """
     pair = [
         run_ranks(train, 2, tiny_bert(1, 2, dtype), SIZES, bert_batches)[0]
         for dtype in ("fp32", "bf16")

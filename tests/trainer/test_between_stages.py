@@ -23,7 +23,9 @@ DOCUMENTS = {"end_of_document_id": 3, "reset_attention_mask": True}
 
 
 class Trained(Record):
-    """Losses, this rank's state, and the messages of the second step (the first one also sends shapes)."""
+    """Losses, this rank's state, and the messages of the second step (the first one also sends
+    shapes).
+    """
 
     losses: list[float]
     pieces: Any
@@ -48,9 +50,8 @@ def _train(config: TrainerConfig) -> Trained:
     with recorded(mesh) as found:
         losses.append(engine.train_step(batches(config, mesh, 1, SIZE), SIZE, 1).loss)
     entries = [entry for entry in found if entry.operation in ("send", "recv")]
-    losses.append(
-        engine.train_step(batches(config, mesh, 2, SIZE), SIZE, 2, 8).loss
-    )  # shorter samples
+    # shorter samples
+    losses.append(engine.train_step(batches(config, mesh, 2, SIZE), SIZE, 2, 8).loss)
     losses.append(engine.measure(batches(config, mesh, 9, SIZE), SIZE // 2).loss)
     answer = Trained(losses, copy_state(engine), entries)
     engine._pipeline.destroy()
@@ -73,8 +74,10 @@ CARDS = {
 
 
 def test_shares_change_no_bit_and_halve_the_messages() -> None:
-    """Bytes of hidden states that a rank sends and receives in a step, counted: a half of them where two ranks hold
-    the same, and with sequence parallelism the same half with and without shares, for they are cut already."""
+    """Bytes of hidden states that a rank sends and receives in a step, counted: a half of them
+    where two ranks hold the same, and with sequence parallelism the same half with and without
+    shares, for they are cut already.
+    """
     ranks = run_ranks(train, 4, list(CARDS.values()))
     for number, (name, config) in enumerate(CARDS.items()):
         pairs = [rank[number] for rank in ranks]

@@ -39,7 +39,9 @@ def named(
 def from_other(
     folder: Path, name: str, end: int, cooldown: int, other: TrainerConfig
 ) -> TrainerConfig:
-    """A run with the trunk's order of samples, of which there are 11 epochs: a shorter training has another."""
+    """A run with the trunk's order of samples, of which there are 11 epochs: a shorter training has
+    another.
+    """
     load = {"load": str(other.paths.checkpoints)}
     made = named(
         folder, name, end, cooldown, checkpoint=load, data={"order_samples": other.ordered_samples}
@@ -61,7 +63,8 @@ def test_a_branch_cools_down_and_the_trunk_goes_on(tmp_path: Path) -> None:
 
     stable, cooled = curve(trunk), curve(branch)
     assert min(cooled) == HALF + 1
-    # until the cooldown begins the two are one training, to the bit: loss, norm, samples, tokens, rate
+    # until the cooldown begins the two are one training, to the bit: loss, norm, samples, tokens,
+    # rate
     same = [step for step in cooled if step <= 12]
     assert [cooled[step] for step in same] == [stable[step] for step in same]
     assert [values[RATE] for step, values in stable.items() if step > 2] == [

@@ -1,9 +1,10 @@
-"""Compiled blocks against blocks as they are: the same numbers, and as few graphs as there are parts and kinds of use.
+"""Compiled blocks against blocks as they are: the same numbers, and as few graphs as there are
+parts and kinds of use.
 
-Graphs are those of torch's AOT compiler, whose operations are torch's own: results and dropout masks are equal bit for
-bit (with a dropout of 0.2, whose scale of 1.25 is not rounded), so that whatever goes wrong in tracing shows. That the
-code which inductor makes of them computes the same is shown for one block, within roundings: it adds and multiplies in
-another order.
+Graphs are those of torch's AOT compiler, whose operations are torch's own: results and dropout
+masks are equal bit for bit (with a dropout of 0.2, whose scale of 1.25 is not rounded), so that
+whatever goes wrong in tracing shows. That the code which inductor makes of them computes the same
+is shown for one block, within roundings: it adds and multiplies in another order.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from trainer.parallel.mesh import Mesh
 ALONE = Mesh.single(CPU)
 PARTS_ALONE, PARTS_CUT = 1, 5
 LENGTHS = (16, 8, 12)
-# Kernels of inductor keep what torch's own round in between: in fp32 some units of 2^-24 of values near 1.
+# Kernels of inductor keep what torch's own round in between: in fp32 some units of 2^-24 of values
+# near 1.
 INDUCTOR_FP32 = 2e-6
 
 
@@ -78,7 +80,9 @@ def results(
     lengths: tuple[int, ...] = LENGTHS,
     evaluates: bool = True,
 ) -> list[Tensor]:
-    """Outputs in training, all gradients, at several lengths; and what an evaluation gives at the last of them."""
+    """Outputs in training, all gradients, at several lengths; and what an evaluation gives at the
+    last of them.
+    """
     found = []
     for length in lengths:
         torch.manual_seed(length)
@@ -139,9 +143,11 @@ def test_one_graph_for_all_blocks_and_one_for_other_lengths(
     assert compiler.graphs == 3 * PARTS_ALONE  # the first length, all others, evaluation
 
 
-# ----------------------------------------------------------------------------- attention inside the graph, as on a GPU
+# ---------------------------------------------------------- attention inside the graph, as on a GPU
 class Graphs:
-    """Takes the place of inductor: names of the operations of each graph, forward and backward, which run as they are."""
+    """Takes the place of inductor: names of the operations of each graph, forward and backward,
+    which run as they are.
+    """
 
     def __init__(self) -> None:
         self.forward: list[list[str]] = []
@@ -164,7 +170,9 @@ class Graphs:
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
-    """On a CPU flex attention runs as plain arithmetic, which has gradients too, but torch does not offer them."""
+    """On a CPU flex attention runs as plain arithmetic, which has gradients too, but torch does not
+    offer them.
+    """
     noted = Graphs()
     monkeypatch.setattr(compiled, "BACKEND", noted)
     monkeypatch.setattr("torch._dynamo.lookup_backend", lambda backend: backend)
@@ -187,8 +195,9 @@ LLAMA = {"norm": "rmsnorm", "activation": "swiglu", "qk_norm": True, "linear_bia
 def test_a_block_with_flex_attention_is_one_graph(
     options: dict[str, Any], has_documents: bool, graphs: Graphs
 ) -> None:
-    """No break: what lies before and behind attention can be fused with all of a block. It computes what blocks with
-    their mask in memory do."""
+    """No break: what lies before and behind attention can be fused with all of a block. It computes
+    what blocks with their mask in memory do.
+    """
     config, compiler = tiny(layers=2, hidden_size=32, attention_heads=2, **options), Compiler()
     rules = DocumentRules(0, True, True) if has_documents else None
     plain = results(blocks(config, None, rules, "nothing"), rules, False, (16, 8), False)
@@ -342,7 +351,9 @@ def train(config: TrainerConfig) -> tuple[list[float], list[Tensor], int]:
 def test_every_cut_computes_the_same(
     pipeline: int, tensor: int, sequence_parallel: bool, options: dict[str, Any], graphs: int
 ) -> None:
-    """Collectives lie between the parts; dropout masks are those of blocks as they are, on every rank."""
+    """Collectives lie between the parts; dropout masks are those of blocks as they are, on every
+    rank.
+    """
     card = tiny(pipeline, tensor, layers=4, hidden_dropout=0.2, attention_dropout=0.1, **options)
     card = card.model_copy(
         update={
@@ -364,7 +375,9 @@ def test_every_cut_computes_the_same(
 
 @torch._inductor.config.patch(compile_threads=1)  # a pool's processes would each load torch anew
 def test_what_inductor_makes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same within roundings; with dropout, recomputation draws the masks again that were drawn first."""
+    """The same within roundings; with dropout, recomputation draws the masks again that were drawn
+    first.
+    """
     monkeypatch.setattr(compiled, "BACKEND", "inductor")
     config = tiny(layers=1)
     plain, found = (

@@ -1,6 +1,8 @@
-"""What costs or breaks on GPUs and cannot be seen on CPUs: every host synchronisation, unnamed GPU and timeless group.
+"""What costs or breaks on GPUs and cannot be seen on CPUs: every host synchronisation, unnamed GPU
+and timeless group.
 
-Each place that may do so stands in the list below with its reason; a new one, or one that is gone, fails.
+Each place that may do so stands in the list below with its reason; a new one, or one that is gone,
+fails.
 """
 
 from __future__ import annotations

@@ -170,7 +170,9 @@ RECOMPUTE: list[dict[str, Any]] = [
 
 
 def recompute_curves(pipeline: int, tensor: int) -> list[tuple[list[float], str]]:
-    """Losses and a digest of this rank's weights and optimizer: without dropout, without recomputation, each choice."""
+    """Losses and a digest of this rank's weights and optimizer: without dropout, without
+    recomputation, each choice.
+    """
     choices = [
         UNDROPPED,
         {},
@@ -192,7 +194,9 @@ def trained(config: TrainerConfig) -> tuple[list[float], str]:
 
 
 def test_recomputation_with_dropout_changes_no_bit() -> None:
-    """Neither all blocks, some nor attention alone, over stages and tensor ranks: the masks are drawn over again."""
+    """Neither all blocks, some nor attention alone, over stages and tensor ranks: the masks are
+    drawn over again.
+    """
     for undropped, plain, *recomputed in run_ranks(recompute_curves, 4, 2, 2):
         assert recomputed == [plain] * len(RECOMPUTE)
         assert plain[0] != undropped[0]

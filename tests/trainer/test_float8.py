@@ -1,9 +1,10 @@
 """Products in 8-bit floats: how exact they are, what they cost, and where they are refused.
 
-Rounding to e4m3 keeps 4 bits: an element moves by 2^-4 of itself at most, a gradient (e5m2, 3 bits) by 2^-3. A product
-sums many such elements whose errors are independent, so its error is smaller than that share of its own size by the
-averaging. Losses near ln 64 = 4.2 of the small model may differ from those in bf16 by CURVE over 20 steps: 1 % of the
-loss; bf16 itself stays within 0.004 of fp32 (`test_parity.py`).
+Rounding to e4m3 keeps 4 bits: an element moves by 2^-4 of itself at most, a gradient (e5m2, 3 bits)
+by 2^-3. A product sums many such elements whose errors are independent, so its error is smaller
+than that share of its own size by the averaging. Losses near ln 64 = 4.2 of the small model may
+differ from those in bf16 by CURVE over 20 steps: 1 % of the loss; bf16 itself stays within 0.004 of
+fp32 (`test_parity.py`).
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ def test_what_is_not_finite_stays_so(bad: float, dtype: torch.dtype) -> None:
 
 
 def test_products_are_those_of_the_rounded_factors() -> None:
-    """Within the rounding of the result to bf16, against double precision; and a few per cent from bf16's own."""
+    """Within the rounding of the result to bf16, against double precision; and a few per cent from
+    bf16's own.
+    """
     inputs, weight, gradient = factors()
 
     def again(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -97,9 +100,11 @@ def test_products_are_those_of_the_rounded_factors() -> None:
 
 
 def test_what_a_layer_costs_of_a_model_of_2_billion_parameters() -> None:
-    """8192 tokens, 2048 -> 8192, forward and backward, on meta: three products, their factors read as bytes.
+    """8192 tokens, 2048 -> 8192, forward and backward, on meta: three products, their factors read
+    as bytes.
 
-    The rounding reads and writes 2.7 GB uncompiled, which takes as long as the products do: docs/training.md says so.
+    The rounding reads and writes 2.7 GB uncompiled, which takes as long as the products do:
+    docs/training.md says so.
     """
     inputs = torch.empty(4, 2048, 2048, dtype=BF16, device="meta", requires_grad=True)
     weight = torch.empty(8192, 2048, dtype=BF16, device="meta", requires_grad=True)
@@ -114,7 +119,9 @@ def test_what_a_layer_costs_of_a_model_of_2_billion_parameters() -> None:
 
 
 def test_the_estimate_holds_the_rounded_factors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of wide blocks and few tokens: a weight's gradient is most of what comes and goes, and the 8 bits beside it."""
+    """Of wide blocks and few tokens: a weight's gradient is most of what comes and goes, and the 8
+    bits beside it.
+    """
     wide = {
         "hidden_size": 4096,
         "attention_heads": 32,
@@ -163,7 +170,9 @@ def in_float8(config: TrainerConfig) -> TrainerConfig:
 
 
 def test_the_loss_follows_that_in_bf16_on_every_shape() -> None:
-    """And tensor ranks, which round their own slices, follow one process more closely than bf16 does."""
+    """And tensor ranks, which round their own slices, follow one process more closely than bf16
+    does.
+    """
     (plain,) = run_ranks(train, 1, tiny(dtype="bf16"))
     (alone,) = run_ranks(train, 1, in_float8(tiny(dtype="bf16")))
     cut = run_ranks(train, 2, in_float8(tiny(1, 2, dtype="bf16")))

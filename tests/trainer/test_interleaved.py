@@ -1,6 +1,8 @@
-"""Stages of several parts train as plain 1F1B does: losses, norms, weights, evaluations, and what is saved.
+"""Stages of several parts train as plain 1F1B does: losses, norms, weights, evaluations, and what
+is saved.
 
-The bounds are those of test_parity.py: only the order of the sums over micro batches of the tied weight differs.
+The bounds are those of test_parity.py: only the order of the sums over micro batches of the tied
+weight differs.
 """
 
 from __future__ import annotations
@@ -43,8 +45,9 @@ DOCUMENTS = {"end_of_document_id": 3, "reset_attention_mask": True}
 
 
 class Course(Record):
-    """What a short training showed on one rank. `half`: its state before the third step, if that was not its first;
-    `leftovers`: what the pipeline still held after it."""
+    """What a short training showed on one rank. `half`: its state before the third step, if that
+    was not its first; `leftovers`: what the pipeline still held after it.
+    """
 
     losses: list[float]
     norms: list[float | None]
@@ -76,7 +79,9 @@ def sequence_parallel(config: TrainerConfig) -> TrainerConfig:
 
 
 def train_each(courses: list[tuple[TrainerConfig, int, int, Logical | None]]) -> list[Course]:
-    """Steps [first, last) of each card, from whole tensors where there are any; to be run by `run_ranks`."""
+    """Steps [first, last) of each card, from whole tensors where there are any; to be run by
+    `run_ranks`.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(get_accelerator()), "is_fp16_supported", lambda _: True)
         return [_train(*course) for course in courses]
@@ -183,7 +188,9 @@ def test_parts_train_as_plain_stages_do(name: str) -> None:
 
 
 def test_resume_and_recomputation_change_no_bit() -> None:
-    """With dropout, on the same shape; on another one the state is the same and the losses are within rounding."""
+    """With dropout, on the same shape; on another one the state is the same and the losses are
+    within rounding.
+    """
     config, dropped = card(2, 1, 2), card(2, 1, 2, **DROPOUT)
     recomputed = card(2, 1, 2, **DROPOUT, **RECOMPUTE)
     first = run_ranks(
@@ -210,7 +217,9 @@ def test_resume_and_recomputation_change_no_bit() -> None:
 
 
 def ways_and_check(config: TrainerConfig) -> tuple[set[str], int, list[WorkerDigests]]:
-    """Names of the groups of the messages, updates after a step, and what a check of the arithmetic found."""
+    """Names of the groups of the messages, updates after a step, and what a check of the arithmetic
+    found.
+    """
     mesh = Mesh.create(config.parallel, CPU)
     engine = Engine.build(config, mesh)
     engine.train_step(batches(config, mesh, 0, 16), 16)
@@ -222,7 +231,9 @@ def ways_and_check(config: TrainerConfig) -> tuple[set[str], int, list[WorkerDig
 
 
 def test_no_way_is_shared_and_all_parts_are_checked() -> None:
-    """Two stages send each other activations and gradients both ways: four groups. A check computes every layer."""
+    """Two stages send each other activations and gradients both ways: four groups. A check computes
+    every layer.
+    """
     for names, steps, outcomes in run_ranks(ways_and_check, 2, card(2, 1, 2)):
         assert len(names) == 4 and steps == 1
         for outcome in outcomes:

@@ -25,7 +25,9 @@ STEPS = 4
 
 
 class Seen(Record):
-    """One rank: each step's measure, its gradient norm, and the masters by name before and after each step."""
+    """One rank: each step's measure, its gradient norm, and the masters by name before and after
+    each step.
+    """
 
     measures: list[LayerMeasure | None]
     norms: list[float | None]
@@ -70,7 +72,9 @@ def by_layer(values: dict[str, Tensor]) -> dict[str, float]:
 
 
 def test_each_is_the_norm_of_what_it_says() -> None:
-    """Updates and weights against the masters themselves; gradients add up to the whole norm, before clipping."""
+    """Updates and weights against the masters themselves; gradients add up to the whole norm,
+    before clipping.
+    """
     (found,) = seen(1, 1, 1)
     assert [measure is not None for measure in found.measures] == [False, True, False, True]
     whole = [assemble([pieces]) for pieces in found.masters]  # type: ignore[list-item]
@@ -88,15 +92,16 @@ def test_each_is_the_norm_of_what_it_says() -> None:
             [updates[layer] for layer in measure.layers], rel=1e-4
         )
         assert math.hypot(*measure.gradient) == pytest.approx(found.norms[step], rel=1e-6)
-        assert (
-            all(value > 0 for value in measure.gradient) and found.norms[step] > 0.3
-        )  # it was clipped
+        # it was clipped
+        assert all(value > 0 for value in measure.gradient) and found.norms[step] > 0.3
         assert [math.isnan(value) for value in measure.output] == [True, False, False, True, True]
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 1), (1, 2, 1), (2, 2, 2)], ids=str)
 def test_every_shape_measures_the_same(shape: tuple[int, int, int]) -> None:
-    """With recomputed blocks where tensor is 2, with sequence parallelism on eight ranks; all ranks are told the same."""
+    """With recomputed blocks where tensor is 2, with sequence parallelism on eight ranks; all ranks
+    are told the same.
+    """
     (alone,), ranks = seen(1, 1, 1), seen(*shape)
     for step in (1, 3):
         reference = alone.measures[step]

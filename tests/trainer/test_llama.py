@@ -1,7 +1,7 @@
 """Llama and Qwen3: against transformers' own, on every shape, resumed bit for bit.
 
-Bounds are those of test_parity.py: 2e-6 on losses, 1e-5 on gradient norms and on masters; three steps equal transformers'
-within 5e-6, as BERT's do.
+Bounds are those of test_parity.py: 2e-6 on losses, 1e-5 on gradient norms and on masters; three
+steps equal transformers' within 5e-6, as BERT's do.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ SHAPES = [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (2, 2, 2)]
 def card(
     shape: tuple[int, int, int], kind: str = "llama", dtype: str = "fp32", **model: Any
 ) -> TrainerConfig:
-    """Sequence parallelism and recomputed blocks on the largest shape alone: the others are without."""
+    """Sequence parallelism and recomputed blocks on the largest shape alone: the others are
+    without.
+    """
     pipeline, tensor, data = shape
     config = tiny_llama(pipeline, tensor, dtype, kind, **model)
     if tensor > 1 and data > 1:
@@ -81,7 +83,8 @@ def test_bf16_stays_within_rounding(kind: str) -> None:
 def test_parts_are_chosen_one_by_one(change: dict[str, Any]) -> None:
     """Each makes another model, which has one curve too.
 
-    Where no norm stands behind the embedding its gradients are small, and Adam divides by them: 1.3e-5 was seen.
+    Where no norm stands behind the embedding its gradients are small, and Adam divides by them:
+    1.3e-5 was seen.
     """
     (alone,) = run_ranks(train, 1, card((1, 1, 1), **change), SIZES)
     compare_curves(
@@ -92,7 +95,9 @@ def test_parts_are_chosen_one_by_one(change: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_training_goes_on_bit_for_bit(kind: str) -> None:
-    """With dropout. Its workers also pass the check for silent corruption, which takes the layers one by one."""
+    """With dropout. Its workers also pass the check for silent corruption, which takes the layers
+    one by one.
+    """
     config = tiny_llama(kind=kind, hidden_dropout=0.1, attention_dropout=0.1)
     ((went_on, resumed, same, faults),) = run_ranks(interrupted, 1, config, batches)
     assert went_on == resumed and same and not faults
@@ -110,7 +115,9 @@ def test_a_training_goes_on_in_another_shape(kind: str) -> None:
 
 
 def test_a_z_loss_is_a_part_of_the_loss_on_every_shape() -> None:
-    """It is told by itself, the cross-entropy is that of the log, and it holds the sums of exponentials down."""
+    """It is told by itself, the cross-entropy is that of the log, and it holds the sums of
+    exponentials down.
+    """
     (plain,), (alone,) = (
         curves((1, 1, 1), "llama"),
         run_ranks(train, 1, card((1, 1, 1), z_loss=1e-2), SIZES),
@@ -122,9 +129,8 @@ def test_a_z_loss_is_a_part_of_the_loss_on_every_shape() -> None:
     )
     assert [set(parts) for parts in alone.parts] == [{"lm", "z"}] * len(SIZES)
     assert alone.parts[0]["lm"] == pytest.approx(plain.losses[0], abs=2e-6)
-    assert alone.parts[0]["z"] == pytest.approx(
-        1e-2 * math.log(64) ** 2, rel=0.05
-    )  # logits near zero
+    # logits near zero
+    assert alone.parts[0]["z"] == pytest.approx(1e-2 * math.log(64) ** 2, rel=0.05)
     assert set(alone.measured) == {"lm", "z"} and alone.losses != plain.losses
 
 
@@ -182,13 +188,8 @@ def test_the_norm_is_that_of_torch(dtype: torch.dtype) -> None:
 
 
 def test_the_feed_forward_width_of_a_gate() -> None:
-    widths = {
-        512: 1536,
-        768: 2048,
-        2048: 5632,
-        4096: 11008,
-        5120: 13824,
-    }  # those of Llama, 7B and 13B, and smaller ones
+    # those of Llama, 7B and 13B, and smaller ones
+    widths = {512: 1536, 768: 2048, 2048: 5632, 4096: 11008, 5120: 13824}
     shape = LLAMA | {"ffn_hidden_size": None}
     for hidden, width in widths.items():
         assert tiny_llama(**shape | {"hidden_size": hidden}).model.ffn == width

@@ -1,6 +1,8 @@
-"""The loop's course with everything on: curriculum, skipped ranges, restarts, spikes, roll-backs, schedule rules.
+"""The loop's course with everything on: curriculum, skipped ranges, restarts, spikes, roll-backs,
+schedule rules.
 
-Each case is a real training of a tiny model on two stages; what a restart must give is what the uninterrupted run gave.
+Each case is a real training of a tiny model on two stages; what a restart must give is what the
+uninterrupted run gave.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ def test_restarts_inside_curriculum_and_ramp_change_nothing(tmp_path: Path) -> N
     lengths = [values[5] for _, values in sorted(expected.items())]
     assert lengths == sorted(lengths)
     assert (lengths[0], lengths[-1]) == (8, 16)
-    # The counters moved over what was skipped: whole global batches, at the lengths that the curriculum has there.
+    # The counters moved over what was skipped: whole global batches, at the lengths that the
+    # curriculum has there.
     assert expected[7][2] - expected[3][2] == 3 * 8 + 16
     cut = card(tmp_path, **COURSE, run={"directory": str(tmp_path / "cut"), "exit_interval": 7})
     assert run(cut, 1) == ("exit-interval", 7)
@@ -106,9 +109,8 @@ def test_a_spike_is_rolled_back_and_its_data_skipped(tmp_path: Path) -> None:
     assert spikes[0]["iteration"] in {14, 15}
     assert backs[0]["to"] == 12
     losses = {iteration: values[0] for iteration, values in curve(config).items()}
-    assert (
-        max(losses[iteration] for iteration in range(17, 21)) < 5.0
-    )  # ln 64 is 4.2, and the spike was far above
+    # ln 64 is 4.2, and the spike was far above
+    assert max(losses[iteration] for iteration in range(17, 21)) < 5.0
     remembered = read_recovery(config.paths)
     assert [event.to_step for event in remembered.events] == [12]
     first, last = remembered.events[0].skip_first, remembered.events[0].skip_last
@@ -165,9 +167,8 @@ def test_a_roll_back_by_hand_equals_a_card_that_skips_the_same(tmp_path: Path) -
     again = {record["iteration"] for record in records(config) if record["job_id"] == "2"}
     assert again == {8, *range(12, 17)}
     found, expected = curve(config), curve(whole)
-    assert {step: found[step] for step in again} == {
-        step: expected[step] for step in again
-    }  # bit for bit
+    # bit for bit
+    assert {step: found[step] for step in again} == {step: expected[step] for step in again}
     assert [record["to"] for record in records(config, "roll-back")] == [7]
     assert read_recovery(config.paths).pending is None
 
@@ -266,7 +267,8 @@ def test_fine_tuning_takes_the_weights_alone(tmp_path: Path, eight_steps: Curve)
     assert origin.takes_weights and origin.is_fresh and Origin.read(first.paths) is None
     assert run(tuned, 2) == ("exit-interval", 4)  # its own checkpoint goes before checkpoint.load
     assert Origin.read(tuned.paths) == origin
-    tuned.paths.origin.unlink()  # as in a directory that was restored from an archive of checkpoints
+    # as in a directory that was restored from an archive of checkpoints
+    tuned.paths.origin.unlink()
     third = card(
         tmp_path, checkpoint=start, run={"directory": str(tmp_path / "tuned"), "exit_interval": 6}
     )

@@ -1,7 +1,9 @@
-"""Trainings in 8-bit floats and with compiled blocks, cut in two by a save and a resume: bit for bit the whole one.
+"""Trainings in 8-bit floats and with compiled blocks, cut in two by a save and a resume: bit for
+bit the whole one.
 
-Graphs are those of torch's AOT compiler, as in `test_compiled.py`. What inductor makes of a graph of one length and of
-one of any length may round in other places: there a resume under a curriculum is not promised bit for bit.
+Graphs are those of torch's AOT compiler, as in `test_compiled.py`. What inductor makes of a graph
+of one length and of one of any length may round in other places: there a resume under a curriculum
+is not promised bit for bit.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ COMPILED: dict[str, Any] = {
 
 
 def traced_attempt(config: TrainerConfig, number: int) -> tuple[str, int, bool]:
-    """An attempt, in a process of its own, with torch's own operations in place of inductor's; and whether any block
-    was compiled.
+    """An attempt, in a process of its own, with torch's own operations in place of inductor's; and
+    whether any block was compiled.
     """
     compiled.BACKEND = "aot_eager"
     return *attempt(config, number), bool(counters["stats"]["unique_graphs"])
@@ -65,7 +67,8 @@ def test_a_resume_is_bitwise(options: dict[str, Any], tmp_path: Path) -> None:
     for config, number in ((whole, 1), (until("cut", HALF), 1), (rest, 2)):
         ends = run_ranks(traced_attempt, 2, config, number, launch=False)
         assert ends == [("exit-interval", config.run.exit_interval, options is COMPILED)] * 2
-    # its lengths are 8, 12, 12, 16, ...: the first two steps are one stretch; where the first attempt leaves it is due
+    # its lengths are 8, 12, 12, 16, ...: the first two steps are one stretch; where the first
+    # attempt leaves it is due
     expected = [[0, 3], [0, 3, 3]] if options is COMPILED else [[], []]
     assert [compiled_at(config) for config in (whole, rest)] == expected
     assert curve(rest) == curve(whole) and set(curve(whole)) == set(range(1, END + 1))

@@ -1,4 +1,6 @@
-"""A save that fails must not cost the training; a last save that fails must not look like a good end."""
+"""A save that fails must not cost the training; a last save that fails must not look like a good
+end.
+"""
 
 from __future__ import annotations
 
@@ -131,9 +133,8 @@ def test_one_node_that_twice_cannot_write_a_save_is_left(
     )
     results = run_ranks(attend_on_nodes, 2, config, (1,), launch=False)
     assert [reason for reason, _, _ in results] == ["error"] * 2
-    assert results[0][1] in (
-        {4} if not asynchronous else {4, 5, 6}
-    )  # in the background it is heard of a little later
+    # in the background it is heard of a little later
+    assert results[0][1] in ({4} if not asynchronous else {4, 5, 6})
     [first] = [
         line for line in results[0][2] if "alone could not write" in line and "WARNING" in line
     ]
@@ -165,10 +166,8 @@ def test_a_file_system_that_fails_everywhere_is_no_nodes_fault(tmp_path: Path) -
     config = card(tmp_path, exit_interval=7)
     results = run_ranks(attend_on_nodes, 2, config, (0, 1), launch=False)
     marker = EndMarker.read(config.paths.end_marker("7"))
-    assert marker is not None and (marker.node, marker.iteration) == (
-        "",
-        7,
-    )  # it went on to its end
+    # it went on to its end
+    assert marker is not None and (marker.node, marker.iteration) == ("", 7)
     assert not any("alone could not write" in line for line in results[0][2])
 
 

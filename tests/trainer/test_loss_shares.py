@@ -1,4 +1,6 @@
-"""The loss over tensor ranks, against fp64 on one: also where a label's rank has next to none of the probability."""
+"""The loss over tensor ranks, against fp64 on one: also where a label's rank has next to none of
+the probability.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,15 @@ from trainer.parallel.mesh import Mesh
 from trainer.schedule import pieces
 
 WORDS, HIDDEN, TOKENS = 64, 16, 48
-# Of the gradients, relative: twice the unit in the last place, and in fp32 what it makes of logits of 300.
+# Of the gradients, relative: twice the unit in the last place, and in fp32 what it makes of logits
+# of 300.
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-9}
 
 
 def given(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden states, table and labels, in values that `dtype` has. Each fourth label has a logit far below the others:
-    its rank has e^-30 of the probability, or e^-300."""
+    """Hidden states, table and labels, in values that `dtype` has. Each fourth label has a logit
+    far below the others: its rank has e^-30 of the probability, or e^-300.
+    """
     generator = torch.Generator().manual_seed(5)
     hidden = torch.randn(1, TOKENS, HIDDEN, generator=generator)
     table = torch.randn(WORDS, HIDDEN, generator=generator) / 4
@@ -39,16 +43,17 @@ def given(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def on_ranks() -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Loss, and the gradients of hidden states and of this rank's rows: of each dtype, by each way to soften."""
+    """Loss, and the gradients of hidden states and of this rank's rows: of each dtype, by each way
+    to soften.
+    """
     mesh = Mesh.create(ParallelSection(tensor=torch.distributed.get_world_size()), CPU)
     return [_computed(mesh, dtype, way) for dtype in BOUNDS for way in WAYS]
 
 
 def _computed(mesh: Mesh, dtype: torch.dtype, way: str) -> tuple[Tensor, Tensor, Tensor]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(
-            pieces.PIECE_ELEMENTS, "cpu", 20 * WORDS // mesh.tensor
-        )  # several pieces, of several strips
+        # several pieces, of several strips
+        patch.setitem(pieces.PIECE_ELEMENTS, "cpu", 20 * WORDS // mesh.tensor)
         patch.setitem(pieces.SOFTMAX_ELEMENTS, "cpu", 7 * WORDS // mesh.tensor)
         take(way, patch)
         hidden, table, labels = given(dtype)
@@ -69,7 +74,9 @@ def on_one() -> list[tuple[float, Tensor, Tensor]]:
 
 
 def expected(dtype: torch.dtype) -> tuple[float, Tensor, Tensor]:
-    """The same in fp64 on one, of logits as this machine rounds them: where it lacks products in the dtype, to fp32."""
+    """The same in fp64 on one, of logits as this machine rounds them: where it lacks products in
+    the dtype, to fp32.
+    """
     hidden, table, labels = given(dtype)
     wide, rows = hidden.double().requires_grad_(), table.double().requires_grad_()
     logits = (wide @ rows.t())[0]
@@ -82,7 +89,9 @@ def expected(dtype: torch.dtype) -> tuple[float, Tensor, Tensor]:
 
 
 def test_loss_and_gradients_over_two_ranks() -> None:
-    """Within the rounding of logits and gradients, which are of the dtype; and the ranks agree on every bit."""
+    """Within the rounding of logits and gradients, which are of the dtype; and the ranks agree on
+    every bit.
+    """
     (references,) = run_ranks(on_one, 1, launch=False)
     first, second = run_ranks(on_ranks, 2)
     cases = [case for case in zip(BOUNDS, references, strict=True) for _ in WAYS]

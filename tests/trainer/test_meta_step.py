@@ -1,10 +1,12 @@
-"""Whole training steps of the 176-billion-parameter model and of one of 1.7 billion, counted on meta tensors.
+"""Whole training steps of the 176-billion-parameter model and of one of 1.7 billion, counted on
+meta tensors.
 
-One worker of each kind of pipeline stage, with all that the engine and DeepSpeed do in a step: forward, recomputation,
-backward, accumulation in fp32, norm, clipping, update. A tensor on another device than the rest raises.
+One worker of each kind of pipeline stage, with all that the engine and DeepSpeed do in a step:
+forward, recomputation, backward, accumulation in fp32, norm, clipping, update. A tensor on another
+device than the rest raises.
 
-The budgets are exact: a change that moves, makes or holds more fails here, and so does one that needs less, whose
-figures then take the place of these.
+The budgets are exact: a change that moves, makes or holds more fails here, and so does one that
+needs less, whose figures then take the place of these.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ READS, COPIES = {NORM: 1}, {LOSS: 1}
 
 
 class Budget(Record):
-    """Operations, and bytes that those moved which are no matrix products: of each further micro batch, and of the rest
-    of a step. `peak`: most bytes held in a step of one micro batch beyond what is held between steps.
+    """Operations, and bytes that those moved which are no matrix products: of each further micro
+    batch, and of the rest of a step. `peak`: most bytes held in a step of one micro batch beyond
+    what is held between steps.
     """
 
     operations: int
@@ -53,8 +56,9 @@ BUDGETS = {
 
 
 class Seen(Record):
-    """Steps of one and of two micro batches. `reads`: of the device by the host, in the second; `copies`: those that it
-    does not wait for; `order`: of both. `checks`: the norm of all weights, and their comparison with the copies.
+    """Steps of one and of two micro batches. `reads`: of the device by the host, in the second;
+    `copies`: those that it does not wait for; `order`: of both. `checks`: the norm of all weights,
+    and their comparison with the copies.
     """
 
     one: Counts
@@ -109,8 +113,8 @@ def test_the_budget(name: str) -> None:
 
 @pytest.mark.parametrize("name", BUDGETS)
 def test_what_the_host_reads_in_a_step(name: str) -> None:
-    """Whatever the number of micro batches it waits once, for the norm, by which the update is clipped or dropped. The
-    loss has come by then, and nothing waits for the update.
+    """Whatever the number of micro batches it waits once, for the norm, by which the update is
+    clipped or dropped. The loss has come by then, and nothing waits for the update.
     """
     assert (seen(name).reads, seen(name).copies, seen(name).order) == (READS, COPIES, [LOSS, NORM])
     assert not any(
@@ -148,8 +152,8 @@ def test_products_of_the_1b7_model_are_those_of_the_formula() -> None:
 
 @pytest.mark.parametrize("name", BUDGETS)
 def test_estimate_states_no_less_than_the_peak(name: str) -> None:
-    """It adds what a recomputed block keeps to the most that its backward pass makes, which frees the first meanwhile:
-    half a gigabyte of 42.
+    """It adds what a recomputed block keeps to the most that its backward pass makes, which frees
+    the first meanwhile: half a gigabyte of 42.
     """
     config = card(name)
     replicas, vocabulary = (

@@ -1,4 +1,6 @@
-"""Micro batches that grow with the batch: the same training as with small ones, resumed anywhere, and what is refused."""
+"""Micro batches that grow with the batch: the same training as with small ones, resumed anywhere,
+and what is refused.
+"""
 
 from __future__ import annotations
 
@@ -66,9 +68,8 @@ def same_course(small: TrainerConfig, grown: TrainerConfig, steps: tuple[int, ..
 def test_the_course_of_small_micro_batches_and_a_restart_agree(tmp_path: Path) -> None:
     alone = {"tensor": 1, "pipeline": 1}
     small, grown = ramped(tmp_path, "small", alone), ramped(tmp_path, "grown", alone, **GROWING)
-    cut = ramped(
-        tmp_path, "grown", alone, 5, **GROWING
-    )  # at the second level: the next one begins in twos
+    # at the second level: the next one begins in twos
+    cut = ramped(tmp_path, "grown", alone, 5, **GROWING)
     whole = ramped(tmp_path, "whole", alone, **GROWING)
     ends = [("exit-interval", number) for number in (LAST, 5, LAST, LAST)]
     assert run_ranks(train_all, 1, small, cut, grown, whole, launch=False) == [ends]

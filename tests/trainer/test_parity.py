@@ -1,4 +1,5 @@
-"""Topology changes speed, never the numbers: every shape of pipeline x data x tensor against one process.
+"""Topology changes speed, never the numbers: every shape of pipeline x data x tensor against one
+process.
 
 fp32 tolerances. Sums over tensor ranks, stages and replicas are taken in another order than in one process; each fp32
 sum of n terms may then differ by a few units of 2^-24 of its size, and losses here are near ln 64 = 4.2, where one
@@ -112,7 +113,9 @@ def test_bf16_stays_within_rounding(topology: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("topology", [(1, 1, 1), (2, 2, 1)], ids=str)
 def test_fp16_stays_within_rounding(topology: tuple[int, int, int]) -> None:
-    """fp16 keeps 11 bits, bf16 8: a bound 8 times as tight. The dynamic loss scale is the same on every shape."""
+    """fp16 keeps 11 bits, bf16 8: a bound 8 times as tight. The dynamic loss scale is the same on
+    every shape.
+    """
     pipeline, tensor, data = topology
     ranks = run_ranks(train_in_fp16, pipeline * tensor * data, tiny(pipeline, tensor, "fp16"))
     check_replicas(ranks)
@@ -124,9 +127,8 @@ def test_absolute_positions_under_all_axes() -> None:
     ranks = curves((2, 2, 1), positions="absolute")
     check_replicas(ranks)
     assert furthest(ranks[0].losses, reference.losses) <= FP32_LOSS
-    assert (
-        furthest(curves((1, 1, 1))[0].losses, reference.losses) > 1e-3
-    )  # the option does something
+    # the option does something
+    assert furthest(curves((1, 1, 1))[0].losses, reference.losses) > 1e-3
 
 
 def test_repeat_is_bitwise_equal() -> None:

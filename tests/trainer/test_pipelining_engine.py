@@ -1,7 +1,8 @@
-"""A second engine, torch's own pipeline schedules, drives the same layers: same losses, norms and weights.
+"""A second engine, torch's own pipeline schedules, drives the same layers: same losses, norms and
+weights.
 
-It shares with `trainer.engine` the layers and nothing else: DeepSpeed's pipeline, ZeRO and clipping are replaced by
-torch.distributed.pipelining, torch.optim.AdamW and the few sums below.
+It shares with `trainer.engine` the layers and nothing else: DeepSpeed's pipeline, ZeRO and clipping
+are replaced by torch.distributed.pipelining, torch.optim.AdamW and the few sums below.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ class Stage(nn.Module):
 
 
 def join_gradients(stage: Stage, mesh: Mesh) -> None:
-    """Add what lies apart: the tied weight's gradients on both stages, replicated ones' shares over tensor ranks."""
+    """Add what lies apart: the tied weight's gradients on both stages, replicated ones' shares over
+    tensor ranks.
+    """
     tied = dict(logical_parameters(stage.named))[TIED_NAME]
     assert tied.grad is not None
     dist.all_reduce(tied.grad, group=mesh.pipeline_group)
@@ -162,9 +165,8 @@ def test_two_engines_train_alike(
     for (losses, norms, weights), (other_losses, other_norms, other_weights) in zip(
         ours, theirs, strict=True
     ):
-        assert (
-            losses[-1] < losses[0] - 0.1 and min(norms) > config.optimizer.clip_grad
-        )  # it learns, every step clips
+        # it learns, every step clips
+        assert losses[-1] < losses[0] - 0.1 and min(norms) > config.optimizer.clip_grad
         torch.testing.assert_close(other_losses, losses, atol=2e-6, rtol=0)
         torch.testing.assert_close(other_norms, norms, atol=0, rtol=1e-5)
         assert other_weights.keys() == weights.keys()

@@ -1,4 +1,6 @@
-"""The next micro batch on its way to a GPU while the present one computes: a record of what a mocked CUDA is asked."""
+"""The next micro batch on its way to a GPU while the present one computes: a record of what a
+mocked CUDA is asked.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ def test_the_next_is_copied_behind_the_present_forward_pass(cuda: FakeCuda) -> N
 
 
 def test_nothing_is_read_beyond_a_step(cuda: FakeCuda) -> None:
-    """The next step may have another size, or pass samples over: the stream's count is that of what was used."""
+    """The next step may have another size, or pass samples over: the stream's count is that of what
+    was used.
+    """
     ahead, source = BatchesAhead(GPU, True, True), SampleStream(Rows(), 2)
     first = [int(tokens[0, 0]) for tokens, _ in ahead.of(source, 3)]
     assert (first, source.state()) == ([0, 2, 4], 6)
@@ -111,7 +115,9 @@ def test_nothing_is_read_beyond_a_step(cuda: FakeCuda) -> None:
 
 
 def test_errors_and_the_end_come_in_their_own_turn(cuda: FakeCuda) -> None:
-    """Batch 1 cannot be read while batch 0 computes: batch 0 is computed, and the reader's own error follows."""
+    """Batch 1 cannot be read while batch 0 computes: batch 0 is computed, and the reader's own
+    error follows.
+    """
     ahead, log = BatchesAhead(GPU, True, True), []
     with pytest.raises(DataError, match="cannot be read"):
         computed(ahead, numbered(3, log, broken=1), 3, log)

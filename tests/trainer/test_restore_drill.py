@@ -1,4 +1,5 @@
-"""The drill: a checkpoint is copied away, restored into a new run directory, and the training goes on as if nothing was.
+"""The drill: a checkpoint is copied away, restored into a new run directory, and the training goes
+on as if nothing was.
 
 The next losses are those of the training that was never interrupted, bit for bit.
 """

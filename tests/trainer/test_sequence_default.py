@@ -1,4 +1,6 @@
-"""Sequence parallelism of cards that do not say: on where it can be, and what was written down keeps its meaning."""
+"""Sequence parallelism of cards that do not say: on where it can be, and what was written down
+keeps its meaning.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,8 @@ from tr11ops.runcard.card import load_card, resolved
 from tr11ops.runcard.rules import card_warnings
 from trainer.config.card import load_trainer_config
 
-CARD = (
-    Path(__file__).parents[1] / "data" / "small-card.toml"
-)  # tensor 2, 128 tokens; it does not say
+# tensor 2, 128 tokens; it does not say
+CARD = Path(__file__).parents[1] / "data" / "small-card.toml"
 LINEAR = ["curriculum.start_length=8", "curriculum.total_steps=5"]
 DISCRETE = ["curriculum.kind=discrete", "curriculum.until_steps=[5]"]
 

@@ -18,7 +18,9 @@ from trainer.engine import init_distributed
 
 
 def late(folder: Path) -> list[str]:
-    """Rank 0 is slow to finish a group; what it had finished when this rank went on, after each of the two groups."""
+    """Rank 0 is slow to finish a group; what it had finished when this rank went on, after each of
+    the two groups.
+    """
     connect = distributed_c10d._new_process_group_helper
 
     def slowly(*arguments: Any, **options: Any) -> Any:
@@ -41,6 +43,8 @@ def late(folder: Path) -> list[str]:
 
 
 def test_no_rank_goes_on_before_all_have_joined(tmp_path: Path) -> None:
-    """One that went on and had nothing to exchange was gone while another still connected to it, which failed."""
+    """One that went on and had nothing to exchange was gone while another still connected to it,
+    which failed.
+    """
     before, after = run_ranks(late, 2, tmp_path, launch=False)
     assert after == before == ["0", "0,1"]

@@ -15,7 +15,9 @@ from trainer.engine import CURRENT_DEVICE
 
 
 def test_no_compiler_is_loaded_unless_the_card_asks() -> None:
-    """Neither by what the loop imports nor by what each of DeepSpeed's engines asks of its optimizer."""
+    """Neither by what the loop imports nor by what each of DeepSpeed's engines asks of its
+    optimizer.
+    """
     code = (
         "import trainer.loop, sys\n"
         "from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam\n"
@@ -36,5 +38,7 @@ def test_collections_go_on_after_loading() -> None:
 
 
 def test_the_warning_that_is_left_out_is_torchs_own() -> None:
-    """Its barrier tells a worker that is alone on its GPU, in each log, that it takes the device that was set."""
+    """Its barrier tells a worker that is alone on its GPU, in each log, that it takes the device
+    that was set.
+    """
     assert re.search(CURRENT_DEVICE, inspect.getsource(distributed_c10d.barrier))

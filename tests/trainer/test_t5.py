@@ -1,4 +1,5 @@
-"""T5: against transformers' Blenderbot, which is built alike, on every shape, resumed, and what it refuses.
+"""T5: against transformers' Blenderbot, which is built alike, on every shape, resumed, and what it
+refuses.
 
 Bounds are those of test_parity.py and test_bert.py; with an epsilon of 1e-6, as the cards have, no element's step is
 the sign of a rounding. Beside what `transformers` calls T5 nothing can be put: that one
@@ -65,14 +66,14 @@ def test_parameters_are_counted_as_they_are(shape: tuple[int, int]) -> None:
 
 
 def test_operations_are_counted_as_they_are() -> None:
-    """Against the count that torch makes of the other library's model, whose linear layers and scores are the same."""
+    """Against the count that torch makes of the other library's model, whose linear layers and
+    scores are the same.
+    """
     from torch.utils.flop_counter import FlopCounterMode
 
     config = tiny_t5()
-    model, drawn = (
-        theirs(config, "eager"),
-        t5_samples(config, 0, 2),
-    )  # others' scores are not counted on CPUs
+    # others' scores are not counted on CPUs
+    model, drawn = (theirs(config, "eager"), t5_samples(config, 0, 2))
     with FlopCounterMode(display=False) as counter:
         their_loss(model, drawn)
     assert flops.model_flops(config.model, 64, 2) == 3 * counter.get_total_flops()
@@ -142,7 +143,9 @@ def their_loss(model: Any, drawn: dict[str, Tensor]) -> Tensor:
 
 
 def test_training_equals_transformers_blenderbot() -> None:
-    """Same weights and samples: encoder, cross attention, decoder, loss, and the gradients of all of them."""
+    """Same weights and samples: encoder, cross attention, decoder, loss, and the gradients of all
+    of them.
+    """
     batch = {"micro_batch_size": 8, "global_batch_size": 8}
     config = tiny_t5(batch=batch, optimizer={"clip_grad": 0.0, "weight_decay": 0.1})
     model, items = theirs(config), t5_tensors(model_facts(config))

@@ -17,7 +17,8 @@ from tr11ops.twin.twin import Twin
 for kind in ("own_runs", "queue", "copies", "nodes"):  # each registers its scenarios
     pytest.register_assert_rewrite(f"tests.twin.runbook_{kind}")
     importlib.import_module(f"tests.twin.runbook_{kind}")
-# A run of its own has the shared one's name, and is refused beside it: the shared one lives on, so that it comes last.
+# A run of its own has the shared one's name, and is refused beside it: the shared one lives on, so
+# that it comes last.
 SCENARIOS.sort(key=attrgetter("is_alone"), reverse=True)
 
 

@@ -1,4 +1,6 @@
-"""Random faults of a rehearsal, and what must hold after each: who is guilty is avoided, who is innocent is not touched."""
+"""Random faults of a rehearsal, and what must hold after each: who is guilty is avoided, who is
+innocent is not touched.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,10 @@ REPAIR_SECONDS = 30.0
 STUCK_SECONDS = 15.0  # the scheduler looks for what may start every second
 MORE_STEPS = 3  # beyond the last one before the fault: then the training goes on
 PERSON = "tests"
-CHECK_FAILS = "check-fails"  # the site's health script fails on every node, and a worker's crash has the nodes checked
-# What cannot be done: mount without the right to; change a job that has lost a node, which Slurm 22.05 refuses.
+# the site's health script fails on every node, and a worker's crash has the nodes checked
+CHECK_FAILS = "check-fails"
+# What cannot be done: mount without the right to; change a job that has lost a node, which Slurm
+# 22.05 refuses.
 NOT_NOW = ("right to mount", "DB index is being set", "Unexpected message received")
 LIMIT_LOWERED = "job-limit-lowered"
 SAVE_ERROR = "save-error"
@@ -42,9 +46,11 @@ SAVE_ERROR = "save-error"
 class DrawnFault(Record):
     """A kind of fault of this test. `weight`: how often it lies in the bag.
 
-    `target`: "node" (one that trains), "batch host", "spare" (an idle one of the job), "elsewhere" (not of the job),
-    "controller", "run" or "check" (the site's health script). `is_guilty`: the node must not be in the launch that trains afterwards. `ends_launch`: the launch it befalls ends.
-    `lasts`: seconds until it is healed; None: until the training goes on. `may_hold`: a person is asked, who lets it go.
+    `target`: "node" (one that trains), "batch host", "spare" (an idle one of the job), "elsewhere"
+    (not of the job), "controller", "run" or "check" (the site's health script). `is_guilty`: the
+    node must not be in the launch that trains afterwards. `ends_launch`: the launch it befalls
+    ends. `lasts`: seconds until it is healed; None: until the training goes on. `may_hold`: a
+    person is asked, who lets it go.
     """
 
     kind: str
@@ -88,7 +94,9 @@ GUILTY = frozenset(kind.kind for kind in KINDS if kind.is_guilty)
 
 @dataclass
 class FaultJudge:
-    """Draws faults for a run that trains, has each one recovered from, and keeps what was done wrongly in `wrong`."""
+    """Draws faults for a run that trains, has each one recovered from, and keeps what was done
+    wrongly in `wrong`.
+    """
 
     twin: Twin
     run: Operation
@@ -108,7 +116,9 @@ class FaultJudge:
         self.innocence = InnocenceJudge(self.directory.exclusions)
 
     def iteration(self) -> int:
-        """The last step that was logged; 0 where the log cannot be seen. Half a line, of a full disk, is none."""
+        """The last step that was logged; 0 where the log cannot be seen. Half a line, of a full
+        disk, is none.
+        """
         step = last_step(self.run.paths.root)
         return (step.iteration or 0) if step is not None else 0
 
@@ -193,11 +203,13 @@ class FaultJudge:
             ),
             [],
         )
-        # the second time on the same node is its own fault, by the rules: once is what is tried here
+        # the second time on the same node is its own fault, by the rules: once is what is tried
+        # here
         return self.draw.choice([name for name in used if name not in suspected or fault.is_guilty])
 
     def _ended(self, launches: int) -> bool:
-        self._end_a_zombie()  # what is queued may wait for the end of a job that has lost its batch host
+        # what is queued may wait for the end of a job that has lost its batch host
+        self._end_a_zombie()
         self._replace_what_is_miscounted()
         return len(self.run.launches()) > launches
 
@@ -226,7 +238,9 @@ class FaultJudge:
         self.until(is_healed, "everything is healed")
 
     def _include(self, node: str) -> None:
-        """As a person does once the site has repaired it. The controller may still be busy with what was broken."""
+        """As a person does once the site has repaired it. The controller may still be busy with
+        what was broken.
+        """
         self.until(
             lambda: (
                 self.run.tr11(
@@ -242,7 +256,8 @@ class FaultJudge:
         self.run.until(condition, what)
 
     def trains_beyond(self, iteration: int, fault: DrawnFault | None = None) -> bool:
-        """Wait until that iteration is done. What is held meanwhile is let go by a person; True when it was.
+        """Wait until that iteration is done. What is held meanwhile is let go by a person; True
+        when it was.
 
         For a fault that is the nodes' own, or none, that is wrong: no one had to be asked.
         """
@@ -269,7 +284,9 @@ class FaultJudge:
         return was_held
 
     def _let_go(self) -> None:
-        """`tr11 resume`, which must know every hold of tr11's own, also one made while the run directory was away."""
+        """`tr11 resume`, which must know every hold of tr11's own, also one made while the run
+        directory was away.
+        """
         self.resumed += 1
         said = self.run.tr11("resume", "--yes", "--reason", PERSON, expect=None)
         if self._is_held():
@@ -278,7 +295,9 @@ class FaultJudge:
                 self.run.slurm.release(job.array_id or job.raw_id)
 
     def _replace_what_is_miscounted(self) -> None:
-        """What runbooks/queued-too-long.md has typed, where Slurm waits for a task of the array and none runs."""
+        """What runbooks/queued-too-long.md has typed, where Slurm waits for a task of the array and
+        none runs.
+        """
         jobs = self.jobs()
         if not jobs or any(not job.reason.startswith("JobArrayTaskLimit") for job in jobs):
             self.stuck_since = None
@@ -290,7 +309,9 @@ class FaultJudge:
             self.run.tr11("launch", "--replace", "--yes")
 
     def _end_a_zombie(self) -> None:
-        """What runbooks/zombie.md has typed, as the watchdog's rounds do: a job without its batch host ends no more."""
+        """What runbooks/zombie.md has typed, as the watchdog's rounds do: a job without its batch
+        host ends no more.
+        """
         if time.monotonic() - self.repaired_at < REPAIR_SECONDS:
             return
         self.repaired_at = time.monotonic()
@@ -325,9 +346,11 @@ class FaultJudge:
 
     # ------------------------------------------------------------------ judging
     def _judge_tasks(self, fault: DrawnFault, node: str, tasks: int, last: str) -> None:
-        """No more of the array was burned than the card lets one fault burn; a shortened job has saved and left.
+        """No more of the array was burned than the card lets one fault burn; a shortened job has
+        saved and left.
 
-        `tasks` were left before, and `last` was the attempt. A task that goes back into the queue is not burned.
+        `tasks` were left before, and `last` was the attempt. A task that goes back into the queue
+        is not burned.
         """
         self.until(
             lambda: sum(job.state.is_active for job in self.jobs()) <= 1,
@@ -381,7 +404,9 @@ class FaultJudge:
         self._judge_innocents("after the last fault", set())
 
     def check_chain(self, samples: int) -> None:
-        """No step was lost, repeated or changed: the chain of the last checkpoint is that of a run without faults."""
+        """No step was lost, repeated or changed: the chain of the last checkpoint is that of a run
+        without faults.
+        """
         last = read_latest(self.run.paths.checkpoints)
         assert last is not None
         chain = checkpoint.FIRST_LINK
@@ -390,9 +415,11 @@ class FaultJudge:
         assert checkpoint.load(self.run.paths.checkpoints, last, 0)[1] == chain
 
     def check_resumes(self) -> int:
-        """Each launch goes on from the newest checkpoint that had been saved; returns the most steps done again.
+        """Each launch goes on from the newest checkpoint that had been saved; returns the most
+        steps done again.
 
-        But for the one older checkpoint that is tried where launches end at one step again and again (a bad sample).
+        But for the one older checkpoint that is tried where launches end at one step again and
+        again (a bad sample).
         """
         entries = read_journal(self.directory.journal).entries
         tried = {entry.data["step"] for entry in entries if entry.kind == "older-checkpoint"}

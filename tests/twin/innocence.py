@@ -1,4 +1,6 @@
-"""Which innocent nodes tr11 held to be guilty, even if only for a while: in any version of the ledger, in any launch."""
+"""Which innocent nodes tr11 held to be guilty, even if only for a while: in any version of the
+ledger, in any launch.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +16,25 @@ from tr11ops.rundir.versioned import VersionedFile
 
 @dataclass
 class InnocenceJudge:
-    """Judges what was added to a run's ledger since the last time. `read_to`: the newest version that was judged.
+    """Judges what was added to a run's ledger since the last time. `read_to`: the newest version
+    that was judged.
 
-    `avoided`: innocent nodes that were not used for a while, each time that it was begun; no error by itself.
+    `avoided`: innocent nodes that were not used for a while, each time that it was begun; no error
+    by itself.
     """
 
     ledger: Path
     read_to: int = 0
     avoided: list[str] = field(default_factory=list)
-    judged: set[tuple[str, int]] = field(
-        default_factory=set
-    )  # launches that had ended: attempt, number
-    _left_out: frozenset[str] = (
-        frozenset()
-    )  # of these, the ones in the newest version that was judged
+    # launches that had ended: attempt, number
+    judged: set[tuple[str, int]] = field(default_factory=set)
+    # of these, the ones in the newest version that was judged
+    _left_out: frozenset[str] = frozenset()
 
     def excluded(self, guilty: Collection[str]) -> list[str]:
-        """Nodes without a fault of their own that tr11 had excluded in a version since; what it avoided is kept."""
+        """Nodes without a fault of their own that tr11 had excluded in a version since; what it
+        avoided is kept.
+        """
         found: set[str] = set()
         for version in self._new_versions():
             kept_off = {
@@ -46,8 +50,8 @@ class InnocenceJudge:
         return sorted(found)
 
     def blamed(self, launches: Iterable[Mapping[str, Any]], guilty: Collection[str]) -> list[str]:
-        """Nodes without a fault of their own that launches which ended since blame: on the ledger or not, these are not
-        used again. `launches`: all records.
+        """Nodes without a fault of their own that launches which ended since blame: on the ledger
+        or not, these are not used again. `launches`: all records.
         """
         found: set[str] = set()
         for launch in launches:

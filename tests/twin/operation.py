@@ -1,4 +1,6 @@
-"""A rehearsal under way on a twin, as the acceptance tests drive it: tr11's commands, its files, the twin's faults."""
+"""A rehearsal under way on a twin, as the acceptance tests drive it: tr11's commands, its files,
+the twin's faults.
+"""
 
 from __future__ import annotations
 
@@ -145,7 +147,9 @@ class Operation:
         self.until(lambda: self.iteration() >= iteration, f"step {iteration}")
 
     def until_trains_again(self, launches: int, more: int = 3) -> None:
-        """Until there are so many launches, and the last has trained `more` steps beyond the last end."""
+        """Until there are so many launches, and the last has trained `more` steps beyond the last
+        end.
+        """
         self.until(lambda: len(self.launches()) >= launches, f"launch {launches}")
         began = self.launches()[-1]["start"]
         self.until(
@@ -155,7 +159,9 @@ class Operation:
 
     # ------------------------------------------------------------------ what must always hold
     def check_nothing_is_lost(self) -> None:
-        """Every step was trained, done twice only after a fault, the same both times; the newest checkpoint is whole."""
+        """Every step was trained, done twice only after a fault, the same both times; the newest
+        checkpoint is whole.
+        """
         steps = steps_of(self.paths)
         assert {step["iteration"] for step in steps} == set(range(1, steps[-1]["iteration"] + 1))
         different = {
@@ -176,7 +182,9 @@ class Operation:
         ]
 
     def relaunch_figures(self) -> list[dict[str, float]]:
-        """For each launch after another: seconds from the end of the one before to its start, and to its first step."""
+        """For each launch after another: seconds from the end of the one before to its start, and
+        to its first step.
+        """
         launches, steps = self.launches(), steps_of(self.paths)
         found = []
         for before, after in itertools.pairwise(launches):

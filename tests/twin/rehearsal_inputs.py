@@ -1,4 +1,6 @@
-"""Cards of rehearsals in miniature, from the shipped one, and what a rehearsal leaves in its run directory."""
+"""Cards of rehearsals in miniature, from the shipped one, and what a rehearsal leaves in its run
+directory.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ SMALL = (
 
 
 def rehearsal_card(folder: Path, changes: Sequence[str] = ()) -> RunCard:
-    """The shipped rehearsal on 2 nodes x 2 workers, 100 steps of a tenth of a second, below `folder`."""
+    """The shipped rehearsal on 2 nodes x 2 workers, 100 steps of a tenth of a second, below
+    `folder`.
+    """
     return load_card(shipped_folder() / "rehearsal.toml", [*SMALL, *changes], {}, directory=folder)
 
 
@@ -90,7 +94,9 @@ def write_resolved(card: RunCard, path: Path) -> Path:
 
 
 def steps_of(paths: RunPaths) -> list[dict[str, Any]]:
-    """All step records, in the order in which they were written; a line that is still being written is none yet."""
+    """All step records, in the order in which they were written; a line that is still being written
+    is none yet.
+    """
     if not paths.metrics.exists():
         return []
     whole, _, _ = paths.metrics.read_text().rpartition("\n")

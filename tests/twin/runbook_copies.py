@@ -114,7 +114,7 @@ def purge_near(scene: Scene) -> None:
     scene.treat("purge-near", PATH=str(scene.paths.checkpoints))
 
 
-# ----------------------------------------------------------------------------- file systems and periodic jobs
+# ------------------------------------------------------------------- file systems and periodic jobs
 @scenario("filesystem-full", "filesystem-filling")
 def filesystem_full(scene: Scene) -> None:
     """Two quotas on the run's directory, and an old checkpoint that takes most of both."""

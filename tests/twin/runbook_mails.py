@@ -37,7 +37,8 @@ _STEP = re.compile(r"^   (?:If tr11 fails, type|Type|Then): (.*)$", re.MULTILINE
 
 
 def mailed_commands(scene: Scene, detectors: Collection[str]) -> list[str]:
-    """The commands of the mails that a look of the watchdog writes now about findings of these detectors.
+    """The commands of the mails that a look of the watchdog writes now about findings of these
+    detectors.
 
     As one gets them who has heard of nothing yet. What is merely worth knowing has no mail.
     """
@@ -55,7 +56,9 @@ def mailed_commands(scene: Scene, detectors: Collection[str]) -> list[str]:
 
 
 def commands_of(body: str, alert: Alert, is_alone: bool) -> Iterator[str]:
-    """What a mail says to type for an alert: below `Type:` where it is alone in the mail, else in its own part."""
+    """What a mail says to type for an alert: below `Type:` where it is alone in the mail, else in
+    its own part.
+    """
     if not is_alone:
         before = body.partition(f"   Alert: {alert.fingerprint}\n")[0]
         yield from _STEP.findall(before.rpartition("   Alert: ")[2])
@@ -77,9 +80,8 @@ def type_them(scene: Scene, commands: Collection[str], expect: tuple[int, ...] =
     """Type commands one after another, and say yes to what asks; what they said."""
     said = ""
     for command in commands:
-        looks = (
-            (1,) if command.rpartition("&& ")[2].startswith(FINDS) else ()
-        )  # they say by it that something is to be done
+        # they say by it that something is to be done
+        looks = (1,) if command.rpartition("&& ")[2].startswith(FINDS) else ()
         told = scene.shell(f"{{ {command} ; }} 2>&1", (*expect, *looks, 2))
         if ASKS in told:
             told = scene.shell(f"{{ {command} --yes ; }} 2>&1", expect)

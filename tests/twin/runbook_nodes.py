@@ -16,9 +16,8 @@ from trainer.contract.files import write_json
 @scenario("exclusion-cap", card=("resilience.exclusion_cap_percent=20",))
 def exclusion_cap(scene: Scene) -> None:
     node = free_node(scene)
-    assert exclude(
-        scene.directory, node, why="a doubt", owner="tr11", days=14
-    )  # what a person just did is left alone
+    # what a person just did is left alone
+    assert exclude(scene.directory, node, why="a doubt", owner="tr11", days=14)
     if scene.by_mail:  # what one more may be is no mail
         assert exclude(
             scene.directory, free_node(scene, but=node), why="a doubt", owner="tr11", days=14
@@ -55,7 +54,9 @@ def check_failing(scene: Scene) -> None:
 
 @scenario("log-not-growing")
 def log_not_growing(scene: Scene) -> None:
-    """The log was replaced under the run's controller, as by an editor: what it writes goes to a file without name."""
+    """The log was replaced under the run's controller, as by an editor: what it writes goes to a
+    file without name.
+    """
     scene.train()
     log = scene.paths.main_log
     text = log.read_bytes()
@@ -95,7 +96,7 @@ def silent_corruption(scene: Scene) -> None:
     record.unlink()
 
 
-# ----------------------------------------------------------------------------- the training's numbers
+# --------------------------------------------------------------------------- the training's numbers
 @scenario("loss-not-finite", "loss-spike", "gradient-norm")
 def wild_numbers(scene: Scene) -> None:
     """Some data are poison: the training stays wild on every launch that does not pass over them."""

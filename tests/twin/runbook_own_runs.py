@@ -26,7 +26,9 @@ from trainer.contract.files import write_json
     card=("slurm.nodes=5", "parallel.pipeline=1", "batch.global_batch_size=20", "watch.longest_queue_minutes=0.01"),
 )  # fmt: skip
 def queued_too_long(scene: Scene) -> None:
-    """Five of six nodes are needed: one is drained by the site, the run itself has excluded another."""
+    """Five of six nodes are needed: one is drained by the site, the run itself has excluded
+    another.
+    """
     ours, theirs, *_ = nodes_of(scene)
     other = submit(
         scene,
@@ -42,9 +44,8 @@ def queued_too_long(scene: Scene) -> None:
         "the other job's nodes",
     )
     scene.launch("--array", "1-1")
-    assert exclude(
-        scene.directory, ours, why="a doubt", owner="tr11", days=14
-    )  # what a person just did is left alone
+    # what a person just did is left alone
+    assert exclude(scene.directory, ours, why="a doubt", owner="tr11", days=14)
     scene.shell(f"tr11 nodes exclude {ours} --yes --reason 'a doubt'")  # in the queued job, too
     set_node(scene, theirs, "DRAIN")
     try:
@@ -57,7 +58,9 @@ def queued_too_long(scene: Scene) -> None:
 
 @scenario("zombie", "node-lost", card=("slurm.spare_nodes=1",), alone=True)
 def without_its_host(scene: Scene) -> None:
-    """A job that survives its nodes, and whose first node dies: first the scheduler hears nothing of it, then it is down."""
+    """A job that survives its nodes, and whose first node dies: first the scheduler hears nothing
+    of it, then it is down.
+    """
     scene.directory.root.mkdir()
     number = submit(scene, "--no-kill", "-N3", "--wrap=sleep 600")
     scene.until(lambda: any(job.nodes for job in scene.jobs()), "the job's nodes")
@@ -86,7 +89,9 @@ def without_its_host(scene: Scene) -> None:
 
 @scenario("switch-unseen", alone=True)
 def switch_unseen(scene: Scene) -> None:
-    """The file system of the switch goes away on this machine, and the page stops the run all the same."""
+    """The file system of the switch goes away on this machine, and the page stops the run all the
+    same.
+    """
     far = scene.folder / "far"
     far.mkdir()
     scene.changes = (f"run.kill_switch={far / 'switch'}",)
@@ -129,7 +134,9 @@ def switch_unseen(scene: Scene) -> None:
 
 @scenario("hung", alone=True)
 def stopped_worker(scene: Scene) -> None:
-    """One rank is stopped, and the others wait for it: nothing can be saved. Its node is named, and by mail left out."""
+    """One rank is stopped, and the others wait for it: nothing can be saved. Its node is named, and
+    by mail left out.
+    """
     job = scene.train()
     node = job.nodes[-1]
     inject(scene.twin, "worker-stop", node=node)
@@ -148,7 +155,9 @@ def stopped_worker(scene: Scene) -> None:
 
 @mail_scenario("unfinished-end")
 def bad_sample(scene: Scene) -> None:
-    """A rank dies of the data of one iteration on every node: the mail has them passed over, from a checkpoint."""
+    """A rank dies of the data of one iteration on every node: the mail has them passed over, from a
+    checkpoint.
+    """
     scene.launch("--array", "1-9")
     dies_of_its_data(scene, saved_now(scene))
 
@@ -174,9 +183,11 @@ def dies_of_its_data(scene: Scene, saved: int) -> None:
 
 @scenario("limit-changed", alone=True)
 def limit_changed(scene: Scene) -> None:
-    """Someone leaves the running job little of its time: it is told, and the attempt leaves with a save.
+    """Someone leaves the running job little of its time: it is told, and the attempt leaves with a
+    save.
 
-    It leaves as soon as it has heard of it, maybe before anyone types: then the command says that all is saved.
+    It leaves as soon as it has heard of it, maybe before anyone types: then the command says that
+    all is saved.
     """
 
     def lower() -> None:
@@ -195,7 +206,9 @@ def limit_changed(scene: Scene) -> None:
 
 @scenario("directory-unseen", alone=True)
 def directory_unseen(scene: Scene) -> None:
-    """The run directory goes away under a running attempt; no task is used up, and the page lets it go on again."""
+    """The run directory goes away under a running attempt; no task is used up, and the page lets it
+    go on again.
+    """
     scene.launch("--array", "1-5")
     scene.train()
     inject(scene.twin, "unmounted", path=str(scene.paths.root))
@@ -231,8 +244,10 @@ def down(scene: Scene) -> None:
     card=("parallel.pipeline=1", "rehearsal.step_seconds=10", "rehearsal.log_scale=30"),
 )  # fmt: skip
 def slow(scene: Scene) -> None:
-    """One node makes every step longer. First the site repairs it after the restart. Then its workers are stopped for
-    four fifths of the time: its ranks' own compute times name it, and not the node whose rank waits for it."""
+    """One node makes every step longer. First the site repairs it after the restart. Then its
+    workers are stopped for four fifths of the time: its ranks' own compute times name it, and not
+    the node whose rank waits for it.
+    """
     inject(scene.twin, "slow-steps", node=scene.train(steps=30).nodes[-1])
     scene.treat("slow")
     scene.heal()
@@ -250,7 +265,9 @@ def slow(scene: Scene) -> None:
     card=("slurm.setup=['source ../setup.sh']", "slurm.setup_minutes=0.03"),
 )
 def start_failed(scene: Scene) -> None:
-    """The script that the set-up sources fails, hangs, spoils Python: one task sees it, the next ones wait."""
+    """The script that the set-up sources fails, hangs, spoils Python: one task sees it, the next
+    ones wait.
+    """
     script = scene.folder / "setup.sh"
     script.write_text("echo fine\n")
     faults = (

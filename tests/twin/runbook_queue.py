@@ -82,7 +82,9 @@ def reservation_ended(scene: Scene) -> None:
 
 @scenario("waits-for-site")
 def waits_for_site(scene: Scene) -> None:
-    """The partition is closed, then its nodes are in maintenance: the queue stays as it is, and goes on by itself."""
+    """The partition is closed, then its nodes are in maintenance: the queue stays as it is, and
+    goes on by itself.
+    """
     leave_queued(scene)
     before = [job.job_id for job in scene.jobs()]
     scene.until(lambda: "PartitionDown" in scene.status(), "the partition that is down")
@@ -134,7 +136,9 @@ def held(scene: Scene) -> None:
 
 @scenario("damaged-state")
 def damaged_state(scene: Scene) -> None:
-    """What a full disk or a crash of the file server leaves: half a record of the submission that trains."""
+    """What a full disk or a crash of the file server leaves: half a record of the submission that
+    trains.
+    """
     scene.train()
     path = sorted(scene.paths.state.glob("submissions/*/submission.json"))[-1]
     inject(scene.twin, "torn-state", path=str(scene.paths.root))
@@ -151,7 +155,7 @@ def kill_switch_left_on(scene: Scene) -> None:
     scene.treat("kill-switch-left-on")
 
 
-# ----------------------------------------------------------------------------- jobs that do not train
+# --------------------------------------------------------------------------- jobs that do not train
 @scenario("hung")
 def hung(scene: Scene) -> None:
     job = scene.train()

@@ -14,7 +14,9 @@ DAY = 86400.0
 
 
 class Scenario(Record):
-    """How one fault comes about. `is_alone`: in a run of its own; else in the run that most share, which goes on."""
+    """How one fault comes about. `is_alone`: in a run of its own; else in the run that most share,
+    which goes on.
+    """
 
     detectors: tuple[str, ...]
     play: Callable[[Scene], None]

@@ -1,4 +1,6 @@
-"""A small rehearsal on the shared twin, into which a fault is brought, and on which a runbook's commands are typed."""
+"""A small rehearsal on the shared twin, into which a fault is brought, and on which a runbook's
+commands are typed.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ STAYS_SECONDS = 0.3  # between two looks at a fault before it is treated
 SHAPE = (
     "slurm.workers_per_node=1", "parallel.tensor=1", "batch.train_samples=4000000", "schedule.decay_samples=4000000",
     "rehearsal.step_seconds=5", "rehearsal.start_seconds=10", "rehearsal.save_seconds=5", "checkpoint.interval=30000",
-    "rehearsal.collective_seconds=60000",  # ranks wait for one that hangs for as long as the real ones do: for ever
+    # ranks wait for one that hangs for as long as the real ones do: for ever
+    "rehearsal.collective_seconds=60000",
     "rehearsal.log_scale=1",  # in whole tenths: other work on the machine makes no step look slow
     "resilience.end_within_seconds=2", "resilience.exclusion_cap_percent=50",
 )  # fmt: skip
@@ -117,7 +120,9 @@ class Scene:
         return said.getvalue()
 
     def findings(self, above: str = "") -> set[str]:
-        """The detectors with a finding in `tr11 status --json`; those `above` "info" are told by mail."""
+        """The detectors with a finding in `tr11 status --json`; those `above` "info" are told by
+        mail.
+        """
         found = json.loads(self.status("--json"))["findings"]
         return {finding["detector"] for finding in found if finding["severity"] != above}
 
@@ -144,11 +149,13 @@ class Scene:
         renew: Callable[[], object] = lambda: None,
         **words: str,
     ) -> None:
-        """The fault shows, and stays; its page's commands are typed with `words` in place of its capitals; it is gone.
+        """The fault shows, and stays; its page's commands are typed with `words` in place of its
+        capitals; it is gone.
 
-        Of several detectors, all must show at once, and all pages must have the same cure. `after`: what others do
-        once the commands were typed. `renew`: brings about again what goes away by itself. `by_mail`: the commands are those of the mail; one that only says where to look
-        says something, and the page is followed.
+        Of several detectors, all must show at once, and all pages must have the same cure. `after`:
+        what others do once the commands were typed. `renew`: brings about again what goes away by
+        itself. `by_mail`: the commands are those of the mail; one that only says where to look says
+        something, and the page is followed.
         """
         wanted = set(detectors)
 
@@ -191,7 +198,9 @@ class Scene:
         return str(json.loads(self.shell(" ".join(("tr11 launch --json", *words))))["job_id"])
 
     def train(self, steps: int = 3) -> Job:
-        """Until the run trains, launched or let go on where it does not; then so many steps more. Returns its job."""
+        """Until the run trains, launched or let go on where it does not; then so many steps more.
+        Returns its job.
+        """
         if self.directory.kill_switch.exists():
             self.shell("tr11 resume --yes")
         if not self.jobs():

@@ -1,4 +1,6 @@
-"""One small rehearsal in a folder on a twin: launched by tr11's commands, seen through its files and Slurm."""
+"""One small rehearsal in a folder on a twin: launched by tr11's commands, seen through its files
+and Slurm.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from tr11ops.twin.twin import Twin
 
 
 class SmallRun:
-    """A run of the card of 3 nodes, one of them spare or more, in the current folder, on the twin that the environment names."""
+    """A run of the card of 3 nodes, one of them spare or more, in the current folder, on the twin
+    that the environment names.
+    """
 
     def __init__(self, folder: Path, twin: Twin, *changes: str) -> None:
         self.folder, self.twin, self.slurm = folder, twin, SlurmScheduler(twin.environment)
@@ -116,8 +120,8 @@ class SmallRun:
 def begin_again(job_id: str, environment: Mapping[str, str]) -> None:
     """Have a job that has gone back into the queue begin at once.
 
-    In a later second than the one it was ended in: until then its nodes refuse it as "already killed" (seen in 22.05), and
-    Slurm counts that as its end.
+    In a later second than the one it was ended in: until then its nodes refuse it as "already
+    killed" (seen in 22.05), and Slurm counts that as its end.
     """
     subprocess.run(
         ["scontrol", "update", f"JobId={job_id}", "StartTime=now+1"],
@@ -128,7 +132,9 @@ def begin_again(job_id: str, environment: Mapping[str, str]) -> None:
 
 
 def recorded_comment(directory: RunDirectory) -> str:
-    """What a job is given that `tr11 launch` queues from here: its submission's folder is there before it."""
+    """What a job is given that `tr11 launch` queues from here: its submission's folder is there
+    before it.
+    """
     tag = new_tag()
     directory.submission(tag).folder.mkdir(parents=True)
     return directory.comment(tag)

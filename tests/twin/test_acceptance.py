@@ -1,7 +1,9 @@
-"""The allocation heals itself: every fault of the acceptance list, really done on a twin, under a rehearsal's load.
+"""The allocation heals itself: every fault of the acceptance list, really done on a twin, under a
+rehearsal's load.
 
-The small ones run always, on 10 nodes; the long ones, and the full size of 48 + 4, with `-m soak`. Figures are by the
-scheduler's and the records' time stamps; they are written to `acceptance.json` in pytest's base folder, and shown.
+The small ones run always, on 10 nodes; the long ones, and the full size of 48 + 4, with `-m soak`.
+Figures are by the scheduler's and the records' time stamps; they are written to `acceptance.json`
+in pytest's base folder, and shown.
 """
 
 from __future__ import annotations
@@ -29,10 +31,8 @@ PLAN = TwinPlan(
     message_timeout_seconds=5,
 )  # fmt: skip
 NODES = PLAN.node_names
-FROZEN = [
-    12.0,
-    pytest.param(60.0, marks=pytest.mark.soak),
-]  # longer than any client of this twin waits
+# longer than any client of this twin waits
+FROZEN = [12.0, pytest.param(60.0, marks=pytest.mark.soak)]
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +85,12 @@ def rounded(figures: list[dict[str, float]]) -> list[dict[str, float]]:
     return [{key: round(value, 3) for key, value in each.items()} for each in figures]
 
 
-# ----------------------------------------------------------------------------- in every run of the tests
+# ------------------------------------------------------------------------ in every run of the tests
 def test_a_fault_at_the_first_the_middle_and_the_last_node(
     stage: Twin, tmp_path: Path, report: Callable[[str, Any], None]
 ) -> None:
-    """Spares take the places of nodes that lost a worker, and when there is none, one that did so earlier.
+    """Spares take the places of nodes that lost a worker, and when there is none, one that did so
+    earlier.
 
     A node that another hand has drained meanwhile stays as it is, and is neither used nor listed.
     """
@@ -126,7 +127,9 @@ def test_a_fault_at_the_first_the_middle_and_the_last_node(
 def test_a_black_hole_burns_one_task_of_an_array_of_ten(
     stage: Twin, tmp_path: Path, report: Callable[[str, Any], None]
 ) -> None:
-    """No spare, and the bad node is the batch host, where the next task would go again: it is avoided then."""
+    """No spare, and the bad node is the batch host, where the next task would go again: it is
+    avoided then.
+    """
     inject(stage, "black-hole", node=NODES[0])
     run = Operation(stage, tmp_path, nodes=4, spares=0)
     run.launch("--array", "1-10")
@@ -255,7 +258,9 @@ def test_a_half_dead_node_is_found_out(
 def test_the_batch_host_dies(
     stage: Twin, tmp_path: Path, report: Callable[[str, Any], None]
 ) -> None:
-    """The allocation stays, with no one in it (P19); `tr11 launch --repair` ends it, and the next task trains."""
+    """The allocation stays, with no one in it (P19); `tr11 launch --repair` ends it, and the next
+    task trains.
+    """
     run = Operation(stage, tmp_path, nodes=4, spares=1)
     run.launch("--array", "1-3")
     run.until_trains_again(1, more=6)
@@ -304,7 +309,9 @@ def test_two_bad_nodes_with_enough_spares_and_with_too_few(
 
 @pytest.mark.soak
 def test_a_fault_that_comes_back_on_every_node_holds_the_array(stage: Twin, tmp_path: Path) -> None:
-    """Then it is not the nodes: queued jobs are held for a person, and no more than two tasks are burned."""
+    """Then it is not the nodes: queued jobs are held for a person, and no more than two tasks are
+    burned.
+    """
     for node in NODES:
         inject(stage, "black-hole", node=node)
     run = Operation(stage, tmp_path, nodes=4, spares=2)

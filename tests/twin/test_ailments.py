@@ -1,4 +1,6 @@
-"""What a stand-in's worker reads of the twin's faults: those of its node, its job and its run, while they last."""
+"""What a stand-in's worker reads of the twin's faults: those of its node, its job and its run,
+while they last.
+"""
 
 from __future__ import annotations
 

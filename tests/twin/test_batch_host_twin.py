@@ -1,4 +1,6 @@
-"""The batch host of a job dies, on real Slurm: no one is told to sleep meanwhile, and people hear of one incident."""
+"""The batch host of a job dies, on real Slurm: no one is told to sleep meanwhile, and people hear
+of one incident.
+"""
 
 from __future__ import annotations
 

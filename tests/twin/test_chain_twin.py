@@ -1,4 +1,6 @@
-"""Chains on a real Slurm: jobs that queue each other, a dead chain, and an allocation without its batch script."""
+"""Chains on a real Slurm: jobs that queue each other, a dead chain, and an allocation without its
+batch script.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +144,9 @@ def test_a_dead_chain_is_launched_again(scene: Scene) -> None:
 
 
 def test_a_queued_array_gets_the_new_card_behind_the_live_task(scene: Scene) -> None:
-    """Slurm's own words for half an array: its waiting tasks go, the one that runs stays, the new ones wait for it."""
+    """Slurm's own words for half an array: its waiting tasks go, the one that runs stays, the new
+    ones wait for it.
+    """
     old = subprocess.run(
         ["sbatch", "--parsable", "--array=1-4%1", f"--comment={recorded_comment(scene.directory)}",
          "--job-name=rehearsal", "--output=/dev/null", "--wrap=sleep 600"],

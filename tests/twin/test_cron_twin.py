@@ -1,4 +1,6 @@
-"""The self-resubmitting chain on a real Slurm: on the grid, one of it, noticed when it dies, repaired once."""
+"""The self-resubmitting chain on a real Slurm: on the grid, one of it, noticed when it dies,
+repaired once.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,9 @@ def test_the_chain_does_not_drift_dies_aloud_and_is_repaired(place: Place) -> No
     )
 
     def exact() -> bool:
-        """Three links in a row, each the interval after the one before (a slow machine may miss a point)."""
+        """Three links in a row, each the interval after the one before (a slow machine may miss a
+        point).
+        """
         steps = [later - earlier for earlier, later in itertools.pairwise(place.dues()[1:])]
         return any(steps[index : index + 2] == [EVERY, EVERY] for index in range(len(steps)))
 
@@ -162,7 +166,9 @@ def test_a_shipped_script_runs_its_job(place: Place) -> None:
 
 @pytest.mark.parametrize("lost", ["run", "all"])
 def test_a_chain_outlives_what_is_not_mounted(place: Place, lost: str) -> None:
-    """Without the run directory the next link is queued all the same; without the card's folder the link itself is."""
+    """Without the run directory the next link is queued all the same; without the card's folder the
+    link itself is.
+    """
     code, said = place.cron("install", "--way", "slurm", "--yes", "--round-seconds", "3600")
     assert code == 0, said
 

@@ -1,7 +1,8 @@
-"""`tr11 diagnose` after six faults, on a real Slurm: each answer is of its own attempt's last launch.
+"""`tr11 diagnose` after six faults, on a real Slurm: each answer is of its own attempt's last
+launch.
 
-Five of them befall one run, one after another, and each attempt has a worker killed before: so its logs, and those of the
-run, are full of what earlier launches and earlier attempts have left.
+Five of them befall one run, one after another, and each attempt has a worker killed before: so its
+logs, and those of the run, are full of what earlier launches and earlier attempts have left.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class Case:
         self.attempt = ""
 
     def with_debris(self) -> list[str]:
-        """The next attempt, in which a worker has been killed and a launch follows that trains; the nodes of that."""
+        """The next attempt, in which a worker has been killed and a launch follows that trains; the
+        nodes of that.
+        """
         stage, before = self.stage, self.attempt
         stage.wait(lambda: stage.attempts() and stage.attempts()[-1] != before, "the next attempt")
         self.attempt = stage.attempts()[-1]
@@ -122,9 +125,8 @@ class Case:
             assert (found["verdict"], found["action"], judged["kind"]) == (verdict, action, kind), (
                 said.out
             )
-            suspects = (
-                () if kind == "software" else judged["suspects"]
-            )  # where it was met last, and no more
+            # where it was met last, and no more
+            suspects = () if kind == "software" else judged["suspects"]
             assert [*judged["blamed"], *suspects] == list(named), said.out
             assert words in found["explanation"], said.out
             self.check_quotes(found)
@@ -199,7 +201,9 @@ def test_each_fault_is_told_by_its_own_launch(stage: SmallRun, capsys: Capture) 
 def test_a_run_directory_that_is_not_mounted_is_told_as_storage(
     stage: SmallRun, capsys: Capture
 ) -> None:
-    """The last save meets it: no record of the launch can be written, and what its workers have said is all there is."""
+    """The last save meets it: no record of the launch can be written, and what its workers have
+    said is all there is.
+    """
     stage.launch(4, *SLOW)
     case = Case(stage, capsys)
     case.with_debris()

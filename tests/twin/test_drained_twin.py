@@ -1,4 +1,6 @@
-"""Nodes that the site has drained: what needs them is queued with a warning; what could never start is refused."""
+"""Nodes that the site has drained: what needs them is queued with a warning; what could never start
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,8 @@ support_address = "support@site.example"
 act = true
 """
 DRAINED = ("jean-zay-iam01", "jean-zay-iam02")
-FIVE = (
-    "--set",
-    "slurm.nodes=5",
-    "--set",
-    "batch.global_batch_size=10",
-)  # of 6 nodes, of which 2 are drained
+# of 6 nodes, of which 2 are drained
+FIVE = ("--set", "slurm.nodes=5", "--set", "batch.global_batch_size=10")
 
 
 def scontrol(*words: str) -> None:

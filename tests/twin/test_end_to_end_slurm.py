@@ -1,4 +1,6 @@
-"""The main job on real Slurm: array, time limit with early signal, resume, kill switch. 2 nodes x 2 workers."""
+"""The main job on real Slurm: array, time limit with early signal, resume, kill switch. 2 nodes x 2
+workers.
+"""
 
 import math
 import os
@@ -10,7 +12,8 @@ import pytest
 from tests.end_to_end import Playground
 from tr11ops.cluster.slurm import SlurmScheduler
 
-SIGNAL_SECONDS = 170  # before the limit: for a save on a machine with other work, twenty times what it takes, and more
+# before the limit: for a save on a machine with other work, twenty times what it takes, and more
+SIGNAL_SECONDS = 170
 LOOK_SECONDS = (
     30  # Slurm looks so often whose signal is due, and sends one that is due before its next look
 )
@@ -29,12 +32,12 @@ def test_array_time_limit_resume_and_kill_switch(playground, twin):
     playground.tr11("launch", "--array", "1-3", "--scheduler", "slurm", "--run", card, *signal)
     slurm = SlurmScheduler(twin.environment)
 
-    # Task 1 does not end before its limit, which comes when it has trained: Slurm's early signal makes it save and leave.
+    # Task 1 does not end before its limit, which comes when it has trained: Slurm's early signal
+    # makes it save and leave.
     playground.wait(lambda: len(playground.steps()) >= 3, "task 1's steps")
     [running] = [job for job in slurm.jobs() if job.name == "small" and job.state.is_active]
-    minutes = math.ceil(
-        (time.time() - running.start_time + SIGNAL_SECONDS - LOOK_SECONDS) / 60
-    )  # due at its next look
+    # due at its next look
+    minutes = math.ceil((time.time() - running.start_time + SIGNAL_SECONDS - LOOK_SECONDS) / 60)
     sooner = ["scontrol", "update", f"JobId={running.job_id}", f"TimeLimit={minutes}"]
     subprocess.run(sooner, env=dict(playground.environment), check=True)
     playground.wait(lambda: len(playground.ends()) == 1, "the first attempt")
@@ -48,7 +51,8 @@ def test_array_time_limit_resume_and_kill_switch(playground, twin):
         lambda: playground.steps()[-1]["iteration"] >= first.iteration + 3, "task 2's steps"
     )
 
-    # Any one look on a loaded machine may see too little, so it is looked until one has seen the training.
+    # Any one look on a loaded machine may see too little, so it is looked until one has seen the
+    # training.
     def is_seen_training() -> bool:
         status = playground.tr11("status", "--run", card, "--json", expect=None).stdout
         return '"healthy"' in status or '"starting"' in status

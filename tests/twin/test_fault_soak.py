@@ -1,6 +1,7 @@
 """Random faults, one after another, under a rehearsal that runs to its end.
 
-TR11_FAULTS sets how many (100), TR11_FAULT_SEED with which draw they begin; a failure prints its seed.
+TR11_FAULTS sets how many (100), TR11_FAULT_SEED with which draw they begin; a failure prints its
+seed.
 """
 
 from __future__ import annotations
@@ -21,10 +22,8 @@ from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
 
 FAULTS = int(os.environ.get("TR11_FAULTS", "100"))
-STEPS_PER_FAULT, BATCH = (
-    36,
-    60,
-)  # 28 go by from one fault to the next, most of them while the controller is frozen
+# 28 go by from one fault to the next, most of them while the controller is frozen
+STEPS_PER_FAULT, BATCH = (36, 60)
 PLAN = TwinPlan(
     name="soakfaults", nodes=12, gpus=8, cpu_nodes=0, slurmd_timeout_seconds=5, kill_wait_seconds=2,
     message_timeout_seconds=5,

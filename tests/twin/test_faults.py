@@ -1,4 +1,6 @@
-"""Faults on demand, on a real Slurm: each is really there, is seen by others, and is gone after healing."""
+"""Faults on demand, on a real Slurm: each is really there, is seen by others, and is gone after
+healing.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def here(broken_twin: Twin) -> Iterator[Twin]:
 
 
 def all_idle(twin: Twin) -> bool:
-    """Whether they are; those set aside are resumed, which may fail: their state can change before it is asked for."""
+    """Whether they are; those set aside are resumed, which may fail: their state can change before
+    it is asked for.
+    """
     states = twin.node_states() or {"": ""}
     for name in [name for name, state in states.items() if "drain" in state or "fail" in state]:
         client(twin, "scontrol", "update", f"NodeName={name}", "State=RESUME", check=False)
@@ -95,7 +99,9 @@ def tr11(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def start_job(twin: Twin, folder: Path) -> str:
-    """A job whose batch script runs on the first node and whose step has a worker on each of the first three."""
+    """A job whose batch script runs on the first node and whose step has a worker on each of the
+    first three.
+    """
     number = SlurmScheduler(twin.environment).submit(
         BatchRequest(JOB, "victim", 3, 3600, str(folder / "out.txt"), folder, exclude=(FOUR,))
     )
@@ -342,10 +348,11 @@ def test_what_a_site_does_to_a_node_is_undone_only_while_its_reason_stands(
 def test_what_runs_on_a_failing_node_goes_on(here: Twin, tmp_path: Path) -> None:
     number = start_job(here, tmp_path)
     inject(here, "node-failing", node=TWO)
+    # all its cores: failing
     assert (
         client(here, "sinfo", "--noheader", f"--nodes={TWO}", "--format=%T").stdout.strip()
         == "fail"
-    )  # all its cores: failing
+    )
     job = SlurmScheduler(here.environment).job(number)
     assert job is not None and job.state.is_active and len(contents(here, TWO).workers) == 1
 
@@ -410,9 +417,11 @@ def test_taking_the_twin_down_uncovers_what_it_laid_over(twin_home: Path, tmp_pa
     assert not twin.folders.root.exists()
 
 
-# ----------------------------------------------------------------------------- crashes, and the command
+# ------------------------------------------------------------------------- crashes, and the command
 def test_what_a_crashed_injector_left_is_healed(here: Twin, tmp_path: Path) -> None:
-    """The process that breaks the node is killed when everything is stopped and nothing is killed yet."""
+    """The process that breaks the node is killed when everything is stopped and nothing is killed
+    yet.
+    """
     start_job(here, tmp_path)
     code = (
         "import os, sys\nfrom pathlib import Path\nfrom tr11ops.twin import fault_effects\n"

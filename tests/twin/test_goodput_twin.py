@@ -1,7 +1,8 @@
-"""Goodput of a run on real Slurm that meets a fault, a restart inside its allocation and a kill switch.
+"""Goodput of a run on real Slurm that meets a fault, a restart inside its allocation and a kill
+switch.
 
-What it should be is told by others: Slurm's times of the jobs, the moments at which this test acted, the steps' own
-measure of their length, and the lines of the log about saves.
+What it should be is told by others: Slurm's times of the jobs, the moments at which this test
+acted, the steps' own measure of their length, and the lines of the log about saves.
 """
 
 from __future__ import annotations
@@ -42,9 +43,8 @@ def wall(goodput: Goodput, bucket: Bucket) -> float:
 def test_a_fault_a_restart_and_a_switch_cost_what_they_cost(stage: SmallRun) -> None:
     submitted = time.time()
     stage.launch(3, *CHANGES)
-    launching = (
-        time.time() - submitted
-    )  # the submission is noted at some moment of the command's time
+    # the submission is noted at some moment of the command's time
+    launching = time.time() - submitted
     stage.wait(lambda: stage.iteration() >= 9, "nine steps")
     (first,) = stage.attempts()
     victim = stage.launches(first)[0]["nodes"][1]
@@ -101,8 +101,9 @@ def test_a_fault_a_restart_and_a_switch_cost_what_they_cost(stage: SmallRun) -> 
         Bucket.REDONE: sum(step["seconds_per_iteration"] for step in lost) + struck - last["time"],
     }
     for bucket, expected in truth.items():
-        # Slurm cuts its times to whole seconds: a job begins up to one before the moment that let it go, and ends up
-        # to one before its controller's last word. A wait has one such end, a pause lies between two.
+        # Slurm cuts its times to whole seconds: a job begins up to one before the moment that let
+        # it go, and ends up to one before its controller's last word. A wait has one such end, a
+        # pause lies between two.
         extra = {
             Bucket.QUEUE: 1.0 + slack + launching,
             Bucket.OPERATOR_PAUSE: 1.0 + slack,
@@ -115,9 +116,8 @@ def test_a_fault_a_restart_and_a_switch_cost_what_they_cost(stage: SmallRun) -> 
         for job in jobs
         if job.raw_id in starts and job.start_time
     )
-    assert goodput.total.held_micros / 1e6 == pytest.approx(
-        total, abs=6.0
-    )  # two jobs, three nodes, whole seconds
+    # two jobs, three nodes, whole seconds
+    assert goodput.total.held_micros / 1e6 == pytest.approx(total, abs=6.0)
     assert wall(goodput, Bucket.UNKNOWN) <= 0.01 * (now - submitted)
     (fault,) = goodput.faults
     assert (fault.cause, fault.job_id, fault.launch) == ("node", first, 1)

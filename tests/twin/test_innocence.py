@@ -1,4 +1,6 @@
-"""The judge of the random faults: an innocent node that was excluded and taken back before anyone looked is told."""
+"""The judge of the random faults: an innocent node that was excluded and taken back before anyone
+looked is told.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`tr11 launch`, `init` and `doctor` on a real Slurm: its `#SBATCH` lines, refusals, arrays, and a frozen controller."""
+"""`tr11 launch`, `init` and `doctor` on a real Slurm: its `#SBATCH` lines, refusals, arrays, and a
+frozen controller.
+"""
 
 from __future__ import annotations
 
@@ -146,7 +148,7 @@ def test_slurm_reads_the_same_options_from_the_script(
     assert f"IN {folder}\n" in (folder / f"by-hand-{number}.out").read_text()
 
 
-# ----------------------------------------------------------------------------- a controller that is frozen
+# ---------------------------------------------------------------------- a controller that is frozen
 @contextmanager
 def thawed_in_the_end(twin: Twin) -> Iterator[None]:
     """The controller goes on after this, and takes up what lies before its door."""
@@ -157,7 +159,9 @@ def thawed_in_the_end(twin: Twin) -> Iterator[None]:
 
 
 class SentToFrozen(SlurmScheduler):
-    """Its client is killed while it waits for the answer of a controller that freezes at that very moment."""
+    """Its client is killed while it waits for the answer of a controller that freezes at that very
+    moment.
+    """
 
     def __init__(self, twin: Twin) -> None:
         super().__init__(twin.environment)
@@ -204,17 +208,15 @@ def test_a_controller_frozen_while_sent_to_never_gives_two_jobs(
             capsys, "--array", "1-3", *(word for value in words for word in ("--set", value))
         )
         assert code == 1 and f"queue behind it with `--after {found[0].raw_id}`" in out
-    assert [entry.raw_id for entry in living(slurm, "small")] == [
-        found[0].raw_id
-    ]  # a second one would wait too
+    # a second one would wait too
+    assert [entry.raw_id for entry in living(slurm, "small")] == [found[0].raw_id]
     assert [entry.job_id for entry in job.directory.read_submissions()] == [None]
     behind = launch(
         capsys, "--after", found[0].raw_id, *(word for value in words for word in ("--set", value))
     )
     assert behind[0] == 0, behind
-    first, _ = (
-        job.directory.read_submissions()
-    )  # the next launch has settled what the first left in doubt
+    # the next launch has settled what the first left in doubt
+    first, _ = job.directory.read_submissions()
     assert (first.job_id, first.note) == (found[0].raw_id, "")
 
 

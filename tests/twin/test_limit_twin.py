@@ -1,4 +1,6 @@
-"""A time limit that is not the card's, on real Slurm: who changes it while a job runs or waits, the training follows."""
+"""A time limit that is not the card's, on real Slurm: who changes it while a job runs or waits, the
+training follows.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
 
-NO_SIGNAL = "slurm.signal_seconds_before_limit=none"  # it leaves by the plan that follows from the limit alone
+# it leaves by the plan that follows from the limit alone
+NO_SIGNAL = "slurm.signal_seconds_before_limit=none"
 
 
 @pytest.fixture(scope="module")
@@ -84,16 +87,16 @@ def test_tasks_whose_limit_is_too_short_for_a_save_are_held_before_they_train(
 
 
 def test_tasks_that_end_without_a_word_after_they_began_burn_two(stage: SmallRun) -> None:
-    """Slurm kills a job whose batch script has died before it can save: all that it trained is lost, each time."""
+    """Slurm kills a job whose batch script has died before it can save: all that it trained is
+    lost, each time.
+    """
     stage.launch(5, "checkpoint.interval=100000", "rehearsal.save_seconds=6000")
     for number in (0, 1):
         stage.train(attempt=number)
         inject(stage.twin, "batch-killed")
     stage.wait(lambda: stage.queued().reason.startswith("JobHeld"), "the hold")
-    assert stage.queued().pending_tasks in (
-        (3, 4, 5),
-        (4, 5),
-    )  # the third may start before the second has gone
+    # the third may start before the second has gone
+    assert stage.queued().pending_tasks in ((3, 4, 5), (4, 5))
     for attempt in stage.attempts():
         assert len(stage.launches(attempt)) <= 1  # in a job that is over nothing is started again
     assert all(stage.launches(attempt) == [] for attempt in stage.attempts()[2:])

@@ -1,5 +1,7 @@
-"""The site's and the machines' faults as a person meets them who only reads mails: the first command of the mail, typed
-as it stands there, is enough. The watchdog only looks (`watch.act` is off, as in every new card)."""
+"""The site's and the machines' faults as a person meets them who only reads mails: the first
+command of the mail, typed as it stands there, is enough. The watchdog only looks (`watch.act` is
+off, as in every new card).
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class Reader:
         )
 
     def wait_for(self, subject: str, detector: str = "") -> Message:
-        """The mail that the watchdog's looks bring, of a subject that begins so, about this detector's finding."""
+        """The mail that the watchdog's looks bring, of a subject that begins so, about this
+        detector's finding.
+        """
         found: list[Message] = []
 
         def has_come() -> bool:
@@ -67,14 +71,18 @@ class Reader:
         return found[-1]
 
     def about(self, mail: Message, detector: str) -> Alert:
-        """The alert about this detector's finding: on a busy machine a mail may tell of others beside it."""
+        """The alert about this detector's finding: on a busy machine a mail may tell of others
+        beside it.
+        """
         alerts = read_alert_state(self.directory).alert_state.alerts
         return next(
             one for one in alerts if detector in one.detectors and one.fingerprint in mail.alerts
         )
 
     def first_command(self, mail: Message, detector: str) -> str:
-        """The first command to type about this detector's finding, in the folder that the mail names."""
+        """The first command to type about this detector's finding, in the folder that the mail
+        names.
+        """
         enter_folder = f"cd {self.stage.folder}"
         is_alone = len(mail.alerts) == 1
         first, *others = commands_of(mail.body, self.about(mail, detector), is_alone)
@@ -104,7 +112,9 @@ def reader(stage: SmallRun, capsys: pytest.CaptureFixture[str]) -> Reader:
 
 
 def test_a_batch_host_that_dies_is_one_typing(stage: SmallRun, reader: Reader) -> None:
-    """Its slurmd, its agent and its workers die at one moment; the other nodes' job has no script any more."""
+    """Its slurmd, its agent and its workers die at one moment; the other nodes' job has no script
+    any more.
+    """
     stage.launch(4, *MAILS)
     first = stage.train()
     inject(stage.twin, "batch-host-dead", node=stage.running().nodes[0])
@@ -117,9 +127,8 @@ def test_a_batch_host_that_dies_is_one_typing(stage: SmallRun, reader: Reader) -
         return "look again in" not in reader.types("tr11 launch --repair")
 
     stage.wait(is_ended, "the end of the job without a host")
-    heal(
-        stage.twin
-    )  # the run needs all four nodes: who repairs the machine is not the one who types
+    # the run needs all four nodes: who repairs the machine is not the one who types
+    heal(stage.twin)
     second = stage.train(attempt=1)
     assert second != first and stage.launches(second)[0]["checkpoint_before"] is not None
 
@@ -130,9 +139,8 @@ def test_a_partition_that_is_down_names_the_site_and_goes_on(
     stage.launch(4, *MAILS)
     first = stage.train()
     inject(stage.twin, "partition-down")
-    mail = reader.wait_for(
-        "[WARNING]", "waits-for-site"
-    )  # its task has half an hour left, and nothing starts after it
+    # its task has half an hour left, and nothing starts after it
+    mail = reader.wait_for("[WARNING]", "waits-for-site")
     assert "cannot start" in reader.about(mail, "waits-for-site").title
     assert "scontrol update" not in mail.body and "ask when" in " ".join(mail.body.split())
     assert "State=DOWN" in reader.types(reader.first_command(mail, "waits-for-site"))

@@ -1,4 +1,6 @@
-"""Excluding, including and checking nodes on a real Slurm, and a bad node that ends its step at once."""
+"""Excluding, including and checking nodes on a real Slurm, and a bad node that ends its step at
+once.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,9 @@ def script(folder: Path, body: str) -> tuple[str, str]:
 
 
 def test_a_node_that_is_merely_down_is_said_and_reported(place: Place) -> None:
-    """It is not excluded: state, reason, since when and by whom are the scheduler's, and what to type is shown."""
+    """It is not excluded: state, reason, since when and by whom are the scheduler's, and what to
+    type is shown.
+    """
     dead, drained, bad = place.nodes[:3]
     begun = time.time()
     assert place.type_in("list", "--report", "-")[0] == 1  # nothing to report
@@ -202,25 +206,24 @@ def test_an_exclusion_reaches_queued_jobs_and_touches_no_drain(place: Place) -> 
     finally:
         place.control("update", f"NodeName={drained}", "State=RESUME")
     ten = ("--set", "resilience.exclusion_cap_percent=10")
-    assert (
-        place.type_in("exclude", third, "--yes", *ten)[0] == 1
-    )  # one is the cap of six nodes, and one is excluded
+    # one is the cap of six nodes, and one is excluded
+    assert place.type_in("exclude", third, "--yes", *ten)[0] == 1
 
 
 def test_a_node_that_the_site_removes_stops_no_launch(place: Place) -> None:
-    """Slurm refuses a whole list for one unknown name, and keeps it in the list of what was queued before."""
+    """Slurm refuses a whole list for one unknown name, and keeps it in the list of what was queued
+    before.
+    """
     first, second, gone = place.nodes[0], place.nodes[1], place.nodes[5]
     usable = {node.name for node in place.slurm.nodes() if node.is_usable}
-    place.control(
-        "update", f"PartitionName={place.twin.plan.partition}", "State=DOWN"
-    )  # what is queued stays so
+    # what is queued stays so
+    place.control("update", f"PartitionName={place.twin.plan.partition}", "State=DOWN")
     array = place.submit("true", "small", 2, ours=True, array="1-5%1")
     assert place.type_in("exclude", f"{first},{gone}", "--yes", *CAP)[0] == 0
     try:
         inject(place.twin, "node-removed", node=gone)
-        until(
-            lambda: len(place.slurm.nodes()) == len(place.nodes)
-        )  # the others, and the one without GPUs
+        # the others, and the one without GPUs
+        until(lambda: len(place.slurm.nodes()) == len(place.nodes))
         refused = place.slurm.test(
             BatchRequest("#!/bin/bash\n", "x", 1, 60, "/dev/null", place.folder, exclude=(gone,))
         )
@@ -254,7 +257,8 @@ def test_a_node_that_the_site_removes_stops_no_launch(place: Place) -> None:
     finally:
         heal(place.twin)
         place.control("update", f"PartitionName={place.twin.plan.partition}", "State=UP")
-        # the controller was restarted: each node is unknown until it has registered, the one that was gone first
+        # the controller was restarted: each node is unknown until it has registered, the one that
+        # was gone first
         until(lambda: {node.name for node in place.slurm.nodes() if node.is_usable} >= usable)
 
 
@@ -272,9 +276,8 @@ def test_the_health_job_runs_on_the_named_node_and_tells(place: Place) -> None:
     assert place.type_in("exclude", bad, "--yes")[0] == 0
     refused = place.type_in("include", bad, "--yes", *own)
     assert refused[0] == 1 and "fan 3" in refused[2]
-    assert (
-        place.type_in("include", bad, "--yes")[0] == 0
-    )  # repaired: the card has no such script any more
+    # repaired: the card has no such script any more
+    assert place.type_in("include", bad, "--yes")[0] == 0
     assert read_version(place.directory.exclusions).exclusions == ()
     until(
         lambda: all(job.state.is_final for job in place.slurm.jobs() if job.name == "tr11-health")
@@ -325,7 +328,9 @@ def test_busy_nodes_are_checked_and_drained_ones_are_unknown(place: Place) -> No
 
 
 def test_the_search_names_the_bad_one_of_four(place: Place) -> None:
-    """Through real jobs: what fails on one node is told apart from its partners, and the command is printed."""
+    """Through real jobs: what fails on one node is told apart from its partners, and the command is
+    printed.
+    """
     four, bad = place.nodes[:4], place.nodes[2]
     failing = f'test "$SLURMD_NODENAME" != {bad}'
     code, out, err = place.type_in("search", *four, "--command", failing, "--json")
@@ -337,7 +342,9 @@ def test_the_search_names_the_bad_one_of_four(place: Place) -> None:
 
 @pytest.mark.parametrize("is_taken", [False, True])
 def test_the_search_takes_spares_and_leaves_what_trains(place: Place, is_taken: bool) -> None:
-    """Short steps inside the job that holds them. Once a launch needs a node, its step is gone and says nothing."""
+    """Short steps inside the job that holds them. Once a launch needs a node, its step is gone and
+    says nothing.
+    """
     number = place.submit("sleep 900", "small", 6, ours=True)
     until(lambda: (found := place.slurm.job(number)) is not None and found.state.is_active)
     job = place.slurm.job(number)
@@ -369,7 +376,9 @@ def test_the_search_takes_spares_and_leaves_what_trains(place: Place, is_taken: 
 
 
 def test_nodes_are_measured_in_one_job_and_talk(place: Place) -> None:
-    """All nodes of a twin are one machine: that every node answers is shown here, and not how fast it is."""
+    """All nodes of a twin are one machine: that every node answers is shown here, and not how fast
+    it is.
+    """
     three = place.nodes[:3]
     code, out, _ = place.type_in("bench", *three, "--dry-run")
     assert (

@@ -1,4 +1,6 @@
-"""`[slurm.options]` on a real Slurm: what is passed through is what the job has, and a refusal names the card's key."""
+"""`[slurm.options]` on a real Slurm: what is passed through is what the job has, and a refusal
+names the card's key.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A clean run that is watched for an hour, a pulse a minute: no alert, no action, one line for each job of the queue.
+"""A clean run that is watched for an hour, a pulse a minute: no alert, no action, one line for each
+job of the queue.
 
 TR11_SOAK_SECONDS sets another length, TR11_SOAK_INTERVAL_SECONDS the time between two pulses.
 """
@@ -25,9 +26,8 @@ INTERVAL_SECONDS = float(os.environ.get("TR11_SOAK_INTERVAL_SECONDS", "60"))
 @pytest.mark.timeout(int(LENGTH_SECONDS) + 900)
 def test_an_hour_of_a_healthy_run_raises_no_alert(twin_home: Path, tmp_path: Path) -> None:
     write_dataset(tmp_path / "rehearsal-run" / "data" / "none_text_document")
-    changes = (
-        "checkpoint.interval=200",
-    )  # attempts of 25 minutes each: several ends and starts are in an hour
+    # attempts of 25 minutes each: several ends and starts are in an hour
+    changes = ("checkpoint.interval=200",)
     with Twin.up(TwinPlan(name="soak", nodes=4, gpus=8), twin_home) as twin:
         run = Operation(twin, tmp_path, 3, 1, changes)
         number = run.launch("--array", "1-8")

@@ -1,4 +1,6 @@
-"""The watchdog on real Slurm with stand-in workers: every state told apart, and what it repairs in one pass."""
+"""The watchdog on real Slurm with stand-in workers: every state told apart, and what it repairs in
+one pass.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,8 @@ from tr11ops.watchdog.log_lines import State
 from tr11ops.watchdog.pulse import Pulse, WatchedRun, take_pulse
 from tr11ops.watchdog.stacks import keep_stacks
 
-GIVEN_UP_SECONDS = (
-    4 * 3600.0
-)  # three times the patience with a first step, of which nothing was learned, and more
+# three times the patience with a first step, of which nothing was learned, and more
+GIVEN_UP_SECONDS = 4 * 3600.0
 COMMANDS = ("squeue", "scontrol", "sinfo", "sbatch", "scancel", "sacct")
 
 
@@ -270,9 +271,8 @@ def test_a_lost_batch_host_is_ended_in_one_pass(stage: WatchedSmallRun) -> None:
     job = stage.running()
     host = job.nodes[0]
     inject(stage.twin, "batch-host-dead", node=host)
-    lost = stage.until(
-        State.ZOMBIE, later=60
-    )  # trainers that are silent for half a minute count as gone
+    # trainers that are silent for half a minute count as gone
+    lost = stage.until(State.ZOMBIE, later=60)
     assert lost.verdict.exit_code == 1 and said(
         lost, f"would cancel {job.raw_id}: its batch host {host} is lost"
     )
@@ -282,9 +282,8 @@ def test_a_lost_batch_host_is_ended_in_one_pass(stage: WatchedSmallRun) -> None:
     assert not any(
         one.raw_id == job.raw_id and one.state is JobState.RUNNING for one in stage.living()
     )
-    fresh = [
-        one for one in stage.living() if one.raw_id != job.raw_id
-    ]  # the first task may have started by now
+    # the first task may have started by now
+    fresh = [one for one in stage.living() if one.raw_id != job.raw_id]
     assert {one.excluded for one in fresh} == {(host,)}
     assert len({one.array_id for one in fresh}) == 1 and fresh[0].array_id is not None
     assert not stage.pulse(act=True, later=60).plan.actions

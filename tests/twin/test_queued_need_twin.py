@@ -1,4 +1,6 @@
-"""What is queued may ask for more nodes, or for fewer, than the card says now: it is the queue that counts. Real Slurm."""
+"""What is queued may ask for more nodes, or for fewer, than the card says now: it is the queue that
+counts. Real Slurm.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,8 @@ from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
 
 NODES = tuple(f"jean-zay-iam0{number}" for number in range(1, 7))
-FIVE = (
-    "--set",
-    "slurm.spare_nodes=2",
-)  # of six: three that train, and two spares, where the card has one
+# of six: three that train, and two spares, where the card has one
+FIVE = ("--set", "slurm.spare_nodes=2")
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,9 @@ def test_an_agent_excludes_as_many_as_what_is_queued_now_can_do_without(stage: S
 def test_an_avoided_node_is_used_again_where_what_is_queued_needs_it(
     stage: SmallRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Four others are free: enough for the card, one too few for the array, which would wait for ever."""
+    """Four others are free: enough for the card, one too few for the array, which would wait for
+    ever.
+    """
     inject(stage.twin, "partition-down")
     stage.launch(3)
     assert execute(["launch", "--replace", *FIVE, "--yes"]) == 0

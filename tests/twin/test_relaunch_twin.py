@@ -1,4 +1,6 @@
-"""The allocation that heals itself, on real Slurm with stand-in workers: 3 nodes and a spare, on a twin of six."""
+"""The allocation that heals itself, on real Slurm with stand-in workers: 3 nodes and a spare, on a
+twin of six.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,9 @@ def test_a_crash_is_relaunched_on_the_spare_and_finishes(
 def test_a_node_that_the_site_takes_out_of_service_is_not_lost(
     stage: SmallRun, capsys: pytest.CaptureFixture[str], state: str
 ) -> None:
-    """Its job runs on: no alarm, and it is not to blame when a worker of another node dies; the next launch avoids it."""
+    """Its job runs on: no alarm, and it is not to blame when a worker of another node dies; the
+    next launch avoids it.
+    """
     stage.launch(3)
     attempt = stage.train()
     taken, struck = NODES[0], NODES[2]  # the first runs the batch script
@@ -128,7 +132,8 @@ def test_a_node_that_the_site_takes_out_of_service_is_not_lost(
         stage.wait(lambda: stage.iteration(attempt) > reached + 5, "more steps")
         assert not read_version(stage.directory.exclusions).exclusions
         assert stage.queued().excluded == ()
-        # of the four nodes of the allocation the one that stays out is the one with the dead worker or the failing one
+        # of the four nodes of the allocation the one that stays out is the one with the dead worker
+        # or the failing one
         assert NODES[1] in second["nodes"] and NODES[3] in second["nodes"]
     finally:
         change(stage, taken, "State=RESUME")
@@ -207,10 +212,8 @@ def test_a_black_hole_burns_one_task_and_others_run_elsewhere(
         1,
     )
     assert [launch["suspects"] for launch in stage.launches(first)] == [[NODES[1]], [NODES[1]]]
-    assert [launch["avoided"] for launch in stage.launches(first)] == [
-        [],
-        [NODES[1]],
-    ]  # the second time counts
+    # the second time counts
+    assert [launch["avoided"] for launch in stage.launches(first)] == [[], [NODES[1]]]
     [entry] = read_version(stage.directory.exclusions).exclusions
     assert (entry.node, entry.state) == (NODES[1], "avoid")
     assert NODES[1] not in stage.launches(second)[0]["nodes"]
@@ -228,7 +231,9 @@ def test_a_black_hole_burns_one_task_and_others_run_elsewhere(
 def test_bad_data_are_of_one_run_and_a_roll_back_passes_over_them(
     stage: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two runs train beside each other; the mail's cure for the one whose data are bad lets it go on."""
+    """Two runs train beside each other; the mail's cure for the one whose data are bad lets it go
+    on.
+    """
     beside = tmp_path / "beside"
     beside.mkdir()
     stage.paths.root.mkdir()
@@ -256,12 +261,13 @@ def test_bad_data_are_of_one_run_and_a_roll_back_passes_over_them(
 def test_a_fault_that_follows_the_rank_blames_no_node(
     stage: SmallRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One rank dies of SIGSEGV at one iteration, on whatever node it is: two tasks see that, and no node is lost."""
+    """One rank dies of SIGSEGV at one iteration, on whatever node it is: two tasks see that, and no
+    node is lost.
+    """
     stage.paths.root.mkdir()
     inject(stage.twin, "bad-sample", path=str(stage.paths.root))
-    stage.launch(
-        5, "slurm.spare_nodes=0", "rehearsal.step_seconds=40"
-    )  # 0.4 s each: the rank dies before the next step is done
+    # 0.4 s each: the rank dies before the next step is done
+    stage.launch(5, "slurm.spare_nodes=0", "rehearsal.step_seconds=40")
     stage.wait(lambda: stage.queued().reason.startswith("JobHeld"), "the hold")
     first, second = stage.attempts()
     stage.wait_for_verdict(second)
@@ -350,9 +356,8 @@ def test_a_node_that_alone_cannot_save_is_left_for_the_spare(
     assert second["nodes"] == [NODES[0], *NODES[2:4]]
     assert stage.verdict(attempt)["reason"] == "finished"
     log = stage.paths.main_log.read_text()
-    assert (
-        f"tr11: WARNING: {NODES[1]} alone could not write the save" in log
-    )  # named after the first
+    # named after the first
+    assert f"tr11: WARNING: {NODES[1]} alone could not write the save" in log
     assert log.count("SAVE FAILED") == 2
     found = diagnosed(capsys, 0, "--all")["launches"][0]
     assert (found["attribution"]["blamed"], found["action"]) == ([NODES[1]], "exclude_and_resubmit")
@@ -447,8 +452,8 @@ def test_a_dead_node_costs_neither_the_job_nor_the_next_task(stage: SmallRun) ->
         "Slurm's notice",
     )
     stage.wait(lambda: stage.iteration(attempt) > reached + 20, "more steps")
-    # Slurm takes a job that lost a node for ended, and starts the next task of the array beside it, if it is faster
-    # than the controller: that one does not train, and none follows it.
+    # Slurm takes a job that lost a node for ended, and starts the next task of the array beside it,
+    # if it is faster than the controller: that one does not train, and none follows it.
     beside = stage.attempts()[1:]
     assert [(stage.launches(other), stage.verdict(other)["reason"]) for other in beside] in (
         [],
@@ -505,7 +510,9 @@ def test_the_next_task_ends_a_job_without_its_batch_host(stage: SmallRun) -> Non
 
 
 def test_a_dead_spare_is_named_and_excluded_and_burns_no_task(stage: SmallRun) -> None:
-    """Slurm takes a job that lost a node for ended, also where that node trained nothing, and starts the next task."""
+    """Slurm takes a job that lost a node for ended, also where that node trained nothing, and
+    starts the next task.
+    """
     stage.launch(4)
     attempt = stage.train()
     inject(stage.twin, "node-dead", node=NODES[3])
@@ -550,7 +557,9 @@ def waiting_behind(stage: SmallRun, attempt: str) -> set[int | None]:
 
 
 def test_a_job_whose_batch_host_slurm_has_lost_starts_nothing_more(stage: SmallRun) -> None:
-    """Its slurmd alone has died: the agent lives, and so may the trainers, in a job that nothing ends any more."""
+    """Its slurmd alone has died: the agent lives, and so may the trainers, in a job that nothing
+    ends any more.
+    """
     stage.launch(4)
     first = stage.train(beyond=10)
     inject(stage.twin, "half-dead", node=NODES[0])
@@ -577,7 +586,9 @@ def test_a_job_whose_batch_host_slurm_has_lost_starts_nothing_more(stage: SmallR
 def test_a_job_without_its_batch_host_is_never_called_healthy(
     stage: SmallRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before its trainers are silent for long enough to be gone, it is no job that goes on by itself."""
+    """Before its trainers are silent for long enough to be gone, it is no job that goes on by
+    itself.
+    """
     stage.launch(1)
     attempt = stage.train()
     inject(stage.twin, "batch-host-dead", node=NODES[0])

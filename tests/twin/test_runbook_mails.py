@@ -1,4 +1,6 @@
-"""Every alert's mail: the commands that it says to type, typed as they stand there, cure the fault that it tells of."""
+"""Every alert's mail: the commands that it says to type, typed as they stand there, cure the fault
+that it tells of.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every alert's page in runbooks/: its commands, typed as they stand there, cure the fault that they treat."""
+"""Every alert's page in runbooks/: its commands, typed as they stand there, cure the fault that
+they treat.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,8 @@ def test_the_page_cures_its_fault(scene: Scene, request: pytest.FixtureRequest) 
 
 
 def test_every_detector_has_its_fault() -> None:
-    """One at least: a hang has one where all ranks stand still, and one where a single rank is stopped."""
+    """One at least: a hang has one where all ranks stand still, and one where a single rank is
+    stopped.
+    """
     names = {name for asked in SCENARIOS for name in asked.detectors}
     assert names == {detector.name for detector in DETECTORS}

@@ -1,4 +1,6 @@
-"""Two people: one launched the run, the other is on call. Neither is root's equal for the other's jobs."""
+"""Two people: one launched the run, the other is on call. Neither is root's equal for the other's
+jobs.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ AS_ON_CALL = (
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder whose group is that of the person on call, as a project's folder is; every new file keeps the group."""
+    """A folder whose group is that of the person on call, as a project's folder is; every new file
+    keeps the group.
+    """
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("only root can act as a second user, with setpriv")
     folder = Path(tempfile.mkdtemp(prefix="tr11-shared-", dir="/tmp"))
@@ -80,9 +84,11 @@ def on_call(run: Operation, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_person_on_call_stops_and_resumes_anothers_run(twin: Twin, shared: Path) -> None:
-    """The scheduler refuses to hold a stranger's tasks: the run's own controller, which owns them, does it instead.
+    """The scheduler refuses to hold a stranger's tasks: the run's own controller, which owns them,
+    does it instead.
 
-    And the job is asked for again when the scheduler has forgotten it: what is not found has not failed.
+    And the job is asked for again when the scheduler has forgotten it: what is not found has not
+    failed.
     """
     run = Operation(twin, shared, nodes=2, spares=1)
     first = run.launch("--array", "1-6")
@@ -119,7 +125,8 @@ def test_the_person_on_call_stops_and_resumes_anothers_run(twin: Twin, shared: P
     assert len(run.attempts()) == 2
 
     directory = directory_of(run.card)
-    # a pause: the controller's hold is on record at once, resume does not disown it, and the watchdog releases it
+    # a pause: the controller's hold is on record at once, resume does not disown it, and the
+    # watchdog releases it
     assert on_call(run, "pause", "--yes", "--reason", "new data").returncode == 0
     run.until(lambda: held_by_tr11(directory) == {first}, "the record of the controller's hold")
     shown = on_call(run, "resume", "--dry-run")
@@ -134,9 +141,8 @@ def test_the_person_on_call_stops_and_resumes_anothers_run(twin: Twin, shared: P
     resumed = on_call(run, "resume", "--yes")
     assert resumed.returncode == 1 and "must release it" in resumed.stderr, resumed.stderr
     told = on_call(run, "pulse", "--act", "--no-email")
-    assert "not done: the scheduler says that an administrator holds it" in told.stdout, (
-        told.stdout
-    )  # root launched it
+    # root launched it
+    assert "not done: the scheduler says that an administrator holds it" in told.stdout, told.stdout
     run.tr11("resume", "--yes")
     run.until(lambda: len(run.attempts()) == 3, "the third task")
     run.check_nothing_is_lost()

@@ -1,4 +1,6 @@
-"""A job that has lost a node, on real Slurm: 22.05 without accounting refuses every change of it and of its array."""
+"""A job that has lost a node, on real Slurm: 22.05 without accounting refuses every change of it
+and of its array.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def asked(twin: Twin, folder: Path, *words: str) -> str:
 def test_what_is_released_is_released_whatever_slurm_says_of_the_job_that_lost_a_node(
     small_twin: Twin, tmp_path: Path
 ) -> None:
-    """The order of `tr11 resume`: the held task starts at once, while scontrol says that nothing could be changed."""
+    """The order of `tr11 resume`: the held task starts at once, while scontrol says that nothing
+    could be changed.
+    """
     twin = small_twin
     slurm = SlurmScheduler(twin.environment)
     array = asked(
@@ -50,9 +54,8 @@ def test_what_is_released_is_released_whatever_slurm_says_of_the_job_that_lost_a
     try:
         until(lambda: _task(slurm, array, 1).state is JobState.RUNNING, "the first task")
         slurm.hold(array)
-        asked(
-            twin, tmp_path, "scontrol", "update", f"JobId={array}_1", "NumNodes=1"
-        )  # as after a node's death
+        # as after a node's death
+        asked(twin, tmp_path, "scontrol", "update", f"JobId={array}_1", "NumNodes=1")
         with pytest.raises(subprocess.CalledProcessError):  # the sentence that is not believed
             asked(twin, tmp_path, "scontrol", "hold", array)
         slurm.hold(array)

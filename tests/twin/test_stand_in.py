@@ -1,4 +1,6 @@
-"""The stand-in worker: refused on every real cluster, ends as a training ends, and loses no step on the way."""
+"""The stand-in worker: refused on every real cluster, ends as a training ends, and loses no step on
+the way.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The verdict on a real Slurm: running, queued, held, a dead chain, hung, a controller that does not answer."""
+"""The verdict on a real Slurm: running, queued, held, a dead chain, hung, a controller that does
+not answer.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,8 @@ def test_an_array_runs_hangs_and_its_rest_is_held(run: Run, twin: Twin) -> None:
 
     run.slurm.hold(job_id)
     run.slurm.cancel(f"{job_id}_1")
-    # Held by User or Admin, depending on who runs the tests. Until task 1 has left its nodes, that is said first.
+    # Held by User or Admin, depending on who runs the tests. Until task 1 has left its nodes, that
+    # is said first.
     run.wait(lambda seen, verdict: verdict.word is VerdictWord.DOWN and "JobHeld" in verdict.why)
     run.slurm.release(job_id)
     run.wait(lambda seen, verdict: verdict.word in {VerdictWord.QUEUED, VerdictWord.STARTING})

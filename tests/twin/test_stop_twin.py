@@ -1,4 +1,6 @@
-"""The stop switches on real Slurm, with the real trainer: what is queued never starts, what trains saves and leaves."""
+"""The stop switches on real Slurm, with the real trainer: what is queued never starts, what trains
+saves and leaves.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +125,9 @@ def test_a_drill_passes_in_all_five_phases(stage: Stage) -> None:
 @pytest.mark.parametrize("phase", ["starting", "training", "evaluating", "saving", "data-wait"])
 @pytest.mark.parametrize("switch", ["kill", "kill-now", "pause", "checkpoint-now"])
 def test_each_switch_in_each_phase(stage: Stage, switch: str, phase: str) -> None:
-    """The trainer is held in the phase as a drill holds it, until a stop signal or, here, a switch is seen."""
+    """The trainer is held in the phase as a drill holds it, until a stop signal or, here, a switch
+    is seen.
+    """
     stage.changes += [
         "--set", f'slurm.environment.TR11_DRILL="{phase}"', "--set", "checkpoint.interval=3",
         "--set", "evaluation.interval=2", "--set", "run.exit_interval=8",

@@ -1,4 +1,6 @@
-"""Before an array is held for a fault that may be a node's, one task runs without the suspects: real Slurm, seven nodes."""
+"""Before an array is held for a fault that may be a node's, one task runs without the suspects:
+real Slurm, seven nodes.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ def small_twin(twin_home: Path) -> Iterator[Twin]:
 
 
 def with_abort(stage: SmallRun, values: tuple[str, ...], variable: str = "SLURMD_NODENAME") -> str:
-    """A change of the card: the workers where the variable has one of these values abort, all at one moment: none is
-    ended by the death of another before it has died itself.
+    """A change of the card: the workers where the variable has one of these values abort, all at
+    one moment: none is ended by the death of another before it has died itself.
     """
     folder = stage.folder / "broken-library"
     folder.mkdir()
@@ -55,7 +57,9 @@ def with_abort(stage: SmallRun, values: tuple[str, ...], variable: str = "SLURMD
 
 
 def test_two_nodes_that_abort_are_left_out_and_the_training_goes_on(stage: SmallRun) -> None:
-    """Two of four die at one moment, so that nothing but a task without them tells whether they are at fault."""
+    """Two of four die at one moment, so that nothing but a task without them tells whether they are
+    at fault.
+    """
     stage.launch(8, *FOUR, with_abort(stage, NODES[:2]))
     stage.wait(
         lambda: stage.iteration() > 5 or stage.queued().reason.startswith("JobHeld"),
@@ -84,7 +88,9 @@ def test_the_same_abort_on_all_nodes_is_the_softwares(stage: SmallRun) -> None:
 
 
 def test_an_abort_that_follows_to_other_nodes_clears_the_suspects(stage: SmallRun) -> None:
-    """It is of the first two places of a launch, on whatever nodes: the task without the suspects fails the same way."""
+    """It is of the first two places of a launch, on whatever nodes: the task without the suspects
+    fails the same way.
+    """
     stage.launch(8, *FOUR, with_abort(stage, ("0", "1"), "SLURM_NODEID"))
     stage.wait(lambda: stage.queued().reason.startswith("JobHeld"), "the hold")
     last = stage.attempts()[-1]
@@ -98,8 +104,10 @@ def test_an_abort_that_follows_to_other_nodes_clears_the_suspects(stage: SmallRu
 
 
 def test_the_mails_accuse_no_node_of_what_is_the_softwares(stage: SmallRun) -> None:
-    """One rank dies at one iteration, on whatever node. The first attempt's mail says what is known, and that the next
-    one will tell; the second's goes on in its thread, and no node is left under suspicion."""
+    """One rank dies at one iteration, on whatever node. The first attempt's mail says what is
+    known, and that the next one will tell; the second's goes on in its thread, and no node is left
+    under suspicion.
+    """
     stage.paths.root.mkdir()
     inject(stage.twin, "bad-sample", path=str(stage.paths.root))
     stage.launch(5, *FOUR, *MAILS, "rehearsal.step_seconds=40")
@@ -132,7 +140,9 @@ def test_the_mails_accuse_no_node_of_what_is_the_softwares(stage: SmallRun) -> N
 def test_what_another_run_suspects_is_avoided_with_the_first_suspicion_here(
     stage: SmallRun, tmp_path: Path
 ) -> None:
-    """The two runs share a folder of the site. Before that the node is used, after the others: here there is none."""
+    """The two runs share a folder of the site. Before that the node is used, after the others: here
+    there is none.
+    """
     site = tmp_path / "site"
     site.mkdir()
     known = Exclusion(
@@ -155,7 +165,9 @@ def test_what_another_run_suspects_is_avoided_with_the_first_suspicion_here(
 def test_a_node_that_two_launches_wait_for_in_vain_is_used_last_by_the_next_task(
     stage: SmallRun,
 ) -> None:
-    """Whether the one that was waited for or the one that waited is at fault is not known: nothing is left out."""
+    """Whether the one that was waited for or the one that waited is at fault is not known: nothing
+    is left out.
+    """
     stage.launch(3, *FOUR, "rehearsal.collective_seconds=10")
     first = stage.train()
     inject(stage.twin, "step-hang", node=NODES[1])

@@ -89,9 +89,8 @@ def test_three_cells_are_one_array_and_three_runs(
     again = typed(capsys, "launch", "--run", second, "--scheduler", "slurm")
     assert again[0] == 1 and f"this run is already queued: job {number}_2" in again[1]
 
-    assert (
-        typed(capsys, "kill", "--run", second, "--scheduler", "slurm", "--yes")[0] == 0
-    )  # holds its own task alone
+    # holds its own task alone
+    assert typed(capsys, "kill", "--run", second, "--scheduler", "slurm", "--yes")[0] == 0
     held = {job_id: "Held" in job.reason for job_id, job in living(slurm).items()}
     assert held == {f"{number}_1": False, f"{number}_2": True, f"{number}_3": False}
     slurm.cancel(f"{number}_3")
@@ -105,7 +104,9 @@ def test_three_cells_are_one_array_and_three_runs(
 def test_a_task_runs_its_own_cells_script(
     place: Path, slurm: SlurmScheduler, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What starts is a single job of its run: the agent knows of no array, and its attempt is in its own directory."""
+    """What starts is a single job of its run: the agent knows of no array, and its attempt is in
+    its own directory.
+    """
     done = document(
         capsys,
         "sweep",
@@ -145,7 +146,9 @@ def test_a_task_runs_its_own_cells_script(
 def test_no_cell_is_burned_where_the_study_is_not_seen(
     place: Path, slurm: SlurmScheduler, capsys: pytest.CaptureFixture[str], lost: str
 ) -> None:
-    """A cell has one task: one that cannot begin goes back into the queue, and trains when the study is there again."""
+    """A cell has one task: one that cannot begin goes back into the queue, and trains when the
+    study is there again.
+    """
     typed(
         capsys,
         "sweep",
@@ -184,7 +187,9 @@ def test_no_cell_is_burned_where_the_study_is_not_seen(
 def test_a_cell_that_goes_back_into_the_queue_leaves_the_others_running(
     place: Path, slurm: SlurmScheduler, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The last task of an array to begin has the array's own number, by which Slurm requeues them all."""
+    """The last task of an array to begin has the array's own number, by which Slurm requeues them
+    all.
+    """
     typed(
         capsys,
         "sweep",

@@ -114,9 +114,8 @@ def test_full_size_up_and_down_leaves_nothing(
             f"{status.memory_megabytes} MB"
         )
     assert not any(record.is_alive for record in records)
-    assert not list(
-        marked(mark, conf)
-    )  # nor any other process of it; its ports may be another twin's by now
+    # nor any other process of it; its ports may be another twin's by now
+    assert not list(marked(mark, conf))
     assert list(home.iterdir()) == []
 
 
@@ -357,7 +356,9 @@ def test_the_commands(home: Path) -> None:
 
 
 def test_commands_mean_the_twin_that_the_shell_speaks_to(home: Path) -> None:
-    """`twin fault` acted on the twin `default` after `twin env --name`: perhaps on another person's."""
+    """`twin fault` acted on the twin `default` after `twin env --name`: perhaps on another
+    person's.
+    """
     with (
         Twin.up(replace(SMALL, name="default"), home) as default,
         Twin.up(replace(SMALL, name="ours"), home) as ours,
@@ -458,7 +459,9 @@ def test_accounting_tells_of_ended_jobs_and_used_up_hours(home: Path, tmp_path: 
 def limits_of_qualities(
     twin: Twin, user: str, slurm: SlurmScheduler, request: BatchRequest
 ) -> None:
-    """The default QoS of a user and the QoS of a partition limit a job that names neither; a frozen slurmdbd is said."""
+    """The default QoS of a user and the QoS of a partition limit a job that names neither; a frozen
+    slurmdbd is said.
+    """
     rules = read_site(user, twin.environment)
     for words in (
         ["add", "qos", "small", "set", "GrpTRES=node=1", "MaxTRESPerJob=node=1"],
@@ -498,9 +501,8 @@ def limits_of_qualities(
     try:
         frozen = read_site(user, twin.environment)
         assert "did not answer within 8 s" in frozen.untold
-        assert limits() == [
-            "QoS part of the partition cpu=4"
-        ]  # what is asked of the database is not waited for long
+        # what is asked of the database is not waited for long
+        assert limits() == ["QoS part of the partition cpu=4"]
     finally:
         os.kill(database, signal.SIGCONT)
 
@@ -508,7 +510,9 @@ def limits_of_qualities(
 def limits_of_each_user(
     twin: Twin, user: str, slurm: SlurmScheduler, request: BatchRequest
 ) -> None:
-    """What a QoS gives each user, and one that comes before the partition's: by tr11's reading, and by Slurm itself."""
+    """What a QoS gives each user, and one that comes before the partition's: by tr11's reading, and
+    by Slurm itself.
+    """
     rules = read_site(user, twin.environment)
     over, below = (
         ("Flags=OverPartQOS", "MaxTRESPerUser=node=1"),
@@ -579,9 +583,7 @@ def test_hub_and_store_stand_beside_it(home: Path) -> None:
         assert twin.status().is_healthy and known["HF_TOKEN"] not in "".join(
             advice(twin.plan, twin.ports)
         )
-        servers = (
-            twin.process("hub"),
-            twin.process("store"),
-        )  # another twin may have their ports soon after
+        # another twin may have their ports soon after
+        servers = (twin.process("hub"), twin.process("store"))
         assert all(server.is_alive for server in servers)
     assert not any(server.is_alive for server in servers) and list(home.iterdir()) == []

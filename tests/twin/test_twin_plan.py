@@ -123,6 +123,8 @@ def test_ports_that_are_claimed_or_in_use_are_not_given_twice() -> None:
 
 
 def test_other_ports_are_far_from_those_of_twins() -> None:
-    """A controller that is being restarted has no listener for a moment; who asks then must not get its port."""
+    """A controller that is being restarted has no listener for a moment; who asks then must not get
+    its port.
+    """
     with claimed_ports(BLOCK) as twins, claimed_ports(1, beside_twins=True) as other:
         assert other - twins > 50 * BLOCK

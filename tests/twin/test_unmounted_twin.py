@@ -1,4 +1,6 @@
-"""A run directory whose file system is not mounted, on real Slurm: nothing is known of the run, and nothing is begun."""
+"""A run directory whose file system is not mounted, on real Slurm: nothing is known of the run, and
+nothing is begun.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +149,9 @@ def test_a_run_directory_that_vanishes_is_unknown_until_it_is_back(
 def test_a_stop_asks_the_scheduler(
     stage: SmallRun, capfd: pytest.CaptureFixture[str], words: str
 ) -> None:
-    """It holds what is queued, says so in the jobs, and ends what runs; when the directory is back the run goes on."""
+    """It holds what is queued, says so in the jobs, and ends what runs; when the directory is back
+    the run goes on.
+    """
     stage.launch(6, *MAILS)
     attempt = stage.train()
     inject(stage.twin, "unmounted", path=str(stage.paths.root))
@@ -185,7 +189,9 @@ def test_a_pause_holds_what_is_queued(stage: SmallRun, capfd: pytest.CaptureFixt
 def test_a_task_that_starts_without_the_directory_holds_the_others(
     stage: SmallRun, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """No task of the array trains, and one is lost, not all of them: the batch script itself looks before it begins."""
+    """No task of the array trains, and one is lost, not all of them: the batch script itself looks
+    before it begins.
+    """
     root = stage.paths.root
     inject(stage.twin, "partition-down")
     stage.launch(8, *MAILS)
@@ -213,7 +219,9 @@ def test_a_task_that_starts_without_the_directory_holds_the_others(
 
 
 def test_a_task_that_starts_where_nothing_at_all_lies_holds_the_others(stage: SmallRun) -> None:
-    """Not even the folder that is the mount's place: Slurm's own output, and the job's folder, are none of the run's."""
+    """Not even the folder that is the mount's place: Slurm's own output, and the job's folder, are
+    none of the run's.
+    """
     root = stage.paths.root
     inject(stage.twin, "partition-down")
     stage.launch(8, *MAILS)
@@ -234,7 +242,9 @@ def test_a_task_that_starts_where_nothing_at_all_lies_holds_the_others(stage: Sm
 
 
 def as_older_tr11(stage: SmallRun, tasks: int) -> None:
-    """Queue an array whose output Slurm itself must open, in a folder that is missing, in place of what is queued."""
+    """Queue an array whose output Slurm itself must open, in a folder that is missing, in place of
+    what is queued.
+    """
     [queued] = stage.living()
     stage.slurm.cancel(stage.array)
     words = (
@@ -283,7 +293,9 @@ def test_a_watchdog_holds_what_slurm_itself_burns(
 def test_tasks_that_could_not_begin_are_no_launch_that_never_was(
     stage: SmallRun, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Slurm ends each task that cannot open its output, before anything of tr11 begins: scripts of an older tr11."""
+    """Slurm ends each task that cannot open its output, before anything of tr11 begins: scripts of
+    an older tr11.
+    """
     inject(stage.twin, "partition-down")
     stage.launch(3, *MAILS)
     as_older_tr11(stage, 3)
@@ -302,7 +314,9 @@ def test_tasks_that_could_not_begin_are_no_launch_that_never_was(
 def test_a_directory_that_is_not_there_at_all(
     stage: SmallRun, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Where nothing at all lies in its place, the jobs tell too; and without a job nothing was launched."""
+    """Where nothing at all lies in its place, the jobs tell too; and without a job nothing was
+    launched.
+    """
     root = stage.paths.root
     inject(stage.twin, "partition-down")
     stage.launch(3, *MAILS, *COPIES)

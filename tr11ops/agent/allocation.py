@@ -21,7 +21,7 @@ from tr11ops.cluster.local_machine import DEVICES_VARIABLE, claim_free, look_at_
 from tr11ops.rundir.attempts import attempt_label
 from trainer.contract.record import Record
 
-# ----------------------------------------------------------------------------- GPUs without a scheduler's word
+# ------------------------------------------------------------------ GPUs without a scheduler's word
 
 
 def gpus_of_node(environment: Mapping[str, str], nodes: Sequence[str], name: str) -> dict[str, str]:

@@ -30,7 +30,7 @@ from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.attempt import ExitTime
 from trainer.contract.record import Record
 
-# ----------------------------------------------------------------------------- the attempt's own job
+# ---------------------------------------------------------------------------- the attempt's own job
 # What the scheduler says of it now: whether it lives, until when, on which nodes.
 #
 # It is asked again and again beside the launches, so that a limit that someone changes is followed,

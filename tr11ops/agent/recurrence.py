@@ -22,7 +22,7 @@ from tr11ops.health.everywhere import fails_everywhere
 from tr11ops.rundir.exclusion import GOOD_SECONDS, Exclusion, NodeStanding, family
 from trainer.contract.record import Record
 
-# ----------------------------------------------------------------------------- checks that fail everywhere
+# ---------------------------------------------------------------------- checks that fail everywhere
 # See `health.everywhere`; judged over the launches of a run.
 #
 # Its nodes are innocent, those that were excluded before as well, and the launch goes without it.

@@ -18,7 +18,7 @@ from tr11ops.detect.causes import lead
 from tr11ops.detect.finding import Severity
 from trainer.contract.record import Record
 
-# ----------------------------------------------------------------------------- which findings are the same incident
+# ------------------------------------------------------------- which findings are the same incident
 # The same detector, and the same `Finding.identity`.
 
 LENGTH = 12  # hexadecimal digits: two of ten thousand incidents share one with a chance of 2e-7
@@ -347,7 +347,7 @@ def elapsed(since: float | None, now: float) -> float:
     return max(0.0, now - since)
 
 
-# ----------------------------------------------------------------------------- two states that went on from one
+# ----------------------------------------------------------------- two states that went on from one
 # The run's own, and that of a machine which could not write it.
 
 

@@ -267,8 +267,9 @@ _LABEL = re.compile(r"[a-z ]{1,12}: {2,}")  # of a line in columns, such as `job
 
 
 def say(text: str) -> None:
-    """One line for the person; on stderr, so that stdout stays the command's result. A terminal gets it in as many as
-    it takes, under its label where it has one."""
+    """One line for the person; on stderr, so that stdout stays the command's result. A terminal
+    gets it in as many as it takes, under its label where it has one.
+    """
     line = for_this_card(text)
     if "\n" not in line:
         label = _LABEL.match(line)

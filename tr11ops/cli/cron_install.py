@@ -512,9 +512,8 @@ def link(
     here = JobPlacement(
         os.environ.get("SLURM_JOB_PARTITION") or None, int(memory) if memory.isdigit() else None
     )
-    own = chain_context(
-        chain, invocation, directory, jobs, round_seconds, here
-    )  # the next link runs where this one does
+    # the next link runs where this one does
+    own = chain_context(chain, invocation, directory, jobs, round_seconds, here)
 
     def seconds_left() -> float:
         return own.time_limit_seconds - LINK_MARGIN_SECONDS - (time.monotonic() - began)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tr11ops.status.assessment import Assessment
 
 
-# ----------------------------------------------------------------------------- advice on an ended launch
+# ------------------------------------------------------------------------ advice on an ended launch
 
 
 def advice(snapshot: Snapshot, found: Diagnosis) -> str:

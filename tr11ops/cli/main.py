@@ -40,9 +40,8 @@ def flowing(text: str) -> str:
     head, line, commands = joined.partition(f"{EXAMPLES}\n")
     if not line:
         return joined
-    gap = (
-        "" if "\n\n" in head.rstrip() else "\n"
-    )  # typer dedents what follows the first paragraph but for its first line
+    # typer dedents what follows the first paragraph but for its first line
+    gap = "" if "\n\n" in head.rstrip() else "\n"
     return f"{head}{gap}[bold]Examples[/bold]\n" + _TAG.sub(r"\\[", commands)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
-# ----------------------------------------------------------------------------- a view that is refreshed
+# ------------------------------------------------------------------------- a view that is refreshed
 TICK_SECONDS = 0.25
 HINT_LINES = 2
 WAITING_SECONDS = 2.0  # a look that takes longer than this is worth a word

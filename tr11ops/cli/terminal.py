@@ -41,9 +41,11 @@ def lines_to_fill(console: Console) -> int | None:
 
 
 def hanging(text: str, indent: int, stream: TextIO | None = None) -> str:
-    """The text for a terminal: broken between words, what follows the first line moved in by `indent` columns.
+    """The text for a terminal: broken between words, what follows the first line moved in by
+    `indent` columns.
 
-    Paths and options stay whole. Unchanged where `stream` (standard output) is no terminal: there a line is one line.
+    Paths and options stay whole. Unchanged where `stream` (standard output) is no terminal: there a
+    line is one line.
     """
     if not (stream or sys.stdout).isatty():
         return text

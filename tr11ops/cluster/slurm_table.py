@@ -61,8 +61,8 @@ def _reason(reason: str, since: str, user: str) -> dict[str, Any]:
 
 
 def nodes_from_table(text: str) -> tuple[Node, ...] | None:
-    """Nodes of `sinfo --all --noheader --Node --Format=NODE_FORMAT`, which has a row for each node and
-    partition.
+    """Nodes of `sinfo --all --noheader --Node --Format=NODE_FORMAT`, which has a row for each node
+    and partition.
 
     None where this version of Slurm prints its table otherwise.
     """

@@ -196,7 +196,7 @@ def unless_skipped(job: PeriodicJob, skip: Iterable[str]) -> PeriodicJob:
     return replace(job, unwanted="cron.skip")
 
 
-# ----------------------------------------------------------------------------- scripts of people's own
+# -------------------------------------------------------------------------- scripts of people's own
 # Those in `cron.hourly` or `cron.daily` are periodic jobs as any other.
 #
 #     RUN DIRECTORY/cron.hourly/*.slurm     CARD'S FOLDER/cron.hourly/*.slurm     and cron.daily in both

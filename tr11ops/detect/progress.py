@@ -145,7 +145,8 @@ def _stall(
     severities="CRITICAL",
 )
 def hung(snapshot: Snapshot) -> Iterator[Finding]:
-    """A training that hangs: ranks that showed life stand still for longer than their phase explains.
+    """A training that hangs: ranks that showed life stand still for longer than their phase
+    explains.
 
     It is stronger than a stall, where ranks show life and finish nothing. The evidence names the ranks,
     and their nodes, that do not stand where the others wait, and who holds them up by the stacks that

@@ -42,8 +42,8 @@ CLOSED = ("PartitionDown", "PartitionInactive")  # the scheduler's reasons
     ),
 )
 def waits_for_site(snapshot: Snapshot) -> Iterator[Finding]:
-    """Queued work that starts when the site lets it: a partition that is down or closed, nodes kept for
-    maintenance.
+    """Queued work that starts when the site lets it: a partition that is down or closed, nodes kept
+    for maintenance.
 
     One finding for each array: a WARNING when nothing of the run runs or starts by itself, or
     will soon, else INFO.

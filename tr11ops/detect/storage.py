@@ -149,7 +149,9 @@ def _others(others: int, held: int, path: str) -> str:
 
 
 def _what_is_large(snapshot: Snapshot, room: FolderRoom) -> tuple[str, ...]:
-    """The largest things but for checkpoints, by name; whether they are the run's own is told by where they are."""
+    """The largest things but for checkpoints, by name; whether they are the run's own is told by
+    where they are.
+    """
     lines = []
     for path, held in room.largest.items():
         whose = "of this run" if _is_own(snapshot, path) else "not tr11's"
@@ -160,7 +162,9 @@ def _what_is_large(snapshot: Snapshot, room: FolderRoom) -> tuple[str, ...]:
 
 
 def _is_own(snapshot: Snapshot, path: str) -> bool:
-    """Whether tr11 or the trainer has written what is there: below the run's folders of checkpoints, logs, records."""
+    """Whether tr11 or the trainer has written what is there: below the run's folders of
+    checkpoints, logs, records.
+    """
     if not Path(path).is_relative_to(snapshot.run.directory):
         return False
     name = Path(path).relative_to(snapshot.run.directory).parts[0]
@@ -168,7 +172,9 @@ def _is_own(snapshot: Snapshot, path: str) -> bool:
 
 
 def _foreign(snapshot: Snapshot) -> str:
-    """The largest thing on a full disk, where it is none of the run's and pruning would free less; else ""."""
+    """The largest thing on a full disk, where it is none of the run's and pruning would free less;
+    else "".
+    """
     room, checkpoints = known(snapshot.operation.save_room, None), known(snapshot.checkpoints, None)
     if (
         room is None
@@ -184,8 +190,10 @@ def _foreign(snapshot: Snapshot) -> str:
 
 
 def make_room(snapshot: Snapshot) -> str:
-    """The command that frees the most: it removes checkpoints which the run does not need, or the core dump that fills
-    the disk, and asks; of other files, and where the run needs all its checkpoints, it shows what is there."""
+    """The command that frees the most: it removes checkpoints which the run does not need, or the
+    core dump that fills the disk, and asks; of other files, and where the run needs all its
+    checkpoints, it shows what is there.
+    """
     path = _foreign(snapshot)
     if Path(path).name.partition(".")[0] == "core":
         return shlex.join(["rm", "-ri", path])
@@ -274,7 +282,8 @@ CRITICAL_SHARE = 0.9
     severities="WARNING, CRITICAL",
 )
 def purge_near(snapshot: Snapshot) -> Iterator[Finding]:
-    """Files that the run needs have not been touched for so long that the site will delete them soon.
+    """Files that the run needs have not been touched for so long that the site will delete them
+    soon.
 
     WARNING when three quarters of watch.scratch_purge_days are over, CRITICAL from nine tenths
     on; one a kind.

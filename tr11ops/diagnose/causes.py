@@ -372,7 +372,9 @@ def _left_quietly(root: Sighting, found: Candidates, launch: LogLaunch) -> bool:
 
 
 def _is_after_last_step(root: Sighting, found: Candidates, launch: LogLaunch) -> bool:
-    """Whether it is the noise of processes that leave after the last step of all, one before the other."""
+    """Whether it is the noise of processes that leave after the last step of all, one before the
+    other.
+    """
     last = launch.progress
     if (
         last is None
@@ -385,7 +387,9 @@ def _is_after_last_step(root: Sighting, found: Candidates, launch: LogLaunch) ->
 
 
 def _was_told_to_go_before(root: Sighting, found: Candidates) -> bool:
-    """Whether a launcher that was itself told to go, which it says at its end, was so before a rank lost another."""
+    """Whether a launcher that was itself told to go, which it says at its end, was so before a rank
+    lost another.
+    """
     told = [one for one in found.consequences if one.file == root.file]
     if not any(_TOLD_ITSELF.search(one.text) for one in told) or root.signature.confidence >= CLEAR:
         return False
@@ -531,7 +535,9 @@ def _missing_of_store(root: Sighting, launch: LogLaunch) -> str:
 
 
 def _of_lone_driver(signature: FaultSignature, lone: str | None) -> FaultSignature:
-    """What a driver that does not fit is, where one node alone has it: the node's, and not the program's."""
+    """What a driver that does not fit is, where one node alone has it: the node's, and not the
+    program's.
+    """
     if lone is None or signature.id not in DRIVERS:
         return signature
     return replace(signature, fault=FaultClass.GPU_HARDWARE)
@@ -612,7 +618,9 @@ def _step_of_network(
 
 
 def _placed_by(others: Sequence[Sighting], quoted: QuotedLine, places: LaunchPlaces) -> QuotedLine:
-    """The line with the place that others give which tell of the same fault, and of their own node; if they agree."""
+    """The line with the place that others give which tell of the same fault, and of their own node;
+    if they agree.
+    """
     told = [
         places.quoted(one)
         for one in others
@@ -710,7 +718,9 @@ def _ends(
 
 
 def _original(root: Sighting, found: Candidates) -> Sighting:
-    """The exception that a data loader's worker raised, in place of the line that says that it raised one."""
+    """The exception that a data loader's worker raised, in place of the line that says that it
+    raised one.
+    """
     if root.signature.id == _RECOVERY:  # which says what is to be done about another Xid
         others = [
             one for one in (*found.causes, *found.warnings) if one.signature.family == KERNELS

@@ -114,8 +114,9 @@ def odd_node(sightings: Sequence[Sighting], places: LaunchPlaces) -> str | None:
 def _is_set_up_here_alone(
     root: Sighting, alike: Sequence[Sighting], places: LaunchPlaces, sightings: Sequence[Sighting]
 ) -> bool:
-    """Whether one node alone says that it is not set up for the network, or its driver not for the program, while
-    others say only that they lost it."""
+    """Whether one node alone says that it is not set up for the network, or its driver not for the
+    program, while others say only that they lost it.
+    """
     is_driver = root.signature.id in DRIVERS and _OF_A_DRIVER.search(root.text) is not None
     if root.signature.id != SETTINGS and not is_driver:
         return False

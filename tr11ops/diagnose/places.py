@@ -56,7 +56,8 @@ _OWN_HOST = re.compile(
     r"|\"(?:host|hostname|node|nodename|node_name)\": ?\"(?P<field>[A-Za-z][\w.-]*\d[\w-]*)\""
 )
 _NAME = re.compile(r"(?<![\w./-])[A-Za-z0-9][\w.-]*(?<![.-])")
-_HEAD = re.compile(  # what may stand before a host in a line: times, numbers, tags of ranks, levels, who watches it
+# what may stand before a host in a line: times, numbers, tags of ranks, levels, who watches it
+_HEAD = re.compile(
     rf"(?:\[[a-z][\w-]{{0,15}}\] |[^A-Za-z]|(?<=\d)[TZ]|\b{STATUS}(?![A-Za-z])"
     r"|\b(?:rank|default|[Rr]ank|Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct"
     r"|Nov|Dec|INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|UTC|kernel|dmesg|epilog|prolog|nhc|NHC|dcgm\w*|node|host|health|check"

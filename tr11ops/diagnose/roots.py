@@ -229,7 +229,9 @@ def _is_missed_by_no_one(one: Sighting, left: Sequence[Sighting]) -> bool:
 
 
 def _is_vague_of_a_daemon(one: Sighting, left: Sequence[Sighting]) -> bool:
-    """Whether it is a line of a kernel's or a daemon's log that no signature knows, while a log tells of a failure."""
+    """Whether it is a line of a kernel's or a daemon's log that no signature knows, while a log
+    tells of a failure.
+    """
     if one.signature.family != TOPICS or one.raised is not None or not is_daemons_log(one.file):
         return False
     return any(

@@ -54,18 +54,16 @@ _NO_MEMORY = "cuda-oom"
 _SAID_HOST = "said-host"
 _HELD = "memory-held"
 _ABSURD = "memory-absurd"
-_NEVER_MILD = frozenset(
-    {"xid", "replays"}
-)  # a GPU that fell off the bus, or computes wrongly, is but a warning to some
+# a GPU that fell off the bus, or computes wrongly, is but a warning to some
+_NEVER_MILD = frozenset({"xid", "replays"})
 _SAID_MILDLY = frozenset({"ray-node-dead"})  # by their program's habit
 _OF_THE_PAST = re.compile(  # what is told of an earlier job, or is repaired
     r"\b(?:previous|earlier|former|last) (?:(?:job|run|attempt|launch|try)s? )?(?:\S{1,40} )?(?:had )?"
     r"(?:failed|died|crashed|ended)\b"
     r"|\b(?:repaired|replaced|fixed|mended) since\b"
 )
-_OF_OTHER_SERVICES = re.compile(
-    r"/system\.slice/(?!slurm|docker|kube|containerd|cri-)"
-)  # of a node, not of the job
+# of a node, not of the job
+_OF_OTHER_SERVICES = re.compile(r"/system\.slice/(?!slurm|docker|kube|containerd|cri-)")
 # Commands, comments, source in boxes and settings name errors and are none.
 _QUOTED = re.compile(
     r"\s*(?:\++ \S|# |#SBATCH\b|\$ |echo |export |declare -x |\u2502|[\w-]+ \.{3,} )"

@@ -1,4 +1,6 @@
-"""How full a file system is, by the command that knows: one part a command, and what it says as a reading."""
+"""How full a file system is, by the command that knows: one part a command, and what it says as a
+reading.
+"""
 
 from __future__ import annotations
 

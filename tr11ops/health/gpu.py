@@ -50,7 +50,7 @@ def check_gpu_memory(system: System, wanted: NodeRequirements) -> Answer:
     return CheckOutcome.FINE, "no uncorrected memory errors"
 
 
-# ----------------------------------------------------------------------------- repairs of the memory
+# ---------------------------------------------------------------------------- repairs of the memory
 _PENDING, _FAILED, _PAGES = (
     "remapped_rows.pending",
     "remapped_rows.failure",
@@ -91,6 +91,7 @@ def check_row_remap(system: System, wanted: NodeRequirements) -> Answer:
 
 # ----------------------------------------------------------------------------- the driver's log
 XID_RECENT_SECONDS = 86400.0
+# NVIDIA, "Xid errors": the ones whose advice is to reset, to diagnose, or to replace
 HARDWARE_XIDS = {
     48: "double-bit memory error",
     62: "halted micro-controller",
@@ -106,7 +107,7 @@ HARDWARE_XIDS = {
     136: "link training failed",
     140: "uncorrected memory error",
     143: "GPU initialisation failed",
-}  # NVIDIA, "Xid errors": the ones whose advice is to reset, to diagnose, or to replace
+}
 _XID_LINE = re.compile(r"^\[\s*(\d+\.\d+)\].*NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+),?\s*(.*)$")
 
 

@@ -18,9 +18,10 @@ from trainer.contract.record import Record
 
 FEWEST_OPTIONS = 3  # of the trainer's, for a command to count as a training
 _OPTION = re.compile(r"--?[A-Za-z]")
+# which start the workers of a node
 _LAUNCHERS = frozenset(
     {"torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed", "accelerate"}
-)  # which start the workers of a node
+)
 _LAUNCHER_SWITCHES = frozenset(
     {"-u", "--standalone", "--no_python", "--use_env", "--no_python_module", "-m"}
 )

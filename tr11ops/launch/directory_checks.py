@@ -411,9 +411,8 @@ def holder_checks(
 ) -> Iterator[PreflightCheck]:
     """No trainer that the scheduler does not know of is at work in the run directory."""
     holder = known(facts.holder, None)
-    told = {
-        number for job in known(facts.jobs, ()) for number in (job.raw_id, job.job_id)
-    }  # the queue checks judge these
+    # the queue checks judge these
+    told = {number for job in known(facts.jobs, ()) for number in (job.raw_id, job.job_id)}
     if holder is not None and holder.job_id not in told and not holder.is_of(facts.host):
         rule = f"a trainer holds this run's lease and lives: {holder.text}"
         yield refused(

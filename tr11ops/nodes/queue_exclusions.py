@@ -23,7 +23,7 @@ from tr11ops.rundir.exclusions import exclude, include, read_version
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.record import Record
 
-# ----------------------------------------------------------------------------- may suspects be left out?
+# ------------------------------------------------------------------------ may suspects be left out?
 # Only while enough others are free, within the cap.
 
 

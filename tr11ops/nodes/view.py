@@ -15,7 +15,7 @@ from tr11ops.queue.queued_jobs import given_to_scheduler
 from tr11ops.rundir.exclusion import Exclusion
 from trainer.contract.record import Record
 
-# ----------------------------------------------------------------------------- a note to the site's support
+# --------------------------------------------------------------------- a note to the site's support
 # About bad nodes, ready to send: what was seen, when, in which job.
 
 

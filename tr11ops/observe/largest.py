@@ -1,4 +1,6 @@
-"""What is large below a run's directory: looked for within a bound of entries and time, never a whole file system."""
+"""What is large below a run's directory: looked for within a bound of entries and time, never a
+whole file system.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,10 @@ SHOWN = 3
 
 
 def largest_below(root: Path) -> tuple[dict[str, int], bool]:
-    """The largest things below a directory, on its own file system, with their bytes on disk, the largest first; and
-    whether all of it was seen. Checkpoints are left out: their manifests say how large they are."""
+    """The largest things below a directory, on its own file system, with their bytes on disk, the
+    largest first; and whether all of it was seen. Checkpoints are left out: their manifests say how
+    large they are.
+    """
     sizes: Counter[str] = Counter()
     folders, seen, until = deque([root]), 0, time.monotonic() + MOST_SECONDS
     device = root.stat().st_dev

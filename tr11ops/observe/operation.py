@@ -178,8 +178,9 @@ class FolderRoom(Record):
     """How many bytes the run may still write to a file system; `path`: the first of its folders
     that are on it.
 
-    `total_bytes` is its size, 0 where it has none. Where little is left, `largest` are the largest things below `path`
-    but for checkpoints, by path, with their bytes; `is_all_seen`: nothing of it was left out for want of time.
+    `total_bytes` is its size, 0 where it has none. Where little is left, `largest` are the largest
+    things below `path` but for checkpoints, by path, with their bytes; `is_all_seen`: nothing of it
+    was left out for want of time.
     """
 
     path: str

@@ -140,8 +140,9 @@ def read_unwritable_directories(paths: RunPaths) -> Observed[tuple[UnwritableDir
 
 
 def read_save_room(paths: RunPaths) -> Observed[FolderRoom | None]:
-    """What is free where checkpoints are written, by the file system, and what is large there where that is little; a
-    quota does not show here either."""
+    """What is free where checkpoints are written, by the file system, and what is large there where
+    that is little; a quota does not show here either.
+    """
 
     def read() -> FolderRoom | None:
         try:

@@ -121,9 +121,8 @@ class Estimate(Record):
     total_model_flops: int
     weight_bytes: int
     checkpoint_bytes: int
-    checkpoint_files: (
-        flops.CheckpointFiles
-    )  # as Megatron-DeepSpeed lays them out, whatever is written
+    # as Megatron-DeepSpeed lays them out, whatever is written
+    checkpoint_files: flops.CheckpointFiles
     checkpoint_format: str  # what is written: "tr11" or "deepspeed"
     checkpoint_files_at_most: int  # of the format that is written
     checkpoints: int | None  # None when only minutes say when to save

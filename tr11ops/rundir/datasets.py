@@ -1,8 +1,9 @@
 """A light look at what a card trains on, with the standard library alone: the indexed datasets (are
 they there, and whole?) and the tokenizer (is it where the workers will look for it?).
 
-Format of a dataset: spec of the `.bin`/`.idx` pair (magic, version, dtype, counts, lengths, offsets, document
-starts). Only the header and the last entries are read, so a terabyte costs what a kilobyte costs.
+Format of a dataset: spec of the `.bin`/`.idx` pair (magic, version, dtype, counts, lengths,
+offsets, document starts). Only the header and the last entries are read, so a terabyte costs what a
+kilobyte costs.
 """
 
 from __future__ import annotations
@@ -121,7 +122,9 @@ def _looked_into(path: Path, named: str) -> TokenizerFacts:
 
 
 def _ids(vocabulary: dict[str, int] | list[Any]) -> dict[str, int]:
-    """Id of each token: named by it, or by its place in a list of tokens, or of tokens with their scores."""
+    """Id of each token: named by it, or by its place in a list of tokens, or of tokens with their
+    scores.
+    """
     if isinstance(vocabulary, dict):
         return dict(vocabulary)
     tokens = []

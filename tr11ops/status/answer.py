@@ -124,11 +124,8 @@ def _trouble(findings: tuple[Finding, ...], verdict: Verdict, extra: ExtraObserv
 
 def _going_on(snapshot: Snapshot, extra: ExtraObservations, lesser: str) -> SleepAnswer:
     """The answer where nothing is wrong now: will it go on, and would a fault be told?"""
-    needed = (
-        snapshot.jobs,
-        snapshot.operation.periodic_jobs,
-        derived.stop_of(snapshot),
-    )  # a stop that is not seen stops all the same
+    # a stop that is not seen stops all the same
+    needed = (snapshot.jobs, snapshot.operation.periodic_jobs, derived.stop_of(snapshot))
     hidden = next((value.why for value in needed if isinstance(value, Unknown)), None)
     if hidden is not None:
         return SleepAnswer(None, f"{UNKNOWN} ({hidden})", tuple(_unseen(snapshot)))

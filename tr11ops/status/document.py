@@ -556,6 +556,7 @@ def _origin(origin: Origin, status: Status) -> dict[str, Any]:
     }
 
 
+# what stands under a key, of which record; of others the keys are the fields
 _SHOWN: Mapping[str, Callable[[Any, Status], Any]] = {
     "time": _moment,
     "jobs": _job,
@@ -580,7 +581,7 @@ _SHOWN: Mapping[str, Callable[[Any, Status], Any]] = {
     "relaunches": _relaunch,
     "leaving_nodes": _leaving_node,
     "origin": _origin,
-}  # what stands under a key, of which record; of others the keys are the fields
+}
 
 
 def _plain(value: Any) -> Any:

@@ -151,9 +151,8 @@ STYLES = {
     VerdictWord.UNKNOWN: "bold magenta",
 }
 ANSWER_STYLES = {True: "bold green", False: "bold red", None: "bold magenta"}
-GREEN = frozenset(
-    {VerdictWord.HEALTHY, VerdictWord.FINISHED}
-)  # words that are good news where a person may sleep, and only there
+# words that are good news where a person may sleep, and only there
+GREEN = frozenset({VerdictWord.HEALTHY, VerdictWord.FINISHED})
 
 
 def badge_style(word: VerdictWord, may_sleep: bool | None) -> str:

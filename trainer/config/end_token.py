@@ -1,4 +1,5 @@
-"""Which token of a tokenizer ends a document: one rule, for the trainer and for those who look before it starts.
+"""Which token of a tokenizer ends a document: one rule, for the trainer and for those who look
+before it starts.
 
 Reads the config that lies beside the tokenizer. Standard library only.
 """
@@ -13,7 +14,8 @@ from trainer.contract.errors import DataError
 
 CONFIG_FILE = "tokenizer_config.json"
 END_OF_DOCUMENT = "<|endoftext|>"
-# Spellings of the end of a document in tokenizers made elsewhere, looked for in this order when no config names it.
+# Spellings of the end of a document in tokenizers made elsewhere, looked for in this order when no
+# config names it.
 KNOWN_END_TOKENS: tuple[str, ...] = (
     END_OF_DOCUMENT,
     "</s>",

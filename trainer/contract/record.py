@@ -19,9 +19,8 @@ import msgspec
 
 # beyond it no count, size or moment is meant, in nanoseconds neither
 LARGEST_NUMBER = 1 << 62
-Finite = Annotated[
-    float, msgspec.Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)
-]  # no NaN, no infinity
+# no NaN, no infinity
+Finite = Annotated[float, msgspec.Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=LARGEST_NUMBER)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 

@@ -539,10 +539,11 @@ def deepspeed_checkpoint_files(
 
 
 def most_checkpoint_files(workers: int) -> int:
-    """Files of one checkpoint in the layout that any topology reads: three of each worker at most, and four of all.
+    """Files of one checkpoint in the layout that any topology reads: three of each worker at most,
+    and four of all.
 
-    A worker writes its share of the weights and of the optimizer, where it has one, and its random state; beside them
-    are two indexes, the cursor and the manifest.
+    A worker writes its share of the weights and of the optimizer, where it has one, and its random
+    state; beside them are two indexes, the cursor and the manifest.
     """
     return 3 * workers + 4
 

@@ -1,4 +1,6 @@
-"""The tensor and the gradients of the recorded reference: functions of nothing, the same on every machine."""
+"""The tensor and the gradients of the recorded reference: functions of nothing, the same on every
+machine.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ def weights() -> np.ndarray:
 
 
 def gradient(step: int) -> np.ndarray:
-    """The gradient of step number `step`, float32 [ELEMENTS]: a part that stays, noise, and scales that differ."""
+    """The gradient of step number `step`, float32 [ELEMENTS]: a part that stays, noise, and scales
+    that differ.
+    """
     steady = np.random.RandomState(2).standard_normal(ELEMENTS)
     noise = np.random.RandomState(100 + step).standard_normal(ELEMENTS)
     scale = 10.0 ** (np.arange(ELEMENTS) // 256 % 6 - 5.0) * (1.0 + np.arange(ELEMENTS) % 7)

@@ -1,4 +1,5 @@
-"""Records what bitsandbytes' AdamW8bit makes of known gradients, for tests/trainer/optim/test_adam8bit.py.
+"""Records what bitsandbytes' AdamW8bit makes of known gradients, for
+tests/trainer/optim/test_adam8bit.py.
 
     pip install "bitsandbytes==0.50.2"
     python -m tests.data.adam8bit.record tests/data/adam8bit/bitsandbytes.npz

@@ -1,4 +1,5 @@
-"""Records what bitsandbytes' StableEmbedding does, for tests/trainer/model/test_stable_embedding.py.
+"""Records what bitsandbytes' StableEmbedding does, for
+tests/trainer/model/test_stable_embedding.py.
 
     pip install "bitsandbytes==0.50.2"
     python -m tests.data.adam8bit.record_embedding tests/data/adam8bit/stable_embedding.npz

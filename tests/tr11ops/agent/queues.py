@@ -10,7 +10,9 @@ from tr11ops.cluster.base import Job, JobState, Node
 
 
 class Queue:
-    """A scheduler as far as queued jobs needs one: jobs that wait, and answers that fail a given number of times."""
+    """A scheduler as far as queued jobs needs one: jobs that wait, and answers that fail a given
+    number of times.
+    """
 
     name = "queue"
 

@@ -1,4 +1,6 @@
-"""The pieces of the agent that need no scheduler: evidence, command lines, process trees, the log tee."""
+"""The pieces of the agent that need no scheduler: evidence, command lines, process trees, the log
+tee.
+"""
 
 import io
 import json
@@ -91,7 +93,9 @@ def test_allocation_of_an_array_task():
 def test_the_port_of_rank_0_is_none_that_srun_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None
 ) -> None:
-    """What asks for any port gets one of the kernel's range: a step's srun took rank 0's before it listened."""
+    """What asks for any port gets one of the kernel's range: a step's srun took rank 0's before it
+    listened.
+    """
     file = tmp_path / "ip_local_port_range"
     if given is not None:
         file.write_text(given)
@@ -100,9 +104,8 @@ def test_the_port_of_rank_0_is_none_that_srun_is_given(
     ports = [free_port() for _ in range(200)]
     assert all(1024 <= port <= 65535 for port in ports)
     if first_given > allocation.FIRST_PORT:
-        assert (
-            max(ports) < first_given and len(set(ports)) > 100
-        )  # two launches on a node seldom try the same
+        # two launches on a node seldom try the same
+        assert max(ports) < first_given and len(set(ports)) > 100
 
 
 def test_a_port_that_someone_listens_on_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +160,8 @@ def test_an_unreadable_card_is_one_clear_refusal(tmp_path, text):
 
 
 def test_daemons_that_ignore_signals_are_ended():
-    # The child makes a grandchild in a session of its own, which ignores TERM, then dies: the usual way to escape.
+    # The child makes a grandchild in a session of its own, which ignores TERM, then dies: the usual
+    # way to escape.
     script = textwrap.dedent("""
         import json, subprocess, sys, time
         from tr11ops.base.processes import adopt_orphans, end_descendants
@@ -203,8 +207,9 @@ def test_the_batch_controller_outside_a_job_says_so(tmp_path):
 
 
 def test_a_stop_signal_reaches_the_agent_as_a_request(tmp_path):
-    # A stand-in for torchrun on PATH would prove nothing of torchrun: the whole chain is proved by the end-to-end tests.
-    # Here only: the agent's own handler turns USR1 into the file that the trainer polls.
+    # A stand-in for torchrun on PATH would prove nothing of torchrun: the whole chain is proved by
+    # the end-to-end tests. Here only: the agent's own handler turns USR1 into the file that the
+    # trainer polls.
     script = textwrap.dedent(f"""
         import sys, time
         from pathlib import Path

@@ -76,8 +76,10 @@ def test_what_a_nodes_state_means_for_the_next_launch(
 
 
 def test_what_is_on_record_is_used_after_the_others(tmp_path: Path) -> None:
-    """A suspect, a node that came back and one that another run suspects train only where there are no others: they
-    are the spares. A list of another run that cannot be read says nothing, and is told of once."""
+    """A suspect, a node that came back and one that another run suspects train only where there are
+    no others: they are the spares. A list of another run that cannot be read says nothing, and is
+    told of once.
+    """
     site = tmp_path / "site"
     site.mkdir()
     changes = [f"run.directory={tmp_path / 'run'}", f"resilience.shared_exclusions={site}"]
@@ -98,10 +100,8 @@ def test_what_is_on_record_is_used_after_the_others(tmp_path: Path) -> None:
         assert (found.usable, found.reluctant, found.suspected) == (NODES[1:], {"n2", "n3"}, {"n3"})
     assert first_nodes(replace(found, needed=2)) == ("n4", "n5")
     assert first_nodes(replace(found, needed=3)) == ("n2", "n4", "n5")
-    assert first_nodes(replace(found, usable=("n3", "n2", "n4"), needed=2)) == (
-        "n2",
-        "n4",
-    )  # the suspect comes last
+    # the suspect comes last
+    assert first_nodes(replace(found, usable=("n3", "n2", "n4"), needed=2)) == ("n2", "n4")
     assert log.read_text().count(f"what another run knows of nodes is unknown: {site}") == 1
 
 
@@ -119,7 +119,9 @@ class Steps:
 
 
 def test_a_steps_exit_code_counts_for_the_launch_that_left_it(tmp_path: Path) -> None:
-    """Slurm keeps the highest of all steps of the job: what an earlier launch left says nothing of a later one."""
+    """Slurm keeps the highest of all steps of the job: what an earlier launch left says nothing of
+    a later one.
+    """
     card = load_card(shipped_folder() / "demo.toml", [f"run.directory={tmp_path}"], {})
     codes = Steps(134, 134, SchedulerError("silent"), 139, None)
     place = AttemptContext(

@@ -1,4 +1,6 @@
-"""The circuit breaker: how often a fault may burn a task, and what is done to the run's queued jobs."""
+"""The circuit breaker: how often a fault may burn a task, and what is done to the run's queued
+jobs.
+"""
 
 from __future__ import annotations
 
@@ -222,7 +224,8 @@ def test_a_silent_scheduler_is_asked_again_with_growing_pauses(directory: RunDir
 
 
 def test_an_answer_is_not_believed_against_the_job(directory: RunDirectory):
-    # Slurm 22.05 refuses "job update not available right now" for a running task, and has held the waiting ones.
+    # Slurm 22.05 refuses "job update not available right now" for a running task, and has held the
+    # waiting ones.
     queue, said = Queue(job("7", "7")), []
     queue.refuses = {"7": True}
     assert work(queue, directory, said, []).hold() == PendingChanges(("7",), ("7",), True)

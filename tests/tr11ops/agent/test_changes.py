@@ -63,9 +63,8 @@ def test_another_commit_and_other_changes_to_it_are_told(tmp_path: Path) -> None
         "versions": {"torch": "2.1", "driver": "550"},
     }
     begun(paths, "9", 10.0, CARD)
-    assert (
-        changes_since_last(paths, "30", {**now, "code": document(first)}, CARD) == []
-    )  # the last one recorded less
+    # the last one recorded less
+    assert changes_since_last(paths, "30", {**now, "code": document(first)}, CARD) == []
     begun(paths, "20", 20.0, CARD, code=document(first), versions={"torch": "2.1", "driver": "535"})
     assert changes_since_last(paths, "30", {**now, "code": document(edited)}, CARD) == [
         "since attempt 20: version of driver: 535 -> 550",

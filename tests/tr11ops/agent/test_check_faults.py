@@ -145,9 +145,8 @@ def test_a_check_that_fails_everywhere_blames_no_node() -> None:
         ("b",),
         ("b: health check gpu-count: 7 of 8",),
     )
-    later = (
-        NodeReport("a", 1, passed_checks=("memory",)),
-    )  # a launch without the check fails for another reason
+    # a launch without the check fails for another reason
+    later = (NodeReport("a", 1, passed_checks=("memory",)),)
     assert attribute(evidence(*later, fans="...")).kind is Kind.UNKNOWN
 
 
@@ -164,9 +163,8 @@ def test_the_next_launch_goes_without_the_check_on_the_same_nodes() -> None:
     )
     decision = decide([last], allocation("ab"), BUDGET)
     assert decision == Relaunch(("a", "b"), "without health check fans, which fails everywhere")
-    assert isinstance(
-        decide([last] * 3, allocation("ab"), BUDGET), EndTask
-    )  # within the budget, as any other
+    # within the budget, as any other
+    assert isinstance(decide([last] * 3, allocation("ab"), BUDGET), EndTask)
 
 
 def test_a_node_that_was_blamed_for_such_a_check_is_used_again() -> None:

@@ -1,4 +1,6 @@
-"""The controller in the foreground, with stand-ins for the node agents: what it starts again, records, and respects."""
+"""The controller in the foreground, with stand-ins for the node agents: what it starts again,
+records, and respects.
+"""
 
 from __future__ import annotations
 
@@ -212,7 +214,9 @@ def test_an_unknown_error_is_tried_once_more_and_no_oftener(stage: Stage):
 
 
 def test_what_the_job_left_before_it_was_requeued_accuses_no_one(stage: Stage):
-    """It keeps its number, and counts its launches anew: a node that it no longer has was condemned again, or no one."""
+    """It keeps its number, and counts its launches anew: a node that it no longer has was condemned
+    again, or no one.
+    """
     folder = stage.paths.attempt("1")
     ecc = {
         "rank": 0,
@@ -304,9 +308,8 @@ def test_an_older_checkpoint_is_tried_before_anything_is_held(stage: Stage, erro
         if one.kind == "older-checkpoint"
     ]
     assert (entry.data["doubted"], entry.data["step"]) == (20, 10) and said in entry.why
-    assert (
-        sorted(path.name for path in stage.paths.checkpoints.iterdir()) == before
-    )  # nothing is renamed
+    # nothing is renamed
+    assert sorted(path.name for path in stage.paths.checkpoints.iterdir()) == before
     assert latest(stage) == "global_step10"
 
 
@@ -342,9 +345,8 @@ def test_repetitions_are_counted_over_attempts(stage: Stage):
     )
     assert stage.play(f"whole-but-wrong: {UNKNOWN}")[0] == 1 and latest(stage) == "global_step20"
     status, shown = stage.play(f"whole-but-wrong: {UNKNOWN}", job_id="2")
-    assert (status, latest(stage)) == (1, "global_step10"), (
-        shown
-    )  # not held: the next task begins from another one
+    # not held: the next task begins from another one
+    assert (status, latest(stage)) == (1, "global_step10"), shown
     assert stage.verdict("2")["restart"] is True
     assert stage.play(f"whole-but-wrong: {UNKNOWN}", job_id="3")[0] == 0
 

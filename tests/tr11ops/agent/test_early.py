@@ -1,4 +1,6 @@
-"""An attempt whose agent never began: whose fault that is, by what it left and by where its record could be written."""
+"""An attempt whose agent never began: whose fault that is, by what it left and by where its record
+could be written.
+"""
 
 from __future__ import annotations
 

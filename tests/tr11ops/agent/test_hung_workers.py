@@ -16,8 +16,9 @@ import pytest
 from tr11ops.agent.worker_environment import worker_defaults
 
 ROOT = Path(__file__).parents[3]
-# Both install the trainer's handlers, and then hang where Python never runs again: rank 0 in C with the interpreter's
-# lock held, as in an operation between ranks; rank 1 stopped by the kernel. NCCL's watchdog ends rank 0 by SIGABRT.
+# Both install the trainer's handlers, and then hang where Python never runs again: rank 0 in C with
+# the interpreter's lock held, as in an operation between ranks; rank 1 stopped by the kernel.
+# NCCL's watchdog ends rank 0 by SIGABRT.
 WORKER = """
 import ctypes, os, signal, subprocess, sys
 from contextlib import suppress

@@ -1,4 +1,6 @@
-"""What a failing attempt does about its nodes: an exclusion and its record are one act, in both directions."""
+"""What a failing attempt does about its nodes: an exclusion and its record are one act, in both
+directions.
+"""
 
 from __future__ import annotations
 
@@ -105,9 +107,8 @@ def test_a_node_that_is_surely_bad_takes_the_place_of_one_that_is_avoided(scene:
     assert scene.excluded == ("x2", "x8") and not scene.mitigation.refused
     scene.mitigation.exclude_nodes(replace(FOUND, blamed=("x3",)))
     scene.mitigation.wait()
-    assert (
-        scene.excluded == ("x2", "x8") and scene.mitigation.refused
-    )  # an exclusion gives way to none
+    # an exclusion gives way to none
+    assert scene.excluded == ("x2", "x8") and scene.mitigation.refused
 
 
 def test_good_training_gives_an_avoided_node_back_and_clears_a_suspect(scene: Scene):
@@ -128,7 +129,9 @@ def test_good_training_gives_an_avoided_node_back_and_clears_a_suspect(scene: Sc
 
 
 def test_the_task_without_the_suspects_tells(scene: Scene):
-    """It trains: they are avoided. It fails the same way: nothing is left against them. The queue follows."""
+    """It trains: they are avoided. It fails the same way: nothing is left against them. The queue
+    follows.
+    """
     found = []
     scene.mitigation.prepare()
     for trains in (True, False):
@@ -223,7 +226,9 @@ def test_a_silent_scheduler_lets_a_node_be_excluded(scene: Scene):
 
 
 def test_a_node_that_a_person_excluded_since_is_not_left_in_use(scene: Scene):
-    """An attempt outlives a first bad node on a spare, and stops at the next: it is held for that one alone."""
+    """An attempt outlives a first bad node on a spare, and stops at the next: it is held for that
+    one alone.
+    """
     for node in ("x2", "x3", "x4"):
         scene.mitigation.exclude_nodes(replace(FOUND, blamed=(node,)))
     scene.mitigation.wait()
@@ -278,7 +283,9 @@ def test_what_could_not_be_released_stays_on_record(
 def test_a_hold_while_the_run_directory_is_away_has_a_name(
     scene: Scene, is_away: bool, switch: str
 ):
-    """The held job's comment says who holds it and why; its mark of the run stays, and a release ends it."""
+    """The held job's comment says who holds it and why; its mark of the run stays, and a release
+    ends it.
+    """
     job, directory = scene.queue.waiting["7"], scene.directory
     scene.queue.waiting["7"] = replace(job, comment=directory.comment("20260101-000000-00000000"))
     if not is_away:
@@ -294,9 +301,8 @@ def test_a_hold_while_the_run_directory_is_away_has_a_name(
     )
     assert ("held-by-tr11@" in held.comment) is is_away
     assert ("is in the comment of job 7" in scene.log.read_text()) is is_away
-    shutil.rmtree(
-        directory.root
-    )  # the file system is back, with nothing of what was written meanwhile
+    # the file system is back, with nothing of what was written meanwhile
+    shutil.rmtree(directory.root)
     directory.paths.state.mkdir(parents=True)
     records = read_holds(directory, [held])
     if not is_away:

@@ -1,4 +1,6 @@
-"""A fault that follows the training from node to node is no node's: one launch at a time, and over whole histories."""
+"""A fault that follows the training from node to node is no node's: one launch at a time, and over
+whole histories.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,8 @@ LAST = replace(FIRST, job_id="12", nodes=("x5",), summary="rank 3 on x5: ended b
 
 def test_the_same_fault_on_another_node_clears_both():
     assert same_elsewhere(LAST, [FIRST]) == (FIRST,)
-    assert same_elsewhere(replace(LAST, job_id="11", launch=2), [FIRST]) == (
-        FIRST,
-    )  # in the same task
+    # in the same task
+    assert same_elsewhere(replace(LAST, job_id="11", launch=2), [FIRST]) == (FIRST,)
     assert same_elsewhere(replace(LAST, reached=8), [FIRST])  # its step was just logged
 
 
@@ -71,15 +72,16 @@ def test_no_suspicion_rests_on_a_fault_that_is_the_softwares_whichever_rank_had_
 def test_before_a_first_step_three_nodes_are_needed():
     early, last = replace(FIRST, reached=None), replace(LAST, reached=None)
     assert same_elsewhere(last, [early]) == ()
-    assert (
-        same_elsewhere(last, [early, replace(early, nodes=("x2", "x4"))]) == ()
-    )  # the same node twice
+    # the same node twice
+    assert same_elsewhere(last, [early, replace(early, nodes=("x2", "x4"))]) == ()
     third = replace(early, nodes=("x9",))
     assert same_elsewhere(last, [early, third]) == (early, third)
 
 
 def test_what_saved_and_died_is_at_one_place_with_those_that_begin_there():
-    """A bad sample just after a save: one launch logs a step and dies, those after it begin there and log none."""
+    """A bad sample just after a save: one launch logs a step and dies, those after it begin there
+    and log none.
+    """
     first = replace(FIRST, reached=2205, began_at=2190, is_suspicion=True)
     early = [
         replace(first, job_id="12", launch=number, reached=None, began_at=2205, nodes=(node,))
@@ -108,9 +110,8 @@ def test_before_a_first_step_a_new_checkpoint_is_a_new_fault():
     assert same_elsewhere(faults[-1], faults[:-1]) == () and without_recurring(faults) == tuple(
         faults
     )
-    assert (
-        node_fault("11", {"cause": "node", "blamed": ["x2"], "fault": "f"}) is None
-    )  # of an older tr11
+    # of an older tr11
+    assert node_fault("11", {"cause": "node", "blamed": ["x2"], "fault": "f"}) is None
 
 
 def test_the_conclusion_says_where_and_blames_no_one():
@@ -176,9 +177,8 @@ def test_whom_the_next_task_does_without():
         "x1",
         "x2",
     )
-    assert (
-        suspects_to_try_without([one, replace(one, may_be=())], one.fault) == ()
-    )  # once without any node
+    # once without any node
+    assert suspects_to_try_without([one, replace(one, may_be=())], one.fault) == ()
     assert suspects_to_try_without([one, replace(one, may_be=(), fault="refused")], one.fault) == (
         "x1",
         "x2",
@@ -251,7 +251,7 @@ def test_what_clears_a_node_is_the_same_fault_on_other_nodes(
     assert len({*without_recurring([last])}) == 1  # a fault alone is always its nodes'
 
 
-# ----------------------------------------------------------------------------- one fault at one step
+# ---------------------------------------------------------------------------- one fault at one step
 def launch(
     number: int, began_at: int | None, reached: int | None = 23, fault: str = "nan"
 ) -> NodeFault:
@@ -262,14 +262,12 @@ def test_launches_that_end_at_one_step_are_counted_in_a_row():
     last = launch(4, 20)
     assert repetition(last, []).times == 1
     assert repetition(last, [launch(3, 20, 24), launch(2, 20, 22)]).began_at == (20, 20, 20)
-    assert (
-        repetition(last, [launch(3, 20, 90), launch(2, 20)]).times == 1
-    )  # another step in between
+    # another step in between
+    assert repetition(last, [launch(3, 20, 90), launch(2, 20)]).times == 1
     assert repetition(last, [launch(3, 20, fault="other"), launch(2, 20)]).times == 1
     early = launch(4, 20, None)
-    assert (
-        repetition(early, [launch(3, 20, None)]).times == 1
-    )  # before a first step: no step to come back to
+    # before a first step: no step to come back to
+    assert repetition(early, [launch(3, 20, None)]).times == 1
 
 
 def test_an_older_checkpoint_is_worth_one_try():
@@ -300,7 +298,9 @@ def test_an_older_checkpoint_is_worth_one_try():
 def test_what_several_nodes_met_at_once_is_no_one_nodes(
     rule: str, fault: str, suspects: tuple[str, ...], *, everywhere: bool
 ):
-    """A node on which alone it had come before stayed under suspicion, though the array was held for software."""
+    """A node on which alone it had come before stayed under suspicion, though the array was held
+    for software.
+    """
     found = Attribution(
         Kind.UNKNOWN, "the worker has ended", 0.5, suspects=suspects, fault=fault, rule=rule
     )

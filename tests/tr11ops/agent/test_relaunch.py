@@ -64,12 +64,8 @@ def test_a_suspect_is_swapped_and_comes_back_when_no_other_is_left():
         suspect("x6", ("x1", "x4", "x5", "x6")),
     ]
     third = decide(course, SITUATION, RelaunchBudget(20, 9))
-    assert relaunched(third) == (
-        "x1",
-        "x2",
-        "x4",
-        "x5",
-    )  # one that was suspected earlier, not the last one
+    # one that was suspected earlier, not the last one
+    assert relaunched(third) == ("x1", "x2", "x4", "x5")
     alone = decide([suspect("x2")], replace(SITUATION, usable=FIRST), BUDGET)
     assert relaunched(alone) == FIRST
     assert alone.why == "no spare node is left for x2, which is only suspected"
@@ -143,7 +139,8 @@ def test_a_fault_that_follows_the_rank_is_not_the_nodes():
         unknown(other, suspects=("x5",)),
     ]
     assert isinstance(decide(history, SITUATION, BUDGET), Stop)
-    # Two nodes may die alike; a third time it is something else, though the budget would allow one more.
+    # Two nodes may die alike; a third time it is something else, though the budget would allow one
+    # more.
     same = [bad("x1", fault="abort"), bad("x2", other, fault="abort")]
     assert isinstance(decide(same, SITUATION, BUDGET), Relaunch)
     same.append(bad("x3", ("x3", "x4", "x5", "x6"), fault="abort"))
@@ -165,17 +162,15 @@ def test_a_taken_port_is_cured_by_another_or_by_another_node():
     elsewhere = [taken(suspects=("x1",)), taken(("x2", "x3", "x4", "x5"), ("x2",))]
     assert isinstance(decide(elsewhere, SITUATION, BUDGET), Stop)  # someone holds it on every node
     alone = replace(SITUATION, usable=FIRST)
-    assert (
-        relaunched(decide([taken(suspects=("x1",))], alone, BUDGET)) == FIRST
-    )  # who holds it may have gone
+    # who holds it may have gone
+    assert relaunched(decide([taken(suspects=("x1",))], alone, BUDGET)) == FIRST
     assert isinstance(decide([taken(suspects=("x1",))] * 2, alone, BUDGET), EndTask)
 
 
 def test_a_fault_that_comes_back_at_one_step_is_bounded_and_tries_an_older_checkpoint():
     again = unknown(began_at=20, times=2, progress=False)
-    assert relaunched(
-        decide([unknown(began_at=20, progress=True), again], SITUATION, BUDGET)
-    )  # on other nodes
+    # on other nodes
+    assert relaunched(decide([unknown(began_at=20, progress=True), again], SITUATION, BUDGET))
     third = [
         unknown(began_at=20, progress=True),
         again,

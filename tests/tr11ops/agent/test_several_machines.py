@@ -1,4 +1,6 @@
-"""`tr11 train` on several machines without a scheduler: two agents of this machine, as two nodes that share a folder."""
+"""`tr11 train` on several machines without a scheduler: two agents of this machine, as two nodes
+that share a folder.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,8 @@ from trainer.contract.state_file import read_json
 LAUNCHER = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "NNODES": "4", "NODE_RANK": "2"}
 RENDEZVOUS = Rendezvous(4, 2, "node1", 29500)
 SLOW_MACHINE_SECONDS = 120.0
-SERVERS: set[int] = (
-    set()
-)  # what forks for each worker: it has the folder in its command line, and stays
+# what forks for each worker: it has the folder in its command line, and stays
+SERVERS: set[int] = set()
 
 
 # ----------------------------------------------------------------------------- which node this is
@@ -270,7 +271,8 @@ def end(*nodes: Node) -> None:
 
 
 def test_two_machines_train_as_one_does(playground: Playground, port: int) -> None:
-    """Started by a launcher's environment; bit for bit the course of one machine that plays both nodes.
+    """Started by a launcher's environment; bit for bit the course of one machine that plays both
+    nodes.
 
     A signal to node 1 stops both in order, and --until-finished says that there is more to train.
     """
@@ -376,9 +378,8 @@ def test_a_lost_node_ends_all_and_the_same_commands_go_on(
     failure = read_json(attempt / "failures" / f"lost-{name[1]}.json") or {}
     assert failure["host"] == name[1] and "agent of node 1 was lost" in failure["error"]
     launch = read_json(attempt / "launches" / "1.json") or {}
-    assert (
-        launch["end"] - launch["first_sign"] < 8 + SLOW_MACHINE_SECONDS
-    )  # not the silence of a whole connection
+    # not the silence of a whole connection
+    assert launch["end"] - launch["first_sign"] < 8 + SLOW_MACHINE_SECONDS
     playground.wait(lambda: left_running(playground.folder) == [], "the lost node's workers to end")
 
     # The same commands; now node 0 dies.

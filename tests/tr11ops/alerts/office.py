@@ -58,7 +58,9 @@ def finding(
 
 @dataclass
 class Mailbox:
-    """What a mail server was handed, and how it behaves: answers by address, by mail, or by dropping the line."""
+    """What a mail server was handed, and how it behaves: answers by address, by mail, or by
+    dropping the line.
+    """
 
     mails: list[tuple[tuple[str, ...], Any]] = field(default_factory=list)
     recipient_answers: dict[str, str] = field(default_factory=dict)

@@ -81,9 +81,8 @@ def test_escalation_asks_each_of_the_rota_once_and_then_all() -> None:
     assert rules.escalation(2, (ANA, BEN), NOON) == (CLEO,)
     assert rules.escalation(3, (ANA, BEN, CLEO), NOON) == rules.everyone == (ANA, BEN, CLEO, LIST)
     assert rules.escalation(4, (ANA,), NOON) == rules.everyone
-    assert rules.escalation(1, (ANA,), NOON + 7 * DAY) == (
-        BEN,
-    )  # it is Ben's turn now, and he was not asked
+    # it is Ben's turn now, and he was not asked
+    assert rules.escalation(1, (ANA,), NOON + 7 * DAY) == (BEN,)
 
 
 @given(

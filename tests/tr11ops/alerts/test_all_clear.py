@@ -1,4 +1,6 @@
-"""When it is said that a fault is over, and what is said of the run then. A table, pure: looks in, mails out."""
+"""When it is said that a fault is over, and what is said of the run then. A table, pure: looks in,
+mails out.
+"""
 
 from __future__ import annotations
 
@@ -159,9 +161,8 @@ def test_after_an_hour_it_is_said_what_is_there_instead(
     assert looks.see(condition=condition) == []
     (message,) = looks.see(condition=condition, after=HOUR)
     shown = "QUEUED: nothing runs now; job 1008 waits, Resources" if fault is SLOW else instead
-    over = (
-        "the training ..." if fault is LESS else f"{fault.title})"
-    )  # as far as a subject has room
+    # as far as a subject has room
+    over = "the training ..." if fault is LESS else f"{fault.title})"
     assert (message.kind, message.subject) == ("replaced", f"[NOT OK] small: {shown} (over: {over}")
     assert "Nothing to type" not in flat(message)
     assert f"Now: {instead}." in flat(message)
@@ -280,9 +281,8 @@ def test_a_critical_fault_that_comes_back_after_its_all_clear_is_a_new_incident_
     looks.see(at(bad, MINUTE), condition=ENDED)
     told = [message for _ in range(2) for message in looks.see(condition=TRAINS, trained=1.0)]
     assert [message.kind for message in told] == ["cleared"]
-    two = replace(
-        bad, title="the last 2 attempts failed", subject="67_2"
-    )  # the first of them ended long ago
+    # the first of them ended long ago
+    two = replace(bad, title="the last 2 attempts failed", subject="67_2")
     (message,) = looks.see(at(two, MINUTE), condition=ENDED)
     assert (message.kind, message.severity) == ("reopened", CRITICAL)
     assert "The last 2 attempts failed. This began at 2022-05-02 12:04 UTC, just now." in flat(

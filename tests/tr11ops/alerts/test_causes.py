@@ -1,4 +1,6 @@
-"""One incident, one mail: its cause leads, what follows from it is below, and the command helps with the cause."""
+"""One incident, one mail: its cause leads, what follows from it is below, and the command helps
+with the cause.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def test_a_consequence_of_two_lines_is_one_point() -> None:
 
 
 def test_a_lost_node_and_the_end_of_its_job_are_one_thread() -> None:
-    """First the node does not answer, then the attempt has ended by it: one alert goes on, and ends once."""
+    """First the node does not answer, then the attempt has ended by it: one alert goes on, and ends
+    once.
+    """
     watch = Watch()
     title = "n01, which runs the batch script of job 20_3, does not answer the scheduler"
     (first,) = watch.sees(finding("node-lost", WARNING, "20_3", title=title, identity=("n01",)))
@@ -102,7 +106,9 @@ def test_a_lost_node_and_the_end_of_its_job_are_one_thread() -> None:
 
 
 def test_a_cause_that_is_found_later_goes_on_with_the_alert_of_its_consequence() -> None:
-    """People know of the incident: no all-clear, no second alert; one mail that says what brought it about."""
+    """People know of the incident: no all-clear, no second alert; one mail that says what brought
+    it about.
+    """
     watch = Watch()
     (first,) = watch.sees(HELD)
     began = watch.alert.began
@@ -119,9 +125,8 @@ def test_a_cause_that_is_found_later_goes_on_with_the_alert_of_its_consequence()
         "ana",
     )
     assert second.thread == first.message_id
-    assert (
-        resolve_prefix(watch.alert_state, fingerprint("held", ())) == watch.alert
-    )  # as the first mail named it
+    # as the first mail named it
+    assert resolve_prefix(watch.alert_state, fingerprint("held", ())) == watch.alert
     assert watch.sees(HELD, FAULT) == ()
 
 
@@ -194,9 +199,8 @@ def test_two_alerts_become_one_when_one_proves_to_follow_from_the_other() -> Non
     watch = Watch()
     watch.sees(replace(HELD, fault=""), FAULT)
     assert watch.open == ["held", "unfinished-end"]
-    assert watch.sees(HELD, FAULT) == () and watch.open == [
-        "unfinished-end"
-    ]  # both are known already
+    # both are known already
+    assert watch.sees(HELD, FAULT) == () and watch.open == ["unfinished-end"]
     assert watch.alert.severity is CRITICAL
     assert [one.detector for one in watch.alert_state.closed] == ["held"]
 

@@ -1,4 +1,6 @@
-"""Days of a repeated fault on a fake clock, through a real mail server: exactly the mails of the table, and no other."""
+"""Days of a repeated fault on a fake clock, through a real mail server: exactly the mails of the
+table, and no other.
+"""
 
 from __future__ import annotations
 
@@ -177,9 +179,8 @@ def test_a_fault_that_becomes_worse_is_said_again(office: Make, mailbox: Mailbox
         "[CRITICAL] small: disk-full it is",
     ]
     assert "has become worse" in body(mailbox, 1)
-    desk.look(
-        NOON + 20 * MINUTE, finding("disk-full", WARNING, "SCRATCH")
-    )  # a little better: no one need hear
+    # a little better: no one need hear
+    desk.look(NOON + 20 * MINUTE, finding("disk-full", WARNING, "SCRATCH"))
     desk.look(NOON + 30 * MINUTE, finding("disk-full", CRITICAL, "SCRATCH"))
     assert len(mailbox.mails) == 2
 
@@ -256,10 +257,8 @@ def test_a_fault_of_which_a_remark_is_left_is_over(office: Make, mailbox: Mailbo
     desk.look(NOON, finding("unfinished-end", WARNING))
     for minute in range(1, 200, 10):
         desk.look(NOON + minute * MINUTE, finding("unfinished-end", INFO))
-    assert [alert.severity for alert in desk.alert_state.open_alerts] in (
-        [],
-        [INFO],
-    )  # a remark is an incident of its own
+    # a remark is an incident of its own
+    assert [alert.severity for alert in desk.alert_state.open_alerts] in ([], [INFO])
     assert len(mailbox.mails) == 2 and mailbox.subjects[1].startswith("[OK]")
 
 
@@ -357,16 +356,11 @@ def test_the_rota_turns_at_midnight_of_its_zone(office: Make, mailbox: Mailbox) 
     turn = at("2022-05-09 00:00", "Europe/Paris")
     desk.look(turn - 1, finding("slow-node", WARNING, "n01"))
     desk.look(turn, finding("slow-node", WARNING, "n02"))
-    assert mailbox.told() == [
-        (ANA,),
-        (BEN,),
-        (ANA,),
-    ]  # the last is the all-clear of n01: to those who knew of it
+    # the last is the all-clear of n01: to those who knew of it
+    assert mailbox.told() == [(ANA,), (BEN,), (ANA,)]
     desk.look(turn + 14 * DAY, finding("slow-node", WARNING, "n03"))
-    assert sorted(mailbox.told()[3:]) == [
-        (ANA,),
-        (BEN,),
-    ]  # three turns later it is Ana again; Ben's n02 is over
+    # three turns later it is Ana again; Ben's n02 is over
+    assert sorted(mailbox.told()[3:]) == [(ANA,), (BEN,)]
 
 
 def body(mailbox: Mailbox, number: int) -> str:

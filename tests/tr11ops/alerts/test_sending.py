@@ -1,4 +1,6 @@
-"""Mail servers that are unreachable, that hang, refuse or drop the line; processes that are killed, and two at once."""
+"""Mail servers that are unreachable, that hang, refuse or drop the line; processes that are killed,
+and two at once.
+"""
 
 from __future__ import annotations
 
@@ -153,9 +155,8 @@ def test_a_refused_address_does_not_hold_up_the_others(office: Make, mailbox: Ma
     assert mailbox.told() == [(ANA,)]
     assert outcome.notes == ("mail: ben@example.org: the server said 550 no such user",)
     mailbox.recipient_answers = {BEN: "450 grey"}
-    desk.look(
-        NOON + DAY - HOUR, finding()
-    )  # refused for good: tried again a day later, in case it was repaired
+    # refused for good: tried again a day later, in case it was repaired
+    desk.look(NOON + DAY - HOUR, finding())
     assert waiting_entries(desk.directory)[0].left == (BEN,)
     mailbox.recipient_answers = {}
     desk.look(NOON + DAY - 2 * MINUTE, finding())
@@ -205,9 +206,8 @@ def test_a_mail_that_is_late_in_every_round_keeps_up_no_alarm(
     queue(desk.directory, message(4), ("mail",))
     done = deliver(desk.directory, (route(server.port, deadline=0.4),), lambda: NOON + 60, 60.0)
     assert [entry.message.id for entry in done.sent] == ["0123456789ab-4"]
-    assert {entry.attempts for entry in waiting_entries(desk.directory)} == {
-        1
-    }  # the line was open: each was tried
+    # the line was open: each was tried
+    assert {entry.attempts for entry in waiting_entries(desk.directory)} == {1}
 
 
 def test_urgent_messages_go_first_and_incidents_keep_order() -> None:
@@ -295,9 +295,8 @@ def test_a_kill_before_any_effect_loses_nothing(
         for kind in ("alert-opened", "alert-resolved"):
             assert len({entry.data["event"] for entry in desk.journal(kind)}) == 1, effect
     assert effect > 20
-    assert len(doubled) <= 2, (
-        doubled
-    )  # where the kill fell between the server's yes and the record of it
+    # where the kill fell between the server's yes and the record of it
+    assert len(doubled) <= 2, doubled
 
 
 def test_two_watchdogs_at_once_send_each_message_once(
@@ -322,9 +321,8 @@ def test_people_hear_of_it_where_nothing_can_be_written(
     desk = Office(tmp_path, server.port, TWO)
 
     def look() -> None:
-        resource.setrlimit(
-            resource.RLIMIT_FSIZE, (0, 0)
-        )  # as a full disk does: files may be made, nothing goes in
+        # as a full disk does: files may be made, nothing goes in
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         outcome = desk.look(NOON, finding())
         assert "alerts cannot be recorded" in outcome.notes[0]
@@ -449,7 +447,9 @@ def test_mail_to_lists_goes_once_with_no_delivery_when_asked(
 
 # ----------------------------------------------------------------------------- one deadline
 class Drip:
-    """A mail server that sends a line of its greeting every twentieth of a second, and never the last one."""
+    """A mail server that sends a line of its greeting every twentieth of a second, and never the
+    last one.
+    """
 
     def __init__(self, beginning: bytes = b"") -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))

@@ -1,4 +1,6 @@
-"""Any sequence of findings, looks and people's answers keeps the promises of the table. No disk, no server: pure."""
+"""Any sequence of findings, looks and people's answers keeps the promises of the table. No disk, no
+server: pure.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def advance(
     policy: Policy,
     now: float,
 ) -> tuple[AlertState, tuple[Message, ...]]:
-    """One look and all that follows: the alert state after it, and the messages that must go out because of it."""
+    """One look and all that follows: the alert state after it, and the messages that must go out
+    because of it.
+    """
     return tell(incidents.look(alert_state, found, blind, policy, now), policy, now)
 
 

@@ -1,4 +1,6 @@
-"""Delivery URLs and the dead-man call, against a real web server: what is sent, and that no URL is ever shown."""
+"""Delivery URLs and the dead-man call, against a real web server: what is sent, and that no URL is
+ever shown.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ Make = Callable[..., Office]
 
 
 class Web(ThreadingHTTPServer):
-    """Keeps every request; answers with `codes`, by and by, then with 200; never when `silent` is set."""
+    """Keeps every request; answers with `codes`, by and by, then with 200; never when `silent` is
+    set.
+    """
 
     daemon_threads = True
 

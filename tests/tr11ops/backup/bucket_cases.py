@@ -8,9 +8,8 @@ from tr11ops.backup.base import Archive
 from tr11ops.base.errors import ArchiveUnavailable
 
 QUANTUM = 256 << 10
-LARGE = (
-    8 * QUANTUM + 17
-)  # goes through a session of 9 requests; what fits in one request needs none
+# goes through a session of 9 requests; what fits in one request needs none
+LARGE = 8 * QUANTUM + 17
 
 
 def some_bytes(count: int, seed: int = 1) -> bytes:

@@ -95,7 +95,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 class OddArchive:
-    """Passes everything on to a real archive, and calls `on(what, path, position)` before, which may raise.
+    """Passes everything on to a real archive, and calls `on(what, path, position)` before, which
+    may raise.
 
     `spoil(path, content)` may change what is read back.
     """

@@ -21,8 +21,8 @@ class CopyNursery(ForkingProcess):
     module = "tests.tr11ops.backup.copy_nursery"
 
     def killed(self, at: int, store: Path, checkpoint: Path, format: str, **settings: int) -> bool:
-        """Copy a checkpoint in a process that is killed as it makes its `at`-th call that changes files, or right
-        after it. False: it made fewer calls, and ended well.
+        """Copy a checkpoint in a process that is killed as it makes its `at`-th call that changes
+        files, or right after it. False: it made fewer calls, and ended well.
         """
         code, _ = self.order(
             at=at, store=str(store), checkpoint=str(checkpoint), format=format, settings=settings

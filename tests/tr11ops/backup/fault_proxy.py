@@ -1,7 +1,8 @@
-"""A proxy in front of the object-store server: it does harm where it is told to, and repairs one fault of the server.
+"""A proxy in front of the object-store server: it does harm where it is told to, and repairs one
+fault of the server.
 
-The server publishes an unfinished upload when it is asked how much of it has arrived (its issue 1149). Google's answers
-308 and changes nothing; so does the proxy.
+The server publishes an unfinished upload when it is asked how much of it has arrived (its issue
+1149). Google's answers 308 and changes nothing; so does the proxy.
 """
 
 from __future__ import annotations
@@ -41,12 +42,15 @@ Kind = Literal[
 
 
 class Fault(Record):
-    """What is done to requests of a method whose target contains a text: after `skip` of them, to `times` of them.
+    """What is done to requests of a method whose target contains a text: after `skip` of them, to
+    `times` of them.
 
-    answer: `status` instead of the server's, with `body` where one is given; deaf: the same, and the request's body is
-    not read; foreign: the server hears the request, and `body` with `headers` is its answer; truncate: the answer ends after
-    `at` bytes; stall: nothing comes after them; corrupt: its byte `at` is changed; corrupt-sent: that of the request; hang: no answer; reset: the
-    connection is cut; lose-answer: the server hears the request, no one its answer; cut-sent: cut after `at` bytes.
+    answer: `status` instead of the server's, with `body` where one is given; deaf: the same, and
+    the request's body is not read; foreign: the server hears the request, and `body` with `headers`
+    is its answer; truncate: the answer ends after `at` bytes; stall: nothing comes after them;
+    corrupt: its byte `at` is changed; corrupt-sent: that of the request; hang: no answer; reset:
+    the connection is cut; lose-answer: the server hears the request, no one its answer; cut-sent:
+    cut after `at` bytes.
     """
 
     kind: Kind
@@ -66,14 +70,18 @@ class Fault(Record):
 
 @dataclass
 class Session:
-    """One upload session as it went by: bytes that the server has, and its answer to the last of them."""
+    """One upload session as it went by: bytes that the server has, and its answer to the last of
+    them.
+    """
 
     held: int = 0
     last: tuple[int, bytes] | None = None
 
 
 class FaultProxy:
-    """The proxy, on a port of its own, with `tls` over https. `seen` are method, target and headers of each request."""
+    """The proxy, on a port of its own, with `tls` over https. `seen` are method, target and headers
+    of each request.
+    """
 
     def __init__(self, server: tuple[str, int], tls: ssl.SSLContext | None = None) -> None:
         self.server = server

@@ -1,4 +1,5 @@
-"""One process that has imported everything forks another for each action, which dies (-9) at a given call.
+"""One process that has imported everything forks another for each action, which dies (-9) at a
+given call.
 
 A JSON object on a line of its input is an action, one on a line of its output how that ended.
 """
@@ -37,7 +38,9 @@ class ForkingProcess:
         self._process.communicate()
 
     def order(self, **deed: Any) -> tuple[int, int]:
-        """Have an action done; its exit code (-9: it was killed), and the number that it returned (0 if killed)."""
+        """Have an action done; its exit code (-9: it was killed), and the number that it returned
+        (0 if killed).
+        """
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(deed) + "\n")
         self._process.stdin.flush()
@@ -65,8 +68,8 @@ def serve(do: Callable[[dict[str, Any]], int]) -> None:
 
 
 def die_at(at: int, calls: Iterable[tuple[Any, str]]) -> list[int]:
-    """Die as the `at`-th of these calls is made (odd) or right after it (even); 0: never. Counts them in what it
-    returns.
+    """Die as the `at`-th of these calls is made (odd) or right after it (even); 0: never. Counts
+    them in what it returns.
     """
     numbers, made = itertools.count(1), [0]
 

@@ -1,6 +1,7 @@
 """One run and one archive of each kind, for scenarios in which data could be lost.
 
-`Case.damage` and `Case.drop` do to a copy what a disk or a finger does; `Case.prune` is what a person types.
+`Case.damage` and `Case.drop` do to a copy what a disk or a finger does; `Case.prune` is what a
+person types.
 """
 
 from __future__ import annotations

@@ -27,7 +27,9 @@ class RemoteNursery(ForkingProcess):
     module = "tests.tr11ops.backup.remote_nursery"
 
     def copy(self, at: int, **what: Any) -> int:
-        """Copy a checkpoint and die at the `at`-th moment (0: never); returns how many there were, -1 when killed."""
+        """Copy a checkpoint and die at the `at`-th moment (0: never); returns how many there were,
+        -1 when killed.
+        """
         return self._do("copy", at, what)
 
     def restore(self, at: int, **what: Any) -> int:

@@ -1,4 +1,6 @@
-"""A run with small checkpoints, two archives, and a clock that tests set: one object makes rounds of backup there."""
+"""A run with small checkpoints, two archives, and a clock that tests set: one object makes rounds
+of backup there.
+"""
 
 from __future__ import annotations
 

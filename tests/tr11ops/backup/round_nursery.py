@@ -20,7 +20,9 @@ class RoundNursery(ForkingProcess):
     module = "tests.tr11ops.backup.round_nursery"
 
     def killed(self, folder: Path, at: int) -> bool:
-        """A round at the store of the run in `folder`, which reads everything again; False: it ended well before."""
+        """A round at the store of the run in `folder`, which reads everything again; False: it
+        ended well before.
+        """
         code, _ = self.order(folder=str(folder), at=at)
         assert code in (0, -signal.SIGKILL), code
         return code != 0

@@ -1,4 +1,6 @@
-"""Which files are read again: every byte within the stated days, whenever the rounds come, and however many files."""
+"""Which files are read again: every byte within the stated days, whenever the rounds come, and
+however many files.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ def test_every_byte_is_read_in_time_while_the_archive_grows(
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.floats(0.5, 1.0), min_size=40, max_size=60), st.integers(20, 200))
 def test_no_round_has_all_the_work(spacings: list[float], count: int) -> None:
-    """Files of one size that came all at once: after the first rotation, each round reads about its share."""
+    """Files of one size that came all at once: after the first rotation, each round reads about its
+    share.
+    """
     files = {f"{n}": NOW for n in range(count)}
     now, last, most = NOW, NOW, 0.0
     for spacing in spacings:

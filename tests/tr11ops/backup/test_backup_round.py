@@ -1,4 +1,6 @@
-"""One round of backup: what is due is copied, each archive by itself, and what is wrong is found, told and repaired."""
+"""One round of backup: what is due is copied, each archive by itself, and what is wrong is found,
+told and repaired.
+"""
 
 from __future__ import annotations
 
@@ -195,7 +197,9 @@ def test_damage_without_a_source_names_the_other_copy(rounds: Rounds) -> None:
 
 
 def test_a_damaged_copy_is_repaired_from_the_other_archive(rounds: Rounds) -> None:
-    """As the page for the alert says: back into the run directory, and from there to the damaged place."""
+    """As the page for the alert says: back into the run directory, and from there to the damaged
+    place.
+    """
     rounds.save(300)
     rounds.run()
     whole = contents(rounds.far(300, "."))
@@ -264,7 +268,9 @@ def test_what_only_came_back_wrong_once_is_no_damage(rounds: Rounds) -> None:
 
 
 def test_one_flipped_bit_is_found_within_the_rotation(memory: Path) -> None:
-    """Rounds at odd hours over a fake month, some missed; the bit flips at a random file after a random day."""
+    """Rounds at odd hours over a fake month, some missed; the bit flips at a random file after a
+    random day.
+    """
     for seed in range(3):
         chance = random.Random(seed)
         rounds = Rounds(memory / str(seed), "backup.reread_days=12", "backup.logs=false")

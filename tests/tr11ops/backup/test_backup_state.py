@@ -209,7 +209,9 @@ def test_a_round_that_is_told_to_stop_goes_on_in_the_next(rounds: Rounds) -> Non
 
 # ----------------------------------------------------------------------------- a real bucket
 def test_a_round_to_a_real_object_store(tmp_path: Path, object_store: ObjectStore) -> None:
-    """Copies, their receipts, damage, a missing object, the repairing, and records that are made again."""
+    """Copies, their receipts, damage, a missing object, the repairing, and records that are made
+    again.
+    """
     options = ", ".join(
         f"{name} = {json.dumps(value)}" for name, value in object_store.options.items()
     )

@@ -1,4 +1,6 @@
-"""A round as a job: one at a time, no matter who asks, and also where the scheduler's answer was lost."""
+"""A round as a job: one at a time, no matter who asks, and also where the scheduler's answer was
+lost.
+"""
 
 from __future__ import annotations
 

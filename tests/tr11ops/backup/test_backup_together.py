@@ -1,4 +1,6 @@
-"""Rounds that are killed, that meet each other, and that meet a prune: nothing is lost, nothing is done twice."""
+"""Rounds that are killed, that meet each other, and that meet a prune: nothing is lost, nothing is
+done twice.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def killer() -> Iterator[RoundNursery]:
 
 # ----------------------------------------------------------------------------- killed
 def test_killed_at_any_call_the_next_round_finishes(rounds: Rounds, killer: RoundNursery) -> None:
-    """Copies, logs, records, re-reading: whatever was being done, the next round ends where an unbroken one does."""
+    """Copies, logs, records, re-reading: whatever was being done, the next round ends where an
+    unbroken one does.
+    """
     rounds.save(100, 300)
     (log := rounds.directory.paths.main_log).parent.mkdir(parents=True)
     log.write_text("iteration 1\n" * 50)
@@ -92,7 +96,9 @@ def test_a_second_round_says_who_is_at_it_and_leaves(rounds: Rounds) -> None:
 
 
 def test_two_backups_and_a_prune_at_once(tmp_path: Path) -> None:
-    """New checkpoints come all the time. In the end all that was wanted is copied, once, and nothing else is lost."""
+    """New checkpoints come all the time. In the end all that was wanted is copied, once, and
+    nothing else is lost.
+    """
     rounds = Rounds(
         tmp_path, "backup.keep_latest=2", "backup.store_interval=200", "backup.weights_interval=0"
     )

@@ -1,4 +1,6 @@
-"""A copy is what was read back: whole, weights alone, after any fault of the source, the destination, or the person."""
+"""A copy is what was read back: whole, weights alone, after any fault of the source, the
+destination, or the person.
+"""
 
 from __future__ import annotations
 
@@ -262,7 +264,9 @@ def test_repair_sends_what_is_damaged_and_nothing_else(
 def test_any_faults_in_any_order(
     faults: list[str], format: str, renames: bool, parallel: int
 ) -> None:
-    """Whatever the destination does: a copy that is published is whole, and when it behaves again there is one."""
+    """Whatever the destination does: a copy that is published is whole, and when it behaves again
+    there is one.
+    """
     with in_memory() as folder:
         checkpoint = make_checkpoint(
             folder / VARIANT, sizes={"weights/a": 9000, "optimizer/b": 3000, "cursor.json": 9}

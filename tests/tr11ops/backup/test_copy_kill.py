@@ -1,4 +1,6 @@
-"""kill -9 at any call of the file system: nothing half is ever visible, and the next copy finishes the work."""
+"""kill -9 at any call of the file system: nothing half is ever visible, and the next copy finishes
+the work.
+"""
 
 from __future__ import annotations
 
@@ -70,15 +72,13 @@ def test_kill_at_any_call(checkpoint: Path, memory: Path, format: str, killer: C
         store = memory / f"store{trial}"
         kills += killer.killed(at, store, checkpoint, format, **settings)
         check_visible(store, checkpoint, tar)
-        kills += killer.killed(
-            chance.randrange(1, 60), store, checkpoint, format, **settings
-        )  # as it goes on
+        # as it goes on
+        kills += killer.killed(chance.randrange(1, 60), store, checkpoint, format, **settings)
         check_visible(store, checkpoint, tar)
         copy(make_archive(store), checkpoint, format=format)
         found = contents(store)
-        leftover = {
-            path for path in found if path.endswith(".part") and "json." in path
-        }  # drafts, for `sweep`
+        # drafts, for `sweep`
+        leftover = {path for path in found if path.endswith(".part") and "json." in path}
         assert {**found, receipt_name: b""}.keys() - leftover == expected.keys()
         assert all(found[path] == expected[path] for path in expected if path != receipt_name)
         make_archive(store).sweep(older_than=float("inf"))

@@ -66,9 +66,8 @@ def test_many_threads_share_one_rate() -> None:
         with lock:
             total = max(total, seconds)
 
-    limiter = RateLimiter(
-        1000.0, clock, sleep
-    )  # the clock stands still: waits are places in the queue
+    # the clock stands still: waits are places in the queue
+    limiter = RateLimiter(1000.0, clock, sleep)
     threads = [threading.Thread(target=limiter.take, args=(500,)) for _ in range(8)]
     for thread in threads:
         thread.start()

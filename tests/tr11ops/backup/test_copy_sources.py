@@ -35,9 +35,8 @@ def test_a_damaged_source_is_not_published(
     with pytest.raises(SourceDamaged, match=r"__0_0\.distcp: its digest differs"):
         copy(archive, checkpoint, format=format)
     assert nothing_published(archive)
-    path.write_bytes(
-        good
-    )  # restored: what the damaged one left at the destination is found out by reading back
+    # restored: what the damaged one left at the destination is found out by reading back
+    path.write_bytes(good)
     receipt = copy(archive, checkpoint, format=format)
     assert copy(archive, checkpoint, repair=True).files == receipt.files
 
@@ -196,7 +195,7 @@ def test_a_receipt_that_is_garbage(
         copy(archive, checkpoint)
 
 
-# ----------------------------------------------------------------------------- stopping, and two at once
+# ------------------------------------------------------------------------ stopping, and two at once
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_stop_leaves_what_the_next_copy_goes_on_with(
     checkpoint: Path, archive: FolderArchive, format: str
@@ -225,7 +224,9 @@ def test_a_stop_leaves_what_the_next_copy_goes_on_with(
 def test_a_damaged_source_is_found_when_its_copy_goes_on(
     checkpoint: Path, archive: FolderArchive, format: str
 ) -> None:
-    """What was sent already is not read again from the source; so it is the reading back that must tell."""
+    """What was sent already is not read again from the source; so it is the reading back that must
+    tell.
+    """
     path = checkpoint / "optimizer" / "__0_0.distcp"
     content = path.read_bytes()
     path.write_bytes(bytes(100) + content[100:])

@@ -228,7 +228,7 @@ def test_what_is_made_is_the_groups(tmp_path: Path) -> None:
         assert (tmp_path / "store" / path).stat().st_mode & 0o060 == 0o060
 
 
-# ----------------------------------------------------------------------------- the file system's answers
+# ------------------------------------------------------------------------ the file system's answers
 @pytest.mark.parametrize(
     ("number", "kind"),
     [

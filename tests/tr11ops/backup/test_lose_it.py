@@ -1,4 +1,5 @@
-"""Ways to lose a checkpoint, each against a folder, a tar and a bucket: nothing is lost, and nothing lost is called safe.
+"""Ways to lose a checkpoint, each against a folder, a tar and a bucket: nothing is lost, and
+nothing lost is called safe.
 
 Add a scenario as a test that takes `case`.
 """
@@ -99,7 +100,7 @@ def test_a_copy_that_a_round_could_not_look_at_was_not_seen(case: Case) -> None:
     )
 
 
-# ----------------------------------------------------------------------------- rot, no matter who finds it
+# ---------------------------------------------------------------------- rot, no matter who finds it
 def test_rot_that_a_restore_finds_is_repaired_by_the_next_round(case: Case, tmp_path: Path) -> None:
     copied(case, 100)
     case.damage(100, "optimizer/b")
@@ -161,7 +162,9 @@ def test_verify_of_a_step_whose_receipt_is_gone_says_damaged(case: Case) -> None
 
 
 def test_rot_here_that_a_round_finds_keeps_the_sound_older_ones(case: Case) -> None:
-    """Two newer ones rot in the run directory: the round that would copy them puts it on record, as a verify does."""
+    """Two newer ones rot in the run directory: the round that would copy them puts it on record, as
+    a verify does.
+    """
     copied(case, 100, 200)
     case.save(300, 400)
     for step in (300, 400):
@@ -246,7 +249,7 @@ def test_a_first_request_that_fails_is_made_again(
     assert not faults_of(case.restore(100, tmp_path / "new"))
 
 
-# ----------------------------------------------------------------------------- one bad thing among many
+# ------------------------------------------------------------------------- one bad thing among many
 def test_one_receipt_that_is_none_stops_nothing_else(case: Case, tmp_path: Path) -> None:
     copied(case, 100, 200)
     case.spoil_receipt(100)

@@ -1,4 +1,6 @@
-"""An archive that is the run directory is none, by whatever path it is reached; what a card may say of one."""
+"""An archive that is the run directory is none, by whatever path it is reached; what a card may say
+of one.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from tr11ops.runcard.check import Level
 from trainer.config.base import CardError
 
 
-# ----------------------------------------------------------------------------- an archive that is the run directory
+# ------------------------------------------------------------- an archive that is the run directory
 @pytest.mark.parametrize(
     "where", ["root", "inside", "link", "file-url", "local-url", "checkpoints", "around"]
 )
@@ -117,7 +119,9 @@ def test_the_run_directory_mounted_twice_is_found(
 
 
 def test_a_copy_that_goes_with_its_checkpoint_was_none(memory: Path) -> None:
-    """The copy is the original by a way that no table shows: it is looked at again when the original is hidden."""
+    """The copy is the original by a way that no table shows: it is looked at again when the
+    original is hidden.
+    """
     case = Case(memory, "folder", None)
     copied(case, 100, 200, 300, 400)
     for step in (100, 200):

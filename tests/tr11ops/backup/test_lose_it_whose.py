@@ -1,4 +1,6 @@
-"""Whose copies they are: another run of the same name, another variant, what a person put there, data sets."""
+"""Whose copies they are: another run of the same name, another variant, what a person put there,
+data sets.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from tr11ops.backup.source import read_source
 from tr11ops.rundir.copies import identity_of
 from tr11ops.rundir.identity import require_run_id, run_id
 
-# ----------------------------------------------------------------------------- another run of the same name
+# --------------------------------------------------------------------- another run of the same name
 
 
 def test_another_run_of_the_name_neither_writes_nor_restores(
@@ -173,7 +175,7 @@ def test_a_stray_file_that_grows_is_no_damage_of_its_checkpoint(
     assert case.round().exit_code == 0
 
 
-# ----------------------------------------------------------------------------- what a person put there, or names
+# ---------------------------------------------------------------- what a person put there, or names
 def test_a_file_that_no_manifest_names_is_copied_never_pruned(case: Case, tmp_path: Path) -> None:
     case.save(100, 200, 300, 400)
     note = case.checkpoints / "global_step100" / "notes.txt"
@@ -216,7 +218,7 @@ def test_a_step_is_removed_by_name_with_the_same_safety(case: Case) -> None:
     assert invoke(case, "checkpoints remove 100 --yes").exit_code == 1
 
 
-# ----------------------------------------------------------------------------- data sets and the tokenizer
+# ---------------------------------------------------------------------- data sets and the tokenizer
 def with_data(case: Case) -> Path:
     """The card names a data set and a tokenizer, and wants them copied."""
     folder = case.folder / "data"

@@ -1,4 +1,6 @@
-"""Who we are for a bucket: which credentials are taken, what is said when they will not do, and never the credentials."""
+"""Who we are for a bucket: which credentials are taken, what is said when they will not do, and
+never the credentials.
+"""
 
 from __future__ import annotations
 

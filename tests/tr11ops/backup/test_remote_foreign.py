@@ -1,4 +1,6 @@
-"""A bucket whose answers are not those of an object store: nothing is known by them, and nothing is done for them."""
+"""A bucket whose answers are not those of an object store: nothing is known by them, and nothing is
+done for them.
+"""
 
 from __future__ import annotations
 

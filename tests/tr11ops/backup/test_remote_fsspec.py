@@ -1,4 +1,6 @@
-"""Archives in any file system of fsspec's: whole files alone are seen, and every failure is one of three errors."""
+"""Archives in any file system of fsspec's: whole files alone are seen, and every failure is one of
+three errors.
+"""
 
 from __future__ import annotations
 

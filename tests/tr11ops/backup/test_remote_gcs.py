@@ -1,4 +1,6 @@
-"""The bucket edge against the real object-store server: what is sent arrives, whatever happens on the way."""
+"""The bucket edge against the real object-store server: what is sent arrives, whatever happens on
+the way.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,7 @@ def test_an_interrupted_move_of_a_folder_is_repeated(object_store: ObjectStore) 
         archive.move("old", "new")
 
 
-# ----------------------------------------------------------------------------- uploads that are cut off
+# ------------------------------------------------------------------------- uploads that are cut off
 
 
 def test_goes_on_in_mid_file_in_another_process_s_archive(object_store: ObjectStore) -> None:
@@ -261,7 +263,7 @@ def test_many_threads_share_an_archive(object_store: ObjectStore, archive: Archi
     assert got == contents
 
 
-# ----------------------------------------------------------------------------- what is said when it fails
+# ----------------------------------------------------------------------- what is said when it fails
 
 
 def read_all(archive: Archive) -> None:

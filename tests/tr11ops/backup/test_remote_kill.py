@@ -1,4 +1,6 @@
-"""kill -9 at fifty moments of backups to a bucket: nothing half is ever visible, and the next run finishes the work."""
+"""kill -9 at fifty moments of backups to a bucket: nothing half is ever visible, and the next run
+finishes the work.
+"""
 
 from __future__ import annotations
 

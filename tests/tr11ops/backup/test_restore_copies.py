@@ -1,4 +1,6 @@
-"""Copies come back: from a folder, a tar and a bucket, after any failure, and never in the place of something else."""
+"""Copies come back: from a folder, a tar and a bucket, after any failure, and never in the place of
+something else.
+"""
 
 from __future__ import annotations
 
@@ -273,7 +275,7 @@ def test_a_full_disk_is_said_and_the_rest_comes_later(
         subprocess.run(["umount", disk], check=True)
 
 
-# ----------------------------------------------------------------------------- what is not to be trusted
+# ------------------------------------------------------------------------ what is not to be trusted
 
 
 HOSTILE = [
@@ -357,7 +359,7 @@ def test_a_link_that_was_planted_is_not_written_through(tmp_path: Path) -> None:
     assert (tmp_path / "victim").read_text() == "mine"
 
 
-# ----------------------------------------------------------------------------- copies without a receipt
+# ------------------------------------------------------------------------- copies without a receipt
 
 
 def test_the_originals_copies_are_restored_with_a_doubt(

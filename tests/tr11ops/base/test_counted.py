@@ -10,7 +10,8 @@ from pathlib import Path
 import tr11ops
 from tr11ops.base.units import counted
 
-NOUNS = "alerts|checkpoints|checks|datasets|days|faults|files|keys|nodes|ranks|tasks|workers"  # of which there is often one
+# of which there is often one
+NOUNS = "alerts|checkpoints|checks|datasets|days|faults|files|keys|nodes|ranks|tasks|workers"
 FOLLOWS = re.compile(rf"^ (?:more |other |queued |usable )?(?:{NOUNS})\b")
 OTHERS = {  # never about one, or no sentence of ours
     "agent/breaker.py",
@@ -36,7 +37,9 @@ def test_one_takes_the_singular() -> None:
 
 
 def _uncounted(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Where an f-string puts a number before a plural, outside a choice between singular and plural."""
+    """Where an f-string puts a number before a plural, outside a choice between singular and
+    plural.
+    """
     chosen = {
         id(part)
         for node in ast.walk(tree)
@@ -57,7 +60,9 @@ def _uncounted(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def _counts(test: ast.expr) -> bool:
-    """Whether a condition compares a number with 0 or 1, as who chooses between singular and plural does."""
+    """Whether a condition compares a number with 0 or 1, as who chooses between singular and plural
+    does.
+    """
     return isinstance(test, ast.Compare) and any(
         isinstance(side, ast.Constant) and type(side.value) is int and side.value in {0, 1}
         for side in (test.left, *test.comparators)

@@ -9,7 +9,8 @@ from tr11ops.base.errors import Unanswered
 from tr11ops.base.nvidia import Gpu, list_gpus, uuids, visible
 from tr11ops.base.processes import ProbeOutput
 
-# as an H100 answered to --query-gpu=index,uuid,name,memory.total,mig.mode.current (driver 580.159.04)
+# as an H100 answered to --query-gpu=index,uuid,name,memory.total,mig.mode.current (driver
+# 580.159.04)
 H100 = "0, GPU-00000000-1111-2222-3333-444444444444, NVIDIA H100 80GB HBM3, 81559, Disabled\n"
 
 

@@ -1,4 +1,6 @@
-"""One retry loop for hub, archives, remote status and scheduler: where they differ is in their policies."""
+"""One retry loop for hub, archives, remote status and scheduler: where they differ is in their
+policies.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def policies(scene: Scene, chance: float = 0.0) -> dict[str, RetryPolicy]:
     ],
 )
 def test_the_waits_of_each(name: str, low: list[float], high: list[float], asked: float) -> None:
-    """Doubling and by chance. Only those who wait longer by chance stretch what is asked for; none ever shortens it."""
+    """Doubling and by chance. Only those who wait longer by chance stretch what is asked for; none
+    ever shortens it.
+    """
     least, most = (policies(Scene(), chance)[name] for chance in (0.0, 1.0))
     for policy, waits in ((least, low), (most, high)):
         assert [policy.delay(failures) for failures in (1, 2, 3, 4, 5000)] == pytest.approx(waits)
@@ -82,8 +86,10 @@ def test_the_waits_of_each(name: str, low: list[float], high: list[float], asked
     ("name", "asked", "slept"),
     [
         ("hub", 600.0, [600.0]), ("hub", 601.0, None),  # no longer than it goes on at all
-        ("archive", 3600.0, [3600.0]), ("archive", 86_400.0, [3600.0]),  # it counts as an hour: the copy must be made
-        ("status --remote", 3600.0, [3600.0]), ("status --remote", 3601.0, None),  # someone waits before the screen
+        # it counts as an hour: the copy must be made
+        ("archive", 3600.0, [3600.0]), ("archive", 86_400.0, [3600.0]),
+        # someone waits before the screen
+        ("status --remote", 3600.0, [3600.0]), ("status --remote", 3601.0, None),
         ("logs --follow", 86_400.0, [300.0]),  # it goes on until it is interrupted
     ],
 )  # fmt: skip

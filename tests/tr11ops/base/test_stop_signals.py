@@ -1,4 +1,6 @@
-"""A stop that a signal handler sets while the same thread waits for it; the rest of an event's behaviour."""
+"""A stop that a signal handler sets while the same thread waits for it; the rest of an event's
+behaviour.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ import pytest
 
 from tr11ops.base.stop_signals import StopEvent, obeying
 
-# A signal at each instruction of a wait, one after the other: with `threading.Event` one of them comes while the wait
-# holds the lock that `set` takes, and nothing goes on.
+# A signal at each instruction of a wait, one after the other: with `threading.Event` one of them
+# comes while the wait holds the lock that `set` takes, and nothing goes on.
 EVERYWHERE = """
 import signal, sys
 from tr11ops.base.stop_signals import StopEvent

@@ -1,4 +1,6 @@
-"""One form for each kind of number that people read; the cases are those in which several forms once differed."""
+"""One form for each kind of number that people read; the cases are those in which several forms
+once differed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A run directory with small real checkpoints, copies on record and whatever else speaks for keeping one."""
+"""A run directory with small real checkpoints, copies on record and whatever else speaks for
+keeping one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Removing: what goes and what is recorded of it, what is seen between two looks, and what will not go."""
+"""Removing: what goes and what is recorded of it, what is seen between two looks, and what will not
+go.
+"""
 
 from __future__ import annotations
 
@@ -64,9 +66,8 @@ def test_what_goes_is_recorded_before_and_after(shelf: Shelf) -> None:
     after = journal(shelf, REMOVED)
     assert [entry.data["name"] for entry in after] == ["global_step1000", "global_step1100"]
     assert after[0].why == "global_step1000: older than the newest 2; copied to store (whole)"
-    assert (
-        shelf.pruner().run().outcomes == () and len(journal(shelf, BEGUN)) == 1
-    )  # nothing to do is no event
+    # nothing to do is no event
+    assert shelf.pruner().run().outcomes == () and len(journal(shelf, BEGUN)) == 1
 
 
 def test_only_what_a_person_agreed_to_goes(shelf: Shelf) -> None:
@@ -169,7 +170,7 @@ def test_planning_writes_nothing_into_a_run_that_is_not_there(tmp_path: Path) ->
     )
 
 
-# ----------------------------------------------------------------------------- between the two looks
+# ---------------------------------------------------------------------------- between the two looks
 def after_hiding(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Do something in the moment in which the checkpoint is hidden and not yet doomed."""
 
@@ -305,7 +306,7 @@ def test_stopping_ends_after_what_is_begun(shelf: Shelf) -> None:
     )
 
 
-# ----------------------------------------------------------------------------- what earlier prunes left
+# ------------------------------------------------------------------------- what earlier prunes left
 def test_hidden_ones_are_put_back_and_doomed_ones_finished(shelf: Shelf) -> None:
     shelf.save(100, 200, 300, 400)
     hidden = hide(shelf.folder, "global_step300")
@@ -338,7 +339,9 @@ def test_one_prune_at_a_time(shelf: Shelf) -> None:
 # ----------------------------------------------------------------------------- what will not go
 @pytest.fixture
 def open_shelf(outside: Path) -> Iterator[Shelf]:
-    """A shelf that another user may reach, whose eyes a test takes: root would not be stopped by anything."""
+    """A shelf that another user may reach, whose eyes a test takes: root would not be stopped by
+    anything.
+    """
     try:
         yield Shelf(outside)
     finally:
@@ -356,9 +359,8 @@ def test_a_file_that_may_not_go_is_one_line_and_others_go_on(open_shelf: Shelf) 
     shelf.save(100, 200, 300, 400)
     for path in (shelf.directory.root, *shelf.directory.root.rglob("*")):
         path.chmod(0o777 if path.is_dir() else 0o666)
-    (shelf.folder / "global_step100" / "weights").chmod(
-        0o555
-    )  # as with the sticky bit and another's files
+    # as with the sticky bit and another's files
+    (shelf.folder / "global_step100" / "weights").chmod(0o555)
     become_nobody()
     first, second = shelf.pruner().run().outcomes
     assert (first.result, second.result) == ("failed", "removed")
@@ -471,9 +473,8 @@ def test_what_cannot_be_recorded_is_not_removed(shelf: Shelf, small_disk: Path) 
     assert gone == [outcome.name for outcome in result.outcomes] and 0 < len(gone) < 30
     (begun,) = journal(shelf, BEGUN)
     assert set(gone) <= {victim["name"] for victim in begun.data["victims"]}
-    assert [entry.data["name"] for entry in journal(shelf, REMOVED)] == gone[
-        :-1
-    ]  # that of the last did not fit
+    # that of the last did not fit
+    assert [entry.data["name"] for entry in journal(shelf, REMOVED)] == gone[:-1]
 
 
 def test_a_state_folder_that_is_full_stops_it_before_the_first(

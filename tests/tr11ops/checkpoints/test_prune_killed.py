@@ -64,9 +64,8 @@ def test_killed_before_each_effect_the_next_one_finishes(memory: Path) -> None:
         }
         assert named == {"global_step100", "global_step1000", "global_step9850"}
     assert number > 51 and shelf.steps() == [9_800, 9_900, 10_000]
-    assert (
-        left["being removed"] > 5 and left["hidden by a prune"] > 0
-    )  # the kills fell where it matters
+    # the kills fell where it matters
+    assert left["being removed"] > 5 and left["hidden by a prune"] > 0
 
 
 def prune(shelf: Shelf) -> None:
@@ -80,7 +79,9 @@ def prune(shelf: Shelf) -> None:
 def test_two_prunes_and_a_living_copy_at_once(
     memory: Path, is_claimed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the claim of one is taken for dead, as after a jump of a clock: then the renames decide."""
+    """Also where the claim of one is taken for dead, as after a jump of a clock: then the renames
+    decide.
+    """
     if not is_claimed:
         monkeypatch.setattr(pruning, "CLAIM_SECONDS", -1.0)
     for trial in range(8):
@@ -93,9 +94,8 @@ def test_two_prunes_and_a_living_copy_at_once(
             for child in [forked(lambda shelf=shelf: prune(shelf)) for _ in range(2)]
         ]
         assert set(codes) <= {0, BUSY} and 0 in codes
-        assert (
-            shelf.pruner().run().failed is False
-        )  # where one gave way to the other's folder, a third has the rest
+        # where one gave way to the other's folder, a third has the rest
+        assert shelf.pruner().run().failed is False
         assert shelf.steps() == [100, 9_800, 9_900, 10_000] and not list_quarantined(shelf.folder)
         assert shelf.prints([100]) == source and shelf.prints([9_800, 9_900, 10_000]) == kept
         ledger = read_journal(shelf.directory.journal)
@@ -110,7 +110,9 @@ def test_a_training_that_saves_and_rolls_back_meanwhile(shelf: Shelf, tmp_path: 
     ended, faults = threading.Event(), []
 
     def train() -> None:
-        """Publishes as the trainer does, by renames, and now and then discards what it has just saved."""
+        """Publishes as the trainer does, by renames, and now and then discards what it has just
+        saved.
+        """
         for step in range(1000, 3000, 100):
             staging.save(step, size=16)
             partial = partial_path(shelf.folder, step, "nonce")

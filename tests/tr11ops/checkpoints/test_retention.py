@@ -444,7 +444,9 @@ def test_losing_copies_lets_nothing_go(
 
 
 def test_a_lost_copy_lets_nothing_go_that_no_training_resumes_from() -> None:
-    """In this one a checkpoint that is passed over at a resume was wanted because it had been copied once."""
+    """In this one a checkpoint that is passed over at a resume was wanted because it had been
+    copied once.
+    """
     seen, rules, clocks = situation_of(1634)
     gone = going(seen, rules, clocks)
     for lost in seen.copies:

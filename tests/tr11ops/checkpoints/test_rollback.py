@@ -1,4 +1,6 @@
-"""Going back by hand: what is planned and refused, the renames, a kill at each of them, the undo, and a race."""
+"""Going back by hand: what is planned and refused, the renames, a kill at each of them, the undo,
+and a race.
+"""
 
 from __future__ import annotations
 
@@ -245,16 +247,16 @@ def test_an_undo_killed_before_each_effect_is_finished(memory: Path) -> None:
 
 
 def test_a_training_that_starts_meanwhile(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds the lease: nothing is changed. It starts between two effects: it waits, or, where the roll-back was
-    silent for long, takes over and finishes."""
+    """It holds the lease: nothing is changed. It starts between two effects: it waits, or, where
+    the roll-back was silent for long, takes over and finishes.
+    """
     shelf.save(100, 200, 300, 400)
     paths = shelf.directory.paths
     leases = LeaseFolder(paths)
     trainer = LeaseClaim.of_this_process("7", 1)
     assert leases.claim(1, replace(trainer, epoch=1))
-    monkeypatch.setattr(
-        rollback, "now", lambda: time.time() + 7200
-    )  # this host's clock alone ends no life
+    # this host's clock alone ends no life
+    monkeypatch.setattr(rollback, "now", lambda: time.time() + 7200)
     with pytest.raises(TrainerAlive, match=r"nothing was changed: .*job 7"):
         go_back(shelf, 200)
     assert read_recovery(paths) == RecoveryRecord() and shelf.steps() == [100, 200, 300, 400]
@@ -264,9 +266,8 @@ def test_a_training_that_starts_meanwhile(shelf: Shelf, monkeypatch: pytest.Monk
     def write_and_start(*given: Any) -> None:
         write(*given)
         holder = read_lease(paths)
-        assert (
-            holder is not None and holder.held and holder.epoch == 2
-        )  # a trainer that starts now watches this claim
+        # a trainer that starts now watches this claim
+        assert holder is not None and holder.held and holder.epoch == 2
         assert leases.claim(3, replace(trainer, epoch=3))
 
     monkeypatch.setattr(rollback, "write_recovery", write_and_start)
@@ -277,7 +278,9 @@ def test_a_training_that_starts_meanwhile(shelf: Shelf, monkeypatch: pytest.Monk
 
 
 def test_a_training_right_after_the_record_keeps_the_roll_back(shelf: Shelf) -> None:
-    """It takes the lease in turn, reads the record and finishes it: no one withdraws what it has read."""
+    """It takes the lease in turn, reads the record and finishes it: no one withdraws what it has
+    read.
+    """
     shelf.save(100, 200, 300)
     go_back(shelf, 100, 50)
     lease = read_lease(shelf.directory.paths)

@@ -112,7 +112,7 @@ def test_a_lease_that_cannot_be_read_names_no_one_and_counts(shelf: Shelf) -> No
     assert uses(shelf).loading == "an attempt whose lease cannot be read"
 
 
-# ----------------------------------------------------------------------------- roll-backs and the card
+# -------------------------------------------------------------------------- roll-backs and the card
 def test_the_step_that_the_last_roll_back_went_to(shelf: Shelf) -> None:
     event = RecoveryEvent("loss", 9.0, 2.0, 410, 390, 300, 391, 420, 1.0)
     record = RecoveryRecord((replace(event, to_step=100), event))
@@ -150,9 +150,8 @@ def test_a_step_that_is_being_copied(shelf: Shelf) -> None:
     claim(shelf, mine)
     assert uses(shelf).by_step == {200: (f"it is being copied by {mine}",)}
     now = time.time()
-    assert (
-        200 in uses(shelf, Clocks(now + 1e9, now + 1e9)).by_step
-    )  # it lives, whatever the clocks say
+    # it lives, whatever the clocks say
+    assert 200 in uses(shelf, Clocks(now + 1e9, now + 1e9)).by_step
     claim(shelf, Claim.of_this_process(now, 60))  # between two steps
     claim(shelf, replace(mine, data={"step": 5}), "pulse")  # no copy
     assert uses(shelf) == Uses()

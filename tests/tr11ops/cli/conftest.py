@@ -31,7 +31,9 @@ def bench(
 
 @pytest.fixture
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The work of a child of `tr11 checkpoints` in this process, which has torch already; one test has a real child."""
+    """The work of a child of `tr11 checkpoints` in this process, which has torch already; one test
+    has a real child.
+    """
     from trainer.checkpoint.__main__ import main  # with torch, which most tests do not need
 
     def run(module: str, arguments: list[str]) -> int:

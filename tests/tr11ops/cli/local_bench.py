@@ -1,4 +1,6 @@
-"""A folder in which `tr11` is typed, with an embedded scheduler of its own whose nodes are taken: nothing trains."""
+"""A folder in which `tr11` is typed, with an embedded scheduler of its own whose nodes are taken:
+nothing trains.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ class LocalBench:
     def submit(
         self, script: str, nodes: int = NODES, name: str = "block", comment: str = ""
     ) -> str:
-        """Submit a script past tr11; with a run's comment, as if `tr11 launch` had put its record there before."""
+        """Submit a script past tr11; with a run's comment, as if `tr11 launch` had put its record
+        there before.
+        """
         mark = parse_comment(comment)
         if mark is not None:
             (self.folder / "run" / "state" / "submissions" / mark[0]).mkdir(

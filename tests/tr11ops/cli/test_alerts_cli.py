@@ -1,4 +1,6 @@
-"""`tr11 alerts`: list, ack, snooze, assign, resolve, test, digest, rota, and every refusal; through a real mail server."""
+"""`tr11 alerts`: list, ack, snooze, assign, resolve, test, digest, rota, and every refusal; through
+a real mail server.
+"""
 
 from __future__ import annotations
 
@@ -241,7 +243,9 @@ def test_a_test_message_is_sent_for_real_and_refusals_count(
 def test_a_test_that_is_taken_sends_what_could_not_be_sent_before(
     alerts: Type, look: Callable[..., None], bench: LocalBench, mailbox: Mailbox
 ) -> None:
-    """Status went on with "alerts are not delivered" until the next try was due, up to an hour later."""
+    """Status went on with "alerts are not delivered" until the next try was due, up to an hour
+    later.
+    """
     mailbox.data_answers = ["451 later"] * 2
     look(*TWO)
     left = waiting(run_directory(bench))
@@ -305,7 +309,9 @@ def test_the_rota_shows_whose_turn_it_is(alerts: Type, bench: LocalBench) -> Non
 def test_where_nothing_can_be_written_it_is_said_where_the_alerts_are(
     alerts: Type, bench: LocalBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A watchdog on another machine keeps them there: here there are none, and that is no all-clear."""
+    """A watchdog on another machine keeps them there: here there are none, and that is no
+    all-clear.
+    """
     full = UnwritableDirectory(str(run_directory(bench).root), "no byte is left", is_full=True)
     monkeypatch.setattr("tr11ops.cli.alerts.read_unwritable_directories", lambda paths: (full,))
     for answer in (alerts("list"), alerts("ack", "3f2a")):

@@ -1,4 +1,6 @@
-"""Whole bytes may hold NaN: `verify` looks at the numbers where asked, `restore` and `drill` unless told not to; all say what they did."""
+"""Whole bytes may hold NaN: `verify` looks at the numbers where asked, `restore` and `drill` unless
+told not to; all say what they did.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`tr11 checkpoints import` and `export`: the words of the command line reach the commands, with the card."""
+"""`tr11 checkpoints import` and `export`: the words of the command line reach the commands, with
+the card.
+"""
 
 from __future__ import annotations
 

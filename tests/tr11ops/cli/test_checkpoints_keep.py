@@ -35,7 +35,9 @@ BACKUP = "\n[backup]\nkeep_latest = 2\nmilestone_percent = 0\nstore_interval = 1
 
 @pytest.fixture
 def shelf(bench: LocalBench) -> Shelf:
-    """The checkpoints of the bench's run, whose card keeps two, and each 1000th until the store has it."""
+    """The checkpoints of the bench's run, whose card keeps two, and each 1000th until the store has
+    it.
+    """
     bench.card.write_text(bench.card.read_text() + BACKUP + f'store = "{bench.folder}/archive"\n')
     return Shelf(bench.folder)
 

@@ -39,7 +39,9 @@ def test_two_logs_as_text_json_and_page(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_a_window_of_the_courses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In iterations, samples or tokens, on whichever axis: what lies outside is in no row, mean or picture."""
+    """In iterations, samples or tokens, on whichever axis: what lies outside is in no row, mean or
+    picture.
+    """
     pair = [log(tmp_path / "main.txt"), log(tmp_path / "norm.txt", loss=2.1)]
     (batch,) = {step.record.global_batch_size for step in quiet(1, 3)}
     for words, first, last in (

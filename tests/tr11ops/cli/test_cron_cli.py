@@ -1,4 +1,6 @@
-"""`tr11 cron` as a person types it: on the embedded scheduler, and with a crontab program of the test's own."""
+"""`tr11 cron` as a person types it: on the embedded scheduler, and with a crontab program of the
+test's own.
+"""
 
 from __future__ import annotations
 
@@ -180,7 +182,9 @@ def cell_round(study: Path, cell: str) -> PeriodicJobState | None:
 
 
 def test_the_cells_of_a_study_are_watched_too(bench: LocalBench, study: Path) -> None:
-    """A folder with a card and its study: the base run alone was watched, or, where it never ran, nothing."""
+    """A folder with a card and its study: the base run alone was watched, or, where it never ran,
+    nothing.
+    """
     found = cron(bench, "run", "--once", "--json")
     assert found.code == 0, found.err
     assert [(done["job"], done["cell"], done["result"]) for done in found.json["rounds"]] == [
@@ -347,10 +351,8 @@ def test_a_chain_is_installed_followed_seen_and_removed(
     dry = cron(bench, "install", "--way", "slurm", "--dry-run", *ONLY_NODES)
     assert dry.code == 0 and "runs nodes-check" in dry.err and not queue.requests
     made = cron(bench, "install", "--way", "slurm", "--yes", "--json", *ONLY_NODES).json
-    assert (made["action"], made["jobs"]) == (
-        "installed",
-        ["1"],
-    )  # no daily job is wanted, so there is no daily chain
+    # no daily job is wanted, so there is no daily chain
+    assert (made["action"], made["jobs"]) == ("installed", ["1"])
     assert cron(bench, "install", "--yes", "--json", *ONLY_NODES).json["action"] == "unchanged"
     done = follow(bench, queue, "1", monkeypatch)
     assert (
@@ -373,11 +375,12 @@ def test_a_card_broken_by_an_edit_does_not_end_the_chain(
     assert queue.waiting() == ["2"], done.err
     assert "is not TOML" in done.err and "the chain goes on" in done.err
     state = read_job(run_directory(bench), "nodes-check")
+    # and it is a finding
     assert (
         isinstance(state, PeriodicJobState)
         and state.exit_code == 2
         and "is not TOML" in state.message
-    )  # and it is a finding
+    )
     queue.finish("1")
     bench.card.unlink()
     follow(bench, queue, "2", monkeypatch)
@@ -441,7 +444,8 @@ BOTH = (state(), state("digest"))
     ("found", "code", "words", "fix"),
     [
         (seen(BOTH), 0, "FINE", ""),
-        (seen((state(exit_code=1), state("digest"))), 0, "FINE", ""),  # the run's trouble is pulse's to tell
+        # the run's trouble is pulse's to tell
+        (seen((state(exit_code=1), state("digest"))), 0, "FINE", ""),
         (seen(()), 1, "no periodic job ever ran", "tr11 cron install"),
         (seen((), is_installed=True), 0, "wait for their first round", ""),
         (seen((), (CHAIN,), (link(),)), 0, "wait for their first round", ""),
@@ -457,7 +461,8 @@ BOTH = (state(), state("digest"))
         (seen(BOTH, (CHAIN,), (link(reason="JobHeldUser"),)), 1, "is held", "scontrol release 7"),
         (seen(BOTH, (CHAIN,), (link(reason="BadConstraints"),)), 1, "cannot go on", "tr11 cron install --way slurm"),
         (seen(BOTH, (CHAIN,), (link(reason="AssocGrpWallLimit"),)), 1, "cannot go on", "tr11 cron install --way slurm"),
-        (seen(BOTH, (CHAIN,), (link(reason="PartitionDown"),)), 0, "FINE", ""),  # the site's maintenance passes
+        # the site's maintenance passes
+        (seen(BOTH, (CHAIN,), (link(reason="PartitionDown"),)), 0, "FINE", ""),
         (seen(BOTH, (CHAIN,), (link(NOW + 50_000),)), 1, "clock was set back", "tr11 cron install --way slurm"),
         (seen(BOTH, (CHAIN,), Unknown("squeue does not answer")), 3, "squeue does not answer", ""),
         (seen(Unknown("Input/output error")), 3, "Input/output error", ""),

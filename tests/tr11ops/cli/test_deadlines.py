@@ -1,4 +1,6 @@
-"""Nothing that a command waits for keeps it for ever: a scheduler that hangs, a file that does not answer."""
+"""Nothing that a command waits for keeps it for ever: a scheduler that hangs, a file that does not
+answer.
+"""
 
 from __future__ import annotations
 

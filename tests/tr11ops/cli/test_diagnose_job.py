@@ -1,4 +1,6 @@
-"""`tr11 diagnose --job` and `--run` on the embedded scheduler: a job whose worker fails, judged as its agent judged it."""
+"""`tr11 diagnose --job` and `--run` on the embedded scheduler: a job whose worker fails, judged as
+its agent judged it.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +132,9 @@ def test_without_logs_its_records_are_judged(bench: LocalBench, failed: str) -> 
 
 # ----------------------------------------------------------------------------- a run that is well
 def test_a_run_that_trains_is_said_to_be_well(bench: LocalBench) -> None:
-    """It was "unknown: cannot tell", of a healthy run; and its attempt went by another number than in status."""
+    """It was "unknown: cannot tell", of a healthy run; and its attempt went by another number than
+    in status.
+    """
     number = running(bench, "exec sleep 600")
     paths = load_card(bench.card, [], {}).paths
     write_json(
@@ -173,7 +177,7 @@ def step_line(step: int) -> str:
     )
 
 
-# ----------------------------------------------------------------------------- what can be typed now
+# ---------------------------------------------------------------------------- what can be typed now
 def test_the_last_of_all_launches_has_the_advice_of_this_moment(
     bench: LocalBench, failed: str
 ) -> None:

@@ -1,4 +1,6 @@
-"""`tr11 doctor`: the checks of a launch and of this machine, with nothing launched and nothing left."""
+"""`tr11 doctor`: the checks of a launch and of this machine, with nothing launched and nothing
+left.
+"""
 
 from __future__ import annotations
 

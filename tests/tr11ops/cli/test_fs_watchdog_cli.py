@@ -1,4 +1,6 @@
-"""`tr11 fs-watchdog`: exit codes, what is kept and what is mailed, on disks that are full, closed or not there."""
+"""`tr11 fs-watchdog`: exit codes, what is kept and what is mailed, on disks that are full, closed
+or not there.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from tr11ops.rundir.paths import RunDirectory
 
 @pytest.fixture
 def directory(bench: LocalBench) -> Iterator[RunDirectory]:
-    """A run directory whose rights are well; the tree that is watched holds about 10 kB in 3 inodes."""
+    """A run directory whose rights are well; the tree that is watched holds about 10 kB in 3
+    inodes.
+    """
     umask = os.umask(0o007)
     found = run_directory(bench)
     found.paths.state.mkdir(parents=True)

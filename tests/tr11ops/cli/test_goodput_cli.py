@@ -1,4 +1,6 @@
-"""`tr11 goodput` and `tr11 advise` as they are typed: narrow, plain, as JSON, and on pasts that cannot be read."""
+"""`tr11 goodput` and `tr11 advise` as they are typed: narrow, plain, as JSON, and on pasts that
+cannot be read.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A person with one machine and its GPUs, no Slurm: init, doctor, launch, estimate and health checks know them."""
+"""A person with one machine and its GPUs, no Slurm: init, doctor, launch, estimate and health
+checks know them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every command that reads a run directory answers, with exit code 3, where its file system does not."""
+"""Every command that reads a run directory answers, with exit code 3, where its file system does
+not.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`tr11 init`: a card from what the scheduler says, which loads, passes the doctor, and never overwrites."""
+"""`tr11 init`: a card from what the scheduler says, which loads, passes the doctor, and never
+overwrites.
+"""
 
 from __future__ import annotations
 
@@ -77,9 +79,8 @@ def test_no_one_to_ask_and_wrong_answers(bench: LocalBench) -> None:
     assert bench.tr11(*words, "--yes", "--set", "slurm.partition=no").code == 2
     answer = bench.tr11(*words, "--yes", "--set", "model.hiden_size=3")
     assert answer.code == 2 and "did you mean" in answer.err
-    assert (
-        bench.tr11(*words, "--yes", "--set", "model.attention_heads=7").code == 2
-    )  # a card that would not load
+    # a card that would not load
+    assert bench.tr11(*words, "--yes", "--set", "model.attention_heads=7").code == 2
     assert not (bench.folder / "tr11.toml").exists()
     assert not [path for path in bench.folder.iterdir() if path.name.startswith(".tr11")]
 
@@ -131,9 +132,8 @@ def test_a_size_names_nothing_of_the_original_site(name: str, bench: LocalBench)
     words = ("init", "--scheduler", "local", "--yes", "--preset", name, "-o", "sized.toml")
     assert bench.tr11(*words).code == 0
     text = (bench.folder / "sized.toml").read_text()
-    card = load_card(
-        bench.folder / "sized.toml", environment={}
-    )  # no variable of another site is needed
+    # no variable of another site is needed
+    card = load_card(bench.folder / "sized.toml", environment={})
     for theirs in ("bigscience", "idris", "six", "TR11_ALERT"):
         assert theirs not in text, theirs
     assert (card.backup.url, card.hub.repository) == (None, None) and not card.alerts.recipients

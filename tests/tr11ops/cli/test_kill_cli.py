@@ -1,4 +1,6 @@
-"""`tr11 kill`: sets and releases the switch, says what it stops, waits for the end, and never stops another run."""
+"""`tr11 kill`: sets and releases the switch, says what it stops, waits for the end, and never stops
+another run.
+"""
 
 from __future__ import annotations
 
@@ -70,9 +72,8 @@ def test_another_runs_switch_is_not_touched(bench: LocalBench) -> None:
 def test_it_says_what_will_stop(bench: LocalBench) -> None:
     bench.block()
     bench.launch("--array", "1-3")
-    answer = bench.tr11(
-        "kill", "--run", str(bench.card), "--yes", "--json"
-    )  # where it was launched, unasked
+    # where it was launched, unasked
+    answer = bench.tr11("kill", "--run", str(bench.card), "--yes", "--json")
     assert answer.json["queued_tasks"] == 3 and answer.json["running"] == []
     assert "queued:     3 tasks of 2_[1-3%1]" in answer.err
 

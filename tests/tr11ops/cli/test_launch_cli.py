@@ -71,9 +71,8 @@ def golden(bench: LocalBench, text: str) -> str:
 def test_dry_run_shows_the_plan_and_makes_nothing(
     bench: LocalBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "tr11ops.launch.facts.start_of_watchdog", lambda: "cron run"
-    )  # neither crontab nor Slurm
+    # neither crontab nor Slurm
+    monkeypatch.setattr("tr11ops.launch.facts.start_of_watchdog", lambda: "cron run")
     answer = bench.launch("--array", "1-3", "--dry-run")
     assert (answer.code, answer.err) == (0, "")
     assert golden(bench, answer.out) == DRY_RUN
@@ -157,7 +156,9 @@ def test_a_second_launch_is_refused_unless_it_queues_behind(bench: LocalBench) -
 
 @pytest.fixture
 def elsewhere(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Another folder, where the next commands are typed; the bench's card has relative paths, and its run is queued."""
+    """Another folder, where the next commands are typed; the bench's card has relative paths, and
+    its run is queued.
+    """
     write_card(bench.folder, directory=Path("run"))
     bench.block()
     assert bench.launch("--array", "1-3").code == 0
@@ -391,16 +392,17 @@ def test_an_unreachable_slurm_is_exit_3_and_submits_nothing(
         "ClusterName=gone\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=9\n"
     )
     monkeypatch.setenv("SLURM_CONF", str(bench.folder / "slurm.conf"))
-    monkeypatch.setenv(
-        "PATH", "/nonexistent"
-    )  # without Slurm's commands, on every machine that runs this
+    # without Slurm's commands, on every machine that runs this
+    monkeypatch.setenv("PATH", "/nonexistent")
     answer = bench.launch("--scheduler", "slurm")
     assert answer.code == 3 and "nothing was submitted" in answer.out
     assert not (bench.folder / "run").exists()
 
 
 class LosesAnswers(LocalScheduler):
-    """Takes the job and never says so, as a Slurm controller does that is frozen at the wrong moment."""
+    """Takes the job and never says so, as a Slurm controller does that is frozen at the wrong
+    moment.
+    """
 
     silent = 0
 

@@ -1,4 +1,6 @@
-"""Clients that die while they submit, jobs that come late, and chains that queue themselves: never two trainings."""
+"""Clients that die while they submit, jobs that come late, and chains that queue themselves: never
+two trainings.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def run_directory(bench: LocalBench) -> RunDirectory:
 
 
 def die(bench: LocalBench, when: str) -> None:
-    """Launch from a client that is killed just before, or just after, the scheduler has taken the job."""
+    """Launch from a client that is killed just before, or just after, the scheduler has taken the
+    job.
+    """
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run(
         [sys.executable, "-c", DIES, when, str(bench.card)],
@@ -142,7 +146,7 @@ def test_the_attempts_tell_of_a_job_that_slurm_has_forgotten(bench: LocalBench) 
     )
 
 
-# ----------------------------------------------------------------------------- what a job does when it starts
+# ------------------------------------------------------------------- what a job does when it starts
 def started(bench: LocalBench, record: Submission, number: str, said: list[str]) -> BatchJob:
     directory = run_directory(bench)
     directory.write_submission(record)
@@ -223,9 +227,8 @@ def test_each_job_of_a_chain_queues_the_next_one_once(bench: LocalBench) -> None
     said: list[str] = []
     card = prepare(str(bench.card), ["slurm.chain=self"], "local").card
     job = BatchJob(card, directory, str(first.job_id), first.tag, LocalScheduler(), said.append)
-    assert (
-        begin_attempt(job) == "" and begin_attempt(job) == ""
-    )  # a job that starts twice queues one
+    # a job that starts twice queues one
+    assert begin_attempt(job) == "" and begin_attempt(job) == ""
     _, second = directory.read_submissions()
     assert (second.chain, second.left, second.dependency) == ("self", 1, f"afterany:{first.job_id}")
     assert said == [f"tr11: job {second.job_id} is queued behind this one; 1 more is to follow it"]

@@ -1,4 +1,6 @@
-"""`tr11 launch --replace` on the embedded scheduler: the queue gets the new card in one act, or stays as it is."""
+"""`tr11 launch --replace` on the embedded scheduler: the queue gets the new card in one act, or
+stays as it is.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +132,9 @@ def test_a_refused_card_leaves_the_queue_as_it_was(
 def test_what_cannot_be_cancelled_is_waited_for(
     bench: LocalBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The scheduler falls silent between the two: the new attempts come after the old ones, never beside them."""
+    """The scheduler falls silent between the two: the new attempts come after the old ones, never
+    beside them.
+    """
     bench.block()
     assert bench.launch("--array", "1-3").code == 0
     [old] = own(bench)
@@ -155,9 +159,10 @@ def test_a_queue_that_changes_while_looked_at_is_left_alone(
     bench.block()
     assert bench.launch("--array", "1-3").code == 0
     [old] = own(bench)
+    # someone is quicker than the person who is asked
     monkeypatch.setattr(
         "tr11ops.cli.runner.agree", lambda *_: bench.scheduler.cancel(f"{old.array_id}_2")
-    )  # someone is quicker than the person who is asked
+    )
     answer = bench.launch("--replace")
     assert (
         answer.code == 1 and "the queue has changed meanwhile, and nothing was done" in answer.err

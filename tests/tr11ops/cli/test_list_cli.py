@@ -1,4 +1,6 @@
-"""`tr11 list`, `tr11 runbook`, `tr11 config show` and `explain`, typed in the folder of the recorded run."""
+"""`tr11 list`, `tr11 runbook`, `tr11 config show` and `explain`, typed in the folder of the
+recorded run.
+"""
 
 from __future__ import annotations
 

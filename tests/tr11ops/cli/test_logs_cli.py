@@ -134,9 +134,8 @@ def test_one_workers_log_and_one_nodes(bench: LocalBench) -> None:
         in wrong.err
     )
     (directory.paths.attempt("7") / "attempt.json").write_text('{"array_id": "5", "task_id": 3}')
-    assert (
-        logs(bench, "--rank", "0", "--job", "5_3").out == "job 7 rank 0\n"
-    )  # as `tr11 status` names it
+    # as `tr11 status` names it
+    assert logs(bench, "--rank", "0", "--job", "5_3").out == "job 7 rank 0\n"
     assert logs(bench, "--node", "x9").code == 2
     assert logs(bench, "--rank", "0", "--job", "../8").code == 2
     assert logs(bench, "--rank", "-1").code == 2

@@ -187,7 +187,7 @@ def test_a_closed_output_is_no_error() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-# ----------------------------------------------------------------------------- anything may be typed
+# ---------------------------------------------------------------------------- anything may be typed
 TYPED_WORDS = """
 --run --array --set --exclude --nodes --after --json --dry-run --yes --release --wait --lines -n --rank --node --job
 --scheduler local small.toml demo 1-3 1-3%1 0 -1 model.hidden_size=7 run.directory= run.kill_switch=. slurm.nodes=0 x=y

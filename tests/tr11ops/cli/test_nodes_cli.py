@@ -1,4 +1,6 @@
-"""`tr11 nodes` on the embedded scheduler: list, check, exclude, include, history, and every refusal."""
+"""`tr11 nodes` on the embedded scheduler: list, check, exclude, include, history, and every
+refusal.
+"""
 
 from __future__ import annotations
 
@@ -349,7 +351,9 @@ def on_record(bench: LocalBench, **outcomes: str) -> None:
 def test_a_check_that_no_other_node_could_make_either_keeps_no_node_out(
     nodes, bench: LocalBench
 ) -> None:
-    """The command that a mail names works on a site without nvidia-smi; what was not checked is said."""
+    """The command that a mail names works on a site without nvidia-smi; what was not checked is
+    said.
+    """
     unsure = ("--set", own_script(bench.folder, "exit 3"))
     exclude(run_directory(bench), ONE, why="Xid 79", owner="tr11", days=1e-9)
     on_record(bench, local_node1="unknown", local_node2="unknown")

@@ -1,4 +1,6 @@
-"""One option, one meaning: its name and the form of its value on every page, and what the shell completes."""
+"""One option, one meaning: its name and the form of its value on every page, and what the shell
+completes.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,7 @@ def test_lengths_of_time() -> None:
     assert since("12h", 100_000.0) == 100_000.0 - 43_200
 
 
-# ----------------------------------------------------------------------------- what the shell completes
+# ------------------------------------------------------------------------- what the shell completes
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return unpacked(tmp_path_factory.mktemp("recorded").resolve())

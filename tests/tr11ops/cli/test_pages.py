@@ -1,4 +1,6 @@
-"""The page of every command: one form, 80 columns, its group, and what it accepts without showing it."""
+"""The page of every command: one form, 80 columns, its group, and what it accepts without showing
+it.
+"""
 
 from __future__ import annotations
 

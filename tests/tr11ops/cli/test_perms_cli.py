@@ -65,9 +65,8 @@ def test_the_cards_group_and_folders(bench: LocalBench) -> None:
     ]
     assert all("other group" in tree["examples"][0]["what"] for tree in found.json["trees"])
     own = ("--group", str(root.stat().st_gid))
-    other = bench.tr11(
-        "perms", "check", str(code), *own, *card, "--json"
-    )  # the command line goes before the card
+    # the command line goes before the card
+    other = bench.tr11("perms", "check", str(code), *own, *card, "--json")
     assert [tree["root"] for tree in other.json["trees"]] == [str(code)]
     assert "other group" not in other.json["trees"][0]["examples"][0]["what"]
     unknown = bench.tr11(

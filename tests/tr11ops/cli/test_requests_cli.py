@@ -1,4 +1,6 @@
-"""`tr11 pause`, `checkpoint-now`, `profile`, `compute-check`: what is asked of a run, and the files of it."""
+"""`tr11 pause`, `checkpoint-now`, `profile`, `compute-check`: what is asked of a run, and the files
+of it.
+"""
 
 from __future__ import annotations
 
@@ -69,9 +71,8 @@ def test_checkpoint_now_waits_for_the_step(bench: LocalBench) -> None:
     write_beats(bench, number, 4, request.id)
     answer = CheckpointAnswer(request.id, 77, "", 1.0, number)
     directory.paths.answer(request.id).write_text(json.dumps(to_builtins(answer)))
-    found = tr11(
-        bench, "checkpoint-now", "--wait", "--json"
-    )  # asked for already: no one is asked again
+    # asked for already: no one is asked again
+    found = tr11(bench, "checkpoint-now", "--wait", "--json")
     assert (found.code, found.json) == (
         0,
         {"schema": 1, "request": request.id, "answered": True, "checkpoint": 77},
@@ -100,7 +101,9 @@ def test_nothing_is_asked_of_a_run_that_does_not_train(bench: LocalBench) -> Non
 def test_who_asks_too_late_hears_what_is_saved(
     bench: LocalBench, last: int, saved: int | None, said: str
 ) -> None:
-    """An attempt that hears of its end saves and leaves by itself, maybe a moment before someone asks it to save."""
+    """An attempt that hears of its end saves and leaves by itself, maybe a moment before someone
+    asks it to save.
+    """
     paths = run_directory(bench).paths
     paths.main_log.parent.mkdir(parents=True)
     paths.main_log.write_text(f"{format_step(record(last))}\n")

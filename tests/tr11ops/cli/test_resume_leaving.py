@@ -1,4 +1,6 @@
-"""`tr11 resume` while an attempt is leaving, which holds what is queued as one of the last things that it does."""
+"""`tr11 resume` while an attempt is leaving, which holds what is queued as one of the last things
+that it does.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from trainer.contract.phases import Heartbeat, write_heartbeat
 
 @pytest.fixture
 def queue(bench: LocalBench) -> tuple[str, str]:
-    """A job whose trainer has ended for want of room while its controller is still at work, and one queued behind it."""
+    """A job whose trainer has ended for want of room while its controller is still at work, and one
+    queued behind it.
+    """
     directory = run_directory(bench)
     comment = recorded_comment(directory)
     number = bench.submit("exec sleep 600", NODES, "small", comment)
@@ -95,7 +99,9 @@ def test_what_is_held_again_at_once_is_said_to_with_1(
 def test_a_trainer_that_lives_again_is_not_leaving(
     bench: LocalBench, queue: tuple[str, str]
 ) -> None:
-    """A controller starts its workers anew in the same allocation; the marker of the last launch stays."""
+    """A controller starts its workers anew in the same allocation; the marker of the last launch
+    stays.
+    """
     number, _ = queue
     directory = run_directory(bench)
     jobs = [job for job in bench.living() if job.raw_id == number]

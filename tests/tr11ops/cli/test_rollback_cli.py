@@ -1,4 +1,6 @@
-"""`tr11 rollback` as typed: the plan, the refusals while a trainer lives or may live, and what the queue then does."""
+"""`tr11 rollback` as typed: the plan, the refusals while a trainer lives or may live, and what the
+queue then does.
+"""
 
 from __future__ import annotations
 
@@ -164,9 +166,8 @@ def test_not_while_a_trainer_lives_or_may_live(
     alive = rollback(bench, "4", "--yes")
     assert alive.code == 1 and f"job {number}" in alive.err + alive.out
     bench.clear()
-    killed = Lease.begin(
-        directory.paths, number, 1
-    )  # its trainer is gone with its job, and did not let go
+    # its trainer is gone with its job, and did not let go
+    killed = Lease.begin(directory.paths, number, 1)
     assert killed.take() is None
     assert rollback(bench, "4", "--dry-run").code == 0
     killed.release()
@@ -185,7 +186,9 @@ def test_not_while_a_trainer_lives_or_may_live(
 
 
 def test_a_roll_back_that_was_killed_here_keeps_the_next_from_nothing(bench: LocalBench) -> None:
-    """Its claim is young, and its process is gone; one that lives, or lived elsewhere, is waited for."""
+    """Its claim is young, and its process is gone; one that lives, or lived elsewhere, is waited
+    for.
+    """
     directory = saved(bench)
     leases = LeaseFolder(directory.paths)
     mine = LeaseClaim.of_this_process("rollback", 0)

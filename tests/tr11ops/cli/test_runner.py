@@ -1,4 +1,6 @@
-"""The one way in which a command changes something: what is shown where, who is asked, what is done."""
+"""The one way in which a command changes something: what is shown where, who is asked, what is
+done.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every screen on a terminal without a width, and on a very narrow one: it is there, and no columns run together."""
+"""Every screen on a terminal without a width, and on a very narrow one: it is there, and no columns
+run together.
+"""
 
 from __future__ import annotations
 

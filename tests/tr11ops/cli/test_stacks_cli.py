@@ -19,7 +19,8 @@ from tests.tr11ops.cli.trainings import running
 from tests.tr11ops.diagnose.stacks.processes import require_stacks
 from tests.waiting import until
 
-# A package whose names are those of a real training's collective: what is told of a stack are names.
+# A package whose names are those of a real training's collective: what is told of a stack are
+# names.
 COLLECTIVE = "import time\n\n\ndef all_reduce():\n    time.sleep(3000)\n"
 WORKER = """
 import os, sys

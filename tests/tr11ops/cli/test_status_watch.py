@@ -1,4 +1,6 @@
-"""The live view: it stays alive while a look takes its time or fails, and is drawn within the window it has."""
+"""The live view: it stays alive while a look takes its time or fails, and is drawn within the
+window it has.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`tr11 kill`, `pause`, `resume` and `checkpoint-now`: what they say, what they hold, and what they undo."""
+"""`tr11 kill`, `pause`, `resume` and `checkpoint-now`: what they say, what they hold, and what they
+undo.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def test_queued_jobs_are_held_at_once_and_resume_releases_them(bench: LocalBench
 
 @pytest.mark.parametrize("stop", ["pause", "kill"])
 def test_the_part_of_an_array_that_a_person_holds_stays_held(bench: LocalBench, stop: str) -> None:
-    """Twice: what the first resume released is on no record that the second could take the person's part by."""
+    """Twice: what the first resume released is on no record that the second could take the person's
+    part by.
+    """
     bench.block()
     bench.launch("--array", "1-10")
     bench.scheduler.hold("2_5")  # by a person, past tr11
@@ -85,7 +89,9 @@ def test_the_part_of_an_array_that_a_person_holds_stays_held(bench: LocalBench, 
 def test_a_refusal_is_not_believed_against_the_queue(
     bench: LocalBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slurm answers for an array's ended tasks with an error, and holds or releases those that wait all the same."""
+    """Slurm answers for an array's ended tasks with an error, and holds or releases those that wait
+    all the same.
+    """
     bench.block()
     bench.launch("--array", "1-10")
     for name in ("hold", "release"):
@@ -253,9 +259,8 @@ def test_what_only_another_may_release_is_no_success(
     write_json(directory.kill_switch, {})
     done = tr11(bench, *words)
     assert done.code == 1 and f"nothing starts: job {foreign} stays held" in done.err
-    assert (
-        tr11(bench, *words, "--json").json["missing"].startswith("nothing starts: ")
-    )  # one document
+    # one document
+    assert tr11(bench, *words, "--json").json["missing"].startswith("nothing starts: ")
     assert not directory.kill_switch_is_set()
     assert tr11(bench, *words).code == 1  # and as long as that is so
 
@@ -298,9 +303,8 @@ def test_a_dry_run_of_an_end_at_once_says_what_would_be_lost(bench: LocalBench) 
     assert "lost:       12 iterations since global_step40, about 21 min of training" in answer.err
     assert answer.json["iterations_at_risk"] == 12 and not directory.kill_switch_is_set()
     assert tr11(bench, "kill", "--yes", "--json").json["kind"] == "kill"
-    second = tr11(
-        bench, "kill", "--now", "--yes", "--json"
-    )  # and a switch that is set can be sharpened
+    # and a switch that is set can be sharpened
+    second = tr11(bench, "kill", "--now", "--yes", "--json")
     assert (second.json["action"], second.json["kind"]) == ("set", "kill-now")
     held_now = read_request(directory.kill_switch, "kill")
     assert held_now is not None and held_now.kind == "kill-now"
@@ -421,7 +425,9 @@ def test_a_scheduler_that_refuses_a_hold_stops_no_kill(
 def test_kill_waits_for_the_end_and_no_task_starts(
     bench: LocalBench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The switch is set before the queue is held: here the training needs longer to end than that takes."""
+    """The switch is set before the queue is held: here the training needs longer to end than that
+    takes.
+    """
     is_held, hold_for_real = tmp_path / "is-held", LocalScheduler.hold
 
     def hold(self: LocalScheduler, job_id: str) -> None:

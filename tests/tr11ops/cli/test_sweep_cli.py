@@ -1,4 +1,6 @@
-"""`tr11 sweep` on the embedded scheduler, whose nodes are taken: what it makes, submits, shows, refuses and cancels."""
+"""`tr11 sweep` on the embedded scheduler, whose nodes are taken: what it makes, submits, shows,
+refuses and cancels.
+"""
 
 from __future__ import annotations
 
@@ -72,9 +74,8 @@ def test_a_dry_run_shows_every_cell_and_makes_nothing(bench: LocalBench) -> None
 
 def test_one_array_of_runs_of_their_own(waiting: LocalBench) -> None:
     jobs = [job for job in waiting.living() if job.name == "small-sweep"]
-    assert [job.job_id for job in jobs] == [
-        f"2_{number}" for number in (1, 2, 3)
-    ]  # of one array, one at a time
+    # of one array, one at a time
+    assert [job.job_id for job in jobs] == [f"2_{number}" for number in (1, 2, 3)]
     assert len({parse_comment(job.comment) for job in jobs}) == 3
     known = manifest.require_manifest(waiting.folder / "study")
     assert [array.job_id for array in known.arrays] == ["2"] and len(
@@ -128,7 +129,9 @@ def test_stop_cancels_and_resume_takes_up_what_is_open(waiting: LocalBench) -> N
 
 
 def living(bench: LocalBench, name: str, job_id: str) -> None:
-    """Let a trainer of a cell hold its lease and show life, in an attempt of that number, for as long as a test is."""
+    """Let a trainer of a cell hold its lease and show life, in an attempt of that number, for as
+    long as a test is.
+    """
     folder = bench.folder / "study" / name
     (folder / "state" / "attempts" / job_id).mkdir(parents=True)
     claim = LeaseClaim(job_id, 0, "elsewhere", 1, "someone", 1.0, "token")
@@ -142,12 +145,10 @@ def test_a_cell_that_another_scheduler_runs_is_no_failed_one(waiting: LocalBench
         waiting.scheduler.cancel(f"2_{number}")
     [over] = [job.raw_id for job in waiting.scheduler.jobs() if job.job_id == "2_2"]
     living(waiting, "batch8", "77")  # a number that this scheduler never gave
-    living(
-        waiting, "batch16", over
-    )  # killed a moment ago: the scheduler knows that its job is over
-    begun = (
-        waiting.folder / "study" / "batch32" / "state" / "attempts" / "78"
-    )  # no trainer in it yet
+    # killed a moment ago: the scheduler knows that its job is over
+    living(waiting, "batch16", over)
+    # no trainer in it yet
+    begun = waiting.folder / "study" / "batch32" / "state" / "attempts" / "78"
     begun.mkdir(parents=True)
     os.utime(begun, (FAR, FAR))
     told = waiting.tr11("sweep", "status", "study", "--json")
@@ -335,15 +336,11 @@ def test_cells_are_compared_at_equal_samples(waiting: LocalBench) -> None:
         [7 - 0.02 * step for step in range(200)],
     )
     told = waiting.tr11("sweep", "compare", "study", "--json", "--output", "page.html").json
-    assert [row["name"] for row in told["cells"]] == [
-        "batch16",
-        "batch8",
-        "batch32",
-    ]  # the lowest loss first
+    # the lowest loss first
+    assert [row["name"] for row in told["cells"]] == ["batch16", "batch8", "batch32"]
     best = told["cells"][0]
-    assert best["loss"] == pytest.approx(
-        7 - 0.02 * 189.5, abs=1e-9
-    )  # the mean of the last twenty lines
+    # the mean of the last twenty lines
+    assert best["loss"] == pytest.approx(7 - 0.02 * 189.5, abs=1e-9)
     assert best["validation_loss"] == pytest.approx(7 - 0.02 * 199 + 1) and best[
         "hours"
     ] == pytest.approx(200 / 3600)

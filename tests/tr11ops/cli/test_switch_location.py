@@ -1,4 +1,6 @@
-"""A kill switch outside the run directory: it counts only where it is proven to be the one that the trainers look at."""
+"""A kill switch outside the run directory: it counts only where it is proven to be the one that the
+trainers look at.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,8 @@ def test_a_mark_proves_the_place_and_its_absence_disproves_it(tmp_path: Path) ->
     with pytest.raises(FileNotFoundError):
         mark_switch(run, "run")
     far.mkdir()
-    assert look_at_switch(run) == SwitchLocation(
-        note=NEVER_MARKED
-    )  # a run of an older tr11 goes on as it did
+    # a run of an older tr11 goes on as it did
+    assert look_at_switch(run) == SwitchLocation(note=NEVER_MARKED)
     require_run_id(run, "run")
     mark_switch(run, "run")
     assert look_at_switch(run) == SwitchLocation()

@@ -128,7 +128,7 @@ def test_an_unreadable_file_needs_a_person_and_the_others_go(sync, log, hub_serv
     assert "logs/main/main_log.txt" in hub_server.files(REPOSITORY)
 
 
-# ----------------------------------------------------------------------------- failures, and the token in none of them
+# ---------------------------------------------------------- failures, and the token in none of them
 def breakages(server) -> dict[str, Callable[[], None]]:
     def down() -> None:
         server.is_down = True
@@ -241,7 +241,7 @@ def test_on_and_on_until_a_signal(log, bench, hub_server):
     assert not [secret for secret in hub_server.secrets() if secret in out + err]
 
 
-# ----------------------------------------------------------------------------- secrets, and who may read
+# ------------------------------------------------------------------------ secrets, and who may read
 def test_a_secret_is_told_once_and_ended_by_a_person(sync, log, hub_server):
     secret = hub_server.token
     log.write_bytes(LINE + f"login with {secret}\n".encode())

@@ -1,4 +1,6 @@
-"""`tr11 train`: a real training in the foreground; Ctrl-C saves and stops, the next one goes on, two at once never."""
+"""`tr11 train`: a real training in the foreground; Ctrl-C saves and stops, the next one goes on,
+two at once never.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A command whose work is done by a child, and an interrupt that comes before the child has loaded what it needs."""
+"""A command whose work is done by a child, and an interrupt that comes before the child has loaded
+what it needs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Stopping a run from a machine that has not mounted its directory: the scheduler is asked, and nothing is hidden."""
+"""Stopping a run from a machine that has not mounted its directory: the scheduler is asked, and
+nothing is hidden.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ WAITS = "trap 'echo USR1 > {folder}/signal; exit 0' USR1; while :; do sleep 0.05
 
 @dataclass
 class Stage:
-    """A run with a job that trains (it says in the bench's folder which signal came) and one queued behind it."""
+    """A run with a job that trains (it says in the bench's folder which signal came) and one queued
+    behind it.
+    """
 
     bench: LocalBench
     directory: RunDirectory

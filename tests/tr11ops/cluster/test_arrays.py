@@ -1,4 +1,6 @@
-"""One reader of array expressions: what the card, the embedded scheduler and the names of queued tasks say agrees."""
+"""One reader of array expressions: what the card, the embedded scheduler and the names of queued
+tasks say agrees.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a node could give when all is well with it: GPUs, cores, memory and features against what is asked."""
+"""What a node could give when all is well with it: GPUs, cores, memory and features against what is
+asked.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The embedded scheduler where no Slurm compares: crashes, races, escapes, its simulated nodes and its memory."""
+"""The embedded scheduler where no Slurm compares: crashes, races, escapes, its simulated nodes and
+its memory.
+"""
 
 from __future__ import annotations
 
@@ -124,9 +126,8 @@ def test_a_killed_supervisor_is_noticed_and_the_array_goes_on(
         lambda: is_gone(supervisor.pid) and is_gone(keepers[0].pid),
         "supervisor and keeper are dead",
     )
-    assert also_the_keeper or all(
-        is_gone(pid) for pid in pids
-    )  # the keeper alone cleans up, with no client about
+    # the keeper alone cleans up, with no client about
+    assert also_the_keeper or all(is_gone(pid) for pid in pids)
     lost = scheduler.job(f"{array}_1")
     assert lost is not None
     assert (lost.state, lost.reason) == (JobState.NODE_FAIL, "SupervisorDied")
@@ -515,9 +516,8 @@ def test_settings_come_from_file_and_environment(
     )
     (partition,) = LocalScheduler().partitions()
     assert (partition.node_names, partition.max_time_seconds) == (simulated_nodes(2), 60)
-    monkeypatch.setenv(
-        "TR11_LOCAL_NODES", "machine"
-    )  # what was asked for once stays, until this is
+    # what was asked for once stays, until this is
+    monkeypatch.setenv("TR11_LOCAL_NODES", "machine")
     assert [node.name for node in LocalScheduler().nodes()] == [machine_name()]
     monkeypatch.delenv("TR11_LOCAL_NODES")
     assert [node.name for node in LocalScheduler().nodes()] == [machine_name()]

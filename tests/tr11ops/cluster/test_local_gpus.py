@@ -108,7 +108,9 @@ def test_slices_of_a_divided_gpu_count_each(
 def test_no_two_jobs_get_the_same_gpu_whoever_submits(
     open_scheduler: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two users have a folder each, and so a queue each; a claim that a foreground training holds counts as well."""
+    """Two users have a folder each, and so a queue each; a claim that a foreground training holds
+    counts as well.
+    """
     gpus = plant_gpus(tmp_path / "bin", monkeypatch, count=4)
     mine, theirs = open_scheduler("mine"), open_scheduler("theirs")
     first = submit(mine, tmp_path / "first", 2)

@@ -335,13 +335,11 @@ def test_simulated_nodes_share_out_the_gpus() -> None:
     pretended = local_nodes(LocalSettings(nodes=NODES[:2], gpus_per_node=4), GpuList(GPUS))
     assert [node.gpu_count for node in pretended] == [4, 4]
     found = choose_nodes(us, WaitingTask(None), (), pretended)
-    assert (found.nodes, found.gpus) == (
-        NODES[:2],
-        (),
-    )  # nothing stands behind them: no device is given
+    # nothing stands behind them: no device is given
+    assert (found.nodes, found.gpus) == (NODES[:2], ())
 
 
-# ----------------------------------------------------------------------------- what a task is started with
+# ---------------------------------------------------------------------- what a task is started with
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [

@@ -19,7 +19,8 @@ from tr11ops.cluster.node_states import (
 
 YES, NO, UNKNOWN = StateAnswer.YES, StateAnswer.NO, StateAnswer.UNKNOWN
 
-# What `node_state_string` of Slurm's sinfo prints, long and compact, and the flags of scontrol (22.05 to 25.11).
+# What `node_state_string` of Slurm's sinfo prints, long and compact, and the flags of scontrol
+# (22.05 to 25.11).
 STATES = (
     "ALLOCATED COMPLETING DOWN DRAINED DRAINING FAIL FAILING FUTURE IDLE INVAL MAINT MIXED PERFCTRS PLANNED BLOCKED "
     "POWER_DOWN POWERED_DOWN POWERING_DOWN POWER_UP POWERING_UP REBOOT REBOOT_ISSUED REBOOT_REQUESTED CANCEL_REBOOT "
@@ -33,9 +34,8 @@ FLAGS = (
     "PERFCTRS PLANNED POWER_DOWN POWER_DRAIN POWER_UP POWERED_DOWN POWERING_DOWN POWERING_UP REBOOT_CANCELED "
     "REBOOT_ISSUED REBOOT_REQUESTED RESERVED RESUME UNDRAIN"
 ).split()
-JSON = (
-    "INVALID NO_RESPOND MAINT REBOOT_CANCEL INVALID_REG".split()
-)  # as `--json` of some versions has them
+# as `--json` of some versions has them
+JSON = "INVALID NO_RESPOND MAINT REBOOT_CANCEL INVALID_REG".split()
 SUFFIXES = "*~#!%$@^-"
 
 

@@ -1,4 +1,6 @@
-"""Names of queued jobs: a part of an array is changed without the rest, and what names cover is never more."""
+"""Names of queued jobs: a part of an array is changed without the rest, and what names cover is
+never more.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,8 @@ def test_an_array_goes_by_its_number_unless_a_part_is_left_out() -> None:
     assert names_of((array(range(1, 4)), array({5}), SINGLE), ()) == ("7", "9")
     assert names_of((array({1, 2, 3}), array({5})), (array({4}), SINGLE)) == ("7_[1-3,5]",)
     assert names_of((array({0}),), (array({1}),)) == ("7_0",)
-    one = replace(
-        array(()), job_id="7_3", raw_id="12", task_id=3
-    )  # as Slurm shows a task on its own
+    # as Slurm shows a task on its own
+    one = replace(array(()), job_id="7_3", raw_id="12", task_id=3)
     assert (
         names_of((one,), (array({1}),)) == ("7_3",) and covers("7_3", one) and not covers("12", one)
     )

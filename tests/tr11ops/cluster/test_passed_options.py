@@ -1,4 +1,6 @@
-"""Options of sbatch that the card passes through: which may be, what becomes of GPUs, and which job takes which."""
+"""Options of sbatch that the card passes through: which may be, what becomes of GPUs, and which job
+takes which.
+"""
 
 from __future__ import annotations
 

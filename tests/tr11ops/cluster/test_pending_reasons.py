@@ -1,4 +1,6 @@
-"""The table of reasons for waiting: every name that Slurm has is in it, and each is what it should be."""
+"""The table of reasons for waiting: every name that Slurm has is in it, and each is what it should
+be.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,8 @@ def test_every_reason_of_slurm_is_in_the_table() -> None:
         ("PartitionDown", Wait.SITE, Cause.SITE),
         ("PartitionInactive", Wait.SITE, Cause.SITE),
         ("ReqNodeNotAvail, Reserved for maintenance", Wait.SITE, Cause.SITE),
-        ("ReqNodeNotAvail,_UnavailableNodes:n[1-4]", Wait.PASSES, Cause.NONE),  # the detectors of nodes count them
+        # the detectors of nodes count them
+        ("ReqNodeNotAvail,_UnavailableNodes:n[1-4]", Wait.PASSES, Cause.NONE),
         ("NodeDown", Wait.SITE, Cause.SITE),
         ("JobHeldUser", Wait.PERSON, Cause.HOLD),
         ("launch failed requeued held", Wait.PERSON, Cause.HOLD),

@@ -1,4 +1,6 @@
-"""What every scheduler must do: the same tests on the embedded scheduler and on a real Slurm (the twin)."""
+"""What every scheduler must do: the same tests on the embedded scheduler and on a real Slurm (the
+twin).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ HOSTILE_NAME = 'it\'s "one" $(touch substituted) `touch ticked` ; %% \\ ü'
 
 
 class Limited(Record):
-    """A job that runs into its time limit while the other tests go on: Slurm's limits are whole minutes."""
+    """A job that runs into its time limit while the other tests go on: Slurm's limits are whole
+    minutes.
+    """
 
     job_id: str
     folder: Path
@@ -337,7 +341,9 @@ def test_hold_and_release_of_tasks_behind_a_running_one(cluster: Cluster) -> Non
 
 
 def test_a_part_of_an_array_is_held_without_the_rest(cluster: Cluster) -> None:
-    """Every way to ask shows which tasks are held: Slurm's own table shows the waiting tasks of an array as one."""
+    """Every way to ask shows which tasks are held: Slurm's own table shows the waiting tasks of an
+    array as one.
+    """
     array = cluster.submit(
         "while [ ! -e go ]; do sleep 0.1; done; touch ran-$SLURM_ARRAY_TASK_ID",
         array="1-6%1",
@@ -513,10 +519,8 @@ def test_the_time_limit_warns_then_ends_the_whole_tree(cluster: Cluster) -> None
     limited = cluster.limited
     job = cluster.ended(limited.job_id)
     assert job.state is JobState.TIMEOUT
-    assert lines_of(limited.folder / "said") == [
-        "early",
-        "late",
-    ]  # the early signal is for the script alone
+    # the early signal is for the script alone
+    assert lines_of(limited.folder / "said") == ["early", "late"]
     assert job.time_limit_seconds == limited.limit_seconds
     pid = int(lines_of(limited.folder / "child")[0])
     cluster.until(lambda: not Path(f"/proc/{pid}").exists(), "the child has ended")

@@ -1,4 +1,6 @@
-"""Slurm's commands at their worst: they hang, their wrappers' children hold the pipes, the queue is full."""
+"""Slurm's commands at their worst: they hang, their wrappers' children hold the pipes, the queue is
+full.
+"""
 
 from __future__ import annotations
 

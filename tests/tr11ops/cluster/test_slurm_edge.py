@@ -93,9 +93,8 @@ def test_flags_of_a_full_request(request_: BatchRequest) -> None:
         "--hold",
         "--qos=qos",
     }
-    assert not any(
-        "kill-on-invalid-dep" in flag for flag in flags
-    )  # afterany is always satisfied in the end
+    # afterany is always satisfied in the end
+    assert not any("kill-on-invalid-dep" in flag for flag in flags)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +189,9 @@ def test_without_the_table_records_are_read_from_then_on(answer: CommandResult) 
 
 
 def test_queued_tasks_that_the_table_joins_are_asked_for_apart() -> None:
-    """squeue joins what an array's tasks wait for: a held task would look like one that starts by itself."""
+    """squeue joins what an array's tasks wait for: a held task would look like one that starts by
+    itself.
+    """
     table = (DATA / "22.05" / "squeue-table.txt").read_text()
     merged = table.replace("JobHeldUser", "JobArrayTaskLimit,JobHeldUser")
     runner = Recording(good(merged), good(RECORDS))
@@ -276,7 +277,9 @@ def test_a_change_of_an_array_forgives_tasks_that_run_or_ended() -> None:
 )
 @pytest.mark.parametrize("is_array", [True, False])
 def test_what_waits_of_a_refused_array_is_changed_by_name(refusal: str, is_array: bool) -> None:
-    """As 22.05 has it after a restart of slurmctld, while a task of the array lives on without a lost node."""
+    """As 22.05 has it after a restart of slurmctld, while a task of the array lives on without a
+    lost node.
+    """
     text = (DATA / "22.05" / "show-job.txt").read_text()
     found = text[text.index("\nJobId=4 ") + 1 :].split("\n\n")[0] + "\n"
     if not is_array:
@@ -314,7 +317,9 @@ NOT_NOW = (
 def test_what_slurm_refuses_at_this_moment_is_looked_at(
     shown: str, is_released: bool, name: str
 ) -> None:
-    """22.05 refuses for the task that lost a node, and has released the others: scontrol's sentence says neither."""
+    """22.05 refuses for the task that lost a node, and has released the others: scontrol's sentence
+    says neither.
+    """
     task = "ArrayJobId=1 ArrayTaskId=2 " if "_" in name else ""
     record = f"JobId=1 {task}JobName=x\n   {shown}\n\n"
     asked = Recording(bad(NOT_NOW), good(record), bad(NOT_NOW))

@@ -1,4 +1,6 @@
-"""What only a real Slurm can show: its traps with arrays, its silence, its two ways to print a queue."""
+"""What only a real Slurm can show: its traps with arrays, its silence, its two ways to print a
+queue.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def request_(tmp_path: Path) -> BatchRequest:
 def test_a_signal_to_an_array_with_waiting_tasks_arrives_once(
     slurm: SlurmScheduler, request_: BatchRequest
 ) -> None:
-    """Slurm 22.05 answers "try again later" for the waiting tasks, and scancel would repeat the signal."""
+    """Slurm 22.05 answers "try again later" for the waiting tasks, and scancel would repeat the
+    signal.
+    """
     script = "#!/bin/bash\ntrap 'echo got' USR1\necho ready\nuntil test -e go; do sleep 0.1; done\n"
     array = slurm.submit(replace(request_, script=script, array="1-5%1"))
     output = request_.working_directory / f"live-{array}_1.out"
@@ -48,7 +52,9 @@ def test_a_signal_to_an_array_with_waiting_tasks_arrives_once(
 def test_a_task_goes_back_into_the_queue_alone(
     slurm: SlurmScheduler, request_: BatchRequest
 ) -> None:
-    """The last task of an array to begin has the array's own number, by which scontrol requeues all of them."""
+    """The last task of an array to begin has the array's own number, by which scontrol requeues all
+    of them.
+    """
     array = slurm.submit(replace(request_, array="1-3"))
     names = {f"{array}_{task}" for task in (1, 2, 3)}
     until(lambda: all(has_state(slurm, name, JobState.RUNNING) for name in names), "all tasks run")
@@ -75,9 +81,8 @@ def test_the_last_task_to_begin_is_cancelled_alone_by_its_place(
 
 
 def test_both_ways_to_print_a_queue_agree(slurm: SlurmScheduler, request_: BatchRequest) -> None:
-    tasks = ",".join(
-        str(number) for number in range(1, 400, 3)
-    )  # far beyond the 64 characters Slurm shows by itself
+    # far beyond the 64 characters Slurm shows by itself
+    tasks = ",".join(str(number) for number in range(1, 400, 3))
     name = "two  words | = \"quoted\" 'name' ü"
     held = slurm.submit(replace(request_, array=tasks, hold=True, name=name, comment="key = a|b c"))
     running = slurm.submit(replace(request_, array="3-9:2%1", nodes=2, gpus_per_node=4))

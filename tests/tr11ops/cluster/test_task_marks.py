@@ -1,4 +1,6 @@
-"""An array whose tasks are runs of their own: each task is shown as a job of its own, with its run's comment."""
+"""An array whose tasks are runs of their own: each task is shown as a job of its own, with its
+run's comment.
+"""
 
 from __future__ import annotations
 
@@ -53,9 +55,8 @@ def test_waiting_tasks_are_jobs_of_their_own() -> None:
 def test_a_started_task_keeps_its_own_number() -> None:
     [running] = tasks_apart([job(JobState.RUNNING, 1, "14", nodes=("n1",))])
     assert (running.job_id, running.raw_id, running.array_id) == ("12_1", "14", None)
-    [last] = tasks_apart(
-        [job(JobState.RUNNING, 3, "12", nodes=("n1",))]
-    )  # Slurm gives the last task the array's number
+    # Slurm gives the last task the array's number
+    [last] = tasks_apart([job(JobState.RUNNING, 3, "12", nodes=("n1",))])
     assert (last.job_id, last.raw_id) == ("12_3", "12")
 
 
@@ -78,9 +79,8 @@ def test_other_arrays_stay_as_they_are() -> None:
     single = Job("7", "7", None, None, "x", "me", JobState.RUNNING, comment=COMMENT)
     stranger = job(JobState.PENDING, 9)
     assert tasks_apart([plain, single]) == (plain, single)
-    assert not is_cell(
-        tasks_apart([stranger])[0].comment
-    )  # a task that the comment does not name is no one's
+    # a task that the comment does not name is no one's
+    assert not is_cell(tasks_apart([stranger])[0].comment)
 
 
 def test_each_run_owns_its_task_and_no_other() -> None:

@@ -15,7 +15,9 @@ from tr11ops.cluster.base import BatchRequest, Job, JobState, Node, Partition
 
 @dataclass
 class Queue:
-    """A scheduler of a test. `answers` are what the next submissions meet: "", "refuse", "lost" or "nothing came"."""
+    """A scheduler of a test. `answers` are what the next submissions meet: "", "refuse", "lost" or
+    "nothing came".
+    """
 
     known: dict[str, Job] = field(default_factory=dict)
     requests: list[BatchRequest] = field(default_factory=list)

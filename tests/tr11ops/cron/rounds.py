@@ -1,4 +1,5 @@
-"""Jobs that are a few lines of shell, and processes that run them, for the tests of the periodic jobs.
+"""Jobs that are a few lines of shell, and processes that run them, for the tests of the periodic
+jobs.
 
 python -m tests.tr11ops.cron.rounds daemon|once FOLDER SECONDS SCRIPT
 """

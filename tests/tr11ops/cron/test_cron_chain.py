@@ -1,4 +1,6 @@
-"""The chain of Slurm jobs: one of them whatever happens, without drift, and never broken by a lost answer."""
+"""The chain of Slurm jobs: one of them whatever happens, without drift, and never broken by a lost
+answer.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,7 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-# ----------------------------------------------------------------------------- one round after another
+# -------------------------------------------------------------------------- one round after another
 def test_links_follow_each_other_without_drift(scene: Scene) -> None:
     first = install(scene.place)
     assert first.is_new and scene.queue.requests[0].begin is None  # the first round is at once
@@ -273,9 +275,8 @@ def test_of_two_jobs_for_one_point_the_first_goes_on(scene: Scene) -> None:
     begun = scene.begin("2")
     assert not begun.leave
     scene.queue.finish("2")
-    assert (
-        scene.begin("3").successor == begun.successor
-    )  # the first is over and has queued the next: no other
+    # the first is over and has queued the next: no other
+    assert scene.begin("3").successor == begun.successor
 
 
 @settings(deadline=None)
@@ -353,9 +354,8 @@ def test_a_link_is_the_cards_and_no_job_of_the_training(scene: Scene) -> None:
     assert "--wckey=bloom" in arguments and not any("switches" in word for word in arguments)
     assert request.output == "/dev/null"  # it opens its own: see the next test
     assert f"{scene.directory.paths.state / 'cron' / 'slurm'}/" in request.script
-    assert (
-        parse_comment(request.comment) is None
-    )  # the training's own jobs are found by their comment
+    # the training's own jobs are found by their comment
+    assert parse_comment(request.comment) is None
     assert "#SBATCH --requeue" in request.script and "--no-requeue" not in request.script
     assert subprocess.run(["bash", "-n"], input=request.script.encode()).returncode == 0
 

@@ -63,9 +63,8 @@ def test_a_daily_point_is_what_apscheduler_finds(clock: str, zone: str, moment: 
 def test_a_day_without_the_hour_and_a_day_with_it_twice() -> None:
     job = Daily("02:30", "Europe/Paris")
     spring = job.after(datetime(2026, 3, 28, 23, tzinfo=UTC).timestamp())
-    assert datetime.fromtimestamp(spring, UTC) == datetime(
-        2026, 3, 29, 1, 30, tzinfo=UTC
-    )  # 03:30 by the new clock
+    # 03:30 by the new clock
+    assert datetime.fromtimestamp(spring, UTC) == datetime(2026, 3, 29, 1, 30, tzinfo=UTC)
     autumn = job.after(datetime(2026, 10, 24, 23, tzinfo=UTC).timestamp())
     assert datetime.fromtimestamp(autumn, UTC) == datetime(2026, 10, 25, 0, 30, tzinfo=UTC)
     assert job.after(autumn) - autumn == 25 * HOUR  # once, not twice
@@ -125,7 +124,9 @@ def test_rounds_do_not_drift(schedule: Schedule, now: float) -> None:
 
 @pytest.mark.parametrize("lead", [0.0, 5.0, 29.0])
 def test_a_node_whose_clock_is_behind_does_not_skip_the_round(lead: float) -> None:
-    """The scheduler begins the job at its own 20:00:00; this node then runs one round, not none and not two."""
+    """The scheduler begins the job at its own 20:00:00; this node then runs one round, not none and
+    not two.
+    """
     point = Every(HOUR).after(NOW)
     started = point - lead
     assert is_due(Every(HOUR), NOW - HOUR, started)

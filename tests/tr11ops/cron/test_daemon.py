@@ -1,4 +1,6 @@
-"""The daemon: goes on where another was killed, ends after the running job, and two of them start a round once."""
+"""The daemon: goes on where another was killed, ends after the running job, and two of them start a
+round once.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +146,7 @@ def test_a_second_signal_ends_the_job_too(tmp_path: Path) -> None:
     assert state_of(tmp_path).message == "it was ended with what ran it"
 
 
-# ----------------------------------------------------------------------------- what changes under it
+# ---------------------------------------------------------------------------- what changes under it
 def run_daemon_until(there: Daemon, condition: object) -> None:
     import threading
 
@@ -178,9 +180,8 @@ def test_a_changed_card_changes_the_jobs_a_broken_one_does_not(
     there = Daemon(place(tmp_path, "true"), (job("pulse"),), said.append, reload)
     record = run_directory(tmp_path).paths.state / "cron" / "digest.json"
     run_daemon_until(there, record.exists)
-    assert (
-        state_of(tmp_path, "pulse").runs == 1
-    )  # it was not started again when the jobs were set up again
+    # it was not started again when the jobs were set up again
+    assert state_of(tmp_path, "pulse").runs == 1
     assert any("not TOML" in line for line in said) and "the card has changed" in said
 
 

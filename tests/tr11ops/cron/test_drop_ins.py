@@ -1,4 +1,6 @@
-"""A script that someone drops into cron.hourly or cron.daily is a periodic job: run, claimed, ended in time, on record."""
+"""A script that someone drops into cron.hourly or cron.daily is a periodic job: run, claimed, ended
+in time, on record.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,8 @@ def test_scripts_become_jobs(tmp_path: Path) -> None:
     drop(hourly, "notes.txt", "no job")
     drop(hourly, ".hidden.slurm", "true")
     (hourly / "lost.slurm").symlink_to(tmp_path / "nowhere")
-    (hourly / "tr11-pulse.slurm").symlink_to(
-        shipped("cron", "cron.hourly", "tr11-pulse.slurm")
-    )  # a job of the table
+    # a job of the table
+    (hourly / "tr11-pulse.slurm").symlink_to(shipped("cron", "cron.hourly", "tr11-pulse.slurm"))
     jobs = {
         job.name: job
         for job in drop_ins(card(tmp_path, 'cron.skip=["odd"]'), (tmp_path, tmp_path / "none"))
@@ -79,7 +80,9 @@ def test_another_users_script_is_not_run_in_this_ones_name(tmp_path: Path) -> No
 
 
 def test_links_to_private_files_and_open_folders_are_refused(tmp_path: Path) -> None:
-    """A run directory is often a group's: who may put a name there must not choose what runs as someone else."""
+    """A run directory is often a group's: who may put a name there must not choose what runs as
+    someone else.
+    """
     private = drop(tmp_path / "home", "notes.txt", "password", 0o600)
     hourly, daily, elsewhere = (
         tmp_path / "cron.hourly",

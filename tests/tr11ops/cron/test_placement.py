@@ -1,4 +1,6 @@
-"""Which partition the small jobs of a chain run in: never one in which they wait behind the training, unasked."""
+"""Which partition the small jobs of a chain run in: never one in which they wait behind the
+training, unasked.
+"""
 
 from __future__ import annotations
 

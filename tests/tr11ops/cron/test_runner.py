@@ -145,7 +145,9 @@ def test_what_a_job_leaves_behind_is_ended(tmp_path: Path) -> None:
 def test_a_directory_that_is_not_there_is_watched_from_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What watches runs when due, is recorded here, and makes nothing in the directory's place; the rest waits."""
+    """What watches runs when due, is recorded here, and makes nothing in the directory's place; the
+    rest waits.
+    """
     away = tmp_path / "machine"
     away.mkdir()
     monkeypatch.setenv(VARIABLE, str(away))
@@ -348,7 +350,9 @@ def test_a_file_system_without_hard_links_will_do(
 
 
 def test_a_killed_owner_is_replaced_once_its_job_is_over(tmp_path: Path) -> None:
-    """kill -9 of what runs a job: the job itself goes on, so the next round waits for it; then the record says so."""
+    """kill -9 of what runs a job: the job itself goes on, so the next round waits for it; then the
+    record says so.
+    """
     script = "touch started; while [ ! -e go ]; do sleep 0.02; done; echo done >> ends"
     command = ["once", str(tmp_path), "3600", script]
     runner = subprocess.Popen([sys.executable, "-m", "tests.tr11ops.cron.rounds", *command])

@@ -174,9 +174,8 @@ def test_chains_begin_as_often_as_their_jobs_need(tmp_path: Path) -> None:
     assert chain_schedule(hourly, table(hourly), "daily") == Daily("04:00", "UTC")
     assert of_chain(table(hourly), "daily") == ()
     often = card(tmp_path, "alerts.interval_minutes=1")
-    assert chain_schedule(often, table(often), "hourly") == Every(
-        300
-    )  # a job of Slurm is not for every minute
+    # a job of Slurm is not for every minute
+    assert chain_schedule(often, table(often), "hourly") == Every(300)
     rare = card(tmp_path, "alerts.interval_minutes=1440")
     assert chain_schedule(rare, table(rare), "hourly") == Every(3600)
     none = card(tmp_path, 'cron.skip=["pulse", "nodes-check", "digest"]')

@@ -1,4 +1,6 @@
-"""A run's lines in a crontab: others' lines stay byte for byte, and hostile paths reach the shell unharmed."""
+"""A run's lines in a crontab: others' lines stay byte for byte, and hostile paths reach the shell
+unharmed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ tables = st.binary(max_size=200).filter(lambda table: b"# tr11 cron " not in tab
 
 
 def as_cron_reads(command: str) -> str:
-    """What cron gives to the shell (crontab(5)): up to the first % that has no backslash; backslashes before % go."""
+    """What cron gives to the shell (crontab(5)): up to the first % that has no backslash;
+    backslashes before % go.
+    """
     bare = re.search(r"(?<!\\)%", command)
     return re.sub(r"\\%", "%", command[: bare.start()] if bare else command)
 

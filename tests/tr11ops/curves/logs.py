@@ -1,4 +1,6 @@
-"""Courses of numbers for the tests: a quiet training of one line a step, in which a test puts what went wrong."""
+"""Courses of numbers for the tests: a quiet training of one line a step, in which a test puts what
+went wrong.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ BATCH = 2048
 
 
 def quiet(first: int, last: int, start: str = "1", loss: float = 2.2) -> Iterator[LoggedStep]:
-    """Steps as the 176B training logged them: a loss that falls slowly, with the noise of every training."""
+    """Steps as the 176B training logged them: a loss that falls slowly, with the noise of every
+    training.
+    """
     for iteration in range(first, last + 1):
         chance = random.Random(iteration)
         record = StepRecord(

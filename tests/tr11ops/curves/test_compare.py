@@ -78,9 +78,8 @@ def test_what_was_done_again_counts_once() -> None:
 def test_hours_are_hours_of_training() -> None:
     every_tenth = [step for step in quiet(10, 100) if step.record.iteration % 10 == 0]
     curve = curve_of("run", every_tenth, "hours", "loss")
-    assert curve.x[-1] == pytest.approx(
-        (1 + 90) * 105.2 / 3600
-    )  # the first line stands for one step at least
+    # the first line stands for one step at least
+    assert curve.x[-1] == pytest.approx((1 + 90) * 105.2 / 3600)
 
 
 def test_axes_and_values() -> None:
@@ -103,9 +102,8 @@ def test_the_plot_fits_and_shows_both() -> None:
     drawn = text_plot([line("a", 0.0), line("b", -0.05)], 79, 9)
     assert len(drawn) == 9 and max(map(len, drawn)) <= 79
     assert drawn[0].startswith("       10 |") and drawn[0].count("A") > 60
-    assert (
-        drawn[-1].endswith("B") and drawn[-1].split("|")[0].strip() == "5.025"
-    )  # the mean of its column
+    # the mean of its column
+    assert drawn[-1].endswith("B") and drawn[-1].split("|")[0].strip() == "5.025"
 
 
 def test_a_flat_curve_can_be_drawn() -> None:

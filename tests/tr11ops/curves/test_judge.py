@@ -1,4 +1,6 @@
-"""What is found in a course of numbers, and what is not: each rule beside the quiet course it must be silent on."""
+"""What is found in a course of numbers, and what is not: each rule beside the quiet course it must
+be silent on.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +139,9 @@ def test_other_losses_for_the_same_steps_are_said() -> None:
 
 
 def test_a_start_from_the_beginning_is_no_rise() -> None:
-    """An empty run directory: iteration 1 again. What was before it cannot be compared with its first steps."""
+    """An empty run directory: iteration 1 again. What was before it cannot be compared with its
+    first steps.
+    """
     judged = judge([*quiet(1, 250), *quiet(1, 300, "2", loss=11.0)])
     assert any("250 iterations done again" in anomaly.text for anomaly in judged.anomalies)
 
@@ -147,7 +151,7 @@ def test_lines_lost_between_two_starts_are_named() -> None:
     assert "no line between iterations 250 and 280" in restart.text
 
 
-# ----------------------------------------------------------------------------- missing, repeated, dropped
+# ----------------------------------------------------------------------- missing, repeated, dropped
 def test_a_missing_loss_is_a_range() -> None:
     [missing] = judge(changed(quiet(1, 100), 40, 44, lm_loss=math.nan)).wrong
     assert (missing.kind, missing.first, missing.last) == ("missing-loss", 40, 44)

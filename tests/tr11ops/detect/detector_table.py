@@ -1,4 +1,6 @@
-"""A table of the detectors of jobs, nodes and training: what is seen, whose finding it is, how severe."""
+"""A table of the detectors of jobs, nodes and training: what is seen, whose finding it is, how
+severe.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def chained(job_id: str, left: int) -> Submission:
 
 
 def zombie(states: dict[str, set[str]], age: float, **changes: Any) -> Snapshot:
-    """A running job whose attempt began on n01, n02, ..., with its nodes in these states and heartbeats so old."""
+    """A running job whose attempt began on n01, n02, ..., with its nodes in these states and
+    heartbeats so old.
+    """
     attempt = Attempt(
         "1007", NOW - HOUR, None, nodes=tuple(f"n{number:02d}" for number in range(1, 49))
     )

@@ -141,7 +141,9 @@ def operated(
     watch: WatchSection = WATCH,
     **changes: Any,
 ) -> Snapshot:
-    """A healthy moment with every part of the operation in place; each test changes what it is about."""
+    """A healthy moment with every part of the operation in place; each test changes what it is
+    about.
+    """
     values: dict[str, Any] = {
         "nodes": nodes(),
         "submissions": (SUBMITTED,),
@@ -177,7 +179,9 @@ def facts(**changes: Any) -> OperationFacts:
 def backed_up(
     store: tuple[int, ...], url: tuple[int, ...], weights: tuple[int, ...] = (), **changes: Any
 ) -> Snapshot:
-    """Both archives want multiples of a thousand whole; of 30,000 and 31,000, trained two days ago, they have these."""
+    """Both archives want multiples of a thousand whole; of 30,000 and 31,000, trained two days ago,
+    they have these.
+    """
     copies = (
         *(Copied("store", "full", step) for step in store),
         *(Copied("url", "full", step) for step in url),

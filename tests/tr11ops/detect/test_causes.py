@@ -96,7 +96,9 @@ def test_what_two_findings_must_share(consequence: Finding, cause: Finding, foll
 
 
 def test_a_fault_that_held_the_array_is_the_headline() -> None:
-    """Releasing what is held leads into the same fault: the finding says so first, and what to type for it."""
+    """Releasing what is held leads into the same fault: the finding says so first, and what to type
+    for it.
+    """
     attempt = replace(
         wordless("1007", failure="SIGSEGV"), label="20_3", cause="software", held_because=SEGFAULT
     )
@@ -147,7 +149,9 @@ def test_a_dead_batch_host_is_one_incident() -> None:
 def test_what_a_dead_batch_host_leaves_is_of_the_same_incident(
     jobs: tuple[Job, ...], fix: str
 ) -> None:
-    """Its job was ended meanwhile: what is queued goes on by itself, and where nothing is, a launch gets other nodes."""
+    """Its job was ended meanwhile: what is queued goes on by itself, and where nothing is, a launch
+    gets other nodes.
+    """
     attempt = replace(wordless("1007"), nodes=("n1", "n2"))
     seen = idle(jobs=jobs, attempts=(attempt,), nodes=(Node("n1", frozenset({"down"})),))
     (told,) = [one for one in by_cause(detect_all(seen)) if one.detector == "node-lost"]

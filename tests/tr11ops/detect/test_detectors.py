@@ -64,7 +64,9 @@ def test_table(given_snapshot: Snapshot, detector: str, expected: list[str]) -> 
     assert severities(given_snapshot, detector) == expected
 
 
-ELSEWHERE = {  # those of test_training_numbers.py, which need a course of steps, and of test_operation_detectors.py
+# those of test_training_numbers.py, which need a course of steps, and of
+# test_operation_detectors.py
+ELSEWHERE = {
     "slow", "slow-node", "loss-spike", "gradient-norm", "counters-jump", "log-not-growing",
     *(detector.name for detector in OPERATION),
 }  # fmt: skip
@@ -329,7 +331,9 @@ def test_no_node_is_named_as_guilty_while_the_next_attempt_will_tell() -> None:
 
 
 def test_a_suspicion_that_proves_to_be_the_programs_is_one_incident_with_it() -> None:
-    """Whichever rank had it, and whatever it was taken for at first: the later end says who is cleared."""
+    """Whichever rank had it, and whatever it was taken for at first: the later end says who is
+    cleared.
+    """
     first, end = suspicion("1006", 2 * HOUR, "iam02", rank=5)
     verdict = "software or data, not the nodes: the same fault came back on iam02 and iam04"
     last = failed("1007", HOUR, "software", verdict)
@@ -535,7 +539,9 @@ def test_what_was_dropped_is_said_where_the_loss_is_no_number() -> None:
 
 
 def spike_that_was_rolled_back(last: int, **values: object) -> Snapshot:
-    """A spike at the last iteration of an attempt, a roll-back to twenty before, and what is trained since."""
+    """A spike at the last iteration of an attempt, a roll-back to twenty before, and what is
+    trained since.
+    """
     lines = steps(60, age=HOUR)
     spike = replace(lines[-1], record=replace(lines[-1].record, lm_loss=40.0))
     at = spike.record.iteration
@@ -606,7 +612,9 @@ def test_a_row_of_losses_that_are_no_numbers_begins_where_it_began() -> None:
 
 
 def test_what_is_not_saved_is_counted_of_the_present_attempt() -> None:
-    """The attempt before it had trained 219 iterations past the checkpoint; this one has begun there again."""
+    """The attempt before it had trained 219 iterations past the checkpoint; this one has begun
+    there again.
+    """
     saved = checkpoints(31_000)
     (before,) = found(snapshot(checkpoints=saved), "checkpoint-overdue")
     assert before.title.startswith("no checkpoint for 219 iterations")

@@ -1,4 +1,6 @@
-"""What makes two findings of a detector two incidents: a table of all detectors, and names that look like numbers."""
+"""What makes two findings of a detector two incidents: a table of all detectors, and names that
+look like numbers.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from tr11ops.detect.registry import DETECTORS, detect_all
 from tr11ops.detect.watch import clock_skew
 from tr11ops.observe.snapshot import Snapshot
 
-ONE = ""  # a run has at most one such incident at a time; the ids of jobs, which a restart changes, are not in it
+# a run has at most one such incident at a time; the ids of jobs, which a restart changes, are not
+# in it
+ONE = ""
 IDENTITY = {  # what of a finding is its identity
     "down": ONE,
     "two-attempts": ONE,

@@ -1,4 +1,6 @@
-"""Detectors of the operation around a run: queue, copies, disks, purges, exclusions, periodic jobs, clocks."""
+"""Detectors of the operation around a run: queue, copies, disks, purges, exclusions, periodic jobs,
+clocks.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +117,9 @@ def test_a_bad_node_that_the_cap_keeps_is_named_and_no_spare() -> None:
 
 
 def test_the_disk_is_not_well_before_the_next_save_fits() -> None:
-    """One incident from the last byte to the room for a save; what helps makes room, and a save is then typed."""
+    """One incident from the last byte to the room for a save; what helps makes room, and a save is
+    then typed.
+    """
     full = operated(
         shut_folders=(UnwritableDirectory("/run", "no byte is left", True),),
         save_room=FolderRoom("/run", 0),
@@ -284,7 +288,9 @@ WITH_STATE = [
 def test_at_the_cap_only_what_can_come_back_is_asked_back(
     by_person: str, states: dict[str, str], fix: str
 ) -> None:
-    """Neither a node that is gone, silent or failing now, nor what a person excluded on purpose within the day."""
+    """Neither a node that is gone, silent or failing now, nor what a person excluded on purpose
+    within the day.
+    """
     entries = tuple(
         replace(entry, owner="ana", since=NOW - 60) if entry.node in by_person.split() else entry
         for entry in excluded(4)
@@ -510,7 +516,9 @@ def test_an_end_that_slurm_has_forgotten_is_told_from_its_log() -> None:
     [("ana", 1, "INFO"), ("ana", 25, "WARNING"), ("tr11", 1, "WARNING")],
 )
 def test_what_people_have_just_excluded_is_no_mail(owner: str, hours: int, severity: str) -> None:
-    """The command has told them how many more may be; a day later, and of what tr11 excluded, it is a warning."""
+    """The command has told them how many more may be; a day later, and of what tr11 excluded, it is
+    a warning.
+    """
     entry = Exclusion("n4", since=NOW - hours * HOUR, owner=owner, why="a doubt")
     nodes = tuple(Node(f"n{number}", frozenset({"idle"})) for number in range(5))
     given = operated(nodes=nodes, exclusions=(entry,), readmissions=())

@@ -72,7 +72,9 @@ def test_a_job_within_its_grace_is_not_overdue_beyond_it_always(
 def test_the_first_step_without_a_copy_says_how_late_it_is(
     latest: int, copied: int, interval: int
 ) -> None:
-    """However quickly new steps become due: the oldest that is missing counts, and none that has a copy."""
+    """However quickly new steps become due: the oldest that is missing counts, and none that has a
+    copy.
+    """
     long_ago = replace(SUBMITTED, time=NOW - 100 * DAY)
     due = latest - latest % interval
     seen = operated(
@@ -132,7 +134,9 @@ def test_a_clean_operation_of_any_kind_has_no_findings(
     percent: float, wobble: float, skew: float, late: float, out: int, synced: float, untouched: float,
     waited: float, trains: bool,
 ) -> None:  # fmt: skip
-    """Disks that waver, clocks and rounds within their bounds, few exclusions, a job that runs or waits a little."""
+    """Disks that waver, clocks and rounds within their bounds, few exclusions, a job that runs or
+    waits a little.
+    """
     samples = tuple(usage(percent + wobble * (day % 2), age=(10 - day) * DAY) for day in range(11))
     due = NOW - late * round_grace(HOUR)
     waits = pending(reason="Resources", submit_time=NOW - waited)

@@ -154,7 +154,9 @@ def test_what_cannot_be_seen_makes_no_detector_speak(
 def test_workers_between_two_launches_are_no_hang_where_the_ends_of_launches_are_hidden(
     phase: str,
 ) -> None:
-    """The end of the last launch is a sign of life: without it the silence of its workers tells nothing."""
+    """The end of the last launch is a sign of life: without it the silence of its workers tells
+    nothing.
+    """
     [base] = [row[1] for row in TABLE if row[0] == "a check fails everywhere"]
     beats = tuple(replace(beat, phase=phase) for beat in known(base.heartbeats, ()))
     [end, *_] = known(base.training.launch_ends, ())

@@ -1,4 +1,6 @@
-"""The pages of runbooks/: each detector has one, each has a cure to paste, and each command in them exists."""
+"""The pages of runbooks/: each detector has one, each has a cure to paste, and each command in them
+exists.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ load = functools.cache(main.load)  # the same few commands, hundreds of times
 
 
 def parse(line: str) -> None:
-    """Parse as the program would, without doing anything. Raises as the parser does where it would refuse."""
+    """Parse as the program would, without doing anything. Raises as the parser does where it would
+    refuse.
+    """
     words = [
         re.sub(r"\b[A-Z][A-Z0-9]*\b", lambda match: VALUES.get(match[0], match[0]), word)
         for word in split(line)

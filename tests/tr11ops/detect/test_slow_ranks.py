@@ -1,4 +1,6 @@
-"""Which rank computes for longer than its peers: stages differ, machines are noisy, and a single hiccup is nothing."""
+"""Which rank computes for longer than its peers: stages differ, machines are noisy, and a single
+hiccup is nothing.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ PERCENT = 3.0
 def records(
     tensor: int, data: int, pipeline: int, noise: float = 0.005, per_node: int = 2, seed: int = 3
 ) -> list[ComputeTimes]:
-    """Ten steps of every rank; the last stage has the loss to compute too, and takes half as long again."""
+    """Ten steps of every rank; the last stage has the loss to compute too, and takes half as long
+    again.
+    """
     chance, world = random.Random(seed), tensor * data * pipeline
     found = []
     for rank in range(world):
@@ -129,7 +133,9 @@ def alone(
 
 
 def test_a_rank_without_peers_is_compared_with_its_own_first_steps() -> None:
-    """One replica alone: stages differ, and only how much longer each takes than at first tells one from the others."""
+    """One replica alone: stages differ, and only how much longer each takes than at first tells one
+    from the others.
+    """
     assert named(alone({})) == []
     (slow,) = slow_ranks(alone({2: 3.0}), PERCENT)
     assert (slow.times.rank, slow.by_past, slow.peers) == (2, True, 4)
@@ -169,20 +175,17 @@ def test_a_record_whose_steps_took_no_time_but_one_is_left_out() -> None:
         assert named(odd) == []
 
 
-# ----------------------------------------------------------------------------- by the last twenty steps, one by one
+# ------------------------------------------------------------- by the last twenty steps, one by one
 Steps = list[list[float]]  # rank, step
 Change = Callable[[Steps, random.Random], None]
-SHAPES = (
-    (2, 2, 2, 4),
-    (1, 8, 1, 2),
-    (2, 4, 2, 4),
-    (1, 2, 1, 1),
-)  # tensor, data, pipeline, ranks of a node
+# tensor, data, pipeline, ranks of a node
+SHAPES = ((2, 2, 2, 4), (1, 8, 1, 2), (2, 4, 2, 4), (1, 2, 1, 1))
 
 
 def healthy(world: int, chance: random.Random, single: float, own: float) -> Steps:
-    """Ranks that differ by `own`, steps by `single`, all alike by 5 % (standard deviations of the logarithm); one step
-    in 200 is longer, by 30 % in the mean."""
+    """Ranks that differ by `own`, steps by `single`, all alike by 5 % (standard deviations of the
+    logarithm); one step in 200 is longer, by 30 % in the mean.
+    """
     common = [chance.gauss(0, 0.05) for _ in range(20)]
     steps = []
     for _ in range(world):
@@ -251,7 +254,9 @@ def always(steps: Steps, _: random.Random) -> None:
 
 
 def for_a_part_of_the_time(steps: Steps, chance: random.Random) -> None:
-    """Eight steps of twenty, four of each ten, are 15 % longer: 6 % in the mean, and the median is as ever."""
+    """Eight steps of twenty, four of each ten, are 15 % longer: 6 % in the mean, and the median is
+    as ever.
+    """
     for begin in (0, 10):
         for index in chance.sample(range(begin, begin + 10), 4):
             steps[1][index] *= 1.15
@@ -297,7 +302,7 @@ def test_a_launch_of_few_steps_is_judged_by_their_median() -> None:
     assert named(recorded(steps, 1, 8, 1, 2)) == [4]
 
 
-# ----------------------------------------------------------------------------- what lasts, and what comes and goes
+# -------------------------------------------------------------- what lasts, and what comes and goes
 def over_time(
     own: Callable[[int, int], float], ranks: int = 8, steps: int = 600, seed: int = 11
 ) -> list[list[float]]:
@@ -320,7 +325,9 @@ def seen_at(course: list[list[float]], step: int) -> list[ComputeTimes]:
 
 
 def busy_neighbours(seed: int) -> Callable[[int, int], float]:
-    """A machine that others use too: now and then a rank is 5 to 8 % slower for one to three minutes of 1 s steps."""
+    """A machine that others use too: now and then a rank is 5 to 8 % slower for one to three
+    minutes of 1 s steps.
+    """
     chance, slow = random.Random(seed), dict[tuple[int, int], float]()
     for rank in range(8):
         step = chance.randrange(200)

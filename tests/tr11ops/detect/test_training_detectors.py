@@ -1,4 +1,6 @@
-"""Trainings that hang or stall: when it is seen, who is named; and that a clean course, or garbage, breaks nothing."""
+"""Trainings that hang or stall: when it is seen, who is named; and that a clean course, or garbage,
+breaks nothing.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def test_a_clean_course_has_no_findings(
     noise: float,
     log_interval: int,
 ) -> None:
-    """Whatever the moment: in a save, an evaluation, a ramp of the batch, between two attempts, after a restart."""
+    """Whatever the moment: in a save, an evaluation, a ramp of the batch, between two attempts,
+    after a restart.
+    """
     course = Course(
         until=NOW + moment * (900 * pace + 3000), seed=seed, pace=pace, restarts=restarts, begin=begin, noise=noise,
         last=1000, log_interval=log_interval,
@@ -162,7 +166,9 @@ def test_ranks_that_others_wait_for_are_named_with_their_node() -> None:
     [(0.9, "their heartbeats name no node"), (1.3, "rank 3 is the odd one out, on n01")],
 )
 def test_ranks_of_quick_steps_are_together_within_a_second(age: float, said: str) -> None:
-    """Heartbeats are a second apart at least: of quick steps, two ranks that are together may show different ones."""
+    """Heartbeats are a second apart at least: of quick steps, two ranks that are together may show
+    different ones.
+    """
     course = at(250, pace=0.6)
     behind = moved(course, {3}, iteration=249, time=course.beat_time - age)
     assert said in only(later(course, 130, heartbeats=behind), "hung").evidence[0]
@@ -214,7 +220,9 @@ def test_a_save_and_a_start_that_are_quick_are_learned_too() -> None:
 
 
 def test_between_two_launches_no_one_hangs() -> None:
-    """The workers of the first launch are gone, by the controller's record; those of the next take their time to begin."""
+    """The workers of the first launch are gone, by the controller's record; those of the next take
+    their time to begin.
+    """
     course = at(250, pace=1.0)
     ended = (LaunchEnd("2001", 1, course.clock + 3.0),)
     seen = later(course, 500, launch_ends=ended)
@@ -252,7 +260,9 @@ def test_ranks_that_live_and_finish_nothing_stall() -> None:
 
 
 def test_a_rank_that_is_stopped_is_one_incident_from_the_first_look() -> None:
-    """The others still show life: it is told as the hang that it is, with the same commands as when they do no more."""
+    """The others still show life: it is told as the hang that it is, with the same commands as when
+    they do no more.
+    """
     course = at(250)
     living = tuple(replace(beat, time=course.clock + 1100) for beat in course.see().heartbeats)  # type: ignore[union-attr]
     seen = later(course, 1101, heartbeats=living)
@@ -290,7 +300,7 @@ def test_the_card_says_how_many_iterations_are_a_stall() -> None:
     assert findings(replace(seen, run=facts)) == []
 
 
-# ----------------------------------------------------------------------------- whatever the files say
+# --------------------------------------------------------------------------- whatever the files say
 NUMBERS = st.one_of(st.floats(), st.sampled_from([0.0, -1.0, 1e308, 105.0]))
 WHEN = st.floats(-1e6, 1e6).map(lambda seconds: NOW + seconds)
 PHASE_NAMES = st.sampled_from(
@@ -340,7 +350,9 @@ def test_no_content_of_the_files_breaks_a_detector(
     lines: list[Step], repeat: int, beats_seen: list[Heartbeat], phases: list[Phase], events: list[TrainingEvent],
     log_interval: int, minutes: float | None,
 ) -> None:  # fmt: skip
-    """Numbers that are none, clocks that jump, phases that no one knows: a finding at most, never a traceback."""
+    """Numbers that are none, clocks that jump, phases that no one knows: a finding at most, never a
+    traceback.
+    """
     seen = snapshot(
         steps=tuple(lines * repeat),
         heartbeats=tuple(beats_seen),

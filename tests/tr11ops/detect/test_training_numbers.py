@@ -1,4 +1,6 @@
-"""What a training's numbers tell, on realistic courses: slowness, spikes, counters, logs, checkpoints by the clock."""
+"""What a training's numbers tell, on realistic courses: slowness, spikes, counters, logs,
+checkpoints by the clock.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def slower(first: int, factor: float, upto: int = 10**9) -> Any:
 
 
 def test_the_slow_gpu_of_april_is_seen() -> None:
-    """28 April 2022: 149 -> 141-142 TFLOPs at iterations 42782 to 42784, in the middle of a run, for good."""
+    """28 April 2022: 149 -> 141-142 TFLOPs at iterations 42782 to 42784, in the middle of a run,
+    for good.
+    """
 
     def look(iteration: int) -> Snapshot:
         return at(iteration, begin=42_501, last=50_000, change=slower(42_782, 141.5 / 149.5)).see()
@@ -257,7 +261,9 @@ def test_a_level_that_stays_is_the_new_ordinary() -> None:
 
 # ----------------------------------------------------------------------------- counters
 def resumed(change: Any, **changes: Any) -> Snapshot:
-    """Three lines after a restart at iteration 450 from the checkpoint of 400, which `change` alters."""
+    """Three lines after a restart at iteration 450 from the checkpoint of 400, which `change`
+    alters.
+    """
     course = Course(restarts=(450,), **changes)
 
     def stop(given_course: Course) -> None:
@@ -362,7 +368,7 @@ def test_the_main_log_alone_stands_still() -> None:
     )
 
 
-# ----------------------------------------------------------------------------- checkpoints by the clock
+# ------------------------------------------------------------------------- checkpoints by the clock
 def with_minutes(course: Course, minutes: float, **changes: Any) -> Snapshot:
     seen = course.see(**changes)
     return replace(
@@ -397,7 +403,9 @@ def test_minutes_count_from_the_launch_and_a_save_may_take_long() -> None:
 
 
 def test_a_step_with_no_job_is_compared_with_nothing() -> None:
-    """Where main_log.txt alone could be read there are neither times nor jobs: no number is made up."""
+    """Where main_log.txt alone could be read there are neither times nor jobs: no number is made
+    up.
+    """
     bare = tuple(Step(step.record) for step in at(700, begin=401).steps)
     assert findings(at(700, begin=401).see(steps=bare)) == []
     assert (

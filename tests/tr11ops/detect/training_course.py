@@ -1,7 +1,8 @@
-"""The course of a training on a clock of its own: what a run directory would hold at any moment, with or without faults.
+"""The course of a training on a clock of its own: what a run directory would hold at any moment,
+with or without faults.
 
-Batch ramp, warm-up and decay of the learning rate, growing sequence lengths, saves, evaluations and restarts go as in a
-large run; numbers have its noise.
+Batch ramp, warm-up and decay of the learning rate, growing sequence lengths, saves, evaluations and
+restarts go as in a large run; numbers have its noise.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ class Over(Exception):
 
 @dataclass
 class Course:
-    """One training. `pace` is the seconds of an iteration, `restarts` the iterations at which an attempt dies.
+    """One training. `pace` is the seconds of an iteration, `restarts` the iterations at which an
+    attempt dies.
 
-    `change` alters a line before it is logged; `hook` is called before each iteration and may raise `Over` to stop there.
+    `change` alters a line before it is logged; `hook` is called before each iteration and may raise
+    `Over` to stop there.
     """
 
     until: float = math.inf
@@ -77,7 +80,9 @@ class Course:
         return min(192, 16 * (1 + iteration // 40))
 
     def samples(self, iteration: int) -> int:
-        """Consumed by the end of an iteration: 39 of the first batch, then 40 of each, as `batch` says."""
+        """Consumed by the end of an iteration: 39 of the first batch, then 40 of each, as `batch`
+        says.
+        """
         steps, rest = divmod(iteration + 1, 40)
         whole = sum(40 * min(192, 16 * (1 + step)) for step in range(min(steps, 11)))
         return whole + 40 * 192 * max(0, steps - 11) + rest * self.batch(iteration) - 16

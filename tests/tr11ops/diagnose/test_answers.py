@@ -1,4 +1,6 @@
-"""Who is to blame, and whether a plain restart helps: apart from what happened, each with its own confidence."""
+"""Who is to blame, and whether a plain restart helps: apart from what happened, each with its own
+confidence.
+"""
 
 from __future__ import annotations
 
@@ -179,7 +181,7 @@ def test_a_signature_may_tell_what_its_step_does_not() -> None:
     assert restart_of(end._replace(signs=Signs())).answer is Restart.CHANGE
 
 
-# ----------------------------------------------------------------------------- what settings, waits and machines tell
+# ----------------------------------------------------------- what settings, waits and machines tell
 def begun(tmp_path: Path, *lines: str) -> Diagnosis:
     """Of a log without steps."""
     return diagnosed(tmp_path, "starting\n" + "\n".join(lines) + "\n")
@@ -329,7 +331,7 @@ def test_the_line_that_says_that_no_one_knows_the_host_is_quoted(tmp_path: Path)
     assert (found.step, found.restart.answer) == (NextStep.FIX_CONFIG, Restart.CHANGE)
 
 
-# ----------------------------------------------------------------------------- how sure, and how it is shown
+# -------------------------------------------------------------------- how sure, and how it is shown
 def test_every_rule_has_a_weight_and_no_other() -> None:
     source = Path(answers.__file__).read_text(encoding="utf-8")
     named = {f"restart-{rule}" for rule in re.findall(r'_Because\(\s*"([a-z-]+)"', source)}
@@ -385,7 +387,9 @@ def test_three_answers_on_the_screen_and_for_programs(
 def test_what_to_do_agrees_with_whether_a_restart_helps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`Submit again` stood below `no, change something first`, where the same death came at one step again."""
+    """`Submit again` stood below `no, change something first`, where the same death came at one
+    step again.
+    """
     death = "tr11: worker 1 (process 4711) failed: ended by SIGSEGV\n"
     again = [
         f"tr11: attempt 9 launch {number} on 2 nodes: n[1-2] (8_1)\n{STEPS}{death}"
@@ -403,7 +407,9 @@ def test_what_to_do_agrees_with_whether_a_restart_helps(
 
 
 def test_the_action_follows_the_answer(tmp_path: Path) -> None:
-    """`Make room, or repair the file system` stood beside `yes`, where the server had taken its client back."""
+    """`Make room, or repair the file system` stood beside `yes`, where the server had taken its
+    client back.
+    """
     dropped = (
         "OSError: [Errno 108] Cannot send after transport endpoint shutdown: '/lus/tok/part_8.bin'"
     )

@@ -1,4 +1,6 @@
-"""Logs of authors who had not seen the signatures; they are seen now, and must stay as good as they became."""
+"""Logs of authors who had not seen the signatures; they are seen now, and must stay as good as they
+became.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ CERTAIN = 0.9
 
 
 class Most(NamedTuple):
-    """How many incidents of a set may be wrong; accused: with someone accused who is not the guilty one."""
+    """How many incidents of a set may be wrong; accused: with someone accused who is not the guilty
+    one.
+    """
 
     wrong: int
     elsewhere: int
@@ -60,7 +64,9 @@ def test_classes_lines_and_no_false_certainty(labels: str) -> None:
 def test_incidents_of_a_stranger_with_nodes_and_restarts(
     author: str, count: int, most: Most
 ) -> None:
-    """Class, line, who and restart of incidents of several files each; what they are now, they stay at least."""
+    """Class, line, who and restart of incidents of several files each; what they are now, they stay
+    at least.
+    """
     folder = FOLDER / author
     known = tomllib.loads((folder / "labels.toml").read_text(encoding="utf-8"))
     assert len(known) == count

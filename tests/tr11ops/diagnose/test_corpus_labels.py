@@ -1,4 +1,6 @@
-"""The labels of the corpus of logs: legal words, files that exist, and root-cause lines that say what they should."""
+"""The labels of the corpus of logs: legal words, files that exist, and root-cause lines that say
+what they should.
+"""
 
 import gzip
 import re

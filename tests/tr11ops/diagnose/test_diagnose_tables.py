@@ -1,4 +1,6 @@
-"""The tables of docs/diagnose.md are those of the code: classes with their actions and answers, proofs, NVLink's sub-codes."""
+"""The tables of docs/diagnose.md are those of the code: classes with their actions and answers,
+proofs, NVLink's sub-codes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Which names one log may exclude: only a machine's, by two facts, and by a line that is that machine's own."""
+"""Which names one log may exclude: only a machine's, by two facts, and by a line that is that
+machine's own.
+"""
 
 from __future__ import annotations
 

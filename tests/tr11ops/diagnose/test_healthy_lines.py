@@ -35,7 +35,9 @@ HANG = (
 
 
 class Context(Record):
-    """What a log holds after the harmless line, and what it is that ended the training; None: nothing did."""
+    """What a log holds after the harmless line, and what it is that ended the training; None:
+    nothing did.
+    """
 
     after: str
     fault: FaultClass | None

@@ -1,4 +1,6 @@
-"""Hosts, ranks and machines that the head of a log names; the host that alone says otherwise; proofs and suspects."""
+"""Hosts, ranks and machines that the head of a log names; the host that alone says otherwise;
+proofs and suspects.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def diagnosed(folder: Path, text: str) -> Diagnosis:
     return found
 
 
-# ----------------------------------------------------------------------------- hosts, ranks, machines
+# --------------------------------------------------------------------------- hosts, ranks, machines
 def test_hosts_stand_in_a_column_and_ranks_do_not() -> None:
     assert hosts_in_columns(heads_of("[w-1] ready\n[w-2] ready\n[w-1] go\n")) == {"w-1", "w-2"}
     assert hosts_in_columns(
@@ -206,7 +208,7 @@ def test_a_proof_excludes(tmp_path: Path, line: str) -> None:
     assert found.action is NextStep.EXCLUDE_AND_RESUBMIT
 
 
-# ----------------------------------------------------------------------------- NVLink of the fifth generation
+# ------------------------------------------------------------------- NVLink of the fifth generation
 @pytest.mark.parametrize(
     ("code", "unit", "severity", "subcode", "status", "who"),
     [

@@ -1,4 +1,6 @@
-"""Failures in the words of public reports: what they are and what to do, alone and at the end of a training's log."""
+"""Failures in the words of public reports: what they are and what to do, alone and at the end of a
+training's log.
+"""
 
 from __future__ import annotations
 

@@ -34,9 +34,8 @@ def test_the_peer_that_most_name_is_the_suspect(tmp_path: Path, line: str) -> No
     found = diagnosis_of(tmp_path, "".join([*three, line.format("node04", "node02")]))
     assert (found.step, node_of(found)) == (NextStep.RESUBMIT, "node04")
     assert "node04: it is the suspect" in found.explanation
-    first = diagnosis_of(
-        tmp_path, "".join([line.format("node04", "node02"), *three])
-    )  # its own word came first
+    # its own word came first
+    first = diagnosis_of(tmp_path, "".join([line.format("node04", "node02"), *three]))
     assert (first.step, node_of(first)) == (NextStep.RESUBMIT, "node04")
 
 

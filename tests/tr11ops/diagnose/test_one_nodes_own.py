@@ -1,4 +1,6 @@
-"""One node's or one GPU's own trouble behind an error of all; ends that are clean; what has passed since."""
+"""One node's or one GPU's own trouble behind an error of all; ends that are clean; what has passed
+since.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +149,7 @@ def test_a_log_that_is_cut_in_a_line_does_not_end_on_a_step(tmp_path: Path) -> N
     assert of(tmp_path, STEPS + "2026-03-04 10:09").restart.answer is Restart.UNKNOWN
 
 
-# ----------------------------------------------------------------------------- what has passed, and what has not
+# ---------------------------------------------------------------- what has passed, and what has not
 FULL = "[rank3] OSError: [Errno 28] No space left on device: '/lustre/ck/r3.pt'\n"
 BUSY = (
     'ERROR tensorstore: Error writing "gs://b/ck/0": HTTP response code: {0}; retries exhausted\n'
@@ -278,7 +280,7 @@ def test_workers_that_ray_could_not_place_need_more_room(tmp_path: Path) -> None
     assert of(tmp_path, late).restart.answer is not Restart.CHANGE
 
 
-# ----------------------------------------------------------------------------- who says it, and when
+# ---------------------------------------------------------------------------- who says it, and when
 def test_a_kernels_line_that_no_signature_knows_is_no_cause_beside_what_is_known(
     tmp_path: Path,
 ) -> None:

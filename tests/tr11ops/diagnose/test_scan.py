@@ -92,7 +92,7 @@ def test_exceptions_that_python_ignores_are_none() -> None:
     assert ids(launch) == []
 
 
-# ----------------------------------------------------------------------------- the end of a log that is still written
+# ----------------------------------------------------------- the end of a log that is still written
 def steps_text(losses: list[str], total: int = 500) -> str:
     line = (
         "[default1]: iteration %8d/%8d | consumed samples: %12d | elapsed time per iteration (s): 0.07 | "
@@ -105,7 +105,9 @@ def steps_text(losses: list[str], total: int = 500) -> str:
 
 @pytest.mark.parametrize("cut", [0, 1])
 def test_a_log_without_its_last_newline_keeps_its_steps(tmp_path: Path, cut: int) -> None:
-    """Each block ends with a line, so that the last line comes as a block of its own: all other steps were lost."""
+    """Each block ends with a line, so that the last line comes as a block of its own: all other
+    steps were lost.
+    """
     log = tmp_path / "main_log.txt"
     text = steps_text(["2.5E+00"] * 20 + ["nan"] * 4)
     log.write_text(text[: len(text) - cut])
@@ -120,9 +122,8 @@ def test_where_a_block_ends_the_steps_go_on() -> None:
     whole = launches_of(text)
     for size in (1, 200, 1000):
         [launch] = launches_of(text, size)
-        assert (
-            repr(launch.steps) == repr(whole[0].steps) and len(launch.steps) == 24
-        )  # a NaN is not itself
+        # a NaN is not itself
+        assert repr(launch.steps) == repr(whole[0].steps) and len(launch.steps) == 24
         assert [step.line_number for step in launch.steps] == list(range(1, 25))
         assert ids(launch) == ids(whole[0]) == [(25, "elastic-segfault")]
 

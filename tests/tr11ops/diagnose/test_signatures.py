@@ -1,4 +1,6 @@
-"""Every signature has a text that it matches and one that it does not, and a word that a log is searched for."""
+"""Every signature has a text that it matches and one that it does not, and a word that a log is
+searched for.
+"""
 
 from __future__ import annotations
 

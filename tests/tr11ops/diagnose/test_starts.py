@@ -1,4 +1,6 @@
-"""Ends that another line explains: a start that came to nothing, memory that others hold, a launcher told to go."""
+"""Ends that another line explains: a start that came to nothing, memory that others hold, a
+launcher told to go.
+"""
 
 from __future__ import annotations
 

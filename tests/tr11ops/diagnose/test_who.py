@@ -1,4 +1,6 @@
-"""Who is to blame: a node with evidence of its own fault, not the one on which a failure was seen first."""
+"""Who is to blame: a node with evidence of its own fault, not the one on which a failure was seen
+first.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def of_files(folder: Path, **texts: str) -> Diagnosis:
     return found
 
 
-# ----------------------------------------------------------------------------- where a line comes from
+# -------------------------------------------------------------------------- where a line comes from
 @pytest.mark.parametrize(
     "name",
     ["dmesg-b11.txt", "run.dmesg-b11.txt", "b11.syslog.1", "kern.log-b11", "journalctl_b11.log"],
@@ -120,7 +122,7 @@ def test_the_node_of_a_silent_rank_is_known_by_its_neighbours(tmp_path: Path) ->
     assert (found.accused.rank, found.accused.nodes) == (23, ("h31",))
 
 
-# ----------------------------------------------------------------------------- what explains what peers say
+# --------------------------------------------------------------------- what explains what peers say
 @pytest.mark.parametrize(
     ("told", "fault", "nodes"),
     [
@@ -237,9 +239,8 @@ def test_the_clocks_of_slurms_daemons_are_named_by_their_own_log(tmp_path: Path)
 def test_the_only_machine_of_a_log(tmp_path: Path, head: str) -> None:
     error = "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
     assert of_files(tmp_path, train__log=head + STEPS + error).accused.nodes == ("g713",)
-    far = of_files(
-        tmp_path, train__log=f"{head}{STEPS}[rank17]: {error}"
-    )  # of a second machine, at least
+    # of a second machine, at least
+    far = of_files(tmp_path, train__log=f"{head}{STEPS}[rank17]: {error}")
     assert far.accused.nodes == ()
     two = of_files(tmp_path, train__log=head + head.replace("713", "714") + STEPS + error)
     assert two.accused.nodes == ()
@@ -273,7 +274,7 @@ def test_a_replay_on_another_gpu_names_the_one_that_computes_wrongly(tmp_path: P
     assert found.restart.answer is Restart.ELSEWHERE
 
 
-# ----------------------------------------------------------------------------- orders, and counts of nothing
+# -------------------------------------------------------------------- orders, and counts of nothing
 @pytest.mark.parametrize(
     ("order", "fault"),
     [
@@ -322,7 +323,7 @@ def test_a_job_that_was_deleted_was_cancelled(tmp_path: Path, said: str) -> None
     assert of_files(tmp_path, train__log=STEPS + said + after).fault is FaultClass.SLURM_USER_CANCEL
 
 
-# ----------------------------------------------------------------------------- what a line says of its own place
+# ---------------------------------------------------------------- what a line says of its own place
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
 
 

@@ -1,4 +1,6 @@
-"""The table of step dialects: every line in it says what the table says, whatever a launcher put around it."""
+"""The table of step dialects: every line in it says what the table says, whatever a launcher put
+around it.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +139,9 @@ def test_units_and_thousands(text: str, value: float) -> None:
     "name", [name for name in LINES if name not in {"huggingface", "lightning"}]
 )
 def test_a_line_that_was_cut_tells_no_shortened_number(name: str) -> None:
-    """A crash or a full disk cuts a line anywhere: what is left names this step or none, and no loss but its own."""
+    """A crash or a full disk cuts a line anywhere: what is left names this step or none, and no
+    loss but its own.
+    """
     line: Line = LINES[name]
     whole = line(7100, 9000, "4.2113", "1.8101", 100.0).rstrip("\n")
     for cut in range(len(whole)):
@@ -202,9 +206,8 @@ def test_a_record_of_any_trainer() -> None:
         1.8101,
     )
     assert record.tflops == pytest.approx(1402.11) and math.isnan(record.learning_rate)
-    assert (
-        step_record(LINES["huggingface-dicts"](12, 90, "4.2", "1.8", 1.0)) is None
-    )  # it has no number
+    # it has no number
+    assert step_record(LINES["huggingface-dicts"](12, 90, "4.2", "1.8", 1.0)) is None
 
 
 def test_what_our_own_trainer_prints_is_read_back() -> None:
@@ -234,7 +237,9 @@ def test_what_a_log_says_before_its_first_step(
     "Epoch 3: 1 ", "step 5 ", "| train | ", "iteration 5/ 10 | ", "{'loss': ", "loss step: ", "| 1/2 [0:0", "\x1b[31m", "step: 1,", '"step": 1, loss": ',
 ])  # fmt: skip
 def test_no_line_takes_long(piece: str) -> None:
-    """What is nearly a step, again and again: the work grows with the line, and what is too long is none."""
+    """What is nearly a step, again and again: the work grows with the line, and what is too long is
+    none.
+    """
     line = (piece * 8000)[:16000] + " loss it/s tps: Epoch num_updates consumed samples"
     steps = list(StepReader().feed(line))
     assert len(steps) <= 1

@@ -1,4 +1,6 @@
-"""Lines as eleven trainers print them: a step, with its loss, the norm of its gradients and its speed."""
+"""Lines as eleven trainers print them: a step, with its loss, the norm of its gradients and its
+speed.
+"""
 
 from __future__ import annotations
 

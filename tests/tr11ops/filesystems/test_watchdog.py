@@ -1,4 +1,6 @@
-"""The watchdog: thresholds in both directions, the original's words, sources that fail beside others, real commands."""
+"""The watchdog: thresholds in both directions, the original's words, sources that fail beside
+others, real commands.
+"""
 
 from __future__ import annotations
 
@@ -170,7 +172,7 @@ def test_rights_that_are_well_are_not_mentioned() -> None:
     assert "unknown: gone" in list(lines(FilesystemReport("r", NOW, (), Unknown("gone"))))[-1]
 
 
-# ----------------------------------------------------------------------------- the rights of the run's files
+# -------------------------------------------------------------------- the rights of the run's files
 def test_drift_is_counted_within_a_time(tmp_path: Path) -> None:
     tmp_path.chmod(0o2770)
     for number in range(3):
@@ -325,7 +327,9 @@ def test_an_interrupted_look_ends_its_commands(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_leaves_no_walk_behind(tmp_path: Path) -> None:
-    """In a process of its own: only a main thread is interrupted, and only its end would leave a command behind."""
+    """In a process of its own: only a main thread is interrupted, and only its end would leave a
+    command behind.
+    """
     pid = tmp_path / "pid"
     program(tmp_path, "du", f"open({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)")
     script = (

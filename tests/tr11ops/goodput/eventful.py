@@ -41,7 +41,9 @@ TAG, SECOND = "20260921-000000-00000001", "20260921-000000-00000002"
 
 
 def eventful(past: Past) -> None:
-    """A node that dies, a stall, a time limit, a kill switch, and a controller that is killed. Three nodes and a spare."""
+    """A node that dies, a stall, a time limit, a kill switch, and a controller that is killed.
+    Three nodes and a spare.
+    """
     past.submit(0, TAG, 4, "1-3%1")
     past.attempt(600, "101", NODES, TAG)
     past.launch(610, 1, NODES[:3])

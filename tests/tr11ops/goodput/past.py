@@ -1,4 +1,6 @@
-"""Writes the files of a past that a test makes up: the same ones, by the same writers, that a real run leaves."""
+"""Writes the files of a past that a test makes up: the same ones, by the same writers, that a real
+run leaves.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ BEGIN = 1_790_000_000.0
 
 
 class Past:
-    """A run below `folder`. Times are seconds after BEGIN; one attempt and launch is written at a time."""
+    """A run below `folder`. Times are seconds after BEGIN; one attempt and launch is written at a
+    time.
+    """
 
     def __init__(self, folder: Path, with_phases: bool = True) -> None:
         self.paths = RunPaths(folder / "run", "run", "main")

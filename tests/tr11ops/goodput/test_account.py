@@ -86,8 +86,9 @@ def test_each_loss_has_its_cause(tmp_path):
     assert causes == pytest.approx(
         {
             "first start": 4 * 600 + 4 * 100 + 80,
-            # lost steps, the wait for the first sign, what followed until the training went on, and the node itself
-            # at last the steps of the attempt that the scheduler ended with NODE_FAIL
+            # lost steps, the wait for the first sign, what followed until the training went on, and
+            # the node itself at last the steps of the attempt that the scheduler ended with
+            # NODE_FAIL
             "node": 4 * 300 + 4 * 40 + 4 * 10 + 3 * 2 + 3 * 88 + 60 + 2160 + 4 * 380,
             "stall": 3 * 1500,
             "exit-duration": 3 * 10 + 4 * 600 + 4 * 110 + 80,
@@ -202,16 +203,16 @@ def test_an_unseen_end_is_unknown_until_the_next_attempt(tmp_path):
     )
     assert seconds(silent)["unknown"] == 4 * 1500 + 4 * 2800  # the second one may well be alive
     over = account(read_history(past.directory, ()), BEGIN + 90_000)
-    assert seconds(over)["unknown"] == 4 * 1500 + 4 * (
-        72_000 - 200
-    )  # but not beyond its time limit
-    assert seconds(over)["restart gap"] == 4 * (
-        90_000 - 74_000
-    )  # both tasks have begun: nothing waits
+    # but not beyond its time limit
+    assert seconds(over)["unknown"] == 4 * 1500 + 4 * (72_000 - 200)
+    # both tasks have begun: nothing waits
+    assert seconds(over)["restart gap"] == 4 * (90_000 - 74_000)
 
 
 def test_a_lost_batch_host_is_the_cause_that_the_alert_named(tmp_path):
-    """Slurm has forgotten the job: only the watchdog saw that it went on without its script, and ended it."""
+    """Slurm has forgotten the job: only the watchdog saw that it went on without its script, and
+    ended it.
+    """
     past = Past(tmp_path)
     past.submit(0, "20260921-000000-00000001", 4)
     past.attempt(10, "101", ("n1", "n2", "n3", "n4"))
@@ -244,10 +245,8 @@ def test_a_killed_foreground_training_ends_with_its_last_sign(tmp_path):
     past.phase(0, "training", 0)
     past.steps(0, 1, 5, 10)
     goodput = account(read_history(past.directory, ()), BEGIN + 1000)
-    assert seconds(goodput) == {
-        "redone": 2 * 50,
-        "restart gap": 2 * 950,
-    }  # no checkpoint: all of it was lost
+    # no checkpoint: all of it was lost
+    assert seconds(goodput) == {"redone": 2 * 50, "restart gap": 2 * 950}
 
 
 def test_a_job_that_the_scheduler_requeued_has_two_lives(tmp_path):
@@ -318,7 +317,9 @@ def test_a_first_step_that_never_ends_is_a_hang(tmp_path):
 
 
 def test_two_attempts_at_once_are_paid_and_the_older_is_lost(tmp_path):
-    """Slurm took a job that lives on without its dead node for ended, and started the next task on other nodes."""
+    """Slurm took a job that lives on without its dead node for ended, and started the next task on
+    other nodes.
+    """
     past = Past(tmp_path)
     past.attempt(0, "101", ("n1", "n2"))
     past.launch(0)
@@ -339,7 +340,9 @@ def test_two_attempts_at_once_are_paid_and_the_older_is_lost(tmp_path):
 
 
 def test_no_node_is_held_twice(tmp_path):
-    """By the clock of its host the older attempt ended after the newer one had begun on the same nodes."""
+    """By the clock of its host the older attempt ended after the newer one had begun on the same
+    nodes.
+    """
     past = Past(tmp_path)
     past.attempt(0, "101", ("n1", "n2"))
     past.launch(0)
@@ -412,9 +415,8 @@ def test_after_the_last_step_the_account_is_closed(tmp_path):
     past.submit(5000, SECOND, 2)  # someone wants more of it
     asleep = read_history(past.directory, Unknown("asleep"))
     assert seconds(account(asleep, BEGIN + 5100))["queue"] == 40 + 2 * 100
-    cancelled = seconds(
-        account(read_history(past.directory, ()), BEGIN + 5100)
-    )  # the scheduler has nothing that waits
+    # the scheduler has nothing that waits
+    cancelled = seconds(account(read_history(past.directory, ()), BEGIN + 5100))
     assert (cancelled["queue"], cancelled["restart gap"]) == (40, 8 + 2 * 100)
 
 

@@ -1,4 +1,6 @@
-"""Whatever a past looks like, torn, out of order or absurd: each second of each node is in exactly one bucket."""
+"""Whatever a past looks like, torn, out of order or absurd: each second of each node is in exactly
+one bucket.
+"""
 
 from __future__ import annotations
 

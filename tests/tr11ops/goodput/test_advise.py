@@ -32,7 +32,9 @@ CARD = CardSettings(
 def faulty(
     past: Past, faults: int = 6, length: float = 990.0, cause: str = "node"
 ) -> tuple[History, Goodput]:
-    """Attempts that each train 99 steps of 10 s, save twice (20 s each, after 40 and 80), and lose the rest."""
+    """Attempts that each train 99 steps of 10 s, save twice (20 s each, after 40 and 80), and lose
+    the rest.
+    """
     at = 0.0
     past.submit(0, "20260921-000000-00000001", 4, f"1-{faults}%1")
     done = 0
@@ -77,10 +79,12 @@ def test_the_run_is_measured_as_it_was(tmp_path):
 def test_the_interval_is_dalys_and_its_saving_is_recomputed(tmp_path):
     history, goodput = faulty(Past(tmp_path))
     advice = by_topic(advise(history, goodput, CARD))["save interval"]
-    # Young: sqrt(2 * 1085 * 20) = 208.3 s; Daly: 208.3 * (1 + 0.096 / 3 + 0.0092 / 9) - 20 = 195 s, of 10 s steps
+    # Young: sqrt(2 * 1085 * 20) = 208.3 s; Daly: 208.3 * (1 + 0.096 / 3 + 0.0092 / 9) - 20 = 195 s,
+    # of 10 s steps
     assert advice.change == "checkpoint.interval = 20"
     assert advice.numbers["young_seconds"] == pytest.approx(208.3, abs=0.1)
-    # In each of six launches of 990 s: now 9 saves and 90 s lost, then 4 saves and 190 s; three nodes and a spare.
+    # In each of six launches of 990 s: now 9 saves and 90 s lost, then 4 saves and 190 s; three
+    # nodes and a spare.
     assert advice.saved_node_hours == pytest.approx(6 * 4 * ((9 * 20 + 90) - (4 * 20 + 190)) / 3600)
 
 
@@ -163,13 +167,11 @@ def test_a_long_queue_calls_for_spares(tmp_path):
 def test_the_tasks_to_the_end_count_what_is_lost_on_the_way(tmp_path):
     history, goodput = faulty(Past(tmp_path))
     advice = by_topic(advise(history, goodput, CARD))["array"]
-    assert (
-        advice.numbers["tasks"] == 4
-    )  # 1000 steps of 10 s, of which 800 in 1085 s are kept: 13,562 s, 3600 s a task
+    # 1000 steps of 10 s, of which 800 in 1085 s are kept: 13,562 s, 3600 s a task
+    assert advice.numbers["tasks"] == 4
     assert advice.change == "tr11 launch --array 1-4"
-    ramp = replace(
-        CARD, recent_steps_left=2500.0
-    )  # larger batches are to come: as long as 2,500 of the recent steps
+    # larger batches are to come: as long as 2,500 of the recent steps
+    ramp = replace(CARD, recent_steps_left=2500.0)
     assert by_topic(advise(history, goodput, ramp))["array"].numbers["tasks"] == 10
 
 
@@ -178,9 +180,8 @@ def test_the_margin_holds_a_step_and_the_longest_save(tmp_path):
     enough = by_topic(advise(history, goodput, CARD))["exit margin"]
     assert (enough.change, enough.numbers["needed_seconds"]) == ("", 30)
     tight = by_topic(advise(history, goodput, replace(CARD, room=20.0)))["exit margin"]
-    assert (
-        tight.change == "run.exit_duration_minutes = 65"
-    )  # 4000 s less 30 s, in whole minutes, and one to spare
+    # 4000 s less 30 s, in whole minutes, and one to spare
+    assert tight.change == "run.exit_duration_minutes = 65"
 
 
 def test_a_run_that_did_nothing_is_told_so(tmp_path):

@@ -1,4 +1,6 @@
-"""The formulas against published numbers, tables of the chi-square distribution, and sums by simulation."""
+"""The formulas against published numbers, tables of the chi-square distribution, and sums by
+simulation.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +25,22 @@ HOUR = 3600.0
 
 
 def test_blooms_interval():
-    """384 GPUs lost about one a week, and a save took 40 s: Young says two hours, and three were used."""
+    """384 GPUs lost about one a week, and a save took 40 s: Young says two hours, and three were
+    used.
+    """
     week = 168 * HOUR
     assert young_interval(week, 40) == pytest.approx(6956, abs=1)
     assert daly_interval(week, 40) == pytest.approx(6956, rel=0.005)
     assert 100 * share_for_saves(3 * HOUR, 40) == pytest.approx(0.4, abs=0.05)
     assert 100 * share_redone(3 * HOUR, week) == pytest.approx(0.9, abs=0.05)
-    assert fault_rate(0, 0, 384).mtbf == pytest.approx(
-        week, rel=0.001
-    )  # 64,500 GPU-hours per failure
+    # 64,500 GPU-hours per failure
+    assert fault_rate(0, 0, 384).mtbf == pytest.approx(week, rel=0.001)
 
 
 @pytest.mark.parametrize(
     ("faults", "low", "high"),
-    # 2T / chi-square of 2n + 2 and 2n degrees of freedom at 95 % and 5 %, from printed tables, for T = 100.
+    # 2T / chi-square of 2n + 2 and 2n degrees of freedom at 95 % and 5 %, from printed tables, for
+    # T = 100.
     [
         (1, 200 / 9.488, 200 / 0.103),
         (5, 200 / 21.026, 200 / 3.940),

@@ -1,4 +1,6 @@
-"""`tr11 handover --chronicle`: each fault with what was done about it and what it cost; the rest at the end."""
+"""`tr11 handover --chronicle`: each fault with what was done about it and what it cost; the rest at
+the end.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,9 @@ def test_no_text_of_a_log_becomes_a_heading() -> None:
 
 
 def test_cost_is_what_was_lost_to_that_fault() -> None:
-    """What the failed launch had trained in vain, and everything that is not useful until it trained on."""
+    """What the failed launch had trained in vain, and everything that is not useful until it
+    trained on.
+    """
 
     def span(start: float, end: float, bucket: Bucket, job: str, launch: int) -> AccountSpan:
         return AccountSpan(int(start * 1e6), int(end * 1e6), bucket, 10, 0, True, job, launch, "")

@@ -1,4 +1,6 @@
-"""`tr11 handover`: what of a shift is told, what is open, what comes, how it reads, and when it counts as made."""
+"""`tr11 handover`: what of a shift is told, what is open, what comes, how it reads, and when it
+counts as made.
+"""
 
 from __future__ import annotations
 
@@ -305,7 +307,7 @@ def _bare(value: Any) -> Any:
     return {key: _bare(item) for key, item in value.items() if item is not None}
 
 
-# ----------------------------------------------------------------------------- what is open, what comes
+# ------------------------------------------------------------------------- what is open, what comes
 def test_what_is_open_has_its_owner_and_its_command() -> None:
     seen = snapshot(
         jobs=(running(), pending(reason="JobHeldUser")),
@@ -337,7 +339,9 @@ def test_what_is_open_has_its_owner_and_its_command() -> None:
 
 
 def test_what_was_released_is_not_held_any_more() -> None:
-    """A controller's record of what it held stays when a person lets it go on: the queue says what is held."""
+    """A controller's record of what it held stays when a person lets it go on: the queue says what
+    is held.
+    """
     record = (HoldRecord("1000", "tr11", NOW - HOUR, "two faults"),)
     for jobs, expected in (
         ((pending(reason="JobHeldUser"),), ["job 1000 is held (`tr11 resume` releases it)"]),
@@ -419,7 +423,7 @@ def test_a_run_that_stands_reaches_no_milestone() -> None:
         assert list(coming_events(seen, ExtraObservations(), card, DAY)) == []
 
 
-# ----------------------------------------------------------------------------- where the training was
+# --------------------------------------------------------------------------- where the training was
 def test_the_step_before_a_moment_is_found_in_any_log(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     assert progress_at(path, NOW) is None

@@ -20,7 +20,9 @@ def text(name: str) -> str:
 
 @dataclass
 class RecordedSystem:
-    """`commands`: words that the command line must hold, to what it gives; anything else is not installed."""
+    """`commands`: words that the command line must hold, to what it gives; anything else is not
+    installed.
+    """
 
     commands: dict[str, ProbeOutput | Exception] = field(default_factory=dict)
     files: dict[str, str | OSError] = field(default_factory=dict)

@@ -1,4 +1,6 @@
-"""The node agent around its workers: checks before they start, its record, memory, and nothing left behind."""
+"""The node agent around its workers: checks before they start, its record, memory, and nothing left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +120,9 @@ def test_the_record_is_there_while_the_workers_run(tmp_path: Path) -> None:
 
 
 def test_the_end_of_a_failed_step_asks_for_nothing(tmp_path: Path) -> None:
-    """srun ends the other nodes' agents when one node was bad: the next launch must not find a stop request."""
+    """srun ends the other nodes' agents when one node was bad: the next launch must not find a stop
+    request.
+    """
     child = agent(tmp_path, SLEEP)
     while child.stdout.readline() != "up\n":
         assert child.poll() is None
@@ -261,13 +265,8 @@ def test_a_report_tells_what_is_known_of_the_memory(
 def test_the_largest_worker_is_named_and_its_peak_kept(tmp_path: Path) -> None:
     said: list[str] = []
     code = "import os, sys; block = bytearray(80 << 20); print(os.getpid(), flush=True); sys.stdin.readline()"
-    shell = [
-        "sh",
-        "-c",
-        '"$0" -c "$1"; true',
-        sys.executable,
-        code,
-    ]  # a tree of its own, without other tests' servers
+    # a tree of its own, without other tests' servers
+    shell = ["sh", "-c", '"$0" -c "$1"; true', sys.executable, code]
     agent = subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         worker = int(agent.stdout.readline())

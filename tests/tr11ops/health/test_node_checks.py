@@ -1,4 +1,6 @@
-"""The checks that every node has: network, disks, shared memory, memory, leftovers, clock, own scripts, the registry."""
+"""The checks that every node has: network, disks, shared memory, memory, leftovers, clock, own
+scripts, the registry.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +130,9 @@ def test_a_read_only_local_disk_is_bad() -> None:
 
 
 def test_the_exported_folder_for_temporary_files_is_looked_at(tmp_path: Path) -> None:
-    """Python's own answer is another folder where that one is broken, so that the fault would not be seen."""
+    """Python's own answer is another folder where that one is broken, so that the fault would not
+    be seen.
+    """
     assert host.exported_folder({"TMPDIR": "/local/job7", "TMP": "/tmp"}) == Path("/local/job7")
     assert host.exported_folder({"TMPDIR": "", "TMP": "/scratch"}) == Path("/scratch")
     assert host.exported_folder({}) == Path(tempfile.gettempdir())
@@ -231,7 +235,7 @@ def test_clock(ahead: float, result: str) -> None:
     assert host.check_clock(system, replace(WANTED, controller_time=5000.0))[0] == result
 
 
-# ------------------------------------------------------------------ own scripts, with real processes
+# ----------------------------------------------------------------- own scripts, with real processes
 def script(folder: Path, body: str) -> str:
     path = folder / "own.sh"
     path.write_text(f"#!/bin/sh\n{body}\n")
@@ -261,7 +265,8 @@ def test_a_broken_script_says_nothing_of_the_node(tmp_path: Path, body: str) -> 
         registry.run_script(ThisNode(), WANTED, SiteScript(script(tmp_path, body)))
 
 
-# Exit codes of gcm (gcm.health_checks.types.ExitCode), of the Nagios plugin interface, and of LBNL NHC (its script `nhc`).
+# Exit codes of gcm (gcm.health_checks.types.ExitCode), of the Nagios plugin interface, and of LBNL
+# NHC (its script `nhc`).
 GCM = {"OK": 0, "WARN": 1, "CRITICAL": 2, "UNKNOWN": 3}
 OF_GCM = {"OK": "fine", "WARN": "warning", "CRITICAL": "bad", "UNKNOWN": "unknown"}
 

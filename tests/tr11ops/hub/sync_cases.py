@@ -1,4 +1,6 @@
-"""A run directory with logs, and a synchronisation of it with the test's hub; the clock is the test's own."""
+"""A run directory with logs, and a synchronisation of it with the test's hub; the clock is the
+test's own.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Synchronises in a process of its own each time it is asked: `python -m tests.tr11ops.hub.sync_child ROOT URL`.
+"""Synchronises in a process of its own each time it is asked: `python -m
+tests.tr11ops.hub.sync_child ROOT URL`.
 
-Everything is imported once; each line on stdin forks a process that does one round, whose number is printed.
+Everything is imported once; each line on stdin forks a process that does one round, whose number is
+printed.
 """
 
 from __future__ import annotations

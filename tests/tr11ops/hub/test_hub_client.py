@@ -1,4 +1,6 @@
-"""The edge to the hub against a hub that fails in every way: what comes back, how long it waits, what it never says."""
+"""The edge to the hub against a hub that fails in every way: what comes back, how long it waits,
+what it never says.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,7 @@ def test_a_large_file_goes_in_parts(
     assert hub_server.authorizations_at_storage() == []
 
 
-# ----------------------------------------------------------------------------- what fails and passes
+# ---------------------------------------------------------------------------- what fails and passes
 FAULTS = ("info", "preupload", "lfs-batch", "lfs-put", "lfs-verify", "commit")
 
 
@@ -138,12 +140,12 @@ def test_what_may_pass_is_tried_again(
 ) -> None:
     hub_server.fail(kind, status, times=2, headers={"Retry-After": "40"})
     hub.commit(logs, [Add("w.bin", LARGE)], "one")
-    # what was asked for, and no one below slept on its own; an object whose check failed is there at the second try
+    # what was asked for, and no one below slept on its own; an object whose check failed is there
+    # at the second try
     assert hub_waits == [40.0] * (1 if kind == "lfs-verify" else 2)
     assert [commit.title for commit in hub_server.history(logs.name)] == ["initial commit", "one"]
-    assert hub_server.bytes_sent() == len(LARGE) * (
-        3 if kind == "lfs-put" else 1
-    )  # what arrived is not sent again
+    # what arrived is not sent again
+    assert hub_server.bytes_sent() == len(LARGE) * (3 if kind == "lfs-put" else 1)
 
 
 @pytest.mark.parametrize("kind", FAULTS)

@@ -106,7 +106,9 @@ def test_the_wrong_token_and_none(
 
 
 def test_a_regular_file_may_not_be_large(hub: Hub, hub_server: HubServer, logs: Repository) -> None:
-    """The hub asks for what is above 10 MiB as a large object without being told; one that came otherwise is refused."""
+    """The hub asks for what is above 10 MiB as a large object without being told; one that came
+    otherwise is refused.
+    """
     hub.commit(logs, [Add("logs/main_log.txt", b"x" * (11 << 20))], "large")
     assert hub_server.history(logs.name)[-1].files["logs/main_log.txt"].sha256 is not None
     with pytest.raises(Exception, match="larger than 10 MiB"):
@@ -187,7 +189,9 @@ def test_no_secret_leaves_by_any_way(
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Everything that is printed, logged or raised, with the library's logging turned up, while all kinds of calls fail."""
+    """Everything that is printed, logged or raised, with the library's logging turned up, while all
+    kinds of calls fail.
+    """
     from huggingface_hub import constants
     from huggingface_hub import logging as hub_logging
 
@@ -305,9 +309,8 @@ def test_a_file_without_a_token_is_refused_without_being_shown(
     path.write_bytes(content)
     path.chmod(0o600)
     with pytest.raises(CredentialsError) as refused:
-        find_credentials(
-            path, {"HF_TOKEN": "hf_other"}
-        )  # a named file that is wrong is not passed over
+        # a named file that is wrong is not passed over
+        find_credentials(path, {"HF_TOKEN": "hf_other"})
     assert (
         str(path) in str(refused.value)
         and "abcdef" not in str(refused.value)

@@ -106,9 +106,8 @@ def test_the_library_writes_and_reads(api: HfApi, hub_server: HubServer, tmp_pat
         "all",
         "initial commit",
     ]
-    assert (
-        hub_server.files(NAME, made.oid)["deep/er/c.txt"] == b"c" * 3000
-    )  # an old commit is as it was
+    # an old commit is as it was
+    assert hub_server.files(NAME, made.oid)["deep/er/c.txt"] == b"c" * 3000
     api.create_branch(NAME, branch="other", revision=made.oid)
     api.create_branch(NAME, branch="other", exist_ok=True)
     assert {ref.name for ref in api.list_repo_refs(NAME).branches} == {"main", "other"}

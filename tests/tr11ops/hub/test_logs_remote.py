@@ -1,4 +1,6 @@
-"""`tr11 logs --remote` and `tr11 status --remote` against a whole hub: large files elsewhere, refusals, faults, renewal."""
+"""`tr11 logs --remote` and `tr11 status --remote` against a whole hub: large files elsewhere,
+refusals, faults, renewal.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def tr11(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Type:
-    """Types on a laptop whose folder is empty, with the reader's token unless another is given ("": none)."""
+    """Types on a laptop whose folder is empty, with the reader's token unless another is given ("":
+    none).
+    """
     monkeypatch.chdir(tmp_path)
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(name, raising=False)
@@ -209,9 +213,8 @@ def test_following_gets_new_bytes_and_sees_a_rewritten_log(repository: HubServer
         for seen in repository.requests
         if seen.range
     ]
-    assert (
-        len(repository.requests) == 2 and max(sizes) >= 256
-    )  # one question, redirected; a few known bytes before
+    # one question, redirected; a few known bytes before
+    assert len(repository.requests) == 2 and max(sizes) >= 256
     send(hub, b"shorter now\n")
     assert list(follower.more()) == ["shorter now"] and said == [
         "the remote log was written again: its end again"

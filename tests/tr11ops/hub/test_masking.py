@@ -1,4 +1,6 @@
-"""Secrets that a training printed: masked in what is sent, byte for byte, in every round alike, and told once."""
+"""Secrets that a training printed: masked in what is sent, byte for byte, in every round alike, and
+told once.
+"""
 
 from __future__ import annotations
 
@@ -156,7 +158,9 @@ PIECES = [
     st.integers(90, 500),
 )
 def test_the_masks_of_a_beginning_depend_on_it_alone(pieces, ends, block):
-    """However a file was looked at before, and in whatever blocks where the lines are shorter than these."""
+    """However a file was looked at before, and in whatever blocks where the lines are shorter than
+    these.
+    """
     data = b"".join(pieces)
     read = lambda offset, length: data[offset : offset + length]  # noqa: E731
     search = MaskSearch(is_events=False)

@@ -1,4 +1,6 @@
-"""The model's card: what it says of a run, judged by the hub's own parser and a Markdown reader, whatever names hold."""
+"""The model's card: what it says of a run, judged by the hub's own parser and a Markdown reader,
+whatever names hold.
+"""
 
 from __future__ import annotations
 
@@ -79,10 +81,8 @@ def test_the_card_of_bloom() -> None:
     text = model_card(BLOOM)
     data = ModelCard(text).data.to_dict()
     assert data["license"] == "bigscience-bloom-rail-1.0" and data["library_name"] == "transformers"
-    assert data["language"] == ["en", "no"] and data["tags"] == [
-        "bloom",
-        "tr11",
-    ]  # "no" is a language, not false
+    # "no" is a language, not false
+    assert data["language"] == ["en", "no"] and data["tags"] == ["bloom", "tr11"]
     words = _words(text)
     assert words[0] == "tr11-176B-ml, step 95,000"
     cells = dict(pairwise(words))
@@ -140,7 +140,9 @@ HOSTILE = st.one_of(
 @settings(max_examples=60, deadline=None)
 @given(HOSTILE, HOSTILE, HOSTILE)
 def test_no_name_is_more_than_text(name: str, dataset: str, other: str) -> None:
-    """A hostile name changes neither the header nor the structure: no link, no HTML, no row more than without it."""
+    """A hostile name changes neither the header nor the structure: no link, no HTML, no row more
+    than without it.
+    """
     facts = replace(
         BLOOM, name=name, variant=other, datasets=(Dataset(dataset, 1.0),), hyperparameters=(("optimizer", other),),
         card_hash=dataset, version=name, validation_losses=((other, 1, 2.0),),
@@ -297,7 +299,9 @@ def test_the_losses_of_a_step(tmp_path: Path) -> None:
 def test_the_past_of_a_run_is_what_goodput_says_until_the_save(
     card: RunCard, tmp_path: Path
 ) -> None:
-    """Two nodes held for 100 s before the first step, then 20 steps of 10 s, a save; what came later does not count."""
+    """Two nodes held for 100 s before the first step, then 20 steps of 10 s, a save; what came
+    later does not count.
+    """
     run = WrittenPast(tmp_path)
     run.submit(0, "20260101-000000-00000000", 2)
     run.attempt(1000, "1001", ["n1", "n2"], "20260101-000000-00000000")

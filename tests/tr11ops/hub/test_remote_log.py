@@ -1,4 +1,6 @@
-"""The copy on the hub: only what is new is fetched, through every fault of a network, and the token stays with the hub."""
+"""The copy on the hub: only what is new is fetched, through every fault of a network, and the token
+stays with the hub.
+"""
 
 from __future__ import annotations
 

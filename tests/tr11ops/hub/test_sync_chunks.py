@@ -1,4 +1,6 @@
-"""A large log that grows, at a hub with chunked storage: only what is new travels, and what is there is the log."""
+"""A large log that grows, at a hub with chunked storage: only what is new travels, and what is
+there is the log.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A synchronisation that is killed at any point: the next one finishes it, and what is at the hub is always whole."""
+"""A synchronisation that is killed at any point: the next one finishes it, and what is at the hub
+is always whole.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whatever happens to logs, records and the repository: nothing that was ever at the hub is lost, and what is new arrives."""
+"""Whatever happens to logs, records and the repository: nothing that was ever at the hub is lost,
+and what is new arrives.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Sync rounds whose record is lost, wrong or shared; a hub that is not well; how often is committed."""
+"""Sync rounds whose record is lost, wrong or shared; a hub that is not well; how often is
+committed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.journal import read_journal
 
 
-# ----------------------------------------------------------------------------- the record can be lost
+# --------------------------------------------------------------------------- the record can be lost
 @pytest.mark.parametrize("damage", ["gone", "garbled", "another", "newer", "rebuild", "odd"])
 def test_the_record_is_found_again_from_the_hub(mirror, damage):
     mirror.write(LOG, b"one\n")
@@ -109,7 +111,7 @@ def _steal(second: Mirror) -> None:
     second.server.put(REPOSITORY, "README.md", b"and more")
 
 
-# ----------------------------------------------------------------------------- who may, and records that fail
+# ------------------------------------------------------------------- who may, and records that fail
 def test_the_second_of_two_leaves_and_says_who_is_at_it(mirror):
     mirror.write(LOG, b"one\n")
     folder = ClaimFolder(mirror.directory, "hub-sync")
@@ -292,7 +294,7 @@ def test_a_process_that_stays_reads_only_what_is_new(mirror):
     assert mirror.there() == {LOG: mirror.path(LOG).read_bytes()}
 
 
-# ----------------------------------------------------------------------------- the status goes along
+# ---------------------------------------------------------------------------- the status goes along
 def test_a_status_goes_with_the_logs_and_alone_when_it_matters(mirror):
     mirror.write(LOG, b"one\n")
     mirror.status = b'{"verdict": "healthy", "time": "1"}'

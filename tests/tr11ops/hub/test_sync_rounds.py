@@ -82,7 +82,7 @@ def test_a_hole_in_a_log_is_not_sent_while_it_may_be_filled(mirror):
     assert mirror.there() == {LOG: b"one\ntwo two tw\nthree\n"}
 
 
-# ----------------------------------------------------------------------------- nothing at the hub is lost
+# ----------------------------------------------------------------------- nothing at the hub is lost
 def test_a_file_that_vanished_here_stays_there(mirror):
     mirror.write(LOG, b"one\n")
     mirror.write("logs/main/other.txt", b"other\n")

@@ -1,4 +1,6 @@
-"""`tr11 upload`: a real small model goes to the hub and comes back with the same logits; killed, refused, two at once."""
+"""`tr11 upload`: a real small model goes to the hub and comes back with the same logits; killed,
+refused, two at once.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ MODEL = "science/model"
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run directory whose checkpoint of step 0 is a BLOOM of transformers, and what it exports to, by dtype.
+    """A run directory whose checkpoint of step 0 is a BLOOM of transformers, and what it exports
+    to, by dtype.
 
     Done in this process, which has torch loaded; the tests' own exports are children.
     """
@@ -203,9 +206,8 @@ def test_a_second_upload_changes_nothing_another_precision_does(
 ) -> None:
     assert execute(["upload", "0", *exported]) == 0
     first = capfd.readouterr().out
-    shutil.copytree(
-        prepared / "exports", "run/state/upload", dirs_exist_ok=True
-    )  # what was exported is gone by now
+    # what was exported is gone by now
+    shutil.copytree(prepared / "exports", "run/state/upload", dirs_exist_ok=True)
     assert execute(["upload", "0", *exported]) == 0
     assert capfd.readouterr().out == first and len(hub_server.history(MODEL)) == 2
     hub_server.put(MODEL, "model-00001-of-00002.safetensors", b"of an earlier export")
@@ -254,9 +256,8 @@ def test_a_private_model_is_not_published_where_all_can_see_it(
         f"{MODEL} is public, and --private was asked for" in capfd.readouterr().err
         and hub_server.count("commit") == 0
     )
-    assert (
-        execute(["upload", "0", *exported]) == 0
-    )  # the card's wish is for a repository that is made
+    # the card's wish is for a repository that is made
+    assert execute(["upload", "0", *exported]) == 0
 
 
 # ----------------------------------------------------------------------------- refusals
@@ -351,7 +352,9 @@ for line in sys.stdin:
 def test_killed_at_any_request_the_same_command_goes_on(
     card: list[str], hub_server: HubServer, prepared: Path, tmp_path: Path
 ) -> None:
-    """kill -9 in the midst of each kind of request; whatever is seen meanwhile is no model or the whole one."""
+    """kill -9 in the midst of each kind of request; whatever is seen meanwhile is no model or the
+    whole one.
+    """
     hub_server.configure(multipart_from=20_000, part_bytes=30_000)
     words = chr(31).join(["upload", "0", *card, "--json", ""])
     with subprocess.Popen(
@@ -383,13 +386,11 @@ def test_killed_at_any_request_the_same_command_goes_on(
                     "a part of a file",
                     pause=0.01,
                 )
-                os.kill(
-                    pid[0], signal.SIGKILL
-                )  # of the command alone: the export must not go on without it
+                # of the command alone: the export must not go on without it
+                os.kill(pid[0], signal.SIGKILL)
                 until(lambda: not any(_exporters(tmp_path)), "the end of the export")
-                shutil.copytree(
-                    prepared / "exports", "run/state/upload", dirs_exist_ok=True
-                )  # another one got through
+                # another one got through
+                shutil.copytree(prepared / "exports", "run/state/upload", dirs_exist_ok=True)
             else:
                 hub_server.on(kind, kill)
                 pid.append(start())
@@ -403,16 +404,13 @@ def test_killed_at_any_request_the_same_command_goes_on(
         pid = [start()]
         assert json.loads(_until_json(runner)) and int(runner.stdout.readline()) == 0
         runner.stdin.close()
-    assert (
-        len(hub_server.history(MODEL)) == 2
-    )  # the commit was made though its sender was dead, and not made again
+    # the commit was made though its sender was dead, and not made again
+    assert len(hub_server.history(MODEL)) == 2
     size = hub_server.history(MODEL)[-1].files["model.safetensors"].size
-    assert (
-        hub_server.bytes_sent() <= 3 * size
-    )  # cut at a part and after its last one; never again once it was there
-    assert [folder.name[-5:] for folder in Path("run/state/upload").iterdir()] == [
-        "-bf16"
-    ]  # another upload's
+    # cut at a part and after its last one; never again once it was there
+    assert hub_server.bytes_sent() <= 3 * size
+    # another upload's
+    assert [folder.name[-5:] for folder in Path("run/state/upload").iterdir()] == ["-bf16"]
     from safetensors.torch import load
 
     ours, theirs = (

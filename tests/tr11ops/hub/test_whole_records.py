@@ -1,4 +1,6 @@
-"""Where the last whole line or record ends: against TensorBoard's own reader, at every possible cut."""
+"""Where the last whole line or record ends: against TensorBoard's own reader, at every possible
+cut.
+"""
 
 from __future__ import annotations
 

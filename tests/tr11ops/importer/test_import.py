@@ -1,4 +1,6 @@
-"""Whole imports: the 176B script against the shipped card, options and sections, what is told, hostile files."""
+"""Whole imports: the 176B script against the shipped card, options and sections, what is told,
+hostile files.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def imported(name: str, *overrides: str) -> Imported:
     return import_script(SCRIPTS / f"{name}.slurm", overrides)
 
 
-# ----------------------------------------------------------------------------- against the shipped card
+# ------------------------------------------------------------------------- against the shipped card
 # The script names files of groups where the shipped card lists the 28 prefixes; the rest are what only one of them says.
 DIFFERENT = {
     "data.train_groups_file", "data.valid_groups_file", "data.prefixes", "data.weights", "data.split",
@@ -192,7 +194,8 @@ def test_old_names_of_optimizers(options: str, expected: dict[str, object]) -> N
     assert found.tables["optimizer"] == expected
 
 
-# A job of the large-batch trainer, as its shell scripts have it: master, nodes, rank and rate are arguments.
+# A job of the large-batch trainer, as its shell scripts have it: master, nodes, rank and rate are
+# arguments.
 LARGE_BATCH = """#!/bin/bash
 #SBATCH --job-name=bert-4l
 #SBATCH --nodes=2

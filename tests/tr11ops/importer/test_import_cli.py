@@ -1,4 +1,6 @@
-"""`tr11 import` as it is typed: exit codes, where the card goes, what is shown, and that nothing is ever run."""
+"""`tr11 import` as it is typed: exit codes, where the card goes, what is shown, and that nothing is
+ever run.
+"""
 
 from __future__ import annotations
 

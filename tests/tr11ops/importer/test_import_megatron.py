@@ -1,4 +1,6 @@
-"""Scripts of newer trainers, and of other sites: own small ones that hold the constructs of published scripts."""
+"""Scripts of newer trainers, and of other sites: own small ones that hold the constructs of
+published scripts.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +123,7 @@ def test_what_a_shell_reads_and_writes_is_no_placeholder(redirected: str) -> Non
     assert [item.value for item in found.unplaced if item.option == "sort"] == [""]
 
 
-# ----------------------------------------------------------------------------- the run's folder and name
+# ------------------------------------------------------------------------ the run's folder and name
 @pytest.mark.parametrize(
     ("save", "directory", "variant", "name"),
     [
@@ -145,7 +147,7 @@ def test_a_run_is_named_by_its_folder_or_asks(
     assert asked == ([] if name else [("--save", directory)])
 
 
-# ----------------------------------------------------------------------------- launchers and programs
+# --------------------------------------------------------------------------- launchers and programs
 def test_tasks_that_are_the_workers_themselves() -> None:
     """`srun python pretrain_gpt.py`, without a launcher of its own: Slurm starts the workers."""
     head = "#SBATCH --nodes=1 --ntasks-per-node=2"

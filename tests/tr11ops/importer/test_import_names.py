@@ -1,4 +1,6 @@
-"""Which options an import names: those of the script, as it spells them, or those marked as assumed."""
+"""Which options an import names: those of the script, as it spells them, or those marked as
+assumed.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def without(script: str, option: str) -> str:
 
 
 def check(script: str) -> None:
-    """Each option that the report names stands in the script, on the line that is told, or is said to be absent."""
+    """Each option that the report names stands in the script, on the line that is told, or is said
+    to be absent.
+    """
     found, given_there, lines = import_text(script, "x"), set(flags(script)), script.splitlines()
     for placed in found.placed:
         named = set(flags(placed.source))

@@ -1,4 +1,6 @@
-"""The table of options and the directives: each option becomes a key of the card, or asks for a decision."""
+"""The table of options and the directives: each option becomes a key of the card, or asks for a
+decision.
+"""
 
 from __future__ import annotations
 

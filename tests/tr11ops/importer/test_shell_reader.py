@@ -1,4 +1,6 @@
-"""The shell reader against bash itself, on generated scripts of the subset it claims; and bounds on hostile text."""
+"""The shell reader against bash itself, on generated scripts of the subset it claims; and bounds on
+hostile text.
+"""
 
 from __future__ import annotations
 
@@ -158,7 +160,8 @@ def test_arithmetic_is_bash_s(expressions: list[str]) -> None:
         try:
             found = str(evaluate(text))
         except ArithmeticProblem:
-            # what is refused here but computed there: shifts outside 0..63, and what the untaken side divides by zero
+            # what is refused here but computed there: shifts outside 0..63, and what the untaken
+            # side divides by zero
             assert expected == "refused" or any(sign in text for sign in ("<<", ">>", "/", "%")), (
                 text
             )

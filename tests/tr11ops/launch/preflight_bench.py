@@ -1,4 +1,6 @@
-"""A card with whole inputs, and the facts that a launch of it would see: what the preflight tests change."""
+"""A card with whole inputs, and the facts that a launch of it would see: what the preflight tests
+change.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def no_scheduler(kind: str) -> Scheduler:
 
 
 class Bench:
-    """A card with whole inputs, and the facts that a launch of it would see on a small idle cluster."""
+    """A card with whole inputs, and the facts that a launch of it would see on a small idle
+    cluster.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

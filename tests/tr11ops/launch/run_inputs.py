@@ -1,4 +1,6 @@
-"""Small real inputs for launches: indexed datasets, tokenizers, checkpoints and cards, written byte by byte."""
+"""Small real inputs for launches: indexed datasets, tokenizers, checkpoints and cards, written byte
+by byte.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def write_checkpoint(
     latest: bool = True,
     size: int = 64,
 ) -> Path:
-    """A complete checkpoint of one file of `size` bytes and the small ones that a resume needs, as its manifest sees it."""
+    """A complete checkpoint of one file of `size` bytes and the small ones that a resume needs, as
+    its manifest sees it.
+    """
     place = folder / checkpoint_name(step)
     (place / "weights").mkdir(parents=True)
     data = place / "weights" / "part.bin"

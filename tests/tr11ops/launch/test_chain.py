@@ -1,4 +1,6 @@
-"""How attempts are queued under a site's rules, how far they go, and whether each one's end leaves time enough."""
+"""How attempts are queued under a site's rules, how far they go, and whether each one's end leaves
+time enough.
+"""
 
 from __future__ import annotations
 
@@ -176,7 +178,9 @@ def big() -> RunCard:
 
 
 def test_coverage_of_the_176b_training(big: RunCard) -> None:
-    """A whole run takes what `tr11 estimate` says; the original took about 100 to 120 days, ten tasks hold 41."""
+    """A whole run takes what `tr11 estimate` says; the original took about 100 to 120 days, ten
+    tasks hold 41.
+    """
     coverage = coverage_of(big, 10, RunHistory(), 0)
     duration = estimate(big).duration
     assert duration is not None and coverage.remaining == pytest.approx(86400 * duration.days)
@@ -266,9 +270,8 @@ def test_the_shortest_start_is_the_one_that_counts(tmp_path: Path) -> None:
         for job, number, at in steps
     ]
     paths.metrics.write_text("\n".join(lines) + "\n")
-    assert (
-        read_history(paths).start == 45.0
-    )  # of the first attempt, only what the log still has is known
+    # of the first attempt, only what the log still has is known
+    assert read_history(paths).start == 45.0
 
 
 MARGINS: list[tuple[str, list[str], RunHistory, Level | None, str]] = [

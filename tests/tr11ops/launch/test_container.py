@@ -1,4 +1,6 @@
-"""`slurm.container`: what stands on srun's line, and what a launch says of an image that cannot run."""
+"""`slurm.container`: what stands on srun's line, and what a launch says of an image that cannot
+run.
+"""
 
 from __future__ import annotations
 
@@ -64,13 +66,14 @@ def test_without_it_the_line_is_what_it_was() -> None:
     bare, inside = srun_command(launch(None)), srun_command(launch(PYXIS))
     assert before_agent(bare) == [sys.executable]
     assert not [word for word in bare if "container" in word]
-    assert (
-        bare[: bare.index("x1,x2")] == inside[: inside.index("x1,x2")]
-    )  # what ends the step is the same
+    # what ends the step is the same
+    assert bare[: bare.index("x1,x2")] == inside[: inside.index("x1,x2")]
 
 
 def test_the_line_starts_what_it_says(tmp_path: Path) -> None:
-    """With a stand-in for Apptainer that runs the command outside any image: order, quoting and exit code."""
+    """With a stand-in for Apptainer that runs the command outside any image: order, quoting and
+    exit code.
+    """
     runtime = tmp_path / "apptainer"
     runtime.write_text(
         '#!/bin/sh\nwhile [ "$1" != /images/tr11.sif ]; do shift; done\nshift\nexec "$@"\n'

@@ -107,9 +107,8 @@ def test_the_default_qos_and_that_of_the_partition_count_as_slurm_has_them(
     assert said == limits
     shadowed = any(one.resource == "node" and one.owner == "account lab" for one in found.limits)
     assert shadowed is not any("node=2" in each or "node=8" in each for each in limits)
-    unnamed = read_grants(
-        ENFORCED, "ana", None, None, None, {}, told
-    )  # the site's default partition
+    # the site's default partition
+    unnamed = read_grants(ENFORCED, "ana", None, None, None, {}, told)
     assert unnamed == found
 
 
@@ -193,7 +192,9 @@ def test_what_is_not_enforced_is_not_asked_and_a_refusal_said() -> None:
 
 
 def checks(folder: Path, grants: Any, tasks: int = 10, reservation: bool = False) -> list[str]:
-    """Two nodes of 4 GPUs and 64 CPUs for 2 hours a task: 240 node minutes, 960 GPU minutes, 15,360 CPU minutes."""
+    """Two nodes of 4 GPUs and 64 CPUs for 2 hours a task: 240 node minutes, 960 GPU minutes, 15,360
+    CPU minutes.
+    """
     changes = ["slurm.nodes=2", "slurm.time_limit=02:00:00", "slurm.gpus_per_node=4"]
     card = load_card(
         write_card(folder), [*changes, *(["slurm.reservation=r1"] if reservation else [])], {}

@@ -1,4 +1,6 @@
-"""A card as Kubernetes objects: valid by the published schema, and the environment that `tr11 train` reads."""
+"""A card as Kubernetes objects: valid by the published schema, and the environment that `tr11
+train` reads.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,8 @@ def test_each_pod_knows_its_node_and_where_node_0_is(tmp_path: Path) -> None:
         None, None, None, {**environment, "JOB_COMPLETION_INDEX": "1"}, 7
     )
     assert (rendezvous, said) == (Rendezvous(2, 1, "small-0.small", 29500), ())
-    # the first pod's DNS name: its host name (Job and index) below the headless Service that the pods name
+    # the first pod's DNS name: its host name (Job and index) below the headless Service that the
+    # pods name
     assert (
         pod["subdomain"]
         == service["metadata"]["name"]

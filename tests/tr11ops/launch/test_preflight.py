@@ -1,4 +1,6 @@
-"""Every refusal and warning of a launch: its words, its fix and its exit code, from facts alone and from real files."""
+"""Every refusal and warning of a launch: its words, its fix and its exit code, from facts alone and
+from real files.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def test_a_sound_launch_is_all_ok_and_leaves_no_trace(bench: Bench) -> None:
 def test_a_missing_compiler_is_found_before_the_nodes_find_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the workers run on this machine that refuses the launch; nodes of a cluster may have one."""
+    """Where the workers run on this machine that refuses the launch; nodes of a cluster may have
+    one.
+    """
     bench.overrides = ["model.compile_blocks=true"]
     monkeypatch.setenv("CXX", "sh")
     assert bench.faults() == []
@@ -236,7 +240,9 @@ def test_too_little_space(bench: Bench) -> None:
 
 
 def test_the_room_is_measured_by_what_the_runs_own_saves_take(bench: Bench) -> None:
-    """Not by what the card's model would write: a stand-in writes little, and was refused its resubmission."""
+    """Not by what the card's model would write: a stand-in writes little, and was refused its
+    resubmission.
+    """
     bench.changes = {"directory": replace(bench.facts().directory, free_bytes=5000)}
     assert "refused: space: 4.9 KiB free" in bench.faults()[0]
     write_checkpoint(bench.directory.paths.checkpoints, 4, size=2000)
@@ -354,12 +360,8 @@ def test_what_is_seen_of_a_real_run_directory(bench: Bench) -> None:
     lease.release()
     assert holder is not None and holder.job_id == "99" and "job 99" in holder.text
     left = sorted(path.name for path in directory.paths.state.iterdir())
-    assert left == [
-        "heartbeat",
-        "lease",
-        "lease.json",
-        "requests",
-    ]  # nothing of ours is left behind
+    # nothing of ours is left behind
+    assert left == ["heartbeat", "lease", "lease.json", "requests"]
 
 
 def test_index_maps_that_are_there_are_not_announced(bench: Bench) -> None:

@@ -1,4 +1,6 @@
-"""Every refusal and warning of a launch about its checkpoints: its words, its fix and its exit code."""
+"""Every refusal and warning of a launch about its checkpoints: its words, its fix and its exit
+code.
+"""
 
 from __future__ import annotations
 
@@ -249,16 +251,15 @@ def test_a_training_with_nothing_left_is_a_warning_until_it_says_that_it_is_fini
         "refused: batch.train_samples: the training is finished, nothing is left"
     )
     assert bench.code() == 1
-    bench.request = replace(
-        bench.request, on_scheduler=False
-    )  # here, where no allocation is taken for it
+    # here, where no allocation is taken for it
+    bench.request = replace(bench.request, on_scheduler=False)
     assert bench.faults()[0].startswith(f"warning: {said}")
     bench.request = replace(bench.request, on_scheduler=True)
     bench.overrides = ["batch.train_samples=128"]
     assert bench.code() == 0 and "nothing is left" not in bench.text()
 
 
-# ----------------------------------------------------------------------------- settings, as the trainer compares them
+# ----------------------------------------------------------- settings, as the trainer compares them
 def settings(bench: Bench) -> dict[str, Any]:
     """What a checkpoint of the bench's card keeps of schedule and optimizer."""
     return {
@@ -329,7 +330,7 @@ def test_settings_among_tensors_and_a_cursor_that_cannot_be_read_are_told(bench:
     )
 
 
-# ----------------------------------------------------------------------------- another run's checkpoint
+# ------------------------------------------------------------------------- another run's checkpoint
 @pytest.fixture
 def other(bench: Bench) -> Path:
     """The checkpoints of another run, `big/main`, which saved step 30 with the bench's settings."""
@@ -356,15 +357,12 @@ def test_a_start_from_another_run_is_said_and_compared(bench: Bench, other: Path
     assert bench.faults() == [] and "weights alone, all counters from zero" in bench.text()
     bench.overrides = [*load, "run.seed=7"]
     assert bench.code() == 0 and "the data is switched after global_step30" not in bench.text()
-    bench.overrides = [
-        *load,
-        "run.expect_resume=true",
-    ]  # which the trainer takes for "do not begin at random"
+    # which the trainer takes for "do not begin at random"
+    bench.overrides = [*load, "run.expect_resume=true"]
     assert bench.code() == 0
     write_checkpoint(checkpoints(bench), 5, MODEL)
-    assert (
-        "resumes at step 6 from global_step5" in bench.text()
-    )  # the run's own go before all others
+    # the run's own go before all others
+    assert "resumes at step 6 from global_step5" in bench.text()
 
 
 def test_weights_alone_are_enough_where_no_optimizer_is_loaded(bench: Bench, other: Path) -> None:
@@ -418,7 +416,9 @@ def test_what_a_run_began_with_stays_in_sight(bench: Bench) -> None:
 
 
 def test_a_last_checkpoint_without_a_word_of_the_card(bench: Bench) -> None:
-    """The trainer leaves in time by itself, and the launch says when; where there is no room for that, it says so."""
+    """The trainer leaves in time by itself, and the launch says when; where there is no room for
+    that, it says so.
+    """
     unsaid = ["run.exit_duration_minutes=none", "slurm.signal_seconds_before_limit=none"]
     bench.overrides = unsaid
     assert (

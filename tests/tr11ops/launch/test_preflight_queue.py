@@ -154,8 +154,6 @@ def test_a_client_on_another_host_that_submits_is_waited_for(bench: Bench) -> No
         ]
         and bench.code() == 1
     )
-    bench.changes = {
-        "submissions": (replace(lost, host=facts.host),),
-        "time": facts.time,
-    }  # its lock is ours: it is dead
+    # its lock is ours: it is dead
+    bench.changes = {"submissions": (replace(lost, host=facts.host),), "time": facts.time}
     assert bench.code() == 0 and "no trace" in bench.faults()[0]

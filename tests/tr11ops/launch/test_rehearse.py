@@ -1,4 +1,6 @@
-"""The rehearsal of a card: valid for every shipped one, away from the run, and told in its differences."""
+"""The rehearsal of a card: valid for every shipped one, away from the run, and told in its
+differences.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ def test_the_differences_are_all_there_are() -> None:
 
 @pytest.mark.parametrize(("groups", "expected"), [(28, 4), (4, 4), (112, 8)])
 def test_shared_keys_and_values_stay_shared(groups: int, expected: int) -> None:
-    """Of eight heads in place of 112: as many share one as in the card, or a tensor rank of four has one at least."""
+    """Of eight heads in place of 112: as many share one as in the card, or a tensor rank of four
+    has one at least.
+    """
     path, changes = shipped_folder() / "tr11-176B-ml.toml", (f"model.key_value_heads={groups}",)
     main = load_card(path, changes, VARIABLES)
     other = load_card(path, (*changes, *as_options(rehearsal_overrides(main))), VARIABLES)

@@ -176,7 +176,8 @@ def test_every_signal_is_passed_on_and_the_status_survives(tmp_path: Path) -> No
             batch.send_signal(number)  # to the shell alone, as Slurm's --signal=B: does
         rest = batch.stdout.read()
         assert batch.wait(timeout=300) == 5
-        # An interrupt is passed on as TERM: a child in the background ignores INT until it has its own handler.
+        # An interrupt is passed on as TERM: a child in the background ignores INT until it has its
+        # own handler.
         assert "GOT SIGTERM" in rest and "END TIME: " in rest
     finally:
         if batch.poll() is None:
@@ -235,7 +236,8 @@ def test_only_a_job_with_spares_outlives_a_node(tmp_path: Path) -> None:
 def test_an_agent_that_ends_without_a_word_twice_holds_it(
     tmp_path: Path, status: int, verdict: bool
 ) -> None:
-    # The shell's own last resort: `scontrol` is looked up on PATH, so here stands one that notes what it is told.
+    # The shell's own last resort: `scontrol` is looked up on PATH, so here stands one that notes
+    # what it is told.
     tools, attempts = tmp_path / "tools", tmp_path / "it's attempts"
     tools.mkdir()
     (tools / "scontrol").write_text(
@@ -276,7 +278,7 @@ def test_an_agent_that_ends_without_a_word_twice_holds_it(
         )
 
 
-# ----------------------------------------------------------------------------- an agent that does not begin
+# --------------------------------------------------------------------- an agent that does not begin
 RECORD = "import sys; print('RECORDED', dict(zip(sys.argv[1::2], sys.argv[2::2])))"
 AGENT = (
     "import os, pathlib; pathlib.Path(os.environ['TR11_EARLY'], 'begun').touch(); print('TRAINED')"
@@ -286,7 +288,9 @@ AGENT = (
 def early(
     folder: Path, setup: list[str], agent: str = AGENT, seconds: int = 600
 ) -> tuple[int, dict[str, str], str]:
-    """The script's status, what it has recorded, and what it printed, as a file of its own as under Slurm."""
+    """The script's status, what it has recorded, and what it printed, as a file of its own as under
+    Slurm.
+    """
     text = script(
         folder, [sys.executable, "-c", agent], setup=setup, setup_seconds=seconds,
         early=[sys.executable, "-c", RECORD], attempts=folder / "attempts", silence=folder / "silent",
@@ -355,9 +359,8 @@ def test_a_set_up_that_breaks_python_is_recorded_by_another_one(tmp_path: Path) 
 
 def test_an_agent_that_has_begun_is_recorded_by_no_one_else(tmp_path: Path) -> None:
     for agent in (AGENT, AGENT + "; raise SystemExit(1)"):
-        _, found, said = early(
-            tmp_path, ["export A=1", "cat"], agent
-        )  # what reads its input finds none
+        # what reads its input finds none
+        _, found, said = early(tmp_path, ["export A=1", "cat"], agent)
         assert not found and "TRAINED" in said
 
 
@@ -378,9 +381,8 @@ def test_a_start_that_works_ends_the_count_of_failures(tmp_path: Path) -> None:
         (tmp_path / "silent").mkdir(exist_ok=True)
         (tmp_path / "silent" / task).touch()
     status, _, said = early(tmp_path, [])
-    assert (
-        status == 3 and "ALERT" in said
-    )  # here nothing can be held: it is said, and the next task starts
+    # here nothing can be held: it is said, and the next task starts
+    assert status == 3 and "ALERT" in said
     assert early(tmp_path, [])[0] == 0
 
 
@@ -396,7 +398,9 @@ def test_starts_that_were_killed_are_counted_by_the_next_one(tmp_path: Path) -> 
 
 
 def test_what_a_later_start_left_outlives_the_end_of_this_one(tmp_path: Path) -> None:
-    """Slurm may start the next task while this one leaves: the mark of that start is not this one's to forget."""
+    """Slurm may start the next task while this one leaves: the mark of that start is not this one's
+    to forget.
+    """
     verdict, later = tmp_path / "attempts" / "7" / "verdict.json", tmp_path / "silent" / "8"
     verdict.parent.mkdir(parents=True)
     later.parent.mkdir()
@@ -450,7 +454,9 @@ sys.exit(1)
 
 
 def test_what_works_on_another_node_alone_is_recorded_there(tmp_path: Path) -> None:
-    """An interpreter that is missing on the first node: `srun` and `scontrol` stand for the scheduler's."""
+    """An interpreter that is missing on the first node: `srun` and `scontrol` stand for the
+    scheduler's.
+    """
     tools = tmp_path / "tools"
     tools.mkdir()
     (tools / "scontrol").write_text(
@@ -484,7 +490,7 @@ def test_what_works_on_another_node_alone_is_recorded_there(tmp_path: Path) -> N
     assert "left no verdict" not in done.stdout and list((tmp_path / "silent").iterdir()) == []
 
 
-# ----------------------------------------------------------------------------- a run directory that is not there
+# ---------------------------------------------------------------- a run directory that is not there
 MISSING_HERE = """#!/bin/bash
 # the other nodes see the folder away/, as where the run directory's file system is mounted
 node=""
@@ -502,7 +508,9 @@ def waiting(comment: str) -> Job:
 
 
 def unmounted(folder: Path, srun: str) -> tuple[int, list[str], list[str]]:
-    """The script's status, what it told `scontrol`, and what it ran on other nodes, where the directory is missing."""
+    """The script's status, what it told `scontrol`, and what it ran on other nodes, where the
+    directory is missing.
+    """
     tools = folder / "tools"
     tools.mkdir()
     (tools / "scontrol").write_text(
@@ -589,7 +597,9 @@ def test_an_output_that_cannot_be_opened_costs_no_attempt(tmp_path: Path) -> Non
 
 
 def test_an_output_that_takes_no_line_costs_no_attempt(tmp_path: Path) -> None:
-    """A file that opens on a full disk: the first line that could not be written ended three tasks of an array."""
+    """A file that opens on a full disk: the first line that could not be written ended three tasks
+    of an array.
+    """
     (tmp_path / "folder").mkdir()
     text = render_script(
         request(tmp_path), variant="main", tag="t", command=["bash", "-c", "echo TRAINED && touch trained"],

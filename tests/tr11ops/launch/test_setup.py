@@ -1,4 +1,6 @@
-"""The set-up lines of a card, tried: those that fail, those that spoil what the workers need, and the shipped script."""
+"""The set-up lines of a card, tried: those that fail, those that spoil what the workers need, and
+the shipped script.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ def test_lines_that_never_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert check.level is Level.WARNING and "did not end within" in check.text
 
 
-# ----------------------------------------------------------------------------- the tokenizer that workers will find
+# ------------------------------------------------------------- the tokenizer that workers will find
 def cached(cache: Path) -> None:
     """A tokenizer as the hub's client keeps it."""
     folder = cache / "models--big--science"

@@ -1,4 +1,6 @@
-"""Which code and versions an attempt runs: commit, branch, what is not committed, and what is not known."""
+"""Which code and versions an attempt runs: commit, branch, what is not committed, and what is not
+known.
+"""
 
 from __future__ import annotations
 

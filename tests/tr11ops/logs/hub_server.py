@@ -1,4 +1,6 @@
-"""A small hub on loopback: files, range requests, a redirect to another port as to a CDN, and failures on order."""
+"""A small hub on loopback: files, range requests, a redirect to another port as to a CDN, and
+failures on order.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Hub:
-    """What the server gives, and what it was asked. `failures`: statuses (and Retry-After) of the next answers.
+    """What the server gives, and what it was asked. `failures`: statuses (and Retry-After) of the
+    next answers.
 
-    `content` is the file at `path`; `files` are more of them, at one commit, which the repository's facts list.
+    `content` is the file at `path`; `files` are more of them, at one commit, which the repository's
+    facts list.
     """
 
     content: bytes = b""

@@ -1,4 +1,6 @@
-"""Logs made for tests: steps with noise between them, restarts that go back; and a reader that counts."""
+"""Logs made for tests: steps with noise between them, restarts that go back; and a reader that
+counts.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ def log_of(iterations: Iterable[int], noise: bytes = b"") -> bytes:
 class EndlessLog:
     """A log of any size that is made up as it is read: 8 KiB for each step, of which most is noise.
 
-    Every 5000 steps there is a restart that goes back by 100, and the watchdog's line with the time.
+    Every 5000 steps there is a restart that goes back by 100, and the watchdog's line with the
+    time.
     """
 
     STEP_BYTES, STEPS, BACK = 8192, 5000, 100

@@ -59,7 +59,9 @@ def test_every_step_of_a_range_is_found_after_any_restart(
 
 
 def test_a_large_log_is_searched_by_few_reads() -> None:
-    """100,000 steps with a restart each 1,000 that goes back by 100: some 60 MB, of which a thousandth part is read."""
+    """100,000 steps with a restart each 1,000 that goes back by 100: some 60 MB, of which a
+    thousandth part is read.
+    """
     ranges = (range(max(1, end - 1100), end) for end in range(1000, 100_001, 1000))
     data = log_of(
         chain.from_iterable(ranges),
@@ -69,10 +71,8 @@ def test_a_large_log_is_searched_by_few_reads() -> None:
     assert steps_within(reader, 50_000, 50_050) == list(range(50_000, 50_051))
     assert reader.amount < len(data) / 8 and reader.calls < 400
     reader = CountingReader(data)
-    assert steps_within(reader, 9_950, 9_960) == [
-        *range(9_950, 9_961),
-        *range(9_950, 9_961),
-    ]  # redone after a restart
+    # redone after a restart
+    assert steps_within(reader, 9_950, 9_960) == [*range(9_950, 9_961), *range(9_950, 9_961)]
     assert steps_within(reader, 200_000, 300_000) == []
 
 

@@ -1,4 +1,6 @@
-"""What is shown of a log: by severity, text, iteration, time and attempt; in any form a training has written."""
+"""What is shown of a log: by severity, text, iteration, time and attempt; in any form a training
+has written.
+"""
 
 from __future__ import annotations
 

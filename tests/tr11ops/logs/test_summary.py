@@ -1,4 +1,6 @@
-"""The table of a whole log, of several trainings' forms; and the two failures that only a whole log shows."""
+"""The table of a whole log, of several trainings' forms; and the two failures that only a whole log
+shows.
+"""
 
 from __future__ import annotations
 

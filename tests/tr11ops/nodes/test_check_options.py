@@ -1,4 +1,6 @@
-"""The options of sbatch of a job on chosen nodes: the card's, without those that choose nodes, and each GPU asked once."""
+"""The options of sbatch of a job on chosen nodes: the card's, without those that choose nodes, and
+each GPU asked once.
+"""
 
 from __future__ import annotations
 

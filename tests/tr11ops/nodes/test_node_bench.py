@@ -1,4 +1,6 @@
-"""Nodes by their measurements: equal ones are never slow, a slow one is, and what no one can compare is not judged."""
+"""Nodes by their measurements: equal ones are never slow, a slow one is, and what no one can
+compare is not judged.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def disturbed(chance: random.Random) -> list[float]:
 
 
 def recorded(name: str) -> Source:
-    """Samples in a row of one measurement, on a machine with ten times the work that it has processors for."""
+    """Samples in a row of one measurement, on a machine with ten times the work that it has
+    processors for.
+    """
 
     def source(chance: random.Random) -> Sequence[float]:
         begin = chance.randrange(len(SAMPLES[name]) - REPEATS)
@@ -117,7 +121,9 @@ def test_a_node_at_80_percent_is_found(size: int) -> None:
 def test_hardly_a_fleet_of_three_equal_nodes_accuses(
     source: Source, repeats: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 1000; with three samples of each, on a machine with ten times its work, even a median is hardly known."""
+    """Of 1000; with three samples of each, on a machine with ten times its work, even a median is
+    hardly known.
+    """
     monkeypatch.setattr(sys.modules[__name__], "REPEATS", repeats)
     chance = random.Random(11)
     wrong = sum(bool(slow(judge_speeds(fleet(source, chance, 3)))) for _ in range(1000))

@@ -1,4 +1,6 @@
-"""The search for bad nodes: rounds it needs, faults that come and go, links, and what no job could tell."""
+"""The search for bad nodes: rounds it needs, faults that come and go, links, and what no job could
+tell.
+"""
 
 from __future__ import annotations
 

@@ -87,7 +87,9 @@ def test_what_cannot_be_recorded_leaves_the_queue_as_it_is(
 
 
 def test_each_part_of_an_array_keeps_what_was_on_its_list(directory: RunDirectory) -> None:
-    """A requeued task has a record of its own; the throttle that the scheduler shows is no part of a name."""
+    """A requeued task has a record of its own; the throttle that the scheduler shows is no part of
+    a name.
+    """
     put_on(directory, "a")
     rest = job("7", "7", pending_tasks=(4, 5), excluded=("b",), job_id="7_[4-5%1]")
     queue = Queue(rest, job("9", "7", task_id=3, excluded=("c",), job_id="7_3"))
@@ -167,7 +169,9 @@ def test_what_another_host_excludes_reaches_the_queue_too(directory: RunDirector
 
 
 def test_a_change_that_was_cut_off_is_completed_by_the_next(directory: RunDirectory) -> None:
-    """Killed between the list and the queue; and a node that the scheduler no longer knows spoils no list."""
+    """Killed between the list and the queue; and a node that the scheduler no longer knows spoils
+    no list.
+    """
     put_on(directory, "a", "gone")
     queue = Queue(job("7", "7"))
     done = sync_queue_exclusions(directory, of(queue))

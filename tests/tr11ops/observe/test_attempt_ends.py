@@ -1,4 +1,6 @@
-"""When an attempt without an end marker ended: by whoever said it, else by its last sign of life; never by its start."""
+"""When an attempt without an end marker ended: by whoever said it, else by its last sign of life;
+never by its start.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,9 @@ def test_alerts_and_accounts_date_it_alike(directory: RunDirectory) -> None:
 
 
 def test_the_newest_attempt_is_the_one_that_began_last() -> None:
-    """The end of the one before may be told when it has begun: the next task ends a job that lost its batch host."""
+    """The end of the one before may be told when it has begun: the next task ends a job that lost
+    its batch host.
+    """
     before = Attempt("1006", NOW - 5, end=None, start=START)
     after = Attempt("1007", NOW - 20, end=None, start=NOW - 20)
     ended = Attempt(

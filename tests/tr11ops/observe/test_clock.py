@@ -1,4 +1,6 @@
-"""Ages are judged by the run's clock: this machine's, and a node's, may be an hour wrong in either direction."""
+"""Ages are judged by the run's clock: this machine's, and a node's, may be an hour wrong in either
+direction.
+"""
 
 from __future__ import annotations
 
@@ -160,7 +162,7 @@ def test_a_copied_directory_is_no_living_one(directory: RunDirectory) -> None:
     assert judged(directory, over, 0.0)[1].word is VerdictWord.DOWN
 
 
-# ----------------------------------------------------------------------------- what it is compared with
+# ------------------------------------------------------------------------- what it is compared with
 def test_nothing_is_left_behind(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     before, stamped = file_system_time(directory.root)
     assert abs(before - stamped) < 5.0 and not list(directory.root.iterdir())
@@ -180,9 +182,8 @@ def test_where_nothing_may_be_written_the_scheduler_is_asked(directory: RunDirec
     now = time.time()
     directory.paths.main_log.parent.mkdir(parents=True)
     directory.paths.main_log.touch()
-    os.utime(
-        directory.paths.main_log, (now - 2 * HOUR, now - 2 * HOUR)
-    )  # and there is no state folder
+    # and there is no state folder
+    os.utime(directory.paths.main_log, (now - 2 * HOUR, now - 2 * HOUR))
     told = moment_of(directory, 30.0, TimedQueue(ahead=-HOUR))
     assert told.against == "the scheduler's" and told.ahead == pytest.approx(HOUR, abs=5)
     silent = moment_of(directory, 30.0, TimedQueue())

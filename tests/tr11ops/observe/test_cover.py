@@ -1,4 +1,6 @@
-"""What is queued or runs and covers none of the training that is left: one answer, for all who say how long it lasts."""
+"""What is queued or runs and covers none of the training that is left: one answer, for all who say
+how long it lasts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Log tails and step lines: the formats of several trainings, cut lines, bytes that are no text, files of gigabytes."""
+"""Log tails and step lines: the formats of several trainings, cut lines, bytes that are no text,
+files of gigabytes.
+"""
 
 from __future__ import annotations
 
@@ -162,7 +164,9 @@ def test_a_line_being_written_is_not_read(paths: RunPaths) -> None:
 
 
 def test_a_number_without_end_ends_no_look(paths: RunPaths) -> None:
-    """JSON knows integers of any length; no float holds one of 400 digits, and the command ended with a traceback."""
+    """JSON knows integers of any length; no float holds one of 400 digits, and the command ended
+    with a traceback.
+    """
     beat = {
         "rank": 0,
         "host": "n1",

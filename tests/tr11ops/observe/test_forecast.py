@@ -1,4 +1,6 @@
-"""What comes next: the range of the end, the next checkpoint, throughput against the best, whatever the log's length."""
+"""What comes next: the range of the end, the next checkpoint, throughput against the best, whatever
+the log's length.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,9 @@ def test_what_is_too_little_to_learn_from_gives_no_likely_end() -> None:
 
 
 def test_a_batch_ramp_is_in_the_estimate() -> None:
-    """At the ramp's first step the remaining steps are longer than today's: the pipeline's slots are counted."""
+    """At the ramp's first step the remaining steps are longer than today's: the pipeline's slots
+    are counted.
+    """
     card = load_card(
         shipped_folder() / "tr11-176B-ml.toml",
         (),
@@ -121,7 +125,9 @@ def test_a_batch_ramp_is_in_the_estimate() -> None:
 
 
 def test_every_word_of_what_is_left_is_the_same_one() -> None:
-    """In the batch ramp, where the steps to come are longer than today's: on the screen and for programs alike."""
+    """In the batch ramp, where the steps to come are longer than today's: on the screen and for
+    programs alike.
+    """
     card = load_card(
         shipped_folder() / "tr11-176B-ml.toml",
         (),
@@ -255,7 +261,9 @@ def test_throughput_is_against_the_best_and_never_above_it() -> None:
 
 
 def test_a_node_that_becomes_slow_shows_in_the_speed_at_once(tmp_path: Path) -> None:
-    """While a slow node holds the others back: in three steps, in a short log, and where most of it was slow."""
+    """While a slow node holds the others back: in three steps, in a short log, and where most of it
+    was slow.
+    """
     for quick, slow in ((57, 3), (12, 40), (30, 3)):
         rows = [record(n, tflops=150.0 if n <= quick else 75.0) for n in range(1, quick + slow + 1)]
         paths = RunPaths(tmp_path / f"{quick}-{slow}", "r", "main")

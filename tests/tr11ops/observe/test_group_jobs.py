@@ -1,4 +1,6 @@
-"""The queue of the people who share a run: who belongs to the group, and what of the queue is shown."""
+"""The queue of the people who share a run: who belongs to the group, and what of the queue is
+shown.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What is large below a run's directory: by name, within a bound, without checkpoints and other file systems."""
+"""What is large below a run's directory: by name, within a bound, without checkpoints and other
+file systems.
+"""
 
 from __future__ import annotations
 

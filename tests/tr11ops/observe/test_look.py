@@ -1,4 +1,6 @@
-"""From a run directory and a scheduler to a snapshot: what is read, whose jobs count, and what blindness looks like."""
+"""From a run directory and a scheduler to a snapshot: what is read, whose jobs count, and what
+blindness looks like.
+"""
 
 from __future__ import annotations
 
@@ -233,11 +235,8 @@ def test_other_runs_jobs_do_not_count(directory: RunDirectory, tmp_path: Path) -
         ),
     }
     seen = look(directory, Answers(tuple(jobs.values())))
-    assert set(seen.jobs) == {
-        jobs["marked"],
-        jobs["recorded"],
-        jobs["variant"],
-    }  # one lease, one kill switch
+    # one lease, one kill switch
+    assert set(seen.jobs) == {jobs["marked"], jobs["recorded"], jobs["variant"]}
     assert set(seen.namesakes) == set(jobs.values()) - set(seen.jobs)
 
 

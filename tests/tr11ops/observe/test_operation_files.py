@@ -1,4 +1,6 @@
-"""What is read of the operation around a run: from files that are there, absent, garbled, or not to be read."""
+"""What is read of the operation around a run: from files that are there, absent, garbled, or not to
+be read.
+"""
 
 from __future__ import annotations
 
@@ -214,7 +216,7 @@ def test_a_folder_where_a_file_belongs_is_unknown(directory: RunDirectory) -> No
     assert isinstance(seen.holds, Unknown)
 
 
-# ----------------------------------------------------------------------------- copies, holds, periodic jobs
+# --------------------------------------------------------------------- copies, holds, periodic jobs
 def test_copies_as_the_contract_writes_them(directory: RunDirectory) -> None:
     state = directory.paths.state
     write_json(
@@ -334,7 +336,7 @@ def test_periodic_jobs_are_those_that_the_jobs_themselves_write(directory: RunDi
     assert (seen.periodic_jobs, seen.chains) == ((state,), (chain,))
 
 
-# ----------------------------------------------------------------------------- jobs that the scheduler has forgotten
+# ------------------------------------------------------------ jobs that the scheduler has forgotten
 def test_forgotten_jobs_are_read_from_the_log_the_site_named(
     directory: RunDirectory, tmp_path: Path
 ) -> None:

@@ -1,4 +1,6 @@
-"""Whether a queued job can be placed where it is queued: partitions that are shut, and those without its nodes."""
+"""Whether a queued job can be placed where it is queued: partitions that are shut, and those
+without its nodes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What is read of the training beside its steps: phases, events, the logs' sizes, nodes' warnings; whole, torn or huge."""
+"""What is read of the training beside its steps: phases, events, the logs' sizes, nodes' warnings;
+whole, torn or huge.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def write_phases(path: Path, launch: int, *entries: tuple[str, int, float]) -> N
 
 # ----------------------------------------------------------------------------- phases
 def test_what_the_trainer_wrote_becomes_spans(paths: RunPaths) -> None:
-    """A phase lasts until the next one of its launch; where a launch broke off, no one knows its end."""
+    """A phase lasts until the next one of its launch; where a launch broke off, no one knows its
+    end.
+    """
     path = paths.phases("7")
     write_phases(
         path,
@@ -210,7 +214,8 @@ def test_warnings_of_the_newest_attempts_nodes(paths: RunPaths) -> None:
     assert [(found.node, found.check, found.why) for found in seen.node_warnings] == [
         ("n02", "throttling", "hot")
     ]
-    # A task that finds another one training goes back into the queue: what it leaves is newer, and says nothing.
+    # A task that finds another one training goes back into the queue: what it leaves is newer, and
+    # says nothing.
     write_json(
         paths.attempt("8") / "verdict.json",
         {"reason": "superseded", "launches": 0, "message": "7 trains"},

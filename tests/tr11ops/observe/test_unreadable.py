@@ -1,4 +1,6 @@
-"""A run directory that this user may not read: everything is unknown, and nothing is concluded from it."""
+"""A run directory that this user may not read: everything is unknown, and nothing is concluded from
+it.
+"""
 
 from __future__ import annotations
 
@@ -102,9 +104,8 @@ def test_every_command_says_so(
     os.seteuid(0 if os.getuid() == 0 else me)
     (spare := directory.root.parents[1] / "spare").mkdir()
     (directory.root.parents[1] / "scheduler").mkdir(mode=0o777)
-    execute(
-        [*words, "--run", "demo", "--set", f"run.directory={spare}", *where]
-    )  # imports, which a stranger may not
+    # imports, which a stranger may not
+    execute([*words, "--run", "demo", "--set", f"run.directory={spare}", *where])
     capsys.readouterr()
     for path in (directory.root.parents[1] / "scheduler").rglob("*"):
         path.chmod(0o777)

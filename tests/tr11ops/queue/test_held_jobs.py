@@ -1,4 +1,6 @@
-"""One answer to "is it held, and by whom?": the screen, `tr11 resume`, the repair and the watchdog agree."""
+"""One answer to "is it held, and by whom?": the screen, `tr11 resume`, the repair and the watchdog
+agree.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ def test_what_tr11_held_is_released_by_all_or_none(
 def test_an_administrators_hold_is_undone_by_people_alone(
     run: tuple[RunCard, RunDirectory],
 ) -> None:
-    """Slurm says so of root's and an operator's holds through tr11 too; of others' it refuses the release."""
+    """Slurm says so of root's and an operator's holds through tr11 too; of others' it refuses the
+    release.
+    """
     record_holds(run[1], ("1000",), "root", "maintenance")
     found = releasers(run, pending(reason="JobHeldAdmin"))
     assert found == {
@@ -160,7 +164,9 @@ def test_an_old_attempts_hold_is_known_to_all(run: tuple[RunCard, RunDirectory])
 def test_tasks_that_are_held_again_leave_their_array_on_record(
     run: tuple[RunCard, RunDirectory],
 ) -> None:
-    """`tr11 kill` holds the array, and the attempt that leaves holds by name what it still sees waiting."""
+    """`tr11 kill` holds the array, and the attempt that leaves holds by name what it still sees
+    waiting.
+    """
     directory = run[1]
     record_holds(directory, ("1000",), "ana", "a slow node")
     record_holds(directory, ("1000_[5,13]",), "tr11", "the kill switch is set", "kill-switch")

@@ -1,4 +1,6 @@
-"""What repairs a queue: dead jobs go and come again, what tr11 held is released, zombies end, all else is left alone."""
+"""What repairs a queue: dead jobs go and come again, what tr11 held is released, zombies end, all
+else is left alone.
+"""
 
 from __future__ import annotations
 
@@ -156,7 +158,7 @@ def test_unknown_is_never_repaired() -> None:
     assert repair.is_empty and repair.read_errors == ("jobs: timed out",)
 
 
-# ----------------------------------------------------------------------------- a new card for what is queued
+# -------------------------------------------------------------------- a new card for what is queued
 def test_the_rest_of_an_array_is_replaced_behind_the_live_task() -> None:
     change = plan_replacement(snapshot(jobs=(running(), pending((8, 9, 10)))), "ana")
     assert steps(change) == [("cancel", "1000_[8-10%1]")] and not change.refusals

@@ -15,7 +15,9 @@ ASKED = JournalEntry(5.0, "w", 0, "checkpoint-now", "ana", "before the maintenan
 
 
 def test_the_report_tells_what_the_hand_over_tells() -> None:
-    """The report knew a checkpoint request by a name that no writer uses, and left out what it did not know."""
+    """The report knew a checkpoint request by a name that no writer uses, and left out what it did
+    not know.
+    """
     entries = (ASKED, JournalEntry(6.0, "w", 1, "a-new-kind", "ben", ""))
     section = actions(cast(ReportMaterial, SimpleNamespace(journal=entries)), UTC)
     assert section.table is not None

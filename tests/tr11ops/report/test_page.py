@@ -1,4 +1,6 @@
-"""The report page: what it says of a run with a past, that hostile texts stay texts, and how it looks in a browser."""
+"""The report page: what it says of a run with a past, that hostile texts stay texts, and how it
+looks in a browser.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def record(iteration: int, job_id: str, time: float, loss: float | None = 2.0) -
 
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
-    """A run with two attempts: the first was ended by a fault after 100 steps, the second ended as it should."""
+    """A run with two attempts: the first was ended by a fault after 100 steps, the second ended as
+    it should.
+    """
     paths = RunPaths(tmp_path / "run", "small", "main")
     found = RunDirectory(paths, paths.root / "kill-switch")
     lines = []
@@ -300,7 +304,9 @@ def layers_record(iteration: int, updates: list[float | None]) -> bytes:
 
 
 def test_layers_are_read_with_the_one_that_has_most() -> None:
-    """Updates relative to weights; what was not finite, or is no number at all, counts as not measured."""
+    """Updates relative to weights; what was not finite, or is no number at all, counts as not
+    measured.
+    """
     lines = [
         record(7, "1", START).encode(),
         layers_record(7, [0.1, 0.1, 0.1]),
@@ -350,7 +356,8 @@ def test_layers_have_a_chart_where_they_were_measured(directory: RunDirectory) -
 def test_each_stretch_without_data_breaks_the_line(directory: RunDirectory) -> None:
     page = page_text(directory, with_charts=True)
     loss = re.search(r'<path class="line blue" d="([^"]*)"', page)
-    # Broken where the second attempt began, and at step 150, whose loss was not finite; nowhere else.
+    # Broken where the second attempt began, and at step 150, whose loss was not finite; nowhere
+    # else.
     assert loss and loss[1].count("M") == 3
 
 
@@ -398,7 +405,8 @@ def browser() -> str:
     return found
 
 
-# Measures the page inside frames of a desktop's and of a phone's width, and writes what it found into its own title.
+# Measures the page inside frames of a desktop's and of a phone's width, and writes what it found
+# into its own title.
 FRAMES = """<!doctype html><body><script>
 const widths = [1280, 390], found = [];
 function point(inside) {

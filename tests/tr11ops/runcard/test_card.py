@@ -1,4 +1,6 @@
-"""Run cards: loading, overrides, variables, paths, the shipped cards, and one clear line for each fault."""
+"""Run cards: loading, overrides, variables, paths, the shipped cards, and one clear line for each
+fault.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def fault(*overrides: str, path: Path = SMALL) -> str:
     return text.removeprefix(f"{path}: ")
 
 
-# ----------------------------------------------------------------------------- what a sound card gives
+# -------------------------------------------------------------------------- what a sound card gives
 def test_demo_card() -> None:
     card = load_card(DEMO, [], {})
     assert card.world_size == 8
@@ -123,7 +125,7 @@ def test_the_digest_follows_every_setting_and_nothing_else(tmp_path: Path) -> No
     assert load_card(SMALL, ["slurm.time_limit=5"], {}).digest != card.digest
 
 
-# ----------------------------------------------------------------------------- overrides, variables, paths
+# ---------------------------------------------------------------------- overrides, variables, paths
 @pytest.mark.parametrize(
     ("override", "read", "value"),
     [
@@ -245,7 +247,9 @@ NEEDED = {"run.directory"}
 
 @pytest.mark.parametrize("key", sorted({".".join(key) for key in PATH_KEYS} - OWN_LISTS - NEEDED))
 def test_an_empty_path_is_none_and_not_the_current_folder(key: str) -> None:
-    """`alerts.urls_file=` was read as the folder `.`, and mails said that no address in it can be used."""
+    """`alerts.urls_file=` was read as the folder `.`, and mails said that no address in it can be
+    used.
+    """
     wanted = load_card(SMALL, [f"{key}=none"], {})
     assert load_card(SMALL, [f"{key}="], {}) == wanted
     assert load_card(SMALL, [f"{key}=$NOTHING"], {"NOTHING": ""}) == wanted
@@ -300,9 +304,8 @@ def test_which_card(tmp_path: Path) -> None:
     ):
         find_card("dmo", {}, tmp_path)
     with pytest.raises(CardError, match="--run = '': is empty; give a path, or leave --run out"):
-        find_card(
-            "", {"TR11_RUN": "demo"}, tmp_path
-        )  # an unset variable of a script is not a choice
+        # an unset variable of a script is not a choice
+        find_card("", {"TR11_RUN": "demo"}, tmp_path)
     with pytest.raises(
         CardError, match=r"'a/b.toml': is neither a file .*; write one with `tr11 init -o PATH`, "
     ):
@@ -407,7 +410,9 @@ def test_all_faults_at_once() -> None:
 
 
 def test_a_key_of_the_wrong_kind_hides_no_other_rule(tmp_path: Path) -> None:
-    """Kinds, unknown keys, values no schema should meet, missing keys, and rules between keys: all in one go."""
+    """Kinds, unknown keys, values no schema should meet, missing keys, and rules between keys: all
+    in one go.
+    """
     card = tmp_path / "card.toml"
     text = SMALL.read_text().replace("[schedule]", "[x]")
     card.write_text(
@@ -500,7 +505,7 @@ def test_a_card_saved_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
     assert load_card(card).digest == load_card(plain).digest
 
 
-# ----------------------------------------------------------------------------- warnings, Slurm's small languages, docs
+# ---------------------------------------------------------- warnings, Slurm's small languages, docs
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [

@@ -1,4 +1,6 @@
-"""Whatever a card holds, the answer is a RunCard or a CardError whose lines are whole and printable."""
+"""Whatever a card holds, the answer is a RunCard or a CardError whose lines are whole and
+printable.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`tr11 estimate`: the acceptance vectors of the 176B training from the shipped cards; screen and JSON."""
+"""`tr11 estimate`: the acceptance vectors of the 176B training from the shipped cards; screen and
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -47,13 +49,11 @@ def test_vectors_of_the_176b_card(capsys: pytest.CaptureFixture[str]) -> None:
     duration = found["duration"]
     assert isinstance(duration, dict)
     assert round(duration["tflops_per_gpu"], 2) == 149.02
-    assert duration["asked_days"] == pytest.approx(
-        10 * (360_000 - 1200) / 86_400
-    )  # until the signal
+    # until the signal
+    assert duration["asked_days"] == pytest.approx(10 * (360_000 - 1200) / 86_400)
     assert duration["array"] == f"1-{duration['attempts']}%1"
-    assert (
-        found["warnings"] == []
-    )  # its ten minutes alone are less than an evaluation; the signal comes before
+    # its ten minutes alone are less than an evaluation; the signal comes before
+    assert found["warnings"] == []
 
 
 def test_half_the_nodes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,7 +92,9 @@ def test_iterations_of_other_ramps(overrides: list[str], iterations: int) -> Non
 
 
 def test_growing_micro_batches_fill_the_pipeline_in_the_ramp() -> None:
-    """In the ramp a step of 192 is 24 passes of one sample with 11 idle, not 12 passes of two with 11 idle."""
+    """In the ramp a step of 192 is 24 passes of one sample with 11 idle, not 12 passes of two with
+    11 idle.
+    """
     whole = load_card(
         MAIN, ["batch.micro_batch_size=2", "batch.micro_batch_ramp=[]"], {}, keep_undefined=True
     )
@@ -274,7 +276,7 @@ def test_no_torch_is_imported() -> None:
     assert done.stderr.strip() == "[]"
 
 
-# ----------------------------------------------------------------------------- times of the batch ramp
+# -------------------------------------------------------------------------- times of the batch ramp
 def first_level(overrides: list[str], seconds: float | None = 105.22) -> LevelTime:
     """The first level of the 176B card with these changes."""
     duration = estimate(load_card(MAIN, overrides, {}, keep_undefined=True), seconds).duration
@@ -461,7 +463,9 @@ UNEVEN = [
 
 
 def test_uneven_stages_are_warned_of_with_even_layer_counts() -> None:
-    """Six blocks on four stages are 1, 2, 2, 1; what the logits alone make uneven is no matter of layers."""
+    """Six blocks on four stages are 1, 2, 2, 1; what the logits alone make uneven is no matter of
+    layers.
+    """
     found = estimate(load_card(MAIN.with_name("demo.toml"), UNEVEN, {}, keep_undefined=True))
     assert found.stages is not None and [stage.blocks for stage in found.stages] == [1, 2, 2, 1]
     assert found.busiest_stage_excess is not None and 0.2 < found.busiest_stage_excess < 1 / 3

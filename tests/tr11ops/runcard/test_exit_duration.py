@@ -1,4 +1,6 @@
-"""When an attempt leaves by itself: derived from limit, measured or estimated times, and never in place of the card's."""
+"""When an attempt leaves by itself: derived from limit, measured or estimated times, and never in
+place of the card's.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def small(tmp_path: Path) -> RunCard:
 
 
 def test_the_original_by_estimate_and_by_what_it_measured() -> None:
-    """29 evaluations took 12 minutes, a step 105 s, a save 40 s: ten minutes before the limit were too few."""
+    """29 evaluations took 12 minutes, a step 105 s, a save 40 s: ten minutes before the limit were
+    too few.
+    """
     estimated, measured = (
         exit_plan(big()),
         exit_plan(big(), RunHistory(step=105.2, save=40.0, evaluation=720.0)),
@@ -59,9 +63,8 @@ def test_the_original_by_estimate_and_by_what_it_measured() -> None:
 
 
 def test_a_save_that_takes_long_moves_it(small: RunCard) -> None:
-    assert exit_plan(small).minutes == pytest.approx(
-        7.5
-    )  # nothing is known but the limit of ten minutes
+    # nothing is known but the limit of ten minutes
+    assert exit_plan(small).minutes == pytest.approx(7.5)
     quick = exit_plan(small, RunHistory(step=1.0, save=3.0, evaluation=5.0)).minutes
     slow = exit_plan(small, RunHistory(step=1.0, save=120.0, evaluation=5.0)).minutes
     assert (
@@ -135,7 +138,7 @@ def test_an_attempt_derives_it_from_what_was_measured_since(small: RunCard) -> N
     assert derived_again(value, "x", RunHistory(save=120.0)) == (value, ExitPlan(3.0))
 
 
-# ----------------------------------------------------------------------------- the limit as it is now
+# --------------------------------------------------------------------------- the limit as it is now
 MEASURED = RunHistory(step=1.0, save=3.0, evaluation=5.0, start=40.0)
 CARD_LIMIT = 600.0
 
@@ -159,9 +162,8 @@ def test_the_cards_own_minutes_and_signal_are_kept(small: RunCard) -> None:
     )
     longer = exit_time(minutes, MEASURED, JobTime(1000.0, 9000.0), 1002.0)
     assert (longer.time, longer.why) == (1002 + 594, "9.9 min, as the card says")
-    assert (
-        exit_time(minutes, MEASURED, JobTime(1000.0, 1300.0), 1000.0).time == 1300 - 6
-    )  # as much as the card keeps
+    # as much as the card keeps
+    assert exit_time(minutes, MEASURED, JobTime(1000.0, 1300.0), 1000.0).time == 1300 - 6
     assert exit_time(minutes, MEASURED, JobTime(1000.0, None), 1002.0).time == 1002 + 594
     signal = small.model_copy(
         update={"slurm": small.slurm.model_copy(update={"signal_seconds_before_limit": 8})}
@@ -193,6 +195,5 @@ def test_a_limit_too_short_is_said_with_what_it_is_too_short_for() -> None:
         "the job's time limit of 1 min is too short to train and save in: a start 40 s, a step 1 s, a save 3 s (measured)"
     )
     assert "a save 2 min" in too_short(RunHistory(save=120.0), JobTime(1000.0, 1060.0), 1001.0)
-    assert (
-        too_short(RunHistory(step=300.0, start=900.0), JobTime(1000.0, 1060.0), 1001.0) == ""
-    )  # no save was measured
+    # no save was measured
+    assert too_short(RunHistory(step=300.0, start=900.0), JobTime(1000.0, 1060.0), 1001.0) == ""

@@ -87,7 +87,7 @@ def test_a_copy_of_a_shipped_card_is_a_card_as_any_other(home: Path, tmp_path: P
     assert load_card(copy, (), {}, directory=tmp_path).run.directory == str(home / "demo-run")
 
 
-# ----------------------------------------------------------------------------- runs that were launched before
+# ------------------------------------------------------------------- runs that were launched before
 def old_run(home: Path, tmp_path: Path, name: str = "small") -> tuple[RunCard, PathBase]:
     """The card, read in a folder below which a run of `name` was launched."""
     folder = tmp_path / "scratch"

@@ -25,13 +25,17 @@ def checked(*sets: str) -> PreflightCheck:
 
 @pytest.mark.parametrize("name", ["tr11-176B-ml", "tr11-176B-ml-24n", "setup-test-n2"])
 def test_the_shipped_cards_fit_the_gpus_that_they_ran_on(name: str) -> None:
-    """384 A100 of 80 GiB, later 192, trained it with micro batches of two and every block recomputed."""
+    """384 A100 of 80 GiB, later 192, trained it with micro batches of two and every block
+    recomputed.
+    """
     (check,) = memory_checks(card(name=name))
     assert check.level is Level.OK
 
 
 def test_the_parts_of_the_176b_training() -> None:
-    """Stage 0 of 12: 5 blocks and a quarter of the embedding, 12 micro batches of 2 on the way, 8 replicas."""
+    """Stage 0 of 12: 5 blocks and a quarter of the embedding, 12 micro batches of 2 on the way, 8
+    replicas.
+    """
     found = memory_of(card())
     assert found is not None and (found.stage, found.micro_batch) == (0, 2)
     parts = {part.name: part.bytes for part in found.parts}
@@ -40,9 +44,8 @@ def test_the_parts_of_the_176b_training() -> None:
     assert parts["gradients"] == 4 * parameters
     assert parts["fp32 master weights"] + parts["moments"] == pytest.approx(12 * parameters / 8)
     unit = 2 * 2048 * 14336 * 2  # the residual stream of a micro batch
-    assert parts["activations"] == pytest.approx(
-        12 * (5 + 1.75) * unit
-    )  # blocks; norm, mask, the output's share
+    # blocks; norm, mask, the output's share
+    assert parts["activations"] == pytest.approx(12 * (5 + 1.75) * unit)
     assert "attention bias" not in parts  # it is computed in the kernel, and dropout too
     assert 40 * GIB < found.total < 55 * GIB
 
@@ -80,7 +83,9 @@ def test_changes_that_help_only_together_are_named_together() -> None:
 
 @pytest.mark.parametrize("granularity", ["full", "selective"])
 def test_the_fewest_recomputed_blocks_fit_and_one_fewer_not(granularity: str) -> None:
-    """Selective recomputation drops nothing that torch's fused kernels keep: it cannot make this card fit."""
+    """Selective recomputation drops nothing that torch's fused kernels keep: it cannot make this
+    card fit.
+    """
     recomputing = [
         "model.activation_checkpointing=true",
         f"model.recompute_granularity={granularity}",

@@ -35,7 +35,9 @@ DATA = f"{WORK}/bigscience-training/merged-meg-ds_v3_pii"
 
 
 def prefix(name: str) -> str:
-    """The tokenizer's id with `_` for `/`, then the language; OSCAR's two were made by another hand."""
+    """The tokenizer's id with `_` for `/`, then the language; OSCAR's two were made by another
+    hand.
+    """
     tokenizer = TOKENIZER.replace("/", "_")
     last = f"meg_ds_{tokenizer}" if name.startswith("oscar-") else f"{tokenizer}_{name}"
     return f"{DATA}/{name}/{last}_text_document"

@@ -1,4 +1,6 @@
-"""A secret for the workers: the card and the script name the variable, the job reads it, no file holds its value."""
+"""A secret for the workers: the card and the script name the variable, the job reads it, no file
+holds its value.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The journal folded into budgets, incidents and unfinished work: whatever order, crash or later version wrote it."""
+"""The journal folded into budgets, incidents and unfinished work: whatever order, crash or later
+version wrote it.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def test_whatever_the_order_the_actions_come_back(
 
 @given(st.lists(DEEDS, min_size=1, max_size=8, unique_by=lambda record: record.number))
 def test_a_kill_after_any_entry_never_frees_a_budget(records: list[ActionRecord]) -> None:
-    """What is cut off the end is at most outcomes: an intent counts from the moment at which it is on disk."""
+    """What is cut off the end is at most outcomes: an intent counts from the moment at which it is
+    on disk.
+    """
     entries = [one for record in records for one in entries_of(replace(record, result=Result.DONE))]
     before = [0, 0]
     for length in range(1, len(entries) + 1):
@@ -93,9 +97,8 @@ def test_controllers_spend_one_budget_and_a_node_counts_once() -> None:
         ),
         (),
     )  # fmt: skip
-    assert (
-        replay(ledger).spent("exclude", NOW) == 2
-    )  # n01 by an action and its own entry, n02 by a controller
+    # n01 by an action and its own entry, n02 by a controller
+    assert replay(ledger).spent("exclude", NOW) == 2
 
 
 def test_a_later_word_replaces_unknown_and_not_the_reverse() -> None:

@@ -1,4 +1,6 @@
-"""Which checkpoints get which copies: the history of the 176B training, and what holds for any policy."""
+"""Which checkpoints get which copies: the history of the 176B training, and what holds for any
+policy.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def steps_of(wanted: tuple[WantedCopy, ...], archive: str, kind: str) -> list[in
 def test_the_history_of_bloom_comes_out_of_the_shipped_card(name: str) -> None:
     """Checkpoints every 100 steps, and the one after the spike. What was kept, and nothing else.
 
-    One thing differs from what was done: 3000 is whole at the url, and its weights are not kept there a second time.
+    One thing differs from what was done: 3000 is whole at the url, and its weights are not kept
+    there a second time.
     """
     card = shipped(name)
     steps = [*range(100, 95_001, 100), 31_259]
@@ -82,9 +85,8 @@ def test_a_milestone_waits_for_the_copy_of_its_interval() -> None:
         milestone_percent=50,
     )
     assert milestones(policy, [510], 1000) == []  # 800 will come
-    assert milestones(policy, [510, 790, 900], 1000) == [
-        (510, "url", "milestone at 50 %")
-    ]  # it did not come
+    # it did not come
+    assert milestones(policy, [510, 790, 900], 1000) == [(510, "url", "milestone at 50 %")]
     assert milestones(policy, [510, 800, 900], 1000) == []
     assert milestones(policy, [490], 1000) == []
     only_store = BackupSection(store="/a", store_interval=0, milestone_percent=50)

@@ -89,9 +89,8 @@ def test_a_newer_tr11_may_say_more(directory: RunDirectory) -> None:
 
 def test_the_file_stays_small(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_usage, "THIN_ABOVE_BYTES", 20_000)
-    many = [
-        sample(hour / 240) for hour in range(200 * 240, 0, -40)
-    ]  # six an hour would be more than is kept
+    # six an hour would be more than is kept
+    many = [sample(hour / 240) for hour in range(200 * 240, 0, -40)]
     for start in range(0, len(many), 300):
         append_usage(directory, many[start : start + 300], NOW)
     kept = read_usage(directory)

@@ -81,14 +81,19 @@ CLUSTER = (
     ("of_card", "job", "most", "needed"),
     [
         ("gpu_p5", pending(partition="gpu_p5", node_count=4), 2, 4), ("gpu_p6", None, 1, 4),
-        ("gpu_p6", pending(partition="gpu_p5", node_count=4), 2, 4),  # a person has moved the job: it starts there
-        ("gpu_p6", running(partition="gpu_p5", node_count=4), 1, 4),  # what follows it goes where the card says
-        ("", pending(partition="gpu_p6", node_count=4), 1, 4),  # the cluster's default one is another
+        # a person has moved the job: it starts there
+        ("gpu_p6", pending(partition="gpu_p5", node_count=4), 2, 4),
+        # what follows it goes where the card says
+        ("gpu_p6", running(partition="gpu_p5", node_count=4), 1, 4),
+        # the cluster's default one is another
+        ("", pending(partition="gpu_p6", node_count=4), 1, 4),
         ("", pending(partition="gpu_p5,gpu_p6", node_count=4), 4, 4),  # the job may go to either
-        ("gpu_p5", pending(partition="gpu_p5", node_count=7), 1, 7),  # it was queued as the card was before
+        # it was queued as the card was before
+        ("gpu_p5", pending(partition="gpu_p5", node_count=7), 1, 7),
         ("gpu_p5", pending(partition="gpu_p5", node_count=8), 0, 8),
         ("gpu_p5", pending(partition="gpu_p5", node_count=2, reason="JobHeldUser", priority=0), 2, 2),
-        ("gpu_p5", pending(partition="gpu_p6", node_count=6), 2, 4),  # what can never start there needs nothing
+        # what can never start there needs nothing
+        ("gpu_p5", pending(partition="gpu_p6", node_count=6), 2, 4),
         ("gpu_p5", pending(partition="gpu_p5", node_count=8, reason="BadConstraints"), 2, 4),
         ("gpu_p5", running(partition="gpu_p5", node_count=7), 2, 4),  # it has its nodes
     ],
@@ -96,7 +101,9 @@ CLUSTER = (
 def test_everyone_who_asks_gets_the_same_answer(
     tmp_path: Path, of_card: str, job: Job | None, most: int, needed: int
 ) -> None:
-    """Command, job, watchdog and detectors: what is queued counts, before the card, spares and one partition."""
+    """Command, job, watchdog and detectors: what is queued counts, before the card, spares and one
+    partition.
+    """
     named = [f"slurm.partition={of_card}"] if of_card else []
     card = load_card(write_card(tmp_path), ["slurm.spare_nodes=2", *named], {}, directory=tmp_path)
     directory = RunDirectory(card.paths, card.kill_switch)

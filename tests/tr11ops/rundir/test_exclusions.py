@@ -1,4 +1,6 @@
-"""The ledger of excluded nodes: nothing is lost when two change it at once, when there are no locks, or on a kill."""
+"""The ledger of excluded nodes: nothing is lost when two change it at once, when there are no
+locks, or on a kill.
+"""
 
 from __future__ import annotations
 
@@ -163,7 +165,9 @@ def test_old_versions_are_tidied_away(directory: RunDirectory) -> None:
 
 
 def test_a_writer_that_slept_long_does_not_bring_the_past_back(directory: RunDirectory) -> None:
-    """It put its version where a tidied one had been: the number is free, but the ledger is far ahead."""
+    """It put its version where a tidied one had been: the number is free, but the ledger is far
+    ahead.
+    """
     for number in range(exclusions.VERSIONS_KEPT + 5):
         exclude(directory, f"x{number:03d}", why="", owner="tr11", days=1)
     assert not VersionedFile(directory.exclusions, exclusions.VERSIONS_KEPT).put(
@@ -197,11 +201,8 @@ def test_a_journal_that_cannot_be_written_stops_nothing(
     [event] = history(
         read_journal(directory.journal), read_version(directory.exclusions).exclusions
     )
-    assert (event["node"], event["why"], event["who"]) == (
-        "x01",
-        "Xid 79",
-        "tr11",
-    )  # the ledger itself remembers
+    # the ledger itself remembers
+    assert (event["node"], event["why"], event["who"]) == ("x01", "Xid 79", "tr11")
 
 
 # ------------------------------------------------------------------ at once
@@ -255,7 +256,9 @@ def test_two_writers_at_once_lose_nothing_without_any_lock(directory: RunDirecto
 
 
 def test_a_kill_at_any_moment_leaves_a_whole_ledger(directory: RunDirectory) -> None:
-    """Killed again and again beside another writer: what was confirmed is there, and the ledger can be changed."""
+    """Killed again and again beside another writer: what was confirmed is there, and the ledger can
+    be changed.
+    """
     steady = changer(directory, "s", 30)
     go(steady)
     confirmed: list[str] = []

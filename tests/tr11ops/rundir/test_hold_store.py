@@ -1,4 +1,6 @@
-"""What tr11 holds is on record by versions: several machines that hold and release at once lose nothing of it."""
+"""What tr11 holds is on record by versions: several machines that hold and release at once lose
+nothing of it.
+"""
 
 from __future__ import annotations
 

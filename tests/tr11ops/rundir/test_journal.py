@@ -1,4 +1,6 @@
-"""The ledger: what was written is read, in order; what was changed is noticed; what was cut by a crash is survived."""
+"""The ledger: what was written is read, in order; what was changed is noticed; what was cut by a
+crash is survived.
+"""
 
 from __future__ import annotations
 
@@ -173,7 +175,7 @@ def test_entries_are_plain_json_lines(tmp_path: Path) -> None:
     assert json.loads(lines[1])["previous"] == json.loads(lines[0])["hash"]
 
 
-# ----------------------------------------------------------------------------- many writers, few files
+# -------------------------------------------------------------------------- many writers, few files
 def test_a_thousand_short_lived_writers_leave_one_file(tmp_path: Path) -> None:
     """As a watchdog that cron starts each hour: every process is a new writer."""
     for number in range(12):
@@ -237,7 +239,7 @@ def test_without_file_locks_each_thread_has_its_own_file(
     assert not (tmp_path / f"{writer_name()}.jsonl").read_bytes()
 
 
-# ----------------------------------------------------------------------------- reading the last days alone
+# ---------------------------------------------------------------------- reading the last days alone
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(0, 70), st.booleans())
 def test_the_end_of_a_journal_agrees_with_the_whole(

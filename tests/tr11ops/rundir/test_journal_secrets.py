@@ -1,4 +1,6 @@
-"""The journal is read by the whole group: what has the form of a secret is in no entry, whoever writes it."""
+"""The journal is read by the whole group: what has the form of a secret is in no entry, whoever
+writes it.
+"""
 
 from __future__ import annotations
 

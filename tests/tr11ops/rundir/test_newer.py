@@ -1,4 +1,6 @@
-"""A record that a newer tr11 has written is never written again by this one: it says so in a line, or leaves it."""
+"""A record that a newer tr11 has written is never written again by this one: it says so in a line,
+or leaves it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ COPY = CopyRecord(
 DRILL = DrillRecord(1.0, "store", 10, passed=True)
 ROUND = PeriodicJobState("pulse", "daemon", "h", 1.0, 2.0, 0, "", 60.0, 1, 0, 61.0)
 
-# where the record lies, who writes it, and whether the writer says so (else it goes on without: status has the line)
+# where the record lies, who writes it, and whether the writer says so (else it goes on without:
+# status has the line)
 WRITERS: list[tuple[str, Callable[[RunDirectory], object], bool]] = [
     (
         "state/requests/holds.json",
@@ -119,10 +122,8 @@ def test_every_record_that_is_written_again_is_in_the_table() -> None:
     of_the_attempt_itself = {"state/heartbeat/*.json"}
     refuses_by_itself = {"state/recovery.json", "state/alerts/outbox/*.json"}
     elsewhere = numbered | written_once | of_the_attempt_itself | refuses_by_itself
-    made_of_its_records = {
-        "state/backup/status.json",
-        "state/backup/logs/*.json",
-    }  # replaced by the same function
+    # replaced by the same function
+    made_of_its_records = {"state/backup/status.json", "state/backup/logs/*.json"}
     for entry in STATE_FILES:
         if entry.read is None or entry.pattern in elsewhere | made_of_its_records:
             continue

@@ -61,7 +61,9 @@ def test_a_node_that_came_back_is_avoided_at_once():
 
 
 def test_a_suspicion_of_our_own_counts_once():
-    """It is in the launches' records and on the list; another node in between has begun the count again."""
+    """It is in the launches' records and on the list; another node in between has begun the count
+    again.
+    """
     assert after_attribution(SEGV, [], known(SUSPECT), ()) is SUSPECT
 
 

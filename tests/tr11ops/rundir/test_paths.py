@@ -1,4 +1,6 @@
-"""The run directory's own paths and files: whole or absent, writable for the group, found again by tag and comment."""
+"""The run directory's own paths and files: whole or absent, writable for the group, found again by
+tag and comment.
+"""
 
 from __future__ import annotations
 

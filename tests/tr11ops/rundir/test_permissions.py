@@ -1,4 +1,6 @@
-"""Rights of a tree: every fault found and repaired, no link followed, no name too odd, no one else's file touched."""
+"""Rights of a tree: every fault found and repaired, no link followed, no name too odd, no one
+else's file touched.
+"""
 
 from __future__ import annotations
 
@@ -68,9 +70,8 @@ def test_everything_is_found_then_repaired_then_well(tmp_path: Path) -> None:
     )
     for path in entries:
         wanted = FOLDER_BITS if path.is_dir() else FILE_BITS
-        assert (
-            mode(path) == before[path] | wanted
-        )  # nothing is taken away, and no file becomes a program
+        # nothing is taken away, and no file becomes a program
+        assert mode(path) == before[path] | wanted
     assert walk(root, repair=True).wrong == 0
 
 

@@ -1,4 +1,6 @@
-"""The runs of a site tell each other of nodes: what is read, what is unknown, and that no writer loses another's word."""
+"""The runs of a site tell each other of nodes: what is read, what is unknown, and that no writer
+loses another's word.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every state file of a run, damaged in every way: it is named, it hangs nothing, and it keeps no run from starting."""
+"""Every state file of a run, damaged in every way: it is named, it hangs nothing, and it keeps no
+run from starting.
+"""
 
 from __future__ import annotations
 
@@ -226,7 +228,9 @@ def files_of(root: Path) -> list[Path]:
 
 
 def damage_file(path: Path, name: str) -> None:
-    """Damage it as something that has been so for an hour: a claim that is young may be being written."""
+    """Damage it as something that has been so for an hour: a claim that is young may be being
+    written.
+    """
     DAMAGES[name](path)
     if not path.is_symlink():
         os.utime(path, (time.time() - 3600,) * 2)
@@ -239,7 +243,9 @@ NEVER_DAMAGED = {  # what is read line by line: bad lines are passed over, and l
 
 
 def is_damage(path: Path, name: str) -> bool:
-    """Whether that damage of that file is damage by its format: any JSON object of another tr11 may be one."""
+    """Whether that damage of that file is damage by its format: any JSON object of another tr11 may
+    be one.
+    """
     if path.suffix in {".jsonl", ".txt"}:
         kept = path.parent.name == "journal"
         return name not in NEVER_DAMAGED["lines" if kept else "logs"]
@@ -265,7 +271,9 @@ def test_every_state_file_is_in_the_table_with_its_damages(template: Template) -
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_no_command_waits_for_or_stumbles_over_damaged_files(desk: Desk, damage: str) -> None:
-    """All of them at once: what is known without them is enough to look, to stop, to let go on and to start again."""
+    """All of them at once: what is known without them is enough to look, to stop, to let go on and
+    to start again.
+    """
     root = desk.template.directory.root
     damaged = [
         path
@@ -288,9 +296,8 @@ def test_no_command_waits_for_or_stumbles_over_damaged_files(desk: Desk, damage:
     assert code in {0, 1}, shown
     for path in damaged:
         left = list(path.parent.glob(f"{path.name}.damaged-*"))
-        assert os.path.lexists(path) or left or path.parent.name == "book.d", (
-            path
-        )  # old versions are tidied away
+        # old versions are tidied away
+        assert os.path.lexists(path) or left or path.parent.name == "book.d", path
 
 
 @pytest.mark.parametrize("damage", ["empty", "folder"])

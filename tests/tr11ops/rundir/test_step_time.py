@@ -1,4 +1,6 @@
-"""The usual time of a step is the same to all that ask: the status, the remote one, a launch, the account."""
+"""The usual time of a step is the same to all that ask: the status, the remote one, a launch, the
+account.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A run directory on a disk that is really full, or really read-only: it is watched, and what was seen is not lost."""
+"""A run directory on a disk that is really full, or really read-only: it is watched, and what was
+seen is not lost.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ from trainer.contract.requests import read_request
 FAULTS = ["full", "read-only"]
 
 
-# ----------------------------------------------------------------------------- the fallback directory
+# --------------------------------------------------------------------------- the fallback directory
 def test_where_the_first_place_fills_all_agree_on_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,7 +216,9 @@ def test_an_alert_is_listed_and_taken_on_while_nothing_can_be_written(
 def test_what_waited_when_the_disk_filled_is_sent_all_the_same(
     disk: Disk, mailbox: Mailbox, server: Server
 ) -> None:
-    """The mail server was unreachable, then the disk filled: the message waits in an outbox that takes no claim."""
+    """The mail server was unreachable, then the disk filled: the message waits in an outbox that
+    takes no claim.
+    """
     desk = Office(disk.place, server.port, f'recipients=["{ANA}"]')
     mailbox.data_answers = ["451 later"]
     desk.look(NOON, finding())
@@ -278,7 +282,9 @@ WAITS = "trap 'echo USR1 > $FOLDER/signal; exit 0' USR1; while :; do sleep 0.05;
 
 @dataclass
 class Stage:
-    """A run on the small disk with a job that trains (it says on another disk which signal came) and one behind it."""
+    """A run on the small disk with a job that trains (it says on another disk which signal came)
+    and one behind it.
+    """
 
     bench: LocalBench
     disk: Disk
@@ -383,12 +389,14 @@ def test_a_pause_holds_what_is_queued_whatever_the_disk(stage: Stage, fault: str
     assert stage.directory.paths.pause.exists() == (fault == "full")
 
 
-# ----------------------------------------------------------------------------- all of it, as it is typed
+# ------------------------------------------------------------------------ all of it, as it is typed
 @pytest.fixture
 def bench(
     disk: Disk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[LocalBench]:
-    """A run on the small disk; the scheduler and the card's folder are there too, and not filled by accident."""
+    """A run on the small disk; the scheduler and the card's folder are there too, and not filled by
+    accident.
+    """
     tmp_path = disk.place.parent
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TR11_LOCAL_SCHEDULER", str(tmp_path / "scheduler"))
@@ -431,9 +439,8 @@ def test_cron_alerts_and_the_incident_reaches_the_hand_over(
     assert "rounds are recorded in " in shown.out and shown.code == 1
     disk.heal(fault)
     assert bench.tr11("cron", "run", "pulse", *words).code == 0
-    shown = " ".join(
-        bench.tr11("handover", *words, "--dry-run").out.split()
-    )  # where lines break hangs on the folder's name
+    # where lines break hangs on the folder's name
+    shown = " ".join(bench.tr11("handover", *words, "--dry-run").out.split())
     assert "cannot be written to" in shown and "filesystem-full.md" in shown
     assert "rounds are recorded in" not in bench.tr11("cron", "status", *words).out
 
@@ -441,7 +448,9 @@ def test_cron_alerts_and_the_incident_reaches_the_hand_over(
 def test_the_runbooks_commands_make_room_on_the_rehearsed_fault(
     bench: LocalBench, tmp_path: Path
 ) -> None:
-    """`tr11 twin fault disk-full`, without the twin: a copy of the run on a disk of its own, full to the last byte."""
+    """`tr11 twin fault disk-full`, without the twin: a copy of the run on a disk of its own, full
+    to the last byte.
+    """
     directory = run_directory(tmp_path)
     (directory.paths.state / "submissions").mkdir(parents=True)
     keep_reserve(directory)

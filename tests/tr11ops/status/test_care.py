@@ -1,4 +1,6 @@
-"""The rows around the training, and the plain answer: what is not used has no row, what is unknown is said."""
+"""The rows around the training, and the plain answer: what is not used has no row, what is unknown
+is said.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +146,8 @@ MINUTES = with_facts(snapshot(jobs=(SHORT,)), task_seconds=2400.0)
         (changed(with_facts(MINUTES, watch=WatchSection(act=True)), periodic_jobs=()), ["watchdog", "queue"], "covers"),
         (replace(MINUTES, steps=steps(last=115_300)), [], ""),
         (snapshot(pause=KillSwitch(Path("/p"), "ben", NOW - 60)), ["resume"], "nothing trains after this task"),
-        (snapshot(jobs=(running(), pending(reason="JobHeldUser"))), [], ""),  # this task alone lasts the night
+        # this task alone lasts the night
+        (snapshot(jobs=(running(), pending(reason="JobHeldUser"))), [], ""),
         (
             changed(asked_for(MINUTES, has_recipients=False), periodic_jobs=()),
             ["watchdog", "recipients", "queue"], "no watchdog looks at the run; no one would be told; the queue covers",
@@ -472,7 +475,9 @@ CLOSED = [
 
 @pytest.mark.parametrize("seen", CLOSED)
 def test_where_the_site_starts_what_is_queued_no_one_is_told_to_launch(seen: Snapshot) -> None:
-    """Another launch would meet the same; what starts when the site is done is not said to start never."""
+    """Another launch would meet the same; what starts when the site is done is not said to start
+    never.
+    """
     given = with_facts(seen, task_seconds=2400.0)
     findings = detect_all(given)
     told = answer(given, findings, judge(given, findings))
@@ -508,7 +513,9 @@ def test_a_queue_behind_a_closed_partition_says_when_it_goes_on() -> None:
     "seen", [*CLOSED, *(row[1] for row in (*TABLE, *FAULTS, *OPERATION))], ids=lambda _: ""
 )
 def test_word_reason_advice_and_exit_code_agree(seen: Snapshot) -> None:
-    """No run is healthy that a person must get up for; who must, is told why by the very sentence of the verdict."""
+    """No run is healthy that a person must get up for; who must, is told why by the very sentence
+    of the verdict.
+    """
     findings = detect_all(seen)
     verdict = judge(seen, findings)
     told = answer(seen, findings, verdict)

@@ -1,4 +1,6 @@
-"""The metrics, read back with Prometheus' own parser: names, types, absent values, hostile labels, file and server."""
+"""The metrics, read back with Prometheus' own parser: names, types, absent values, hostile labels,
+file and server.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def status(seen: Snapshot, extra: ExtraObservations = ExtraObservations()) -> St
 
 
 def parsed(text: str) -> Samples:
-    """Every sample; the parser refuses what is not the format, and a name that comes twice is refused here."""
+    """Every sample; the parser refuses what is not the format, and a name that comes twice is
+    refused here.
+    """
     found: Samples = {}
     for family in text_string_to_metric_families(text):
         assert family.type == "gauge"

@@ -115,9 +115,8 @@ def test_a_repository_with_a_log_alone(hub: Hub) -> None:
         "LOG ONLY  big/logs / main" in shown
         and "As of 2022-05-01 12:00 UTC, 1 h 00 min ago." in shown
     )
-    assert "102 d" in shown and "of training, without waits and restarts" in " ".join(
-        shown.split()
-    )  # 84,092 steps of 105 s
+    # 84,092 steps of 105 s
+    assert "102 d" in shown and "of training, without waits and restarts" in " ".join(shown.split())
     assert judge_outside(view).exit_code == 3 and outside_document(view)["verdict"] is None
     assert "publishes no status" in judge_outside(view).line
     assert judge_outside(replace(view, time=NOW + 4 * HOUR)).exit_code == 1
@@ -492,7 +491,9 @@ def test_what_cannot_be_shown_is_one_line(
 def test_watching_goes_on_through_a_silent_hub(
     laptop: Hub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Into a pipe: a look a line, what fails is said, and the hub's wish to be left alone is honoured."""
+    """Into a pipe: a look a line, what fails is said, and the hub's wish to be left alone is
+    honoured.
+    """
     slept: list[float] = []
 
     def sleep(seconds: float) -> None:

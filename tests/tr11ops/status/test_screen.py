@@ -1,4 +1,6 @@
-"""The status screen and its JSON: golden screens, every width, terminals that show ASCII only, hostile texts."""
+"""The status screen and its JSON: golden screens, every width, terminals that show ASCII only,
+hostile texts.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def drawn(
 
 @pytest.mark.parametrize("name", SCREENS)
 def test_golden(name: str, golden: Golden) -> None:
-    """`tests/data/status/NAME.txt` is what a person agreed to see; a change of the screen is a change there."""
+    """`tests/data/status/NAME.txt` is what a person agreed to see; a change of the screen is a
+    change there.
+    """
     golden(GOLDEN / f"{name}.txt", drawn(*SCREENS[name]))
 
 
@@ -234,7 +238,9 @@ def test_a_loss_that_is_no_number_is_said_to_be_none() -> None:
 
 
 def test_the_described_keys_are_the_written_ones() -> None:
-    """Each row of the table is a key (or two) of the document, and names all that is inside it; nothing else is there."""
+    """Each row of the table is a key (or two) of the document, and names all that is inside it;
+    nothing else is there.
+    """
     described = (Path(__file__).parents[3] / "docs" / "status-json.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1:3] for line in described.splitlines() if line.startswith("| `")]
     written = full().document()
@@ -392,9 +398,8 @@ def test_a_low_screen_keeps_the_verdict_and_the_worst_fault(height: int, width: 
         findings
     ) > 2
     shown = drawn(TWO, width, True, height).splitlines()
-    assert (
-        len(shown) <= height or width == 40
-    )  # the answer and the first fault alone take more there
+    # the answer and the first fault alone take more there
+    assert len(shown) <= height or width == 40
     assert shown[0].startswith(" STALLED") and "Do not sleep" in " ".join(shown[1:3])
     text = " ".join(" ".join(shown).split())
     assert findings[0].title in text and findings[0].fix in text
@@ -452,9 +457,8 @@ def test_what_to_do_before_sleeping_stands_below_the_answer() -> None:
     assert "\nBefore you sleep: no watchdog looks at the run. Job 1000_7" in text
     assert "\n  first    tr11 cron install\n" in text
     seen = snapshot(periodic_jobs=())
-    operation = facts_with(
-        seen.run.operation, start_of_watchdog="cron run"
-    )  # neither crontab nor Slurm
+    # neither crontab nor Slurm
+    operation = facts_with(seen.run.operation, start_of_watchdog="cron run")
     text = drawn(replace(seen, run=facts_with(seen.run, operation=operation)), 80, True)
     assert "\n  first    tr11 cron run\n" in text
 

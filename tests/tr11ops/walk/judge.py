@@ -1,4 +1,5 @@
-"""What must hold after any deed, judged by the bytes (`truth`) and by what the walk itself did, not by records.
+"""What must hold after any deed, judged by the bytes (`truth`) and by what the walk itself did, not
+by records.
 
 1. No checkpoint that was saved is gone from everywhere by an action of tr11, but one that the card does not want and two
    newer ones stand in for; and none that is wanted goes without a whole copy that can be reached.
@@ -26,8 +27,9 @@ from trainer.contract.record import Record
 
 @dataclass
 class Harm:
-    """What the machine did. `seen`: the runs that have had a chance to see it; `is_open`: any look at it shows it;
-    `is_silent`: no list of sizes does, only a reading."""
+    """What the machine did. `seen`: the runs that have had a chance to see it; `is_open`: any look
+    at it shows it; `is_silent`: no list of sizes does, only a reading.
+    """
 
     is_open: bool
     is_silent: bool = False
@@ -93,7 +95,7 @@ class Judge:
     def all_saved(self) -> dict[str, Saved]:
         return {saved.identity: saved for run in self.world.runs for saved in run.saved}
 
-    # ------------------------------------------------------------------ what is known of one checkpoint
+    # -------------------------------------------------------------- what is known of one checkpoint
     def at(self, look: Look, run: Run, step: int) -> Saved | None:
         """The checkpoint whose every byte lies under the name of a step."""
         prints = look.folders[run.number].get(checkpoint_name(step), {})
@@ -125,7 +127,9 @@ class Judge:
         )
 
     def believed(self, look: Look, run: Run) -> set[int]:
-        """Steps that may be called resumable: they are, or what is wrong with them could not be seen yet."""
+        """Steps that may be called resumable: they are, or what is wrong with them could not be
+        seen yet.
+        """
         hidden = {
             name
             for (number, name), harm in self.harm_here.items()
@@ -135,7 +139,9 @@ class Judge:
         return set(self.resumable(look, run)) | steps
 
     def note_saved(self, run: Run, token: int, optimizer: bool) -> None:
-        """Read what a training has just saved; a folder under a step's name is whole, or a save has broken its promise."""
+        """Read what a training has just saved; a folder under a step's name is whole, or a save has
+        broken its promise.
+        """
         known = self.all_saved
         for name, prints in Look.at(self.world).folders[run.number].items():
             step = checkpoint_step(name)
@@ -156,7 +162,9 @@ class Judge:
         self.harm_there[key] = Harm(is_open, is_silent)
 
     def listed(self, run: Run, is_listed: bool, is_read: bool) -> None:
-        """A round has had a chance to see harm: of sizes, when it has listed the archive; of bytes, when it has read."""
+        """A round has had a chance to see harm: of sizes, when it has listed the archive; of bytes,
+        when it has read.
+        """
         for (address, _), harm in self.harm_there.items():
             if (
                 address == run.address
@@ -240,7 +248,9 @@ class Judge:
                 )
 
     def _is_copied(self, look: Look, run: Run, saved: Saved) -> bool:
-        """Whether there is a whole copy in the card's archive, or one whose harm could not be seen yet."""
+        """Whether there is a whole copy in the card's archive, or one whose harm could not be seen
+        yet.
+        """
         if self.world.is_away and run.kind != "bucket":
             return False
         for place, copy in look.copies[run.address].items():
@@ -254,9 +264,8 @@ class Judge:
     def _own_bytes(self, run: Run, deed: str, before: Look, after: Look) -> None:
         known, own = self.all_saved, before.folders[run.number].values()
         for address, copies in after.copies.items():
-            there = [
-                copy.files for copy in before.copies[address].values()
-            ]  # an earlier copy is completed
+            # an earlier copy is completed
+            there = [copy.files for copy in before.copies[address].values()]
             for place, copy in copies.items():
                 is_harmed = (
                     address,
@@ -309,7 +318,9 @@ class Judge:
 
     # ------------------------------------------------------------------ copies on record
     def sound_copies(self, run: Run) -> Iterator[tuple[str, Saved | None, bool]]:
-        """Copies that status calls sound in the card's archive: the place, what it is, and whether it must be whole."""
+        """Copies that status calls sound in the card's archive: the place, what it is, and whether
+        it must be whole.
+        """
         for copy in read_copies(run.case.directory):
             if copy.is_sound and copy.address == run.address:
                 place = copy.location.removesuffix(".tar")

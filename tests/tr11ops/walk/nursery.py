@@ -1,4 +1,6 @@
-"""Actions of the random walk in processes of their own: the trainer's save, and whatever is killed (-9) in its middle."""
+"""Actions of the random walk in processes of their own: the trainer's save, and whatever is killed
+(-9) in its middle.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from typing import Any
 
 from tests.tr11ops.backup.forked_deeds import ForkingProcess, die_at, serve
 
-REFUSED = 0  # what a trainer answers that found nothing to resume from; else 1 + the step that it resumed from
+# what a trainer answers that found nothing to resume from; else 1 + the step that it resumed from
+REFUSED = 0
 
 
 class WalkNursery(ForkingProcess):
@@ -27,7 +30,9 @@ class WalkNursery(ForkingProcess):
 
 
 def train(what: dict[str, Any]) -> int:
-    """Start as the trainer does, read what it resumes from, "train" to the next step, and save that."""
+    """Start as the trainer does, read what it resumes from, "train" to the next step, and save
+    that.
+    """
     import torch
 
     from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state

@@ -16,7 +16,9 @@ from trainer.contract.resumable import ResumeNeed
 
 @dataclass
 class Run:
-    """One run directory. `keys`: what its card has beside that of `Case`; `ranges`: see `World.roll_back`."""
+    """One run directory. `keys`: what its card has beside that of `Case`; `ranges`: see
+    `World.roll_back`.
+    """
 
     number: int
     folder: Path

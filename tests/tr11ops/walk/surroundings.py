@@ -24,7 +24,9 @@ COUNTED: Counter[str] = Counter()  # of all walks of this process
 
 
 class Surroundings(RuleBasedStateMachine):
-    """A world of its own, and what happens to it without tr11. `kind`, `bucket` and `nursery` are set by `walk_of`."""
+    """A world of its own, and what happens to it without tr11. `kind`, `bucket` and `nursery` are
+    set by `walk_of`.
+    """
 
     kind: Kind = "folder"
     bucket: ObjectStore | None = None

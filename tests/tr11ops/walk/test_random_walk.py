@@ -1,7 +1,9 @@
-"""A random walk through everything that may happen to checkpoints and copies; see `judge` for what must hold.
+"""A random walk through everything that may happen to checkpoints and copies; see `judge` for what
+must hold.
 
-`make walk` walks for long, from another start each time: TR11_WALK_SECONDS of it, a third for each kind of archive. A walk
-that finds something prints its seed; TR11_WALK_SEED=THAT makes `make walk` begin with it.
+`make walk` walks for long, from another start each time: TR11_WALK_SECONDS of it, a third for each
+kind of archive. A walk that finds something prints its seed; TR11_WALK_SEED=THAT makes `make walk`
+begin with it.
 """
 
 from __future__ import annotations

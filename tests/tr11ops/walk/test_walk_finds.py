@@ -1,4 +1,5 @@
-"""The judge is no friend: with each of these faults put into prune or into the rounds, a short walk is found wrong.
+"""The judge is no friend: with each of these faults put into prune or into the rounds, a short walk
+is found wrong.
 
 Nor does it find fault with what is right.
 """
@@ -38,7 +39,9 @@ def test_the_walk_itself_is_right(walk: Walk) -> None:
 
 
 def test_a_copy_that_is_completed_by_what_lies_there_is_right(nursery: WalkNursery) -> None:
-    """The tar is whole, its receipt is not, and the checkpoint here is damaged where only a reading finds it."""
+    """The tar is whole, its receipt is not, and the checkpoint here is damaged where only a reading
+    finds it.
+    """
     walk = walk_of("tar", None, nursery)()
     walk.begin()
     walk.harm_here(0, 0, 5, "flip")

@@ -1,6 +1,8 @@
-"""What is true of checkpoints and copies, read from the bytes alone: no record, receipt or manifest is believed.
+"""What is true of checkpoints and copies, read from the bytes alone: no record, receipt or manifest
+is believed.
 
-A `Saved` is what the walk itself read right after a save. Whether it is still somewhere is decided by comparing bytes.
+A `Saved` is what the walk itself read right after a save. Whether it is still somewhere is decided
+by comparing bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ RECEIPT = ".copy.json"
 
 
 class Saved(Record):
-    """One checkpoint as it was saved: the digests of all its files. `token`: of its tensors; `layers`: of its model."""
+    """One checkpoint as it was saved: the digests of all its files. `token`: of its tensors;
+    `layers`: of its model.
+    """
 
     step: int
     token: int
@@ -129,7 +133,9 @@ class BucketShelf:
 
 
 class Copy(Record):
-    """What lies at one place of an archive, and the identity that its receipt claims ("" without a readable one)."""
+    """What lies at one place of an archive, and the identity that its receipt claims ("" without a
+    readable one).
+    """
 
     identity: str
     files: Prints
@@ -173,8 +179,9 @@ def _receipt(content: bytes) -> Mapping[str, Any]:
 
 
 def _of_tar(content: bytes, receipt: Mapping[str, Any]) -> Prints:
-    """By the places that a receipt names, without one by the tar's own headers. What is there is compared with what was
-    saved, not with either."""
+    """By the places that a receipt names, without one by the tar's own headers. What is there is
+    compared with what was saved, not with either.
+    """
     files = [(file["path"], file["offset"], file["bytes"]) for file in receipt.get("files", ())]
     return {
         path: digest(content[begin : begin + size])

@@ -1,4 +1,6 @@
-"""Two runs of one name and their archives: every deed is done with the real code, every harm by hand."""
+"""Two runs of one name and their archives: every deed is done with the real code, every harm by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ class World:
 
     # ------------------------------------------------------------------ the training
     def train(self, run: Run, token: int, gain: int, optimizer: bool, at: int = 0) -> int | None:
-        """One attempt, up to its first save; killed at a change of a file where `at` is not 0. See `nursery.train`."""
+        """One attempt, up to its first save; killed at a change of a file where `at` is not 0. See
+        `nursery.train`.
+        """
         run.launches += 1
         paths = run.case.directory.paths
         answer = self._nursery.do(
@@ -97,7 +101,9 @@ class World:
 
     @contextmanager
     def fault(self, run: Run, fault: str, what: str, skip: int) -> Iterator[None]:
-        """The archive fails for good at a call of some kind ("": of any), after some calls that do not."""
+        """The archive fails for good at a call of some kind ("": of any), after some calls that do
+        not.
+        """
         left = [skip]
 
         def on(call: str, path: str, position: int) -> None:
@@ -133,7 +139,9 @@ class World:
     def prune(
         self, run: Run, only: str | None = None, meanwhile: Callable[[], object] = lambda: None
     ) -> None:
-        """A prune, of one folder alone where it is named. `meanwhile` happens once it has looked at a victim's copies."""
+        """A prune, of one folder alone where it is named. `meanwhile` happens once it has looked at
+        a victim's copies.
+        """
         names = None if only is None else frozenset({only})
         pruner = Pruner.of(
             run.case.card, "ana", only=names, look_at_clocks=lambda folder: run.clocks()
@@ -151,7 +159,9 @@ class World:
         replace(pruner, sight=sight).run()
 
     def type(self, run: Run, line: str) -> Answer:
-        """A command of `tr11 backup`; of a bucket that is unreachable, only that it is is said: a person waits for minutes."""
+        """A command of `tr11 backup`; of a bucket that is unreachable, only that it is is said: a
+        person waits for minutes.
+        """
         if self.is_away and self.bucket is not None:
             return Answer(3, "away")
         return invoke(run.case, line)
@@ -170,7 +180,9 @@ class World:
             unpin(run.case.directory, step)
 
     def point(self, run: Run, step: int) -> None:
-        """A person has `latest` name another checkpoint: what is newer stays, and is trained once more."""
+        """A person has `latest` name another checkpoint: what is newer stays, and is trained once
+        more.
+        """
         write_atomically(run.case.checkpoints / LATEST_FILE, checkpoint_name(step))
 
     def roll_back(self, run: Run, step: int, skip: int | None) -> bool:
@@ -259,8 +271,9 @@ class World:
 
 
 def harmed(name: str, content: bytes, how: str) -> bytes | None:
-    """A file's bytes after harm; None: it is gone. "flip" changes a byte, of a JSON file so that it is none: it has no
-    digest. No harm undoes an earlier one: a second "flip" of the same byte makes it a third one.
+    """A file's bytes after harm; None: it is gone. "flip" changes a byte, of a JSON file so that it
+    is none: it has no digest. No harm undoes an earlier one: a second "flip" of the same byte makes
+    it a third one.
     """
     if how == "gone" or not content:
         return None

@@ -1,7 +1,9 @@
-"""Events of the site while a run is in each of its phases: what tr11 concludes, does and says. See docs/site-events.md.
+"""Events of the site while a run is in each of its phases: what tr11 concludes, does and says. See
+docs/site-events.md.
 
-An event changes what is seen of a phase. `trains` is the truth that the conclusions are held against: whether the
-training goes on, or begins again, without a person and without the site doing anything that it has not announced.
+An event changes what is seen of a phase. `trains` is the truth that the conclusions are held
+against: whether the training goes on, or begins again, without a person and without the site doing
+anything that it has not announced.
 
     python -m tests.tr11ops.watchdog.site_events > docs/site-events.md
 """
@@ -82,7 +84,9 @@ LAST = ended("1007", 300.0)
 
 
 def phase(name: str) -> Snapshot:
-    """A moment of a run to which nothing happens: watched, with recipients, ten tasks of four days in an array."""
+    """A moment of a run to which nothing happens: watched, with recipients, ten tasks of four days
+    in an array.
+    """
     waits = pending(partition="gpu_p13")
     job = running(partition="gpu_p13")
     begun = Attempt("1007", NOW - 12 * HOUR, None, "1000_7")
@@ -120,7 +124,9 @@ def usage(bytes_used: int = 50) -> Usage:
 
 
 class Cell(Record):
-    """One event in one phase: what is seen, what else is known, and whether the training goes on by itself."""
+    """One event in one phase: what is seen, what else is known, and whether the training goes on by
+    itself.
+    """
 
     seen: Snapshot
     scene: PolicyContext
@@ -131,9 +137,11 @@ Change = Callable[[str, Snapshot], Snapshot | None]
 
 
 class Event(Record):
-    """Something that the site does. `change` gives what is then seen, None where it cannot befall that phase.
+    """Something that the site does. `change` gives what is then seen, None where it cannot befall
+    that phase.
 
-    `trains`: the phases in which the training goes on, or begins again, by itself. `endings`: how attempts ended.
+    `trains`: the phases in which the training goes on, or begins again, by itself. `endings`: how
+    attempts ended.
     """
 
     name: str
@@ -152,17 +160,18 @@ class Event(Record):
 
 
 def phases(*names: str) -> frozenset[str]:
-    """Phases in which the training goes on; `idle` is never one: the watchdog's resubmission is an act."""
+    """Phases in which the training goes on; `idle` is never one: the watchdog's resubmission is an
+    act.
+    """
     return frozenset(names)
 
 
 ALIVE = phases("queued", *RUNNING, "leaving")
-ONLY_NOW = phases(
-    "starting", "training", "saving"
-)  # the present task goes on, and the next ones do not start
+# the present task goes on, and the next ones do not start
+ONLY_NOW = phases("starting", "training", "saving")
 
 
-# ----------------------------------------------------------------------------- what an event changes
+# ---------------------------------------------------------------------------- what an event changes
 def same(_: str, seen: Snapshot) -> Snapshot:
     return seen
 
@@ -264,7 +273,9 @@ def node_clock(_: str, seen: Snapshot) -> Snapshot:
 
 
 def setup_fails(name: str, seen: Snapshot) -> Snapshot | None:
-    """A line of slurm.setup ends with an error: the task is over before its trainer, queued jobs are held with a record."""
+    """A line of slurm.setup ends with an error: the task is over before its trainer, queued jobs
+    are held with a record.
+    """
     if name in {"training", "saving", "last hour", "leaving", "idle"}:
         return None
     why = "line 2 of slurm.setup failed: module load cuda/99"
@@ -347,7 +358,9 @@ EVENTS = (
 
 # ----------------------------------------------------------------------------- what is concluded
 class Conclusion(Record):
-    """Everything that tr11 makes of a cell: the word, the answer, the acts of the watchdog, and whom it tells."""
+    """Everything that tr11 makes of a cell: the word, the answer, the acts of the watchdog, and
+    whom it tells.
+    """
 
     verdict: Verdict
     may_sleep: bool | None

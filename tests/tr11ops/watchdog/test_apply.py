@@ -1,4 +1,6 @@
-"""Effects through the journal: killed at every point and run again, nothing is lost and nothing is done twice."""
+"""Effects through the journal: killed at every point and run again, nothing is lost and nothing is
+done twice.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 class World:
-    """A run with one job whose batch host is lost, nothing queued behind it, and a watchdog that may act."""
+    """A run with one job whose batch host is lost, nothing queued behind it, and a watchdog that
+    may act.
+    """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
         self.folder = folder
@@ -119,7 +123,9 @@ class World:
         return [job for job in self.scheduler.jobs() if not job.state.is_final]
 
     def check_all_is_done_once(self) -> None:
-        """The lost job is gone, its host excluded, and one launch waits, however many passes it took."""
+        """The lost job is gone, its host excluded, and one launch waits, however many passes it
+        took.
+        """
         assert [job.state for job in self.scheduler.jobs() if job.job_id == "100"] == [
             JobState.CANCELLED
         ]
@@ -161,13 +167,12 @@ def test_a_zombie_is_excluded_cancelled_and_replaced_at_once(world: World) -> No
     world.check_all_is_done_once()
 
 
-# ----------------------------------------------------------------------------- kill -9 at every point
+# --------------------------------------------------------------------------- kill -9 at every point
 def test_killed_at_every_effect_nothing_is_lost_or_repeated(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        pulse_module, "_alert", lambda *_: None
-    )  # it keeps its own books, with tests of their own
+    # it keeps its own books, with tests of their own
+    monkeypatch.setattr(pulse_module, "_alert", lambda *_: None)
     monkeypatch.setattr(submit_module, "LOOKUP_PAUSE_SECONDS", 0.0)
     before = shutil.copytree(world.folder, world.folder.with_name("before"))
 
@@ -207,7 +212,7 @@ def test_killed_at_every_effect_nothing_is_lost_or_repeated(
     assert world.pulse().plan.is_empty
 
 
-# ----------------------------------------------------------------------------- two watchdogs at once
+# ---------------------------------------------------------------------------- two watchdogs at once
 def test_of_two_at_once_one_acts_and_the_other_only_tells(world: World) -> None:
     watchdog_lock = acquire_lock(world.card.paths)
     assert isinstance(watchdog_lock, WatchdogLock)
@@ -296,7 +301,7 @@ def test_a_turn_is_taken_over_by_the_file_servers_clock(tmp_path: Path) -> None:
     assert isinstance(acquire_lock(paths), str)
 
 
-# ----------------------------------------------------------------------------- what the world may answer
+# ------------------------------------------------------------------------ what the world may answer
 class Answers:
     """Effects that fail in a given way."""
 
@@ -453,7 +458,9 @@ def test_holds_and_releases_go_through_the_record_of_holds(world: World) -> None
 
 
 def test_queued_jobs_are_not_cancelled_for_a_refused_launch(world: World) -> None:
-    """The queue is not emptied first: the card no longer fits the cluster, so the old work keeps its place."""
+    """The queue is not emptied first: the card no longer fits the cluster, so the old work keeps
+    its place.
+    """
     number = world.scheduler.submit(replace_request(world))
     seen = observe(world.directory, facts_of(world.card), world.scheduler, time.time())
     effects = pulse_module._effects(

@@ -1,4 +1,6 @@
-"""What the policy reads beside the snapshot: whose hold it is, whom the controllers blamed, who holds the lease."""
+"""What the policy reads beside the snapshot: whose hold it is, whom the controllers blamed, who
+holds the lease.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +136,9 @@ def test_of_an_array_held_by_a_fault_too_nothing_is_released(directory: RunDirec
 def test_an_exit_by_duration_is_no_fault_of_what_a_pause_held(
     directory: RunDirectory, recorded: dict[str, str]
 ) -> None:
-    """Another member paused: the run's own controller held queued jobs, and the attempt ended as it should."""
+    """Another member paused: the run's own controller held queued jobs, and the attempt ended as it
+    should.
+    """
     attempt(directory, replace(VERDICT, reason="exit-duration", held=("1",), **recorded))
     record_holds(directory, ("1", "2"), AUTOMATIC_OWNER, "pause", "pause")
     record_holds(directory, ("3",), AUTOMATIC_OWNER, "a fault")

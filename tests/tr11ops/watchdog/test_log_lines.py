@@ -58,7 +58,7 @@ def job_line(job: Job) -> str:
     return line
 
 
-# ----------------------------------------------------------------------------- the original's six rows
+# -------------------------------------------------------------------------- the original's six rows
 NODES = tuple(f"jean-zay-iam{number:02d}" for number in (1, 2, 3, 7))
 ROWS = [
     (
@@ -152,7 +152,7 @@ def test_one_line_for_each_entry_of_the_queue_while_all_is_well() -> None:
     assert len(pulse(snapshot(jobs=(running(),)))[2]) == 1
 
 
-# ----------------------------------------------------------------------------- what it could not see
+# ---------------------------------------------------------------------------- what it could not see
 SWITCH = KillSwitch("/scratch/tr11/kill-switch", "ana", NOW - 60, "a test")  # type: ignore[arg-type]
 LOST_HOST: dict[str, Any] = {
     "nodes": tuple(

@@ -1,4 +1,6 @@
-"""One incident from its first sign to its all-clear: how many mails it sends, and what each has for a headline."""
+"""One incident from its first sign to its all-clear: how many mails it sends, and what each has for
+a headline.
+"""
 
 from __future__ import annotations
 
@@ -224,7 +226,9 @@ INCIDENTS: list[tuple[str, tuple[Snapshot, ...], list[str]]] = [
 
 
 def mails(seen: tuple[Snapshot, ...]) -> list[Message]:
-    """What is mailed when each of these moments is looked at some times; a moment's times move with the looks."""
+    """What is mailed when each of these moments is looked at some times; a moment's times move with
+    the looks.
+    """
     alert_state, found = AlertState(), list[Message]()
     now = NOW
     for moment in seen:

@@ -1,4 +1,6 @@
-"""What the watchdog would do: the right thing to each trouble, once; and nothing on what is unknown or not its own."""
+"""What the watchdog would do: the right thing to each trouble, once; and nothing on what is unknown
+or not its own.
+"""
 
 from __future__ import annotations
 
@@ -196,14 +198,13 @@ def test_a_days_budget_ends() -> None:
     ]
     later = ActionHistory(tuple(replace(one, time=one.time - DAY) for one in spent.records))
     assert words(decide(down(), later)) == [("resubmit", "1-3")]
-    ahead = ActionHistory(
-        tuple(replace(one, time=NOW + DAY) for one in spent.records)
-    )  # the clock was set back
+    # the clock was set back
+    ahead = ActionHistory(tuple(replace(one, time=NOW + DAY) for one in spent.records))
     assert decide(down(), ahead).actions == ()
     assert decide(down(), watch=WatchSection(resubmissions_per_day=0)).actions == ()
 
 
-# ----------------------------------------------------------------------------- zombies and dead chains
+# -------------------------------------------------------------------------- zombies and dead chains
 def test_a_zombie_ends_and_its_host_is_excluded_first() -> None:
     found = decide(zombie(jobs=(running(), pending())))
     assert words(found) == [("exclude", "n01"), ("cancel", "1000_7")]
@@ -274,9 +275,8 @@ def test_what_a_killed_pass_cancelled_is_still_owed_a_launch() -> None:
     assert decide(
         snapshot(jobs=(running(),), submissions=(launched, SENT)), ActionHistory((cancelled,))
     ).is_empty
-    assert words(decide(down(), ActionHistory((cancelled,)))) == [
-        ("resubmit", "1-2")
-    ]  # and not the card's array besides
+    # and not the card's array besides
+    assert words(decide(down(), ActionHistory((cancelled,)))) == [("resubmit", "1-2")]
 
 
 # ----------------------------------------------------------------------------- two at once, hung
@@ -329,7 +329,7 @@ def test_a_watchdog_that_may_not_act_promises_nothing() -> None:
         )
 
 
-# ----------------------------------------------------------------------------- what people are told of the rules
+# ---------------------------------------------------------------- what people are told of the rules
 def test_people_are_told_of_every_action_that_the_watchdog_has() -> None:
     assert {action for power in POWERS for action in power.actions} == set(Action.__subclasses__())
 
@@ -378,7 +378,9 @@ def test_a_node_that_a_person_put_back_stays_in() -> None:
 
 
 def test_a_node_that_was_lost_to_the_scheduler_is_looked_at_now() -> None:
-    """What was true at the launch's end is no verdict on a node that works again; what came back is."""
+    """What was true at the launch's end is no verdict on a node that works again; what came back
+    is.
+    """
     lost = replace(BLAME, why="n07: lost to the scheduler")
     down = tuple(
         replace(node, states=frozenset({"down"})) if node.name == "n07" else node for node in SPARE
@@ -407,7 +409,9 @@ def test_the_cap_holds_and_never_cuts_into_what_the_run_needs() -> None:
 
 
 def test_what_is_only_avoided_is_used_again_where_an_attempt_would_wait() -> None:
-    """48 are needed: with 47 others free one comes back, the first that was avoided; with 48, or while it runs, none."""
+    """48 are needed: with 47 others free one comes back, the first that was avoided; with 48, or
+    while it runs, none.
+    """
     listed = tuple(
         Exclusion(f"n{number:02d}", "it died", "tr11", since=NOW - number, state=state)
         for number, state in ((1, "avoid"), (2, "avoid"), (3, "exclude"), (4, "suspect"))
@@ -437,9 +441,8 @@ def test_what_is_only_avoided_is_used_again_where_an_attempt_would_wait() -> Non
         pending(node_count=46),
         pending((1,), array_id="2000", raw_id="2000", dependency="afterany:1000"),
     )
-    assert (
-        words(decide(idle(nodes=free(50), **waits))) == []
-    )  # the second one comes after the first
+    # the second one comes after the first
+    assert words(decide(idle(nodes=free(50), **waits))) == []
 
 
 def test_queued_jobs_that_an_attempt_did_not_hold_are_held() -> None:
@@ -455,7 +458,9 @@ def test_queued_jobs_that_an_attempt_did_not_hold_are_held() -> None:
 
 
 def test_tasks_that_end_before_they_begin_have_the_others_held() -> None:
-    """Slurm itself ends a task whose output it cannot open: nothing of tr11 runs that would count it."""
+    """Slurm itself ends a task whose output it cannot open: nothing of tr11 runs that would count
+    it.
+    """
 
     def burned(task: int, **changes: Any) -> Job:
         state = {
@@ -486,7 +491,9 @@ def test_tasks_that_end_before_they_begin_have_the_others_held() -> None:
 
 
 def test_what_is_launched_again_never_waits_for_a_dead_job() -> None:
-    """Of two dead jobs the day's budget lets one be cancelled: the other one would keep the new one from starting."""
+    """Of two dead jobs the day's budget lets one be cancelled: the other one would keep the new one
+    from starting.
+    """
     dead = [
         pending((), job_id=number, raw_id=number, array_id=None, reason="DependencyNeverSatisfied")
         for number in ("2001", "2002")

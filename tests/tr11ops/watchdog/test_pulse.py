@@ -1,4 +1,6 @@
-"""One pass of the watchdog as a whole: what it writes, tells and leaves alone, and how it bears a broken world."""
+"""One pass of the watchdog as a whole: what it writes, tells and leaves alone, and how it bears a
+broken world.
+"""
 
 from __future__ import annotations
 
@@ -335,10 +337,8 @@ def test_the_command_launches_what_is_gone_once_and_says_so(bench: LocalBench) -
     assert again.raw_id in value["actions"][0]["message"] and len(again.pending_tasks) == 3
     quiet = bench.tr11("pulse", *words, "--act")
     assert quiet.code == 0 and "resubmit" not in quiet.out
-    assert [_resubmitted(bench, act) for act in ("true", "false")] == [
-        1,
-        0,
-    ]  # not counted where it only looks
+    # not counted where it only looks
+    assert [_resubmitted(bench, act) for act in ("true", "false")] == [1, 0]
 
     bench.scheduler.cancel(again.array_id or again.raw_id)
     bench.wait(lambda jobs: not any(one.name == "small" and not one.state.is_final for one in jobs))
@@ -378,7 +378,9 @@ def test_a_launch_beside_a_namesake_is_repeated_beside_it(bench: LocalBench) -> 
 def test_a_launch_that_would_be_refused_is_told_in_the_alert_that_it_belongs_to(
     bench: LocalBench,
 ) -> None:
-    """It stood in the watchdog's log alone, while the mail said that tr11 will launch now, and to type nothing."""
+    """It stood in the watchdog's log alone, while the mail said that tr11 will launch now, and to
+    type nothing.
+    """
     bench.block()
     assert bench.launch("--array", "1-2").code == 0
     (job,) = [job for job in bench.living() if job.name == "small"]
@@ -437,7 +439,7 @@ def test_wrong_usage_is_one_line(
     assert found.code == code and said in found.err
 
 
-# ----------------------------------------------------------------------------- what it asks of Slurm
+# ---------------------------------------------------------------------------- what it asks of Slurm
 
 
 def calls(folder: Path) -> list[str]:
@@ -447,7 +449,8 @@ def calls(folder: Path) -> list[str]:
 def test_a_pass_asks_slurm_twice_at_most_and_once_if_silent(
     bench: LocalBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    empty = 'case "$*" in *--json*) echo \'{"jobs": [], "errors": []}\';; esac'  # as text, no jobs are no lines
+    # as text, no jobs are no lines
+    empty = 'case "$*" in *--json*) echo \'{"jobs": [], "errors": []}\';; esac'
     for name, value in slurm_commands(bench.folder, empty, "echo").items():
         monkeypatch.setenv(name, value)
     words = ("pulse", "--run", str(bench.card), "--no-email", "--scheduler", "slurm")
@@ -475,7 +478,9 @@ def test_a_pass_asks_slurm_twice_at_most_and_once_if_silent(
 
 # ----------------------------------------------------------------------------- an emptied journal
 def test_an_emptied_journal_spends_the_budgets_of_a_day(scene: Scene) -> None:
-    """All that was done was counted in it: an empty one looked like a day on which nothing was done."""
+    """All that was done was counted in it: an empty one looked like a day on which nothing was
+    done.
+    """
     scene.scheduler.put(replace(scene.job, state=JobState.CANCELLED))
     journal = Journal(scene.directory.journal)
     journal.write("submitted")

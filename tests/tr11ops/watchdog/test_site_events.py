@@ -1,4 +1,6 @@
-"""Each event of the site in each phase of the run: verdict, act and mail as docs/site-events.md says, and never a lie."""
+"""Each event of the site in each phase of the run: verdict, act and mail as docs/site-events.md
+says, and never a lie.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,10 @@ def test_what_is_concluded(event: Event, name: str) -> None:
     assert found.may_sleep is not True or cell.trains, (
         f"nothing trains by itself, and a person may sleep: {said}"
     )
+    # a moment later
     is_told = _is_told(event, name) or (
         name in {"last hour", "leaving"} and _is_told(event, "queued")
-    )  # a moment later
+    )
     assert cell.trains or word in {VerdictWord.STOPPED, VerdictWord.UNKNOWN} or is_told, (
         f"nothing trains, and no one is told: {said}"
     )

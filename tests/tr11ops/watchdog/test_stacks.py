@@ -1,4 +1,6 @@
-"""The stacks of a hanging job's workers are kept before it ends: what some nodes told is enough, none is no evidence."""
+"""The stacks of a hanging job's workers are kept before it ends: what some nodes told is enough,
+none is no evidence.
+"""
 
 from __future__ import annotations
 

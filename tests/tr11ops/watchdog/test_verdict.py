@@ -79,7 +79,9 @@ FIELDS = [
 def test_blindness_is_never_a_cause_for_alarm_or_for_sleep(
     base: Snapshot, hidden: set[str], later: float
 ) -> None:
-    """What is hidden may turn any verdict into another, but with everything hidden only `unknown` is left."""
+    """What is hidden may turn any verdict into another, but with everything hidden only `unknown`
+    is left.
+    """
     seen = changed(base, time=base.time + later, **dict.fromkeys(hidden, AWAY))
     result = verdict(seen)
     assert result.why

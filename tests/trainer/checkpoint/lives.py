@@ -1,7 +1,9 @@
-"""A small training on eight ranks that saves all the time and is killed again and again; what each life finds.
+"""A small training on eight ranks that saves all the time and is killed again and again; what each
+life finds.
 
-Every element of the state follows `x -> x / 2 + constant of the step`, which rounds alike however the state is dealt,
-so the state of any step is known exactly: a checkpoint with elements of two steps cannot pass for either.
+Every element of the state follows `x -> x / 2 + constant of the step`, which rounds alike however
+the state is dealt, so the state of any step is known exactly: a checkpoint with elements of two
+steps cannot pass for either.
 """
 
 from __future__ import annotations
@@ -32,11 +34,8 @@ MODEL = Model(layers=4, hidden=64, vocabulary=64)
 SHAPE = Shape(tensor=2, pipeline=2, data=2)
 START = 0
 HIDDEN = ".global_step"  # begins the name of a checkpoint that is being made
-HEARD, MIXTURE, FAILED = (
-    3,
-    4,
-    5,
-)  # how a rank leaves that heard of a lost one, found a wrong state, could not save
+# how a rank leaves that heard of a lost one, found a wrong state, could not save
+HEARD, MIXTURE, FAILED = (3, 4, 5)
 
 
 def advance(live: ShardedState, step: int) -> ShardedState:
@@ -99,7 +98,9 @@ def train_until_killed(rank: int, folder: Path, ready: Path) -> None:
 
 @dataclass
 class Tally:
-    """What many lives came to. `moments`: where the kills fell, told by what lay in the folder afterwards."""
+    """What many lives came to. `moments`: where the kills fell, told by what lay in the folder
+    afterwards.
+    """
 
     reached: int = 0
     lives: int = 0
@@ -115,7 +116,8 @@ class Tally:
 
 
 def many_lives(count: int, folder: Path, scratch: Path, seed: int) -> Tally:
-    """Kill `count` trainings one after the other at random moments: all ranks at once, or one and the others later.
+    """Kill `count` trainings one after the other at random moments: all ranks at once, or one and
+    the others later.
 
     A life is let reach none, one or two new checkpoints; the kill falls at a moment drawn from the time of the next, and
     in every second life while that one is being made.

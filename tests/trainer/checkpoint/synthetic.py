@@ -1,4 +1,6 @@
-"""A small model's state with known values, dealt to ranks as tensor, pipeline and ZeRO-1 data parallelism deal it."""
+"""A small model's state with known values, dealt to ranks as tensor, pipeline and ZeRO-1 data
+parallelism deal it.
+"""
 
 from __future__ import annotations
 

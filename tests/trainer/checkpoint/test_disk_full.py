@@ -1,4 +1,6 @@
-"""A disk that fills up on one rank, or on all: every rank hears it, and what was there before is intact."""
+"""A disk that fills up on one rank, or on all: every rank hears it, and what was there before is
+intact.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def extras(step: int) -> Extras:
 
 
 def limited_save(rank: int, folder: Path) -> str:
-    """Save once; then again while rank 2 may not write files of more than 8 KiB; then once more without the limit."""
+    """Save once; then again while rank 2 may not write files of more than 8 KiB; then once more
+    without the limit.
+    """
     store.save(folder, 1, state(MODEL, SHAPE, rank, 1), extras(1), INFO)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     if rank == 2:

@@ -1,4 +1,6 @@
-"""Files written in blocks, past the page cache or through it: the same bytes, the same digests, honest errors."""
+"""Files written in blocks, past the page cache or through it: the same bytes, the same digests,
+honest errors.
+"""
 
 from __future__ import annotations
 

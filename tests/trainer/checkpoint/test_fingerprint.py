@@ -1,4 +1,6 @@
-"""Fingerprints: the numbers are NumPy's, and the digest tells any change apart, however the tensor was cut."""
+"""Fingerprints: the numbers are NumPy's, and the digest tells any change apart, however the tensor
+was cut.
+"""
 
 from __future__ import annotations
 

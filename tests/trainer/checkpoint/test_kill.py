@@ -50,7 +50,9 @@ def save(
 
 
 def survivor(folder: Path) -> tuple[int, int] | None:
-    """The step found and the content that all of it has; fails on a mixture. None when there is no checkpoint."""
+    """The step found and the content that all of it has; fails on a mixture. None when there is no
+    checkpoint.
+    """
     step = store.find_resumable(folder, "digests", False, lambda line: None)
     if step is None:
         return None
@@ -77,7 +79,9 @@ def touches(folder: Path) -> Callable[[str, tuple[Any, ...]], bool]:
 def kill_everywhere(
     rank: int, root: Path, old: list[tuple[int, int]], new: tuple[int, int], beside: bool
 ) -> list[tuple[int, int] | None]:
-    """Kill a save of `new` at each of its file-system operations in turn; what was found after each."""
+    """Kill a save of `new` at each of its file-system operations in turn; what was found after
+    each.
+    """
     base = root / "base"
     base.mkdir()
     for step, content in old:
@@ -139,14 +143,15 @@ def save_until_killed(rank: int, folder: Path, first: int, victim: int, event_nu
 
 
 def test_four_ranks_killed_at_random_points(memory: Path, tmp_path: Path) -> None:
-    """One rank, drawn by lot, dies at a drawn point of one of its next saves; the others soon after, in any order."""
+    """One rank, drawn by lot, dies at a drawn point of one of its next saves; the others soon
+    after, in any order.
+    """
     chance = random.Random(11)
     reached, left_behind = 0, set()
     for trial in range(10):
         victim = trial % SHAPE.world
-        event_number = 1 + chance.randrange(
-            120 if victim == 0 else 20
-        )  # rank 0 does more, the others' files are few
+        # rank 0 does more, the others' files are few
+        event_number = 1 + chance.randrange(120 if victim == 0 else 20)
         arguments = (memory, reached + 1, victim, event_number)
         processes = world.start(
             tmp_path / f"meeting{trial}", SHAPE.world, save_until_killed, *arguments

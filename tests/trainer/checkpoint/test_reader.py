@@ -1,4 +1,6 @@
-"""One process reads and rewrites what many ranks saved: every number, few bytes, and faults by name."""
+"""One process reads and rewrites what many ranks saved: every number, few bytes, and faults by
+name.
+"""
 
 from __future__ import annotations
 
@@ -223,7 +225,9 @@ def test_a_foreign_file_of_the_same_size(copy: Path) -> None:
 
 
 def test_swapped_files_are_not_taken_for_each_other(copy: Path) -> None:
-    """Two ranks' files of the same size, exchanged: names, offsets and sizes fit, so only digests tell."""
+    """Two ranks' files of the same size, exchanged: names, offsets and sizes fit, so only digests
+    tell.
+    """
     one, other = sorted((copy / "optimizer").glob("*.distcp"))[:2]
     content = one.read_bytes(), other.read_bytes()
     one.write_bytes(content[1])
@@ -271,7 +275,9 @@ def load_rank(
 def test_a_rewritten_checkpoint_is_the_same(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Small chunks and files: many of each. Ranks of another shape load it, torch's own tools read it, and so do we."""
+    """Small chunks and files: many of each. Ranks of another shape load it, torch's own tools read
+    it, and so do we.
+    """
     monkeypatch.setattr(rewrite, "CHUNK_BYTES", 200)
     monkeypatch.setattr(rewrite, "FILE_BYTES", 3000)
     source, told = open_checkpoint(saved), []

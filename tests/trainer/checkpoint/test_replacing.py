@@ -1,4 +1,6 @@
-"""A step that is saved again: what is deleted, what is kept as superseded, and a kill at any point between."""
+"""A step that is saved again: what is deleted, what is kept as superseded, and a kill at any point
+between.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`tr11 checkpoints reshape` of today's models: what it writes is loaded by other topologies, and trained on."""
+"""`tr11 checkpoints reshape` of today's models: what it writes is loaded by other topologies, and
+trained on.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def test_a_reshaped_model_is_the_same(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """`shapes`: pipeline and tensor degrees that save and that load: the layout has none. The optimizer goes on too: `load_and_look` does a step."""
+    """`shapes`: pipeline and tensor degrees that save and that load: the layout has none. The
+    optimizer goes on too: `load_and_look` does a step.
+    """
     (pipeline, tensor), (new_pipeline, new_tensor) = shapes
     tokens = samples(card(kind, 1, 1), 100, 4)
     before = run_ranks(

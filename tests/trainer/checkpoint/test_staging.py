@@ -1,5 +1,6 @@
-"""Page-locked staging, with a GPU that is mocked: its exact size, when it is made and released, and that nothing is read
-too early nor changed while it is copied."""
+"""Page-locked staging, with a GPU that is mocked: its exact size, when it is made and released, and
+that nothing is read too early nor changed while it is copied.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ EXTRAS = Extras({"consumed_samples": 1, "consumed_tokens": 1})
 class Driver:
     """`torch.cuda.cudart()`, and a GPU of two streams. `events` is what happened, in order.
 
-    Of all that a GPU may do it does the worst: copies when someone waits for them and not before, the rest at once.
+    Of all that a GPU may do it does the worst: copies when someone waits for them and not before,
+    the rest at once.
     """
 
     def __init__(self, status: int = 0):
@@ -136,7 +138,9 @@ def test_as_much_is_locked_as_is_needed(driver: Driver) -> None:
 
 
 def test_torch_sees_that_the_memory_is_locked(driver: Driver) -> None:
-    """It asks about the first byte of a view's storage; the locked range is the storage, in whole pages."""
+    """It asks about the first byte of a view's storage; the locked range is the storage, in whole
+    pages.
+    """
     staging = Staging(3 * files.ALIGNMENT, on_gpu=True)
     storage = staging.memory[files.ALIGNMENT :].untyped_storage()
     assert driver.locked == {storage.data_ptr(): storage.nbytes()}
@@ -161,7 +165,7 @@ def test_a_driver_that_locks_nothing_makes_the_save_synchronous(
     assert isinstance(saver.wait()[0], Finished) and "could not allocate the memory" in said[0]
 
 
-# ----------------------------------------------------------------------------- the state is of one step
+# ------------------------------------------------------------------------- the state is of one step
 def stale(target: ShardedState, value: float) -> None:
     """What an update does to the live tensors."""
     for weight in target.weights:
@@ -202,8 +206,9 @@ def test_an_update_waits_for_the_copies_and_the_host_does_not(late: Driver, memo
 def test_a_save_copies_each_byte_of_the_state_once_beside_the_computation(
     late: Driver, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it adds to the step behind it: weights, fp32 masters and moments. All of it is in the stream of the copies:
-    `Driver.copy` accepts nothing else."""
+    """What it adds to the step behind it: weights, fp32 masters and moments. All of it is in the
+    stream of the copies: `Driver.copy` accepts nothing else.
+    """
     copied: list[int] = []
     plain = late.copy
 
@@ -286,7 +291,9 @@ def test_pages_are_there_before_the_first_copy(memory: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_an_engine_calls_before_its_update(dtype: str) -> None:
-    """Behind all of a step's forward passes, before the first number changes. In fp32 each group has an update."""
+    """Behind all of a step's forward passes, before the first number changes. In fp32 each group
+    has an update.
+    """
     (seen,) = run_ranks(update_of_an_engine, 1, dtype)
     assert seen[:3] == ["forward", "forward", "as before the step"]
     assert set(seen[3:]) == {"changed"}

@@ -77,8 +77,9 @@ SHAPES = [
 
 
 def save_each_load_some(rank: int, folder: Path, apart: tuple[int, ...]) -> None:
-    """Four ranks: the first ones save as one shape, then the ranks of the shapes that stand so far behind it in the
-    list load it, in a group of their own."""
+    """Four ranks: the first ones save as one shape, then the ranks of the shapes that stand so far
+    behind it in the list load it, in a group of their own.
+    """
     groups = {size: dist.new_group(list(range(size))) for size in range(1, 5)}
     for step, saved in enumerate(SHAPES):
         if rank < saved.world:
@@ -102,7 +103,9 @@ def save_each_load_some(rank: int, folder: Path, apart: tuple[int, ...]) -> None
     "apart", [(0, 1, 4, 7), pytest.param(tuple(range(len(SHAPES))), marks=pytest.mark.soak)]
 )
 def test_every_topology_loads_what_others_saved(memory: Path, apart: tuple[int, ...]) -> None:
-    """Each loads its own and those of three others: of fewer ranks, of as many and of more; all pairs as soak."""
+    """Each loads its own and those of three others: of fewer ranks, of as many and of more; all
+    pairs as soak.
+    """
     world.run(4, save_each_load_some, memory, apart)
 
 
@@ -189,9 +192,8 @@ def test_a_checkpoint_may_be_weights_alone(memory: Path) -> None:
     ]
     empty = state(MODEL, Shape(), 0, None, dtype=torch.float32)
     loaded = store.load(memory, 3, empty, info(Shape()), weights_only=True)
-    assert (
-        loaded.rng is None and loaded.remarks == ()
-    )  # nothing draws random numbers that a training would go on with
+    # nothing draws random numbers that a training would go on with
+    assert loaded.rng is None and loaded.remarks == ()
     pairs = zip(empty.weights, mine.weights, strict=True)
     assert all(torch.equal(wide.tensor, narrow.tensor.float()) for wide, narrow in pairs)
     with pytest.raises(

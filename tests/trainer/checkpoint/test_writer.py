@@ -1,4 +1,6 @@
-"""Saving beside the training: what is saved is what was when it began, and a failure costs nothing but the save."""
+"""Saving beside the training: what is saved is what was when it began, and a failure costs nothing
+but the save.
+"""
 
 from __future__ import annotations
 
@@ -230,7 +232,9 @@ def test_where_free_memory_is_unknown_the_training_waits(memory: Path) -> None:
 
 
 def one_rank_cannot_write(rank: int, folder: Path) -> tuple[str, str]:
-    """Rank 2 may not write files of more than 8 KiB during one save; then, rank 0 cannot make the hidden folder."""
+    """Rank 2 may not write files of more than 8 KiB during one save; then, rank 0 cannot make the
+    hidden folder.
+    """
     saver = AsyncSaver(folder, pytest.fail)
     saver.start(1, state(MODEL, SHAPE, rank, 1), extras(1), INFO)
     assert isinstance(outcome_of(saver), Finished)

@@ -1,4 +1,6 @@
-"""Several real gloo processes for a checkpoint test: run to their end, or left running to be killed."""
+"""Several real gloo processes for a checkpoint test: run to their end, or left running to be
+killed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ DEADLINE = 600.0
 
 
 def run(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Results of `function(rank, *arguments)` on `size` ranks; a single rank has no process group at all."""
+    """Results of `function(rank, *arguments)` on `size` ranks; a single rank has no process group
+    at all.
+    """
     return run_ranks(_with_rank, size, function, arguments, timeout=DEADLINE, launch=size > 1)
 
 
@@ -28,7 +32,9 @@ def _with_rank(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
 def start(
     meeting: Path, size: int, function: Callable[..., Any], *arguments: Any
 ) -> list[BaseProcess]:
-    """Start `size` ranks of `function(rank, *arguments)`, to be killed later; `meeting` is the path of a new file."""
+    """Start `size` ranks of `function(rank, *arguments)`, to be killed later; `meeting` is the path
+    of a new file.
+    """
     context = fork_server()
     processes = [
         context.Process(target=_main, args=(rank, size, meeting, function, arguments), daemon=True)

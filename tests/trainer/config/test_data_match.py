@@ -1,4 +1,6 @@
-"""A resume goes on with the data of its checkpoint, wherever that lies now, or says what is other than it was."""
+"""A resume goes on with the data of its checkpoint, wherever that lies now, or says what is other
+than it was.
+"""
 
 from __future__ import annotations
 

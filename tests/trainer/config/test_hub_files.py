@@ -1,4 +1,6 @@
-"""Files of the hub: found in its cache without its client, asked for where they are not, and never when offline."""
+"""Files of the hub: found in its cache without its client, asked for where they are not, and never
+when offline.
+"""
 
 from __future__ import annotations
 

@@ -188,7 +188,9 @@ def test_kernels_built_for_a_gpu(
 
 
 def test_torch_may_take_no_kernel_but_the_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the memory-efficient kernel computes, torch's math kernel is off; afterwards all is as before."""
+    """While the memory-efficient kernel computes, torch's math kernel is off; afterwards all is as
+    before.
+    """
     seen = []
     attend = functional.scaled_dot_product_attention
 
@@ -227,7 +229,9 @@ def test_torch_refuses_where_the_chosen_kernel_is_not_there() -> None:
 def test_a_processor_attends_in_strips_of_queries(
     dtype: torch.dtype, heights: list[int], bound: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None beyond its last query, low in fp32 and high in bf16; together they are the whole attention."""
+    """None beyond its last query, low in fp32 and high in bf16; together they are the whole
+    attention.
+    """
     monkeypatch.setattr("trainer.model.matmul._is_native", lambda dtype: True)
     seen = []
     attend = functional.scaled_dot_product_attention

@@ -49,9 +49,8 @@ def test_the_operations_are_those_of_what_is_recomputed() -> None:
         flops.hardware_flops(card, 100, 3) for card in (plain, whole, some, scores)
     )
     assert (full - base) == 4 * (part - base)
-    assert (
-        inner - base == 3 * 4 * 4 * 16 * 16 * 64
-    )  # samples, blocks, operations of 16 x 16 scores of width 64
+    # samples, blocks, operations of 16 x 16 scores of width 64
+    assert inner - base == 3 * 4 * 4 * 16 * 16 * 64
     assert [flops.passes(card) for card in (plain, some, whole)] == [3.0, 3.25, 4.0]
     assert 3.0 < flops.passes(scores) < 3.25
 

@@ -21,7 +21,9 @@ from trainer.contract.resumable import ResumeNeed
 
 
 def make(folder: Path, *steps: int, latest: int | str | None = None) -> None:
-    """Complete checkpoints of three files each; `latest` names the last one unless told otherwise ("" = no file)."""
+    """Complete checkpoints of three files each; `latest` names the last one unless told otherwise
+    ("" = no file).
+    """
     for step in steps:
         place = folder / f"global_step{step}"
         for part in ("weights", "optimizer"):

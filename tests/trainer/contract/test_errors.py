@@ -1,4 +1,6 @@
-"""The errors of both packages: the tree in each docstring is the tree of the classes, with their exit codes."""
+"""The errors of both packages: the tree in each docstring is the tree of the classes, with their
+exit codes.
+"""
 
 from __future__ import annotations
 

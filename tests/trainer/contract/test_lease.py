@@ -1,4 +1,6 @@
-"""One trainer at a time: the lease, and its protocol under every interleaving. Real trainers: see test_stops.py."""
+"""One trainer at a time: the lease, and its protocol under every interleaving. Real trainers: see
+test_stops.py.
+"""
 
 from __future__ import annotations
 
@@ -256,7 +258,9 @@ def test_what_is_of_another_training_is_set_aside_not_replaced(tmp_path: Path, k
 
 
 class Contenders(RuleBasedStateMachine):
-    """Four trainers take the protocol's steps in any order, each frozen for any time between any two of them."""
+    """Four trainers take the protocol's steps in any order, each frozen for any time between any
+    two of them.
+    """
 
     who = st.integers(0, 3)
 
@@ -270,10 +274,8 @@ class Contenders(RuleBasedStateMachine):
         self.leases = [Lease(self.paths, claim(str(job))) for job in range(4)]
         self.watches: list[HolderWatch | None] = [None] * 4
         self.counts, self.partials = [0] * 4, [Path()] * 4
-        self.newest, self.found = (
-            -1,
-            (frozenset[str](), ""),
-        )  # the newest holder, and what it read when it began
+        # the newest holder, and what it read when it began
+        self.newest, self.found = (-1, (frozenset[str](), ""))
 
     @rule(seconds=st.floats(0.1, 4.0))
     def time_passes(self, seconds: float) -> None:
@@ -315,7 +317,9 @@ class Contenders(RuleBasedStateMachine):
     @precondition(lambda self: self.holders)
     @rule(which=who, other=who, frozen=st.sampled_from([0.0, 1.0, WATCH_SECONDS + 1]))
     def publish_and_freeze_behind_the_fence(self, which: int, other: int, frozen: float) -> None:
-        """The fence lets it pass; then it is frozen, and another one may take over before it goes on."""
+        """The fence lets it pass; then it is frozen, and another one may take over before it goes
+        on.
+        """
         me = self.holders[which % len(self.holders)]
 
         def fence() -> None:

@@ -1,4 +1,6 @@
-"""The record of phases: one line a change, none lost to a torn line, and never in the training's way."""
+"""The record of phases: one line a change, none lost to a torn line, and never in the training's
+way.
+"""
 
 from __future__ import annotations
 

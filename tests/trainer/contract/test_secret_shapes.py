@@ -1,4 +1,6 @@
-"""What is taken for a secret, and what is not: by its form, by its name, and in a number of steps as its length says."""
+"""What is taken for a secret, and what is not: by its form, by its name, and in a number of steps
+as its length says.
+"""
 
 from __future__ import annotations
 
@@ -114,12 +116,13 @@ def test_what_can_be_no_secret_and_what_refers_to_one() -> None:
     assert not any(map(reference_of, ("", "$", "$A-B", "$A$B", "x$A", "${A", "$1A", "$$A")))
 
 
-# ----------------------------------------------------------------------------- how long it takes, by counting
+# ------------------------------------------------------------------- how long it takes, by counting
 def repeats_without_a_bound(items: Iterable[Any], is_last: bool = True) -> Iterator[str]:
     """Repeats without a bound that are not the end of the expression, or hold more than one sign.
 
-    A search tries each place of a text. Where all else has a bound, that takes a bounded number of steps, or goes on to
-    the end of a match, behind which the next search begins: so many steps in all as a constant times the text's length.
+    A search tries each place of a text. Where all else has a bound, that takes a bounded number of
+    steps, or goes on to the end of a match, behind which the next search begins: so many steps in
+    all as a constant times the text's length.
     """
     found = list(items)
     for place, (operator, argument) in enumerate(found):

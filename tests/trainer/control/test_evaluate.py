@@ -1,4 +1,6 @@
-"""`trainer.control.evaluate`: the loss of every window, the same on every topology, and equal to the loss written plainly."""
+"""`trainer.control.evaluate`: the loss of every window, the same on every topology, and equal to
+the loss written plainly.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A trainer leaves by the limit of its job as that is now: earlier or later than its card says, or by no clock at all."""
+"""A trainer leaves by the limit of its job as that is now: earlier or later than its card says, or
+by no clock at all.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,9 @@ from trainer.control import launcher
 def test_a_store_that_left_first_is_no_traceback(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The agent of node 0 has the store, and may be gone when another agent asks whether all have ended."""
+    """The agent of node 0 has the store, and may be gone when another agent asks whether all have
+    ended.
+    """
 
     def barrier(**_: Any) -> None:
         raise DistNetworkError("failed to recv, got 0 bytes")

@@ -1,4 +1,6 @@
-"""One rank refuses its input in a step while the others wait for it: people read the refusal, and no traceback."""
+"""One rank refuses its input in a step while the others wait for it: people read the refusal, and
+no traceback.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ SAMPLES, SEED = 16 * 20, 1234
 
 
 def write_foreign(folder: Path, foreign: int) -> None:
-    """Documents of 40 tokens in the order of the training, of which the sample `foreign` holds a token too many."""
+    """Documents of 40 tokens in the order of the training, of which the sample `foreign` holds a
+    token too many.
+    """
     folder.mkdir(exist_ok=True)
     tokens = np.full(60 * 40, 3, dtype=np.uint16)
     ends = np.full(60, 40, dtype=np.int32)
@@ -45,7 +49,9 @@ def write_foreign(folder: Path, foreign: int) -> None:
 
 
 def _train(rank: int, world: int, port: int, card_path: Path, output: Path) -> None:
-    """What `torchrun ... -m trainer CARD` starts, but that the look at the start sees only the first token."""
+    """What `torchrun ... -m trainer CARD` starts, but that the look at the start sees only the
+    first token.
+    """
     with output.open("wb") as stream:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
@@ -146,7 +152,9 @@ def test_after_steps_it_is_a_failure_in_one_line_all_the_same(tmp_path: Path) ->
 
 
 def test_only_a_refusal_of_this_launch_and_of_another_rank_excuses(tmp_path: Path) -> None:
-    """An error that only looks like a lost rank keeps its traceback: no one else has left a word for it."""
+    """An error that only looks like a lost rank keeps its traceback: no one else has left a word
+    for it.
+    """
     paths = RunPaths(tmp_path, "run", "main")
     now, before = (AttemptIdentity("7", launch, paths.stop_request("7")) for launch in (2, 1))
     write_failure(paths, before, 1, DataError("of the launch before"), 0, refusal="refused")

@@ -1,4 +1,6 @@
-"""Real trainers that meet on one run directory, and real trainers that are asked to stop while they wait."""
+"""Real trainers that meet on one run directory, and real trainers that are asked to stop while they
+wait.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ def test_of_two_trainers_at_once_exactly_one_trains(tmp_path: Path, processes: P
     (winner,) = set(both) - {loser}
     assert both[loser].exit_code == 2
     marker = ended(config, loser)
-    # On a machine so busy that the first one was silent for the whole watch, it was superseded: one trains all the same.
+    # On a machine so busy that the first one was silent for the whole watch, it was superseded: one
+    # trains all the same.
     assert (marker.reason in {"refused", "superseded"}, marker.restart) == (True, False)
     assert f" job {winner} (launch 1) of " in marker.message
     assert f"process {both[winner].pid}" in marker.message
@@ -112,7 +115,9 @@ def test_no_way_of_saving_publishes_without_the_lease(tmp_path: Path, way: str) 
 
 # ----------------------------------------------------------------------------- requests
 class Asked(Trainer):
-    """Someone asks for a checkpoint while this trainer does its third step, and stops it some steps later."""
+    """Someone asks for a checkpoint while this trainer does its third step, and stops it some steps
+    later.
+    """
 
     request: Request
 
@@ -200,9 +205,8 @@ def test_an_end_at_once_is_honoured_while_data_do_not_come(
     config = card(tmp_path, data={"workers": 1}, checkpoint={"interval": 100_000})
     trainer = processes.start(config, "1")
     processes.wait(lambda: at(config, "1", 3))
-    os.kill(
-        trainer.pid, signal.SIGSTOP
-    )  # wherever it is, it must not be faster than the request is read
+    # wherever it is, it must not be faster than the request is read
+    os.kill(trainer.pid, signal.SIGSTOP)
     request = new_request("kill-now", "ana", "wrong card", config.paths.root)
     request.write(config.kill_switch)
     os.kill(trainer.pid, signal.SIGCONT)

@@ -24,7 +24,9 @@ from trainer.contract.phases import Heartbeat
 
 
 def card(folder: Path, **changes: Any) -> TrainerConfig:
-    """A run that goes on for as long as a test may take; `changes` are sections with the keys to set in them."""
+    """A run that goes on for as long as a test may take; `changes` are sections with the keys to
+    set in them.
+    """
     write_tokens(folder)
     value = tiny().model_dump(mode="json")
     value["run"]["directory"] = str(folder / "run")
@@ -43,7 +45,9 @@ def card(folder: Path, **changes: Any) -> TrainerConfig:
 
 
 class Training:
-    """A trainer of one process and of a session of its own, as a launcher starts it; forked with torch loaded."""
+    """A trainer of one process and of a session of its own, as a launcher starts it; forked with
+    torch loaded.
+    """
 
     def __init__(self, process: BaseProcess) -> None:
         self._process = process

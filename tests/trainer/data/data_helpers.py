@@ -56,7 +56,9 @@ def write_pair(prefix: Path, documents: Sequence[Sequence[int]], dtype: str = "u
 
 
 def numbered_documents(count: int, seed: int = 0, longest: int = 40) -> list[list[int]]:
-    """Documents of random lengths whose tokens, put in order, count up from 0: every token says where it is from."""
+    """Documents of random lengths whose tokens, put in order, count up from 0: every token says
+    where it is from.
+    """
     lengths = np.random.RandomState(seed).randint(1, longest + 1, count)
     ends = np.cumsum(lengths)
     return [
@@ -66,7 +68,9 @@ def numbered_documents(count: int, seed: int = 0, longest: int = 40) -> list[lis
 
 
 def run_data(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """`python -m trainer.data WORDS`, its `main` in this process: another Python would load for a second or two."""
+    """`python -m trainer.data WORDS`, its `main` in this process: another Python would load for a
+    second or two.
+    """
     said, heard = io.StringIO(), io.StringIO()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     with (

@@ -11,9 +11,10 @@ from pathlib import Path
 from tests.trainer.data.data_helpers import ROOT
 from trainer.contract.record import Record
 
-# Runs a command in one fork after another. Life n of a story is killed with -9 at its step `steps[n]`, counted over every
-# call that changes what is on disk, and every piece; the last life runs to its end. Prints what each life was told.
-# `setup` and `work` are Python: `work` makes `output` (a path in a folder of the story's own) and calls `point` and `tell`.
+# Runs a command in one fork after another. Life n of a story is killed with -9 at its step
+# `steps[n]`, counted over every call that changes what is on disk, and every piece; the last life
+# runs to its end. Prints what each life was told. `setup` and `work` are Python: `work` makes
+# `output` (a path in a folder of the story's own) and calls `point` and `tell`.
 DRIVER = """
 import json, os, signal, sys
 from pathlib import Path
@@ -50,8 +51,9 @@ for number, steps in enumerate(stories):
 
 
 class Lives(Record):
-    """`longest`: steps of the longest life that a kill was planned for. `last`: of each story's last life, its number of
-    steps and what it was told."""
+    """`longest`: steps of the longest life that a kill was planned for. `last`: of each story's
+    last life, its number of steps and what it was told.
+    """
 
     longest: int
     last: list[tuple[int, list[str]]]

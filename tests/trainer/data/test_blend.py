@@ -96,9 +96,8 @@ def test_rare_members_are_found_whatever_the_segments_guessed(
 ) -> None:
     weights = [1e-4] * 4 + [0.31, 0.27, 0.2, 0.13, 0.05]
     expected = slow_blend(weights, 30_000)
-    assert (
-        expected.count(0) >= 2
-    )  # so that whole rows of segments begin before and after the moment it is taken
+    # so that whole rows of segments begin before and after the moment it is taken
+    assert expected.count(0) >= 2
     for segments in (3, 100, 1 << 14):
         monkeypatch.setattr(blend, "BLEND_SEGMENTS", segments)
         assert build_blend(weights, 30_000)[0].tolist() == expected
@@ -114,7 +113,8 @@ def test_a_longer_mixture_only_appends(weights: list[float], samples: int, more:
     )
 
 
-# Digests of the choices of megatron-core 0.16.1's compiled code, the members as int16: weights, samples.
+# Digests of the choices of megatron-core 0.16.1's compiled code, the members as int16: weights,
+# samples.
 def uneven(seed: int, count: int) -> list[float]:
     return (np.random.RandomState(seed).pareto(1.0, count) + 1e-4).tolist()
 

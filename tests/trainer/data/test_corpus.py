@@ -109,9 +109,8 @@ def test_a_persons_file_is_not_replaced_and_a_half_made_one_is(tmp_path: Path) -
         build_corpus(output, 300_000)
     assert output.read_text() == "mine"
     record = tmp_path / "c.jsonl.report.json"
-    record.write_text(
-        json.dumps({"request": {}, "report": None})
-    )  # a command that was killed after it began to write
+    # a command that was killed after it began to write
+    record.write_text(json.dumps({"request": {}, "report": None}))
     assert not build_corpus(output, 300_000).already_complete
     assert output.read_text() != "mine"
 

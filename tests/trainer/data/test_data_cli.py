@@ -1,4 +1,6 @@
-"""The commands, as people run them: the whole way from corpus to index maps, exit codes, one-line refusals."""
+"""The commands, as people run them: the whole way from corpus to index maps, exit codes, one-line
+refusals.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The greedy rule in fixed point and in float64: the same choices, also where two members are equally far behind."""
+"""The greedy rule in fixed point and in float64: the same choices, also where two members are
+equally far behind.
+"""
 
 from __future__ import annotations
 

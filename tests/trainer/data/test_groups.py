@@ -149,10 +149,8 @@ def test_members_are_planned_with_their_share_and_range(tmp_path: Path) -> None:
     }
     plans = plan_groups(groups, ReadOptions(8, 1, cache_folder=tmp_path / "cache"))
     train, valid = plans["train"], plans["valid_a"]
-    assert [member.key.samples for member in train.members] == [
-        754,
-        252,
-    ]  # ceil of 1,000 x share x 1.005
+    # ceil of 1,000 x share x 1.005
+    assert [member.key.samples for member in train.members] == [754, 252]
     assert [member.key.samples for member in valid.members] == [40] and valid.blend is None
     assert [(member.key.first_document, member.key.end_document) for member in train.members] == [
         (0, 50),
@@ -162,7 +160,9 @@ def test_members_are_planned_with_their_share_and_range(tmp_path: Path) -> None:
 
 
 def test_another_range_or_weight_never_reuses_a_map(tmp_path: Path) -> None:
-    """Of one name, number of samples, length and seed: the original's file names do not tell these apart."""
+    """Of one name, number of samples, length and seed: the original's file names do not tell these
+    apart.
+    """
     a = write_pair(tmp_path / "a", numbered_documents(100))
     b = write_pair(tmp_path / "b", numbered_documents(100, seed=1))
     seen = []

@@ -1,4 +1,6 @@
-"""A preprocess that was interrupted, at any point and by anything, goes on and ends with the same bytes."""
+"""A preprocess that was interrupted, at any point and by anything, goes on and ends with the same
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,8 @@ def test_killed_at_every_step(tmp_path: Path, tokenizer_folder: Path) -> None:
     for number in range(len(stories)):
         folder = tmp_path / f"story{number}"
         assert pair_of(folder / "out") == wanted, stories[number]
-        # A kill inside the writing of the record that stays may leave its temporary file, as everywhere.
+        # A kill inside the writing of the record that stays may leave its temporary file, as
+        # everywhere.
         left = {
             path.name
             for path in folder.iterdir()

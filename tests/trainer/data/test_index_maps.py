@@ -1,4 +1,6 @@
-"""Index maps: the definition's vector, an independent walk, Megatron's own results, and the cache on disk."""
+"""Index maps: the definition's vector, an independent walk, Megatron's own results, and the cache
+on disk.
+"""
 
 from __future__ import annotations
 
@@ -134,8 +136,9 @@ def test_documents_beyond_32_bits_together() -> None:
     assert rows.tolist() == [[0, 0], [0, 2**30], [1, 1], [1, 2**30 + 1], [2, 2]]
 
 
-# Digests of the maps that megatron-core 0.16.1 builds (its last-epoch share is 0.80), over types, shapes and values:
-# documents, least length, length bound, first and end document, samples, sequence length, seed.
+# Digests of the maps that megatron-core 0.16.1 builds (its last-epoch share is 0.80), over types,
+# shapes and values: documents, least length, length bound, first and end document, samples,
+# sequence length, seed.
 MEGATRON = [
     ((1000, 1, 400, 0, 949, 500, 128, 1234), "1ebf96ef0f7e8cab"),
     ((1000, 1, 400, 0, 949, 2000, 128, 1234), "302196eb483fe06a"),

@@ -196,7 +196,9 @@ def test_a_kind_that_was_not_asked_for_is_refused(
 def test_the_look_at_the_start_names_document_token_and_place(
     tmp_path: Path, older: bool, token: int
 ) -> None:
-    """The same words as where a token is read; documents of no tokens stand before and behind the one at fault."""
+    """The same words as where a token is read; documents of no tokens stand before and behind the
+    one at fault.
+    """
     lengths = [9, 0, 7, 0, 4]
     tokens = np.array([3] * 14 + [token] + [3] * 5, dtype="<i4")
     index = older_index(4, lengths, 4) if older else mapped_index(4, lengths, 4)
@@ -217,7 +219,8 @@ def test_both_kinds_merge_into_one(tmp_path: Path) -> None:
     assert bin_path(tmp_path / "all").read_bytes() == struct.pack("<7H", *range(1, 8))
 
 
-# Digests of both files of a pair that megatron-core 0.16.1 writes of the same documents, for each type it has.
+# Digests of both files of a pair that megatron-core 0.16.1 writes of the same documents, for each
+# type it has.
 MEGATRON_PAIRS = {
     "uint8": "cc51c71786a56f81",
     "int8": "2cb0a6a14bfaabd8",
@@ -259,7 +262,9 @@ def test_an_index_cut_anywhere_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_index_of_multimodal_data_is_called_what_it_is(tmp_path: Path) -> None:
-    """Megatron's `multimodal` data sets have a mode of each sequence, one byte, behind the document starts."""
+    """Megatron's `multimodal` data sets have a mode of each sequence, one byte, behind the document
+    starts.
+    """
     prefix = put(tmp_path / "p", mapped_index(8, [2, 1, 3], 2) + bytes([0, 1, 0]), bytes(12))
     with pytest.raises(DataError) as caught:
         IndexedDataset(prefix)

@@ -24,7 +24,9 @@ BLOCK = 6000  # bytes copied at a time
 
 
 def write_sources(folder: Path) -> list[Path]:
-    """Three pairs of several blocks, with sentences, with an empty sequence and with empty documents at both ends."""
+    """Three pairs of several blocks, with sentences, with an empty sequence and with empty
+    documents at both ends.
+    """
     random = np.random.default_rng(3)
     prefixes = []
     for number in range(3):

@@ -413,10 +413,11 @@ def test_other_types_of_tokenizers(tmp_path: Path) -> None:
 def test_a_signal_to_the_command_alone_ends_its_workers(
     tmp_path: Path, tokenizer_folder: Path, number: signal.Signals
 ) -> None:
-    """As `timeout`, a closed terminal, `kill` and `kill -9` do it; the child is started as `tr11 data` does it."""
-    os.mkfifo(
-        tmp_path / "in.jsonl"
-    )  # an input that does not end: the workers are there when the signal comes
+    """As `timeout`, a closed terminal, `kill` and `kill -9` do it; the child is started as `tr11
+    data` does it.
+    """
+    # an input that does not end: the workers are there when the signal comes
+    os.mkfifo(tmp_path / "in.jsonl")
     words = ["preprocess", "--input", tmp_path / "in.jsonl", "--tokenizer", tokenizer_folder, "--workers", "2",
              "--output-prefix", tmp_path / "out" / "demo"]  # fmt: skip
     code = "import sys; from tr11ops.cli.trainer_child import run_trainer_module as r; sys.exit(r(sys.argv[1], sys.argv[2:]))"

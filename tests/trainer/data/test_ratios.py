@@ -1,4 +1,6 @@
-"""Files of groups from ratios: the exact bytes, whole at any moment, and readable by the parser; shares by size."""
+"""Files of groups from ratios: the exact bytes, whole at any moment, and readable by the parser;
+shares by size.
+"""
 
 from __future__ import annotations
 

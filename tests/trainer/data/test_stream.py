@@ -92,7 +92,9 @@ def test_a_micro_batch_is_tokens_and_the_next_tokens(train: SampleSource) -> Non
 def test_global_order_depends_on_consumed_samples_alone(
     *, train: SampleSource, micro: int, replicas: int, steps: list[int], start: int
 ) -> None:
-    """Steps of changing numbers of micro-batches, over any number of replicas, take consecutive samples."""
+    """Steps of changing numbers of micro-batches, over any number of replicas, take consecutive
+    samples.
+    """
     consumed = start * micro * replicas
     streams = [
         SampleStream(train, micro, dp_rank=rank, dp_size=replicas, consumed_samples=consumed)
@@ -183,7 +185,9 @@ def test_the_stream_of_a_rank_without_data_keeps_count() -> None:
 
 
 def cyclic_by_rule(samples: int, micro: int, replicas: int, epochs: int) -> list[list[int]]:
-    """Numbers of each micro-batch of every replica, epoch after epoch: buckets permuted by a generator of the epoch."""
+    """Numbers of each micro-batch of every replica, epoch after epoch: buckets permuted by a
+    generator of the epoch.
+    """
     bucket = samples // (micro * replicas) * micro
     batches = []
     for epoch in range(epochs):
@@ -222,7 +226,9 @@ class _Numbers:
 )
 @settings(max_examples=60, deadline=None)
 def test_cyclic_order(*, samples: int, micro: int, replicas: int, begin: int) -> None:
-    """Each epoch takes every sample of a replica's bucket once, in an order of its own, from any point on."""
+    """Each epoch takes every sample of a replica's bucket once, in an order of its own, from any
+    point on.
+    """
     expected = cyclic_by_rule(samples, micro, replicas, 75)
     chunk = micro * replicas
     streams = [
@@ -375,7 +381,9 @@ def test_float_data_is_no_text(tmp_path: Path) -> None:
 def test_no_token_outside_the_vocabulary_is_read_where_the_look_at_the_start_has_missed_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: int, workers: int
 ) -> None:
-    """A sample of a large file stands for nothing: here it sees only the first token of each sixteen."""
+    """A sample of a large file stands for nothing: here it sees only the first token of each
+    sixteen.
+    """
     monkeypatch.setattr(sources, "FULL_TOKEN_CHECK_BYTES", 0)
     monkeypatch.setattr(sources, "TOKEN_CHECK_PARTS", 4)
     monkeypatch.setattr(sources, "TOKEN_CHECK_PART", 1)

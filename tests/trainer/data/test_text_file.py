@@ -1,4 +1,6 @@
-"""Input of every kind: compressed, cut off, damaged, too long, of another encoding. Never a silently short read."""
+"""Input of every kind: compressed, cut off, damaged, too long, of another encoding. Never a
+silently short read.
+"""
 
 from __future__ import annotations
 
@@ -292,7 +294,8 @@ def test_large_pieces_wait_until_there_is_room(tmp_path: Path) -> None:
     for done, result in enumerate(results):
         assert result == b"A" * sizes[done]
         ahead.append(sum(map(len, drawn[done:])))
-    # The piece that was drawn last waits for room; with those under way it is at most twice the limit, or alone.
+    # The piece that was drawn last waits for room; with those under way it is at most twice the
+    # limit, or alone.
     assert max(ahead) <= 10 + max(sizes) and len(ahead) == len(sizes)
 
 

@@ -258,7 +258,9 @@ def test_anothers_tokenizer_is_replaced_with_force_alone(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", ["bert_wordpiece", "bert_wordpiece_lower"])
 def test_wordpiece_is_learnt_and_read_by_transformers(kind: LearntType, tmp_path: Path) -> None:
-    """The same pieces as BertTokenizerFast finds with our vocabulary; the special tokens come first."""
+    """The same pieces as BertTokenizerFast finds with our vocabulary; the special tokens come
+    first.
+    """
     from transformers import BertTokenizerFast
 
     request = {"corpus": "x", "type": kind}

@@ -1,4 +1,6 @@
-"""Data workers: the same samples in the same order, evaluation between, and no way to hang or to be left over."""
+"""Data workers: the same samples in the same order, evaluation between, and no way to hang or to be
+left over.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,9 @@ def test_the_end_of_the_samples_is_the_same(
 def test_evaluation_between_training_steps_hundreds_of_times(
     plans: Mapping[str, PlannedSource],
 ) -> None:
-    """Workers for both, threads of all kinds in the rank, every set from its beginning each time: never a hang."""
+    """Workers for both, threads of all kinds in the rank, every set from its beginning each time:
+    never a hang.
+    """
     stop = threading.Event()
     threads = [threading.Thread(target=stop.wait) for _ in range(4)]
     for thread in threads:

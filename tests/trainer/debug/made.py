@@ -1,4 +1,6 @@
-"""States made of plain tensors, held by the ranks of a grid: what dumps would show, without a training."""
+"""States made of plain tensors, held by the ranks of a grid: what dumps would show, without a
+training.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def dumped(
     facts: Mapping[str, Any] | None = None,
     missing: tuple[int, ...] = (),
 ) -> StateSnapshot:
-    """What all ranks of a grid (pipeline, data, tensor) hold. `spoil`: (name, rank) -> a function of the local tensor."""
+    """What all ranks of a grid (pipeline, data, tensor) hold. `spoil`: (name, rank) -> a function
+    of the local tensor.
+    """
     pipeline, data, tensor = grid
     copies = []
     ranks = [(s, d, t) for s in range(pipeline) for d in range(data) for t in range(tensor)]

@@ -1,6 +1,8 @@
-"""Small real trainings with one fault each: some steps, a save, a restart, a step, with dumps all along.
+"""Small real trainings with one fault each: some steps, a save, a restart, a step, with dumps all
+along.
 
-Every fault goes into the engine, the load or the loop where the historical one was, never into the dumps.
+Every fault goes into the engine, the load or the loop where the historical one was, never into the
+dumps.
 """
 
 from __future__ import annotations
@@ -47,9 +49,11 @@ class Fault(Record):
     rate: float = 1.0
 
 
-# ------------------------------------------------- an embedding's LayerNorm that the last stage has and does not use
+# -------------------------------- an embedding's LayerNorm that the last stage has and does not use
 class NormedEmbedding(VocabularyParallelEmbedding):
-    """The tied module holds the embedding's LayerNorm too; the head on the last stage never calls it."""
+    """The tied module holds the embedding's LayerNorm too; the head on the last stage never calls
+    it.
+    """
 
     def __init__(self, vocabulary_size: int, size: int, std: float, mesh: Mesh, *more: Any):
         super().__init__(vocabulary_size, size, std, mesh, *more)
@@ -60,7 +64,9 @@ class NormedEmbedding(VocabularyParallelEmbedding):
 
 
 def everything_decays(named: Any, weight_decay: float) -> list[dict[str, Any]]:
-    """The group test that knew only the fused LayerNorm: the embedding's fell among the decayed parameters."""
+    """The group test that knew only the fused LayerNorm: the embedding's fell among the decayed
+    parameters.
+    """
     pairs = list(named)
     decayed = [item for name, item in pairs if item.dim() > 1 or name.startswith(NORM)]
     kept = [item for name, item in pairs if item.dim() == 1 and not name.startswith(NORM)]
@@ -115,7 +121,7 @@ class FirstStageSaves(Engine):
         )
 
 
-# ------------------------------------------------- the last stage's tied weight gets no reduction of its gradient
+# ----------------------------------- the last stage's tied weight gets no reduction of its gradient
 class UnreducedHead(Engine):
     """Each stage updates its copy of the embedding with its own share of the gradient."""
 
@@ -128,7 +134,7 @@ class UnreducedHead(Engine):
         return engine
 
 
-# ------------------------------------------------- a LayerNorm whose gradient is not clipped on one tensor rank
+# ------------------------------------- a LayerNorm whose gradient is not clipped on one tensor rank
 class UnclippedDuplicate(Engine):
     """Tensor ranks other than the first make a larger update of one LayerNorm, as without clipping."""
 
@@ -166,7 +172,9 @@ def rate(step: int) -> float:
 
 @dataclass
 class Run:
-    """One attempt: an engine with its dumps. `extra`: samples by which its cursor is wrong, in steps."""
+    """One attempt: an engine with its dumps. `extra`: samples by which its cursor is wrong, in
+    steps.
+    """
 
     engine: Engine
     config: TrainerConfig
@@ -201,7 +209,9 @@ def card(pipeline: int, tensor: int, dtype: str, form: str) -> TrainerConfig:
 
 
 def restarted(config: TrainerConfig, folder: Path, name: str) -> None:
-    """Train, save at SAVED, go on to LAST (dumps in FOLDER/NAME/a); load, train LAST again (dumps in FOLDER/NAME/b)."""
+    """Train, save at SAVED, go on to LAST (dumps in FOLDER/NAME/a); load, train LAST again (dumps
+    in FOLDER/NAME/b).
+    """
     mesh, fault, place = Mesh.create(config.parallel, CPU), FAULTS[name], folder / name
     with fault.around():
         engine = fault.engine.build(config, mesh)
@@ -234,7 +244,9 @@ def restarted(config: TrainerConfig, folder: Path, name: str) -> None:
 
 
 def resumed(config: TrainerConfig, place: Path, dumps: Path) -> None:
-    """Load the sound checkpoint in `place` on this rank's grid and train step LAST, dumping into `dumps`."""
+    """Load the sound checkpoint in `place` on this rank's grid and train step LAST, dumping into
+    `dumps`.
+    """
     second_attempt(config, Mesh.create(config.parallel, CPU), place, dumps, FAULTS["none"])
 
 
@@ -259,9 +271,11 @@ def second_attempt(
 def all_faults(config: TrainerConfig, folder: Path, names: list[str]) -> None:
     """Seed them one after another on this rank's grid, each in a folder of its name.
 
-    Where the fault is in the load or after it, the first attempt is that of "none", which must come first.
+    Where the fault is in the load or after it, the first attempt is that of "none", which must come
+    first.
     """
-    gc.freeze()  # DeepSpeed collects garbage several times as it builds; nothing of what was imported is garbage
+    # DeepSpeed collects garbage several times as it builds; nothing of what was imported is garbage
+    gc.freeze()
     for name in names:
         if name in IN_THE_ENGINE:
             restarted(config, folder, name)

@@ -1,4 +1,6 @@
-"""Tensors of two states: what NumPy finds in the whole tensors, the diff finds in whatever pieces they lie."""
+"""Tensors of two states: what NumPy finds in the whole tensors, the diff finds in whatever pieces
+they lie.
+"""
 
 from __future__ import annotations
 

@@ -179,7 +179,9 @@ def at(label: str, moment: Moment, completed: int) -> StateSnapshot:
 
 
 def test_a_restart_is_compared_across_the_save() -> None:
-    """As by hand: after iteration 805 in the first folder against before iteration 806 in the second."""
+    """As by hand: after iteration 805 in the first folder against before iteration 806 in the
+    second.
+    """
     a = [at("A", "before-iteration", 804), at("A", "after-iteration", 805)]
     b = [at("B", "before-iteration", 805), at("B", "after-iteration", 806)]
     titles = [(one.title, other.title) for one, other in pair_up(a, b)]

@@ -1,4 +1,6 @@
-"""What the ranks did last: kept at a time-out, and on request from a thread while the training's own hangs."""
+"""What the ranks did last: kept at a time-out, and on request from a thread while the training's
+own hangs.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from trainer.loop import run
 
 
 def late(folder: Path) -> Any:
-    """Rank 1 does not come to the second operation; rank 0 meets the time-out as its training would."""
+    """Rank 1 does not come to the second operation; rank 0 meets the time-out as its training
+    would.
+    """
     os.environ["TORCH_FR_BUFFER_SIZE"] = "50"
     init_distributed(torch.device("cpu"), timedelta(seconds=2))
     dist.all_reduce(torch.ones(3))

@@ -1,4 +1,6 @@
-"""Dumps of the real loop: a restart shows in them as equal to going on, with data from worker processes and dropout."""
+"""Dumps of the real loop: a restart shows in them as equal to going on, with data from worker
+processes and dropout.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,8 @@ def card(folder: Path, directory: str, leave_at: int) -> TrainerConfig:
 
 
 def attend(config: TrainerConfig, job: str) -> str:
-    random.seed(
-        7
-    )  # Python seeds its generator again in each process; nothing in the training draws from it
+    # Python seeds its generator again in each process; nothing in the training draws from it
+    random.seed(7)
     return trained(trainer_of(Trainer, config, job))[0]
 
 

@@ -1,4 +1,6 @@
-"""Profiles on request and each rank's compute time, on a real training of one process, and on their own."""
+"""Profiles on request and each rank's compute time, on a real training of one process, and on their
+own.
+"""
 
 from __future__ import annotations
 
@@ -141,9 +143,11 @@ def test_a_profiler_that_fails_does_not_end_the_training(
 
 
 class SharedTime:
-    """The `time` of all ranks. It stands still, but for the 0.6 s in which the slow rank is held up.
+    """The `time` of all ranks. It stands still, but for the 0.6 s in which the slow rank is held
+    up.
 
-    Each look of a rank at the clock leaves a file, so that another can go on when it has begun to wait.
+    Each look of a rank at the clock leaves a file, so that another can go on when it has begun to
+    wait.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -161,13 +165,17 @@ class SharedTime:
         return next(self.worked)
 
     def hold_up(self) -> None:
-        """Let time pass when rank 1 has looked as its forward pass began, and again as it began to wait."""
+        """Let time pass when rank 1 has looked as its forward pass began, and again as it began to
+        wait.
+        """
         until((self.folder / "rank-1-look-2").exists, "rank 1 waits")
         (self.folder / "moved").touch()
 
 
 def computed_together(folder: Path) -> list[Any]:
-    """A forward pass of two ranks, in which rank 0 is slow: as one that is stopped, or whose processor others use."""
+    """A forward pass of two ranks, in which rank 0 is slow: as one that is stopped, or whose
+    processor others use.
+    """
     shared = SharedTime(folder, dist.get_rank())
 
     def forward() -> None:
@@ -265,7 +273,9 @@ def test_the_record_is_the_mean_of_ten_steps_at_every_tenth(tmp_path: Path) -> N
 
 
 def test_a_slow_rank_is_named_within_twenty_steps(tmp_path: Path) -> None:
-    """Wherever in ten iterations it becomes slow, also for part of the time, and while all steps grow longer."""
+    """Wherever in ten iterations it becomes slow, also for part of the time, and while all steps
+    grow longer.
+    """
     for begins in range(100, 110):
         paths = RunPaths(tmp_path / str(begins), "run", "main", "")
         attempt = AttemptIdentity("7", 1, paths.stop_request("7"))

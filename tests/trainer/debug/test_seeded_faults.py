@@ -1,4 +1,6 @@
-"""Faults of the past, seeded into real trainings on several ranks: the diff finds each, names it, and nothing else."""
+"""Faults of the past, seeded into real trainings on several ranks: the diff finds each, names it,
+and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ DEADLINE = 600.0
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Every fault with fingerprints in bf16 on 2 stages x 2 tensor ranks; three of them whole in fp32 on 2 stages."""
+    """Every fault with fingerprints in bf16 on 2 stages x 2 tensor ranks; three of them whole in
+    fp32 on 2 stages.
+    """
     folder = tmp_path_factory.mktemp("seeded")
     run_ranks(
         all_faults, 4, card(2, 2, "bf16", "fingerprint"), folder, list(FAULTS), timeout=DEADLINE
@@ -101,10 +105,8 @@ def test_each_fault_is_found_and_named_first(
     answer = diff(trained / first / "a", trained / fault / "b")
     assert answer.code == 1
     assert answer.kinds[0] == kind and answer.value["findings"][0]["names"][0] == name
-    assert set(answer.kinds) <= {
-        kind,
-        "weight",
-    }  # later weights differ because of it, nothing else does
+    # later weights differ because of it, nothing else does
+    assert set(answer.kinds) <= {kind, "weight"}
 
 
 def test_an_unused_copy_drifts_and_comes_back_as_it_was(trained: Path, diff: Diff) -> None:
@@ -112,9 +114,8 @@ def test_an_unused_copy_drifts_and_comes_back_as_it_was(trained: Path, diff: Dif
     place = trained / "unused-norm"
     saved = json.loads((place / "a" / "debug-bf16-4-pp1-tp0-dp0-on-save.json").read_text())
     numbers = next(item["numbers"] for item in saved["parameters"] if item["name"] == NORM_WEIGHT)
-    assert (
-        numbers["min"] == numbers["max"] == 1.0 - 2.0**-8
-    )  # what was seen in the large run: one step of bf16
+    # what was seen in the large run: one step of bf16
+    assert numbers["min"] == numbers["max"] == 1.0 - 2.0**-8
     answer = diff(f"{place / 'a'}:{SAVED}:on-save", f"{place / 'b'}:{SAVED}:on-load")
     assert answer.kinds == ["tied-copy"]
     [finding] = answer.value["findings"]
@@ -162,7 +163,9 @@ def test_a_larger_difference_is_allowed_when_asked_for(trained: Path, diff: Diff
 
 
 def test_other_shapes_load_the_same_weights(trained: Path, diff: Diff, tmp_path: Path) -> None:
-    """Saved on 2 stages x 2 tensor ranks, loaded on one rank and on two: fingerprints are of whole tensors."""
+    """Saved on 2 stages x 2 tensor ranks, loaded on one rank and on two: fingerprints are of whole
+    tensors.
+    """
     for tensor in (1, 2):
         run_ranks(
             resumed,
@@ -192,7 +195,9 @@ def test_a_checkpoint_against_the_dumps_of_its_save(trained: Path, diff: Diff) -
 
 
 def test_two_checkpoints(trained: Path, diff: Diff) -> None:
-    """The same start and the same samples; the second's last stage trained its copy of the embedding otherwise."""
+    """The same start and the same samples; the second's last stage trained its copy of the
+    embedding otherwise.
+    """
     step = f"global_step{SAVED}"
     assert diff(trained / "none" / step, trained / "none" / step).code == 0
     answer = diff(trained / "none" / step, trained / "unreduced-head" / step)
@@ -204,7 +209,9 @@ def test_two_checkpoints(trained: Path, diff: Diff) -> None:
 def test_the_original_layout_is_the_same_state_with_duplicates(
     trained: Path, diff: Diff, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The LayerNorms of one checkpoint that differed between tensor ranks were seen in its files alone."""
+    """The LayerNorms of one checkpoint that differed between tensor ranks were seen in its files
+    alone.
+    """
     place = trained / "none" / f"global_step{SAVED}"
     words = ["--format", "deepspeed", "--pipeline", "1", "--tensor", "2", "--data", "1"]
     assert main(["reshape", str(place), "-o", str(tmp_path), *words]) == 0
@@ -219,9 +226,8 @@ def test_the_original_layout_is_the_same_state_with_duplicates(
     states = torch.load(path, weights_only=False)
     states["input_layernorm.weight"] += 0.25
     torch.save(states, path)
-    (other / "manifest.json").unlink(
-        missing_ok=True
-    )  # else the changed file is refused before it is read
+    # else the changed file is refused before it is read
+    (other / "manifest.json").unlink(missing_ok=True)
     answer = diff(place, other)
     assert answer.code == 1 and "tensor-duplicate" in answer.kinds
     assert "blocks.0.input_norm.weight" in answer.finding("tensor-duplicate")["detail"][0]

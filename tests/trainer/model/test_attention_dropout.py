@@ -1,7 +1,8 @@
-"""Dropout in flex attention: against plain attention under the same mask, which is computed here by other means.
+"""Dropout in flex attention: against plain attention under the same mask, which is computed here by
+other means.
 
-On a CPU flex attention is plain arithmetic by the formulas of its GPU kernels, gradients too, which torch offers on
-GPUs alone: so the refusal is taken away.
+On a CPU flex attention is plain arithmetic by the formulas of its GPU kernels, gradients too, which
+torch offers on GPUs alone: so the refusal is taken away.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def lowbias32(bits: np.ndarray) -> np.ndarray:
 def plain_mask(
     seed: Tensor, heads: range, dropout: float, batch: int = BATCH, length: int = LENGTH
 ) -> Tensor:
-    """The definition, in unsigned numbers: True where a weight stays, [batch, heads, length, length]."""
+    """The definition, in unsigned numbers: True where a weight stays, [batch, heads, length,
+    length].
+    """
     first, second = seed.numpy().view(np.uint32)
     rows = [np.arange(batch), np.asarray(heads), np.arange(length), np.arange(length)]
     grid = np.meshgrid(*(row.astype(np.uint32) for row in rows), indexing="ij", sparse=True)
@@ -76,7 +79,9 @@ def test_the_mask_is_the_definition_in_unsigned_numbers() -> None:
 
 @pytest.mark.parametrize("dropout", [0.01, 0.1, 0.5])
 def test_as_many_are_dropped_as_the_card_says_and_no_two_of_them_together(dropout: float) -> None:
-    """In each row and column, head, sample and draw; neighbours in each direction, and draws that differ by one bit."""
+    """In each row and column, head, sample and draw; neighbours in each direction, and draws that
+    differ by one bit.
+    """
     batch, heads, length = 4, 4, 128
     masks = torch.stack([drawn_mask(seed, dropout, batch, heads, length) for seed in map(torch.tensor, (
         [5, 7], [4, 7], [5, 6], [5 ^ -(2**31), 7], [7, 5],
@@ -156,9 +161,8 @@ def test_it_computes_what_plain_attention_does_under_the_same_mask(
 
 def test_its_mean_over_draws_is_attention_without_dropout() -> None:
     kernel, draws = FlexKernel(torch.tensor(alibi_slopes(HEADS)), False, compiled=False), 1000
-    heads = [
-        torch.randn(1, HEADS, 8, SIZE).expand(draws, -1, -1, -1) for _ in "qkv"
-    ]  # each sample has a mask of its own
+    # each sample has a mask of its own
+    heads = [torch.randn(1, HEADS, 8, SIZE).expand(draws, -1, -1, -1) for _ in "qkv"]
     mask = kernel.mask(heads[0], 8, None)
     found = kernel(*heads, mask, 0.3).double()
     error = found.std(dim=0) / math.sqrt(draws)

@@ -1,4 +1,6 @@
-"""Several documents in a sample: positions, attention and loss that stop at their borders, against naive loops."""
+"""Several documents in a sample: positions, attention and loss that stop at their borders, against
+naive loops.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ END, SIZE = 3, 8
 UNFUSED = pytest.mark.filterwarnings("ignore:flex_attention called without")
 
 
-# ----------------------------------------------------------------------------- where documents begin
+# ---------------------------------------------------------------------------- where documents begin
 @given(st.lists(st.lists(st.integers(0, 4), min_size=7, max_size=7), min_size=1, max_size=3))
 def test_numbers_positions_and_labels(rows: list[list[int]]) -> None:
     tokens = torch.tensor(rows)
@@ -167,7 +169,9 @@ def marked(
 
 
 def with_ends(config: TrainerConfig, step: int) -> Tensor:
-    """Samples in which every row has a document end at its 6th and 11th token, and one at its very last input."""
+    """Samples in which every row has a document end at its 6th and 11th token, and one at its very
+    last input.
+    """
     tokens = samples(config, step, SIZE)
     tokens[tokens == END] = END + 1
     tokens[:, [5, 10, 15]] = END
@@ -209,7 +213,9 @@ def test_every_cut_of_the_model_gives_the_same_losses(positions: str) -> None:
 
 
 def apart(config: TrainerConfig, whole: bool) -> float:
-    """The loss of one sample of three documents: as it is, or as the mean over its documents, each trained alone."""
+    """The loss of one sample of three documents: as it is, or as the mean over its documents, each
+    trained alone.
+    """
     mesh = Mesh.create(config.parallel, CPU)
     engine = Engine.build(config, mesh)
     row = with_ends(config, 0)[:1]
@@ -259,7 +265,6 @@ def nothing_counts(config: TrainerConfig) -> list[tuple[float, float | None]]:
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_a_micro_batch_without_labels_counts_nothing(tensor: int) -> None:
     for (some, some_norm), (none, none_norm) in run_ranks(nothing_counts, tensor, tiny(1, tensor)):
-        assert (
-            0.7 * 4.1 < some < 0.78 * 4.3 and some_norm is not None and some_norm > 0.01
-        )  # 3 of 4 micro batches
+        # 3 of 4 micro batches
+        assert 0.7 * 4.1 < some < 0.78 * 4.3 and some_norm is not None and some_norm > 0.01
         assert none == 0.0 and none_norm == 0.0

@@ -1,4 +1,6 @@
-"""The loss of a model of 1.7 billion parameters, counted on meta tensors: operations, bytes moved, peak, host syncs."""
+"""The loss of a model of 1.7 billion parameters, counted on meta tensors: operations, bytes moved,
+peak, host syncs.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ SMALL = 50 * SAMPLES * LENGTH * 8  # statistics, labels: some numbers for each t
 def counted(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, parts: int = 1, way: Softmax = COUNTED
 ) -> Counts:
-    """One micro batch's loss, forward and backward, in the pieces of a GPU, on one of `parts` tensor ranks.
+    """One micro batch's loss, forward and backward, in the pieces of a GPU, on one of `parts`
+    tensor ranks.
 
     What these exchange is left out: some numbers for each token, and the hidden states' gradient.
     """
@@ -90,9 +93,8 @@ def test_a_tensor_rank_moves_its_part_of_the_same_bytes(
     """No pass more over its logits than one rank alone makes, and no third product more."""
     counts = counted(torch.bfloat16, monkeypatch, parts, FUSED)
     assert 0 <= counts.total_bytes - (20 * LOGITS + 4 * TABLE) // parts < 34 * STREAM + 2 * SMALL
-    assert (
-        counts.total_bytes < 141.1e9 / 3 / parts or parts > 2
-    )  # of eight, the hidden states weigh as much
+    # of eight, the hidden states weigh as much
+    assert counts.total_bytes < 141.1e9 / 3 / parts or parts > 2
     assert (counts.operations["mm"], counts.host_syncs) == (3, 0)
     most = (
         (2 * LOGITS + 2 * TABLE) // parts
@@ -104,7 +106,9 @@ def test_a_tensor_rank_moves_its_part_of_the_same_bytes(
 
 
 def test_the_logits_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside them: gradients of weight and hidden states; without a compiler also strips of the soft-max in fp32."""
+    """Beside them: gradients of weight and hidden states; without a compiler also strips of the
+    soft-max in fp32.
+    """
     held = 2 * LOGITS + 2 * TABLE
     most = held + 2 * UNSEEN + 3 * 2 * STREAM + SMALL
     assert held < counted(torch.bfloat16, monkeypatch).peak < most

@@ -70,7 +70,7 @@ def test_attention_bias_is_sliced_by_tensor_rank(degree: int) -> None:
     assert whole[0, 2, 1, 4] == -math.inf
 
 
-# ----------------------------------------------------------------------------- declarations and initial weights
+# ----------------------------------------------------------------- declarations and initial weights
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 5), st.sampled_from([None, 0, 1]))
 def test_slices_tile_the_whole(parts: int, rows: int, columns: int, dim: int | None) -> None:
     sharding = Sharding(dim, parts)
@@ -247,7 +247,9 @@ def test_loss_and_gradients_equal_plain_cross_entropy(
     pieces: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whether the device computes in the dtype itself, as a GPU does, or widens to fp32; by each way to soften."""
+    """Whether the device computes in the dtype itself, as a GPU does, or widens to fp32; by each
+    way to soften.
+    """
     take(way, monkeypatch)
     monkeypatch.setattr(matmul, "_is_native", lambda dtype: native)
     expected, hidden_gradient, weight_gradient = plain_head(dtype)
@@ -258,7 +260,9 @@ def test_loss_and_gradients_equal_plain_cross_entropy(
 
 
 def test_small_probabilities_have_gradients_in_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loss scale keeps them: a probability of 3e-5 among 1024 tokens was zero before it was scaled."""
+    """The loss scale keeps them: a probability of 3e-5 among 1024 tokens was zero before it was
+    scaled.
+    """
     monkeypatch.setattr(matmul, "_is_native", lambda dtype: True)
     tokens, words, scale = 1024, 32768, 4096.0
     embedding = VocabularyParallelEmbedding(words, 4, 1.0, ALONE).to(torch.float16)
@@ -277,7 +281,9 @@ def test_small_probabilities_have_gradients_in_fp16(monkeypatch: pytest.MonkeyPa
 
 
 def test_loss_scales_beyond_fp16_are_multiplied_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """2^16 is infinite in fp16, the gradient that it scales is not; nor is a sum over tokens that all agree."""
+    """2^16 is infinite in fp16, the gradient that it scales is not; nor is a sum over tokens that
+    all agree.
+    """
     monkeypatch.setattr(matmul, "_is_native", lambda dtype: True)
     embedding = VocabularyParallelEmbedding(4, 2, 1.0, ALONE).to(torch.float16)
     torch.nn.init.zeros_(embedding.weight)
@@ -308,7 +314,7 @@ def test_loss_without_attach_is_refused() -> None:
         LanguageModelHead(ALONE).loss(torch.zeros(1, 2, 4), torch.zeros(1, 2, dtype=torch.long))
 
 
-# ----------------------------------------------------------------------------- against transformers' BLOOM
+# ---------------------------------------------------------------------- against transformers' BLOOM
 NAMES = {
     "transformer.word_embeddings.": "embedding.word.",
     "transformer.word_embeddings_layernorm.": "embedding.norm.",
@@ -363,7 +369,9 @@ def logical(model: Any) -> Logical:
 
 
 def bloom_curve(config: TrainerConfig) -> tuple[list[float], list[float], list[float]]:
-    """By transformers: losses, gradient norms and, to see the logits, losses of single samples before training."""
+    """By transformers: losses, gradient norms and, to see the logits, losses of single samples
+    before training.
+    """
     model = bloom()
     groups = [
         [item for item in model.parameters() if item.dim() > 1],
@@ -416,7 +424,9 @@ def our_curve(
 
 @pytest.mark.parametrize(("pipeline", "tensor"), [(1, 1), (1, 2), (2, 2)])
 def test_training_equals_transformers_bloom(pipeline: int, tensor: int) -> None:
-    """Same weights, same batches: logits (through per-sample losses), gradient norms and 12 AdamW steps."""
+    """Same weights, same batches: logits (through per-sample losses), gradient norms and 12 AdamW
+    steps.
+    """
     config = bloom_card(pipeline, tensor)
     losses, norms, singles = bloom_curve(config)
     assert min(norms) > CLIP and losses[-1] < losses[0]
@@ -439,7 +449,9 @@ def our_logits(config: TrainerConfig, tensors: Logical, tokens: Tensor) -> Tenso
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("fp32", 1e-5), ("bf16", 6e-2)])
 def test_logits_equal_transformers_bloom(dtype: str, tolerance: float) -> None:
-    """fp32 to rounding. bf16: 2 blocks of about 10 roundings of 2^-9 each, on logits of size 3, in quadrature."""
+    """fp32 to rounding. bf16: 2 blocks of about 10 roundings of 2^-9 each, on logits of size 3, in
+    quadrature.
+    """
     config = bloom_card(1, 1, dtype)
     tokens = samples(config, 5, 3)[:, :-1]
     model = bloom()
@@ -456,7 +468,9 @@ def test_logits_equal_transformers_bloom(dtype: str, tolerance: float) -> None:
 def test_a_z_loss_is_the_plain_formula(
     pieces: int, z: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Loss, its parts, and all gradients, where one label does not count and one is all but certain."""
+    """Loss, its parts, and all gradients, where one label does not count and one is all but
+    certain.
+    """
     words, size, tokens = 11, 6, 6
     monkeypatch.setitem(loss.PIECE_ELEMENTS, "cpu", words * (tokens // pieces))
     torch.manual_seed(2)

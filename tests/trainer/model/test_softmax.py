@@ -1,4 +1,6 @@
-"""The compiled soft-max of logits: one kernel, no strip in fp32, and rows that depend on nothing but themselves."""
+"""The compiled soft-max of logits: one kernel, no strip in fp32, and rows that depend on nothing
+but themselves.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def small_strips(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def softened(way: loss.Softmax, logits: Tensor, replaces: bool = True) -> tuple[Tensor, Tensor]:
-    """Log-sum-exps and what is left of the logits, of strips with rows behind them that are not numbers."""
+    """Log-sum-exps and what is left of the logits, of strips with rows behind them that are not
+    numbers.
+    """
     room = torch.full((way.rows(len(logits), WIDTH, "cpu"), WIDTH), torch.nan, dtype=logits.dtype)
     room[: len(logits)] = logits
     local = torch.zeros(len(logits), 1, dtype=torch.long)

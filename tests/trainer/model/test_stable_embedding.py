@@ -35,7 +35,9 @@ def theirs() -> dict[str, Tensor]:
 
 
 def looked_up(tensor: int, theirs: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of the recorded weights: the result, and the gradients of this rank's rows and of the LayerNorm."""
+    """Of the recorded weights: the result, and the gradients of this rank's rows and of the
+    LayerNorm.
+    """
     mesh = Mesh.create(tiny(1, tensor).parallel, CPU)
     rows, columns = theirs["at_weight"].shape
     embedding, norm = (
@@ -62,9 +64,8 @@ def test_it_is_bitsandbytes_on_every_number_of_ranks(
         torch.testing.assert_close(result, theirs["result"], rtol=0, atol=1e-6)
     _, weights, scales, shifts = zip(*ranks, strict=True)
     torch.testing.assert_close(torch.cat(weights), theirs["grad_weight"], rtol=0, atol=1e-5)
-    torch.testing.assert_close(
-        sum(scales), theirs["grad_norm.weight"], rtol=0, atol=1e-5
-    )  # each has a share
+    # each has a share
+    torch.testing.assert_close(sum(scales), theirs["grad_norm.weight"], rtol=0, atol=1e-5)
     torch.testing.assert_close(sum(shifts), theirs["grad_norm.bias"], rtol=0, atol=1e-5)
 
 

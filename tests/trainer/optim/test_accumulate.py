@@ -1,4 +1,6 @@
-"""Gradients in fp32: a step's first is written over what is there, and what had none in a step is zero."""
+"""Gradients in fp32: a step's first is written over what is there, and what had none in a step is
+zero.
+"""
 
 from __future__ import annotations
 

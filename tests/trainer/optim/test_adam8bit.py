@@ -1,4 +1,5 @@
-"""Adam with eight-bit moments: the code, the blocks, and its steps beside bitsandbytes' and torch's.
+"""Adam with eight-bit moments: the code, the blocks, and its steps beside bitsandbytes' and
+torch's.
 
 The vectors of bitsandbytes 0.50.2 were recorded by tests/data/adam8bit/record.py.
 """
@@ -45,10 +46,8 @@ from trainer.optim.interface import MOMENTS, PartitionShare
 CPU = torch.device("cpu")
 RECORDED = Path(__file__).parents[2] / "data" / "adam8bit" / "bitsandbytes.npz"
 CODES = {signed: DynamicCode.build(signed, CPU) for signed in (True, False)}
-HALF_GAP = {
-    True: 0.9 / 64 / 2,
-    False: 0.9 / 128 / 2,
-}  # of a block's scale: half of the widest gap between two codes
+# of a block's scale: half of the widest gap between two codes
+HALF_GAP = {True: 0.9 / 64 / 2, False: 0.9 / 128 / 2}
 
 
 # ----------------------------------------------------------------------------- the code
@@ -59,9 +58,8 @@ def test_the_code_is_that_of_bitsandbytes() -> None:
         assert len(set(ours.tolist())) == 256
         assert np.abs(ours - theirs).max() <= 2.0**-24  # theirs are computed in fp32
     assert CODES[True].values[CODES[True].zero] == 0 and CODES[False].values[CODES[False].zero] == 0
-    assert (
-        code_values(True).min() > -1.0 and code_values(True).max() == 1.0
-    )  # hence scales with a sign
+    # hence scales with a sign
+    assert code_values(True).min() > -1.0 and code_values(True).max() == 1.0
 
 
 @st.composite
@@ -93,13 +91,13 @@ def test_what_was_decoded_is_encoded_to_itself(numbers: Tensor, signed: bool) ->
     assert torch.equal(codes, again) and torch.equal(scales, scales_again)
     assert torch.equal(decoded, code.decode(again, scales_again))
     largest = numbers.abs().amax(1, keepdim=True)
-    # Half a gap, and the rounding in fp32 of the quotient, of the codes' middles and of the product: below 2^-22 together.
+    # Half a gap, and the rounding in fp32 of the quotient, of the codes' middles and of the
+    # product: below 2^-22 together.
     bound = largest.double() * (HALF_GAP[signed] + 2**-22) + SMALLEST_SCALE
     assert ((decoded.double() - numbers.double()).abs() <= bound).all()
     exact = largest.squeeze(1) >= SMALLEST_SCALE
-    assert torch.equal(
-        decoded.abs().amax(1)[exact], largest.squeeze(1)[exact]
-    )  # a block's largest number is kept
+    # a block's largest number is kept
+    assert torch.equal(decoded.abs().amax(1)[exact], largest.squeeze(1)[exact])
 
 
 @given(blocks(), st.booleans())
@@ -161,7 +159,9 @@ def random_course(shape: tuple[int, ...], steps: int = 6) -> tuple[Tensor, list[
 
 @pytest.mark.parametrize("cut", [256, 5 * 256, 1000, 9999])
 def test_a_partition_that_is_cut_steps_as_the_whole_one_does(cut: int) -> None:
-    """At multiples of 256 no bit differs; else the cut block alone does, by one gap of the code for each step."""
+    """At multiples of 256 no bit differs; else the cut block alone does, by one gap of the code for
+    each step.
+    """
     start, gradients = random_course((10_000,))
     whole = [PartitionShare("weight", 0, 0, 10_000, 0, (10_000,))]
     parts = [
@@ -209,9 +209,8 @@ def test_small_tensors_and_the_embedding_keep_fp32() -> None:
     for name, size in sizes.items():
         shares.append(PartitionShare(name, 0, start, size, 0, (size,)))
         start += size
-    half = PartitionShare(
-        "half", 0, start, 2048, 0, (2, 2048)
-    )  # 8 bits: it is a part of a larger parameter
+    # 8 bits: it is a part of a larger parameter
+    half = PartitionShare("half", 0, start, 2048, 0, (2, 2048))
     partition, gradients = random_course((start + 2048,))
     optimizer, (found,) = stepping(
         [(partition, gradients)], [*shares, half], in_full=("embedding",)
@@ -238,7 +237,9 @@ def test_small_tensors_and_the_embedding_keep_fp32() -> None:
 # ----------------------------------------------------------------------------- beside others
 @cache
 def own_course() -> dict[int, dict[str, Any]]:
-    """What the recorded gradients make of the recorded tensor here: weights, codes and scales at the kept steps."""
+    """What the recorded gradients make of the recorded tensor here: weights, codes and scales at
+    the kept steps.
+    """
     parameter = torch.nn.Parameter(torch.from_numpy(weights()))
     optimizer = Adam8bit(
         [{"params": [parameter], "weight_decay": WEIGHT_DECAY}], LEARNING_RATE, BETAS, EPSILON

@@ -1,10 +1,12 @@
-"""Eight-bit Adam inside the engine: every topology, resume on the same and on another one, saved files, memory.
+"""Eight-bit Adam inside the engine: every topology, resume on the same and on another one, saved
+files, memory.
 
-Gradients of two topologies differ by fp32 rounding. Where that moves a moment over the middle between two codes, it
-becomes the neighbouring code: another update of one element. Where the blocks are the same, curves therefore part
-little further than AdamW's (measured: 2e-6, with bound 1e-5 on losses of 4.5). Where tensor ranks hold parts of rows
-that are no whole blocks, all rounding is another one: curves then part as far as eight bits part from AdamW's (both
-1e-4; bound 4e-4). In bf16 both drown in the rounding of activations, with test_parity's bound.
+Gradients of two topologies differ by fp32 rounding. Where that moves a moment over the middle
+between two codes, it becomes the neighbouring code: another update of one element. Where the blocks
+are the same, curves therefore part little further than AdamW's (measured: 2e-6, with bound 1e-5 on
+losses of 4.5). Where tensor ranks hold parts of rows that are no whole blocks, all rounding is
+another one: curves then part as far as eight bits part from AdamW's (both 1e-4; bound 4e-4). In
+bf16 both drown in the rounding of activations, with test_parity's bound.
 """
 
 from __future__ import annotations
@@ -72,9 +74,8 @@ def test_fp32_equals_one_process(topology: tuple[int, int, int]) -> None:
 def test_bf16_stays_within_rounding() -> None:
     reference, ranks = curves((1, 1, 1), "bf16")[0], curves((2, 2, 2), "bf16")
     check_replicas(ranks)
-    assert (
-        gap(ranks[0].losses, reference.losses) <= BF16 + OTHER_BLOCKS
-    )  # bf16's roundings, and the blocks cut otherwise
+    # bf16's roundings, and the blocks cut otherwise
+    assert gap(ranks[0].losses, reference.losses) <= BF16 + OTHER_BLOCKS
 
 
 def test_eight_bits_learn_as_fp32_moments_do() -> None:
@@ -104,7 +105,9 @@ def test_tensor_ranks_that_hold_whole_blocks_change_nothing() -> None:
 # ----------------------------------------------------------------------------- resume
 @pytest.mark.parametrize(("topology", "dtype"), [((2, 1, 2), "fp32"), ((1, 2, 2), "bf16")], ids=str)
 def test_resume_on_the_same_topology_is_bitwise(topology: tuple[int, int, int], dtype: str) -> None:
-    """A checkpoint holds the moments in fp32; rounded to eight bits again they are the codes that they came from."""
+    """A checkpoint holds the moments in fp32; rounded to eight bits again they are the codes that
+    they came from.
+    """
     pipeline, tensor, data = topology
     config = card(pipeline, tensor, dtype, hidden_dropout=0.1)
     whole = straight(config, data)
@@ -114,7 +117,9 @@ def test_resume_on_the_same_topology_is_bitwise(topology: tuple[int, int, int], 
 
 
 def test_resume_on_another_topology() -> None:
-    """Where blocks become others, moments are rounded a second time: as far off as one more step's rounding."""
+    """Where blocks become others, moments are rounded a second time: as far off as one more step's
+    rounding.
+    """
     alone = straight(card()).losses
     (first,) = stretches([card(2)], 2, 0, HALF, None)
     same = resumed(card(), first.final, 2)
@@ -131,7 +136,9 @@ def test_both_layouts_bring_a_training_back_bitwise(tmp_path: Path, type: str) -
 
 
 def held(config: TrainerConfig) -> tuple[dict[str, type], int, int]:
-    """How each parameter's moments are held on this rank, elements held in 8 bits, and bytes of their moments."""
+    """How each parameter's moments are held on this rank, elements held in 8 bits, and bytes of
+    their moments.
+    """
     mesh = Mesh.create(config.parallel, CPU)
     engine = Engine.build(config, mesh)
     optimizer = engine._optimizer
@@ -158,12 +165,10 @@ def test_two_bytes_a_parameter_under_zero() -> None:
             ("query_key_value.weight", "dense.weight", "up.weight", "down.weight")
         )
         assert kind is (CodedMoment if matrix else FullMoment), name
-    assert (
-        kinds["embedding.word.weight"] is FullMoment
-    )  # 64 x 64 = 4096 elements: it would be large enough
-    assert (
-        sum(elements for _, elements, _ in ranks) == 2 * 12 * 64 * 64
-    )  # each of the two blocks' four matrices, once
+    # 64 x 64 = 4096 elements: it would be large enough
+    assert kinds["embedding.word.weight"] is FullMoment
+    # each of the two blocks' four matrices, once
+    assert sum(elements for _, elements, _ in ranks) == 2 * 12 * 64 * 64
     assert sum(size for _, _, size in ranks) == pytest.approx(
         2 * (1 + 4 / BLOCK) * 2 * 12 * 64 * 64, rel=0.01
     )

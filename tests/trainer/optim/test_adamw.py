@@ -1,4 +1,6 @@
-"""AdamW over partitions: torch's numbers, and the same for an element wherever a partition begins and ends."""
+"""AdamW over partitions: torch's numbers, and the same for an element wherever a partition begins
+and ends.
+"""
 
 from __future__ import annotations
 

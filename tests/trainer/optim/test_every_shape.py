@@ -1,9 +1,11 @@
-"""Every optimizer has one curve, however the ranks are arranged, at one padded vocabulary and in fp32.
+"""Every optimizer has one curve, however the ranks are arranged, at one padded vocabulary and in
+fp32.
 
-Norms of whole tensors are added up in fp64 over all ranks, so that shapes differ by the fp32 rounding of gradients alone:
-the bound is test_parity's, 2e-6 on losses near 4.2 (seen: two units in the last place, 9.5e-7). Moments in 8 bits part
-further where tensor ranks cut their blocks otherwise (test_adam8bit_engine says how far). LAMB with norms of slices, and
-the first step of `stale`, depend on the number of tensor ranks, and on nothing else.
+Norms of whole tensors are added up in fp64 over all ranks, so that shapes differ by the fp32
+rounding of gradients alone: the bound is test_parity's, 2e-6 on losses near 4.2 (seen: two units in
+the last place, 9.5e-7). Moments in 8 bits part further where tensor ranks cut their blocks
+otherwise (test_adam8bit_engine says how far). LAMB with norms of slices, and the first step of
+`stale`, depend on the number of tensor ranks, and on nothing else.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ OTHERS: list[tuple[str, Shape]] = [
 def train_with_each(
     family: str, pipeline: int, tensor: int
 ) -> dict[str, tuple[list[float], list[str]]]:
-    """By the optimizer: the losses of each step, and the weights whose copies differ; to be run by `run_ranks`."""
+    """By the optimizer: the losses of each step, and the weights whose copies differ; to be run by
+    `run_ranks`.
+    """
     card = (tiny if family == "gpt" else tiny_bert)(pipeline, tensor)
     draw = batches if family == "gpt" else bert_batches
     mesh = Mesh.create(card.parallel, CPU)
@@ -98,7 +102,9 @@ def test_every_optimizer_has_one_curve(family: str, shape: Shape) -> None:
 
 
 def test_optimizers_differ() -> None:
-    """Else equal curves would say little. Clipped gradients are what `nvlamb` asks for, and what all get."""
+    """Else equal curves would say little. Clipped gradients are what `nvlamb` asks for, and what
+    all get.
+    """
     losses = curves("gpt", (1, 1, 1))
     alike, names = {("paper", "nvlamb"), ("paper", "local"), ("nvlamb", "local")}, list(losses)
     for place, one in enumerate(names):

@@ -1,4 +1,6 @@
-"""LAMB over partitions: timm's numbers, the formulas of the other variants, and nothing that depends on partitions."""
+"""LAMB over partitions: timm's numbers, the formulas of the other variants, and nothing that
+depends on partitions.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +140,7 @@ def test_it_is_timms(
         torch.testing.assert_close(ours, flat, rtol=1e-6, atol=1e-6)
 
 
-# ----------------------------------------------------------------------------- the other variants, by their formulas
+# ------------------------------------------------------------ the other variants, by their formulas
 def by_formula(variant: str, alpha: float) -> list[Tensor]:
     """Tensor by tensor in fp64: `mylamb`, `mylamb2` and `mylamb3`."""
     start, gradients = course()
@@ -194,7 +196,9 @@ def test_a_bias_that_begins_at_zero_moves(variant: str, keys: dict[str, str]) ->
 
 # ----------------------------------------------------------------------------- state
 def gone_on(variant: str, with_sums: bool, **keys: Any) -> list[Tensor]:
-    """The weights after all steps, of which the second half was made with the state of another optimizer."""
+    """The weights after all steps, of which the second half was made with the state of another
+    optimizer.
+    """
     halfway, first = stepped(variant, STEPS // 2, **keys)
     _, gradients = course()
     again, second = stepped(variant, 1, **keys)

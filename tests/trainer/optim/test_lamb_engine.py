@@ -1,4 +1,5 @@
-"""LAMB inside the engine: resume on the same topology and on another one, both layouts of a checkpoint.
+"""LAMB inside the engine: resume on the same topology and on another one, both layouts of a
+checkpoint.
 
 That every shape has one curve is test_every_shape's; its bound holds here too.
 """

@@ -1,4 +1,6 @@
-"""The four ways of taking LAMB's norms, on slices and on cut partitions, beside one process that follows the formulas."""
+"""The four ways of taking LAMB's norms, on slices and on cut partitions, beside one process that
+follows the formulas.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,8 @@ from trainer.optim.interface import PartitionShare
 from trainer.parallel.mesh import Mesh
 
 RATE, BETAS, EPSILON, DECAY, STEPS = 1e-2, (0.9, 0.999), 1e-6, 0.1, 8
-SHAPES = {
-    "cut": (12, 10),
-    "alike": (7,),
-}  # of the first each tensor rank has half of the rows, the second all hold
+# of the first each tensor rank has half of the rows, the second all hold
+SHAPES = {"cut": (12, 10), "alike": (7,)}
 NORMS = ("exact", "local", "mean-weight", "stale")
 
 
@@ -35,7 +35,9 @@ def course() -> list[dict[str, Tensor]]:
 
 
 def by_formula(norms: str, tensor: int) -> Tensor:
-    """Both weights, flat and one behind the other, in fp64: what `lambtp` does on so many tensor ranks."""
+    """Both weights, flat and one behind the other, in fp64: what `lambtp` does on so many tensor
+    ranks.
+    """
     (start, *gradients), (beta1, beta2) = course(), BETAS
     ended = []
     for name in SHAPES:
@@ -75,7 +77,9 @@ def by_formula(norms: str, tensor: int) -> Tensor:
 
 
 def stepped(tensor: int) -> dict[str, tuple[int, int, list[Tensor]]]:
-    """By the norms: tensor rank, data rank, and this rank's elements of both weights after all steps."""
+    """By the norms: tensor rank, data rank, and this rank's elements of both weights after all
+    steps.
+    """
     mesh = Mesh.create(tiny(1, tensor).parallel, torch.device("cpu"))
     return {norms: (mesh.tensor_rank, mesh.data_rank, _stepped(norms, mesh)) for norms in NORMS}
 

@@ -1,7 +1,9 @@
-"""Eight ranks with all three axes: what they send each other in a step, and that no order of a sum matters.
+"""Eight ranks with all three axes: what they send each other in a step, and that no order of a sum
+matters.
 
-The list of a step is `golden/collectives.txt`: what is sent is known before a GPU is paid for. To write it again after
-a change that is meant: `TR11_WRITE_GOLDEN=1 python -m pytest tests/trainer/parallel/test_collectives.py`.
+The list of a step is `golden/collectives.txt`: what is sent is known before a GPU is paid for. To
+write it again after a change that is meant: `TR11_WRITE_GOLDEN=1 python -m pytest
+tests/trainer/parallel/test_collectives.py`.
 """
 
 from __future__ import annotations
@@ -57,13 +59,14 @@ def test_gradients_are_summed_in_fp32() -> None:
     over_replicas = [entry for entry in sums if "data" in entry.group]
     assert sum(entry.elements for entry in over_replicas) > 8 * 7000
     assert {entry.dtype for entry in over_replicas} == {torch.float32}
-    assert {entry.dtype for entry in sums if entry.group == "pipeline"} == {
-        torch.float32
-    }  # the tied weight
+    # the tied weight
+    assert {entry.dtype for entry in sums if entry.group == "pipeline"} == {torch.float32}
 
 
 def test_nccl_takes_every_tensor() -> None:
-    """A dtype that it knows, in the device's memory; what lies in host memory goes over the CPU group."""
+    """A dtype that it knows, in the device's memory; what lies in host memory goes over the CPU
+    group.
+    """
     entries = [entry for seen in ranks() for entry in seen.entries]
     assert [entry for entry in entries if entry.group != "cpu" and entry.is_host] == []
     assert [
@@ -106,8 +109,9 @@ def test_gradients_with_all_axes(step: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 def test_all_ranks_clip_by_the_same_norm(dtype: str) -> None:
-    """Each group adds in its own order, and one replica's sums over the model are one unit in the last place too high:
-    the norm that clips is rank 0's on every rank, so tied copies stay equal."""
+    """Each group adds in its own order, and one replica's sums over the model are one unit in the
+    last place too high: the norm that clips is rank 0's on every rank, so tied copies stay equal.
+    """
     courses = [seen.courses[dtype] for seen in ranks()]
     for course in courses:
         assert course.clipped_by == courses[0].clipped_by
@@ -117,7 +121,9 @@ def test_all_ranks_clip_by_the_same_norm(dtype: str) -> None:
 
 
 def test_a_loss_of_its_own_makes_no_rank_wait_alone() -> None:
-    """That all courses have ended proves that no rank entered a collective alone: a unit above would be a spike."""
+    """That all courses have ended proves that no rank entered a collective alone: a unit above
+    would be a spike.
+    """
     assert {len(seen.courses["bf16"].spikes) for seen in ranks()} == {0}
 
 

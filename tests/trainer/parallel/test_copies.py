@@ -1,4 +1,5 @@
-"""Tied and replicated parameters stay equal, bit for bit, also where gradients are summed over three replicas or more.
+"""Tied and replicated parameters stay equal, bit for bit, also where gradients are summed over
+three replicas or more.
 
 Two replicas prove nothing: a sum of two numbers has one order.
 """

@@ -27,7 +27,9 @@ def timeout_of(group: Any) -> timedelta:
 def groups_of_a_training(
     pipeline: int, tensor: int
 ) -> tuple[Counter[tuple[int, ...]], set[bool], float, bool]:
-    """How often each set of ranks got a group, whether all had a timeout, the loss, and whether short ones are short."""
+    """How often each set of ranks got a group, whether all had a timeout, the loss, and whether
+    short ones are short.
+    """
     made: Counter[tuple[int, ...]] = Counter()
     with_timeout = set()
     new_group = dist.new_group
@@ -73,9 +75,8 @@ def test_no_group_is_made_twice_and_each_has_a_timeout(
     ):
         assert made and set(made.values()) == {1} and with_timeout == {True}
         assert tuple(range(ranks)) not in made and timeouts_are_right
-        assert (
-            sum(len(members) == 1 for members in made) <= 1
-        )  # of one's own rank alone, no one else's
+        # of one's own rank alone, no one else's
+        assert sum(len(members) == 1 for members in made) <= 1
 
 
 def test_on_gpus_the_control_group_is_of_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:

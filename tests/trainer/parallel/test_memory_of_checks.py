@@ -1,4 +1,6 @@
-"""The guards, the norm and a save work beside a model that fills the device: what they take is counted."""
+"""The guards, the norm and a save work beside a model that fills the device: what they take is
+counted.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,8 @@ from trainer.schedule.progress import Progress
 
 PIECE = 1 << 14  # elements, in these tests; tensors here are 64 times as large
 KIB = 1 << 10
-BOUND = (
-    3 * 8 * PIECE + 16 * KIB
-)  # at most three pieces of 8 bytes an element live at once, and small change
+# at most three pieces of 8 bytes an element live at once, and small change
+BOUND = 3 * 8 * PIECE + 16 * KIB
 
 INTEGERS = {torch.bfloat16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
 
@@ -59,7 +60,9 @@ def test_checks_of_a_large_tensor_take_a_few_pieces(
 def test_pieces_give_the_numbers_of_the_whole(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Digests to the last bit: integers add alike in any order. What comes before a piece's end and after it counts."""
+    """Digests to the last bit: integers add alike in any order. What comes before a piece's end and
+    after it counts.
+    """
     monkeypatch.setattr(replica_check, "PIECE_ELEMENTS", PIECE)
     values = tensor(dtype)
     whole = values.view(INTEGERS[dtype]).sum(dtype=torch.int64)
@@ -103,7 +106,9 @@ def saved(config: TrainerConfig) -> tuple[int, int, int, int]:
 
 
 def test_a_save_takes_its_copy_once_and_a_few_pieces(tmp_path: Path) -> None:
-    """The copy is the saver's own, made at the first save and kept: the second takes nothing beside the pieces."""
+    """The copy is the saver's own, made at the first save and kept: the second takes nothing beside
+    the pieces.
+    """
     value = tiny(dtype="bf16", hidden_size=256).model_dump(mode="json")
     value["run"]["directory"] = str(tmp_path)
     ((held, norm, check, save),) = run_ranks(saved, 1, TrainerConfig.model_validate(value))

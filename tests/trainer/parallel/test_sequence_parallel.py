@@ -1,6 +1,8 @@
-"""Activations cut over tensor ranks, along the sequence or for recomputation: the same numbers, less memory.
+"""Activations cut over tensor ranks, along the sequence or for recomputation: the same numbers,
+less memory.
 
-Tolerances as in `test_parity.py`: sums are taken in another order, so 2e-6 on losses near 4.2, 1e-5 on gradient norms.
+Tolerances as in `test_parity.py`: sums are taken in another order, so 2e-6 on losses near 4.2, 1e-5
+on gradient norms.
 """
 
 from __future__ import annotations
@@ -90,7 +92,9 @@ def test_bf16_stays_within_rounding() -> None:
 
 
 def growing(config: TrainerConfig) -> tuple[list[float], list[tuple[int, ...]]]:
-    """Losses while the samples grow from 4 to 16 tokens, and the shapes that the last stage received."""
+    """Losses while the samples grow from 4 to 16 tokens, and the shapes that the last stage
+    received.
+    """
     mesh = Mesh.create(config.parallel, CPU)
     engine = Engine.build(config, mesh)
     losses, shapes = [], []
@@ -191,7 +195,9 @@ def test_tensor_ranks_draw_alike_but_inside_attention() -> None:
 def test_hidden_dropout_is_the_same_on_every_shape(
     pipeline: int, tensor: int, recomputes: bool
 ) -> None:
-    """Each stretch is dropped as the whole sequence is by one rank, and by ranks that hold all of it."""
+    """Each stretch is dropped as the whole sequence is by one rank, and by ranks that hold all of
+    it.
+    """
     drops = {"hidden_dropout": 0.2, "activation_checkpointing": recomputes}
     card = cut(pipeline, tensor, **drops)
     (alone, *_), uncut = (
@@ -240,7 +246,7 @@ def test_a_stretch_is_dropped_as_the_whole_is(dtype: torch.dtype) -> None:
         )
 
 
-# ----------------------------------------------------------------------------- dropout, resume, copies
+# -------------------------------------------------------------------------- dropout, resume, copies
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_resume_with_dropout_is_bitwise_and_copies_stay_equal(dtype: str) -> None:
     card = cut(2, 2, dtype, **DROPOUT)
@@ -279,7 +285,9 @@ def test_guard_names_the_copy_whose_last_bit_differs(name: str) -> None:
 
 
 def shares(config: TrainerConfig) -> tuple[list[Tensor], list[Tensor]]:
-    """Gradients of the replicated parameters: this rank's shares after one micro batch, and their sums."""
+    """Gradients of the replicated parameters: this rank's shares after one micro batch, and their
+    sums.
+    """
     from trainer.model.family import replicated_parameters
 
     mesh = Mesh.create(config.parallel, CPU)
@@ -300,9 +308,8 @@ def shares(config: TrainerConfig) -> tuple[list[Tensor], list[Tensor]]:
 def test_shares_of_replicated_gradients_add_up_to_the_whole() -> None:
     (whole, _), *_ = run_ranks(shares, 1, tiny())
     uncut, stretches = run_ranks(shares, 2, tiny(1, 2)), run_ranks(shares, 2, cut(1, 2))
-    assert (
-        len(whole) == 16
-    )  # embedding and final norm; in each of two blocks two norms and two biases
+    # embedding and final norm; in each of two blocks two norms and two biases
+    assert len(whole) == 16
     assert all(not gradient.any() for gradient in uncut[1][0])
     assert all(gradient.any() for gradient in stretches[1][0])
     for _, sums in (*uncut, *stretches):

@@ -1,4 +1,6 @@
-"""Sequence lengths of the curriculum, against DeepSpeed's scheduler and the figures of the 104B training."""
+"""Sequence lengths of the curriculum, against DeepSpeed's scheduler and the figures of the 104B
+training.
+"""
 
 from __future__ import annotations
 

@@ -220,9 +220,8 @@ def test_bubble() -> None:
     assert flops.bubble_share(1, 1) == 0
     assert flops.bubble_share(128, 12) == pytest.approx(11 / 139)
     assert flops.bubble_share(128, 12, 2) == pytest.approx(11 / 267)
-    assert flops.bubble_share(10, 12, 2) == pytest.approx(
-        13 / 33
-    )  # the two that lack for a round are waited for
+    # the two that lack for a round are waited for
+    assert flops.bubble_share(10, 12, 2) == pytest.approx(13 / 33)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""The order of passes in stages of several parts: complete, never in a circle, and as short as the formula says."""
+"""The order of passes in stages of several parts: complete, never in a circle, and as short as the
+formula says.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,10 @@ def taker(stage: int, current: Pass, stages: int, parts: int) -> tuple[int, Mess
 
 
 class Played:
-    """A step of all stages, each message and each pass as slow as chance has it. Sending never waits; a message
-    that a pass says was taken must have been asked for, or its stage waits until it is."""
+    """A step of all stages, each message and each pass as slow as chance has it. Sending never
+    waits; a message that a pass says was taken must have been asked for, or its stage waits until
+    it is.
+    """
 
     def __init__(self, count: int, stages: int, parts: int, seed: int | None) -> None:
         self.orders = [passes(count, stages, parts, stage) for stage in range(stages)]

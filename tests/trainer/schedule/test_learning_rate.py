@@ -96,7 +96,9 @@ CURRICULUM = {"kind": "linear", "start_length": 64, "step": 8, "total_steps": 36
 
 
 def test_token_decay_starts_exactly_where_the_warmup_ends() -> None:
-    """Also where the warm-up ends inside a step, at which the original took zero tokens and the rate jumped."""
+    """Also where the warm-up ends inside a step, at which the original took zero tokens and the
+    rate jumped.
+    """
     config = card(schedule={"decay_tokens": 260_000_000_000}, curriculum=CURRICULUM)
     found, path = plan_of(config), path_of(config)
     behind = path.after_samples(183_105)
@@ -116,9 +118,8 @@ def test_token_decay_starts_exactly_where_the_warmup_ends() -> None:
         for position in map(path.after_iteration, range(behind.iteration - 3, behind.iteration + 4))
     ]
     steps = [abs(later - earlier) for earlier, later in pairwise(rates)]
-    assert (
-        max(steps[4:]) < 1e-9 < steps[0] < 2e-7
-    )  # warm-up steps, then hardly any decay: no jump between
+    # warm-up steps, then hardly any decay: no jump between
+    assert max(steps[4:]) < 1e-9 < steps[0] < 2e-7
 
 
 def test_token_decay_ends_at_its_tokens() -> None:
@@ -228,7 +229,7 @@ def test_a_broken_ramp_is_told_once_and_stops_no_other_rule() -> None:
     assert "curriculum.start_length" in {problem.key for problem in cross_problems(broken, 1)}
 
 
-# ----------------------------------------------------------------------------- warm-up, stable, cooldown
+# ------------------------------------------------------------------------ warm-up, stable, cooldown
 def test_a_cooldown_ends_the_decay() -> None:
     wsd = LearningRatePlan(6e-5, 6e-6, "wsd", 100, 800.0, 1000, None, "linear", 200)
     assert [wsd.at(samples, 0) for samples in (50, 100, 800, 900, 1000, 2000)] == pytest.approx(
@@ -273,7 +274,9 @@ def test_a_cooldown_that_is_none_is_one_line(
 
 
 def test_a_branch_cools_down_from_a_stable_training() -> None:
-    """The branch's card differs in the end of its decay alone: to that end both have one rate, and then it leaves."""
+    """The branch's card differs in the end of its decay alone: to that end both have one rate, and
+    then it leaves.
+    """
     trunk = card(schedule={"decay_style": "wsd", "cooldown_samples": 10_000})
     branch = card(
         schedule={"decay_style": "wsd", "cooldown_samples": 10_000, "decay_samples": 1_000_000}

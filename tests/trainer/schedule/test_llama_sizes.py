@@ -1,4 +1,6 @@
-"""Sizes and costs of models of today's kind: parameters as `transformers` counts those of published ones."""
+"""Sizes and costs of models of today's kind: parameters as `transformers` counts those of published
+ones.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from trainer.config.model import ModelSection
 from trainer.schedule import flops
 from trainer.schedule.rules import cross_problems
 
-# As their config.json on the hub says; positions add no parameters. The last number is the one that the model cards say.
+# As their config.json on the hub says; positions add no parameters. The last number is the one that
+# the model cards say.
 SHARED: dict[str, Any] = {"hidden_act": "silu"}
 PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
     "Llama-2-7B": (
@@ -111,9 +114,8 @@ def test_stages_hold_all_parameters_between_them(kind: str, pipeline: int, tenso
     count = flops.count_parameters(config.model, 64)
     stages = flops.stage_layout(config.model, config.parallel, 64)
     assert stages is not None
-    replicated = (
-        2 * (2 * 32 + (24 if kind == "qwen3" else 0)) + 32
-    )  # norms, which every tensor rank holds whole
+    # norms, which every tensor rank holds whole
+    replicated = 2 * (2 * 32 + (24 if kind == "qwen3" else 0)) + 32
     copies = 64 * 32 if kind == "qwen3" and pipeline > 1 else 0  # the tied table's
     assert (
         sum(stage.parameters_per_worker for stage in stages) * tensor
@@ -122,7 +124,9 @@ def test_stages_hold_all_parameters_between_them(kind: str, pipeline: int, tenso
 
 
 def test_operations_are_those_of_the_matrices() -> None:
-    """Of Llama-3-8B: 2 for each multiply-add of every matrix and token, attention over the full window, times three."""
+    """Of Llama-3-8B: 2 for each multiply-add of every matrix and token, attention over the full
+    window, times three.
+    """
     config, published = PUBLISHED["Llama-3-8B"]
     model = section(config, length=8192)
     vectors = (2 * 32 + 1) * 4096
@@ -136,7 +140,7 @@ def test_operations_are_those_of_the_matrices() -> None:
     )
 
 
-# ----------------------------------------------------------------------------- what a card may not say
+# -------------------------------------------------------------------------- what a card may not say
 @pytest.mark.parametrize(
     ("tensor", "model", "key", "words"),
     [

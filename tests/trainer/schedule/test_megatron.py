@@ -69,7 +69,9 @@ def their_ramp(batch: BatchSection) -> Any:
 
 
 def test_every_rate_and_batch_of_the_176b_card() -> None:
-    """Bit for bit: at each of the 12,658 steps of the ramp, and at every hundredth of those that follow."""
+    """Bit for bit: at each of the 12,658 steps of the ramp, and at every hundredth of those that
+    follow.
+    """
     whole = load_card(shipped_folder() / "tr11-176B-ml.toml", (), {}, keep_undefined=True)
     plan, path, ramp = plan_of(whole), path_of(whole), their_ramp(whole.batch)
     iterations = [*range(12_700), *range(12_700, path.total_iterations, 100), path.total_iterations]

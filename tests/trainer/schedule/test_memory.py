@@ -29,15 +29,14 @@ from trainer.schedule import flops
 from trainer.schedule.memory import MemoryShape, stage_memory, worker_memory
 
 SIZE = 8
-STATE = (
-    "weights",
-    "fp32 master weights",
-    "moments",
-)  # and bf16's gradients, which have a buffer of their own
+# and bf16's gradients, which have a buffer of their own
+STATE = ("weights", "fp32 master weights", "moments")
 
 
 class Counted(Record):
-    """One rank. `built`: bytes held before the first step; `peak`: the most at any time, of two steps."""
+    """One rank. `built`: bytes held before the first step; `peak`: the most at any time, of two
+    steps.
+    """
 
     stage: int
     built: int
@@ -47,8 +46,9 @@ class Counted(Record):
 def count(cards: list[TrainerConfig]) -> list[Counted]:
     """Two steps of each card, every allocation watched; to be run by `run_ranks`.
 
-    Products are as on a GPU: a processor without 16-bit ones widens the factors first, which takes more room. The
-    thread of a collective gets the time to let go of its tensors first: only what this thread frees is heard of.
+    Products are as on a GPU: a processor without 16-bit ones widens the factors first, which takes
+    more room. The thread of a collective gets the time to let go of its tensors first: only what
+    this thread frees is heard of.
     """
     wait = dist.Work.wait
 
@@ -106,8 +106,8 @@ def _in_use() -> set[int]:
 
 @dataclass
 class Held:
-    """The bytes that are allocated. What the threads of collectives free is not heard of: it was freed at the latest
-    when its place is given out again.
+    """The bytes that are allocated. What the threads of collectives free is not heard of: it was
+    freed at the latest when its place is given out again.
     """
 
     bytes: int = 0
@@ -240,10 +240,11 @@ CUT["two parts"] = in_two_parts(card(64, pipeline=2, tensor=2, layers=6, **NARRO
 def test_the_count_is_what_is_allocated(
     cards: dict[str, TrainerConfig], world: int, bounds: tuple[float, float]
 ) -> None:
-    """The state is right but for the padding of partitions. The peak is compared with that of the stage's rank that
-    reached most. How much room its products take for themselves is the processor's: 6 % of the smallest with oneDNN's
-    kernels, none without, where the count is 17 % more; a pipeline's micro batch that is let go late is 1.5 % of it.
-    A BERT's samples are counted as full ones: here a quarter is padding, where nothing is masked.
+    """The state is right but for the padding of partitions. The peak is compared with that of the
+    stage's rank that reached most. How much room its products take for themselves is the
+    processor's: 6 % of the smallest with oneDNN's kernels, none without, where the count is 17 %
+    more; a pipeline's micro batch that is let go late is 1.5 % of it. A BERT's samples are counted
+    as full ones: here a quarter is padding, where nothing is masked.
     """
     ranks = run_ranks(count, world, list(cards.values()))
     for number, (name, config) in enumerate(cards.items()):
@@ -263,7 +264,9 @@ def test_the_count_is_what_is_allocated(
 
 
 def test_parts_are_those_of_the_stage_that_needs_most() -> None:
-    """More replicas share the optimizer, more stages hold more micro batches back, smaller ones hold less of each."""
+    """More replicas share the optimizer, more stages hold more micro batches back, smaller ones
+    hold less of each.
+    """
     config = CUT["three axes"]
     alone, shared = (worker_memory(shape_of(config, degree)) for degree in (1, 4))
     assert alone is not None and shared is not None

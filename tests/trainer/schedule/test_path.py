@@ -1,4 +1,6 @@
-"""The way through the steps (batch ramp, lengths, stops) against the original's logs and a step-by-step count."""
+"""The way through the steps (batch ramp, lengths, stops) against the original's logs and a
+step-by-step count.
+"""
 
 from __future__ import annotations
 

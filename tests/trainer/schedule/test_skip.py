@@ -61,7 +61,9 @@ def test_merged_ranges_say_the_same(ranges: list[IterationRange], iteration: int
 
 
 def test_the_range_of_the_104b_run_skips_whole_global_batches() -> None:
-    """Iterations 13251-14000; the original passed over 1500 samples there, a micro-batch for each replica."""
+    """Iterations 13251-14000; the original passed over 1500 samples there, a micro-batch for each
+    replica.
+    """
     config = ramped(16, 16, 6_000_000, 2048, 300_000_000, data={"skip_ranges": ["13251-14000"]})
     before = path_of(config).after_iteration(13_250)
     found = SkipPlan.of(config).advance(before, config)

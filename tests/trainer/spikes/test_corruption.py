@@ -1,4 +1,6 @@
-"""Silent corruption is found and the right worker named; looking for it changes no bit of the training."""
+"""Silent corruption is found and the right worker named; looking for it changes no bit of the
+training.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ def test_of_tensor_ranks_the_one_that_differs_first() -> None:
 
 
 class Seen(Record):
-    """One rank's training: losses, state and random stream at its end; for each check, what was found by name."""
+    """One rank's training: losses, state and random stream at its end; for each check, what was
+    found by name.
+    """
 
     losses: list[float]
     state: list[Piece]
@@ -83,7 +87,9 @@ class Seen(Record):
 
 
 def train(card: TrainerConfig, checks: bool) -> Seen:
-    """Some steps, the arithmetic checked between them: no one wrong, then rank 3 in one of two, then in both."""
+    """Some steps, the arithmetic checked between them: no one wrong, then rank 3 in one of two,
+    then in both.
+    """
     mesh = Mesh.create(card.parallel, CPU)
     engine = Engine.build(card, mesh)
     said: list[str] = []
@@ -119,7 +125,9 @@ def train(card: TrainerConfig, checks: bool) -> Seen:
 
 
 def flip_bits(engine: Engine, wrong: str) -> torch.utils.hooks.RemovableHandle:
-    """Flip one bit of a layer's result, at a place drawn by a seed: in its last call (of four), in all, or in none."""
+    """Flip one bit of a layer's result, at a place drawn by a seed: in its last call (of four), in
+    all, or in none.
+    """
     layer = next(
         module
         for module in engine.stage().module.modules()
@@ -193,9 +201,11 @@ def test_a_flipped_bit_names_its_worker_and_changes_nothing(tmp_path: Path) -> N
         )
 
 
-# ----------------------------------------------------------------------------- ranks that cannot, die or hang
+# ------------------------------------------------------------------- ranks that cannot, die or hang
 def stopped_by_one(card: TrainerConfig, call: int) -> tuple[list[str], list[str], list[float]]:
-    """Tensor rank 1 fails in one call of a layer: what was found, what was said, losses before and after."""
+    """Tensor rank 1 fails in one call of a layer: what was found, what was said, losses before and
+    after.
+    """
     mesh = Mesh.create(card.parallel, CPU)
     engine = Engine.build(card, mesh)
     said: list[str] = []
@@ -228,7 +238,9 @@ def stopped_by_one(card: TrainerConfig, call: int) -> tuple[list[str], list[str]
 
 @pytest.mark.parametrize("call", [0, 3], ids=["the-first-time", "the-last-time"])
 def test_a_tensor_rank_that_cannot_go_on_holds_no_other(call: int, tmp_path: Path) -> None:
-    """Neither in a sum that it does not enter, nor at the end; and the training goes on as if nothing had been."""
+    """Neither in a sum that it does not enter, nor at the end; and the training goes on as if
+    nothing had been.
+    """
     card = tiny(1, 2)
     card = card.model_copy(update={"run": card.run.model_copy(update={"directory": str(tmp_path)})})
     fault = "OutOfMemoryError: out of memory"
@@ -255,7 +267,9 @@ def unchecked(card: TrainerConfig) -> list[float]:
 
 
 def left_alone(card: TrainerConfig, dies: bool, ended: Path) -> str:
-    """The last rank does not come to the check; what the first says of it, which waits two seconds for each group."""
+    """The last rank does not come to the check; what the first says of it, which waits two seconds
+    for each group.
+    """
     mesh = Mesh.create(card.parallel, CPU)
     engine = Engine.build(card, mesh)
     engine.train_step(batches(card, mesh, 0, 16), 16, 0)

@@ -1,4 +1,6 @@
-"""The spike rule on the event of April 2022 and on healthy noise, roll-backs, and the file that remembers them."""
+"""The spike rule on the event of April 2022 and on healthy noise, roll-backs, and the file that
+remembers them.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ ROLL_BACK = RecoverySection(on_spike="roll_back", roll_backs=2, skip_margin=10)
 
 
 def healthy(first: int, count: int, seed: int = 1) -> list[Step]:
-    """A noisy curve: losses around 2.2, norms around 0.2 with a heavy tail, and now and then one huge norm alone."""
+    """A noisy curve: losses around 2.2, norms around 0.2 with a heavy tail, and now and then one
+    huge norm alone.
+    """
     draw = random.Random(seed)
     steps: list[Step] = []
     for iteration in range(first, first + count):
@@ -54,7 +58,8 @@ def watch(
     return detector, spikes
 
 
-# Norms from 31214, and the loss at 31219, as in the log; the losses before it were not yet out of the ordinary.
+# Norms from 31214, and the loss at 31219, as in the log; the losses before it were not yet out of
+# the ordinary.
 EVENT: list[Step] = [
     (31_214, 2.20, 0.24),
     (31_215, 2.20, 0.95),
@@ -227,7 +232,7 @@ def test_settings_that_never_roll_back_are_refused() -> None:
     assert recovery_problems(card(recovery={"roll_backs": 0})) == []
 
 
-# ----------------------------------------------------------------------------- remembered over restarts
+# ------------------------------------------------------------------------- remembered over restarts
 def roll_back(first_sign: int, iteration: int, value: float = 15.9) -> RollBack:
     spike = Spike(iteration, "gradient norm", value, 0.21, first_sign)
     found = decide_recovery(spike, 0, range(0, first_sign, 100), ROLL_BACK)

@@ -19,9 +19,10 @@ CHARACTERS = 4096  # of an error; what is beyond repeats itself
 
 _FOLLOWS = frozenset({Role.SYMPTOM, Role.CONSEQUENCE, Role.SUMMARY})
 _NETWORK = frozenset({FaultClass.NCCL_NETWORK, FaultClass.NCCL_TIMEOUT, FaultClass.RENDEZVOUS})
+# what one node alone may have, and the program too
 _OF_ONE_NODE = frozenset(
     {FaultClass.GPU_HARDWARE, FaultClass.CUDA_OOM, FaultClass.HOST_OOM, FaultClass.DATALOADER}
-)  # what one node alone may have, and the program too
+)
 _WAITED = re.compile(r"timed? ?out|timeout|lost (?:a|the) rank|lost each other", re.IGNORECASE)
 # places that each node has for itself
 _NODES_OWN = re.compile(r"['\" ](?:/tmp|/dev/shm|/var/tmp|/run)/")

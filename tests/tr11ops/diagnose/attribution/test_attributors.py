@@ -1,4 +1,6 @@
-"""Which node is named, and what kind of fault: on lines that a real Slurm 22.05 printed, and on the workers' own words."""
+"""Which node is named, and what kind of fault: on lines that a real Slurm 22.05 printed, and on the
+workers' own words.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,16 @@ from trainer.contract.end_marker import EndMarker
 NODES = ("jean-zay-iam01", "jean-zay-iam02", "jean-zay-iam03")
 ONE, TWO, THREE = NODES
 
-# Recorded: a worker of node 02 was killed (SIGKILL); the agent of node 01, whose workers lost it, was the first to end.
+# Recorded: a worker of node 02 was killed (SIGKILL); the agent of node 01, whose workers lost it,
+# was the first to end.
 WORKER_KILLED = """\
 srun: error: jean-zay-iam01: task 0: Exited with exit code 1
 srun: launch/slurm: _step_signal: Terminating StepId=4.0
 srun: error: jean-zay-iam03: task 2: Exited with exit code 1
 srun: error: jean-zay-iam02: task 1: Exited with exit code 143"""
 
-# Recorded: slurmd, step daemon and tasks of node 02 died at one moment; srun was ended before Slurm noticed.
+# Recorded: slurmd, step daemon and tasks of node 02 died at one moment; srun was ended before Slurm
+# noticed.
 NODE_DEAD = """\
 srun: error: jean-zay-iam01: task 0: Exited with exit code 1
 srun: launch/slurm: _step_signal: Terminating StepId=8.0
@@ -97,9 +101,8 @@ def test_a_dead_node_is_named_by_its_state_and_by_silence():
     assert (found.kind, found.blamed) == (Kind.NODE, (TWO,)) and found.confidence > 0.9
     silent = attribute(evidence(NODE_DEAD, failures=victims, overdue=True))
     assert (silent.kind, silent.blamed) == (Kind.NODE, (TWO,))
-    assert (
-        attribute(evidence(NODE_DEAD, failures=victims)).kind is Kind.UNKNOWN
-    )  # without the wait it is no sign
+    # without the wait it is no sign
+    assert attribute(evidence(NODE_DEAD, failures=victims)).kind is Kind.UNKNOWN
 
 
 @pytest.mark.parametrize("flag", ["fail", "drain", "maintenance"])
@@ -270,7 +273,7 @@ def test_an_error_about_a_peer_says_nothing_of_its_own_node(error):
     assert ONE not in (*found.blamed, *found.suspects)
 
 
-# ----------------------------------------------------------------------------- the accused first, witnesses after
+# --------------------------------------------------------------- the accused first, witnesses after
 IN_USE = (
     "OSError: [Errno 98] Address already in use",
     "DistNetworkError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: 0, "
@@ -338,10 +341,8 @@ def test_the_accused_ranks_own_word_is_quoted_before_what_is_said_of_it():
             )
         )
     )
-    assert (mute.suspects, mute.summary) == (
-        (TWO,),
-        f"rank 0 on {ONE}: {LOST}",
-    )  # a victim's words, of no one
+    # a victim's words, of no one
+    assert (mute.suspects, mute.summary) == ((TWO,), f"rank 0 on {ONE}: {LOST}")
 
 
 def test_who_accuses_whom_is_followed_to_the_last():
@@ -353,10 +354,8 @@ def test_who_accuses_whom_is_followed_to_the_last():
     mutual = attribute(
         evidence(failures=(failure(ONE, 0, LOST, 1.0), failure(TWO, 2, by_one, 2.0)))
     )
-    assert (mutual.suspects, mutual.summary) == (
-        (),
-        f"rank 0 on {ONE}: {LOST}",
-    )  # the two ends of one link
+    # the two ends of one link
+    assert (mutual.suspects, mutual.summary) == ((), f"rank 0 on {ONE}: {LOST}")
 
 
 def test_the_peer_that_most_nodes_name_is_the_suspect_and_no_witness():
@@ -441,14 +440,11 @@ def test_a_full_disk_of_a_nodes_own_is_the_nodes():
             failures=(failure(TWO, 2, "OSError: [Errno 28] No space left on device: '/tmp/x'"),)
         )
     )
-    assert (found.kind, found.blamed, found.suspects) == (
-        Kind.NODE,
-        (),
-        (TWO,),
-    )  # its health check can condemn it
+    # its health check can condemn it
+    assert (found.kind, found.blamed, found.suspects) == (Kind.NODE, (), (TWO,))
 
 
-# ----------------------------------------------------------------------------- what was met, after how much, told by whom
+# ------------------------------------------------------- what was met, after how much, told by whom
 PROGRAM = "KeyError: 'tokens'"
 DATA = "DataError: data.prefixes[0]: /scratch/corpus.idx: is cut at byte 12"
 DATA_WORKER = "LostWorkerError: data worker 0 (process 77) was killed (SIGKILL), most likely for want of memory: start"
@@ -495,9 +491,8 @@ def test_kind_by_error_steps_done_and_teller(error: str, reached: int | None, te
         expected = all_of_them[reached is not None]
     assert (found.kind, found.blamed) == (expected, ())
     if reached is not None:
-        assert (
-            found.kind is not Kind.CONFIGURATION
-        )  # it has trained with this card and this program
+        # it has trained with this card and this program
+        assert found.kind is not Kind.CONFIGURATION
 
 
 @pytest.mark.parametrize(
@@ -599,9 +594,8 @@ def test_a_peers_address_or_rank_makes_its_node_a_suspect(error):
     found = attribute(evidence(failures=(failure(ONE, 0, error),), reports=reports, ranks={3: TWO}))
     assert (found.kind, found.blamed, found.suspects) == (Kind.UNKNOWN, (), (TWO,))
     assert error in found.evidence[0]
-    alike = tuple(
-        NodeReport(node, addresses=("10.0.0.2",)) for node in NODES
-    )  # one machine plays them all
+    # one machine plays them all
+    alike = tuple(NodeReport(node, addresses=("10.0.0.2",)) for node in NODES)
     assert attribute(evidence(failures=(failure(ONE, 0, error),), reports=alike)).suspects == ()
 
 
@@ -631,9 +625,8 @@ def test_the_worker_that_was_gone_first_makes_a_suspect():
     found = attribute(evidence(reports=missed(100.0, 130.0)))
     assert (found.kind, found.blamed, found.suspects) == (Kind.UNKNOWN, (), (TWO,))
     assert found.evidence == ("rank 2 on jean-zay-iam02 was gone first: exit status 7",)
-    assert (
-        attribute(evidence(reports=missed(100.0, 101.0))).suspects == ()
-    )  # clocks differ by as much
+    # clocks differ by as much
+    assert attribute(evidence(reports=missed(100.0, 101.0))).suspects == ()
     own = (failure(THREE, 4, "IndexError: list index out of range"),)
     assert attribute(evidence(reports=missed(100.0, 130.0), failures=own)).suspects == (THREE,)
 
@@ -649,11 +642,8 @@ def test_a_refused_credential_is_no_lost_node():
     one = attribute(evidence(line.format(TWO)))
     assert (one.blamed, one.suspects) == ((), (TWO,))  # its clock or its key
     both = attribute(evidence("\n".join(line.format(node) for node in (ONE, TWO))))
-    assert (both.kind, both.blamed, both.suspects) == (
-        Kind.UNKNOWN,
-        (),
-        (),
-    )  # whoever made it: no node's own
+    # whoever made it: no node's own
+    assert (both.kind, both.blamed, both.suspects) == (Kind.UNKNOWN, (), ())
 
 
 def test_a_link_has_two_ends_and_condemns_neither():

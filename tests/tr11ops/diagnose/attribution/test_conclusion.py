@@ -59,9 +59,8 @@ def test_the_agents_conclusion_stands(tmp_path: Path) -> None:
 
 def test_without_the_agents_word_the_records_are_asked(tmp_path: Path) -> None:
     BEGUN.write(tmp_path)
-    assert (
-        conclude(tmp_path, None, None) is None
-    )  # it may still train: nothing is left that tells of an end
+    # it may still train: nothing is left that tells of an end
+    assert conclude(tmp_path, None, None) is None
     (tmp_path / "launches" / "3.json").write_text('{"launch": "three"}')  # not one
     put(
         tmp_path,
@@ -169,9 +168,8 @@ def test_detectors_and_status_quote_what_the_agent_would_say(tmp_path: Path) -> 
         "failures/rank-3.json",
         failure(3, "n2", "RuntimeError: No CUDA GPUs are available", 103.0),
     )
-    assert (
-        quoted() == "rank 3 on n2: RuntimeError: No CUDA GPUs are available"
-    )  # the agent was ended too
+    # the agent was ended too
+    assert quoted() == "rank 3 on n2: RuntimeError: No CUDA GPUs are available"
     AGENTS.write(attempt)
     assert quoted() == AGENTS.summary
     put(attempt, "verdict.json", {"message": "the verdict's words"})

@@ -1,4 +1,6 @@
-"""What a log tells of a launch's nodes: srun's labels, torchrun's prefixes and reports, whose log a file is."""
+"""What a log tells of a launch's nodes: srun's labels, torchrun's prefixes and reports, whose log a
+file is.
+"""
 
 from __future__ import annotations
 

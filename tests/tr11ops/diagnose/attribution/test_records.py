@@ -1,4 +1,6 @@
-"""What is read of a launch's folder: torch elastic's error files, the ranks' nodes, the nodes' addresses."""
+"""What is read of a launch's folder: torch elastic's error files, the ranks' nodes, the nodes'
+addresses.
+"""
 
 from __future__ import annotations
 

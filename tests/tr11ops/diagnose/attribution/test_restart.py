@@ -1,4 +1,6 @@
-"""Whether a plain restart helps, by what was concluded of a launch: one answer for the agent and for diagnose."""
+"""Whether a plain restart helps, by what was concluded of a launch: one answer for the agent and
+for diagnose.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The weights of the attribution: fitted on the labelled logs, and never so that another decision follows."""
+"""The weights of the attribution: fitted on the labelled logs, and never so that another decision
+follows.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +50,8 @@ def test_the_order_and_the_threshold_are_those_of_the_priors() -> None:
 def test_the_weights_are_those_of_the_labelled_logs() -> None:
     assert len(cases()) >= 100
     anew = fit.fitted(cases(), PRIORS)
-    assert (
-        max(abs(anew[rule] - weight) for rule, weight in weights().items()) <= 0.03
-    )  # a few logs may come or go
+    # a few logs may come or go
+    assert max(abs(anew[rule] - weight) for rule, weight in weights().items()) <= 0.03
 
 
 def test_they_are_nearer_the_truth_than_the_priors() -> None:

@@ -19,7 +19,9 @@ SLEEPS = "import time; print(flush=True); time.sleep(3000)"
 
 @contextmanager
 def started(*programs: tuple[str, Mapping[str, str]]) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Python programs with exactly these variables and PATH, each of which has printed a line; killed at the end."""
+    """Python programs with exactly these variables and PATH, each of which has printed a line;
+    killed at the end.
+    """
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for code, own in programs:

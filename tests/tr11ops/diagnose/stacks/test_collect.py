@@ -1,4 +1,6 @@
-"""Asking the nodes: one step for all, one each for those it lost, and no one waits for a node that is silent."""
+"""Asking the nodes: one step for all, one each for those it lost, and no one waits for a node that
+is silent.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ NODES = ("tw00", "tw01", "tw02")
 
 
 class Srun:
-    """Answers like srun. `lost`: nodes whose probe never answers; `aborts`: a step with one of them ends early."""
+    """Answers like srun. `lost`: nodes whose probe never answers; `aborts`: a step with one of them
+    ends early.
+    """
 
     def __init__(
         self, *lost: str, aborts: bool = False, said: str = "", late: bool = False

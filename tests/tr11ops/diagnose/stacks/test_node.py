@@ -1,4 +1,6 @@
-"""On the node: real processes are found by heartbeat and environment, and read while they hang, stopped or dead."""
+"""On the node: real processes are found by heartbeat and environment, and read while they hang,
+stopped or dead.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def environment(name: str, rank: str, job: str = JOB) -> dict[str, str]:
 
 @pytest.fixture
 def workers() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Ranks 8 and 9 on node a, rank 16 on node b, two whose environment names no rank, rank 8 of another job."""
+    """Ranks 8 and 9 on node a, rank 16 on node b, two whose environment names no rank, rank 8 of
+    another job.
+    """
     places = (("a", "9"), ("a", "8"), ("b", "16"), ("a", ""), ("a", ""))
     programs = [(SLEEPS, environment(*place)) for place in places]
     with started(*programs, (SLEEPS, environment("a", "8", "7"))) as found:
@@ -110,9 +114,8 @@ def test_a_rank_whose_process_is_gone_is_dead_unless_it_left(tmp_path: Path) -> 
     beat(tmp_path, 0, gone.pid)
     beat(tmp_path, 1, gone.pid, phase="ended")
     beat(tmp_path, 2, gone.pid, job="7")
-    beat(
-        tmp_path, 3, os.getpid()
-    )  # another process has the number by now: it started after the beat
+    # another process has the number by now: it started after the beat
+    beat(tmp_path, 3, os.getpid())
     write_heartbeat(tmp_path / "3.json", Heartbeat(3, "a", os.getpid(), "training", 5, 1.0, JOB))
     answer = answers_here(tmp_path, JOB, "a", 300.0)[0]
     assert [(one.rank, one.state) for one in answer.workers] == [(0, GONE), (3, GONE)]
@@ -150,9 +153,8 @@ def test_a_hung_loader_a_hung_file_and_a_stopped_rank_are_told_apart(tmp_path: P
         if Path(f"/proc/{os.getpid()}/syscall").exists():
             read = until_it_waits(FoundWorker(1, "a", reader.pid), WaitKind.FILE, "read_index")
             assert (read.call, read.path) == ("read", str(pipe))
-        until_it_waits(
-            FoundWorker(2, "a", sleeper.pid), WaitKind.STOPPED, "<module>"
-        )  # its stack is read all the same
+        # its stack is read all the same
+        until_it_waits(FoundWorker(2, "a", sleeper.pid), WaitKind.STOPPED, "<module>")
         [answer] = answers_here(tmp_path, JOB, "a", 300.0)
         assert [one.rank for one in answer.workers] == [0, 1, 2], (
             "the loader's own process is no worker"

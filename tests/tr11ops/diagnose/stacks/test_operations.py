@@ -14,9 +14,8 @@ from tr11ops.diagnose.stacks.operations import find_missing, parse
 from tr11ops.diagnose.stacks.records import LARGEST_RECORD, look_at_records
 
 RECORDED = Path(__file__).parents[3] / "data" / "stacks"
-REAL = (
-    Path(__file__).parents[5] / "shared" / "data" / "flight-recorder"
-)  # 16 H100 ranks with two injected hangs each
+# 16 H100 ranks with two injected hangs each
+REAL = Path(__file__).parents[5] / "shared" / "data" / "flight-recorder"
 GUILTY = {
     "gpu_error_1st": (12, 14), "gpu_error_2nd": (9, 14), "lock_gil_1st": (9, 14), "lock_gil_2nd": (10, 15),
 }  # fmt: skip
@@ -236,7 +235,6 @@ def test_a_rank_that_does_not_end_what_the_others_have_ended_is_stuck() -> None:
     assert ranks == (1,) and sentence.startswith("rank 1 did not end what the others have ended")
     by_one = [entry(6), *ahead]  # two ranks may see one end at two moments
     assert found(record(*ahead), record(*by_one), record(*ahead))[1] == ()
-    sent = [
-        entry(number, "nccl:broadcast") for number in range(4, 9)
-    ]  # who sends is done before who receives
+    # who sends is done before who receives
+    sent = [entry(number, "nccl:broadcast") for number in range(4, 9)]
     assert found(record(*sent[-2:]), record(*sent), record(*sent[-2:]))[1] == ()

@@ -1,4 +1,6 @@
-"""The screen of `tr11 stacks` in 80 columns, its document and exit code, and what a second look adds."""
+"""The screen of `tr11 stacks` in 80 columns, its document and exit code, and what a second look
+adds.
+"""
 
 from __future__ import annotations
 

@@ -143,7 +143,9 @@ def test_nothing_read_is_said_and_names_no_one() -> None:
 
 
 def test_the_evaluation_hang_of_may_2022() -> None:
-    """All nodes in broadcasts, sends and all-reduces but one rank of one, whose loader never answers (spec 2.1)."""
+    """All nodes in broadcasts, sends and all-reduces but one rank of one, whose loader never
+    answers (spec 2.1).
+    """
     wait = (Frame("wait", "threading.py", 302), *LOADER[1:])
     workers = [worker(rank, BROADCAST, per_node=8) for rank in range(8)]
     workers += [worker(rank, SEND if rank < 12 else BROADCAST, per_node=8) for rank in range(8, 16)]

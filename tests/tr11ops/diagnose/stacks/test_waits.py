@@ -1,4 +1,6 @@
-"""What a worker waits in: every rule takes its examples and no other's, and the kernel's word counts first."""
+"""What a worker waits in: every rule takes its examples and no other's, and the kernel's word
+counts first.
+"""
 
 from __future__ import annotations
 

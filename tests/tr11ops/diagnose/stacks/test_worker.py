@@ -1,4 +1,6 @@
-"""What travels between a node and who asks: whole answers out of mixed lines, and py-spy's own form."""
+"""What travels between a node and who asks: whole answers out of mixed lines, and py-spy's own
+form.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""A pipeline with the original trainer's list of layers and names, trained by DeepSpeed's own engine.
+"""A pipeline with the original trainer's list of layers and names, trained by DeepSpeed's own
+engine.
 
-Positions: 0 cast, 1 embedding (tied), 2 transpose, 3 .. L+2 blocks, L+3 transpose, L+4 final LayerNorm, L+5 tied head,
-L+6 cast. The arithmetic of a block is simple; what counts is its parameters, how they are cut, and that they train.
+Positions: 0 cast, 1 embedding (tied), 2 transpose, 3 .. L+2 blocks, L+3 transpose, L+4 final
+LayerNorm, L+5 tied head, L+6 cast. The arithmetic of a block is simple; what counts is its
+parameters, how they are cut, and that they train.
 """
 
 from __future__ import annotations
@@ -161,7 +163,9 @@ def loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def build(shape: Shape, bf16: bool, weight_decay: float = 0.1) -> Any:
-    """DeepSpeed's engine over the pipeline; ZeRO stage 1, AdamW, two groups in the order of `named_parameters`."""
+    """DeepSpeed's engine over the pipeline; ZeRO stage 1, AdamW, two groups in the order of
+    `named_parameters`.
+    """
     import deepspeed
     from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
     from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
@@ -241,7 +245,8 @@ def train(engine: Any, shape: Shape, step: int) -> float:
 def held(engine: Any) -> dict[str, dict[str, Tensor]]:
     """What the engine has in memory: module's name -> kind -> tensor of this tensor rank's shape.
 
-    The fp32 masters and moments are those of the optimizer itself, summed over data ranks, each of which has a run.
+    The fp32 masters and moments are those of the optimizer itself, summed over data ranks, each of
+    which has a run.
     """
     optimizer = engine.optimizer.optimizer
     found = {}
@@ -333,7 +338,9 @@ def join(module_name: str, parts: list[Tensor]) -> Tensor:
 
 
 def whole(ranks: list[dict[str, dict[str, Tensor]]], shape: Shape) -> dict[str, Tensor]:
-    """All ranks' `held` as whole tensors: our NAME/KIND -> tensor. Copies on later stages must train in step."""
+    """All ranks' `held` as whole tensors: our NAME/KIND -> tensor. Copies on later stages must
+    train in step.
+    """
     found: dict[str, Tensor] = {}
     for stage in range(shape.pipeline):
         first = stage * shape.data * shape.tensor

@@ -1,4 +1,6 @@
-"""The trainer's own engine saves in the original layout and resumes from it, on the same shape and on another."""
+"""The trainer's own engine saves in the original layout and resumes from it, on the same shape and
+on another.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What DeepSpeed's own engine writes is read truly, and what we write its engine loads and trains on from."""
+"""What DeepSpeed's own engine writes is read truly, and what we write its engine loads and trains
+on from.
+"""
 
 from __future__ import annotations
 

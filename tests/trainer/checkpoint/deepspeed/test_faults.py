@@ -1,4 +1,6 @@
-"""Files of the original layout that are missing, truncated, in another's place or foreign: named, nothing loaded."""
+"""Files of the original layout that are missing, truncated, in another's place or foreign: named,
+nothing loaded.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ Damage = Callable[[Path], object]
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three checkpoints of one model: step 5, step 6, and step 7 of a wider model; without manifests."""
+    """Three checkpoints of one model: step 5, step 6, and step 7 of a wider model; without
+    manifests.
+    """
     folder = tmp_path_factory.mktemp("pristine")
     for step, sizes in ((5, Sizes()), (6, Sizes()), (7, Sizes(hidden=16))):
         source = memory_source(sizes, step)

@@ -1,4 +1,6 @@
-"""The original layout written and read without processes: every topology, partition arithmetic, other tools' rules."""
+"""The original layout written and read without processes: every topology, partition arithmetic,
+other tools' rules.
+"""
 
 from __future__ import annotations
 
@@ -210,10 +212,12 @@ def test_foreign_classes_are_read_without_running_them(tmp_path: Path) -> None:
     assert states["tensor"].tolist() == [0, 1, 2] and states["kind"] is torch.bfloat16
 
 
-# ------------------------------------------------------------------ against DeepSpeed's and Transformers' own rules
+# -------------------------------------------------- against DeepSpeed's and Transformers' own rules
 @pytest.mark.parametrize("data", [1, 2, 3, 10, 12, 13])
 def test_partitions_are_deepspeeds(data: int) -> None:
-    """DeepSpeed's own linking of parameters to partitions, for as many data ranks as two digits need, and more."""
+    """DeepSpeed's own linking of parameters to partitions, for as many data ranks as two digits
+    need, and more.
+    """
     from deepspeed.utils import get_hp_fragment_mapping
     from deepspeed.utils.mixed_precision_linkage import _init_lp_to_hp_mapping
 
@@ -316,7 +320,9 @@ def test_cut_dimensions_are_those_that_the_layers_declare() -> None:
 
 
 def test_transformers_bloom_converter_rule(tmp_path: Path) -> None:
-    """Its reading of a folder: files of tensor rank 0 in name order, ranks joined, blocks numbered from layer 3."""
+    """Its reading of a folder: files of tensor rank 0 in name order, ranks joined, blocks numbered
+    from layer 3.
+    """
     from transformers import BloomConfig, BloomModel
 
     source = memory_source(SIZES, dtype=torch.float32)

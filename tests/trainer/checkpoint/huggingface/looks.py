@@ -1,4 +1,6 @@
-"""What a saved model says of single samples: trained here and saved, or loaded; for tests of export and import."""
+"""What a saved model says of single samples: trained here and saved, or loaded; for tests of export
+and import.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def loss_of_each(engine: Engine, tokens: Tensor) -> list[float]:
 
 
 def train_and_save(config: TrainerConfig, folder: Path, tokens: Tensor) -> list[float]:
-    """A few steps, a save; the losses of single samples, by which logits are seen on every topology."""
+    """A few steps, a save; the losses of single samples, by which logits are seen on every
+    topology.
+    """
     mesh = Mesh.create(config.parallel, CPU)
     engine = Engine.build(config, mesh)
     for step in range(STEP):
@@ -57,7 +61,9 @@ def train_and_save(config: TrainerConfig, folder: Path, tokens: Tensor) -> list[
 def load_and_look(
     config: TrainerConfig, folder: Path, step: int, tokens: Tensor
 ) -> tuple[list[float], Tensor | None]:
-    """Losses of single samples and, where one process holds the model, the logits; then a step of training."""
+    """Losses of single samples and, where one process holds the model, the logits; then a step of
+    training.
+    """
     mesh = Mesh.create(config.parallel, CPU)
     engine = Engine.build(config, mesh)
     state = engine.sharded_state()
@@ -87,7 +93,9 @@ def their_losses(logits: Tensor, tokens: Tensor) -> list[float]:
 def require_theirs(
     looks: Iterable[tuple[list[float], Tensor | None]], model: torch.nn.Module, tokens: Tensor
 ) -> None:
-    """What each rank's `load_and_look` gave equals the logits and losses of transformers' model within the bounds."""
+    """What each rank's `load_and_look` gave equals the logits and losses of transformers' model
+    within the bounds.
+    """
     with torch.no_grad():
         theirs = model(tokens[:, :-1]).logits
     assert theirs.abs().max() > 1.0

@@ -22,7 +22,9 @@ EXTRAS = Extras({"iteration": 0, "consumed_samples": 0, "consumed_tokens": 0})
 
 
 def card(heads: int, pipeline: int = 1, tensor: int = 1, dtype: str = "fp32") -> TrainerConfig:
-    """48 wide; heads that are no power of two, cut over two tensor ranks, take ALiBi slopes of both kinds."""
+    """48 wide; heads that are no power of two, cut over two tensor ranks, take ALiBi slopes of both
+    kinds.
+    """
     config = tiny(
         pipeline,
         tensor,

@@ -1,4 +1,6 @@
-"""Bad input on the way to and from Hugging Face: one line that names the file or the key, and nothing left behind."""
+"""Bad input on the way to and from Hugging Face: one line that names the file or the key, and
+nothing left behind.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ def card_file(config: TrainerConfig, folder: Path, **sections: dict[str, Any]) -
     return path
 
 
-# ----------------------------------------------------------------------------- folders that cannot be imported
+# ------------------------------------------------------------------ folders that cannot be imported
 def shard(folder: Path) -> Path:
     return sorted(folder.glob("model-*.safetensors"))[1]
 
@@ -450,7 +452,7 @@ def test_two_exports_to_one_folder(checkpoint: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "config.json").is_file()
 
 
-# ----------------------------------------------------------------------------- the commands as a whole
+# -------------------------------------------------------------------------- the commands as a whole
 def test_import_and_export_by_command(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,6 @@
-"""Export to and import from Hugging Face, judged by `transformers` and `safetensors`: numbers, files, tokenizer."""
+"""Export to and import from Hugging Face, judged by `transformers` and `safetensors`: numbers,
+files, tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def transformers_model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
 # ----------------------------------------------------------------------------- export
 @pytest.mark.parametrize("heads", [6, 12])
 def test_exported_logits_and_losses_equal_ours(tmp_path: Path, heads: int) -> None:
-    """Trained and saved on tensor 2 x pipeline 2; judged by transformers against four ranks and against one."""
+    """Trained and saved on tensor 2 x pipeline 2; judged by transformers against four ranks and
+    against one.
+    """
     config = card(heads, 2, 2)
     tokens = samples(config, 100, 4)
     ranks = run_ranks(train_and_save, 4, config, tmp_path, tokens)
@@ -203,7 +207,9 @@ def test_every_kind_of_file_is_read(tmp_path: Path, kind: str) -> None:
 def test_imported_logits_and_losses_equal_theirs(
     tmp_path: Path, heads: int, pipeline: int, tensor: int
 ) -> None:
-    """Made by transformers, loaded with its masters on one to four ranks, and then trained for a step."""
+    """Made by transformers, loaded with its masters on one to four ranks, and then trained for a
+    step.
+    """
     config = card(heads, pipeline, tensor)
     model, tokens = made_by_transformers(heads), samples(config, 100, 4)
     model.save_pretrained(tmp_path / "hf", max_shard_size="60KB")
@@ -366,7 +372,7 @@ def test_not_a_tokenizer(tmp_path: Path) -> None:
         tokenizer_files(tmp_path)
 
 
-# ----------------------------------------------------------------------------- models that BLOOM cannot express
+# ----------------------------------------------------------------- models that BLOOM cannot express
 @pytest.mark.parametrize(
     ("model", "key"),
     [

@@ -44,7 +44,9 @@ LLAMA_31 = {
 def card(
     kind: str, pipeline: int = 1, tensor: int = 1, rows: int | None = None, **model: Any
 ) -> TrainerConfig:
-    """Micro batches of one sample, so that a loss is one's. `rows`: of the vocabulary, padding included."""
+    """Micro batches of one sample, so that a loss is one's. `rows`: of the vocabulary, padding
+    included.
+    """
     value = tiny_llama(pipeline, tensor, kind=kind, init_std=0.2, **model).model_dump(mode="json")
     value["batch"] |= {"micro_batch_size": 1}
     if rows is not None:
@@ -112,7 +114,9 @@ def test_exported_logits_and_losses_equal_ours(
 def test_imported_logits_and_losses_equal_theirs(
     tmp_path: Path, kind: str, pipeline: int, tensor: int
 ) -> None:
-    """Made by transformers, loaded with its masters on one to four ranks, trained for a step; and back, bit for bit."""
+    """Made by transformers, loaded with its masters on one to four ranks, trained for a step; and
+    back, bit for bit.
+    """
     config = card(kind, pipeline, tensor)
     model, tokens = made_by_transformers(kind), samples(config, 100, 4)
     model.save_pretrained(tmp_path / "hf", max_shard_size="20KB")
@@ -128,7 +132,9 @@ def test_imported_logits_and_losses_equal_theirs(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_read_wherever_they_begin(tmp_path: Path, kind: str) -> None:
-    """Of query, key and value in one, [groups, queries + 2, head size], and of gate and up, one behind the other."""
+    """Of query, key and value in one, [groups, queries + 2, head size], and of gate and up, one
+    behind the other.
+    """
     made_by_transformers(kind).save_pretrained(tmp_path / "hf")
     source = open_for(tmp_path / "hf", card(kind))
     for name in ("blocks.1.attention.query_key_value.weight", "blocks.1.mlp.up.weight"):
@@ -146,7 +152,9 @@ def test_rows_are_read_wherever_they_begin(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_padded_vocabulary_is_the_same_model(tmp_path: Path, kind: str) -> None:
-    """64 rows there, 96 here; and back. A table or a head with something behind the vocabulary is not cut."""
+    """64 rows there, 96 here; and back. A table or a head with something behind the vocabulary is
+    not cut.
+    """
     model = made_by_transformers(kind)
     model.save_pretrained(tmp_path / "hf")
     place = imported(card(kind, rows=96), tmp_path / "hf", tmp_path)

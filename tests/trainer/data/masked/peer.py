@@ -1,4 +1,6 @@
-"""megatron-core's map builder and sample classes, without the parts of it that look for GPU libraries."""
+"""megatron-core's map builder and sample classes, without the parts of it that look for GPU
+libraries.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Samples of BERT: megatron-core's field by field, their statistics, and short, empty and over-long sentences."""
+"""Samples of BERT: megatron-core's field by field, their statistics, and short, empty and over-long
+sentences.
+"""
 
 from __future__ import annotations
 
@@ -54,10 +56,11 @@ def test_fields_equal_megatron(ordered: bool) -> None:
 
 
 def test_shares_of_the_masked_tokens() -> None:
-    """Of tokens that are no specials 15 % are masked; 80 % of them [MASK], 10 % the same, 10 % any; orders even.
+    """Of tokens that are no specials 15 % are masked; 80 % of them [MASK], 10 % the same, 10 % any;
+    orders even.
 
-    Bounds: four standard deviations of a binomial distribution of so many draws; the masked share is less than the
-    budget's by at most one whole word a sample.
+    Bounds: four standard deviations of a binomial distribution of so many draws; the masked share
+    is less than the budget's by at most one whole word a sample.
     """
     sentences = made_sentences(4000, 30, 3)
     masks = kept = others = exchanged = labelled = tokens = 0

@@ -1,4 +1,6 @@
-"""Cards of masked families: what they read, what is refused, what a resume compares; and a BERT trained on text."""
+"""Cards of masked families: what they read, what is refused, what a resume compares; and a BERT
+trained on text.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""From text to micro batches of a card of a masked family: the way of the data, its cache, its workers and errors."""
+"""From text to micro batches of a card of a masked family: the way of the data, its cache, its
+workers and errors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Sample maps: the walk by loops, megatron-core's compiled builder, its shuffle, and what is refused."""
+"""Sample maps: the walk by loops, megatron-core's compiled builder, its shuffle, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,8 @@ CORPORA = st.lists(
     min_size=1,
     max_size=20,
 )
-TWO_NUMBERS = [
-    14514284786278117030,
-    4620546740167642908,
-]  # the first of std::mt19937_64(5489), its default seed
+# the first of std::mt19937_64(5489), its default seed
+TWO_NUMBERS = [14514284786278117030, 4620546740167642908]
 
 
 def laid_out(corpus: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -41,9 +41,8 @@ def laid_out(corpus: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
 def test_numbers_are_those_of_the_standard() -> None:
     numbers = Mersenne64(5489)
     assert numbers.take(2).tolist() == TWO_NUMBERS
-    assert (
-        int(numbers.take(9998)[-1]) == 9981545732273789042
-    )  # the 10,000th, which the C++ standard states
+    # the 10,000th, which the C++ standard states
+    assert int(numbers.take(9998)[-1]) == 9981545732273789042
 
 
 def test_numbers_do_not_depend_on_how_they_are_taken() -> None:

@@ -1,4 +1,6 @@
-"""Samples of T5: megatron-core's field by field, and what makes it stop: a short decoder, more spans than sentinels."""
+"""Samples of T5: megatron-core's field by field, and what makes it stop: a short decoder, more
+spans than sentinels.
+"""
 
 from __future__ import annotations
 
@@ -130,6 +132,5 @@ def test_no_tokens_are_an_empty_sample(sentences: list[list[int]]) -> None:
 def test_runs_are_geometric_and_at_most_ten() -> None:
     random = np.random.RandomState(0)
     drawn = [geometric_runs(random) for _ in range(20_000)]
-    assert (
-        max(drawn) == T5_LONGEST and abs(np.mean(drawn) - 4.463) < 0.1
-    )  # its mean, to five standard deviations
+    # its mean, to five standard deviations
+    assert max(drawn) == T5_LONGEST and abs(np.mean(drawn) - 4.463) < 0.1
