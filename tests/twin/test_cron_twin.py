@@ -17,7 +17,7 @@ import pytest
 from tests.plugins.command_server import tr11_command
 from tests.tr11ops.launch.run_inputs import write_card
 from tests.twin.small_run import begin_again
-from tests.waiting import until
+from tests.waiting import Found, until
 from tr11ops.base.shipped import shipped
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.cron.chain import Link, links_of
@@ -83,11 +83,11 @@ class Place:
             if parts[3].endswith(self.directory.mark)
         )
 
-    def until(self, condition: Callable[[], object], what: str) -> None:
+    def until(self, condition: Callable[[], Found], what: str) -> Found:
         def outputs() -> str:
             return "\n".join(path.read_text() for path in self.folder.rglob("*.out"))
 
-        until(condition, what, pause=0.2, context=outputs)
+        return until(condition, what, pause=0.2, context=outputs)
 
 
 @pytest.fixture
@@ -178,8 +178,7 @@ def test_a_chain_outlives_what_is_not_mounted(place: Place, lost: str) -> None:
         return list(links) if [link.job.reason for link in links] == ["BeginTime"] else []
 
     def begin() -> Link:
-        place.until(rests, "a link that waits for its time")
-        (link,) = rests()
+        (link,) = place.until(rests, "a link that waits for its time")
         begin_again(link.job.raw_id, place.environment)
         return link
 
@@ -190,11 +189,12 @@ def test_a_chain_outlives_what_is_not_mounted(place: Place, lost: str) -> None:
         if lost == "run":
             gone.mkdir()  # the mount point
         first = begin()
-        place.until(
-            lambda: rests() and (rests()[0].number != first.number or restarts(place, first)),
-            "it has looked",
-        )
-        (second,) = rests()
+
+        def has_looked() -> list[Link]:
+            """The link that waits after the one that began again has run."""
+            return [one for one in rests() if one.number != first.number or restarts(place, first)]
+
+        (second,) = place.until(has_looked, "it has looked")
         assert (second.number == first.number) is (lost == "all")
         assert second.token == first.token
         if lost == "run":
@@ -203,8 +203,12 @@ def test_a_chain_outlives_what_is_not_mounted(place: Place, lost: str) -> None:
     finally:
         hidden.rename(gone)
     begin()
-    place.until(lambda: rests() and rests()[0].number > second.number, "the chain goes on")
-    assert rests()[0].token == first.token
+
+    def goes_on() -> list[Link]:
+        return [one for one in rests() if one.number > second.number]
+
+    (third,) = place.until(goes_on, "the chain goes on")
+    assert third.token == first.token
 
 
 def restarts(place: Place, link: Link) -> int:

@@ -18,7 +18,7 @@ OTHERS = {  # never about one, or no sentence of ours
     "backup/restorable.py",
     "checkpoints/quarantine.py",
     "cli/storage.py",
-    "detect/slow.py",
+    "detect/speed.py",
     "diagnose/attribution/attributors.py",
     "goodput/advise.py",
     "hub/sync_plan.py",
