@@ -59,7 +59,7 @@ def test_a_merge_killed_at_every_step(tmp_path: Path) -> None:
     lives = run_lives(
         tmp_path,
         stories,
-        f"from trainer.data import merge as room\nroom.COPY_BYTES = {BLOCK}",
+        f"from trainer.data import commands_make as room\nroom.COPY_BYTES = {BLOCK}",
         "room.merge([root / f'in{n}' for n in range(3)], output, point, tell=tell, save_seconds=0.0)",
     )
     assert 40 < lives.longest < steps, "each step of a life was a moment of death"
@@ -79,7 +79,7 @@ def test_a_merge_killed_at_every_step(tmp_path: Path) -> None:
 def test_a_full_disk_keeps_what_was_merged(tmp_path: Path) -> None:
     prefixes = write_sources(tmp_path)
     code = (
-        "import sys; from trainer.data import merge as room; from trainer.data.errors import *\n"
+        "import sys; from trainer.data import commands_make as room; from trainer.data.errors import *\n"
         f"room.COPY_BYTES = {BLOCK}\n"
         "try: room.merge(sys.argv[2:], sys.argv[1], tell=print, save_seconds=0.0)\n"
         "except DataError as error: print(error)"
@@ -141,8 +141,8 @@ def test_the_command_says_what_is_kept_and_goes_on(tmp_path: Path) -> None:
     prefixes = write_sources(tmp_path)
     stopped_at_the_second_block = f"""
 import os, signal, sys
-from trainer.data import __main__ as command, commands_make as room, merge as merging
-merging.COPY_BYTES = {BLOCK}
+from trainer.data import __main__ as command, commands_make as room
+room.COPY_BYTES = {BLOCK}
 def interrupted(prefixes, output, on_bytes, *rest, **more):
     blocks = []
     def count(size):

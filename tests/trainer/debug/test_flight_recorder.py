@@ -46,7 +46,8 @@ def late(folder: Path) -> Any:
         steps_done = 3
         progress = type("Progress", (), {"iteration": 3})
 
-        def __init__(self, *_: Any, **__: Any) -> None:
+        def __init__(self, config: Any, _: Path, attempt: Any, *__: Any, **___: Any) -> None:
+            self.config, self.attempt = config, attempt
             self.close = lambda: None
 
         def train(self) -> str:
