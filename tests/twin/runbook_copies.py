@@ -34,9 +34,11 @@ def checkpoint_unsound(scene: Scene) -> None:
 
 @scenario("checkpoint-overdue")
 def checkpoint_overdue(scene: Scene) -> None:
-    """It trains by one card, and is watched by another, of which the interval is much shorter."""
+    """It trains by one card, and the one on record as its own asks for saves much more often."""
     saved_now(scene)
-    scene.write_card("checkpoint.interval=40")
+    path = scene.paths.attempt(scene.train().raw_id) / "card.json"
+    card = read_json(path) or {}
+    write_json(path, {**card, "checkpoint": {**card["checkpoint"], "interval": 40}})
     scene.treat("checkpoint-overdue")
 
 
