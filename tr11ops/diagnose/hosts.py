@@ -149,7 +149,7 @@ _PAIR = re.compile(
 )
 
 
-class Head(Record):
+class LogHead(Record):
     """The first lines of a launch in a file. `first_line` counts from 1."""
 
     file: str
@@ -175,14 +175,14 @@ class _Report(Record):
     """
 
     host: str
-    head: Head
+    head: LogHead
     line_number: int
     text: str
     shape: str
     start: tuple[str, ...]
 
 
-def hosts_in_columns(heads: Sequence[Head]) -> frozenset[str]:
+def hosts_in_columns(heads: Sequence[LogHead]) -> frozenset[str]:
     """The hosts that stand first in lines: names of one kind that differ in their number, `[w-1]`,
     `w-2:`, `w-3 |`.
     """
@@ -198,7 +198,7 @@ def hosts_in_columns(heads: Sequence[Head]) -> frozenset[str]:
     )
 
 
-def hosts_in_tables(heads: Sequence[Head]) -> frozenset[str]:
+def hosts_in_tables(heads: Sequence[LogHead]) -> frozenset[str]:
     """The hosts of which a table has a row each: three or more names of one kind, in rows of their
     own.
     """
@@ -213,7 +213,7 @@ def hosts_in_tables(heads: Sequence[Head]) -> frozenset[str]:
     )
 
 
-def hosts_in_lists(heads: Sequence[Head]) -> frozenset[str]:
+def hosts_in_lists(heads: Sequence[LogHead]) -> frozenset[str]:
     """The hosts that a launcher lists: `nodes n[1-4]`, `SLURM_NODELIST=n1,n2`."""
     found: set[str] = set()
     for head in heads:
@@ -231,7 +231,7 @@ def _is_host(name: str) -> bool:
     return _NO_HOST.fullmatch(name) is None and not is_device(name)
 
 
-def hosts_of_ranks(heads: Sequence[Head]) -> Mapping[int, str]:
+def hosts_of_ranks(heads: Sequence[LogHead]) -> Mapping[int, str]:
     """The host of each rank, where launchers say which ranks they start where; without ranks that
     two hosts claim.
     """
@@ -275,7 +275,7 @@ def _ranks_of(match: re.Match[str]) -> range:
     return range(first, min(int(last), first + MOST_RANKS) + 1)
 
 
-def machines_of(heads: Sequence[Head]) -> Mapping[str, str]:
+def machines_of(heads: Sequence[LogHead]) -> Mapping[str, str]:
     """The machine that an address or a pod's name means, where lines say so and none says
     otherwise.
     """
@@ -294,7 +294,7 @@ def machines_of(heads: Sequence[Head]) -> Mapping[str, str]:
     }
 
 
-def odd_host(heads: Sequence[Head]) -> OddHost | None:
+def odd_host(heads: Sequence[LogHead]) -> OddHost | None:
     """The one host whose line alone tells of something that is missing; None where none does, or
     several do.
     """
@@ -321,7 +321,7 @@ def odd_host(heads: Sequence[Head]) -> OddHost | None:
     )
 
 
-def _of_fewer_gpus(heads: Sequence[Head]) -> OddHost | None:
+def _of_fewer_gpus(heads: Sequence[LogHead]) -> OddHost | None:
     """The one host that lists fewer GPUs, a line each, than all others, which list the same number."""
     listed: dict[str, list[OddHost]] = {}
     for head in heads:
@@ -343,7 +343,7 @@ def _of_fewer_gpus(heads: Sequence[Head]) -> OddHost | None:
     return listed[fewest[0]][-1]
 
 
-def _reports(head: Head) -> Iterator[_Report]:
+def _reports(head: LogHead) -> Iterator[_Report]:
     for number, line in _lines(head):
         body = _CLOCK.sub(" ", line).strip()
         names = [name for name in _NAME.finditer(body) if _is_host(name[0])]
@@ -435,6 +435,6 @@ def _fault_of(text: str) -> FaultClass:
     return FaultClass.UNKNOWN
 
 
-def _lines(head: Head) -> Iterator[tuple[int, str]]:
+def _lines(head: LogHead) -> Iterator[tuple[int, str]]:
     for place, line in enumerate(head.text.split("\n")[:LINES]):
         yield head.first_line + place, plain(line[:LONGEST])

@@ -13,7 +13,7 @@ from tr11ops.base.word_search import WordPresence
 from tr11ops.cluster.hostlist import expand
 from tr11ops.diagnose.elastic import HEADS, ReportReader
 from tr11ops.diagnose.gpu_memory import is_absurd, is_held_by_others
-from tr11ops.diagnose.hosts import Head
+from tr11ops.diagnose.hosts import LogHead
 from tr11ops.diagnose.lines import full_origin, plain, split_prefixes
 from tr11ops.diagnose.matcher import CandidateLine, Matcher, text_of
 from tr11ops.diagnose.nvlink import CODES as NVLINK_CODES
@@ -366,7 +366,7 @@ class LogScan:
         launch.last_time = _last_time(self._before)
         self._add_to_head(self._start_of_line)
         launch.heads = (
-            Head(launch.file, launch.first_line, self._head.decode("utf-8", "replace")),
+            LogHead(launch.file, launch.first_line, self._head.decode("utf-8", "replace")),
         )
         self._head = b""
         self._step_block = self._before = b""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tr11ops.diagnose.hosts import Head
+from tr11ops.diagnose.hosts import LogHead
 from tr11ops.diagnose.lines import LineOrigin
 from tr11ops.diagnose.signature import FaultSignature
 from tr11ops.diagnose.tracebacks import RaisedException
@@ -107,7 +107,7 @@ class LogLaunch:
     is_sure: bool = True  # whether a line says that it began here
     said_hosts: set[str] = field(default_factory=set)  # on which it says that it runs
     is_cut: bool = False  # whether its last line has no end
-    heads: tuple[Head, ...] = ()  # what it said first, of each file
+    heads: tuple[LogHead, ...] = ()  # what it said first, of each file
     trainer: str | None = None  # the dialect of its steps, or of the trainer that the log names
 
     def has_overcome(self, one: Sighting) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from tr11ops.diagnose.catalogue import rules
 from tr11ops.diagnose.diagnosis import Diagnosis
-from tr11ops.diagnose.hosts import Head, hosts_in_columns, hosts_of_ranks, machines_of, odd_host
+from tr11ops.diagnose.hosts import LogHead, hosts_in_columns, hosts_of_ranks, machines_of, odd_host
 from tr11ops.diagnose.look import diagnose_files
 from tr11ops.diagnose.nvlink import nvlink_kind, nvlink_kinds, nvlink_rules
 from tr11ops.diagnose.signature import FaultClass, NextStep, Proof, Restart
@@ -21,8 +21,8 @@ STEPS = "".join(
 NVLINK = "NVRM: Xid (PCI:0018:01:00): {0}, {1} {2} XC0 i0 Link 09 ({3:#010x} {4:#010x} 0x00000000)"
 
 
-def heads_of(text: str) -> list[Head]:
-    return [Head("train.log", 1, text)]
+def heads_of(text: str) -> list[LogHead]:
+    return [LogHead("train.log", 1, text)]
 
 
 def diagnosed(folder: Path, text: str) -> Diagnosis:
