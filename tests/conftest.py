@@ -25,6 +25,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = [
+    "tests.plugins.ending",
     "tests.plugins.twin_fixture",
     "tests.plugins.object_store_fixture",
     "tests.plugins.hub_fixture",
