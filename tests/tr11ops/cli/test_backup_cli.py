@@ -296,6 +296,7 @@ def test_term_leaves_the_round_resumable_and_says_so(
     nodes_context: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes_context.save(100, 200)
+    before = signal.getsignal(signal.SIGTERM)
 
     def on(call: str, path: str, position: int) -> None:
         if call == "write" and "global_step200" in path:
@@ -314,7 +315,7 @@ def test_term_leaves_the_round_resumable_and_says_so(
         patched.setattr(round_values.BackupContext, "opened", odd_archive)
         stopped = nodes_context.backup("run", "--no-logs")
     assert stopped.code == 1 and "goes on from there" in stopped.out + stopped.err
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == before
     assert nodes_context.backup("run").code == 0
     assert len([*nodes_context.store.rglob("*.copy.json")]) == 2
 
