@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.observe.operation import OperationFacts
 from tr11ops.observe.snapshot import Attempt, Checkpoint, Checkpoints, RunFacts, Snapshot, Step
+from tr11ops.runcard.exit_duration import ExitPlan
 from tr11ops.runcard.watching import WatchSection
 from tr11ops.rundir import cron_records as periodic
 from trainer.contract.end_marker import EndMarker
@@ -179,7 +180,7 @@ def snapshot(**changes: Any) -> Snapshot:
         watch=WatchSection(act=True, resubmissions_per_day=0),
         operation=OperationFacts(has_recipients=True),
     )
-    facts = facts_with(facts, task_seconds=359_400.0)
+    facts = facts_with(facts, exit_plan=ExitPlan(5990.0))
     values: dict[str, Any] = {
         "time": NOW,
         "run": facts,

@@ -327,18 +327,21 @@ ROUNDING_SECONDS = 60.0
     severities="WARNING, INFO where the limit is longer than the card's",
 )
 def limit_changed(snapshot: Snapshot) -> Iterator[Finding]:
-    """The running job's time limit is not the card's: someone has changed it at the scheduler, or the
-    card since.
+    """The running job's time limit is not that of the card it was launched with: someone has changed
+    it at the scheduler.
 
     The attempt follows the limit that its job has now; a shorter one trains less in each task,
     or too little.
     """
-    wanted = snapshot.run.time_limit
     others = derived.other_variants(snapshot)
     for job in snapshot.active_jobs:
         limit = job.time_limit_seconds
-        if wanted is None or limit is None or job.start_time is None or job.job_id in others:
+        plan = derived.exit_plan_of(snapshot, job)
+        if plan is None or plan.limit is None or job.job_id in others:
             continue
+        if limit is None or job.start_time is None:
+            continue
+        wanted = plan.limit
         if abs(limit - wanted) < ROUNDING_SECONDS:
             continue
         is_shorter = limit < wanted

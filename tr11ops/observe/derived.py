@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from tr11ops.base.invocation import command_for
 from tr11ops.base.observed import Unknown, known
@@ -23,6 +24,9 @@ from tr11ops.rundir.paths import parse_comment
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.phases import Heartbeat
 from trainer.contract.record import Record
+
+if TYPE_CHECKING:
+    from tr11ops.runcard.exit_duration import ExitPlan
 
 SHUT = reason_of("PartitionDown")
 MINUTE = 60.0
@@ -409,18 +413,28 @@ def is_left_over(job: Job, finished: float | None) -> bool:
     return finished is not None and (job.submit_time is None or job.submit_time <= finished)
 
 
+def exit_plan_of(snapshot: Snapshot, job: Job) -> ExitPlan | None:
+    """When an attempt of this job leaves by the card that it was launched with; by the present card
+    where that one is not known.
+    """
+    launched, mark, own = snapshot.run.launched, parse_comment(job.comment), None
+    if job.state.is_active:
+        own = launched.get(job.raw_id)
+    if own is None and mark is not None:
+        own = launched.get(mark[0])
+    if own is None:
+        return snapshot.run.exit_plan
+    return own
+
+
 def task_seconds(snapshot: Snapshot, job: Job) -> float | None:
-    """How long one task of this job trains: up to the job's own limit, or the card's exit duration."""
-    margin = snapshot.run.exit_margin
-    if margin is not None and job.time_limit_seconds is not None:
-        # it follows the limit that the job has now
-        return max(0.0, job.time_limit_seconds - margin)
-    limits = [
-        value for value in (snapshot.run.task_seconds, job.time_limit_seconds) if value is not None
-    ]
-    if limits:
-        return float(min(limits))
-    return None
+    """How long one task of this job trains, by its own card and the limit that it has now."""
+    plan = exit_plan_of(snapshot, job)
+    if plan is not None:
+        return plan.seconds_within(job.time_limit_seconds)
+    if job.time_limit_seconds is None:
+        return None
+    return float(job.time_limit_seconds)
 
 
 # ----------------------------------------------------------------------------- life

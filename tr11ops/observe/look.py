@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,7 +31,13 @@ from tr11ops.observe.clock import (
 from tr11ops.observe.operation import OperationObservations
 from tr11ops.observe.operation_files import operation_facts, see_operation
 from tr11ops.observe.ownership import Ownership, why_unmounted, without_unclear
-from tr11ops.observe.snapshot import Attempt, RunFacts, Snapshot, Step, newest_attempt
+from tr11ops.observe.snapshot import (
+    Attempt,
+    RunFacts,
+    Snapshot,
+    Step,
+    newest_attempt,
+)
 from tr11ops.observe.training import LaunchEnd, Readmission, TrainingObservations
 from tr11ops.observe.training_files import see_training
 from tr11ops.rundir.action_log import DAY_SECONDS, replay
@@ -39,8 +46,9 @@ from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusions import INCLUDED
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.kill_switch import place_fault
-from tr11ops.rundir.paths import RunDirectory, Submission
+from tr11ops.rundir.paths import RunDirectory, Submission, parse_comment
 from tr11ops.rundir.state_files import find_damage
+from trainer.contract.attempt import ExitTime
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.origin import Origin
 from trainer.contract.paths import RunPaths
@@ -49,6 +57,7 @@ from trainer.contract.resumable import ResumeNeed
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
+    from tr11ops.runcard.exit_duration import ExitPlan
 
 
 # Dates the ends of attempts that no end marker dates: by the scheduler, else by their last sign of
@@ -115,7 +124,6 @@ def facts_of(card: RunCard, typed: str = "") -> RunFacts:
         checkpoint_interval=card.checkpoint.interval,
         checkpoint_minutes=card.checkpoint.interval_minutes,
         log_interval=card.logging.interval,
-        time_limit=float(card.time_limit_seconds),
         watch=card.watch,
         resilience=card.resilience,
         recovery=card.recovery,
@@ -188,7 +196,7 @@ def observe(
     training = see_training(paths, attempts)
     return Snapshot(
         time=moment.time,
-        run=_as_launched(paths, facts, living, known(attempts, ())),
+        run=_as_launched(directory, facts, known(mine, ()), known(attempts, ())),
         scheduler=name,
         jobs=mine,
         nodes=nodes,
@@ -222,25 +230,55 @@ def observe(
 
 
 def _as_launched(
-    paths: RunPaths, facts: RunFacts, living: Collection[str], attempts: Sequence[Attempt]
+    directory: RunDirectory, facts: RunFacts, jobs: Sequence[Job], attempts: Sequence[Attempt]
 ) -> RunFacts:
-    """The facts with what the running attempt goes by, which is not what stands in the card since
-    it was launched.
+    """The facts with what the running attempt, and the jobs, go by: that is not what stands in the
+    card since they were launched.
     """
-    newest = newest_attempt(attempts)
-    if newest is None or newest.job_id not in living:
-        return facts
-    card = files.read_details(paths.attempt(newest.job_id) / "card.json")
-    if not card:
+    newest, own, launched = newest_attempt(attempts), {}, _launched(directory, jobs)
+    if launched:
+        facts = replace(facts, launched=launched)
+    if newest is not None and any(
+        job.raw_id == newest.job_id for job in jobs if job.state.is_active
+    ):
+        own = files.read_details(directory.paths.attempt(newest.job_id) / "card.json")
+    if not own:
         return facts  # it cannot be read, or is being written: the present card is the best guess
-    interval, nodes = _amount(card, "checkpoint", "interval"), _amount(card, "slurm", "nodes")
+    interval, nodes = _amount(own, "checkpoint", "interval"), _amount(own, "slurm", "nodes")
     return replace(
         facts,
         trains_on=None if nodes is None else int(nodes),
         checkpoint_interval=facts.checkpoint_interval if interval is None else int(interval),
-        checkpoint_minutes=_amount(card, "checkpoint", "interval_minutes"),
-        log_interval=int(_amount(card, "logging", "interval") or facts.log_interval),
+        checkpoint_minutes=_amount(own, "checkpoint", "interval_minutes"),
+        log_interval=int(_amount(own, "logging", "interval") or facts.log_interval),
     )
+
+
+def _launched(directory: RunDirectory, jobs: Iterable[Job]) -> Mapping[str, ExitPlan]:
+    """When these jobs leave by their own cards (see RunFacts); without those that cannot be read."""
+    from tr11ops.runcard.exit_duration import resolved_exit_plan
+
+    found: dict[str, ExitPlan | None] = {}
+    for job in jobs:
+        mark = parse_comment(job.comment)
+        if mark is not None and mark[0] not in found and not job.state.is_final:
+            found[mark[0]] = resolved_exit_plan(
+                files.read_details(directory.submission(mark[0]).card)
+            )
+        if job.state.is_active:
+            found[job.raw_id] = _as_told(directory.paths, job)
+    return {name: plan for name, plan in found.items() if plan is not None}
+
+
+def _as_told(paths: RunPaths, job: Job) -> ExitPlan | None:
+    """When a running attempt leaves: as its agent has told the trainer, else by its own card."""
+    from tr11ops.runcard.exit_duration import resolved_exit_plan
+
+    plan = resolved_exit_plan(files.read_details(paths.attempt(job.raw_id) / "card.json"))
+    told = known(observed(partial(ExitTime.read, paths.exit_time(job.raw_id))), None)
+    if plan is None or told is None or told.time is None or job.start_time is None:
+        return plan
+    return replace(plan, minutes=max(0.0, told.time - job.start_time) / 60, why="")
 
 
 def _amount(card: Mapping[str, Any], table: str, key: str) -> float | None:

@@ -108,12 +108,14 @@ class RunFacts(Record, dict=True):
     """What the run card says, as far as watching needs it; what costs is worked out when it is
     asked for.
 
-    `card` is the card as it was typed, `source` what stands in it. `time_limit` of a job in
-    seconds. `total_iterations` counts from the card's samples and batch ramp. `need`: what the run
+    `card` is the card as it was typed, `source` what stands in it.
+    `total_iterations` counts from the card's samples and batch ramp. `need`: what the run
     needs of a checkpoint that it resumes from. `log_interval`: iterations for each line of the log;
     `checkpoint_minutes`: between two saves, None where iterations alone count. Of a running attempt
     `trains_on` is the number of nodes, None where that is not known; that and how often it saves and
-    logs are as the card was when it was launched, which it goes by.
+    logs are as the card was when it was launched, which it goes by. `launched`: when jobs
+    leave by the cards that they were launched with, under the number of a job that runs, and under
+    the tag of its submission.
     """
 
     name: str
@@ -127,7 +129,7 @@ class RunFacts(Record, dict=True):
     checkpoint_interval: int | None = None
     checkpoint_minutes: float | None = None
     log_interval: int = 1
-    time_limit: float | None = None
+    launched: Mapping[str, ExitPlan] = field(default_factory=dict)
     watch: WatchSection = field(default_factory=WatchSection)
     resilience: ResilienceSection = field(default_factory=ResilienceSection)
     recovery: RecoverySection = field(default_factory=RecoverySection)
@@ -136,29 +138,13 @@ class RunFacts(Record, dict=True):
     source: RunCard | None = None
 
     @cached_property
-    def task_seconds(self) -> float | None:
-        """How long one array task trains: until it leaves by itself, else its time limit; None
-        without a card.
-        """
-        minutes = None if self._exit_plan is None else self._exit_plan.minutes
-        if minutes is None:
-            return self.time_limit
-        return 60.0 * minutes
+    def exit_plan(self) -> ExitPlan | None:
+        """When an attempt leaves by the card as it is now; None without one."""
+        from tr11ops.runcard.exit_duration import exit_plan
 
-    @cached_property
-    def exit_margin(self) -> float | None:
-        """How long before a job's limit an attempt leaves (seconds); None where the card itself
-        says when it leaves.
-        """
-        plan = self._exit_plan
-        if (
-            plan is None
-            or not plan.is_derived
-            or self.time_limit is None
-            or self.task_seconds is None
-        ):
+        if self.source is None:
             return None
-        return self.time_limit - self.task_seconds
+        return exit_plan(self.source)
 
     @cached_property
     def skip_ranges(self) -> tuple[IterationRange, ...]:
@@ -173,14 +159,6 @@ class RunFacts(Record, dict=True):
         if self.source is None:
             return ()
         return course_of(self.source)
-
-    @cached_property
-    def _exit_plan(self) -> ExitPlan | None:
-        from tr11ops.runcard.exit_duration import exit_plan
-
-        if self.source is None:
-            return None
-        return exit_plan(self.source)
 
 
 class Step(Record):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tr11ops.base.units import duration
 from tr11ops.runcard.card import RunCard, card_from_resolved, resolved
 from tr11ops.runcard.rules import advised_exit_minutes
+from tr11ops.runcard.slurm_syntax import parse_time_limit
 from tr11ops.runcard.speed import assumed_speed
 from trainer.contract.attempt import ExitTime
 from trainer.contract.record import Record
@@ -32,15 +33,33 @@ _DERIVED = "exit_duration_is_derived"
 class ExitPlan(Record):
     """`minutes`: when the trainer leaves, None where nothing says so. `why`: how that was derived,
     or why it cannot be; "" where the card itself says when it leaves, in minutes or by an early
-    signal.
+    signal. `limit`: the job's time limit by the card (seconds), None where it is not known.
     """
 
     minutes: float | None
     why: str = ""
+    limit: float | None = None
 
     @property
     def is_derived(self) -> bool:
         return self.minutes is not None and bool(self.why)
+
+    def seconds_within(self, limit: float | None) -> float | None:
+        """How long an attempt trains whose job has this limit now (seconds, None: none); None where
+        nothing says it.
+
+        Derived minutes keep their distance from the limit; others are kept as they are.
+        """
+        own = self.limit
+        if self.minutes is not None:
+            own = 60.0 * self.minutes
+        if own is None:
+            return limit
+        if limit is None:
+            return own
+        if self.is_derived and self.limit is not None:
+            return max(0.0, limit - (self.limit - own))
+        return max(0.0, min(own, limit))
 
     def applied(self, card: RunCard) -> RunCard:
         """The card with the derived minutes in it; the same card where none were derived."""
@@ -61,14 +80,15 @@ def exit_plan(card: RunCard, history: RunHistory | None = None) -> ExitPlan:
     """
     minutes = card.run.exit_duration_minutes
     if minutes is not None or card.slurm.signal_seconds_before_limit is not None:
-        return ExitPlan(minutes)
-    limit = card.time_limit_seconds
+        return ExitPlan(minutes, limit=float(card.time_limit_seconds))
+    limit = float(card.time_limit_seconds)
     kept, words = _kept(card, history, limit)
     if kept > LARGEST_KEPT_SHARE * limit:
-        return ExitPlan(None, f"too little of slurm.time_limit is left beside {words}")
+        return ExitPlan(None, f"too little of slurm.time_limit is left beside {words}", limit=limit)
     return ExitPlan(
         _rounded((limit - kept) / 60),
         f"{duration(kept)} before the limit: {words}, the rest to spare",
+        limit=limit,
     )
 
 
@@ -249,10 +269,33 @@ def derived_again(
     return {**value, "run": {**value["run"], "exit_duration_minutes": plan.minutes}}, plan
 
 
+def _is_derived(value: Mapping[str, Any]) -> bool:
+    """Whether the minutes in a resolved card were derived, so that they follow the job's limit."""
+    derived = value.get("derived")
+    return isinstance(derived, Mapping) and derived.get(_DERIVED) is True
+
+
+def resolved_exit_plan(value: Mapping[str, Any]) -> ExitPlan | None:
+    """When an attempt with this resolved card leaves; None where its keys are not to be read."""
+    try:
+        limit = float(parse_time_limit(value["slurm"]["time_limit"]))
+        minutes = value["run"].get("exit_duration_minutes")
+        if minutes is not None:
+            minutes = float(minutes)
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+        return None
+    if minutes is not None and not 0 < minutes < math.inf:
+        return None
+    why = ""
+    if _is_derived(value):
+        why = "so long before the limit"
+    return ExitPlan(minutes, why, limit)
+
+
 def card_as_written(value: Mapping[str, Any], source: str) -> RunCard:
     """The card that `resolved_with_exit` was given, without what was derived. Raises CardError when
     it is not one.
     """
-    if isinstance(value.get("derived"), Mapping) and value["derived"].get(_DERIVED) is True:
+    if _is_derived(value):
         value = {**value, "run": {**value["run"], "exit_duration_minutes": None}}
     return card_from_resolved(value, source)

@@ -29,6 +29,7 @@ from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.observe.snapshot import Attempt, Checkpoint, KillSwitch, Snapshot, Step
 from tr11ops.observe.training import LaunchEnd, TrainingEvent
+from tr11ops.runcard.exit_duration import ExitPlan
 from tr11ops.rundir.paths import Submission
 
 UNKNOWN = Unknown("the disk is unreachable")
@@ -118,14 +119,24 @@ FAILED = (
 TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     ("nothing anywhere", idle(), "down", ["CRITICAL"]),
     ("queued", idle(jobs=(pending(),)), "down", []),
-    ("a limit as in the card", with_facts(snapshot(), time_limit=100 * HOUR), "limit-changed", []),
+    (
+        "a limit as in the card",
+        with_facts(snapshot(), exit_plan=ExitPlan(None, limit=100 * HOUR)),
+        "limit-changed",
+        [],
+    ),
     (
         "a shorter limit",
-        with_facts(snapshot(), time_limit=101 * HOUR),
+        with_facts(snapshot(), exit_plan=ExitPlan(None, limit=101 * HOUR)),
         "limit-changed",
         ["WARNING"],
     ),
-    ("a longer limit", with_facts(snapshot(), time_limit=99 * HOUR), "limit-changed", ["INFO"]),
+    (
+        "a longer limit",
+        with_facts(snapshot(), exit_plan=ExitPlan(None, limit=99 * HOUR)),
+        "limit-changed",
+        ["INFO"],
+    ),
     (
         "another directory, queued",
         idle(jobs=(pending(),), unmounted=HIDDEN),

@@ -36,6 +36,7 @@ from tr11ops.observe import derived
 from tr11ops.observe.forecast import queue_coverage_seconds
 from tr11ops.observe.snapshot import Attempt, Snapshot, Step
 from tr11ops.observe.training import LaunchEnd, Phase, TrainingEvent
+from tr11ops.runcard.exit_duration import ExitPlan
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.hold_store import HoldRecord
 from tr11ops.rundir.paths import Submission
@@ -245,7 +246,7 @@ def test_before_the_first_step_no_one_knows_whether_the_last_task_is_enough() ->
 
 @pytest.mark.parametrize("scheduler", ["slurm", "local"])
 def test_both_ends_of_a_changed_limit_are_told_in_one_form(scheduler: str) -> None:
-    seen = with_facts(snapshot(scheduler=scheduler), time_limit=101 * HOUR)
+    seen = with_facts(snapshot(scheduler=scheduler), exit_plan=ExitPlan(None, limit=101 * HOUR))
     (one,) = found(seen, "limit-changed")
     assert one.title.endswith(
         "ends job 1000_7 at 2022-05-05 04:00 UTC, the card says 2022-05-05 05:00 UTC"

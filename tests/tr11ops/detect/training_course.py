@@ -20,6 +20,7 @@ from tr11ops.detect import registry
 from tr11ops.detect.finding import Finding
 from tr11ops.observe.snapshot import Attempt, Checkpoint, Checkpoints, RunFacts, Snapshot, Step
 from tr11ops.observe.training import LogFile, Phase, TrainingEvent
+from tr11ops.runcard.exit_duration import ExitPlan
 from trainer.contract.metrics_record import StepRecord
 from trainer.contract.phases import Heartbeat
 
@@ -211,7 +212,7 @@ class Course:
         )  # fmt: skip
         values: dict[str, Any] = {
             "time": self.clock,
-            "run": facts_with(facts, task_seconds=360_000.0),
+            "run": facts_with(facts, exit_plan=ExitPlan(6000.0)),
             "jobs": (pending(node_count=2),) if self.dead else (job, pending(node_count=2)),
             "steps": tuple(self.steps[-400:]),
             "heartbeats": beats,

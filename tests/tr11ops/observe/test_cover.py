@@ -49,9 +49,7 @@ def first(*words: str) -> tuple[Node, ...]:
 
 def seen(nodes: tuple[Node, ...] = NODES, **changes: Any) -> Snapshot:
     queued = pending(**{**QUEUED, **changes})
-    return with_facts(
-        snapshot(jobs=(SHORT, queued), nodes=nodes, attempts=(HOST,)), task_seconds=None
-    )
+    return with_facts(snapshot(jobs=(SHORT, queued), nodes=nodes, attempts=(HOST,)), exit_plan=None)
 
 
 SILENT = "job 1000_7: n01, which runs its batch script, does not answer the scheduler"
@@ -172,7 +170,7 @@ def test_a_closed_partition_is_told_before_the_running_task_ends(
     now_ends = replace(SHORT, time_limit_seconds=int(1000 + left))
     given = with_facts(
         snapshot(jobs=(now_ends, pending(**QUEUED)), nodes=CLOSED, attempts=(HOST,)),
-        task_seconds=None,
+        exit_plan=None,
     )
     (finding,) = waits_for_site.detect(given)
     assert finding.severity is severity and "only the site can change that" in finding.evidence[1]

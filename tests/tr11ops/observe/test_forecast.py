@@ -206,7 +206,7 @@ def test_the_next_checkpoint_is_the_one_that_comes_first() -> None:
     assert by_clock is not None
     assert (by_clock.seconds, by_clock.why) == (400.0, "minutes")
     assert (
-        next_checkpoint(with_facts(snapshot(), checkpoint_interval=None, task_seconds=None))
+        next_checkpoint(with_facts(snapshot(), checkpoint_interval=None, exit_plan=None))
         is not None
     )
 

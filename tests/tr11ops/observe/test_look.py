@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.observe.filling import fill, submission
 from tests.tr11ops.status_cases import (
     DAY,
     NOW,
     ended,
+    facts_with,
     pending,
     running,
     save_checkpoint,
@@ -30,12 +32,15 @@ from tr11ops.cluster.base import BatchRequest, Job, JobState, Node
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.detect.nodes_left import spare_nodes
 from tr11ops.detect.registry import detect_all
+from tr11ops.observe.derived import task_seconds
 from tr11ops.observe.files import read_kill_switch
 from tr11ops.observe.look import observe
-from tr11ops.observe.snapshot import Attempt, KillSwitch, RunFacts
+from tr11ops.observe.snapshot import Attempt, KillSwitch, RunFacts, Snapshot
+from tr11ops.runcard.exit_duration import ExitPlan
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
 from tr11ops.watchdog.verdict import VerdictWord, judge
+from trainer.contract.attempt import ExitTime
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
@@ -151,6 +156,61 @@ def test_a_running_attempt_goes_by_the_card_that_it_was_launched_with(
         assert spare_nodes(seen) == (10 if written is own else 2, True)
     write_json(path, own)
     assert look(directory, Answers()).run.checkpoint_interval == 100, "nothing runs"
+
+
+def test_each_job_ends_by_the_card_that_it_was_launched_with_and_by_its_limit_now(
+    directory: RunDirectory,
+) -> None:
+    """The card says 100 h and leaves after 60 h now; it said 20 h, and an hour less of the limit."""
+    first, second = fill(directory), submission(directory, "2000")
+    own = {
+        "run": {"exit_duration_minutes": 19 * 60},
+        "slurm": {"time_limit": "20:00:00"},
+        "derived": {"exit_duration_is_derived": True},
+    }
+    write_json(directory.paths.attempt("1002") / "card.json", own)
+    write_json(directory.submission(first.tag).card, own)
+    fixed = {"run": {"exit_duration_minutes": 600}, "slurm": {"time_limit": "20:00:00"}}
+    write_json(directory.submission(second.tag).card, fixed)
+    times = {"comment": directory.comment(first.tag), "time_limit_seconds": 20 * 3600}
+    job = running(job_id="1000_2", raw_id="1002", **times)
+    shortened = replace(job, time_limit_seconds=10 * 3600)
+    queued = pending((3, 4), **times)
+    other = pending(
+        (),
+        job_id="2000",
+        raw_id="2000",
+        array_id=None,
+        **{**times, "comment": directory.comment(second.tag)},
+    )
+    foreign = replace(queued, comment="")
+
+    def seen(job: Job) -> Snapshot:
+        now = facts_with(facts(directory), exit_plan=ExitPlan(3600.0, limit=100 * 3600.0))
+        return observe(directory, now, Answers((job,)), NOW)  # type: ignore[arg-type]
+
+    def hours(job: Job) -> float | None:
+        found = task_seconds(seen(job), job)
+        return None if found is None else found / 3600
+
+    assert [hours(one) for one in (job, shortened, queued, other)] == [19, 9, 19, 10]
+    assert hours(foreign) == 20, (
+        "no card is known to be its own: the present one's, within its limit"
+    )
+    told = directory.paths.exit_time("1002")
+    ExitTime(job.start_time + 17 * 3600, "by measured saves").write(told)
+    assert hours(job) == 17, "its agent knows what a save takes"
+    ExitTime(job.start_time + 30 * 3600).write(told)
+    assert hours(job) == 20, "the scheduler ends it before"
+    told.write_text("{")
+    assert hours(job) == 19
+
+    def changed_limits(job: Job) -> list[str]:
+        every = detect_all(seen(job))
+        return [one.subject for one in every if one.detector == "limit-changed"]
+
+    assert changed_limits(job) == [], "the card was edited since, the job's limit was not"
+    assert changed_limits(shortened) == ["1000_2"]
 
 
 def test_an_empty_run_directory_is_down_a_missing_one_unknown(directory: RunDirectory) -> None:

@@ -21,6 +21,7 @@ from tr11ops.runcard.exit_duration import (
     derived_again,
     exit_plan,
     exit_time,
+    resolved_exit_plan,
     resolved_with_exit,
     too_short,
 )
@@ -77,10 +78,11 @@ def test_a_save_that_takes_long_moves_it(small: RunCard) -> None:
 
 def test_what_the_card_says_goes_before(small: RunCard, tmp_path: Path) -> None:
     said = load_card(tmp_path / "small.toml", ["slurm.signal_seconds_before_limit=none"], {})
-    assert exit_plan(said, RunHistory(save=500.0)) == ExitPlan(1.0)
+    limit = float(said.time_limit_seconds)
+    assert exit_plan(said, RunHistory(save=500.0)) == ExitPlan(1.0, limit=limit)
     by_signal = load_card(tmp_path / "small.toml", ["run.exit_duration_minutes=none"], {})
     assert (
-        exit_plan(by_signal) == ExitPlan(None)
+        exit_plan(by_signal) == ExitPlan(None, limit=limit)
         and exit_plan(by_signal).applied(by_signal) is by_signal
     )
 
@@ -197,3 +199,19 @@ def test_a_limit_too_short_is_said_with_what_it_is_too_short_for() -> None:
     assert "a save 2 min" in too_short(RunHistory(save=120.0), JobTime(1000.0, 1060.0), 1001.0)
     # no save was measured
     assert too_short(RunHistory(step=300.0, start=900.0), JobTime(1000.0, 1060.0), 1001.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("minutes", "seconds"), [(None, 7200.0), (90, 5400.0), (0, None), ("soon", None), ([], None)]
+)
+def test_a_resolved_card_says_when_its_attempts_leave(
+    minutes: object, seconds: float | None
+) -> None:
+    value = {"run": {"exit_duration_minutes": minutes}, "slurm": {"time_limit": "02:00:00"}}
+    plan = resolved_exit_plan(value)
+    assert (None if plan is None else plan.seconds_within(7200)) == seconds
+    derived = resolved_exit_plan({**value, "derived": {"exit_duration_is_derived": True}})
+    if minutes == 90:
+        assert derived is not None and derived.seconds_within(3600) == 1800
+    assert resolved_exit_plan({**value, "slurm": []}) is None
+    assert resolved_exit_plan({**value, "run": None}) is None

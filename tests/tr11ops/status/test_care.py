@@ -42,6 +42,7 @@ from tr11ops.observe import derived
 from tr11ops.observe.operation import Copied, CopyStatus, FilesystemRule
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from tr11ops.runcard.copies import BackupSection
+from tr11ops.runcard.exit_duration import ExitPlan
 from tr11ops.runcard.watching import WatchSection
 from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.exclusion import Exclusion
@@ -121,7 +122,7 @@ def test_the_healthy_run_lets_sleep_and_the_lost_one_does_not() -> None:
 
 
 SHORT = running(start_time=NOW - 60, time_limit_seconds=2400)
-MINUTES = with_facts(snapshot(jobs=(SHORT,)), task_seconds=2400.0)
+MINUTES = with_facts(snapshot(jobs=(SHORT,)), exit_plan=ExitPlan(40.0))
 
 
 @pytest.mark.parametrize(
@@ -478,7 +479,7 @@ def test_where_the_site_starts_what_is_queued_no_one_is_told_to_launch(seen: Sna
     """Another launch would meet the same; what starts when the site is done is not said to start
     never.
     """
-    given = with_facts(seen, task_seconds=2400.0)
+    given = with_facts(seen, exit_plan=ExitPlan(40.0))
     findings = detect_all(given)
     told = answer(given, findings, judge(given, findings))
     assert not any("launch" in need.fix for need in told.needs), told
@@ -498,7 +499,7 @@ def test_where_the_site_starts_what_is_queued_no_one_is_told_to_launch(seen: Sna
 def test_a_queue_behind_a_closed_partition_says_when_it_goes_on() -> None:
     short = replace(SHORT, time_limit_seconds=2400)
     given = with_facts(
-        snapshot(jobs=(short, pending((8,), reason="PartitionDown"))), task_seconds=2400.0
+        snapshot(jobs=(short, pending((8,), reason="PartitionDown"))), exit_plan=ExitPlan(40.0)
     )
     (need,) = answer(given, (), HEALTHY).needs
     assert (
