@@ -141,11 +141,14 @@ def test_a_partition_that_is_down_names_the_site_and_goes_on(
     inject(stage.twin, "partition-down")
     # its task has half an hour left, and nothing starts after it
     mail = reader.wait_for("[WARNING]", "waits-for-site")
-    assert "cannot start" in reader.about(mail, "waits-for-site").title
+    title = reader.about(mail, "waits-for-site").title
+    assert f"nothing starts after job {stage.array}_1, which lasts until" in title
     assert "scontrol update" not in mail.body and "ask when" in " ".join(mail.body.split())
     assert "State=DOWN" in reader.types(reader.first_command(mail, "waits-for-site"))
     stage.slurm.cancel(first)
     stage.wait(lambda: not any(job.state.is_active for job in stage.jobs()), "the task's end")
+    worse = reader.wait_for("[CRITICAL]", "waits-for-site")
+    assert "nothing trains" in worse.subject and execute(["status"]) == 1
     heal(stage.twin)
     stage.train(attempt=1)
     over = reader.wait_for("[OK]", "waits-for-site")

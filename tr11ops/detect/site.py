@@ -37,49 +37,35 @@ CLOSED = ("PartitionDown", "PartitionInactive")  # the scheduler's reasons
     uses=("nodes", "kill_switch", "pause"),
     bound="the scheduler's reason; 12 h",
     severities=(
-        "INFO, WARNING when nothing runs, or when what runs and starts by itself lasts less than 12 h, CRITICAL when a"
-        " closed partition lets nothing train"
+        "INFO, WARNING when nothing runs, when what runs and starts by itself lasts less than 12 h, or when a closed"
+        " partition lets nothing start after what runs, CRITICAL when it lets nothing train"
     ),
 )
 def waits_for_site(snapshot: Snapshot) -> Iterator[Finding]:
     """Queued work that starts when the site lets it: a partition that is down or closed, nodes kept
     for maintenance.
 
-    One finding for each array: a WARNING when nothing of the run runs or starts by itself, or
-    will soon, else INFO.
+    One finding for each array. CRITICAL when nothing trains because the site has closed the
+    partition, which no one of the run may have planned. What a maintenance keeps waiting goes on by
+    itself, and was announced: a WARNING.
 
-    CRITICAL when nothing trains because the site has closed the partition, which no one of the run
-    may have planned. What a maintenance keeps waiting goes on by itself, and was announced.
+    While a job runs, or something starts by itself: a WARNING where that lasts less than 12 hours,
+    and where a partition is closed and nothing else is queued; else INFO.
     """
-    covered = queue_coverage_seconds(snapshot, only_sure=True)
-    is_soon = covered is not None and covered < NIGHT_SECONDS
-    waits = (derived.closed_by_site(snapshot) is not None or is_soon) and derived.stop_of(
-        snapshot
-    ) is None
     told = [job for job in snapshot.pending_jobs if reason_of_job(job).wait is Wait.SITE]
     shut = [
         job
         for job in snapshot.pending_jobs
         if reason_of_job(job).wait is Wait.PASSES and is_shut(snapshot, job)
     ]
-    nothing_trains = (
-        derived.closed_by_site(snapshot) is not None and derived.stop_of(snapshot) is None
-    )
-    titles = {array_number(job): _title(job, nothing_trains) for job in told}
-    for job in shut:  # it waits for another one too, and the scheduler tells that alone
-        titles.setdefault(
-            array_number(job),
-            f"job {job.job_id} cannot start: partition {job.partition} starts nothing now",
-        )
+    # of a part that waits for another one too, the scheduler tells that alone
     jobs = {array_number(job): job for job in (*shut, *told)}
     for number, job in jobs.items():
-        severity = Severity.WARNING if waits else Severity.INFO
-        if nothing_trains and _is_closed(job):
-            severity = Severity.CRITICAL
+        severity, title = _how_it_waits(snapshot, job)
         yield Finding(
             waits_for_site.name,
             severity,
-            titles[number],
+            title,
             subject=number,
             evidence=(
                 f"{derived.site_reason(job).meaning}: it starts by itself when the site is done",
@@ -91,23 +77,44 @@ def waits_for_site(snapshot: Snapshot) -> Iterator[Finding]:
         )
 
 
-def _is_closed(job: Job) -> bool:
-    """Whether the scheduler says that its partition is closed; a maintenance of nodes is another
-    reason.
-    """
-    return job.reason.startswith(CLOSED)
-
-
-def _title(job: Job, nothing_trains: bool) -> str:
-    if not _is_closed(job):
-        return f"job {job.job_id} waits for the site: {job.reason}"
-    if job.partition:
-        partition = f"partition {job.partition}"
-    else:
+def _how_it_waits(snapshot: Snapshot, job: Job) -> tuple[Severity, str]:
+    """How grave it is that a job waits for the site, and the words for it."""
+    is_closed = job.reason.startswith(CLOSED) or is_shut(snapshot, job)
+    if is_closed:
         partition = "its partition"
-    if nothing_trains:
-        return f"the site has closed {partition}: nothing trains"
-    return f"the site has closed {partition}: job {job.job_id} cannot start"
+        if job.partition:
+            partition = f"partition {job.partition}"
+        what = f"the site has closed {partition}"
+    else:
+        what = f"job {job.job_id} waits for the site ({job.reason})"
+    if derived.stop_of(snapshot) is not None:
+        return Severity.INFO, what
+    if derived.closed_by_site(snapshot) is not None:
+        severity = Severity.CRITICAL if is_closed else Severity.WARNING
+        return severity, f"{what}: nothing trains"
+    covered = queue_coverage_seconds(snapshot, only_sure=True)
+    severity = Severity.INFO
+    if covered is not None and covered < NIGHT_SECONDS:
+        severity = Severity.WARNING
+    if derived.sure_jobs(snapshot) or not snapshot.active_jobs:
+        if is_closed:
+            what = f"{what}: job {job.job_id} cannot start"
+        return severity, what
+    if is_closed:
+        severity = Severity.WARNING
+    return severity, f"{what}: nothing starts after {_until_when(snapshot)}"
+
+
+def _until_when(snapshot: Snapshot) -> str:
+    """The running job that ends last, and when it does, as far as that is known."""
+    ends: list[tuple[float, str]] = []
+    for job in snapshot.active_jobs:
+        end = derived.leaves_at(snapshot, job)
+        if end is None:
+            return f"job {job.job_id}, of which it is not known until when it lasts"
+        ends.append((end, job.job_id))
+    end, name = max(ends)
+    return f"job {name}, which lasts until {timestamp(end, UTC)} at most"
 
 
 NAMES_SHOWN = 8

@@ -437,6 +437,16 @@ def task_seconds(snapshot: Snapshot, job: Job) -> float | None:
     return float(job.time_limit_seconds)
 
 
+def leaves_at(snapshot: Snapshot, job: Job) -> float | None:
+    """When a running job ends its training by the clock, as its limit is now, in seconds since the
+    epoch; None where that is not known.
+    """
+    whole = task_seconds(snapshot, job)
+    if whole is None or job.start_time is None:
+        return None
+    return job.start_time + whole
+
+
 # ----------------------------------------------------------------------------- life
 class Liveness(Record):
     """The last sign of life of one attempt: when, in which phase, and how long silence is normal

@@ -252,12 +252,15 @@ def _leaving(snapshot: Snapshot, job: Job, reason: str) -> Verdict:
             VerdictWord.UNKNOWN,
             f"job {job.job_id} is leaving its nodes; finished, stopped or down? {hidden}",
         )
-    waiting = derived.startable_jobs(snapshot)
-    if waiting:
-        return Verdict(
-            VerdictWord.QUEUED,
-            f"job {job.job_id} is leaving its nodes ({reason}); job {waiting[0].job_id} comes next",
-        )
+    sure, waiting = derived.sure_jobs(snapshot), derived.startable_jobs(snapshot)
+    if sure or waiting:
+        if sure:
+            what = f"job {sure[0].job_id} comes next"
+        else:
+            first = waiting[0]
+            what = f"job {first.job_id} waits: {derived.why_not_starting(snapshot, first)}"
+        leaves = f"job {job.job_id} is leaving its nodes ({reason})"
+        return Verdict(VerdictWord.QUEUED, f"{leaves}; {what}")
     return Verdict(
         VerdictWord.DOWN,
         f"job {job.job_id} is leaving its nodes ({reason}) and nothing is queued behind it",

@@ -36,6 +36,7 @@ UNKNOWN = Unknown("the disk is unreachable")
 HIDDEN = "/scratch/run holds no record of any launch, but job 1000 was queued from it"
 
 
+ELSEWHERE = pending((), job_id="2000", raw_id="2000", array_id=None, partition="other")
 SWITCH = KillSwitch(snapshot().run.kill_switch, "ben", NOW - 600.0, "new data")
 
 
@@ -446,6 +447,24 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     (
         "partition down, one runs",
         snapshot(jobs=(running(), pending(reason="PartitionDown"))),
+        "waits-for-site",
+        ["WARNING"],
+    ),
+    (
+        "partition down, one runs, the kill switch is set",
+        snapshot(jobs=(running(), pending(reason="PartitionDown")), kill_switch=SWITCH),
+        "waits-for-site",
+        ["INFO"],
+    ),
+    (
+        "partition down, one runs, another is queued elsewhere",
+        snapshot(jobs=(running(), pending(reason="PartitionDown"), ELSEWHERE)),
+        "waits-for-site",
+        ["INFO"],
+    ),
+    (
+        "maintenance to come, one runs",
+        snapshot(jobs=(running(), pending(reason="ReqNodeNotAvail, Reserved for maintenance"))),
         "waits-for-site",
         ["INFO"],
     ),

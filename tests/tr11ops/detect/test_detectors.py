@@ -27,6 +27,7 @@ from tests.tr11ops.status_cases import (
     with_facts,
     wordless,
 )
+from tr11ops.base.observed import known
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.cluster.node_states import lost_words
 from tr11ops.detect import registry
@@ -40,6 +41,7 @@ from tr11ops.runcard.exit_duration import ExitPlan
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.hold_store import HoldRecord
 from tr11ops.rundir.paths import Submission
+from tr11ops.watchdog.verdict import judge
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.recovery import IterationRange
 
@@ -688,15 +690,36 @@ def test_a_node_that_the_run_went_on_without_is_said_to_be_lost(states: set[str]
     assert "went on" not in before.title, "nothing is trained since"
 
 
-def test_a_closed_partition_is_named_and_wakes_someone_where_nothing_trains() -> None:
-    waits = pending(reason="PartitionDown", partition="gpu_p5")
-    (finding,) = found(idle(jobs=(waits,)), "waits-for-site")
-    assert (finding.severity, finding.title) == (
-        Severity.CRITICAL,
-        "the site has closed partition gpu_p5: nothing trains",
+@pytest.mark.parametrize("is_said", [True, False])
+def test_a_closed_partition_wakes_someone_where_nothing_trains_and_says_so(is_said: bool) -> None:
+    """The scheduler gives another reason of a part that waits for another one too: the nodes tell."""
+    reason = "PartitionDown" if is_said else "Dependency"
+    waits = pending(reason=reason, partition="gpu_p5")
+    shut = () if is_said else ("gpu_p5",)
+    closed = tuple(
+        replace(node, partitions=("gpu_p5",), shut_partitions=shut)
+        for node in known(snapshot().nodes, ())
     )
-    (finding,) = found(snapshot(jobs=(running(), waits)), "waits-for-site")
-    assert finding.title == f"the site has closed partition gpu_p5: job {waits.job_id} cannot start"
+    (finding,) = found(idle(jobs=(waits,), nodes=closed), "waits-for-site")
+    assert finding.title == "the site has closed partition gpu_p5: nothing trains"
+    assert finding.severity is Severity.CRITICAL
+    seen = snapshot(jobs=(running(), waits), nodes=closed)
+    (finding,) = found(seen, "waits-for-site")
+    assert finding.title == (
+        "the site has closed partition gpu_p5: nothing starts after job 1000_7, which lasts until"
+        " 2022-05-05 03:50 UTC at most"
+    )
+    assert finding.severity is Severity.WARNING, "what runs lasts days, and nothing comes after it"
+    timeless = snapshot(jobs=(running(start_time=None), waits), nodes=closed)
+    (unknown,) = found(timeless, "waits-for-site")
+    assert "of which it is not known until when it lasts" in unknown.title
+
+
+def test_where_a_job_leaves_no_one_is_told_that_a_closed_queue_comes_next() -> None:
+    leaving = running(state=JobState.COMPLETING)
+    seen = snapshot(jobs=(leaving, pending(reason="PartitionDown", partition="gpu_p5")))
+    why = judge(seen, registry.detect_all(seen)).why
+    assert "comes next" not in why and "waits: the site has closed its partition" in why
 
 
 def test_many_excluded_nodes_date_from_the_last_of_them() -> None:
