@@ -208,7 +208,8 @@ def launch(
     else `checkpoint.load`, else random weights) is compared with the card's model, schedule, optimizer and data, as the
     trainer will do it. Attempts of --array are queued as slurm.chain says: by
     default as a job array, where the site has none as dependent jobs, and where few jobs may wait, one by one.
-    --repair and --replace ask before they change the queue.
+    --repair and --replace ask before they change the queue. --repair also excludes the node that ran the
+    batch script of a job that it ends, where the scheduler has lost it.
     With --scheduler kubernetes --dry-run it prints the objects of an indexed Job, for `kubectl apply -f -`.
 
     Exit code 0: submitted; 1: something is in the way, or the training is finished and

@@ -21,6 +21,7 @@ from tr11ops.cli.common import named_card
 from tr11ops.cli.context import RunContext
 from tr11ops.cli.runner import UNCHANGED, Change, Outcome
 from tr11ops.cli.terminal import hanging
+from tr11ops.detect.nodes_left import exclusion_limit
 from tr11ops.launch.plan import plan_value
 from tr11ops.launch.resume import refused_starts
 from tr11ops.launch.session import (
@@ -35,11 +36,12 @@ from tr11ops.launch.starter import data_commands
 from tr11ops.observe.look import facts_of, look_now, observe
 from tr11ops.queue.held_jobs import held_jobs
 from tr11ops.queue.repair import plan_repair, plan_replacement
+from tr11ops.rundir.exclusion import ExclusionLimit
 from tr11ops.rundir.hold_store import held_by_tr11
 
 if TYPE_CHECKING:
     from tr11ops.launch.session import LaunchJob, LaunchView
-    from tr11ops.queue.repair import Repair
+    from tr11ops.queue.repair import Repair, RepairStep
     from tr11ops.runcard.card import RunCard
     from tr11ops.runcard.check import PreflightCheck
     from tr11ops.rundir.paths import Submission
@@ -117,15 +119,20 @@ def _plan(job: LaunchJob, replaces: bool) -> Repair:
     held = held_by_tr11(job.directory, snapshot.pending_jobs)
     ours = held_jobs(snapshot.pending_jobs, held).ours
     refused = {number: str(check) for number, check in refused_starts(job.directory, ours).items()}
-    return plan_repair(snapshot, held, switch_of(job.directory), user=job.user, refused=refused)
+    return plan_repair(
+        snapshot,
+        held,
+        switch_of(job.directory),
+        user=job.user,
+        refused=refused,
+        limit=exclusion_limit(snapshot) or ExclusionLimit(0),
+    )
 
 
 def _value(change: Repair) -> dict[str, Any]:
     """The plan for a machine."""
     return {
-        "steps": [
-            {"action": step.action, "job": step.job, "why": step.why} for step in change.steps
-        ],
+        "steps": [_step_value(step) for step in change.steps],
         "resubmit": change.resubmit,
         "after": change.after,
         "left_alone": list(change.left_alone),
@@ -133,6 +140,13 @@ def _value(change: Repair) -> dict[str, Any]:
         "refusals": list(change.refusals),
         "kind": change.kind,
     }
+
+
+def _step_value(step: RepairStep) -> dict[str, str]:
+    value = {"action": step.action, "job": step.job, "why": step.why}
+    if step.node:
+        value["node"] = step.node
+    return value
 
 
 def _lines(change: Repair) -> list[str]:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
-from tr11ops.base.observed import Observed, Unknown, known
+from tr11ops.base.observed import Observed, Unknown, cause, known
 from tr11ops.cluster.arrays import ArraySpec
-from tr11ops.cluster.base import Scheduler
+from tr11ops.cluster.base import Job, Scheduler
 from tr11ops.cluster.site import Grants, SiteRules, keep_site, read_grants, read_site
 from tr11ops.detect.site import nodes_short
 from tr11ops.detect.watch import watchdog_fault
@@ -24,11 +24,16 @@ from tr11ops.launch.facts import LaunchFacts, LaunchRequest, observe_launch
 from tr11ops.launch.plan import LaunchPlan, plan_launch, plan_lines
 from tr11ops.launch.preflight import excluded_nodes, preflight
 from tr11ops.launch.submit import launch_lock, settle, submit
+from tr11ops.nodes.names import card_exclusions
+from tr11ops.nodes.queue_exclusions import RunQueue, exclude_nodes
 from tr11ops.observe.look import facts_of, observe
+from tr11ops.observe.ownership import read_own_jobs
 from tr11ops.queue.held_jobs import release
 from tr11ops.queue.repair import Repair, RepairStep
 from tr11ops.runcard.card import PathBase, RunCard, parse_attempts
 from tr11ops.runcard.check import Level, PreflightCheck, ok, refused, unknown, verdict, warning
+from tr11ops.rundir.exclusion import ExclusionLimit
+from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
 from tr11ops.rundir.state_files import set_damage_aside
@@ -395,16 +400,18 @@ def carry_out_repair(
                 "why": step.why,
                 "submitted": list(submitted),
             }
-            refused = _carry_out_repair_step(step, job)
+            refused = _carry_out_repair_step(step, job, change.limit)
             if refused:
-                failed.append(f"{step.action} {step.job}: {refused}")
+                failed.append(f"{step.action} {step.node or step.job}: {refused}")
             else:
                 journal.write(change.kind, why or step.why, data, job.user)
     return RepairOutcome(submitted, tuple(failed))
 
 
-def _carry_out_repair_step(step: RepairStep, job: LaunchJob) -> str:
+def _carry_out_repair_step(step: RepairStep, job: LaunchJob, limit: ExclusionLimit | None) -> str:
     """Why it could not be done; "" when it is."""
+    if step.action == "exclude":
+        return _exclude_lost_host(step, job, limit)
     if step.action == "release":
         return "; ".join(
             why for _, why in release(job.directory, [step.job], job.scheduler).refused
@@ -414,3 +421,32 @@ def _carry_out_repair_step(step: RepairStep, job: LaunchJob) -> str:
     except SchedulerError as error:
         return str(error)
     return ""
+
+
+def _exclude_lost_host(step: RepairStep, job: LaunchJob, limit: ExclusionLimit | None) -> str:
+    """Why the node is not on the run's list, or not on that of a queued job; "" where it is."""
+
+    def own_jobs() -> tuple[Job, ...]:
+        return read_own_jobs(job.directory, job.scheduler).jobs
+
+    def known_nodes() -> frozenset[str]:
+        return frozenset(node.name for node in job.scheduler.nodes())
+
+    queue = RunQueue(
+        job.scheduler, own_jobs, known_nodes, kept=card_exclusions(job.card), user=job.user
+    )
+    done = exclude_nodes(
+        job.directory,
+        [step.node],
+        queue,
+        why=step.why,
+        owner=AUTOMATIC_OWNER,
+        evidence=tuple(f"job {one.job_id}: {one.state.value}" for one in step.jobs),
+        days=job.card.resilience.exclusion_days,
+        job_id=step.jobs[0].raw_id,
+        limit=limit,
+    )
+    try:
+        return "; ".join(done.failures)
+    except (SchedulerError, OSError, ValueError) as error:
+        return f"excluded, and whether queued jobs avoid it is not known: {cause(error)}"

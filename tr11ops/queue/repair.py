@@ -1,8 +1,8 @@
 """What repairs a run's queue: one plan, from a snapshot, for `tr11 launch --repair`, `--replace`
 and the watchdog.
 
-Dead jobs and allocations without a batch host are cancelled and launched again; what tr11 held is
-released; all else is left alone, and said. Pure.
+Dead jobs and allocations without a batch host are cancelled and launched again, and that host is
+excluded; what tr11 held is released; all else is left alone, and said. Pure.
 """
 
 from __future__ import annotations
@@ -10,30 +10,40 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
-from tr11ops.base.observed import Unknown
+from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import duration
 from tr11ops.cluster.arrays import array_number, covers, names_of
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.pending_reasons import Cause, HeldBy, Wait, is_held, reason_of_job
 from tr11ops.observe import derived
-from tr11ops.observe.lost_host import batch_host, has_lost_its_host, is_zombie, seconds_to_wait
+from tr11ops.observe.lost_host import (
+    batch_host,
+    gone_host,
+    has_lost_its_host,
+    is_zombie,
+    seconds_to_wait,
+)
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.queue.held_jobs import HeldJobs, can_modify, held_jobs
+from tr11ops.rundir.exclusion import ExclusionLimit, way_past
 from trainer.contract.record import Record
 
 
 class RepairStep(Record):
     """One thing to do to what `job` names, in the order of the plan; `jobs` are the jobs, or parts,
     that it changes.
+
+    `exclude` keeps `node`, which `job` died of, out of the run.
     """
 
-    action: Literal["cancel", "release"]
+    action: Literal["exclude", "cancel", "release"]
     job: str
     why: str
     jobs: tuple[Job, ...] = ()
+    node: str = ""
 
     def __str__(self) -> str:
-        return f"{self.action} {self.job}: {self.why}"
+        return f"{self.action} {self.node or self.job}: {self.why}"
 
 
 class Repair(Record):
@@ -42,7 +52,7 @@ class Repair(Record):
 
     `left_alone` says what is wrong but not ours to repair; `read_errors` what could not be seen,
     and `refusals` why it must not be done: each forbids any step. `taken_over`: names of what tr11
-    held and another holds now, and the reason.
+    held and another holds now, and the reason. `limit`: how many nodes may be excluded.
     """
 
     steps: tuple[RepairStep, ...] = ()
@@ -53,6 +63,7 @@ class Repair(Record):
     refusals: tuple[str, ...] = ()
     kind: Literal["repaired", "replaced"] = "repaired"  # the journal's word for each step
     taken_over: tuple[tuple[str, str], ...] = ()
+    limit: ExclusionLimit | None = None
 
     @property
     def cancelled(self) -> tuple[str, ...]:
@@ -69,7 +80,10 @@ class Repair(Record):
         return self._acts() == other._acts()
 
     def _acts(self) -> tuple[object, ...]:
-        steps = [(step.action, step.job, [job.job_id for job in step.jobs]) for step in self.steps]
+        steps = [
+            (step.action, step.job, step.node, [job.job_id for job in step.jobs])
+            for step in self.steps
+        ]
         return steps, self.resubmit, self.after
 
 
@@ -80,6 +94,7 @@ def plan_repair(
     is_automatic: bool = False,
     user: str | None = None,
     refused: Mapping[str, str] | None = None,
+    limit: ExclusionLimit | None = None,
 ) -> Repair:
     """What repairs the queue as it is seen. `held`: the names of what tr11 has held, and may
     release.
@@ -88,7 +103,11 @@ def plan_repair(
 
     `is_automatic`: no person agrees to the plan, so that what an administrator holds stays held,
     and what is left over of a finished training is not cancelled. `user`: who does it; what is not
-    theirs to change is left alone (None: the caller judges each step).
+    theirs to change is left alone (None: the caller judges each step). `limit`: how many nodes may
+    be excluded (None: the caller judges that too).
+
+    The batch host of a job that is given up is excluded where two facts speak against it: the
+    scheduler says at this moment that it is gone, and no trainer of the job shows life.
 
     While a stop switch is set (`switch` names it), what is held stays so. Dead jobs are cancelled
     and launched again, behind what can still start or end, never behind what is dead itself. What
@@ -110,7 +129,11 @@ def plan_repair(
     gone, never = {job.job_id for job in lost}, {job.job_id for job in dead}
     every = (*snapshot.active_jobs, *snapshot.pending_jobs)
     holds = held_jobs(pending, held, is_automatic)
-    steps = [
+    bad = tuple(_lost_hosts(snapshot, lost))
+    listed = {entry.node for entry in known(snapshot.exclusions, ())}
+    too_many = limit is not None and limit.forbids((step.node for step in bad), listed)
+    steps = [] if too_many else [*bad]
+    steps += [
         RepairStep(
             "cancel",
             job.job_id,
@@ -146,6 +169,7 @@ def plan_repair(
                 for job, name in others.items()
             ),
             *_of_others(job for job in (*lost, *dead, *holds.ours) if not may(job)),
+            *(_not_excluded(step.node, limit) for step in bad if too_many),
             *_left_alone(snapshot, active, pending, holds, switch),
             *(
                 f"job {job} stays held, the trainer would refuse it: {why}; then `tr11 launch --replace`"
@@ -153,7 +177,26 @@ def plan_repair(
             ),
         ),
         taken_over=tuple(_taken_over(holds)),
+        limit=limit,
     )
+
+
+def _lost_hosts(snapshot: Snapshot, lost: Iterable[Job]) -> Iterator[RepairStep]:
+    """The exclusion of each batch host that a job was lost by, and that is gone now; not where it is
+    on the list, or where what is on it is not known.
+    """
+    if isinstance(snapshot.exclusions, Unknown):
+        return
+    listed = {entry.node for entry in snapshot.exclusions}
+    for job in lost:
+        host = gone_host(snapshot, job)
+        if host and host not in listed:
+            why = f"lost as the batch host of job {job.job_id}"
+            yield RepairStep("exclude", job.job_id, why, (job,), node=host)
+
+
+def _not_excluded(node: str, limit: ExclusionLimit | None) -> str:
+    return f"{node} is not excluded, though it is lost: {limit}; by hand: `{way_past(node)}`"
 
 
 def plan_replacement(snapshot: Snapshot, user: str) -> Repair:

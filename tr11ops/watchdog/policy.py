@@ -218,8 +218,10 @@ def _repair_queue(draft: _Draft) -> None:
             undo = f"scontrol hold {step.job}"
             draft.propose(Release(step.job, why, f"release:{step.job}", _evidence(job), undo), job)
             continue
-        if job.state is JobState.RUNNING:
-            _exclude_lost_host(draft, job)  # before the job is gone that tells which node it was
+        if step.action == "exclude":
+            time = draft.snapshot.time
+            _exclude(draft, Blame(step.node, 1.0, step.why, job.raw_id, time, _evidence(job)))
+            continue
         dead = tuple(one for one in step.jobs if one.state is JobState.PENDING)
         undo = "nothing brings it back; `tr11 launch` starts the next"
         cancel = Cancel(
@@ -277,12 +279,6 @@ def _launch_again(draft: _Draft, cancelled: list[Job], after: str | None) -> Non
             "nothing is queued behind the lost job",
             after,
         )
-
-
-def _exclude_lost_host(draft: _Draft, job: Job) -> None:
-    host = batch_host(draft.snapshot, job)
-    why = f"lost as the batch host of job {job.job_id}"
-    _exclude(draft, Blame(host, 1.0, why, job.raw_id, draft.snapshot.time, _evidence(job)))
 
 
 def _end_duplicates(draft: _Draft) -> None:

@@ -4,6 +4,8 @@ else is left alone.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -12,6 +14,7 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Node
 from tr11ops.observe.snapshot import Attempt, Snapshot
 from tr11ops.queue.repair import Repair, plan_repair, plan_replacement
+from tr11ops.rundir.exclusion import Exclusion, ExclusionLimit
 from tr11ops.rundir.paths import Submission
 
 DEAD = "DependencyNeverSatisfied"
@@ -40,7 +43,7 @@ def chain_of_three(reason: str) -> tuple[Snapshot, list[str]]:
 
 
 def steps(repair: Repair) -> list[tuple[str, str]]:
-    return [(step.action, step.job) for step in repair.steps]
+    return [(step.action, step.node or step.job) for step in repair.steps]
 
 
 def test_a_healthy_queue_needs_nothing() -> None:
@@ -75,7 +78,7 @@ def test_new_attempts_wait_for_what_can_end_not_for_the_dead() -> None:
     assert plan_repair(alone, ()).after is None
     dead = pending((), job_id="2001", raw_id="2001", array_id=None, reason=DEAD)
     lost = plan_repair(replace(ZOMBIE, jobs=(running(), dead)), ())
-    assert steps(lost) == [("cancel", "1000_7"), ("cancel", "2001")]
+    assert steps(lost) == [("exclude", "n01"), ("cancel", "1000_7"), ("cancel", "2001")]
     assert (lost.resubmit, lost.after) == (1, "1007"), (
         "they start when the allocation that is cancelled has ended"
     )
@@ -136,13 +139,34 @@ def test_a_persons_part_of_an_array_is_not_released() -> None:
     assert (steps(merged), merged.left_alone) == (steps(repair), repair.left_alone)
 
 
-def test_a_zombie_is_cancelled_alone_and_its_array_goes_on() -> None:
+def test_a_zombie_is_cancelled_alone_its_host_is_excluded_and_its_array_goes_on() -> None:
     repair = plan_repair(ZOMBIE, ())
-    assert (
-        steps(repair) == [("cancel", "1000_7")]
-        and repair.resubmit == 0
-        and "n01" in repair.steps[0].why
-    )
+    assert steps(repair) == [("exclude", "n01"), ("cancel", "1000_7")]
+    assert repair.resubmit == 0 and "n01" in repair.steps[1].why
+    assert str(repair.steps[0]) == "exclude n01: lost as the batch host of job 1000_7"
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit", "words"),
+    [
+        # it answers again, in a job that has lost it: one fact is not enough
+        ({"nodes": (Node("n01", frozenset({"idle"})),)}, None, ""),
+        ({"exclusions": (Exclusion("n01", "Xid 79", "tr11"),)}, None, ""),
+        ({"exclusions": Unknown("cut")}, None, ""),
+        (
+            {},
+            ExclusionLimit(0, frozenset({"n01"}), 48),
+            "n01 is not excluded, though it is lost: of",
+        ),
+    ],
+)
+def test_a_lost_host_is_excluded_where_two_facts_and_the_limit_allow_it(
+    changes: dict[str, Any], limit: ExclusionLimit | None, words: str
+) -> None:
+    job = running(nodes=("n02", "n03"))
+    repair = plan_repair(replace(ZOMBIE, jobs=(job, pending()), **changes), (), limit=limit)
+    assert steps(repair) == [("cancel", "1000_7")]
+    assert words in "".join(repair.left_alone) and bool(words) == bool(repair.left_alone)
 
 
 def test_trainers_that_were_alive_a_moment_ago_are_left_alone() -> None:
