@@ -38,7 +38,7 @@ _STEP = re.compile(r"^   (?:If tr11 fails, type|Type|Then): (.*)$", re.MULTILINE
 
 def mailed_commands(scene: Scene, detectors: Collection[str]) -> list[str]:
     """The commands of the mails that a look of the watchdog writes now about findings of these
-    detectors.
+    detectors; none where they do not tell of all of them.
 
     As one gets them who has heard of nothing yet. What is merely worth knowing has no mail.
     """
@@ -46,12 +46,16 @@ def mailed_commands(scene: Scene, detectors: Collection[str]) -> list[str]:
     scene.shell("tr11 pulse", (0, 1, 3))
     bodies = [entry.message for entry in waiting_entries(scene.directory)]
     found: list[str] = []
+    told: set[str] = set()
     for alert in read_alert_state(scene.directory).alert_state.open_alerts:
         if not set(alert.detectors) & set(detectors):
             continue
         for message in bodies:
             if alert.fingerprint in message.alerts:
+                told.update(alert.detectors)
                 found += commands_of(message.body, alert, is_alone=len(message.alerts) == 1)
+    if not told.issuperset(detectors):
+        return []
     return list(dict.fromkeys(found))
 
 

@@ -168,21 +168,8 @@ class Scene:
         self.until(shows, f"{wanted}")
         time.sleep(STAYS_SECONDS)
         self.until(shows, f"{wanted} again")
-        mailed = mailed_commands(self, wanted)
-        if self.by_mail and wanted & self.findings(above="info") and not wanted <= set(LOOKS):
-            if not mailed:  # what is measured may pass for well at one look
-                mailed = self.until(
-                    lambda: mailed_commands(self, wanted),
-                    f"a mail that says what helps with {wanted}",
-                )
-            type_them(self, mailed)
-            after()
-            self.until(
-                lambda: not wanted & self.findings(above="info"), f"the end of {wanted} by {mailed}"
-            )
+        if self.by_mail and self._is_cured_by_mail(wanted, after):
             return
-        if wanted <= set(LOOKS):
-            assert type_them(self, mailed, (0, 1, 3)).strip() or not mailed
         [commands] = {cure(page_of(detector)) for detector in detectors}
         for word, value in {"REASON": "as the page says", **words}.items():
             commands = re.sub(rf"(?<![A-Z]){word}(?![A-Z])", value, commands)
@@ -191,6 +178,27 @@ class Scene:
         self.shell(commands, expect)
         after()
         self.until(lambda: self._is_without(wanted), f"the end of {wanted}")
+
+    def _is_cured_by_mail(self, wanted: set[str], after: Callable[[], object]) -> bool:
+        """Types what the mails about a fault say, until it is gone; False where they say no cure.
+
+        A look may find only a part of the fault, and its mails tell of no more: those that count
+        tell of every detector whose findings have a cure and are worth a mail.
+        """
+        told = (wanted - set(LOOKS)) & self.findings(above="info")
+        if told:
+            mailed = self.until(
+                lambda: mailed_commands(self, told), f"mails that say what helps with {told}"
+            )
+            type_them(self, mailed)
+            after()
+            self.until(
+                lambda: not wanted & self.findings(above="info"), f"the end of {wanted} by {mailed}"
+            )
+        elif wanted <= set(LOOKS):
+            mailed = mailed_commands(self, wanted)
+            assert type_them(self, mailed, (0, 1, 3)).strip() or not mailed
+        return bool(told)
 
     # ------------------------------------------------------------------ the run
     def launch(self, *words: str) -> str:

@@ -15,7 +15,7 @@ from tr11ops.detect.nodes_left import excluded_nodes
 from tr11ops.detect.pass_over import after_passing, is_rollback, iterations, pass_over
 from tr11ops.detect.without_node import exclude_command, start_again
 from tr11ops.observe import derived
-from tr11ops.observe.snapshot import Snapshot, Step
+from tr11ops.observe.snapshot import SOUND_LOSSES, Snapshot, Step
 from tr11ops.observe.training import Corruption
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.metrics_record import StepRecord
@@ -36,7 +36,9 @@ def loss_not_finite(snapshot: Snapshot) -> Iterator[Finding]:
 
     What to do: end it at once, go back to a checkpoint from before, and pass over the data since.
 
-    Looks at the last step only: a training that recovered by itself has skipped the bad batch.
+    Looks at the last step, and where that is a number, at the last ten of its launch: a training
+    that recovered by itself has skipped the bad batch; a few numbers among many that are none are
+    no recovery.
 
     A remark once the run has gone back, by a roll-back or another launch, until an iteration after
     the last bad one is a number: what it trains before that was never bad.
@@ -44,16 +46,24 @@ def loss_not_finite(snapshot: Snapshot) -> Iterator[Finding]:
     steps = seen(snapshot.steps)
     if not steps:
         return
-    if math.isfinite(steps[-1].record.lm_loss) or derived.is_rolled_back(snapshot):
+    ended = _last_bad(steps)
+    if ended is None or _has_recovered(steps) or derived.is_rolled_back(snapshot):
         yield from _to_be_passed(snapshot, steps)
         return
-    began = _first_of_row(steps)
-    first, last = steps[began].record, steps[-1].record
-    at_least = "" if began else " at least"
+    newest, row = steps[-1].record, steps[: ended + 1]
+    began = _first_of_row(row)
+    first, last = steps[began].record, steps[ended].record
+    at_least = ""
+    if not _is_seen_to_begin(snapshot, row, began):
+        at_least = " at least"
     evidence = [
         f"iteration {last.iteration}: lm loss {last.lm_loss}, {_norm_of(last)}",
         *_dropped(steps[began:]),
     ]
+    if newest is not last:
+        evidence.append(
+            f"iteration {newest.iteration}: lm loss {newest.lm_loss:.4g}; most before it are no numbers"
+        )
     stop = ""
     if _may_train(snapshot):
         stop = derived.command(snapshot, "kill --now --wait")
@@ -130,9 +140,17 @@ def _to_be_passed(snapshot: Snapshot, steps: tuple[Step, ...]) -> Iterator[Findi
         return
 
 
+def _has_recovered(steps: tuple[Step, ...]) -> bool:
+    """Whether the last loss is a number, and half of the last ones of its launch at least."""
+    began = next(reversed(series.restarts(steps)), 0)
+    recent = steps[began:][-SOUND_LOSSES:]
+    numbers = sum(math.isfinite(step.record.lm_loss) for step in recent)
+    return math.isfinite(steps[-1].record.lm_loss) and 2 * numbers >= len(recent)
+
+
 def _last_bad(steps: tuple[Step, ...]) -> int | None:
     """The index of the last line that is no number, where the training had not recovered from it."""
-    recent = range(len(steps) - 1, max(-1, len(steps) - 1 - series.LEARNING_LINES), -1)
+    recent = range(len(steps) - 1, max(-1, len(steps) - 1 - SOUND_LOSSES), -1)
     return next((index for index in recent if not math.isfinite(steps[index].record.lm_loss)), None)
 
 
@@ -151,9 +169,23 @@ def _first_of_row(steps: tuple[Step, ...]) -> int:
             finite += 1
         else:
             first, finite = index, 0
-        if finite >= series.LEARNING_LINES:
+        if finite >= SOUND_LOSSES:
             break
     return first
+
+
+def _is_seen_to_begin(snapshot: Snapshot, row: tuple[Step, ...], first: int) -> bool:
+    """Whether the row of losses that are no numbers at the end of these lines began with the line
+    `first`.
+
+    Not where the lines begin within it: then a number may well come first, and checkpoints from
+    before `first` may be of the row.
+    """
+    origin, begins_after = known(snapshot.origin, None), 0
+    if origin is not None and not origin.is_fresh:
+        begins_after = origin.step
+    is_whole = row[0].record.iteration <= begins_after + snapshot.run.log_interval
+    return is_whole or first >= SOUND_LOSSES or bool(_turns_back(row))
 
 
 def _turns_back(steps: tuple[Step, ...]) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,14 @@ from tr11ops.base.observed import Observed, Unknown, cause, known, observed
 from tr11ops.base.tail import tail_lines
 from tr11ops.base.units import number_in
 from tr11ops.dialects.reading import step_record
-from tr11ops.observe.snapshot import Attempt, Checkpoint, Checkpoints, KillSwitch, Step
+from tr11ops.observe.snapshot import (
+    SOUND_LOSSES,
+    Attempt,
+    Checkpoint,
+    Checkpoints,
+    KillSwitch,
+    Step,
+)
 from tr11ops.rundir.attempts import SUPERSEDED, attempt_label, code_of, told_end, versions_of
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusions import read_version
@@ -118,7 +124,9 @@ def read_steps(paths: RunPaths) -> Observed[tuple[Step, ...]]:
     """The last step records, oldest first: from metrics.jsonl, or from main_log.txt where that
     gives none.
 
-    An empty tuple means that both were read in full, or are not there, and hold no step.
+    Where the last losses are no numbers, they reach back to before that began, as far as
+    LONGEST_TAIL_BYTES do: which checkpoint is from before, depends on it. An empty tuple means that
+    both were read in full, or are not there, and hold no step.
     """
     first = _steps_of(paths.metrics, _metrics_step)
     if isinstance(first, tuple) and first:
@@ -140,14 +148,33 @@ def _steps_of(path: Path, parse: Callable[[str], Step | None]) -> Observed[tuple
             return ()
         except OSError as error:
             return Unknown(cause(error))
-        steps = tuple(
-            islice(
-                (step for line in reversed(lines) if (step := parse(line)) is not None), STEPS_KEPT
-            )
-        )
-        if steps or complete:
+        steps, is_enough = _newest(map(parse, reversed(lines)))
+        if is_enough or complete:
             return steps[::-1]
+    if steps:
+        return steps[::-1]
     return Unknown(f"{path}: no step in its last {LONGEST_TAIL_BYTES >> 20} MiB")
+
+
+def _newest(found: Iterator[Step | None]) -> tuple[tuple[Step, ...], bool]:
+    """The newest STEPS_KEPT of the steps, and more where only older ones are sound; whether sound
+    ones are among them.
+
+    `found` comes newest first, and is read no further than that.
+    """
+    steps: list[Step] = []
+    sound, is_enough = 0, False
+    for step in found:
+        if step is None:
+            continue
+        steps.append(step)
+        sound += 1
+        if not math.isfinite(step.record.lm_loss):
+            sound = 0
+        is_enough = is_enough or sound >= SOUND_LOSSES
+        if is_enough and len(steps) >= STEPS_KEPT:
+            break
+    return tuple(steps), is_enough or (bool(steps) and sound == len(steps))
 
 
 def _metrics_step(line: str) -> Step | None:

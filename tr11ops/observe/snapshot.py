@@ -161,6 +161,9 @@ class RunFacts(Record, dict=True):
         return course_of(self.source)
 
 
+SOUND_LOSSES = 10  # losses in a row that are numbers: so many, and the training is sound
+
+
 class Step(Record):
     """One logged step. `time` and `job_id` are None and empty where only `main_log.txt` could be
     read.

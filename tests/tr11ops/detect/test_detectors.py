@@ -640,24 +640,65 @@ def test_what_is_not_saved_is_counted_of_the_present_attempt() -> None:
 
 
 def test_a_loss_that_is_no_number_names_the_command_that_passes_over_its_data() -> None:
-    good, bad = steps()[-2:]
+    *good, bad = steps()[-11:]
     bad = replace(bad, record=replace(bad.record, lm_loss=float("nan")))
     at = bad.record.iteration
-    (finding,) = found(snapshot(steps=(good, bad)), "loss-not-finite")
+    (finding,) = found(snapshot(steps=(*good, bad)), "loss-not-finite")
     command = f"tr11 rollback 31200 --skip {at}-"
     assert finding.then[0] == command, "without an end: more iterations follow until it is typed"
     (finding,) = found(snapshot(steps=(bad,)), "loss-not-finite")
     assert not any("--skip" in line for line in finding.evidence), "where it began is not known"
-    (finding,) = found(snapshot(steps=(good, bad), checkpoints=checkpoints(at)), "loss-not-finite")
+    (finding,) = found(snapshot(steps=(*good, bad), checkpoints=checkpoints(at)), "loss-not-finite")
     assert finding.then[0] == f"tr11 rollback {at - 100} --skip {at}-"
     (finding,) = found(
-        snapshot(steps=(good, bad), checkpoints=checkpoints(at, steps=(at,))), "loss-not-finite"
+        snapshot(steps=(*good, bad), checkpoints=checkpoints(at, steps=(at,))), "loss-not-finite"
     )
     assert finding.then[0] == f"tr11 rollback STEP --skip {at}-"
     unsaved = checkpoints(steps=(), latest=None, examined=())
-    (finding,) = found(snapshot(steps=(good, bad), checkpoints=unsaved), "loss-not-finite")
+    (finding,) = found(snapshot(steps=(*good, bad), checkpoints=unsaved), "loss-not-finite")
     anew = f"tr11 launch --replace --set 'data.skip_ranges=[\"{at}-{at}\"]'"
     assert finding.then == ("tr11 kill --release", anew), "a kill switch would refuse the launch"
+
+
+def test_a_row_whose_beginning_is_not_seen_names_no_checkpoint() -> None:
+    """The look's lines begin within the row, a number first: checkpoint 31200 is of bad weights."""
+    cut = tuple(step if n % 4 == 0 else no_number(step) for n, step in enumerate(steps(16)))
+    assert cut[0].record.iteration > 31_200, "a checkpoint lies before all that is seen"
+    (finding,) = found(snapshot(steps=cut), "loss-not-finite")
+    assert "since at least iteration" in finding.title
+    assert finding.then == ("tr11 checkpoints list",)
+    before = steps(10, last=cut[0].record.iteration - 1)
+    (finding,) = found(snapshot(steps=(*before, *cut)), "loss-not-finite")
+    assert finding.then[0].startswith(f"tr11 rollback 31200 --skip {cut[1].record.iteration}-")
+    first = tuple(no_number(step) for step in steps(3, last=4))
+    unsaved = checkpoints(steps=(), latest=None, examined=())
+    (finding,) = found(
+        snapshot(steps=(*steps(1, last=1), *first), checkpoints=unsaved), "loss-not-finite"
+    )
+    assert finding.title.endswith("since iteration 2"), "all of the training is seen"
+
+
+def test_a_number_among_many_that_are_none_is_no_recovery() -> None:
+    """What a look says does not depend on which line happens to be the last one."""
+    lines = steps(40)
+    mixed = tuple(step if n < 20 or n % 4 == 0 else no_number(step) for n, step in enumerate(lines))
+    for upto in range(26, 41):
+        (finding,) = found(snapshot(steps=mixed[:upto]), "loss-not-finite")
+        assert finding.severity is Severity.CRITICAL, upto
+        assert finding.title.endswith(f" since iteration {lines[21].record.iteration}"), upto
+        assert finding.evidence[0].split(": ")[1].startswith("lm loss nan"), upto
+    once = (*lines[:-2], no_number(lines[-2]), lines[-1])
+    assert found(snapshot(steps=once), "loss-not-finite") == [], "that batch was skipped"
+    back = (*lines[:20], *map(no_number, lines[20:30]), *lines[30:])
+    for upto in (31, 34):
+        assert names_of(snapshot(steps=back[:upto])) == ["CRITICAL"], upto
+    assert names_of(snapshot(steps=back[:35])) == [], "five of ten"
+    again = replace(lines[30], job_id="1008")
+    assert names_of(snapshot(steps=(*back[:30], again))) == [], "the next job's are numbers"
+
+
+def names_of(seen: Snapshot) -> list[str]:
+    return [finding.severity.name for finding in found(seen, "loss-not-finite")]
 
 
 def test_what_can_never_start_for_want_of_nodes_is_one_incident_with_the_cure_first() -> None:

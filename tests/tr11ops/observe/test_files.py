@@ -20,7 +20,14 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.base.tail import tail_lines
 from tr11ops.dialects.reading import step_record
 from tr11ops.goodput.history import read_history
-from tr11ops.observe.files import LONGEST_TAIL_BYTES, TAIL_BYTES, read_heartbeats, read_steps
+from tr11ops.observe.files import (
+    LONGEST_TAIL_BYTES,
+    STEPS_KEPT,
+    TAIL_BYTES,
+    read_heartbeats,
+    read_steps,
+)
+from tr11ops.observe.snapshot import SOUND_LOSSES
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.metrics_record import StepRecord, format_step
 from trainer.contract.paths import RunPaths
@@ -138,6 +145,25 @@ def test_the_main_log_serves_where_metrics_say_nothing(paths: RunPaths) -> None:
         "the half-written line 31220 does not count"
     )
     assert found[0].time is None
+
+
+def test_losses_that_are_no_numbers_are_read_from_their_beginning(paths: RunPaths) -> None:
+    """Else no one knows which checkpoint is from before: the last ones may be of bad weights."""
+
+    def written(count: int, first_bad: int) -> list[int]:
+        rows = [{"kind": "step", **to_builtins(record(n)), "time": 1.0} for n in range(count)]
+        for row in rows[first_bad:]:
+            row["lm_loss"] = None if row["iteration"] % 7 else 4.9
+        paths.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        found = read_steps(paths)
+        assert isinstance(found, tuple)
+        return [step.record.iteration for step in found]
+
+    assert written(2000, 2000) == list(range(2000 - STEPS_KEPT, 2000))
+    assert written(2000, 1900) == list(range(2000 - STEPS_KEPT, 2000))
+    began = written(2000, 301)
+    assert began[-1] == 1999 and 301 - SOUND_LOSSES <= began[1] <= 301
+    assert written(1000, 0) == list(range(1000))
 
 
 @pytest.mark.parametrize(
