@@ -46,8 +46,8 @@ OPEN_CLASSES = frozenset({NO_CAUSE, "node"})
 # the headline of an alert of which people were told a cause that proved to be another
 SUPPOSED = "supposed"
 MOST_EVIDENCE = 12
-LONGEST_EVIDENCE = 240
-LONGEST_TITLE = 160
+LONGEST_EVIDENCE = 600
+LONGEST_TITLE = 600  # a mail's body has the whole sentence
 LONGEST_FIX = 2000
 # as a whole alert: so long it may be asked for by its fingerprint
 RESOLVED_KEPT_SECONDS = 2 * 86_400.0

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from tr11ops.detect.causes import lead
 from tr11ops.detect.finding import Severity
 from trainer.contract.record import Record
+from trainer.contract.units import shortened
 
 # ------------------------------------------------------------- which findings are the same incident
 # The same detector, and the same `Finding.identity`.
@@ -35,6 +36,7 @@ def fingerprint(detector: str, identity: Iterable[str]) -> str:
 # that is not known.
 OVER = frozenset({"cleared", "replaced"})
 CLOSED_KEPT = 2000  # incidents; at some 300 bytes each the alert state stays below a megabyte
+LONGEST_PAST_TITLE = 160
 
 
 class Consequence(Record):
@@ -306,7 +308,7 @@ def incident_of(alert: Alert) -> Incident:
         detector=alert.detector,
         subject=alert.subject,
         severity=alert.severity,
-        title=alert.title,
+        title=shortened(alert.title, LONGEST_PAST_TITLE),
         began=alert.began,
         opened=alert.opened,
         acknowledged_by=alert.acknowledged_by or alert.first_acknowledged_by,

@@ -17,6 +17,7 @@ from tr11ops.base.deadline import within
 from tr11ops.base.errors import Late, PrivateFileError
 from tr11ops.detect.finding import Severity
 from trainer.contract.record import Record
+from trainer.contract.units import shortened
 
 if TYPE_CHECKING:
     import apprise
@@ -42,7 +43,9 @@ class UrlRoute(Record):
         results = self.send_each(entry.message, frozenset(entry.done))
         done = tuple(name for name, trouble in results if not trouble)
         troubles = [f"{name}: {trouble}" for name, trouble in results if trouble]
-        return DeliveryReport(done=done, trouble="; ".join(troubles)[:400], is_over=not troubles)
+        return DeliveryReport(
+            done=done, trouble=shortened("; ".join(troubles), 400), is_over=not troubles
+        )
 
     def send_each(
         self, message: Message, done: frozenset[str] = frozenset()

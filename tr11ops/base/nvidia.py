@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from tr11ops.base.errors import Unanswered
 from tr11ops.base.processes import Commands, ProbeOutput
 from trainer.contract.record import Record
+from trainer.contract.units import shortened
 
 # of a driver that is older or newer than the field's name
 INVALID_FIELD = "is not a valid field to query"
@@ -152,7 +153,7 @@ def words_of(output: ProbeOutput) -> str:
     """What a failed nvidia-smi said, in one line."""
     said = " ".join((output.text.strip() or output.error.strip()).split())
     if said:
-        return f"nvidia-smi: {said[:200]}"
+        return f"nvidia-smi: {shortened(said, 200)}"
     return f"nvidia-smi ended with status {output.status} and no word"
 
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable
 
 from trainer.contract.secret_shapes import without_secrets
+from trainer.contract.units import shortened
 
 
 def signature(text: str) -> str:
@@ -56,9 +57,8 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def one_line(text: str, secrets: Iterable[str] = (), limit: int = LONGEST_TEXT) -> str:
-    """The redacted text on one line, without what no terminal prints, cut at `limit` characters."""
+    """The redacted text on one line, without what no terminal prints, `shortened` to `limit`
+    characters.
+    """
     printable = (letter if letter.isprintable() else " " for letter in redact(text, secrets))
-    line = " ".join("".join(printable).split())
-    if len(line) <= limit:
-        return line
-    return f"{line[: limit - 3]}..."
+    return shortened(" ".join("".join(printable).split()), limit)

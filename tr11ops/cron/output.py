@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tr11ops.base.observed import cause
 from trainer.contract.sharing import make_shared, open_shared
+from trainer.contract.units import shortened
 
 LARGEST_LOG_BYTES = 1 << 20  # then it becomes NAME.log.1, and the older one goes
 HEAD_BYTES = 192 << 10  # of one round, as it is written
@@ -70,7 +71,7 @@ class RoundOutput:
             "".join(c if c.isprintable() else " " for c in line).strip()
             for line in text.splitlines()
         )
-        return [line[:LONGEST_LINE] for line in found if line]
+        return [shortened(line, LONGEST_LINE) for line in found if line]
 
     def _append(self, data: bytes) -> None:
         if not data:

@@ -38,6 +38,7 @@ from trainer.contract.files import write_atomically
 from trainer.contract.record import Record
 from trainer.contract.secret_shapes import is_secret
 from trainer.contract.sharing import make_shared
+from trainer.contract.units import shortened
 
 # ----------------------------------------------------------------------------- scripts
 # What cron, scrontab and Slurm run: `cron/scheduler/*.j2` filled in.
@@ -413,4 +414,4 @@ def _run(crontab: RunCrontab, argument: str) -> subprocess.CompletedProcess[byte
 
 def _words(done: subprocess.CompletedProcess[bytes]) -> str:
     text = (done.stderr or done.stdout).decode("utf-8", "replace")
-    return " ".join(text.split())[:300] or f"exit code {done.returncode}"
+    return shortened(" ".join(text.split()), 300) or f"exit code {done.returncode}"

@@ -19,6 +19,7 @@ from tr11ops.observe.snapshot import SOUND_LOSSES, Snapshot, Step
 from tr11ops.observe.training import Corruption
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.metrics_record import StepRecord
+from trainer.contract.units import shortened
 
 LOOK = "checkpoints list"  # where it began is not known: which checkpoint is from before?
 
@@ -290,7 +291,7 @@ def _answers(snapshot: Snapshot, first: series.High, kind: str) -> list[str]:
     found = [event for event in known(snapshot.training.events, ()) if event.kind == kind]
     later = [event for event in found if began is not None and event.time >= began]
     said = [", ".join(f"{name} {value}" for name, value in event.values.items()) for event in later]
-    return [f"the trainer notes: {kind}: {words[:120]}" for words in said[:1]]
+    return [f"the trainer notes: {kind}: {shortened(words, 120)}" for words in said[:1]]
 
 
 @detector(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
@@ -211,19 +212,38 @@ def how_it_ended(attempt: Attempt, job: Job | None) -> str:
         if reason in BAD_REASONS:
             return f"{reason}: {attempt.end.message}"
         return reason
-    if job is None:
-        known_facts = []
-    else:
-        known_facts = [job.state.value]
-    if job is not None and job.derived_exit_code:
-        known_facts.append(f"derived exit code {job.derived_exit_code}")
-    elif job is not None and job.exit_code:
-        known_facts.append(f"exit code {job.exit_code}")
-    if job is not None and job.exit_signal:
-        known_facts.append(f"signal {job.exit_signal}")
+    said = []
+    if job is not None:
+        said.append(f"the scheduler says {job.state.value}{_exit_of(job)}")
     if attempt.failure:
-        known_facts.append(attempt.failure)
-    return "no end marker" + (f" ({', '.join(known_facts)})" if known_facts else "")
+        said.append(attempt.failure)
+    if not said:
+        return "no end marker"
+    return f"no end marker: {'; '.join(said)}"
+
+
+def _exit_of(job: Job) -> str:
+    """How a job ended by its exit code, of its worst step where that is known, and its signal; ""
+    for none.
+    """
+    said = ""
+    if job.derived_exit_code:
+        said = f", a step of it ended with exit code {_named(job.derived_exit_code, 128)}"
+    elif job.exit_code:
+        said = f", its script ended with exit code {_named(job.exit_code, 128)}"
+    if job.exit_signal:
+        said += f", it was ended by signal {_named(job.exit_signal)}"
+    return said
+
+
+def _named(code: int, beyond: int = 0) -> str:
+    """A number with the signal that it stands for, `134 (SIGABRT)`; a shell's codes are of those
+    `beyond` 128.
+    """
+    names = {beyond + one: one.name for one in signal.Signals}
+    if code in names:
+        return f"{code} ({names[code]})"
+    return str(code)
 
 
 def _finding(

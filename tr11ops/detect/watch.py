@@ -13,6 +13,7 @@ from tr11ops.detect.without_node import exclude_command, start_again
 from tr11ops.observe import derived
 from tr11ops.observe.clock import skews
 from tr11ops.observe.snapshot import Snapshot
+from trainer.contract.units import shortened
 
 if TYPE_CHECKING:
     from tr11ops.rundir.cron_records import PeriodicJobState
@@ -82,7 +83,7 @@ def _evidence(snapshot: Snapshot, job: PeriodicJobState) -> Iterator[str]:
         code = f", exit code {job.exit_code}"
     yield f"last round {duration(snapshot.time - job.started)} ago on {job.host}{code}"
     if job.message:
-        yield " ".join(job.message.split())[:LONGEST_MESSAGE]
+        yield shortened(" ".join(job.message.split()), LONGEST_MESSAGE)
 
 
 INTERVALS = {"hourly": derived.HOUR, "daily": derived.DAY}  # of the chains

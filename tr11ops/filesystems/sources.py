@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from tr11ops.base.errors import SourceError
 from tr11ops.runcard.watching import FilesystemSection
 from trainer.contract.record import Record
+from trainer.contract.units import shortened
 
 KIBI = 1024
 
@@ -74,7 +75,7 @@ def answered(output: CommandOutput) -> str:
             (line.strip() for line in reversed(output.error.splitlines()) if line.strip()), ""
         )
         raise SourceError(
-            f"exit status {output.status}{f': {said[:200]}' if said else ', and nothing was printed'}"
+            f"exit status {output.status}{f': {shortened(said, 200)}' if said else ', and nothing was printed'}"
         )
     return output.text
 
@@ -336,7 +337,7 @@ def _du_total(output: CommandOutput) -> int:
             (line.strip() for line in reversed(output.error.splitlines()) if line.strip()),
             "no total",
         )
-        raise SourceError(f"du: {said[:200]}")
+        raise SourceError(f"du: {shortened(said, 200)}")
     return int(match[1])
 
 

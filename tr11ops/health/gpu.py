@@ -8,6 +8,7 @@ from tr11ops.base.errors import Unanswered
 from tr11ops.base.nvidia import INVALID_FIELD, LOST, ask, list_gpus, number, query, words_of
 from tr11ops.base.units import counted, first_few
 from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System
+from trainer.contract.units import shortened
 
 
 # ----------------------------------------------------------------------------- are all GPUs there?
@@ -120,7 +121,9 @@ def check_xid(system: System, wanted: NodeRequirements) -> Answer:
     except FileNotFoundError:
         raise Unanswered("there is no dmesg on this node") from None
     if output.status != 0:
-        raise Unanswered(f"the kernel log may not be read: {' '.join(output.error.split())[:120]}")
+        raise Unanswered(
+            f"the kernel log may not be read: {shortened(' '.join(output.error.split()), 120)}"
+        )
     up = float(system.read("/proc/uptime").split()[0])
     recent: list[str] = []
     old: list[str] = []

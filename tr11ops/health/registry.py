@@ -13,6 +13,7 @@ from tr11ops.base.processes import ProbeOutput
 from tr11ops.health import gpu, host, network
 from tr11ops.health.base import Answer, CheckOutcome, CheckResult, NodeRequirements, System
 from trainer.contract.record import Record
+from trainer.contract.units import shortened
 
 # A site's own checks: executables whose exit status is the verdict and whose first line of output
 # is the why.
@@ -90,16 +91,15 @@ def run_script(system: System, wanted: NodeRequirements, script: SiteScript) -> 
     ]
     said = ""
     if lines:
-        said = "".join(character if character.isprintable() else "?" for character in lines[0])[
-            :_LONGEST
-        ]
+        first = "".join(character if character.isprintable() else "?" for character in lines[0])
+        said = shortened(first, _LONGEST)
     outcomes = DIALECTS.get(script.dialect)
     if outcomes is None:
         raise Unanswered(
             f"{script.dialect!r} is no dialect of health checks: {', '.join(DIALECTS)}"
         )
     if outcomes is _MONITORING and _is_misuse(output):
-        raise Unanswered(f"it does not take its arguments: {lines[-1][:_LONGEST]}")
+        raise Unanswered(f"it does not take its arguments: {shortened(lines[-1], _LONGEST)}")
     if output.status not in outcomes:
         if script.dialect == "tr11":
             known = "none of 0, 1, 3"

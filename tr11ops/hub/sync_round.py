@@ -27,6 +27,7 @@ from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.documents import document, record_of
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
+from trainer.contract.units import shortened
 
 if TYPE_CHECKING:
     from tr11ops.hub.base import Progress
@@ -183,7 +184,9 @@ def write_failure(directory: RunDirectory, message: str) -> None:
     last = _read_status(directory)
     if last is not None:
         replace_json(
-            _status_file(directory), {**last, "message": message[:LONGEST_MESSAGE]}, SCHEMA
+            _status_file(directory),
+            {**last, "message": shortened(message, LONGEST_MESSAGE)},
+            SCHEMA,
         )
 
 

@@ -33,6 +33,7 @@ from msgspec.structs import replace
 
 from tr11ops.base.robust import error_of_median, robust_sigma
 from trainer.contract.record import Record
+from trainer.contract.units import shortened
 
 # ----------------------------------------------------------------------------- what one node said
 # Its samples, read from the lines `NAME VALUE UNIT` of a probe.
@@ -95,7 +96,7 @@ def read_answer(node: str, lines: Iterable[str], why: str = "") -> NodeAnswer:
     frozen = {
         name: {part: tuple(own) for part, own in parts.items()} for name, parts in samples.items()
     }
-    return NodeAnswer(node, hardware, frozen, units, why[:LONGEST_WHY])
+    return NodeAnswer(node, hardware, frozen, units, shortened(why, LONGEST_WHY))
 
 
 def is_sample(line: str) -> bool:

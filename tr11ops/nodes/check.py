@@ -32,6 +32,7 @@ from tr11ops.nodes.view import holders_of
 from tr11ops.runcard.sections import SlurmSection
 from trainer.contract.documents import document
 from trainer.contract.record import Record
+from trainer.contract.units import shortened
 
 JOB_NAME = "tr11-health"
 POLL_SECONDS = 0.1
@@ -274,7 +275,7 @@ class SubmittedCheck:
             lines = self._job.paths.stdout.read_text(encoding="utf-8", errors="replace").split("\n")
             said = [line.strip() for line in lines if line.strip()]
             if said:
-                return f"; it said: {said[-1][:160]}"
+                return f"; it said: {shortened(said[-1], 160)}"
             return ""
         return ""
 

@@ -11,6 +11,7 @@ from typing import Any
 from tr11ops.nodes.search import GroupOutcome, GroupTest
 from trainer.contract.documents import record_of
 from trainer.contract.record import Record
+from trainer.contract.units import shortened
 
 PROBE = "{python} -m trainer.debug.group_probe"
 LONGEST_WHY = 200
@@ -117,4 +118,4 @@ def unknown(nodes: Sequence[str], why: str) -> GroupTest:
 
 
 def _values(outcome: GroupOutcome, why: str) -> dict[str, str]:
-    return {"outcome": str(outcome), "why": why[:LONGEST_WHY]}
+    return {"outcome": str(outcome), "why": shortened(why, LONGEST_WHY)}

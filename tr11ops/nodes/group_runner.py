@@ -27,6 +27,7 @@ from tr11ops.nodes.group_job import GroupRequest, group_test, run_group, unknown
 from tr11ops.nodes.search import GroupOutcome, GroupTest
 from trainer.contract.documents import document
 from trainer.contract.record import Record
+from trainer.contract.units import shortened
 
 START_SECONDS = 120.0  # for a job to start on nodes that were free a moment ago
 
@@ -51,7 +52,8 @@ class SlurmGroups(Record):
                     Exception
                 ) as error:  # a refusal of sbatch comes as submitit's own kind of error
                     found[index] = unknown(
-                        group, f"no job could be started: {' '.join(str(error).split())[:160]}"
+                        group,
+                        f"no job could be started: {shortened(' '.join(str(error).split()), 160)}",
                     )
             self._wait(groups, jobs, found)
         finally:

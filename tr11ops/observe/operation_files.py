@@ -46,6 +46,7 @@ from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_steps
 from trainer.contract.paths import RunPaths
 from trainer.contract.phases import Heartbeat
 from trainer.contract.state_file import open_for_reading, read_json
+from trainer.contract.units import shortened
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
@@ -230,7 +231,7 @@ def _list(path: Path, value: Any) -> list[Any]:
 
 def _line(value: Any) -> str:
     """What a file says, as one line that is fit to be shown."""
-    return " ".join(plain(str(value or ""), unicode=True).split())[:LONGEST_TEXT]
+    return shortened(" ".join(plain(str(value or ""), unicode=True).split()), LONGEST_TEXT)
 
 
 # ----------------------------------------------------------------------------- jobs that the

@@ -19,6 +19,7 @@ from trainer.contract.documents import document, record_of, refuse_newer
 from trainer.contract.errors import NewerFormat
 from trainer.contract.record import Finite, Record
 from trainer.contract.state_file import content_of
+from trainer.contract.units import shortened
 
 SCHEMA = 1
 VERSIONS_KEPT = 20
@@ -48,7 +49,7 @@ def pin(directory: RunDirectory, step: int, who: str, why: str, when: float) -> 
     """Pin a step, or give its pin another reason; False when it says the same already. Raises as
     `read_pins`.
     """
-    made = Pin(step, who, when, " ".join(why.split())[:LONGEST_REASON])
+    made = Pin(step, who, when, shortened(" ".join(why.split()), LONGEST_REASON))
 
     def change(pins: tuple[Pin, ...]) -> tuple[Pin, ...] | None:
         old = next((entry for entry in pins if entry.step == step), None)

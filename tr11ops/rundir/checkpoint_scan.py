@@ -28,6 +28,7 @@ from trainer.contract.manifest import Manifest
 from trainer.contract.paths import MANIFEST_FILE
 from trainer.contract.record import Record
 from trainer.contract.resumable import ResumeFault, ResumeNeed, lack_of, unnamed_files
+from trainer.contract.units import shortened
 
 Layout = Literal["tr11", "deepspeed", "unknown"]
 ManifestState = Literal["read", "none", "unreadable", "foreign"]
@@ -262,7 +263,7 @@ def read_row(place: Path, step: int, is_latest: bool, need: ResumeNeed) -> Saved
         else:
             manifest = _parse(content, place)
     except (OSError, ValueError) as error:
-        why = " ".join(str(error).split())[:300]
+        why = shortened(" ".join(str(error).split()), 300)
         if isinstance(error, OSError):
             why = error.strerror or str(error)
         if str(place) in why:

@@ -27,6 +27,7 @@ from tr11ops.rundir.versioned import VersionedFile
 from trainer.contract.documents import document, record_of
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
+from trainer.contract.units import shortened
 
 SCHEMA = 1
 AUTOMATIC_OWNER = "tr11"  # the owner of what no person asked for
@@ -303,7 +304,9 @@ def _renewed(old: Exclusion, fresh: Exclusion) -> Exclusion:
 
 
 def _bounded(evidence: Iterable[str]) -> tuple[str, ...]:
-    return tuple(" ".join(line.split())[:LONGEST_EVIDENCE] for line in evidence)[:MOST_EVIDENCE]
+    return tuple(shortened(" ".join(line.split()), LONGEST_EVIDENCE) for line in evidence)[
+        :MOST_EVIDENCE
+    ]
 
 
 def _versions(path: Path) -> VersionedFile:

@@ -27,6 +27,7 @@ from tr11ops.status.published import EXIT_CODES, needs_of, number, read_publishe
 from tr11ops.watchdog.verdict import VerdictWord
 from trainer.contract.errors import Tr11Error
 from trainer.contract.record import Record
+from trainer.contract.units import shortened
 
 LARGEST_FACTS_BYTES = 8 << 20  # some ten thousand files; parsed, it is twenty times as large
 LARGEST_STATUS_BYTES = 1 << 20
@@ -318,7 +319,7 @@ def judge_outside(view: RemoteView) -> OutsideVerdict:
         return OutsideVerdict(None, age, interval, stale, line, 3)
     said, code = published.get("line"), published.get("exit_code")
     if isinstance(said, str) and said:
-        sentence = said[:200]
+        sentence = shortened(said, 200)
     else:
         sentence = "the run says no more"
     if isinstance(code, int) and code in EXIT_CODES and age is not None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainer.contract.errors import DataError
+from trainer.contract.units import shortened
 
 CONFIG_FILE = "tokenizer_config.json"
 END_OF_DOCUMENT = "<|endoftext|>"
@@ -63,7 +64,7 @@ def _named_end_token(config: Path) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
-        why = " ".join(str(error).split())[:200]
+        why = shortened(" ".join(str(error).split()), 200)
         raise DataError(
             f"{config} cannot be read: {why}; copy it again, or take it away"
         ) from error

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainer.contract.errors import HubFileError
+from trainer.contract.units import shortened
 
 HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
@@ -82,7 +83,7 @@ def hub_file(hub_id: str, names: tuple[str, ...], environment: Mapping[str, str]
         except (
             Exception
         ) as error:  # the client's own, the network's, the file system's: one answer to all
-            why = f"the hub gave none ({' '.join(str(error).split())[:160]})"
+            why = f"the hub gave none ({shortened(' '.join(str(error).split()), 160)})"
         else:
             return path
     raise HubFileError(

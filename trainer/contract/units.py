@@ -1,6 +1,20 @@
-"""Sizes as people read them, the same in both packages."""
+"""Sizes and sentences as people read them, the same in both packages."""
 
 from __future__ import annotations
+
+import re
+
+GAP = " ... "
+LEAST_ROOM = 16  # characters: in less there is no beginning and end
+# its end says enough where room is short
+_LONG_PATH = re.compile(r"(?<![\w/.:])/\S{24,}?(/[^/\s]+/[^/\s]+)(?=[\s,:;)]|$)")
+_ASIDE = re.compile(r" \([^()]*\)")
+_CLOSED_BY = {"(": ")", "`": "`", "[": "]", "{": "}"}
+# after these a sentence does not break off
+_DANGLING = re.compile(
+    r"(?i)a|an|and|after|as|at|because|before|between|but|by|for|from|in|into|is|it|its|named|no|not|of"
+    r"|on|or|than|that|the|their|this|to|up|was|were|which|while|with|within|without"
+)
 
 
 def size(count: float) -> str:
@@ -12,3 +26,82 @@ def size(count: float) -> str:
             return f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:,.1f} TiB"
+
+
+def shortened(text: str, most: int) -> str:
+    """A sentence of one line in at most `most` characters: it keeps its beginning, which says what
+    it is about, and its end, which says the cause. Whole where it fits.
+
+    Left out are the beginnings of paths first, then what is in round brackets, then clauses in its
+    middle, and words only where a clause alone is too long.
+    """
+    if len(text) <= most:
+        return text
+    if most < LEAST_ROOM:
+        return text[:most]
+    text = _LONG_PATH.sub(r"...\1", text)
+    if len(text) > most:
+        text = _ASIDE.sub("", text)
+    if len(text) <= most:
+        return text
+    room = most - len(GAP)
+    clauses = _clauses(text)
+    first, last = 1, len(clauses)  # clauses[first:last] are left out
+    head = _bare(clauses[0])
+    if len(head) > room * 2 // 3:
+        head = _bare(_leading(text, room // 2))
+        return f"{head}{GAP}{_trailing(text, room - len(head))}"
+    tail = ""
+    is_growing = True
+    while is_growing and first < last:
+        is_growing = False
+        with_one_more = " ".join(clauses[last - 1 :])
+        if len(head) + len(with_one_more) <= room:
+            last, tail, is_growing = last - 1, with_one_more, True
+        longer = _bare(" ".join(clauses[: first + 1]))
+        if tail and first < last and len(longer) + len(tail) <= room:
+            first, head, is_growing = first + 1, longer, True
+    return f"{head}{GAP}{tail or _trailing(clauses[-1], room - len(head))}"
+
+
+def _clauses(text: str) -> list[str]:
+    """The parts of a sentence behind whose commas, colons and semicolons a space follows; what is in
+    brackets or backquotes is not taken apart.
+    """
+    found, begin = [], 0
+    closing = ""
+    for place, letter in enumerate(text):
+        if closing:
+            if letter == closing:
+                closing = ""
+        elif _CLOSED_BY.get(letter, "") in text[place + 1 :]:
+            closing = _CLOSED_BY.get(letter, "")
+        if not closing and letter in ",:;" and text[place + 1 : place + 2] == " ":
+            found.append(text[begin : place + 1])
+            begin = place + 2
+    return [*found, text[begin:]]
+
+
+def _leading(text: str, room: int) -> str:
+    """As many words of its beginning as fit; a part of the first one where that alone does not."""
+    if text[room : room + 1].isspace():
+        kept = text[:room]
+    else:
+        kept = text[:room].rpartition(" ")[0]
+    return kept or text[:room]
+
+
+def _trailing(text: str, room: int) -> str:
+    """As many words of its end as fit; a part of the last one where that alone does not."""
+    kept = text[-room:]
+    if not text[-room - 1 : -room].isspace():
+        kept = kept.partition(" ")[2]
+    return (kept or text[-room:]).strip()
+
+
+def _bare(text: str) -> str:
+    """Without the punctuation at its end, and without words that lead on to what is left out."""
+    words = text.rstrip(" ,:;(").split(" ")
+    while len(words) > 1 and _DANGLING.fullmatch(words[-1]):
+        words.pop()
+    return " ".join(words).rstrip(" ,:;(")

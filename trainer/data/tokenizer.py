@@ -16,6 +16,7 @@ from trainer.config.hub_files import HUB_ID, hub_file
 from trainer.contract.errors import DataError, HubFileError
 from trainer.contract.manifest import file_digest
 from trainer.contract.record import Record
+from trainer.contract.units import shortened
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -182,7 +183,7 @@ def _load_huggingface(path: Path) -> Tokenizer:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+    return shortened(" ".join(str(error).split()), 200)
 
 
 EFFECT = (

@@ -21,6 +21,7 @@ import torch
 from torch import distributed
 
 from trainer.contract.errors import ProbeFailure
+from trainer.contract.units import shortened
 
 SIDE = 512  # of the matrices; whole numbers below 2**24, so float32 sums are exact
 WORDS = 1 << 20
@@ -40,7 +41,7 @@ def main(environment: Mapping[str, str]) -> int:
         if size > 1:
             _talk(rank, size, device, environment)
     except (ProbeFailure, RuntimeError, OSError) as error:
-        print(f"{place}: {' '.join(str(error).split())[:300]}", flush=True)
+        print(f"{place}: {shortened(' '.join(str(error).split()), 300)}", flush=True)
         return 1
     print(f"{place}: fine", flush=True)
     return 0

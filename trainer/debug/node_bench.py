@@ -29,6 +29,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from trainer.contract.errors import ProbeFailure
 from trainer.contract.record import Record
+from trainer.contract.units import shortened
 from trainer.debug.group_probe import compute, remember
 
 # All-reduces between two nodes at a time, each node with several others: which node, or link, talks
@@ -257,7 +258,7 @@ def main(arguments: Sequence[str]) -> int:
                 for value in values:
                     say(f"all-reduce@{other} {value:.6g} B/s")
     except (ProbeFailure, RuntimeError, OSError) as error:
-        say(" ".join(str(error).split())[:300])
+        say(shortened(" ".join(str(error).split()), 300))
         return 1
     finally:
         if meeting is not None:

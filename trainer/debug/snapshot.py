@@ -17,6 +17,7 @@ from trainer.checkpoint.fingerprint import Fingerprint, state_digest
 from trainer.checkpoint.source import Part, TensorSource
 from trainer.contract.errors import CheckpointError
 from trainer.contract.record import Record
+from trainer.contract.units import shortened
 from trainer.debug.record import MOMENTS, DumpRecord, Moment, RankCoordinates, companions
 
 Kind = Literal["weight", "fp32", "exp_avg", "exp_avg_sq", "exp_noise_sq"]
@@ -258,7 +259,7 @@ class _TensorFile:
         except OSError:
             raise
         except Exception as error:
-            said = " ".join(str(error).split())[:200]
+            said = shortened(" ".join(str(error).split()), 200)
             raise CheckpointError(
                 f"{self.path} cannot be read ({said}); use a dump of fingerprints"
             ) from None

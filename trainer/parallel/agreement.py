@@ -15,6 +15,7 @@ from trainer.contract.checkpoints import refusal_code
 from trainer.contract.errors import CheckpointError, NodeFilesError, Tr11Error
 from trainer.contract.files import host_name
 from trainer.contract.record import Record
+from trainer.contract.units import shortened
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -207,7 +208,7 @@ def one_line(error: BaseException) -> str:
         if error.filename:
             return f"{error.strerror}: {error.filename}"
         return error.strerror
-    text = " ".join(str(error).split())[:300]
+    text = shortened(" ".join(str(error).split()), 300)
     if isinstance(error, ValueError) and text:
         return text
     return f"{type(error).__name__}: {text}"

@@ -161,9 +161,13 @@ def test_after_an_hour_it_is_said_what_is_there_instead(
     assert looks.see(condition=condition) == []
     (message,) = looks.see(condition=condition, after=HOUR)
     shown = "QUEUED: nothing runs now; job 1008 waits, Resources" if fault is SLOW else instead
-    # as far as a subject has room
-    over = "the training ..." if fault is LESS else f"{fault.title})"
-    assert (message.kind, message.subject) == ("replaced", f"[NOT OK] small: {shown} (over: {over}")
+    over = fault.title
+    if fault is LESS:  # as far as a subject has room
+        over, shown = fault.detector, shown.replace(" (slow)", "")
+    assert (message.kind, message.subject) == (
+        "replaced",
+        f"[NOT OK] small: {shown} (over: {over})",
+    )
     assert "Nothing to type" not in flat(message)
     assert f"Now: {instead}." in flat(message)
     assert ("When it may, type: cd /home/ana tr11 resume" in flat(message)) is (

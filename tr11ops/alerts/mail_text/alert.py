@@ -8,7 +8,6 @@ the mail itself.
 from __future__ import annotations
 
 import hashlib
-import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -41,9 +40,9 @@ MOST_THREADS = 10
 MOST_STANDING = 3  # alerts that an all-clear names as still open
 LEAST_COST_HOURS = 0.1  # node-hours: less is no cost that anyone needs to hear of
 PART_EVIDENCE = 3  # lines of evidence of each of several alerts
+LONGEST_DETECTOR = 20  # characters of the name of a detector
+LEAST_OVER = 40  # characters: in less, the title of what is over says nothing
 
-# in a subject its end says enough
-_LONG_PATH = re.compile(r"(?<!\S)/\S{24,}?(/[^/\s]+/[^/\s]+)(?=[\s,]|$)")
 NAMES_OF_FILES = frozenset({"latest"})
 
 _NEWS = {
@@ -121,16 +120,25 @@ def _subject(
     if others:
         more = f" (and {others} more)"
     title = _headline(first.alert.title)
+    if first.kind == "replaced":
+        return _not_ok(policy, _headline(_instead(situation, standing)), first.alert, more)
     if first.kind == "cleared":
-        said = f"[OK] {policy.run}: over: {title}"
-    elif first.kind == "replaced":  # what stands now comes first: it may be cut off
-        now = _instead(situation, standing)
-        said = f"[NOT OK] {policy.run}: {_headline(now)} (over: {title.replace(': ', ', ')})"
+        tag = f"[OK] {policy.run}: over: "
     else:
-        said = f"[{first.alert.severity.name}] {policy.run}: {title}"
-    if len(said) + len(more) > LONGEST_SUBJECT:
-        said = _LONG_PATH.sub(r"...\1", said)
-    return clean(said, LONGEST_SUBJECT - len(more)) + more
+        tag = f"[{first.alert.severity.name}] {policy.run}: "
+    return f"{tag}{clean(title, LONGEST_SUBJECT - len(tag) - len(more))}{more}"
+
+
+def _not_ok(policy: Policy, now: str, over: Alert, more: str) -> str:
+    """The subject of an all-clear of a run that is not well: what stands now comes first, and has
+    the room; what is over has what is left, or goes by its detector's name.
+    """
+    tag, between = f"[NOT OK] {policy.run}: ", " (over: "
+    room = LONGEST_SUBJECT - len(tag) - len(between) - len(")") - len(more)
+    said, title = clean(now, room - LONGEST_DETECTOR), over.title.replace(": ", ", ")
+    if len(title) > room - len(said) < LEAST_OVER:
+        title = over.detector
+    return f"{tag}{said}{between}{clean(title, room - len(said))}){more}"
 
 
 def _headline(title: str) -> str:

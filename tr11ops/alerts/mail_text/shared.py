@@ -13,25 +13,18 @@ from tr11ops.base.glyphs import plain
 from tr11ops.base.invocation import command_for
 from tr11ops.base.redact import redact
 from tr11ops.base.units import timestamp
+from trainer.contract.units import shortened
 
 WIDTH = 78
 LONGEST_SUBJECT = 110
+MOST_READ = 10_000  # characters of a text: secrets are looked for in all of it
 
 
 def clean(text: str, most: int) -> str:
     """One line of at most `most` characters, without control characters and without what looks like
-    a secret.
-
-    It is cut between two words, where one ends in the second half of what fits.
+    a secret; `shortened` where it is longer.
     """
-    line = redact(plain(text[: 4 * most], unicode=True).strip())
-    if len(line) <= most:
-        return line
-    kept = line[: most - 4]
-    end = kept.rfind(" ")
-    if not line[most - 4].isspace() and end > most // 2:
-        kept = kept[:end]
-    return kept.rstrip(" ,:;(") + " ..."
+    return shortened(redact(plain(text[:MOST_READ], unicode=True).strip()), most)
 
 
 def moment(seconds: float, policy: Policy) -> str:

@@ -21,6 +21,7 @@ from tr11ops.cluster.slurm_command import CommandResult, client_environment, fol
 from tr11ops.diagnose.stacks.node import answers_here
 from tr11ops.diagnose.stacks.worker import AnswerReader, CollectedStacks
 from trainer.contract.record import Record
+from trainer.contract.units import shortened
 
 NODE_SECONDS = 20.0  # a node that has not answered by then is a row of its own
 MOST_AT_ONCE = 64  # steps of one node each
@@ -130,7 +131,7 @@ def _through_srun(
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())[-300:]
+    return shortened(" ".join(text.split()), 300)
 
 
 def srun_command(asked: AskedAttempt, nodes: tuple[str, ...], seconds: float) -> list[str]:

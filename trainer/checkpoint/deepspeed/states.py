@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from trainer.contract.errors import CheckpointError
+from trainer.contract.units import shortened
 
 
 class Inert:
@@ -53,7 +54,7 @@ def open_states(path: Path) -> dict[Any, Any]:
             f"{path} is missing; copy the checkpoint again, or use another step"
         ) from None
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        reason = shortened(" ".join(str(error).split()), 160) or type(error).__name__
         raise CheckpointError(
             f"{path} is damaged or not a checkpoint file ({reason}); copy it again"
         ) from None
