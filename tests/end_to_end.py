@@ -143,7 +143,7 @@ class Playground(Record):
     def manifest(self, step: int, directory: str = "run") -> Manifest | None:
         return Manifest.read(self.paths(directory).checkpoint(step))
 
-    def wait(self, condition: Callable[[], bool], what: str, seconds: float = 600.0) -> None:
+    def wait(self, condition: Callable[[], bool], what: str, seconds: float | None = None) -> None:
         """Wait for a condition; fails with the end of the log, so that a failure can be understood
         from the report.
         """

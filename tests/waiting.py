@@ -11,6 +11,7 @@ from typing import TypeVar
 import psutil
 
 PATIENCE_SECONDS = 600.0  # far beyond need, also on a slow machine with other work
+QUIET_SECONDS = 150.0  # the same where nothing else works there: three times the longest whole test
 Found = TypeVar("Found")
 
 
@@ -18,24 +19,37 @@ def until(
     condition: Callable[[], Found],
     what: object = "what was waited for",
     *,
-    seconds: float = PATIENCE_SECONDS,
+    seconds: float | None = None,
     pause: float = 0.05,
     context: Callable[[], object] | None = None,
 ) -> Found:
     """Ask `condition` every `pause` seconds until it is true; returns what it said.
 
-    Raises AssertionError once `seconds` have passed, with `what` and, of that moment, `context()`
-    and the load.
+    Raises AssertionError, with `what` and, of that moment, `context()` and the load, once `seconds`
+    have passed; where none are given, once PATIENCE_SECONDS have, or QUIET_SECONDS but for the
+    machine's other work.
     """
-    deadline = time.monotonic() + seconds
+    longest, longest_quiet = PATIENCE_SECONDS, QUIET_SECONDS
+    if seconds is not None:
+        longest = longest_quiet = seconds
+    began = looked = time.monotonic()
+    quiet = 0.0
     while not (found := condition()):
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        quiet += (now - looked) / crowding()
+        looked = now
+        if now - began > longest or quiet > longest_quiet:
             shown = f"\n{context()}" if context is not None else ""
             raise AssertionError(
-                f"not within {seconds:.0f} s: {what}; load {os.getloadavg()}{shown}"
+                f"not within {now - began:.0f} s: {what}; load {os.getloadavg()}{shown}"
             )
         time.sleep(pause)
     return found
+
+
+def crowding() -> float:
+    """How many programs there are for each core, at least 1: so many times slower may all be."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def end_of_file(path: Path, lines: int = 40) -> str:

@@ -133,7 +133,7 @@ class Operation:
 
     # ------------------------------------------------------------------ waiting
     def until(
-        self, condition: Callable[[], object], what: str, seconds: float = PATIENCE_SECONDS
+        self, condition: Callable[[], object], what: str, seconds: float | None = None
     ) -> None:
         until(
             condition,

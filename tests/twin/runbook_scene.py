@@ -216,7 +216,9 @@ class Scene:
         began = time.time()
 
         def training() -> Job | None:
-            for job in self.jobs():
+            jobs = self.jobs()
+            assert jobs, f"nothing of the run is queued that could train\n{self._seen()}"
+            for job in jobs:
                 done = sum(
                     step["job_id"] == job.raw_id and step["time"] > began for step in self.steps()
                 )
@@ -251,12 +253,11 @@ class Scene:
 
     def until(self, condition: Callable[[], Found], what: str) -> Found:
         """Wait; what did not come in time is shown with what can be seen of the run."""
-        return until(
-            condition,
-            what,
-            pause=0.1,
-            context=lambda: f"{self.status()}\n{end_of_file(self.paths.main_log)}",
-        )
+        return until(condition, what, pause=0.1, context=self._seen)
+
+    def _seen(self) -> str:
+        """What a report shows of the run."""
+        return f"{self.status()}\n{end_of_file(self.paths.main_log)}"
 
     # ------------------------------------------------------------------ faults
     def until_still(self) -> None:
