@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 TIMM ?= timm==1.0.31
 SHELL := /bin/bash
 
-.PHONY: help setup slurm browser demo test soak chaos walk check docs bench gpu clean
+.PHONY: help setup slurm browser demo test soak chaos walk check lint types contract grain docs bench gpu clean
 
 help:
 	@echo "make setup   virtual environment with the CPU build of torch; leaves $(BIN)/tr11"
@@ -58,15 +58,26 @@ chaos: setup
 walk: setup
 	@$(BIN)/python -m pytest tests/tr11ops/walk -m soak -s $(PYTEST_OPTIONS)
 
-check: $(VENV)/.installed
+# In this order; each for itself with `make -j`.
+check: lint types contract grain
+
+lint: $(VENV)/.installed
 	@$(BIN)/ruff check tr11ops trainer tests benchmarks
 	@$(BIN)/ruff format --check tr11ops trainer tests benchmarks
+
+types: $(VENV)/.installed
 	@$(BIN)/mypy
+
+contract: $(VENV)/.installed
 	@$(BIN)/lint-imports
+
+grain: $(VENV)/.installed
 	@$(BIN)/python .ci/grain
 
-docs: $(VENV)/.installed
-	@test -x $(BIN)/mkdocs || $(BIN)/pip install --quiet --disable-pip-version-check --editable ".[docs]"
+$(BIN)/mkdocs: | $(VENV)/.installed
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[docs]"
+
+docs: $(BIN)/mkdocs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "ready: site/index.html"
 
