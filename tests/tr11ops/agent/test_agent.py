@@ -10,14 +10,13 @@ import socket
 import subprocess
 import sys
 import textwrap
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 from msgspec import to_builtins
 
-from tests.waiting import until
+from tests.waiting import is_gone, until
 from tr11ops.agent import allocation
 from tr11ops.agent.allocation import Allocation, free_port, master_address, read_allocation
 from tr11ops.agent.batch import read_resolved
@@ -179,7 +178,7 @@ def test_daemons_that_ignore_signals_are_ended():
     assert done.returncode == 0, done.stderr
     pid, ended = json.loads(done.stdout)
     assert ended == [pid]
-    assert not psutil.pid_exists(pid)
+    until(lambda: is_gone(pid), "the end of the daemon")
 
 
 def test_tee_keeps_lines_whole_and_survives_a_full_disk(tmp_path, capfd):
@@ -294,10 +293,7 @@ def test_a_trainer_that_stays_after_its_end_marker_is_ended(tmp_path):
     assert "its processes stay: ending them" in shown
     pids = [int(line) for line in shown.splitlines() if line.isdigit()]
     assert len(pids) == 2
-    for pid in pids:  # an orphan that was killed is there until its new parent has noticed
-        with suppress(psutil.NoSuchProcess):
-            psutil.wait_procs([psutil.Process(pid)], timeout=300)
-            assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    until(lambda: all(is_gone(pid) for pid in pids), "the end of both")
 
 
 def test_a_worker_that_was_killed_is_named_by_rank_and_host(tmp_path):
@@ -380,6 +376,5 @@ def test_torchrun_does_not_outlive_a_killed_agent(tmp_path):
     pid = int(child.stdout.readline())
     child.kill()
     child.wait()
-    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=300)
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    until(lambda: is_gone(pid), "the end of torchrun")
     child.stdout.close()

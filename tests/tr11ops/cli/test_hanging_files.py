@@ -5,7 +5,6 @@ not.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -69,11 +68,9 @@ def test_a_run_directory_that_never_answers(
     root, iterdir = run_directory(bench).root, Path.iterdir
     monkeypatch.setattr(RunDirectory, "exists", property(hang))
     monkeypatch.setattr(Path, "iterdir", lambda path: hang() if path == root else iterdir(path))
-    began = time.monotonic()
-    answer = typed(bench, line)
+    answer = typed(bench, line)  # the hang has no end: that it answers is the proof
     assert answer.code == 3, (answer.out, answer.err)
     assert "does not answer" in answer.out + answer.err
-    assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize(

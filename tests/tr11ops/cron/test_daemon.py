@@ -123,7 +123,7 @@ def test_a_signal_waits_for_the_running_job_and_starts_no_other(tmp_path: Path) 
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.5)
         (tmp_path / "go").touch()
-        assert process.wait(20) == 0
+        assert process.wait(300) == 0
     finally:
         process.kill()
         process.communicate()
@@ -139,7 +139,7 @@ def test_a_second_signal_ends_the_job_too(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(300) == 0
     finally:
         process.kill()
         process.communicate()
@@ -156,7 +156,7 @@ def run_daemon_until(there: Daemon, condition: object) -> None:
         until(condition)  # type: ignore[arg-type]
     finally:
         there.stop()
-        thread.join(20)
+        thread.join(300)
     assert not thread.is_alive()
 
 

