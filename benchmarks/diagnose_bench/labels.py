@@ -13,6 +13,7 @@ from typing import Any
 from trainer.contract.record import Record
 
 RESTARTS = ("plain", "elsewhere", "change", "unknown", "none")
+CLEAN, GOES_ON_WELL = "clean_exit", "running"
 _RESTARTS_OF_ACTION: Mapping[
     str, tuple[str, ...]
 ] = {  # where a label tells what to do, and not whether it helps
@@ -111,7 +112,7 @@ def _incident(folder: Path, name: str, label: Mapping[str, Any], has_nodes: bool
     return Incident(
         name=name,
         files=files,
-        faults=frozenset({label["verdict"], *label.get("accepted_verdicts", ())}),
+        faults=_faults((label["verdict"], *label.get("accepted_verdicts", ()))),
         lines=frozenset(_lines(label, files)),
         node=label.get("node"),
         is_guilty=is_guilty,
@@ -120,6 +121,16 @@ def _incident(folder: Path, name: str, label: Mapping[str, Any], has_nodes: bool
         restarts=frozenset(told or _restarts(actions, label["verdict"])),
         tells_restart=bool(told),
     )
+
+
+def _faults(classes: Iterable[str]) -> frozenset[str]:
+    """The classes that count as right. A label's `clean_exit` is of what ended as it should, or goes
+    on well.
+    """
+    told = frozenset(classes)
+    if CLEAN in told:
+        return told | {GOES_ON_WELL}
+    return told
 
 
 def _lines(label: Mapping[str, Any], files: tuple[Path, ...]) -> Iterator[tuple[str, int]]:
@@ -145,7 +156,7 @@ def _of_jsonl(path: Path) -> Iterator[Incident]:
             yield Incident(
                 name=f"{label['id']}-{label['name']}",
                 files=tuple(path.parent / file for file in label["files"]),
-                faults=frozenset((*label["right_classes"], *label["acceptable_classes"])),
+                faults=_faults((*label["right_classes"], *label["acceptable_classes"])),
                 lines=frozenset(lines),
                 node=label["node"],
                 is_guilty=True,

@@ -308,11 +308,13 @@ def _as_old_as(found: Diagnosis, files: list[Path]) -> Diagnosis:
     """The diagnosis of a log that ends on a whole step: it says that nothing is to be done only
     while it is written.
     """
+    from tr11ops.diagnose.look import if_it_goes_on
+
     if not found.signs.runs_on:
         return found
     silent = time.time() - max(path.stat().st_mtime for path in files)
     if silent < SILENT_SECONDS:
-        return found
+        return if_it_goes_on(found)
     why = f"{found.explanation} No line came for {duration(silent)}: whether it still runs cannot be told from here."
     return replace(found, signs=replace(found.signs, runs_on=False), explanation=why)
 

@@ -163,7 +163,7 @@ def restart_of(end: EndFacts) -> RestartAnswer:
 def _where_nothing_failed(end: EndFacts) -> _Because | None:
     if end.step is not NextStep.NONE:
         return None
-    if end.fault is FaultClass.UNKNOWN and end.signs.runs_on:
+    if end.fault in {FaultClass.UNKNOWN, FaultClass.RUNNING} and end.signs.runs_on:
         return _Because(
             "runs-on", Restart.NONE, "it made steps to the last line, and may run still"
         )

@@ -46,7 +46,12 @@ from tr11ops.diagnose.signature import (
 from tr11ops.diagnose.silence import with_silence
 from tr11ops.diagnose.starts import explained
 from tr11ops.diagnose.topics import FAMILY as TOPICS
-from tr11ops.diagnose.waits import helps_where_ranks_parted, rank_behind, what_is_missing
+from tr11ops.diagnose.waits import (
+    helps_where_one_works,
+    helps_where_ranks_parted,
+    rank_behind,
+    what_is_missing,
+)
 
 HIGHEST = 0.97
 AFTER_STEPS = 0.55  # for what the training seems to have overcome
@@ -93,6 +98,11 @@ ALONE = 0.75  # the most where only one host's words, and no error, tell of what
 ONE_OF_MANY = 0.7
 _OF_THE_MACHINE = frozenset(
     {FaultClass.STORAGE, FaultClass.HOST_OOM, FaultClass.GCS, FaultClass.CUDA_OOM}
+)
+_NEARLY_FULL = "memory-nearly-full"
+KILLED_FOR_MEMORY = 0.75
+_SIGKILL = re.compile(
+    r"SIGKILL|[Ss]ignal:? ?9\b|\bexit ?code:? -9\b|= -9\b|: Killed\b|\b137\b|\(exitcode: -9\)"
 )
 _SMALL_SHM = "shm-small"
 _SIGBUS = re.compile(
@@ -236,7 +246,8 @@ def _runs_on(launch: LogLaunch) -> bool:
     if launch.progress is None or not launch.steps:
         return False
     below = launch.last_line - launch.progress.line_number
-    return below <= (0 if launch.is_cut else 1) and launch.steps[-1].numbers.is_whole
+    is_last = below <= (0 if launch.is_cut else 1) or launch.is_usual_below
+    return is_last and launch.steps[-1].numbers.is_whole
 
 
 def _times(last: LogLaunch, earlier: Sequence[LogLaunch]) -> int:
@@ -265,6 +276,7 @@ def _is_same_step(before: Sighting, root: Sighting) -> bool:
 
 def _judge(merged: LogLaunch, candidates: Candidates, places: LaunchPlaces) -> Diagnosis:
     root = with_silence(explained(root_of(candidates), merged), merged)
+    root = root and _killed_for_memory(root, merged)
     if (
         root is not None
         and root.signature.role is Role.SYMPTOM
@@ -290,6 +302,30 @@ def _judge(merged: LogLaunch, candidates: Candidates, places: LaunchPlaces) -> D
         if unhealthy is not None and unhealthy.is_grave:
             return _from_steps(merged, unhealthy, places, root)
     return _of_root(root, merged, candidates, places)
+
+
+def _killed_for_memory(root: Sighting, launch: LogLaunch) -> Sighting:
+    """A death by SIGKILL as what it was where the last word of the host's memory is that it is nearly
+    used up: the kernel has no other way to get some. Any other cause as it is.
+    """
+    signature = root.signature
+    if signature.role is not Role.DEATH or signature.fault is not FaultClass.UNKNOWN:
+        return root
+    is_full = any(
+        one.signature.id == _NEARLY_FULL and not launch.has_overcome(one)
+        for one in launch.sightings
+    )
+    if not is_full or _SIGKILL.search(root.text) is None:
+        return root
+    for_memory = replace(
+        signature,
+        fault=FaultClass.HOST_OOM,
+        step=NextStep.FIX_CONFIG,
+        blame=NodeBlame.PROGRAM,
+        confidence=KILLED_FOR_MEMORY,
+        meaning="a process was killed when the memory of its host was nearly used up",
+    )
+    return replace(root, signature=for_memory)
 
 
 def _printed_early(launch: LogLaunch, places: LaunchPlaces) -> Diagnosis | None:
@@ -353,6 +389,7 @@ def merged_launch(launches: Sequence[LogLaunch]) -> LogLaunch:
     together.heads = tuple(head for launch in launches for head in launch.heads)
     together.progress, together.steps = main.progress, main.steps
     together.last_line, together.is_cut = main.last_line, main.is_cut
+    together.is_usual_below = main.is_usual_below
     for launch in launches:
         for name, count in launch.counts.items():
             together.counts[name] = together.counts.get(name, 0) + count
@@ -576,7 +613,7 @@ def _helps(
     if signature.helps is not None:
         return signature.helps
     if signature.fault is FaultClass.NCCL_TIMEOUT:
-        return helps_where_ranks_parted(waits)
+        return helps_where_ranks_parted(waits) or helps_where_one_works(root, launch)
     if (
         signature.fault in _SERVICES
         and _IS_BUSY.search(root.text)

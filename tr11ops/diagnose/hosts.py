@@ -143,6 +143,21 @@ _ALIASES = (  # what else a machine is called: its address, the pod that runs on
     re.compile(
         rf"^(?P<alias>[a-z][\w.-]*)\s+\d+/\d+\s+[A-Z]\w+\s+\d+ .*?\s{_ADDRESS}\s+(?P<host>{_MACHINE})(?:\s|$)"
     ),
+    re.compile(  # the same without the columns between
+        r"^(?P<alias>[a-z][\w.-]*)\s+\d+/\d+\s+[A-Z]\w+\s+(?:\d+\s+)?(?:\(\S+ ago\)\s+)?(?:[\dhdms]{2,12}\s+)?"
+        rf"(?P<host>{_HOST}|[a-z][a-z0-9]*(?:-[a-z0-9]+)+)(?:\s+<none>)*\s*$"
+    ),
+    re.compile(  # a pod's own words
+        rf"^\[pod/(?P<alias>[\w.-]+)[\]/].{{0,300}}\((?:node|host)[ =:](?P<host>{_MACHINE})\)"
+    ),
+)
+_HEADING = re.compile(
+    rf"^\s*(?:[-=#>*]{{1,8}} ?)?(?:(?i:job|run|task) #?[\d_]+ on (?:node |host )?(?P<host>{_HOST})\b"
+    rf"|(?:.{{0,40}}\W)?(?:cron|crond|launcher|submitter) on (?:node |host )?(?P<a>{_HOST})\b"
+    rf"|\W{{0,2}}(?:cron|launcher|submitter)\W{{1,3}}(?:on )?host (?P<b>{_HOST})\b)"
+)
+_NAMED_BY_ADDRESS = re.compile(
+    r"(?<![\w.-])ip-(\d{1,3})-(\d{1,3})-(\d{1,3})-(\d{1,3})(?![\w-])(?:\.[\w-]+)*"
 )
 _PAIR = re.compile(
     r"(?<![\w.-])(?P<alias>[a-z][a-z0-9-]*-\d+) (?P<host>[a-z][a-z0-9-]*-[a-z0-9-]*[a-z0-9])(?=,|;|$| \()"
@@ -280,18 +295,36 @@ def machines_of(heads: Sequence[LogHead]) -> Mapping[str, str]:
     otherwise.
     """
     found: dict[str, set[str]] = {}
+    by_address: dict[str, str] = {}  # of a cloud that names its machines so
     for head in heads:
         for _, line in _lines(head):
             patterns = (*_ALIASES, _PAIR) if "get pods" in line else _ALIASES
             for pattern in patterns:
                 for match in pattern.finditer(line):
                     found.setdefault(match["alias"], set()).add(match["host"])
+            for named in _NAMED_BY_ADDRESS.finditer(line):
+                address = ".".join(named.groups())
+                by_address[address] = max(by_address.get(address, ""), named[0], key=len)
+    for address, host in by_address.items():
+        found.setdefault(address, {host})
     single = {alias: next(iter(hosts)) for alias, hosts in found.items() if len(hosts) == 1}
     return {
         alias: host
         for alias, host in single.items()
         if host not in single and _NO_HOST.fullmatch(host) is None
     }
+
+
+def sections(heads: Sequence[LogHead]) -> list[tuple[str, int, str]]:
+    """(file, line, host) of each heading that says on which host that was printed which follows."""
+    found = []
+    for head in heads:
+        for number, line in _lines(head):
+            match = _HEADING.search(_CLOCK.sub(" ", line))
+            host = "" if match is None else match["host"] or match["a"] or match["b"]
+            if host and _is_host(host):
+                found.append((head.file, number, host))
+    return found
 
 
 def odd_host(heads: Sequence[LogHead]) -> OddHost | None:

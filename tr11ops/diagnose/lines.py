@@ -38,7 +38,8 @@ _PREFIXES = (
     re.compile(r"\[\d+,mpirank:(?P<rank>\d+),(?P<node>[\w.-]+)\]<std(?:err|out|diag)>: ?"),
     # a container's runtime
     re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) (?:stdout|stderr) [FP] "),
-    re.compile(r"\[(?:pod|container|job|task)/[\w./-]{1,200}\] "),
+    re.compile(r"\[pod/(?P<node>[\w.-]{1,100})(?:/[\w./-]{1,100})?\] "),
+    re.compile(r"\[(?:container|job|task)/[\w./-]{1,200}\] "),
     re.compile(
         r"(?:[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4})?\[\d+,(?P<rank>\d+)\]<std(?:err|out|diag)>: ?"
     ),  # MPI's
@@ -110,7 +111,7 @@ _PREFIXES = (
 _MONTHS = {name: number for number, name in enumerate(calendar.month_abbr)}
 _RANK = re.compile(
     r"\[[Rr]ank (?P<a>\d+)\]|\brank(?: +| ?[:=] ?)(?P<b>\d+)\b|\[rank(?P<c>\d+)\]|\bglobal_rank[ :=]+(?P<d>\d+)"
-    r"|\b[Rr]ank_?(?:ID|id)[ :=]+(?P<e>\d+)\b"
+    r"|\b[Rr]ank_?(?:ID|id)[ :=]+(?P<e>\d+)\b|(?:^|\s)rank(?P<f>\d+): "
 )
 _LOCAL_RANK = re.compile(r"\blocal_rank: ?(\d+)")
 _GPU = re.compile(r"\bGPU (?P<a>\d{1,2})\b|\bcuda:(?P<b>\d{1,2})\b|\bdevice[= ](?P<c>\d{1,2})\b")

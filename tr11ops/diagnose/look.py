@@ -13,6 +13,7 @@ from tr11ops.diagnose.matcher import matcher
 from tr11ops.diagnose.reading import blocks, in_order
 from tr11ops.diagnose.scan import LogScan
 from tr11ops.diagnose.sighting import LogLaunch
+from tr11ops.diagnose.signature import FaultClass, NextStep
 from trainer.contract.record import Record
 
 Progress = Callable[[int], None]
@@ -38,6 +39,17 @@ def diagnose_files(
     if not logs:
         return [judge([LogLaunch("")])]
     return [judge_after(logs)]
+
+
+def if_it_goes_on(found: Diagnosis) -> Diagnosis:
+    """The same as `running` where no fault is told, and the last line of a log that is still written
+    is a whole step: nothing says that it ended.
+    """
+    if found.fault is not FaultClass.UNKNOWN or found.step is not NextStep.NONE:
+        return found
+    if not found.signs.runs_on:
+        return found
+    return replace(found, fault=FaultClass.RUNNING)
 
 
 class LaunchNumber(Record):

@@ -20,6 +20,9 @@ DRIVERS = frozenset({"cuda-configuration", "nccl-refused", "driver-mismatch", "f
 _OF_A_DRIVER = re.compile(r"driver", re.IGNORECASE)
 _FACTS = "nodes"  # the family of what nodes say of themselves
 _DAEMON_ON = re.compile(r"\bslurmd\[[A-Za-z][\w.-]*\]: ")  # which names its node
+_NO_DAEMON = re.compile(
+    r"munge\.socket\S*: (?:No such file|Connection refused)|munged is (?:not running|down)"
+)
 FEWEST_OTHERS = 2  # nodes that agree, before a third one is the odd one
 _ODD_FAULTS = frozenset({FaultClass.NCCL_NETWORK, FaultClass.RENDEZVOUS, FaultClass.USER_CODE})
 _UNLIMITED = "memlock-unlimited"
@@ -139,6 +142,7 @@ def _is_of_a_machine(root: Sighting, places: LaunchPlaces) -> bool:
             "node" in root.named
             or places.is_of_a_daemon(root)
             or _DAEMON_ON.search(root.text) is not None
+            or _NO_DAEMON.search(root.text) is not None
         )
     if signature.fault is not FaultClass.STORAGE:
         return signature.id in _OF_ONE_MACHINE

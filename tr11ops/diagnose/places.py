@@ -23,6 +23,7 @@ from tr11ops.diagnose.hosts import (
     hosts_in_tables,
     hosts_of_ranks,
     machines_of,
+    sections,
 )
 from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
 from tr11ops.diagnose.signature import Role
@@ -134,6 +135,7 @@ class LaunchPlaces:
         in_columns = hosts_in_columns(launch.heads) | hosts_in_tables(launch.heads)
         self.machines = machines_of(launch.heads)
         self._hosts |= in_columns | hosts_in_lists(launch.heads)
+        self._sections = sections(launch.heads)
         self._hosts = {host for host in self._hosts if not is_this_machine(host)}
         self._of_rank: dict[int, str] = {}
         for report in self._reports:
@@ -240,6 +242,9 @@ class LaunchPlaces:
                 )
                 > 1
             )
+        if node is None:
+            node = self._by_section(one)
+            is_own = False
         if node is None:
             node = self._only_node()
             is_own = node is not None
@@ -459,6 +464,17 @@ class LaunchPlaces:
             if task is not None and task in _numbers(one.named["tasks"]):
                 return _node_named(one)
         return None
+
+    def _by_section(self, one: Sighting) -> str | None:
+        """The host of the part of a log in which a line stands, by the heading above it."""
+        above = [
+            host
+            for file, number, host in self._sections
+            if file == one.file and number < one.line_number
+        ]
+        if not above:
+            return None
+        return above[-1]
 
     def _by_first_exit(self) -> str | None:
         """The node of the first task that srun saw fail: a guess, where several nodes are told of."""

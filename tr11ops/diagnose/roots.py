@@ -25,6 +25,9 @@ AGAIN = 5  # seconds in which a warning is repeated where it is more than that
 DAYS = 1
 SECOND = len("MM-DD HH:MM:SS")
 _NO_DEVICE = "invalid device ordinal"
+_KILLED_LOADER = re.compile(r"DataLoader worker .{0,40}killed by signal: Killed")
+_ECHO_OF_PICKLING = "EOFError: Ran out of input"  # of the process that was to take the pickle
+_PICKLING = re.compile(r"[Cc]an(?:'|no)t pickle|cannot pickle|PicklingError")
 _OF_A_LOST_GPU = frozenset(
     {"nan-check", "cuda-illegal-access", "cuda-launch-failed", "cuda-library", "cuda-start-oom"}
 )
@@ -59,6 +62,7 @@ _TASK_FAILED = "ray-task-error"
 _NAME_TAKEN = "ray-name-taken"
 _NO_PLACE = "kubernetes-no-place"
 KERNELS = "xid"
+_AGE = re.compile(r"\s*(?:\d+[dhms]){1,3}(?: \(x\d+ over \w+\))?\s+(?:Normal|Warning)\s")
 _LINK_BACK = "link-back"
 _SERVER_BACK = "storage-back"
 _CANCELLED: Any = {  # what a step's end is where nothing came before it
@@ -91,6 +95,13 @@ _MAY_BE_ROOTS = frozenset({Role.CAUSE, Role.SYMPTOM, Role.STOP, Role.DEATH, Role
 # ----------------------------------------------------------------------------- candidates
 def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
     left = [one for launch in launches for one in launch.sightings if not launch.has_overcome(one)]
+    if any(one.signature.role in _FAILED and not one.is_mild for one in left):
+        left = [
+            one
+            for launch in launches
+            for one in launch.sightings
+            if not launch.has_overcome(one) or _has_an_age(one)
+        ]
     surest = max(
         (
             one.signature.confidence
@@ -152,6 +163,13 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
         ends,
         short,
     )
+
+
+def _has_an_age(one: Sighting) -> bool:
+    """Whether it is the scheduler's word of a lost node with its age and no time, as `kubectl get
+    events` lists it: where it stands says nothing of when that was.
+    """
+    return one.signature.fault is FaultClass.SLURM_NODE_FAIL and _AGE.match(one.text) is not None
 
 
 def _is_short(end: Sighting) -> bool:
@@ -262,9 +280,14 @@ def _is_closed_by_order(one: Sighting, left: Sequence[Sighting]) -> bool:
 
 def _is_of_an_earlier_job(one: Sighting, left: Sequence[Sighting]) -> bool:
     """Whether it is how a job before ended, in the log of one that was never accepted."""
-    if one.signature.fault not in _ENDS_OF_JOBS or one.progress is not None:
+    if one.signature.fault not in _ENDS_OF_JOBS:
         return False
-    return any(_is_refused_submission(other) and is_before(one, other) for other in left)
+    refused = [other for other in left if _is_refusal(other) and is_before(one, other)]
+    if one.progress is None:
+        return any(other.progress is None for other in refused)
+    is_order = one.signature.role is Role.STOP and one.signature.fault in _ORDERED_ENDS
+    is_quoted = one.text[:1].isspace()  # by who submits the next one
+    return is_order and is_quoted and bool(refused)
 
 
 def _is_want_of_a_lost_node(one: Sighting, left: Sequence[Sighting]) -> bool:
@@ -335,12 +358,9 @@ def _day(time: str) -> int:
     return 31 * int(time[:2]) + int(time[3:5])
 
 
-def _is_refused_submission(one: Sighting) -> bool:
-    return (
-        one.progress is None
-        and _SUBMITS.search(one.text) is not None
-        and one.signature.fault in _OF_SUBMISSIONS
-    )
+def _is_refusal(one: Sighting) -> bool:
+    """Whether the scheduler did not take a job."""
+    return _SUBMITS.search(one.text) is not None and one.signature.fault in _OF_SUBMISSIONS
 
 
 def _comes_again(one: Sighting, left: Sequence[Sighting]) -> bool:
@@ -429,7 +449,10 @@ def _has_lost_a_node(found: Candidates) -> bool:
         if one.signature.fault is FaultClass.SLURM_NODE_FAIL
     ]
     taken = [one for one in found.stops if one.signature.fault is FaultClass.SLURM_PREEMPTED]
-    return bool(taken) or any(not _NEVER_ENDED.search(one.text) and not one.is_mild for one in told)
+    return bool(taken) or any(
+        one.signature.confidence >= STRONG and not _NEVER_ENDED.search(one.text) and not one.is_mild
+        for one in told
+    )
 
 
 def _without_words_of_peers(found: Candidates) -> Candidates:
@@ -534,8 +557,22 @@ def _says_more(one: Sighting, strong: Sighting) -> bool:
     ):
         is_deeper = one.signature.family == KERNELS and _is_lost_gpu(one)
     elif _is_of_peers(strong):
-        is_deeper = _is_own_link(one)
+        is_deeper = _is_own_link(one) or _is_programs_own(one, strong)
+    elif _KILLED_LOADER.search(strong.text) is not None:
+        is_deeper = one.signature.fault is FaultClass.HOST_OOM and not one.is_mild
+    elif _ECHO_OF_PICKLING in strong.text:
+        is_deeper = _PICKLING.search(one.text) is not None and is_before(one, strong)
     return is_deeper
+
+
+def _is_programs_own(one: Sighting, strong: Sighting) -> bool:
+    """Whether a program raised something of its own before others said that they lost a peer: that is
+    what they lost it of, however ordinary it is.
+    """
+    if one.raised is None or one.raised.follows or one.is_mild:
+        return False
+    is_own = one.signature.fault not in _OF_OTHERS and one.signature.confidence >= PLAIN
+    return is_own and one.origin.writer != strong.origin.writer and is_before(one, strong)
 
 
 def _is_kernels(one: Sighting) -> bool:

@@ -66,7 +66,8 @@ _OF_THE_PAST = re.compile(  # what is told of an earlier job, or is repaired
 _OF_OTHER_SERVICES = re.compile(r"/system\.slice/(?!slurm|docker|kube|containerd|cri-)")
 # Commands, comments, source in boxes and settings name errors and are none.
 _QUOTED = re.compile(
-    r"\s*(?:\++ \S|# |#SBATCH\b|\$ |echo |export |declare -x |\u2502|[\w-]+ \.{3,} )"
+    r"\s*(?:(?!\w*(?:HOST|NODE|ADDR))[A-Z][A-Z0-9_]{3,}=\S*\s*$"
+    r"|\++ \S|# |#SBATCH\b|\$ |echo |export |declare -x |\u2502|[\w-]+ \.{3,} )"
     r"|\s{2,}(?:(?:raise|if|elif|return|assert|except|with|for|while)\b|print\(|self\.|(?!what\()[\w.]+\()"
 )
 _RETRIED = re.compile(
@@ -83,6 +84,13 @@ _MILD = re.compile(
     r"|(?:^|[\s:\[])[IW]\d{4} (?:[\w.-]{1,40} )?\d\d:\d\d|\[[IW] [\w./]{1,80}\.\w{1,3}:\d"
     r"|^\[[IW] \w{1,40}\]|: [IW] [a-z_]{1,20}/|\[NeMo [IW] |\bfall(?:s|ing)? back (?:to|on)\b"
 )
+_NCCLS_ERROR = " NCCL WARN "  # also where a collector's record calls it a warning
+_IN_A_THREAD = re.compile(r"threading\.py.*in _bootstrap_inner")
+_REPORTERS = re.compile(  # whose threads tell others of a training, which goes on without them
+    r"/(?:wandb|tensorboardX?|mlflow|comet_ml|neptune|clearml|swanlab|aim|sentry_sdk|prometheus_client|trackio)/"
+)
+_NUMBERS = re.compile(r"[-+]?\d[\d.,:]*(?:e[-+]?\d+)?")
+BELOW_AT_MOST = 8  # lines that belong to a step
 LEVEL = 160  # characters in which a line names its level
 _LATE = "start-megatron"  # rank 0 may print it when it dies, with all that its buffer holds
 _IS_OVER_FOR_CERTAIN = frozenset({Role.STOP, Role.DEATH, Role.END, Role.SUMMARY})
@@ -313,7 +321,7 @@ class LogScan:
                 progress,
                 raised,
                 _is_retried(text),
-                raised is None and _is_mild(signature, text),
+                _is_mild(signature, text) if raised is None else _is_of_a_reporter(raised),
             )
         )
 
@@ -361,6 +369,7 @@ class LogScan:
         self._reports = ReportReader()
         if launch.progress is not None:
             launch.steps = tuple(_steps(self._step_block, launch.progress.line_number))
+            launch.is_usual_below = self._is_usual_below(launch)
         launch.trainer = self._trainer
         launch.is_cut = bool(self._before) and not self._before.endswith(b"\n")
         launch.last_time = _last_time(self._before)
@@ -374,6 +383,17 @@ class LogScan:
         self._past = [*self._past, launch][-LAUNCHES:]
         self._tracebacks.clear()
         self._sequential = 0
+
+    def _is_usual_below(self, launch: LogLaunch) -> bool:
+        """Whether what stands below the last step is what stands between steps too."""
+        assert launch.progress is not None
+        below = launch.last_line - launch.progress.line_number - self._before.endswith(b"\n")
+        if not 0 < below <= BELOW_AT_MOST or len(launch.steps) <= 1:
+            return False
+        lines = self._before.decode("utf-8", "replace").rstrip("\n").split("\n")
+        first = launch.steps[0].line_number - launch.progress.line_number
+        above = {_shape(line) for line in lines[first - below : -below]}
+        return all(_shape(line) in above for line in lines[-below:])
 
     def _find_progress(self, block: bytes, start: int, end: int) -> None:
         """Take note of the last step in a part of the block. The line at `end` has the number
@@ -413,11 +433,22 @@ class LogScan:
         return (self._before + here)[-TAIL_BYTES:]
 
 
+def _shape(line: str) -> str:
+    """A line without its numbers."""
+    return _NUMBERS.sub("#", plain(line))
+
+
+def _is_of_a_reporter(raised: RaisedException) -> bool:
+    """Whether an exception ended a thread that only reports, and not its process."""
+    is_thread = any(_IN_A_THREAD.search(frame) for frame in raised.frames)
+    return is_thread and any(_REPORTERS.search(frame) for frame in raised.frames)
+
+
 def _is_mild(signature: FaultSignature, text: str) -> bool:
     """Whether a line calls itself a warning, or less, or tells of what is over."""
     if _OF_THE_PAST.search(text) or _OF_OTHER_SERVICES.search(text):
         return True
-    if signature.family in _NEVER_MILD or signature.id in _SAID_MILDLY:
+    if signature.family in _NEVER_MILD or signature.id in _SAID_MILDLY or _NCCLS_ERROR in text:
         return False
     return _MILD.search(text[:LEVEL]) is not None
 

@@ -107,6 +107,8 @@ class LogLaunch:
     is_sure: bool = True  # whether a line says that it began here
     said_hosts: set[str] = field(default_factory=set)  # on which it says that it runs
     is_cut: bool = False  # whether its last line has no end
+    # whether what stands below the last step stands between steps too
+    is_usual_below: bool = False
     heads: tuple[LogHead, ...] = ()  # what it said first, of each file
     trainer: str | None = None  # the dialect of its steps, or of the trainer that the log names
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tr11ops.diagnose.sighting import LogLaunch, Sighting
 from tr11ops.diagnose.signature import FaultClass, Restart
 
 _STUCK = re.compile(
@@ -18,6 +19,7 @@ _ENQUEUED = re.compile(
     r"\bRank (?P<rank>\d+)\] +failure detected by watchdog.{0,60}last enqueued work: (?P<number>\d+)"
 )
 _WAITED = re.compile(r"(?:client socket has t|T)imed out after (?P<wait>\d+) ?(?P<unit>m?s)")
+_BUSY = "rank-busy"
 WITNESSES = 2  # others who agree
 LONG_SECONDS = 1800  # who is only late, as a machine that boots, comes sooner
 
@@ -63,6 +65,23 @@ def helps_where_ranks_parted(texts: Sequence[str]) -> Restart | None:
     if len(done) > len({number for number, _ in done}):
         return Restart.CHANGE
     return None
+
+
+def helps_where_one_works(root: Sighting, launch: LogLaunch) -> Restart | None:
+    """CHANGE where a rank was still at a long work of its own, after the last step, when others had
+    waited too long for it: a copy, a save, an evaluation takes as long the next time.
+    """
+    last = 0 if launch.progress is None else launch.progress.line_number
+    at_work = [
+        one
+        for one in launch.sightings
+        if one.signature.id == _BUSY and one.file == root.file and one.line_number > last
+    ]
+    if not at_work or at_work[-1].origin.rank is None:
+        return None
+    if at_work[-1].origin.rank == root.origin.rank:
+        return None
+    return Restart.CHANGE
 
 
 def stuck_ranks(texts: Sequence[str]) -> list[Stuck]:

@@ -76,9 +76,11 @@ def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-@pytest.mark.parametrize(("hours", "restart"), [(0, "none"), (5, "unknown")])
+@pytest.mark.parametrize(
+    ("hours", "verdict", "restart"), [(0, "running", "none"), (5, "unknown", "unknown")]
+)
 def test_a_log_that_ends_on_a_step_is_told_by_how_long_ago_it_was_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], hours: int, restart: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], hours: int, verdict: str, restart: str
 ) -> None:
     path = tmp_path / "train.log"
     path.write_text(
@@ -90,5 +92,5 @@ def test_a_log_that_ends_on_a_step_is_told_by_how_long_ago_it_was_written(
     os.utime(path, (written, written))
     assert execute(["diagnose", "--json", str(path)]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert (document["verdict"], document["restart"]["answer"]) == ("unknown", restart)
+    assert (document["verdict"], document["restart"]["answer"]) == (verdict, restart)
     assert ("cannot be told from here" in document["explanation"]) == bool(hours)
