@@ -11,19 +11,15 @@ from pathlib import Path
 import pytest
 
 from tests.plugins.twin_fixture import require_slurm
+from tests.twin.runbook_mails import MAILS
 from tests.twin.small_run import SmallRun
 from tr11ops.alerts.outbox import waiting_entries
 from tr11ops.alerts.state import Message
 from tr11ops.cli.main import execute
+from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, read_version
 from tr11ops.twin.faults import inject
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
-
-MAILS = (
-    'alerts.recipients=["oncall@example.org"]',
-    'alerts.smtp_host="127.0.0.1"',
-    "alerts.smtp_port=9",
-)
 
 
 @pytest.fixture(scope="module")
@@ -69,3 +65,37 @@ def test_a_lost_batch_host_is_one_thread_of_mails(
         "The job goes on without the node" in mail.body or "rank " in mail.subject for mail in told
     )
     assert sum(mail.subject.startswith("[OK]") for mail in told) == 1
+
+
+def test_the_command_of_the_mail_excludes_the_host_that_the_last_task_was_lost_by(
+    stage: SmallRun,
+) -> None:
+    """The mail of a watchdog that may not act promised the exclusion, and the command made none."""
+    stage.launch(1, *MAILS)
+    stage.train()
+    host = stage.running().nodes[0]
+    inject(stage.twin, "batch-host-dead", node=host)
+
+    def of_host() -> list[Message]:
+        execute(["pulse"])
+        entries = waiting_entries(stage.directory)
+        return [entry.message for entry in entries if f"{host}, which r" in entry.message.subject]
+
+    stage.wait(
+        lambda: any(mail.subject.startswith("[CRITICAL]") for mail in of_host()), "the alarm"
+    )
+    for mail in of_host():
+        if mail.subject.startswith("[WARNING]"):
+            said = " ".join(mail.body.split())
+            assert "whether it is lost is not known yet" in said and "Type:" not in said
+            assert "goes on" not in said.partition("Evidence:")[0]
+        else:
+            assert "tr11 launch --repair" in mail.body
+
+    def is_repaired() -> bool:
+        assert execute(["launch", "--repair", "--yes"]) == 0
+        return not stage.living()
+
+    stage.wait(is_repaired, "the end of the job without a host")
+    (entry,) = read_version(stage.directory.exclusions).exclusions
+    assert (entry.node, entry.owner) == (host, AUTOMATIC_OWNER)

@@ -4,13 +4,13 @@ time has cost.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 from msgspec import field
 
 from tr11ops.alerts.state import Alert
 from tr11ops.detect.finding import Severity
-from tr11ops.detect.nodes import HAS_LOST
 from tr11ops.observe.snapshot import Step
 from tr11ops.rundir.action_log import LETS_IT_ACT
 from tr11ops.rundir.exclusion import Exclusion
@@ -35,7 +35,6 @@ _SAME = {
 }
 # What the run does by itself about what is not critical, whether or not a watchdog may act.
 _BY_ITSELF = {
-    "node-lost": "If the scheduler gives it up, the run goes on without it: on a spare, or in the next queued task.",
     "silent-corruption": "The training goes on, with that node until it is excluded.",
     "slow-node": "The training goes on, slower.",
     "slow": "The training goes on, slower.",
@@ -43,13 +42,6 @@ _BY_ITSELF = {
     "limit-changed": "The attempt saves and leaves in time by itself, unless the limit is too short for a save.",
     "checkpoint-unsound": "A resume takes the newest checkpoint that is whole.",
 }
-# The same of a node that is lost while nothing is queued.
-_LOST_WITHOUT_NEXT = (
-    "If the scheduler gives it up, the run goes on only on a spare, and not at all where it ran the batch script:"
-    " nothing is queued."
-)
-_GONE = "The run goes on without it: on a spare, or in the next queued task."
-_GONE_WITHOUT_NEXT = "The run goes on only on a spare, and not at all where it ran the batch script: nothing is queued."
 _NOTHING = "tr11 does nothing about it by itself."
 # Faults for which the training stands still, or whose cure goes on in another job.
 _STANDS_STILL = frozenset(
@@ -91,12 +83,14 @@ _OF_TRAINING = _OF_SPEED | {
 
 class Act(Record):
     """One act of the watchdog: its kind as in the journal (`resubmit`, ...), in words, and when it
-    was done.
+    was done. `subject`: to what; `by_hand`: the command with which a person does it, "" for none.
     """
 
     name: str
     words: str
     time: float = 0.0
+    subject: str = ""
+    by_hand: str = ""
 
 
 class Spell(Record):
@@ -141,9 +135,8 @@ class RunSituation(Record):
     says what it does not do, and why. `since` gives the account from a moment (seconds since the
     epoch) to the look; None where it cannot be told. `condition` is None where the look was not
     judged. `knows_acts`: what the watchdog does could be told. `left_out`: the nodes that tr11
-    itself has excluded. `has_next`: something is queued, as far as that is known. `steps` are the
-    last ones of the training that are still seen, the oldest first, `labels` the attempts' numbers
-    as people type them.
+    itself has excluded. `steps` are the last ones of the training that are still seen, the oldest
+    first, `labels` the attempts' numbers as people type them.
     """
 
     progress: str = ""
@@ -158,7 +151,6 @@ class RunSituation(Record):
     condition: RunCondition | None = None
     knows_acts: bool = True
     left_out: tuple[Exclusion, ...] = ()
-    has_next: bool = True
     steps: tuple[Step, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
 
@@ -216,30 +208,18 @@ class RunSituation(Record):
 
 
 def what_tr11_does(alert: Alert, situation: RunSituation | None) -> str:
-    """A sentence: what the watchdog did about an alert, or will do, or why not; "" where it is not
-    known.
+    """A sentence: what the watchdog did about an alert, or will do, or why not; what the run does
+    by itself where no watchdog acts; "" where it is not known.
     """
     if situation is None or not situation.knows_acts:
         return ""
     is_told = alert.severity is not Severity.CRITICAL or alert.detector == "waits-for-site"
+    if is_told and alert.by_itself and not situation.may_act:
+        return alert.by_itself
     lesser = ""
     if is_told:
-        lesser = _BY_ITSELF.get(alert.detector, "")
-    if lesser and alert.detector == "node-lost":
-        lesser = _without_the_lost(alert, situation)
+        lesser = alert.by_itself or _BY_ITSELF.get(alert.detector, "")
     return watchdog_says(alert, situation) or lesser or _NOTHING
-
-
-def _without_the_lost(alert: Alert, situation: RunSituation) -> str:
-    """What the run does by itself about a node that is lost, or that may be."""
-    is_given_up = HAS_LOST in alert.title
-    if not situation.has_next:
-        if is_given_up:
-            return _GONE_WITHOUT_NEXT
-        return _LOST_WITHOUT_NEXT
-    if is_given_up:
-        return _GONE
-    return _BY_ITSELF["node-lost"]
 
 
 def is_cured(alert: Alert, situation: RunSituation | None) -> bool:
@@ -270,9 +250,9 @@ def watchdog_says(alert: Alert, situation: RunSituation) -> str:
     names = _acts(alert)
     against = _against(names, situation)
     done = [act for act in situation.done if act.name in names and act.time >= alert.began]
-    planned = [act for act in situation.planned if act.name in names]
+    planned = [act for act in situation.planned if act.name in names and _is_about(act, alert)]
     if planned and situation.may_act:
-        return f"tr11 will now {_act(planned[0].words, alert)}."
+        return f"tr11 will now {_acts_in_words(planned, alert)}."
     if against:
         text = next(
             (text for text in against if alert.subject and alert.subject in text), against[0]
@@ -281,13 +261,42 @@ def watchdog_says(alert: Alert, situation: RunSituation) -> str:
     if done:
         return f"tr11 did: {done[-1].words}."
     if planned:
-        return f"tr11 would {_act(planned[0].words, alert)}, but {situation.why_not}."
+        would = f"tr11 would {_acts_in_words(planned, alert)}, but {situation.why_not}"
+        return f"{would}{_by_hand(planned, alert)}."
     return ""
 
 
-def _act(words: str, alert: Alert) -> str:
-    """An act and why, less the alert's own title, which the mail has said already."""
-    return words.removesuffix(f": {alert.title}")
+def _is_about(act: Act, alert: Alert) -> bool:
+    """Whether an act is about what an alert is: the exclusion of a node is where that names it."""
+    if act.name != "exclude" or not act.subject:
+        return True
+    titles = (one.title for one in alert.consequences)
+    text = " ".join((alert.title, *(alert.identity or ()), *alert.evidence, *titles))
+    return re.search(rf"(?<![\w.-]){re.escape(act.subject)}(?![\w-])", text) is not None
+
+
+def _acts_in_words(acts: list[Act], alert: Alert) -> str:
+    """One act and why, less the alert's own title, which the mail has said already; several without
+    why.
+    """
+    if len(acts) == 1:
+        return acts[0].words.removesuffix(f": {alert.title}")
+    short = dict.fromkeys(act.words.partition(": ")[0] for act in acts)
+    *first, last = short
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _by_hand(acts: list[Act], alert: Alert) -> str:
+    """With which command a person does what the watchdog may not; whether it is the one that the
+    mail says to type.
+    """
+    commands = dict.fromkeys(act.by_hand for act in acts if act.by_hand)
+    others = [line for line in commands if line not in {alert.fix, *alert.commands_after}]
+    if others:
+        return f"; by hand: {', '.join(f'`{line}`' for line in others)}"
+    if len(commands) == 1:
+        return f": `{next(iter(commands))}` does it"
+    return ""
 
 
 def _against(names: tuple[str, ...], situation: RunSituation) -> list[str]:

@@ -127,6 +127,7 @@ class Alert(Record):
     returned: float | None = None
     watchdog: str = ""
     fault: str = ""
+    by_itself: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -55,7 +55,8 @@ class Finding(Record):
     fault was: an alert of it, if people know of one, is not over.
 
     `since`: when the fault began, by its evidence; None where that is the look. `patience`: of a
-    standstill, for how many seconds it would have been none; None for other faults.
+    standstill, for how many seconds it would have been none; None for other faults. `by_itself`: a
+    sentence on what the run does about it without a person and without a watchdog; "" for nothing.
     """
 
     detector: str
@@ -71,3 +72,4 @@ class Finding(Record):
     consequences: tuple[Finding, ...] = ()
     is_to_be_passed: bool = False
     patience: float | None = None
+    by_itself: str = ""

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from tr11ops.base.observed import known, seen
 from tr11ops.base.units import counted, duration, first_few, timestamp
 from tr11ops.cluster.base import Job, JobState, Node
-from tr11ops.cluster.node_states import is_loss_alone
 from tr11ops.detect.attempts import last_launch
 from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import Finding, Severity
@@ -36,8 +35,6 @@ from tr11ops.observe.snapshot import Attempt, Snapshot
 from tr11ops.observe.training import LaunchEnd
 from tr11ops.rundir.exclusion import KEY, kept_off, percent_for, way_past
 from tr11ops.rundir.exclusions import due_for_recheck
-
-HAS_LOST = "has lost"  # in titles: the scheduler, or the run itself, has given the node up
 
 
 @detector(
@@ -82,31 +79,76 @@ def node_lost(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _lost(snapshot: Snapshot, job: Job, node: Node, is_host: bool) -> Finding:
-    title = f"job {job.job_id} {HAS_LOST} {node.name}" + (
-        ", which ran its batch script" if is_host else ""
+    if is_host:
+        return _lost_host(snapshot, job, node)
+    title = f"job {job.job_id} has lost {node.name}"
+    went_on = _went_on_without(snapshot, job, node)
+    if went_on is not None:
+        return _without(title, job, node, went_on)
+    return _about_node(
+        Severity.WARNING,
+        title,
+        job,
+        node,
+        fix=derived.command(snapshot, "logs"),
+        by_itself=f"The run goes on without it by itself: {_on_what(snapshot)}.",
     )
-    if not is_host:
-        went_on = _went_on_without(snapshot, job, node)
-        if went_on is not None:
-            title = f"{title}, and went on without it at {timestamp(went_on.time, UTC)}"
-        return _about_node(
-            Severity.WARNING,
-            title,
-            job,
-            node,
-            "" if went_on is not None else derived.command(snapshot, "logs"),
-        )
-    severity, follows = Severity.CRITICAL, ""
-    following = [other.job_id for other in snapshot.active_jobs if other.job_id != job.job_id]
-    if following:  # it has nodes already, and sees to this one before it trains
-        severity, follows = Severity.WARNING, f"job {following[-1]} ends it before it trains"
+
+
+def _without(title: str, job: Job, node: Node, went_on: LaunchEnd) -> Finding:
+    return _about_node(
+        Severity.WARNING,
+        f"{title}, and went on without it at {timestamp(went_on.time, UTC)}",
+        job,
+        node,
+        evidence=(went_on.why,),
+        by_itself=f"Job {job.job_id} goes on without it.",
+        since=went_on.time,
+    )
+
+
+def _on_what(snapshot: Snapshot) -> str:
+    """With what a run goes on that has lost a node, as far as its queue tells."""
+    if snapshot.pending_jobs:
+        return "on a spare, or in the next queued task"
+    return "on a spare, if the attempt has one; nothing is queued"
+
+
+def _lost_host(snapshot: Snapshot, job: Job, node: Node) -> Finding:
+    """Its job has no script any more: another job that has its nodes ends it, else a person does."""
     found = _about_node(
-        severity, title, job, node, derived.command(snapshot, "launch --repair"), follows
+        Severity.CRITICAL,
+        f"job {job.job_id} has lost {node.name}, which ran its batch script",
+        job,
+        node,
+        fix=derived.command(snapshot, "launch --repair"),
     )
-    is_last = not following and not snapshot.pending_jobs and derived.stop_of(snapshot) is None
-    if is_last:
+    following = _follows(snapshot, job)
+    if following is not None:
+        ends = f"Job {following.job_id}, which has its own nodes, ends job {job.job_id} before it trains"
+        late = f"should job {following.job_id} not come to train, `{found.fix}` does the same"
+        by_itself = f"{ends}, and excludes {node.name} as far as the cap allows it."
+        return replace(
+            found,
+            severity=Severity.WARNING,
+            fix="",
+            evidence=(*found.evidence, late),
+            by_itself=by_itself,
+        )
+    if _is_last(snapshot):
         return replace(found, then=(derived.command(snapshot, last_launch(snapshot)),))
     return found
+
+
+def _follows(snapshot: Snapshot, job: Job) -> Job | None:
+    """The job that has nodes already, and ends one that has lost its batch host before it trains;
+    None where there is none.
+    """
+    others = [one for one in snapshot.active_jobs if one.job_id != job.job_id]
+    own = [one for one in others if not has_lost_its_host(snapshot, one)]
+    if own:
+        return own[-1]
+    return None
 
 
 def _went_on_without(snapshot: Snapshot, job: Job, node: Node) -> LaunchEnd | None:
@@ -114,7 +156,7 @@ def _went_on_without(snapshot: Snapshot, job: Job, node: Node) -> LaunchEnd | No
     since; else None.
     """
     ends = [end for end in known(snapshot.training.launch_ends, ()) if end.job_id == job.raw_id]
-    last = next((end for end in ends if node.name in end.blamed and is_loss_alone(end.why)), None)
+    last = next((end for end in ends if node.name in end.blamed), None)
     if last is None:
         return None
     trained = derived.step_times(snapshot, derived.identifiers(job))
@@ -124,42 +166,68 @@ def _went_on_without(snapshot: Snapshot, job: Job, node: Node) -> LaunchEnd | No
 
 
 def _silent(snapshot: Snapshot, job: Job, node: Node, is_host: bool) -> Finding:
+    """What does not answer the scheduler may work on: no word of it promises what is not known."""
     if is_host:
-        went_on = None
-    else:
-        went_on = _went_on_without(snapshot, job, node)
+        return _about_node(
+            Severity.WARNING,
+            f"{node.name}, which runs the batch script of job {job.job_id}, does not answer the scheduler",
+            job,
+            node,
+            evidence=(_life_of(snapshot, job), _behind(snapshot)),
+        )
+    went_on = _went_on_without(snapshot, job, node)
     if went_on is not None:
-        when = timestamp(went_on.time, UTC)
-        title = f"job {job.job_id} {HAS_LOST} {node.name}, and went on without it at {when}"
-        return _about_node(Severity.WARNING, title, job, node, "", went_on.why)
-    title = (
-        f"{node.name} of job {job.job_id} does not answer the scheduler: what runs there may run on"
-    )
-    follows = ""
-    if is_host:
-        title = f"{node.name}, which runs the batch script of job {job.job_id}, does not answer the scheduler"
-        dies = "a job does not outlive its batch script's node: if it is lost,"
-        follows = f"{dies} the next queued task goes on"
-        if not snapshot.pending_jobs:
-            more = derived.launch_more(snapshot)
-            follows = f"{dies} nothing goes on, for nothing is queued; `{more}` queues what does"
+        return _without(f"job {job.job_id} has lost {node.name}", job, node, went_on)
     return _about_node(
-        Severity.WARNING, title, job, node, derived.command(snapshot, "logs"), follows
+        Severity.WARNING,
+        f"{node.name} of job {job.job_id} does not answer the scheduler",
+        job,
+        node,
+        evidence=(f"what runs there may run on; {_life_of(snapshot, job)}",),
+        fix=derived.command(snapshot, "logs"),
+        by_itself=f"If it is lost, the run goes on without it by itself: {_on_what(snapshot)}.",
     )
+
+
+def _life_of(snapshot: Snapshot, job: Job) -> str:
+    """What is seen of a job's workers."""
+    liveness = derived.liveness_of(snapshot, job)
+    if liveness is None:
+        return "its workers: no sign of life is seen"
+    ago = duration(liveness.silent_for(snapshot.time))
+    return f"its workers: {liveness.phase}, last sign of life {ago} ago"
+
+
+def _behind(snapshot: Snapshot) -> str:
+    """What could go on if the node of a batch script is lost."""
+    script = "without its batch script's node a job does not go on"
+    if snapshot.pending_jobs:
+        return f"{script}; behind it is queued: job {snapshot.pending_jobs[0].job_id}"
+    more = derived.launch_more(snapshot)
+    return f"{script}, and nothing is queued behind it: `{more}` queues more"
 
 
 def _about_node(
-    severity: Severity, title: str, job: Job, node: Node, fix: str, follows: str = ""
+    severity: Severity,
+    title: str,
+    job: Job,
+    node: Node,
+    *,
+    evidence: tuple[str, ...] = (),
+    fix: str = "",
+    by_itself: str = "",
+    since: float | None = None,
 ) -> Finding:
-    evidence = (_state_of(node), follows) if follows else (_state_of(node),)
     return Finding(
         node_lost.name,
         severity,
         title,
         subject=job.job_id,
         identity=(node.name,),
-        evidence=evidence,
+        evidence=(_state_of(node), *evidence),
         fix=fix,
+        by_itself=by_itself,
+        since=since,
     )
 
 
@@ -170,7 +238,7 @@ def _of_ended_attempt(snapshot: Snapshot, attempt: Attempt, node: Node) -> Findi
     What is queued goes on by itself; where nothing is, the next launch gets other nodes.
     """
     label = attempt.label or attempt.job_id
-    title = f"job {label} {HAS_LOST} {node.name}, which ran its batch script, and has ended"
+    title = f"job {label} has lost {node.name}, which ran its batch script, and has ended"
     return Finding(
         node_lost.name,
         Severity.WARNING,
@@ -195,7 +263,7 @@ def _state_of(node: Node) -> str:
     needs=("jobs", "heartbeats", "steps", "training.launch_ends"),
     uses=("nodes", "attempts"),
     bound="3 iterations and 30 s; 2 minutes",
-    severities="CRITICAL",
+    severities="CRITICAL, WARNING where another job has its nodes and ends it",
 )
 def zombie(snapshot: Snapshot) -> Iterator[Finding]:
     """An allocation without its batch script: the batch host is lost, the job lives on for ever on its
@@ -212,16 +280,17 @@ def zombie(snapshot: Snapshot) -> Iterator[Finding]:
                 silence = (
                     f"; the last sign of life is {duration(liveness.silent_for(snapshot.time))} old"
                 )
+            is_seen_to = _follows(snapshot, job) is not None
             yield Finding(
                 zombie.name,
-                Severity.CRITICAL,
+                Severity.WARNING if is_seen_to else Severity.CRITICAL,
                 f"job {job.job_id} runs on without its batch script: its host {batch_host(snapshot, job)} is lost",
                 subject=job.job_id,
                 identity=(batch_host(snapshot, job),),
                 evidence=(
                     f"{counted(job.node_count or len(job.nodes), 'node is', 'nodes are')} held{silence}",
                 ),
-                fix=derived.command(snapshot, "launch --repair"),
+                fix="" if is_seen_to else derived.command(snapshot, "launch --repair"),
                 then=(derived.command(snapshot, last_launch(snapshot)),)
                 if _is_last(snapshot)
                 else (),

@@ -14,7 +14,7 @@ from trainer.contract.record import Record
 
 class Action(Record):
     """One thing to do. `subject`: to what it is done; `incident`: the trouble that it ends; `undo`:
-    how to go back.
+    how to go back; `by_hand`: the command with which a person does the same, "" for none.
     """
 
     subject: str
@@ -22,6 +22,7 @@ class Action(Record):
     incident: str
     evidence: tuple[str, ...] = ()
     undo: str = ""
+    by_hand: str = ""
 
     @property
     def name(self) -> str:

@@ -30,8 +30,15 @@ from tr11ops.detect.nodes_left import (
     partition_of,
 )
 from tr11ops.detect.unfinished_end import ended_at, is_unbegun
+from tr11ops.detect.without_node import exclude_command
 from tr11ops.observe import derived
-from tr11ops.observe.lost_host import batch_host, has_lost_its_host, is_zombie, seconds_to_wait
+from tr11ops.observe.lost_host import (
+    batch_host,
+    has_lost_its_host,
+    is_zombie,
+    seconds_to_wait,
+    silent_host,
+)
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.queue.repair import plan_repair
 from tr11ops.rundir.action_log import LETS_IT_ACT, ActionHistory, ProgressRecord
@@ -211,16 +218,21 @@ def _repair_queue(draft: _Draft) -> None:
         by = reason_of(reason).held_by or "someone else"
         draft.withheld.append(f"{why}; not done: the scheduler says that {by} holds it ({reason})")
     cancelled: list[Job] = []
+    by_hand = derived.command(draft.snapshot, "launch --repair")  # makes the same steps
     for step in repair.steps:
         job = next((one for one in step.jobs if one.job_id == step.job), step.jobs[0])
         if step.action == "release":
             why = "it was held for a kill switch or pause that is gone"
             undo = f"scontrol hold {step.job}"
-            draft.propose(Release(step.job, why, f"release:{step.job}", _evidence(job), undo), job)
+            release = Release(
+                step.job, why, f"release:{step.job}", _evidence(job), undo, by_hand=by_hand
+            )
+            draft.propose(release, job)
             continue
         if step.action == "exclude":
             time = draft.snapshot.time
-            _exclude(draft, Blame(step.node, 1.0, step.why, job.raw_id, time, _evidence(job)))
+            blame = Blame(step.node, 1.0, step.why, job.raw_id, time, _evidence(job))
+            _exclude(draft, blame, by_hand)
             continue
         dead = tuple(one for one in step.jobs if one.state is JobState.PENDING)
         undo = "nothing brings it back; `tr11 launch` starts the next"
@@ -230,7 +242,8 @@ def _repair_queue(draft: _Draft) -> None:
             f"cancel:{step.job}",
             _evidence(job),
             undo,
-            derived.queued_tasks(dead),
+            by_hand=by_hand,
+            owes=derived.queued_tasks(dead),
         )
         if dead and not job.reason.startswith(CURABLE):
             draft.withheld.append(f"{cancel.words()}; not done: another launch would meet the same")
@@ -241,11 +254,17 @@ def _repair_queue(draft: _Draft) -> None:
 
 
 def _await_zombies(draft: _Draft) -> None:
-    """Jobs that have lost their batch host while trainers were alive: what becomes of them, and
-    when.
+    """Jobs that have lost their batch host while trainers were alive, or may have: what becomes of
+    them, and when.
     """
     snapshot = draft.snapshot
     for job in snapshot.active_jobs:
+        silent = silent_host(snapshot, job)
+        if silent and not has_lost_its_host(snapshot, job):
+            why = f"cancel {job.job_id}: its batch host {silent} does not answer the scheduler"
+            when = "when the scheduler has lost its host and no trainer shows life"
+            unknown = "whether it is lost is not known yet, and nothing is to be typed before it is"
+            draft.withheld.append(f"{why}; not done: {unknown}; {_given_up(draft, when)}")
         if has_lost_its_host(snapshot, job) and not is_zombie(snapshot, job):
             wait = f"no trainer shows life for {duration(seconds_to_wait(snapshot, job))} more"
             why = f"cancel {job.job_id}: its batch host {batch_host(snapshot, job)} is lost, nothing ends it"
@@ -353,7 +372,14 @@ def _end_after_stacks(draft: _Draft, job: Job, cancel: Cancel) -> None:
     incident = f"stacks:{job.raw_id}"
     undo = "nothing is changed by it"
     stacks = Stacks(
-        job.job_id, cancel.why, incident, cancel.evidence, undo, job.raw_id, job.nodes, count
+        job.job_id,
+        cancel.why,
+        incident,
+        cancel.evidence,
+        undo,
+        attempt=job.raw_id,
+        nodes=job.nodes,
+        node_count=count,
     )
     if draft.propose(stacks, job):
         draft.propose(replace(cancel, only_after=incident), job)
@@ -365,7 +391,8 @@ def _exclude_blamed(draft: _Draft) -> None:
         recent = draft.snapshot.time - blame.time < BLAME_SECONDS
         stands = blame_stands(draft.snapshot, blame.node, blame.time, blame.why)
         if recent and stands and blame.confidence >= SURE:
-            _exclude(draft, blame)
+            by_hand = exclude_command(draft.snapshot, blame.node, blame.why)
+            _exclude(draft, blame, by_hand)
 
 
 def _use_avoided(draft: _Draft) -> None:
@@ -398,7 +425,7 @@ def _is_free(node: Node) -> bool:
     return node.is_usable and "idle" in node.states
 
 
-def _exclude(draft: _Draft, blame: Blame) -> None:
+def _exclude(draft: _Draft, blame: Blame, by_hand: str) -> None:
     listed = excluded_nodes(draft.snapshot)
     planned = {action.subject for action in draft.actions if isinstance(action, Exclude)}
     if blame.node in listed | planned:
@@ -410,8 +437,9 @@ def _exclude(draft: _Draft, blame: Blame) -> None:
         f"exclude:{blame.node}:{blame.job_id}",
         blame.evidence,
         f"`tr11 nodes include {blame.node}`",
-        blame.job_id,
-        limit,
+        by_hand=by_hand,
+        job_id=blame.job_id,
+        limit=limit,
     )
     if limit.forbids([blame.node], listed | planned):
         draft.withheld.append(
@@ -520,7 +548,7 @@ def _resubmit(draft: _Draft, array: str, why: str, after: str | None) -> None:
         else (f"the last exit record says {marker.reason} at iteration {marker.iteration}",)
     )
     undo = "`scancel` of the job it names, or `tr11 kill`"
-    draft.propose(Resubmit(array, why, "resubmit", evidence, undo, after))
+    draft.propose(Resubmit(array, why, "resubmit", evidence, undo, after=after))
 
 
 def _evidence(job: Job) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 from tr11ops.alerts.situation import Act, RunCondition, RunSituation, Spell
-from tr11ops.base.observed import Unknown, known
+from tr11ops.base.observed import known
 from tr11ops.base.units import MINUTE, duration, timestamp
 from tr11ops.goodput.account import Goodput, account
 from tr11ops.goodput.history import read_history
@@ -86,7 +86,10 @@ def situation_of(
             for record in action_history.records
             if record.result is Result.DONE
         ),
-        planned=tuple(Act(action.name, action.words()) for action in intended.actions),
+        planned=tuple(
+            Act(action.name, action.words(), subject=action.subject, by_hand=action.by_hand)
+            for action in intended.actions
+        ),
         withheld=intended.withheld,
         since=since,
         condition=None if verdict is None else condition_of(verdict, snapshot),
@@ -98,7 +101,6 @@ def situation_of(
         left_out=tuple(
             entry for entry in known(snapshot.exclusions, ()) if entry.owner == AUTOMATIC_OWNER
         ),
-        has_next=isinstance(snapshot.jobs, Unknown) or bool(snapshot.pending_jobs),
     )
 
 

@@ -218,10 +218,12 @@ def _alive(snapshot: Snapshot, job: Job, liveness: derived.Liveness, on: str) ->
     if liveness.phase == derived.ENDED_PHASE:
         ended = f"{on}: its workers have ended{at} without a word, {_seen(snapshot, liveness)}"
         host = silent_host(snapshot, job)
-        if liveness.silent_for(snapshot.time) > ENDED_SECONDS:
-            return Verdict(VerdictWord.STALLED, ended)
+        lack = ""
         if host:
             lack = f"{host}, which runs its batch script, does not answer the scheduler"
+        if liveness.silent_for(snapshot.time) > ENDED_SECONDS:
+            return Verdict(VerdictWord.STALLED, f"{lack}; {ended}" if lack else ended)
+        if lack:
             return Verdict(
                 VerdictWord.UNKNOWN, f"{ended}; {lack}, so that nothing may start them again"
             )

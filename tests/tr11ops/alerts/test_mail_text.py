@@ -229,15 +229,44 @@ def test_a_mail_says_that_the_queue_goes_on_when_the_site_is_done() -> None:
     )
 
 
+def test_what_the_run_does_by_itself_is_said_where_no_watchdog_acts() -> None:
+    goes_on = "Job 1007 goes on without it."
+    (alert,) = look(
+        AlertState(), [replace(lost(1), by_itself=goes_on)], frozenset(), POLICY, NOON
+    ).alerts
+    out = Act("exclude", "exclude n01: it is lost", subject="n01")
+    assert what_tr11_does(alert, RunSituation()) == goes_on
+    assert what_tr11_does(alert, RunSituation(planned=(out,))) == goes_on
+    acting = RunSituation(planned=(out,), may_act=True)
+    assert what_tr11_does(alert, acting) == "tr11 will now exclude n01: it is lost."
+    (worse,) = look(
+        AlertState(), [replace(lost(1, CRITICAL), by_itself=goes_on)], frozenset(), POLICY, NOON
+    ).alerts
+    assert goes_on not in what_tr11_does(worse, RunSituation()), "it does not calm critical"
+
+
 @pytest.mark.parametrize(
-    ("has_next", "words"), [(True, "in the next queued task"), (False, "nothing is queued")]
+    ("fix", "words"),
+    [
+        ("tr11 launch --repair", ": `tr11 launch --repair` does it."),
+        ("tr11 logs", "; by hand: `tr11 launch --repair`."),
+    ],
 )
-def test_a_mail_promises_no_next_task_where_nothing_is_queued(has_next: bool, words: str) -> None:
-    (alert,) = look(AlertState(), [lost(1)], frozenset(), POLICY, NOON).alerts
-    assert (words in what_tr11_does(alert, RunSituation(has_next=has_next))) is True
-    assert (
-        "next queued task" in what_tr11_does(alert, RunSituation(has_next=has_next))
-    ) is has_next
+def test_what_tr11_would_do_is_said_with_the_command_that_does_it(fix: str, words: str) -> None:
+    """The mail promised an exclusion, and no command that it named made it."""
+    repair = "tr11 launch --repair"
+    planned = (
+        Act("exclude", "exclude n01: lost as the batch host", subject="n01", by_hand=repair),
+        Act("cancel", "cancel 1007: its batch host is lost", subject="1007", by_hand=repair),
+        Act("exclude", "exclude n05: Xid 79", subject="n05", by_hand="tr11 nodes exclude n05"),
+    )
+    found = replace(lost(1, CRITICAL), fix=fix)
+    (alert,) = look(AlertState(), [found], frozenset(), POLICY, NOON).alerts
+    said = what_tr11_does(alert, RunSituation(planned=planned))
+    would = (
+        "tr11 would exclude n01 and cancel 1007, but it may not act (`watch.act`, `pulse --act`)"
+    )
+    assert said == would + words, "another node's exclusion belongs to another mail"
 
 
 def test_a_mail_says_that_an_attempt_leaves_in_time_for_a_changed_limit() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.tr11ops.detect.detector_table import SWITCH, TABLE, UNKNOWN
+from tests.tr11ops.detect.detector_table import SWITCH, TABLE, UNKNOWN, nodes_with
 from tests.tr11ops.detect.operation_cases import OPERATION
 from tests.tr11ops.status_cases import (
     DAY,
@@ -232,12 +232,57 @@ def test_a_lost_batch_host_with_nothing_queued_names_the_launch_too(
     assert (lost.fix, lost.then) == ("tr11 launch --repair", then)
 
 
-def test_a_silent_batch_host_with_nothing_queued_promises_no_next_task() -> None:
-    silent = (Node("n01", frozenset({"allocated", "not_responding"})),)
-    (one,) = found(snapshot(jobs=(running(),), nodes=silent), "node-lost")
-    assert "nothing is queued; `tr11 launch --array 1-10 --after 1000`" in one.evidence[1]
-    (one,) = found(snapshot(nodes=silent), "node-lost")
-    assert one.evidence[1].endswith("the next queued task goes on")
+def test_a_silent_batch_host_promises_nothing_and_has_no_cure_before_it_is_known_to_be_lost() -> (
+    None
+):
+    silent = nodes_with({"n01": {"allocated", "not_responding"}})
+    for queued in ((), (pending(),)):
+        (one,) = found(snapshot(jobs=(running(), *queued), nodes=silent), "node-lost")
+        assert (one.severity, one.fix, one.by_itself) == (Severity.WARNING, "", "")
+        assert one.title == (
+            "n01, which runs the batch script of job 1000_7, does not answer the scheduler"
+        )
+        assert one.evidence[1].startswith("its workers: training, last sign of life ")
+        behind = "behind it is queued: job 1000_[8-10%1]"
+        nothing = "nothing is queued behind it: `tr11 launch --array 1-10 --after 1000` queues more"
+        assert one.evidence[2].endswith(behind if queued else nothing)
+
+
+def test_a_lost_batch_host_that_another_job_sees_to_is_one_warning_without_a_command() -> None:
+    """Its zombie follows from it, and was CRITICAL beside it, with a command that was not needed."""
+    following = running(
+        job_id="1000_8", raw_id="1008", task_id=8, nodes=("n49", "n50"), start_time=NOW - 5.0
+    )
+    seen = snapshot(
+        jobs=(running(), following),
+        nodes=nodes_with({"n01": {"down"}}),
+        attempts=(HOST_ATTEMPT,),
+        heartbeats=beats(age=HOUR),
+        steps=(),
+    )
+    (told,) = [one for one in by_cause(registry.detect_all(seen)) if one.detector == "node-lost"]
+    assert [one.detector for one in told.consequences] == ["zombie"]
+    assert (told.severity, told.fix, told.then) == (Severity.WARNING, "", ())
+    assert told.by_itself.startswith(
+        "Job 1000_8, which has its own nodes, ends job 1000_7 before it trains, and excludes n01"
+    )
+    assert "should job 1000_8 not come to train, `tr11 launch --repair`" in told.evidence[1]
+    alone = replace(seen, jobs=(running(),))
+    (told,) = [one for one in by_cause(registry.detect_all(alone)) if one.detector == "node-lost"]
+    assert (told.severity, told.fix) == (Severity.CRITICAL, "tr11 launch --repair")
+
+
+@pytest.mark.parametrize(
+    ("queued", "words"),
+    [((pending(),), "in the next queued task"), ((), "if the attempt has one; nothing is queued")],
+)
+@pytest.mark.parametrize("state", ["down", "not_responding"])
+def test_a_node_that_may_be_lost_promises_no_next_task_where_nothing_is_queued(
+    queued: tuple[Job, ...], words: str, state: str
+) -> None:
+    nodes = nodes_with({"n07": {"allocated", state}})
+    (one,) = found(snapshot(jobs=(running(), *queued), nodes=nodes), "node-lost")
+    assert words in one.by_itself and "may run on" not in one.title
 
 
 def test_before_the_first_step_no_one_knows_whether_the_last_task_is_enough() -> None:
@@ -716,18 +761,21 @@ def test_what_can_never_start_for_want_of_nodes_is_one_incident_with_the_cure_fi
     assert (other.fix, other.fault) == ("tr11 launch --repair", "")
 
 
+@pytest.mark.parametrize("why", [lost_words(["n06"]), "n06: its agent does not answer"])
 @pytest.mark.parametrize("states", [{"allocated", "not_responding"}, {"down", "not_responding"}])
-def test_a_node_that_the_run_went_on_without_is_said_to_be_lost(states: set[str]) -> None:
+def test_a_node_that_the_run_went_on_without_is_said_to_be_lost(states: set[str], why: str) -> None:
+    """Also where the launch ended before the scheduler had noticed anything."""
     nodes = (
         *(node for node in snapshot().nodes if node.name != "n06"),
         Node("n06", frozenset(states)),
     )  # type: ignore[union-attr]
-    end = LaunchEnd("1007", 1, NOW - 600, lost_words(["n06"]), "starting again", ("n06",))
+    end = LaunchEnd("1007", 1, NOW - 600, why, "starting again", ("n06",))
     (finding,) = found(snapshot(nodes=nodes, launch_ends=(end,)), "node-lost")
     assert (
         finding.title == "job 1000_7 has lost n06, and went on without it at 2022-05-01 11:50 UTC"
     )
-    assert finding.fix == ""
+    assert (finding.fix, finding.since) == ("", NOW - 600)
+    assert finding.by_itself == "Job 1000_7 goes on without it."
     (before,) = found(snapshot(nodes=nodes, launch_ends=(end,), steps=steps(age=HOUR)), "node-lost")
     assert "went on" not in before.title, "nothing is trained since"
 

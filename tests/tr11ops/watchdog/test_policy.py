@@ -211,6 +211,31 @@ def test_a_zombie_ends_and_its_host_is_excluded_first() -> None:
     assert isinstance(found.actions[0], Exclude) and found.actions[0].limit.most == 6
 
 
+@pytest.mark.parametrize(
+    ("may_act", "words"),
+    [(True, "it is given up when"), (False, "`pulse --act`), else it would be given up when")],
+)
+def test_a_silent_host_is_not_given_up_before_it_is_known_to_be_lost(
+    may_act: bool, words: str
+) -> None:
+    silent = zombie(
+        jobs=(running(), pending()),
+        nodes=(Node("n01", frozenset({"mixed", "not_responding"})),),
+        heartbeats=beats(),
+    )
+    found = decide(silent, scene=replace(SCENE, may_act=may_act))
+    assert words in found.withheld[0] and found.actions == ()
+    assert found.withheld[0].startswith(
+        "cancel 1000_7: its batch host n01 does not answer the scheduler; not done: whether it is"
+        " lost is not known yet, and nothing is to be typed before it is"
+    )
+
+
+def test_what_a_person_may_do_in_its_place_is_known_of_each_act() -> None:
+    found = decide(zombie(jobs=(running(), pending())))
+    assert {action.by_hand for action in found.actions} == {"tr11 launch --repair"}
+
+
 def test_a_zombie_with_an_empty_queue_is_followed_by_a_launch() -> None:
     found = decide(zombie(jobs=(running(),)))
     assert words(found) == [("exclude", "n01"), ("cancel", "1000_7"), ("resubmit", "1-3")]
