@@ -382,6 +382,7 @@ def _with_another(cause: Alert, alert: Alert) -> Alert:
         cause,
         severity=max(cause.severity, alert.severity),
         began=min(cause.began, alert.began),
+        since=min(cause.start, alert.start),
         said=max(said, default=None),
         heard=max(heard, default=None),
         told=tuple(dict.fromkeys((*cause.told, *alert.told))),
@@ -552,7 +553,7 @@ def _began_again(alert: Alert, finding: Finding, now: float) -> float | None:
         since = now
     else:
         since = min(now, finding.since)
-    if alert.is_open and alert.detector in STANDSTILLS and not alert.clear_looks:
+    if alert.is_open and not alert.clear_looks:
         return min(alert.start, since)  # a stall that became a hang began with the stall
     if alert.called_over is None or since >= alert.called_over:
         return since

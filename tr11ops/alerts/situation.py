@@ -5,15 +5,17 @@ time has cost.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 
 from msgspec import field
 
 from tr11ops.alerts.state import Alert
+from tr11ops.cluster.base import Node
 from tr11ops.detect.finding import Severity
 from tr11ops.observe.snapshot import Step
 from tr11ops.rundir.action_log import LETS_IT_ACT
-from tr11ops.rundir.exclusion import Exclusion
+from tr11ops.rundir.exclusion import Exclusion, kept_off
 from trainer.contract.record import Record
 
 # By which of its acts the watchdog ends the faults that a detector finds.
@@ -133,10 +135,12 @@ class RunSituation(Record):
     `trained` is when the last iteration ended, None where that is not known. `may_act`: the
     watchdog acts at this look on its `planned` acts; else `why_not` says what keeps it. `withheld`
     says what it does not do, and why. `since` gives the account from a moment (seconds since the
-    epoch) to the look; None where it cannot be told. `condition` is None where the look was not
+    epoch) to the look, or to another moment; None where it cannot be told. `condition` is None where the look was not
     judged. `knows_acts`: what the watchdog does could be told. `left_out`: the nodes that tr11
     itself has excluded. `steps` are the last ones of the training that are still seen, the oldest
-    first, `labels` the attempts' numbers as people type them.
+    first, `labels` the attempts' numbers as people type them. `nodes` are the cluster's, `excluded`
+    those of them that the run does not use, None where that is not known; `spares` says how many
+    nodes an attempt can lose.
     """
 
     progress: str = ""
@@ -147,17 +151,20 @@ class RunSituation(Record):
     done: tuple[Act, ...] = ()
     planned: tuple[Act, ...] = ()
     withheld: tuple[str, ...] = ()
-    since: Callable[[float], Spell | None] = lambda _: None
+    since: Callable[..., Spell | None] = lambda *_: None
     condition: RunCondition | None = None
     knows_acts: bool = True
     left_out: tuple[Exclusion, ...] = ()
     steps: tuple[Step, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
+    nodes: tuple[Node, ...] = ()
+    excluded: Mapping[str, Exclusion] | None = None
+    spares: str = ""
 
     def went_on(self, alert: Alert) -> Step | None:
         """The first step with which the training went on after a fault that it stood still for: in
-        the job that trains now, where that is another than before. None where it did not stand
-        still, or that cannot be told.
+        another job than before, if it needed one. Another fault that came later has its own. None
+        where it did not stand still, or that cannot be told.
         """
         if (
             self.condition is None
@@ -165,15 +172,20 @@ class RunSituation(Record):
             or not set(alert.detectors) & _STANDS_STILL
         ):
             return None
+        end = alert.end
         steps = [step for step in self.steps if step.time is not None and step.job_id]
-        before = [step for step in steps if (step.time or 0.0) <= alert.start]
-        after = steps[len(before) :]
-        if not before or not after:
+        resumed: tuple[float, Step] | None = None
+        for before, after in pairwise(steps):
+            last, first = before.time or 0.0, after.time or 0.0
+            if first <= alert.start or (end is not None and last > end):
+                continue  # the one before it began, or a later interruption
+            if after.job_id != before.job_id:
+                return after
+            if resumed is None or first - last > resumed[0]:
+                resumed = first - last, after
+        if resumed is None:
             return None
-        job = after[-1].job_id
-        if job == before[-1].job_id:
-            return after[0]
-        return next(step for step in after if step.job_id == job)
+        return resumed[1]
 
     def proves_end_of(self, alert: Alert) -> bool:
         """Whether the run is well, by evidence that is newer than the fault: an iteration, where a
@@ -192,6 +204,21 @@ class RunSituation(Record):
         if condition.is_finished:
             return True
         return alert.detector not in (_OF_TRAINING if condition.is_stopped else _OF_SPEED)
+
+    def cost_until_over(self, alert: Alert) -> tuple[float, Spell] | None:
+        """Until when a fault that is over has cost something, and what: to the step with which the
+        training went on. What came after it is another's.
+        """
+        step = self.went_on(alert)
+        end = alert.end
+        if step is not None and step.time is not None:
+            end = step.time
+        if end is None or end <= alert.start:
+            return None
+        spell = self.since(alert.start, end)
+        if spell is None:
+            return None
+        return (end, spell)
 
     def cost_of(self, began: float) -> tuple[float, Spell] | None:
         """From when an incident has cost something, and what: a fault that stops the training
@@ -220,6 +247,33 @@ def what_tr11_does(alert: Alert, situation: RunSituation | None) -> str:
     if is_told:
         lesser = alert.by_itself or _BY_ITSELF.get(alert.detector, "")
     return watchdog_says(alert, situation) or lesser or _NOTHING
+
+
+MOST_NODES = 3  # of which an all-clear says how they are
+
+
+def nodes_now(alert: Alert, situation: RunSituation) -> Iterator[str]:
+    """How the nodes are that an alert was about, a sentence each, and how many more may be lost."""
+    words = {
+        word.strip(".-")
+        for text in (alert.title, *(alert.identity or ()))
+        for word in re.findall(r"[\w.-]+", text)
+    }
+    found = [node for node in situation.nodes if node.name in words][:MOST_NODES]
+    for node in found:
+        yield f"{node.name} is {'+'.join(sorted(node.states))}{_kept_off(node.name, situation)}."
+    if found and situation.spares:
+        yield f"{situation.spares[:1].upper()}{situation.spares[1:]}."
+
+
+def _kept_off(node: str, situation: RunSituation) -> str:
+    """Whether the run uses a node, behind its state; "" where that is not known."""
+    if situation.excluded is None:
+        return ""
+    entry = situation.excluded.get(node)
+    if entry is None:
+        return ", and not excluded"
+    return f", and {kept_off(entry.state)} by {entry.owner or 'the queue'}"
 
 
 def is_cured(alert: Alert, situation: RunSituation | None) -> bool:

@@ -23,10 +23,10 @@ from tr11ops.detect.nodes_left import (
     needed_next,
     nodes_of_partition,
     partition_of,
-    spare_nodes,
     take_back,
     unusable_exclusions,
     usable_nodes,
+    what_may_be_lost,
 )
 from tr11ops.detect.unfinished_end import unfinished_attempts
 from tr11ops.observe import derived
@@ -377,7 +377,7 @@ def _near(snapshot: Snapshot) -> Iterator[Finding]:
         f"{there}, {usable} usable, {limit.needed} needed; at most {limit.most} may be excluded",
     )
     if left < 1:
-        title = f"{named} excluded, no more may be: {_what_may_be_lost(snapshot)}"
+        title = f"{named} excluded, no more may be: {what_may_be_lost(snapshot)}"
         severity = Severity.INFO if are_all_meant(snapshot, names) else Severity.WARNING
         evidence = (*evidence, f"to exclude one all the same: `{_past(snapshot, 'NODE')}`")
     else:
@@ -422,18 +422,6 @@ def _note_for_site(snapshot: Snapshot, names: Collection[str]) -> str:
     if not unusable_exclusions(snapshot, names):
         return ""
     return derived.command(snapshot, f"nodes list --excluded --report {NOTE}")
-
-
-def _what_may_be_lost(snapshot: Snapshot) -> str:
-    """How many nodes an attempt goes on without, by its spares: the one that runs as it is now,
-    else the next one.
-    """
-    spares, runs = spare_nodes(snapshot)
-    if not spares:
-        return "the next bad node stops the run"
-    if runs:
-        return f"the attempt can lose {counted(spares, 'more node')}, and stops at the next"
-    return f"an attempt can lose {counted(spares, 'node')}, and stops at the next"
 
 
 def _what_helps(snapshot: Snapshot, node: str, why: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from tr11ops.base.observed import Unknown, known
+from tr11ops.base.units import counted
 from tr11ops.cluster.base import Node
 from tr11ops.cluster.capacity import with_room
 from tr11ops.cluster.node_states import is_loss_alone
@@ -82,6 +83,18 @@ def spare_nodes(snapshot: Snapshot) -> tuple[int, bool]:
         for node in end.blamed
     }
     return max(0, len(set(job.nodes) - lost - bad) - training), True
+
+
+def what_may_be_lost(snapshot: Snapshot) -> str:
+    """How many nodes an attempt goes on without, by its spares: the one that runs as it is now,
+    else the next one.
+    """
+    spares, runs = spare_nodes(snapshot)
+    if not spares:
+        return "the next bad node stops the run"
+    if runs:
+        return f"the attempt can lose {counted(spares, 'more node')}, and stops at the next"
+    return f"an attempt can lose {counted(spares, 'node')}, and stops at the next"
 
 
 def excluded_nodes(snapshot: Snapshot) -> frozenset[str]:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 from tr11ops.alerts.situation import Act, RunCondition, RunSituation, Spell
-from tr11ops.base.observed import known
+from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import MINUTE, duration, timestamp
+from tr11ops.detect.nodes_left import what_may_be_lost
 from tr11ops.goodput.account import Goodput, account
 from tr11ops.goodput.history import read_history
 from tr11ops.goodput.timeline import Bucket
@@ -20,6 +21,7 @@ from tr11ops.observe.files import progress_at
 from tr11ops.observe.forecast import end_of
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from tr11ops.rundir.action_log import LETS_IT_ACT, ActionHistory, Result
+from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 from tr11ops.rundir.journal import Ledger
 from tr11ops.rundir.paths import RunDirectory
@@ -54,12 +56,11 @@ def situation_of(
             read_history(directory, snapshot.jobs, ledger, snapshot.scheduler), snapshot.time
         )
 
-    def since(moment: float) -> Spell | None:
+    def since(moment: float, until: float | None = None) -> Spell | None:
+        end = snapshot.time if until is None else min(until, snapshot.time)
         try:
-            part = spent().between(moment, snapshot.time)
-            before, now = (
-                progress_at(directory.paths.metrics, time) for time in (moment, snapshot.time)
-            )
+            part = spent().between(moment, end)
+            before, now = (progress_at(directory.paths.metrics, time) for time in (moment, end))
         except Exception:  # whatever is wrong with the past, people must hear of the present
             return None
         total, useful = part.total, part.buckets[Bucket.USEFUL]
@@ -98,10 +99,19 @@ def situation_of(
             attempt.job_id: attempt.label or attempt.job_id
             for attempt in known(snapshot.attempts, ())
         },
+        nodes=known(snapshot.nodes, ()),
+        excluded=_excluded(snapshot),
+        spares=what_may_be_lost(snapshot) if snapshot.active_jobs else "",
         left_out=tuple(
             entry for entry in known(snapshot.exclusions, ()) if entry.owner == AUTOMATIC_OWNER
         ),
     )
+
+
+def _excluded(snapshot: Snapshot) -> dict[str, Exclusion] | None:
+    if isinstance(snapshot.exclusions, Unknown):
+        return None
+    return {entry.node: entry for entry in snapshot.exclusions}
 
 
 def condition_of(verdict: Verdict, snapshot: Snapshot) -> RunCondition:

@@ -5,6 +5,7 @@ mails out.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -15,10 +16,12 @@ from tr11ops.alerts.changes import acknowledge, resolve
 from tr11ops.alerts.incidents import look
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.policy import Policy
-from tr11ops.alerts.situation import RunCondition, RunSituation
+from tr11ops.alerts.situation import RunCondition, RunSituation, Spell
 from tr11ops.alerts.state import AlertState, Incident, Message
+from tr11ops.cluster.base import Node
 from tr11ops.detect.finding import Finding
 from tr11ops.observe.snapshot import Step
+from tr11ops.rundir.exclusion import Exclusion
 
 POLICY = Policy(
     run="small", directory="/runs/small", typed="tr11.toml", folder="/home/ana", recipients=(ANA,)
@@ -69,12 +72,13 @@ class Looks:
         trained: float | None = None,
         after: float = MINUTE,
         steps: tuple[Step, ...] = (),
+        **facts: Any,
     ) -> list[Message]:
         """`trained`: seconds before this look that the last iteration ended."""
         self.now += after
         ended = None if trained is None else self.now - trained
         self.state = look(self.state, found, frozenset(), POLICY, self.now, ended)
-        situation = RunSituation(condition=condition, trained=ended, steps=steps)
+        situation = RunSituation(condition=condition, trained=ended, steps=steps, **facts)
         self.state, messages = tell(self.state, POLICY, self.now, situation=situation)
         self.news += [message for message in messages if message.kind == "finished"]
         return [message for message in messages if message.kind != "finished"]
@@ -253,7 +257,11 @@ def course(*parts: tuple[int, int, str]) -> tuple[Step, ...]:
     [
         (HANG, course((-5, 1, "7_1"), (3, 5, "7_1")), "Training goes on since 2022-05-02 12:03 UTC: job 7_1, from step 236."),
         (HANG, course((-5, 1, "7_1"), (3, 5, "7_2")), "Training goes on since 2022-05-02 12:03 UTC: job 7_2, from step 236."),
-        (DOWN, course((-5, 1, "7_1"), (2, 3, "7_2"), (4, 5, "7_3")), "12:04 UTC: job 7_3, from step 242."),
+        (
+            DOWN,
+            course((-5, 1, "7_1"), (2, 3, "7_2"), (4, 5, "7_3")),
+            "Training went on at 2022-05-02 12:02 UTC: job 7_2, from step 236; now it is job 7_3.",
+        ),
         (HANG, course((3, 5, "7_1")), ""),  # how it trained before is not seen any more
         (SLOW, course((-5, 5, "7_1")), ""),
         (DISK, course((-5, 5, "7_1")), ""),
@@ -272,6 +280,88 @@ def test_an_all_clear_says_since_when_and_in_which_job_the_training_goes_on(
     (over,) = told
     assert over.kind == "cleared"
     assert (says in flat(over)) if says else ("Training goes on" not in flat(over))
+
+
+LOST = finding(
+    "node-lost", WARNING, "7_1", title="job 7_1 has lost n03", identity=("n03",), fix="tr11 logs"
+)
+
+
+def test_of_two_faults_that_overlap_each_has_its_own_time_job_and_cost() -> None:
+    """The loss is over as the next task trains; that hangs, and the first all-clear waits for it."""
+    steps = course((-5, 1, "7_1"), (3, 5, "7_2"), (20, 25, "7_3"))
+    asked: list[tuple[float, ...]] = []
+
+    def since(*moments: float) -> Spell:
+        asked.append(tuple(moment - NOON for moment in moments))
+        return Spell(0, 2.4, 2.3, 48.0, 0.75, 64.0, 16.0)
+
+    looks, told = Looks(), list[Message]()
+    hang = replace(HANG, subject="7_2")
+    for minute in range(1, 26):
+        found = []
+        if minute < 5:
+            found.append(at(LOST, MINUTE))
+        if 5 < minute < 21:
+            found.append(at(hang, 5 * MINUTE))
+        condition = TRAINS if minute > 20 else ENDED
+        seen = tuple(step for step in steps if (step.time or 0.0) <= looks.now + MINUTE)
+        trained = looks.now + MINUTE - (seen[-1].time or 0.0)
+        told += looks.see(*found, condition=condition, trained=trained, steps=seen, since=since)
+    first, second = (message for message in told if message.kind == "cleared")
+    hangs, lost = sorted((first, second), key=lambda message: "7_1" in message.subject)
+    said = flat(lost)
+    assert "It lasted 4 min, from 2022-05-02 12:01 UTC to 2022-05-02 12:05 UTC" in said
+    assert "went on at 2022-05-02 12:03 UTC: job 7_2, from step 236; now it is job 7_3" in said
+    assert "lost from 2022-05-02 12:01 UTC to 2022-05-02 12:03 UTC" in said
+    said = flat(hangs)
+    assert "Training goes on since 2022-05-02 12:20 UTC: job 7_3, from step 248." in said
+    assert "lost from 2022-05-02 12:05 UTC to 2022-05-02 12:20 UTC" in said
+    assert {(60.0, 180.0), (300.0, 1200.0)} <= set(asked)
+
+
+def test_a_loss_that_goes_on_as_the_end_of_its_job_lasts_from_its_first_sign() -> None:
+    looks = Looks()
+    looks.see(at(LOST, MINUTE), condition=ENDED)
+    end = finding(
+        "unfinished-end", WARNING, "7_1", title="attempt 7_1 failed: n03 was lost", fault="node",
+        identity=("node", "node n03"),
+    )  # fmt: skip
+    looks.see(at(end, 8 * MINUTE), condition=ENDED, after=8 * MINUTE)
+    remark = replace(end, severity=INFO)
+    told = [m for _ in range(3) for m in looks.see(remark, condition=TRAINS, trained=1.0)]
+    (over,) = told
+    assert "It lasted 9 min, from 2022-05-02 12:01 UTC to 2022-05-02 12:10 UTC" in flat(over)
+
+
+@pytest.mark.parametrize(
+    ("excluded", "words"),
+    [
+        (None, "n03 is down+not_responding. The attempt can lose 1 more node."),
+        ({}, "n03 is down+not_responding, and not excluded. The attempt can"),
+        (
+            {"n03": Exclusion("n03", owner="tr11")},
+            "n03 is down+not_responding, and excluded by tr11.",
+        ),
+    ],
+)
+def test_the_all_clear_of_a_lost_node_says_how_it_is_now_and_what_may_still_be_lost(
+    excluded: dict[str, Exclusion] | None, words: str
+) -> None:
+    nodes = (
+        Node("n03", frozenset({"down", "not_responding"})),
+        Node("n3", frozenset({"idle"})),
+        Node("n04", frozenset({"idle"})),
+    )
+    looks = Looks()
+    looks.see(LOST, condition=ENDED)
+    facts = {"nodes": nodes, "excluded": excluded, "spares": "the attempt can lose 1 more node"}
+    told = [m for _ in range(2) for m in looks.see(condition=TRAINS, trained=1.0, **facts)]
+    (over,) = told
+    assert words in flat(over) and "n04" not in over.body
+    looks.see(DISK, condition=TRAINS, trained=1.0, **facts)
+    told = [m for _ in range(2) for m in looks.see(condition=TRAINS, trained=1.0, **facts)]
+    assert "can lose" not in told[0].body, "a full disk is no node's"
 
 
 # ----------------------------------------------------------------------------- what comes back

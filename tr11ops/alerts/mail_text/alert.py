@@ -26,7 +26,7 @@ from tr11ops.alerts.mail_text.shared import (
     wrapped,
 )
 from tr11ops.alerts.policy import Policy
-from tr11ops.alerts.situation import RunSituation, is_cured, what_tr11_does
+from tr11ops.alerts.situation import RunSituation, is_cured, nodes_now, what_tr11_does
 from tr11ops.alerts.state import OVER, Alert, Message, stamp
 from tr11ops.base.invocation import for_card, only_looks
 from tr11ops.base.shipped import page_lines
@@ -188,7 +188,7 @@ def _one(
         yield ""
         yield from _to_take_it_on((alert,), policy)
     yield ""
-    yield from _state(min(part.alert.start, now), policy, situation)
+    yield from _state(part, policy, situation, now)
     if alert.evidence:
         yield ""
         yield "It was:" if part.kind in OVER else "Evidence:"
@@ -260,7 +260,7 @@ def _all_clear(
         else:
             words = f" Now {situation.condition.words}."
         yield from wrapped(
-            f"{over}{_training_goes_on(alert, policy, situation)}{words}"
+            f"{over}{_training_goes_on(alert, policy, situation)}{_nodes_now(alert, situation)}{words}"
             + ("" if standing or resume else " Nothing to type.")
         )
     for other in standing[:MOST_STANDING]:
@@ -276,8 +276,8 @@ def _all_clear(
 
 
 def _training_goes_on(alert: Alert, policy: Policy, situation: RunSituation | None) -> str:
-    """A sentence: since when the training goes on that stood still, in which job; "" where it did
-    not, or unknown.
+    """A sentence: since when the training goes on that stood still, in which job, and in which it
+    is now; "" where it did not, or unknown.
     """
     if situation is None:
         step = None
@@ -286,7 +286,17 @@ def _training_goes_on(alert: Alert, policy: Policy, situation: RunSituation | No
     if situation is None or step is None or step.time is None:
         return ""
     job = situation.labels.get(step.job_id, step.job_id)
-    return f" Training goes on since {moment(step.time, policy)}: job {job}, from step {step.record.iteration:,}."
+    at = f"{moment(step.time, policy)}: job {job}, from step {step.record.iteration:,}"
+    now = situation.steps[-1].job_id
+    if now == step.job_id:
+        return f" Training goes on since {at}."
+    return f" Training went on at {at}; now it is job {situation.labels.get(now, now)}."
+
+
+def _nodes_now(alert: Alert, situation: RunSituation | None) -> str:
+    if situation is None:
+        return ""
+    return "".join(f" {sentence}" for sentence in nodes_now(alert, situation))
 
 
 def _type(alert: Alert, policy: Policy, is_cured: bool) -> Iterator[str]:
@@ -341,18 +351,38 @@ def _to_take_it_on(alerts: Sequence[Alert], policy: Policy) -> Iterator[str]:
     yield "Replies to this mail are not read."
 
 
-def _state(began: float, policy: Policy, situation: RunSituation | None) -> Iterator[str]:
+def _began(part: MessagePart) -> float:
+    return part.alert.start
+
+
+def _state(
+    part: MessagePart, policy: Policy, situation: RunSituation | None, now: float
+) -> Iterator[str]:
     if situation is not None and situation.progress:
         yield from wrapped(f"Progress: {situation.progress}", "", " " * 10)
-    if situation is None:
-        cost = None
+    if situation is not None:
+        yield from _cost(part, policy, situation, now)
+    yield from place(policy)
+
+
+def _cost(part: MessagePart, policy: Policy, situation: RunSituation, now: float) -> Iterator[str]:
+    """What an incident has cost: of one that is over, to its own end."""
+    began = min(part.alert.start, now)
+    if part.kind == "cleared":
+        over = situation.cost_until_over(part.alert)
+        if over is None:
+            return
+        until, spell = over
+        when = f"from {moment(began, policy)} to {moment(until, policy)}"
     else:
         cost = situation.cost_of(began)
-    if cost is not None and cost[1].lost_hours >= LEAST_COST_HOURS:
+        if cost is None:
+            return
         since, spell = cost
+        when = f"since {moment(since, policy)}"
+    if spell.lost_hours >= LEAST_COST_HOURS:
         share = f"{node_time(spell.lost_hours, spell.wanted_hours)} lost"
-        yield from wrapped(f"Cost:     {share} since {moment(since, policy)}", "", " " * 10)
-    yield from place(policy)
+        yield from wrapped(f"Cost:     {share} {when}", "", " " * 10)
 
 
 def _people(part: MessagePart, to: tuple[str, ...]) -> Iterator[str]:
@@ -389,7 +419,8 @@ def _several(
     if len(parts) > MOST_TITLES:
         yield f"  and {len(parts) - MOST_TITLES} more: {command('list', policy)}"
     yield ""
-    yield from _state(min(part.alert.start for part in parts), policy, situation)
+    first = min(parts, key=_began)
+    yield from _state(first, policy, situation, now)
     yield ""
     yield from wrapped(f"This goes to: {', '.join(to) or 'the delivery URLs'}.")
 
