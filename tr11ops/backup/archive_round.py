@@ -538,5 +538,5 @@ class ArchiveRound:
             self._journal(
                 "backup-damaged", next(iter(faults.values())), {**about, "files": dict(faults)}
             )
-        elif record.is_sound:
+        elif record.is_whole:
             self._journal("backup-sound", "what was damaged is as it was copied", about)

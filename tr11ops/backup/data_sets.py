@@ -130,7 +130,7 @@ def state_of(unit: DataUnit, copies: Iterable[CopyRecord], archive: str, variant
         return DataState(unit, "fault", why=str(error))
     made = [copy for copy in copies if copy.archive == archive and is_copy_of(copy, unit, variant)]
     same = [copy for copy in made if copy.identity == source.identity]
-    if any(copy.is_sound for copy in same):
+    if any(copy.is_whole for copy in same):
         return DataState(unit, "copied", source.bytes)
     return DataState(unit, "damaged" if same else "due", source.bytes)
 

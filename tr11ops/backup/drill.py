@@ -8,6 +8,7 @@ What came of it goes on record with its date: a copy that no one ever restored i
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -27,6 +28,7 @@ from tr11ops.base.errors import ArchiveError, CopyDamaged, CopyError, CopyStoppe
 from tr11ops.base.observed import cause
 from tr11ops.base.units import duration
 from tr11ops.cron.runner import child_environment
+from tr11ops.rundir.checkpoint_digests import note_numbers
 from tr11ops.rundir.copies import CopyRecord
 from trainer.contract.manifest import Manifest
 from trainer.contract.record import Record
@@ -34,13 +36,17 @@ from trainer.contract.record import Record
 FOLDER = "backup-drill"
 CLAIM = "drill"
 LOAD_SECONDS = 6 * 3600.0
+NAMED = 3  # tensors that a drill names
 
 
 class LoadResult(Record):
-    """Whether what was restored can be loaded, and what was said of it."""
+    """Whether what was restored can be loaded, and what was said of it. `not_finite`: tensors with
+    NaN or infinity; None where no one could look at its numbers.
+    """
 
     passed: bool
     text: str
+    not_finite: tuple[str, ...] | None = None
 
 
 def choose_copy(copies: Iterable[CopyRecord], archive: str | None = None) -> CopyRecord | None:
@@ -73,33 +79,49 @@ def inspect(folder: Path) -> LoadResult:
         return LoadResult(
             True, "every digest agrees; it is a rehearsal's checkpoint, without tensors to read"
         )
-    for words in (["inspect", str(folder), "--verify"], ["values", str(folder)]):
-        fault = _fault_of(words)
-        if fault is not None:
-            return LoadResult(False, fault)
-    return LoadResult(True, "and read by the trainer, every number finite")
-
-
-def _fault_of(words: list[str]) -> str | None:
-    """What the trainer's reader has against a checkpoint, in its last line; None if nothing."""
-    command = [sys.executable, "-P", "-m", "trainer.checkpoint", *words]
     try:
-        done = subprocess.run(
-            command,
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=LOAD_SECONDS,
-            stdin=subprocess.DEVNULL,
-            env=child_environment(os.environ),
-        )
+        checked = _read_by_trainer(["inspect", str(folder), "--verify"])
+        if checked.returncode:
+            return LoadResult(False, _last_line(checked.stdout + checked.stderr))
+        return _numbers_in(_read_by_trainer(["values", "--json", str(folder)]))
     except subprocess.TimeoutExpired:
-        return f"it could not be read within {duration(LOAD_SECONDS)}"
-    if done.returncode == 0:
-        return None
-    said = (done.stdout + done.stderr).strip().splitlines()
-    if said:
-        return said[-1]
+        return LoadResult(False, f"it could not be read within {duration(LOAD_SECONDS)}")
+
+
+def _read_by_trainer(words: list[str]) -> subprocess.CompletedProcess[str]:
+    """What the trainer's reader says of a checkpoint. Raises subprocess.TimeoutExpired."""
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "trainer.checkpoint", *words],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=LOAD_SECONDS,
+        stdin=subprocess.DEVNULL,
+        env=child_environment(os.environ),
+    )
+
+
+def _numbers_in(looked: subprocess.CompletedProcess[str]) -> LoadResult:
+    """What its look at every number came to."""
+    try:
+        (found,) = json.loads(looked.stdout)["checkpoints"]
+        bad = [(str(part), str(name)) for part, name in found["not_finite"]]
+        fault = str(found["fault"])
+    except (ValueError, KeyError, TypeError):  # it ended without an answer
+        return LoadResult(False, _last_line(looked.stdout + looked.stderr))
+    if fault:
+        return LoadResult(False, fault)
+    names = tuple(f"{part}/{name}" for part, name in bad)
+    if names:
+        named = ", ".join(f"{name} ({part})" for part, name in bad[:NAMED])
+        return LoadResult(False, f"NaN or infinity in {named}", names)
+    return LoadResult(True, "and read by the trainer, every number finite", ())
+
+
+def _last_line(said: str) -> str:
+    lines = said.strip().splitlines()
+    if lines:
+        return lines[-1]
     return ""
 
 
@@ -165,6 +187,14 @@ def _try(
             )
         return False, cause(error)
     found = look(restored)
+    if found.not_finite is not None:
+        note_numbers(
+            context.directory,
+            copy.step,
+            copy.identity,
+            not_finite=found.not_finite,
+            why="found by a drill",
+        )
     return found.passed, f"restored, {'' if found.passed else 'but: '}{found.text}"
 
 

@@ -143,7 +143,7 @@ def plan_round(
     if asked.steps:
         wanted: tuple[WantedCopy, ...] = tuple(_by_hand(asked, archives))
     else:
-        steps = sorted(here.keys() | {copy.step for copy in of_here if copy.is_sound})
+        steps = sorted(here.keys() | {copy.step for copy in of_here if copy.is_whole})
         wanted = wanted_copies(policy, steps, last_step)
         wanted = tuple(
             copy for copy in wanted if copy.archive in archives and asked.kind in (None, copy.kind)
@@ -152,12 +152,12 @@ def plan_round(
     copied: list[CopyRecord] = []
     for copy in wanted:
         sound = next(
-            (record for record in of_here if record.is_sound and _is_that(record, copy)), None
+            (record for record in of_here if record.is_whole and _is_that(record, copy)), None
         )
         if sound is not None:
             copied.append(sound)
         elif copy.step in here:
-            broken = any(not record.is_sound and _is_that(record, copy) for record in of_here)
+            broken = any(not record.is_whole and _is_that(record, copy) for record in of_here)
             if broken:
                 why = f"{copy.why}; the copy is damaged"
             else:
@@ -205,7 +205,7 @@ def _damaged_beside(
     return [
         Due(copy.step, copy.kind, copy.archive, "the copy is damaged", copy.identity, repairs=True)
         for copy in copies
-        if not copy.is_sound
+        if not copy.is_whole
         and copy.step in here
         and kind in (None, copy.kind)
         and (copy.step, copy.kind, copy.archive) not in known
@@ -224,7 +224,7 @@ def _left(
         elif not is_whole(row):
             yield row.step, "no checkpoint that tr11 knows"
         elif any(
-            copy.step == row.step and copy.is_sound and copy.identity == row.identity
+            copy.step == row.step and copy.is_whole and copy.identity == row.identity
             for copy in copies
         ):
             yield row.step, "copied already, by hand"

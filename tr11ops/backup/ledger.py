@@ -118,7 +118,7 @@ def damage_line(copy: CopyRecord, others: Iterable[CopyRecord], is_here: bool) -
         files = copy.damaged[0]
     else:
         files = f"{count} files, e.g. {copy.damaged[0]}"
-    sound = sorted({other.archive for other in others if is_same(copy, other) and other.is_sound})
+    sound = sorted({other.archive for other in others if is_same(copy, other) and other.is_whole})
     places = (["the run directory"] if is_here and copy.kind != "data" else []) + [
         f"the {name}" for name in sound
     ]
@@ -185,9 +185,9 @@ def standing(copies: Iterable[CopyRecord]) -> list[CopyRecord]:
     return [
         copy
         for copy in known
-        if copy.is_sound
+        if copy.is_whole
         or not any(
-            other.is_sound
+            other.is_whole
             and (other.archive, other.kind, other.step, other.identity)
             == (copy.archive, copy.kind, copy.step, copy.identity)
             for other in known
@@ -231,12 +231,12 @@ def after_round(
         kept = before
     else:
         kept = ArchiveState(archive, address, now)
-    sound = [copy for copy in copies if copy.is_sound]
+    whole = [copy for copy in copies if copy.is_whole]
     return replace(
         kept,
         time=now,
         success=kept.success if fault else now,
         fault=fault,
-        copies=len(sound),
-        bytes=sum(copy.bytes for copy in sound),
+        copies=len(whole),
+        bytes=sum(copy.bytes for copy in whole),
     )

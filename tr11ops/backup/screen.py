@@ -368,6 +368,11 @@ def _rows(view: ArchiveView, screen: BackupStatus) -> Iterator[tuple[str, str]]:
         yield "DAMAGED", damage_line(copy, others, any(due.step == copy.step for due in view.due))
     if len(view.damaged) > DAMAGED_SHOWN:
         yield "", f"and {len(view.damaged) - DAMAGED_SHOWN} damaged copies more"
+    spoilt = [copy for copy in view.copies if copy.not_finite]
+    for copy in spoilt[:DAMAGED_SHOWN]:
+        yield "NOT SOUND", f"{copy.what}: NaN or infinity in {copy.not_finite[0]}"
+    if len(spoilt) > DAMAGED_SHOWN:
+        yield "", f"and {len(spoilt) - DAMAGED_SHOWN} more that hold NaN or infinity"
     yield "due", _due(view.due)
     if view.data:
         yield "data", data_summary(view.data)
@@ -442,6 +447,7 @@ def status_value(screen: BackupStatus) -> dict[str, Any]:
                         "verified": copy.verified,
                         "reread": copy.reread,
                         "damaged": list(copy.damaged),
+                        "not_finite": list(copy.not_finite),
                     }
                     for copy in view.copies
                 ],

@@ -18,7 +18,7 @@ from tr11ops.base.observed import Observed, Unknown, known, observed
 from tr11ops.checkpoints.quarantine import QuarantinedCheckpoint, list_quarantined, superseded_names
 from tr11ops.cluster.process_marks import is_alive
 from tr11ops.rundir.attempts import read_attempt_label
-from tr11ops.rundir.checkpoint_digests import read_digest
+from tr11ops.rundir.checkpoint_digests import read_digest, read_not_finite
 from tr11ops.rundir.checkpoint_pins import Pin, read_pins
 from tr11ops.rundir.checkpoint_scan import NO_CARD, SavedCheckpoint, list_rows, read_row
 from tr11ops.rundir.claims import TOLERANCE_SECONDS, Claim, ClaimFolder
@@ -348,6 +348,7 @@ def _known_of(
     return replace(
         row,
         digests=observed(lambda: read_digest(directory, row.step, row.identity)),
+        numbers=observed(bind(read_not_finite, directory, row.step, row.identity)),
         copies=tuple(
             copy for copy in copied.get(row.identity, ()) if row.identity and copy.step == row.step
         ),

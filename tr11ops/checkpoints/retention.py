@@ -339,8 +339,9 @@ def _lack(entry: SavedCheckpoint, want: WantedCopy, state: _State) -> str | None
     ]
     if hidden:
         return f"the {what} is on record, but {hidden[0]}"
-    if any(not copy.is_sound for copy in made):
-        return f"the {what} is damaged"
+    faulty = [copy for copy in made if copy.fault]
+    if faulty:
+        return f"the {what} is {faulty[0].fault}"
     if made:
         return f"no {what}: what there is lies in another archive, or was not verified"
     alike = [

@@ -10,6 +10,7 @@ from tr11ops.base.observed import Unknown
 from tr11ops.base.units import quantity, rough_duration, size
 from tr11ops.checkpoints.catalogue import Catalogue
 from tr11ops.checkpoints.retention import RetentionDecision, counts
+from tr11ops.rundir.checkpoint_digests import NotFiniteRecord
 from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
 from tr11ops.rundir.copies import CopyRecord
 from trainer.contract.replacing import SUPERSEDED_SUFFIX
@@ -69,7 +70,7 @@ def _origin(catalogue: Catalogue) -> Iterator[str]:
 
 def _legend(checkpoints: Iterable[SavedCheckpoint]) -> Iterator[str]:
     """What the shortened words mean, where there are any."""
-    if any(copy.kind != "full" or copy.damaged for entry in checkpoints for copy in entry.copies):
+    if any(copy.kind != "full" or copy.fault for entry in checkpoints for copy in entry.copies):
         yield "copies: whole, :w weights alone, :s weights around a spike, :BAD damaged"
 
 
@@ -163,7 +164,9 @@ def _cells(entry: SavedCheckpoint, now: float) -> tuple[str, ...]:
 
 
 def _read(entry: SavedCheckpoint, now: float) -> str:
-    """What the last reading of all bytes found, and how long ago."""
+    """What the last reading of all bytes found, and how long ago; or that its numbers are bad."""
+    if isinstance(entry.numbers, NotFiniteRecord):
+        return "NaN"
     if entry.digests is None:
         return "never"
     if isinstance(entry.digests, Unknown):
@@ -198,9 +201,13 @@ def _remarks(entry: SavedCheckpoint) -> Iterator[str]:
         yield f"what was read is not known: {entry.digests.why}"
     elif entry.digests is not None:
         yield from _first(entry.digests.bad)
+    if isinstance(entry.numbers, Unknown):
+        yield f"what its numbers are is not known: {entry.numbers.why}"
+    elif entry.numbers is not None:
+        yield from _first([f"NaN or infinity in {name}" for name in entry.numbers.not_finite])
     for copy in entry.copies:
-        if copy.damaged:
-            yield f"its copy {copy.archive}:{copy.location} is damaged: {copy.damaged[0]}"
+        if copy.fault:
+            yield f"its copy {copy.archive}:{copy.location} is {copy.fault}"
     if entry.pin is not None:
         yield f"pinned by {entry.pin.who}" + (f": {entry.pin.why}" if entry.pin.why else "")
     if entry.is_discarded:

@@ -33,7 +33,12 @@ from tr11ops.cli.backup_run import (
     recorded,
     require_archives,
 )
-from tr11ops.cli.checkpoints import NOT_LOOKED_AT, ValuesFound, look_at_values
+from tr11ops.cli.checkpoints import (
+    NOT_LOOKED_AT,
+    ValuesFound,
+    look_at_values,
+    put_numbers_on_record,
+)
 from tr11ops.cli.common import directory_of, say
 from tr11ops.cli.context import JSON, RunContext, answer, emit
 from tr11ops.logs.lines import plain
@@ -214,8 +219,8 @@ def restore(
 
     A digest says that the bytes are those that were saved, not that the numbers are good: then each
     is looked at, which takes about a second a GiB (`--no-values` leaves it out). Where one is NaN
-    or infinite, the exit code is 1 and `--latest` moves nothing. With `--values`, so it is where
-    the numbers cannot be read.
+    or infinite, the exit code is 1, `--latest` moves nothing, and neither the checkpoint nor its
+    copies count as sound any more. With `--values` it is 1 too where numbers cannot be read.
 
     Nothing that is there is replaced: a checkpoint of that step in DIR stays as it is.
 
@@ -267,6 +272,10 @@ def restore(
             made = _restored(backup, archive, found, into, file, why)
             if file is None:
                 numbers = _numbers_of(made, values)
+            if numbers is not None and found.is_ours and backup.directory.exists:
+                put_numbers_on_record(
+                    backup.directory, step, receipt.identity, numbers, why="found by a restore"
+                )
             refused = numbers is not None and _is_refused(numbers, values)
             if latest and not refused:
                 _move_latest(backup, into, step, made)
@@ -561,18 +570,21 @@ def _best(card: RunCard, step: int, kind: str | None, identity: str | None) -> s
     found = [
         copy
         for copy in _records(card)
-        if copy.is_sound
-        and copy.kind != "data"
+        if copy.kind != "data"
         and copy.step == step
         and kind in (None, copy.kind)
         and copy.archive in ("store", "url")
         and copy.identity.startswith((identity or "").lower())
     ]
-    if not found:
+    sound = [copy for copy in found if copy.is_sound]
+    if not sound:
+        why = ""
+        if found:
+            why = f" (the {found[0].archive}'s is {plain(found[0].fault)})"
         raise Refusal(
-            f"no sound copy of step {step} is on record; name the archive: --from store, url or an address"
+            f"no sound copy of step {step} is on record{why}; name the archive: --from store, url or an address"
         )
-    best = max(found, key=lambda copy: (copy.kind == "full", copy.archive == "store"))
+    best = max(sound, key=lambda copy: (copy.kind == "full", copy.archive == "store"))
     say(f"from the {best.archive}: {best.address}")
     return best.archive
 
@@ -597,7 +609,7 @@ def _warn(card: RunCard, archive: Archive, receipt: Receipt) -> None:
     if not directory_of(card).exists:
         return
     for copy in _records(card):
-        if (copy.archive, copy.location) == (archive.name, receipt.location) and copy.damaged:
+        if (copy.archive, copy.location) == (archive.name, receipt.location) and copy.fault:
             say(
-                f"this copy is on record as damaged ({plain(copy.damaged[0])}): what is read is compared all the same"
+                f"this copy is on record as {plain(copy.fault)}: what is read is compared all the same"
             )

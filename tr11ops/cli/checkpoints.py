@@ -31,7 +31,7 @@ from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.progress import ByteProgress
 from tr11ops.cli.trainer_child import ask_checkpoint_module, child_words, run_trainer_module
 from tr11ops.runcard.card import resolved
-from tr11ops.rundir.checkpoint_digests import DigestRecord, put_on_record
+from tr11ops.rundir.checkpoint_digests import DigestRecord, note_numbers, put_on_record
 from tr11ops.rundir.journal import user_name
 from trainer.contract.checkpoint_names import (
     LATEST_FILE,
@@ -74,6 +74,11 @@ class ValuesFound(Record):
     def is_sound(self) -> bool:
         return not self.not_finite and not self.fault
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tensors with NaN or infinity, as they go on record."""
+        return tuple(f"{part}/{name}" for part, name in self.not_finite)
+
     def __str__(self) -> str:
         if self.fault:
             return f"numbers could not be looked at: {self.fault}"
@@ -107,6 +112,20 @@ def look_at_values(places: Sequence[Path]) -> Mapping[Path, ValuesFound]:
         bad = tuple((str(part), str(name)) for part, name in one["not_finite"])
         found[Path(one["place"])] = ValuesFound(int(one["tensors"]), bad, str(one["fault"]))
     return found
+
+
+def put_numbers_on_record(
+    directory: RunDirectory, step: int, identity: str, found: ValuesFound, why: str
+) -> None:
+    """Keep what was found, so that no restart and no copy counts on them; a record that cannot be
+    written is said.
+    """
+    if found.fault or not identity:
+        return  # then nothing is known of them
+    try:
+        note_numbers(directory, step, identity, not_finite=found.names, why=why)
+    except OSError as error:
+        say(f"tr11: step {step}: the result cannot be recorded: {error.strerror or error}")
 
 
 # ----------------------------------------------------------------------------- verify
@@ -143,8 +162,9 @@ def verify(
     everyone.
 
     Ctrl-C loses nothing that is finished: `--stale 1` then goes on with the rest. Whole bytes may
-    be NaN: `--values` reads all once more and looks. Exit code 1: a file differs, or a number is
-    not finite; 3: one could not be read, or it changed meanwhile.
+    be NaN: `--values` reads all once more and looks; such a checkpoint is passed over by restarts,
+    and so are its copies. Exit code 1: a file differs, or a number is not finite; 3: one could not
+    be read, or it changed meanwhile.
 
     Examples:
       tr11 checkpoints verify latest
@@ -167,8 +187,12 @@ def verify(
         numbers = _values(chosen, readings)
     else:
         numbers = {}
+    identities = {entry.step: entry.identity for entry in chosen}
     for step, found in numbers.items():
         say(f"step {step}: {'' if found.is_sound else 'BAD '}{found}")
+        put_numbers_on_record(
+            directory_of(card), step, identities[step], found, why="found by verify --values"
+        )
     if context.as_json:
         shown = [
             {

@@ -1,10 +1,13 @@
-"""What was found when bytes of a checkpoint here were last read, no matter who read them: one small
-file each, replaced whole.
+"""What was found when bytes of a checkpoint were last read, or its numbers looked at, no matter who
+did it: one small file each, replaced whole.
 
     state/checkpoints/VARIANT/digests/global_stepN.json
+    state/checkpoints/VARIANT/not-finite/global_stepN.IDENTITY8.json    only where a number is NaN or infinite
 
 A record counts only for the checkpoint it was made of: a step that was trained again has another
-identity.
+identity. An identity says which bytes all files have, so what its numbers are counts for each copy
+of it too, wherever that lies and wherever they were looked at; reading the bytes again changes
+nothing of it.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,6 +34,7 @@ from trainer.contract.documents import document, read_record
 from trainer.contract.files import host_name
 from trainer.contract.manifest import Manifest
 from trainer.contract.record import Finite, Record
+from trainer.contract.resumable import WEIGHTS
 
 PIECE_BYTES = 4 << 20
 
@@ -74,6 +78,57 @@ def write_digest(directory: RunDirectory, record: DigestRecord) -> None:
     """Put a reading on record. Raises OSError."""
     path = directory.paths.digest_record(checkpoint_name(record.step))
     replace_json(path, {**document(record), "bad": record.bad[:BAD_KEPT]}, SCHEMA)
+
+
+class NotFiniteRecord(Record):
+    """Which tensors of one checkpoint hold NaN or infinity, each as PART/NAME; `time`: seconds
+    since the epoch.
+    """
+
+    step: int
+    identity: str
+    time: Finite
+    not_finite: tuple[str, ...]
+    who: str = ""
+    host: str = ""
+    schema: int = SCHEMA
+
+    def of_copy(self, kind: str) -> tuple[str, ...]:
+        """Those that a copy of this kind holds: of one without the optimizer, the weights alone."""
+        if kind == "full":
+            return self.not_finite
+        return tuple(name for name in self.not_finite if name.startswith(f"{WEIGHTS}/"))
+
+
+def read_not_finite(directory: RunDirectory, step: int, identity: str) -> NotFiniteRecord | None:
+    """What is on record of the numbers of this very checkpoint; None when no bad one is known.
+    Raises OSError or ValueError.
+    """
+    path = directory.paths.not_finite_record(checkpoint_name(step), identity)
+    if not identity:
+        return None
+    record = read_record(NotFiniteRecord, path, "a record of numbers", SCHEMA)
+    if record is not None and record.identity == identity:
+        return record
+    return None
+
+
+def note_numbers(
+    directory: RunDirectory, step: int, identity: str, *, not_finite: Sequence[str], why: str
+) -> None:
+    """Put on record what a look at every number of a checkpoint found, here or in a copy; `why` it
+    was looked at. Where all are finite, what was on record is gone. Raises OSError.
+    """
+    path = directory.paths.not_finite_record(checkpoint_name(step), identity)
+    if not not_finite:
+        path.unlink(missing_ok=True)
+        return
+    kept = tuple(not_finite[:BAD_KEPT])
+    record = NotFiniteRecord(step, identity, time.time(), kept, who=user_name(), host=host_name())
+    replace_json(path, document(record), SCHEMA)
+    text = f"{why}: {checkpoint_name(step)}: NaN or infinity in {not_finite[0]}"
+    said = {"step": step, "identity": identity, "not_finite": kept[:20]}
+    Journal(directory.journal).write("checkpoint-not-finite", text, said)
 
 
 def digest_of(

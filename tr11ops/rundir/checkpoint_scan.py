@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from tr11ops.base.observed import Unknown
 from tr11ops.base.units import counted
-from tr11ops.rundir.checkpoint_digests import DigestRecord
+from tr11ops.rundir.checkpoint_digests import DigestRecord, NotFiniteRecord
 from tr11ops.rundir.checkpoint_pins import Pin
 from tr11ops.rundir.copies import CopyRecord, identity_of
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step
@@ -56,8 +56,9 @@ class SavedCheckpoint(Record):
     there.
 
     A scan leaves what follows at its defaults; `tr11ops.checkpoints.catalogue` looks it up.
-    `digests`: what was found when it was last read; None: never read. `copies` are those of this
-    very checkpoint, damaged ones too. `is_discarded`: a roll-back passes over it.
+    `digests`: what was found when it was last read; None: never read. `numbers`: which of them are
+    known to be NaN or infinite, if any. `copies` are those of this very checkpoint, damaged ones
+    too. `is_discarded`: a roll-back passes over it.
     """
 
     step: int
@@ -80,6 +81,7 @@ class SavedCheckpoint(Record):
     is_foreign: bool = False
     unnamed: tuple[str, ...] = ()
     digests: DigestRecord | Unknown | None = None
+    numbers: NotFiniteRecord | Unknown | None = None
     copies: tuple[CopyRecord, ...] = ()
     pin: Pin | None = None
     used_by: tuple[str, ...] = ()
@@ -110,6 +112,8 @@ class SavedCheckpoint(Record):
         """Why no training resumes from it, as far as is known; empty where one does."""
         if isinstance(self.digests, Unknown):
             return f"what was read of it is not known: {self.digests.why}"
+        if isinstance(self.numbers, Unknown):
+            return f"what its numbers are is not known: {self.numbers.why}"
         if self.is_discarded:
             return "a roll-back discarded it"
         if self.complete is None:
@@ -120,6 +124,8 @@ class SavedCheckpoint(Record):
             return self.lack
         if self.digests is not None and self.digests.bad:
             return f"it is damaged: {self.digests.bad[0]}"
+        if self.numbers is not None:
+            return f"NaN or infinity in {self.numbers.not_finite[0]}"
         return ""
 
     @property

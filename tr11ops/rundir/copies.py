@@ -22,7 +22,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from msgspec.structs import replace
+
 from tr11ops.base.newer import replace_json
+from tr11ops.rundir.checkpoint_digests import read_not_finite
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.documents import document, read_record
@@ -80,6 +83,8 @@ class CopyRecord(Record):
     re-read's end.
 
     `damaged` are files that a later reading found changed or missing; a copy with any is no copy.
+    `not_finite`: tensors in it that hold NaN or infinity, as `read_copies` finds them on record
+    (see `tr11ops.rundir.checkpoint_digests`); such a copy is whole, and serves no one.
     """
 
     archive: str  # "store" or "url"
@@ -97,10 +102,26 @@ class CopyRecord(Record):
     reread: Finite | None = None
     damaged: tuple[str, ...] = ()
     schema: int = SCHEMA
+    not_finite: tuple[str, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it holds the bytes that were copied."""
+        return not self.damaged
 
     @property
     def is_sound(self) -> bool:
-        return not self.damaged
+        """Whether someone may go on from it, as far as is known."""
+        return self.is_whole and not self.not_finite
+
+    @property
+    def fault(self) -> str:
+        """What is wrong with it, in words; empty where nothing is."""
+        if self.damaged:
+            return f"damaged: {self.damaged[0]}"
+        if self.not_finite:
+            return f"not sound: NaN or infinity in {self.not_finite[0]}"
+        return ""
 
     @property
     def variant(self) -> str:
@@ -166,6 +187,9 @@ def read_copies(directory: RunDirectory, every_variant: bool = False) -> tuple[C
     for path in sorted(folder.glob("*/*.json")):
         copy = read_copy(path)
         if copy is not None and (every_variant or copy.variant == directory.paths.variant):
+            numbers = read_not_finite(directory, copy.step, copy.identity)
+            if numbers is not None:
+                copy = replace(copy, not_finite=numbers.of_copy(copy.kind))
             found.append(copy)
     return tuple(sorted(found, key=lambda copy: (copy.step, copy.kind, copy.archive)))
 
@@ -178,7 +202,7 @@ def read_copy(path: Path) -> CopyRecord | None:
 def write_copy(directory: RunDirectory, copy: CopyRecord) -> None:
     """Put a copy on record, or replace its record. Raises OSError."""
     path = _path(directory, copy)
-    replace_json(path, document(copy), SCHEMA)
+    replace_json(path, document(replace(copy, not_finite=())), SCHEMA)
 
 
 def latest_record(directory: RunDirectory, copy: CopyRecord) -> CopyRecord:

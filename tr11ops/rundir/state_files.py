@@ -180,6 +180,11 @@ STATE_FILES: tuple[StateFile, ...] = (
         "that checkpoint's bytes were not read",
     ),
     StateFile(
+        "state/checkpoints/{variant}/not-finite/*.json",
+        "aside",
+        "that checkpoint's numbers were not looked at",
+    ),
+    StateFile(
         "state/checkpoints/{variant}/origin.json",
         "aside",
         "what the training had begun with is not known",

@@ -116,6 +116,11 @@ class RunPaths(Record):
         """What was found when all bytes of the checkpoint of that name were last read."""
         return self.state / "checkpoints" / self.variant / "digests" / f"{name}.json"
 
+    def not_finite_record(self, name: str, identity: str) -> Path:
+        """Which numbers of the checkpoint of that name and identity were found NaN or infinite."""
+        folder = self.state / "checkpoints" / self.variant / "not-finite"
+        return folder / f"{name}.{identity[:8]}.json"
+
     @property
     def origin(self) -> Path:
         """The checkpoint of another run that this variant began with: see

@@ -381,6 +381,9 @@ def size_faults(place: Path, manifest: Manifest) -> list[str]:
     bad = recorded_damage(place)
     if bad:
         return [f"{bad[0]} (as tr11 checkpoints verify found)", *bad[1:]]
+    broken = recorded_not_finite(place)
+    if broken:
+        return [f"NaN or infinity in {broken[0]} (as a look at its numbers found)", *broken[1:]]
     return []
 
 
@@ -406,17 +409,44 @@ def recorded_damage(place: Path) -> tuple[str, ...]:
     paths = RunPaths.of_checkpoints(place.parent)
     if paths is None:
         return ()
+    return _lines_of(place, paths.digest_record(place.name), "bad")
+
+
+def recorded_not_finite(place: Path) -> tuple[str, ...]:
+    """Tensors of the checkpoint at `place` that a look at every number found NaN or infinite; empty
+    when none. As `recorded_damage`.
+    """
+    paths = RunPaths.of_checkpoints(place.parent)
+    if paths is None:
+        return ()
+    records = paths.not_finite_record(place.name, "").parent
+    if not records.is_dir():  # as in most runs: then no manifest is read for it
+        return ()
     try:
-        record = read_json(paths.digest_record(place.name))
-        if record is None or not record.get("bad"):
-            return ()
-        identity = hashlib.sha256(read_bytes(place / MANIFEST_FILE)).hexdigest()
+        identity = _identity_of(place)
     except (OSError, ValueError):
         return ()
-    bad = record["bad"]
-    if isinstance(bad, list) and record.get("identity") == identity:
-        return tuple(map(str, bad))
+    return _lines_of(place, paths.not_finite_record(place.name, identity), "not_finite")
+
+
+def _lines_of(place: Path, path: Path, key: str) -> tuple[str, ...]:
+    """What a record has under a key, if it is of the very checkpoint at `place`."""
+    try:
+        record = read_json(path)
+        if record is None or not record.get(key):
+            return ()
+        identity = _identity_of(place)
+    except (OSError, ValueError):
+        return ()
+    lines = record[key]
+    if isinstance(lines, list) and record.get("identity") == identity:
+        return tuple(map(str, lines))
     return ()
+
+
+def _identity_of(place: Path) -> str:
+    """Raises OSError, ValueError."""
+    return hashlib.sha256(read_bytes(place / MANIFEST_FILE)).hexdigest()
 
 
 def one_line(error: BaseException) -> str:

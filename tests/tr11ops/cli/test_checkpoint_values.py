@@ -5,17 +5,24 @@ told not to; all say what they did.
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.tr11ops.cli.local_bench import LocalBench
 from tests.trainer.checkpoint.memory_source import Sizes, extras_of, info_of, memory_source
+from tr11ops.backup.drill import choose_copy
 from tr11ops.base.errors import Refusal
 from tr11ops.cli import backup_restore
 from tr11ops.cli.checkpoints import ValuesFound
+from tr11ops.rundir.checkpoint_digests import NotFiniteRecord
+from tr11ops.rundir.copies import read_copies
+from tr11ops.rundir.paths import RunDirectory
 from trainer.checkpoint import rewrite
 from trainer.checkpoint.deepspeed.write import write_deepspeed_layout
+from trainer.contract.paths import RunPaths
+from trainer.contract.resumable import ResumeFault, ResumeNeed, judge, size_faults
 
 TOPOLOGY = {"tensor": 1, "pipeline": 1, "data": 1}
 NAN = ("weights", "final_norm.bias")
@@ -126,8 +133,9 @@ def test_restore_looks_at_every_number_and_latest_stays(
         and (other / "global_step200").is_dir()
     )
     without = bench.tr11(
-        "backup", "restore", "200", "--output", str(other), "--latest", "--no-values", *run
-    )
+        "backup", "restore", "200", "--from", "store",
+        "--output", str(other), "--latest", "--no-values", *run,
+    )  # fmt: skip
     assert without.code == 0 and "numbers were not looked at: --values" in without.err
     assert (other / "latest").read_text() == "global_step200"
 
@@ -173,3 +181,102 @@ def test_a_reader_that_gives_no_answer_stops_who_asked_alone(
     assert bench.tr11("backup", "restore", "100", "--output", str(into), "--values", *run).code == 1
     by_default = bench.tr11("backup", "restore", "100", "--output", str(into), *run)
     assert by_default.code == 0 and "could not be looked at" in by_default.err
+
+
+# ----------------------------------------------------------------------------- what is found goes on
+# record
+def found_on(bench: LocalBench, step: int) -> ResumeFault | None:
+    """Why a restart would pass over a checkpoint; None where it would take it."""
+    return judge(bench.folder / "run" / "checkpoints" / "main", step, ResumeNeed(), size_faults)[1]
+
+
+def test_a_restart_passes_over_what_verify_found(bench: LocalBench, save) -> None:
+    save(100)
+    save(200, NAN)
+    run = ("--run", str(bench.card))
+    assert bench.tr11("checkpoints", "verify", "--all", *run).code == 0
+    assert found_on(bench, 200) is None
+    assert bench.tr11("checkpoints", "verify", "200", "--values", *run).code == 1
+    fault = found_on(bench, 200)
+    assert fault is not None and f"NaN or infinity in {NAN[0]}/{NAN[1]}" in fault.text
+    # reading the bytes again, which are those that were saved, changes nothing of it
+    assert bench.tr11("checkpoints", "verify", "200", *run).code == 0
+    assert found_on(bench, 200) is not None and found_on(bench, 100) is None
+    listed = bench.tr11("checkpoints", "list", *run)
+    assert f"step 200: NaN or infinity in {NAN[0]}/{NAN[1]}" in " ".join(listed.out.split())
+
+
+def test_another_checkpoint_of_the_step_is_not_meant(
+    bench: LocalBench, save, checkpoints: Path
+) -> None:
+    save(200, NAN)
+    run = ("--run", str(bench.card))
+    assert bench.tr11("checkpoints", "verify", "200", "--values", *run).code == 1
+    shutil.rmtree(checkpoints / "global_step200")
+    save(200)
+    assert found_on(bench, 200) is None
+
+
+def test_numbers_that_are_finite_at_a_later_look_clear_it(
+    bench: LocalBench, save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, run = save(200), ("--run", str(bench.card))
+    wrong = ValuesFound(1, (NAN,))
+    with monkeypatch.context() as once:
+        once.setattr(
+            "tr11ops.cli.checkpoints.look_at_values", lambda places: dict.fromkeys(places, wrong)
+        )
+        assert bench.tr11("checkpoints", "verify", "200", "--values", *run).code == 1
+    assert found_on(bench, 200) is not None
+    unread = ValuesFound(0, fault="no such layout")
+    with monkeypatch.context() as once:
+        once.setattr(
+            "tr11ops.cli.checkpoints.look_at_values", lambda places: dict.fromkeys(places, unread)
+        )
+        assert bench.tr11("checkpoints", "verify", "200", "--values", *run).code == 1
+    assert found_on(bench, 200) is not None, "what no one could look at says nothing"
+    assert bench.tr11("checkpoints", "verify", "200", "--values", *run).code == 0
+    assert found_on(bench, 200) is None and place.is_dir()
+
+
+def bring_back(bench: LocalBench, run: tuple[str, ...], into: Path) -> None:
+    words = ("backup", "restore", "200", "--output", str(into), *run)
+    assert bench.tr11(*words).code == 1
+
+
+def drill(bench: LocalBench, run: tuple[str, ...], into: Path) -> None:
+    assert bench.tr11("backup", "drill", *run).code == 1
+
+
+@pytest.mark.parametrize("look", [bring_back, drill])
+def test_what_is_found_in_a_copy_counts_for_the_checkpoint_and_each_copy(
+    bench: LocalBench, save, stored, tmp_path: Path, look
+) -> None:
+    save(100)
+    save(200, NAN)
+    run = stored()
+    look(bench, run, tmp_path / "again")
+    assert found_on(bench, 200) is not None and found_on(bench, 100) is None
+    shown = bench.tr11("backup", "status", *run, "--json").json
+    (store,) = [one for one in shown["archives"] if one["archive"] == "store"]
+    assert {copy["step"]: copy["not_finite"] for copy in store["copies"]} == {
+        100: [],
+        200: [f"{NAN[0]}/{NAN[1]}"],
+    }
+    assert [copy["damaged"] for copy in store["copies"]] == [[], []]
+    # its bytes are whole: no round makes it again, and the next drill takes the one before
+    assert not [due for due in store["due"] if due["step"] == 200]
+    paths = RunPaths(bench.folder / "run", "run", "main")
+    next_drill = choose_copy(read_copies(RunDirectory(paths, bench.folder / "kill-switch")))
+    assert next_drill is not None and next_drill.step == 100
+    refused = bench.tr11("backup", "restore", "200", "--output", str(tmp_path / "b"), *run)
+    said = "no sound copy of step 200 is on record (the store's is not sound: NaN or infinity in"
+    assert refused.code != 0 and f"{said} {NAN[0]}/{NAN[1]})" in refused.err
+    journal = "".join(path.read_text() for path in (bench.folder / "run/journal").glob("*.jsonl"))
+    assert journal.count('"checkpoint-not-finite"') == 1
+
+
+def test_weights_alone_are_sound_where_the_optimizer_is_not() -> None:
+    record = NotFiniteRecord(200, "i", 1.0, not_finite=("optimizer/a/exp_avg", "weights/b"))
+    assert record.of_copy("full") == record.not_finite
+    assert record.of_copy("weights") == record.of_copy("spike") == ("weights/b",)

@@ -16,7 +16,7 @@ from tr11ops.base.observed import cause
 from tr11ops.cluster.site import SiteRules, keep_site
 from tr11ops.hub import sync_round
 from tr11ops.rundir import cron_records, hold_store
-from tr11ops.rundir.checkpoint_digests import DigestRecord, write_digest
+from tr11ops.rundir.checkpoint_digests import DigestRecord, note_numbers, write_digest
 from tr11ops.rundir.copies import CopyRecord, write_copy
 from tr11ops.rundir.cron_records import ChainState, PeriodicJobState
 from tr11ops.rundir.journal_heads import write_heads
@@ -76,6 +76,13 @@ WRITERS: list[tuple[str, Callable[[RunDirectory], object], bool]] = [
     (
         "state/checkpoints/main/digests/global_step10.json",
         lambda run: write_digest(run, DigestRecord(10, "i", 1.0, 1, 1)),
+        True,
+    ),
+    (
+        "state/checkpoints/main/not-finite/global_step10.abcdef01.json",
+        lambda run: note_numbers(
+            run, 10, "abcdef0123", not_finite=["weights/a"], why="found by verify --values"
+        ),
         True,
     ),
     ("state/kill-switch.json", lambda run: mark_switch(run, "small"), False),
