@@ -136,6 +136,7 @@ BLOCK_BYTES = 4 << 20  # looked at at once; a longer line is looked at in parts
 PRIVATE_KEY = "private key"
 # after its first line: the longest keys have a hundred, and other processes write between them
 KEY_LINES = 200
+MOST_KNOWN = 10_000  # combinations of words of a line whose shapes are kept
 _KEY_WORD = b"PRIVATE KEY"
 _BEGIN = re.compile(rb"-{4,5} ?BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5}")
 _END = re.compile(rb"-{4,5} ?END [A-Z0-9 ]{0,40}PRIVATE KEY")
@@ -278,8 +279,13 @@ def _events(read: Read, position: int, end: int) -> Iterator[tuple[int, bytes]]:
 
 
 # ----------------------------------------------------------------------------- finding
+Hits: TypeAlias = list[tuple[int, int]]  # a word's number, and where it ends
+
+
 class _Finder:
-    """The words of all shapes, searched for at once, and which shapes each is a word of."""
+    """The words of all shapes, searched for at once, and which shapes each is a word of. `lengths`
+    are those of the words.
+    """
 
     def __init__(self) -> None:
         users: dict[str, list[SecretShape]] = {}
@@ -287,12 +293,25 @@ class _Finder:
             for word in shape.words:
                 users.setdefault(word, []).append(shape)
         self._users = tuple(users.values())
+        self._known: dict[tuple[int, ...], list[tuple[SecretShape, frozenset[int]]]] = {}
+        self.lengths = tuple(map(len, users))
         self.search = WordSearch([(word, not word.isupper()) for word in users])
 
-    def shapes_of(self, words: Iterable[int]) -> tuple[SecretShape, ...]:
-        """What may fit a line that holds these words, in the order of the table."""
-        found = {shape.pattern: shape for word in sorted(words) for shape in self._users[word]}
-        return tuple(found.values())
+    def shapes_of(self, words: tuple[int, ...]) -> list[tuple[SecretShape, frozenset[int]]]:
+        """What may fit a line that holds these words, each with those of them that are its own."""
+        found = self._known.get(words)
+        if found is None:
+            own: dict[str, set[int]] = {}
+            shapes: dict[str, SecretShape] = {}
+            for word in sorted(set(words)):
+                for shape in self._users[word]:
+                    shapes[shape.pattern] = shape
+                    own.setdefault(shape.pattern, set()).add(word)
+            found = [(shape, frozenset(own[pattern])) for pattern, shape in shapes.items()]
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            self._known[words] = found
+        return found
 
 
 @cache
@@ -300,30 +319,35 @@ def _finder() -> _Finder:
     return _Finder()
 
 
+def _suspects(block: bytes, hits: Hits) -> Iterator[tuple[int, int, Hits]]:
+    """The lines that hold words: beginning, end and hits of each, of hits in order."""
+    start = end = -1
+    mine: Hits = []
+    for hit in hits:
+        if hit[1] > end:
+            if mine:
+                yield start, end, mine
+            start, end, mine = block.rfind(b"\n", 0, hit[1]) + 1, _line_end(block, hit[1]), []
+        mine.append(hit)
+    if mine:
+        yield start, end, mine
+
+
 def _spans(block: bytes, key_lines: int) -> tuple[list[tuple[int, int, str]], int]:
     """Where the secrets of these lines begin and end, in order and apart; and how long a private
     key may go on.
     """
     finder = _finder()
-    suspects: dict[int, set[int]] = {}  # by the line's beginning
-    line_end = -1
-    for word, at in finder.search.hits(block):
-        if at > line_end:
-            start = block.rfind(b"\n", 0, at) + 1
-            line_end = block.find(b"\n", at)
-            if not (line_end >= 0):
-                line_end = len(block)
-        suspects.setdefault(start, set()).add(word)
     found = []
-    for start, words in suspects.items():
-        line_end = block.find(b"\n", start)
-        line = block[start : line_end if line_end >= 0 else len(block)]
-        found += [
-            (start + first, start + last, shape.kind)
-            for shape in finder.shapes_of(words)
-            for first, last in shape.spans(line)
-            if first < last
-        ]
+    for start, end, hits in _suspects(block, finder.search.hits(block)):
+        line = block[start:end]
+        for shape, own in finder.shapes_of(tuple(number for number, _ in hits)):
+            words = [at - start - finder.lengths[number] for number, at in hits if number in own]
+            found += [
+                (start + first, start + last, shape.kind)
+                for first, last in shape.spans(line, words)
+                if first < last
+            ]
     if key_lines or _KEY_WORD in block:
         keys, key_lines = _keys(block, key_lines)
         found += keys

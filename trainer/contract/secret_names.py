@@ -10,6 +10,7 @@ secret. Standard library only, pure.
 
 from __future__ import annotations
 
+import functools
 import re
 
 SURE, MAYBE, NO = 2, 1, 0  # how much a name says
@@ -104,6 +105,7 @@ def is_surely_secret_name(name: str) -> bool:
     return _weight(name) == SURE or (name.isupper() and is_secret_name(name))
 
 
+@functools.lru_cache(maxsize=4096)  # a log repeats its names in each line
 def _weight(name: str) -> int:
     words = [word.lower() for word in re.findall(_WORD, name)]
     if not words or (words[-1] in _LAST and "webhook" not in words):

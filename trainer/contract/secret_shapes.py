@@ -18,7 +18,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -50,12 +50,17 @@ _VALUE = (
 )
 _BARE_LEAST = 6  # signs of a value without quotes that a name says is a secret; an option's, 4
 _BEFORE_NAME = r"(?:(?<![A-Za-z0-9_.-])|(?<=%[0-9A-F][0-9A-F]))"
+_NAME_SIGNS = 101  # of the longest name
+_REACH = 640
+_LOOKED_AHEAD = 2  # signs behind what joins name and value that its expression looks at: b"
 _NAME = r"(?P<name>[A-Za-z_][A-Za-z0-9_.-]{1,100})"
 _ANNOTATED = r":\s?(?:Optional\[)?(?:str|bytes|SecretStr)\]?(?:\s?\|\s?None)?\s?=\s?"
 _ASSIGNED = (
     rf"(?:{_ANNOTATED}|{_QUOTE}?\]?(?:\s{{0,3}}(?:=>|->|:=|=|:|%3[DA])\s{{0,3}}|>|\s{{1,3}}\.{{3,100}}\s{{1,3}}"
     rf"|\s{{0,3}},?\s{{0,3}}{_QUOTE}?value{_QUOTE}?\s?[=:]\s?))"
 )
+_LISTED = rf"(?:{_QUOTE},\s{{0,3}}(?=b?[\"'])|\s{{1,60}}(?:\||[^\x00-\x7f]{{1,3}})\s{{1,60}})"
+_GIVEN = rf"(?:=|\s{{1,3}}|{_QUOTE},\s{{0,3}}(?=b?[\"']))"  # to an option
 # What names are written of, before what stands between a name and its value: so most lines need no
 # second look.
 _STEM_WORDS = "token key auth cred pass pwd pat pw sas dsn jwt psk bearer cookie webhook"
@@ -110,7 +115,9 @@ class SecretShape(Record, dict=True):
     `entropy`: bits a character below which what fits is none: a word, a placeholder. `is_sure`: it
     is one wherever it stands, in a card as well. `after_name` is for expressions that end with a
     name and what joins it to its value: "field", "option" of a command line, or "list", whose
-    members may be names alone.
+    members may be names alone. `joint` is that end: then the words lie in the name, or begin in
+    it, and only what is around one of them need be looked at. `holds`: what follows one of the
+    words, `_REACH` signs behind it at most.
     """
 
     kind: str
@@ -119,6 +126,13 @@ class SecretShape(Record, dict=True):
     entropy: float = 0.0
     is_sure: bool = True
     after_name: str = ""
+    joint: str = ""
+    holds: str = ""
+
+    @cached_property
+    def from_word(self) -> re.Pattern[bytes]:
+        """What must stand from the beginning of one of the words on."""
+        return re.compile(f"[A-Za-z0-9_.-]{{1,{_NAME_SIGNS}}}{self.joint}".encode("ascii"))
 
     @cached_property
     def in_bytes(self) -> re.Pattern[bytes]:
@@ -144,13 +158,34 @@ class SecretShape(Record, dict=True):
             position = end
         return "".join([*parts, text[position:]])
 
-    def spans(self, line: bytes) -> Iterator[tuple[int, int]]:
-        """Where in a line the secrets of this kind begin and end."""
-        return self._found(self.in_bytes, line)
+    def spans(self, line: bytes, words: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Where in a line the secrets of this kind begin and end. `words`: where those of its words
+        begin that the line holds.
+        """
+        held = self.holds.encode("ascii")
+        if held and not any(line.find(held, word, word + _REACH) >= 0 for word in words):
+            return iter(())
+        if not self.joint:
+            return self._found(self.in_bytes, line)
+        near = self._matches_near(line, words)
+        return self._found_after_names(near, line)
+
+    def _matches_near(self, line: bytes, words: Sequence[int]) -> Iterator[re.Match[bytes]]:
+        """Each match of the expression whose name has one of these words, once, in order."""
+        seen = -1
+        for word in words:
+            ahead = self.from_word.match(line, word)
+            if ahead is None:
+                continue
+            first, last = max(0, word - _NAME_SIGNS), ahead.end() + _LOOKED_AHEAD
+            for match in self.in_bytes.finditer(line, max(first, seen), last):
+                if match.start() > seen:
+                    seen = match.start()
+                    yield match
 
     def _found(self, pattern: re.Pattern[Any], text: Any) -> Iterator[tuple[int, int]]:
         if self.after_name:
-            yield from self._found_after_names(pattern, text)
+            yield from self._found_after_names(pattern.finditer(text), text)
             return
         for match in pattern.finditer(text):
             start, end = match.span(match.lastindex or 0)
@@ -158,10 +193,12 @@ class SecretShape(Record, dict=True):
                 continue
             yield start, end
 
-    def _found_after_names(self, pattern: re.Pattern[Any], text: Any) -> Iterator[tuple[int, int]]:
+    def _found_after_names(
+        self, matches: Iterable[re.Match[Any]], text: Any
+    ) -> Iterator[tuple[int, int]]:
         value_pattern, rest = _value_patterns(isinstance(text, str))
         seen = 0
-        for match in pattern.finditer(text):
+        for match in matches:
             if match.start() < seen or not is_secret_name(_text(match["name"])):
                 continue
             value = value_pattern.match(text, match.end())
@@ -225,6 +262,8 @@ def _text(found: str | bytes) -> str:
     return found.decode("latin-1")
 
 
+# 7z, 7za and their like, as commands: the two signs alone are in many digests
+_SEVEN_ZIP = [f"7z{letter}{space}" for letter in ("", *"arz") for space in " \t"]
 SHAPES = (
     SecretShape(
         "Hugging Face token",
@@ -242,13 +281,15 @@ SHAPES = (
     SecretShape(
         "password in an address",
         ("://",),
-        r"(?<=[A-Za-z0-9])://([!#-&(-.0-9;=?A-~]{0,200}:[!#-&(-.0-;=?A-~]{1,400})@",
+        r"://(?<=[A-Za-z0-9]://)([!#-&(-.0-9;=?A-~]{0,200}:[!#-&(-.0-;=?A-~]{1,400})@",
+        holds="@",
     ),
     SecretShape(  # or only a user's name, which many addresses have
         "token in an address",
         ("://",),
-        r"(?<=[A-Za-z0-9])://([!#-&(-.0-9;=?A-~]{1,400})@",
+        r"://(?<=[A-Za-z0-9]://)([!#-&(-.0-9;=?A-~]{1,400})@",
         is_sure=False,
+        holds="@",
     ),
     SecretShape(
         "JSON web token",
@@ -291,6 +332,7 @@ SHAPES = (
         _NAMING,
         rf"{_BEFORE_NAME}{_NAME}{_ASSIGNED}",
         after_name="field",
+        joint=_ASSIGNED,
     ),
     SecretShape(  # ('NAME', 'value'), | name | value |
         "value beside a secret's name",
@@ -307,8 +349,9 @@ SHAPES = (
             )
             for sign in ("',", '",', " |", "  ", " \u2502", " \u2503")
         ),
-        rf"{_BEFORE_NAME}{_NAME}(?:{_QUOTE},\s{{0,3}}(?=b?[\"'])|\s{{1,60}}(?:\||[^\x00-\x7f]{{1,3}})\s{{1,60}})",
+        rf"{_BEFORE_NAME}{_NAME}{_LISTED}",
         after_name="list",
+        joint=_LISTED,
     ),
     SecretShape(
         "query of an address",
@@ -366,8 +409,9 @@ SHAPES = (
             ".passw",
             *(f"{sign}{stem}{end}" for sign in "_.-" for stem in _STEMS for end in " ='\""),
         ),
-        rf"(?<![A-Za-z0-9_-])--?(?P<name>[A-Za-z][A-Za-z0-9_.-]{{1,60}})(?:=|\s{{1,3}}|{_QUOTE},\s{{0,3}}(?=b?[\"']))",
+        rf"(?<![A-Za-z0-9_-])--?(?P<name>[A-Za-z][A-Za-z0-9_.-]{{1,60}}){_GIVEN}",
         after_name="option",
+        joint=_GIVEN,
     ),
     SecretShape(  # what follows the user's name, or a letter
         "user and password of a command",
@@ -377,10 +421,8 @@ SHAPES = (
             "http ",
             "https ",
             "sshpass",
-            "docker",
-            "podman",
-            "nerdctl",
-            "helm ",
+            "login ",
+            "login\t",
             "mysql",
             "mariadb",
             "ldap",
@@ -389,10 +431,9 @@ SHAPES = (
             "redis-cli",
             "wandb login",
             "wandb.login",
-            "az login",
             "mongo",
             "openssl",
-            "7z",
+            *_SEVEN_ZIP,
             "zip -p",
             "-creds",
             "vault login",
@@ -416,7 +457,7 @@ SHAPES = (
         r"|\bwandb\.login\(.{0,200}?\bkey\s?=\s?[\"']([^\"'\s]{8,400})"
         r"|\bvault\s{1,3}login\s{1,3}(?![-$<])([^\s\"']{8,400})"
         r"|\bopenssl\s.{0,300}?\s-(?:pass(?:in|out)?\s{1,3}[\"']?pass:|k\s{1,3}[\"']?)(?![$<])([^\s\"']{1,200})"
-        r"|\b7z[a-z]?\s(?:.{0,200}?\s)?-p(?![$<])([^\s\"']{3,200})"
+        r"|\b7z[arz]?\s(?:.{0,200}?\s)?-p(?![$<])([^\s\"']{3,200})"
         r"|\b(?-i:zip)\s(?:.{0,200}?\s)?-P\s{1,3}[\"']?(?![$<])([^\s\"']{1,200})"
         r"|\brclone\s{1,3}(?:obscure\s{1,3}(?![-$<])([^\s\"']{4,400})"
         r"|config\s{1,3}(?:create|update)\s.{0,200}?\b(?:pass|password|secret_access_key|token|key)[\s=]{1,3}[\"']?(?![$<])([^\s\"']{4,400}))",

@@ -19,7 +19,14 @@ from tr11ops.base.redact import redact
 from tr11ops.hub.masking import Masks, MaskSearch
 from trainer.contract import secret_names, secret_shapes
 from trainer.contract.secret_names import is_plain, is_secret_name, reference_of
-from trainer.contract.secret_shapes import RULES_FILE, all_shapes, has_secret, is_secret
+from trainer.contract.secret_shapes import (
+    RULES_FILE,
+    SHAPES,
+    SecretShape,
+    all_shapes,
+    has_secret,
+    is_secret,
+)
 
 REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT)
 WITHOUT_WIDTH = (codes.AT, codes.ASSERT, codes.ASSERT_NOT)
@@ -174,3 +181,29 @@ def test_the_data_names_where_it_is_from() -> None:
         "MIT License. Copyright (c)"
     )
     assert len({rule["id"] for rule in value["rules"]}) == len(value["rules"]) > 200
+
+
+@pytest.mark.parametrize(
+    "shape", [shape for shape in SHAPES if shape.joint], ids=lambda shape: shape.kind
+)
+def test_what_is_looked_at_around_words_is_what_the_whole_line_holds(shape: SecretShape) -> None:
+    """Each line behind a long one of harmless JSON, where most of it need not be looked at."""
+    before = '{"eos_token": "</s>", "tokens_per_second": 12.5, "key": "layer.7"} ' * 20
+    compared = 0
+    for line, _ in PLANTED:
+        text = (before + line).encode("utf-8", "replace")
+        words = [
+            match.start()
+            for word in shape.words
+            for match in re.finditer(
+                re.escape(word.encode()), text, 0 if word.isupper() else re.IGNORECASE
+            )
+        ]
+        if not any(word >= len(before) for word in words):
+            continue  # this shape is not meant
+        near = list(shape.spans(text, sorted(words)))
+        whole = list(shape._found(shape.in_bytes, text))
+        # `Authorization` is a header's, with a shape of its own
+        assert near == whole or "uthorization" in line, line
+        compared += bool(near)
+    assert compared > 5
