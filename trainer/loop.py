@@ -20,13 +20,13 @@ from trainer.config.first_loss import first_loss
 from trainer.contract.attempt import AttemptIdentity, read_card_hash, tell
 from trainer.contract.checkpoints import take_run
 from trainer.contract.end_marker import exit_code
-from trainer.contract.errors import CheckpointError
+from trainer.contract.errors import CheckpointError, lost_a_rank
 from trainer.contract.lease import Lease
 from trainer.contract.paths import newest_step
 from trainer.contract.recovery import RollBack
 from trainer.control.control_signals import Agreed, ControlSignals
-from trainer.control.exits import end_if_asked, record_failure, refusal_elsewhere
-from trainer.control.failure import failure_text, is_of_others, is_refusal, says_all
+from trainer.control.exits import end_if_asked, record_end
+from trainer.control.failure import end_by_itself, end_with_another
 from trainer.control.lifecycle import (
     HeartbeatWriter,
     SignalFlag,
@@ -35,7 +35,6 @@ from trainer.control.lifecycle import (
     Stopped,
     exit_process,
     steady_clock,
-    write_end_marker,
 )
 from trainer.control.resume import ResumePosition, load_newest, load_step
 from trainer.control.saving import Saver
@@ -49,7 +48,7 @@ from trainer.instruments import Instruments
 from trainer.model.compiled import compile_caches, makes_code
 from trainer.model.documents import DocumentRules
 from trainer.model.kernels import kernel_for
-from trainer.parallel.agreement import RankGroup, lost_a_rank
+from trainer.parallel.agreement import RankGroup, is_of_others
 from trainer.parallel.mesh import Mesh, worker_device
 from trainer.pipeline.partial_losses import Measured
 from trainer.schedule.curriculum import sequence_length_at
@@ -612,21 +611,15 @@ class Trainer:
         self._say(decision.line)
         self.heartbeat.beat("ending", self.progress.iteration)
         dist.barrier(group=self.mesh.cpu_group)
+        reason = decision.reason
         if self.mesh.rank == 0 and not (self.lease and self.lease.lost_to_own_job()):
             iteration, step = self._standing()
-            write_end_marker(
-                self.config.paths,
-                self.attempt,
-                decision.reason,
-                restart=decision.restart,
-                iteration=iteration,
-                checkpoint_step=step,
-                message=decision.line.strip(),
-                node=decision.node,
+            reason = record_end(
+                self.config.paths, self.attempt, decision, iteration=iteration, checkpoint_step=step
             )
         if self.lease is not None:
             self.lease.release()
-        return decision.reason
+        return reason
 
     def _after_failed_save(self, fault: CheckpointError, decision: StopDecision) -> StopDecision:
         """The end of a training whose last save failed: because another trainer took over, or for
@@ -690,19 +683,17 @@ def _fail(trainer: Trainer, rank: int, error: Exception) -> str:
     says just that.
     """
     paths, attempt, iteration = trainer.config.paths, trainer.attempt, trainer.progress.iteration
-    other = None
     if is_of_others(error):
-        other = refusal_elsewhere(paths, attempt, rank)
-    if other is not None:
-        reason, line = other
-        tell(line, sys.stderr)
-        record_failure(paths, attempt, rank, error=error, reason="error", iteration=iteration)
-        return reason
-    reason = "refused" if is_refusal(error, trainer.steps_done) else "error"
-    tell(f"tr11: refused: {error}" if reason == "refused" else failure_text(error), sys.stderr)
-    refusal = reason if says_all(error) else ""
-    record_failure(
-        paths, attempt, rank, error=error, reason=reason, iteration=iteration, refusal=refusal
+        reason = end_with_another(paths, attempt, rank, error=error, iteration=iteration)
+        if reason is not None:
+            return reason
+    reason = end_by_itself(
+        paths,
+        attempt,
+        rank,
+        error=error,
+        steps_done=trainer.steps_done,
+        iteration=iteration,
     )
     if isinstance(error, RuntimeError) or lost_a_rank(error):
         _keep_operations(record_path(paths, attempt.job_id, attempt.launch, rank))

@@ -34,7 +34,7 @@ from trainer.config.card import CardError
 from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.errors import CheckpointError
-from trainer.contract.manifest import FileEntry, Manifest, manifest_faults
+from trainer.contract.manifest import FileEntry, Manifest, file_digest, manifest_faults
 from trainer.schedule.progress import Progress
 
 
@@ -286,6 +286,60 @@ def test_a_real_trainings_checkpoint_is_not_touched(tmp_path: Path) -> None:
     write_checkpoint(card.paths.checkpoints, 7)
     with pytest.raises(CheckpointError, match="written by a real training"):
         checkpoint.find(card, print)
+
+
+# ----------------------------------------------------------------------------- how it ends
+ONE_NODE = (
+    "import sys; from pathlib import Path; from tr11ops.twin.stand_in.launcher import Crowd, launch; "
+    "sys.exit(launch(Path(sys.argv[1]), Crowd(1, 0, 4, '127.0.0.1', int(sys.argv[2]))))"
+)
+
+
+def run_on_one_node(card: RunCard, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Four workers on this machine, to their end."""
+    words = [sys.executable, "-c", ONE_NODE, str(write_resolved(card, folder / "card.json"))]
+    return subprocess.run(
+        [*words, str(free_port())], text=True, capture_output=True, timeout=PATIENCE_SECONDS,
+        env={**os.environ, "TR11_JOB_ID": "5"},
+    )  # fmt: skip
+
+
+def short(folder: Path, steps: int) -> RunCard:
+    words = ["rehearsal.start_seconds=1", f"batch.train_samples={steps * 8}"]
+    return rehearsal_card(folder, [*words, f"schedule.decay_samples={steps * 8 - 1}"])
+
+
+def test_an_end_that_cannot_be_recorded_is_one_line(tmp_path: Path) -> None:
+    card = short(tmp_path, 6)
+    place = card.paths.attempt("5")
+    place.parent.mkdir(parents=True)
+    place.touch()  # where the marker's folder belongs: rights keep root from nothing
+    done = run_on_one_node(card, tmp_path)
+    said = done.stdout + done.stderr
+    assert done.returncode == 1 and "Traceback" not in said, said
+    (line,) = [line for line in said.splitlines() if "tr11: stopped: " in line]
+    assert "the end (finished) could not be recorded: " in line and str(place) in line
+    assert read_latest(card.paths.checkpoints) == 6, "the work was saved"
+
+
+def test_a_rank_that_refuses_ends_the_others_with_one_line_each(tmp_path: Path) -> None:
+    card = short(tmp_path, 12)
+    assert run_on_one_node(short(tmp_path, 6), tmp_path).returncode == 0
+    # whole by its size, and another's: each rank reads its own alone
+    part = card.paths.checkpoint(6) / checkpoint.rank_file(2)
+    manifest = Manifest.read(card.paths.checkpoint(6))
+    assert manifest is not None
+    part.write_bytes(part.read_bytes().replace(b'"rank": 2', b'"rank": 3'))
+    entries = [
+        replace(entry, digest=file_digest(part)) if entry.path == checkpoint.rank_file(2) else entry
+        for entry in manifest.files
+    ]
+    replace(manifest, files=tuple(entries)).write(card.paths.checkpoint(6))
+    done = run_on_one_node(card, tmp_path)
+    said = done.stdout + done.stderr
+    assert done.returncode == 1 and "Traceback" not in said, said
+    assert said.count("tr11: refused: ") == 1, said
+    assert said.count("which refused: its own line says why") == 3, said
 
 
 # ----------------------------------------------------------------------------- on the twin

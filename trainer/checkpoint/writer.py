@@ -45,12 +45,12 @@ from trainer.checkpoint.staging import (
 )
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.contract.checkpoint_names import checkpoint_name
-from trainer.contract.errors import CheckpointError
+from trainer.contract.errors import CheckpointError, lost_a_rank
 from trainer.contract.files import host_name
 from trainer.contract.manifest import FileEntry
 from trainer.contract.record import Record
 from trainer.contract.replacing import Report
-from trainer.parallel.agreement import RankGroup, lost_a_rank
+from trainer.parallel.agreement import RankGroup
 from trainer.parallel.state import ShardedState
 
 # Written and hashed at a time beside the training. For each block threads ask the interpreter,

@@ -181,5 +181,14 @@ class NotFiniteError(Tr11Error, RuntimeError):
     """The training has diverged: going on, or saving, would be worth nothing. One line."""
 
 
+class LostRanksError(Tr11Error, RuntimeError):
+    """The ranks have lost each other where nothing but that can be meant. One line."""
+
+
+def lost_a_rank(error: BaseException) -> bool:
+    """Whether it says that the ranks have lost each other, so that there is nothing to go on with."""
+    return isinstance(error.__cause__, RuntimeError)
+
+
 class ProbeFailure(Tr11Error):
     """A number that should have come out did not. One line."""

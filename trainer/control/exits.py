@@ -16,7 +16,12 @@ from trainer.contract.attempt import AttemptIdentity, tell
 from trainer.contract.paths import RunPaths, newest_step
 from trainer.contract.requests import Request, read_request
 from trainer.contract.state_file import read_json
-from trainer.control.lifecycle import HeartbeatWriter, write_end_marker, write_failure
+from trainer.control.lifecycle import (
+    HeartbeatWriter,
+    StopDecision,
+    write_end_marker,
+    write_failure,
+)
 
 LOOK_AGAIN_SECONDS = (0.1, 0.4, 1.5)
 
@@ -48,6 +53,37 @@ def end_now(
         except OSError as error:
             tell(f"tr11: the end could not be recorded: {error}", sys.stderr)
     os._exit(0)
+
+
+def record_end(
+    paths: RunPaths,
+    attempt: AttemptIdentity,
+    decision: StopDecision,
+    *,
+    iteration: int,
+    checkpoint_step: int | None,
+) -> str:
+    """Leave the end marker, on one rank, after the last save; returns the end reason.
+
+    Where it cannot be written (a full or unmounted file system) that is said, and the end is an
+    error: exit status 0 without a marker would be taken for a death without a word.
+    """
+    try:
+        write_end_marker(
+            paths,
+            attempt,
+            decision.reason,
+            restart=decision.restart,
+            iteration=iteration,
+            checkpoint_step=checkpoint_step,
+            message=decision.line.strip(),
+            node=decision.node,
+        )
+    except OSError as error:
+        line = f"tr11: stopped: the end ({decision.reason}) could not be recorded: {error}"
+        tell(line, sys.stderr)
+        return "error"
+    return decision.reason
 
 
 def end_if_asked(

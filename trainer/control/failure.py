@@ -1,20 +1,25 @@
-"""What an exception that ends a training is: a refusal or a failure, and in which words."""
+"""What an exception that ends a training is: a refusal or a failure, and in which words. Without
+torch: the twin's stand-in worker ends by it too.
+"""
 
 from __future__ import annotations
 
+import sys
 import traceback
 
-from torch.distributed import DistError
-
 from trainer.config.card import CardError
+from trainer.contract.attempt import AttemptIdentity, tell
 from trainer.contract.errors import (
     CheckpointError,
     DataError,
+    LostRanksError,
     LostWorkerError,
     NodeFilesError,
     NotFiniteError,
+    lost_a_rank,
 )
-from trainer.parallel.agreement import LostRanksError, lost_a_rank
+from trainer.contract.paths import RunPaths
+from trainer.control.exits import record_failure, refusal_elsewhere
 
 REFUSALS = (CardError, CheckpointError, DataError)
 
@@ -42,17 +47,6 @@ def says_all(error: Exception) -> bool:
     return isinstance(error, REFUSALS) and not lost_a_rank(error)
 
 
-def is_of_others(error: Exception) -> bool:
-    """Whether it may say no more than that another rank has gone: gloo's errors have no type of
-    their own.
-    """
-    return (
-        type(error) is RuntimeError
-        or isinstance(error, DistError | LostRanksError)
-        or lost_a_rank(error)
-    )
-
-
 def failure_text(error: Exception) -> str:
     """What people read of a failure, and `tr11 diagnose`: of bad input the kind too, as a traceback
     ends with it.
@@ -62,3 +56,40 @@ def failure_text(error: Exception) -> str:
     if isinstance(error, REFUSALS):
         return f"tr11: stopped: {type(error).__name__}: {error}"
     return f"tr11: stopped: {error}"
+
+
+def end_with_another(
+    paths: RunPaths, attempt: AttemptIdentity, rank: int, *, error: Exception, iteration: int
+) -> str | None:
+    """Where another rank of this launch has refused or stopped with a line that says all: say and
+    record that this one only lost it. Returns the end reason; None where there is no such rank.
+    """
+    other = refusal_elsewhere(paths, attempt, rank)
+    if other is None:
+        return None
+    reason, line = other
+    tell(line, sys.stderr)
+    record_failure(paths, attempt, rank, error=error, reason="error", iteration=iteration)
+    return reason
+
+
+def end_by_itself(
+    paths: RunPaths,
+    attempt: AttemptIdentity,
+    rank: int,
+    *,
+    error: Exception,
+    steps_done: int,
+    iteration: int,
+) -> str:
+    """Say and record why this rank ends, in an `except`; returns the end reason."""
+    if is_refusal(error, steps_done):
+        reason, line = "refused", f"tr11: refused: {error}"
+    else:
+        reason, line = "error", failure_text(error)
+    tell(line, sys.stderr)
+    refusal = reason if says_all(error) else ""
+    record_failure(
+        paths, attempt, rank, error=error, reason=reason, iteration=iteration, refusal=refusal
+    )
+    return reason

@@ -15,14 +15,13 @@ from trainer.checkpoint.writer import AsyncSaver, Failed, Finished, Outcome
 from trainer.config.card import TrainerConfig
 from trainer.config.data_match import CURSOR_KEY
 from trainer.contract.documents import document
-from trainer.contract.errors import CheckpointError, NotFiniteError
+from trainer.contract.errors import CheckpointError, NotFiniteError, lost_a_rank
 from trainer.contract.metrics_record import SAVE_FAILED
 from trainer.contract.origin import ORIGIN_KEY, Origin
 from trainer.contract.resumable import OPTIMIZER_SUMS
 from trainer.control.failed_saves import FailedSaves
 from trainer.control.resume import checkpoint_info
 from trainer.engine import Engine
-from trainer.parallel.agreement import lost_a_rank
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.state import ShardedState
 from trainer.schedule.learning_rate import LearningRatePlan

@@ -12,17 +12,18 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from trainer.contract.checkpoints import refusal_code
-from trainer.contract.errors import CheckpointError, NodeFilesError, Tr11Error
+from trainer.contract.errors import (
+    CheckpointError,
+    LostRanksError,
+    NodeFilesError,
+    lost_a_rank,
+)
 from trainer.contract.files import host_name
 from trainer.contract.record import Record
 from trainer.contract.units import shortened
 
 T = TypeVar("T")
 P = ParamSpec("P")
-
-
-class LostRanksError(Tr11Error, RuntimeError):
-    """The ranks have lost each other where nothing but that can be meant. One line."""
 
 
 class _Fault(Record):
@@ -195,9 +196,15 @@ def _guarded(collective: Callable[P, object], *arguments: P.args, **options: P.k
         ) from error
 
 
-def lost_a_rank(error: BaseException) -> bool:
-    """Whether it says that the ranks have lost each other, so that there is nothing to go on with."""
-    return isinstance(error.__cause__, RuntimeError)
+def is_of_others(error: Exception) -> bool:
+    """Whether it may say no more than that another rank has gone: gloo's errors have no type of
+    their own.
+    """
+    return (
+        type(error) is RuntimeError
+        or isinstance(error, dist.DistError | LostRanksError)
+        or lost_a_rank(error)
+    )
 
 
 def one_line(error: BaseException) -> str:

@@ -25,10 +25,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.contract.corruption import WorkerDigests
+from trainer.contract.errors import LostRanksError
 from trainer.contract.files import host_name
 from trainer.model.documents import hidden_of, joined
 from trainer.model.stage import Stage
-from trainer.parallel.agreement import LostRanksError, one_line
+from trainer.parallel.agreement import one_line
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.micro_batch import Batch, each_tensor, tensors_of
 from trainer.parallel.replica_check import digest

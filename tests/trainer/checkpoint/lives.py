@@ -26,8 +26,7 @@ from trainer.checkpoint import store
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.checkpoint.writer import AsyncSaver, Failed
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_steps
-from trainer.contract.errors import CheckpointError
-from trainer.parallel.agreement import lost_a_rank
+from trainer.contract.errors import CheckpointError, lost_a_rank
 from trainer.parallel.state import ShardedState
 
 MODEL = Model(layers=4, hidden=64, vocabulary=64)

@@ -23,9 +23,8 @@ from trainer.checkpoint import store
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.checkpoint.writer import AsyncSaver, Failed, Finished, Outcome
 from trainer.contract.checkpoint_names import checkpoint_steps, read_latest
-from trainer.contract.errors import CheckpointError
+from trainer.contract.errors import CheckpointError, lost_a_rank
 from trainer.contract.manifest import Manifest
-from trainer.parallel.agreement import lost_a_rank
 from trainer.parallel.state import ShardedState
 
 MODEL = Model(layers=2, hidden=64, vocabulary=64)

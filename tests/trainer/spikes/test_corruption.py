@@ -22,13 +22,13 @@ from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
 from trainer.contract.attempt import AttemptIdentity
 from trainer.contract.corruption import Suspect, WorkerDigests, judge
+from trainer.contract.errors import LostRanksError
 from trainer.contract.files import host_name
 from trainer.contract.record import Record
 from trainer.contract.requests import RequestAnswer
 from trainer.control.failure import failure_text
 from trainer.engine import Engine
 from trainer.model.layers import ColumnParallelLinear
-from trainer.parallel.agreement import LostRanksError
 from trainer.parallel.mesh import Mesh
 from trainer.spikes.corruption_check import PEER_FAULT, check_workers
 from trainer.spikes.corruption_watch import CorruptionWatch

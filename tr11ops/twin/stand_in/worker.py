@@ -11,9 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +20,8 @@ from typing import Any, NoReturn
 from tr11ops.runcard.sections import RehearsalSection
 from tr11ops.twin.stand_in import checkpoint
 from tr11ops.twin.stand_in.ailments import Ailments
-from tr11ops.twin.stand_in.crew import StandInGroup
-from trainer.config.card import CardError, TrainerConfig
+from tr11ops.twin.stand_in.crew import RankLost, StandInGroup
+from trainer.config.card import TrainerConfig
 from trainer.contract.attempt import AttemptIdentity, tell
 from trainer.contract.checkpoints import refusal_code, take_run
 from trainer.contract.compute_record import ComputeRecord, RankPosition
@@ -38,8 +36,9 @@ from trainer.contract.record import Record
 from trainer.contract.recovery import IterationRange, read_recovery
 from trainer.contract.requests import RequestAnswer, leave_answer, watch_for_kill_now
 from trainer.control.control_signals import Agreed, ControlSignals
-from trainer.control.exits import end_if_asked, end_now, record_failure
+from trainer.control.exits import end_if_asked, end_now, record_end
 from trainer.control.failed_saves import FailedSaves
+from trainer.control.failure import end_by_itself, end_with_another
 from trainer.control.lifecycle import (
     HeartbeatWriter,
     SignalFlag,
@@ -47,7 +46,6 @@ from trainer.control.lifecycle import (
     StopDecision,
     exit_process,
     steady_clock,
-    write_end_marker,
 )
 from trainer.schedule.curriculum import sequence_length_at
 from trainer.schedule.flops import tflops_per_gpu
@@ -56,7 +54,6 @@ from trainer.schedule.path import batch_size_at, path_of
 from trainer.schedule.progress import Progress
 from trainer.schedule.skip import SkipPlan
 
-REFUSALS = (CardError, CheckpointError)
 DATA_LOOK_SECONDS = 1.0  # between two looks for data
 PIECE_SECONDS = 0.1  # of a pause
 
@@ -90,12 +87,27 @@ def run(
         reason = training.train()
     except Exception as error:  # whatever it is, it is recorded before the process goes
         end_if_asked(config.kill_switch, paths, attempt, heartbeat, rank)
-        refused = isinstance(error, REFUSALS) and training.steps_done == 0
-        reason = "refused" if refused else "error"
-        tell(f"tr11: refused: {error}" if refused else traceback.format_exc().rstrip(), sys.stderr)
-        record_failure(paths, attempt, rank, error, reason, training.progress.iteration)
+        reason = _fail(training, error)
     heartbeat.beat("ended", training.progress.iteration)
     exit_process(exit_code(reason), training.close)
+
+
+def _fail(training: StandIn, error: Exception) -> str:
+    """Say and record why this rank ends, as the trainer does; returns the end reason."""
+    paths, iteration = training.config.paths, training.progress.iteration
+    rank = training.seat.rank
+    if isinstance(error, RankLost):
+        reason = end_with_another(paths, training.attempt, rank, error=error, iteration=iteration)
+        if reason is not None:
+            return reason
+    return end_by_itself(
+        paths,
+        training.attempt,
+        rank,
+        error=error,
+        steps_done=training.steps_done,
+        iteration=iteration,
+    )
 
 
 @dataclass
@@ -428,15 +440,8 @@ class StandIn:
         self.group.meet("end", None, len)
         if self.seat.rank == 0 and not (self.lease and self.lease.lost_to_own_job()):
             iteration, step = self._standing()
-            write_end_marker(
-                self.config.paths,
-                self.attempt,
-                decision.reason,
-                decision.restart,
-                iteration,
-                step,
-                decision.line.strip(),
-                node=decision.node,
+            return record_end(
+                self.config.paths, self.attempt, decision, iteration=iteration, checkpoint_step=step
             )
         return decision.reason
 
