@@ -25,7 +25,6 @@ from typing import Literal, TypeAlias
 from msgspec.structs import replace
 
 from tr11ops.base.newer import replace_json
-from tr11ops.rundir.checkpoint_digests import read_not_finite
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.documents import document, read_record
@@ -182,6 +181,8 @@ def read_copies(directory: RunDirectory, every_variant: bool = False) -> tuple[C
 
     Raises OSError or ValueError when one cannot be read: nothing may follow then.
     """
+    from tr11ops.rundir.checkpoint_digests import read_not_finite  # no screen needs it
+
     folder = directory.paths.state / "backup" / "copies"
     found = []
     for path in sorted(folder.glob("*/*.json")):
