@@ -4,8 +4,9 @@ nothing run.
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -113,16 +114,48 @@ class _Context(Record):
     piped_into: tuple[str, ...]
     outer: tuple[Traced, ...]
     depth: int
+    around: int  # so many `if`s and `case`s are around the text that it stands in
 
 
 @dataclass
 class _Branch:
     """The part of an `if` or `case` that a statement stands in: `number` counts its `then`, `elif`s
     and `else`.
+
+    `asked`: what its condition came to, None where that is not known; `is_taken`: whether a shell
+    is in this part, None where that is not known; `is_over`: a part before it is taken for
+    certain; `is_clear`: all conditions so far are known.
     """
 
     block: int
     number: int = 0
+    asked: bool | None = None
+    is_taken: bool | None = None
+    is_over: bool = False
+    is_clear: bool = True
+
+    def begin_part(self) -> None:
+        """At `then`: the condition before it has been looked at."""
+        if self.is_over:
+            self.is_taken = False
+            return
+        self.is_clear = self.is_clear and self.asked is not None
+        self.is_taken = self.asked
+        if self.asked and not self.is_clear:
+            self.is_taken = None  # one before it may have been taken
+
+    def end_part(self) -> None:
+        """At `elif` and `else`."""
+        self.number += 1
+        self.is_over = self.is_over or self.is_taken is True
+        self.asked, self.is_taken = None, None
+
+    def begin_rest(self) -> None:
+        """At `else`, behind `end_part`."""
+        if self.is_over:
+            self.is_taken = False
+        elif self.is_clear:
+            self.is_taken = True
 
 
 class _Reader:
@@ -135,6 +168,8 @@ class _Reader:
         self.begun = 0
         # `if` and name -> which of its branches gave it a value
         self.given: dict[tuple[int, str], int] = {}
+        # names whose values another environment or another branch may have made other ones
+        self.unsure: set[str] = set()
 
     def read(self, source: Traced, outer: tuple[Traced, ...], depth: int) -> None:
         lexer = Lexer(source)
@@ -144,6 +179,7 @@ class _Reader:
                 comment for comment in lexer.comments if "--" in comment.text
             ]
         blocks: list[str] = []
+        around = len(self.branches)
         after = "\n"
         start = 0
         for index in range(len(tokens) + 1):
@@ -154,12 +190,12 @@ class _Reader:
             if not isinstance(token, Operator) or token.text not in _BREAKS:
                 continue
             pieces = tokens[start:index]
-            conditional = bool(blocks) or after in {"&&", "||"}
+            conditional = self.may_not_run(blocks, around) or after in {"&&", "||"}
             if pieces:
                 self.statement(
                     pieces,
                     blocks,
-                    _Context(conditional, _pipe_targets(tokens, index), outer, depth),
+                    _Context(conditional, _pipe_targets(tokens, index), outer, depth, around),
                 )
             if self.left:
                 return
@@ -174,9 +210,11 @@ class _Reader:
     def statement(self, pieces: Sequence[Token], blocks: list[str], context: _Context) -> None:
         """One simple command, behind the keywords before it."""
         rest, conditional = list(pieces), context.conditional
+        is_asked = False
         while rest and isinstance(rest[0], ShellWord):
             keyword = rest[0].bare
             self.follow(keyword)
+            is_asked = is_asked or keyword in {"if", "elif"}
             if keyword in _OPENERS:
                 blocks.append(_OPENERS[keyword])
                 conditional = conditional or keyword != "{"
@@ -190,20 +228,72 @@ class _Reader:
                         pass
                 rest = rest[1:]
             elif keyword in _FILLERS:
-                conditional = conditional or keyword in {"then", "else", "elif", "do"}
+                if keyword in {"then", "else"}:
+                    conditional = self.may_not_run(blocks, context.around)
+                conditional = conditional or keyword in {"elif", "do"}
                 rest = rest[1:]
             else:
                 break
-        if rest:
-            self.simple(rest, replace(context, conditional=conditional))
+        if not rest or self.is_dead():
+            return
+        if self.branches and self.branches[-1].is_taken is None:
+            # more than one command decides, or what does is not read
+            self.branches[-1].asked = None
+        if is_asked and not self.may_not_run(blocks[:-1], context.around, but_last=True):
+            self.branches[-1].asked = self.holds(rest)
+        self.simple(rest, replace(context, conditional=conditional))
+
+    def is_dead(self) -> bool:
+        """Whether no shell comes here."""
+        return any(branch.is_taken is False for branch in self.branches)
+
+    def may_not_run(self, blocks: Sequence[str], around: int, but_last: bool = False) -> bool:
+        """Whether a shell may pass over a statement in these blocks."""
+        inner = self.branches[around:]
+        if but_last:
+            inner = inner[:-1]
+        certain = sum(branch.is_taken is True for branch in inner)
+        return len(blocks) > certain
+
+    def holds(self, condition: Sequence[Token]) -> bool | None:
+        """Whether a condition holds; None where it is no comparison of what the script itself has
+        set.
+        """
+        words = [word for word in condition if isinstance(word, ShellWord)]
+        if len(words) != len(condition) or len(words) < 2:
+            return None
+        ends = {"[[": "]]", "[": "]"}
+        opener = words[0].bare
+        if opener in ends and words[-1].bare == ends[opener]:
+            words = words[1:-1]
+        elif opener == "test":
+            words = words[1:]
+        else:
+            return None
+        before = set(self.variables.used)
+        self.variables.used.clear()
+        texts = [expand_text(word.parts, self.variables, word.line) for word in words]
+        used = set(self.variables.used)
+        self.variables.used = before
+        if not used or not self.are_sure(used) or not all(text.is_known for text in texts):
+            return None
+        return compared([text.text for text in texts], is_pattern=opener == "[[")
+
+    def are_sure(self, names: set[str]) -> bool:
+        """Whether these are the script's own, whatever the environment and the conditions before."""
+        return all(name in self.variables.values and name not in self.unsure for name in names)
 
     def follow(self, keyword: str) -> None:
         """Keep account of the branches around the next statement."""
         if keyword in {"if", "case"}:
             self.begun += 1
             self.branches.append(_Branch(self.begun))
+        elif keyword == "then" and self.branches:
+            self.branches[-1].begin_part()
         elif keyword in {"elif", "else"} and self.branches:
-            self.branches[-1].number += 1
+            self.branches[-1].end_part()
+            if keyword == "else":
+                self.branches[-1].begin_rest()
         elif keyword in {"fi", "esac"} and self.branches:
             self.branches.pop()
 
@@ -290,6 +380,7 @@ class _Reader:
         # is not known.
         applied = append or not (conditional and name in self.variables.values)
         applied = applied and not self.is_of_another_branch(name)
+        self.note_sure(name, not conditional and self.are_sure(made_from), append)
         if applied:
             self.variables.assign(name, value, made_from)
             for branch in self.branches:
@@ -307,6 +398,13 @@ class _Reader:
         )
         self.script.assignments.append(record)
         return True
+
+    def note_sure(self, name: str, is_sure: bool, is_added: bool) -> None:
+        """Keep account of whether a name's new value is the script's own, whatever is around it."""
+        if is_sure and not (is_added and name in self.unsure):
+            self.unsure.discard(name)
+        else:
+            self.unsure.add(name)
 
     def appended(
         self, name: str, value: Traced | tuple[Traced, ...]
@@ -383,7 +481,8 @@ class _Reader:
                 if not command.conditional:
                     self.variables.remove(name)
         elif command.name in {"exit", "exec"} and not command.conditional and not command.outer:
-            self.left = command.name == "exit" or len(command.words) > 1
+            # one in a condition stops where something is amiss, which a person shall see
+            self.left = not self.branches and (command.name == "exit" or len(command.words) > 1)
         elif command.name in {"cat", "echo", "printf", "tee", "read"}:
             self.written(command, redirects)
         self.launched_shell(command, depth)
@@ -450,6 +549,42 @@ class _Reader:
             for started in self.script.commands[before:]:
                 for name in started.used & self.variables.values.keys() - self.variables.exported:
                     self.script.not_exported.setdefault(name, started.line)
+
+
+_UNARY = {"-n": True, "-z": False}  # whether what they ask for is a text
+_NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+    "-lt": operator.lt,
+    "-le": operator.le,
+}
+
+
+def compared(words: Sequence[str], is_pattern: bool) -> bool | None:
+    """What `[ WORDS ]` comes to; None for what is not read here: files, patterns, several at once.
+    `is_pattern`: the right side may be one, as in `[[`.
+    """
+    if words and words[0] == "!":
+        found = compared(words[1:], is_pattern)
+        if found is None:
+            return None
+        return not found
+    if len(words) == 1:
+        return bool(words[0])
+    if len(words) == 2 and words[0] in _UNARY:
+        return bool(words[1]) == _UNARY[words[0]]
+    if len(words) != 3:
+        return None
+    left, sign, right = words
+    if sign in _NUMBERS:
+        if not (re.fullmatch(r"-?[0-9]{1,18}", left) and re.fullmatch(r"-?[0-9]{1,18}", right)):
+            return None
+        return _NUMBERS[sign](int(left), int(right))
+    if sign not in {"=", "==", "!="} or (is_pattern and re.search(r"[*?\[\\(]", right)):
+        return None
+    return (left == right) != (sign == "!=")
 
 
 def _stripped(text: Traced) -> Traced:

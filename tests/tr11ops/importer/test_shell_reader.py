@@ -324,3 +324,88 @@ def test_traced_text_keeps_its_parts() -> None:
     )
     assert text.text == "a$ ${X} b" and (text.line, text.last_line) == (1, 3)
     assert text.unknowns == ("${X}",) and text.for_card() == "a$$ $X b"
+
+
+# ----------------------------------------------------------------------------- conditions
+def used(text: str) -> list[str]:
+    """The words of `use`, as a shell that runs the text would give them."""
+    (command,) = [one for one in read_shell(text).commands if one.name == "use"]
+    return [word.text for word in command.words[1:]]
+
+
+LADDER = (
+    "SIZE={size}\nif   [[ ${{SIZE}} == 7 ]]; then WIDE=4096; LAYERS=36\n"
+    "elif [[ ${{SIZE}} == 52 ]]; then WIDE=8192; LAYERS=64\nelse WIDE=1\nfi\nuse $WIDE ${{LAYERS:-none}}"
+)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [("7", ["4096", "36"]), ("52", ["8192", "64"]), ("9", ["1", "none"])]
+)
+def test_a_condition_of_the_script_s_own_values_is_decided(size: str, expected: list[str]) -> None:
+    """The first branch's model was taken, whatever SIZE was."""
+    text = LADDER.format(size=size)
+    assert used(text) == expected
+    done = subprocess.run(
+        ["bash", "-c", f"use() {{ echo $*; }}\n{text}"], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == expected
+
+
+@pytest.mark.parametrize(
+    ("condition", "holds"),
+    [
+        ('[ "$A" = "true" ]', True),
+        ('[[ "$A" != true ]]', False),
+        ("[[ ! $A == true ]]", False),
+        ("[ $N -gt 1 ]", True),
+        ("[[ $N -le 1 ]]", False),
+        ("test $N -eq 4", True),
+        ('[[ -z "$A" ]]', False),
+        ('[ -n "$E" ]', False),
+        ("[[ $A ]]", True),
+    ],
+)
+def test_what_is_compared(condition: str, holds: bool) -> None:
+    text = f"A=true\nN=$((2 * 2))\nE=\nB=(no)\nif {condition}; then B+=(yes); else B+=(other); fi\n"
+    assert used(text + "use ${B[@]}") == ["no", "yes" if holds else "other"]
+    script = read_shell(text)
+    assert not any(one.conditional for one in script.assignments)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'A=${A:-}\nif [ -z "$A" ]; then B=1; exit 1; fi\nuse x',  # of the environment
+        "if [ $1 = x ]; then B=1; fi\nuse x",
+        "A=$(date)\nif [ $A = x ]; then B=1; fi\nuse x",
+        "if test y; then A=1; fi\nif [ $A = 2 ]; then B=1; fi\nuse x",  # of another condition
+        "A=1\nfor i in 1 2; do if [ $A = 2 ]; then B=1; fi; A=2; done\nuse x",
+        "A=1\nif [ $A = 2 ] || grep -q x y; then B=1; fi\nuse x",
+        "A=ab\nif [[ $A == a* ]]; then B=1; fi\nuse x",
+        "A=1\nif [[ -d $A ]]; then B=1; fi\nuse x",
+        "A=1\nif (( A == 2 )); then B=1; fi\nuse x",
+    ],
+)
+def test_any_other_condition_stays_open(text: str) -> None:
+    script = read_shell(text)
+    assert [(one.name, one.conditional) for one in script.assignments if one.name == "B"] == [
+        ("B", True)
+    ]
+    assert used(text) == ["x"]
+
+
+def test_conditions_in_conditions_and_what_an_open_one_leaves_open() -> None:
+    inner = (
+        "if [ $A = 1 ]; then if [ $B = 1 ]; then C=both; else C=one; fi; else C=none; fi\nuse $C"
+    )
+    assert used(f"A=1\nB=1\n{inner}") == ["both"]
+    assert used(f"A=1\nB=2\n{inner}") == ["one"]
+    assert used(f"A=2\nB=1\n{inner}") == ["none"]
+    # what a shell takes is not known: the first that may be is kept, and told
+    script = read_shell(f"A=1\n{inner}")
+    assert [one.value.text for one in script.assignments if one.name == "C"] == ["both", "one"]
+    after = "A=1\nif test y; then C=0; elif [ $A = 1 ]; then C=1; else C=2; fi\nuse $C"
+    assert [(one.value.text, one.applied) for one in read_shell(after).assignments][1:] == [
+        ("0", True), ("1", False), ("2", False),
+    ]  # fmt: skip
