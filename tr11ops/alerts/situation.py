@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
+from statistics import median
 
 from msgspec import field
 
@@ -81,6 +82,10 @@ _OF_TRAINING = _OF_SPEED | {
     "silent-corruption",
     "counters-jump",
 }
+
+
+# a pause between two iterations of a job that is longer than so many is an interruption, no save
+INTERRUPTION_STEPS = 10.0
 
 
 class Act(Record):
@@ -174,18 +179,20 @@ class RunSituation(Record):
             return None
         end = alert.end
         steps = [step for step in self.steps if step.time is not None and step.job_id]
-        resumed: tuple[float, Step] | None = None
+        if len(steps) < 2:
+            return None
+        gaps = [(after.time or 0.0) - (before.time or 0.0) for before, after in pairwise(steps)]
+        longest = INTERRUPTION_STEPS * median(gaps)
+        resumed: Step | None = None
         for before, after in pairwise(steps):
             last, first = before.time or 0.0, after.time or 0.0
             if first <= alert.start or (end is not None and last > end):
                 continue  # the one before it began, or a later interruption
             if after.job_id != before.job_id:
                 return after
-            if resumed is None or first - last > resumed[0]:
-                resumed = first - last, after
-        if resumed is None:
-            return None
-        return resumed[1]
+            if first - last > longest:
+                longest, resumed = first - last, after
+        return resumed
 
     def proves_end_of(self, alert: Alert) -> bool:
         """Whether the run is well, by evidence that is newer than the fault: an iteration, where a

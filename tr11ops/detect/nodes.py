@@ -102,7 +102,7 @@ def _without(title: str, job: Job, node: Node, went_on: LaunchEnd) -> Finding:
         job,
         node,
         evidence=(went_on.why,),
-        by_itself=f"Job {job.job_id} goes on without it.",
+        by_itself="There is nothing to type.",
         since=went_on.time,
     )
 

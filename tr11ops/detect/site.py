@@ -102,7 +102,8 @@ def _how_it_waits(snapshot: Snapshot, job: Job) -> tuple[Severity, str]:
         return severity, what
     if is_closed:
         severity = Severity.WARNING
-    return severity, f"{what}: nothing starts after {_until_when(snapshot)}"
+    # what a subject may have no room for stands last
+    return severity, f"nothing starts after {_until_when(snapshot)}: {what}"
 
 
 def _until_when(snapshot: Snapshot) -> str:
@@ -111,10 +112,10 @@ def _until_when(snapshot: Snapshot) -> str:
     for job in snapshot.active_jobs:
         end = derived.leaves_at(snapshot, job)
         if end is None:
-            return f"job {job.job_id}, of which it is not known until when it lasts"
+            return f"job {job.job_id} (until when it lasts is not known)"
         ends.append((end, job.job_id))
     end, name = max(ends)
-    return f"job {name}, which lasts until {timestamp(end, UTC)} at most"
+    return f"job {name} (until {timestamp(end, UTC)} at most)"
 
 
 NAMES_SHOWN = 8

@@ -40,6 +40,9 @@ LESS = finding(
     title="the training is 62.5 % slower than it was",
     fix="tr11 nodes check n01",
 )
+CLOSED = finding(
+    "waits-for-site", WARNING, "7", title="nothing starts after job 7_1: the site has closed gpu"
+)
 DISK = finding(
     "filesystem-filling", WARNING, "/scratch", title="/scratch is full in 3 days", fix="tr11 disk"
 )
@@ -264,6 +267,7 @@ def course(*parts: tuple[int, int, str]) -> tuple[Step, ...]:
         ),
         (HANG, course((3, 5, "7_1")), ""),  # how it trained before is not seen any more
         (SLOW, course((-5, 5, "7_1")), ""),
+        (CLOSED, course((-5, 5, "7_1")), ""),  # it trained all the while
         (DISK, course((-5, 5, "7_1")), ""),
     ],
 )  # fmt: skip

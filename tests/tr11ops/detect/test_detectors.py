@@ -775,7 +775,7 @@ def test_a_node_that_the_run_went_on_without_is_said_to_be_lost(states: set[str]
         finding.title == "job 1000_7 has lost n06, and went on without it at 2022-05-01 11:50 UTC"
     )
     assert (finding.fix, finding.since) == ("", NOW - 600)
-    assert finding.by_itself == "Job 1000_7 goes on without it."
+    assert finding.by_itself == "There is nothing to type."
     (before,) = found(snapshot(nodes=nodes, launch_ends=(end,), steps=steps(age=HOUR)), "node-lost")
     assert "went on" not in before.title, "nothing is trained since"
 
@@ -796,13 +796,13 @@ def test_a_closed_partition_wakes_someone_where_nothing_trains_and_says_so(is_sa
     seen = snapshot(jobs=(running(), waits), nodes=closed)
     (finding,) = found(seen, "waits-for-site")
     assert finding.title == (
-        "the site has closed partition gpu_p5: nothing starts after job 1000_7, which lasts until"
-        " 2022-05-05 03:50 UTC at most"
+        "nothing starts after job 1000_7 (until 2022-05-05 03:50 UTC at most): the site has closed"
+        " partition gpu_p5"
     )
     assert finding.severity is Severity.WARNING, "what runs lasts days, and nothing comes after it"
     timeless = snapshot(jobs=(running(start_time=None), waits), nodes=closed)
     (unknown,) = found(timeless, "waits-for-site")
-    assert "of which it is not known until when it lasts" in unknown.title
+    assert "(until when it lasts is not known)" in unknown.title
 
 
 def test_where_a_job_leaves_no_one_is_told_that_a_closed_queue_comes_next() -> None:
