@@ -62,27 +62,48 @@ def needed_queued(snapshot: Snapshot) -> int | None:
     return max((job.node_count for job in queued), default=needed_nodes(snapshot))
 
 
+def held_nodes(snapshot: Snapshot) -> frozenset[str]:
+    """The nodes of the run's jobs that run."""
+    return frozenset(node for job in snapshot.active_jobs for node in job.nodes)
+
+
+def training_count(snapshot: Snapshot) -> int | None:
+    """On how many nodes the running attempt trains: those of its newest launch, else as its card
+    says; None where neither is known.
+    """
+    launched = known(snapshot.training.launch_nodes, None)
+    if launched is not None:
+        return len(launched)
+    return snapshot.run.trains_on or snapshot.run.nodes
+
+
 def spare_nodes(snapshot: Snapshot) -> tuple[int, bool]:
     """How many nodes an attempt has beyond those that train, and whether that is the one that runs
     now.
 
-    Of that one only nodes count that can still be used: neither gone, nor silent, nor found bad by
-    one of its launches.
+    Of that one only nodes count that can still be used: neither gone, nor silent, nor excluded, nor
+    found bad by one of its launches. Those that train and cannot be used any more take a spare each.
     """
-    job = next(iter(snapshot.active_jobs), None)
-    if job is None or not job.nodes:
+    held = held_nodes(snapshot)
+    if not held:
         return max(0, (needed_nodes(snapshot) or 0) - (snapshot.run.nodes or 0)), False
-    training = snapshot.run.trains_on or snapshot.run.nodes
+    training = training_count(snapshot)
     if training is None:
         return 0, True
+    return max(0, len(held - _unusable(snapshot)) - training), True
+
+
+def _unusable(snapshot: Snapshot) -> frozenset[str]:
+    """Nodes on which the running attempt starts no launch any more."""
     lost = {node.name for node in known(snapshot.nodes, ()) if node.is_gone or node.is_silent}
-    bad = {
+    running = {job.raw_id for job in snapshot.active_jobs}
+    blamed = {
         node
         for end in known(snapshot.training.launch_ends, ())
-        if end.job_id == job.raw_id
+        if end.job_id in running
         for node in end.blamed
     }
-    return max(0, len(set(job.nodes) - lost - bad) - training), True
+    return excluded_nodes(snapshot) | bad_nodes(snapshot).keys() | lost | blamed
 
 
 def what_may_be_lost(snapshot: Snapshot) -> str:

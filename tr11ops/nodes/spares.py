@@ -25,7 +25,6 @@ from tr11ops.nodes.search import GroupOutcome, GroupTest
 from tr11ops.rundir.attempts import LaunchRecord
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
-from trainer.contract.state_file import read_json
 
 LOOK_SECONDS = 0.5  # between two looks at the launch, while a step runs
 LEAVE_SECONDS = 5.0  # for srun to end what it started
@@ -35,15 +34,12 @@ Group = tuple[str, ...]
 def training_nodes(paths: RunPaths, job_id: str) -> frozenset[str] | None:
     """The nodes of the attempt's newest launch; None where that cannot be read, or none has begun."""
     try:
-        numbers = [
-            int(path.stem)
-            for path in (paths.attempt(job_id) / "launches").iterdir()
-            if path.stem.isdecimal()
-        ]
-        value = read_json(LaunchRecord.path(paths.attempt(job_id), max(numbers)))
-        return frozenset(LaunchRecord.of(value or {}).nodes)
+        launch = LaunchRecord.newest(paths.attempt(job_id))
     except (OSError, ValueError, TypeError):
         return None
+    if launch is None:
+        return None
+    return frozenset(launch.nodes)
 
 
 def spares_of(paths: RunPaths, jobs: Iterable[Job], user: str) -> dict[str, str]:

@@ -119,6 +119,8 @@ class TrainingObservations(Record):
     node_warnings: Observed[tuple[NodeWarning, ...]] = ()  # of the newest attempt
     # of the newest attempts, the newest of them first
     launch_ends: Observed[tuple[LaunchEnd, ...]] = ()
+    # of the newest attempt's newest launch; None where none has begun, or the attempt is over
+    launch_nodes: Observed[tuple[str, ...] | None] = None
     corruptions: Observed[tuple[Corruption, ...]] = ()  # of all attempts, oldest first
     # of the newest attempt's newest launch, while it lasts
     compute_times: Observed[tuple[ComputeTimes, ...]] = ()

@@ -23,6 +23,7 @@ from tr11ops.observe.training import (
     TrainingEvent,
     TrainingObservations,
 )
+from tr11ops.rundir.attempts import LaunchRecord
 from tr11ops.rundir.kept_stacks import KeptStacks, read_kept_stacks
 from trainer.contract.compute_record import ComputeTimes
 from trainer.contract.corruption import Suspect
@@ -47,6 +48,7 @@ def see_training(paths: RunPaths, attempts: Observed[tuple[Attempt, ...]]) -> Tr
             logs=read_logs(paths),
             node_warnings=attempts,
             launch_ends=attempts,
+            launch_nodes=attempts,
             corruptions=read_corruptions(paths),
             compute_times=attempts,
             stacks=attempts,
@@ -58,6 +60,9 @@ def see_training(paths: RunPaths, attempts: Observed[tuple[Attempt, ...]]) -> Tr
         logs=read_logs(paths),
         node_warnings=() if newest is None else read_node_warnings(paths, newest.job_id),
         launch_ends=_recent_launch_ends(paths, attempts[:LAUNCHES_OF_ATTEMPTS]),
+        launch_nodes=None
+        if newest is None or newest.end is not None
+        else read_launch_nodes(paths, newest.job_id),
         corruptions=read_corruptions(paths),
         compute_times=()
         if newest is None or newest.end is not None
@@ -245,6 +250,18 @@ def _recent_launch_ends(
             return ends
         found += ends
     return tuple(found)
+
+
+def read_launch_nodes(paths: RunPaths, job_id: str) -> Observed[tuple[str, ...] | None]:
+    """The nodes of an attempt's newest launch; None where none has begun."""
+
+    def read() -> tuple[str, ...] | None:
+        launch = LaunchRecord.newest(paths.attempt(job_id))
+        if launch is None:
+            return None
+        return launch.nodes
+
+    return observed(read)
 
 
 def read_launch_ends(paths: RunPaths, job_id: str) -> Observed[tuple[LaunchEnd, ...]]:

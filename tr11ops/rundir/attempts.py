@@ -243,6 +243,22 @@ class LaunchRecord(Record):
         return attempt / "launches" / f"{launch}.json"
 
     @classmethod
+    def newest(cls, attempt: Path) -> LaunchRecord | None:
+        """The attempt's newest launch, None where none has begun. Raises OSError; ValueError and
+        TypeError where it is no record.
+        """
+        try:
+            names = [
+                path.stem for path in (attempt / "launches").iterdir() if path.suffix == ".json"
+            ]
+        except FileNotFoundError:
+            return None
+        numbers = [int(name) for name in names if name.isdecimal()]
+        if not numbers:
+            return None
+        return cls.of(read_json(cls.path(attempt, max(numbers))) or {})
+
+    @classmethod
     def of(cls, value: Mapping[str, Any]) -> LaunchRecord:
         """The record that a file holds; what another tr11 wrote beside is left out. Raises
         ValueError.

@@ -82,7 +82,7 @@ def status_of(
         scheduler=snapshot.scheduler or None,
         jobs=known(snapshot.jobs, None),
         nodes=_nodes(snapshot),
-        node_use=node_use(snapshot, extra),
+        node_use=node_use(snapshot),
         iteration=derived.iteration(snapshot),
         total_iterations=derived.total_iterations(snapshot),
         last_step_time=steps[-1].time if steps else None,

@@ -19,14 +19,14 @@ from tr11ops.base.observed import (
     observed_fields,
     unknown_fields,
 )
-from tr11ops.detect.nodes_left import bad_nodes
+from tr11ops.detect.nodes_left import held_nodes, spare_nodes, training_count
 from tr11ops.dialects.reading import step_record
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.metrics_record import parse_record
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
-from trainer.contract.state_file import descriptor_of, read_json
+from trainer.contract.state_file import descriptor_of
 
 if TYPE_CHECKING:
     from tr11ops.alerts.state import Alert, UndeliveredMessages
@@ -144,22 +144,19 @@ class RunningCopy(Record):
 
 
 class ExtraObservations(Record):
-    """Observed beside a Snapshot. `launch_nodes` are those of the running attempt's last launch;
-    None when none runs.
+    """Observed beside a Snapshot.
 
     `drill` is the last restore that was tried. `waiting`: messages that no server has taken yet.
     What the card does not ask for is not looked at.
     """
 
     NAMES: ClassVar[Mapping[str, str]] = {
-        "launch_nodes": "launch",
         "best": "best throughput",
         "drill": "restore drill",
         "waiting": "messages",
     }
 
     alerts: Observed[tuple[Alert, ...]] = ()
-    launch_nodes: Observed[tuple[str, ...] | None] = None
     best: Observed[Rates | None] = None
     copying: Observed[tuple[RunningCopy, ...]] = ()
     drill: Observed[DrillRecord | None] = None
@@ -183,7 +180,6 @@ def observe_extra(directory: RunDirectory, card: RunCard, snapshot: Snapshot) ->
 
     return ExtraObservations(
         open_alerts(directory),
-        _launch_nodes(directory, snapshot),
         best_rates(directory.paths),
         observed(lambda: tuple(_at_work(directory, card, snapshot.time))),
         _drill(directory, card),
@@ -215,45 +211,17 @@ def _drill(directory: RunDirectory, card: RunCard) -> Observed[DrillRecord | Non
     return observed(lambda: read_drill(directory))
 
 
-def _launch_nodes(directory: RunDirectory, snapshot: Snapshot) -> Observed[tuple[str, ...] | None]:
-    running = snapshot.active_jobs
-    if not running:
-        return None
-    folder = directory.paths.attempt(running[-1].raw_id) / "launches"
-
-    def read() -> tuple[str, ...] | None:
-        numbers = [int(path.stem) for path in folder.glob("*.json") if path.stem.isdigit()]
-        value = None
-        if numbers:
-            value = read_json(folder / f"{max(numbers)}.json")
-        if value is None:
-            nodes = None
-        else:
-            nodes = value.get("nodes")
-        if isinstance(nodes, list):
-            return tuple(map(str, nodes))
-        return None
-
-    return observed(read)
-
-
-def node_use(snapshot: Snapshot, extra: ExtraObservations) -> NodeUse | None:
+def node_use(snapshot: Snapshot) -> NodeUse | None:
     """None where the jobs are unknown. Without a launch on record as many train as its card says."""
     if isinstance(snapshot.jobs, Unknown):
         return None
-    held = {node for job in snapshot.active_jobs for node in job.nodes}
-    launch = known(extra.launch_nodes, None)
-    training = snapshot.run.trains_on or snapshot.run.nodes or len(held)
-    if launch is not None:
-        used = len(held & set(launch))
+    held, launched = held_nodes(snapshot), known(snapshot.training.launch_nodes, None)
+    if launched is not None:
+        used = len(held & set(launched))
     else:
-        used = min(len(held), training)
-    excluded = None if isinstance(snapshot.exclusions, Unknown) else snapshot.exclusions
-    # a node that was found bad in this allocation is held, but is no spare
-    bad = {entry.node for entry in excluded or ()} | bad_nodes(snapshot).keys()
-    spare = held - set(launch or ()) - bad
-    if launch is not None:
-        free = len(spare)
-    else:
-        free = max(0, len(held) - used)
-    return NodeUse(used, free, None if excluded is None else len(excluded))
+        used = min(len(held), training_count(snapshot) or len(held))
+    spares, runs = spare_nodes(snapshot)
+    excluded = None
+    if not isinstance(snapshot.exclusions, Unknown):
+        excluded = len(snapshot.exclusions)
+    return NodeUse(used, spares if runs else 0, excluded)

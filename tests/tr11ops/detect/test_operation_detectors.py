@@ -101,18 +101,18 @@ def test_a_bad_node_that_the_cap_keeps_is_named_and_no_spare() -> None:
         "launch_ends": BAD,
     }
     launched = tuple(node for node in held.nodes if node not in {"n20", "n50"})
-    assert node_use(
-        operated(**{**seen, "jobs": (held, pending())}), ExtraObservations(launch_nodes=launched)
-    ) == NodeUse(48, 2, 0)
+    seen["launch_nodes"] = launched
+    below = operated(**{**seen, "jobs": (held, pending())})
+    assert node_use(below) == NodeUse(48, 1, 0), "its attempt never uses it again"
     capped = operated(facts=facts(allocated_nodes=50), **seen)
-    assert node_use(capped, ExtraObservations(launch_nodes=launched)) == NodeUse(48, 1, 0)
+    assert node_use(capped) == NodeUse(48, 1, 0)
     (finding,) = exclusion_cap.detect(capped)
     assert finding.subject == "n20" and finding.title.startswith(
         "n20 was found bad and is not excluded"
     )
     assert "Xid 79 on n20" in finding.evidence and finding.fix.endswith("nodes check n20")
-    seen_beside = ExtraObservations(launch_nodes=launched)
-    ((_, text, _),) = row_of_nodes(status_of(capped, (), judge(capped, ()), seen_beside))
+    shown = status_of(capped, (), judge(capped, ()), ExtraObservations())
+    ((_, text, _),) = row_of_nodes(shown)
     assert text == "48 used, 1 spare; none excluded; bad but not excluded: n20"
 
 
@@ -249,7 +249,7 @@ def test_a_save_that_a_full_disk_has_cost_follows_from_the_disk() -> None:
 
 def test_at_the_cap_it_is_said_how_many_nodes_an_attempt_may_still_lose() -> None:
     """With spares the next bad node stops nothing: the attempt goes on without it."""
-    held = running(nodes=tuple(f"n{number:02d}" for number in range(1, 51)), node_count=50)
+    held = running(nodes=tuple(f"n{number:02d}" for number in range(3, 53)), node_count=50)
     full: dict[str, Any] = {"exclusions": excluded(2), "facts": facts(allocated_nodes=50)}
     said = "2 nodes are excluded, no more may be: "
     (waits,) = exclusion_cap.detect(operated(jobs=(pending(node_count=50),), **full))

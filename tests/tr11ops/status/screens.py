@@ -117,7 +117,6 @@ def full() -> Status:
     findings = detect_all(snapshot(jobs=(running(),))) or ()
     extra = ExtraObservations(
         (alert(),),
-        tuple(f"n{n:02d}" for n in range(1, 49)),
         (152.0, 20.0),
         copying=(RunningCopy("store", "ana", "login1", NOW - 60, 31000),),
         drill=DrillRecord(NOW - DAY, "store", 30000, passed=True),

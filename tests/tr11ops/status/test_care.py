@@ -37,10 +37,12 @@ from tr11ops.base.observed import Observed, Unknown, known
 from tr11ops.cluster.base import Node
 from tr11ops.detect.causes import by_cause
 from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.nodes_left import spare_nodes
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe import derived
 from tr11ops.observe.operation import Copied, CopyStatus, FilesystemRule
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
+from tr11ops.observe.training import LaunchEnd
 from tr11ops.runcard.copies import BackupSection
 from tr11ops.runcard.exit_duration import ExitPlan
 from tr11ops.runcard.watching import WatchSection
@@ -189,19 +191,47 @@ def test_you_may_sleep_is_said_only_where_training_goes_on(given: Snapshot) -> N
 def test_spares_are_what_is_held_and_not_launched_on() -> None:
     named = tuple(f"n{number:02d}" for number in range(1, 53))
     given = snapshot(
-        jobs=(running(nodes=named, node_count=52),), exclusions=(Exclusion("n03", "Xid 79"),)
+        jobs=(running(nodes=named, node_count=52),),
+        exclusions=(Exclusion("n03", "Xid 79", since=NOW - HOUR),),
     )
     launched = tuple(name for name in named if name not in {"n03", "n50", "n51", "n52"})
-    assert node_use(given, ExtraObservations(launch_nodes=launched)) == NodeUse(48, 3, 1)
-    assert node_use(given, ExtraObservations()) == NodeUse(48, 4, 1)
-    assert node_use(given, ExtraObservations(launch_nodes=Unknown("unreadable"))) == NodeUse(
-        48, 4, 1
-    )
-    ((label, text, _),) = nodes(shown(given, ExtraObservations(launch_nodes=launched)))
+    trains = changed(given, launch_nodes=launched)
+    unread = changed(given, launch_nodes=Unknown("unreadable"))
+    for seen in (trains, given, unread):
+        assert node_use(seen) == NodeUse(48, 3, 1), "an excluded node is no spare, launch or not"
+    ((label, text, _),) = nodes(shown(trains))
     assert (label, text) == ("nodes", "48 used, 3 spare; 1 excluded: n03 (Xid 79)")
-    assert node_use(snapshot(jobs=Unknown("away")), ExtraObservations()) is None
+    assert node_use(snapshot(jobs=Unknown("away"))) is None
     ((_, text, _),) = nodes(shown(idle(exclusions=Unknown("unreadable"))))
     assert text == "none held; excluded: unknown"
+
+
+def test_the_screen_and_the_cap_count_the_same_spares() -> None:
+    """A spare that is gone, silent, or found bad by this attempt is none; one that trains and is lost
+    takes another's place.
+    """
+    named = tuple(f"n{number:02d}" for number in range(1, 53))
+    fine = tuple(Node(name, frozenset({"allocated"})) for name in named)
+    given = snapshot(
+        jobs=(running(nodes=named, node_count=52),), nodes=fine, launch_nodes=named[:48]
+    )
+    blamed = LaunchEnd("1007", 1, NOW - 60, "Xid 79", blamed=("n51",))
+
+    def without(name: str, state: str) -> tuple[Node, ...]:
+        states = frozenset({"allocated", state})
+        return tuple(replace(one, states=states) if one.name == name else one for one in fine)
+
+    for seen, spares in (
+        (given, 4),
+        (changed(given, nodes=without("n52", "down")), 3),
+        (changed(given, nodes=without("n50", "not_responding")), 3),
+        (changed(given, launch_ends=(blamed,)), 3),
+        (changed(given, nodes=without("n05", "down")), 3),
+        (changed(given, launch_nodes=named[:40]), 12),
+    ):
+        assert spare_nodes(seen) == (spares, True)
+        use = node_use(seen)
+        assert use is not None and use.spare == spares
 
 
 def test_nodes_that_the_site_takes_away_when_the_job_ends_are_shown() -> None:

@@ -286,13 +286,13 @@ def test_the_document_of_everything() -> None:
 def test_unknown_surroundings_are_null_with_a_reason() -> None:
     given = snapshot()
     blind = ExtraObservations(
-        Unknown("no rights"), Unknown("torn"), Unknown("gone"), Unknown("away"), Unknown("cut")
+        Unknown("no rights"), Unknown("gone"), Unknown("away"), Unknown("cut")
     )
     written = status_of(given, (), judge(given, ()), blind).document()
     assert (written["alerts"], written["throughput"]["best"]) == (None, None)
     assert (written["copying"], written["restore_drill"]) == (None, None)
     assert written["unknown"] == [
-        "alerts: no rights", "launch: torn", "best throughput: gone", "copying: away", "restore drill: cut",
+        "alerts: no rights", "best throughput: gone", "copying: away", "restore drill: cut",
     ]  # fmt: skip
 
 
@@ -319,7 +319,7 @@ def test_the_healthy_screen_fits_24_lines_with_everything_on_it() -> None:
         ),
         operation=operation,
     )
-    extra = ExtraObservations((), tuple(f"n{n:02d}" for n in range(1, 49)), (152.0, 20.0))
+    extra = ExtraObservations((), (152.0, 20.0))
     text = drawn(given, 80, True, 24, extra)
     assert len(text.splitlines()) <= 23
     for label in ("copies", "disks", "periodic", "alerts", "next save", "nodes", "ETA"):
