@@ -329,7 +329,7 @@ def numbers(
     if runs:
         courses = [course_named(name) for name in runs]
     else:
-        courses = [course_of(context.card)]
+        courses = [course_of(context.seen(missing=None)[0])]
     judged = [(course, judge(course.steps())) for course in courses]
     lines = (line for one in judged for line in _lines(*one))
     context.emit(

@@ -13,7 +13,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -76,17 +76,21 @@ class RunContext(Record, dict=True):
 
     @cached_property
     def card(self) -> RunCard:
-        """Raises CardError."""
-        return read_card(self.run, self.overrides)
+        """Raises CardError; Refusal, with exit code 3, where its file system does not answer."""
+        return in_time(partial(read_card, self.run, self.overrides))
 
     @cached_property
     def directory(self) -> RunDirectory:
-        """The run directory that the card names; it need not be there. Raises CardError."""
-        return directory_of(self.card)
+        """The run directory that the card names; it need not be there, but its file system has
+        answered. Raises CardError; Refusal, with exit code 3, where it does not answer.
+        """
+        found = directory_of(self.card)
+        in_time(lambda: found.exists)
+        return found
 
     def card_with_undefined(self) -> RunCard:
         """The card, where a variable that it names need not be defined. Raises CardError."""
-        return read_card(self.run, self.overrides, keep_undefined=True)
+        return in_time(partial(read_card, self.run, self.overrides, keep_undefined=True))
 
     def seen(self, missing: int | None = 1) -> tuple[RunCard, RunDirectory]:
         """Card and run directory, both looked at within the deadline of a look.
@@ -94,7 +98,7 @@ class RunContext(Record, dict=True):
         `missing`: the exit code where the run directory is not there; None where it need not be.
         Raises CardError; Refusal where it is not there, and with exit code 3 where the look is late.
         """
-        is_there = in_time(lambda: self.directory.exists)
+        is_there = self.directory.exists
         if missing is not None and not is_there:
             self.require_mounted()
             raise nothing_there(self.directory, missing)
@@ -118,10 +122,10 @@ class RunContext(Record, dict=True):
         from tr11ops.base.observed import Unknown
         from tr11ops.observe.ownership import look_for_directory
 
-        reader = open_reader(self.directory, self.scheduler)
-        return look_for_directory(
-            self.directory, reader if isinstance(reader, Unknown) else looking(reader), time.time()
-        )
+        reader = in_time(partial(open_reader, self.directory, self.scheduler))
+        if not isinstance(reader, Unknown):
+            reader = looking(reader)
+        return in_time(partial(look_for_directory, self.directory, reader, time.time()))
 
     def emit(
         self, document: Mapping[str, Any] | None, lines: Iterable[str] = (), indent: int | None = 1

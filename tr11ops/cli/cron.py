@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +15,7 @@ from tr11ops.base.invocation import for_this_card
 from tr11ops.base.observed import cause
 from tr11ops.base.stop_signals import StopEvent, obeying
 from tr11ops.base.units import counted, duration
-from tr11ops.cli.common import directory_of, open_scheduler, read_card, say
+from tr11ops.cli.common import directory_of, in_time, open_scheduler, read_card, say
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.cron_install import (
     WATCHING,
@@ -73,7 +74,7 @@ def list_jobs(
       tr11 cron list --set 'cron.skip=["digest"]'
     """
     card = context.card_with_undefined()
-    jobs = jobs_of(card, context.run)
+    jobs = in_time(partial(jobs_of, card, context.run))
     for name in unknown_skips(card, jobs):
         say(
             f"cron.skip: {name!r} is no periodic job, there are {', '.join(job.name for job in jobs)}"
@@ -140,7 +141,7 @@ def run_jobs(
       tr11 cron run pulse
       tr11 cron run --once
     """
-    card = context.card
+    card, _ = context.seen(missing=None)
     jobs = jobs_of(card, context.run)
     if name is not None and once:
         raise Refusal(
@@ -313,12 +314,12 @@ def status(
       tr11 cron status
       tr11 cron status --json
     """
-    card = context.card
+    card, directory = context.seen(missing=None)
     now = time.time()
     seen = look(
         card,
         jobs_of(card, context.run),
-        directory_of(card),
+        directory,
         lambda: open_scheduler("slurm"),
         now,
         lambda: in_crontab(context),

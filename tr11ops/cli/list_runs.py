@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +18,7 @@ from tr11ops.cli.common import (
     JsonOption,
     SchedulerOption,
     directory_of,
+    in_time,
     kind_to_watch,
     late_words,
     looking,
@@ -40,7 +41,12 @@ def list_runs(
     *,
     roots: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[ROOT]...", show_default=False, help="Folders; else this one."),
+        typer.Argument(
+            metavar="[ROOT]...",
+            show_default=False,
+            parser=Path,  # click's own asks the file system, which may hang
+            help="Folders; else this one.",
+        ),
     ] = None,
     scheduler: SchedulerOption = "auto",
     as_json: JsonOption = False,
@@ -58,7 +64,7 @@ def list_runs(
     """
     places = roots or [Path()]
     for root in places:
-        if not root.is_dir():
+        if not in_time(root.is_dir):
             raise Refusal(f"ROOT {root}: is not a folder", exit_code=2)
 
     @cache
@@ -80,11 +86,14 @@ def _looked_at(roots: Sequence[Path], kind: str, edge: Any) -> Iterator[ListedRu
         folders = run_directories(root)
         while True:
             try:
-                folder = next(folders)
-            except StopIteration:
+                folder = deadline.within(deadline.LOOK_SECONDS, partial(next, folders, None))
+            except Late:
+                yield ListedRun(root, None, late_words(root, deadline.LOOK_SECONDS))
                 break
             except OSError as error:  # a folder that may not be read may hold runs
                 yield ListedRun(Path(error.filename or root), None, cause(error))
+                break
+            if folder is None:
                 break
             yield _look(folder, kind, edge)
 

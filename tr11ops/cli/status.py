@@ -18,6 +18,7 @@ from tr11ops.base.errors import Refusal
 from tr11ops.cli.common import (
     EndpointOption,
     VariantOption,
+    directory_of,
     in_time,
     kind_to_watch,
     late_words,
@@ -335,7 +336,8 @@ def _view(context: RunContext, digests: bool) -> View:
     from tr11ops.base.errors import SchedulerError
     from tr11ops.cluster.select import AskedAhead, choose_scheduler
 
-    card, directory = context.card, context.directory
+    card = context.card
+    directory = directory_of(card)  # where it does not answer the screen says so
     kind = kind_to_watch(directory, context.scheduler)
     chosen: Overview | str
     try:

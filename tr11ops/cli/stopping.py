@@ -15,7 +15,15 @@ from tr11ops.base.errors import Refusal, SchedulerError
 from tr11ops.base.invocation import command_for
 from tr11ops.base.observed import cause, known, observed
 from tr11ops.base.units import counted, duration
-from tr11ops.cli.common import in_time, looking, not_mounted, nothing_there, open_scheduler, say
+from tr11ops.cli.common import (
+    directory_of,
+    in_time,
+    looking,
+    not_mounted,
+    nothing_there,
+    open_scheduler,
+    say,
+)
 from tr11ops.cluster.arrays import covers
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.observe.ownership import look_for_directory
@@ -99,7 +107,7 @@ def run_to_stop(context: RunContext, is_releasing: bool = False) -> StopContext:
     What was launched on one scheduler is stopped there, whatever else this machine has.
     """
     card = in_time(lambda: context.card)
-    directory, scheduler = context.directory, context.scheduler
+    directory, scheduler = directory_of(card), context.scheduler
     hint = without_files(card, scheduler)
     kind = (
         in_time(lambda: directory.recorded_scheduler() if scheduler == "auto" else None, hint=hint)

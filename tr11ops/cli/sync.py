@@ -242,7 +242,7 @@ def _bar(sends: tuple[Send, ...], shown: ExitStack, as_json: bool) -> Progress |
 
 # ----------------------------------------------------------------------------- on and on
 def _follow(context: RunContext, interval: float, rebuild: bool, public: bool) -> None:
-    card, as_json = context.card, context.as_json
+    (card, _), as_json = context.seen(missing=None), context.as_json
     stop, running = StopEvent(), RunningDigests()
     pending = [rebuild]
 

@@ -1,0 +1,122 @@
+"""A real file system that never answers, as a hung NFS mount: every command ends, and concludes
+nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.tr11ops.launch.run_inputs import write_card
+from trainer.contract.files import write_json
+
+NEW_MOUNTS, PRIVATE_BELOW = 0x20000, 0x4000 | 0x40000
+LIMIT_SECONDS = 2.0  # in place of a look's minute
+AT_ONCE = 6
+LINES = [
+    "status", "status --json", "list RUN", "list ABOVE", "logs", "logs -f", "logs --rank 0", "diagnose", "stacks", "checkpoint-now",
+    "profile", "pulse", "kill", "pause", "resume", "handover", "handover --start", "goodput", "numbers", "cron list",
+    "cron run pulse", "cron status", "nodes list", "nodes exclude n1 --reason x", "nodes history", "fs-watchdog",
+    "checkpoints list", "checkpoints verify --all", "checkpoints prune", "backup run", "backup status",
+    "sync", "sync --every 60", "upload latest --to a/b", "rollback 5", "launch --dry-run", "alerts list",
+]  # fmt: skip
+WITHOUT_CARD = ("list",)
+WITH_SCHEDULER = {
+    "status", "list", "stacks", "checkpoint-now", "profile", "pulse", "kill", "pause", "resume", "handover", "rollback",
+    "launch",
+}  # fmt: skip
+
+
+def hang(place: str) -> int:
+    """Mount over `place` a file system whose server has not said a word, for this process and its
+    children; returns what holds it. Raises OSError.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    held = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={held},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
+    for failed in (
+        libc.unshare(NEW_MOUNTS),
+        libc.mount(b"none", b"/", None, PRIVATE_BELOW, None),
+        libc.mount(b"hung", os.fsencode(place), b"fuse", 0, options),
+    ):
+        if failed:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), place)
+    return held
+
+
+def type_them(card: str, root: str, into: str, lines: list[str]) -> None:
+    """Type each line in a process of its own on a run whose directory hangs; what it says goes to
+    the file of its number, its exit code to stdout.
+    """
+    from tr11ops.base import deadline
+    from tr11ops.cli.main import execute
+
+    try:
+        held = hang(root)
+    except OSError as error:
+        print(f"cannot be mounted: {error}")
+        return
+    deadline.LOOK_SECONDS = deadline.STOP_SECONDS = LIMIT_SECONDS
+    for start in range(0, len(lines), AT_ONCE):
+        children = {}
+        for number in range(start, min(start + AT_ONCE, len(lines))):
+            child = os.fork()
+            if child == 0:
+                said = os.open(f"{into}/{number}", os.O_WRONLY | os.O_CREAT)
+                os.dup2(said, 1)
+                os.dup2(said, 2)
+                code = execute(words_of(lines[number], card, root))
+                sys.stdout.flush()
+                os._exit(code)
+            children[child] = number
+        for child, number in children.items():
+            print(number, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    os.close(held)
+
+
+def words_of(line: str, card: str, root: str) -> list[str]:
+    words = line.replace("RUN", root).replace("ABOVE", str(Path(root).parent)).split()
+    if words[0] not in WITHOUT_CARD:
+        words += ["--run", card]
+    if words[0] in WITH_SCHEDULER:
+        words += ["--scheduler", "local"]
+    if words[0] == "backup":
+        words += ["--set", f"backup.store={card}.store"]
+    if words[0] == "sync":
+        words += ["--set", "hub.repository=a/b"]
+    return words
+
+
+def test_every_command_ends_where_the_run_directory_hangs(tmp_path: Path) -> None:
+    """One that does not end keeps this test, until it is ended from outside."""
+    card, root, said = write_card(tmp_path), tmp_path / "run", tmp_path / "said"
+    said.mkdir()
+    write_json(root / "state" / "submissions" / "mark.json", {})
+    typed = (
+        "import json, sys; from tests.tr11ops.cli.test_hung_mount import type_them\n"
+        "type_them(*sys.argv[1:4], json.loads(sys.argv[4]))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", typed, str(card), str(root), str(said), json.dumps(LINES)],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        rows, _ = process.communicate(timeout=900)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    if rows.startswith("cannot be mounted"):
+        pytest.skip(rows)
+    codes = dict(tuple(map(int, row.split())) for row in rows.splitlines())
+    for number, line in enumerate(LINES):
+        text = (said / str(number)).read_text()
+        assert codes.get(number) == 3 and "does not answer" in text, (line, codes, text)
+        assert "Traceback" not in text, (line, text)
