@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.tr11ops.cli.local_bench import LocalBench
 from tests.trainer.courses import card, curve, run
 from trainer.config.card import TrainerConfig
 from trainer.contract.files import write_json
@@ -98,3 +99,24 @@ def test_a_branch_of_a_branch_knows_both(tmp_path: Path) -> None:
     restored = Origin.read(last.paths)
     assert restored == origin
     assert Manifest.read(last.paths.checkpoints / "global_step15") is not None
+
+
+def test_status_of_a_branch_says_where_it_left_the_trunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trunk = named(tmp_path, "trunk", 100, 5, run={"exit_interval": 5})
+    assert run(trunk, 1) == ("exit-interval", 5)
+    branch = from_other(tmp_path, "branch", 9, 4, trunk)
+    assert run(branch, 1) == ("finished", 9)
+    rates = [values[RATE] for _, values in sorted(curve(branch).items())]
+    assert rates == sorted(rates, reverse=True) and rates[-1] == pytest.approx(FLOOR)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TR11_LOCAL_SCHEDULER", str(tmp_path / "scheduler"))
+    bench = LocalBench(tmp_path, capsys)
+    words = ("status", "--run", str(bench.card), "--scheduler", "local")
+    words = (*words, "--set", "run.name=branch", "--set", f"run.directory={tmp_path / 'branch'}")
+    left = "trunk/main step 5 (weights and optimizer)"
+    assert f"began with {left}" in " ".join(bench.tr11(*words).out.split())
+    told = bench.tr11(*words, "--json").json["origin"]
+    assert (told["text"], told["run"], told["step"]) == (left, "trunk/main", 5)
