@@ -122,7 +122,7 @@ def bad_exit(case: Case) -> Iterator[Defect]:
 def node_counts(case: Case) -> Iterator[Defect]:
     """The launcher's numbers against Slurm's."""
     nodes = case.directive("nodes")
-    value = case.launch.launcher.get("nnodes")
+    _, value = case.launch.nodes
     if nodes is not None and value is not None and value.is_known and value.line != nodes.line:
         asked, told = nodes.value.partition("-")[0], value.text.partition(":")[0]
         if asked != told:

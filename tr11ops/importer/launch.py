@@ -46,6 +46,14 @@ class ParsedLaunch(Record):
         return self.command.line
 
     @property
+    def nodes(self) -> tuple[str, Traced | None]:
+        """How many nodes the launcher is told, and by which option: torchrun's or DeepSpeed's."""
+        for name in ("nnodes", "num_nodes"):
+            if name in self.launcher:
+                return name, self.launcher[name]
+        return "", None
+
+    @property
     def starts_workers(self) -> bool:
         """Whether a launcher starts the workers of a node; else each task of Slurm is one of them."""
         return any(word.text.rpartition("/")[2] in _LAUNCHERS for word in self.command.words)

@@ -494,6 +494,6 @@ class Lexer:
                 return tuple(parts)
             elif character in "\\'\"$`":
                 self.word_part(parts, character)
-            else:
+            elif not self.placeholder(parts):
                 self.literal(parts, 1, quoted=False)
         raise ScriptError(opened, "a quote or brace (}) is not closed", "repair the script")

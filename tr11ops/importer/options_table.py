@@ -228,8 +228,18 @@ _DECISIONS = [
             "--glu-activation:1 --squared-relu --quick-geglu "
             "--rotary-seq-len-interpolation-factor:1 --rotary-interleaved --multi-latent-attention --window-size:* "
             "--mtp-num-layers:1 --num-experts:* --moe-router-topk:1 --moe-router-load-balancing-type:1 "
-            "--moe-aux-loss-coeff:1 --moe-grouped-gemm --moe-token-dispatcher-type:1 --expert-model-parallel-size:1"
+            "--moe-aux-loss-coeff:1 --moe-grouped-gemm --moe-token-dispatcher-type:1 --expert-model-parallel-size:1 "
+            "--moe-expert-parallel-size:1 --moe-loss-coeff:1 --moe-train-capacity-factor:1 "
+            "--moe-eval-capacity-factor:1 --moe-min-capacity:1"
         ),
+    ),
+    (
+        "it warms up by tokens: give schedule.warmup_samples, the tokens divided by the sequence's length",
+        "--lr-warmup-tokens:1",
+    ),
+    (
+        "it cuts sequences over ranks of their own, for which there is no key",
+        "--ds-sequence-parallel-size:1",
     ),
     (
         "embedding and output learn at the same rate as all else: there is no key",

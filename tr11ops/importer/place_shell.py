@@ -188,13 +188,13 @@ def _launcher(builder: Builder, script: Script, launch: ParsedLaunch) -> None:
             option = launch.spelled[name]
             value = (launch.launcher[name],)
             builder.take("slurm.workers_per_node", value, integer, option.text, option.line)
-    nodes = launch.launcher.get("nnodes")
+    spelled, nodes = launch.nodes
     if nodes is not None and nodes.text and "slurm.nodes" not in builder.placed:
         if ":" in nodes.text:
             least = nodes.cut(0, nodes.text.find(":"))
         else:
             least = nodes
-        option = launch.spelled["nnodes"]
+        option = launch.spelled[spelled]
         builder.take("slurm.nodes", (least,), integer, option.text, option.line)
     endpoint = launch.launcher.get("rdzv_endpoint")
     port = launch.launcher.get("master_port")

@@ -14,7 +14,7 @@ from trainer.contract.record import Record
 
 # What a person should have filled in: `<PATH TO VOCAB>`, `<path>/vocab.json`. A shell would read
 # from PATH.
-_PLACEHOLDER = re.compile(r"<[A-Za-z](?:[\w .,:/-]*[\w.])?>(?!/dev/)(?=[\s'\"/_.:,-]|$)", re.ASCII)
+_PLACEHOLDER = re.compile(r"<[A-Za-z](?:[\w .,:/-]*[\w.])?>(?!/dev/)(?=[\s'\"/_.:,}-]|$)", re.ASCII)
 _DESCRIPTOR_AT_END = re.compile(r"\s[0-9]>\Z")  # `<in -k 2> out` is two redirections
 LARGEST_SCRIPT_BYTES = 256 * 1024
 LARGEST_VALUE = 64 * 1024

@@ -171,6 +171,28 @@ def test_nodes_that_only_the_launcher_is_told() -> None:
     assert found.tables["slurm"]["nodes"] == 2 and found.exit_code == 0
 
 
+def test_nodes_that_deepspeed_s_launcher_is_told() -> None:
+    """It was not read, and the card was refused for want of it."""
+    script = minimal(head="").replace(
+        "--nproc_per_node 2", "--num_gpus=2 --num_nodes=3 --hostfile /job/hosts"
+    )
+    found = import_text(script, "x")
+    assert found.tables["slurm"]["nodes"] == 3
+    head = "#SBATCH --nodes=4\n#SBATCH --gres=gpu:2\n#SBATCH --time=1:00:00"
+    both = import_text(
+        minimal(head=head).replace("--nproc_per_node 2", "--num_gpus=2 --num_nodes=3"), "x"
+    )
+    assert "nodes-differ" in {defect.code for defect in both.defects}
+
+
+def test_what_only_megatron_deepspeed_has_is_known_by_its_name() -> None:
+    options = "--lr-warmup-tokens 100 --moe-loss-coeff 0.01 --ds-sequence-parallel-size 1"
+    left = {one.option: one for one in import_text(minimal(options), "x").unplaced}
+    for option in options.split()[::2]:
+        assert left[option].reason == "needs a decision"
+        assert "not known" not in left[option].why, option
+
+
 def test_a_script_that_asks_slurm_for_nothing_asks_what_a_node_has() -> None:
     """Its card would have asked for nodes without GPUs."""
     script = "\n".join(line for line in minimal().splitlines() if not line.startswith("#SBATCH"))

@@ -409,3 +409,11 @@ def test_conditions_in_conditions_and_what_an_open_one_leaves_open() -> None:
     assert [(one.value.text, one.applied) for one in read_shell(after).assignments][1:] == [
         ("0", True), ("1", False), ("2", False),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("default", ["<Specify path>", "<Specify path>_text_document", "/x/<path>"])
+def test_a_placeholder_for_what_is_not_given_is_one_value(default: str) -> None:
+    """It fell apart at its blank, and the rest was a word that belongs to no option."""
+    command = read_shell(f"A=${{A:-{default}}}\nuse --save $A --split 1").commands[-1]
+    assert [word.text for word in command.words] == ["use", "--save", default, "--split", "1"]
+    assert not command.words[2].is_known
