@@ -21,7 +21,7 @@ from unittest.mock import patch
 from tests.plugins.command_server import tr11_command
 from tests.twin.rehearsal_inputs import rehearsal_card, steps_of
 from tests.twin.runbook_mails import LOOKS, MAILS, mailed_commands, type_them
-from tests.waiting import PATIENCE_SECONDS, Found, end_of_file, until
+from tests.waiting import PATIENCE_SECONDS, Found, crowding, end_of_file, until
 from tr11ops.base.shipped import read_shipped
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import Job, JobState
@@ -35,7 +35,7 @@ from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
 from trainer.contract.state_file import read_json
 
-STILL_SECONDS = 3.0  # the length of sixty steps: no load delays one so long
+STILL_SECONDS = 3.0  # the length of sixty steps on a quiet machine
 STAYS_SECONDS = 0.3  # between two looks at a fault before it is treated
 SHAPE = (
     "slurm.workers_per_node=1", "parallel.tensor=1", "batch.train_samples=4000000", "schedule.decay_samples=4000000",
@@ -265,7 +265,7 @@ class Scene:
         seen = -1
         while seen != len(self.steps()):
             seen = len(self.steps())
-            time.sleep(STILL_SECONDS)
+            time.sleep(STILL_SECONDS * min(crowding(), 2.0))
 
     def heal(self) -> None:
         """The twin and its training are well again."""
