@@ -405,7 +405,7 @@ class Kill(Record):
                     saved = "no checkpoint was made"
                 else:
                     saved = f"checkpoint global_step{step}"
-                text = f"ended ({marker.reason}) at iteration {marker.iteration}: {saved}"
+                text = f"ended ({marker.reason}) {marker.place}: {saved}"
             if not ending.is_over or marker is None or marker.reason == "error":
                 is_fine = False
             print(f"job {ending.job_id} {text}", file=sys.stderr if self.as_json else sys.stdout)

@@ -92,7 +92,7 @@ def _evidence(snapshot: Snapshot) -> Iterator[str]:
         if marker.reason == "refused":
             yield f"the last attempt refused to start: {marker.message}"
         else:
-            yield f"the last attempt that left word ended by {marker.reason} at iteration {marker.iteration}"
+            yield f"the last attempt that left word ended by {marker.reason} {marker.place}"
     newest = next(iter(known(snapshot.submissions, ())), None)
     if newest is None:
         yield "nothing was ever submitted from this run directory"
@@ -250,7 +250,7 @@ def lingering(snapshot: Snapshot) -> Iterator[Finding]:
                 f"job {job.job_id} still holds its nodes {duration(age)} after the trainer ended",
                 subject=job.job_id,
                 evidence=(
-                    f"end marker: {marker.reason} at iteration {marker.iteration}, from {marker.host}",
+                    f"end marker: {marker.reason} {marker.place}, from {marker.host}",
                 ),
                 fix=derived.command(snapshot, "kill --now --wait"),
                 then=(derived.command(snapshot, "resume"),),

@@ -308,14 +308,14 @@ def _ends(snapshot: Snapshot, since: float, until: float) -> Iterator[Happened]:
         end = attempt.end
         if isinstance(end, EndMarker) and since <= end.time < until:
             step = end.checkpoint_step
-            if step is None:
-                saved = "nothing saved"
+            if not end.has_trained:
+                saved = ""
+            elif step is None:
+                saved = ", nothing saved"
             else:
-                saved = f"checkpoint of step {step}"
+                saved = f", checkpoint of step {step}"
             name = attempt.label or attempt.job_id
-            yield Happened(
-                end.time, f"{name} ended: {end.reason} at iteration {end.iteration}, {saved}"
-            )
+            yield Happened(end.time, f"{name} ended: {end.reason} {end.place}{saved}")
 
 
 def _happened(line: JournalLine) -> Happened:

@@ -146,11 +146,11 @@ def training(status: Status, screen: Screen) -> Iterator[Row]:
         else:
             value = f"{status.loss:<8.4f}"
         course = losses_of(status.loss_course)
-        spark = sparkline(course, min(SPARK_WIDTH, screen.content_width - 24), screen.unicode)
+        spark = sparkline(course, min(SPARK_WIDTH, screen.content_width - 30), screen.unicode)
         if status.loss_course is None:
             last = ""
         else:
-            last = f" {spark} last {status.loss_course.steps}"
+            last = f" {spark} last {counted(status.loss_course.steps, 'step')}"
         yield "loss", f"{value}{last}".rstrip(), "" if status.loss is not None else "bold red"
     yield from _speed(status)
     if status.consumed_samples is not None:
@@ -268,6 +268,8 @@ def jobs(status: Status) -> Iterator[Row]:
         yield "jobs" if index == 0 else "", _job_line(job, status.time), ""
     if len(shown) > JOBS_SHOWN:
         yield "", f"and {len(shown) - JOBS_SHOWN} more", ""
+    if status.verdict is VerdictWord.FINISHED:
+        return
     if status.kill_switch is not None and not status.kill_switch.is_set:
         yield from _queue(status)
 
@@ -387,13 +389,15 @@ def _attempt_line(attempt: ShownAttempt, now: float) -> str:
     ago, end = attempt.attempt.ended.ago(now), attempt.end
     if end is None:
         return f"{attempt.label}  {attempt.how}, {ago}"
+    if not end.has_trained:  # what is saved is of the attempts before
+        return f"{attempt.label}  {attempt.how} {end.place}, {ago}"
     if end.checkpoint_step is None:
         saved = "not saved"
     elif end.checkpoint_step == end.iteration:
         saved = "saved"
     else:
         saved = f"saved {end.checkpoint_step}"
-    return f"{attempt.label}  {attempt.how} at iteration {end.iteration} ({saved}), {ago}"
+    return f"{attempt.label}  {attempt.how} {end.place} ({saved}), {ago}"
 
 
 # ----------------------------------------------------------------------------- what was kept, and

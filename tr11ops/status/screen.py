@@ -69,6 +69,8 @@ def fitted(
     if left < 0:
         return shown
     kept = list(_first(rest, left, lines))
+    if len(kept) == len(rest):
+        return [*shown, *kept]
     return [*shown, *kept, _more(len(rest) - len(kept))]
 
 

@@ -282,7 +282,7 @@ def _ended(view: StopView, newest: Attempt) -> tuple[CellState, str]:
         return CellState.FAILED, f"{newest.failure or 'it ended without a word of its own'}{saved}"
     if end.reason in {"error", "refused", "superseded"}:
         return CellState.FAILED, f"{end.reason}: {one_line(end.message)}{saved}"
-    return CellState.STOPPED, f"{end.reason} at iteration {end.iteration}{saved}"
+    return CellState.STOPPED, f"{end.reason} {end.place}{saved}"
 
 
 def token_rate(steps: Sequence[StepRecord], sequence_length: int) -> float | None:

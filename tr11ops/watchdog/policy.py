@@ -545,7 +545,7 @@ def _resubmit(draft: _Draft, array: str, why: str, after: str | None) -> None:
     evidence = (
         ()
         if marker is None
-        else (f"the last exit record says {marker.reason} at iteration {marker.iteration}",)
+        else (f"the last exit record says {marker.reason} {marker.place}",)
     )
     undo = "`scancel` of the job it names, or `tr11 kill`"
     draft.propose(Resubmit(array, why, "resubmit", evidence, undo, after=after))

@@ -393,7 +393,7 @@ def _of_nothing(snapshot: Snapshot) -> Verdict:
     is_newest = marker is not None and newest is not None and newest.end == marker
     # a bad end is a finding, which leads
     if marker is not None and is_newest and marker.reason not in BAD_REASONS:
-        last = f"; the last exit record says {marker.reason} at iteration {marker.iteration}"
+        last = f"; the last exit record says {marker.reason} {marker.place}"
     return Verdict(VerdictWord.DOWN, f"nothing runs and nothing is queued{last}")
 
 

@@ -24,13 +24,27 @@ class EndMarker(Record):
     time: Finite
     host: str
     job_id: str
-    launch: int = 0
+    launch: int = 1  # 0: the attempt left before its first
     node: str = ""
 
     @classmethod
     def read(cls, path: Path) -> EndMarker | None:
         """The marker in `path`, or None when absent. Raises ValueError when it is malformed."""
         return read_record(cls, path, "an end marker")
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether the attempt may have taken a step. Where it has not, `iteration` and
+        `checkpoint_step` are what the run had before it.
+        """
+        return self.launch > 0 and self.reason != "refused"
+
+    @property
+    def place(self) -> str:
+        """Where the attempt ended, in words that follow its reason."""
+        if self.has_trained:
+            return f"at iteration {self.iteration}"
+        return "before it trained"
 
 
 END_REASONS = {

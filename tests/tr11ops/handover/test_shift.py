@@ -166,6 +166,11 @@ def test_the_code_of_the_newest_attempt_is_told() -> None:
     )
 
 
+def test_an_attempt_that_left_before_it_trained_has_saved_nothing() -> None:
+    found = made(snapshot=snapshot(attempts=(ended("1007", HOUR, "pause", launch=0),)))
+    assert "1000_7 ended: pause before it trained\n" in markdown(found, UTC)
+
+
 def test_nothing_seen_is_not_no_progress() -> None:
     found = made(ended=None, begun=None)
     assert found.progress is None

@@ -427,6 +427,20 @@ def test_two_faults_and_the_progress_fit_the_usual_terminal() -> None:
     assert "\nprogress " in text and "\njobs " in text and " more rows: " in text
 
 
+@pytest.mark.parametrize("height", range(15, 60))
+def test_what_is_not_left_out_is_not_counted(height: int) -> None:
+    text = drawn(TWO, 80, True, height)
+    assert "0 more rows" not in re.sub(r"[1-9]0 more rows", "", text)
+
+
+def test_what_is_queued_covers_nothing_of_a_training_that_is_finished() -> None:
+    held = pending(reason="JobHeldAdmin", priority=0)
+    done = ended("1007", 60.0, "finished", iteration=115311)
+    text = drawn(idle(jobs=(held,), attempts=(done,)), 80, True)
+    assert " FINISHED " in text and "JobHeldAdmin" in text
+    assert "\nqueue " not in text and "no cover" not in text
+
+
 def test_what_needs_action_is_not_cut() -> None:
     """A pause, a relaunch, a full disk and an alert come before what is well."""
     ends = (
@@ -475,7 +489,7 @@ def test_an_iteration_that_was_done_again_counts_once() -> None:
     seen = snapshot()
     twice = replace(seen, steps=(*known(seen.steps, ()), *known(seen.steps, ())[-9:]))
     [line] = [line for line in drawn(twice, 80, True).splitlines() if line.startswith("loss ")]
-    assert line.endswith(f" last {len(known(seen.steps, ()))}")
+    assert line.endswith(f" last {len(known(seen.steps, ()))} steps")
 
 
 def test_a_relaunch_inside_the_attempt_is_told() -> None:
@@ -497,6 +511,14 @@ def test_a_loss_course_is_drawn_from_its_means() -> None:
     worst = [replace(step, record=replace(step.record, lm_loss=math.inf)) for step in steps()]
     written = document(snapshot(steps=tuple(worst)))["loss_course"]
     assert isinstance(written, dict) and set(written["means"]) == {None}
+
+
+def test_of_an_attempt_that_never_trained_nothing_is_said_that_others_did() -> None:
+    """It left for the kill switch before its first launch: its marker says how far the run was."""
+    left = ended("1007", HOUR, "kill-switch", restart=False, launch=0)
+    text = drawn(idle(attempts=(left, ended("1006"))), 100, True)
+    assert "1000_7  kill-switch before it trained, 1 h 00 min ago" in text
+    assert "30800" not in text
 
 
 def test_an_attempt_is_judged_in_the_document() -> None:

@@ -353,6 +353,12 @@ TABLE: list[tuple[str, Snapshot, VerdictWord, str]] = [
         "nothing runs and nothing is queued; the last exit record says exit-duration at iteration 30800",
     ),
     (
+        "down, and the last attempt left before it trained",
+        idle(attempts=(ended("1007", HOUR, "pause", restart=False, launch=0), ended("1006"))),
+        VerdictWord.DOWN,
+        "nothing runs and nothing is queued; the last exit record says pause before it trained",
+    ),
+    (
         "down, no word",
         idle(attempts=(wordless("1007"),)),
         VerdictWord.DOWN,
