@@ -18,7 +18,7 @@ from tr11ops.base.nvidia import uuids, visible
 from tr11ops.base.units import counted
 from tr11ops.cluster.hostlist import expand
 from tr11ops.cluster.local_machine import DEVICES_VARIABLE, claim_free, look_at_gpus
-from tr11ops.rundir.attempts import attempt_label
+from trainer.contract.paths import attempt_label
 from trainer.contract.record import Record
 
 # ------------------------------------------------------------------ GPUs without a scheduler's word

@@ -47,7 +47,13 @@ from trainer.config.card import CardError, Problem
 from trainer.contract.documents import document
 from trainer.contract.end_marker import EXIT_ERROR, EXIT_FINE, EXIT_REFUSED
 from trainer.contract.files import host_name, write_json
-from trainer.contract.paths import END_MARKER_FILE, EXIT_TIME_FILE, STOP_REQUEST_FILE, RunPaths
+from trainer.contract.paths import (
+    END_MARKER_FILE,
+    EXIT_TIME_FILE,
+    STOP_REQUEST_FILE,
+    RunPaths,
+    attempt_label,
+)
 from trainer.contract.record import Record
 from trainer.contract.sharing import share_file
 from trainer.contract.state_file import read_json
@@ -75,7 +81,7 @@ def changes_since_last(
         lines += (f"card {text}" for text in differences(_compared(old_card), _compared(card)))
     if len(lines) > MOST_LINES:
         lines = [*lines[: MOST_LINES - 1], f"and {len(lines) - MOST_LINES + 1} more"]
-    return [f"since attempt {name}: {line}" for line in lines]
+    return [f"since attempt {attempt_label(then, name)}: {line}" for line in lines]
 
 
 def _last(paths: RunPaths, job_id: str) -> tuple[str, dict[str, Any]] | None:

@@ -345,11 +345,9 @@ class Controller:
             left_out_checks=tuple(self._failing_checks),
         )
         self._write(record)
+        where = f"{counted(len(nodes), 'node')}: {compress(nodes)}"
         label = self._context.allocation.label
-        task = ""
-        if label != self._job_id:
-            task = f" ({label})"
-        self._tee.line(f"{launch_line(self._job_id, number, len(nodes))}: {compress(nodes)}{task}")
+        self._tee.line(launch_line(self._job_id, label, number, where))
         watch = LaunchWatch()
         end = self._run(number, nodes, watch)
         marker = self._marker(number)

@@ -39,7 +39,7 @@ from tr11ops.observe.look import facts_of, observe
 from tr11ops.observe.lost_host import gone_host, has_lost_its_host, seconds_to_wait
 from tr11ops.queue.queued_jobs import Ordering, PendingChanges, PendingJobs, known_names
 from tr11ops.runcard.card import RunCard
-from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict, read_attempt_label
+from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict
 from tr11ops.rundir.exclusion import (
     Exclusion,
     ExclusionLimit,
@@ -54,6 +54,7 @@ from tr11ops.rundir.hold_store import forget_holds, record_holds
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory, Submission
 from trainer.contract.end_marker import EXIT_FINE
+from trainer.contract.paths import read_attempt_label
 from trainer.contract.record import Record
 
 

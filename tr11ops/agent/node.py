@@ -44,6 +44,7 @@ from tr11ops.base.processes import (
     exit_status,
     signal_children,
 )
+from tr11ops.base.units import counted
 from tr11ops.cluster.rehearsal import is_rehearsal
 from tr11ops.diagnose.attribution.records import read_reports
 from tr11ops.health.base import EXIT_BAD_NODE, CheckOutcome, CheckResult, NodeRequirements, worst
@@ -55,7 +56,7 @@ from trainer.contract.attempt import STOP_SIGNALS, request_stop
 from trainer.contract.documents import document
 from trainer.contract.end_marker import EXIT_ERROR
 from trainer.contract.files import host_name
-from trainer.contract.paths import STOP_REQUEST_FILE
+from trainer.contract.paths import STOP_REQUEST_FILE, label_in
 from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared, open_shared
 
@@ -439,6 +440,8 @@ def _pass_on(stream: IO[bytes], task: NodeTask, course: Course) -> None:
     torchrun and the launcher say of failed workers is kept in `course`.
     """
     folder = task.attempt / "workers" / host_name()
+    count = counted(task.node_count, "node")
+    beginning = launch_line(task.job_id, label_in(task.attempt), task.launch, count)
     files: dict[int, IO[bytes]] = {}
     for line in stream:
         match = _RANK_PREFIX.match(line)
@@ -450,9 +453,7 @@ def _pass_on(stream: IO[bytes], task: NodeTask, course: Course) -> None:
                     make_shared(folder)
                     log = open_shared(folder / f"rank-{rank}.log", os.O_WRONLY | os.O_APPEND)
                     files[rank] = os.fdopen(log, "ab", buffering=0)
-                    files[rank].write(
-                        f"{launch_line(task.job_id, task.launch, task.node_count)}\n".encode()
-                    )
+                    files[rank].write(f"{beginning}\n".encode())
                 files[rank].write(line[match.end() :])
         if not match and _FAILING.search(line):
             course.failed.set()

@@ -42,7 +42,7 @@ def point_to(paths: RunPaths, step: int, job_id: str) -> None:
     """
     holder = living_claim(paths, *clocks_of(paths, time.time()))
     if holder is not None and holder.job_id != job_id:
-        raise OSError(f"{holder} has the run: {LATEST_FILE} is not touched")
+        raise OSError(f"{holder.told(paths)} has the run: {LATEST_FILE} is not touched")
     write_atomically(paths.checkpoints / LATEST_FILE, checkpoint_name(step))
 
 

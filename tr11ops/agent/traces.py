@@ -13,8 +13,8 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.diagnose.attribution.records import read_objects
 from tr11ops.observe.files import read_steps
-from tr11ops.rundir.attempts import LaunchRecord, label_in
-from trainer.contract.paths import RunPaths, newest_step
+from tr11ops.rundir.attempts import LaunchRecord
+from trainer.contract.paths import RunPaths, label_in, newest_step
 from trainer.contract.record import Record
 
 

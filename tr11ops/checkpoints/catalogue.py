@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from tr11ops.base.observed import Observed, Unknown, known, observed
 from tr11ops.checkpoints.quarantine import QuarantinedCheckpoint, list_quarantined, superseded_names
 from tr11ops.cluster.process_marks import is_alive
-from tr11ops.rundir.attempts import read_attempt_label
 from tr11ops.rundir.checkpoint_digests import read_digest, read_not_finite
 from tr11ops.rundir.checkpoint_pins import Pin, read_pins
 from tr11ops.rundir.checkpoint_scan import NO_CARD, SavedCheckpoint, list_rows, read_row
@@ -33,7 +32,7 @@ from trainer.contract.checkpoint_names import (
 )
 from trainer.contract.lease import LeaseFolder, read_lease
 from trainer.contract.origin import Origin
-from trainer.contract.paths import RunPaths
+from trainer.contract.paths import RunPaths, read_attempt_label
 from trainer.contract.phases import PhaseRecord, parse_phase
 from trainer.contract.record import Record
 from trainer.contract.recovery import RecoveryRecord, read_recovery

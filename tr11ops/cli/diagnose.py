@@ -28,9 +28,9 @@ from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.diagnose.diagnosis import Diagnosis
 from tr11ops.diagnose.signature import FaultClass, NextStep
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.rundir.attempts import read_attempt_label
 from tr11ops.rundir.exclusion import way_past
 from trainer.contract.errors import NEEDS_PERSON, UNOBSERVED
+from trainer.contract.paths import read_attempt_label
 
 if TYPE_CHECKING:
     from tr11ops.cluster.base import Job, Scheduler

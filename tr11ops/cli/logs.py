@@ -30,9 +30,9 @@ from tr11ops.logs.show import LogSource, Query, numbers, steps_since
 from tr11ops.logs.show import follow as follow_sources
 from tr11ops.logs.summary import summarise
 from tr11ops.logs.summary_text import lines, value
-from tr11ops.rundir.attempts import read_attempt_label
 from tr11ops.status.remote import Outside
 from trainer.contract.errors import UNOBSERVED
+from trainer.contract.paths import read_attempt_label
 from trainer.contract.state_file import descriptor_of
 
 if TYPE_CHECKING:
@@ -139,9 +139,10 @@ def require_workers(
     attempts = [attempt] if attempt is not None else reversed(directory.attempt_ids())
     newest = next((number for number in attempts if any(directory.worker_logs(number))), None)
     if newest is None:
-        raise Refusal(
-            f"no worker has written a log{f' in attempt {attempt}' if attempt else ''} yet"
-        )
+        where = ""
+        if attempt is not None:
+            where = f" in attempt {read_attempt_label(directory.paths, attempt)}"
+        raise Refusal(f"no worker has written a log{where} yet")
     known = list(directory.worker_logs(newest))
     ranks = _first_few([str(number) for _, number, _ in known])
     nodes = _first_few(sorted({name for name, _, _ in known}))

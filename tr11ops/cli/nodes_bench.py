@@ -58,6 +58,7 @@ from tr11ops.nodes.search import (
     search,
 )
 from tr11ops.nodes.spares import PooledGroups, SpareGroups, spares_of
+from trainer.contract.paths import read_attempt_label
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,7 +152,8 @@ def search_nodes(
         say(f"left out: {node}: {why}")
     for job_id in sorted(set(holders.values())):
         held = sorted(node for node, holder in holders.items() if holder == job_id)
-        say(f"spares of job {job_id}, searched inside it: {compress(held)}")
+        label = read_attempt_label(nodes_context.directory.paths, job_id)
+        say(f"spares of job {label}, searched inside it: {compress(held)}")
     model = FaultModel(detection=detection)
     if dry_run:
         groups = plan_round(names, model.suspicions(names), model, least, random.Random(0))

@@ -41,6 +41,7 @@ from tr11ops.rundir.exclusion import (
 from tr11ops.rundir.exclusions import SharedWord, publish, read_shared, read_version, record_check
 from tr11ops.rundir.journal import user_name
 from trainer.contract.files import now
+from trainer.contract.paths import read_attempt_label
 from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
 
@@ -229,8 +230,9 @@ def write_note(nodes_context: NodesContext, names: Sequence[str], place: str) ->
     excluded ones, and those of the run's partition that are lost: what the site has drained it
     knows.
     """
+    paths = nodes_context.directory.paths
     entries = [
-        entry
+        replace(entry, job_id=entry.job_id and read_attempt_label(paths, entry.job_id))
         for entry in read_version(nodes_context.directory.exclusions).exclusions
         if not names or entry.node in names
     ]

@@ -19,6 +19,7 @@ from tr11ops.cli.context import DRY_RUN, JSON, REASON, SCHEDULER, YES, RunContex
 from tr11ops.cli.runner import Change, Outcome, carry_out
 from tr11ops.cli.stopping import StopContext, put_request, record, run_to_stop, standing_lines
 from tr11ops.queue.stop import acknowledgements
+from trainer.contract.paths import read_attempt_label
 from trainer.contract.record import Record
 from trainer.contract.requests import RequestAnswer, new_request, read_request
 
@@ -43,7 +44,9 @@ class TrainingRequest(Record):
 
     def lines(self, what: str) -> list[str]:
         """What trains, and `what` it will do."""
-        running = [f"running:    attempt {name}: {what}" for name in self.view.attempts]
+        paths = self.run.directory.paths
+        labels = [read_attempt_label(paths, name) for name in self.view.attempts]
+        running = [f"running:    attempt {label}: {what}" for label in labels]
         return [*running, *standing_lines(self.view)]
 
     def new_request(self, kind: Kind) -> Request:

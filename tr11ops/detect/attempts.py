@@ -249,9 +249,7 @@ def lingering(snapshot: Snapshot) -> Iterator[Finding]:
                 Severity.CRITICAL,
                 f"job {job.job_id} still holds its nodes {duration(age)} after the trainer ended",
                 subject=job.job_id,
-                evidence=(
-                    f"end marker: {marker.reason} {marker.place}, from {marker.host}",
-                ),
+                evidence=(f"end marker: {marker.reason} {marker.place}, from {marker.host}",),
                 fix=derived.command(snapshot, "kill --now --wait"),
                 then=(derived.command(snapshot, "resume"),),
             )

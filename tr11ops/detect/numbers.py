@@ -393,7 +393,11 @@ def counters_jump(snapshot: Snapshot) -> Iterator[Finding]:
                 f"at the restart at iteration {record.iteration}: {jumps[0]}",
                 subject=str(record.iteration),
                 identity=(str(record.iteration),),
-                evidence=(*jumps[1:], _line(steps[index - 1]), _line(steps[index])),
+                evidence=(
+                    *jumps[1:],
+                    _line(snapshot, steps[index - 1]),
+                    _line(snapshot, steps[index]),
+                ),
                 fix=derived.command(snapshot, "kill --wait"),
             )
 
@@ -489,8 +493,10 @@ def _finite(value: float) -> float:
     return 0.0
 
 
-def _line(step: Step) -> str:
-    record, job = step.record, f"job {step.job_id}, " if step.job_id else ""
+def _line(snapshot: Snapshot, step: Step) -> str:
+    record, job = step.record, ""
+    if step.job_id:
+        job = f"job {derived.label_of(snapshot, step.job_id)}, "
     return (
         f"{job}iteration {record.iteration}: consumed samples {record.consumed_samples},"
         f" learning rate {record.learning_rate:.3E}, global batch size {record.global_batch_size}"

@@ -143,7 +143,11 @@ def judge(launches: Sequence[LogLaunch], earlier: Sequence[LogLaunch] = ()) -> D
         times=_times(merged, earlier),
     )
     return replace(
-        found, number=merged.number, log_evidence=evidence_of(merged, places), signs=signs
+        found,
+        label=merged.task,
+        number=merged.number,
+        log_evidence=evidence_of(merged, places),
+        signs=signs,
     )
 
 
@@ -378,7 +382,7 @@ def merged_launch(launches: Sequence[LogLaunch]) -> LogLaunch:
     if len(launches) == 1:
         return launches[0]
     main = max(launches, key=lambda launch: (launch.progress is not None, len(launch.sightings)))
-    together = LogLaunch(main.file, main.first_line, main.label, number=main.number)
+    together = LogLaunch(main.file, main.first_line, main.label, task=main.task, number=main.number)
     together.nodes = next((launch.nodes for launch in launches if launch.nodes), ())
     together.world_size = next(
         (launch.world_size for launch in launches if launch.world_size), None

@@ -355,7 +355,8 @@ class LogScan:
             self._end_launch()
             self._launch = LogLaunch(self._file, self._line, nodes=launch.nodes, is_sure=is_sure)
         self._launch.is_sure = self._launch.is_sure or is_sure
-        self._launch.label = named.get("attempt") or self._launch.label
+        if named.get("attempt"):
+            self._launch.label, self._launch.task = named["attempt"], named.get("task") or ""
         if named.get("number"):
             self._launch.number = int(named["number"])
         self._launch.nodes = _nodes(named.get("nodes")) or self._launch.nodes

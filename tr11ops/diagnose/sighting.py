@@ -93,7 +93,8 @@ class LogLaunch:
 
     file: str
     first_line: int = 1
-    label: str = ""
+    label: str = ""  # the attempt, by the scheduler's own number
+    task: str = ""  # the attempt as people type it, ARRAY_TASK, where the log says that too
     number: int | None = None  # of the attempt's launches
     nodes: tuple[str, ...] = ()
     sightings: list[Sighting] = field(default_factory=list)

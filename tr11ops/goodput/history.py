@@ -27,20 +27,14 @@ from tr11ops.observe.files import read_submissions
 from tr11ops.observe.ownership import Ownership
 from tr11ops.runcard.slurm_syntax import parse_time_limit
 from tr11ops.rundir.action_log import Result, replay
-from tr11ops.rundir.attempts import (
-    AttemptVerdict,
-    LaunchRecord,
-    attempt_label,
-    last_sign_in,
-    told_end,
-)
+from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord, last_sign_in, told_end
 from tr11ops.rundir.exclusions import EXCLUDED, INCLUDED
 from tr11ops.rundir.journal import JournalEntry, Ledger, read_journal
 from tr11ops.rundir.paths import RunDirectory, Submission
 from trainer.contract.checkpoint_names import checkpoint_steps
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.metrics_record import STEP, VALIDATION, records
-from trainer.contract.paths import MANIFEST_FILE, RunPaths
+from trainer.contract.paths import MANIFEST_FILE, RunPaths, attempt_label, read_attempt_label
 from trainer.contract.phases import read_phases
 from trainer.contract.state_file import open_for_reading, read_json
 
@@ -70,7 +64,8 @@ def read_attempts(
             )  # type: ignore[misc]
         )
         if isinstance(attempt, Unknown):
-            read_errors.append(f"attempt {job_id}: {attempt.why}")
+            name = read_attempt_label(directory.paths, job_id)
+            read_errors.append(f"attempt {name}: {attempt.why}")
         elif attempt is not None:
             found.append(_as_others_saw_it(attempt, job, lost, cancelled))
     return tuple(found)
@@ -133,10 +128,11 @@ def _read_attempt(
     if record is None:
         return None
     start = _checked(record["start"])
-    launches = tuple(_launches(folder, read_errors))
+    label = attempt_label(record, job_id)
+    launches = tuple(_launches(folder, label, read_errors))
     phases = observed(lambda: read_phases(paths.phases(job_id)))
     if isinstance(phases, Unknown):
-        read_errors.append(f"phases of attempt {job_id}: {phases.why}")
+        read_errors.append(f"phases of attempt {label}: {phases.why}")
     verdict = observed(lambda: AttemptVerdict.read(folder))
     marker = observed(lambda: EndMarker.read(paths.end_marker(job_id)))
     began = known(phases, ())
@@ -158,7 +154,7 @@ def _read_attempt(
         start = min(start, job.start_time)  # the nodes were held from then on
     return AttemptHistory(
         job_id=job_id,
-        label=attempt_label(record, job_id),
+        label=label,
         kind=str(record.get("kind", "")),
         submission=str(record.get("submission", "")),
         start=start,
@@ -229,7 +225,7 @@ def _end(
     return None, None if isinstance(jobs, Unknown) or job is not None else False
 
 
-def _launches(folder: Path, read_errors: list[str]) -> Iterator[LaunchRecord]:
+def _launches(folder: Path, label: str, read_errors: list[str]) -> Iterator[LaunchRecord]:
     paths = [path for path in (folder / "launches").glob("*.json") if path.stem.isdigit()]
     for path in sorted(paths, key=lambda path: int(path.stem)):
         try:
@@ -238,7 +234,7 @@ def _launches(folder: Path, read_errors: list[str]) -> Iterator[LaunchRecord]:
                 _checked(moment)
             yield launch
         except (OSError, ValueError, TypeError) as error:
-            read_errors.append(f"launch {path.stem} of attempt {folder.name}: {cause(error)}")
+            read_errors.append(f"launch {path.stem} of attempt {label}: {cause(error)}")
 
 
 def _checked(moment: object) -> float:

@@ -23,7 +23,7 @@ from tr11ops.cluster.slurm_command import client_environment
 from tr11ops.nodes.group_job import GroupRequest, group_test, outcome_of, unknown, words_of
 from tr11ops.nodes.search import GroupOutcome, GroupTest
 from tr11ops.rundir.attempts import LaunchRecord
-from trainer.contract.paths import RunPaths
+from trainer.contract.paths import RunPaths, read_attempt_label
 from trainer.contract.record import Record
 
 LOOK_SECONDS = 0.5  # between two looks at the launch, while a step runs
@@ -78,12 +78,13 @@ class SpareGroups(Record):
     def _taken(self, group: Group) -> str:
         """Why these nodes must not be touched now; "" where all of them stand idle."""
         job_id = self.holders[group[0]]
+        label = read_attempt_label(self.paths, job_id)
         training = training_nodes(self.paths, job_id)
         if training is None:
-            return f"which nodes job {job_id} trains on cannot be read"
+            return f"which nodes job {label} trains on cannot be read"
         busy = sorted(training & set(group))
         if busy:
-            return f"job {job_id} trains on {', '.join(busy)} now"
+            return f"job {label} trains on {', '.join(busy)} now"
         return ""
 
     def _one(self, group: Group) -> GroupTest:
@@ -115,8 +116,9 @@ class SpareGroups(Record):
                 said, _ = step.communicate(timeout=self.look_seconds)
                 holder = self.holders[asked.nodes[0]]
                 if step.returncode != 0 and not self.runs(holder):
+                    label = read_attempt_label(self.paths, holder)
                     return unknown(
-                        asked.nodes, f"job {holder} ended meanwhile, or is not seen to run"
+                        asked.nodes, f"job {label} ended meanwhile, or is not seen to run"
                     )
                 return group_test(asked.nodes, outcome_of(step.returncode, said))
             except subprocess.TimeoutExpired:

@@ -77,6 +77,14 @@ def other_variants(snapshot: Snapshot) -> dict[str, str]:
     return found
 
 
+def label_of(snapshot: Snapshot, job_id: str) -> str:
+    """The name that people know an attempt by; the scheduler's own number where none is on record."""
+    for attempt in known(snapshot.attempts, ()):
+        if attempt.job_id == job_id:
+            return attempt.label or job_id
+    return job_id
+
+
 def is_dead(job: Job) -> bool:
     """True when a pending job can never start as it stands."""
     return reason_of_job(job).wait is Wait.NEVER

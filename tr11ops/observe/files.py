@@ -25,7 +25,7 @@ from tr11ops.observe.snapshot import (
     KillSwitch,
     Step,
 )
-from tr11ops.rundir.attempts import SUPERSEDED, attempt_label, code_of, told_end, versions_of
+from tr11ops.rundir.attempts import SUPERSEDED, code_of, told_end, versions_of
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusions import read_version
 from tr11ops.rundir.paths import RunDirectory, Submission
@@ -33,7 +33,7 @@ from trainer.contract.checkpoint_names import checkpoint_steps, read_latest
 from trainer.contract.end_marker import BAD_REASONS, EndMarker
 from trainer.contract.manifest import manifest_faults
 from trainer.contract.metrics_record import MetricsRecord, parse_record
-from trainer.contract.paths import RunPaths
+from trainer.contract.paths import RunPaths, attempt_label
 from trainer.contract.phases import Heartbeat
 from trainer.contract.record import Record
 from trainer.contract.resumable import ResumeNeed, judge, size_faults

@@ -74,4 +74,4 @@ def read_holder(paths: RunPaths, *clocks: float) -> LeaseHolder | None:
     if not claim.token:
         path = paths.state / "lease" / f"{claim.epoch}.json"
         return LeaseHolder("unknown", "", f"the trainer that made {path}, which cannot be read")
-    return LeaseHolder(claim.job_id, claim.host, str(claim), claim.pid)
+    return LeaseHolder(claim.job_id, claim.host, claim.told(paths), claim.pid)

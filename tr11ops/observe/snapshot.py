@@ -358,7 +358,7 @@ class Snapshot(Record, kw_only=True, dict=True):
         yield from unknown_fields(self, self.training, self.operation)
         for attempt in known(self.attempts, ()):
             if isinstance(attempt.end, Unknown):
-                yield f"end of attempt {attempt.job_id}: {attempt.end.why}"
+                yield f"end of attempt {attempt.label or attempt.job_id}: {attempt.end.why}"
         if not isinstance(self.checkpoints, Unknown) and isinstance(
             self.checkpoints.latest, Unknown
         ):

@@ -19,9 +19,7 @@ from tr11ops.base.units import counted, duration
 from trainer.contract.documents import document, read_record, record_of
 from trainer.contract.end_marker import EXIT_ERROR, EXIT_HELD, EndMarker, exit_code
 from trainer.contract.files import write_json
-from trainer.contract.paths import RunPaths
 from trainer.contract.record import Finite, Record
-from trainer.contract.state_file import read_json
 
 # ---------------------------------------------------------------- software, in attempt.json
 
@@ -151,46 +149,20 @@ def _changed(path: Path) -> float:
         return 0.0
 
 
-ATTEMPT_FILE, VERDICT_FILE = "attempt.json", "verdict.json"
+VERDICT_FILE = "verdict.json"
 SUPERSEDED = "superseded"  # the end of an attempt that found another one of its run training
 
 
-def attempt_label(record: Mapping[str, Any], job_id: str) -> str:
-    """An attempt's number as people see and type it: ARRAY_TASK, or the scheduler's own where it is
-    of no array.
-
-    `record` is what attempt.json holds. Folders and records go by `job_id`, the scheduler's own
-    number.
-    """
-    array, task = record.get("array_id"), record.get("task_id")
-    if array in (None, "") or task in (None, ""):
-        return job_id
-    return f"{array}_{task}"
-
-
-def read_attempt_label(paths: RunPaths, job_id: str) -> str:
-    """The same, from the attempt's folder; the scheduler's own number where its record is not there
-    or unreadable.
-    """
-    return label_in(paths.attempt(job_id))
-
-
-def label_in(folder: Path) -> str:
-    """The same of the attempt whose folder this is."""
-    try:
-        record = read_json(folder / ATTEMPT_FILE)
-    except (OSError, ValueError):
-        return folder.name
-    if isinstance(record, dict):
-        return attempt_label(record, folder.name)
-    return folder.name
-
-
-def launch_line(job_id: str, launch: int, node_count: int) -> str:
+def launch_line(job_id: str, label: str, launch: int, nodes: str) -> str:
     """How a launch begins in the main log and in each worker's own, which later launches of the
     attempt write on.
+
+    `label` is what people call the attempt; `nodes`: how many, and where it is said, which.
     """
-    return f"tr11: attempt {job_id} launch {launch} on {counted(node_count, 'node')}"
+    task = ""
+    if label != job_id:
+        task = f" ({label})"
+    return f"tr11: attempt {job_id} launch {launch} on {nodes}{task}"
 
 
 class LaunchRecord(Record):

@@ -23,6 +23,7 @@ from tr11ops.base.observed import cause
 from tr11ops.rundir.identity import run_id, short
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.documents import read_record, write_record
+from trainer.contract.paths import read_attempt_label
 from trainer.contract.record import Record
 from trainer.contract.requests import read_request
 from trainer.contract.state_file import read_json
@@ -195,10 +196,12 @@ def other_ways(
     """
     lines = [f"{command}   # nothing starts after this task"]
     for number in job_ids:
+        # a task's own number may be the array's, by which Slurm would end every task
+        label = read_attempt_label(directory.paths, number)
         lines.append(
-            f"touch {directory.paths.stop_request(number)}   # job {number} saves and leaves"
+            f"touch {directory.paths.stop_request(number)}   # job {label} saves and leaves"
         )
         if is_slurm:
-            lines.append(f"scancel --signal=USR1 --batch {number}   # the same, through Slurm")
-            lines.append(f"scancel {number}   # ends it at once, unsaved")
+            lines.append(f"scancel --signal=USR1 --batch {label}   # the same, through Slurm")
+            lines.append(f"scancel {label}   # ends it at once, unsaved")
     return tuple(lines)

@@ -31,7 +31,7 @@ from tr11ops.sweep.manifest import CARD, ManifestCell
 from trainer.config.card import CardError
 from trainer.contract.files import host_name, now
 from trainer.contract.metrics_record import StepRecord
-from trainer.contract.paths import RunPaths
+from trainer.contract.paths import RunPaths, read_attempt_label
 from trainer.contract.record import Record
 
 # The cards of a study's cells as they are now: each is read for itself, and compared with the
@@ -177,7 +177,7 @@ def look_at_cell(number: int, name: str, found: CellCard, queue: Overview) -> Ce
     if state not in LISTED and stranger is not None:
         state, why = (
             CellState.RUNNING,
-            f"job {stranger.job_id} on {stranger.host}, {_not_known(queue)}",
+            f"job {read_attempt_label(directory.paths, stranger.job_id)} on {stranger.host}, {_not_known(queue)}",
         )
     elif state is CellState.FAILED and (begun := _begun(known(attempts, ()), directory, queue)):
         state, why = CellState.UNKNOWN, begun

@@ -463,7 +463,8 @@ def _hold_doomed(draft: _Draft) -> None:
     ]
     for name in names_of(doomed, filter(is_held, draft.snapshot.pending_jobs)):
         job = next(job for job in doomed if covers(name, job))
-        why = f"attempt {last.job_id} ended without hope for the next one: {last.message}"
+        label = derived.label_of(draft.snapshot, last.job_id)
+        why = f"attempt {label} ended without hope for the next one: {last.message}"
         draft.propose(Hold(name, why, f"hold:{name}", _evidence(job), "`tr11 resume`"), job)
 
 
@@ -543,9 +544,7 @@ def _forbidding(draft: _Draft) -> Iterator[str]:
 def _resubmit(draft: _Draft, array: str, why: str, after: str | None) -> None:
     marker = derived.last_marker(draft.snapshot)
     evidence = (
-        ()
-        if marker is None
-        else (f"the last exit record says {marker.reason} {marker.place}",)
+        () if marker is None else (f"the last exit record says {marker.reason} {marker.place}",)
     )
     undo = "`scancel` of the job it names, or `tr11 kill`"
     draft.propose(Resubmit(array, why, "resubmit", evidence, undo, after=after))

@@ -32,7 +32,7 @@ from trainer.contract.documents import document, record_of_text
 from trainer.contract.errors import LeaseLost
 from trainer.contract.files import host_name, login_name
 from trainer.contract.numbered_files import NumberedFiles
-from trainer.contract.paths import RunPaths
+from trainer.contract.paths import RunPaths, read_attempt_label
 from trainer.contract.record import Record
 
 RENEW_SECONDS = 1.0  # between two signs of life of a holder
@@ -71,8 +71,10 @@ class LeaseClaim(Record):
             secrets.token_hex(8),
         )
 
-    def __str__(self) -> str:
-        return f"job {self.job_id} (launch {self.launch}) of {self.user} on {self.host}, process {self.pid}"
+    def told(self, paths: RunPaths) -> str:
+        """The trainer whose claim this is, for people: their name of its attempt, not the record's."""
+        job = read_attempt_label(paths, self.job_id)
+        return f"job {job} (launch {self.launch}) of {self.user} on {self.host}, process {self.pid}"
 
     def is_earlier_launch_of(self, other: LeaseClaim) -> bool:
         """Whether `other` is a later launch of the same attempt: its controller has seen this one
@@ -161,20 +163,14 @@ def trained_into(folder: Path, now: float) -> str:
     # a link may lie between run and folder
     places = dict.fromkeys((folder.absolute(), folder.resolve()))
     runs = [paths for place in places if (paths := RunPaths.of_checkpoints(place)) is not None]
-    claim = next(
-        (
-            found
-            for paths in runs
-            if (found := living_claim(paths, *clocks_of(paths, now))) is not None
-        ),
-        None,
-    )
-    if claim is None:
-        return ""
-    return (
-        f"{folder / LATEST_FILE} is not moved: the run is being trained by {claim}, whose next save would move it "
-        "again; stop the training first (tr11 kill --wait)"
-    )
+    for paths in runs:
+        claim = living_claim(paths, *clocks_of(paths, now))
+        if claim is not None:
+            return (
+                f"{folder / LATEST_FILE} is not moved: the run is being trained by {claim.told(paths)}, whose next "
+                "save would move it again; stop the training first (tr11 kill --wait)"
+            )
+    return ""
 
 
 # ----------------------------------------------------------------------------- the files
@@ -295,7 +291,7 @@ class Lease:
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ):
-        self.folder = LeaseFolder(paths)
+        self.folder, self.paths = LeaseFolder(paths), paths
         self.me = me
         self.superseded_by: LeaseClaim | None = None
         self.lost = False
@@ -358,7 +354,7 @@ class Lease:
         new = self.superseded_by
         by = ""
         if new is not None:
-            by = f": {new} has taken over (epoch {new.epoch}, ours was {self.me.epoch})"
+            by = f": {new.told(self.paths)} has taken over (epoch {new.epoch}, ours was {self.me.epoch})"
         return f"another trainer holds this run's lease{by}; nothing more is published here"
 
     def lost_to_own_job(self) -> bool:
@@ -435,6 +431,6 @@ def _nameless(epoch: int) -> LeaseClaim:
 def refusal(holder: LeaseClaim, paths: RunPaths) -> str:
     """The one line for a newcomer whom a living holder keeps out."""
     return (
-        f"this run is being trained by {holder}, which shows life in {paths.state / 'lease'}: two trainers must not "
-        "write one run's checkpoints; stop that one first (`tr11 kill`), or wait for its end"
+        f"this run is being trained by {holder.told(paths)}, which shows life in {paths.state / 'lease'}: "
+        "two trainers must not write one run's checkpoints; stop that one first (`tr11 kill`), or wait for its end"
     )

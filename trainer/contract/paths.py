@@ -7,16 +7,20 @@ the contract.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, read_latest
 from trainer.contract.record import Record
+from trainer.contract.state_file import read_json
 
 MANIFEST_FILE = "manifest.json"
 END_MARKER_FILE = "end.json"
 STOP_REQUEST_FILE = "stop-request.json"
 PHASES_FILE = "phases.jsonl"
 EXIT_TIME_FILE = "exit-time.json"
+ATTEMPT_FILE = "attempt.json"
 
 
 # ----------------------------------------------------------------------------- where things live
@@ -196,3 +200,35 @@ def newest_step(paths: RunPaths) -> int | None:
         return read_latest(paths.checkpoints)
     except (OSError, ValueError):
         return None
+
+
+# ----------------------------------------------------------------------------- an attempt's name
+def attempt_label(record: Mapping[str, Any], job_id: str) -> str:
+    """An attempt's number as people see and type it: ARRAY_TASK, or the scheduler's own where it is
+    of no array.
+
+    `record` is what attempt.json holds. Folders and records go by `job_id`, the scheduler's own
+    number.
+    """
+    array, task = record.get("array_id"), record.get("task_id")
+    if array in (None, "") or task in (None, ""):
+        return job_id
+    return f"{array}_{task}"
+
+
+def read_attempt_label(paths: RunPaths, job_id: str) -> str:
+    """The same, from the attempt's folder; the scheduler's own number where its record is not there
+    or unreadable.
+    """
+    return label_in(paths.attempt(job_id))
+
+
+def label_in(folder: Path) -> str:
+    """The same of the attempt whose folder this is."""
+    try:
+        record = read_json(folder / ATTEMPT_FILE)
+    except (OSError, ValueError):
+        return folder.name
+    if isinstance(record, dict):
+        return attempt_label(record, folder.name)
+    return folder.name

@@ -34,12 +34,13 @@ from tr11ops.observe.snapshot import Attempt
 from tr11ops.queue.held_jobs import held_jobs
 from tr11ops.queue.queued_jobs import PendingJobs
 from tr11ops.runcard.card import load_card
-from tr11ops.rundir.attempts import ATTEMPT_FILE, of_failure
+from tr11ops.rundir.attempts import of_failure
 from tr11ops.rundir.exclusion import GOOD_SECONDS
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, INCLUDED, exclude, include, read_version
 from tr11ops.rundir.hold_store import forget_holds, held_by_tr11, read_holds
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory, parse_comment
+from trainer.contract.paths import ATTEMPT_FILE
 
 FOUND = Attribution(Kind.NODE, "rank 3 on x2: ended by SIGSEGV", 0.85, ("x2",), fault="died at 3")
 

@@ -18,7 +18,7 @@ START = 1_790_000_000.0
 
 
 def begin(launch: int, attempt: str = "7") -> str:
-    return launch_line(attempt, launch, 2) + "\n"
+    return launch_line(attempt, attempt, launch, "2 nodes") + "\n"
 
 
 def worker_log(folder: Path, rank: int, text: str, written: float = START + 60) -> Path:
