@@ -1,7 +1,7 @@
 """Why a job waits, as Slurm says it, and what that means: a table of all reasons that its source
 has for waiting. Pure.
 
-The names are those of Slurm 22.05 to 25.05 (`enum job_state_reason`), and the sentences that its
+The names are those of Slurm 22.05 to 25.11 (`enum job_state_reason`), and the sentences that its
 controller puts in their place. A reason that is not in the table is taken for one that needs a
 person.
 """
@@ -94,7 +94,7 @@ TABLE: tuple[JobReason, ...] = (
         "it waits for its reservation to begin, or to have room",
     ),
     JobReason(
-        r"Licenses|MpiPortsBusy|MaxPoweredUpNodes|BurstBuffer(Resources|StageIn)|BlockFreeAction",
+        r"Licenses|MpiPortsBusy|NvidiaImexChannels|MaxPoweredUpNodes|BurstBuffer(Resources|StageIn)|BlockFreeAction",
         Wait.PASSES,
         Cause.NONE,
         "it waits for what other jobs use",
@@ -159,7 +159,7 @@ TABLE: tuple[JobReason, ...] = (
     JobReason(r"JobHeldUser", Wait.PERSON, Cause.HOLD, "it is held", HeldBy.USER),
     JobReason(r"JobHeldAdmin", Wait.PERSON, Cause.HOLD, "it is held", HeldBy.ADMINISTRATOR),
     JobReason(
-        r"JobHoldMaxRequeue|launch failed requeued held|job requeued in held state|JobLaunchFailure",
+        r"JobHoldMaxRequeue|.* requeued (held|in (held|special exit) state)|JobLaunchFailure",
         Wait.PERSON,
         Cause.HOLD,
         "it failed to start and is held",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.tr11ops.status_cases import pending
 from tr11ops.cluster.pending_reasons import TABLE, UNKNOWN, Cause, Wait, reason_of, reason_of_job
 
-# All names of `enum job_state_reason`: of Slurm 22.05, then those that came until 25.05.
+# All names of `enum job_state_reason`: of Slurm 22.05, then those that came until 25.11.
 RESOURCES = (
     "Unknown",
     "Mem",
@@ -38,6 +38,7 @@ AssocMaxCpuMinutesPerJobLimit AssocMaxNodePerJobLimit AssocMaxWallDurationPerJob
 JobArrayTaskLimit BurstBufferResources BurstBufferStageIn BurstBufferOperation PowerNotAvail PowerReserved AssocMaxCpuPerNode
 QOSMaxCpuPerNode DeadLine PartitionConfig AccountingPolicy FedJobLock MaxMemPerLimit MaxJobsPerAccount MaxSubmitJobsPerAccount
 MaxCpuPerAccount ReservationDeleted ReservationInvalid Constraints MaxPoweredUpNodes MpiPortsBusy
+OutOfMemory TimeLimit InactiveLimit NonZeroExitCode RaisedSignal NvidiaImexChannels
 """.split()
 NAMES = [
     *_PLAIN,
@@ -72,6 +73,9 @@ def test_every_reason_of_slurm_is_in_the_table() -> None:
         ("JobHeldUser", Wait.PERSON, Cause.HOLD),
         ("launch failed requeued held", Wait.PERSON, Cause.HOLD),
         ("job requeued in held state", Wait.PERSON, Cause.HOLD),
+        ("user env retrieval failed requeued held", Wait.PERSON, Cause.HOLD),
+        ("job requeued in special exit state", Wait.PERSON, Cause.HOLD),
+        ("NvidiaImexChannels", Wait.PASSES, Cause.NONE),
         ("Reservation r1 was deleted", Wait.PERSON, Cause.RESERVATION),
         ("ReservationDeleted", Wait.PERSON, Cause.RESERVATION),
         ("AssocGrpCPUMinutesLimit", Wait.PERSON, Cause.LIMIT),
