@@ -221,31 +221,35 @@ GROUPS: Mapping[str, Mapping[str, LazyCommand]] = {
 # What people type who do not know a command's name yet, by the command that does it.
 _WORDS_FOR: Mapping[str, str] = {
     "init": "new",
-    "doctor": "check",
+    "doctor": "check validate preflight",
     "config show": "card",
     "config explain": "explain",
-    "launch": "start run submit sbatch",
+    "launch": "start run submit sbatch extend",
     "launch --repair": "repair",
     "launch --replace": "requeue",
     "launch --rehearse": "rehearse",
     "sweep": "study",
-    "pause": "hold",
-    "resume": "restart continue release unpause",
-    "kill": "stop cancel end scancel quit",
+    "pause": "hold suspend",
+    "resume": "restart continue release unpause unhold",
+    "kill": "stop cancel end scancel quit kill-switch",
     "rollback": "back revert rewind",
     "rollback --undo": "undo",
     "checkpoint-now": "save",
-    "status": "queue squeue jobs info show eta",
-    "status --watch": "top watch monitor",
+    "status": "queue squeue job jobs info show eta progress",
+    "status --watch": "top watch monitor dashboard",
     "list": "ls runs",
     "logs": "log",
     "logs -f": "tail",
     "diagnose": "why debug",
-    "stacks": "stack hang",
+    "stacks": "stack hang ps",
+    "alerts list": "alert",
     "alerts ack": "ack",
+    "alerts snooze": "snooze",
     "alerts test": "mail",
     "runbook": "page runbooks",
     "handover --start": "shift oncall on-call",
+    "handover --chronicle": "history sacct",
+    "goodput": "usage hours cost",
     "report": "plot",
     "pulse": "watchdog",
     "nodes list": "node sinfo",
@@ -255,13 +259,16 @@ _WORDS_FOR: Mapping[str, str] = {
     "fs-watchdog": "disk quota",
     "checkpoints list": "ckpt checkpoint",
     "checkpoints verify": "verify",
-    "checkpoints prune": "prune",
+    "checkpoints pin": "pin",
+    "checkpoints prune": "prune clean",
+    "checkpoints remove": "rm remove delete",
     "checkpoints export": "export convert",
     "backup run": "copy",
     "backup restore": "restore",
     "upload": "push publish",
     "eval": "evaluate",
     "--help": "help",
+    "--version": "version",
 }
 MEANT: Mapping[str, str] = {
     word: command for command, words in _WORDS_FOR.items() for word in words.split()
@@ -319,14 +326,29 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         word = args[0]
-        if word in MEANT and word not in COMMANDS:
-            meant = COMMANDS.get(MEANT[word].split()[0])
+        meant = _meant_by(word)
+        if meant:
+            entry = COMMANDS.get(meant.split()[0])
             what = ""
-            if meant is not None:
-                what = f" {meant.help}"
-            ctx.fail(f"No such command {word!r}: type `tr11 {MEANT[word]}`.{what}")
+            if entry is not None:
+                what = f" {entry.help}"
+            ctx.fail(f"No such command {word!r}: type `tr11 {meant}`.{what}")
         name, command, rest = super().resolve_command(ctx, args)
         return name, load(name) if name is not None and name in COMMANDS else command, rest
+
+
+def _meant_by(word: str) -> str:
+    """The command line for a word that is no command: one that people type, or nearly one; "" where
+    none is known, or where it is nearer to a command's own name.
+    """
+    if word in COMMANDS or any(name.startswith(word) for name in COMMANDS):
+        return MEANT.get(word, "")
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, [*COMMANDS, *MEANT], 1)
+    if near and near[0] not in COMMANDS:
+        return MEANT[near[0]]
+    return ""
 
 
 def _row(name: str, entry: LazyCommand) -> str:

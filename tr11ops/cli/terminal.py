@@ -88,6 +88,9 @@ def local_time(seconds: float | None) -> str:
     return ""
 
 
+NARROW_SENTENCE = 24  # columns; in less a sentence is not read
+
+
 def table(*columns: str) -> Table:
     """An empty table without lines: columns of text, which reads well in a mail too."""
     from rich.table import Table
@@ -100,8 +103,23 @@ def table(*columns: str) -> Table:
 
 
 def show(made: Table) -> None:
-    """Print a table; as wide as it needs to be where no terminal limits it."""
+    """Print a table; as wide as it needs to be where no terminal limits it. Sentences that have no
+    room in the last column stand below their row.
+    """
     console = drawing_console()
     if not console.is_terminal:
         console.width = 200
-    console.print(made)
+    columns = [[str(column.header), *map(str, column.cells)] for column in made.columns]
+    widths = [max(map(len, column)) for column in columns]
+    taken = sum(width + 2 for width in widths[:-1])
+    has_room = taken + min(widths[-1], NARROW_SENTENCE) <= console.width
+    if has_room or taken > console.width:
+        console.print(made)
+        return
+    for number, row in enumerate(zip(*columns, strict=True)):
+        cells = (f"{text:<{width}}" for text, width in zip(row[:-1], widths[:-1], strict=True))
+        style = "" if number else made.header_style
+        console.print("  ".join(cells).rstrip(), style=style, markup=False, highlight=False)
+        if number:
+            for line in textwrap.wrap(row[-1], console.width - 4, break_on_hyphens=False):
+                console.print(f"    {line}", markup=False, highlight=False)

@@ -420,7 +420,7 @@ class ThroughputFalls:
         first = fall.first.record.iteration
         low, unit = fall.sum / fall.lines, _unit(fall.first)
         span = until or f"for {fall.last - first + 1:,} iterations"
-        change = f"{fall.usual:.1f} to {low:.1f} {unit} ({low / fall.usual - 1:+.1%})"
+        change = f"{_shown(fall.usual)} to {_shown(low)} {unit} ({low / fall.usual - 1:+.1%})"
         text = f"throughput falls from {change} at iteration {first:,}, {span}"
         self._found.append(
             NumberAnomaly("throughput-fall", first, fall.last, fall.first.line, text)
@@ -437,6 +437,13 @@ def _rate(step: LoggedStep) -> float:
     if record.seconds_per_iteration > 0:
         return 3600.0 / record.seconds_per_iteration
     return math.nan
+
+
+def _shown(value: float) -> str:
+    """A small training's TFLOPs are thousandths of one."""
+    if value >= 10:
+        return f"{value:.1f}"
+    return f"{value:.3g}"
 
 
 def _unit(step: LoggedStep) -> str:

@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
+from tr11ops.cli import terminal
 from tr11ops.cli.common import say
+from tr11ops.cli.terminal import drawing_console, show, table
 
 LONG = "jobs:       nothing of this run is running or queued; launches are refused until the switch is released"
 
@@ -31,6 +33,35 @@ def test_what_is_said_fits_the_terminal(
     assert others and max(len(line) for line in (first, *others)) <= 80
     assert all(line.startswith(" " * indent) and line[indent] != " " for line in others)
     assert " ".join([first, *(line.strip() for line in others)]) == text
+
+
+WHY = "the site: the scheduler lost it, and it did not come back since"
+
+
+def nodes_shown(width: int, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    made = table("NODE", "STATE", "JOBS", "EXPIRY", "WHY")
+    made.add_row("jean-zay-iam01", "down+not_responding", "8_[2-10%1]", "for 13 d 23 h", WHY)
+    made.add_row("jean-zay-iam02", "idle", "", "", "")
+    console = drawing_console()
+    console._force_terminal, console.width = True, width
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(terminal, "drawing_console", lambda: console)
+        show(made)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_sentence_without_room_in_its_column_stands_below_its_row(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = [line.rstrip() for line in nodes_shown(80, capsys)]
+    assert found == [
+        "NODE            STATE                JOBS        EXPIRY",
+        "jean-zay-iam01  down+not_responding  8_[2-10%1]  for 13 d 23 h",
+        f"    {WHY}",
+        "jean-zay-iam02  idle",
+    ]
+    wide = nodes_shown(120, capsys)
+    assert wide[0].split() == ["NODE", "STATE", "JOBS", "EXPIRY", "WHY"]
 
 
 def test_what_fits_or_goes_to_a_file_stays_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,12 @@ def test_a_fall_that_ends_says_how_long() -> None:
     assert fall.text.endswith("for 52 iterations") or "for 5" in fall.text
 
 
+def test_the_fall_of_a_small_training_has_its_numbers() -> None:
+    steps = changed(changed(quiet(1, 600), 1, 600, tflops=0.00412), 300, 600, tflops=0.00351)
+    [fall] = judge(steps).wrong
+    assert "from 0.00412 to 0.00351 TFLOPs (-14" in fall.text
+
+
 def test_another_batch_is_no_fall() -> None:
     assert kinds(judge(changed(quiet(1, 600), 300, 600, tflops=120.0, global_batch_size=784))) == []
 

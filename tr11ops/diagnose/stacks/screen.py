@@ -17,39 +17,51 @@ from tr11ops.diagnose.stacks.worker import WorkerStack
 WIDTH = 80
 MOST_ROWS = 12
 MOST_FRAMES = 8  # shown of the odd group
-_COLUMNS = (12, 16, 12)  # ranks, nodes, what they are in; the place has the rest
+_MOST = (16, 26, 12)  # columns of ranks, nodes, what they are in; the place has the rest
 
 
 def lines(look: StacksLook) -> Iterator[str]:
     """The screen, line by line."""
     groups, verdict = look.groups, look.verdict
     yield from _folded(verdict.sentence)
-    if groups or look.collected.silent:
-        yield ""
-        yield _row("RANKS", "NODES", "WAITS IN", "WHERE", "")
-    for group in groups[:MOST_ROWS]:
-        mark = ""
-        if group.looks > 1:
-            mark = f"same in {group.looks} looks"
-        yield _row(
-            ranks_text(group.ranks),
-            nodes_text(group.nodes),
-            group.wait.kind.value,
-            _where(group),
-            mark,
-        )
-    if len(groups) > MOST_ROWS:
-        left = groups[MOST_ROWS:]
-        ranks = sum(len(group.workers) for group in left)
-        yield f"and {counted(len(left), 'more group')} of {counted(ranks, 'rank')} (all with --json)"
-    if look.collected.silent:
-        yield _row("?", nodes_text(look.collected.silent), "no answer", "", "")
+    yield from _table(look)
     odd = [group for group in groups if set(group.ranks) & set(verdict.ranks)]
     if odd and odd[0].frames and len(odd) < max(2, len(groups)):
         yield from _stack(odd[0])
     yield from _records(look, verdict.sentence)
     for trouble in look.troubles[:4]:
         yield from _folded(f"not read: {trouble}", "  ")
+
+
+def _table(look: StacksLook) -> Iterator[str]:
+    """A row for each group; nodes and ranks have the room that the longest of them needs."""
+    groups, silent = look.groups, look.collected.silent
+    rows = [
+        (ranks_text(group.ranks), nodes_text(group.nodes), group.wait.kind.value)
+        for group in groups[:MOST_ROWS]
+    ]
+    if silent:
+        rows.append(("?", nodes_text(silent), "no answer"))
+    if not rows:
+        return
+    heads = ("RANKS", "NODES", "WAITS IN")
+    widths = tuple(
+        min(most, max(map(len, column)))
+        for most, column in zip(_MOST, zip(heads, *rows, strict=True), strict=True)
+    )
+    yield ""
+    yield _row(heads, widths, "WHERE", "")
+    for cells, group in zip(rows, groups[:MOST_ROWS], strict=False):
+        mark = ""
+        if group.looks > 1:
+            mark = f"same in {group.looks} looks"
+        yield _row(cells, widths, _where(group), mark)
+    if len(groups) > MOST_ROWS:
+        left = groups[MOST_ROWS:]
+        ranks = sum(len(group.workers) for group in left)
+        yield f"and {counted(len(left), 'more group')} of {counted(ranks, 'rank')} (all with --json)"
+    if silent:
+        yield _row(rows[-1], widths, "", "")
 
 
 def _where(group: StackGroup) -> str:
@@ -62,11 +74,12 @@ def _where(group: StackGroup) -> str:
     return str(group.wait.frame)
 
 
-def _row(ranks: str, nodes: str, kind: str, where: str, mark: str) -> str:
-    cells = [_cut(text, wide) for text, wide in zip((ranks, nodes, kind), _COLUMNS, strict=True)]
-    room = WIDTH - sum(wide + 2 for wide in _COLUMNS)
+def _row(cells: Sequence[str], widths: Sequence[int], where: str, mark: str) -> str:
+    room = WIDTH - sum(wide + 2 for wide in widths)
     place = _cut_left(where, room - (len(mark) + 2 if mark else 0))
-    padded = "  ".join(f"{text:<{wide}}" for text, wide in zip(cells, _COLUMNS, strict=True))
+    padded = "  ".join(
+        f"{_cut(text, wide):<{wide}}" for text, wide in zip(cells, widths, strict=True)
+    )
     return f"{padded}  {place}{'  ' if mark and place else ''}{mark}".rstrip()
 
 

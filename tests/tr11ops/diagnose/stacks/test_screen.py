@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.diagnose.stacks.made import ALL_REDUCE, FORWARD, LOADER, ranks, worker
 from tr11ops.diagnose.stacks.look import StacksLook
@@ -49,6 +50,16 @@ def test_the_verdict_is_on_top_and_the_odd_one_first() -> None:
     assert table[2].split()[:3] == ["0-4,6-7", "tw[00-04,06-07]", "collective"]
     assert "rank 5, process 1005, innermost first:" in shown
     assert "  all_reduce (torch/distributed/distributed_c10d.py:2810)" in shown
+
+
+def test_a_node_is_named_in_full() -> None:
+    """All names of a group in a common list, of a cluster whose names are long."""
+    workers = [
+        replace(one, node=f"jean-zay-iam{one.rank // 2:02}")
+        for one in (*ranks(8, but=5), worker(5, state="T"))
+    ]
+    shown = "\n".join(lines(look(workers)))
+    assert "jean-zay-iam[00-03]" in shown and ".." not in shown.split("\n\n")[1].split("WHERE")[0]
 
 
 @pytest.mark.parametrize("count", [1, 8, 384])
