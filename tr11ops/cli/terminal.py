@@ -111,8 +111,8 @@ def show(made: Table) -> None:
         console.width = 200
     columns = [[str(column.header), *map(str, column.cells)] for column in made.columns]
     widths = [max(map(len, column)) for column in columns]
-    taken = sum(width + 2 for width in widths[:-1])
-    has_room = taken + min(widths[-1], NARROW_SENTENCE) <= console.width
+    taken = sum(widths[:-1]) + 2 * (len(widths) - 2)  # two blanks between columns
+    has_room = taken + 2 + min(widths[-1], NARROW_SENTENCE) <= console.width
     if has_room or taken > console.width:
         console.print(made)
         return

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import tzinfo
 
-from tr11ops.base.units import DAY, counted, duration, timestamp
+from tr11ops.base.units import DAY, counted, duration, node_time, timestamp
 from tr11ops.handover.shift import Handover, ShiftInterruption
 from tr11ops.handover.text import (
     clock,
@@ -72,9 +72,8 @@ def _summary(given: Handover) -> str:
     if not count:
         faults = "No fault."
     else:
-        faults = (
-            f"{counted(count, 'fault')}, {sum(map(_hours, given.restarts)):,.1f} node hours lost."
-        )
+        lost = node_time(sum(map(_hours, given.restarts)))
+        faults = f"{counted(count, 'fault')}, {lost} lost."
     saved = ""
     if given.checkpoints:
         saved = f" {counted(len(given.checkpoints), 'checkpoint')} made."
@@ -109,7 +108,7 @@ def _episodes(given: Handover) -> tuple[list[_Episode], list[tuple[float, str]]]
 def _section(episode: _Episode, zone: tzinfo | None, far: bool) -> Iterator[str]:
     fault = episode.fault
     nodes = ""
-    if fault.blamed:
+    if fault.blamed and not fault.names_its_node:
         nodes = f" on {', '.join(fault.blamed)}"
     yield ""
     yield from wrapped(

@@ -116,6 +116,11 @@ class ShiftInterruption(Record):
     node_hours: Mapping[str, float] = field(default_factory=dict)
     trained_again: int = 0
 
+    @property
+    def names_its_node(self) -> bool:
+        """Whether the cause begins with the node that is to blame."""
+        return len(self.blamed) == 1 and self.cause.startswith(f"{self.blamed[0]}: ")
+
 
 class Handover(Record):
     """One shift, from `since` to `until` (seconds since the epoch). `basis` says why it begins

@@ -118,7 +118,7 @@ def progress_sentence(progress: ShiftProgress) -> str:
             before = f"{progress.loss_before:.4f} -> "
         text += f"; loss {before}{progress.loss_now:.4f}"
     if progress.useful is not None:
-        text += f"; {100 * progress.useful:.0f} % of {node_time(progress.node_hours)} counted"
+        text += f"; {100 * progress.useful:.0f} % of {node_time(progress.node_hours)} trained what was kept"
     return f"{text}."
 
 
@@ -135,7 +135,7 @@ def trouble_sentence(trouble: Trouble) -> str:
 
 def _restart_sentence(interruption: ShiftInterruption) -> str:
     text = f"{interruption.job} failed: {interruption.cause}"
-    if interruption.blamed:
+    if interruption.blamed and not interruption.names_its_node:
         text += f" ({', '.join(interruption.blamed)})"
     if interruption.decision:
         text += f"; {interruption.decision}"

@@ -78,6 +78,14 @@ def test_fifty_one_findings_of_one_look_are_one_mail(office: Make, mailbox: Mail
     assert len(desk.journal("alert-sent")[0].data["alerts"]) == 51
 
 
+def test_a_day_on_which_something_ended_is_no_quiet_one(office: Make, mailbox: Mailbox) -> None:
+    desk = office(f'recipients=["{ANA}"]', 'digest_time="13:00"', "resolve_after=1")
+    desk.look(NOON, lost(7, CRITICAL))
+    desk.look(NOON + MINUTE)
+    desk.look(NOON + 61 * MINUTE)
+    assert mailbox.subjects[-1] == "[DIGEST] small: nothing open, 1 alert over"
+
+
 def test_critical_has_a_mail_for_each_kind_of_fault(office: Make, mailbox: Mailbox) -> None:
     desk = office(f'recipients=["{ANA}"]')
     desk.look(

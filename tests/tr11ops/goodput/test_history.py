@@ -216,8 +216,8 @@ def test_what_cannot_be_read_is_said(tmp_path):
     words = "\n".join(history.read_errors)
     for part in (
         "steps",
-        "phases of attempt 101",
-        "launch 2 of attempt 101",
+        "phases of attempt 1000_1",
+        "launch 2 of attempt 1000_1",
         "journal x.jsonl",
         "jobs: the controller",
     ):

@@ -47,11 +47,22 @@ def told(**changes: object) -> str:
     return chronicle(entry(**changes), UTC)
 
 
+def test_a_cause_that_names_its_node_names_it_once() -> None:
+    lost = replace(FAULT, cause="jean-zay-iam17: lost to the scheduler")
+    text = " ".join(told(restarts=(lost,)).split())
+    assert "1000_7 failed: jean-zay-iam17: lost to the scheduler" in text
+
+
+def test_what_a_short_fault_cost_is_not_rounded_to_nothing() -> None:
+    short = replace(FAULT, node_hours={"redone": 0.02})
+    assert "1 fault, 72 node-seconds lost." in " ".join(told(restarts=(short,)).split())
+
+
 def test_a_fault_has_evidence_deeds_and_cost() -> None:
     lines = told().splitlines()
     assert lines[0].startswith("## ") and lines[0].endswith(": tr11-176B-ml / main")
     text = " ".join(told().split())
-    assert "2 checkpoints made. 1 fault, 120.0 node hours lost." in text
+    assert "2 checkpoints made. 1 fault, 120.0 node-hours lost." in text
     assert "1000_7 failed on jean-zay-iam17: uncorrectable ECC error" in text
     assert "    [default3]: CUDA error: uncorrectable ECC error encountered" in lines
     assert "- then: starting again without jean-zay-iam17" in text

@@ -52,13 +52,30 @@ def digest(
     """Subject and lines of the summary: how far the training came, what is open, what ended since
     the last one.
     """
-    count = len(alert_state.open_alerts)
+    count, over = len(alert_state.open_alerts), len(_ended(alert_state, now))
+    words = "nothing to report"
     if count:
         words = counted(count, "open alert")
-    else:
-        words = "nothing to report"
+    elif over:
+        words = f"nothing open, {counted(over, 'alert')} over"
     lines = tuple(_digest_lines(alert_state, policy, now, backlog, situation))
     return clean(f"[DIGEST] {policy.run}: {words}", LONGEST_SUBJECT), lines
+
+
+def _since(alert_state: AlertState, now: float) -> float:
+    """When the last summary was sent; a day ago where none was."""
+    if alert_state.digested is not None:
+        return alert_state.digested
+    return now - 86_400.0
+
+
+def _ended(alert_state: AlertState, now: float) -> list[Alert]:
+    since = _since(alert_state, now)
+    return [
+        alert
+        for alert in alert_state.alerts
+        if alert.resolved_at is not None and alert.resolved_at >= since
+    ]
 
 
 def _digest_lines(
@@ -68,15 +85,7 @@ def _digest_lines(
     backlog: UndeliveredMessages | None,
     situation: RunSituation | None,
 ) -> Iterator[str]:
-    if alert_state.digested is not None:
-        since = alert_state.digested
-    else:
-        since = now - 86_400.0
-    ended = [
-        alert
-        for alert in alert_state.alerts
-        if alert.resolved_at is not None and alert.resolved_at >= since
-    ]
+    since, ended = _since(alert_state, now), _ended(alert_state, now)
     if situation is not None:
         yield from _training(situation, since, policy)
     yield from place(policy)
