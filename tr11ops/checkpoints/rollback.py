@@ -325,10 +325,12 @@ def _target(
     _refuse_unfinished_prune(catalogue)
     entry = catalogue.at(step)
     if entry is None:
-        known = ", ".join(str(other.step) for other in catalogue.checkpoints[-4:]) or "none"
-        raise NotPossible(
-            f"{catalogue.folder / checkpoint_name(step)} does not exist; there are {known}"
-        )
+        there = catalogue.checkpoints
+        which = "there is none"
+        if there:
+            newest = ", ".join(str(other.step) for other in there[-4:])
+            which = f"there are {len(there)}, the newest {newest}"
+        raise NotPossible(f"{catalogue.folder / checkpoint_name(step)} does not exist; {which}")
     if not record.usable([step]):
         raise NotPossible(
             f"step {step} was discarded by an earlier roll-back; go back to another one"

@@ -29,7 +29,7 @@ from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.fallback import with_reserve
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.end_marker import EndMarker
-from trainer.contract.lease import LeaseClaim, read_lease
+from trainer.contract.lease import LeaseClaim, clocks_of, living_claim
 from trainer.contract.phases import Heartbeat
 from trainer.contract.record import Record
 from trainer.contract.requests import Request
@@ -158,11 +158,14 @@ def unread(directory: RunDirectory) -> str:
 
 
 def lease_holder(directory: RunDirectory) -> LeaseClaim | None:
-    """Who holds the run's lease; None when no one does, or when it cannot be read: it only adds to
-    what is known.
+    """Who holds the run's lease and has renewed it a moment ago; None when no one does, or when it
+    cannot be read: it only adds to what is known.
+
+    A trainer that was killed lets its claim stand as it was.
     """
-    claim = known(observed(lambda: read_lease(directory.paths)), None)
-    if claim is not None and claim.held:
+    paths = directory.paths
+    claim = known(observed(lambda: living_claim(paths, *clocks_of(paths, time.time()))), None)
+    if claim is not None and claim.token:
         return claim
     return None
 

@@ -5,6 +5,7 @@ typed, and never by the number of its folder.
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -106,6 +107,22 @@ def test_what_stops_a_run_by_hand_names_the_task_alone(folder: Path) -> None:
     lines = other_ways(directory_in(folder), (NUMBER,), "tr11 pause", is_slurm=True)
     assert f"scancel {LABEL}   # ends it at once, unsaved" in lines
     assert [line for line in lines if NUMBER in line and not line.startswith("touch ")] == []
+
+
+@pytest.mark.parametrize("words", [("stacks", *LOCAL), ("checkpoint-now", *DRY)])
+def test_a_trainer_that_was_killed_does_not_train(
+    words: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its claim on the lease stands as it left it: held, and old."""
+    claim = directory_in(folder).paths.state / "lease" / "1.json"
+    capsys.readouterr()
+    execute([*words, "--run", "demo"])
+    assert "is running" not in capsys.readouterr().err
+    os.utime(claim, (time.time() - 60, time.time() - 60))
+    assert execute([*words, "--run", "demo"]) == 1
+    out, err = capsys.readouterr()
+    assert "no attempt of this run is running" in err or "nothing of this run is training" in err
+    assert "foreground" not in err and LABEL not in out
 
 
 def test_a_newcomer_hears_which_task_keeps_it_out(folder: Path) -> None:

@@ -133,7 +133,7 @@ def test_iterations_that_were_not_finite_and_would_be_trained_again_are_named(
         (("4", "--skip", "0"), 2, "is not a range"),
         (("4", "--skip", "9-8"), 2, "ends before it starts"),
         (("4", "--skip", "9"), 1, "beyond the training's end"),
-        (("3",), 1, "does not exist; there are 2, 4, 6"),
+        (("3",), 1, "does not exist; there are 3, the newest 2, 4, 6"),
     ],
 )
 def test_wrong_words(bench: LocalBench, words: tuple[str, ...], code: int, says: str) -> None:
