@@ -23,6 +23,7 @@ from tr11ops.rundir.attempts import LaunchRecord, launch_line
 from tr11ops.rundir.exclusions import exclude
 from tr11ops.rundir.kill_switch import other_ways
 from tr11ops.rundir.paths import RunDirectory
+from trainer.checkpoint.commands.inspect import describe
 from trainer.contract.files import write_json
 from trainer.contract.lease import LeaseClaim, LeaseFolder, living_claim, refusal
 from trainer.contract.paths import RunPaths
@@ -107,6 +108,18 @@ def test_what_stops_a_run_by_hand_names_the_task_alone(folder: Path) -> None:
     lines = other_ways(directory_in(folder), (NUMBER,), "tr11 pause", is_slurm=True)
     assert f"scancel {LABEL}   # ends it at once, unsaved" in lines
     assert [line for line in lines if NUMBER in line and not line.startswith("touch ")] == []
+
+
+def test_a_checkpoint_was_written_by_a_task(folder: Path) -> None:
+    place = directory_in(folder).paths.checkpoints / "global_step300"
+    manifest = {"created": NOW, "job_id": NUMBER, "versions": {}, "run_card_hash": ""}
+    told = describe(
+        {
+            "place": str(place), "files": [], "faults": [], "verified": "sizes", "step": 300, "optimizer_step": 300,
+            "layout": "", "topology": {}, "cursor": {}, "random_state_ranks": 0, "manifest": manifest, "tensors": [], "model": {}, "remarks": [],
+        }
+    )  # fmt: skip
+    assert f" by job {LABEL}\n" in told and NUMBER not in told
 
 
 @pytest.mark.parametrize("words", [("stacks", *LOCAL), ("checkpoint-now", *DRY)])

@@ -15,7 +15,7 @@ from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorSource
 from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import Manifest, file_digest, manifest_faults
-from trainer.contract.paths import MANIFEST_FILE
+from trainer.contract.paths import MANIFEST_FILE, RunPaths, read_attempt_label
 from trainer.contract.resumable import RNG
 from trainer.data.progress import progress_bar
 
@@ -198,7 +198,7 @@ def describe(result: dict[str, Any]) -> str:
         f"  cursor     {_pairs(result['cursor'], ', ', ' ')}",
         f"  random     state of {result['random_state_ranks']} rank(s)",
     ]
-    lines += [f"  {key:<10} {value}" for key, value in _manifest_lines(result["manifest"])]
+    lines += [f"  {key:<10} {value}" for key, value in _manifest_lines(result)]
     lines += [f"  {key} = {value}" for key, value in result["model"].items()]
     lines += [f"  note: {remark}" for remark in result["remarks"]]
     return "\n".join([*lines, "", *_table(result["tensors"])])
@@ -212,11 +212,16 @@ def _checked(result: Mapping[str, Any]) -> str:
     }[result["verified"]]
 
 
-def _manifest_lines(manifest: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+def _manifest_lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    manifest = result["manifest"]
     if manifest is None:
         return []
-    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(manifest["created"]))
-    written = when + (f" by job {manifest['job_id']}" if manifest["job_id"] else "")
+    written = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(manifest["created"]))
+    job, paths = manifest["job_id"], RunPaths.of_checkpoints(Path(result["place"]).parent)
+    if job and paths is not None:
+        job = read_attempt_label(paths, job)
+    if job:
+        written += f" by job {job}"
     return [
         ("written", written),
         ("versions", _pairs(manifest["versions"], ", ", " ") or "not recorded"),
