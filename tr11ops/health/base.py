@@ -72,7 +72,8 @@ class TrainerProcess(Record):
     anyone keeps it.
 
     `is_kept` is False when no step daemon or batch controller is among its ancestors. `state` is
-    the kernel's letter (D: it waits in the kernel and cannot be ended).
+    the kernel's letter (D: it waits in the kernel and cannot be ended). `label` is what people call
+    its attempt.
     """
 
     pid: int
@@ -82,6 +83,7 @@ class TrainerProcess(Record):
     node: str
     state: str
     is_kept: bool
+    label: str = ""
 
 
 class SharedMemoryFile(Record):

@@ -16,6 +16,7 @@ import psutil
 from tr11ops.base.processes import LocalCommands
 from tr11ops.health.base import SharedMemoryFile, Space, TrainerProcess
 from trainer.contract.files import host_name
+from trainer.contract.paths import attempt_label
 
 SHARED_MEMORY = Path("/dev/shm")
 _PROBE = b"tr11 health probe\n" * 256
@@ -157,7 +158,14 @@ def _trainer_processes() -> Iterator[TrainerProcess]:
                 .rpartition(")")[2]
                 .split()[0],
                 is_kept=any(_keeps(process) for process in ancestors),
+                label=_label(environment),
             )
+
+
+def _label(environment: Mapping[str, str]) -> str:
+    """What people call the attempt of the process that has this environment."""
+    array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
+    return attempt_label({"array_id": array, "task_id": task}, environment.get("TR11_JOB_ID", ""))
 
 
 def _environment(pid: int) -> dict[str, str]:

@@ -210,10 +210,10 @@ def test_abandoned_processes_of_an_earlier_job_are_ended() -> None:
 
 def test_what_cannot_be_ended_makes_the_node_bad() -> None:
     system = RecordedSystem(
-        processes=(process(10), process(11, state="D")), immortal=frozenset({11})
+        processes=(process(10), process(11, state="D", label="5_2")), immortal=frozenset({11})
     )
     outcome, why = host.check_leftovers(system, WANTED)
-    assert outcome == "bad" and "trainer 11 of job 6, launch 1" in why and "10" not in why
+    assert outcome == "bad" and "trainer 11 of job 5_2, launch 1" in why and "10" not in why
 
 
 def test_a_training_that_someone_looks_after_is_left_alone() -> None:
