@@ -188,7 +188,8 @@ def check_leftovers(system: System, wanted: NodeRequirements) -> Answer:
 
 def _named(processes: list[TrainerProcess]) -> str:
     return first_few(
-        f"{one.name} {one.pid} of job {one.label or one.job_id}, launch {one.launch}" for one in processes
+        f"{one.name} {one.pid} of job {one.label or one.job_id}, launch {one.launch}"
+        for one in processes
     )
 
 

@@ -20,6 +20,7 @@ from trainer.contract.documents import document, read_record, record_of
 from trainer.contract.end_marker import EXIT_ERROR, EXIT_HELD, EndMarker, exit_code
 from trainer.contract.files import write_json
 from trainer.contract.record import Finite, Record
+from trainer.contract.state_file import read_json
 
 # ---------------------------------------------------------------- software, in attempt.json
 
