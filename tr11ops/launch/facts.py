@@ -34,7 +34,13 @@ from tr11ops.launch.extra_observations import (
 )
 from tr11ops.launch.margins import read_history
 from tr11ops.observe.derived import finish_time, newest_marker
-from tr11ops.observe.files import read_attempts, read_exclusions, read_kill_switch, read_steps
+from tr11ops.observe.files import (
+    read_attempts,
+    read_exclusions,
+    read_kill_switch,
+    read_steps,
+    read_steps_and_latest,
+)
 from tr11ops.observe.lease import LeaseHolder, foreground_trainings, read_holder
 from tr11ops.observe.ownership import Ownership, why_unmounted
 from tr11ops.observe.snapshot import KillSwitch
@@ -56,7 +62,7 @@ from tr11ops.rundir.kill_switch import MARKED_FILE, SwitchLocation, look_at_swit
 from tr11ops.rundir.paths import RunDirectory, Submission, read_traces
 from tr11ops.rundir.state_files import Damage, find_damage
 from trainer.config.kernel_choice import compiler_obstacle
-from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_steps, read_latest
+from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.checkpoints import refusal
 from trainer.contract.files import host_name, now
 from trainer.contract.manifest import manifest_faults
@@ -378,8 +384,7 @@ def look_at_checkpoints(card: RunCard, read_digests: bool = False) -> LaunchChec
 
 def _look_in(source: StartSource, read_digests: bool) -> LaunchCheckpoints:
     folder = source.folder
-    steps = tuple(checkpoint_steps(folder))
-    latest = _observed(lambda: read_latest(folder))
+    steps, latest = read_steps_and_latest(folder)
     foreign = foreign_step(folder)
     if foreign is not None:
         return LaunchCheckpoints(source, steps, latest, ResumeSearch(None, None), foreign=foreign)

@@ -326,6 +326,24 @@ def read_details(path: Path) -> dict[str, Any]:
 
 
 # ----------------------------------------------------------------------------- checkpoints
+LOOKS_AT_LATEST = 3  # as many saves or roll-backs may come between the list and `latest`
+
+
+def read_steps_and_latest(folder: Path) -> tuple[tuple[int, ...], Observed[int | None]]:
+    """The steps that have a folder (ascending) and the step that `latest` names, of one moment.
+
+    A save, a prune or a roll-back may come between the two: they are read again then, so that
+    "latest names what is not there" is said only where it stays so. Raises OSError when the folder
+    cannot be listed.
+    """
+    for _ in range(LOOKS_AT_LATEST):
+        latest = observed(lambda: read_latest(folder))
+        steps = tuple(checkpoint_steps(folder))
+        if not isinstance(latest, int) or latest in steps:
+            break
+    return steps, latest
+
+
 def read_checkpoints(
     folder: Path, digests: bool = False, need: ResumeNeed = ANY_MODEL
 ) -> Observed[Checkpoints]:
@@ -338,13 +356,13 @@ def read_checkpoints(
     """
 
     def read() -> Checkpoints:
-        steps = tuple(checkpoint_steps(folder))
+        steps, latest = read_steps_and_latest(folder)
         examined: list[Checkpoint] = []
         for step in reversed(steps):
             examined.append(_checkpoint(folder, step, digests, need))
             if examined[-1].is_sound:
                 break
-        return Checkpoints(steps, observed(lambda: read_latest(folder)), tuple(examined))
+        return Checkpoints(steps, latest, tuple(examined))
 
     return observed(read)
 

@@ -20,10 +20,12 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.base.tail import tail_lines
 from tr11ops.dialects.reading import step_record
 from tr11ops.goodput.history import read_history
+from tr11ops.observe import files as observe_files
 from tr11ops.observe.files import (
     LONGEST_TAIL_BYTES,
     STEPS_KEPT,
     TAIL_BYTES,
+    read_checkpoints,
     read_heartbeats,
     read_steps,
 )
@@ -278,3 +280,32 @@ def test_tails_are_whole_lines_of_the_file(
     expected = [line.decode("utf-8", errors="replace") for line in lines]
     assert found == (expected[len(expected) - len(found) :] if found else [])
     assert not complete or found == expected
+
+
+@pytest.mark.parametrize("moved_on", [False, True])
+def test_a_save_beside_the_look_is_no_missing_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved_on: bool
+) -> None:
+    """`latest` moves on, and what it named is removed, between the list and the file."""
+
+    def save(step: int) -> None:
+        (tmp_path / f"global_step{step}").mkdir()
+        (tmp_path / "latest").write_text(f"global_step{step}")
+
+    save(100)
+    listed = observe_files.checkpoint_steps
+    later = [200]
+
+    def list_beside_a_save(folder: Path) -> list[int]:
+        steps = listed(folder)
+        if later:
+            save(later.pop())
+            if moved_on:
+                (tmp_path / "global_step100").rmdir()
+                steps = listed(folder)
+        return steps
+
+    monkeypatch.setattr(observe_files, "checkpoint_steps", list_beside_a_save)
+    found = read_checkpoints(tmp_path)
+    assert not isinstance(found, Unknown)
+    assert found.latest in found.steps
