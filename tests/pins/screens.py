@@ -257,5 +257,5 @@ def plain(place: Place, text: str) -> str:
     text = text.replace(f"group {grp.getgrgid(os.getgid()).gr_name}:", "group GROUP:")
     text = re.sub(r"(tr11:[0-9-]+-[0-9a-f]{8})@[0-9a-f]{12}", r"\1@............", text)
     text = re.sub(r"\b(\d{8}-\d{6})-[0-9a-f]{8}\b", r"\1-........", text)
-    text = re.sub(r"(ok  (?:python|packages)): .*", r"\1: ...", text)
+    text = re.sub(r"(ok  (?:python|packages)): .*(?:\n {10}.*)*", r"\1: ...", text)
     return "\n".join(line.rstrip() for line in text.splitlines())

@@ -273,7 +273,7 @@ def start_failed(scene: Scene) -> None:
     faults = (
         ("setup-fails", "slurm.setup[1] (source ../setup.sh) ended with exit status 1"),
         ("setup-hangs", "slurm.setup[1] (source ../setup.sh) did not end within 0.03 min"),
-        ("setup-breaks-python", "after slurm.setup the agent cannot start"),
+        ("setup-breaks-python", "slurm.setup is broken: after it the agent ended with"),
     )
     for number, (kind, words) in enumerate(faults, start=1):
         scene.heal()

@@ -852,7 +852,13 @@ class Controller:
             ended = of_marker(self._leave_marker("refused", found.summary))
         else:
             ended = self._failed(found.summary)
-        verdict = replace(ended, cause=found.kind.value, fault=found.fault, blamed=found.blamed)
+        verdict = replace(
+            ended,
+            cause=found.kind.value,
+            fault=found.fault,
+            blamed=found.blamed,
+            evidence=found.evidence,
+        )
         if refused:
             return self._mitigation.finish(verdict, hold=f"{found.kind}: {found.summary}")
         return self._end_task(verdict)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -27,6 +26,7 @@ from tr11ops.base.observed import known, observed
 from tr11ops.base.redact import one_line, signature
 from tr11ops.base.tail import tail_lines
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
+from tr11ops.launch.environment import SetupPlace, decisive_line, exit_words, setup_entry
 from tr11ops.launch.software import identify_code
 from trainer.contract.files import write_json
 from trainer.contract.record import Record
@@ -36,7 +36,6 @@ LINES_KEPT = 10
 MOST_BYTES = 64 << 10
 # the script's lines, and its shell's
 _OWN = re.compile(r"^(tr11: |START TIME: )|: line \d+: +\d+ .*start_agent")
-_ERROR = re.compile(r"error|not found|no such|cannot|denied|failed", re.IGNORECASE)
 
 
 class EarlyEnd(Record):
@@ -61,8 +60,8 @@ def judge(end: EarlyEnd, setup: Sequence[str], setup_minutes: float) -> Attribut
     """
     last = ""
     if end.said:
-        last = f": {_decisive(end.said)}"
-    how = f"ended with {_status(end.status)} on {end.host}{last}"
+        last = f": {decisive_line(end.said)}"
+    how = f"ended with {exit_words(end.status)} on {end.host}{last}"
     named = f"slurm.setup{_named(setup, end.line)}"
     if end.what == "node":
         why = f"{end.host}: the agent cannot start there, and can on another node of the job{last}"
@@ -84,7 +83,7 @@ def judge(end: EarlyEnd, setup: Sequence[str], setup_minutes: float) -> Attribut
         )
     if setup:  # without it, here and now, the same Python finds all that the agent needs
         return _of_card(
-            f"after slurm.setup the agent cannot start: it {how}", "agent after the set-up", end
+            f"slurm.setup is broken: after it the agent {how}", "agent after the set-up", end
         )
     summary = f"the agent did not begin: it {how}"
     return Attribution(
@@ -96,31 +95,14 @@ def _of_card(summary: str, fault: str, end: EarlyEnd) -> Attribution:
     return Attribution(Kind.CONFIGURATION, summary, 0.95, evidence=end.said, fault=signature(fault))
 
 
-def _decisive(said: Sequence[str]) -> str:
-    """The last line that speaks of an error, else the last one."""
-    return next((line for line in reversed(said) if _ERROR.search(line)), said[-1])
-
-
 def _named(setup: Sequence[str], line: int | None) -> str:
     """Which entry of the set-up holds this line of its text: ` 2 (module load x)`; "" where it is
     not known.
     """
-    first = 1
-    for number, entry in enumerate(setup, start=1):
-        after = first + entry.count("\n") + 1
-        if line is not None and first <= line < after:
-            return f"[{number}] ({one_line(entry, limit=80)})"
-        first = after
-    return ""
-
-
-def _status(status: int) -> str:
-    try:
-        if status > 128:
-            return signal.Signals(status - 128).name
-        return f"exit status {status}"
-    except ValueError:
-        return f"exit status {status}"
+    number = setup_entry(setup, line)
+    if number is None:
+        return ""
+    return str(SetupPlace(number, setup[number - 1]))
 
 
 def last_lines(output: str, printed: int) -> tuple[str, ...]:

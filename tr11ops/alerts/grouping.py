@@ -21,6 +21,7 @@ _ORDER = (
     "raised",
     "reopened",
     "cause",
+    "uncured",
     "again",
     "escalated",
     "assigned",

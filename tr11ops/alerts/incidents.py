@@ -342,7 +342,8 @@ def _joined(
             ended = (incident_of(replace(alert, resolved_at=now)),)
             if cause is None or not cause.is_open:
                 closed = () if cause is None else (incident_of(cause),)
-                cause = _as_its_cause(alert, name, finding)
+                held_at = alert.held_at or ("" if cause is None else cause.held_at)
+                cause = replace(_as_its_cause(alert, name, finding), held_at=held_at)
             else:
                 closed, cause = ended, _with_another(cause, alert)
             events.append(
@@ -509,6 +510,8 @@ def _seen_again(
         milder_looks=0 if is_lower else milder,
         said=severity if is_lower and alert.said is not None else alert.said,
     )
+    if not alert.held_at and alert.said is not None and after.waits_for_person:
+        after = replace(after, held_at=after.subject)
     if severity > alert.severity:  # what someone took on, or put off, was a lesser thing
         after = _unacknowledged(replace(after, snoozed_until=None, snoozed_by=""))
     if alert.is_open:

@@ -33,7 +33,9 @@ SITE_DETECTORS = frozenset({"nodes-short"})  # what only the site can repair
 SITE_WORDS = OVER | {"opened", "reopened"}  # and what its support hears of it
 # a watchdog that is new to an old run writes of no end that all know
 FINISHED_IS_NEWS_SECONDS = 2 * 86_400.0
-ALARMS = frozenset({"opened", "raised", "reopened", "again"})  # escalation counts from these
+ALARMS = frozenset(
+    {"opened", "raised", "reopened", "again", "uncured"}
+)  # escalation counts from these
 
 
 def tell(
@@ -112,11 +114,21 @@ def told(part: MessagePart, messages: Iterable[Message], now: float) -> Alert:
         headline=alert.fingerprint,
         called_over=now if is_over else alert.called_over,
         returned=now if part.kind == "reopened" else alert.returned,
+        held_at=_held_at(alert, is_over),
         thread=alert.thread or " ".join(identities),
     )
     if part.kind in ALARMS:
         return replace(after, alarmed=now, escalated=0)
     return after
+
+
+def _held_at(alert: Alert, is_over: bool) -> str:
+    """The attempt after which nothing goes on without a person, once people were told so."""
+    if is_over:
+        return ""
+    if alert.waits_for_person:
+        return alert.subject
+    return alert.held_at
 
 
 # ----------------------------------------------------------------------------- the table
@@ -182,7 +194,11 @@ def _first_word(alert: Alert, aware: tuple[str, ...], now: float) -> MessagePart
 def _further_word(
     alert: Alert, said: Severity, aware: tuple[str, ...], policy: Policy, now: float
 ) -> MessagePart | None:
-    """About a fault that people know of: that it is worse, or that no one has taken it on."""
+    """About a fault that people know of: that what they typed has not helped, that it is worse, or
+    that no one has taken it on.
+    """
+    if alert.is_uncured:
+        return MessagePart(alert, "uncured", aware)
     if alert.severity > said:
         return MessagePart(alert, "raised", aware)
     if alert.has_new_cause:  # also to one who has it: another command helps

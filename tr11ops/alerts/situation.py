@@ -210,7 +210,9 @@ class RunSituation(Record):
             return self.trained is not None and self.trained > alert.last_seen
         if condition.is_finished:
             return True
-        return alert.detector not in (_OF_TRAINING if condition.is_stopped else _OF_SPEED)
+        if condition.is_stopped:
+            return alert.detector not in _OF_TRAINING
+        return alert.detector not in _OF_SPEED | {"start-failed"}
 
     def cost_until_over(self, alert: Alert) -> tuple[float, Spell] | None:
         """Until when a fault that is over has cost something, and what: to the step with which the

@@ -35,6 +35,10 @@ def fingerprint(detector: str, identity: Iterable[str]) -> str:
 # That a fault is over: `cleared` where the run is well, `replaced` where another fault stands or
 # that is not known.
 OVER = frozenset({"cleared", "replaced"})
+# Findings whose subject is the attempt that ended, and those after which nothing goes on until a
+# person lets it.
+ENDS = frozenset({"start-failed", "unfinished-end"})
+WAITING = frozenset({"start-failed", "held", "down"})
 CLOSED_KEPT = 2000  # incidents; at some 300 bytes each the alert state stays below a megabyte
 LONGEST_PAST_TITLE = 160
 
@@ -80,7 +84,8 @@ class Alert(Record):
     `then` are the finding's. `consequences` are what follows from the fault; `members` the
     fingerprints of all findings that ever were of this incident: each still names it. `headline` is
     the fingerprint of what people were last told as the cause, "" in a record of an older tr11.
-    `fault` is the finding's class of fault, as last seen.
+    `fault` is the finding's class of fault, as last seen. `held_at` is the attempt after which
+    nothing went on without a person, as people were told.
     """
 
     fingerprint: str
@@ -128,6 +133,19 @@ class Alert(Record):
     watchdog: str = ""
     fault: str = ""
     by_itself: str = ""
+    held_at: str = ""
+
+    @property
+    def waits_for_person(self) -> bool:
+        """Whether nothing goes on after its attempt until a person lets it."""
+        if self.severity is not Severity.CRITICAL or self.detector not in ENDS:
+            return False
+        return not WAITING.isdisjoint(self.detectors)
+
+    @property
+    def is_uncured(self) -> bool:
+        """Whether a person has let the run go on, and another attempt has ended in the same way."""
+        return self.waits_for_person and self.held_at not in {"", self.subject}
 
     @property
     def names(self) -> tuple[str, ...]:

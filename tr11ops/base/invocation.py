@@ -16,6 +16,7 @@ WITHOUT_RUN = frozenset({"compare", "data", "import", "init", "list", "runbook",
 # Commands that change nothing and repair nothing: what they show says what to repair.
 _LOOKS = (
     "tr11 diagnose",
+    "tr11 doctor",
     "tr11 logs",
     "tr11 status",
     "tr11 nodes list",

@@ -31,7 +31,7 @@ from tr11ops.base.units import counted, duration
 from tr11ops.cli.common import in_time, named_card, say
 from tr11ops.cli.context import DRY_RUN, JSON, REASON, RunContext, emit
 from tr11ops.cli.runner import UNCHANGED, Change, Outcome, carry_out
-from tr11ops.cli.terminal import local_time, plain_text, show, table
+from tr11ops.cli.terminal import USUAL, local_time, plain_text, show, table
 from tr11ops.observe.look import facts_of, observe
 from tr11ops.observe.operation_files import read_unwritable_directories
 from tr11ops.rundir.journal import user_name
@@ -331,8 +331,9 @@ def list_alerts(
     made = table("SEVERITY", "ALERT", "SINCE", "WHO", "WHAT")
     for row in rows(found, over, now):
         made.add_row(*map(plain_text, row))
+    made.columns[3].no_wrap = False  # who looks after it may be several people
     if found or over:
-        show(made)
+        show(made, USUAL)
     if isinstance(left, Unknown):
         say(f"tr11: the messages still to be sent are unknown: {left.why}")
     elif left.count and left.since is not None:

@@ -17,6 +17,7 @@ from tr11ops.cli.common import open_scheduler
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.launch import prepare
 from tr11ops.cli.launch_view import check_lines, checks_value, first_data_lines
+from tr11ops.cli.terminal import USUAL
 from tr11ops.launch.environment import environment_checks, setup_checks
 from tr11ops.launch.session import check_launch
 from tr11ops.runcard.check import Level, ok, unknown, verdict
@@ -65,7 +66,7 @@ def doctor(
         }
         emit({**value, "checks": checks_value(checks)})
     else:
-        for line in check_lines(checks):
+        for line in check_lines(checks, USUAL):
             typer.echo(line)
         if job is not None and code:
             for line in first_data_lines(job.card):

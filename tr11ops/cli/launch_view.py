@@ -170,12 +170,14 @@ _MARKS = {
 }
 
 
-def check_lines(checks: Iterable[PreflightCheck]) -> Iterator[str]:
-    """One line each, in order, for one stream: what is refused is read among the rest."""
+def check_lines(checks: Iterable[PreflightCheck], piped: int | None = None) -> Iterator[str]:
+    """One line each, in order, for one stream: what is refused is read among the rest. `piped`: as
+    of `hanging`.
+    """
     for check in checks:
         word, colour = _MARKS[check.level]
         mark = typer.style(f"{word:>8}", fg=colour)
-        yield f"{mark}  {hanging(for_this_card(str(check)), MARK_WIDTH)}"
+        yield f"{mark}  {hanging(for_this_card(str(check)), MARK_WIDTH, piped=piped)}"
 
 
 def checks_value(checks: Iterable[PreflightCheck]) -> list[dict[str, str]]:

@@ -18,7 +18,7 @@ from tr11ops.cli.common import say, timeout_option
 from tr11ops.cli.context import DRY_RUN, JSON, REASON, SCHEDULER, YES, RunContext
 from tr11ops.cli.runner import Change, Outcome, carry_out
 from tr11ops.cli.stopping import StopContext, put_request, record, run_to_stop, standing_lines
-from tr11ops.queue.stop import acknowledgements
+from tr11ops.queue.stop import acknowledgements, leaving
 from trainer.contract.paths import read_attempt_label
 from trainer.contract.record import Record
 from trainer.contract.requests import RequestAnswer, new_request, read_request
@@ -134,6 +134,24 @@ def _training_to_ask(
     return TrainingRequest(run, view, context.reason, seconds)
 
 
+def _require_job(training: TrainingRequest, job: str) -> None:
+    """Raises Refusal where the attempt that a person means trains no more: the next one is not
+    asked in its place. One that is leaving has saved what it will save.
+    """
+    run, view = training.run, training.view
+    if view.unclear or view.read_error:
+        return
+    gone = run.read(partial(leaving, run.directory, view.running))
+    living = [one for one in view.running if one.job_id not in gone]
+    names = {name for one in living for name in (one.job_id, one.raw_id)}
+    if view.running:
+        trains = ", ".join(one.job_id for one in living) or "nothing"
+    else:
+        names, trains = set(view.attempts), ", ".join(view.attempts)
+    if job not in names:
+        raise Refusal(f"job {job} trains no more, and {trains} was not asked{_saved(view)}")
+
+
 def _saved(view: StopView) -> str:
     """How much of what was trained is in the newest whole checkpoint, as the end of a sentence; ""
     before any step.
@@ -151,6 +169,10 @@ def _saved(view: StopView) -> str:
 def checkpoint_now(
     context: Annotated[RunContext, SCHEDULER, JSON, YES, DRY_RUN, REASON],
     *,
+    job: Annotated[
+        str | None,
+        typer.Option("--job", metavar="JOB", help="Only of this attempt, if it trains still."),
+    ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait for the checkpoint, and name its step.")
     ] = False,
@@ -164,6 +186,8 @@ def checkpoint_now(
       tr11 checkpoint-now --wait --reason "before the maintenance"
     """
     training = _training_to_ask(context, "saved", timeout, is_save=True)
+    if job is not None:
+        _require_job(training, job)
     before = read_request(training.run.directory.paths.checkpoint_request, "checkpoint")
     lines = training.lines("will save and train on")
     question = "Ask for a checkpoint?"

@@ -11,7 +11,7 @@ from tr11ops.cli.common import say
 from tr11ops.cli.context import DRY_RUN, JSON, REASON, SCHEDULER, YES, RunContext
 from tr11ops.cli.runner import Change, Outcome, carry_out
 from tr11ops.cli.stopping import StopContext, record, require_switch, run_to_stop, standing_lines
-from tr11ops.cli.terminal import hanging, plain_text
+from tr11ops.cli.terminal import USUAL, hanging, plain_text
 from tr11ops.cluster.arrays import covered, names_of, split
 from tr11ops.cluster.pending_reasons import Cause, Wait, is_held, reason_of_job
 from tr11ops.launch.resume import refused_starts
@@ -342,14 +342,16 @@ def _fault_lines(run: StopContext, todo: Undoing) -> list[str]:
     if not todo.faults:
         return []
     space = " " * len("because:    ")
-    lines = [f"because:    {hanging(plain_text(why), len(space))}" for why in todo.faults]
+    lines = [
+        f"because:    {hanging(plain_text(why), len(space), piped=USUAL)}" for why in todo.faults
+    ]
     look = f"`{run.command('diagnose')}` has the evidence, `tr11 runbook array-held` what helps"
     text = f"The same fault will return unless its cause is gone: {look}"
     if todo.skipped_since:
         ranges = ", ".join(str(one) for one in todo.skipped_since)
         gone = f"Since then a roll-back passes over iterations {ranges}"
         text = f"{gone}: what their data had brought about is gone. {look}"
-    return [*lines, space + hanging(text, len(space))]
+    return [*lines, space + hanging(text, len(space), piped=USUAL)]
 
 
 def _next(run: StopContext, view: StopView, todo: Undoing) -> str:

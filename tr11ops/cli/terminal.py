@@ -40,18 +40,20 @@ def lines_to_fill(console: Console) -> int | None:
     return None
 
 
-def hanging(text: str, indent: int, stream: TextIO | None = None) -> str:
+def hanging(text: str, indent: int, stream: TextIO | None = None, piped: int | None = None) -> str:
     """The text for a terminal: broken between words, what follows the first line moved in by
     `indent` columns.
 
-    Paths and options stay whole. Unchanged where `stream` (standard output) is no terminal: there a
-    line is one line.
+    Paths and options stay whole. Where `stream` (standard output) is no terminal it is as wide as
+    `piped`; without that a line is one line there.
     """
-    if not (stream or sys.stdout).isatty():
+    width = piped
+    if (stream or sys.stdout).isatty():
+        width = max(NARROWEST, shutil.get_terminal_size((USUAL, 24)).columns)
+    if width is None:
         return text
-    width = max(NARROWEST, shutil.get_terminal_size((USUAL, 24)).columns) - indent
     return f"\n{' ' * indent}".join(
-        textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+        textwrap.wrap(text, width - indent, break_long_words=False, break_on_hyphens=False)
     )
 
 
@@ -102,13 +104,13 @@ def table(*columns: str) -> Table:
     return made
 
 
-def show(made: Table) -> None:
-    """Print a table; as wide as it needs to be where no terminal limits it. Sentences that have no
-    room in the last column stand below their row.
+def show(made: Table, width: int = 200) -> None:
+    """Print a table; where no terminal limits it, as wide as it needs to be, `width` at most.
+    Sentences that have no room in the last column stand below their row.
     """
     console = drawing_console()
     if not console.is_terminal:
-        console.width = 200
+        console.width = width
     columns = [[str(column.header), *map(str, column.cells)] for column in made.columns]
     widths = [max(map(len, column)) for column in columns]
     taken = sum(widths[:-1]) + 2 * (len(widths) - 2)  # two blanks between columns

@@ -166,17 +166,18 @@ def _still_looks(snapshot: Snapshot, job: Job, first: Job) -> bool:
     "start-failed",
     needs=("jobs", "attempts", "last_end"),
     bound="no attempt since",
-    severities="CRITICAL",
+    severities="CRITICAL; WARNING while the next job has not begun to work",
 )
 def start_failed(snapshot: Snapshot) -> Iterator[Finding]:
     """The last attempt never came to train: its set-up failed or hung, or its agent could not begin
     after it.
 
-    CRITICAL until the next attempt begins: each one would end in the same way, so what is queued
-    is held.
+    It stands until the next attempt begins: each one would end in the same way, so what is queued
+    is held. A job that only got its nodes proves nothing.
     """
     newest, marker = derived.last_attempt(snapshot), derived.last_marker(snapshot)
-    if snapshot.active_jobs:
+    on_record = {attempt.job_id for attempt in known(snapshot.attempts, ())}
+    if any(derived.identifiers(job) & on_record for job in snapshot.active_jobs):
         return
     if (
         newest is None
@@ -186,14 +187,22 @@ def start_failed(snapshot: Snapshot) -> Iterator[Finding]:
         or marker.launch
     ):
         return
+    is_tried = bool(snapshot.active_jobs)
+    look, go_on = derived.command(snapshot, "doctor"), derived.command(snapshot, "resume")
+    order, then = f"repair what `{look}` refuses, which tries slurm.setup here", tuple[str, ...]()
+    if snapshot.pending_jobs:
+        order, then = f"{order}; then let the tasks start with `{go_on}`", (go_on,)
     yield Finding(
         start_failed.name,
-        Severity.CRITICAL,
+        Severity.WARNING if is_tried else Severity.CRITICAL,
         f"attempt {newest.label or newest.job_id} could not start: {marker.message}",
         subject=newest.label or newest.job_id,
+        evidence=(order, *(f"it printed: {line}" for line in newest.evidence)),
         identity=(signature(marker.message) or marker.reason,),
-        fix=derived.command(snapshot, "doctor"),
-        then=(derived.command(snapshot, "resume"),) if snapshot.pending_jobs else (),
+        fix=look,
+        then=then,
+        is_to_be_passed=is_tried,
+        since=newest.changed,
     )
 
 

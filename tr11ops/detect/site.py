@@ -363,5 +363,7 @@ def limit_changed(snapshot: Snapshot) -> Iterator[Finding]:
             evidence=(
                 f"its time limit is {duration(limit)} now, the card's (slurm.time_limit) is {duration(wanted)}",
             ),
-            fix=derived.command(snapshot, "checkpoint-now") if is_shorter else "",
+            fix=derived.command(snapshot, f"checkpoint-now --job {job.job_id}")
+            if is_shorter
+            else "",
         )

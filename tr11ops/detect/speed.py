@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from statistics import fmean, median, median_high
 
+from msgspec.structs import replace
+
 from tr11ops.base.observed import known
 from tr11ops.base.robust import robust_sigma
 from tr11ops.base.units import counted
@@ -32,7 +34,7 @@ NOISE_FACTOR = 4.0  # times the spread of single lines: a machine shared with ot
 
 class Slowdown(Record):
     """The speed of the last lines and the usual one, in `unit`; `bound` is the least that counts as
-    usual.
+    usual. `since`: when the slow lines began, seconds since the epoch; None where they have no time.
     """
 
     last: tuple[float, ...]
@@ -43,10 +45,12 @@ class Slowdown(Record):
     first: int  # iterations
     final: int
     began: int  # the first iteration of the row of slow lines
+    since: float | None = None
 
     @property
-    def percent(self) -> float:
-        return 100.0 * (1.0 - fmean(self.last) / self.usual)
+    def factor(self) -> float:
+        """How many times as long a step takes as before: the usual speed over that of now."""
+        return self.usual / fmean(self.last)
 
 
 @detector(
@@ -81,7 +85,7 @@ def slow(snapshot: Snapshot) -> Iterator[Finding]:
     yield Finding(
         slow.name,
         Severity.INFO if is_measured_still(snapshot, found) else Severity.WARNING,
-        f"the training is {found.percent:.1f} % slower than it was",
+        f"the training is slow: a step takes {found.factor:.2f} times as long as before",
         evidence=(
             f"{found.unit} of iterations {found.first} to {found.final}: {shown}",
             f"the median of {found.lines} lines before them was {found.usual:.4g}; below {found.bound:.4g} is slow",
@@ -90,6 +94,7 @@ def slow(snapshot: Snapshot) -> Iterator[Finding]:
         ),
         fix=fix,
         then=tuple(then),
+        since=found.since,
     )
 
 
@@ -157,7 +162,8 @@ def slowdown(snapshot: Snapshot) -> Slowdown | None:
         bound = _bound(snapshot, window, usual)
         if max(fmean(values), median(values)) < bound:
             first, final = last[0][0].record.iteration, last[-1][0].record.iteration
-            began = _row_began(pairs, bound, first)
+            row = _slow_row(pairs, bound)
+            before_it = pairs[: len(pairs) - len(row)]
             return Slowdown(
                 values,
                 usual,
@@ -166,19 +172,20 @@ def slowdown(snapshot: Snapshot) -> Slowdown | None:
                 len(window),
                 first,
                 final,
-                began,
+                began=min([first, *(step.record.iteration for step, _ in row)]),
+                since=before_it[-1][0].time if before_it else None,
             )
     return None
 
 
-def _row_began(pairs: list[tuple[Step, float]], bound: float, otherwise: int) -> int:
-    """The iteration of the first of the last lines that are all below a bound."""
-    began = otherwise
-    for step, value in reversed(pairs):
-        if value >= bound:
-            break
-        began = min(began, step.record.iteration)
-    return began
+def _slow_row(pairs: list[tuple[Step, float]], bound: float) -> list[tuple[Step, float]]:
+    """The last lines that are all below a bound. A line is written when its step has ended: the
+    first of them began with the line before it.
+    """
+    start = len(pairs)
+    while start and pairs[start - 1][1] < bound:
+        start -= 1
+    return pairs[start:]
 
 
 def _bound(snapshot: Snapshot, window: list[float], usual: float) -> float:
@@ -240,6 +247,8 @@ def slow_node(snapshot: Snapshot) -> Iterator[Finding]:
     """
     running = [job for job in snapshot.active_jobs if job.state is JobState.RUNNING]
     slow, pace = _may_be_suspected(snapshot), derived.seconds_per_iteration(snapshot)
+    slowed = slowdown(snapshot)
+    since = None if slowed is None else slowed.since
     for job in running:
         beats = derived.beats_of(snapshot, job)
         sure: dict[str, list[str]] = {}
@@ -259,11 +268,11 @@ def slow_node(snapshot: Snapshot) -> Iterator[Finding]:
         else:
             suspected = {}
         yield from (
-            _finding(snapshot, node, "holds the others back", lines, True)
+            replace(_finding(snapshot, node, "holds the others back", lines, True), since=since)
             for node, lines in sure.items()
         )
         yield from (
-            _finding(snapshot, node, "may be the slow node", lines, False)
+            replace(_finding(snapshot, node, "may be the slow node", lines, False), since=since)
             for node, lines in suspected.items()
         )
 

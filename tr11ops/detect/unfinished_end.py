@@ -32,7 +32,7 @@ BEFORE_IT_BEGAN = "before it began"  # stands for the cause where no attempt is 
     needs=("jobs", "attempts", "heartbeats", "steps", "training.launch_ends"),
     uses=("last_end",),
     bound="one; two in a row",
-    severities="WARNING, CRITICAL; less (INFO, WARNING) once a later one trains, INFO once it came past",
+    severities="WARNING, CRITICAL; less (INFO, WARNING) once a later one trains, until it came past",
 )
 def unfinished_end(snapshot: Snapshot) -> Iterator[Finding]:
     """Attempts that did not end by themselves: no end marker, or one that says the trainer failed or
@@ -93,9 +93,9 @@ def _by_fault(
 ) -> Iterator[Finding]:
     """The findings of a row of bad ends, newest first.
 
-    What a later attempt trained after is no more than a remark, however that one ended, unless it
-    ended by the same fault. The finding says so where it has not come past the iteration of the
-    fault, which may be met again there: of several ends that is a warning still.
+    What a later attempt trained after is over, however that one ended, unless it ended by the same
+    fault. Where it has not come past the iteration of the fault, which may be met again there, a
+    remark is left that says so: of several ends that is a warning still.
     """
     groups: dict[tuple[str, ...], list[Attempt]] = {}
     for attempt in row:
@@ -120,6 +120,8 @@ def _by_fault(
             to_be_passed.add(identity)
     standing = sum(len(group) for identity, group in groups.items() if identity not in over)
     for identity, group in groups.items():
+        if identity in over and identity not in to_be_passed:
+            continue  # the run is past it: the list of attempts has it
         # several ends at one iteration are still a fault until a later attempt has come past it
         if identity in over:
             if identity in to_be_passed and len(group) > 1:

@@ -15,11 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tr11ops.base.redact import one_line
 from tr11ops.base.shipped import shipped_root
 from tr11ops.base.units import duration, size
 from tr11ops.cluster.sbatch_options import code_root
@@ -28,6 +29,7 @@ from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, unknown, warning
 from tr11ops.rundir.datasets import look_at_tokenizer, workers_environment
 from tr11ops.rundir.paths import nearest_folder
+from trainer.contract.record import Record
 
 NEEDED = ("torch", "deepspeed", "numpy", "tokenizers")
 COMMANDS = ("sbatch", "squeue", "scontrol", "scancel", "srun")
@@ -198,8 +200,37 @@ def _memory_checks() -> Iterator[PreflightCheck]:
 # Whether the card's set-up lines run cleanly on this machine, and leave what the workers need.
 
 LONGEST_SECONDS = 120.0
+# variables by which a set-up may keep Python or srun from being found
+_WATCHED = ("PYTHONHOME", "PYTHONPATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "PATH")
+# Bash tells at its end, in $TR11_PLACES, where it was at last (`at`) and where it was when each
+# variable changed: line, script, line of the text below. A handler of EXIT has commands of its own,
+# so that the place before the last one counts; and each further line of a handler is one more.
+_WITNESS = """
+declare -A TR11_OLD TR11_SET
+TR11_AT="" TR11_LAST="" TR11_ENDS=""
+for TR11_V in {watched}; do TR11_OLD[$TR11_V]="${{!TR11_V-}}"; done
+trap 'TR11_ENDS=1
+{{
+  echo "at|$TR11_LAST"
+  for TR11_V in "${{!TR11_SET[@]}}"; do echo "$TR11_V|${{TR11_SET[$TR11_V]}}"; done
+}} >"$TR11_PLACES" || :' EXIT
+set -T
+trap 'TR11_LINE="$LINENO"; [ -n "$TR11_ENDS" ] || {{
+  for TR11_V in {watched}; do
+    if [ "${{!TR11_V-}}" != "${{TR11_OLD[$TR11_V]-}}" ]; then
+      TR11_OLD[$TR11_V]="${{!TR11_V-}}"
+      TR11_SET[$TR11_V]="$TR11_AT"
+    fi
+  done
+  TR11_LAST="$TR11_AT"
+  TR11_AT="$TR11_LINE|${{BASH_SOURCE[0]:-}}|${{BASH_LINENO[*]: -1}}"
+}}' DEBUG
+"""
 # What the batch script does before and after the lines; the probe stands where the agent would.
-_SCRIPT = 'set -eo pipefail\numask 0002\n{lines}\nset -u\n"$TR11_PROBE_PYTHON" -c "$TR11_PROBE" "$TR11_PROBE_OUTPUT"\n'
+_BEFORE = "set -eo pipefail\numask 0002\n" + _WITNESS.format(watched=" ".join(_WATCHED))
+_AFTER = '\nset -u\n"$TR11_PROBE_PYTHON" -c "$TR11_PROBE" "$TR11_PROBE_OUTPUT"\n'
+_ERROR = re.compile(r"error|not found|no such|cannot|denied|failed|unbound", re.IGNORECASE)
+_OF_BASH = re.compile(r"^bash: line \d+: ")  # of a text that no one has seen
 _PROBE = """
 import importlib.util, json, os, shutil, sys
 missing = [name for name in {needed!r} if importlib.util.find_spec(name) is None]
@@ -217,6 +248,7 @@ def setup_checks(
     lines = card.slurm.setup
     if not lines:
         return
+    name = "slurm.setup"
     if len(lines) == 1:
         shown = "its line"
     else:
@@ -224,7 +256,7 @@ def setup_checks(
     ends = f"{shown} {'ends' if len(lines) == 1 else 'end'}"
     began = time.monotonic()
     try:
-        status, said, left = _run(lines, workers_environment(card, environment))
+        tried = _run(lines, workers_environment(card, environment))
     except subprocess.TimeoutExpired:
         yield warning(
             "slurm.setup",
@@ -235,27 +267,29 @@ def setup_checks(
     except OSError as error:
         yield warning("slurm.setup", f"{shown} could not be tried here ({error.strerror or error})")
         return
-    if left is None:
-        last = said or "no word on stderr"
-        rule = f"{ends} with status {status} on this machine, and so would each attempt: {last}"
-        yield refused("slurm.setup", rule, "correct the line or the script that it sources")
-        return
-    if left["missing"]:
+    status, said, left, places = tried.status, tried.said, tried.left, tried.places
+    at = places.get("at")
+    if left is None and at is not None and at.number is None:
+        rule = f"after it Python does not start ({exit_words(status)} on this machine), and so would it"
+        yield refused(name, f"{rule} be in each attempt: {said}{_set_by(places)}", _NO_PATHS)
+    elif left is None:
+        which = f"its line {at}, ends" if at else ends
+        rule = f"{which} with {exit_words(status)} on this machine, and so would each attempt"
+        fix = "correct the line or the script that it sources"
+        yield refused(name, f"{rule}: {said or 'no word on stderr'}", fix)
+    elif left["missing"]:
         rule = f"after it, {sys.executable} finds no {', '.join(left['missing'])}"
-        yield refused(
-            "slurm.setup",
-            rule,
-            "a set-up must not change where Python looks (PYTHONPATH, PYTHONHOME)",
-        )
+        yield refused(name, f"{rule}{_set_by(places)}", _NO_PATHS)
     elif uses_slurm and left["srun"] is None:
-        yield refused(
-            "slurm.setup",
-            "after it, srun is not found",
-            "add to PATH in the set-up, do not replace it",
-        )
+        path = places.get("PATH")
+        where = f", which {path} changed" if path else ""
+        fix = "add to PATH in the set-up, do not replace it"
+        yield refused(name, f"after it, srun is not found in PATH{where}", fix)
     else:
         took = duration(max(1.0, time.monotonic() - began))
         yield ok("slurm.setup", f"{shown} ended cleanly on this machine, in {took}")
+    if left is None:
+        return
     tokenizer = look_at_tokenizer(card, left["environment"])
     if (
         tokenizer.fault
@@ -266,18 +300,103 @@ def setup_checks(
         )
 
 
-def _run(
-    lines: list[str], environment: Mapping[str, str]
-) -> tuple[int, str, dict[str, Any] | None]:
-    """Exit status, last line of stderr, and what the probe saw; None where the lines ended before
-    it.
+_NO_PATHS = "a set-up must not change where Python looks (PYTHONPATH, PYTHONHOME)"
+
+
+class SetupPlace(Record):
+    """A place of a set-up: the entry of `slurm.setup` (`number`, from 1; None behind the last one),
+    and the line of the script that it sources, where it is in one.
     """
+
+    number: int | None
+    entry: str = ""
+    script: str = ""
+    line: int | None = None
+
+    def __str__(self) -> str:
+        where = f"[{self.number}] ({one_line(self.entry, limit=80)})"
+        if not self.script:
+            return where
+        return f"{where}, {self.script} line {self.line}"
+
+
+class SetupTrial(Record):
+    """What came of a set-up: exit status, its decisive line, what the probe saw (None where it was
+    not reached or did not start), and places by what happened there.
+    """
+
+    status: int
+    said: str
+    left: dict[str, Any] | None
+    places: dict[str, SetupPlace]
+
+
+def setup_entry(setup: Sequence[str], line: int | None) -> int | None:
+    """Which entry of a set-up, from 1, holds this line of its text; None where that is not known,
+    or none.
+    """
+    first = 1
+    for number, entry in enumerate(setup, start=1):
+        after = first + entry.count("\n") + 1
+        if line is not None and first <= line < after:
+            return number
+        first = after
+    return None
+
+
+def decisive_line(said: Sequence[str]) -> str:
+    """The last line that speaks of an error, else the last one; "" where nothing was said."""
+    return next((line for line in reversed(said) if _ERROR.search(line)), "".join(said[-1:]))
+
+
+def exit_words(status: int) -> str:
+    """An exit status as a shell has it: with the signal's name where a signal ended it."""
+    try:
+        if status > 128:
+            return signal.Signals(status - 128).name
+    except ValueError:
+        pass
+    return f"exit status {status}"
+
+
+def _set_by(places: Mapping[str, SetupPlace]) -> str:
+    """Which place of the set-up changed where Python looks, of the variables that may spoil it; ""
+    where none is known.
+    """
+    for name in _WATCHED:
+        if name != "PATH" and name in places:
+            return f"; {name} was changed by {places[name]}"
+    return ""
+
+
+def _places(text: str, setup: Sequence[str]) -> dict[str, SetupPlace]:
+    """The places that bash told; what it could not tell is left out."""
+    found = {}
+    for record in text.splitlines():
+        name, *rest = record.split("|")
+        if len(rest) != 3 or not rest[0].isdecimal():
+            continue
+        line, script, outer = rest
+        is_in_script = bool(script) and script != "environment" and outer.isdecimal()
+        top = int(outer if is_in_script else line) - _BEFORE.count("\n")
+        number = setup_entry(setup, top)
+        entry = ""
+        if number is not None:
+            entry = setup[number - 1]
+        found[name] = SetupPlace(number, entry)
+        if is_in_script:
+            found[name] = SetupPlace(number, entry, script, int(line))
+    return found
+
+
+def _run(lines: list[str], environment: Mapping[str, str]) -> SetupTrial:
+    """Run them, and then the probe. Raises OSError and TimeoutExpired."""
     root = code_root()
     path = os.pathsep.join(
         filter(None, [str(root) if root else "", environment.get("PYTHONPATH", "")])
     )
     with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "left.json"
+        output, places = Path(folder) / "left.json", Path(folder) / "places"
         variables = {
             **environment,
             **({"PYTHONPATH": path} if path else {}),
@@ -285,9 +404,10 @@ def _run(
             "TR11_PROBE_PYTHON": sys.executable,
             "TR11_PROBE": _PROBE.format(needed=NEEDED),
             "TR11_PROBE_OUTPUT": str(output),
+            "TR11_PLACES": str(places),
         }
         with subprocess.Popen(
-            ["bash", "-c", _SCRIPT.format(lines="\n".join(lines))],
+            ["bash", "-c", "".join((_BEFORE, "\n".join(lines), _AFTER))],
             cwd=folder,
             env=variables,
             stdin=subprocess.DEVNULL,
@@ -302,8 +422,12 @@ def _run(
             except subprocess.TimeoutExpired:
                 os.killpg(shell.pid, signal.SIGKILL)
                 raise
-        last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "")
-        left = None
+        printed = [_OF_BASH.sub("", line.strip()) for line in said.splitlines() if line.strip()]
+        left, told = None, ""
         if output.is_file():
             left = json.loads(output.read_text(encoding="utf-8"))
-        return shell.returncode, last[:300], left
+        if places.is_file():
+            told = places.read_text(encoding="utf-8", errors="replace")
+        return SetupTrial(
+            shell.returncode, one_line(decisive_line(printed)), left, _places(told, lines)
+        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -290,7 +290,6 @@ def _attempt(paths: RunPaths, job_id: str, changed: float) -> Attempt:
             failure = _text(verdict, "message")
         else:
             failure = _why_without_verdict(path.parent)
-    nodes, changes = record.get("nodes"), record.get("changes")
     return Attempt(
         job_id=job_id,
         changed=told if told is not None else changed,
@@ -298,15 +297,24 @@ def _attempt(paths: RunPaths, job_id: str, changed: float) -> Attempt:
         end=end,
         label=attempt_label(record, job_id),
         start=_number(record, "start"),
-        nodes=tuple(map(str, nodes)) if isinstance(nodes, list) else (),
+        nodes=_texts(record, "nodes"),
         failure=failure,
-        changes=tuple(map(str, changes)) if isinstance(changes, list) else (),
+        changes=_texts(record, "changes"),
         code=code_of(record),
         versions=versions_of(record),
         cause=_text(verdict, "cause"),
         held_because="" if verdict.get("held_for") else _text(verdict, "held_because"),
         gave_way=verdict.get("reason") == SUPERSEDED and verdict.get("launches") == 0,
+        evidence=_texts(verdict, "evidence"),
     )
+
+
+def _texts(record: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """The texts of a list; none where it is not one."""
+    value = record.get(name)
+    if isinstance(value, list):
+        return tuple(map(str, value))
+    return ()
 
 
 def _why_without_verdict(attempt: Path) -> str:

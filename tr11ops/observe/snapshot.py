@@ -183,7 +183,8 @@ class Attempt(Record):
     said so; else it is its last word. `changes`: what it has otherwise than the attempt before it.
     Of one that ended badly, `cause` is the class of its fault ("storage", "node", ...) and
     `held_because` why it let nothing follow; "" where the batch script wrote neither. `gave_way`:
-    it found another attempt of the run training, and launched nothing.
+    it found another attempt of the run training, and launched nothing. `evidence`: what it printed
+    last, where it could not start.
     """
 
     job_id: str
@@ -200,6 +201,7 @@ class Attempt(Record):
     held_because: str = ""
     gave_way: bool = False
     is_told: bool = True
+    evidence: tuple[str, ...] = ()
 
     @property
     def ended(self) -> AttemptEnd:

@@ -251,7 +251,8 @@ class AttemptVerdict(Record):
     alone they were held. `progress`: did any launch add an iteration or a checkpoint? `fault` names
     the fault free of what changes from one time to the next; `blamed` are the nodes found bad.
     `held_because`: why the rest was to be held, which is more than how the attempt ended; "" where
-    an older tr11 wrote it.
+    an older tr11 wrote it. `evidence`: what the job printed last, of an attempt that could not
+    start.
     """
 
     reason: str
@@ -272,6 +273,7 @@ class AttemptVerdict(Record):
     submission: str = ""
     time: Finite = 0.0
     held_because: str = ""
+    evidence: tuple[str, ...] = ()
 
     def write(self, attempt: Path) -> None:
         """Raises OSError as the file system does."""

@@ -12,6 +12,7 @@ from tr11ops.alerts.changes import acknowledge, apply, resolve_prefix
 from tr11ops.alerts.incidents import ACKNOWLEDGED, look
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.policy import Policy
+from tr11ops.alerts.situation import RunCondition, RunSituation
 from tr11ops.alerts.state import Alert, AlertState, Message, fingerprint
 from tr11ops.detect.finding import HELD_FOR_FAULT, Finding, Severity
 
@@ -61,6 +62,61 @@ def test_one_mail_with_the_cause_as_its_headline() -> None:
         "- job 20_[4-10%1] is held",
     ]  # fmt: skip
     assert watch.open == ["unfinished-end"] and watch.sees(HELD, FAULT) == ()
+
+
+NO_START = finding(
+    "start-failed", CRITICAL, "20_3", title="attempt 20_3 could not start: slurm.setup is broken",
+    fix="tr11 doctor", then=("tr11 resume",), identity=("no codec",),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fault", "consequences"), [(NO_START, ()), (replace(FAULT, identity=("SIGSEGV",)), (HELD,))]
+)
+def test_that_a_cure_has_not_helped_is_said_also_where_no_look_came_between(
+    fault: Finding, consequences: tuple[Finding, ...]
+) -> None:
+    """The fault is as severe as before, in another attempt, which a person has let start."""
+    watch = Watch()
+    (first,) = watch.sees(fault, *consequences)
+    change, _ = acknowledge("ana")
+    watch.alert_state = apply(
+        watch.alert_state, watch.alert.fingerprint, change, ACKNOWLEDGED, "ana", "", watch.now
+    )
+    assert watch.sees(fault, *consequences) == ()
+    title = fault.title.replace("20_3", "20_4")
+    later = replace(fault, subject="20_4", title=title)
+    (second,) = watch.sees(later, *consequences)
+    assert (second.kind, second.thread) == ("uncured", first.message_id)
+    assert second.subject == f"[CRITICAL] small: not cured, {title}"
+    assert second.body.startswith(f"Not cured: {title}.")
+    said = " ".join(second.body.split())
+    assert "has not helped: it went on after 20_3, and 20_4 has ended in the same way." in said
+    assert watch.sees(later, *consequences) == ()
+
+
+def test_a_failed_cure_is_known_where_looks_between_saw_its_attempt_begin() -> None:
+    """The attempt is on record before its end is: until then the end of the one before is told."""
+    watch = Watch()
+    watch.sees(NO_START)
+    queued = RunSituation(condition=RunCondition("QUEUED", is_well=True))
+    for _ in range(2):
+        watch.now += MINUTE
+        looked = look(watch.alert_state, [FAULT], frozenset(), POLICY, watch.now)
+        watch.alert_state, told = tell(looked, POLICY, watch.now, situation=queued)
+        assert "cleared" not in {one.kind for one in told}
+    later = replace(NO_START, subject="20_4", title=NO_START.title.replace("20_3", "20_4"))
+    kinds = [
+        one.kind for one in watch.sees(later, replace(FAULT, severity=CRITICAL, subject="20_4"))
+    ]
+    assert kinds == ["uncured"]
+
+
+def test_another_end_is_no_failed_cure_while_tasks_follow_by_themselves() -> None:
+    watch = Watch()
+    watch.sees(replace(FAULT, severity=CRITICAL))
+    told = watch.sees(replace(FAULT, severity=CRITICAL, subject="20_4"))
+    assert told == ()
 
 
 def test_a_consequence_of_two_lines_is_one_point() -> None:

@@ -35,7 +35,7 @@ def test_a_fault_of_the_card_decides_the_exit_code(bench: LocalBench) -> None:
     (bench.folder / "data" / "corpus.bin").unlink()
     answer = bench.tr11("doctor", "--run", str(bench.card), *SCHEDULER)
     assert (
-        answer.code == 1 and "refused  data.prefixes: " in answer.out and "1 refused" in answer.out
+        answer.code == 1 and "refused  data.prefixes:" in answer.out and "1 refused" in answer.out
     )
     assert (
         bench.tr11(
@@ -74,8 +74,10 @@ def test_a_long_check_is_broken_between_words(monkeypatch: pytest.MonkeyPatch) -
         + "/scratch/some/long/folder/of/the/corpus_text_document.bin is not there " * 3
     )
     assert hanging(long, 10) == long, "into a pipe a line is one line"
+    piped = hanging(long, 10, piped=80)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
+    assert hanging(long, 10) == piped
     first, *others = hanging(long, 10).splitlines()
     assert (
         len(first) <= 70

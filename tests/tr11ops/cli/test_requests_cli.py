@@ -55,6 +55,16 @@ def test_pause_exempts_the_attempt_that_trains(bench: LocalBench) -> None:
 
 
 # ----------------------------------------------------------------------------- checkpoint-now
+def test_checkpoint_now_of_a_job_that_is_over_asks_no_other(bench: LocalBench) -> None:
+    """A mail about a job is read when the next one trains."""
+    asked = run_directory(bench).paths.checkpoint_request
+    number = running(bench, "exec sleep 600")
+    answer = tr11(bench, "checkpoint-now", "--job", "999_7", "--yes")
+    assert answer.code == 1 and not asked.exists()
+    assert f"job 999_7 trains no more, and {number} was not asked" in answer.err
+    assert tr11(bench, "checkpoint-now", "--job", number, "--yes").code == 0 and asked.exists()
+
+
 def test_checkpoint_now_waits_for_the_step(bench: LocalBench) -> None:
     directory = run_directory(bench)
     asked = directory.paths.checkpoint_request

@@ -542,6 +542,15 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
         [],
     ),
     (
+        "the next job has its nodes, and no attempt of it has begun",
+        snapshot(
+            jobs=(running(raw_id="1008", job_id="1000_8", task_id=8),),
+            attempts=(ended("1007", reason="refused", launch=0),),
+        ),
+        "start-failed",
+        ["WARNING"],
+    ),
+    (
         "an older start failed",
         idle(attempts=(ended("1008"), ended("1007", 20 * HOUR, "refused"))),
         "start-failed",
@@ -575,7 +584,7 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
         "the next attempt went on",
         snapshot(attempts=(Attempt("1007", NOW - HOUR, None), wordless("1006", DAY))),
         "unfinished-end",
-        ["INFO"],
+        [],
     ),
     ("end unreadable", idle(attempts=(Attempt("1007", NOW, UNKNOWN),)), "unfinished-end", []),
     (

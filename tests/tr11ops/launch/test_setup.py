@@ -44,10 +44,12 @@ def test_lines_that_run_cleanly(tmp_path: Path) -> None:
     [
         (
             "source /no/such/script",
-            "its line ends with status 1 on this machine, and so would each attempt: bash: line 3: /no/",
+            "its line [1] (source /no/such/script), ends with exit status 1 on this machine, and so would each attempt:"
+            " /no/such/script: No such file or directory",
         ),
         ("echo spoiled >&2; false", "status 1 on this machine, and so would each attempt: spoiled"),
         ("exit 3", "status 3 on this machine, and so would each attempt: no word on stderr"),
+        ("trap : EXIT; exit 3", "its line ends with exit status 3 on this machine"),
     ],
 )
 def test_lines_that_fail(tmp_path: Path, line: str, words: str) -> None:
@@ -60,7 +62,32 @@ def test_lines_that_hide_the_packages_or_srun(tmp_path: Path) -> None:
     hiding = card_with(tmp_path, "export PYTHONNOUSERSITE=1 PYTHONHOME=/nowhere")
     assert checks(hiding)[0].level is Level.REFUSED
     (check,) = setup_checks(card_with(tmp_path, "export PATH=/nowhere"), True, os.environ)
-    assert check.text == "after it, srun is not found"
+    assert check.text == (
+        "after it, srun is not found in PATH, which [1] (export PATH=/nowhere) changed"
+    )
+
+
+def test_the_line_of_the_script_that_fails_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "env.sh"
+    script.write_text('load() {\n  echo "cuda/12 is unknown" >&2\n  return 1\n}\nload\necho done\n')
+    (check,) = checks(card_with(tmp_path, "true\ntrue", f"source {script}", "true"))
+    assert (
+        f"its line [2] (source {script}), {script} line 3, ends with exit status 1" in check.text
+        and check.text.endswith("cuda/12 is unknown")
+    )
+
+
+def test_a_set_up_after_which_python_does_not_start_is_named_with_what_it_set(
+    tmp_path: Path,
+) -> None:
+    """Its last line is `<no Python frame>`, which says nothing."""
+    script = tmp_path / "env.sh"
+    script.write_text("# the site's Python\nexport PYTHONHOME=/nowhere\n")
+    (check,) = checks(card_with(tmp_path, "true", f"source {script}"))
+    assert check.level is Level.REFUSED
+    assert check.text.startswith("after it Python does not start (exit status 1 on this machine)")
+    assert "ModuleNotFoundError: No module named 'encodings'" in check.text
+    assert check.text.endswith(f"PYTHONHOME was changed by [2] (source {script}), {script} line 2")
 
 
 def test_lines_that_never_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

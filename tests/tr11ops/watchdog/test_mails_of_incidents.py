@@ -175,7 +175,7 @@ INCIDENTS: list[tuple[str, tuple[Snapshot, ...], list[str]]] = [
     (
         "a bad sample, and the next task fails at the same iteration",
         (WELL, BAD_SAMPLE, DONE_AGAIN, BAD_AGAIN),
-        [f"{CRITICAL}attempt 1000_7 failed: {CUT}", f"{CRITICAL}{TWICE}"],
+        [f"{CRITICAL}attempt 1000_7 failed: {CUT}", f"{CRITICAL}not cured, {TWICE}"],
     ),
     (
         "what a task has come past fails in the task after it",

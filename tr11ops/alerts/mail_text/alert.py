@@ -49,6 +49,7 @@ _NEWS = {
     "raised": "This has become worse.",
     "reopened": "This has come back.",
     "cause": "This is the cause of what you were told before, and its commands take the place of those.",
+    "uncured": "",  # it names the attempts
     "repeated": "This is still so, and no one has acknowledged it.",
     "again": "This is still so, and its acknowledgement or snooze has run out.",
 }
@@ -57,6 +58,7 @@ _SHORT = {
     "raised": "worse",
     "reopened": "back",
     "cause": "the cause",
+    "uncured": "not cured",
     "again": "still stands",
 }
 
@@ -126,6 +128,8 @@ def _subject(
         tag = f"[OK] {policy.run}: over: "
     else:
         tag = f"[{first.alert.severity.name}] {policy.run}: "
+        if first.alert.is_uncured:
+            title = f"not cured, {title}"
     return f"{tag}{clean(title, LONGEST_SUBJECT - len(tag) - len(more))}{more}"
 
 
@@ -210,7 +214,10 @@ def _first_lines(
     if part.kind in OVER:
         yield from _all_clear(part, policy, now, situation, standing)
         return
-    what = f"{_sentence(alert.title)}. {_since(alert.start, policy, now)}"
+    title = _sentence(alert.title)
+    if alert.is_uncured:
+        title = f"Not cured: {alert.title}"
+    what = f"{title}. {_since(alert.start, policy, now)}"
     yield from wrapped(
         for_card(policy.typed, f"{what} {what_tr11_does(alert, situation)}".rstrip())
     )
@@ -309,8 +316,7 @@ def _type(alert: Alert, policy: Policy, is_cured: bool) -> Iterator[str]:
         yield "Type nothing now. Only if that fails:" if is_cured else "Type:"
         yield from (*enter(policy), f"  {alert.fix}")
     if after:
-        is_a_cure = bool(commands) and not only_looks(alert.fix)
-        yield "Then:" if is_a_cure else "When it is repaired, type:"
+        yield _when(alert.fix)
         yield from (*enter(policy), *(f"  {command}" for command in after))
     if alert.consequences:
         yield ""
@@ -319,8 +325,22 @@ def _type(alert: Alert, policy: Policy, is_cured: bool) -> Iterator[str]:
             yield from wrapped(one.title, "- ", "  ")
 
 
+def _when(fix: str) -> str:
+    """When the commands after `fix` are to be typed."""
+    if fix and not only_looks(fix):
+        return "Then:"
+    if fix.startswith("tr11 doctor"):
+        return "When what it refuses is repaired, type:"
+    return "When it is repaired, type:"
+
+
 def _news(part: MessagePart, now: float) -> str:
     alert = part.alert
+    if alert.is_uncured:
+        return (
+            f"What was typed has not helped: it went on after {alert.held_at}, and {alert.subject}"
+            " has ended in the same way."
+        )
     if part.kind == "escalated":
         return f"No one has acknowledged this for {duration(now - (alert.alarmed or alert.began))}."
     if part.kind == "assigned":
