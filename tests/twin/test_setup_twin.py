@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.plugins.twin_fixture import require_slurm
+from tests.twin.mail_reader import Reader
 from tests.twin.runbook_mails import MAILS
 from tests.twin.small_run import SmallRun
-from tests.twin.test_mail_cures_twin import Reader
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
 
