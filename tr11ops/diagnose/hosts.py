@@ -50,7 +50,9 @@ _LIST = re.compile(
     rf"(?P<list>(?:[A-Za-z][\w.-]*\[\d[\d,-]*\][\w.-]*|{_HOST})(?:, ?(?:[A-Za-z][\w.-]*\[\d[\d,-]*\][\w.-]*|{_HOST}))*)"
 )
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
-_CLOCK = re.compile(r"\W{0,2}(?:\d{4}[-/]\d\d[-/]\d\d[T ])?\b\d\d:\d\d:\d\d[.,\dZ]*\]? ?")
+_CLOCK = re.compile(
+    r"\bt=\d+(?:\.\d+)?s? |\W{0,2}(?:\d{4}[-/]\d\d[-/]\d\d[T ])?\b\d\d:\d\d:\d\d[.,\dZ]*\]? ?"
+)
 _MISSING = re.compile(
     r"\b(?:FAIL(?:ED|URE|S)?|[Ff]ail(?:ed|s|ure)?|NOT|not|NO|[Mm]issing|MISSING|DOWN|[Dd]own|ERROR|[Ee]rror|[Uu]nhealthy"
     r"|[Dd]egraded|DEGRADED|BAD|bad|[Uu]navailable|[Uu]nreachable|refused|INACTIVE|[Ii]nactive|absent|mismatch|MISMATCH"

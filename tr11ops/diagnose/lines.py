@@ -23,6 +23,9 @@ _GLOG = r"[IWEFCD](?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d\.\d+)"
 _HOST = r"(?P<node>(?=[\w.-]*[A-Za-z]|\d+\.)\w[\w.-]*)"
 _SERVICE = r"(?:python[\d.]*|bash|sh|docker\w*|containerd|torchrun)\[\d+\]: "
 _OTHER_SERVICE = r"(?!kernel|systemd|slurm|earlyoom|nvidia|nv-|oom|kubelet|munged|dcgm)[\w./@-]{1,40}\[\d{1,7}\]: "
+# what a node's own logs are called by who collects them: `prolog[n7]`, `[syslog 10.0.0.7]`
+_COLLECTED = r"prolog|epilog|syslog|dmesg|journal|console|messages|nhc|dcgm|healthcheck"
+_NAME_OR_ADDRESS = r"[A-Za-z][\w.-]*\d[\w-]*|\d{1,3}(?:\.\d{1,3}){3}"
 _CONTAINER = r"(?:pytorch|tensorflow|trainer|train(?:ing)?|main|worker|master|launcher|node|mpi|app|ray-\w{2,12})"
 _SINCE_BOOT = re.compile(r"\[ *\d{1,9}\.\d{3,6}\] ")  # the kernel's time since it began
 _PREFIXES = (
@@ -90,7 +93,12 @@ _PREFIXES = (
         rf" (?P<node>\S+) (?:(?=kernel:|systemd|slurm)|{_OTHER_SERVICE}|(?=[\w./-]{{1,40}}\[\d+\]: ))"
     ),
     # journald's, after its time
-    re.compile(rf"{_HOST} (?=kernel: |systemd\[|slurm\w*\[|{_SERVICE})"),
+    re.compile(
+        rf"(?:(?:journal|syslog|dmesg|messages|kern)[ :]{{1,2}})?{_HOST} (?=kernel: |systemd|slurm\w*\[|{_SERVICE})"
+    ),
+    re.compile(rf"(?:{_COLLECTED})\[(?P<node>{_NAME_OR_ADDRESS})\]:? (?=\S)"),
+    re.compile(rf"\[(?:{_COLLECTED})[ :@](?P<node>{_NAME_OR_ADDRESS})\]:? (?=\S)"),
+    re.compile(r"\[(?P<node>\d{1,3}(?:\.\d{1,3}){3})\]:? (?=\S)"),  # hosts that are addresses
     re.compile(_SERVICE),
     re.compile(rf"\[?{_GLOG}(?= )"),
     re.compile(r"\[[A-Z][a-z]{2} (?P<mon>\w{3}) +(?P<day>\d{1,2}) (?P<clock>[\d:]{8}) \d{4}\]\s*"),
@@ -110,7 +118,7 @@ _PREFIXES = (
 )
 _MONTHS = {name: number for number, name in enumerate(calendar.month_abbr)}
 _RANK = re.compile(
-    r"\[[Rr]ank (?P<a>\d+)\]|\brank(?: +| ?[:=] ?)(?P<b>\d+)\b|\[rank(?P<c>\d+)\]|\bglobal_rank[ :=]+(?P<d>\d+)"
+    r"\[[Rr]ank (?P<a>\d+)\]|\brank(?: +| ?[:=] ?)(?P<b>\d+)\b|\[rank(?P<c>\d+)(?:\]| @)|\bglobal_rank[ :=]+(?P<d>\d+)"
     r"|\b[Rr]ank_?(?:ID|id)[ :=]+(?P<e>\d+)\b|(?:^|\s)rank(?P<f>\d+): "
 )
 _LOCAL_RANK = re.compile(r"\blocal_rank: ?(\d+)")
@@ -124,6 +132,9 @@ _RECORD = re.compile(
 )
 _JSON_NODE = re.compile(
     r'"(?:host|hostname|_HOSTNAME|node|node_name|nodename)": ?"(?P<node>[\w.:-]{1,120})"'
+)
+_JSON_OBJECT = re.compile(  # of which an event of Kubernetes tells
+    r'"kind": ?"Node", ?"name": ?"(?P<node>[\w.:-]{1,120})"'
 )
 _JSON_RANK = re.compile(r'"(?:rank|global_rank)": ?"?(?P<rank>\d{1,7})\b')
 _JSON_TIME = re.compile(rf'"(?:time|timestamp|@timestamp|ts)": ?"{_DAY}')
@@ -193,7 +204,7 @@ def _fields(text: str, message: re.Match[str]) -> dict[str, str | None]:
     """Node, rank and time that a JSON record names beside its message."""
     beside = text[: message.start()] + text[message.end() :]
     found: dict[str, str | None] = {}
-    for field in (_JSON_NODE, _JSON_RANK, _JSON_TIME):
+    for field in (_JSON_NODE, _JSON_OBJECT, _JSON_RANK, _JSON_TIME):
         match = field.search(beside)
         found |= {} if match is None else match.groupdict()
     return found

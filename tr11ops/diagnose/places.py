@@ -43,7 +43,7 @@ _DAEMONS = (
     r"|nvidia-bug-report|node-?monitor)"
 )
 _DAEMON_LOG = re.compile(
-    rf"(?:^|[._/-]){_DAEMONS}[._-](?P<node>(?=[\w-]*[A-Za-z])[A-Za-z0-9][\w-]*?\d[\w-]*?)"
+    rf"(?:^|[._/-]){_DAEMONS}[._-](?!{_DAEMONS}[._-])(?P<node>(?=[\w-]*[A-Za-z])[A-Za-z0-9][\w-]*?\d[\w-]*?)"
     rf"(?:[._-]{_DAEMONS})?(?:\.(?:txt|log|out|err|gz|zst|bz2|xz|\d{{1,4}}))*$"
 )
 _OF_DAEMONS = re.compile(rf"(?:^|[._-]){_DAEMONS}(?:[._-]|$)")
@@ -60,7 +60,7 @@ _NAME = re.compile(r"(?<![\w./-])[A-Za-z0-9][\w.-]*(?<![.-])")
 # what may stand before a host in a line: times, numbers, tags of ranks, levels, who watches it
 _HEAD = re.compile(
     rf"(?:\[[a-z][\w-]{{0,15}}\] |[^A-Za-z]|(?<=\d)[TZ]|\b{STATUS}(?![A-Za-z])"
-    r"|\b(?:rank|default|[Rr]ank|Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct"
+    r"|\bt(?==\d)|\b(?:rank|default|[Rr]ank|Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct"
     r"|Nov|Dec|INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|UTC|kernel|dmesg|epilog|prolog|nhc|NHC|dcgm\w*|node|host|health|check"
     r"|agent|monitor)(?![A-Za-z]))*"
 )
