@@ -125,3 +125,56 @@ def test_a_loss_scale_beside_the_loss_hides_no_step(tmp_path: Path) -> None:
         for step in range(10, 100, 10)
     )
     assert if_it_goes_on(of_text(tmp_path, steps)).fault is FaultClass.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("text", "fault", "restart"),
+    [
+        (
+            "botocore.exceptions.ResponseStreamingError: An error occurred while reading from response stream: x",
+            FaultClass.GCS,
+            Restart.PLAIN,
+        ),
+        (
+            "OSError: AWS Error NETWORK_CONNECTION during GetObject operation: curlCode: 28, Timeout was reached",
+            FaultClass.GCS,
+            Restart.PLAIN,
+        ),
+        ("fsspec.exceptions.FSTimeoutError", FaultClass.GCS, Restart.PLAIN),
+        (
+            "OSError: AWS Error ACCESS_DENIED during HeadObject operation: No response body.",
+            FaultClass.GCS,
+            Restart.CHANGE,
+        ),
+        (
+            "I 09-12 22:49:49 controller.py:545] Cluster is preempted or failed. Recovering...",
+            FaultClass.SLURM_PREEMPTED,
+            Restart.PLAIN,
+        ),
+        (
+            "ray.exceptions.ObjectStoreFullError: Failed to put object in object store because it is full.",
+            FaultClass.HOST_OOM,
+            Restart.CHANGE,
+        ),
+        (
+            "jaxlib.xla_extension.XlaRuntimeError: UNAVAILABLE: Socket closed",
+            FaultClass.NCCL_NETWORK,
+            Restart.PLAIN,
+        ),
+        (
+            "Monitored metric val_loss = nan is not finite. Previous best value was 0.4. Signaling Trainer to stop.",
+            FaultClass.NUMERICS,
+            Restart.CHANGE,
+        ),
+        (
+            "Time limit reached. Elapsed time is 1 day, 0:00:03. Signaling Trainer to stop.",
+            FaultClass.CLEAN_EXIT,
+            Restart.NONE,
+        ),
+    ],
+)
+def test_what_services_and_frameworks_say_when_they_fail(
+    tmp_path: Path, text: str, fault: FaultClass, restart: Restart
+) -> None:
+    found = of_text(tmp_path, f"{STEPS}{text}\n")
+    assert (found.fault, found.restart.answer) == (fault, restart)
