@@ -178,3 +178,9 @@ def test_what_services_and_frameworks_say_when_they_fail(
 ) -> None:
     found = of_text(tmp_path, f"{STEPS}{text}\n")
     assert (found.fault, found.restart.answer) == (fault, restart)
+
+
+def test_what_hardware_corrected_by_itself_is_no_fault(tmp_path: Path) -> None:
+    noise = "[77.1] mlx5_core 0000:31:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)\n"
+    assert of_text(tmp_path, noise + STEPS).fault is FaultClass.UNKNOWN
+    assert of_text(tmp_path, STEPS + noise).fault is FaultClass.UNKNOWN
