@@ -13,7 +13,7 @@ from tr11ops.diagnose.causes import judge
 from tr11ops.diagnose.diagnosis import Diagnosis
 from tr11ops.diagnose.screen import lines
 from tr11ops.diagnose.sighting import LogLaunch
-from tr11ops.observe.snapshot import Attempt
+from tr11ops.observe.snapshot import SOUND_LOSSES, Attempt
 from tr11ops.observe.training import LaunchEnd
 from tr11ops.runcard.sections import ResilienceSection
 
@@ -67,10 +67,10 @@ def test_a_kill_while_the_loss_is_no_number_is_no_clean_end() -> None:
             Kind.OPERATOR, "the kill switch is set", 1.0, evidence=("the kill switch is set",)
         )
     )
-    good, bad = steps()[-2:]
+    *before, bad = steps()[-1 - SOUND_LOSSES :]
     bad = replace(bad, record=replace(bad.record, lm_loss=float("nan")), job_id="1007")
-    told = with_advice(found, advice(snapshot(steps=(good, bad)), found))
+    told = with_advice(found, advice(snapshot(steps=(*before, bad)), found))
     assert (told.fault.value, told.step.value) == ("numerics", "rollback_and_skip")
     assert f"--skip {bad.record.iteration}-" in screen(told)
-    well = with_advice(found, advice(snapshot(steps=(good,)), found))
+    well = with_advice(found, advice(snapshot(steps=tuple(before)), found))
     assert well.fault == found.fault and well.advice == ""
