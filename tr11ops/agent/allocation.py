@@ -98,9 +98,9 @@ def read_allocation(environment: Mapping[str, str], foreground_nodes: int | None
         return Allocation(
             "foreground",
             environment.get("TR11_JOB_ID") or f"foreground-{os.getpid()}",
-            None,
-            None,
-            names,
+            array_id=None,
+            task_id=None,
+            nodes=names,
         )
     job_id = environment.get("SLURM_JOB_ID")
     node_list = environment.get("SLURM_JOB_NODELIST")

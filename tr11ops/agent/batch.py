@@ -221,11 +221,11 @@ def run_with_peers(options: argparse.Namespace, environment: Mapping[str, str]) 
     rendezvous = Rendezvous(options.foreground_nodes, 0, host.strip("[]"), int(port))
     stop = StopFlag()
     stop.install(STOP_SIGNALS)
-    ours = Newcomer(rendezvous.nodes, 0, host_name(), __version__, value)
+    ours = Newcomer(rendezvous.nodes, 0, host=host_name(), version=__version__, card=value)
     key = write_meeting_key(config.paths, rendezvous.master)
     peers, status, why = None, EXIT_ERROR, "it failed"
     try:
-        peers = Peers(rendezvous, ours, key, stop.received, say)
+        peers = Peers(rendezvous, ours, key=key, stop_signals=stop.received, say=say)
         say(f"tr11: node 0 of {rendezvous.nodes} waits at {rendezvous.master} for the others")
         directory = RunDirectory(config.paths, config.kill_switch)
         why = peers.gather(
@@ -235,9 +235,9 @@ def run_with_peers(options: argparse.Namespace, environment: Mapping[str, str]) 
             status = run_attempt(
                 options.card,
                 options.submission,
-                rendezvous.nodes,
-                environment,
-                Gathered(peers, stop),
+                foreground_nodes=rendezvous.nodes,
+                environment=environment,
+                gathered=Gathered(peers, stop),
             )
             status, why = final_word(config, environment, status, options.until_finished)
         elif why:
@@ -312,10 +312,10 @@ def _begin(context: AttemptContext, tee: LineTee) -> str:
         BatchJob(
             context.config,
             context.directory,
-            number,
-            context.submission,
-            context.scheduler,
-            tee.line,
+            number=number,
+            submission=context.submission,
+            scheduler=context.scheduler,
+            say=tee.line,
         )
     )
 

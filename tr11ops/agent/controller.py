@@ -143,10 +143,10 @@ class Controller:
         attempt = ActingAttempt(
             context.config,
             context.directory,
-            self._job_id,
-            context.submission,
-            context.environment.get("SLURM_JOB_PARTITION", ""),
-            context.allocation.nodes,
+            job_id=self._job_id,
+            submission=context.submission,
+            partition=context.environment.get("SLURM_JOB_PARTITION", ""),
+            nodes=context.allocation.nodes,
         )
         self._attempt = attempt
         waiting = None
@@ -154,9 +154,9 @@ class Controller:
             waiting = PendingJobs(
                 context.scheduler,
                 context.directory,
-                context.allocation.array_id,
-                tee.line,
-                lambda: len(stop.received) > 1,
+                array_id=context.allocation.array_id,
+                say=tee.line,
+                give_up=lambda: len(stop.received) > 1,
             )
         self._mitigation = Mitigation(attempt, context.scheduler, waiting, tee)
         self._follower = JobFollower(context, self._surroundings, self._mitigation, tee)
@@ -368,10 +368,10 @@ class Controller:
             FailedLaunch(
                 nodes,
                 found.kind,
-                found.blamed,
-                found.suspects,
-                found.fault,
-                is_beyond,
+                blamed=found.blamed,
+                suspects=found.suspects,
+                fault=found.fault,
+                progress=is_beyond,
                 checks=_resting_on(found, checks),
                 failing_checks=tuple(self._failing_checks),
                 began_at=before.checkpoint,
@@ -461,7 +461,15 @@ class Controller:
         environment = {**self._context.environment, "TR11_JOB_ID": self._job_id}
         within = self._config.resilience.end_within_seconds
         return run_launch(
-            launch, allocation, environment, self._tee, self._stop, watch, within, self._look, peers
+            launch,
+            allocation,
+            environment=environment,
+            tee=self._tee,
+            stop=self._stop,
+            watch=watch,
+            end_within_seconds=within,
+            look=self._look,
+            others=peers,
         )
 
     def _card(self, number: int) -> Path:
@@ -574,11 +582,11 @@ class Controller:
         return NodeFault(
             self._job_id,
             record.launch,
-            found.fault,
-            record.reached,
-            found.blamed or found.suspects,
-            found.summary,
-            record.checkpoint_before,
+            fault=found.fault,
+            reached=record.reached,
+            nodes=found.blamed or found.suspects,
+            summary=found.summary,
+            began_at=record.checkpoint_before,
             is_suspicion=not found.blamed,
             start=record.start,
         )
@@ -632,7 +640,9 @@ class Controller:
             own, others = version.on_record(node), shared.of(node)
             faults = [one.fault for one in before]
             broad = is_broad(len(last.nodes), len(record.nodes))
-            states.append(after_attribution(found.fault, faults, own, others, broad))
+            states.append(
+                after_attribution(found.fault, faults, own=own, others=others, of_broad_set=broad)
+            )
             told += [
                 *others,
                 *([own] if own is not None and own.state != NodeStanding.SUSPECT else []),
@@ -648,7 +658,7 @@ class Controller:
                     f"tr11: {compress(last.nodes)} is suspected again and used on: {why_not}"
                 )
                 return found
-        return of_standing(found, last, before, state, told)
+        return of_standing(found, last, before=before, state=state, known=told)
 
     def _repetition(self, record: LaunchRecord, found: Attribution) -> Repetition:
         """How often in a row this fault came at this step, since a person last let go what was held
@@ -694,7 +704,7 @@ class Controller:
                 self._tee.line(f"tr11: {why}; step {newest} stays where it is")
                 self._mitigation.note("older-checkpoint", why, {"doubted": newest, "step": older})
             elif last.tried_older and point_back(
-                self._paths, last.began_at, last.newest_tried, need, self._job_id
+                self._paths, last.began_at, newest=last.newest_tried, need=need, job_id=self._job_id
             ):
                 newest = last.newest_tried
                 why = f"the older checkpoint of step {last.began_at} was no cure: step {newest} is resumed from again"

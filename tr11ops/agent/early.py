@@ -160,9 +160,9 @@ def main(arguments: list[str] | None = None) -> int:
     end = EarlyEnd(
         options.what,
         options.host,
-        options.status,
-        line,
-        last_lines(options.output, options.printed),
+        status=options.status,
+        line=line,
+        said=last_lines(options.output, options.printed),
     )
     act = partial(record, end, options.card, options.submission, os.environ)
     return exit_status(act, "the end of the attempt could not be recorded")

@@ -71,7 +71,7 @@ def join(joining: Joining, say: Callable[[str], None]) -> int:
         if isinstance(found, int):
             return found
         channel, name = found
-        return _Part(joining, channel, name, received, say).run()
+        return _Part(joining, channel, name=name, received=received, say=say).run()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -130,7 +130,11 @@ class Mitigation:
     def _avoid(self, found: Attribution) -> None:
         self._ask_limit()
         done = self._leave_out(
-            found.avoided, NodeStanding.AVOID, found.fault, found.summary, found.evidence
+            found.avoided,
+            NodeStanding.AVOID,
+            fault=found.fault,
+            why=found.summary,
+            evidence=found.evidence,
         )
         for node in done.nodes:
             self._tee.line(f"tr11: {node} is avoided while enough others are free: {found.summary}")
@@ -171,13 +175,13 @@ class Mitigation:
                     fresh = Exclusion(
                         node,
                         found.summary,
-                        AUTOMATIC_OWNER,
-                        None,
-                        found.evidence,
-                        now,
-                        self._attempt.job_id,
-                        NodeStanding.SUSPECT.value,
-                        fault,
+                        owner=AUTOMATIC_OWNER,
+                        until=None,
+                        evidence=found.evidence,
+                        since=now,
+                        job_id=self._attempt.job_id,
+                        state=NodeStanding.SUSPECT.value,
+                        fault=fault,
                     )
                     version = replace(version, suspects=(*version.suspects, fresh))
             return version
@@ -217,7 +221,9 @@ class Mitigation:
         """
         self._exclusions.submit(self._ask_limit).exception()
         listed = [entry.node for entry in self._listed("nodes cannot be left out")]
-        return why_not_leave_out(nodes, listed, self._limit, states, self._attempt.nodes)
+        return why_not_leave_out(
+            nodes, listed, limit=self._limit, states=states, own=self._attempt.nodes
+        )
 
     def try_without(
         self, nodes: Sequence[str], fault: str, why: str, evidence: Sequence[str]
@@ -225,7 +231,7 @@ class Mitigation:
         """Leave suspects out of the next task, which tells whether they are at fault; whether it
         runs without them.
         """
-        done = self._leave_out(nodes, NodeStanding.SUSPECT, fault, why, evidence)
+        done = self._leave_out(nodes, NodeStanding.SUSPECT, fault=fault, why=why, evidence=evidence)
         if not done.refused and not done.failed and done.unread is None:
             self._tee.line(
                 f"tr11: the next task runs without {compress(nodes)}, to tell whether it is the nodes: {why}"
@@ -247,7 +253,9 @@ class Mitigation:
     def _step_up(self, tried: Sequence[Exclusion], why: str) -> None:
         self._ask_limit()
         for entry in tried:
-            self._leave_out((entry.node,), NodeStanding.AVOID, entry.fault, why, ())
+            self._leave_out(
+                (entry.node,), NodeStanding.AVOID, fault=entry.fault, why=why, evidence=()
+            )
             self._tee.line(f"tr11: {entry.node} is avoided while enough others are free: {why}")
 
     def trial(self) -> tuple[Exclusion, ...]:
@@ -468,7 +476,11 @@ class Mitigation:
         if switch and held.changed:
             is_recorded = self._on_record(
                 lambda: record_holds(
-                    self._attempt.directory, held.changed, AUTOMATIC_OWNER, switch, switch
+                    self._attempt.directory,
+                    held.changed,
+                    who=AUTOMATIC_OWNER,
+                    why=switch,
+                    switch=switch,
                 )
             )
             if not is_recorded:

@@ -244,7 +244,7 @@ def run(task: NodeTask) -> int:
     if signal.SIGTERM in course.received:  # the step is being ended
         record.write(end=time.time(), exit_status=128 + signal.SIGTERM)
         return 128 + signal.SIGTERM
-    return _run_workers(task, settings, record, course, parent)
+    return _run_workers(task, settings, record=record, course=course, parent=parent)
 
 
 def _wait_for_others(task: NodeTask, course: Course) -> None:
@@ -324,7 +324,9 @@ def _run_workers(
     pump = threading.Thread(target=_pass_on, args=(process.stdout, task, course), daemon=True)
     pump.start()
     watch = MemoryWatch(host_name(), lambda line: print(line, flush=True))
-    status = _wait(process, task, settings, course, parent, watch, record)
+    status = _wait(
+        process, task, settings=settings, course=course, parent=parent, watch=watch, record=record
+    )
     ended = end_descendants(grace_seconds=settings.end_within_seconds / 4)
     pump.join(timeout=5.0)
     has_failed_first = status != 0 and task.node_rank == 0
@@ -368,7 +370,7 @@ def _wait(
         try:
             status = process.wait(timeout=0.2)
             if status < 0 and not trainer_is_done(task.attempt, task.launch):
-                _record_death(task, "launcher", None, -status, "torchrun")
+                _record_death(task, "launcher", rank=None, number=-status, what="torchrun")
             return exit_status(status)
         except subprocess.TimeoutExpired:
             pass
@@ -425,7 +427,7 @@ def _record_death(task: NodeTask, name: str, rank: int | None, number: int, what
     """
     if number in STOP_SIGNALS:
         return  # told to go before it could listen: by a cancellation, not by a fault
-    death = Death(what, host_name(), number, task.launch, rank)
+    death = Death(what, host_name(), number=number, launch=task.launch, rank=rank)
     try:
         death.write(task.attempt, name)
     except OSError as problem:
@@ -466,7 +468,13 @@ def _pass_on(stream: IO[bytes], task: NodeTask, course: Course) -> None:
             course.workers.told(rank, int(told[2]), how)
             by = _SIGNAL.search(how)
             if by and not course.failed.is_set():  # afterwards it is torchrun that ends them
-                _record_death(task, f"killed-{rank}", rank, signal.Signals[by[1]], "the worker")
+                _record_death(
+                    task,
+                    f"killed-{rank}",
+                    rank=rank,
+                    number=signal.Signals[by[1]],
+                    what="the worker",
+                )
         if match:
             launcher = None
         else:
@@ -478,7 +486,9 @@ def _pass_on(stream: IO[bytes], task: NodeTask, course: Course) -> None:
         killed = _KILLED.search(line)
         if killed and not match:
             rank = task.node_rank * task.workers + int(killed.group(2))
-            _record_death(task, f"killed-{rank}", rank, int(killed.group(1)), "the worker")
+            _record_death(
+                task, f"killed-{rank}", rank=rank, number=int(killed.group(1)), what="the worker"
+            )
         with suppress(OSError):
             os.write(sys.stdout.fileno(), line)
     for file in files.values():

@@ -30,7 +30,11 @@ def older_sound(paths: RunPaths, step: int, need: ResumeNeed) -> int | None:
     """
     older = [one for one in checkpoint_steps(paths.checkpoints) if one < step]
     return search(
-        paths.checkpoints, read_recovery(paths).usable(older), None, need, size_faults
+        paths.checkpoints,
+        read_recovery(paths).usable(older),
+        latest=None,
+        need=need,
+        faults_of=size_faults,
     ).step
 
 
@@ -61,7 +65,10 @@ def point_back(
         or read_latest(paths.checkpoints) != tried
     ):
         return False
-    if search(paths.checkpoints, [newest], None, need, size_faults).step is None:
+    if (
+        search(paths.checkpoints, [newest], latest=None, need=need, faults_of=size_faults).step
+        is None
+    ):
         return False
     point_to(paths, newest, job_id)
     return True

@@ -52,9 +52,9 @@ class Newcomer(Record):
             return cls(
                 int(words["nodes"]),
                 int(words["rank"]),
-                str(words["host"]),
-                str(words["version"]),
-                dict(card),
+                host=str(words["host"]),
+                version=str(words["version"]),
+                card=dict(card),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"it does not say what it is ({error})") from None

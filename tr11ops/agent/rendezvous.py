@@ -58,8 +58,8 @@ def read_rendezvous(
             f"{text}; start it once on each node, not once for each worker, and without torchrun"
         )
     said: list[str] = []
-    count = _chosen("--nodes", nodes, COUNTS, variables, 1, said)
-    number = _chosen("--node-rank", rank, RANKS, variables, 0, said)
+    count = _chosen("--nodes", nodes, names=COUNTS, variables=variables, least=1, said=said)
+    number = _chosen("--node-rank", rank, names=RANKS, variables=variables, least=0, said=said)
     total = count if count is not None else of_card
     host, port = _master(master, variables, said)
     if total == 1 and not is_meant and not number:

@@ -322,12 +322,12 @@ def run_launch(
     running = _Running(
         launch,
         children,
-        tee,
-        stop,
-        watch,
-        end_within_seconds,
-        lambda: _record(children, hosts, kept, launch),
-        end,
+        tee=tee,
+        stop=stop,
+        watch=watch,
+        end_within_seconds=end_within_seconds,
+        record_killed=lambda: _record(children, hosts, kept, launch),
+        end=end,
     )
     try:
         statuses = running.wait(look)

@@ -86,9 +86,9 @@ def read_launch_checks(folders: Iterable[Path]) -> tuple[LaunchChecks, ...]:
                 LaunchChecks(
                     record.start,
                     record.failed_checks,
-                    record.passed_checks,
-                    record.left_out_checks,
-                    record.checked,
+                    passed=record.passed_checks,
+                    left_out=record.left_out_checks,
+                    is_known=record.checked,
                 )
             )
     return tuple(found)
@@ -157,11 +157,11 @@ def launch_fault(job_id: str, record: Mapping[str, Any]) -> NodeFault | None:
     return NodeFault(
         job_id,
         int(record.get("launch") or 0),
-        str(record.get("fault") or ""),
-        reached if isinstance(reached, int) else None,
-        nodes,
-        str(record.get("summary") or ""),
-        began_at if isinstance(began_at, int) else None,
+        fault=str(record.get("fault") or ""),
+        reached=reached if isinstance(reached, int) else None,
+        nodes=nodes,
+        summary=str(record.get("summary") or ""),
+        began_at=began_at if isinstance(began_at, int) else None,
         is_suspicion=is_node and not blamed,
         start=float(record.get("start") or 0.0),
         may_be=(blamed or suspects) if cause in {Kind.NODE.value, Kind.UNKNOWN.value} else (),

@@ -80,7 +80,9 @@ def apply(
         more["until"] = after.snoozed_until
     elif kind == ASSIGNED:
         more["owner"] = after.owner
-    event = event_of(after, kind, clean(who, LONGEST_WHO), clean(why, LONGEST_WHY), now, **more)
+    event = event_of(
+        after, kind, who=clean(who, LONGEST_WHO), why=clean(why, LONGEST_WHY), now=now, **more
+    )
     return alert_state.with_alert(after).with_events((event,))
 
 
@@ -260,7 +262,7 @@ def parse(name: str, text: str, owner: str) -> Reply:
         who = owner
     if action not in {"ack", "snooze", "assign", "resolve"} or not fingerprint:
         raise ValueError("says neither ack, snooze, assign nor resolve with a fingerprint")
-    reply = Reply(name, action, fingerprint, who, why, argument)
+    reply = Reply(name, action, fingerprint=fingerprint, who=who, why=why, argument=argument)
     _change(reply)
     return reply
 
@@ -292,11 +294,11 @@ def apply_replies(
             alert_state = apply(
                 alert_state,
                 name,
-                change,
-                kind,
-                reply.who,
-                reply.why or f"answer by file {reply.shown}",
-                now,
+                change=change,
+                kind=kind,
+                who=reply.who,
+                why=reply.why or f"answer by file {reply.shown}",
+                now=now,
             )
         except ValueError as error:
             refused[reply.name] = clean(str(error), 200)

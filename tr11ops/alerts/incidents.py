@@ -111,7 +111,7 @@ def look(
     for name, finding in seen.items():
         alert = _opened(name, finding, now)
         changed.append(alert)
-        events.append(event_of(alert, OPENED, WATCHDOG, alert.title, now))
+        events.append(event_of(alert, OPENED, who=WATCHDOG, why=alert.title, now=now))
     closed = (*alert_state.closed, *map(incident_of, over))
     done = replace(
         alert_state, alerts=tuple(changed), closed=closed, looked=now, blind=tuple(sorted(blind))
@@ -348,7 +348,11 @@ def _joined(
                 closed, cause = ended, _with_another(cause, alert)
             events.append(
                 event_of(
-                    cause, CAUSE_FOUND, WATCHDOG, f"{alert.title}: follows from {cause.title}", now
+                    cause,
+                    CAUSE_FOUND,
+                    who=WATCHDOG,
+                    why=f"{alert.title}: follows from {cause.title}",
+                    now=now,
                 )
             )
             kept = tuple(
@@ -458,9 +462,9 @@ def _consequence(finding: Finding) -> Consequence:
     return Consequence(
         _name_of(finding),
         finding.detector,
-        finding.severity,
-        clean(finding.title, LONGEST_TITLE),
-        tuple(clean(command, LONGEST_FIX) for command in finding.then),
+        severity=finding.severity,
+        title=clean(finding.title, LONGEST_TITLE),
+        then=tuple(clean(command, LONGEST_FIX) for command in finding.then),
     )
 
 
@@ -526,7 +530,9 @@ def _seen_again(
             after, began=now, opened=now, first_since=after.since, first_acknowledged_by=""
         )
     return after, (
-        event_of(after, OPENED, WATCHDOG, f"it is back: {after.title}", now, again=True),
+        event_of(
+            after, OPENED, who=WATCHDOG, why=f"it is back: {after.title}", now=now, again=True
+        ),
     )
 
 
@@ -580,7 +586,7 @@ def _not_seen(
     else:
         why = f"not seen in {counted(looks, 'look')}"
     after = replace(after, resolved_at=now, resolved_by=WATCHDOG, resolved_why=why)
-    return after, (event_of(after, RESOLVED, WATCHDOG, after.resolved_why, now),)
+    return after, (event_of(after, RESOLVED, who=WATCHDOG, why=after.resolved_why, now=now),)
 
 
 def _expired(alert: Alert, now: float) -> tuple[Alert, tuple[AlertEvent, ...]]:
@@ -596,7 +602,7 @@ def _expired(alert: Alert, now: float) -> tuple[Alert, tuple[AlertEvent, ...]]:
         alert = replace(alert, snoozed_until=None, snoozed_by="", remind=True)
     if alert.is_acknowledged and elapsed(alert.acknowledged_at, now) >= ACKNOWLEDGED_SECONDS:
         why = f"{alert.acknowledged_by} acknowledged it a day ago, and it still stands"
-        events = (event_of(alert, "alert-acknowledgement-expired", WATCHDOG, why, now),)
+        events = (event_of(alert, "alert-acknowledgement-expired", who=WATCHDOG, why=why, now=now),)
         alert = replace(_unacknowledged(alert), remind=True)
     return alert, events
 

@@ -61,7 +61,7 @@ def tell(
         if alert.is_open:
             part = _word(alert, policy, now)
         else:
-            part = _all_clear(alert, standing, situation, policy, now)
+            part = _all_clear(alert, standing, situation=situation, policy=policy, now=now)
         after = _stepped(alert, part, policy, now)
         if part is not None and policy.is_reachable:
             parts[alert.fingerprint] = replace(part, alert=after)
@@ -69,7 +69,15 @@ def tell(
             after = replace(after, said=None)
         alerts.append(after)
     messages = [
-        alert_message(group.parts, group.to, policy, now, situation, group.urls, standing)
+        alert_message(
+            group.parts,
+            group.to,
+            policy=policy,
+            now=now,
+            situation=situation,
+            urls=group.urls,
+            standing=standing,
+        )
         for group in grouped(parts.values())
         if group.to or (group.urls and policy.has_urls)
     ]
@@ -92,7 +100,7 @@ def tell(
     ]
     done = replace(alert_state, alerts=tuple(alerts))
     if only is None:
-        done, digest = _digest(done, policy, now, backlog, situation)
+        done, digest = _digest(done, policy, now=now, backlog=backlog, situation=situation)
         done, finished = _finished(done, policy, now, situation)
         messages += (*digest, *finished)
     return replace(done, messages=(*done.messages, *messages)), tuple(messages)
@@ -170,7 +178,7 @@ def _word(alert: Alert, policy: Policy, now: float) -> MessagePart | None:
     aware = unique((*policy.on_duty(now), *alert.told, *_mail(alert.owner)))
     if alert.said is None:
         return _first_word(alert, aware, now)
-    return _further_word(alert, alert.said, aware, policy, now)
+    return _further_word(alert, alert.said, aware=aware, policy=policy, now=now)
 
 
 def _first_word(alert: Alert, aware: tuple[str, ...], now: float) -> MessagePart | None:
@@ -276,7 +284,17 @@ def _digest(
         return alert_state, ()
     to = digest_readers(policy, now)
     messages = (
-        (digest_message(alert_state, to, policy, now, moment, backlog, situation),)
+        (
+            digest_message(
+                alert_state,
+                to,
+                policy=policy,
+                now=now,
+                due=moment,
+                backlog=backlog,
+                situation=situation,
+            ),
+        )
         if policy.is_reachable
         else ()
     )
@@ -306,7 +324,9 @@ def _finished(
     if is_old or not policy.is_reachable:
         return done, ()
     return done, (
-        finished_message(digest_readers(policy, now), policy, now, situation, condition.words),
+        finished_message(
+            digest_readers(policy, now), policy, now=now, situation=situation, words=condition.words
+        ),
     )
 
 

@@ -67,7 +67,15 @@ def change_alerts(
         before = {name: alert_state.find(name) for name in names}
         for one in asked:
             name = resolve_prefix(alert_state, one.fingerprint).fingerprint
-            alert_state = apply(alert_state, name, one.change, one.kind, one.who, one.why, now)
+            alert_state = apply(
+                alert_state,
+                name,
+                change=one.change,
+                kind=one.kind,
+                who=one.who,
+                why=one.why,
+                now=now,
+            )
         alert_state, assigned = _assignments(alert_state, before, policy, now)
         alert_state, messages = tell(alert_state, policy, now, only=frozenset(names))
         return alert_state, (names, (*assigned, *messages))
@@ -79,11 +87,17 @@ def change_alerts(
         stored, (names, messages) = commit(
             store, lambda alert_state: change(merged(known_there, alert_state))
         )
-        notes = flush(store, stored, messages, policy, now)
+        notes = flush(store, stored, mine=messages, policy=policy, now=now)
         if messages:
             ids = frozenset(message.id for message in messages)
             notes += send_waiting(
-                store, card, policy, stored.alert_state, now, PERSON_SECONDS, ids
+                store,
+                card,
+                policy=policy,
+                alert_state=stored.alert_state,
+                now=now,
+                seconds=PERSON_SECONDS,
+                only=ids,
             )[1]
         alerts = (stored.alert_state.find(name) for name in names)
         return tuple(alert for alert in alerts if alert is not None), tuple(notes)
@@ -152,7 +166,13 @@ def send_what_waits(
         return 0, (f"the messages that wait could not be sent: {cause(error)}",)
     policy = policy_for(directory, card, typed)
     sent, troubles = send_waiting(
-        directory, card, policy, alert_state, now, PERSON_SECONDS, proven=taken
+        directory,
+        card,
+        policy=policy,
+        alert_state=alert_state,
+        now=now,
+        seconds=PERSON_SECONDS,
+        proven=taken,
     )
     return sent, tuple(troubles)
 
@@ -183,7 +203,13 @@ def send_digest(
         ):
             return alert_state, None
         message = digest_message(
-            alert_state, digest_readers(policy, now), policy, now, due, left, situation
+            alert_state,
+            digest_readers(policy, now),
+            policy=policy,
+            now=now,
+            due=due,
+            backlog=left,
+            situation=situation,
         )
         digested = alert_state.digested if again else due
         return replace(
@@ -193,9 +219,15 @@ def send_digest(
     stored, message = commit(directory, change)
     if message is None:
         return None, ()
-    notes = flush(directory, stored, (message,), policy, now)
+    notes = flush(directory, stored, mine=(message,), policy=policy, now=now)
     _, troubles = send_waiting(
-        directory, card, policy, stored.alert_state, now, PERSON_SECONDS, frozenset({message.id})
+        directory,
+        card,
+        policy=policy,
+        alert_state=stored.alert_state,
+        now=now,
+        seconds=PERSON_SECONDS,
+        only=frozenset({message.id}),
     )
     return message, (*notes, *troubles)
 
@@ -212,5 +244,9 @@ def read_digest(
     """
     left = known(waiting(directory), None)
     return digest(
-        current_alert_state(directory), policy_for(directory, card, typed), now, left, situation
+        current_alert_state(directory),
+        policy_for(directory, card, typed),
+        now=now,
+        backlog=left,
+        situation=situation,
     )

@@ -47,7 +47,7 @@ def about(alert_state: AlertState, message: Message) -> dict[str, Any]:
         data["alerts"] = list(message.alerts)
     if alert is None:
         return data
-    return {**event_of(alert, SENT, WATCHDOG, "", message.time).data, **data}
+    return {**event_of(alert, SENT, who=WATCHDOG, why="", now=message.time).data, **data}
 
 
 # ----------------------------------------------------------------------------- outbox and journal
@@ -129,7 +129,13 @@ def routes(card: RunCard, policy: Policy, now: Callable[[], float]) -> tuple[Rou
     sender = rules.sender or f"tr11@{local}"
     known, most = policy.addresses, rules.delivery_seconds
     mail: Route = MailRoute(
-        rules.smtp_host, rules.smtp_port, sender, local, now, known, deadline=most
+        rules.smtp_host,
+        rules.smtp_port,
+        sender=sender,
+        local=local,
+        clock=now,
+        known=known,
+        deadline=most,
     )
     urls: Route
     if rules.urls_file is None:
@@ -154,7 +160,12 @@ def send_waiting(
     """
     try:
         done = deliver(
-            directory, routes(card, policy, lambda: now), lambda: now, seconds, only, proven
+            directory,
+            routes(card, policy, lambda: now),
+            now=lambda: now,
+            seconds=seconds,
+            only=only,
+            proven=proven,
         )
     except OSError as error:
         return 0, [f"outbox: {cause(error)}"]

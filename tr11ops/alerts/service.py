@@ -92,7 +92,7 @@ def process(
     it is a note.
     """
     policy = policy_for(directory, card, typed)
-    sight = AlertInput(tuple(findings), blind, observed, now, situation)
+    sight = AlertInput(tuple(findings), blind, observed=observed, time=now, situation=situation)
     try:
         if unmounted:  # what is written there would be hidden when the run's own directory is back
             raise OSError(errno.ENODEV, unmounted)
@@ -101,7 +101,7 @@ def process(
             raise FileNotFoundError(errno.ENOENT, "there is no run directory", str(directory.root))
         # one that takes the alert state but no message would keep all quiet
         require_room(alerts_folder(directory))
-        return _recorded(directory, card, policy, sight, deliver)
+        return _recorded(directory, card, policy=policy, sight=sight, deliver=deliver)
     except (OSError, NewerSchema) as error:
         trouble = error
     if isinstance(trouble, OSError) and (unmounted or directory.exists):
@@ -109,9 +109,13 @@ def process(
             lack = unmounted or f"the run directory cannot be written ({cause(trouble)})"
             note = f"{lack}: alerts are kept in {local.root}"
             _take_over(directory, local)
-            done = _recorded(local, card, policy, sight, deliver, directory)
+            done = _recorded(
+                local, card, policy=policy, sight=sight, deliver=deliver, home=directory
+            )
             return replace(done, notes=(note, *done.notes))
-    return _without_record(directory, card, policy, sight, deliver, trouble)
+    return _without_record(
+        directory, card, policy=policy, sight=sight, deliver=deliver, trouble=trouble
+    )
 
 
 def process_some(
@@ -140,7 +144,9 @@ class AlertInput(Record):
         blind = _blind(alert_state, self.blind, self.observed)
         situation = self.situation
         trained = None if situation is None else situation.trained
-        looked = look(alert_state, self.found, blind, policy, self.time, trained)
+        looked = look(
+            alert_state, self.found, blind=blind, policy=policy, now=self.time, trained=trained
+        )
         if situation is None or not situation.knows_acts:
             return looked
         said = (replace(alert, watchdog=watchdog_says(alert, situation)) for alert in looked.alerts)
@@ -194,11 +200,16 @@ def _recorded(
     if not policy.is_reachable:
         notes.append("no one is told of anything: set alerts.recipients in the card")
     mine = messages if home is None else stored.alert_state.messages
-    notes += flush(store, stored, mine if deliver else (), policy, now)
+    notes += flush(store, stored, mine=mine if deliver else (), policy=policy, now=now)
     sent = 0
     if deliver:
         sent, troubles = send_waiting(
-            store, card, policy, stored.alert_state, now, DELIVERY_SECONDS
+            store,
+            card,
+            policy=policy,
+            alert_state=stored.alert_state,
+            now=now,
+            seconds=DELIVERY_SECONDS,
         )
         notes += troubles
     if sight.observed:
@@ -242,10 +253,10 @@ def _suppressed(alert_state: AlertState, message: Message, now: float) -> AlertE
     return AlertEvent(
         f"{message.id}-suppressed-{stamp(now)}",
         SENT,
-        WATCHDOG,
-        "suppressed: no mail was wanted",
-        now,
-        data,
+        who=WATCHDOG,
+        why="suppressed: no mail was wanted",
+        time=now,
+        data=data,
     )
 
 

@@ -348,7 +348,7 @@ def event_of(alert: Alert, kind: str, who: str, why: str, now: float, **more: An
         "title": alert.title,
         **more,
     }
-    return AlertEvent(name, kind, who, why, now, data)
+    return AlertEvent(name, kind, who=who, why=why, time=now, data=data)
 
 
 def stamp(seconds: float) -> str:

@@ -192,9 +192,9 @@ class RoundReading:
         turn = choose(
             [file for file in stored if (file.location, file.path) not in doubted],
             now,
-            None if state is None else state.reread_round,
-            backup.reread_days,
-            backup.interval_hours * 3600,
+            last_round=None if state is None else state.reread_round,
+            days=backup.reread_days,
+            interval_seconds=backup.interval_hours * 3600,
         )
         names = [*sorted(doubted), *((file.location, file.path) for file in turn)]
         return [RereadFile(chosen[place], by_name[place, path]) for place, path in names]
@@ -226,7 +226,12 @@ def plan_of(
 ) -> CopyPlan:
     """What a round would copy, by what is on record. `request.archives` are names on record here."""
     return plan_round(
-        card.backup, rows, copies, card.total_iterations, request.archives, request.asked
+        card.backup,
+        rows,
+        copies=copies,
+        last_step=card.total_iterations,
+        archives=request.archives,
+        asked=request.asked,
     )
 
 
@@ -245,7 +250,12 @@ class ArchiveRound:
         self._turn, self._tally = lock, tally
         self._directory, self._card = context.directory, context.card
         self._reading = RoundReading(
-            context, request, archive, tally, self._journal, self._journal_damage
+            context,
+            request,
+            archive=archive,
+            tally=tally,
+            journal=self._journal,
+            journal_damage=self._journal_damage,
         )
         self._run_id = ""
         self._listed: tuple[float, tuple[str, ...]] | None = None
@@ -319,10 +329,10 @@ class ArchiveRound:
         after = after_round(
             before,
             self._archive.name,
-            self._archive.address,
-            self._context.clock(),
-            records.values(),
-            fault,
+            address=self._archive.address,
+            now=self._context.clock(),
+            copies=records.values(),
+            fault=fault,
         )
         if self._tally.copied and self._tally.copy_seconds > 0:
             after = replace(after, rate=self._tally.copied_bytes / self._tally.copy_seconds)
@@ -394,12 +404,23 @@ class ArchiveRound:
 
         def note(error: SourceDamaged) -> None:
             note_damage(
-                self._directory, due.step, due.identity, error.path, "found as it was copied"
+                self._directory,
+                due.step,
+                identity=due.identity,
+                path=error.path,
+                why="found as it was copied",
             )
 
         self._turn.copying(due.step)
         try:
-            self._make(make, note, f"step {due.step} ({due.kind})", due.why, about, due.repairs)
+            self._make(
+                make,
+                note,
+                what=f"step {due.step} ({due.kind})",
+                why=due.why,
+                about=about,
+                is_repair=due.repairs,
+            )
         finally:
             self._turn.copying(None)
 
@@ -439,7 +460,12 @@ class ArchiveRound:
                 )
 
         self._make(
-            make, lambda error: None, f"data {unit.name}", "data", about, found.state == "damaged"
+            make,
+            lambda error: None,
+            what=f"data {unit.name}",
+            why="data",
+            about=about,
+            is_repair=found.state == "damaged",
         )
 
     @property

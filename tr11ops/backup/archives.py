@@ -238,9 +238,9 @@ def open_archive(name: str, card: RunCard) -> Archive:
     remote: Archive = open_remote(
         address,
         section.options if is_alike else {},
-        credentials,
-        key,
-        card.run.name,
+        credentials_file=credentials,
+        name=key,
+        run=card.run.name,
         run_id=_run_id(card),
     )
     return remote

@@ -289,7 +289,7 @@ def copy_source(
     visible as a copy, and what was sent is gone on with by the next call.
     """
     carrier = Carrier(archive, source, transfer)
-    destination = _find_destination(carrier.archive, source, kind, base, format)
+    destination = _find_destination(carrier.archive, source, kind=kind, base=base, format=format)
     if destination.receipt is not None:
         if not repair:
             return destination.receipt
@@ -311,11 +311,20 @@ def copy_source(
         run_id=run_id,
     )
     try:
-        return _copy(source, carrier, destination, blank, transfer.parallel, clock)
+        return _copy(
+            source,
+            carrier,
+            destination=destination,
+            blank=blank,
+            parallel=transfer.parallel,
+            clock=clock,
+        )
     except ArchivePermanentError:
         # another copier of the same checkpoint may have been faster, and its copy have its name
         # already
-        found = _find_destination(carrier.archive, source, kind, base, format).receipt
+        found = _find_destination(
+            carrier.archive, source, kind=kind, base=base, format=format
+        ).receipt
         if found is None or found == destination.receipt:
             raise
         return found

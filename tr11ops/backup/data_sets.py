@@ -114,11 +114,11 @@ def read_unit(unit: DataUnit) -> CopySource:
     return CopySource(
         unit.folder,
         0,
-        identity_of_files(unit.folder, unit.files),
-        tuple(files),
-        None,
-        now(),
-        unit.files,
+        identity=identity_of_files(unit.folder, unit.files),
+        files=tuple(files),
+        manifest=None,
+        created=now(),
+        members=unit.files,
     )
 
 

@@ -140,7 +140,7 @@ def run_drill(
     began = time.monotonic()
     with ArchiveLock(context.directory, CLAIM, context.stop, context.clock):
         try:
-            passed, message = _try(context, archive, copy, folder, look)
+            passed, message = _try(context, archive, copy=copy, folder=folder, look=look)
         except CopyStopped:
             raise  # the next drill goes on from there
         except BaseException:
@@ -150,11 +150,11 @@ def run_drill(
         drill = DrillRecord(
             context.clock(),
             archive.name,
-            copy.step,
-            passed,
-            message,
-            copy.bytes,
-            time.monotonic() - began,
+            step=copy.step,
+            passed=passed,
+            message=message,
+            bytes=copy.bytes,
+            seconds=time.monotonic() - began,
         )
         write_drill(context.directory, drill)
         said = {"archive": archive.name, "step": copy.step, "bytes": copy.bytes, "passed": passed}
@@ -174,7 +174,9 @@ def _try(
         if receipt is None:
             fault = f"{archive.address}/{copy.location} has no receipt any more"
             name = receipt_path(copy.location).rpartition("/")[2]
-            note_record(context.directory, context.journal, copy, {name: fault}, "drill")
+            note_record(
+                context.directory, context.journal, copy=copy, faults={name: fault}, why="drill"
+            )
             return False, fault
         with context.watch(f"drill {copy.step}", receipt.bytes) as progress:
             restored = restore_checkpoint(archive, receipt, folder, context.transfer(progress))
@@ -183,7 +185,11 @@ def _try(
     except (ArchiveError, CopyError, ValueError) as error:
         if isinstance(error, CopyDamaged):
             note_record(
-                context.directory, context.journal, copy, {error.path: error.fault}, "drill"
+                context.directory,
+                context.journal,
+                copy=copy,
+                faults={error.path: error.fault},
+                why="drill",
             )
         return False, cause(error)
     found = look(restored)

@@ -163,7 +163,14 @@ def plan_round(
             else:
                 why = copy.why
             due.append(
-                Due(copy.step, copy.kind, copy.archive, why, here[copy.step].identity, broken)
+                Due(
+                    copy.step,
+                    copy.kind,
+                    archive=copy.archive,
+                    why=why,
+                    identity=here[copy.step].identity,
+                    repairs=broken,
+                )
             )
     if not asked.steps:
         due += _damaged_beside(of_here, here, due, asked.kind)
@@ -203,7 +210,14 @@ def _damaged_beside(
     """Damaged copies that no rule asks for any more, but that can be repaired from what is here."""
     known = {(copy.step, copy.kind, copy.archive) for copy in due}
     return [
-        Due(copy.step, copy.kind, copy.archive, "the copy is damaged", copy.identity, repairs=True)
+        Due(
+            copy.step,
+            copy.kind,
+            archive=copy.archive,
+            why="the copy is damaged",
+            identity=copy.identity,
+            repairs=True,
+        )
         for copy in copies
         if not copy.is_whole
         and copy.step in here

@@ -84,7 +84,13 @@ def copy_logs(directory: RunDirectory, archive: Archive, transfer: Transfer) -> 
             continue
         transfer.check_stop()
         try:
-            was_sent = _copy(archive, folder, f"{folder.name}/{shown(file.path)}", file, transfer)
+            was_sent = _copy(
+                archive,
+                folder,
+                far=f"{folder.name}/{shown(file.path)}",
+                file=file,
+                transfer=transfer,
+            )
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
@@ -128,15 +134,20 @@ def _copy(archive: Archive, folder: Path, far: str, file: CopiedLog, transfer: T
     there = archive.look(far)
     if there is not None:
         begins_alike = there.bytes <= file.bytes and not differs(
-            archive, far, 0, there.bytes, _digest(content, there.bytes), transfer
+            archive,
+            far,
+            offset=0,
+            length=there.bytes,
+            digest=_digest(content, there.bytes),
+            transfer=transfer,
         )
         if begins_alike and there.bytes == file.bytes:
             return False
         if not begins_alike:
             far = f"{far}.{digest[:8]}"
     for attempt in range(ATTEMPTS):
-        archive.retry(lambda: _send(archive, content, far, file, transfer))
-        fault = differs(archive, far, 0, file.bytes, digest, transfer)
+        archive.retry(lambda: _send(archive, content, far=far, file=file, transfer=transfer))
+        fault = differs(archive, far, offset=0, length=file.bytes, digest=digest, transfer=transfer)
         if not fault:
             return True
         transfer.say(f"{far}: {fault}" + ("; sending it again" if attempt < ATTEMPTS - 1 else ""))

@@ -69,7 +69,7 @@ class FsspecArchive:
     def upload(self, path: str, size: int, identity: str) -> Upload:
         self._marker.require()
         part = f"{PARTS}/{secrets.token_hex(8)}"
-        return _PartUpload(self, self._files, path, self._full(part), size)
+        return _PartUpload(self, self._files, path=path, part=self._full(part), size=size)
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
         with self.asking(path):
@@ -272,9 +272,20 @@ def open_remote(
         )
     if match[1] in {"gs", "gcs"}:
         return _open_bucket(
-            url, dict(options or {}), credentials_file, name, (run, run_id), environment
+            url,
+            dict(options or {}),
+            credentials_file=credentials_file,
+            name=name,
+            owner=(run, run_id),
+            environment=environment,
         )
-    return _open_any(url.rstrip("/"), dict(options or {}), credentials_file, name, (run, run_id))
+    return _open_any(
+        url.rstrip("/"),
+        dict(options or {}),
+        credentials_file=credentials_file,
+        name=name,
+        owner=(run, run_id),
+    )
 
 
 def _open_bucket(

@@ -212,7 +212,9 @@ class GcsArchive:
             return SmallUpload(self, path, size)
         name = self._name(path)
         saved = self._sessions.find(
-            session_key(self._bucket.endpoint, self._bucket.name, name, size, identity)
+            session_key(
+                self._bucket.endpoint, self._bucket.name, name=name, size=size, identity=identity
+            )
         )
         if saved is not None:
             offset = self._persisted(path, saved)
@@ -381,7 +383,13 @@ class GcsArchive:
             raise ArchiveUnavailable(f"{self.address}/{path}: the server began no upload session")
         target = f"{location.path}?{location.query}"
         session = UploadSession(
-            self._bucket.endpoint, self._bucket.name, name, size, identity, target, time.time()
+            self._bucket.endpoint,
+            self._bucket.name,
+            name=name,
+            size=size,
+            identity=identity,
+            target=target,
+            begun=time.time(),
         )
         self._sessions.keep(session)
         return session
@@ -484,7 +492,7 @@ class GcsArchive:
             where = self.address
         wait = wait_of(answer.headers, time.time())
         return error_of_status(
-            answer.status, where, self._bucket.who, message_of(answer.body), wait
+            answer.status, where, who=self._bucket.who, message=message_of(answer.body), wait=wait
         )
 
     def _authorise(self, headers: dict[str, str]) -> None:

@@ -47,7 +47,9 @@ class UploadSession(Record):
 
     @property
     def key(self) -> str:
-        return session_key(self.server, self.bucket, self.name, self.size, self.identity)
+        return session_key(
+            self.server, self.bucket, name=self.name, size=self.size, identity=self.identity
+        )
 
 
 def session_key(server: str, bucket: str, name: str, size: int, identity: str) -> str:

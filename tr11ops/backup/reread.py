@@ -64,12 +64,26 @@ def fault_of(
     file, is_tar = piece.file, piece.receipt.format == "tar"
     path = file_path(piece.receipt, file)
     fault = differs(
-        archive, path, file.offset or 0, file.bytes, file.digest, transfer, is_part=is_tar
+        archive,
+        path,
+        offset=file.offset or 0,
+        length=file.bytes,
+        digest=file.digest,
+        transfer=transfer,
+        is_part=is_tar,
     )
     for position, content in (gaps or {}).get(file.path, ()):
         if not fault:
             digest = hashlib.sha256(content).hexdigest()
-            fault = differs(archive, path, position, len(content), digest, transfer, is_part=True)
+            fault = differs(
+                archive,
+                path,
+                offset=position,
+                length=len(content),
+                digest=digest,
+                transfer=transfer,
+                is_part=True,
+            )
             fault = fault and f"its header in the tar: {fault}"
     return fault
 

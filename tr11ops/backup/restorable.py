@@ -136,7 +136,9 @@ def restorable(
     """
     owner = owner_of(archive)
     run = run or (owner.run if owner is not None else "")
-    found = chosen(candidates(archive, owner, run, run_id, variant), step, kind, identity)
+    found = chosen(
+        candidates(archive, owner, run=run, run_id=run_id, variant=variant), step, kind, identity
+    )
     if found is not None:
         return found
     name = checkpoint_name(step)

@@ -62,7 +62,7 @@ def restore_checkpoint(
             _require_same(home, receipt, transfer)
             on_whole()
         else:
-            _restore(archive, receipt, into, home, transfer, on_whole)
+            _restore(archive, receipt, into=into, home=home, transfer=transfer, on_whole=on_whole)
     except OSError as error:
         raise _of_system(error, into) from None
     return home

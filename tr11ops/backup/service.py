@@ -51,7 +51,7 @@ def note_damage(
     if not receipt.verified:
         return False
     known = latest_record(directory, CopyRecord.of(receipt, archive.name, archive.address))
-    return note_record(directory, journal, known, faults, why)
+    return note_record(directory, journal, copy=known, faults=faults, why=why)
 
 
 def note_record(
@@ -106,7 +106,7 @@ def _one_archive(context: BackupContext, request: RoundRequest, name: str) -> Ar
     tally.archive, tally.address = archive.name, archive.address
     try:
         with ArchiveLock(context.directory, archive.name, context.stop, context.clock) as turn:
-            work = ArchiveRound(context, request, archive, turn, tally)
+            work = ArchiveRound(context, request, archive=archive, lock=turn, tally=tally)
             try:
                 work.run()
             except (ArchiveError, CopyError, ArchiveLocked, OSError, ValueError) as error:
@@ -132,7 +132,14 @@ def _keep_unopened(context: BackupContext, tally: ArchiveTally) -> None:
         copies = [copy for copy in read_copies(context.directory) if copy.archive == tally.archive]
         write_archive_state(
             context.directory,
-            after_round(before, tally.archive, address, context.clock(), copies, tally.faults[0]),
+            after_round(
+                before,
+                tally.archive,
+                address=address,
+                now=context.clock(),
+                copies=copies,
+                fault=tally.faults[0],
+            ),
         )
         summarise(context.directory)
     except (OSError, ValueError) as error:

@@ -103,7 +103,7 @@ def read_source(folder: Path, step: int, kind: Kind) -> CopySource:
     if manifest is None:
         files = tuple(_chosen(_walk(folder), kind))
         _check(folder, files)
-        return CopySource(folder, step, identity, files, None, 0.0)
+        return CopySource(folder, step, identity=identity, files=files, manifest=None, created=0.0)
     if hashlib.sha256(content).hexdigest() != identity:
         raise CheckpointChanged(f"{folder} was replaced while it was looked at")
     if manifest.step != step:
@@ -121,7 +121,12 @@ def read_source(folder: Path, step: int, kind: Kind) -> CopySource:
     if kind != "full":
         content = _manifest_of(manifest, files)
     return CopySource(
-        folder, step, identity, files, _made(MANIFEST_FILE, content), manifest.created
+        folder,
+        step,
+        identity=identity,
+        files=files,
+        manifest=_made(MANIFEST_FILE, content),
+        created=manifest.created,
     )
 
 

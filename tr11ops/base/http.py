@@ -168,7 +168,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage
     ) -> Any:
         fp.close()  # its body is of no use, and may have no end: the library would read it
-        return super().http_error_302(req, io.BytesIO(), code, msg, headers)
+        return super().http_error_302(req, io.BytesIO(), code=code, msg=msg, headers=headers)
 
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
@@ -181,7 +181,9 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         headers: HTTPMessage,
         newurl: str,
     ) -> urllib.request.Request | None:
-        following = super().redirect_request(req, fp, code, msg, headers, newurl)
+        following = super().redirect_request(
+            req, fp, code=code, msg=msg, headers=headers, newurl=newurl
+        )
         if origin(newurl)[0] not in {"http", "https"}:  # the library would ask an FTP server
             raise urllib.error.HTTPError(newurl, code, msg, headers, fp)
         token = req.unredirected_hdrs.get("Authorization")

@@ -281,11 +281,11 @@ class Pruner(Record):
         return cls(
             directory,
             replace(policy, away=away),
-            who,
-            sight,
-            why,
-            card.checkpoint.load,
-            need,
+            who=who,
+            sight=sight,
+            why=why,
+            load=card.checkpoint.load,
+            need=need,
             **rest,
         )
 
@@ -396,7 +396,10 @@ class Pruner(Record):
             for name in doomed:
                 faults = remove(self.folder / name, self.progress, self.stop)
                 if faults:
-                    self._add(outcomes, RemovalOutcome(name, 0, 0, "failed", "; ".join(faults)))
+                    self._add(
+                        outcomes,
+                        RemovalOutcome(name, 0, bytes=0, result="failed", text="; ".join(faults)),
+                    )
                 else:
                     finished.append(name)
             for victim in victims:

@@ -81,10 +81,18 @@ def look_at(place: Path, name: str, kind: Kind, step: int) -> QuarantinedCheckpo
     except FileNotFoundError:
         return None
     except OSError:
-        return QuarantinedCheckpoint(name, step, kind, 0, 0, None, place.is_symlink())
+        return QuarantinedCheckpoint(
+            name, step, kind=kind, bytes=0, files=0, changed=None, is_link=place.is_symlink()
+        )
     changed = tree.changed if tree.is_whole else None
     return QuarantinedCheckpoint(
-        name, step, kind, sum(tree.sizes.values()), len(tree.sizes), changed, place.is_symlink()
+        name,
+        step,
+        kind=kind,
+        bytes=sum(tree.sizes.values()),
+        files=len(tree.sizes),
+        changed=changed,
+        is_link=place.is_symlink(),
     )
 
 

@@ -111,7 +111,13 @@ def decide(
         rule, why = _reason(entry, state, clocks)
         found.append(
             RetentionDecision(
-                entry.name, entry.step, entry.bytes, entry.identity, rule == "goes", rule, why
+                entry.name,
+                entry.step,
+                bytes=entry.bytes,
+                identity=entry.identity,
+                goes=rule == "goes",
+                rule=rule,
+                why=why,
             )
         )
     return tuple(sorted(found, key=lambda decision: decision.step))
@@ -134,11 +140,11 @@ def decide_quarantined(
                 RetentionDecision(
                     quarantined.name,
                     quarantined.step,
-                    quarantined.bytes,
-                    quarantined.identity,
-                    goes,
-                    rule,
-                    why,
+                    bytes=quarantined.bytes,
+                    identity=quarantined.identity,
+                    goes=goes,
+                    rule=rule,
+                    why=why,
                 )
             )
     return tuple(found)
@@ -172,10 +178,10 @@ class _State(Record):
         return cls(
             catalogue,
             policy,
-            sound,
-            _wanted(catalogue, policy, sound, counting),
-            _milestones(catalogue, policy, sound, counting),
-            named,
+            sound=sound,
+            wanted=_wanted(catalogue, policy, sound, counting),
+            milestones=_milestones(catalogue, policy, sound, counting),
+            named=named,
         )
 
     def newer(self, step: int) -> int:

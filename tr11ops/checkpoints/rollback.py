@@ -230,7 +230,18 @@ def plan_rollback(
     else:
         before = checkpoint_name(catalogue.latest)
     event = RecoveryEvent(
-        BY_HAND, math.nan, math.nan, last, first, step, first, end, now(), moves, before, who
+        BY_HAND,
+        math.nan,
+        median=math.nan,
+        iteration=last,
+        first_sign=first,
+        to_step=step,
+        skip_first=first,
+        skip_last=end,
+        time=now(),
+        moved=moves,
+        latest=before,
+        who=who,
     )
     note = {
         "kind": "roll-back",
@@ -241,7 +252,9 @@ def plan_rollback(
     changed = RecoveryRecord(
         (*record.events, event), PendingMoves(moves, checkpoint_name(step), note)
     )
-    return RollbackPlan("roll-back", step, catalogue.latest, changed, data)
+    return RollbackPlan(
+        "roll-back", step, latest_before=catalogue.latest, record=changed, skip=data
+    )
 
 
 def not_finite_left(
@@ -411,7 +424,7 @@ def carry_out(
         Journal(directory.journal).write(BEGUN, why or _text(plan), _data(plan), who)
         fence()
         write_recovery(directory.paths, plan.record)
-        _finish(directory, plan.record, who, why or _text(plan), fence)
+        _finish(directory, plan.record, who=who, why=why or _text(plan), fence=fence)
 
 
 def finish_pending(
@@ -419,7 +432,7 @@ def finish_pending(
 ) -> RecoveryRecord:
     """Do what is left of a recorded roll-back, under `claimed`. Raises OSError, TrainerAlive."""
     with _leased(directory, ended) as fence:
-        return _finish(directory, record, who, why, fence)
+        return _finish(directory, record, who=who, why=why, fence=fence)
 
 
 def _finish(

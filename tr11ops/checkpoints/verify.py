@@ -82,7 +82,7 @@ def verify(
     try:
         manifest = Manifest.read(place)
         if manifest is not None and identity_of(place) == row.identity:
-            found = _read_all(place, manifest, parallel, progress, stop)
+            found = _read_all(place, manifest, parallel=parallel, progress=progress, stop=stop)
             if identity_of(place) == row.identity:
                 return _judged(row, manifest, found, who)
     except DigestStopped:
@@ -119,12 +119,12 @@ def _judged(row: SavedCheckpoint, manifest: Manifest, found: list[_Read], who: s
     record = DigestRecord(
         row.step,
         row.identity,
-        time.time(),
-        len(manifest.files),
-        manifest.total_bytes,
-        bad,
-        who,
-        host_name(),
+        time=time.time(),
+        files=len(manifest.files),
+        bytes=manifest.total_bytes,
+        bad=bad,
+        who=who,
+        host=host_name(),
     )
     return VerifyResult(row.step, "bad" if bad else "fine", record, unread[0] if unread else "")
 

@@ -238,9 +238,12 @@ def _do(context: RunContext, typed: Sequence[str], change: AlertChange, kind: st
         return _changed(context, alerts, f"would-be-{action}", f"would be {action}", UNCHANGED)
 
     def apply() -> Outcome:
-        wanted = [PersonalChange(name, change, kind, user_name(), context.reason) for name in typed]
+        wanted = [
+            PersonalChange(name, change, kind=kind, who=user_name(), why=context.reason)
+            for name in typed
+        ]
         alerts, faults = change_alerts(
-            directory, context.card, wanted, time.time(), named_card(context.run)
+            directory, context.card, wanted=wanted, now=time.time(), typed=named_card(context.run)
         )
         notes = [f"tr11: {plain_text(fault)}" for fault in faults]
         return _changed(context, alerts, action, action, *notes)
@@ -379,7 +382,11 @@ def test(
     """
     context.seen(missing=None)
     results = send_test(
-        context.directory, context.card, tuple(to or ()), time.time(), named_card(context.run)
+        context.directory,
+        context.card,
+        to=tuple(to or ()),
+        now=time.time(),
+        typed=named_card(context.run),
     )
     if not results:
         raise Refusal(
@@ -398,7 +405,7 @@ def test(
         show(made)
     taken = frozenset(route for route, _, trouble in results if not trouble)
     sent, troubles = send_what_waits(
-        context.directory, context.card, taken, time.time(), named_card(context.run)
+        context.directory, context.card, taken=taken, now=time.time(), typed=named_card(context.run)
     )
     if sent:
         say(
@@ -449,13 +456,22 @@ def digest(
     try:
         if not send:
             subject, lines = read_digest(
-                context.directory, context.card, now, named_card(context.run), situation
+                context.directory,
+                context.card,
+                now=now,
+                typed=named_card(context.run),
+                situation=situation,
             )
             value = {"schema": SCHEMA, "subject": subject, "lines": list(lines)}
             context.emit(value, map(plain_text, (subject, "", *lines)))
             return
         message, notes = send_digest(
-            context.directory, context.card, now, again, named_card(context.run), situation
+            context.directory,
+            context.card,
+            now=now,
+            again=again,
+            typed=named_card(context.run),
+            situation=situation,
         )
     except ValueError as error:
         raise Refusal(f"the alerts cannot be read: {error}", exit_code=3) from None

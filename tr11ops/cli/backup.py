@@ -105,16 +105,23 @@ def _screen(card: RunCard, archives: tuple[str, ...]) -> BackupStatus:
         owner, fault = owner_of(directory, name, now), folder_fault(name, card)
         views.append(
             ArchiveView(
-                name, address, state, ours, plan.due, owner, fault, data_states(card, ours, name)
+                name,
+                address,
+                state=state,
+                copies=ours,
+                due=plan.due,
+                owner=owner,
+                fault=fault,
+                data=data_states(card, ours, name),
             )
         )
     return BackupStatus(
         card.run.name,
         card.run.variant,
-        now,
-        tuple(views),
-        read_drill(directory),
-        card.backup.reread_days,
+        now=now,
+        archives=tuple(views),
+        drill=read_drill(directory),
+        reread_days=card.backup.reread_days,
     )
 
 

@@ -47,7 +47,11 @@ def list_candidates(card: RunCard, step: int, source: str | None, as_json: bool)
                 with closing(backup.opened(name)) as archive:
                     ours = run_id(backup.directory)
                     listed = candidates(
-                        archive, owner_of(archive), card.run.name, ours, card.run.variant
+                        archive,
+                        owner_of(archive),
+                        run=card.run.name,
+                        run_id=ours,
+                        variant=card.run.variant,
                     )
                     found += [(archive.name, one) for one in listed if one.receipt.step == step]
             except (ArchiveError, OSError, ValueError) as error:

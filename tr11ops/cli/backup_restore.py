@@ -112,7 +112,9 @@ def restore_data(
                     else:
                         target = into
                     if not dry_run:
-                        _restore(backup, archive, unit, found[unit], target, why)
+                        _restore(
+                            backup, archive, unit=unit, receipt=found[unit], target=target, why=why
+                        )
                     if not as_json:
                         would = "would come" if dry_run else "is restored"
                         typer.echo(
@@ -135,7 +137,13 @@ def _restore(
     with backup.watch(f"restore {unit}", receipt.bytes) as progress:
         for file in receipt.files:
             try:
-                restore_file(archive, receipt, file.path, target, backup.transfer(progress))
+                restore_file(
+                    archive,
+                    receipt,
+                    path=file.path,
+                    into=target,
+                    transfer=backup.transfer(progress),
+                )
             except CopyDamaged as error:
                 raise Refusal(f"{error}{recorded(backup, archive, receipt, error)}") from None
     if backup.directory.exists:
@@ -237,7 +245,15 @@ def restore(
         if only_list:
             list_data(context.card, source, context.as_json)
             return
-        restore_data(context.card, data, _given(into), source, dry_run, why, context.as_json)
+        restore_data(
+            context.card,
+            data,
+            into=_given(into),
+            source=source,
+            dry_run=dry_run,
+            why=why,
+            as_json=context.as_json,
+        )
         return
     assert step is not None
     if only_list:
@@ -260,16 +276,16 @@ def restore(
         open_backup(card, context.as_json) as backup,
         closing(backup.opened(name)) as archive,
     ):
-        found = _candidate(backup, archive, step, asked.kind, identity)
+        found = _candidate(backup, archive, step=step, kind=asked.kind, identity=identity)
         receipt = found.receipt
-        _require_use(backup, found, into, file, latest)
+        _require_use(backup, found, into=into, file=file, latest=latest)
         if latest:
             _require_movable(backup, into, step)
         _warn(card, archive, receipt)
         made = into / (f"global_step{step}" if file is None else Path(file).name)
         numbers = None
         if not dry_run:
-            made = _restored(backup, archive, found, into, file, why)
+            made = _restored(backup, archive, found=found, into=into, file=file, why=why)
             if file is None:
                 numbers = _numbers_of(made, values)
             if numbers is not None and found.is_ours and backup.directory.exists:
@@ -416,10 +432,14 @@ def _restored(
         with backup.watch(f"restore {receipt.step}", total) as progress:
             transfer = backup.transfer(progress)
             if file is not None:
-                made = restore_file(archive, receipt, file, into, transfer)
+                made = restore_file(archive, receipt, path=file, into=into, transfer=transfer)
             else:
                 made = restore_checkpoint(
-                    archive, receipt, into, transfer, lambda: _keep_id(backup, found, into)
+                    archive,
+                    receipt,
+                    into=into,
+                    transfer=transfer,
+                    on_whole=lambda: _keep_id(backup, found, into),
                 )
     except CopyDamaged as error:
         raise Refusal(f"{error}{recorded(backup, archive, receipt, error)}") from None
@@ -471,7 +491,13 @@ def _note_what_is_here(backup: BackupContext, step: int, into: Path, path: str) 
     home = backup.directory.paths.checkpoint(step)
     if _is_ours(backup, into):
         with suppress(OSError):  # the refusal says what matters
-            note_damage(backup.directory, step, identity_of(home), path, "found by a restore")
+            note_damage(
+                backup.directory,
+                step,
+                identity=identity_of(home),
+                path=path,
+                why="found by a restore",
+            )
 
 
 def _note_restored(backup: BackupContext, receipt: Receipt, made: Path) -> None:
@@ -489,12 +515,12 @@ def _note_restored(backup: BackupContext, receipt: Receipt, made: Path) -> None:
             DigestRecord(
                 receipt.step,
                 identity_of(made),
-                time.time(),
-                len(receipt.files),
-                receipt.bytes,
-                (),
-                user_name(),
-                host_name(),
+                time=time.time(),
+                files=len(receipt.files),
+                bytes=receipt.bytes,
+                bad=(),
+                who=user_name(),
+                host=host_name(),
             ),
         )
 

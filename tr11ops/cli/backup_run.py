@@ -78,7 +78,12 @@ def recorded(backup: BackupContext, archive: Archive, receipt: Receipt, error: C
     try:
         faults = {error.path: error.fault}
         is_noted = note_damage(
-            backup.directory, backup.journal, archive, receipt, faults, "found by a restore"
+            backup.directory,
+            backup.journal,
+            archive=archive,
+            receipt=receipt,
+            faults=faults,
+            why="found by a restore",
         )
     except (OSError, ValueError) as failure:
         return f"; it could not be put on record: {failure}"
@@ -232,10 +237,15 @@ def run_copies(
             "backup",
             "run",
             *map(str, steps or ()),
-            *_options(to, kind, limit, parallel, no_logs, why),
+            *_options(to, kind, limit=limit, parallel=parallel, no_logs=no_logs, why=why),
         ]
         _submit(
-            card, context.card_path, context.overrides, words, context.scheduler, context.as_json
+            card,
+            context.card_path,
+            overrides=context.overrides,
+            words=words,
+            kind=context.scheduler,
+            as_json=context.as_json,
         )
         return
 
@@ -393,7 +403,9 @@ def open_backup(card: RunCard, is_quiet: bool) -> Iterator[BackupContext]:
         return ByteProgress(what, total, is_quiet=is_quiet)
 
     with stopping() as stop:
-        yield BackupContext(card, directory, Journal(directory.journal), say, watch, stop)
+        yield BackupContext(
+            card, directory, journal=Journal(directory.journal), say=say, watch=watch, stop=stop
+        )
 
 
 @contextmanager
@@ -430,7 +442,11 @@ def _submit(
     directory = directory_of(card)
     folder = Path.cwd()
     invocation = Invocation(
-        card, (folder / path).absolute(), tuple(overrides or ()), folder, dict(os.environ)
+        card,
+        (folder / path).absolute(),
+        overrides=tuple(overrides or ()),
+        folder=folder,
+        environment=dict(os.environ),
     )
     submit_context = SubmitContext(
         invocation, directory, open_scheduler(kind_to_watch(directory, kind)), tuple(words)

@@ -264,7 +264,9 @@ def read_them(
         for entry in chosen:
             progress.describe(f"step {entry.step}")
             before = progress.done
-            reading = read_checkpoint(entry, parallel, progress.advance, stop, user_name())
+            reading = read_checkpoint(
+                entry, parallel, progress=progress.advance, stop=stop, who=user_name()
+            )
             # what was not read of it is not left either
             progress.advance(entry.bytes - (progress.done - before))
             readings.append(reading)

@@ -378,7 +378,7 @@ def pin(
     entry = find_checkpoint(catalogue, step)
     who = user_name()
     try:
-        is_new = put_pin(directory, entry.step, who, context.reason, time.time())
+        is_new = put_pin(directory, entry.step, who=who, why=context.reason, when=time.time())
     except (OSError, ValueError) as error:
         raise _unwritten(error) from None
     if is_new:

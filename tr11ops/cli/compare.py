@@ -197,21 +197,29 @@ def compare_runs(
         require_file(output, "--output")
     within = range_of_options(first, last)
     courses = _with_names_of_their_own([course_named(run) for run in runs])
-    curves = [curve_of(course.name, course.steps(), by, value, within) for course in courses]
+    curves = [
+        curve_of(course.name, course.steps(), axis=by, value=value, within=within)
+        for course in courses
+    ]
     try:
         compared = compare(curves, rows, lines, within)
     except ValueError as error:
         raise Refusal(f"{value} by {by}: {error}", exit_code=3) from None
     if output is not None:
         page = page_of_comparison(
-            curves, compared, by, value, timestamp(time.time(), None), str(within)
+            curves,
+            compared,
+            axis=by,
+            value=value,
+            made=timestamp(time.time(), None),
+            within=str(within),
         )
         try:
             write_atomically(output, render(page))
         except OSError as error:
             raise Refusal(f"--output {output}: {error.strerror or error}") from None
-    screen = _screen(courses, curves, compared, by, value, within)
-    answer(as_json, _document(courses, compared, by, value, within), screen)
+    screen = _screen(courses, curves, compared=compared, axis=by, value=value, within=within)
+    answer(as_json, _document(courses, compared, axis=by, value=value, within=within), screen)
     if output is not None:
         say(f"written: {output}")
 

@@ -89,7 +89,9 @@ def estimate(
     card = context.card_with_undefined()
     if card.slurm.gpus_per_node and not has_slurm():
         card = with_gpus_of(card, [this_machine()])
-    found = derive(card, seconds_per_iteration, tflops, tasks, _steps(card))
+    found = derive(
+        card, seconds_per_iteration, assumed_tflops=tflops, asked_attempts=tasks, steps=_steps(card)
+    )
     if context.as_json:
         emit(found.to_json())
         return

@@ -161,9 +161,11 @@ def run_jobs(
     if is_never_launched(directory_of(card)) and any(True for _ in cells()):
         cron_context = None  # the run itself was never launched, a study of its card was
     else:
-        cron_context = cron_context_of(card, context.card_path, context.overrides, way, must_end)
+        cron_context = cron_context_of(
+            card, context.card_path, overrides=context.overrides, way=way, must_end=must_end
+        )
     if name is None and not once:
-        _run_daemon(cron_context, card, wanted(jobs), context, cells)
+        _run_daemon(cron_context, card, jobs=wanted(jobs), context=context, cells=cells)
         return
     if name is not None:
         try:
@@ -181,7 +183,7 @@ def run_jobs(
     if (name is None and chain != "daily") or name == WATCHING:
         with obeying(lambda _: must_end.set()):
             of_cells = tuple(run_cell_rounds(cells(), forced=name is not None))
-    _show_rounds(rounds, of_cells, cron_context, quiet, context.as_json)
+    _show_rounds(rounds, of_cells, cron_context=cron_context, quiet=quiet, as_json=context.as_json)
     raise typer.Exit(
         max((exit_code(done) for done in (*rounds, *(done for _, done in of_cells))), default=0)
     )
@@ -319,10 +321,10 @@ def status(
     seen = look(
         card,
         jobs_of(card, context.run),
-        directory,
-        lambda: open_scheduler("slurm"),
-        now,
-        lambda: in_crontab(context),
+        directory=directory,
+        open_scheduler=lambda: open_scheduler("slurm"),
+        now=now,
+        in_table=lambda: in_crontab(context),
     )
     if context.as_json:
         emit(_status_values(seen))

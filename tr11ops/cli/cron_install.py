@@ -111,7 +111,9 @@ def install(
     crontab = _run_crontab(chosen, invocation, directory, jobs)
     change = _table_errors(lambda: plan_install(crontab, time.time()))
     changes = _changed_intervals(directory, jobs)
-    carry_out(context, _crontab_change(context, crontab, change, "install", changes))
+    carry_out(
+        context, _crontab_change(context, crontab, change=change, action="install", lines=changes)
+    )
 
 
 def remove(
@@ -130,7 +132,7 @@ def remove(
         return
     crontab = _run_crontab(chosen, invocation, directory, jobs)
     change = _table_errors(lambda: plan_removal(crontab))
-    carry_out(context, _crontab_change(context, crontab, change, "remove", ()))
+    carry_out(context, _crontab_change(context, crontab, change=change, action="remove", lines=()))
 
 
 # ----------------------------------------------------------------------------- how
@@ -138,7 +140,11 @@ def opened(context: RunContext) -> tuple[Invocation, RunDirectory, tuple[Periodi
     """What a command line means. Raises CardError."""
     card, folder = context.card, Path.cwd()
     invocation = Invocation(
-        card, folder / context.card_path, context.overrides, folder, dict(os.environ)
+        card,
+        folder / context.card_path,
+        overrides=context.overrides,
+        folder=folder,
+        environment=dict(os.environ),
     )
     return invocation, context.directory, jobs_of(card, context.run)
 
@@ -192,7 +198,14 @@ def chain_context(
     )
     scheduler, where = open_scheduler("slurm"), placement or JobPlacement()
     return ChainContext(
-        chain, schedule, invocation, directory, scheduler, say, words=words, placement=where
+        chain,
+        schedule,
+        invocation=invocation,
+        directory=directory,
+        scheduler=scheduler,
+        say=say,
+        words=words,
+        placement=where,
     )
 
 
@@ -239,7 +252,14 @@ def _chains_to_install(
     """
     directory, placement = context.directory, _placement(invocation)
     every = [
-        chain_context(name, invocation, directory, jobs, round_seconds, placement)
+        chain_context(
+            name,
+            invocation,
+            directory=directory,
+            jobs=jobs,
+            round_seconds=round_seconds,
+            placement=placement,
+        )
         for name in CHAINS
     ]
     chains = [chain for chain in every if of_chain(jobs, chain.name)]
@@ -285,7 +305,9 @@ def _chains_to_end(
     def apply() -> Outcome:
         cancelled: list[str] = []
         for name in CHAINS:
-            cancelled += end_chain(chain_context(name, invocation, directory, jobs, None))
+            cancelled += end_chain(
+                chain_context(name, invocation, directory=directory, jobs=jobs, round_seconds=None)
+            )
         for number in cancelled:
             say(f"cancelled: job {number}")
         _note(directory, "cron-removed", "slurm", {"cancelled": cancelled})
@@ -445,7 +467,9 @@ def watched_cells(
                     for job in wanted(job_table(cell_card))
                     if job.name == WATCHING
                 )
-                context = cron_context_of(cell_card, cell_path, (), way, must_end)
+                context = cron_context_of(
+                    cell_card, cell_path, overrides=(), way=way, must_end=must_end
+                )
                 yield WatchedCell(f"{manifest.name}/{cell.name}", context, jobs)
 
 
@@ -513,7 +537,14 @@ def link(
         os.environ.get("SLURM_JOB_PARTITION") or None, int(memory) if memory.isdigit() else None
     )
     # the next link runs where this one does
-    own = chain_context(chain, invocation, directory, jobs, round_seconds, here)
+    own = chain_context(
+        chain,
+        invocation,
+        directory=directory,
+        jobs=jobs,
+        round_seconds=round_seconds,
+        placement=here,
+    )
 
     def seconds_left() -> float:
         return own.time_limit_seconds - LINK_MARGIN_SECONDS - (time.monotonic() - began)
@@ -600,7 +631,11 @@ def _opened_or_kept(
         card = card_from_resolved(value, str(kept))
         folder = Path.cwd()
         invocation = Invocation(
-            card, folder / (context.run or ""), context.overrides, folder, dict(os.environ)
+            card,
+            folder / (context.run or ""),
+            overrides=context.overrides,
+            folder=folder,
+            environment=dict(os.environ),
         )
         return (
             invocation,

@@ -468,9 +468,9 @@ def _with_conclusion(sight: _Sight, found: Diagnosis) -> Diagnosis:
     conclusion = conclude(
         directory.paths.attempt(attempt),
         found.number,
-        found.log_evidence,
-        lambda: _step_code(sight, attempt),
-        lambda: _job_word(sight, directory, attempt),
+        log_evidence=found.log_evidence,
+        step_code=lambda: _step_code(sight, attempt),
+        job_word=lambda: _job_word(sight, directory, attempt),
     )
     if conclusion is None:
         return found

@@ -86,9 +86,9 @@ def drill(
         began = time.time()
         results: tuple[PhaseResult, ...] = ()
         try:
-            results = Drill(directory, edge, job_id, phases, float(margin), say).run(
-                began + timeout
-            )
+            results = Drill(
+                directory, edge, submission=job_id, phases=phases, margin=float(margin), say=say
+            ).run(began + timeout)
         finally:
             if len(results) < len(phases) or not all(result.is_fine for result in results):
                 _cancel(edge, job_id)

@@ -128,13 +128,22 @@ def handover(
     begun, basis = begin_of(since, now, ledger.entries)
     reader = in_time(lambda: open_reader(directory, context.scheduler))
     facts = facts_of(card, context.run or "")
-    material = in_time(lambda: _gather(card, directory, facts, reader, ledger, begun, now))
+    material = in_time(
+        lambda: _gather(
+            card, directory, facts=facts, scheduler=reader, ledger=ledger, begun=begun, now=now
+        )
+    )
     ahead = min(MOST_AHEAD_SECONDS, max(LEAST_AHEAD_SECONDS, now - begun))
     coming = coming_events(material.snapshot, material.extra, card, ahead)
-    made = hand_over(material, begun, now, basis, coming)
+    made = hand_over(material, begun, until=now, basis=basis, coming=coming)
     if start:
         made = replace(
-            made, start=in_time(lambda: _start(card, directory, reader, material.snapshot, now))
+            made,
+            start=in_time(
+                lambda: _start(
+                    card, directory, scheduler=reader, snapshot=material.snapshot, now=now
+                )
+            ),
         )
     if context.as_json:
         text = json.dumps(document(made), indent=1, allow_nan=False) + "\n"

@@ -383,15 +383,15 @@ def prepare(
     return LaunchJob(
         card,
         text,
-        directory_of(card),
-        spec,
-        LaunchRequest(
+        directory=directory_of(card),
+        array=spec,
+        request=LaunchRequest(
             exclude=names, after=after, read_digests=verify, beside_namesakes=allow_namesake
         ),
-        open_scheduler(scheduler),
-        open_scheduler,
-        user_name(),
-        loaded.base,
+        scheduler=open_scheduler(scheduler),
+        other_scheduler=open_scheduler,
+        user=user_name(),
+        base=loaded.base,
     )
 
 

@@ -89,7 +89,7 @@ def queue_change(job: LaunchJob, context: RunContext, replaces: bool) -> Change:
         return Outcome(document, (text,) if text else (), tuple(notes), exit_code=code)
 
     def apply() -> Outcome:
-        result = carry_out_repair(job, repair, view, plan, context.reason)
+        result = carry_out_repair(job, repair, view=view, plan_again=plan, why=context.reason)
         text = ""
         notes: tuple[str, ...] = ()
         if result.submitted:

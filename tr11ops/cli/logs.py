@@ -396,18 +396,27 @@ def logs(
     _check(places, context.as_json and not summary, every, attempt)
     if remote is None and (endpoint is not None or variant is not None):
         raise Refusal("--endpoint and --variant go with --remote OWNER/NAME", exit_code=2)
-    query = _query(follow, lines, level, iterations, since, grep, around, no_pulse)
+    query = _query(
+        follow,
+        lines,
+        level=level,
+        iterations=iterations,
+        since=since,
+        grep=grep,
+        context=around,
+        no_pulse=no_pulse,
+    )
     try:
         if remote is not None:
             pause = every if follow else None
             show_remote(
                 remote,
                 _of_attempt(query, attempt),
-                pause,
-                summary,
-                context.as_json,
-                endpoint,
-                variant,
+                every=pause,
+                summary=summary,
+                as_json=context.as_json,
+                endpoint=endpoint,
+                variant=variant,
             )
             return
         directory = None if file is not None else context.directory
@@ -418,7 +427,7 @@ def logs(
         elif places[2] and directory is not None:
             find = workers(directory, ranks_of(rank), frozenset(node or ()), attempt)
             if not follow:
-                require_workers(directory, find(), rank, node, attempt)
+                require_workers(directory, find(), rank=rank, node=node, attempt=attempt)
             _show(find, query, follow)
         else:
             _show_main_log(file, directory, _of_attempt(query, attempt), follow)
@@ -475,7 +484,11 @@ def _query(
             exit_code=2,
         ) from None
     wanted = LineQuery(
-        LEVELS[level.lower()] if level else None, pattern, context, not no_pulse, steps
+        LEVELS[level.lower()] if level else None,
+        pattern,
+        context=context,
+        pulse=not no_pulse,
+        iterations=steps,
     )
     query = Query(wanted, lines, moment)
     if lines is None and not query.has_place and (follow or not wanted.searches):

@@ -102,9 +102,9 @@ def list_nodes(
         for row in rows(
             chosen,
             nodes_context.exclusions,
-            nodes_context.jobs,
-            nodes_context.suspects,
-            nodes_context.shared.entries,
+            jobs=nodes_context.jobs,
+            suspects=nodes_context.suspects,
+            elsewhere=nodes_context.shared.entries,
         )
         if (not wanted or row.name in wanted) and (row.exclusion is not None or not excluded)
     ]

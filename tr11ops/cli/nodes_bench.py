@@ -156,7 +156,9 @@ def search_nodes(
         say(f"spares of job {label}, searched inside it: {compress(held)}")
     model = FaultModel(detection=detection)
     if dry_run:
-        groups = plan_round(names, model.suspicions(names), model, least, random.Random(0))
+        groups = plan_round(
+            names, model.suspicions(names), model=model, least=least, chance=random.Random(0)
+        )
         for line in [
             f"{counted(len(groups), 'job')} in the first round:",
             *(f"  {compress(group)}" for group in groups),
@@ -174,9 +176,9 @@ def search_nodes(
             inside = SpareGroups(
                 nodes_context.directory.paths,
                 holders,
-                request,
-                environment,
-                lambda job_id: _runs(nodes_context, job_id),
+                request=request,
+                environment=environment,
+                runs=lambda job_id: _runs(nodes_context, job_id),
             )
             run = PooledGroups(
                 holders, SlurmGroups(nodes_context.scheduler, settings, request), inside
@@ -388,11 +390,11 @@ def bench_nodes(
     request = BenchRequest(
         tuple(names),
         str(folder),
-        repeats,
-        sample,
-        timeout,
-        disk,
-        command,
+        repeats=repeats,
+        sample_seconds=sample,
+        seconds=timeout,
+        disk=disk,
+        command=command,
         on_slurm=nodes_context.scheduler.name == "slurm",
     )
     try:

@@ -123,7 +123,14 @@ def exclude(
         tell_other_runs(nodes_context)
         if report is not None:
             write_note(nodes_context, names, report)
-        return _outcome(context, "excluded", names, changes, done.failures, may_exclude=left)
+        return _outcome(
+            context,
+            "excluded",
+            names=names,
+            changes=changes,
+            failed=done.failures,
+            may_exclude=left,
+        )
 
     preview = _outcome(context, "would-exclude", names, changes, may_exclude=left)
     carry_out(context, Change(lines, f"Exclude {_shown(names)}?", apply, preview, unchanged=""))
@@ -273,7 +280,7 @@ def include(
     def apply() -> Outcome:
         failed = readmit(nodes_context, names, context.reason)
         tell_other_runs(nodes_context)
-        return _outcome(context, "included", names, changes, failed)
+        return _outcome(context, "included", names=names, changes=changes, failed=failed)
 
     change = Change(
         [

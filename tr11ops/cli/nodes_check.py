@@ -414,7 +414,9 @@ def _starter(
         if way.inside or not on_slurm:
             return checking.ProcessCheck(way, request, code_root(), slots)
         settings = job_settings(nodes_context, folder, node)
-        return checking.submit_check(way, request, settings, nodes_context.scheduler, ends)
+        return checking.submit_check(
+            way, request, settings=settings, scheduler=nodes_context.scheduler, ends=ends
+        )
 
     return start
 

@@ -75,7 +75,9 @@ def pulse(
     actuator = None
     if allowed and hand is not None:
         actuator = _actuator(context, hand)
-    watched = WatchedRun(card, directory, reader, user_name(), named_card(context.run))
+    watched = WatchedRun(
+        card, directory, reader=reader, user=user_name(), typed=named_card(context.run)
+    )
     result = in_time(
         lambda: take_pulse(watched, actuator, email=not no_email, dry_run=dry_run),
         deadline.PASS_SECONDS,

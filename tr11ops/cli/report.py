@@ -65,9 +65,9 @@ def report(
         lambda: gather(
             directory,
             facts_of(card, context.run or ""),
-            open_reader(directory, context.scheduler),
-            time.time(),
-            within,
+            scheduler=open_reader(directory, context.scheduler),
+            now=time.time(),
+            within=within,
         )
     )
     page = page_of(material, times, charts)

@@ -59,7 +59,13 @@ class TrainingRequest(Record):
             raise Refusal(
                 f"{thing} could not be asked for: make room first, runbooks/filesystem-full.md"
             )
-        record(self.run.directory, entry, self.why, {"request": request.id, **facts}, self.run.user)
+        record(
+            self.run.directory,
+            entry,
+            why=self.why,
+            data={"request": request.id, **facts},
+            who=self.run.user,
+        )
 
     def await_answer(self, request: Request) -> RequestAnswer | None:
         """The trainer's answer; None when it does not come in time, and then it is said which ranks

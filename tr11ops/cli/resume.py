@@ -154,7 +154,7 @@ class Resumption(Record):
             say(f"to start it: {run.command('launch --array 1-10')}")
         if directory.exists:
             data = {"switches": [name for name, _ in todo.switches], "jobs": list(result.done)}
-            record(directory, "resumed", self.why, data, run.user)
+            record(directory, "resumed", why=self.why, data=data, who=run.user)
         missing = _missing(run, view, todo, result.refused)
         if not (missing[0] or view.read_error):
             missing = _held_again(run, result.done)

@@ -115,7 +115,9 @@ def rollback(
             _say_done(run, view, step)
             context.emit({"schema": SCHEMA, "action": "finished", "to_step": step})
             return
-    plan = _plan(run, view, record, step, wanted, open_catalogue(run.card))
+    plan = _plan(
+        run, view, record=record, step=step, skip=wanted, catalogue=open_catalogue(run.card)
+    )
     wider = _wider_skip(run, plan)
     lines = [*_lines(plan), *_queue_lines(view, plan)]
     if wider is not None:
@@ -125,7 +127,7 @@ def rollback(
     def apply() -> Outcome:
         if is_back:
             _verify(run, plan.to_step)
-        _apply(run, view, record, step, wanted, plan, context.reason)
+        _apply(run, view, record=record, step=step, skip=wanted, shown=plan, why=context.reason)
         _say_done(run, view, plan.to_step)
         return Outcome(
             _document(run, view, plan, "rolled-back" if is_back else "undone", wider=wider)
@@ -194,7 +196,9 @@ def _plan(
     try:
         if step is None:
             return plan_undo(catalogue, record, run.user)
-        return plan_rollback(catalogue, record, run.card, step, skip, run.user, last)
+        return plan_rollback(
+            catalogue, record, config=run.card, step=step, skip=skip, who=run.user, last=last
+        )
     except NotPossible as error:
         raise Refusal(f"{error}. Nothing was changed") from None
     except OSError as error:
@@ -250,14 +254,16 @@ def _apply(
         with claimed(directory):
             ended = _refuse_a_living_trainer(run, run.look())
             again = _read_record(run)
-            plan = _plan(run, view, again, step, skip, open_catalogue(run.card))
+            plan = _plan(
+                run, view, record=again, step=step, skip=skip, catalogue=open_catalogue(run.card)
+            )
             if (plan.moves, plan.to_step) != (shown.moves, shown.to_step) or len(
                 again.events
             ) != len(record.events):
                 raise Refusal(
                     "the checkpoints have changed since they were shown. Nothing was changed: type it again"
                 )
-            move_checkpoints(directory, plan, why, run.user, ended)
+            move_checkpoints(directory, plan, why=why, who=run.user, ended=ended)
     except ClaimTaken as taken:
         raise Refusal(
             f"a prune or another roll-back is at it: {taken}. Nothing was changed"
@@ -273,7 +279,11 @@ def _finish(run: StopContext, record: RecoveryRecord, why: str) -> RecoveryRecor
         with claimed(run.directory):
             ended = _refuse_a_living_trainer(run, run.look())
             return finish_pending(
-                run.directory, _read_record(run), run.user, why or "it was cut off", ended
+                run.directory,
+                _read_record(run),
+                who=run.user,
+                why=why or "it was cut off",
+                ended=ended,
             )
     except ClaimTaken as taken:
         raise Refusal(f"a prune or another roll-back is at it: {taken}") from None

@@ -181,7 +181,9 @@ def attempt_to_ask(
     if chosen:
         one = chosen[0]
         count = len(one.nodes) or one.node_count or 1
-        return AskedAttempt(one.raw_id, beats, one.nodes, edge.name != "slurm", count), one.job_id
+        return AskedAttempt(
+            one.raw_id, beats, nodes=one.nodes, is_local=edge.name != "slurm", node_count=count
+        ), one.job_id
     # one in the foreground, of `tr11 train`
     if not running and holder is not None and job in {None, holder.job_id}:
         if holder.host != host_name():

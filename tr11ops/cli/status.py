@@ -247,7 +247,16 @@ def status(
                 2,
             )
 
-        raise typer.Exit(status_remote(remote, endpoint, variant, seconds, watch, context.as_json))
+        raise typer.Exit(
+            status_remote(
+                remote,
+                endpoint,
+                variant=variant,
+                seconds=seconds,
+                watch=watch,
+                as_json=context.as_json,
+            )
+        )
     if endpoint is not None or variant is not None:
         raise Refusal("--endpoint and --variant go with --remote OWNER/NAME", exit_code=2)
     if prometheus is not None and context.as_json:
@@ -349,7 +358,9 @@ def _view(context: RunContext, digests: bool) -> View:
     from tr11ops.observe.look import facts_of
 
     reader = Unknown(chosen) if isinstance(chosen, str) else chosen
-    return View(card, directory, facts_of(card, context.run or ""), reader, digests)
+    return View(
+        card, directory, facts=facts_of(card, context.run or ""), scheduler=reader, digests=digests
+    )
 
 
 # ----------------------------------------------------------------------------- metrics

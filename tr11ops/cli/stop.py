@@ -72,7 +72,13 @@ def pause(context: Annotated[RunContext, SCHEDULER, JSON, YES, DRY_RUN, REASON])
         refusal = Refusal(f"nothing was paused: {view.unmounted}", exit_code=3)
     carry_out(
         context,
-        Change(plan.lines(), question, plan.apply, plan.outcome("dry-run", plan.exempt), refusal),
+        Change(
+            plan.lines(),
+            question,
+            apply=plan.apply,
+            preview=plan.outcome("dry-run", plan.exempt),
+            refusal=refusal,
+        ),
     )
 
 
@@ -136,10 +142,12 @@ class Pause(Record):
     def _set(self) -> bool:
         """Set the pause, as far as there is a place for it, and put on record that it was wanted."""
         run, path, unmounted = self.run, self.run.directory.paths.pause, self.view.unmounted
-        request = new_request("pause", run.user, self.why, run.directory.root, self.exempt)
+        request = new_request(
+            "pause", run.user, why=self.why, directory=run.directory.root, exempt=self.exempt
+        )
         is_paused = not unmounted and put_request(run, path, request)
         data = {"request": request.id, "exempt": self.exempt}
-        record(run.directory, "pause", self.why, data, run.user, unmounted)
+        record(run.directory, "pause", why=self.why, data=data, who=run.user, unmounted=unmounted)
         if is_paused:
             say(f"paused: {path}")
         return is_paused
@@ -223,7 +231,11 @@ def kill(
     carry_out(
         context,
         Change(
-            stop.lines(), stop.question, stop.apply, Outcome(stop.document("dry-run")), stop.refusal
+            stop.lines(),
+            stop.question,
+            apply=stop.apply,
+            preview=Outcome(stop.document("dry-run")),
+            refusal=stop.refusal,
         ),
     )
 
@@ -368,7 +380,14 @@ class Kill(Record):
             "set": is_set,
         }
         entry = "kill-switch-set" if is_set else "stop-asked"
-        record(directory, entry, request.why, data, request.who, self.view.unmounted)
+        record(
+            directory,
+            entry,
+            why=request.why,
+            data=data,
+            who=request.who,
+            unmounted=self.view.unmounted,
+        )
         return is_set, is_enough
 
     def _wait(self, request: Request) -> tuple[JobEnding, ...]:
@@ -384,7 +403,13 @@ class Kill(Record):
         )
         hint = _unsaved_end(run, view, request.kind, minutes)
         return wait_for_end(
-            run.directory, view.running, run.edge, patience, _say_indented, request.id, hint
+            run.directory,
+            view.running,
+            scheduler=run.edge,
+            pause=patience,
+            progress=_say_indented,
+            request=request.id,
+            unsaved_end=hint,
         )
 
     def _report(self, endings: tuple[JobEnding, ...]) -> bool:

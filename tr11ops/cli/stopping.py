@@ -115,7 +115,7 @@ def run_to_stop(context: RunContext, is_releasing: bool = False) -> StopContext:
     )
     edge = looking(open_scheduler(kind))
     in_time(lambda: guard(directory, edge, is_releasing), hint=hint)
-    return StopContext(card, directory, edge, user_name(), context.run or "")
+    return StopContext(card, directory, edge=edge, user=user_name(), typed=context.run or "")
 
 
 def guard(directory: RunDirectory, scheduler: Overview, is_releasing: bool = False) -> None:
@@ -279,7 +279,9 @@ def hold_queued(run: StopContext, view: StopView, why: str, has_file: bool) -> t
     if view.unmounted:
         result = hold_unrecorded(mine, run.edge, view.unmounted)
     else:
-        result = hold(run.directory, mine, run.edge, run.user, why, must_record=False)
+        result = hold(
+            run.directory, mine, scheduler=run.edge, who=run.user, why=why, must_record=False
+        )
     unmarked = ""
     if result.unrecorded:
         unmarked = _mark_held(run, view, result.done, why)
@@ -302,7 +304,14 @@ def hold_queued(run: StopContext, view: StopView, why: str, has_file: bool) -> t
     for number, text in result.refused:
         say(f"not held: job {number} ({text}); {other_hold}")
     if result.done:
-        record(run.directory, "held", why, {"jobs": list(result.done)}, run.user, view.unmounted)
+        record(
+            run.directory,
+            "held",
+            why=why,
+            data={"jobs": list(result.done)},
+            who=run.user,
+            unmounted=view.unmounted,
+        )
     for job in others:
         say(f"not held here: job {job.job_id} belongs to {job.user}; {other_hold}")
     return result.done
@@ -428,7 +437,14 @@ def fall_back(run: StopContext, view: StopView, request: int, minutes: float) ->
             continue
         say(f"tr11: job {job.job_id} {late}: cancelling it")
         data = {"job": job.job_id, "answered": answered}
-        record(run.directory, "stop-fallback", late, data, run.user, view.unmounted)
+        record(
+            run.directory,
+            "stop-fallback",
+            why=late,
+            data=data,
+            who=run.user,
+            unmounted=view.unmounted,
+        )
         try:
             run.edge.cancel(job.job_id)
         except SchedulerError as error:

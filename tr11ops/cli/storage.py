@@ -89,7 +89,9 @@ def fs_watchdog(
     if kept:
         say(kept)
     if not no_email and directory.exists:
-        for note in _alert(directory, card, looks, report.time, named_card(context.run)):
+        for note in _alert(
+            directory, card, looks=looks, now=report.time, typed=named_card(context.run)
+        ):
             say(note)
     raise typer.Exit(report.exit_code)
 
@@ -111,7 +113,9 @@ def _report(
     with _waiting(f"asking {len(card.filesystems)} file systems"):
         looks = look_at(card.filesystems, NicedRunner(os.environ), now, seconds)
     rules = facts_of(card).operation.filesystems
-    report = judge(card.run.name, rules, looks, known(read_usage(directory), ()), now)
+    report = judge(
+        card.run.name, rules, looks=looks, history=known(read_usage(directory), ()), now=now
+    )
     if directory.exists:
         with _waiting("looking at the rights of the run's files"):
             report = replace(
@@ -149,7 +153,7 @@ def _alert(
     if not samples:
         return ()
 
-    return alert(directory, card, samples, now, typed).notes
+    return alert(directory, card, samples=samples, now=now, typed=typed).notes
 
 
 def _samples(looks: tuple[FilesystemResult, ...]) -> list[Usage]:
@@ -288,7 +292,9 @@ def _walk(
         left += tally.left
         values.append(_value(root, wanted, tally))
         if not context.as_json:
-            for line in _lines(root, wanted, tally, repair, dry_run, os.geteuid()):
+            for line in _lines(
+                root, wanted, tally=tally, repair=repair, dry_run=dry_run, user=os.geteuid()
+            ):
                 typer.echo(line)
     if context.as_json:
         emit({"schema": PERMS_SCHEMA, "mended": repair, "left": left, "trees": values})

@@ -133,7 +133,9 @@ def resume_study(
     sent = None
     if dry_run:
         sent = SentArray("", {}, check_cells(jobs))
-    sent = sent or send_array(study.folder, study.manifest.name, jobs, edge, limit, why)
+    sent = sent or send_array(
+        study.folder, study.manifest.name, jobs=jobs, scheduler=edge, limit=limit, why=why
+    )
     show_cell_checks(names, sent.views, as_json)
     if as_json:
         if sent.job_id or dry_run:
@@ -311,7 +313,7 @@ def compare_cells(
             for name in chosen
             if (card := study.cards[name].card)
         ]
-        result = study_result(study.manifest.name, courses, lines, rows, within)
+        result = study_result(study.manifest.name, courses, lines=lines, rows=rows, within=within)
     except ValueError as error:
         raise Refusal(str(error), exit_code=3) from None
     if output is not None:
@@ -421,7 +423,7 @@ def sweep(
     """Plan a study and submit it."""
     if ctx.invoked_subcommand is not None:
         return
-    plan = _planned(context, grid or [], rule, equal_samples, name, folder)
+    plan = _planned(context, grid or [], rule=rule, equal=equal_samples, name=name, folder=folder)
     require_free(plan)
     scheduler = open_scheduler(context.scheduler)
     limit = _limit(at_once, scheduler)
@@ -433,12 +435,14 @@ def sweep(
     views = check_cells(jobs)
     code = exit_code_of(views.values())
     if code or dry_run:
-        _show_outcome(plan, jobs, views, context.as_json, dry_run)
+        _show_outcome(plan, jobs, views=views, as_json=context.as_json, dry_run=dry_run)
         raise typer.Exit(code)
     manifest = manifest_of(plan, context.card_path, limit)
     create(plan, manifest, {cell.name: jobs[cell.number].card_toml for cell in plan.cells})
-    sent = send_array(plan.request.folder, manifest.name, jobs, scheduler, limit, why)
-    _show_sent(plan.request.folder, plan, jobs, sent, context.as_json)
+    sent = send_array(
+        plan.request.folder, manifest.name, jobs=jobs, scheduler=scheduler, limit=limit, why=why
+    )
+    _show_sent(plan.request.folder, plan, jobs=jobs, sent=sent, as_json=context.as_json)
 
 
 def _planned(
@@ -460,7 +464,12 @@ def _planned(
         chosen = base.paths.root.with_name(f"{base.paths.root.name}-sweep")
     named = tuple(text.partition("=")[0] for text in context.overrides)
     request = SweepRequest(
-        axes, name or f"{base.run.name}-sweep", Path(os.path.normpath(chosen)), rule, equal, named
+        axes,
+        name or f"{base.run.name}-sweep",
+        folder=Path(os.path.normpath(chosen)),
+        rule=rule,
+        equal_samples=equal,
+        named=named,
     )
 
     def load(overrides: Sequence[str]) -> RunCard:

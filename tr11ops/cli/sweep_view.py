@@ -94,13 +94,13 @@ def cell_job(card: RunCard, text: str, scheduler: Scheduler) -> LaunchJob:
     return LaunchJob(
         card,
         text,
-        directory_of(card),
-        None,
-        LaunchRequest(),
-        scheduler,
-        open_scheduler,
-        user_name(),
-        base,
+        directory=directory_of(card),
+        array=None,
+        request=LaunchRequest(),
+        scheduler=scheduler,
+        other_scheduler=open_scheduler,
+        user=user_name(),
+        base=base,
     )
 
 
@@ -115,10 +115,13 @@ def send_array(
     """Submit cells, by number, as one array, and put it on record. Raises as `submit_cells` and
     `add_array` do.
     """
-    sent = submit_cells(folder, name, jobs, scheduler, limit, why)
+    sent = submit_cells(folder, name, jobs=jobs, scheduler=scheduler, at_once=limit, why=why)
     if sent.job_id:
         tags = {str(number): record.tag for number, record in sent.records.items()}
-        add_array(folder, SweepArray(sent.job_id, scheduler.name, time_now(), user_name(), tags))
+        add_array(
+            folder,
+            SweepArray(sent.job_id, scheduler.name, time=time_now(), user=user_name(), tags=tags),
+        )
     return sent
 
 

@@ -280,9 +280,9 @@ def _follow(context: RunContext, interval: float, rebuild: bool, public: bool) -
         follow(
             one_round,
             interval,
-            clock,
-            lambda outcome: _show(outcome, as_json, is_preview=False),
-            say,
+            clock=clock,
+            show=lambda outcome: _show(outcome, as_json, is_preview=False),
+            say=say,
         )
     say("ended")
 

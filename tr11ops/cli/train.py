@@ -244,7 +244,9 @@ def train(
     except CardError as error:
         _tell_node_0(context, (nodes, node_rank, master), seconds, error)
         raise
-    rendezvous, said = read_rendezvous(nodes, node_rank, master, os.environ, card.slurm.nodes)
+    rendezvous, said = read_rendezvous(
+        nodes, node_rank, master=master, environment=os.environ, of_card=card.slurm.nodes
+    )
     for line in said:
         say(f"tr11: {line}")
     if rendezvous is not None and rendezvous.nodes != card.slurm.nodes:
@@ -318,9 +320,19 @@ def _tell_node_0(
     if rendezvous is None or rendezvous.rank == 0 or paths is None:
         return
     say(f"tr11: the card is refused here: telling node 0 at {rendezvous.master}")
-    hello = document(Newcomer(rendezvous.nodes, rendezvous.rank, host_name(), __version__, {}))
+    hello = document(
+        Newcomer(rendezvous.nodes, rendezvous.rank, host=host_name(), version=__version__, card={})
+    )
     hello["unable"] = f"its card is refused: {error.problems[0]}"
-    if not tell_refusal(Joining(rendezvous, paths, hello, os.environ, min(seconds, TELL_SECONDS))):
+    if not tell_refusal(
+        Joining(
+            rendezvous,
+            paths,
+            hello=hello,
+            environment=os.environ,
+            wait_seconds=min(seconds, TELL_SECONDS),
+        )
+    ):
         say(f"tr11: node 0 at {rendezvous.master} was not met: end it by hand if it waits")
 
 
@@ -348,7 +360,13 @@ def _join(card: RunCard, rendezvous: Rendezvous, seconds: float, until_finished:
 
     os.umask(os.umask(0) & ~0o070)
     hello = document(
-        Newcomer(rendezvous.nodes, rendezvous.rank, host_name(), __version__, resolved_card(card))
+        Newcomer(
+            rendezvous.nodes,
+            rendezvous.rank,
+            host=host_name(),
+            version=__version__,
+            card=resolved_card(card),
+        )
     )
     try:
         environment, claims = claim_gpus(card.slurm.gpus_per_node, _environment(card))
@@ -356,7 +374,15 @@ def _join(card: RunCard, rendezvous: Rendezvous, seconds: float, until_finished:
         raise Refusal(str(error)) from None
     try:
         return join(
-            Joining(rendezvous, card.paths, hello, environment, seconds, until_finished), say
+            Joining(
+                rendezvous,
+                card.paths,
+                hello=hello,
+                environment=environment,
+                wait_seconds=seconds,
+                until_finished=until_finished,
+            ),
+            say,
         )
     finally:
         for claim in claims:

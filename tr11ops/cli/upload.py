@@ -308,7 +308,16 @@ def upload(
     card = context.card
     with _one_line():
         job = job_of(
-            card, step, to, dtype, revision, branch_per_step, public, message, tokenizer, work
+            card,
+            step,
+            to=to,
+            dtype=dtype,
+            revision=revision,
+            branch_per_step=branch_per_step,
+            public=public,
+            message=message,
+            tokenizer=tokenizer,
+            work=work,
         )
         facts = _facts(job, _past(job, context))
         hub = _hub(card)
@@ -347,11 +356,11 @@ def _facts(job: UploadJob, training_history: TrainingHistory) -> ModelFacts:
     return model_facts(
         job.card,
         job.manifest,
-        losses,
-        training_history,
-        repository.name,
-        repository.branch,
-        __version__,
+        losses=losses,
+        training_history=training_history,
+        repository=repository.name,
+        revision=repository.branch,
+        version=__version__,
     )
 
 
@@ -401,7 +410,13 @@ def _upload(job: UploadJob, hub: Hub, text: str, as_json: bool) -> Outcome:
         files = export(job, as_json)
         with ByteProgress("sending", sum(entry.bytes for entry in files), is_quiet=as_json) as bar:
             commit = publish(
-                hub, job.repository, job.work, files, text, job.message, by_file(bar.advance)
+                hub,
+                job.repository,
+                work=job.work,
+                files=files,
+                card=text,
+                message=job.message,
+                progress=by_file(bar.advance),
             )
         Journal(directory.journal).write(
             "upload",

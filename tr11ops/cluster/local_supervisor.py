@@ -238,7 +238,11 @@ class Supervisor:
                     for claim in held.values():
                         claims.enter_context(claim)
                     placement = choose_nodes(
-                        submission, chosen, self.store.active(), nodes, gpus - set(held)
+                        submission,
+                        chosen,
+                        others=self.store.active(),
+                        nodes=nodes,
+                        taken=gpus - set(held),
                     )
                 if chosen is None or not placement.nodes:
                     if placement.reason != submission.reason:
@@ -291,7 +295,7 @@ class Supervisor:
                 self.store.active(),
             )
             verdict = dependency_verdict(
-                dependency, submission, self.store.load, active, time.time()
+                dependency, submission, find=self.store.load, others=active, now=time.time()
             )
             if verdict is not DependencyVerdict.MET:
                 return (

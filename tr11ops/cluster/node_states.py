@@ -49,7 +49,7 @@ NODE_STATES = (
     NodeState("mixed", _YES, _YES, ("mix",)),
     NodeState("completing", _YES, _YES, ("comp",)),
     # of the backfill scheduler, for another job
-    NodeState("planned", _YES, _YES, ("plnd",), "-"),
+    NodeState("planned", _YES, runs_on=_YES, spellings=("plnd",), suffix="-"),
     NodeState("reserved", _YES, _YES, ("resv",)),  # for whom, the reservation says
     # by a job that has its part of the network alone
     NodeState("blocked", _YES, _YES, ("block",)),
@@ -64,24 +64,30 @@ NODE_STATES = (
     NodeState("drain", _NO, _YES, ("draining", "drained", "drng")),
     # "expected to fail soon"
     NodeState("fail", _NO, _YES, ("failing", "failg")),
-    NodeState("maintenance", _NO, _YES, ("maint",), "$"),
+    NodeState("maintenance", _NO, runs_on=_YES, spellings=("maint",), suffix="$"),
     NodeState("power_drain", _NO, _YES),  # drained, to be powered down
     # on its way to a reboot or to sleep; a node that sleeps is woken for the next job
-    NodeState("reboot_requested", _YES, _YES, ("reboot", "boot"), "@"),  # once it is idle
-    NodeState("reboot_issued", _NO, _UNKNOWN, (), "^"),
+    NodeState(
+        "reboot_requested", _YES, runs_on=_YES, spellings=("reboot", "boot"), suffix="@"
+    ),  # once it is idle
+    NodeState("reboot_issued", _NO, runs_on=_UNKNOWN, spellings=(), suffix="^"),
     NodeState("reboot_canceled", _YES, _YES, ("reboot_cancel", "cancel_reboot", "canc_r")),
-    NodeState("power_down", _YES, _YES, ("pow_dn",), "!"),  # once it is idle
-    NodeState("powering_down", _YES, _NO, (), "%"),
-    NodeState("powered_down", _YES, _NO, ("power",), "~"),
+    NodeState(
+        "power_down", _YES, runs_on=_YES, spellings=("pow_dn",), suffix="!"
+    ),  # once it is idle
+    NodeState("powering_down", _YES, runs_on=_NO, spellings=(), suffix="%"),
+    NodeState("powered_down", _YES, runs_on=_NO, spellings=("power",), suffix="~"),
     NodeState("power_up", _YES, _UNKNOWN, ("pow_up",)),
-    NodeState("powering_up", _YES, _UNKNOWN, (), "#"),
+    NodeState("powering_up", _YES, runs_on=_UNKNOWN, spellings=(), suffix="#"),
     NodeState("resume", _YES, _YES, ("resm",)),
     NodeState("undrain", _YES, _YES),
     # what is wrong with it
     NodeState("down", _NO, _NO),
     NodeState("future", _NO, _NO, ("futr",)),  # it does not exist yet
     # only its slurmd may be gone
-    NodeState("not_responding", _NO, _UNKNOWN, ("no_respond", "noresp"), "*"),
+    NodeState(
+        "not_responding", _NO, runs_on=_UNKNOWN, spellings=("no_respond", "noresp"), suffix="*"
+    ),
     # fewer resources than configured
     NodeState("inval", _NO, _UNKNOWN, ("invalid_reg", "invalid")),
     NodeState("error", _NO, _UNKNOWN),

@@ -156,14 +156,22 @@ TABLE: tuple[JobReason, ...] = (
         r"SystemFailure|BlockMaxError", Wait.SITE, Cause.SITE, "the site's system has failed"
     ),
     # ---- needs a person
-    JobReason(r"JobHeldUser", Wait.PERSON, Cause.HOLD, "it is held", HeldBy.USER),
-    JobReason(r"JobHeldAdmin", Wait.PERSON, Cause.HOLD, "it is held", HeldBy.ADMINISTRATOR),
+    JobReason(
+        r"JobHeldUser", Wait.PERSON, cause=Cause.HOLD, meaning="it is held", held_by=HeldBy.USER
+    ),
+    JobReason(
+        r"JobHeldAdmin",
+        Wait.PERSON,
+        cause=Cause.HOLD,
+        meaning="it is held",
+        held_by=HeldBy.ADMINISTRATOR,
+    ),
     JobReason(
         r"JobHoldMaxRequeue|.* requeued (held|in (held|special exit) state)|JobLaunchFailure",
         Wait.PERSON,
-        Cause.HOLD,
-        "it failed to start and is held",
-        HeldBy.SCHEDULER,
+        cause=Cause.HOLD,
+        meaning="it failed to start and is held",
+        held_by=HeldBy.SCHEDULER,
     ),
     JobReason(
         r"ReservationDeleted|ReservationInvalid|Reservation \S.* (was deleted|is invalid)",
@@ -199,9 +207,9 @@ TABLE: tuple[JobReason, ...] = (
     JobReason(
         r"BurstBufferOperation",
         Wait.PERSON,
-        Cause.HOLD,
-        "its burst buffer has failed",
-        HeldBy.SCHEDULER,
+        cause=Cause.HOLD,
+        meaning="its burst buffer has failed",
+        held_by=HeldBy.SCHEDULER,
     ),
     # ---- never runs as asked
     JobReason(
@@ -232,7 +240,11 @@ TABLE: tuple[JobReason, ...] = (
 )
 UNKNOWN = JobReason("", Wait.PERSON, Cause.UNKNOWN, "tr11 does not know this reason")
 ZERO_PRIORITY = JobReason(
-    "", Wait.PERSON, Cause.HOLD, "its priority is 0: it never starts", HeldBy.UNKNOWN
+    "",
+    Wait.PERSON,
+    cause=Cause.HOLD,
+    meaning="its priority is 0: it never starts",
+    held_by=HeldBy.UNKNOWN,
 )
 
 

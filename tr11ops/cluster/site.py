@@ -265,7 +265,9 @@ def read_grants(
         return Grants(found)
     text = ask("assoc_mgr", "flags=assoc,qos")
     associations = list(_associations(text, user, account))
-    wanted = quality or _default_quality(rules, user, associations, environment, runner)
+    wanted = quality or _default_quality(
+        rules, user, associations=associations, environment=environment, runner=runner
+    )
     of_partition = _partition_quality(ask("partition"), partition)
     told = _told_qualities(rules, {of_partition, wanted}, environment, runner)
     qualities = list(
@@ -289,12 +291,20 @@ def read_grants(
         for owner, match in told
     )
     of_each = tuple(
-        ResourceLimit(owner, match["resource"], int(match["limit"]), False, each)
+        ResourceLimit(
+            owner, match["resource"], limit=int(match["limit"]), is_of_one_job=False, of_each=each
+        )
         for each, key in (("user", "MaxTRESPU"), ("account", "MaxTRESPA"))
         for owner, match in _nearest(with_told, key)
     )
     counts = tuple(_job_counts(qualities, associations, with_told))
-    return Grants(found, budgets, longest, rules.is_safe, (*limits, *of_each, *counts))
+    return Grants(
+        found,
+        budgets,
+        longest_job=longest,
+        is_safe=rules.is_safe,
+        limits=(*limits, *of_each, *counts),
+    )
 
 
 def _reservation(text: str, name: str) -> Reservation | None:
@@ -406,7 +416,7 @@ def _job_counts(
             (list(_counts(with_told, per_account))[:1], "account"),
         ):
             for owner, count in told:
-                yield ResourceLimit(owner, resource, count, False, each)
+                yield ResourceLimit(owner, resource, limit=count, is_of_one_job=False, of_each=each)
 
 
 def _counts(levels: Sequence[Level], key: str) -> Iterator[tuple[str, int]]:

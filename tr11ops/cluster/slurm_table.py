@@ -190,7 +190,15 @@ def jobs_from_table(text: str) -> tuple[Job, ...] | None:
                 if in_array and task_id is None and not is_over
                 else (),
                 working_directory=directory,
-                output=_output(pattern, directory, name, user, raw_id, array_id, task_id)
+                output=_output(
+                    pattern,
+                    directory,
+                    name=name,
+                    user=user,
+                    raw_id=raw_id,
+                    array_id=array_id,
+                    task_id=task_id,
+                )
                 if "%" in pattern
                 else pattern and place_of(directory, pattern),
                 eligible_time=time_of(eligible),

@@ -258,7 +258,11 @@ def _request(context: ChainContext, token: str, due: int, begin: float | None) -
     return replace(
         request,
         script=link_script(
-            context.invocation, context.name, request, context.invocation.command(words), folder
+            context.invocation,
+            context.name,
+            request=request,
+            command=context.invocation.command(words),
+            folder=folder,
         ),
     )
 
@@ -436,7 +440,7 @@ def begin_link(context: ChainContext, token: str, due: int, number: str) -> Begu
             next_point, job_id = later.due, later.job.raw_id
         else:
             next_point = due_after(context.schedule, due, context.clock())
-            job_id = queue_link(context, token, next_point, next_point, number)
+            job_id = queue_link(context, token, due=next_point, begin=next_point, by=number)
     except (SchedulerError, OSError, ValueError) as error:
         context.say(f"the next link is not queued yet: {cause(error)}")
         return Begun(owed=True, unseen=unseen)

@@ -358,7 +358,7 @@ def _claimed(context: CronContext, job: PeriodicJob, seconds: float, forced: boo
             end_orphan(before.child)
         if not forced and not _is_due(context, job):  # someone has run it since the first look
             return CronRound(job.name, "not due")
-        return _run(context, job, seconds, folder, mine)
+        return _run(context, job, seconds=seconds, folder=folder, mine=mine)
     finally:
         with suppress(OSError):  # then it is over when this process is, or its time
             folder.release(mine)
@@ -409,7 +409,13 @@ def _run(
         child = Child(context.command(job), context.environment, context.folder, output.feed)
     except (OSError, ValueError) as error:  # ValueError: a script that must not, or cannot, be run
         return _end(
-            context, job, began, output, steady, 127, f"it cannot be started: {cause(error)}"
+            context,
+            job,
+            began=began,
+            output=output,
+            steady=steady,
+            code=127,
+            why=f"it cannot be started: {cause(error)}",
         )
     try:
         folder.write(replace(mine, child=mark(child.pid)))
@@ -418,12 +424,12 @@ def _run(
         raise
     child.go()
     code, ending = child.wait(seconds, context.must_end.is_set)
-    why = failure(job, code, ending, output.lines(), seconds)
+    why = failure(job, code, ending=ending, lines=output.lines(), seconds=seconds)
     newest = known(observed(folder.newest), None)
     # this process was stopped for so long that others went on
     if newest is not None and newest.epoch > mine.epoch:
         return CronRound(job.name, "failed", f"it was taken over by {newest}")
-    return _end(context, job, began, output, steady, code, why)
+    return _end(context, job, began=began, output=output, steady=steady, code=code, why=why)
 
 
 def _end(
@@ -453,7 +459,9 @@ def _end(
     except OSError as error:
         result, kept = "not recorded", f"its end is not recorded: {cause(error)}"
     notes = "; ".join(text for text in (why, kept) if text)
-    return CronRound(job.name, result, notes, ended, tuple(output.lines()[-SHOWN_LINES:]))
+    return CronRound(
+        job.name, result, why=notes, state=ended, lines=tuple(output.lines()[-SHOWN_LINES:])
+    )
 
 
 def _record_end(context: CronContext, ended: PeriodicJobState) -> str:

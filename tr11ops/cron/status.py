@@ -149,15 +149,21 @@ def _job_row(
         return JobRow(job, None, "never ran", due)
     late = now > due + grace(job.schedule)
     if state.is_running:
-        return JobRow(job, state, "running" if is_alive else "cut off", due, late and not is_alive)
+        return JobRow(
+            job,
+            state,
+            result="running" if is_alive else "cut off",
+            next_due=due,
+            is_overdue=late and not is_alive,
+        )
     if state.message:
-        return JobRow(job, state, "failed", due, late)
+        return JobRow(job, state, result="failed", next_due=due, is_overdue=late)
     return JobRow(
         job,
         state,
-        {0: "fine", 1: "needs a person"}.get(state.exit_code or 0, "not observed"),
-        due,
-        late,
+        result={0: "fine", 1: "needs a person"}.get(state.exit_code or 0, "not observed"),
+        next_due=due,
+        is_overdue=late,
     )
 
 
@@ -269,14 +275,14 @@ def look(
     return view(
         jobs,
         states,
-        chains,
-        _links(directory, names, open_scheduler) if names else {},
-        {
+        chains=chains,
+        links=_links(directory, names, open_scheduler) if names else {},
+        schedules={
             "hourly": chain_schedule(card, jobs, "hourly"),
             "daily": chain_schedule(card, jobs, "daily"),
         },
-        living,
-        now,
+        living=living,
+        now=now,
         is_installed=states == () and in_table(),
         fallback=str(local.root)
         if local is not None and (local.paths.state / "cron").is_dir()

@@ -33,7 +33,7 @@ def text_plot(curves: Sequence[RunCurve], width: int, height: int) -> list[str]:
     for letter, own in zip(ascii_uppercase, drawn, strict=False):
         for column, value in enumerate(own):
             if value is not None:
-                cells = rows[_row(value, low, high, height, is_log)]
+                cells = rows[_row(value, low, high=high, height=height, is_log=is_log)]
                 cells[column] = letter if cells[column] == " " else BOTH
     labels = {0: high, height // 2: _middle(low, high, is_log), height - 1: low}
     return [

@@ -104,11 +104,11 @@ def _judged(seam: _Seam) -> NumberAnomaly:
     return NumberAnomaly(
         "restart",
         min(first.iteration, last.iteration),
-        max(first.iteration, last.iteration),
-        seam.after[0].line,
-        text,
-        bool(wrong),
-        evidence,
+        last=max(first.iteration, last.iteration),
+        line=seam.after[0].line,
+        text=text,
+        is_wrong=bool(wrong),
+        evidence=evidence,
     )
 
 
@@ -241,7 +241,7 @@ class MissingLosses:
             else:
                 lines = f"{one.count:,} lines"
             text = f"no finite loss {span(one.first, one.last)} ({lines}): it was NaN or infinite"
-            yield NumberAnomaly("missing-loss", one.first, one.last, one.line, text)
+            yield NumberAnomaly("missing-loss", one.first, last=one.last, line=one.line, text=text)
 
 
 class RepeatedNorms:
@@ -271,7 +271,7 @@ class RepeatedNorms:
             text = (
                 f"the gradient norm is {norm:.6g} in {one.count:,} lines after one another, {where}"
             )
-            yield NumberAnomaly("repeated-norm", one.first, one.last, one.line, text)
+            yield NumberAnomaly("repeated-norm", one.first, last=one.last, line=one.line, text=text)
 
     def _close(self) -> None:
         now, self._now = self._now, None
@@ -315,7 +315,14 @@ class DroppedUpdates:
             row = f", {self._longest.count:,} lines after one another {span(self._longest.first, self._longest.last)}"
         text = f"{self._all:,} updates were dropped in {self._lines:,} lines{row}"
         first = self._first.record.iteration
-        yield NumberAnomaly("dropped-steps", first, self._last, self._first.line, text, is_wrong)
+        yield NumberAnomaly(
+            "dropped-steps",
+            first,
+            last=self._last,
+            line=self._first.line,
+            text=text,
+            is_wrong=is_wrong,
+        )
 
 
 class LogGaps:
@@ -336,7 +343,7 @@ class LogGaps:
         if self._interval and distance > self._interval:
             first, last = before.record.iteration + 1, step.record.iteration - 1
             text = f"no line {span(first, last)}"
-            self._found.append(NumberAnomaly("gap", first, last, step.line, text))
+            self._found.append(NumberAnomaly("gap", first, last=last, line=step.line, text=text))
         self._interval = min(self._interval or distance, distance)
 
     def anomalies(self) -> Iterator[NumberAnomaly]:
@@ -402,9 +409,9 @@ class ThroughputFalls:
             self._fall = _Fall(
                 first,
                 self._usual.value,
-                record.iteration,
-                sum(map(_rate, self._recent)),
-                MEAN_LINES,
+                last=record.iteration,
+                sum=sum(map(_rate, self._recent)),
+                lines=MEAN_LINES,
             )
         else:
             self._usual.add(rate)
@@ -423,7 +430,7 @@ class ThroughputFalls:
         change = f"{_shown(fall.usual)} to {_shown(low)} {unit} ({low / fall.usual - 1:+.1%})"
         text = f"throughput falls from {change} at iteration {first:,}, {span}"
         self._found.append(
-            NumberAnomaly("throughput-fall", first, fall.last, fall.first.line, text)
+            NumberAnomaly("throughput-fall", first, last=fall.last, line=fall.first.line, text=text)
         )
 
 
@@ -496,5 +503,9 @@ def judge(steps: Iterable[LoggedStep]) -> CurveJudgement:
             rule.take(step)
     found = [anomaly for rule in rules for anomaly in rule.anomalies()]
     return CurveJudgement(
-        count, first, last, starts, tuple(sorted(found, key=lambda one: (one.first, one.kind)))
+        count,
+        first,
+        last=last,
+        starts=starts,
+        anomalies=tuple(sorted(found, key=lambda one: (one.first, one.kind))),
     )

@@ -190,7 +190,11 @@ class Spikes:
         last = max(first, episode.last)
         self._found.append(
             NumberAnomaly(
-                "spike", first, last, episode.first.line, f"spike {span(first, last)}: {text}"
+                "spike",
+                first,
+                last=last,
+                line=episode.first.line,
+                text=f"spike {span(first, last)}: {text}",
             )
         )
 
@@ -222,8 +226,8 @@ class Divergence:
         yield NumberAnomaly(
             "divergence",
             first,
-            last,
-            best.line,
-            f"the loss ends at {now:.4g}, above its best of {self._best:.4g} around iteration {first:,} "
+            last=last,
+            line=best.line,
+            text=f"the loss ends at {now:.4g}, above its best of {self._best:.4g} around iteration {first:,} "
             f"(medians of {END_LINES} lines)",
         )

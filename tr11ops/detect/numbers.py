@@ -447,7 +447,7 @@ def _jumps(steps: tuple[Step, ...], index: int) -> Iterator[str]:
     yield from _samples(base, after, count)
     if count == 0 and base.global_batch_size != after.global_batch_size:
         yield f"global batch size {after.global_batch_size}; it was {base.global_batch_size}"
-    yield from _rate(base, after, count, steps, index)
+    yield from _rate(base, after, count=count, steps=steps, index=index)
 
 
 def _samples(base: StepRecord, after: StepRecord, count: int) -> Iterator[str]:

@@ -133,7 +133,14 @@ def _stall(
         evidence, title = (title, *evidence), f"job {job.job_id} finishes no iteration: {who}"
     fix, then = derived.command(snapshot, "kill --wait"), derived.go_on(snapshot)
     return Finding(
-        stalled.name, Severity.CRITICAL, title, job.job_id, evidence, fix, since=since, then=then
+        stalled.name,
+        Severity.CRITICAL,
+        title=title,
+        subject=job.job_id,
+        evidence=evidence,
+        fix=fix,
+        since=since,
+        then=then,
     )
 
 
@@ -173,7 +180,13 @@ def _hangs_of(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
             f" (normal: up to {duration(liveness.patience)})"
         )
         found = ranks.standing(beats, derived.seconds_per_iteration(snapshot))
-        yield _hang(snapshot, job, how, ranks.describe(found, snapshot.time), liveness.time)
+        yield _hang(
+            snapshot,
+            job,
+            how=how,
+            evidence=ranks.describe(found, snapshot.time),
+            since=liveness.time,
+        )
         return
     still = left_behind(snapshot, beats, liveness.patience)
     if still:
@@ -183,7 +196,9 @@ def _hangs_of(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
             f" {duration(snapshot.time - since)} (normal: up to {duration(liveness.patience)})"
         )
         found = ranks.RankProgress(beats, still)
-        yield _hang(snapshot, job, how, ranks.describe(found, snapshot.time), since)
+        yield _hang(
+            snapshot, job, how=how, evidence=ranks.describe(found, snapshot.time), since=since
+        )
         return
     yield from _by_stacks(snapshot, job, liveness)
 
@@ -200,7 +215,9 @@ def _by_stacks(snapshot: Snapshot, job: Job, liveness: derived.Liveness) -> Iter
         f" (normal: up to {duration(found.patience)})"
     )
     standing = ranks.standing(derived.beats_of(snapshot, job), found.pace)
-    yield _hang(snapshot, job, how, ranks.describe(standing, snapshot.time), found.since)
+    yield _hang(
+        snapshot, job, how=how, evidence=ranks.describe(standing, snapshot.time), since=found.since
+    )
 
 
 def left_behind(
@@ -234,10 +251,10 @@ def _hang(
     return Finding(
         hung.name,
         Severity.CRITICAL,
-        title,
-        job.job_id,
-        evidence,
-        fix,
+        title=title,
+        subject=job.job_id,
+        evidence=evidence,
+        fix=fix,
         then=tuple(then),
         since=since,
     )

@@ -147,7 +147,9 @@ def held(snapshot: Snapshot) -> Iterator[Finding]:
                 evidence=()
                 if by is None
                 else (f"by {by.who or 'tr11'}" + (f", because: {by.why}" if by.why else ""),),
-                fix=_what_helps(snapshot, cancel, release, finished, is_fault),
+                fix=_what_helps(
+                    snapshot, cancel, release=release, finished=finished, is_fault=is_fault
+                ),
                 then=(release,) if is_fault and not _is_queued_anew(snapshot) else (),
                 fault=HELD_FOR_FAULT if is_fault else "",
             )
@@ -228,7 +230,9 @@ def limit_reached(snapshot: Snapshot) -> Iterator[Finding]:
     One finding for each array: CRITICAL when nothing else of the run can run, else a WARNING.
     """
     severity = Severity.CRITICAL if derived.is_idle(snapshot) else Severity.WARNING
-    yield from blocked(snapshot, limit_reached.name, Cause.LIMIT, "over a limit", severity)
+    yield from blocked(
+        snapshot, limit_reached.name, cause=Cause.LIMIT, how="over a limit", severity=severity
+    )
     told = {
         array_number(job)
         for job in snapshot.pending_jobs
@@ -270,7 +274,11 @@ def reservation_ended(snapshot: Snapshot) -> Iterator[Finding]:
     """
     severity = Severity.CRITICAL if derived.is_idle(snapshot) else Severity.WARNING
     yield from blocked(
-        snapshot, reservation_ended.name, Cause.RESERVATION, "without its reservation", severity
+        snapshot,
+        reservation_ended.name,
+        cause=Cause.RESERVATION,
+        how="without its reservation",
+        severity=severity,
     )
 
 

@@ -325,18 +325,26 @@ def _slow(places: Sequence[Sequence[ComputeTimes]], percent: float) -> Iterator[
     old = [peers for peers in places if len(peers[0].recent) < MIN_STEPS]
     new = [peers for peers in places if len(peers[0].recent) >= MIN_STEPS]
     long = [peers for peers in new if len(peers[0].recent) >= EVERY_STEPS + MIN_STEPS]
-    yield from _judged(old, 0, lambda times: times.without_longest, is_outlier_of_records, percent)
+    yield from _judged(
+        old,
+        0,
+        seconds=lambda times: times.without_longest,
+        judge=is_outlier_of_records,
+        percent=percent,
+    )
     yield from _judged(
         new,
         EVERY_STEPS,
-        _last_mean,
-        lambda found, _: [each.factor > ALWAYS_SLOW for each in found],
-        0,
+        seconds=_last_mean,
+        judge=lambda found, _: [each.factor > ALWAYS_SLOW for each in found],
+        percent=0,
     )
-    yield from _judged(long, RECENT_STEPS, _mean_of_halves, is_outlier_of_means, percent)
+    yield from _judged(
+        long, RECENT_STEPS, seconds=_mean_of_halves, judge=is_outlier_of_means, percent=percent
+    )
     for steps in (EVERY_STEPS, RECENT_STEPS):
         middle = _median_of(steps)
-        yield from _judged(new, steps, middle, is_outlier_of_medians, percent)
+        yield from _judged(new, steps, seconds=middle, judge=is_outlier_of_medians, percent=percent)
 
 
 def _judged(
@@ -367,7 +375,9 @@ def _judged(
             # step by step: what is long for all at once is long for no one
             if judge is is_outlier_of_medians:
                 took = least * step_ratio(own, others)
-            found = SlowRank(times, took, least, len(ordered), len(own) or times.steps)
+            found = SlowRank(
+                times, took, usual=least, peers=len(ordered), steps=len(own) or times.steps
+            )
             ranks.append(found)
             beside.append(
                 ComparedRank(times.host, found.factor, scatter(own, others), _halves(own, others))

@@ -167,11 +167,11 @@ def slowdown(snapshot: Snapshot) -> Slowdown | None:
             return Slowdown(
                 values,
                 usual,
-                bound,
-                _speed(last[-1][0].record)[1],
-                len(window),
-                first,
-                final,
+                bound=bound,
+                unit=_speed(last[-1][0].record)[1],
+                lines=len(window),
+                first=first,
+                final=final,
                 began=min([first, *(step.record.iteration for step, _ in row)]),
                 since=before_it[-1][0].time if before_it else None,
             )
@@ -268,11 +268,21 @@ def slow_node(snapshot: Snapshot) -> Iterator[Finding]:
         else:
             suspected = {}
         yield from (
-            replace(_finding(snapshot, node, "holds the others back", lines, True), since=since)
+            replace(
+                _finding(
+                    snapshot, node, what="holds the others back", evidence=lines, is_sure=True
+                ),
+                since=since,
+            )
             for node, lines in sure.items()
         )
         yield from (
-            replace(_finding(snapshot, node, "may be the slow node", lines, False), since=since)
+            replace(
+                _finding(
+                    snapshot, node, what="may be the slow node", evidence=lines, is_sure=False
+                ),
+                since=since,
+            )
             for node, lines in suspected.items()
         )
 

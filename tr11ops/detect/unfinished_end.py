@@ -130,7 +130,14 @@ def _by_fault(
                 severity = Severity.INFO
         else:
             severity = Severity.CRITICAL if standing > 1 else Severity.WARNING
-        finding = _finding(snapshot, group, group == row[: len(group)], jobs, severity, identity)
+        finding = _finding(
+            snapshot,
+            group,
+            is_newest=group == row[: len(group)],
+            jobs=jobs,
+            severity=severity,
+            identity=identity,
+        )
         yield replace(finding, is_to_be_passed=identity in to_be_passed)
 
 

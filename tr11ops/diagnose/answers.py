@@ -348,7 +348,9 @@ def _a_node(end: EndFacts, place: Place) -> Accused | None:
     if end.step is NextStep.EXCLUDE_AND_RESUBMIT and nodes:
         is_gpus = end.fault is FaultClass.GPU_HARDWARE and place.gpu is not None
         rule = "suspect" if end.signs.proof is None else "hardware"
-        return _accused(Culprit.GPU if is_gpus else Culprit.NODE, rule, end.sure, nodes, place)
+        return _accused(
+            Culprit.GPU if is_gpus else Culprit.NODE, rule, sure=end.sure, nodes=nodes, place=place
+        )
     if end.step is NextStep.EXCLUDE_AND_RESUBMIT:
         return _accused(Culprit.UNKNOWN, "unnamed", end.sure)
     is_one_nodes = end.fault in _OF_ONE_NODE and end.signs.helps is Restart.ELSEWHERE
@@ -367,7 +369,11 @@ def _a_rank_or_link(end: EndFacts, place: Place) -> Accused | None:
         return None
     nodes = () if place.node is None else (place.node,)
     return _accused(
-        Culprit.RANK, "silent-rank", end.sure, nodes, Place(place.node, end.signs.silent_rank)
+        Culprit.RANK,
+        "silent-rank",
+        sure=end.sure,
+        nodes=nodes,
+        place=Place(place.node, end.signs.silent_rank),
     )
 
 
@@ -395,5 +401,11 @@ def _accused(
 ) -> Accused:
     place = place or Place()
     return Accused(
-        kind, _weighed(f"who-{rule}", sure), nodes, place.rank, place.gpu, rule == "hardware", rule
+        kind,
+        _weighed(f"who-{rule}", sure),
+        nodes=nodes,
+        rank=place.rank,
+        gpu=place.gpu,
+        is_proved=rule == "hardware",
+        rule=rule,
     )

@@ -353,7 +353,17 @@ def _printed_early(launch: LogLaunch, places: LaunchPlaces) -> Diagnosis | None:
     )
     fault, step = root.signature.fault, root.signature.step
     line = places.quoted(root, is_root=True)
-    return Diagnosis(fault, step, AFTER_STEPS, line, (), (), 0, why, launch.label)
+    return Diagnosis(
+        fault,
+        step,
+        confidence=AFTER_STEPS,
+        root_cause=line,
+        evidence=(),
+        consequences=(),
+        consequence_count=0,
+        explanation=why,
+        launch=launch.label,
+    )
 
 
 def judge_after(logs: Sequence[Sequence[LogLaunch]]) -> Diagnosis:
@@ -502,12 +512,12 @@ def _of_root(
     if quoted.node is None and is_a_nodes:
         quoted = _placed_by([*alike, *backing], quoted, places)
     roots = [report for report in launch.reports if report.is_root and report.exit_code != -15]
-    confidence = _confidence(root, found, launch, len(alike), roots)
+    confidence = _confidence(root, found, launch=launch, alike=len(alike), roots=roots)
     step = signature.step
     peer = None
     if signature.fault is FaultClass.NCCL_NETWORK and signature.blame is not NodeBlame.NODE:
         peer = most_named_peer([root, *_all(found)], places)
-    step = _step_of_network(root, alike, launch, places, step)
+    step = _step_of_network(root, alike, launch=launch, places=places, usual=step)
     if peer is not None:
         quoted = replace(quoted, rank=None, node=peer, gpu=None, is_guess=False)
     elif step is NextStep.EXCLUDE_AND_RESUBMIT and _is_of_many([root, *alike], places, signature):
@@ -529,7 +539,7 @@ def _of_root(
         and one.signature.role is not Role.WARNING
     ]
     waits = [one.text for one in [root, *found.symptoms]]
-    helps = _helps(root, signature, [cited, *alike, *backing], waits, launch)
+    helps = _helps(root, signature, told=[cited, *alike, *backing], waits=waits, launch=launch)
     lone = None
     has_passed = helps is Restart.PLAIN and any(
         one.signature.id == BACK for one in launch.sightings
@@ -540,21 +550,22 @@ def _of_root(
     return Diagnosis(
         signature.fault,
         step,
-        confidence,
-        quoted,
-        tuple(places.quoted(one) for one in [*backing, *alike][:SHOWN]),
-        tuple(places.quoted(one) for one in after[:SHOWN]),
-        len(after) + (0 if signature.role is Role.END else len(alike)),
-        _explanation(root, quoted, launch, len(after)) + _who(root, quoted, peer, places),
-        launch.label,
+        confidence=confidence,
+        root_cause=quoted,
+        evidence=tuple(places.quoted(one) for one in [*backing, *alike][:SHOWN]),
+        consequences=tuple(places.quoted(one) for one in after[:SHOWN]),
+        consequence_count=len(after) + (0 if signature.role is Role.END else len(alike)),
+        explanation=_explanation(root, quoted, launch, len(after))
+        + _who(root, quoted, peer, places),
+        launch=launch.label,
         signs=Signs(
             signature.role,
             signature.blame,
-            helps,
-            peer,
-            _ends(root, quoted, peer, places),
-            silent_rank,
-            lone,
+            helps=helps,
+            peer=peer,
+            ends=_ends(root, quoted, peer, places),
+            silent_rank=silent_rank,
+            lone_node=lone,
             signature=root.signature.id,
             proof=_proof(root, signature, quoted, places),
             missing=what_is_missing(root.signature.fault, root.progress is not None, waits)
@@ -893,13 +904,13 @@ def _from_steps(
     return Diagnosis(
         unhealthy.fault,
         unhealthy.step,
-        unhealthy.confidence,
-        line,
-        evidence,
-        (),
-        0,
-        unhealthy.why,
-        launch.label,
+        confidence=unhealthy.confidence,
+        root_cause=line,
+        evidence=evidence,
+        consequences=(),
+        consequence_count=0,
+        explanation=unhealthy.why,
+        launch=launch.label,
     )
 
 
@@ -920,14 +931,28 @@ def _nothing(launch: LogLaunch, found: Candidates, places: LaunchPlaces) -> Diag
         elif report is not None:
             said = f"exit code {report.exit_code}"
             root = QuotedLine(
-                launch.file, report.line_number, said, report.rank, report.host, None, report.time
+                launch.file,
+                report.line_number,
+                text=said,
+                rank=report.rank,
+                node=report.host,
+                gpu=None,
+                time=report.time,
             )
         elif found.summaries:
             root = places.quoted(found.summaries[0])
         return Diagnosis(
-            FaultClass.UNKNOWN, NextStep.PAGE, 0.5, root, evidence, (), 0, why, launch.label
+            FaultClass.UNKNOWN,
+            NextStep.PAGE,
+            confidence=0.5,
+            root_cause=root,
+            evidence=evidence,
+            consequences=(),
+            consequence_count=0,
+            explanation=why,
+            launch=launch.label,
         )
-    return _no_failure_told(launch, found, places, untold, evidence)
+    return _no_failure_told(launch, found, places=places, untold=untold, evidence=evidence)
 
 
 def _no_failure_told(
@@ -946,45 +971,71 @@ def _no_failure_told(
         return Diagnosis(
             hang.signature.fault,
             NextStep.PAGE,
-            hang.signature.confidence,
-            places.quoted(hang),
-            evidence,
-            (),
-            0,
-            _sentence(hang) + done,
-            launch.label,
+            confidence=hang.signature.confidence,
+            root_cause=places.quoted(hang),
+            evidence=evidence,
+            consequences=(),
+            consequence_count=0,
+            explanation=_sentence(hang) + done,
+            launch=launch.label,
         )
     if found.consequences:
         root = places.quoted(found.consequences[0])
         why = f"The processes were told to go, and no line says by whom.{done}"
         return Diagnosis(
-            FaultClass.UNKNOWN, NextStep.RESUBMIT, 0.5, root, evidence, (), 0, why, launch.label
+            FaultClass.UNKNOWN,
+            NextStep.RESUBMIT,
+            confidence=0.5,
+            root_cause=root,
+            evidence=evidence,
+            consequences=(),
+            consequence_count=0,
+            explanation=why,
+            launch=launch.label,
         )
     warned = _last_warning(launch, found)
     if warned is not None and not untold:
         why = f"{_sentence(warned)} Nothing else says why it ended.{done}"
         return Diagnosis(
-            warned.signature.fault, NextStep.PAGE, MILD, places.quoted(warned), evidence, (), 0, why, launch.label,
-            signs=Signs(warned.signature.role, warned.signature.blame, signature=warned.signature.id),
-        )  # fmt: skip
+            warned.signature.fault,
+            NextStep.PAGE,
+            confidence=MILD,
+            root_cause=places.quoted(warned),
+            evidence=evidence,
+            consequences=(),
+            consequence_count=0,
+            explanation=why,
+            launch=launch.label,
+            signs=Signs(
+                warned.signature.role, warned.signature.blame, signature=warned.signature.id
+            ),
+        )
     whole = _by_last_step(launch, found, places, evidence)
     if whole is not None and whole.fault is FaultClass.CLEAN_EXIT:
         return whole
     if untold:
         why = f"This line says that something failed, and nothing that is known.{done}"
         return Diagnosis(
-            FaultClass.UNKNOWN, NextStep.PAGE, 0.45, untold[0], evidence, (), 0, why, launch.label
+            FaultClass.UNKNOWN,
+            NextStep.PAGE,
+            confidence=0.45,
+            root_cause=untold[0],
+            evidence=evidence,
+            consequences=(),
+            consequence_count=0,
+            explanation=why,
+            launch=launch.label,
         )
     return _by_last_step(launch, found, places, evidence) or Diagnosis(
         FaultClass.UNKNOWN,
         NextStep.NONE,
-        0.6,
-        None,
-        evidence,
-        (),
-        0,
-        f"Nothing in this log says that anything went wrong.{done}",
-        launch.label,
+        confidence=0.6,
+        root_cause=None,
+        evidence=evidence,
+        consequences=(),
+        consequence_count=0,
+        explanation=f"Nothing in this log says that anything went wrong.{done}",
+        launch=launch.label,
     )
 
 
@@ -1020,13 +1071,29 @@ def _by_last_step(
         line = places.quoted(found.short_ends[0])
         why = f"The loop of the training ended at step {last.iteration} of {last.total}, and no line says why."
         return Diagnosis(
-            FaultClass.UNKNOWN, NextStep.PAGE, 0.5, line, evidence, (), 0, why, launch.label
+            FaultClass.UNKNOWN,
+            NextStep.PAGE,
+            confidence=0.5,
+            root_cause=line,
+            evidence=evidence,
+            consequences=(),
+            consequence_count=0,
+            explanation=why,
+            launch=launch.label,
         )
     if last.is_last:
         quoted = QuotedLine(launch.file, last.line_number, last.text.strip())
         why = f"It came to its last step, {last.iteration}, and nothing says that anything went wrong."
         return Diagnosis(
-            FaultClass.CLEAN_EXIT, NextStep.NONE, WHOLE, quoted, evidence, (), 0, why, launch.label
+            FaultClass.CLEAN_EXIT,
+            NextStep.NONE,
+            confidence=WHOLE,
+            root_cause=quoted,
+            evidence=evidence,
+            consequences=(),
+            consequence_count=0,
+            explanation=why,
+            launch=launch.label,
         )
     return None
 

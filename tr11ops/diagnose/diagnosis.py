@@ -114,7 +114,9 @@ class Diagnosis(Record):
             signs = replace(signs, peer=", ".join(judged.named_suspects) or signs.peer)
         accused = self.accused
         proved = accused.nodes if accused.is_proved else ()
-        return restart_of(EndFacts(self.fault, self.step, self.confidence, signs, proved))
+        return restart_of(
+            EndFacts(self.fault, self.step, sure=self.confidence, signs=signs, proved=proved)
+        )
 
     @property
     def action(self) -> NextStep:

@@ -387,7 +387,9 @@ def _reports(head: LogHead) -> Iterator[_Report]:
         shape = _NUMBER.sub("#", body.replace(names[0][0], "@"))
         start = tuple(shape.split()[:FEWEST_WORDS])
         if len(start) == FEWEST_WORDS and "@" in shape[: len(" ".join(start)) + len("[@] :")]:
-            yield _Report(names[0][0], head, number, line.strip(), shape, start)
+            yield _Report(
+                names[0][0], head, line_number=number, text=line.strip(), shape=shape, start=start
+            )
 
 
 def _odd_one(reports: Sequence[_Report]) -> _Report | None:

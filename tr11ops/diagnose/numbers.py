@@ -90,7 +90,12 @@ def judge_data(launch: LogLaunch) -> Unhealthy | None:
             why = f"From iteration {first.iteration} on each step waited {median(after):.3g} s for its data in place of"
             why += f" {usual:.3g} s: storage or the data loader is late."
             return Unhealthy(
-                FaultClass.DATALOADER, NextStep.PAGE, 0.75, why, first.text, first.line_number
+                FaultClass.DATALOADER,
+                NextStep.PAGE,
+                confidence=0.75,
+                why=why,
+                text=first.text,
+                line_number=first.line_number,
             )
     return None
 
@@ -145,10 +150,10 @@ def _without_loss(steps: Sequence[TrainingStep]) -> Unhealthy | None:
     return Unhealthy(
         FaultClass.NUMERICS,
         NextStep.ROLLBACK_AND_SKIP,
-        0.88,
-        why,
-        first.text,
-        first.line_number,
+        confidence=0.88,
+        why=why,
+        text=first.text,
+        line_number=first.line_number,
         is_grave=True,
     )
 
@@ -196,10 +201,10 @@ def _spike(steps: Sequence[TrainingStep]) -> Unhealthy | None:
         return Unhealthy(
             FaultClass.NUMERICS,
             next_step,
-            confidence,
-            why,
-            begun.text,
-            begun.line_number,
+            confidence=confidence,
+            why=why,
+            text=begun.text,
+            line_number=begun.line_number,
             is_grave=not is_back,
         )
     return None
@@ -248,7 +253,13 @@ def _zero(steps: Sequence[TrainingStep]) -> Unhealthy | None:
         why = f"All {count} steps have a loss of exactly 0: every label is masked, or the numbers broke at once."
         step, confidence = NextStep.FIX_CONFIG, 0.65
     return Unhealthy(
-        FaultClass.NUMERICS, step, confidence, why, first.text, first.line_number, is_grave=True
+        FaultClass.NUMERICS,
+        step,
+        confidence=confidence,
+        why=why,
+        text=first.text,
+        line_number=first.line_number,
+        is_grave=True,
     )
 
 
@@ -270,11 +281,21 @@ def _slower(steps: Sequence[TrainingStep]) -> Unhealthy | None:
             if median(after) < HALF * usual:
                 why += "data or storage that come late, a network, or a GPU."
                 return Unhealthy(
-                    FaultClass.UNKNOWN, NextStep.PAGE, 0.5, why, step.text, step.line_number
+                    FaultClass.UNKNOWN,
+                    NextStep.PAGE,
+                    confidence=0.5,
+                    why=why,
+                    text=step.text,
+                    line_number=step.line_number,
                 )
             why += "mostly one slow GPU. tr11 profile --phases shows who waits for whom."
             return Unhealthy(
-                FaultClass.GPU_HARDWARE, NextStep.PAGE, 0.5, why, step.text, step.line_number
+                FaultClass.GPU_HARDWARE,
+                NextStep.PAGE,
+                confidence=0.5,
+                why=why,
+                text=step.text,
+                line_number=step.line_number,
             )
     return None
 

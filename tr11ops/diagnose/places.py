@@ -256,14 +256,14 @@ class LaunchPlaces:
         return QuotedLine(
             one.file,
             one.line_number,
-            one.text.strip(),
-            rank,
-            node,
-            gpu,
-            origin.stamp,
-            one.signature.meaning,
-            is_guess and node is not None,
-            is_own and node is not None,
+            text=one.text.strip(),
+            rank=rank,
+            node=node,
+            gpu=gpu,
+            time=origin.stamp,
+            meaning=one.signature.meaning,
+            is_guess=is_guess and node is not None,
+            is_own=is_own and node is not None,
         )
 
     def _own_node(self, one: Sighting) -> str | None:

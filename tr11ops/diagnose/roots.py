@@ -155,13 +155,13 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
     return Candidates(
         of(Role.CAUSE),
         of(Role.STOP),
-        of(Role.DEATH),
-        of(Role.SYMPTOM),
-        of(Role.SUMMARY),
-        of(Role.WARNING),
-        of(Role.CONSEQUENCE),
-        ends,
-        short,
+        deaths=of(Role.DEATH),
+        symptoms=of(Role.SYMPTOM),
+        summaries=of(Role.SUMMARY),
+        warnings=of(Role.WARNING),
+        consequences=of(Role.CONSEQUENCE),
+        ends=ends,
+        short_ends=short,
     )
 
 

@@ -314,14 +314,14 @@ class LogScan:
             Sighting(
                 self._file,
                 self._line,
-                text[:TEXT],
-                signature,
-                origin,
-                named,
-                progress,
-                raised,
-                _is_retried(text),
-                _is_mild(signature, text) if raised is None else _is_of_a_reporter(raised),
+                text=text[:TEXT],
+                signature=signature,
+                origin=origin,
+                named=named,
+                progress=progress,
+                raised=raised,
+                is_retried=_is_retried(text),
+                is_mild=_is_mild(signature, text) if raised is None else _is_of_a_reporter(raised),
             )
         )
 

@@ -69,13 +69,13 @@ class Topic(Record):
 UNTOLD: Final = FaultSignature(
     "error-line",
     FAMILY,
-    Role.CAUSE,
-    FaultClass.UNKNOWN,
-    NextStep.PAGE,
-    NodeBlame.UNKNOWN,
-    WARNED,
-    "a line says that something failed, and nothing that is known",
-    "https://docs.python.org/3/library/logging.html",
+    role=Role.CAUSE,
+    fault=FaultClass.UNKNOWN,
+    step=NextStep.PAGE,
+    blame=NodeBlame.UNKNOWN,
+    confidence=WARNED,
+    meaning="a line says that something failed, and nothing that is known",
+    source="https://docs.python.org/3/library/logging.html",
 )
 
 
@@ -146,6 +146,8 @@ def _topic(entry: Mapping[str, Any]) -> Topic:
         frames = None
         if "frames" in entry:
             frames = re.compile(entry["frames"])
-        return Topic(signature, words, unless, frames, entry.get("level") == "state")
+        return Topic(
+            signature, words, unless=unless, frames=frames, is_state=entry.get("level") == "state"
+        )
     except (KeyError, ValueError, re.error) as error:
         raise ValueError(f"{FILE.name}: {entry.get('id', 'a topic')}: {error}") from error

@@ -139,11 +139,11 @@ class TracebackReader:
         found = RaisedException(
             match["name"],
             said,
-            opened.where,
-            self._follows,
-            self._ignored,
-            opened.source,
-            tuple(opened.frames[-FRAMES:]),
+            where=opened.where,
+            follows=self._follows,
+            is_ignored=self._ignored,
+            source=opened.source,
+            frames=tuple(opened.frames[-FRAMES:]),
         )
         self._open, self._follows, self._ignored, self._quiet = None, False, False, 0
         return found

@@ -302,7 +302,9 @@ def _numbers(
         total = _count(values, "total_iterations") or None
         del values["total_iterations"]
     may_be_zero = any(word in text for word in dialect.zero)
-    return StepNumbers(dialect, iteration, total, values, is_whole, may_be_zero)
+    return StepNumbers(
+        dialect, iteration, total=total, values=values, is_whole=is_whole, may_be_zero=may_be_zero
+    )
 
 
 def _last_step(named: Mapping[str, int]) -> int | None:

@@ -90,7 +90,7 @@ def idle_of(
     at, last = min(moments), -1
     for index, (begin, end) in enumerate(zip(begins, ends, strict=True)):
         if begin > at:
-            yield from _cut(at, min(begin, now), last, history, attempts)
+            yield from _cut(at, min(begin, now), last=last, history=history, attempts=attempts)
         if end >= at or last < 0:
             last = index
         at = max(at, end)
@@ -101,7 +101,7 @@ def idle_of(
         if not newer:
             return
         at = min(newer)
-    for idle in _cut(at, now, last, history, attempts):
+    for idle in _cut(at, now, last=last, history=history, attempts=attempts):
         nothing_waits = idle.bucket is Bucket.QUEUE and history.waits is False and bool(attempts)
         yield idle._replace(bucket=Bucket.RESTART_GAP) if nothing_waits else idle
 
@@ -119,7 +119,13 @@ def _cut(
     }
     for begin, until in pairwise(sorted(moment for moment in moments if start <= moment <= end)):
         bucket = _bucket(begin, last, history, attempts)
-        yield Idle(begin, until, bucket, _wanted(begin, last, submissions, attempts), last)
+        yield Idle(
+            begin,
+            until,
+            bucket=bucket,
+            nodes=_wanted(begin, last, submissions, attempts),
+            after=last,
+        )
 
 
 def _bucket(moment: int, last: int, history: History, attempts: Sequence[AttemptHistory]) -> Bucket:
@@ -443,9 +449,9 @@ def account(history: History, now: float) -> Goodput:
     starts: list[list[Start]] = []
     for one in settled:
         own = steps[one.attempt.logged_as]
-        marks = marks_of(one.attempt, own, saved, evaluated, one.unseen)
+        marks = marks_of(one.attempt, own, saved=saved, validations=evaluated, end=one.unseen)
         starts.append(list(starts_of(marks)))
-        found = list(pieces_of(one.attempt, marks, own, one.unseen, usual))
+        found = list(pieces_of(one.attempt, marks, steps=own, end=one.unseen, usual=usual))
         if one.unseen < one.end:
             found.append(AttemptSegment(one.unseen, one.end, Bucket.UNKNOWN, 0))
         pieces.append(found)
@@ -464,12 +470,28 @@ def account(history: History, now: float) -> Goodput:
         if isinstance(history.attempts, Unknown):
             bucket, cause = Bucket.UNKNOWN, UNSEEN
         spans.append(
-            AccountSpan(gap.start, gap.end, bucket, gap.nodes, 0, False, NO_ATTEMPT, 0, cause)
+            AccountSpan(
+                gap.start,
+                gap.end,
+                bucket=bucket,
+                nodes=gap.nodes,
+                spare=0,
+                held=False,
+                job_id=NO_ATTEMPT,
+                launch=0,
+                cause=cause,
+            )
         )
     spans = sorted(span for span in spans if span.start < span.end and span.nodes)
     begin = min((span.start for span in spans), default=moment)
     end = max((span.end for span in spans), default=moment)
-    return Goodput(begin / 1e6, end / 1e6, tuple(spans), tuple(chain.faults()), history.read_errors)
+    return Goodput(
+        begin / 1e6,
+        end / 1e6,
+        spans=tuple(spans),
+        faults=tuple(chain.faults()),
+        read_errors=history.read_errors,
+    )
 
 
 def _usual(steps: Sequence[StepMark]) -> int | None:
@@ -517,24 +539,24 @@ def _spread(
                 yield AccountSpan(
                     start,
                     end,
-                    piece.bucket,
-                    busy,
-                    usage.spare,
-                    True,
-                    job_id,
-                    piece.launch,
-                    piece.cause,
+                    bucket=piece.bucket,
+                    nodes=busy,
+                    spare=usage.spare,
+                    held=True,
+                    job_id=job_id,
+                    launch=piece.launch,
+                    cause=piece.cause,
                 )
             if usage.lost:
                 yield AccountSpan(
                     start,
                     end,
-                    Bucket.NODE_LOST,
-                    usage.lost,
-                    0,
-                    True,
-                    job_id,
-                    piece.launch,
-                    NODE,
+                    bucket=Bucket.NODE_LOST,
+                    nodes=usage.lost,
+                    spare=0,
+                    held=True,
+                    job_id=job_id,
+                    launch=piece.launch,
+                    cause=NODE,
                     is_wall=not busy,
                 )

@@ -118,18 +118,18 @@ def fault_rate(observed: float, faults: int, gpus: int, given: float | None = No
     else:
         low, high = (0.0, math.inf)
     if given is not None:
-        return FaultRate(given, low, high, faults, "as given")
+        return FaultRate(given, low, high=high, faults=faults, source="as given")
     if faults >= FEWEST_FAULTS and observed > 0:
-        return FaultRate(observed / faults, low, high, faults, "measured")
+        return FaultRate(observed / faults, low, high=high, faults=faults, source="measured")
     prior = PRIOR_GPU_HOURS * 3600 / max(1, gpus)
     if faults and observed > 0 and not low <= prior <= high:
         times = counted(faults, "fault")
         return FaultRate(
             observed / faults,
             low,
-            high,
-            faults,
-            f"measured from {times} alone, which rule out BLOOM's rate",
+            high=high,
+            faults=faults,
+            source=f"measured from {times} alone, which rule out BLOOM's rate",
         )
     if not faults:
         few = "no fault"
@@ -138,7 +138,7 @@ def fault_rate(observed: float, faults: int, gpus: int, given: float | None = No
     source = (
         f"assumed: {few} yet, so BLOOM's {PRIOR_GPU_HOURS:,.0f} GPU-hours per failure are taken"
     )
-    return FaultRate(prior, low, high, faults, source)
+    return FaultRate(prior, low, high=high, faults=faults, source=source)
 
 
 MOST_SPARES = 64
@@ -337,11 +337,11 @@ def _interval(found: MeasuredCosts, goodput: Goodput, situation: CardSettings) -
     yield Advice(
         "save interval",
         _now(situation),
-        f"{every} iterations ({duration(every * found.step)})",
-        tuple(why),
-        f"checkpoint.interval = {every}",
-        saved,
-        {
+        better=f"{every} iterations ({duration(every * found.step)})",
+        why=tuple(why),
+        change=f"checkpoint.interval = {every}",
+        saved_node_hours=saved,
+        numbers={
             "young_seconds": young_interval(rate.mtbf, found.save),
             "daly_seconds": best,
             "save_seconds": found.save,
@@ -420,7 +420,15 @@ def _spares(found: MeasuredCosts, goodput: Goodput, situation: CardSettings) -> 
         "exchange_seconds": exchange,
         "node_mtbf_seconds": rate.mtbf,
     }
-    yield Advice("spares", f"{now}", f"{best}", why, f"slurm.spare_nodes = {best}", saved, numbers)
+    yield Advice(
+        "spares",
+        f"{now}",
+        better=f"{best}",
+        why=why,
+        change=f"slurm.spare_nodes = {best}",
+        saved_node_hours=saved,
+        numbers=numbers,
+    )
 
 
 # ----------------------------------------------------------------------------- array and margin
@@ -459,11 +467,11 @@ def _array(found: MeasuredCosts, situation: CardSettings) -> Iterator[Advice]:
     yield Advice(
         "array",
         "",
-        better,
-        tuple(why),
-        change,
-        None,
-        {"tasks": tasks, "tasks_of_100_hours": per_100},
+        better=better,
+        why=tuple(why),
+        change=change,
+        saved_node_hours=None,
+        numbers={"tasks": tasks, "tasks_of_100_hours": per_100},
     )
 
 
@@ -490,11 +498,11 @@ def _margin(found: MeasuredCosts, situation: CardSettings) -> Iterator[Advice]:
     yield Advice(
         "exit margin",
         now,
-        now if enough else f"{duration(math.ceil(need))} and more",
-        (f"it must hold {parts}",),
-        "" if enough else change,
-        None,
-        numbers,
+        better=now if enough else f"{duration(math.ceil(need))} and more",
+        why=(f"it must hold {parts}",),
+        change="" if enough else change,
+        saved_node_hours=None,
+        numbers=numbers,
     )
 
 

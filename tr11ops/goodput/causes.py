@@ -195,7 +195,9 @@ class LaunchChain:
                 again = None
                 if place < len(trained):
                     again = trained[place] / 1e6
-                yield Interruption(moment, end.cause, attempt.job_id, number, again)
+                yield Interruption(
+                    moment, end.cause, job_id=attempt.job_id, launch=number, recovered=again
+                )
 
 
 def _end_without_launch(attempt: AttemptHistory) -> EndCause | None:
@@ -259,7 +261,9 @@ def judged(
 def _split(piece: AttemptSegment, low: int, cause: str) -> Iterator[ClassifiedSegment]:
     """A piece of training, divided between what was kept (up to iteration `low`) and what was lost."""
     if piece.is_partial:
-        yield ClassifiedSegment(piece.start, piece.end, Bucket.REDONE, piece.launch, cause)
+        yield ClassifiedSegment(
+            piece.start, piece.end, bucket=Bucket.REDONE, launch=piece.launch, cause=cause
+        )
         return
     count = piece.upto - piece.done
     if count <= 0 or piece.upto <= low:
@@ -267,12 +271,18 @@ def _split(piece: AttemptSegment, low: int, cause: str) -> Iterator[ClassifiedSe
     else:
         kept = max(0, low - piece.done)
     if kept == count:
-        yield ClassifiedSegment(piece.start, piece.end, Bucket.USEFUL, piece.launch, "")
+        yield ClassifiedSegment(
+            piece.start, piece.end, bucket=Bucket.USEFUL, launch=piece.launch, cause=""
+        )
         return
     middle = piece.start + (piece.end - piece.start) * kept // count
     if kept:
-        yield ClassifiedSegment(piece.start, middle, Bucket.USEFUL, piece.launch, "")
-    yield ClassifiedSegment(middle, piece.end, Bucket.REDONE, piece.launch, cause)
+        yield ClassifiedSegment(
+            piece.start, middle, bucket=Bucket.USEFUL, launch=piece.launch, cause=""
+        )
+    yield ClassifiedSegment(
+        middle, piece.end, bucket=Bucket.REDONE, launch=piece.launch, cause=cause
+    )
 
 
 def _merged(pieces: Iterable[ClassifiedSegment]) -> list[ClassifiedSegment]:

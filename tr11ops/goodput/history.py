@@ -60,7 +60,7 @@ def read_attempts(
         sign, job = max(last_steps.get(job_id, 0.0), beats.get(job_id, 0.0)), by_number.get(job_id)
         attempt = observed(
             lambda job_id=job_id, job=job, sign=sign: _read_attempt(
-                directory.paths, job_id, jobs, job, sign, read_errors
+                directory.paths, job_id, jobs=jobs, job=job, sign=sign, read_errors=read_errors
             )  # type: ignore[misc]
         )
         if isinstance(attempt, Unknown):
@@ -303,7 +303,11 @@ def read_history(
     last_steps = {step.job_id: step.time for step in known(steps, ())}
     if ledger is None:
         ledger = read_journal(directory.journal)
-    attempts = observed(lambda: read_attempts(directory, jobs, last_steps, read_errors, ledger))
+    attempts = observed(
+        lambda: read_attempts(
+            directory, jobs, last_steps=last_steps, read_errors=read_errors, ledger=ledger
+        )
+    )
     if not isinstance(attempts, Unknown):
         lives = (life for attempt in attempts for life in lives_of(attempt, known(steps, ())))
         attempts = tuple(sorted(lives, key=lambda attempt: (attempt.start, attempt.job_id)))
@@ -416,7 +420,7 @@ def _pauses(entries: Iterable[JournalEntry], directory: RunDirectory) -> tuple[P
 
 
 def _period(name: str, entry: JournalEntry, end: float | None) -> Period:
-    return Period(entry.time, end, name, entry.who, entry.why)
+    return Period(entry.time, end, what=name, who=entry.who, why=entry.why)
 
 
 def _holds(entries: Iterable[JournalEntry]) -> tuple[Period, ...]:

@@ -191,7 +191,9 @@ def marks_of(
             if r.launch == number
         ]
         own = [step for step in steps if micro(launch.start) <= micro(step.time) <= closing]
-        for mark in found or _inferred(attempt, launch, own, saved, validations):
+        for mark in found or _inferred(
+            attempt, launch, steps=own, saved=saved, validations=validations
+        ):
             add(mark, min(failed, closing))
         if failed < closing:
             add(PhaseMark(failed, "teardown", 0, number), closing)
@@ -300,7 +302,9 @@ def pieces_of(
         if mark.phase == "compiling" and (still_runs or _goes_on(following)):
             yield from _compiling(mark, until, following, usual)
         else:
-            yield from _training(mark, until, following, moments, usual, still_runs)
+            yield from _training(
+                mark, until, following=following, moments=moments, usual=usual, runs=still_runs
+            )
 
 
 def _goes_on(following: PhaseMark | None) -> bool:
@@ -328,7 +332,9 @@ def _compiling(
     if until - trained > mark.at:
         yield AttemptSegment(mark.at, until - trained, Bucket.START_UP, mark.launch)
     if trained:
-        yield AttemptSegment(until - trained, until, Bucket.USEFUL, mark.launch, done, upto)
+        yield AttemptSegment(
+            until - trained, until, bucket=Bucket.USEFUL, launch=mark.launch, done=done, upto=upto
+        )
 
 
 def _moments(marks: Sequence[PhaseMark], steps: Sequence[StepMark]) -> list[tuple[int, int]]:
@@ -362,22 +368,32 @@ def _training(
     pace = rates[len(rates) // 2] if len(rates) >= 3 or (usual is None and rates) else usual
     at, done = mark.at, mark.iteration
     for moment, iteration in cuts:
-        yield from _steps(at, moment, done, iteration, pace, mark.launch)
+        yield from _steps(at, moment, done=done, upto=iteration, pace=pace, launch=mark.launch)
         at, done = moment, iteration
     if at >= until:
         return
     in_order = _goes_on(following)
     # steps that were not logged
     if following is not None and in_order and following.iteration > done:
-        yield from _steps(at, until, done, following.iteration, pace, mark.launch)
+        yield from _steps(
+            at, until, done=done, upto=following.iteration, pace=pace, launch=mark.launch
+        )
     elif in_order:  # between a step's record and what follows it
-        yield AttemptSegment(at, until, Bucket.USEFUL, mark.launch, max(0, done - 1), done)
+        yield AttemptSegment(
+            at, until, bucket=Bucket.USEFUL, launch=mark.launch, done=max(0, done - 1), upto=done
+        )
     elif runs:
-        yield from _steps(at, until, done, done + 1, pace, mark.launch)
+        yield from _steps(at, until, done=done, upto=done + 1, pace=pace, launch=mark.launch)
     else:
         working = until if pace is None else min(until, at + pace)
         yield AttemptSegment(
-            at, working, Bucket.USEFUL, mark.launch, done, done + 1, is_partial=True
+            at,
+            working,
+            bucket=Bucket.USEFUL,
+            launch=mark.launch,
+            done=done,
+            upto=done + 1,
+            is_partial=True,
         )
         if working < until:
             yield AttemptSegment(working, until, Bucket.HANG, mark.launch, to_the_end=True)
@@ -408,4 +424,4 @@ def _steps(
     if expected is not None and end - start > max(STALL_FACTOR * expected, expected + STALL_FLOOR):
         yield AttemptSegment(start, end - expected, Bucket.HANG, launch)
         start = end - expected
-    yield AttemptSegment(start, end, Bucket.USEFUL, launch, done, upto)
+    yield AttemptSegment(start, end, bucket=Bucket.USEFUL, launch=launch, done=done, upto=upto)

@@ -102,7 +102,9 @@ def _milestones(
     course = course_seen(snapshot)
     points = [*_evaluations(card, done), *(_points(card, done) if course else ())]
     for iteration, text in points:
-        moment = snapshot.time + _seconds_to(snapshot, course, end, done, iteration)
+        moment = snapshot.time + _seconds_to(
+            snapshot, course, end=end, done=done, iteration=iteration
+        )
         if moment <= until:
             yield Happened(moment, text)
     final = end.likely if end.likely is not None else end.earliest

@@ -172,7 +172,7 @@ class Hub:
             headers["Range"] = f"bytes={offset}-{'' if length is None else offset + length - 1}"
 
         def ask(api: HfApi) -> bytes:
-            return self._fetch(api, address, headers, offset, length)
+            return self._fetch(api, address, headers=headers, offset=offset, length=length)
 
         return self._ask(f"{path} of {repository.name}", ask)
 
@@ -218,7 +218,12 @@ class Hub:
 
         with ExitStack() as opened:
             attempt = CommitAttempt(
-                repository, tuple(operations), message, parent, progress, opened
+                repository,
+                tuple(operations),
+                message=message,
+                parent=parent,
+                progress=progress,
+                opened=opened,
             )
             return self._ask(f"a commit to {repository.name}", attempt)
 
@@ -261,7 +266,9 @@ class Hub:
 
         token = self.credentials.token
         hidden = () if token is None else (token.reveal(),)
-        return failure_of(error, what, self.endpoint, self.credentials, hidden)
+        return failure_of(
+            error, what, endpoint=self.endpoint, credentials=self.credentials, secrets=hidden
+        )
 
 
 def _entries(tree: Iterable[Any]) -> dict[str, HubFile]:

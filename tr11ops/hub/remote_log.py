@@ -198,9 +198,11 @@ class RemoteLog:
         return ask(
             self._address,
             self._token,
-            lambda stream, status, answered: _piece(stream, status, answered, offset, length),
-            headers,
-            self._timeout,
+            read=lambda stream, status, answered: _piece(
+                stream, status, headers=answered, offset=offset, length=length
+            ),
+            headers=headers,
+            timeout=self._timeout,
             also={416},
         )
 

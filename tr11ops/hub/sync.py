@@ -196,7 +196,7 @@ def preview(setting: SyncSettings, rebuild: bool = False) -> SyncOutcome:
         state = SyncState(setting.hub.endpoint, setting.repository.name, "")
     found = scan(setting.folder, setting.patterns, ROOT_FILES)
     plan = _plan(this, state, found)
-    return _outcome(this, plan.state, found, plan, plan.sends)
+    return _outcome(this, plan.state, found=found, plan=plan, sends=plan.sends)
 
 
 # ----------------------------------------------------------------------------- the claim
@@ -235,7 +235,7 @@ def _until_steady(this: SyncRound, rebuild: bool) -> SyncOutcome:
             this.tell(f"{cause(change)}: looking again")
             continue
         on_record(this, state)
-        return _outcome(this, state, found, plan, tuple(this.sends))
+        return _outcome(this, state, found=found, plan=plan, sends=tuple(this.sends))
     raise HubUnavailable(
         f"{setting.repository.name}: it, or the logs, changed {LOOKS} times while they were compared"
     )
@@ -271,10 +271,10 @@ def _plan(this: SyncRound, state: SyncState, found: Scan) -> _Plan:
             measured = measure(
                 this.setting.folder,
                 file,
-                remote,
-                _remote_head(this, state, file),
-                this.running,
-                now,
+                remote=remote,
+                remote_head=_remote_head(this, state, file),
+                running=this.running,
+                now=now,
             )
         except FileNotFoundError:
             continue  # it went since it was listed; what the hub has of it stays
@@ -311,9 +311,9 @@ def _carry_out(this: SyncRound, plan: _Plan) -> SyncState:
         state = _commit(
             this,
             state,
-            (add,),
-            f"{sync_plan.FILE_NAME}: logs are large files",
-            {add.path: len(content)},
+            operations=(add,),
+            message=f"{sync_plan.FILE_NAME}: logs are large files",
+            expected={add.path: len(content)},
         )
         state = on_record(this, replace(state, attributes=rules))
     progress = None
@@ -325,7 +325,13 @@ def _carry_out(this: SyncRound, plan: _Plan) -> SyncState:
             HubCopy(send.superseded, send.path) for send in batch if send.superseded
         ]
         operations += [
-            Add(send.path, setting.folder / send.path, send.bytes, send.sha256, send.masks)
+            Add(
+                send.path,
+                setting.folder / send.path,
+                size=send.bytes,
+                sha256=send.sha256,
+                masks=send.masks,
+            )
             for send in batch
         ]
         expected = {send.path: send.bytes for send in batch}
@@ -334,7 +340,13 @@ def _carry_out(this: SyncRound, plan: _Plan) -> SyncState:
             operations.append(Add(STATUS_FILE, status))
             expected[STATUS_FILE] = len(status)
         state = _commit(
-            this, state, tuple(operations), commit_message(batch), expected, batch, progress
+            this,
+            state,
+            operations=tuple(operations),
+            message=commit_message(batch),
+            expected=expected,
+            batch=batch,
+            progress=progress,
         )
         if is_last and status is not None:
             state = _published(this, state, status)
@@ -342,7 +354,11 @@ def _carry_out(this: SyncRound, plan: _Plan) -> SyncState:
     age = setting.clock() - state.published_time
     if status is not None and not remaining and is_worth_a_commit(status, state.published, age):
         state = _commit(
-            this, state, (Add(STATUS_FILE, status),), STATUS_FILE, {STATUS_FILE: len(status)}
+            this,
+            state,
+            operations=(Add(STATUS_FILE, status),),
+            message=STATUS_FILE,
+            expected={STATUS_FILE: len(status)},
         )
         state = on_record(this, _published(this, state, status))
     return state

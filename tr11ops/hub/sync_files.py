@@ -74,7 +74,7 @@ def scan(folder: Path, patterns: Collection[str], published: Collection[str] = (
             if entry.is_dir(follow_symlinks=False):
                 folders.append(path)
                 continue
-            found = _look(root, path, entry, patterns, published)
+            found = _look(root, path, entry=entry, patterns=patterns, published=published)
             if isinstance(found, LocalFile):
                 files.append(found)
             elif found is not None:
@@ -181,7 +181,12 @@ class RunningDigests:
         tail = min(length, HEAD_BYTES)
         ending = read(length - tail, tail)
         self._known[file.path] = _Hashed(
-            file.stamp.inode, length, ending, masks, digest.copy(), copy.copy(search)
+            file.stamp.inode,
+            length,
+            ending=ending,
+            masks=masks,
+            digest=digest.copy(),
+            search=copy.copy(search),
         )
 
 
@@ -215,7 +220,7 @@ def measure(
         end = _whole_end(file, remote, read, now)
         if remote is not None and file.bytes < remote.bytes:
             return _of_shorter(file, remote_head, end, read)
-        return _of_longer(file, remote, end, read, running)
+        return _of_longer(file, remote, end=end, read=read, running=running)
     finally:
         os.close(descriptor)
 
@@ -247,12 +252,12 @@ def _of_shorter(
     head = min(file.bytes, HEAD_BYTES)
     search = _search(file)
     marks = {mark: search.until(read, mark) for mark in sorted({head, end})}
-    digest = _digest(file, read, hashlib.sha256(), 0, end, marks[end])
+    digest = _digest(file, read, digest=hashlib.sha256(), start=0, end=end, masks=marks[end])
     continues = True
     if head:
         here, there = read(0, head), remote_head(head)
         continues = there in {here, Masks(marks[head]).over(here, 0)}
-    return MeasuredFile(file, end, digest.hexdigest(), continues, marks[end])
+    return MeasuredFile(file, end, sha256=digest.hexdigest(), continues=continues, masks=marks[end])
 
 
 def _of_longer(
@@ -267,21 +272,25 @@ def _of_longer(
         search = copy.copy(known.search)
         masks = search.until(read, end)
         if before(masks, known.length) == known.masks:
-            digest = _digest(file, read, known.digest.copy(), known.length, end, masks)
+            digest = _digest(
+                file, read, digest=known.digest.copy(), start=known.length, end=end, masks=masks
+            )
             running.keep(file, end, read, masks, digest, search)
-            return MeasuredFile(file, end, digest.hexdigest(), True, masks)
+            return MeasuredFile(file, end, sha256=digest.hexdigest(), continues=True, masks=masks)
     search, length = _search(file), 0 if remote is None else remote.bytes
     marks = {mark: search.until(read, mark) for mark in sorted({length, end})}
     masks = marks[end]
     if remote is None:
         continues, is_bare = None, False
-        digest = _digest(file, read, hashlib.sha256(), 0, end, masks)
+        digest = _digest(file, read, digest=hashlib.sha256(), start=0, end=end, masks=masks)
     else:
-        is_masked, is_same, digest = _compared(file, remote, end, read, marks)
+        is_masked, is_same, digest = _compared(file, remote, end=end, read=read, marks=marks)
         continues, is_bare = is_masked or is_same, is_same and not is_masked
     if end >= length:
         running.keep(file, end, read, masks, digest, search)
-    return MeasuredFile(file, end, digest.hexdigest(), continues, masks, is_bare)
+    return MeasuredFile(
+        file, end, sha256=digest.hexdigest(), continues=continues, masks=masks, is_bare=is_bare
+    )
 
 
 def _compared(
@@ -293,22 +302,27 @@ def _compared(
     masks = marks[remote.bytes]
     if remote.sha256 is None:  # a small file in git itself
         here = b"".join(piece for _, piece in _pieces(file, read, 0, remote.bytes))
-        digest = _digest(file, read, hashlib.sha256(), 0, end, marks[end])
+        digest = _digest(file, read, digest=hashlib.sha256(), start=0, end=end, masks=marks[end])
         return (
             git_name(Masks(masks).over(here, 0)) == remote.oid,
             bool(masks) and git_name(here) == remote.oid,
             digest,
         )
-    first = _digest(file, read, hashlib.sha256(), 0, remote.bytes, masks)
+    first = _digest(file, read, digest=hashlib.sha256(), start=0, end=remote.bytes, masks=masks)
     if end >= remote.bytes and before(marks[end], remote.bytes) == masks:
-        digest = _digest(file, read, first.copy(), remote.bytes, end, marks[end])
+        digest = _digest(
+            file, read, digest=first.copy(), start=remote.bytes, end=end, masks=marks[end]
+        )
     else:
-        digest = _digest(file, read, hashlib.sha256(), 0, end, marks[end])
+        digest = _digest(file, read, digest=hashlib.sha256(), start=0, end=end, masks=marks[end])
     is_masked = first.hexdigest() == remote.sha256
     is_same = (
         bool(masks)
         and not is_masked
-        and _digest(file, read, hashlib.sha256(), 0, remote.bytes, ()).hexdigest() == remote.sha256
+        and _digest(
+            file, read, digest=hashlib.sha256(), start=0, end=remote.bytes, masks=()
+        ).hexdigest()
+        == remote.sha256
     )
     return is_masked, is_same, digest
 

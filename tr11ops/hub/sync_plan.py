@@ -296,7 +296,14 @@ def judge(
     file, end = measured.file, measured.end
 
     def send(reason: Reason, superseded: str = "") -> Send:
-        return Send(file, end, measured.sha256, reason, superseded, measured.masks)
+        return Send(
+            file,
+            end,
+            sha256=measured.sha256,
+            reason=reason,
+            superseded=superseded,
+            masks=measured.masks,
+        )
 
     if remote is None:
         if end:

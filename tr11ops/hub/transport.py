@@ -190,7 +190,7 @@ def failure_of(
     as it is.
     """
     for found in _chain(error):
-        known = _known(found, what, endpoint, credentials, secrets)
+        known = _known(found, what, endpoint=endpoint, credentials=credentials, secrets=secrets)
         if known is not None:
             return known
     is_foreign = isinstance(error, (json.JSONDecodeError, UnicodeDecodeError, ForeignAnswer))
@@ -215,7 +215,9 @@ def _known(
         case NoAnswer():
             known = HubUnavailable(one_line(f"{what}: {error}", secrets), error.wait)
         case HfHubHTTPError():
-            known = _of_answer(error, what, endpoint, credentials, secrets)
+            known = _of_answer(
+                error, what, endpoint=endpoint, credentials=credentials, secrets=secrets
+            )
         case httpx2.TransportError() | httpx2.DecodingError():  # while an answer was read
             known = HubUnavailable(f"{what}: {host_of(endpoint)} gives no answer ({why(error)})")
         case OfflineModeIsEnabled():

@@ -306,7 +306,7 @@ def _parameter(part: Parameter, variables: Variables, fields: _Fields) -> None:
     if text is None and part.name in variables.removed:
         text = Traced()
     if part.operator is not None and _default_taken(
-        part, missing or not text, missing, variables, fields
+        part, missing or not text, missing=missing, variables=variables, fields=fields
     ):
         return
     if text is None:

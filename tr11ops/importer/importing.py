@@ -234,14 +234,18 @@ def place_deepspeed(builder: Builder, file: DeepSpeedFile) -> None:
         _whole(builder, file, key, target)
     scale = file.value("fp16.loss_scale", 0)
     if isinstance(scale, int | float) and scale and file.value("fp16.enabled") is True:
-        _put(builder, file, "fp16.loss_scale", "precision.loss_scale", float(scale))
+        _put(
+            builder, file, key="fp16.loss_scale", target="precision.loss_scale", value=float(scale)
+        )
     clip = file.value("gradient_clipping")
     if (
         isinstance(clip, int | float)
         and not isinstance(clip, bool)
         and "optimizer.clip_grad" not in builder.placed
     ):
-        _put(builder, file, "gradient_clipping", "optimizer.clip_grad", float(clip))
+        _put(
+            builder, file, key="gradient_clipping", target="optimizer.clip_grad", value=float(clip)
+        )
     _dtype(builder, file)
     _curriculum(builder, file)
     for key, setting in file.settings.items():
@@ -284,7 +288,7 @@ def _whole(builder: Builder, file: DeepSpeedFile, key: str, target: str) -> None
         and not isinstance(value, bool)
         and file.value("fp16.enabled") is True
     ):
-        _put(builder, file, key, target, value)
+        _put(builder, file, key=key, target=target, value=value)
 
 
 def _dtype(builder: Builder, file: DeepSpeedFile) -> None:
@@ -293,7 +297,7 @@ def _dtype(builder: Builder, file: DeepSpeedFile) -> None:
         return
     for block, dtype in (("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16")):
         if file.value(f"{block}.enabled") is True:
-            _put(builder, file, f"{block}.enabled", "precision.dtype", dtype)
+            _put(builder, file, key=f"{block}.enabled", target="precision.dtype", value=dtype)
 
 
 def _curriculum(builder: Builder, file: DeepSpeedFile) -> None:
@@ -312,7 +316,7 @@ def _curriculum(builder: Builder, file: DeepSpeedFile) -> None:
         )
         return
     for key, value, source in _curriculum_values(file, kind):
-        _put(builder, file, source, f"curriculum.{key}", value)
+        _put(builder, file, key=source, target=f"curriculum.{key}", value=value)
     longest = file.value(_CURRICULUM + "max_difficulty")
     length = builder.value("model.sequence_length")
     if longest is not None and length is not None and longest != length:
@@ -364,7 +368,13 @@ def save_interval(card: RunCard, line: int) -> Iterator[Defect]:
     tflops = next((value for word, value in _REACHED if word in words), _UNKNOWN)
     rows = card.tokenizer.padded_vocabulary_size
     a_step = (
-        flops.tflops_per_gpu(card.model, rows, card.batch.global_batch_size, 1.0, card.world_size)
+        flops.tflops_per_gpu(
+            card.model,
+            rows,
+            global_batch_size=card.batch.global_batch_size,
+            seconds=1.0,
+            world_size=card.world_size,
+        )
         / tflops
     )
     seconds, limit = a_step * interval, card.time_limit_seconds
@@ -457,13 +467,21 @@ def import_text(raw: str, name: str, overrides: Sequence[str] = ()) -> Imported:
     place_conditions(builder, script, launch)
     complete(builder)
     uses = {use.option: use for use in launch.options}
-    case = Case(raw, directives, script, launch, uses, file, copy.deepcopy(builder))
+    case = Case(
+        raw,
+        directives,
+        script=script,
+        launch=launch,
+        uses=uses,
+        deepspeed=file,
+        card=copy.deepcopy(builder),
+    )
     defects = find_defects(case)
     correct(builder)
     tables, problems = apply_overrides(builder.tables(), overrides, RunCard)
     if problems:
         raise CardError("command line", problems)
-    return _finished(name, builder, tables, defects, overrides)
+    return _finished(name, builder, tables=tables, defects=defects, overrides=overrides)
 
 
 def _finished(
@@ -481,13 +499,13 @@ def _finished(
     imported = Imported(
         name,
         "",
-        tables,
-        tuple(builder.placed.values()),
-        unplaced,
-        tuple(builder.changed),
-        tuple(defects),
-        (),
-        given,
+        tables=tables,
+        placed=tuple(builder.placed.values()),
+        unplaced=unplaced,
+        changed=tuple(builder.changed),
+        defects=tuple(defects),
+        problems=(),
+        overridden=given,
     )
     text = write_card(tables, remarks, _head(imported))
     card, problems = _checked(text)

@@ -119,7 +119,14 @@ def take_apart(command: ShellCommand) -> ParsedLaunch:
     }
     options, strays = _options(words[program_at + 1 if program_at >= 0 else first :])
     program = words[program_at].text if program_at >= 0 else ""
-    return ParsedLaunch(command, program, launcher, spelled, tuple(options), tuple(strays))
+    return ParsedLaunch(
+        command,
+        program,
+        launcher=launcher,
+        spelled=spelled,
+        options=tuple(options),
+        strays=tuple(strays),
+    )
 
 
 def _options(words: Sequence[Traced]) -> tuple[list[OptionUse], list[Traced]]:
@@ -257,7 +264,7 @@ def _read(file: WrittenFile) -> DeepSpeedFile:
             file.line, "the DeepSpeed settings are no JSON object", "repair the script"
         )
     settings: dict[str, DeepSpeedValue] = {}
-    _flatten(value, "", 0, file, settings)
+    _flatten(value, "", start=0, file=file, settings=settings)
     return DeepSpeedFile(file.path.for_shell(), file.line, settings, tuple(underscored))
 
 
@@ -306,7 +313,7 @@ def _flatten(
             )
         position = max(file.content.text.find(f'"{name}"', start), 0)
         if isinstance(item, dict):
-            _flatten(item, key + ".", position, file, settings)
+            _flatten(item, key + ".", start=position, file=file, settings=settings)
         else:
             settings[key] = DeepSpeedValue(item, file.content.line_at(position) or file.line)
         if len(settings) > MOST_KEYS:

@@ -399,7 +399,9 @@ class Lexer:
         self.position = end
         if end == start + 1:
             return Literal(self.source.cut(start, end), quoted)
-        return Parameter(self.text[start + 1 : end], None, None, (), quoted, line)
+        return Parameter(
+            self.text[start + 1 : end], None, operator=None, default=(), quoted=quoted, line=line
+        )
 
     def backquoted(self, quoted: bool) -> Substitution:
         line, start = self.line(), self.position
@@ -469,11 +471,13 @@ class Lexer:
             if operator is None and self.text.startswith("}", self.position):
                 self.position += 1
                 self.depth = before
-                return Parameter(name, index, None, (), quoted, line)
+                return Parameter(name, index, operator=None, default=(), quoted=quoted, line=line)
             if operator is not None:
                 default = self.default_parts(quoted)
                 self.depth = before
-                return Parameter(name, index, operator, default, quoted, line)
+                return Parameter(
+                    name, index, operator=operator, default=default, quoted=quoted, line=line
+                )
         self.position = start + 2
         self.default_parts(quoted)
         self.depth = before

@@ -243,11 +243,13 @@ class Builder:
             self.leave(
                 before.source,
                 before.value,
-                before.line,
-                LeftReason.NO_EFFECT,
-                f"overruled on line {line} by {source}",
+                line=before.line,
+                reason=LeftReason.NO_EFFECT,
+                why=f"overruled on line {line} by {source}",
             )
-        self.placed[key] = PlacedValue(key, value, source, line, value_line, note)
+        self.placed[key] = PlacedValue(
+            key, value, source=source, line=line, value_line=value_line, note=note
+        )
 
     def take(
         self,
@@ -265,14 +267,19 @@ class Builder:
         except ConversionProblem as problem:
             shown = " ".join(value.for_shell() for value in values)
             self.leave(
-                source, shown, line, LeftReason.DECISION, f"{problem}: give --set {key}=...", key
+                source,
+                shown,
+                line=line,
+                reason=LeftReason.DECISION,
+                why=f"{problem}: give --set {key}=...",
+                key=key,
             )
             return
-        self.put(key, value, source, line, value_line, note)
+        self.put(key, value, source=source, line=line, value_line=value_line, note=note)
 
     def take_use(self, key: str, use: OptionUse, convert: Converter, note: str = "") -> None:
         """As `take`, from an option of the trainer."""
-        self.take(key, use.values, convert, use.option, use.line, note)
+        self.take(key, use.values, convert=convert, source=use.option, line=use.line, note=note)
 
     def leave(
         self, option: str, value: Any, line: int, reason: LeftReason, why: str, key: str = ""
@@ -281,25 +288,30 @@ class Builder:
         shown = _shown(value)
         if not (len(shown) <= _LONGEST_SHOWN):
             shown = shown[: _LONGEST_SHOWN - 3] + "..."
-        self.unplaced.append(Unplaced(option, shown, line, reason, why, key))
+        self.unplaced.append(Unplaced(option, shown, line=line, reason=reason, why=why, key=key))
 
     def leave_use(self, use: OptionUse, reason: LeftReason, why: str, key: str = "") -> None:
         """As `leave`, of an option of the trainer."""
-        self.leave(use.option, use.text, use.line, reason, why, key)
+        self.leave(use.option, use.text, line=use.line, reason=reason, why=why, key=key)
 
     def change(self, key: str, value: Any, why: str) -> None:
         """Put another value than the script's into the card, and tell so."""
         before = self.placed[key]
-        self.changed.append(Changed(key, before.value, value, before.line, why))
+        self.changed.append(Changed(key, before.value, card_value=value, line=before.line, why=why))
         note = f"the script's {before.value} {why}"
         self.placed[key] = PlacedValue(
-            key, value, before.source, before.line, before.value_line, note
+            key,
+            value,
+            source=before.source,
+            line=before.line,
+            value_line=before.value_line,
+            note=note,
         )
 
     def drop(self, key: str, why: str, reason: LeftReason = LeftReason.ELSEWHERE) -> None:
         """Take a key out again, with the reason."""
         before = self.placed.pop(key)
-        self.leave(before.source, before.value, before.line, reason, why)
+        self.leave(before.source, before.value, line=before.line, reason=reason, why=why)
 
     def value(self, key: str, default: Any = None) -> Any:
         """What a key holds so far."""

@@ -308,11 +308,11 @@ _COOLDOWNS = {
 
 
 def _key(option: str, key: str, convert: Converter, note: str = "", count: int = 1) -> OptionRule:
-    return OptionRule(option, count, key, convert, note)
+    return OptionRule(option, count, key=key, convert=convert, note=note)
 
 
 def _switch(option: str, key: str, convert: Converter = on, note: str = "") -> OptionRule:
-    return OptionRule(option, 0, key, convert, note)
+    return OptionRule(option, 0, key=key, convert=convert, note=note)
 
 
 # Names of the old trainers, and the keys that mean the same. Their `lamb` was Apex's.
@@ -445,9 +445,9 @@ _KEYS = [
     _key(
         "--skip-train-iteration-range",
         "data.skip_ranges",
-        ranges,
-        "whole global batches are passed over here; the original passed over one micro batch each",
-        ALL_VALUES,
+        convert=ranges,
+        note="whole global batches are passed over here; the original passed over one micro batch each",
+        count=ALL_VALUES,
     ),
     _switch("--reset-position-ids", "data.reset_position_ids"),
     _switch("--reset-attention-mask", "data.reset_attention_mask"),

@@ -195,7 +195,13 @@ class _Reader:
                 self.statement(
                     pieces,
                     blocks,
-                    _Context(conditional, _pipe_targets(tokens, index), outer, depth, around),
+                    _Context(
+                        conditional,
+                        _pipe_targets(tokens, index),
+                        outer=outer,
+                        depth=depth,
+                        around=around,
+                    ),
                 )
             if self.left:
                 return
@@ -390,11 +396,11 @@ class _Reader:
         record = Assignment(
             name,
             shown,
-            word.line,
-            exported or name in self.variables.exported,
-            conditional,
-            applied,
-            added,
+            line=word.line,
+            exported=exported or name in self.variables.exported,
+            conditional=conditional,
+            applied=applied,
+            added=added,
         )
         self.script.assignments.append(record)
         return True
@@ -435,7 +441,9 @@ class _Reader:
                     self.variables.exported.add(name.text)
                     value = self.variables.text(name.text)
                     if value is not None:
-                        record = Assignment(name.text, value, word.line, True, conditional)
+                        record = Assignment(
+                            name.text, value, line=word.line, exported=True, conditional=conditional
+                        )
                         self.script.assignments.append(record)
 
     # ------------------------------------------------------------------ commands
@@ -459,7 +467,12 @@ class _Reader:
                 line, f"has more than {MOST_COMMANDS} commands", "this is not a batch script"
             )
         command = ShellCommand(
-            found, line, context.conditional, context.piped_into, context.outer, used
+            found,
+            line,
+            conditional=context.conditional,
+            piped_into=context.piped_into,
+            outer=context.outer,
+            used=used,
         )
         self.script.commands.append(command)
         self.effect(command, redirects, context.depth)

@@ -109,7 +109,7 @@ def read_directives(text: str) -> list[Directive]:
             commands_begun = commands_begun or (bool(stripped) and not stripped.startswith("#"))
             continue
         found += [
-            Directive(name, value, number, not commands_begun, spelled)
+            Directive(name, value, line=number, read=not commands_begun, spelled=spelled)
             for name, value, spelled in _options(match.group(1))
         ]
     return found

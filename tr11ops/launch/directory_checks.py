@@ -229,7 +229,7 @@ def not_mounted(directory: RunDirectory, why: str) -> PreflightCheck:
         f"mount it, then launch again ({ways_to_see(directory)}); if you removed it yourself, cancel what is queued and"
         f" wait {duration(ENDED_SECONDS)}, or choose another run.directory"
     )
-    return PreflightCheck(Level.UNKNOWN, "run.directory", why, fix, 3)
+    return PreflightCheck(Level.UNKNOWN, "run.directory", text=why, fix=fix, exit_code=3)
 
 
 def directory_checks(

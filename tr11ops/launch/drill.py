@@ -102,13 +102,13 @@ def judge(phase: str, sight: Sight, margin: float, resumed_from: int | None) -> 
     return PhaseResult(
         phase,
         sight.job_id,
-        sight.sent_in,
-        marker.iteration if marker else None,
-        sight.checkpoint,
-        None if starting else saved,
-        left,
-        margin,
-        fault,
+        sent_in=sight.sent_in,
+        iteration=marker.iteration if marker else None,
+        checkpoint=sight.checkpoint,
+        saved_after=None if starting else saved,
+        left_after=left,
+        margin=margin,
+        fault=fault,
     )
 
 
@@ -249,7 +249,17 @@ class Drill:
         word = ""
         if verdict is not None and job_id:
             word = verdict.message
-        return Sight(job_id, sent, sent_in, marker, left, newest, saved, self._faults(newest), word)
+        return Sight(
+            job_id,
+            sent,
+            sent_in=sent_in,
+            marker=marker,
+            left=left,
+            checkpoint=newest,
+            saved=saved,
+            faults=self._faults(newest),
+            verdict=word,
+        )
 
     def _words(self, phase: str, job_id: str, sent_in: str, sent: float | None) -> str:
         if not job_id:

@@ -51,7 +51,15 @@ def look_at_archives(card: RunCard) -> tuple[ArchiveFacts, ...]:
                 fault = ""
             else:
                 fault = folder_fault(key, card)
-            found.append(ArchiveFacts(f"backup.{key}", str(folder), shared, is_same, fault))
+            found.append(
+                ArchiveFacts(
+                    f"backup.{key}",
+                    str(folder),
+                    overlap=shared,
+                    is_same_device=is_same,
+                    fault=fault,
+                )
+            )
     return tuple(found)
 
 

@@ -390,7 +390,11 @@ def _look_in(source: StartSource, read_digests: bool) -> LaunchCheckpoints:
         return LaunchCheckpoints(source, steps, latest, ResumeSearch(None, None), foreign=foreign)
     faults_of = partial(manifest_faults, read_digests=True) if read_digests else size_faults
     found = search(
-        folder, steps, latest if isinstance(latest, int) else None, source.need, faults_of
+        folder,
+        steps,
+        latest=latest if isinstance(latest, int) else None,
+        need=source.need,
+        faults_of=faults_of,
     )
     problem = ""
     if steps:
@@ -404,7 +408,17 @@ def _look_in(source: StartSource, read_digests: bool) -> LaunchCheckpoints:
     else:
         was_cut = _sequences_were_cut(folder, found.manifest.job_id)
     verified = "digests" if read_digests else "sizes"
-    return LaunchCheckpoints(source, steps, latest, found, problem, verified, None, cursor, was_cut)
+    return LaunchCheckpoints(
+        source,
+        steps,
+        latest=latest,
+        found=found,
+        refusal=problem,
+        verified=verified,
+        foreign=None,
+        cursor=cursor,
+        cut_sequences=was_cut,
+    )
 
 
 def _sequences_were_cut(folder: Path, job_id: str) -> bool | None:

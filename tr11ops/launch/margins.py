@@ -50,7 +50,7 @@ def grant_checks(
     for limit in grants.limits:
         yield from _limit_checks(card, tasks, limit)
     for budget in grants.budgets:
-        yield _budget_check(card, tasks, budget, grants.is_safe, nodes)
+        yield _budget_check(card, tasks, budget=budget, is_safe=grants.is_safe, nodes=nodes)
 
 
 def _reservation_check(

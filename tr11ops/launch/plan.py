@@ -240,11 +240,11 @@ def plan_launch(
     return LaunchPlan(
         tag,
         directory,
-        replace(batch, script=script),
-        request.tasks,
-        resolved_card(card, exit_plan(card, history)),
-        card.run.variant,
-        paths.folder / output,
+        request=replace(batch, script=script),
+        tasks=request.tasks,
+        card=resolved_card(card, exit_plan(card, history)),
+        variant=card.run.variant,
+        output=paths.folder / output,
     )
 
 

@@ -86,7 +86,11 @@ def _checks(
         if isinstance(facts.site, SiteRules):
             yield from site_checks(facts.site)
         yield from grant_checks(
-            card, request.tasks, facts.grants, _partition_nodes(card, facts), facts.time
+            card,
+            request.tasks,
+            grants=facts.grants,
+            nodes=_partition_nodes(card, facts),
+            now=facts.time,
         )
         if request.chain is not None:
             yield from chain_checks(request.chain)

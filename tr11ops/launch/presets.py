@@ -135,17 +135,25 @@ def _llama(
 
 PRESETS: Mapping[str, Preset] = {
     "toy": Preset("demo", "0.9 million parameters, for a laptop"),
-    "1b": Preset("demo", "1.1 billion parameters", _sized(24, 1536, 16, 1, 2, 256, 2.5e-4)),
-    "7b": Preset("demo", "7.1 billion parameters", _sized(30, 4096, 32, 4, 4, 512, 1.2e-4)),
+    "1b": Preset(
+        "demo",
+        "1.1 billion parameters",
+        _sized(24, 1536, heads=16, pipeline=1, nodes=2, batch=256, rate=2.5e-4),
+    ),
+    "7b": Preset(
+        "demo",
+        "7.1 billion parameters",
+        _sized(30, 4096, heads=32, pipeline=4, nodes=4, batch=512, rate=1.2e-4),
+    ),
     "llama-1b": Preset(
         "demo",
         "1.2 billion parameters in the shape of Llama 3.2",
-        _llama(16, 2048, 8192, True, 4096, 1, 2, 4e-4),
+        _llama(16, 2048, ffn=8192, tied=True, length=4096, tensor=1, nodes=2, rate=4e-4),
     ),
     "llama-8b": Preset(
         "demo",
         "8.0 billion parameters in the shape of Llama 3",
-        _llama(32, 4096, 14_336, False, 8192, 2, 8, 3e-4),
+        _llama(32, 4096, ffn=14_336, tied=False, length=8192, tensor=2, nodes=8, rate=3e-4),
     ),
     "176b": Preset("tr11-176B-ml", "176 billion parameters, as BLOOM was trained"),
 }

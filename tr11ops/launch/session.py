@@ -62,7 +62,7 @@ def report_shortage(job: LaunchJob, now: float, typed: str) -> AlertOutcome | No
         nodes_short.detect(observe(job.directory, facts_of(job.card, typed), job.scheduler, now))
     )
     if findings:
-        return process_some(job.directory, job.card, findings, now, typed)
+        return process_some(job.directory, job.card, findings=findings, now=now, typed=typed)
     return None
 
 
@@ -136,7 +136,12 @@ class LaunchJob(Record):
         quality = slurm.quality_of_service or os.environ.get("SBATCH_QOS")
         partition = slurm.partition or os.environ.get("SBATCH_PARTITION")
         return read_grants(
-            rules, self.user, account, quality, slurm.reservation, partition=partition
+            rules,
+            self.user,
+            account=account,
+            quality=quality,
+            reservation=slurm.reservation,
+            partition=partition,
         )
 
 
@@ -191,7 +196,9 @@ def check_launch(job: LaunchJob, tag: str | None = None) -> LaunchView:
         checks.append(tried)
         if plan is not None:
             rows = tuple(_rows(plan, job, chain, facts))
-    return LaunchView(tuple(checks), plan, rows, verdict(checks), chain, facts)
+    return LaunchView(
+        tuple(checks), plan, rows=rows, exit_code=verdict(checks), chain=chain, facts=facts
+    )
 
 
 def _try(
@@ -207,7 +214,12 @@ def _try(
     try:
         excluded = excluded_nodes(request, facts).nodes
         plan = plan_launch(
-            job.card, job.directory, request, excluded, tag, known(facts.history, None)
+            job.card,
+            job.directory,
+            request=request,
+            excluded=excluded,
+            tag=tag,
+            history=known(facts.history, None),
         )
         result = job.scheduler.test(plan.test_request)
     except SchedulerUnreachable as error:
@@ -264,7 +276,13 @@ def refused_by_scheduler(card: RunCard, scheduler: str, message: str) -> Preflig
 def _rows(
     plan: LaunchPlan, job: LaunchJob, chain: QueueChain, facts: LaunchFacts
 ) -> list[tuple[str, str]]:
-    rows = plan_lines(plan, job.card, job.scheduler.name, job.base, facts.directory.missing_parents)
+    rows = plan_lines(
+        plan,
+        job.card,
+        scheduler=job.scheduler.name,
+        base=job.base,
+        missing_parents=facts.directory.missing_parents,
+    )
     if chain.kind in {"afterany", "self"}:
         rows = [(name, str(chain) if name == "job" else value) for name, value in rows]
     return rows
@@ -324,7 +342,14 @@ def _submit_chain(
             excluded_nodes(request, view.facts).nodes,
             known(view.facts.history, None),
         )
-        following = plan_launch(job.card, job.directory, request, excluded, new_tag(), history)
+        following = plan_launch(
+            job.card,
+            job.directory,
+            request=request,
+            excluded=excluded,
+            tag=new_tag(),
+            history=history,
+        )
         done.append(
             submit(
                 following,

@@ -175,7 +175,15 @@ def partition_choices(
             known_kind = kind if device_peak(kind) is not None else ""
             memory = min(node.gpu_memory_megabytes for node in of)
             found.append(
-                PartitionChoice(partition, len(own), len(usable), gpus, cpus, known_kind, memory)
+                PartitionChoice(
+                    partition,
+                    len(own),
+                    usable=len(usable),
+                    gpus=gpus,
+                    cpus=cpus,
+                    gpu_kind=known_kind,
+                    gpu_memory_megabytes=memory,
+                )
             )
     return tuple(
         sorted(

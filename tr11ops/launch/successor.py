@@ -164,7 +164,12 @@ def queue_successor(job: BatchJob, record: Submission) -> Submission:
         kept = directory.submission(record.tag).card
         card = card_as_written(read_json(kept) or {}, str(kept))
         plan = plan_launch(
-            card, directory, request, request.exclude, new_tag(), read_history(directory.paths)
+            card,
+            directory,
+            request=request,
+            excluded=request.exclude,
+            tag=new_tag(),
+            history=read_history(directory.paths),
         )
         card_toml = directory.submission(record.tag).card_toml.read_text(encoding="utf-8")
         done = submit(

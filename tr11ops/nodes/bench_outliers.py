@@ -96,7 +96,7 @@ def read_answer(node: str, lines: Iterable[str], why: str = "") -> NodeAnswer:
     frozen = {
         name: {part: tuple(own) for part, own in parts.items()} for name, parts in samples.items()
     }
-    return NodeAnswer(node, hardware, frozen, units, shortened(why, LONGEST_WHY))
+    return NodeAnswer(node, hardware, samples=frozen, units=units, why=shortened(why, LONGEST_WHY))
 
 
 def is_sample(line: str) -> bool:
@@ -231,7 +231,9 @@ def _compared(name: str, peers: Sequence[NodeAnswer]) -> dict[str, Measurement]:
     for node, value in values.items():
         spread = max(away, typical, errors[node])
         bound = usual * math.exp(-few * max(FLOOR, NOISE_FACTOR * spread))
-        found[node] = Measurement(value, usual, bound, len(values), _reach(name, node, peers))
+        found[node] = Measurement(
+            value, usual, bound=bound, peers=len(values), reach=_reach(name, node, peers)
+        )
     return found
 
 

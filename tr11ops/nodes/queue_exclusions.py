@@ -212,7 +212,7 @@ def sync_queue_exclusions(
             listed = {entry.node for entry in version.exclusions}
             left_out = given_to_scheduler(sorted(listed), known).left_out
             for change in queue_changes(
-                queue.retry(queue.look), known, listed, removed - listed, queue.kept
+                queue.retry(queue.look), known, add=listed, remove=removed - listed, keep=queue.kept
             ):
                 fault = _apply(queue, change)
                 if fault:
@@ -225,7 +225,12 @@ def sync_queue_exclusions(
     except (SchedulerError, OSError, ValueError) as error:
         unread = error
     return ExclusionResult(
-        (), (), tuple(changes.values()), tuple(failed.values()), left_out, unread
+        (),
+        (),
+        changes=tuple(changes.values()),
+        failed=tuple(failed.values()),
+        left_out=left_out,
+        unread=unread,
     )
 
 

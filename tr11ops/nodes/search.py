@@ -195,7 +195,7 @@ def search(
     weights = model.suspicions(nodes)
     chance = random.Random(seed)
     for _ in range(most_rounds):
-        tests = tuple(run(plan_round(nodes, weights, model, least, chance)))
+        tests = tuple(run(plan_round(nodes, weights, model=model, least=least, chance=chance)))
         weights = model.after(weights, tests)
         yield SearchRound(tests, weights)
         if best(weights)[1] >= sure or all(test.outcome is GroupOutcome.UNKNOWN for test in tests):
@@ -235,7 +235,7 @@ def plan_round(
     def worth(groups: tuple[Group, ...]) -> float:
         return (
             entropy(heavy.values())
-            - _left(groups, heavy, model, samples, draws)
+            - _left(groups, heavy, model=model, samples=samples, draws=draws)
             - BITS_A_JOB * len(groups)
         )
 

@@ -201,5 +201,7 @@ def queue_changes(
             after = given_to_scheduler(sorted((set(job.excluded) | added) - removed), known).nodes
             if set(after) != set(given_to_scheduler(job.excluded, known).nodes):
                 [name] = names_of([job], [job])
-                found.append(QueueChange(job.job_id, name, job.user, job.excluded, after))
+                found.append(
+                    QueueChange(job.job_id, name, user=job.user, before=job.excluded, after=after)
+                )
     return tuple(found)

@@ -508,9 +508,9 @@ def liveness_of(snapshot: Snapshot, job: Job | None) -> Liveness | None:
             return Liveness(
                 between,
                 STARTING_PHASE,
-                done,
-                normal_silence.phase_patience(snapshot, STARTING_PHASE),
-                last.job_id,
+                iteration=done,
+                patience=normal_silence.phase_patience(snapshot, STARTING_PHASE),
+                job_id=last.job_id,
             )
         patience = {
             phase: patience_in(snapshot, phase, bool(stepped))
@@ -529,7 +529,11 @@ def liveness_of(snapshot: Snapshot, job: Job | None) -> Liveness | None:
         patience_of_steps = patience_in(snapshot, TRAINING_PHASE, stepped=True)
         newest = known(snapshot.steps, ())[-1].job_id
         return Liveness(
-            max(stepped), TRAINING_PHASE, iteration(snapshot), patience_of_steps, newest
+            max(stepped),
+            TRAINING_PHASE,
+            iteration=iteration(snapshot),
+            patience=patience_of_steps,
+            job_id=newest,
         )
     return None
 

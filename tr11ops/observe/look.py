@@ -184,11 +184,23 @@ def observe(
     all_attempts = None
     if held:
         all_attempts = known(observed(directory.attempt_ids), [])[::-1]
-    operation = see_operation(directory, facts, heartbeats, attempts, all_attempts, held)
+    operation = see_operation(
+        directory,
+        facts,
+        heartbeats=heartbeats,
+        attempts=attempts,
+        attempts_of_holds=all_attempts,
+        queued=held,
+    )
     if not isinstance(attempts, Unknown):
         ended_jobs = known(operation.ended_jobs, ())
         attempts = dated(
-            paths, attempts, known(mine, ()), ended_jobs, known(heartbeats, ()), known(steps, ())
+            paths,
+            attempts,
+            jobs=known(mine, ()),
+            ended_jobs=ended_jobs,
+            beats=known(heartbeats, ()),
+            steps=known(steps, ()),
         )
     ahead = skews(known(operation.clocks, ()), facts.watch.clock_skew_seconds)
     living = frozenset(job.raw_id for job in known(mine, ()) if job.state.is_active)

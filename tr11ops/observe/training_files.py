@@ -117,7 +117,14 @@ def _spans(job_id: str, lines: list[str]) -> Iterator[Phase]:
         ended = None
         if same_launch and after is not None:
             ended = after.time
-        yield Phase(job_id, record.launch, record.phase, record.iteration, record.time, ended)
+        yield Phase(
+            job_id,
+            record.launch,
+            phase=record.phase,
+            iteration=record.iteration,
+            began=record.time,
+            ended=ended,
+        )
 
 
 def read_events(paths: RunPaths) -> Observed[tuple[TrainingEvent, ...]]:
@@ -197,7 +204,14 @@ def read_corruptions(paths: RunPaths) -> Observed[tuple[Corruption, ...]]:
                 when, iteration = float(value["time"]), int(value["iteration"])
                 certain = suspect.how != "undecided"
                 found.append(
-                    Corruption(suspect.host, suspect.rank, when, iteration, certain, str(suspect))
+                    Corruption(
+                        suspect.host,
+                        suspect.rank,
+                        time=when,
+                        iteration=iteration,
+                        certain=certain,
+                        why=str(suspect),
+                    )
                 )
         return tuple(sorted(found, key=lambda one: (one.time, one.rank)))
 
@@ -276,10 +290,10 @@ def _ends_of(paths: RunPaths, job_id: str) -> Iterator[LaunchEnd]:
             yield LaunchEnd(
                 job_id,
                 int(value["launch"]),
-                float(value["end"]),
-                str(value.get("summary") or value.get("cause") or ""),
-                str(value.get("decision") or ""),
-                tuple(map(str, value.get("blamed") or ())),
+                time=float(value["end"]),
+                why=str(value.get("summary") or value.get("cause") or ""),
+                decision=str(value.get("decision") or ""),
+                blamed=tuple(map(str, value.get("blamed") or ())),
                 reached=_whole(value.get("reached")),
                 began_at=_whole(value.get("checkpoint_before")),
                 older_checkpoint=_whole(value.get("older_checkpoint")),

@@ -170,7 +170,7 @@ def plan_repair(
             ),
             *_of_others(job for job in (*lost, *dead, *holds.ours) if not may(job)),
             *(_not_excluded(step.node, limit) for step in bad if too_many),
-            *_left_alone(snapshot, active, pending, holds, switch),
+            *_left_alone(snapshot, active, pending=pending, holds=holds, switch=switch),
             *(
                 f"job {job} stays held, the trainer would refuse it: {why}; then `tr11 launch --replace`"
                 for job, why in (refused or {}).items()

@@ -319,7 +319,9 @@ def wait_for_end(
                 for job, ending in zip(jobs, endings, strict=True)
                 if ending.marker is None
             ]
-            for line in _waits_for(directory, waiting, request, time.time(), unsaved_end):
+            for line in _waits_for(
+                directory, waiting, request=request, now=time.time(), unsaved_end=unsaved_end
+            ):
                 progress(line)
             is_explained = True
         if not pause():

@@ -119,7 +119,11 @@ def comparison_chart(
     ]
     ticks = [(place, axis_text(place, axis)) for place in scale.ticks(7)]
     return line_chart(
-        key, panels, scale, ticks, Readout((axis, *(curve.name for curve in curves)), rows)
+        key,
+        panels,
+        scale=scale,
+        ticks=ticks,
+        readout=Readout((axis, *(curve.name for curve in curves)), rows),
     )
 
 

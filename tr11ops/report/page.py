@@ -116,7 +116,14 @@ def _cell(cell: str | Styled, column: Column) -> Cell:
         text = cell
     else:
         text = Styled(cell)
-    return Cell(text.text, column.title, text.style, text.swatch, column.is_number, column.is_wide)
+    return Cell(
+        text.text,
+        column.title,
+        style=text.style,
+        swatch=text.swatch,
+        is_number=column.is_number,
+        is_wide=column.is_wide,
+    )
 
 
 FOLDER = Path(__file__).parent / "assets"

@@ -74,11 +74,11 @@ def layers_point(record: MetricsRecord, tokens: int, samples: int) -> LayersPoin
     return LayersPoint(
         record.time,
         record.iteration,
-        tokens,
-        samples,
-        _spread(layers, numbers["gradient"]),
-        _spread(layers, relative),
-        _spread(layers, numbers["output"]),
+        tokens=tokens,
+        samples=samples,
+        gradient=_spread(layers, numbers["gradient"]),
+        update=_spread(layers, relative),
+        output=_spread(layers, numbers["output"]),
     )
 
 
@@ -219,7 +219,9 @@ def series_of(found: Iterable[Point], within: CurveRange = WHOLE) -> TrainingSer
         for group in validations.values()
         for point in group[:: -(-len(group) // MOST_VALIDATIONS)]
     ]
-    return TrainingSeries(points, total, tuple(kept), throughput, few_of(layers))
+    return TrainingSeries(
+        points, total, validations=tuple(kept), throughput=throughput, layers=few_of(layers)
+    )
 
 
 def points_of(found: Iterable[MetricsRecord]) -> Iterator[Point]:
@@ -237,18 +239,25 @@ def points_of(found: Iterable[MetricsRecord]) -> Iterator[Point]:
             yield StepPoint(
                 record.time,
                 iteration,
-                tokens,
-                number("lm_loss"),
-                number("learning_rate"),
-                record.integer("global_batch_size") or 0,
-                number("tflops"),
-                number("grad_norm"),
-                record.job_id,
-                samples,
+                tokens=tokens,
+                loss=number("lm_loss"),
+                learning_rate=number("learning_rate"),
+                batch=record.integer("global_batch_size") or 0,
+                tflops=number("tflops"),
+                grad_norm=number("grad_norm"),
+                job_id=record.job_id,
+                samples=samples,
             )
         elif record.kind == VALIDATION:
             group = str(record.values.get("name", ""))
-            yield ValidationPoint(group, record.time, iteration, tokens, number("lm_loss"), samples)
+            yield ValidationPoint(
+                group,
+                record.time,
+                iteration=iteration,
+                tokens=tokens,
+                loss=number("lm_loss"),
+                samples=samples,
+            )
         elif (measured := layers_point(record, tokens, samples)) is not None:
             yield measured
 

@@ -282,7 +282,11 @@ def load_with_base(
     Raises CardError with every problem found, one line each.
     """
     tables, problems, base = _prepared(
-        path, overrides, environment or {}, directory or Path.cwd(), keep_undefined
+        path,
+        overrides,
+        variables=environment or {},
+        current=directory or Path.cwd(),
+        keep_undefined=keep_undefined,
     )
     return LoadedCard(_checked(tables, problems, str(path)), base)
 
@@ -294,7 +298,9 @@ def paths_of_refused(
     Raises nothing.
     """
     try:
-        tables, _, _ = _prepared(path, overrides, environment, Path.cwd(), False)
+        tables, _, _ = _prepared(
+            path, overrides, variables=environment, current=Path.cwd(), keep_undefined=False
+        )
         run = validate(RunSection, tables.get("run") or {}, str(path))
     except CardError:
         return None

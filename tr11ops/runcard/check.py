@@ -41,12 +41,16 @@ def warning(name: str, text: str, fix: str = "") -> PreflightCheck:
 
 
 def refused(name: str, text: str, fix: str, exit_code: int = 1) -> PreflightCheck:
-    return PreflightCheck(Level.REFUSED, name, text, fix, exit_code)
+    return PreflightCheck(Level.REFUSED, name, text=text, fix=fix, exit_code=exit_code)
 
 
 def unknown(name: str, text: str) -> PreflightCheck:
     return PreflightCheck(
-        Level.UNKNOWN, name, text, "nothing was submitted; try again when it answers", 3
+        Level.UNKNOWN,
+        name,
+        text=text,
+        fix="nothing was submitted; try again when it answers",
+        exit_code=3,
     )
 
 

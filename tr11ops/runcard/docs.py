@@ -85,7 +85,9 @@ def _key(section: str, name: str, entry: FieldInfo) -> CardKey:
     else:
         kind = _kind(entry)
     is_path = (*section.split("."), name) in PATH_KEYS
-    return CardKey(section, name, kind, default, entry.description or "", is_path)
+    return CardKey(
+        section, name, kind=kind, default=default, meaning=entry.description or "", is_path=is_path
+    )
 
 
 def _table(entry: FieldInfo) -> type[BaseModel] | None:

@@ -189,7 +189,9 @@ def estimate(
         most_files = files.total
     full, masked = card.batch.global_batch_size, card.data.mask_probability
     data_parallel = card.data_parallel_degree
-    speed = _speed(card, path, seconds_per_iteration, assumed_tflops, steps)
+    speed = _speed(
+        card, path, given=seconds_per_iteration, given_tflops=assumed_tflops, steps=steps
+    )
     return Estimate(
         run=card.run.name,
         variant=card.run.variant,
@@ -213,15 +215,19 @@ def estimate(
         first_step=_step_shape(card, levels[0].batch_size),
         full_step=_step_shape(card, full),
         rates=_rate_points(card, path),
-        model_flops_per_iteration=flops.model_flops(model, vocabulary, full, None, masked),
-        hardware_flops_per_iteration=flops.hardware_flops(model, vocabulary, full, None, masked),
+        model_flops_per_iteration=flops.model_flops(
+            model, vocabulary, samples=full, sequence_length=None, mask_probability=masked
+        ),
+        hardware_flops_per_iteration=flops.hardware_flops(
+            model, vocabulary, samples=full, sequence_length=None, mask_probability=masked
+        ),
         total_model_flops=sum(
             flops.model_flops(
                 model,
                 vocabulary,
-                segment.iterations * segment.batch_size,
-                segment.sequence_length,
-                masked,
+                samples=segment.iterations * segment.batch_size,
+                sequence_length=segment.sequence_length,
+                mask_probability=masked,
             )
             for segment in path.segments
         ),
@@ -280,9 +286,9 @@ def _largest_worker(card: RunCard, stages: tuple[flops.StageBlocks, ...] | None)
         flops.worker_state_bytes(
             stage.parameters_per_worker,
             card.precision,
-            card.data_parallel_degree,
-            card.optimizer,
-            table if stage.embedding or stage.head else 0,
+            data_parallel=card.data_parallel_degree,
+            optimizer=card.optimizer,
+            word_embedding=table if stage.embedding or stage.head else 0,
         )
         for stage in stages
     )
@@ -396,16 +402,23 @@ def _level_times(card: RunCard, path: TrainingPath, speed: Speed) -> tuple[Level
             * flops.tflops_per_gpu(
                 card.model,
                 vocabulary,
-                batch,
-                1.0,
-                card.world_size,
-                path.segments[number].sequence_length,
+                global_batch_size=batch,
+                seconds=1.0,
+                world_size=card.world_size,
+                sequence_length=path.segments[number].sequence_length,
             )
             for number in numbers
         )
         is_measured = all(number in speed.measured for number in numbers)
         found.append(
-            LevelTime(batch, steps, total / steps, total / 3600, work / total, is_measured)
+            LevelTime(
+                batch,
+                steps,
+                seconds_per_iteration=total / steps,
+                hours=total / 3600,
+                tflops_per_gpu=work / total,
+                measured=is_measured,
+            )
         )
     return tuple(found)
 

@@ -28,14 +28,14 @@ def shape_of(card: RunCard) -> MemoryShape:
     return MemoryShape(
         card.model,
         card.parallel,
-        card.batch,
-        card.precision,
-        card.optimizer,
-        card.tokenizer.padded_vocabulary_size,
-        card.data_parallel_degree,
-        attention_of(card).name,
-        device_type(card),
-        card.data.mask_probability,
+        batch=card.batch,
+        precision=card.precision,
+        optimizer=card.optimizer,
+        vocabulary=card.tokenizer.padded_vocabulary_size,
+        data_parallel=card.data_parallel_degree,
+        attention=attention_of(card).name,
+        kind=device_type(card),
+        mask_probability=card.data.mask_probability,
     )
 
 

@@ -105,7 +105,12 @@ def assumed_rate(card: RunCard) -> tuple[float, str] | None:
 def seconds_at(card: RunCard, rate: float) -> float:
     """Seconds of a step of the full batch when each worker does `rate` TFLOPs."""
     batch, vocabulary = card.batch.global_batch_size, card.tokenizer.padded_vocabulary_size
-    return flops.tflops_per_gpu(card.model, vocabulary, batch, 1.0, card.world_size) / rate
+    return (
+        flops.tflops_per_gpu(
+            card.model, vocabulary, global_batch_size=batch, seconds=1.0, world_size=card.world_size
+        )
+        / rate
+    )
 
 
 def assumed_speed(card: RunCard) -> Speed | None:
@@ -143,11 +148,19 @@ def step_weights(card: RunCard, segments: Iterable[Segment]) -> list[float]:
     full = _slots(card, card.batch.global_batch_size)
     vocabulary, fixed = card.tokenizer.padded_vocabulary_size, fixed_share(card)
     masked = card.data.mask_probability
-    operations = flops.hardware_flops(card.model, vocabulary, 1, None, masked)
+    operations = flops.hardware_flops(
+        card.model, vocabulary, samples=1, sequence_length=None, mask_probability=masked
+    )
     weights = []
     for segment in segments:
         work = (
-            flops.hardware_flops(card.model, vocabulary, 1, segment.sequence_length, masked)
+            flops.hardware_flops(
+                card.model,
+                vocabulary,
+                samples=1,
+                sequence_length=segment.sequence_length,
+                mask_probability=masked,
+            )
             / operations
         )
         weights.append(fixed + (1 - fixed) * _slots(card, segment.batch_size) / full * work)

@@ -306,16 +306,18 @@ def of_marker(marker: EndMarker) -> AttemptVerdict:
     return AttemptVerdict(
         marker.reason,
         marker.iteration,
-        marker.checkpoint_step,
-        exit_code(marker.reason),
-        marker.message,
+        checkpoint_step=marker.checkpoint_step,
+        exit_status=exit_code(marker.reason),
+        message=marker.message,
         restart=marker.restart,
     )
 
 
 def of_failure(message: str, iteration: int | None, checkpoint: int | None) -> AttemptVerdict:
     """The verdict of an attempt whose last launch failed, after which the next task may try."""
-    return AttemptVerdict("error", iteration, checkpoint, EXIT_ERROR, message)
+    return AttemptVerdict(
+        "error", iteration, checkpoint_step=checkpoint, exit_status=EXIT_ERROR, message=message
+    )
 
 
 def without_restart(verdict: AttemptVerdict) -> AttemptVerdict:

@@ -196,12 +196,12 @@ def note_damage(directory: RunDirectory, step: int, identity: str, path: str, wh
     record = DigestRecord(
         step,
         identity,
-        time.time(),
-        len(manifest.files),
-        manifest.total_bytes,
-        (f"{path}: {fault}",),
-        user_name(),
-        host_name(),
+        time=time.time(),
+        files=len(manifest.files),
+        bytes=manifest.total_bytes,
+        bad=(f"{path}: {fault}",),
+        who=user_name(),
+        host=host_name(),
     )
     try:
         before = read_digest(directory, step, identity)

@@ -260,7 +260,12 @@ def read_row(place: Path, step: int, is_latest: bool, need: ResumeNeed) -> Saved
         return None
     except OSError as error:
         return _without(
-            place, step, is_latest, None, "unreadable", f"{place} cannot be read: {error.strerror}"
+            place,
+            step,
+            is_latest=is_latest,
+            tree=None,
+            manifest="unreadable",
+            fault=f"{place} cannot be read: {error.strerror}",
         )
     try:
         content = read_manifest(place)
@@ -276,14 +281,29 @@ def read_row(place: Path, step: int, is_latest: bool, need: ResumeNeed) -> Saved
             text = why
         else:
             text = f"{place / MANIFEST_FILE} cannot be read: {why}"
-        return _without(place, step, is_latest, tree, "unreadable", text)
+        return _without(
+            place, step, is_latest=is_latest, tree=tree, manifest="unreadable", fault=text
+        )
     if content is not None and manifest is not None:
         identity = hashlib.sha256(content).hexdigest()
-        return _whole(place, step, is_latest, tree, manifest, identity, lack_of(manifest, need))
+        return _whole(
+            place,
+            step,
+            is_latest=is_latest,
+            tree=tree,
+            manifest=manifest,
+            identity=identity,
+            lack=lack_of(manifest, need),
+        )
     if _layout(tree) == "deepspeed":  # the original's layout has none; in ours it is written last
-        return _without(place, step, is_latest, tree, "foreign", "")
+        return _without(place, step, is_latest=is_latest, tree=tree, manifest="foreign", fault="")
     return _without(
-        place, step, is_latest, tree, "none", f"has no {MANIFEST_FILE}: its save did not end"
+        place,
+        step,
+        is_latest=is_latest,
+        tree=tree,
+        manifest="none",
+        fault=f"has no {MANIFEST_FILE}: its save did not end",
     )
 
 

@@ -58,10 +58,10 @@ class Claim(Record):
         return cls(
             token or secrets.token_hex(4),
             host_name(),
-            user_name(),
-            now,
-            now + seconds,
-            mark(os.getpid()),
+            user=user_name(),
+            time=now,
+            expires=now + seconds,
+            process=mark(os.getpid()),
             data=data,
         )
 
@@ -160,5 +160,11 @@ def _parse(epoch: int, content: bytes, path: Path) -> Claim:
             written = time.time()
         no_one = ProcessMark(0, "gone", "unknown")
         return Claim(
-            "", "an unknown host", "?", written, written + UNREADABLE_SECONDS, no_one, epoch=epoch
+            "",
+            "an unknown host",
+            user="?",
+            time=written,
+            expires=written + UNREADABLE_SECONDS,
+            process=no_one,
+            epoch=epoch,
         )

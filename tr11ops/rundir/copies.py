@@ -142,15 +142,15 @@ class CopyRecord(Record):
         return cls(
             archive,
             address,
-            receipt.step,
-            receipt.kind,
-            receipt.identity,
-            receipt.location,
-            receipt.format,
-            len(receipt.files),
-            receipt.bytes,
-            receipt.copied,
-            receipt.verified,
+            step=receipt.step,
+            kind=receipt.kind,
+            identity=receipt.identity,
+            location=receipt.location,
+            format=receipt.format,
+            files=len(receipt.files),
+            bytes=receipt.bytes,
+            copied=receipt.copied,
+            verified=receipt.verified,
         )
 
 

@@ -212,9 +212,9 @@ def _forecast(kind: Kind, window: Sequence[Usage]) -> Forecast:
     return Forecast(
         kind,
         _day(last_time, last, net),
-        not_before,
-        per_day,
-        "" if net > 0 else "what grows is deleted again",
+        not_before=not_before,
+        per_day=per_day,
+        why="" if net > 0 else "what grows is deleted again",
     )
 
 

@@ -154,7 +154,17 @@ def exclude(
         until = None
     else:
         until = now + days * DAY_SECONDS
-    fresh = Exclusion(node, why, owner, until, _bounded(evidence), now, job_id, state.value, fault)
+    fresh = Exclusion(
+        node,
+        why,
+        owner=owner,
+        until=until,
+        evidence=_bounded(evidence),
+        since=now,
+        job_id=job_id,
+        state=state.value,
+        fault=fault,
+    )
 
     def change(version: Version) -> Version | None:
         old = version.find(node)
@@ -181,7 +191,7 @@ def exclude(
     }
     data |= {"forced": True} if forced else {}
     data |= {} if entry.state == NodeStanding.EXCLUDE else {"state": entry.state}
-    _note(directory, EXCLUDED, why, data, owner)
+    _note(directory, EXCLUDED, why=why, data=data, who=owner)
     return True
 
 
@@ -207,7 +217,7 @@ def include(
 
     if _commit(directory.exclusions, change) is None:
         return False
-    _note(directory, INCLUDED, why, {"node": node, "owner": owner}, owner)
+    _note(directory, INCLUDED, why=why, data={"node": node, "owner": owner}, who=owner)
     return True
 
 
@@ -239,7 +249,13 @@ def record_check(
     """Keep the result of a health check of a node (`fine`, `warning`, `bad` or `unknown`) in the
     journal.
     """
-    _note(directory, CHECKED, why, {"node": node, "result": result, "checks": list(checks)}, owner)
+    _note(
+        directory,
+        CHECKED,
+        why=why,
+        data={"node": node, "result": result, "checks": list(checks)},
+        who=owner,
+    )
 
 
 def history(

@@ -97,7 +97,9 @@ def marked_holds(jobs: Iterable[Job], releases: Iterable[ReleaseRecord]) -> Iter
         since = float(found[1])
         names = without(names_of([job], [job]), [one.job for one in gone if one.time > since])
         for name in names:
-            yield HoldRecord(name, AUTOMATIC_OWNER, since, found[3], found[2] == "fault")
+            yield HoldRecord(
+                name, AUTOMATIC_OWNER, time=since, why=found[3], is_for_fault=found[2] == "fault"
+            )
 
 
 HOLDS_SCHEMA = 1
@@ -128,9 +130,10 @@ def read_commanded(paths: RunPaths) -> tuple[HoldRecord, ...]:
         HoldRecord(
             _name(entry["job"]),
             _text(entry.get("who")),
-            number_in(entry.get("time")),
-            _text(entry.get("why")),
-            entry.get("who") == AUTOMATIC_OWNER and entry.get("switch") not in SWITCHES,
+            time=number_in(entry.get("time")),
+            why=_text(entry.get("why")),
+            is_for_fault=entry.get("who") == AUTOMATIC_OWNER
+            and entry.get("switch") not in SWITCHES,
         )
         for entry in _entries(value)
     )
@@ -202,7 +205,11 @@ def _by_attempts(
         is_for_switch = verdict.held_for in SWITCHES or verdict.reason in SWITCHES | ENDS_IN_ORDER
         for name in _still_held(verdict, releases):
             yield HoldRecord(
-                _name(name), AUTOMATIC_OWNER, number_in(verdict.time), _text(why), not is_for_switch
+                _name(name),
+                AUTOMATIC_OWNER,
+                time=number_in(verdict.time),
+                why=_text(why),
+                is_for_fault=not is_for_switch,
             )
 
 

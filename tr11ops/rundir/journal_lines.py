@@ -147,7 +147,9 @@ def lines_of(entries: Iterable[JournalEntry]) -> tuple[JournalLine, ...]:
     for entry in entries:
         if entry.kind in SILENT or _is_repeated(entry, seen):
             continue
-        line = JournalLine(entry.time, entry.kind, entry.who, _sentence(entry), entry.why)
+        line = JournalLine(
+            entry.time, entry.kind, who=entry.who, text=_sentence(entry), why=entry.why
+        )
         last = None
         if found:
             last = found[-1]

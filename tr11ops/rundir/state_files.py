@@ -193,9 +193,9 @@ STATE_FILES: tuple[StateFile, ...] = (
     StateFile(
         "state/filesystems/usage.jsonl",
         "aside",
-        "how full the file systems were is not known",
-        None,
-        LARGEST_BYTES,
+        without="how full the file systems were is not known",
+        read=None,
+        largest=LARGEST_BYTES,
     ),
     StateFile(
         "state/corruption/*.json",
@@ -210,9 +210,9 @@ STATE_FILES: tuple[StateFile, ...] = (
     StateFile(
         "journal/*.jsonl",
         "aside",
-        "what it said is not known; writers go on in another file",
-        None,
-        journal.LARGEST_BYTES,
+        without="what it said is not known; writers go on in another file",
+        read=None,
+        largest=journal.LARGEST_BYTES,
     ),
     StateFile("{logs}/metrics.jsonl", "aside", "steps are taken from main_log.txt", None),
     StateFile("{logs}/main_log.txt", "aside", "the log begins again", None),

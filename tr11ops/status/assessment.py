@@ -71,7 +71,7 @@ def assess(
         moment = look_now(directory, facts, scheduler)
     else:
         moment = Moment(now)
-    snapshot = observe(directory, facts, scheduler, moment, read_digests)
+    snapshot = observe(directory, facts, scheduler=scheduler, now=moment, read_digests=read_digests)
     findings = detect_all(snapshot)
     return Assessment(snapshot, findings, judge(snapshot, findings), look_beside(snapshot))
 

@@ -181,9 +181,9 @@ def observe_extra(directory: RunDirectory, card: RunCard, snapshot: Snapshot) ->
     return ExtraObservations(
         open_alerts(directory),
         best_rates(directory.paths),
-        observed(lambda: tuple(_at_work(directory, card, snapshot.time))),
-        _drill(directory, card),
-        waiting(directory),
+        copying=observed(lambda: tuple(_at_work(directory, card, snapshot.time))),
+        drill=_drill(directory, card),
+        waiting=waiting(directory),
     )
 
 
@@ -199,7 +199,11 @@ def _at_work(directory: RunDirectory, card: RunCard, now: float) -> Iterator[Run
         if claim is not None and claim.is_living(now):
             step = claim.data.get("step")
             yield RunningCopy(
-                to, claim.user, claim.host, claim.time, step if isinstance(step, int) else None
+                to,
+                claim.user,
+                host=claim.host,
+                since=claim.time,
+                step=step if isinstance(step, int) else None,
             )
 
 

@@ -122,11 +122,21 @@ def families(status: Status) -> Iterator[GaugeMetricFamily]:
     for name, (words, path) in NUMBERS.items():
         value = _at(status, path)
         if value is not None and math.isfinite(value):  # else not even its name
-            yield _family(name, words, (), [((), float(value))], run)
-    yield _family("tr11_time_seconds", "When the run was looked at.", (), _one(status.time), run)
+            yield _family(name, words, labels=(), samples=[((), float(value))], run=run)
+    yield _family(
+        "tr11_time_seconds",
+        "When the run was looked at.",
+        labels=(),
+        samples=_one(status.time),
+        run=run,
+    )
     verdicts = [((word.value,), float(status.verdict is word)) for word in VerdictWord]
     yield _family(
-        "tr11_verdict", "1 for the verdict's word, 0 for all others.", ("word",), verdicts, run
+        "tr11_verdict",
+        "1 for the verdict's word, 0 for all others.",
+        labels=("word",),
+        samples=verdicts,
+        run=run,
     )
     if status.may_sleep is None:
         sleep = None
@@ -135,20 +145,26 @@ def families(status: Status) -> Iterator[GaugeMetricFamily]:
     yield _family(
         "tr11_may_sleep",
         "1: no one needs to get up; absent: it cannot be told.",
-        (),
-        _one(sleep),
-        run,
+        labels=(),
+        samples=_one(sleep),
+        run=run,
     )
     yield from _state(status, run)
     yield from _operation(status, run)
     unknown = [((what,), 1.0) for what in unknown_whats(status.unknown)]
-    yield _family("tr11_unknown", UNKNOWN_HELP, ("what",), unknown, run)
+    yield _family("tr11_unknown", UNKNOWN_HELP, labels=("what",), samples=unknown, run=run)
 
 
 def _state(status: Status, run: tuple[str, str]) -> Iterator[GaugeMetricFamily]:
     found = [finding.severity for finding in status.findings]
     counts = [((severity,), float(found.count(severity))) for severity in SEVERITIES]
-    yield _family("tr11_findings", "Faults that this look found.", ("severity",), counts, run)
+    yield _family(
+        "tr11_findings",
+        "Faults that this look found.",
+        labels=("severity",),
+        samples=counts,
+        run=run,
+    )
     if status.alerts is not None:
         alerts = [
             ((severity, owned), float(sum(_is(alert, severity, owned) for alert in status.alerts)))
@@ -158,17 +174,17 @@ def _state(status: Status, run: tuple[str, str]) -> Iterator[GaugeMetricFamily]:
         yield _family(
             "tr11_alerts_open",
             "Open alerts, by whether someone has them.",
-            ("severity", "owned"),
-            alerts,
-            run,
+            labels=("severity", "owned"),
+            samples=alerts,
+            run=run,
         )
     if status.kill_switch is not None:
         yield _family(
             "tr11_kill_switch",
             "1: the kill switch is set.",
-            (),
-            _one(float(status.kill_switch.is_set)),
-            run,
+            labels=(),
+            samples=_one(float(status.kill_switch.is_set)),
+            run=run,
         )
     if status.jobs is not None:
         states = sorted({job.state for job in status.jobs})
@@ -177,7 +193,11 @@ def _state(status: Status, run: tuple[str, str]) -> Iterator[GaugeMetricFamily]:
             for state in states
         ]
         yield _family(
-            "tr11_jobs", "Jobs and array tasks of the run, by Slurm's word.", ("state",), jobs, run
+            "tr11_jobs",
+            "Jobs and array tasks of the run, by Slurm's word.",
+            labels=("state",),
+            samples=jobs,
+            run=run,
         )
 
 
@@ -197,21 +217,25 @@ def _operation(status: Status, run: tuple[str, str]) -> Iterator[GaugeMetricFami
     yield _family(
         "tr11_periodic_age_seconds",
         "Since the last start of a periodic job.",
-        ("job",),
-        started,
-        run,
+        labels=("job",),
+        samples=started,
+        run=run,
     )
     failures = [((job.name,), float(job.failures_in_a_row)) for job in jobs]
     yield _family(
         "tr11_periodic_failures",
         "Failed rounds of a periodic job in a row.",
-        ("job",),
-        failures,
-        run,
+        labels=("job",),
+        samples=failures,
+        run=run,
     )
     late = [((shown.job.name,), float(shown.late)) for shown in periodic]
     yield _family(
-        "tr11_periodic_late", "1: a round of a periodic job was left out.", ("job",), late, run
+        "tr11_periodic_late",
+        "1: a round of a periodic job was left out.",
+        labels=("job",),
+        samples=late,
+        run=run,
     )
     disks = status.filesystems or ()
     used = [
@@ -223,9 +247,9 @@ def _operation(status: Status, run: tuple[str, str]) -> Iterator[GaugeMetricFami
     yield _family(
         "tr11_filesystem_used_percent",
         "Of the limit, in bytes and in inodes.",
-        ("name", "kind"),
-        used,
-        run,
+        labels=("name", "kind"),
+        samples=used,
+        run=run,
     )
     drill = status.restore_drill
     if drill is None:
@@ -235,13 +259,17 @@ def _operation(status: Status, run: tuple[str, str]) -> Iterator[GaugeMetricFami
     yield _family(
         "tr11_restore_drill_passed",
         "1: the last restore that was tried passed.",
-        (),
-        _one(passed),
-        run,
+        labels=(),
+        samples=_one(passed),
+        run=run,
     )
     full = [((disk.usage.name,), until) for disk in disks if (until := disk.full_at) is not None]
     yield _family(
-        "tr11_filesystem_full_seconds", "When it will be full, at its trend.", ("name",), full, run
+        "tr11_filesystem_full_seconds",
+        "When it will be full, at its trend.",
+        labels=("name",),
+        samples=full,
+        run=run,
     )
 
 
@@ -308,7 +336,15 @@ class StatusCollector:
         try:
             return tuple(families(self._status_now()))
         except Exception:  # the client would answer with a traceback
-            return (_family("tr11_unknown", UNKNOWN_HELP, ("what",), [((LOOK,), 1.0)], self._run),)
+            return (
+                _family(
+                    "tr11_unknown",
+                    UNKNOWN_HELP,
+                    labels=("what",),
+                    samples=[((LOOK,), 1.0)],
+                    run=self._run,
+                ),
+            )
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
         """Nothing: so that registering does not look at the run."""

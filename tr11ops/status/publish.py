@@ -40,7 +40,11 @@ def document(
     else:
         reader = scheduler
     seen = assess(
-        directory, facts_of(card, ""), reader, partial(observe_extra, directory, card), now
+        directory,
+        facts_of(card, ""),
+        scheduler=reader,
+        look_beside=partial(observe_extra, directory, card),
+        now=now,
     )
     names = (detector.name for detector in DETECTORS)
     public = published_status(

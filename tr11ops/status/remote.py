@@ -118,9 +118,9 @@ class Outside:
                 lambda: ask(
                     address,
                     self._token,
-                    self._read_facts,
-                    headers,
-                    self._timeout,
+                    read=self._read_facts,
+                    headers=headers,
+                    timeout=self._timeout,
                     also={NOT_CHANGED},
                 ),
                 self._retries,
@@ -165,7 +165,16 @@ class Outside:
             told = _variant_of(published)
         if told not in {None, variant}:
             published, trouble = None, f"{FILE_NAME} is of variant {told}"
-        self._last = RemoteView(now, self._repo.name, facts, variant, published, trouble, path, log)
+        self._last = RemoteView(
+            now,
+            self._repo.name,
+            facts=facts,
+            variant=variant,
+            published=published,
+            trouble=trouble,
+            log_path=path,
+            log=log,
+        )
         return self._last
 
     def _published(self, facts: Facts) -> tuple[Mapping[str, Any] | None, str]:
@@ -305,7 +314,7 @@ def judge_outside(view: RemoteView) -> OutsideVerdict:
     )
     if stale and age is not None:
         line = f"nothing was synchronised for {duration(age)}: the run's sync is dead, or its cluster is"
-        return OutsideVerdict(word, age, interval, stale, line, 1)
+        return OutsideVerdict(word, age, interval=interval, is_stale=stale, line=line, exit_code=1)
     if over:
         return OutsideVerdict(
             word, age, interval, stale, "the training is finished", 0, *_answer(published)
@@ -316,7 +325,7 @@ def judge_outside(view: RemoteView) -> OutsideVerdict:
             line = f"{why}: its log alone tells, and not how the run is"
         else:
             line = f"{why}, and no log"
-        return OutsideVerdict(None, age, interval, stale, line, 3)
+        return OutsideVerdict(None, age, interval=interval, is_stale=stale, line=line, exit_code=3)
     said, code = published.get("line"), published.get("exit_code")
     if isinstance(said, str) and said:
         sentence = shortened(said, 200)

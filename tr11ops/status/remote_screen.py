@@ -159,7 +159,14 @@ def _finish(published: Mapping[str, Any], view: RemoteView, word: VerdictWord) -
         else:
             likely = max(left, last - view.time)
     share = _amount(published, "useful_share")
-    return Finish(first, last, left, likely, _amount(published, "window_seconds"), share)
+    return Finish(
+        first,
+        last,
+        earliest_seconds=left,
+        likely_seconds=likely,
+        window_seconds=_amount(published, "window_seconds"),
+        useful_share=share,
+    )
 
 
 def _checkpoint(published: Mapping[str, Any], news_age: float | None) -> ShownCheckpoint | None:
@@ -171,7 +178,12 @@ def _checkpoint(published: Mapping[str, Any], news_age: float | None) -> ShownCh
     else:
         now = age + news_age
     return ShownCheckpoint(
-        step, now, None, _count(published, "bytes"), None, _count(published, "count")
+        step,
+        now,
+        verified=None,
+        bytes=_count(published, "bytes"),
+        latest=None,
+        count=_count(published, "count"),
     )
 
 
@@ -195,7 +207,15 @@ def _findings(published: Mapping[str, Any]) -> Iterator[ShownFinding]:
                 times = ""
                 if count is not None and count > 1:
                     times = f" (x{count:.0f})"
-                yield ShownFinding("", severity, title[:80] + times, "", (), None, None)
+                yield ShownFinding(
+                    "",
+                    severity,
+                    title=title[:80] + times,
+                    subject="",
+                    evidence=(),
+                    fix=None,
+                    runbook=None,
+                )
 
 
 def _unknown(view: RemoteView) -> Iterator[str]:
@@ -223,9 +243,9 @@ def render_outside(view: RemoteView, screen: Screen) -> RenderableType:
     head = heading(
         word,
         style,
-        " / ".join(filter(None, (status.run.name, status.run.variant))),
-        view.time,
-        screen,
+        name=" / ".join(filter(None, (status.run.name, status.run.variant))),
+        time=view.time,
+        screen=screen,
     )
     said = ""
     if verdict.answer:

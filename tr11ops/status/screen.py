@@ -175,7 +175,7 @@ def render(status: Status, screen: Screen) -> RenderableType:
         badge_style(status.verdict, status.may_sleep),
         f"{status.run.name} / {status.run.variant}",
     )
-    head = heading(status.verdict.upper(), badge, name, status.time, screen)
+    head = heading(status.verdict.upper(), badge, name=name, time=status.time, screen=screen)
     words = line(f"{status.answer}.", screen, ANSWER_STYLES[status.may_sleep])
     words.append(
         plain(f" {status.why[:1].upper()}{status.why[1:]}.", screen.unicode), "not bold default"
@@ -197,7 +197,9 @@ def render(status: Status, screen: Screen) -> RenderableType:
     else:
         room = max(1, screen.height - top - sum(map(lines, needs)))
     incidents, unknown = rows.incidents_of(status.findings), list(rows.unknown_rows(status))
-    rest = fitted(incidents, unknown, list(_details(status, screen)), room, lines)
+    rest = fitted(
+        incidents, unknown, details=list(_details(status, screen)), room=room, lines=lines
+    )
     return Group(head, why, table_of((*needs, *rest), screen))
 
 

@@ -70,7 +70,9 @@ def read_cell_card(folder: Path, study: str, cell: ManifestCell, load: Load) -> 
             None, planned, " ".join(str(error).split()) if os.path.lexists(path) else gone
         )
     return CellCard(
-        card, RunDirectory(card.paths, card.kill_switch), _changed(path, study, cell, card, load)
+        card,
+        RunDirectory(card.paths, card.kill_switch),
+        _changed(path, study, cell=cell, card=card, load=load),
     )
 
 
@@ -184,11 +186,11 @@ def look_at_cell(number: int, name: str, found: CellCard, queue: Overview) -> Ce
     return CellProgress(
         number,
         name,
-        card,
-        directory,
-        state,
-        why,
-        view,
+        card=card,
+        directory=directory,
+        state=state,
+        why=why,
+        view=view,
         iteration=last.iteration if last else None,
         samples=last.consumed_samples if last else None,
         loss=last.lm_loss if last else None,

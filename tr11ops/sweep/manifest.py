@@ -82,7 +82,11 @@ def manifest_of(plan: SweepPlan, card: Path, at_once: int) -> SweepManifest:
     """The first version, of a study that is about to be made."""
     cells = tuple(
         ManifestCell(
-            cell.number, cell.name, dict(cell.grid.settings), dict(cell.derived), cell.card.digest
+            cell.number,
+            cell.name,
+            settings=dict(cell.grid.settings),
+            derived=dict(cell.derived),
+            card_hash=cell.card.digest,
         )
         for cell in plan.cells
     )
@@ -90,13 +94,13 @@ def manifest_of(plan: SweepPlan, card: Path, at_once: int) -> SweepManifest:
     return SweepManifest(
         1,
         request.name,
-        user_name(),
-        now(),
-        str(card),
-        request.rule,
-        request.equal_samples,
-        at_once,
-        cells,
+        user=user_name(),
+        created=now(),
+        card=str(card),
+        rule=request.rule,
+        equal_samples=request.equal_samples,
+        at_once=at_once,
+        cells=cells,
     )
 
 

@@ -95,7 +95,10 @@ def study_result(
         lines = smoothing(courses)
     trained = [course for course in courses if course.steps][:MOST_CURVES]
     curves: dict[CurveAxis, list[RunCurve]] = {
-        axis: [curve_of(course.name, course.steps, axis, "loss", within) for course in trained]
+        axis: [
+            curve_of(course.name, course.steps, axis=axis, value="loss", within=within)
+            for course in trained
+        ]
         for axis in AXES
     }
     if len(trained) > 1:
@@ -106,7 +109,7 @@ def study_result(
         (_row(course, lines) for course in courses),
         key=lambda row: (math.isnan(row.loss), row.loss),
     )
-    return StudyResult(name, "loss", tuple(found), curves, compared)
+    return StudyResult(name, "loss", rows=tuple(found), curves=curves, compared=compared)
 
 
 def _compared(
@@ -135,13 +138,13 @@ def _row(course: CellCourse, lines: int) -> CellResult:
     return CellResult(
         course.name,
         course.state,
-        course.card.batch.global_batch_size,
-        course.card.schedule.learning_rate,
-        last.iteration if last else 0,
-        last.consumed_samples if last else 0,
-        end,
-        curve.level(end, lines).mean,
-        _last_validation(course.card.paths.metrics),
+        batch=course.card.batch.global_batch_size,
+        rate=course.card.schedule.learning_rate,
+        steps=last.iteration if last else 0,
+        samples=last.consumed_samples if last else 0,
+        hours=end,
+        loss=curve.level(end, lines).mean,
+        validation=_last_validation(course.card.paths.metrics),
     )
 
 
@@ -206,7 +209,11 @@ def page_of_study(result: StudyResult, made: str) -> Page:
     ]
     sections += [
         comparison_section(
-            result.curves[axis], result.compared[axis], axis, result.value, f"by-{axis}"
+            result.curves[axis],
+            result.compared[axis],
+            axis=axis,
+            value=result.value,
+            key=f"by-{axis}",
         )
         for axis in result.compared
     ]

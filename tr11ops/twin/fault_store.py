@@ -68,10 +68,10 @@ def new_fault(kind: str, target: str, seconds: float | None) -> InjectedFault:
     return InjectedFault(
         kind,
         target,
-        secrets.token_hex(6),
-        now,
-        None if seconds is None else now + seconds,
-        f"process {os.getpid()}",
+        identity=secrets.token_hex(6),
+        started=now,
+        until=None if seconds is None else now + seconds,
+        by=f"process {os.getpid()}",
     )
 
 

@@ -60,10 +60,10 @@ def inject(
     Raises TwinError for an unknown kind, node or directory, and when it cannot be done; nothing is then broken.
     """
     known = find_kind(kind)
-    _check_options(known, node, path, seconds, reason)
+    _check_options(known, node, path=path, seconds=seconds, reason=reason)
     store = FaultStore(twin.folders)
     with store.locked():
-        target = _target(twin, known, node, path, store)
+        target = _target(twin, known, node=node, path=path, store=store)
         fault = new_fault(kind, target, seconds)
         if reason:
             fault = replace(fault, details={"reason": reason})

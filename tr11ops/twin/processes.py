@@ -88,7 +88,9 @@ def spawn(
         setsigmask=(),
         setsigdef=DEFAULT_SIGNALS,  # Python ignores SIGPIPE, and jobs would inherit that
     )
-    record = ProcessRecord(role or name, name, pid, start_ticks(pid) or 0, boot_mark())
+    record = ProcessRecord(
+        role or name, name, pid=pid, start_ticks=start_ticks(pid) or 0, boot_id=boot_mark()
+    )
     with (ledger or folders.processes).open("a") as stream:
         stream.write(json.dumps(document(record)) + "\n")
     return record
@@ -137,13 +139,17 @@ def marked(mark: str, configuration: Path) -> tuple[ProcessRecord, ...]:
             continue
         ticks = start_ticks(process.pid)
         if ticks is not None:
-            found[process.pid] = ProcessRecord(role, role, process.pid, ticks, here)
+            found[process.pid] = ProcessRecord(
+                role, role, pid=process.pid, start_ticks=ticks, boot_id=here
+            )
     waiting = list(found)
     while waiting:
         for child in children.get(waiting.pop(), []):
             ticks = start_ticks(child)
             if child not in found and ticks is not None:
-                found[child] = ProcessRecord("job", "job", child, ticks, here)
+                found[child] = ProcessRecord(
+                    "job", "job", pid=child, start_ticks=ticks, boot_id=here
+                )
                 waiting.append(child)
     found.pop(os.getpid(), None)
     return tuple(found.values())
@@ -281,8 +287,10 @@ def scan(folders: TwinFolders, nodes: Iterable[str]) -> dict[str, NodeContents]:
             node = _listens_for(pid, sockets)
             ticks = start_ticks(pid)
             if node is not None and ticks is not None:
-                record = ProcessRecord("slurmstepd", node, pid, ticks, here)
-                daemons[node].append(NodeProcess(record, parent_of(pid), None, None, _title(pid)))
+                record = ProcessRecord("slurmstepd", node, pid=pid, start_ticks=ticks, boot_id=here)
+                daemons[node].append(
+                    NodeProcess(record, parent_of(pid), step=None, rank=None, title=_title(pid))
+                )
             continue
         name = value_of(entries, b"SLURMD_NODENAME")
         if name in wanted:
@@ -297,7 +305,7 @@ def scan(folders: TwinFolders, nodes: Iterable[str]) -> dict[str, NodeContents]:
     for pid, node in owner.items():
         ticks = start_ticks(pid)
         if ticks is not None:
-            record = ProcessRecord("job", node, pid, ticks, here)
+            record = ProcessRecord("job", node, pid=pid, start_ticks=ticks, boot_id=here)
             entries = environment_of(pid)
             tasks[node].append(
                 NodeProcess(
@@ -333,7 +341,9 @@ class StepWatch:
             if self._is_task(pid):
                 ticks = start_ticks(pid)
                 if ticks is not None:
-                    self._found[pid] = ProcessRecord("job", self._node, pid, ticks, self._boot)
+                    self._found[pid] = ProcessRecord(
+                        "job", self._node, pid=pid, start_ticks=ticks, boot_id=self._boot
+                    )
                 del self._young[pid]
             elif pid not in living:
                 del self._young[pid]

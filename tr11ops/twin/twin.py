@@ -241,10 +241,10 @@ class Twin:
         text = slurm_conf(
             self.plan,
             self.folders,
-            self.ports,
-            _user(),
-            slurm_version(programs["slurmctld"]),
-            without,
+            ports=self.ports,
+            user=_user(),
+            slurm_version=slurm_version(programs["slurmctld"]),
+            without=without,
         )
         write_file(self.folders.slurm_conf, text, 0o644)
 
@@ -296,13 +296,13 @@ class Twin:
         return TwinStatus(
             self.plan.name,
             self.folders.root,
-            self.plan,
-            self.ports.controller,
-            states is not None,
-            alive,
-            dead,
-            nodes,
-            memory,
+            plan=self.plan,
+            controller_port=self.ports.controller,
+            answers=states is not None,
+            daemons=alive,
+            dead=dead,
+            nodes=nodes,
+            memory_megabytes=memory,
         )
 
     # -- effects
@@ -344,12 +344,18 @@ class Twin:
             )
         if self.plan.hub:
             hub = services.start_hub(
-                self.plan, self.folders, self.ports, self.client_environment, self._mark
+                self.plan,
+                self.folders,
+                ports=self.ports,
+                environment=self.client_environment,
+                mark=self._mark,
             )
             _await(lambda: accepts(self.ports.hub(self.plan)), hub, self.folders, deadline)
         if self.plan.store:
             program, environment = services.store_program(), self.client_environment
-            store = services.start_store(program, self.plan, self.folders, self.ports, environment)
+            store = services.start_store(
+                program, self.plan, folders=self.folders, ports=self.ports, environment=environment
+            )
             _await(lambda: accepts(self.ports.store(self.plan)), store, self.folders, deadline)
             services.make_bucket(self.plan, self.ports, deadline)
         controller = self._spawn(programs, "slurmctld")
@@ -399,7 +405,9 @@ class Twin:
             0o644,
         )
         write_file(
-            folders.slurm_conf, slurm_conf(self.plan, folders, self.ports, user, version), 0o644
+            folders.slurm_conf,
+            slurm_conf(self.plan, folders, ports=self.ports, user=user, slurm_version=version),
+            0o644,
         )
         write_file(folders.root / "gres.conf", gres_conf(self.plan, folders), 0o644)
         write_file(folders.root / "cgroup.conf", cgroup_conf(version), 0o644)

@@ -106,7 +106,14 @@ def carry_out(
         owes = action.owes if isinstance(action, Cancel) else 0
         number = secrets.token_hex(6)
         action_record = ActionRecord(
-            number, action.name, action.subject, action.incident, now, tag, progress, owes
+            number,
+            action.name,
+            subject=action.subject,
+            incident=action.incident,
+            time=now,
+            tag=tag,
+            progress=progress,
+            owes=owes,
         )
         try:
             why = stopped()
@@ -328,11 +335,11 @@ class RunEffects(Record):
         return keep_stacks(
             self.directory.paths,
             action.attempt,
-            action.nodes,
-            action.node_count,
-            os.environ,
-            self.now,
-            is_local,
+            nodes=action.nodes,
+            node_count=action.node_count,
+            environment=os.environ,
+            now=self.now,
+            is_local=is_local,
         )
 
     def _exclude(self, action: Exclude) -> str:
@@ -369,7 +376,13 @@ class RunEffects(Record):
     def _hold_or_release(self, action: Action) -> str:
         numbers = [action.subject]
         if isinstance(action, Hold):
-            result = hold(self.directory, numbers, self.scheduler, AUTOMATIC_OWNER, action.why)
+            result = hold(
+                self.directory,
+                numbers,
+                scheduler=self.scheduler,
+                who=AUTOMATIC_OWNER,
+                why=action.why,
+            )
         elif isinstance(action, Release):
             result = release(self.directory, numbers, self.scheduler)
         else:

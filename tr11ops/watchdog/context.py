@@ -81,4 +81,6 @@ def _blames(directory: RunDirectory) -> Iterator[Blame]:
         if rests_on(failing, lines, when):
             continue
         for node in record.get("blamed") or ():
-            yield Blame(str(node), float(confidence), why, name, when, lines)
+            yield Blame(
+                str(node), float(confidence), why=why, job_id=name, time=when, evidence=lines
+            )

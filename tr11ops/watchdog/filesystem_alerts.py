@@ -32,4 +32,4 @@ def alert(
     earlier = (sample for sample in known(snapshot.operation.usage, ()) if sample.time < now)
     snapshot = replace(snapshot, operation=replace(snapshot.operation, usage=(*earlier, *samples)))
     findings = (*filesystem_full.detect(snapshot), *filesystem_filling.detect(snapshot))
-    return process_some(directory, card, findings, now, typed)
+    return process_some(directory, card, findings=findings, now=now, typed=typed)

@@ -157,7 +157,9 @@ def plan(
     foreign = _foreign(snapshot, policy_context)
     if foreign:
         return Plan(withheld=(f"nothing is done: {foreign}",) if verdict.exit_code else ())
-    draft = _Draft(snapshot, findings, verdict, history, policy_context)
+    draft = _Draft(
+        snapshot, findings, verdict=verdict, history=history, policy_context=policy_context
+    )
     for rule in RULES:
         rule.apply(draft)
     return Plan(tuple(draft.actions), tuple(draft.withheld))
@@ -225,13 +227,20 @@ def _repair_queue(draft: _Draft) -> None:
             why = "it was held for a kill switch or pause that is gone"
             undo = f"scontrol hold {step.job}"
             release = Release(
-                step.job, why, f"release:{step.job}", _evidence(job), undo, by_hand=by_hand
+                step.job,
+                why,
+                incident=f"release:{step.job}",
+                evidence=_evidence(job),
+                undo=undo,
+                by_hand=by_hand,
             )
             draft.propose(release, job)
             continue
         if step.action == "exclude":
             time = draft.snapshot.time
-            blame = Blame(step.node, 1.0, step.why, job.raw_id, time, _evidence(job))
+            blame = Blame(
+                step.node, 1.0, why=step.why, job_id=job.raw_id, time=time, evidence=_evidence(job)
+            )
             _exclude(draft, blame, by_hand)
             continue
         dead = tuple(one for one in step.jobs if one.state is JobState.PENDING)
@@ -239,9 +248,9 @@ def _repair_queue(draft: _Draft) -> None:
         cancel = Cancel(
             step.job,
             step.why,
-            f"cancel:{step.job}",
-            _evidence(job),
-            undo,
+            incident=f"cancel:{step.job}",
+            evidence=_evidence(job),
+            undo=undo,
             by_hand=by_hand,
             owes=derived.queued_tasks(dead),
         )
@@ -322,9 +331,9 @@ def _end_duplicates(draft: _Draft) -> None:
             cancel = Cancel(
                 job.job_id,
                 why,
-                f"cancel:{job.raw_id}",
-                _evidence(job),
-                "`tr11 launch --after` queues it",
+                incident=f"cancel:{job.raw_id}",
+                evidence=_evidence(job),
+                undo="`tr11 launch --after` queues it",
             )
             draft.propose(cancel, job)
 
@@ -346,9 +355,9 @@ def _end_hung(draft: _Draft) -> None:
         cancel = Cancel(
             job.job_id,
             finding.title,
-            f"cancel:{job.raw_id}",
-            finding.evidence,
-            "the next task of the array goes on",
+            incident=f"cancel:{job.raw_id}",
+            evidence=finding.evidence,
+            undo="the next task of the array goes on",
         )
         if liveness.silent_for(snapshot.time) <= bound:
             draft.withheld.append(
@@ -374,9 +383,9 @@ def _end_after_stacks(draft: _Draft, job: Job, cancel: Cancel) -> None:
     stacks = Stacks(
         job.job_id,
         cancel.why,
-        incident,
-        cancel.evidence,
-        undo,
+        incident=incident,
+        evidence=cancel.evidence,
+        undo=undo,
         attempt=job.raw_id,
         nodes=job.nodes,
         node_count=count,
@@ -417,7 +426,13 @@ def _use_avoided(draft: _Draft) -> None:
         why = f"only {counted(len(free - set(listed)), 'other is', 'others are')} free, an attempt needs {needed}"
         incident = f"include:{entry.node}:{entry.job_id}"
         draft.propose(
-            Include(entry.node, why, incident, entry.evidence, f"`tr11 nodes exclude {entry.node}`")
+            Include(
+                entry.node,
+                why,
+                incident=incident,
+                evidence=entry.evidence,
+                undo=f"`tr11 nodes exclude {entry.node}`",
+            )
         )
 
 
@@ -434,9 +449,9 @@ def _exclude(draft: _Draft, blame: Blame, by_hand: str) -> None:
     action = Exclude(
         blame.node,
         blame.why,
-        f"exclude:{blame.node}:{blame.job_id}",
-        blame.evidence,
-        f"`tr11 nodes include {blame.node}`",
+        incident=f"exclude:{blame.node}:{blame.job_id}",
+        evidence=blame.evidence,
+        undo=f"`tr11 nodes include {blame.node}`",
         by_hand=by_hand,
         job_id=blame.job_id,
         limit=limit,
@@ -465,7 +480,10 @@ def _hold_doomed(draft: _Draft) -> None:
         job = next(job for job in doomed if covers(name, job))
         label = derived.label_of(draft.snapshot, last.job_id)
         why = f"attempt {label} ended without hope for the next one: {last.message}"
-        draft.propose(Hold(name, why, f"hold:{name}", _evidence(job), "`tr11 resume`"), job)
+        draft.propose(
+            Hold(name, why, incident=f"hold:{name}", evidence=_evidence(job), undo="`tr11 resume`"),
+            job,
+        )
 
 
 def _hold_unbegun(draft: _Draft) -> None:
@@ -491,7 +509,10 @@ def _hold_unbegun(draft: _Draft) -> None:
     for name in names_of(doomed, filter(is_held, snapshot.pending_jobs)):
         job = next(job for job in doomed if covers(name, job))
         why = f"{len(unbegun)} tasks ended before they began to work ({', '.join(reasons)}), and it would meet the same"
-        draft.propose(Hold(name, why, f"hold:{name}", _evidence(job), "`tr11 resume`"), job)
+        draft.propose(
+            Hold(name, why, incident=f"hold:{name}", evidence=_evidence(job), undo="`tr11 resume`"),
+            job,
+        )
 
 
 def _start_again(draft: _Draft) -> None:
@@ -547,7 +568,9 @@ def _resubmit(draft: _Draft, array: str, why: str, after: str | None) -> None:
         () if marker is None else (f"the last exit record says {marker.reason} {marker.place}",)
     )
     undo = "`scancel` of the job it names, or `tr11 kill`"
-    draft.propose(Resubmit(array, why, "resubmit", evidence, undo, after=after))
+    draft.propose(
+        Resubmit(array, why, incident="resubmit", evidence=evidence, undo=undo, after=after)
+    )
 
 
 def _evidence(job: Job) -> tuple[str, ...]:

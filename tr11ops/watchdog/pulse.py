@@ -211,7 +211,16 @@ def take_pulse(
     if why_not:
         notes.append(f"nothing is done: {why_not}")
     try:
-        pulse = _pass(run, actuator, watchdog_lock, why_not, notes, email, dry_run, now)
+        pulse = _pass(
+            run,
+            actuator,
+            watchdog_lock=watchdog_lock,
+            why_not=why_not,
+            notes=notes,
+            email=email,
+            dry_run=dry_run,
+            clock=now,
+        )
     finally:
         if watchdog_lock is not None:
             watchdog_lock.release()
@@ -291,18 +300,37 @@ def _pass(
     if not dry_run and (is_there or snapshot.unmounted):
 
         def expected() -> Plan:
-            found = plan(snapshot, findings, verdict, history, policy_context)
+            found = plan(
+                snapshot, findings, verdict=verdict, history=history, policy_context=policy_context
+            )
             if actuator is None or watchdog_lock is None:
                 return found
             return as_it_would_go(found, _effects(run, actuator, snapshot))
 
         situation = _situation(
-            run, snapshot, expected, history, watchdog_lock is not None, why_not, verdict, notes
+            run,
+            snapshot,
+            expected=expected,
+            history=history,
+            may_act=watchdog_lock is not None,
+            why_not=why_not,
+            verdict=verdict,
+            notes=notes,
         )
-        alerts = _alert(run, findings, snapshot, verdict, email, notes, situation)
+        alerts = _alert(
+            run,
+            findings,
+            snapshot=snapshot,
+            verdict=verdict,
+            email=email,
+            notes=notes,
+            situation=situation,
+        )
     if watchdog_lock is not None:
         history, settled = _settled(history, snapshot, directory, notes)
-    intended = plan(snapshot, findings, verdict, history, policy_context)
+    intended = plan(
+        snapshot, findings, verdict=verdict, history=history, policy_context=policy_context
+    )
     done: tuple[Done, ...] = ()
     if watchdog_lock is not None and actuator is not None and intended.actions:
         done = carry_out(
@@ -323,15 +351,15 @@ def _pass(
     return Pulse(
         snapshot,
         findings,
-        verdict,
-        reported,
-        intended,
-        (*first, *second),
-        watchdog_lock is not None,
-        done,
-        settled,
-        tuple(dict.fromkeys(notes)),
-        alerts,
+        verdict=verdict,
+        reported=reported,
+        plan=intended,
+        lines=(*first, *second),
+        acts=watchdog_lock is not None,
+        done=done,
+        settled=settled,
+        notes=tuple(dict.fromkeys(notes)),
+        alerts=alerts,
     )
 
 
@@ -453,7 +481,15 @@ def _situation(
 
     try:
         return situation_of(
-            run.directory, run.card, snapshot, None, expected(), history, may_act, why_not, verdict
+            run.directory,
+            run.card,
+            snapshot=snapshot,
+            ledger=None,
+            intended=expected(),
+            action_history=history,
+            may_act=may_act,
+            why_not=why_not,
+            verdict=verdict,
         )
     except (
         Exception
@@ -481,10 +517,10 @@ def _alert(
         outcome = process(
             run.directory,
             run.card,
-            findings,
-            hidden,
-            seen,
-            snapshot.time,
+            findings=findings,
+            blind=hidden,
+            observed=seen,
+            now=snapshot.time,
             deliver=email,
             typed=run.typed,
             situation=situation,

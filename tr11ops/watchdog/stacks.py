@@ -57,13 +57,13 @@ def take_missing_stacks(
                 lambda job=job: keep_stacks(  # type: ignore[misc]
                     paths,
                     job.raw_id,
-                    job.nodes,
-                    len(job.nodes) or job.node_count,
-                    environment,
-                    snapshot.time,
-                    snapshot.scheduler != "slurm",
-                    follow,
-                    BEFORE_MAIL_SECONDS,
+                    nodes=job.nodes,
+                    node_count=len(job.nodes) or job.node_count,
+                    environment=environment,
+                    now=snapshot.time,
+                    is_local=snapshot.scheduler != "slurm",
+                    follow=follow,
+                    seconds=BEFORE_MAIL_SECONDS,
                 ),
             )
         except (SchedulerError, OSError, ValueError, Late) as error:
@@ -103,8 +103,10 @@ def keep_stacks(
     """
     folder = stacks_folder(paths, job_id)
     make_shared(folder)
-    asked = AskedAttempt(job_id, paths.heartbeats, nodes, is_local, node_count)
-    look = _look(paths, asked, environment, follow, seconds)
+    asked = AskedAttempt(
+        job_id, paths.heartbeats, nodes=nodes, is_local=is_local, node_count=node_count
+    )
+    look = _look(paths, asked, environment=environment, follow=follow, seconds=seconds)
     reported = [answer for answer in look.collected.answers if answer.workers]
     if not reported:
         why = look.collected.trouble or f"no worker of job {job_id} runs there"
@@ -115,7 +117,14 @@ def keep_stacks(
     verdict = look.verdict
     write_kept_stacks(
         paths,
-        KeptStacks(job_id, now, verdict.sentence, verdict.ranks, verdict.nodes, verdict.is_certain),
+        KeptStacks(
+            job_id,
+            now,
+            sentence=verdict.sentence,
+            ranks=verdict.ranks,
+            nodes=verdict.nodes,
+            is_certain=verdict.is_certain,
+        ),
     )
     return f"the stacks of {counted(len(reported), 'node')} are in {folder}: {verdict.sentence}"
 

@@ -194,7 +194,9 @@ def find_resumable(
     def tell(step: int, fault: ResumeFault) -> None:
         report(f"{checkpoint_name(step)} is not usable: {fault.text}")
 
-    found = search(folder, steps, latest, need or ResumeNeed(), faults_of, tell)
+    found = search(
+        folder, steps, latest=latest, need=need or ResumeNeed(), faults_of=faults_of, report=tell
+    )
     problem = refusal(folder, steps, found)
     if problem:
         raise CheckpointError(problem)

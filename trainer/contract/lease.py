@@ -64,11 +64,11 @@ class LeaseClaim(Record):
         return cls(
             job_id,
             launch,
-            host_name(),
-            os.getpid(),
-            login_name(),
-            time.time(),
-            secrets.token_hex(8),
+            host=host_name(),
+            pid=os.getpid(),
+            user=login_name(),
+            time=time.time(),
+            token=secrets.token_hex(8),
         )
 
     def told(self, paths: RunPaths) -> str:
@@ -425,7 +425,16 @@ class Lease:
 
 
 def _nameless(epoch: int) -> LeaseClaim:
-    return LeaseClaim("unknown", 0, "an unknown host", 0, "an unknown user", 0.0, "", epoch)
+    return LeaseClaim(
+        "unknown",
+        0,
+        host="an unknown host",
+        pid=0,
+        user="an unknown user",
+        time=0.0,
+        token="",
+        epoch=epoch,
+    )
 
 
 def refusal(holder: LeaseClaim, paths: RunPaths) -> str:

@@ -89,12 +89,12 @@ def new_request(kind: Kind, who: str, why: str, directory: Path, exempt: str = "
     return Request(
         kind,
         1 + secrets.randbelow(2**31 - 1),
-        who,
-        host_name(),
-        time.time(),
-        why,
-        str(directory),
-        exempt,
+        who=who,
+        host=host_name(),
+        time=time.time(),
+        why=why,
+        directory=str(directory),
+        exempt=exempt,
     )
 
 

@@ -340,9 +340,9 @@ def moves_back(folder: Path, step: int, need: ResumeNeed) -> str:
     newer = search(
         folder,
         [other for other in checkpoint_steps(folder) if other > step],
-        None,
-        need,
-        size_faults,
+        latest=None,
+        need=need,
+        faults_of=size_faults,
     ).step
     if newer is None:
         return ""
@@ -357,7 +357,10 @@ def has_resumable(folder: Path) -> bool:
     of its files.
     """
     return (
-        search(folder, checkpoint_steps(folder), None, ResumeNeed(), size_faults).step is not None
+        search(
+            folder, checkpoint_steps(folder), latest=None, need=ResumeNeed(), faults_of=size_faults
+        ).step
+        is not None
     )
 
 

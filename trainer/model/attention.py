@@ -108,7 +108,12 @@ class SelfAttention(_Attention):
         self.queries = model.attention_heads // model.groups  # of a group
         fused = width + 2 * model.groups * model.head_size
         self.query_key_value = ColumnParallelLinear(
-            model.hidden_size, fused, model.init_std, mesh, in_float8, biases
+            model.hidden_size,
+            fused,
+            std=model.init_std,
+            mesh=mesh,
+            in_float8=in_float8,
+            has_bias=biases,
         )
         self.query_norm = self.key_norm = None
         if model.qk_norm:
@@ -117,7 +122,9 @@ class SelfAttention(_Attention):
                 for _ in range(2)
             )
         std = output_projection_std(model.init_std, model.layers)
-        self.dense = RowParallelLinear(width, model.hidden_size, std, mesh, in_float8, biases)
+        self.dense = RowParallelLinear(
+            width, model.hidden_size, std=std, mesh=mesh, in_float8=in_float8, has_bias=biases
+        )
 
     def forward(self, hidden: Tensor, documents: Tensor | None = None) -> Tensor:
         """[batch, sequence, hidden] -> the same; `documents`: document numbers [batch, sequence],
@@ -168,10 +175,16 @@ class CrossAttention(_Attention):
             model.attention_heads * model.head_size,
             model.init_std,
         )
-        self.query = ColumnParallelLinear(size, width, std, mesh, in_float8)
-        self.key_value = ColumnParallelLinear(size, 2 * width, std, mesh, in_float8)
+        self.query = ColumnParallelLinear(size, width, std=std, mesh=mesh, in_float8=in_float8)
+        self.key_value = ColumnParallelLinear(
+            size, 2 * width, std=std, mesh=mesh, in_float8=in_float8
+        )
         self.dense = RowParallelLinear(
-            width, size, output_projection_std(std, model.layers), mesh, in_float8
+            width,
+            size,
+            std=output_projection_std(std, model.layers),
+            mesh=mesh,
+            in_float8=in_float8,
         )
 
     def mix(self, query: Tensor, key_value: Tensor, mask: Any) -> Tensor:

@@ -124,7 +124,15 @@ class PretrainingHead(LanguageModelHead):
             right = None
         else:
             right = torch.zeros((), device=hidden.device)
-        loss = projection_loss(chosen, embedding, words, slot, self.group, bias.detach(), right)
+        loss = projection_loss(
+            chosen,
+            embedding,
+            wanted=words,
+            slot=slot,
+            group=self.group,
+            bias=bias.detach(),
+            hits=right,
+        )
         both, order = _OrderLoss.apply(loss, logits.detach(), swapped, slot)
         self.measured = {LM: loss.detach(), SOP: order}
         if right is not None:

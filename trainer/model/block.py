@@ -70,11 +70,22 @@ class MultilayerPerceptron(nn.Module):
         self.approximate = GELU_FORMS.get(model.activation)
         matrices = 2 if model.is_gated else 1
         self.up = ColumnParallelLinear(
-            model.hidden_size, model.ffn, std, mesh, in_float8, biases, matrices
+            model.hidden_size,
+            model.ffn,
+            std=std,
+            mesh=mesh,
+            in_float8=in_float8,
+            has_bias=biases,
+            matrices=matrices,
         )
         down_std = output_projection_std(std, model.layers)
         self.down = RowParallelLinear(
-            model.ffn, model.hidden_size, down_std, mesh, in_float8, biases
+            model.ffn,
+            model.hidden_size,
+            std=down_std,
+            mesh=mesh,
+            in_float8=in_float8,
+            has_bias=biases,
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -114,7 +125,12 @@ class TransformerBlock(nn.Module):
         norm = norm_class(model)
         self.input_norm = norm(model.hidden_size, model.layernorm_epsilon, mesh)
         self.attention = SelfAttention(
-            model, mesh, kernel, rotary, recomputed == "attention", in_float8
+            model,
+            mesh,
+            kernel=kernel,
+            rotary=rotary,
+            recompute=recomputed == "attention",
+            in_float8=in_float8,
         )
         self.post_attention_norm = norm(model.hidden_size, model.layernorm_epsilon, mesh)
         self.mlp = MultilayerPerceptron(model, mesh, in_float8)

@@ -153,4 +153,6 @@ def initialise_stage(
     of them alone.
     """
     for name, parameter in logical_parameters(stage):
-        initialise(name, parameter, seed, mesh.tensor_rank, is_xavier(name))
+        initialise(
+            name, parameter, seed=seed, tensor_rank=mesh.tensor_rank, is_xavier=is_xavier(name)
+        )

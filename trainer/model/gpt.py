@@ -111,12 +111,12 @@ class GPTFamily(Family):
         return gpt_layers(
             config.model,
             vocabulary,
-            mesh,
-            head,
-            documents,
-            precision.dtype,
-            compiler,
-            precision.float8,
+            mesh=mesh,
+            head=head,
+            documents=documents,
+            dtype=precision.dtype,
+            compiler=compiler,
+            in_float8=precision.float8,
         )
 
     def plain_mark(self, data: DataSection) -> int | None:

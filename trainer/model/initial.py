@@ -68,9 +68,25 @@ def initialise(
     if parameter.dim() == 3:  # several matrices in one weight, each drawn as one alone is
         inner = replace(sharding_of(parameter), dim=0)  # cut along their rows
         for index, matrix in enumerate(parameter):
-            _fill(f"{name}/{index}", matrix, inner, seed, tensor_rank, initial, is_xavier)
+            _fill(
+                f"{name}/{index}",
+                matrix,
+                sharding=inner,
+                seed=seed,
+                tensor_rank=tensor_rank,
+                initial=initial,
+                is_xavier=is_xavier,
+            )
     else:
-        _fill(name, parameter, sharding_of(parameter), seed, tensor_rank, initial, is_xavier)
+        _fill(
+            name,
+            parameter,
+            sharding=sharding_of(parameter),
+            seed=seed,
+            tensor_rank=tensor_rank,
+            initial=initial,
+            is_xavier=is_xavier,
+        )
 
 
 def _fill(
@@ -89,7 +105,9 @@ def _fill(
     if is_xavier and tensor.dim() == 2:
         rows, columns = sharding.global_shape(local)
         draw, scale = _even, xavier_bound(rows, columns)
-    for place, block in _blocks(name, seed, local, sharding, tensor_rank, draw):
+    for place, block in _blocks(
+        name, seed, local=local, sharding=sharding, tensor_rank=tensor_rank, draw=draw
+    ):
         tensor[place].copy_(block.mul_(scale).add_(initial.mean))
 
 

@@ -235,7 +235,7 @@ class CausalKernel:
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Any, dropout: float
     ) -> Tensor:
-        return _attend(query, key, value, None, dropout, self.backends)
+        return _attend(query, key, value=value, mask=None, dropout=dropout, backends=self.backends)
 
 
 class DenseKernel:
@@ -272,7 +272,9 @@ class DenseKernel:
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float
     ) -> Tensor:
-        return _attend_in_strips(query, key, value, mask, dropout, self.backends)
+        return _attend_in_strips(
+            query, key, value=value, mask=mask, dropout=dropout, backends=self.backends
+        )
 
     def bias(self, length: int, dtype: torch.dtype) -> Tensor:
         """[1, heads of this worker or 1, length, length] of `dtype`: the beginning of the longest
@@ -330,7 +332,7 @@ class PaddedKernel:
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float
     ) -> Tensor:
-        return _attend(query, key, value, mask, dropout, self.backends)
+        return _attend(query, key, value=value, mask=mask, dropout=dropout, backends=self.backends)
 
 
 class FlexKernel:
@@ -461,20 +463,20 @@ def _attend_in_strips(
     length.
     """
     if torch.compiler.is_compiling():
-        return _attend(query, key, value, mask, dropout, backends)
+        return _attend(query, key, value=value, mask=mask, dropout=dropout, backends=backends)
     length, least = query.shape[2], STRIP if compute_dtype(query) == torch.float32 else HALF_STRIP
     if query.device.type != "cpu" or length < 2 * least:
-        return _attend(query, key, value, mask, dropout, backends)
+        return _attend(query, key, value=value, mask=mask, dropout=dropout, backends=backends)
     height = max(least, -(-length // MOST_STRIPS))
     ends = range(height, length + height, height)
     strips = [
         _attend(
             query[:, :, end - height : end],
             key[:, :, :end],
-            value[:, :, :end],
-            mask[:, :, end - height : end, :end],
-            dropout,
-            backends,
+            value=value[:, :, :end],
+            mask=mask[:, :, end - height : end, :end],
+            dropout=dropout,
+            backends=backends,
         )
         for end in ends
     ]

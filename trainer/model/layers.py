@@ -110,7 +110,7 @@ class RMSNorm(nn.Module):
     def __init__(self, size: int, epsilon: float, mesh: Mesh, in_region: bool = False):
         super().__init__()
         self.epsilon = epsilon
-        self.weight = new_parameter((size,), mesh, None, ONES, in_region)
+        self.weight = new_parameter((size,), mesh, dim=None, initial=ONES, in_region=in_region)
 
     @passes_documents
     def forward(self, hidden: Tensor) -> Tensor:
@@ -158,7 +158,12 @@ class ColumnParallelLinear(nn.Module):
         if group is None:
             return linear(hidden, weight, self.bias, self.in_float8)
         return column_linear(
-            hidden, weight, self.bias, group, self.mesh.sequence_parallel, self.in_float8
+            hidden,
+            weight,
+            bias=self.bias,
+            group=group,
+            is_cut=self.mesh.sequence_parallel,
+            in_float8=self.in_float8,
         )
 
 

@@ -236,9 +236,11 @@ class LanguageModelHead:
         (embedding, slot), self._pending = self._pending, None
         flat, wanted = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
         if not self.z:
-            return projection_loss(flat, embedding, wanted, slot, self.group)
+            return projection_loss(flat, embedding, wanted=wanted, slot=slot, group=self.group)
         added = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        loss = projection_loss(flat, embedding, wanted, slot, self.group, penalty=(self.z, added))
+        loss = projection_loss(
+            flat, embedding, wanted=wanted, slot=slot, group=self.group, penalty=(self.z, added)
+        )
         self.measured = {LM: loss.detach() - added, Z: added}
         return loss
 
@@ -273,7 +275,9 @@ def projection_loss(
     else:
         found = torch.zeros_like(counted)
         seen = None if hits is None else found
-        sums = _cross_entropy(flat.to(weight.dtype), weight, wanted, rows, None, seen)
+        sums = _cross_entropy(
+            flat.to(weight.dtype), weight, labels=wanted, rows=rows, gradients=None, hits=seen
+        )
         loss, squares = _mean_losses(*sums, counted, z)
         if hits is not None:
             hits += found / counted
@@ -328,7 +332,9 @@ class _ProjectionLoss(torch.autograd.Function):
             gradients.bias = torch.zeros_like(rows.bias, dtype=torch.float32)
         ctx.dtype, ctx.counted = hidden.dtype, counted
         loss, added = _mean_losses(
-            *_cross_entropy(wide, weight, labels, rows, gradients), counted, rows.z
+            *_cross_entropy(wide, weight, labels=labels, rows=rows, gradients=gradients),
+            counted,
+            rows.z,
         )
         ctx.mark_non_differentiable(added)
         return loss, added
@@ -449,7 +455,7 @@ def _cross_entropy(
         if hits is not None:
             hits += _largest(logits, labels[part], rows)
         losses, normaliser, shares = _softmax_losses(
-            room, labels[part], rows, softmax, gradients is not None
+            room, labels[part], rows=rows, softmax=softmax, becomes_gradient=gradients is not None
         )
         total += losses.masked_fill_(~counts[part], 0.0).sum()
         if rows.z:

@@ -50,7 +50,11 @@ def rotary_frequencies(model: ModelSection, device: torch.device) -> Tensor:
         return plain
     length = model.rotary_original_length
     return stretched(
-        plain, model.rotary_factor, length, model.rotary_low_factor, model.rotary_high_factor
+        plain,
+        model.rotary_factor,
+        length=length,
+        low=model.rotary_low_factor,
+        high=model.rotary_high_factor,
     )
 
 

@@ -83,7 +83,15 @@ class EncoderBlock(TransformerBlock):
         compiler: Compiler | None,
         in_float8: bool,
     ):
-        super().__init__(model, mesh, kernel, None, recomputed, compiler, in_float8)
+        super().__init__(
+            model,
+            mesh,
+            kernel=kernel,
+            rotary=None,
+            recomputed=recomputed,
+            compiler=compiler,
+            in_float8=in_float8,
+        )
         self.encoder = encoder
 
     def forward(self, stream: Stream) -> Stream:
@@ -119,10 +127,22 @@ class DecoderBlock(TransformerBlock):
         compiler: Compiler | None,
         in_float8: bool,
     ):
-        super().__init__(model, mesh, kernel, None, recomputed, compiler, in_float8)
+        super().__init__(
+            model,
+            mesh,
+            kernel=kernel,
+            rotary=None,
+            recomputed=recomputed,
+            compiler=compiler,
+            in_float8=in_float8,
+        )
         self.encoder = encoder
         self.cross_attention = CrossAttention(
-            model, mesh, cross_kernel, recomputed == "attention", in_float8
+            model,
+            mesh,
+            kernel=cross_kernel,
+            recompute=recomputed == "attention",
+            in_float8=in_float8,
         )
         self.post_cross_attention_norm = LayerNorm(model.hidden_size, model.layernorm_epsilon, mesh)
 
@@ -243,7 +263,14 @@ class SpanHead(LanguageModelHead):
             raise RuntimeError("loss() needs hidden states that attach() has just prepared")
         (embedding, slot, bias), self._waiting = self._waiting, None
         flat = hidden.reshape(-1, hidden.shape[-1])
-        return projection_loss(flat, embedding, labels.reshape(-1), slot, self.group, bias.detach())
+        return projection_loss(
+            flat,
+            embedding,
+            wanted=labels.reshape(-1),
+            slot=slot,
+            group=self.group,
+            bias=bias.detach(),
+        )
 
 
 class WordBias(nn.Module):

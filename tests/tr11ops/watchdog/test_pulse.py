@@ -161,7 +161,7 @@ def test_a_mail_says_who_acts_where_another_watchdog_does(scene: Scene) -> None:
 def test_a_fault_of_the_plan_keeps_no_one_uninformed(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise KeyError("a fault")
 
     monkeypatch.setattr("tr11ops.watchdog.pulse.plan", broken)

@@ -183,7 +183,7 @@ def _one(
 ) -> Iterator[str]:
     (part,) = parts
     alert = part.alert
-    yield from _first_lines(part, policy, now, situation, standing)
+    yield from _first_lines(part, policy, now=now, situation=situation, standing=standing)
     news = _news(part, now)
     if news:
         yield ""
@@ -212,7 +212,7 @@ def _first_lines(
     """What, since when, what tr11 does, what to type."""
     alert = part.alert
     if part.kind in OVER:
-        yield from _all_clear(part, policy, now, situation, standing)
+        yield from _all_clear(part, policy, now=now, situation=situation, standing=standing)
         return
     title = _sentence(alert.title)
     if alert.is_uncured:
@@ -425,7 +425,7 @@ def _several(
 ) -> Iterator[str]:
     news = [part.alert for part in parts if part.kind not in OVER]
     over = len(parts) - len(news)
-    yield from _first_lines(parts[0], policy, now, situation, standing)
+    yield from _first_lines(parts[0], policy, now=now, situation=situation, standing=standing)
     counts = [counted(len(news), "alert")] * bool(news) + [f"{over} over"] * bool(over)
     yield from wrapped(f"All in this mail: {' and '.join(counts)}.")
     if news:
@@ -433,7 +433,7 @@ def _several(
         yield from _to_take_it_on(news, policy)
     yield ""
     for number, part in enumerate(parts[:MOST_PARTS], 1):
-        yield from _numbered(number, part, policy, now, situation)
+        yield from _numbered(number, part, policy=policy, now=now, situation=situation)
     for part in parts[MOST_PARTS:MOST_TITLES]:
         yield from wrapped(f"- {part.alert.fingerprint} {_short(part)}: {part.alert.title}", "  ")
     if len(parts) > MOST_TITLES:

@@ -38,8 +38,8 @@ def digest_message(
 ) -> Message:
     """The daily summary that was due at `due`."""
     name = f"digest-{stamp(due)}"
-    subject, lines = digest(alert_state, policy, now, backlog, situation)
-    return _of_no_alert("digest", name, subject, lines, to, policy, now)
+    subject, lines = digest(alert_state, policy, now=now, backlog=backlog, situation=situation)
+    return _of_no_alert("digest", name, subject=subject, lines=lines, to=to, policy=policy, now=now)
 
 
 def digest(
@@ -58,7 +58,7 @@ def digest(
         words = counted(count, "open alert")
     elif over:
         words = f"nothing open, {counted(over, 'alert')} over"
-    lines = tuple(_digest_lines(alert_state, policy, now, backlog, situation))
+    lines = tuple(_digest_lines(alert_state, policy, now=now, backlog=backlog, situation=situation))
     return clean(f"[DIGEST] {policy.run}: {words}", LONGEST_SUBJECT), lines
 
 
@@ -192,7 +192,15 @@ def finished_message(
     lines += [*place(policy), "", "The whole run on one page:", *enter(policy)]
     lines.append(f"  {command_for(policy.typed, 'report')}")
     subject = clean(f"[DONE] {policy.run}: the training is finished", LONGEST_SUBJECT)
-    return _of_no_alert("finished", f"finished-{stamp(now)}", subject, lines, to, policy, now)
+    return _of_no_alert(
+        "finished",
+        f"finished-{stamp(now)}",
+        subject=subject,
+        lines=lines,
+        to=to,
+        policy=policy,
+        now=now,
+    )
 
 
 def trial_message(to: tuple[str, ...], policy: Policy, now: float) -> Message:
@@ -205,7 +213,7 @@ def trial_message(to: tuple[str, ...], policy: Policy, now: float) -> Message:
         f"Sent:     {moment(now, policy)}",
     ]
     subject = clean(f"[TEST] {policy.run}: alerts arrive here", LONGEST_SUBJECT)
-    return _of_no_alert("test", name, subject, body, to, policy, now)
+    return _of_no_alert("test", name, subject=subject, lines=body, to=to, policy=policy, now=now)
 
 
 def _of_no_alert(

@@ -598,7 +598,16 @@ def _weighed(
     fault: str = "",
 ) -> Attribution:
     """A conclusion with the weight of the rule that led to it."""
-    return Attribution(kind, summary, weights()[rule], blamed, suspects, evidence, fault, rule)
+    return Attribution(
+        kind,
+        summary,
+        confidence=weights()[rule],
+        blamed=blamed,
+        suspects=suspects,
+        evidence=evidence,
+        fault=fault,
+        rule=rule,
+    )
 
 
 # ----------------------------------------------------------------------------- words

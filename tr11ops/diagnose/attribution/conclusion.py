@@ -170,11 +170,11 @@ def of_record(record: LaunchRecord) -> Attribution | None:
     return Attribution(
         Kind(record.cause),
         record.summary,
-        record.confidence if record.confidence is not None else 0.5,
-        record.blamed,
-        record.suspects,
-        record.evidence,
-        record.fault,
+        confidence=record.confidence if record.confidence is not None else 0.5,
+        blamed=record.blamed,
+        suspects=record.suspects,
+        evidence=record.evidence,
+        fault=record.fault,
         restart=_restart_of(record),
         avoided=record.avoided,
     )

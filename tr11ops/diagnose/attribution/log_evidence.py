@@ -61,7 +61,13 @@ def evidence_of(launch: LogLaunch, places: LaunchPlaces) -> Evidence:
         if host is not None and (number is not None or is_mute):
             told = report.said or f"the worker left with exit code {report.exit_code}"
             failures.append(
-                Failure(host, report.rank, moment(report.time, report.line_number), told, number)
+                Failure(
+                    host,
+                    report.rank,
+                    time=moment(report.time, report.line_number),
+                    error=told,
+                    signal=number,
+                )
             )
     nodes = launch.nodes or tuple(
         dict.fromkeys([one.host for one in failures] + [n for s in srun for n in s.nodes])

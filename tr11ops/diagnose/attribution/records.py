@@ -128,7 +128,16 @@ def read_reports(attempt: Path, launch: int) -> tuple[NodeReport, ...]:
         holder = str(value.get("port_holder") or "")
         memory = _memory_said(value.get("memory"))
         found.append(
-            NodeReport(value["node"], exit_status, bad, own, _missed(value), holder, memory, passed)
+            NodeReport(
+                value["node"],
+                exit_status,
+                bad_checks=bad,
+                addresses=own,
+                first_missed=_missed(value),
+                port_holder=holder,
+                memory=memory,
+                passed_checks=passed,
+            )
         )
     return tuple(found)
 

@@ -65,4 +65,6 @@ def restart_after(found: Attribution, trained: bool, times: int = 1) -> RestartA
         times=times,
         missing=what_is_missing(fault, trained, texts),
     )
-    return restart_of(EndFacts(fault, step, found.confidence, signs, found.blamed))
+    return restart_of(
+        EndFacts(fault, step, sure=found.confidence, signs=signs, proved=found.blamed)
+    )

@@ -67,7 +67,7 @@ def collect(
     """
     if asked.is_local:
         return _from_here(asked, seconds, on_answer)
-    return _through_srun(asked, environment, seconds, on_answer, follow)
+    return _through_srun(asked, environment, seconds=seconds, on_answer=on_answer, follow=follow)
 
 
 def _from_here(

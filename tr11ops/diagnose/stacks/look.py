@@ -46,7 +46,7 @@ class StacksLook(Record, dict=True):
         else:
             workers = {one.rank: one for one in before.collected.workers}
         counts = looks_of(workers, {} if before is None else before.counts, collected.workers)
-        return cls(job, time, collected, records, counts)
+        return cls(job, time, collected=collected, records=records, counts=counts)
 
     @cached_property
     def groups(self) -> tuple[StackGroup, ...]:

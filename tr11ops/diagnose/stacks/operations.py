@@ -187,12 +187,21 @@ def _in_group(name: str, records: Sequence[RankOperations]) -> OperationsFinding
     waiting = frozenset(open_at) - stuck
     if late:
         text = f"{ranks_words(sorted(late))} did not enter {place}; {ranks_words(open_at)} {_wait(open_at)} in it"
-        return OperationsFinding(text, tuple(sorted(late)), title, newest, waiting, stuck & late)
+        return OperationsFinding(
+            text,
+            tuple(sorted(late)),
+            group=title,
+            number=newest,
+            waiting=waiting,
+            stuck=stuck & late,
+        )
     if stuck and not late:
         text = (
             f"{ranks_words(sorted(stuck))} did not end what the others have ended, before {place}"
         )
-        return OperationsFinding(text, tuple(sorted(stuck)), title, newest, waiting, stuck)
+        return OperationsFinding(
+            text, tuple(sorted(stuck)), group=title, number=newest, waiting=waiting, stuck=stuck
+        )
     if other := _mismatching(last, open_at):
         theirs = _words(last[other[0]])
         more = ""

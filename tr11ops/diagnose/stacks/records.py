@@ -64,7 +64,9 @@ def look_at_records(folder: Path, launch: int = 0) -> RecordsLook:
         except (OSError, ValueError) as error:
             troubles.append(f"{path}: {error.strerror if isinstance(error, OSError) else error}")
     finding = find_missing(tuple(records[rank] for rank in sorted(records)))
-    return RecordsLook(folder, max(newest)[0], len(records), finding, tuple(troubles))
+    return RecordsLook(
+        folder, max(newest)[0], ranks=len(records), finding=finding, troubles=tuple(troubles)
+    )
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, int, int, int]]:

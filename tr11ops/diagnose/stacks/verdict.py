@@ -181,7 +181,9 @@ def _named(
     whats = list(dict.fromkeys(group.wait.what for group in found))
     verb = _VERBS[kind][several].format(what=whats[0] if len(whats) == 1 else f"{whats[0]}, ...")
     words = f"{_who(found)} {verb}{_waiting_words(groups, ' for them' if several else ' for it')}"
-    return StacksVerdict(words, _ranks(found), _all_nodes(found), kind.value, is_certain)
+    return StacksVerdict(
+        words, _ranks(found), nodes=_all_nodes(found), kind=kind.value, is_certain=is_certain
+    )
 
 
 def _waiting_words(groups: Iterable[StackGroup], whom: str) -> str:

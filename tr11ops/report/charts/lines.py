@@ -74,7 +74,7 @@ def line_chart(
     parts += [
         text
         for index, panel in enumerate(panels)
-        for text in _panel(panel, scale, ticks, shown, index == 0)
+        for text in _panel(panel, scale, ticks=ticks, markers=shown, is_first=index == 0)
     ]
     parts += [
         '<div class="axis">',

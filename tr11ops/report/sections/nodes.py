@@ -138,11 +138,15 @@ def _spans(material: ReportMaterial) -> Iterator[NodeSpan]:
             for node in attempt.nodes:
                 kind = "trained" if node in working else "spare"
                 yield NodeSpan(
-                    node, begin, max(begin, until), kind, f"{kind} in attempt {attempt.label}"
+                    node,
+                    begin,
+                    end=max(begin, until),
+                    kind=kind,
+                    label=f"{kind} in attempt {attempt.label}",
                 )
     for period in material.history.exclusions:
         end = now if period.end is None else period.end
-        yield NodeSpan(period.what, period.start, end, "excluded", period.why)
+        yield NodeSpan(period.what, period.start, end=end, kind="excluded", label=period.why)
 
 
 def _stretches(

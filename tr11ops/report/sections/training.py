@@ -85,7 +85,14 @@ def _over_time(series: TrainingSeries, markers: Sequence[IncidentMarker], zone: 
     ]
     rows = [(point.time, _texts(point, zone)) for point in series.points]
     ticks = time_ticks(scale.low, scale.high, zone)
-    return line_chart("course-chart", [loss, *others], scale, ticks, Readout(NAMES, rows), markers)
+    return line_chart(
+        "course-chart",
+        [loss, *others],
+        scale=scale,
+        ticks=ticks,
+        readout=Readout(NAMES, rows),
+        markers=markers,
+    )
 
 
 def _over_tokens(series: TrainingSeries, zone: tzinfo, from_zero: bool) -> Iterator[str]:
@@ -104,7 +111,9 @@ def _over_tokens(series: TrainingSeries, zone: tzinfo, from_zero: bool) -> Itera
         for point in series.points
     ]
     ticks = [(value, quantity(value)) for value in scale.ticks(6)]
-    yield line_chart("tokens-chart", [panel], scale, ticks, Readout(("", *NAMES), rows))
+    yield line_chart(
+        "tokens-chart", [panel], scale=scale, ticks=ticks, readout=Readout(("", *NAMES), rows)
+    )
 
 
 def _layers_over_time(
@@ -135,7 +144,14 @@ def _layers_over_time(
     rows = [(point.time, _layer_texts(point, zone)) for point in points]
     ticks = time_ticks(scale.low, scale.high, zone)
     names = ("", "iteration", *(title for title, _ in LAYER_PANELS))
-    yield line_chart("layers-chart", panels, scale, ticks, Readout(names, rows), markers)
+    yield line_chart(
+        "layers-chart",
+        panels,
+        scale=scale,
+        ticks=ticks,
+        readout=Readout(names, rows),
+        markers=markers,
+    )
 
 
 def _layer_texts(point: LayersPoint, zone: tzinfo) -> tuple[str, ...]:

@@ -145,7 +145,17 @@ class HubServer:
         headers: Mapping[str, str] | None = None,
         text: str = "the hub is not well",
     ) -> Fault:
-        return self._add(Fault(kind, "status", times, after, status, dict(headers or {}), text))
+        return self._add(
+            Fault(
+                kind,
+                "status",
+                times=times,
+                after=after,
+                status=status,
+                headers=dict(headers or {}),
+                text=text,
+            )
+        )
 
     def reset(self, kind: str, *, times: int = 1, after: int = 0) -> Fault:
         return self._add(Fault(kind, "reset", times, after))
@@ -313,8 +323,10 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 body = self._read(length)
             headers = {name.lower(): text for name, text in self.headers.items()}
-            request = HubRequest(self.command, path, parse_qs(address.query), headers, body)
-            answer = self._answer(kind, parts, request, draft, fault)
+            request = HubRequest(
+                self.command, path, query=parse_qs(address.query), headers=headers, body=body
+            )
+            answer = self._answer(kind, parts, request=request, draft=draft, fault=fault)
             how = "" if fault is None else fault.how
             if how == "lose":
                 raise _Broken
@@ -356,13 +368,13 @@ class _Handler(BaseHTTPRequestHandler):
         seen = Seen(
             kind,
             self.command,
-            self.server.host,
-            self.path,
-            self.headers.get("Authorization"),
-            self.headers.get("User-Agent", ""),
-            length,
-            status,
-            self.headers.get("Range"),
+            host=self.server.host,
+            url=self.path,
+            authorization=self.headers.get("Authorization"),
+            agent=self.headers.get("User-Agent", ""),
+            bytes_in=length,
+            status=status,
+            range=self.headers.get("Range"),
         )
         self.server.owner.see(seen)
 

@@ -191,11 +191,11 @@ class HubState:
             self._add(
                 repo,
                 "main",
-                None,
-                {".gitattributes": self.put_small(DEFAULT_ATTRIBUTES.encode())},
-                "initial commit",
-                "",
-                author,
+                parent=None,
+                files={".gitattributes": self.put_small(DEFAULT_ATTRIBUTES.encode())},
+                title="initial commit",
+                message="",
+                author=author,
             )
             return repo
 
@@ -242,7 +242,15 @@ class HubState:
                     self._change(repo, files, key, value)
             if not title:
                 raise HubProblem(400, "the commit has no summary")
-            return self._add(repo, branch, head.id, files, title, message, author)
+            return self._add(
+                repo,
+                branch,
+                parent=head.id,
+                files=files,
+                title=title,
+                message=message,
+                author=author,
+            )
 
     def _change(self, repo: Repo, files: dict[str, Blob], key: str, value: dict[str, Any]) -> None:
         import base64
@@ -303,7 +311,9 @@ class HubState:
         name = hashlib.sha1(
             json.dumps([repo.name, parent, title, message, now, listing]).encode()
         ).hexdigest()
-        commit = Commit(name, parent, title, message, author, now, files)
+        commit = Commit(
+            name, parent, title=title, message=message, author=author, time=now, files=files
+        )
         repo.commits[name] = commit
         repo.branches[branch] = name
         return commit

@@ -40,9 +40,9 @@ def main(arguments: list[str]) -> int:
     crowd = Crowd(
         options.nnodes,
         options.node_rank,
-        options.nproc_per_node,
-        options.master_addr,
-        options.master_port,
+        per_node=options.nproc_per_node,
+        address=options.master_addr,
+        port=options.master_port,
     )
     try:
         return launch(options.card, crowd)
@@ -62,7 +62,15 @@ def _record_refusal(card: Path, refused: str) -> None:
     try:
         paths: RunPaths = load_trainer_config(card).paths
         attempt = AttemptIdentity.from_environment(os.environ, paths)
-        write_end_marker(paths, attempt, "refused", False, 0, None, refused)
+        write_end_marker(
+            paths,
+            attempt,
+            decision_reason="refused",
+            restart=False,
+            iteration=0,
+            checkpoint_step=None,
+            message=refused,
+        )
     except (CardError, OSError) as error:
         print(f"tr11: the refusal could not be recorded: {error}", file=sys.stderr, flush=True)
 

@@ -66,7 +66,10 @@ def launch(card: Path, crowd: Crowd) -> int:
     received: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda got, _frame: received.append(got))
-    workers = [_fork(config, pace, card_hash, crowd, local) for local in range(crowd.per_node)]
+    workers = [
+        _fork(config, pace, card_hash=card_hash, crowd=crowd, local_rank=local)
+        for local in range(crowd.per_node)
+    ]
     with selectors.DefaultSelector() as selector:
         for worker in workers:
             selector.register(worker.pipe, selectors.EVENT_READ, worker)
@@ -94,7 +97,7 @@ def _fork(
         flag = SignalFlag()
         flag.install()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-        run(config, pace, card_hash, seat, flag)
+        run(config, pace, card_hash=card_hash, seat=seat, flag=flag)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     os.close(writing)
     os.set_blocking(reading, False)

@@ -78,15 +78,27 @@ def run(
     ailments.mistake_the_time()
     attempt = AttemptIdentity.from_environment(os.environ, paths)
     # the time as it is mistaken
-    heartbeat = HeartbeatWriter(paths, rank, attempt.job_id, time.time, attempt.launch)
-    watch_for_kill_now(
-        config.kill_switch, lambda request: end_now(paths, attempt, heartbeat, rank, request)
+    heartbeat = HeartbeatWriter(
+        paths, rank, job_id=attempt.job_id, clock=time.time, launch=attempt.launch
     )
-    training = StandIn(config, pace, card_hash, seat, attempt, heartbeat, flag, ailments)
+    watch_for_kill_now(
+        config.kill_switch,
+        lambda request: end_now(paths, attempt, heartbeat=heartbeat, rank=rank, request=request),
+    )
+    training = StandIn(
+        config,
+        pace,
+        card_hash=card_hash,
+        seat=seat,
+        attempt=attempt,
+        heartbeat=heartbeat,
+        flag=flag,
+        ailments=ailments,
+    )
     try:
         reason = training.train()
     except Exception as error:  # whatever it is, it is recorded before the process goes
-        end_if_asked(config.kill_switch, paths, attempt, heartbeat, rank)
+        end_if_asked(config.kill_switch, paths, attempt=attempt, heartbeat=heartbeat, rank=rank)
         reason = _fail(training, error)
     heartbeat.beat("ended", training.progress.iteration)
     exit_process(exit_code(reason), training.close)
@@ -131,9 +143,9 @@ class StandIn:
         self.group = StandInGroup(
             self.seat.rank,
             self.seat.world,
-            self.seat.address,
-            self.seat.port,
-            self.pace.collective_seconds,
+            address=self.seat.address,
+            port=self.seat.port,
+            timeout_seconds=self.pace.collective_seconds,
         )
         self.progress, self.chain = Progress(), checkpoint.FIRST_LINK
         self.saved_step: int | None = None
@@ -169,13 +181,13 @@ class StandIn:
         self.control_signals = ControlSignals(
             paths,
             limits,
-            self.attempt,
-            self.flag,
-            self.heartbeat,
-            self.lease,
-            self._largest,
-            self.seat.rank == 0,
-            self.clock,
+            attempt=self.attempt,
+            flag=self.flag,
+            heartbeat=self.heartbeat,
+            lease=self.lease,
+            largest=self._largest,
+            is_first=self.seat.rank == 0,
+            clock=self.clock,
         )
         self.course = path_of(self.config)
         self.learning_rate = plan_of(self.config)
@@ -223,7 +235,13 @@ class StandIn:
                 text = "nothing was checked: this is a rehearsal, in which nothing is computed"
                 leave_answer(
                     self.config.paths,
-                    RequestAnswer(agreed.check, None, text, time.time(), self.attempt.job_id),
+                    RequestAnswer(
+                        agreed.check,
+                        None,
+                        message=text,
+                        time=time.time(),
+                        job_id=self.attempt.job_id,
+                    ),
                 )
             if agreed.save and self.steps_done:
                 self._save()
@@ -280,7 +298,7 @@ class StandIn:
             self.seat.rank == self.seat.world - 1
             and self.progress.iteration % config.logging.interval == 0
         ):
-            self._log(total, samples, length, loss, time.perf_counter() - began)
+            self._log(total, samples, length=length, loss=loss, seconds=time.perf_counter() - began)
 
     def _log(self, total: int, samples: int, length: int, loss: float, seconds: float) -> None:
         """The line and the record of one step; on the last rank, as in the trainer."""
@@ -304,7 +322,12 @@ class StandIn:
             grad_norm=gradient_norm,
             samples_per_second=samples / seconds,
             tflops=tflops_per_gpu(
-                self.config.model, rows, samples, seconds, self.seat.world, length
+                self.config.model,
+                rows,
+                global_batch_size=samples,
+                seconds=seconds,
+                world_size=self.seat.world,
+                sequence_length=length,
             ),
         )
         tell(format_step(record))
@@ -415,13 +438,13 @@ class StandIn:
         checkpoint.publish(
             self.config,
             partial,
-            self.progress,
-            self.chain,
-            entries,
-            self.card_hash,
-            self.attempt.job_id,
-            self.seat.world,
-            self.lease.check,
+            progress=self.progress,
+            chain=self.chain,
+            parts=entries,
+            card_hash=self.card_hash,
+            job_id=self.attempt.job_id,
+            world=self.seat.world,
+            fence=self.lease.check,
         )
 
     def _end(self, decision: StopDecision) -> str:
