@@ -27,7 +27,10 @@ NVRX = "nvidia-resiliency-ext==0.7.0"
 _CORPUS = Path(__file__).parents[2] / "tests" / "data" / "diagnose"
 OWN_SETS = (
     _CORPUS,
-    *(_CORPUS / "blind" / name for name in ("", "one", "two", "three", "four", "five", "six")),
+    *(
+        _CORPUS / "blind" / name
+        for name in ("", "one", "two", "three", "four", "five", "six", "seven", "eight")
+    ),
 )
 WORKER = Path(__file__).with_name("nvrx_worker.py")
 NOT_HERE = (
