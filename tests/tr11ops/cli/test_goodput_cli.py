@@ -132,7 +132,7 @@ def test_garbage_is_left_out_and_said(past, capsys):
             b"\xff\xfe\n" + b"[1]\n" + b'{"time": "x", "iteration": 1}\n' + b"{" * 5000 + b"\n"
         )
     out = typed(capsys, "goodput")
-    assert "launch 1 of attempt 102" in out
+    assert "launch 1 of attempt 1000_2" in out
 
 
 def test_nothing_was_launched(tmp_path, monkeypatch, capsys):

@@ -231,8 +231,8 @@ def test_a_removal_during_the_submission_of_the_next_link_wins(
 ) -> None:
     number = install(scene.place).job_id
 
-    def submit_and_remove(place: ChainContext, *rest: Any) -> str:
-        made = queue_link(place, *rest)
+    def submit_and_remove(place: ChainContext, *rest: Any, **named: Any) -> str:
+        made = queue_link(place, *rest, **named)
         remove(place)
         return made
 

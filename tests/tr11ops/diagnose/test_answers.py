@@ -340,7 +340,8 @@ def test_every_rule_has_a_weight_and_no_other() -> None:
         for helps in (Restart.PLAIN, Restart.ELSEWHERE, Restart.CHANGE, Restart.UNKNOWN)
     }
     named |= {
-        f"who-{rule}" for rule in re.findall(r'_accused\(\s*Culprit\.[A-Z_]+, "([a-z-]+)"', source)
+        f"who-{rule}"
+        for rule in re.findall(r'_accused\(\s*Culprit\.[A-Z_]+,\s*"([a-z-]+)"', source)
     }
     assert named | {"who-hardware", "who-suspect"} == set(weights())
 
