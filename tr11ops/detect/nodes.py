@@ -141,13 +141,20 @@ def _lost_host(snapshot: Snapshot, job: Job, node: Node) -> Finding:
 
 
 def _follows(snapshot: Snapshot, job: Job) -> Job | None:
-    """The job that has nodes already, and ends one that has lost its batch host before it trains;
-    None where there is none.
+    """The task of the same array that has nodes already, and ends one that has lost its batch host
+    before it trains; None where there is none.
+
+    A job of another launch leaves it alone, and so does one that is leaving; one that trains has
+    done what it could.
     """
-    others = [one for one in snapshot.active_jobs if one.job_id != job.job_id]
-    own = [one for one in others if not has_lost_its_host(snapshot, one)]
-    if own:
-        return own[-1]
+    for other in reversed(snapshot.active_jobs):
+        is_of_array = job.array_id is not None and other.array_id == job.array_id
+        begins = other.state in {JobState.CONFIGURING, JobState.RUNNING}
+        if other.job_id == job.job_id or not is_of_array or not begins:
+            continue
+        has_trained = bool(derived.step_times(snapshot, derived.identifiers(other)))
+        if not has_trained and not has_lost_its_host(snapshot, other):
+            return other
     return None
 
 

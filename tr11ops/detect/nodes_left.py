@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import counted
-from tr11ops.cluster.base import Node
+from tr11ops.cluster.base import JobState, Node
 from tr11ops.cluster.capacity import with_room
 from tr11ops.cluster.node_states import is_loss_alone
 from tr11ops.observe import derived
@@ -84,13 +84,27 @@ def spare_nodes(snapshot: Snapshot) -> tuple[int, bool]:
     Of that one only nodes count that can still be used: neither gone, nor silent, nor excluded, nor
     found bad by one of its launches. Those that train and cannot be used any more take a spare each.
     """
-    held = held_nodes(snapshot)
+    held = _nodes_of_attempt(snapshot)
     if not held:
         return max(0, (needed_nodes(snapshot) or 0) - (snapshot.run.nodes or 0)), False
     training = training_count(snapshot)
     if training is None:
         return 0, True
     return max(0, len(held - _unusable(snapshot)) - training), True
+
+
+def _nodes_of_attempt(snapshot: Snapshot) -> frozenset[str]:
+    """The nodes of the job that the newest attempt is of, else of the last one that runs: what another
+    job of the run holds beside it is no spare. Empty where none runs, or it is leaving.
+    """
+    running = [job for job in snapshot.active_jobs if job.state is not JobState.COMPLETING]
+    newest = derived.last_attempt(snapshot)
+    for job in running:
+        if newest is not None and newest.job_id in derived.identifiers(job):
+            return frozenset(job.nodes)
+    if running:
+        return frozenset(running[-1].nodes)
+    return frozenset()
 
 
 def _unusable(snapshot: Snapshot) -> frozenset[str]:

@@ -28,13 +28,14 @@ from tests.tr11ops.status_cases import (
     snapshot,
     steps,
     with_facts,
+    wordless,
 )
 from tests.tr11ops.watchdog.verdict_table import TABLE
 from tr11ops.alerts.state import Alert, UndeliveredMessages
 from tr11ops.backup.ledger import DrillRecord, write_drill
 from tr11ops.backup.round_values import ArchiveLock
 from tr11ops.base.observed import Observed, Unknown, known
-from tr11ops.cluster.base import Node
+from tr11ops.cluster.base import JobState, Node
 from tr11ops.detect.causes import by_cause
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.nodes_left import spare_nodes
@@ -232,6 +233,21 @@ def test_the_screen_and_the_cap_count_the_same_spares() -> None:
         assert spare_nodes(seen) == (spares, True)
         use = node_use(seen)
         assert use is not None and use.spare == spares
+
+
+def test_what_another_job_of_the_run_holds_is_no_spare_of_the_attempt() -> None:
+    """A task that has its nodes beside one that has lost its batch host, or beside one that leaves."""
+    own = tuple(f"n{number:02d}" for number in range(1, 51))
+    others = tuple(f"m{number:02d}" for number in range(1, 51))
+    trains = running(nodes=own, node_count=50)
+    beside = running(job_id="1000_8", raw_id="1008", task_id=8, nodes=others, node_count=50)
+    for both in ((trains, beside), (beside, trains)):
+        seen = snapshot(jobs=both, attempts=(wordless("1007"),), launch_nodes=own[:48])
+        assert spare_nodes(seen) == (2, True)
+        assert node_use(seen) == NodeUse(48, 2, 0)
+    leaving = replace(trains, state=JobState.COMPLETING)
+    seen = snapshot(jobs=(leaving, beside), attempts=(wordless("1007"),))
+    assert spare_nodes(seen) == (2, True)
 
 
 def test_nodes_that_the_site_takes_away_when_the_job_ends_are_shown() -> None:
