@@ -230,6 +230,7 @@ trap 'TR11_LINE="$LINENO"; [ -n "$TR11_ENDS" ] || {{
 _BEFORE = "set -eo pipefail\numask 0002\n" + _WITNESS.format(watched=" ".join(_WATCHED))
 _AFTER = '\nset -u\n"$TR11_PROBE_PYTHON" -c "$TR11_PROBE" "$TR11_PROBE_OUTPUT"\n'
 _ERROR = re.compile(r"error|not found|no such|cannot|denied|failed|unbound", re.IGNORECASE)
+_NO_FILE = "environment"  # bash's word for where a function is from that is of no file
 _OF_BASH = re.compile(r"^bash: line \d+: ")  # of a text that no one has seen
 _PROBE = """
 import importlib.util, json, os, shutil, sys
@@ -377,14 +378,15 @@ def _places(text: str, setup: Sequence[str]) -> dict[str, SetupPlace]:
         if len(rest) != 3 or not rest[0].isdecimal():
             continue
         line, script, outer = rest
-        is_in_script = bool(script) and script != "environment" and outer.isdecimal()
-        top = int(outer if is_in_script else line) - _BEFORE.count("\n")
+        # of a function, such as the `module` that a site exports, LINENO counts its own lines
+        is_called = bool(script) and outer.isdecimal()
+        top = int(outer if is_called else line) - _BEFORE.count("\n")
         number = setup_entry(setup, top)
         entry = ""
         if number is not None:
             entry = setup[number - 1]
         found[name] = SetupPlace(number, entry)
-        if is_in_script:
+        if is_called and script != _NO_FILE:
             found[name] = SetupPlace(number, entry, script, int(line))
     return found
 

@@ -90,6 +90,22 @@ def test_a_set_up_after_which_python_does_not_start_is_named_with_what_it_set(
     assert check.text.endswith(f"PYTHONHOME was changed by [2] (source {script}), {script} line 2")
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("false", "its line [2] (module load cuda), ends with exit status 1 on this machine"),
+        ("export PYTHONHOME=/nowhere", "PYTHONHOME was changed by [2] (module load cuda)"),
+    ],
+)
+def test_the_line_that_calls_a_function_of_the_site_is_named(
+    tmp_path: Path, body: str, words: str
+) -> None:
+    """Its own lines are no lines of the set-up: it was said that Python does not start."""
+    exported = {"BASH_FUNC_module%%": f"() {{  echo 'no such module' >&2\n {body}\n}}"}
+    (check,) = checks(card_with(tmp_path, "true", "module load cuda", "true"), **exported)
+    assert check.level is Level.REFUSED and words in check.text
+
+
 def test_lines_that_never_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tried, "LONGEST_SECONDS", 0.2)
     (check,) = checks(card_with(tmp_path, "sleep 600 & wait"))
