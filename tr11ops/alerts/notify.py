@@ -202,7 +202,7 @@ def _first_word(alert: Alert, aware: tuple[str, ...], now: float) -> MessagePart
 def _further_word(
     alert: Alert, said: Severity, aware: tuple[str, ...], policy: Policy, now: float
 ) -> MessagePart | None:
-    """About a fault that people know of: that what they typed has not helped, that it is worse, or
+    """About a fault that people know of: that what was done has not helped, that it is worse, or
     that no one has taken it on.
     """
     if alert.is_uncured:

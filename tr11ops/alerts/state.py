@@ -144,7 +144,9 @@ class Alert(Record):
 
     @property
     def is_uncured(self) -> bool:
-        """Whether a person has let the run go on, and another attempt has ended in the same way."""
+        """Whether the run has gone on since, and another attempt has ended in the same way. Who let it
+        go on is not known: a person, or a watchdog that may act.
+        """
         return self.waits_for_person and self.held_at not in {"", self.subject}
 
     @property

@@ -416,7 +416,8 @@ def why_it_ended(snapshot: Snapshot, attempt: Attempt) -> str:
 
 def _never_began(snapshot: Snapshot, jobs: dict[str, Job]) -> Iterator[Finding]:
     oldest = min((attempt.changed for attempt in known(snapshot.attempts, ())), default=0.0)
-    for job in dict.fromkeys(jobs.values()):
+    # the newest first: it leads the incident, also when the scheduler has forgotten those before it
+    for job in sorted(dict.fromkeys(jobs.values()), key=ended_at, reverse=True):
         if is_unbegun(snapshot, job) and ended_at(job) > oldest and not _has_held(snapshot, job):
             if job.exit_code is None:
                 code = ""

@@ -28,6 +28,7 @@ from tests.tr11ops.detect.pages import PAGES
 from tr11ops.alerts.incidents import look
 from tr11ops.alerts.mail_route import compose
 from tr11ops.alerts.mail_text.alert import MOST_TITLES
+from tr11ops.alerts.mail_text.shared import LONGEST_SUBJECT
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.situation import Act, RunCondition, RunSituation, Spell, what_tr11_does
@@ -495,6 +496,22 @@ def test_what_stands_in_place_of_a_fault_makes_no_row_of_colons() -> None:
     assert subjects == [
         "[NOT OK] small: DOWN: nothing runs, nothing is queued, the end (over: hung)"
     ]
+
+
+@pytest.mark.parametrize("length", [20, 60, 100])
+def test_a_long_name_of_a_run_leaves_room_in_the_subject(length: int) -> None:
+    policy = Policy(run="r" * length, directory="/r", recipients=(ANA,), resolve_after=1)
+    state, opened = tell(look(AlertState(), [HANG], frozenset(), policy, NOON), policy, NOON)
+    down = RunSituation(condition=RunCondition("DOWN: nothing runs", is_well=False))
+    subjects = [message.subject for message in opened]
+    for minutes in (1, 2, 70):
+        later = NOON + minutes * MINUTE
+        state, told = tell(
+            look(state, [], frozenset(), policy, later), policy, later, situation=down
+        )
+        subjects += [message.subject for message in told]
+    assert len(subjects) == 2 and max(map(len, subjects)) <= LONGEST_SUBJECT
+    assert HANG.title in subjects[0] and "DOWN: nothing runs (over: " in subjects[1]
 
 
 def test_each_command_of_a_mail_means_the_run_in_any_folder() -> None:

@@ -267,9 +267,34 @@ def test_a_lost_batch_host_that_another_job_sees_to_is_one_warning_without_a_com
         "Job 1000_8, which has its own nodes, ends job 1000_7 before it trains, and excludes n01"
     )
     assert "should job 1000_8 not come to train, `tr11 launch --repair`" in told.evidence[1]
-    alone = replace(seen, jobs=(running(),))
-    (told,) = [one for one in by_cause(registry.detect_all(alone)) if one.detector == "node-lost"]
-    assert (told.severity, told.fix) == (Severity.CRITICAL, "tr11 launch --repair")
+    for without in (
+        replace(seen, jobs=(running(),)),
+        replace(seen, jobs=(running(), replace(following, array_id="2000"))),
+        replace(seen, jobs=(running(), replace(following, state=JobState.COMPLETING))),
+        replace(seen, steps=steps(1, 31220, "1008", 1.0)),
+    ):
+        findings = by_cause(registry.detect_all(without))
+        (told,) = [one for one in findings if one.detector == "node-lost"]
+        assert (told.severity, told.fix) == (Severity.CRITICAL, "tr11 launch --repair")
+        assert told.by_itself == "", "no job ends it that is of another launch, leaves or trains"
+
+
+def test_of_jobs_that_never_began_the_newest_leads_whatever_the_scheduler_still_knows() -> None:
+    """The alert's subject was the oldest; when Slurm forgot that one, a mail said `not cured`."""
+    jobs = [
+        running(
+            job_id=f"1000_{task}",
+            raw_id=f"100{task}",
+            task_id=task,
+            state=JobState.FAILED,
+            start_time=NOW - age,
+            end_time=NOW - age + 1.0,
+        )
+        for task, age in ((7, 300.0), (8, 200.0))
+    ]
+    for order in (jobs, jobs[::-1], jobs[1:]):
+        given = snapshot(jobs=tuple(order), attempts=(), heartbeats=(), steps=())
+        assert found(given, "unfinished-end")[0].subject == "1000_8"
 
 
 @pytest.mark.parametrize(

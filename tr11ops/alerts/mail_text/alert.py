@@ -42,6 +42,7 @@ LEAST_COST_HOURS = 0.1  # node-hours: less is no cost that anyone needs to hear 
 PART_EVIDENCE = 3  # lines of evidence of each of several alerts
 LONGEST_DETECTOR = 20  # characters of the name of a detector
 LEAST_OVER = 40  # characters: in less, the title of what is over says nothing
+LONGEST_RUN = 40  # characters of a run's name, of a subject: what has happened needs the room
 
 NAMES_OF_FILES = frozenset({"latest"})
 
@@ -125,9 +126,9 @@ def _subject(
     if first.kind == "replaced":
         return _not_ok(policy, _headline(_instead(situation, standing)), first.alert, more)
     if first.kind == "cleared":
-        tag = f"[OK] {policy.run}: over: "
+        tag = f"[OK] {clean(policy.run, LONGEST_RUN)}: over: "
     else:
-        tag = f"[{first.alert.severity.name}] {policy.run}: "
+        tag = f"[{first.alert.severity.name}] {clean(policy.run, LONGEST_RUN)}: "
         if first.alert.is_uncured:
             title = f"not cured, {title}"
     return f"{tag}{clean(title, LONGEST_SUBJECT - len(tag) - len(more))}{more}"
@@ -137,12 +138,14 @@ def _not_ok(policy: Policy, now: str, over: Alert, more: str) -> str:
     """The subject of an all-clear of a run that is not well: what stands now comes first, and has
     the room; what is over has what is left, or goes by its detector's name.
     """
-    tag, between = f"[NOT OK] {policy.run}: ", " (over: "
+    tag, between = f"[NOT OK] {clean(policy.run, LONGEST_RUN)}: ", " (over: "
     room = LONGEST_SUBJECT - len(tag) - len(between) - len(")") - len(more)
-    said, title = clean(now, room - LONGEST_DETECTOR), over.title.replace(": ", ", ")
-    if len(title) > room - len(said) < LEAST_OVER:
+    said = clean(now, room - LONGEST_DETECTOR)
+    left = room - len(said)
+    title = over.title.replace(": ", ", ")
+    if left < LEAST_OVER and len(title) > left:
         title = over.detector
-    return f"{tag}{said}{between}{clean(title, room - len(said))}){more}"
+    return f"{tag}{said}{between}{clean(title, left)}){more}"
 
 
 def _headline(title: str) -> str:
@@ -338,7 +341,7 @@ def _news(part: MessagePart, now: float) -> str:
     alert = part.alert
     if alert.is_uncured:
         return (
-            f"What was typed has not helped: it went on after {alert.held_at}, and {alert.subject}"
+            f"What was done since has not helped: it went on after {alert.held_at}, and {alert.subject}"
             " has ended in the same way."
         )
     if part.kind == "escalated":
