@@ -148,14 +148,16 @@ def _require_job(training: TrainingRequest, job: str) -> None:
     if view.unclear or view.read_error:
         return
     gone = run.read(partial(leaving, run.directory, view.running))
-    living = [one for one in view.running if one.job_id not in gone]
-    names = {name for one in living for name in (one.job_id, one.raw_id)}
-    if view.running:
-        trains = ", ".join(one.job_id for one in living) or "nothing"
-    else:
-        names, trains = set(view.attempts), ", ".join(view.attempts)
-    if job not in names:
-        raise Refusal(f"job {job} trains no more, and {trains} was not asked{_saved(view)}")
+    living = {one.job_id: one.raw_id for one in view.running if one.job_id not in gone}
+    if not view.running:  # the lease alone tells of it
+        paths = run.directory.paths
+        living = {read_attempt_label(paths, number): number for number in view.attempts}
+    if job in living or job in living.values():
+        return
+    asked = ""
+    if living:
+        asked = f", and {', '.join(living)} was not asked"
+    raise Refusal(f"job {job} trains no more{asked}{_saved(view)}")
 
 
 def _saved(view: StopView) -> str:

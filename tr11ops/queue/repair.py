@@ -129,7 +129,7 @@ def plan_repair(
     gone, never = {job.job_id for job in lost}, {job.job_id for job in dead}
     every = (*snapshot.active_jobs, *snapshot.pending_jobs)
     holds = held_jobs(pending, held, is_automatic)
-    bad = tuple(_lost_hosts(snapshot, lost))
+    bad = tuple(_lost_hosts(snapshot, filter(may, lost)))
     listed = {entry.node for entry in known(snapshot.exclusions, ())}
     too_many = limit is not None and limit.forbids((step.node for step in bad), listed)
     steps = [] if too_many else [*bad]

@@ -138,6 +138,17 @@ def test_a_trainer_that_was_killed_does_not_train(
     assert "foreground" not in err and LABEL not in out
 
 
+def test_a_save_may_be_asked_of_a_task_that_the_lease_alone_tells_of(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    for name in (LABEL, NUMBER):
+        assert execute(["checkpoint-now", "--job", name, *DRY, "--run", "demo"]) == 0
+    capsys.readouterr()
+    assert execute(["checkpoint-now", "--job", "1000_2", *DRY, "--run", "demo"]) == 1
+    assert f"job 1000_2 trains no more, and {LABEL} was not asked" in capsys.readouterr().err
+
+
 def test_a_newcomer_hears_which_task_keeps_it_out(folder: Path) -> None:
     paths = directory_in(folder).paths
     holder = living_claim(paths, time.time())

@@ -169,6 +169,14 @@ def test_a_lost_host_is_excluded_where_two_facts_and_the_limit_allow_it(
     assert words in "".join(repair.left_alone) and bool(words) == bool(repair.left_alone)
 
 
+def test_the_host_of_a_job_that_only_another_can_end_is_excluded_with_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    repair = plan_repair(ZOMBIE, (), user="ben")
+    assert steps(repair) == [] and "1000_7" in "".join(repair.left_alone)
+
+
 def test_trainers_that_were_alive_a_moment_ago_are_left_alone() -> None:
     repair = plan_repair(replace(ZOMBIE, heartbeats=beats(age=20)), ())
     assert repair.is_empty
