@@ -311,8 +311,9 @@ def watchdog_says(alert: Alert, situation: RunSituation) -> str:
     again.
     """
     names = _acts(alert)
-    against = _against(names, situation)
-    done = [act for act in situation.done if act.name in names and act.time >= alert.began]
+    against = [text for text in _against(names, situation) if _is_about(_withheld_act(text), alert)]
+    acts = [act for act in situation.done if act.name in names and act.time >= alert.began]
+    done = [act for act in acts if _is_about(act, alert)]
     planned = [act for act in situation.planned if act.name in names and _is_about(act, alert)]
     if planned and situation.may_act:
         return f"tr11 will now {_acts_in_words(planned, alert)}."
@@ -367,6 +368,12 @@ def _against(names: tuple[str, ...], situation: RunSituation) -> list[str]:
     if not names:
         return []
     return [text for text in situation.withheld if text.partition(" ")[0] in {*names, "nothing"}]
+
+
+def _withheld_act(text: str) -> Act:
+    """The act that a line of what is left out begins with: `exclude n07: WHY; not done: AGAINST`."""
+    name, _, rest = text.partition(" ")
+    return Act(name, text, subject=rest.partition(":")[0])
 
 
 def _withheld(text: str, alert: Alert) -> str:

@@ -83,7 +83,12 @@ def situation_of(
         may_act=may_act,
         why_not=why_not or f"it may not act ({LETS_IT_ACT})",
         done=tuple(
-            Act(record.action, f"{record.action} {record.subject}", record.time)
+            Act(
+                record.action,
+                f"{record.action} {record.subject}",
+                time=record.time,
+                subject=record.subject,
+            )
             for record in action_history.records
             if record.result is Result.DONE
         ),

@@ -278,6 +278,22 @@ def test_what_tr11_would_do_is_said_with_the_command_that_does_it(fix: str, word
     assert said == would + words, "another node's exclusion belongs to another mail"
 
 
+@pytest.mark.parametrize(
+    "situation",
+    [
+        RunSituation(done=(Act("exclude", "exclude n05", NOON, "n05"),), may_act=True),
+        RunSituation(withheld=("exclude n05: Xid 79; not done: none may be excluded",)),
+    ],
+)
+def test_what_was_or_was_not_done_to_another_node_belongs_to_another_mail(
+    situation: RunSituation,
+) -> None:
+    (alert,) = look(AlertState(), [lost(1, CRITICAL)], frozenset(), POLICY, NOON).alerts
+    assert what_tr11_does(alert, situation) == "tr11 does nothing about it by itself."
+    (its_own,) = look(AlertState(), [lost(5, CRITICAL)], frozenset(), POLICY, NOON).alerts
+    assert "exclude n05" in what_tr11_does(its_own, situation)
+
+
 def test_a_mail_says_that_an_attempt_leaves_in_time_for_a_changed_limit() -> None:
     (alert,) = look(
         AlertState(), [finding("limit-changed", WARNING, "35_2")], frozenset(), POLICY, NOON
