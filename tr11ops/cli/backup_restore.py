@@ -290,7 +290,12 @@ def restore(
                 numbers = _numbers_of(made, values)
             if numbers is not None and found.is_ours and backup.directory.exists:
                 put_numbers_on_record(
-                    backup.directory, step, receipt.identity, numbers, why="found by a restore"
+                    backup.directory,
+                    step,
+                    receipt.identity,
+                    numbers,
+                    why="found by a restore",
+                    kind=receipt.kind,
                 )
             refused = numbers is not None and _is_refused(numbers, values)
             if latest and not refused:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from tr11ops.base.errors import Refusal
+from tr11ops.base.observed import cause
 from tr11ops.base.units import counted, size
 from tr11ops.checkpoints.verify import verify as read_checkpoint
 from tr11ops.cli import completion
@@ -115,17 +116,22 @@ def look_at_values(places: Sequence[Path]) -> Mapping[Path, ValuesFound]:
 
 
 def put_numbers_on_record(
-    directory: RunDirectory, step: int, identity: str, found: ValuesFound, why: str
+    directory: RunDirectory,
+    step: int,
+    identity: str,
+    found: ValuesFound,
+    why: str,
+    kind: str = "full",
 ) -> None:
-    """Keep what was found, so that no restart and no copy counts on them; a record that cannot be
-    written is said.
+    """Keep what was found in a checkpoint, or in a copy of this `kind`, so that no restart and no
+    copy counts on it; a record that cannot be written is said.
     """
     if found.fault or not identity:
         return  # then nothing is known of them
     try:
-        note_numbers(directory, step, identity, not_finite=found.names, why=why)
-    except OSError as error:
-        say(f"tr11: step {step}: the result cannot be recorded: {error.strerror or error}")
+        note_numbers(directory, step, identity, kind=kind, not_finite=found.names, why=why)
+    except (OSError, ValueError) as error:
+        say(f"tr11: step {step}: the result cannot be recorded: {cause(error)}")
 
 
 # ----------------------------------------------------------------------------- verify

@@ -114,18 +114,36 @@ def read_not_finite(directory: RunDirectory, step: int, identity: str) -> NotFin
 
 
 def note_numbers(
-    directory: RunDirectory, step: int, identity: str, *, not_finite: Sequence[str], why: str
+    directory: RunDirectory,
+    step: int,
+    identity: str,
+    *,
+    kind: str = "full",
+    not_finite: Sequence[str],
+    why: str,
 ) -> None:
-    """Put on record what a look at every number of a checkpoint found, here or in a copy; `why` it
-    was looked at. Where all are finite, what was on record is gone. Raises OSError.
+    """Put on record what a look at every number of a checkpoint found, here or in a copy of this
+    `kind`; `why` it was looked at. Where all are finite, what was on record of them is gone: a copy
+    without the optimizer says nothing of the optimizer's.
+
+    Raises OSError; ValueError where what is on record cannot be read.
     """
     path = directory.paths.not_finite_record(checkpoint_name(step), identity)
-    if not not_finite:
+    found = tuple(not_finite)
+    before = None
+    if kind != "full":
+        before = read_not_finite(directory, step, identity)
+    if before is not None:
+        looked_at = before.of_copy(kind)
+        found += tuple(name for name in before.not_finite if name not in looked_at)
+    if not found:
         path.unlink(missing_ok=True)
         return
-    kept = tuple(not_finite[:BAD_KEPT])
+    kept = found[:BAD_KEPT]
     record = NotFiniteRecord(step, identity, time.time(), kept, who=user_name(), host=host_name())
     replace_json(path, document(record), SCHEMA)
+    if not not_finite:
+        return
     text = f"{why}: {checkpoint_name(step)}: NaN or infinity in {not_finite[0]}"
     said = {"step": step, "identity": identity, "not_finite": kept[:20]}
     Journal(directory.journal).write("checkpoint-not-finite", text, said)

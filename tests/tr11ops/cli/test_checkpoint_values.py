@@ -16,7 +16,7 @@ from tr11ops.backup.drill import choose_copy
 from tr11ops.base.errors import Refusal
 from tr11ops.cli import backup_restore
 from tr11ops.cli.checkpoints import ValuesFound
-from tr11ops.rundir.checkpoint_digests import NotFiniteRecord
+from tr11ops.rundir.checkpoint_digests import NotFiniteRecord, note_numbers, read_not_finite
 from tr11ops.rundir.copies import read_copies
 from tr11ops.rundir.paths import RunDirectory
 from trainer.checkpoint import rewrite
@@ -280,3 +280,18 @@ def test_weights_alone_are_sound_where_the_optimizer_is_not() -> None:
     record = NotFiniteRecord(200, "i", 1.0, not_finite=("optimizer/a/exp_avg", "weights/b"))
     assert record.of_copy("full") == record.not_finite
     assert record.of_copy("weights") == record.of_copy("spike") == ("weights/b",)
+
+
+@pytest.mark.parametrize(("found", "left"), [((), ()), (("weights/b",), ("weights/b",))])
+def test_a_look_at_weights_alone_says_nothing_of_the_optimizer(
+    tmp_path: Path, found: tuple[str, ...], left: tuple[str, ...]
+) -> None:
+    """A restore of the weights, all finite, made the checkpoint sound again."""
+    run = RunDirectory(RunPaths(tmp_path, "run", "main"), tmp_path / "kill-switch")
+    both = ["weights/a", "optimizer/a/exp_avg"]
+    note_numbers(run, 200, "abcdef0123", not_finite=both, why="found by verify --values")
+    note_numbers(run, 200, "abcdef0123", kind="weights", not_finite=found, why="found by a restore")
+    record = read_not_finite(run, 200, "abcdef0123")
+    assert record is not None and record.not_finite == (*left, "optimizer/a/exp_avg")
+    note_numbers(run, 200, "abcdef0123", not_finite=(), why="found by verify --values")
+    assert read_not_finite(run, 200, "abcdef0123") is None
