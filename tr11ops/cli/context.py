@@ -98,8 +98,11 @@ class RunContext(Record, dict=True):
         `missing`: the exit code where the run directory is not there; None where it need not be.
         Raises CardError; Refusal where it is not there, and with exit code 3 where the look is late.
         """
-        is_there = in_time(lambda: self.directory.exists)
-        if missing is not None and not is_there:
+
+        def is_there() -> bool:
+            return self.directory.exists
+
+        if missing is not None and not in_time(is_there):
             self.require_mounted()
             raise nothing_there(self.directory, missing)
         return self.card, self.directory

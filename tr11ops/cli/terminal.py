@@ -119,7 +119,7 @@ def show(made: Table, width: int = 200) -> None:
         console.print(made)
         return
     for number, row in enumerate(zip(*columns, strict=True)):
-        cells = (f"{text:<{width}}" for text, width in zip(row[:-1], widths[:-1], strict=True))
+        cells = (f"{text:<{room}}" for text, room in zip(row[:-1], widths[:-1], strict=True))
         style = "" if number else made.header_style
         console.print("  ".join(cells).rstrip(), style=style, markup=False, highlight=False)
         if number:
