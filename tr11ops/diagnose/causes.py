@@ -27,9 +27,12 @@ from tr11ops.diagnose.places import SCHEDULERS, LaunchPlaces
 from tr11ops.diagnose.roots import (
     CLEAR,
     KERNELS,
+    REPLAYED_ELSEWHERE,
     STRONG,
+    TOLD_TO_GO,
     Candidates,
     candidates_of,
+    first_of,
     is_before,
     root_of,
 )
@@ -85,6 +88,8 @@ NEAR_LINES = 100  # of a kernel's log, in which one fault is told
 _CONTAINER = "container-start"
 _NOT_STARTED = "slurm-launch"
 _ABSENT = "flight-recorder-missing"
+_REPLAY_SUSPECT = "replay-suspect"
+_CHECKS = "checks"
 _OF_A_PROGRAM = frozenset({FaultClass.USER_CODE, FaultClass.UNKNOWN})
 _OF_PEERS = frozenset({FaultClass.NCCL_NETWORK, FaultClass.NCCL_TIMEOUT, FaultClass.RENDEZVOUS})
 _OF_AN_ODD_HOST = _OF_PEERS | {
@@ -131,7 +136,7 @@ def judge(launches: Sequence[LogLaunch], earlier: Sequence[LogLaunch] = ()) -> D
     odd = odd_host(merged.heads)
     if odd is not None:
         found = _with_odd_host(found, odd, merged)
-    found = _on_machines(found, places.machines)
+    found = _on_machines(_at_lone_node(found), places.machines)
     helps = found.signs.helps
     if helps is None and _has_too_little_shared_memory(found, merged):
         helps = Restart.CHANGE
@@ -149,6 +154,14 @@ def judge(launches: Sequence[LogLaunch], earlier: Sequence[LogLaunch] = ()) -> D
         log_evidence=evidence_of(merged, places),
         signs=signs,
     )
+
+
+def _at_lone_node(found: Diagnosis) -> Diagnosis:
+    """The diagnosis with the node that alone is not in order as a guess where its line names none."""
+    root, lone = found.root_cause, found.signs.lone_node
+    if root is None or root.node is not None or lone is None:
+        return found
+    return replace(found, root_cause=replace(root, node=lone, is_guess=True))
 
 
 def _on_machines(found: Diagnosis, machines: Mapping[str, str]) -> Diagnosis:
@@ -227,6 +240,7 @@ def _may_be_of_odd_host(found: Diagnosis, odd: OddHost, launch: LogLaunch) -> bo
     ):
         return False
     is_its = (root.node == odd.host and not root.is_guess) or odd.text == root.text
+    is_its = is_its or re.match(rf"[^A-Za-z]*{re.escape(odd.host)}\b", root.text) is not None
     is_same_kind = found.fault is odd.fault
     if launch.progress is not None:
         return is_its and is_same_kind
@@ -480,6 +494,8 @@ def _of_root(
     ):  # it is not the loader's own
         signature = cited.signature
     quoted = places.quoted(cited, is_root=signature.role not in {Role.END, Role.STOP})
+    if cited is root and _is_of_another_node(root):
+        quoted = replace(quoted, rank=None, node=None, gpu=None, is_guess=False)
     silent_rank = _absent_rank([root, *found.symptoms])
     if silent_rank is None:
         silent_rank = rank_behind([one.text for one in launch.sightings])
@@ -520,7 +536,9 @@ def _of_root(
     step = _step_of_network(root, alike, launch=launch, places=places, usual=step)
     if peer is not None:
         quoted = replace(quoted, rank=None, node=peer, gpu=None, is_guess=False)
-    elif step is NextStep.EXCLUDE_AND_RESUBMIT and _is_of_many([root, *alike], places, signature):
+    elif step is NextStep.EXCLUDE_AND_RESUBMIT and (
+        _is_of_many([root, *alike], places, signature) or _flaps_everywhere(root, launch, places)
+    ):
         step, quoted = NextStep.PAGE, replace(quoted, node=None)
     if signature.id == _CONTAINER and _is_of_one_of_many(root, alike, launch, places):
         signature = replace(signature, fault=FaultClass.SLURM_NODE_FAIL, helps=Restart.ELSEWHERE)
@@ -730,6 +748,14 @@ def _is_of_many(alike: Sequence[Sighting], places: LaunchPlaces, signature: Faul
     return len(nodes) >= (2 if may_be_shared else MANY_NODES)
 
 
+def _flaps_everywhere(root: Sighting, launch: LogLaunch, places: LaunchPlaces) -> bool:
+    """Whether links of many nodes failed in turn, if most came back: then what is between them fails."""
+    if root.signature.fault is not FaultClass.NCCL_NETWORK:
+        return False
+    flaps = [one for one in launch.sightings if one.signature.id == root.signature.id]
+    return len({places.quoted(one).node for one in flaps} - {None}) >= MANY_NODES
+
+
 def _is_of_one_of_many(
     root: Sighting, alike: Sequence[Sighting], launch: LogLaunch, places: LaunchPlaces
 ) -> bool:
@@ -769,6 +795,15 @@ def _ends(
     return (quoted.node or "who says so", other)
 
 
+def _is_of_another_node(root: Sighting) -> bool:
+    """Whether who prints a line, or is named in it, is surely not the one at fault: the GPU that did
+    a step well; who tells of another's check by a number.
+    """
+    if root.signature.id == REPLAYED_ELSEWHERE:
+        return True
+    return root.signature.family == _CHECKS and "node" not in root.named
+
+
 def _original(root: Sighting, found: Candidates) -> Sighting:
     """The exception that a data loader's worker raised, in place of the line that says that it
     raised one.
@@ -780,6 +815,9 @@ def _original(root: Sighting, found: Candidates) -> Sighting:
         others = [one for one in others if one.file == root.file]
         before = [one for one in others if 0 < root.line_number - one.line_number <= NEAR_LINES]
         return min(before, key=_line_number, default=root)
+    if root.signature.id == REPLAYED_ELSEWHERE:  # the GPU on which the step failed first
+        suspects = [one for one in found.causes if one.signature.id == _REPLAY_SUSPECT]
+        return first_of(suspects) or root
     if root.signature.id != _LOADER or root.raised is None or "Caught" not in root.text:
         return root
     inner = [
@@ -940,7 +978,8 @@ def _nothing(launch: LogLaunch, found: Candidates, places: LaunchPlaces) -> Diag
                 time=report.time,
             )
         elif found.summaries:
-            root = places.quoted(found.summaries[0])
+            told = [one for one in found.consequences if one.signature.id == TOLD_TO_GO]
+            root = places.quoted(first_of([*told, found.summaries[0]]) or found.summaries[0])
         return Diagnosis(
             FaultClass.UNKNOWN,
             NextStep.PAGE,

@@ -58,11 +58,14 @@ _MISSING = re.compile(
     r"|[Dd]egraded|DEGRADED|BAD|bad|[Uu]navailable|[Uu]nreachable|refused|INACTIVE|[Ii]nactive|absent|mismatch|MISMATCH"
     r"|throttl\w+|[Ss]low|SLOW|stale|[Tt]imed? ?out|SKEW|corrupt\w*|full|100 ?%(?= ?(?:used|full|/)|$))(?!\w)"
 )
+# who waited for others in vain is a witness, and lacks nothing itself
+_WAITED = re.compile(r"\bwait(?:ing|ed)? for\b|\b\d+/\d+ (?:clients|workers|nodes|peers) joined")
 _WELL = re.compile(r"(?<!not )\b(?:ok|OK|[Pp]ass(?:ed)?|PASS(?:ED)?|healthy|mounted|reachable)\b")
 _COUNTED = re.compile(
     r"(?<![\d.])\d+(?= (?:visible |active |healthy )?(?:gpus?|devices?|nics?|ports?|hcas?|cards?|links?)\b)",
     re.IGNORECASE,
 )
+_COUNTED_BEHIND = re.compile(r"\b(?:gpus?|nics?|hcas?|npus?)[=:] ?(\d+)(?![\d./])", re.IGNORECASE)
 _LISTED = re.compile(rf"\W{{0,2}}(?P<host>{_HOST})\]?:? GPU \d{{1,2}}: ")
 _SHARE = re.compile(r"\b(\d+)/(\d+)\b")
 _THINGS: tuple[tuple[FaultClass, re.Pattern[str]], ...] = (
@@ -157,6 +160,9 @@ _HEADING = re.compile(
     rf"^\s*(?:[-=#>*]{{1,8}} ?)?(?:(?i:job|run|task) #?[\d_]+ on (?:node |host )?(?P<host>{_HOST})\b"
     rf"|(?:.{{0,40}}\W)?(?:cron|crond|launcher|submitter) on (?:node |host )?(?P<a>{_HOST})\b"
     rf"|\W{{0,2}}(?:cron|launcher|submitter)\W{{1,3}}(?:on )?host (?P<b>{_HOST})\b)"
+)
+_PROMPT = re.compile(
+    rf"(?:\([\w.-]{{1,30}}\) ?)?\[?(?:[a-z_][\w.-]{{0,31}}@)?(?P<host>{_HOST})(?:[: ][~/\w.-]{{0,80}})?\]? ?[$#] "
 )
 _NAMED_BY_ADDRESS = re.compile(
     r"(?<![\w.-])ip-(\d{1,3})-(\d{1,3})-(\d{1,3})-(\d{1,3})(?![\w-])(?:\.[\w-]+)*"
@@ -329,6 +335,17 @@ def sections(heads: Sequence[LogHead]) -> list[tuple[str, int, str]]:
     return found
 
 
+def shells(heads: Sequence[LogHead]) -> list[tuple[str, int, str]]:
+    """(file, line, host) of each prompt of a shell that names its host: `n1$ sbatch`, `[u@n1 d]$`."""
+    found = []
+    for head in heads:
+        for number, line in _lines(head):
+            match = _PROMPT.match(line)
+            if match is not None and _is_host(match["host"]):
+                found.append((head.file, number, match["host"]))
+    return found
+
+
 def odd_host(heads: Sequence[LogHead]) -> OddHost | None:
     """The one host whose line alone tells of something that is missing; None where none does, or
     several do.
@@ -407,7 +424,9 @@ def _odd_one(reports: Sequence[_Report]) -> _Report | None:
         lacking = unwell if len(unwell) == 1 else {}
     if len(lacking) == 1:
         [(host, said)] = lacking.items()
-        if _agree([own for other, own in of_host.items() if other != host]):
+        if _WAITED.search(said.text) is None and _agree(
+            [own for other, own in of_host.items() if other != host]
+        ):
             return said
         return None
     if lacking:
@@ -450,7 +469,9 @@ def _of_another_number(of_host: Mapping[str, Sequence[_Report]]) -> _Report | No
 def _counts(own: Sequence[_Report]) -> tuple[int, ...]:
     """What a host counts, in the order of its first line."""
     text = own[0].text
-    counted = [int(number) for number in _COUNTED.findall(text)]
+    counted = [
+        int(number) for pattern in (_COUNTED, _COUNTED_BEHIND) for number in pattern.findall(text)
+    ]
     return tuple(
         counted + [int(part) for part, whole in _SHARE.findall(text) if int(part) <= int(whole)]
     )

@@ -85,6 +85,8 @@ _PREFIXES = (
     ),  # the same before a level
     re.compile(rf"\[{_DAY}\]:?\s*(?:\[(?:INFO|WARNING|ERROR|CRITICAL|DEBUG)\]\s*)?"),
     re.compile(rf"{_DAY}[,:]?\s+"),
+    # a time without a day, before NCCL's own
+    re.compile(r"\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]? (?=[A-Za-z][\w.-]*:\d+:\d+ \[\d+\] )"),
     re.compile(
         rf"<\d{{1,3}}>1 {_DAY} (?P<node>\S+) (?=\S+ \S+ \S+ )(?:\S+ ){{3}}(?:- |\[.{{0,200}}?\] )?"
     ),  # RFC 5424's
@@ -125,6 +127,10 @@ _LOCAL_RANK = re.compile(r"\blocal_rank: ?(\d+)")
 _GPU = re.compile(r"\bGPU (?P<a>\d{1,2})\b|\bcuda:(?P<b>\d{1,2})\b|\bdevice[= ](?P<c>\d{1,2})\b")
 _CLOCK = re.compile(_DAY)
 _MESSAGE = re.compile(r'"(?:log|message|msg|MESSAGE|textPayload)"(?:: ?|=>)"((?:[^"\\]|\\.)*)')
+# where the words are of which the message only names the kind
+_DETAIL = re.compile(
+    r'"(?:line|exc|exception|exc_info|error|err|reason|stack_trace|traceback)": ?"((?:[^"\\]|\\.){4,})'
+)
 # What Fluentd and Fluent Bit put before a record: its time and its tag.
 _RECORD = re.compile(
     rf"(?:{_DAY}\S* (?:[+-]\d{{4}} )?[\w.*-]{{1,200}}: "
@@ -186,7 +192,10 @@ def split_prefixes(text: str) -> tuple[LineOrigin, str]:
         origin, text = _with(origin, record.groupdict()), text[record.end() :]
     if text.startswith("{") and (message := _MESSAGE.search(text)) is not None:
         origin = _with(origin, _fields(text, message))
+        detail = _DETAIL.search(text)
         text = _unescaped(message[1]).rstrip("\n")
+        if detail is not None:
+            text = f"{text}: {_unescaped(detail[1])}"
     is_kernels = False
     for _ in range(PREFIXES_AT_MOST):
         match = next((found for prefix in _PREFIXES if (found := prefix.match(text, at))), None)

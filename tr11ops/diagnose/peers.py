@@ -23,6 +23,9 @@ _DAEMON_ON = re.compile(r"\bslurmd\[[A-Za-z][\w.-]*\]: ")  # which names its nod
 _NO_DAEMON = re.compile(
     r"munge\.socket\S*: (?:No such file|Connection refused)|munged is (?:not running|down)"
 )
+_CLOCK = re.compile(
+    r"RequestTimeTooSkewed|request time and the current time is too large|RequestExpired\b"
+)
 FEWEST_OTHERS = 2  # nodes that agree, before a third one is the odd one
 _ODD_FAULTS = frozenset({FaultClass.NCCL_NETWORK, FaultClass.RENDEZVOUS, FaultClass.USER_CODE})
 _UNLIMITED = "memlock-unlimited"
@@ -78,6 +81,8 @@ def lone_node(
         _is_of_a_machine(root, places) or _is_locked_here_alone(root, places, sightings)
     ):
         return None
+    if _NO_DAEMON.search(root.text) is not None and (shell := places.shell_of(root)) is not None:
+        return shell
     said = [places.quoted(one, is_root=one is root) for one in [root, *alike]]
     nodes = {quoted.node for quoted in said if not quoted.is_guess} - {None}
     if len(nodes) == 1:
@@ -144,6 +149,8 @@ def _is_of_a_machine(root: Sighting, places: LaunchPlaces) -> bool:
             or _DAEMON_ON.search(root.text) is not None
             or _NO_DAEMON.search(root.text) is not None
         )
+    if signature.fault is FaultClass.GCS:
+        return _CLOCK.search(root.text) is not None and places.has_other_nodes
     if signature.fault is not FaultClass.STORAGE:
         return signature.id in _OF_ONE_MACHINE
     if _OWN_DISK.search(root.text):

@@ -24,6 +24,7 @@ from tr11ops.diagnose.hosts import (
     hosts_of_ranks,
     machines_of,
     sections,
+    shells,
 )
 from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
 from tr11ops.diagnose.signature import Role
@@ -40,10 +41,10 @@ _WORKER_LOG = re.compile(r"(?:^|/)workers/(?P<node>[^/]+)/rank-(?P<rank>\d+)\.lo
 _ANY_NUMBER = re.compile(r"\d+")
 _DAEMONS = (
     r"(?:dmesg|syslog|kern(?:el)?(?:\.log)?|messages|journal(?:ctl)?|slurmd|console"
-    r"|nvidia-bug-report|node-?monitor)"
+    r"|nvidia-bug-report|node-?monitor|(?:nv-?)?fabric-?manager)"
 )
 _DAEMON_LOG = re.compile(
-    rf"(?:^|[._/-]){_DAEMONS}[._-](?!{_DAEMONS}[._-])(?P<node>(?=[\w-]*[A-Za-z])[A-Za-z0-9][\w-]*?\d[\w-]*?)"
+    rf"(?:^|[._/-]){_DAEMONS}[._-](?!{_DAEMONS}[._-])(?P<node>(?=[\w-]*[A-Za-z])[A-Za-z0-9][\w-]*?\d[\w-]*?|[a-z]+-[a-z])"
     rf"(?:[._-]{_DAEMONS})?(?:\.(?:txt|log|out|err|gz|zst|bz2|xz|\d{{1,4}}))*$"
 )
 _OF_DAEMONS = re.compile(rf"(?:^|[._-]){_DAEMONS}(?:[._-]|$)")
@@ -463,6 +464,17 @@ class LaunchPlaces:
         for one in self._exits:
             if task is not None and task in _numbers(one.named["tasks"]):
                 return _node_named(one)
+        return None
+
+    def shell_of(self, one: Sighting) -> str | None:
+        """The host of the shell that was asked for what a line answers, by the prompt above it."""
+        above = [
+            host
+            for file, number, host in shells(self._launch.heads)
+            if file == one.file and number < one.line_number
+        ]
+        if above:
+            return above[-1]
         return None
 
     def _by_section(self, one: Sighting) -> str | None:

@@ -40,13 +40,15 @@ _OF_OTHERS = frozenset(
 )
 _WRAPPER = "checkpoint-wrapper"
 _CREDENTIALS = "slurm-auth"
+REPLAYED_ELSEWHERE = "replayed-elsewhere"
 _OF_REFUSED_CREDENTIALS = frozenset(
     {"slurm-launch", "slurm-submit", "slurm-submit-error", "slurm-empty-answer"}
 )
 _LOOP = "end-loop"
 _FINISHED = frozenset({"end-finished", _LOOP})
 _STEP_CANCELLED = "step-cancelled"
-_TOLD = frozenset({"elastic-signal", "end-signal", "told-to-go"})
+TOLD_TO_GO = "told-to-go"
+_TOLD = frozenset({"elastic-signal", "end-signal", TOLD_TO_GO})
 _CLOSED = re.compile(r"RendezvousClosed|closed rendezvous|rendezvous.{0,80} has been closed")
 _GOING = _TOLD | {"srun-ending"}
 _ORDERED_ENDS = frozenset({FaultClass.SLURM_TIME_LIMIT, FaultClass.SLURM_PREEMPTED})
@@ -419,7 +421,7 @@ def root_of(found: Candidates) -> Sighting | None:
     if stop is None:
         begun = None
     else:
-        begun = _earlier(stop, told)
+        begun = _earlier(_earlier(stop, told), _notice_of(stop, found))
     if stop is not None and stop.signature.fault in _ORDERED_ENDS and not clear:
         lost = None  # peers that are gone when the time is up are gone because of it
     vague = first_of([one for one in found.causes if one.signature.fault is not FaultClass.UNKNOWN])
@@ -439,6 +441,15 @@ def root_of(found: Candidates) -> Sighting | None:
         if one is not None and (begun is None or is_before(one, begun)):
             return one
     return stop or cause or _earlier(died, vague) or lost
+
+
+def _notice_of(stop: Sighting, found: Candidates) -> Sighting | None:
+    """The signal by which the scheduler told the program of the end that it then carried out: what a
+    handler of it raises is no cause.
+    """
+    if stop.signature.fault not in _ORDERED_ENDS:
+        return None
+    return first_of([one for one in found.consequences if one.signature.id == TOLD_TO_GO])
 
 
 def _has_lost_a_node(found: Candidates) -> bool:
@@ -556,6 +567,8 @@ def _says_more(one: Sighting, strong: Sighting) -> bool:
         and not _is_kernels(strong)
     ):
         is_deeper = one.signature.family == KERNELS and _is_lost_gpu(one)
+    elif signature.fault is FaultClass.NUMERICS:
+        is_deeper = one.signature.id == REPLAYED_ELSEWHERE
     elif _is_of_peers(strong):
         is_deeper = _is_own_link(one) or _is_programs_own(one, strong)
     elif _KILLED_LOADER.search(strong.text) is not None:

@@ -55,7 +55,7 @@ _SAID_HOST = "said-host"
 _HELD = "memory-held"
 _ABSURD = "memory-absurd"
 # a GPU that fell off the bus, or computes wrongly, is but a warning to some
-_NEVER_MILD = frozenset({"xid", "replays"})
+_NEVER_MILD = frozenset({"xid", "replays", "checks"})
 _SAID_MILDLY = frozenset({"ray-node-dead"})  # by their program's habit
 _OF_THE_PAST = re.compile(  # what is told of an earlier job, or is repaired
     r"\b(?:previous|earlier|former|last) (?:(?:job|run|attempt|launch|try)s? )?(?:\S{1,40} )?(?:had )?"
@@ -85,6 +85,9 @@ _MILD = re.compile(
     r"|^\[[IW] \w{1,40}\]|: [IW] [a-z_]{1,20}/|\[NeMo [IW] |\bfall(?:s|ing)? back (?:to|on)\b"
 )
 _NCCLS_ERROR = " NCCL WARN "  # also where a collector's record calls it a warning
+_AT_EXIT = re.compile(  # of Python, which prints what these raise, and goes on
+    r"multiprocessing/util\.py.{0,40}in (?:_run_finalizers|_exit_function|_remove_temp_dir)"
+)
 _IN_A_THREAD = re.compile(r"threading\.py.*in _bootstrap_inner")
 _REPORTERS = re.compile(  # whose threads tell others of a training, which goes on without them
     r"/(?:wandb|tensorboardX?|mlflow|comet_ml|neptune|clearml|swanlab|aim|sentry_sdk|prometheus_client|trackio)/"
@@ -233,7 +236,7 @@ class LogScan:
             matches += self._matcher.match_text(raised.source)
         if raised is None and matches and self._is_in_frame(prefix.writer, body):
             return
-        if raised is not None and raised.is_ignored:
+        if raised is not None and (raised.is_ignored or _is_of_a_finalizer(raised)):
             return
         if matches or raised:
             signature, named = _best(matches, raised, self._exception)
@@ -443,6 +446,11 @@ def _is_of_a_reporter(raised: RaisedException) -> bool:
     """Whether an exception ended a thread that only reports, and not its process."""
     is_thread = any(_IN_A_THREAD.search(frame) for frame in raised.frames)
     return is_thread and any(_REPORTERS.search(frame) for frame in raised.frames)
+
+
+def _is_of_a_finalizer(raised: RaisedException) -> bool:
+    """Whether Python printed it while it tidied up at its end, and went on."""
+    return bool(raised.frames) and _AT_EXIT.search(raised.frames[0]) is not None
 
 
 def _is_mild(signature: FaultSignature, text: str) -> bool:
