@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from tr11ops.base.word_search import WordSearch
 from trainer.contract.record import Record
-from trainer.contract.secret_shapes import SecretShape, all_shapes
+from trainer.contract.secret_shapes import NAME_STEMS, SecretShape, all_shapes
 
 # How much of a growing file is whole: text up to its last newline, TensorBoard events up to the
 # last whole record.
@@ -284,7 +284,7 @@ Hits: TypeAlias = list[tuple[int, int]]  # a word's number, and where it ends
 
 class _Finder:
     """The words of all shapes, searched for at once, and which shapes each is a word of. `lengths`
-    are those of the words.
+    are those of the words, in bytes. In a line that holds one, `stems` are searched for.
     """
 
     def __init__(self) -> None:
@@ -294,8 +294,13 @@ class _Finder:
                 users.setdefault(word, []).append(shape)
         self._users = tuple(users.values())
         self._known: dict[tuple[int, ...], list[tuple[SecretShape, frozenset[int]]]] = {}
-        self.lengths = tuple(map(len, users))
+        self.lengths = tuple(len(word.encode()) for word in users)
         self.search = WordSearch([(word, not word.isupper()) for word in users])
+        self._stems = WordSearch([(stem, True) for stem in NAME_STEMS])
+
+    def stems_in(self, line: bytes) -> list[int]:
+        """Where in a line the stems of secrets' names begin, in order."""
+        return sorted(end - len(NAME_STEMS[number]) for number, end in self._stems.hits(line))
 
     def shapes_of(self, words: tuple[int, ...]) -> list[tuple[SecretShape, frozenset[int]]]:
         """What may fit a line that holds these words, each with those of them that are its own."""
@@ -341,11 +346,15 @@ def _spans(block: bytes, key_lines: int) -> tuple[list[tuple[int, int, str]], in
     found = []
     for start, end, hits in _suspects(block, finder.search.hits(block)):
         line = block[start:end]
-        for shape, own in finder.shapes_of(tuple(number for number, _ in hits)):
+        shapes = finder.shapes_of(tuple(number for number, _ in hits))
+        stems: list[int] = []
+        if any(shape.joint for shape, _ in shapes):
+            stems = finder.stems_in(line)
+        for shape, own in shapes:
             words = [at - start - finder.lengths[number] for number, at in hits if number in own]
             found += [
                 (start + first, start + last, shape.kind)
-                for first, last in shape.spans(line, words)
+                for first, last in shape.spans(line, words, stems)
                 if first < last
             ]
     if key_lines or _KEY_WORD in block:

@@ -85,7 +85,6 @@ _LAST = _words(
     socket type uri url var variable warning
     """
 )
-_SHORT_ENDS = r"(?!(?:com|by)pass$)\w{2,}pass|(?!old)\w{2,}pwd"  # smtppass, mysqlpwd
 _WORD = r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+"  # camelCase, CAPITALS_WITH_LINES and any-other
 # a choice, a number, a place, a mark of a vocabulary: nothing that anyone keeps to himself
 _PLAIN = r"(?i:|true|false|yes|no|on|off|none|null|auto|default|[0-9.]{1,6}|[/~.][^\s:@]*|<[^<>]*>|\[[^\[\]]*\])"

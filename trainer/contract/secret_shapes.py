@@ -66,6 +66,8 @@ _GIVEN = rf"(?:=|\s{{1,3}}|{_QUOTE},\s{{0,3}}(?=b?[\"']))"  # to an option
 _STEM_WORDS = "token key auth cred pass pwd pat pw sas dsn jwt psk bearer cookie webhook"
 _STEMS = _STEM_WORDS.split()
 _BEHIND_STEMS = ("=", " =", ":", " :", "'", '"', "\\", "`", " ..", " -", ">", "&", "%")
+# One of these is in each name of a secret, wherever: see `secret_names.is_secret_name`.
+NAME_STEMS = (*_STEMS, "secret", "connstr", "connection", "signature", "hook")
 _NAMING = (
     "passw",
     "passphrase",
@@ -115,9 +117,9 @@ class SecretShape(Record, dict=True):
     `entropy`: bits a character below which what fits is none: a word, a placeholder. `is_sure`: it
     is one wherever it stands, in a card as well. `after_name` is for expressions that end with a
     name and what joins it to its value: "field", "option" of a command line, or "list", whose
-    members may be names alone. `joint` is that end: then the words lie in the name, or begin in
-    it, and only what is around one of them need be looked at. `holds`: what follows one of the
-    words, `_REACH` signs behind it at most.
+    members may be names alone. `joint` is what joins them, in these that may stand anywhere: then
+    only what is around `NAME_STEMS` need be looked at. `holds`: what follows one of the words,
+    `_REACH` signs behind it at most.
     """
 
     kind: str
@@ -130,8 +132,8 @@ class SecretShape(Record, dict=True):
     holds: str = ""
 
     @cached_property
-    def from_word(self) -> re.Pattern[bytes]:
-        """What must stand from the beginning of one of the words on."""
+    def from_stem(self) -> re.Pattern[bytes]:
+        """What must stand from the beginning of one of `NAME_STEMS` on."""
         return re.compile(f"[A-Za-z0-9_.-]{{1,{_NAME_SIGNS}}}{self.joint}".encode("ascii"))
 
     @cached_property
@@ -158,26 +160,28 @@ class SecretShape(Record, dict=True):
             position = end
         return "".join([*parts, text[position:]])
 
-    def spans(self, line: bytes, words: Sequence[int]) -> Iterator[tuple[int, int]]:
+    def spans(
+        self, line: bytes, words: Sequence[int], stems: Sequence[int]
+    ) -> Iterator[tuple[int, int]]:
         """Where in a line the secrets of this kind begin and end. `words`: where those of its words
-        begin that the line holds.
+        begin that the line holds; `stems`: where any of `NAME_STEMS` begins, in order.
         """
         held = self.holds.encode("ascii")
         if held and not any(line.find(held, word, word + _REACH) >= 0 for word in words):
             return iter(())
         if not self.joint:
             return self._found(self.in_bytes, line)
-        near = self._matches_near(line, words)
+        near = self._matches_near(line, stems)
         return self._found_after_names(near, line)
 
-    def _matches_near(self, line: bytes, words: Sequence[int]) -> Iterator[re.Match[bytes]]:
-        """Each match of the expression whose name has one of these words, once, in order."""
+    def _matches_near(self, line: bytes, stems: Sequence[int]) -> Iterator[re.Match[bytes]]:
+        """Each match of the expression whose name has one of these stems, once, in order."""
         seen = -1
-        for word in words:
-            ahead = self.from_word.match(line, word)
+        for stem in stems:
+            ahead = self.from_stem.match(line, stem)
             if ahead is None:
                 continue
-            first, last = max(0, word - _NAME_SIGNS), ahead.end() + _LOOKED_AHEAD
+            first, last = max(0, stem - _NAME_SIGNS), ahead.end() + _LOOKED_AHEAD
             for match in self.in_bytes.finditer(line, max(first, seen), last):
                 if match.start() > seen:
                     seen = match.start()
@@ -434,7 +438,7 @@ SHAPES = (
             "mongo",
             "openssl",
             *_SEVEN_ZIP,
-            "zip -p",
+            "zip -",
             "-creds",
             "vault login",
             "password-stdin",
