@@ -390,14 +390,18 @@ class LaunchPlaces:
             if len(self._launch.nodes) == 1:
                 return self._launch.nodes[0]
             return None
-        origins = [one.origin for one in self._launch.sightings]
-        ranks = {origin.rank for origin in origins} | {origin.task for origin in origins}
-        is_small = max((rank for rank in ranks if rank is not None), default=0) < GPUS_OF_A_NODE
-        is_small = is_small and (self._launch.world_size or 1) <= GPUS_OF_A_NODE
         said = self._launch.said_hosts
-        if is_small and len(said) == 1 and self._hosts <= said:
+        if self._is_small() and len(said) == 1 and self._hosts <= said:
             return min(said)
         return None
+
+    def _is_small(self) -> bool:
+        """Whether nothing says that the launch needs more than one node."""
+        origins = [one.origin for one in self._launch.sightings]
+        ranks = {origin.rank for origin in origins} | {origin.task for origin in origins}
+        highest = max((rank for rank in ranks if rank is not None), default=0)
+        workers = max(highest + 1, self._launch.world_size or 1)
+        return len(self._launch.nodes) <= 1 and workers <= GPUS_OF_A_NODE
 
     def _by_number(self, rank: int) -> str | None:
         """By the node list, where ranks fill the nodes one after another."""
@@ -478,7 +482,11 @@ class LaunchPlaces:
         return None
 
     def _by_section(self, one: Sighting) -> str | None:
-        """The host of the part of a log in which a line stands, by the heading above it."""
+        """The host of the part of a log in which a line stands, by the heading above it; None where
+        the launch may have other nodes: then that is where its script ran, and no more.
+        """
+        if not self._is_small() or not self._hosts <= {host for _, _, host in self._sections}:
+            return None
         above = [
             host
             for file, number, host in self._sections

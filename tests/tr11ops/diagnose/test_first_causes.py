@@ -146,6 +146,16 @@ def test_the_host_of_a_line_by_the_heading_above_it_or_by_its_pod(
     assert of_text(tmp_path, above + ECC).accused.nodes == (node,)
 
 
+@pytest.mark.parametrize(
+    "above",
+    ["job 632651 on dgk713\nSLURM_JOB_NODELIST=dgk[711-718]\n", "job 632651 on dgk713\n[rank9]: "],
+)
+def test_the_host_of_a_script_is_not_accused_of_what_another_node_may_have_said(
+    tmp_path: Path, above: str
+) -> None:
+    assert of_text(tmp_path, above + ECC).accused.nodes == ()
+
+
 def test_a_machine_that_a_cloud_names_by_its_address(tmp_path: Path) -> None:
     refused = "".join(
         f"(W pid=1, ip=10.0.7.{n}) misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 10.0.7.18<33044> failed : No route to host\n"
