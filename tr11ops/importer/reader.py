@@ -30,6 +30,8 @@ _OPENERS = {
     "{": "}",
 }
 _CLOSERS = frozenset(_OPENERS.values())
+# commands that give values to the names among their words
+_SETTING = frozenset({"read", "mapfile", "readarray", "let", "printf", "getopts"})
 _FILLERS = frozenset({"then", "else", "elif", "do", "!", "time", "function"})
 _DECLARING = frozenset({"export", "declare", "typeset", "readonly", "local"})
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh"})
@@ -220,10 +222,14 @@ class _Reader:
         while rest and isinstance(rest[0], ShellWord):
             keyword = rest[0].bare
             self.follow(keyword)
-            is_asked = is_asked or keyword in {"if", "elif"}
+            is_asked = keyword in {"if", "elif"} or (is_asked and keyword != "!")
             if keyword in _OPENERS:
                 blocks.append(_OPENERS[keyword])
                 conditional = conditional or keyword != "{"
+                if keyword in {"for", "select"}:
+                    self.unsure.update(
+                        word.bare for word in rest[1:2] if isinstance(word, ShellWord)
+                    )
                 if keyword in {"if", "while", "until", "{"}:
                     rest = rest[1:]
                 else:
@@ -487,6 +493,8 @@ class _Reader:
         shells begun.
         """
         arguments = [word.text for word in command.words[1:]]
+        if command.name in _SETTING:
+            self.unsure.update(re.findall(r"[A-Za-z_]\w*", " ".join(arguments)))
         if command.name == "set":
             self.script.shell_options |= _shell_options(arguments)
         elif command.name == "unset":

@@ -385,6 +385,11 @@ def test_what_is_compared(condition: str, holds: bool) -> None:
         "A=ab\nif [[ $A == a* ]]; then B=1; fi\nuse x",
         "A=1\nif [[ -d $A ]]; then B=1; fi\nuse x",
         "A=1\nif (( A == 2 )); then B=1; fi\nuse x",
+        "A=1\nif ! [ $A = 1 ]; then B=1; fi\nuse x",
+        "A=1\nread A < f\nif [ $A = 2 ]; then B=1; fi\nuse x",
+        "A=1\nlet A=2\nif [ $A = 2 ]; then B=1; fi\nuse x",
+        "A=1\nprintf -v A 2\nif [ $A = 2 ]; then B=1; fi\nuse x",
+        "A=1\nfor A in 2; do :; done\nif [ $A = 2 ]; then B=1; fi\nuse x",
     ],
 )
 def test_any_other_condition_stays_open(text: str) -> None:
