@@ -284,7 +284,10 @@ class _Reader:
             return None
         before = set(self.variables.used)
         self.variables.used.clear()
-        texts = [expand_text(word.parts, self.variables, word.line) for word in words]
+        if opener == "[[":
+            texts = [expand_text(word.parts, self.variables, word.line) for word in words]
+        else:  # a command, whose words without quotes fall apart, and vanish where they are empty
+            texts = [text for word in words for text in expand_word(word, self.variables)]
         used = set(self.variables.used)
         self.variables.used = before
         if not used or not self.are_sure(used) or not all(text.is_known for text in texts):

@@ -363,6 +363,9 @@ def test_a_condition_of_the_script_s_own_values_is_decided(size: str, expected: 
         ("test $N -eq 4", True),
         ('[[ -z "$A" ]]', False),
         ('[ -n "$E" ]', False),
+        ("[ -n $E ]", True),
+        ("[ -z $E ]", True),
+        ("[[ -n $E ]]", False),
         ("[[ $A ]]", True),
     ],
 )
