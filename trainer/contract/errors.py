@@ -22,6 +22,7 @@ The exit code is 1 (needs a person), or the one that stands beside the name.
       ScheduleMismatch
       RangeError  2
       NotFiniteError
+      LostRanksError
       ProbeFailure
 
 `trainer.config.base.CardError` is one of them too; the operation's are in `tr11ops.base.errors`.
