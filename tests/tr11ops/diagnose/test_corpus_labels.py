@@ -99,8 +99,10 @@ def test_corpus_names_no_machine_of_its_makers() -> None:
             "four",
             "five",
             "six",
+            "seven",
+            "eight",
         }, path.name  # the home of a public report is no maker's
 
 
 def test_corpus_stays_small() -> None:
-    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) < 5_600_000
+    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) < 6_800_000
