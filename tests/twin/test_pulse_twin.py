@@ -70,10 +70,15 @@ class WatchedSmallRun(SmallRun):
         run = WatchedRun(self.card, self.directory, reader, "root")
         return take_pulse(run, actuator, email=False, now=lambda: time.time() + later)
 
-    def until(self, state: State, later: float = 0.0) -> Pulse:
+    def until(self, state: State, words: str = "", later: float = 0.0) -> Pulse:
+        """The first look that sees this state and says these words: a state may
+        begin before what follows from it can be said."""
+
         def reached() -> Pulse | None:
             seen = self.pulse(later=later)
-            return seen if seen.state is state else None
+            if seen.state is state and said(seen, words):
+                return seen
+            return None
 
         found = until(reached, state, pause=0.3, context=lambda: self.pulse(later=later))
         assert found is not None
@@ -141,8 +146,8 @@ def test_each_state_of_a_run_is_told_apart(
     )
     stage.wait_for(filler)
     assert execute(["launch", "--array", "1-3", "--scheduler", "slurm"]) == 0
-    queued = stage.until(State.QUEUED)
-    assert queued.verdict.exit_code == 0 and said(queued, " is waiting to be scheduled (")
+    queued = stage.until(State.QUEUED, " is waiting to be scheduled (")
+    assert queued.verdict.exit_code == 0
     stage.slurm.cancel(filler)
     stage.until_it_trains()
 
@@ -195,15 +200,16 @@ def test_each_state_of_a_run_is_told_apart(
     array = str(task.array_id)
     stage.slurm.hold(array)
     stage.slurm.cancel(f"{array}_{task.task_id}")
-    held = stage.until(State.HELD)
+    held = stage.until(State.HELD, " is HELD: job ")
     while held.verdict.exit_code != 1:  # until the cancelled task has left its nodes
         time.sleep(0.3)
         held = stage.pulse()
     assert said(held, " is HELD: job ") and stage.pulse(act=True).plan.is_empty  # a person holds it
     stage.clear()
 
-    down = stage.until(State.DOWN)
-    assert down.verdict.exit_code == 1 and said(down, "would resubmit 1-3")
+    # the job leaves its nodes first, and nothing is put in its place until it has
+    down = stage.until(State.DOWN, "would resubmit 1-3")
+    assert down.verdict.exit_code == 1
     assert down.lines[0].endswith(
         "***ALERT: heal is not RUNNING or SCHEDULED! Alert someone at Eng WG***"
     )
@@ -226,8 +232,8 @@ def test_each_state_of_a_run_is_told_apart(
         ["sbatch", *arguments, comment, f"--dependency=afterok:{again}", "--wrap=true"], check=True, timeout=120,
         capture_output=True,
     )  # fmt: skip
-    dead = stage.until(State.DEAD_CHAIN)
-    assert dead.verdict.exit_code == 1 and said(dead, "can never start: DependencyNeverSatisfied")
+    dead = stage.until(State.DEAD_CHAIN, "can never start: DependencyNeverSatisfied")
+    assert dead.verdict.exit_code == 1
     assert [action.name for action in dead.plan.actions] == ["cancel"]
     log = stage.card.paths.main_log.read_text()
     assert log.count("submitted as job") == 1 and "PULSE: heal is HELD" in log
@@ -253,10 +259,11 @@ def test_a_half_dead_batch_host_is_told_and_its_job_leaves_by_itself(
     job = stage.running()
     host = job.nodes[0]
     inject(stage.twin, "half-dead", node=host)
-    half = stage.until(State.HALF_DEAD)
-    assert said(half, " is HALF-DEAD: ") and not half.plan.actions
-    down = stage.until(State.DOWN)
-    assert down.verdict.exit_code == 1 and said(down, "would resubmit 1-3")
+    half = stage.until(State.HALF_DEAD, " is HALF-DEAD: ")
+    assert not half.plan.actions
+    # the job leaves its nodes first, and nothing is put in its place until it has
+    down = stage.until(State.DOWN, "would resubmit 1-3")
+    assert down.verdict.exit_code == 1
     acted = stage.pulse(act=True)
     assert [one.action.name for one in acted.done] == ["resubmit"] and acted.done[
         0
@@ -272,10 +279,10 @@ def test_a_lost_batch_host_is_ended_in_one_pass(stage: WatchedSmallRun) -> None:
     host = job.nodes[0]
     inject(stage.twin, "batch-host-dead", node=host)
     # trainers that are silent for half a minute count as gone
-    lost = stage.until(State.ZOMBIE, later=60)
-    assert lost.verdict.exit_code == 1 and said(
-        lost, f"would cancel {job.raw_id}: its batch host {host} is lost"
+    lost = stage.until(
+        State.ZOMBIE, f"would cancel {job.raw_id}: its batch host {host} is lost", later=60
     )
+    assert lost.verdict.exit_code == 1
     acted = stage.pulse(act=True, later=60)
     assert [one.action.name for one in acted.done] == ["exclude", "cancel", "resubmit"]
     assert {one.result for one in acted.done} == {Result.DONE}, acted.lines
