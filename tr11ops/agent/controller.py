@@ -91,7 +91,7 @@ from tr11ops.cluster.base import JobState, Scheduler
 from tr11ops.cluster.hostlist import compress
 from tr11ops.diagnose.attribution.attributors import attribute
 from tr11ops.diagnose.attribution.evidence import Attribution, Evidence, Kind
-from tr11ops.diagnose.attribution.records import all_failures, read_marker, read_ranks, read_reports
+from tr11ops.diagnose.attribution.records import all_failures, read_ranks, read_reports
 from tr11ops.diagnose.attribution.restart import restart_after
 from tr11ops.diagnose.attribution.srun import parse_lines
 from tr11ops.queue.queued_jobs import PendingJobs
@@ -494,7 +494,7 @@ class Controller:
     # ------------------------------------------------------------------ what happened
     def _marker(self, number: int) -> EndMarker | None:
         try:
-            return read_marker(self._folder, number)
+            return EndMarker.of_launch(self._folder, number)
         except (OSError, ValueError) as error:
             self._tee.line(f"tr11: the end marker cannot be read: {error}")
             return None

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from tr11ops.diagnose.attribution.records import read_marker
+from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
@@ -18,7 +18,7 @@ from trainer.contract.state_file import read_json
 def trainer_is_done(attempt: Path, launch: int) -> bool:
     """Has the trainer of this launch left its end marker?"""
     try:
-        return read_marker(attempt, launch) is not None
+        return EndMarker.of_launch(attempt, launch) is not None
     except (ValueError, OSError):
         return False
 

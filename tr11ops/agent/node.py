@@ -46,7 +46,6 @@ from tr11ops.base.processes import (
 )
 from tr11ops.base.units import counted
 from tr11ops.cluster.rehearsal import is_rehearsal
-from tr11ops.diagnose.attribution.records import read_reports
 from tr11ops.health.base import EXIT_BAD_NODE, CheckOutcome, CheckResult, NodeRequirements, worst
 from tr11ops.health.host import exported_folder
 from tr11ops.health.registry import chosen, run_checks
@@ -193,6 +192,9 @@ class NodeTask(Record):
         # one of this attempt's own: slower, and no one else's code
         if not prepare_caches(temporary):
             temporary = Path(tempfile.mkdtemp(prefix="tr11-"))
+        torch = ""
+        if settings.gpus:
+            torch = torch_version()
         return {
             **os.environ,
             **worker_defaults(
@@ -202,7 +204,7 @@ class NodeTask(Record):
                 temporary,
                 gpus=settings.gpus,
                 tensor=settings.tensor,
-                torch=torch_version(),
+                torch=torch,
             ),
             "TR11_JOB_ID": self.job_id,
             "TR11_LAUNCH": str(self.launch),
@@ -252,6 +254,8 @@ def _wait_for_others(task: NodeTask, course: Course) -> None:
     leaves, and what fails on one node alone is told from what fails everywhere by the answers of
     the others.
     """
+    from tr11ops.diagnose.attribution.records import read_reports  # 30 ms, for a bad node alone
+
     until = time.monotonic() + OTHERS_SECONDS
     while signal.SIGTERM not in course.received and time.monotonic() < until:
         told = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainer.contract.documents import read_record
+from trainer.contract.paths import END_MARKER_FILE
 from trainer.contract.record import Finite, Record
 
 
@@ -31,6 +32,16 @@ class EndMarker(Record):
     def read(cls, path: Path) -> EndMarker | None:
         """The marker in `path`, or None when absent. Raises ValueError when it is malformed."""
         return read_record(cls, path, "an end marker")
+
+    @classmethod
+    def of_launch(cls, attempt: Path, launch: int) -> EndMarker | None:
+        """The marker in the attempt's folder, if it is this launch's. Raises OSError or ValueError
+        when it cannot be read.
+        """
+        marker = cls.read(attempt / END_MARKER_FILE)
+        if marker is not None and marker.launch == launch:
+            return marker
+        return None
 
     @property
     def has_trained(self) -> bool:

@@ -56,6 +56,18 @@ def script(folder: Path, body: str) -> str:
     return str(path)
 
 
+def test_a_node_that_is_well_starts_without_what_a_bad_one_needs() -> None:
+    program = (
+        "import sys, tr11ops.agent.node\n"
+        "heavy = ('pydantic', 'importlib.metadata', 'email', 'tr11ops.diagnose', 'torch', 'ssl')\n"
+        "print([name for name in sys.modules if name.startswith(heavy)])\n"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert output.stdout.strip() == "[]"
+
+
 def test_the_checks_look_at_the_exported_folder_for_temporary_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,6 @@ from tr11ops.diagnose.attribution.records import (
     all_failures,
     read_failures,
     read_fixed_port,
-    read_marker,
     read_objects,
     read_ranks,
     read_reports,
@@ -247,6 +246,6 @@ def _silent_host(record: LaunchRecord, left: Evidence) -> str:
 
 def _marker(attempt: Path, launch: int) -> EndMarker | None:
     try:
-        return read_marker(attempt, launch)
+        return EndMarker.of_launch(attempt, launch)
     except (OSError, ValueError):
         return None

@@ -12,17 +12,7 @@ from tr11ops.base.units import counted, size
 from tr11ops.diagnose.attribution.evidence import Failure, MissedWorker, NodeReport
 from tr11ops.rundir.attempts import LaunchRecord
 from trainer.contract.documents import record_of
-from trainer.contract.end_marker import EndMarker
-from trainer.contract.paths import END_MARKER_FILE
 from trainer.contract.state_file import read_json
-
-
-def read_marker(attempt: Path, launch: int) -> EndMarker | None:
-    """The end marker, if it is this launch's. Raises OSError or ValueError when it cannot be read."""
-    marker = EndMarker.read(attempt / END_MARKER_FILE)
-    if marker is not None and marker.launch == launch:
-        return marker
-    return None
 
 
 def read_failures(attempt: Path, launch: int) -> tuple[Failure, ...]:
