@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +18,6 @@ from tr11ops.cli.common import (
     JsonOption,
     SchedulerOption,
     directory_of,
-    in_time,
     kind_to_watch,
     late_words,
     looking,
@@ -63,9 +62,7 @@ def list_runs(
       tr11 list /scratch/six/checkpoints --json | jq '.runs[] | select(.exit_code > 0)'
     """
     places = roots or [Path()]
-    for root in places:
-        if not in_time(root.is_dir):
-            raise Refusal(f"ROOT {root}: is not a folder", exit_code=2)
+    silent = {root for root in places if not _is_folder_that_answers(root)}
 
     @cache
     def edge(kind: str) -> Overview | Unknown:
@@ -74,15 +71,33 @@ def list_runs(
             return found
         return SharedOverview(looking(found))
 
-    found = list(_looked_at(places, scheduler, edge))
+    found = list(_looked_at(places, silent, scheduler, edge))
     answer(as_json, {"schema": SCHEMA, "runs": [run.document() for run in found]}, _lines(found))
     if not found:
         say(f"no run was launched below {', '.join(map(str, places))}")
     raise typer.Exit(exit_code_of(found))
 
 
-def _looked_at(roots: Sequence[Path], kind: str, edge: Any) -> Iterator[ListedRun]:
+def _is_folder_that_answers(root: Path) -> bool:
+    """False where its file system does not answer: the others are listed all the same. Raises
+    Refusal where there is no such folder.
+    """
+    try:
+        is_folder = deadline.within(deadline.LOOK_SECONDS, root.is_dir)
+    except Late:
+        return False
+    if not is_folder:
+        raise Refusal(f"ROOT {root}: is not a folder", exit_code=2)
+    return True
+
+
+def _looked_at(
+    roots: Sequence[Path], silent: Set[Path], kind: str, edge: Any
+) -> Iterator[ListedRun]:
     for root in roots:
+        if root in silent:
+            yield ListedRun(root, None, late_words(root, deadline.LOOK_SECONDS))
+            continue
         folders = run_directories(root)
         while True:
             try:

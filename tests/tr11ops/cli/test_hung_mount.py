@@ -22,7 +22,7 @@ NEW_MOUNTS, PRIVATE_BELOW = 0x20000, 0x4000 | 0x40000
 LIMIT_SECONDS = 2.0  # in place of a look's minute
 AT_ONCE = 6
 LINES = [
-    "status", "status --json", "list RUN", "list ABOVE", "logs", "logs -f", "logs --rank 0", "diagnose", "stacks", "checkpoint-now",
+    "status", "status --json", "list RUN", "list ABOVE", "list RUN BESIDE", "logs", "logs -f", "logs --rank 0", "diagnose", "stacks", "checkpoint-now",
     "profile", "pulse", "kill", "pause", "resume", "handover", "handover --start", "goodput", "numbers", "cron list",
     "cron run pulse", "cron status", "nodes list", "nodes exclude n1 --reason x", "nodes history", "fs-watchdog",
     "checkpoints list", "checkpoints verify --all", "checkpoints prune", "backup run", "backup status",
@@ -83,7 +83,9 @@ def type_them(card: str, root: str, into: str, lines: list[str]) -> None:
 
 
 def words_of(line: str, card: str, root: str) -> list[str]:
-    words = line.replace("RUN", root).replace("ABOVE", str(Path(root).parent)).split()
+    above = Path(root).parent
+    places = {"RUN": root, "ABOVE": str(above), "BESIDE": str(above / "beside")}
+    words = [places.get(word, word) for word in line.split()]
     if words[0] not in WITHOUT_CARD:
         words += ["--run", card]
     if words[0] in WITH_SCHEDULER:
@@ -99,6 +101,8 @@ def test_every_command_ends_where_the_run_directory_hangs(tmp_path: Path) -> Non
     """One that does not end keeps this test, until it is ended from outside."""
     card, root, said = write_card(tmp_path), tmp_path / "run", tmp_path / "said"
     said.mkdir()
+    beside = tmp_path / "beside" / "other"
+    write_json(beside / "state" / "submissions" / "mark.json", {})
     write_json(root / "state" / "submissions" / "mark.json", {})
     typed = (
         "import json, sys; from tests.tr11ops.cli.test_hung_mount import type_them\n"
@@ -120,3 +124,5 @@ def test_every_command_ends_where_the_run_directory_hangs(tmp_path: Path) -> Non
         text = (said / str(number)).read_text()
         assert codes.get(number) == 3 and "does not answer" in text, (line, codes, text)
         assert "Traceback" not in text, (line, text)
+        if line == "list RUN BESIDE":
+            assert str(beside) in text, text
