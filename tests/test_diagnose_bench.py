@@ -82,3 +82,14 @@ def test_what_cannot_be_used_is_said_in_one_line(tmp_path: Path) -> None:
     ):
         done = bench(*arguments)
         assert done.returncode == 2 and words in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_log_that_ends_well_at_a_step_is_unknown_or_running(tmp_path: Path) -> None:
+    steps = "".join(f"step {number} loss 2.{9 - number}\n" for number in range(8))
+    (tmp_path / "steps.log").write_text(steps)
+    label = '[steps]\nfiles = ["steps.log"]\nverdict = "unknown"\naction = "%s"\n'
+    for action, right in (("none", 1), ("page", 0)):
+        (tmp_path / "labels.toml").write_text(label % action)
+        done = bench("--set", str(tmp_path), "--only", "tr11", "--json")
+        [found] = json.loads(done.stdout).values()
+        assert found["tr11"]["fault"] == {"right": right, "of": 1}

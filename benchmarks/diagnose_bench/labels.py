@@ -13,7 +13,8 @@ from typing import Any
 from trainer.contract.record import Record
 
 RESTARTS = ("plain", "elsewhere", "change", "unknown", "none")
-CLEAN, GOES_ON_WELL = "clean_exit", "running"
+CLEAN, GOES_ON_WELL, UNTOLD = "clean_exit", "running", "unknown"
+NOTHING = "none"  # is to be done
 _RESTARTS_OF_ACTION: Mapping[
     str, tuple[str, ...]
 ] = {  # where a label tells what to do, and not whether it helps
@@ -112,7 +113,7 @@ def _incident(folder: Path, name: str, label: Mapping[str, Any], has_nodes: bool
     return Incident(
         name=name,
         files=files,
-        faults=_faults((label["verdict"], *label.get("accepted_verdicts", ()))),
+        faults=_faults((label["verdict"], *label.get("accepted_verdicts", ())), actions),
         lines=frozenset(_lines(label, files)),
         node=label.get("node"),
         is_guilty=is_guilty,
@@ -123,12 +124,12 @@ def _incident(folder: Path, name: str, label: Mapping[str, Any], has_nodes: bool
     )
 
 
-def _faults(classes: Iterable[str]) -> frozenset[str]:
+def _faults(classes: Iterable[str], actions: Iterable[str]) -> frozenset[str]:
     """The classes that count as right. A label's `clean_exit` is of what ended as it should, or goes
-    on well.
+    on well; so is an `unknown` after which nothing is to be done: no line tells of a fault.
     """
     told = frozenset(classes)
-    if CLEAN in told:
+    if CLEAN in told or (UNTOLD in told and NOTHING in actions):
         return told | {GOES_ON_WELL}
     return told
 
@@ -156,7 +157,10 @@ def _of_jsonl(path: Path) -> Iterator[Incident]:
             yield Incident(
                 name=f"{label['id']}-{label['name']}",
                 files=tuple(path.parent / file for file in label["files"]),
-                faults=_faults((*label["right_classes"], *label["acceptable_classes"])),
+                faults=_faults(
+                    (*label["right_classes"], *label["acceptable_classes"]),
+                    label["sensible_actions"],
+                ),
                 lines=frozenset(lines),
                 node=label["node"],
                 is_guilty=True,

@@ -55,7 +55,7 @@ _SAID_HOST = "said-host"
 _HELD = "memory-held"
 _ABSURD = "memory-absurd"
 # a GPU that fell off the bus, or computes wrongly, is but a warning to some
-_NEVER_MILD = frozenset({"xid", "replays", "checks"})
+_NEVER_MILD = frozenset({"xid", "replays", "checks", "monitors"})
 _SAID_MILDLY = frozenset({"ray-node-dead"})  # by their program's habit
 _OF_THE_PAST = re.compile(  # what is told of an earlier job, or is repaired
     r"\b(?:previous|earlier|former|last) (?:(?:job|run|attempt|launch|try)s? )?(?:\S{1,40} )?(?:had )?"
@@ -540,6 +540,12 @@ def _piece_end(block: bytes, at: int) -> int:
     return end
 
 
+# whose exceptions tell of a service far away, though a peer's connection breaks in the same words
+_CLIENTS_OF_STORES = re.compile(
+    r"(?:azure|google|botocore|boto3|s3transfer|s3fs|gcsfs|adlfs|oss2|oci|minio|huggingface_hub|wandb)\."
+)
+
+
 def _best(
     matches: list[tuple[FaultSignature, re.Match[str]]],
     raised: RaisedException | None,
@@ -550,6 +556,8 @@ def _best(
     if any(one[0].role is Role.CAUSE and one[0] not in (UNTOLD, generic) for one in matches):
         # a line that begins with its host's name and tells of an error is no mere name
         matches = [one for one in matches if one[0].id != _SAID_HOST]
+    if raised is not None and _CLIENTS_OF_STORES.match(raised.name):
+        matches = [one for one in matches if one[0].role is not Role.SYMPTOM]
     if raised is not None and matches and matches[0][0] is UNTOLD:
         matches = []
     if not matches:

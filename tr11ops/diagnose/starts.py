@@ -34,6 +34,15 @@ _TIMED_OUT = re.compile(r"[Tt]imed? ?out|[Tt]imeout|TIMEOUT")
 _TURNS = re.compile(r"in \w*(?:process_first|zero_first|rank_first|main_process_first)\w*$")
 _STORE = re.compile(r"\bstore\b|[Rr]endezvous|\brdzv\b")
 _NO_STORE = "the store through which workers find each other was lost before the first step"
+# what a launch script and its tasks print of how many there are, and of how many are waited for
+_TASKS = re.compile(
+    r"\bSLURM_NTASKS\b\W{0,3}(\d+)|\bsrun\b.{0,120}?(?:--ntasks[= ]|\s-n ?)(\d+)\b|\bsrun started (\d+) tasks"
+)
+_WORLD = re.compile(r"\b(?:WORLD_SIZE|world_size)\b\W{0,3}(\d+)\b")
+# of whose tasks each starts more than one rank
+_STARTS_MORE = re.compile(
+    r"torchrun|torch\.distributed\.(?:run|launch)|nproc|accelerate|deepspeed|elastic|LOCAL_WORLD_SIZE"
+)
 FEWER: Final = 0.8
 STILL_PREPARES: Final = 0.7
 
@@ -43,7 +52,7 @@ def explained(root: Sighting | None, launch: LogLaunch) -> Sighting | None:
     if launch.progress is not None:
         return root
     if root is None or (root.signature.role is Role.STOP and root.signature.fault in _ORDERS):
-        return _fewer_than_expected(launch, root) or root
+        return _fewer_than_expected(launch, root) or _too_few_tasks(launch, root) or root
     why = ""
     if root.signature.fault is FaultClass.RENDEZVOUS:
         why = _never_came(launch)
@@ -100,9 +109,37 @@ def _never_came(launch: LogLaunch) -> str:
     """
     if launch.counts.get(_NOT_PLACED, 0) >= _AGAIN:
         return _NO_ROOM
-    if _never_started(launch):
+    if _never_started(launch) or _has_fewer_tasks(launch):
         return _TOO_FEW
     return ""
+
+
+def _too_few_tasks(launch: LogLaunch, root: Sighting | None) -> Sighting | None:
+    """The end of a launch that waited for more ranks than Slurm started tasks, as one of settings."""
+    if root is None or not _has_fewer_tasks(launch):
+        return None
+    signature = replace(
+        root.signature,
+        role=Role.CAUSE,
+        fault=FaultClass.RENDEZVOUS,
+        step=NextStep.FIX_CONFIG,
+        blame=NodeBlame.PROGRAM,
+        confidence=FEWER,
+        meaning=_TOO_FEW,
+    )
+    return replace(root, signature=signature)
+
+
+def _has_fewer_tasks(launch: LogLaunch) -> bool:
+    """Whether the head of the log tells one number of tasks, and a larger one of ranks; each task is
+    one rank.
+    """
+    head = "\n".join(head.text for head in launch.heads)
+    if _STARTS_MORE.search(head) is not None:
+        return False
+    tasks = {int(found[found.lastindex or 0]) for found in _TASKS.finditer(head)}
+    ranks = {int(found[1]) for found in _WORLD.finditer(head)}
+    return len(tasks) == 1 and len(ranks) == 1 and max(tasks) < max(ranks)
 
 
 def _never_started(launch: LogLaunch) -> bool:

@@ -274,3 +274,68 @@ def test_ports_that_flap_on_many_nodes_condemn_none(tmp_path: Path) -> None:
 
 def test_a_time_without_a_day_hides_no_node() -> None:
     assert split_prefixes("[09:00:01] q-1:77:78 [3] NCCL WARN x")[0].node == "q-1"
+
+
+# ----------------------------------------------------------------------------- words of monitors
+@pytest.mark.parametrize(
+    ("said", "fault"),
+    [
+        (
+            "health-agent: node=w-14 gpu=3 check=nvlink status=FAIL detail=link",
+            FaultClass.GPU_HARDWARE,
+        ),
+        ("burn-in: w-14 FAILED gemm check: max abs diff 32 on GPU 3", FaultClass.GPU_HARDWARE),
+        ("I0803 02:20:11 detector w-14 condition GPUHealth=False", FaultClass.GPU_HARDWARE),
+        (
+            "straggler report: rank 27 (w-14 gpu 3) relative performance 0.41",
+            FaultClass.GPU_HARDWARE,
+        ),
+        ("SDC: checksum of layer 12 differs on rank 27 (w-14) from all", FaultClass.GPU_HARDWARE),
+        ("w-14 opensm-watch: port mlx5_4/1 state DOWN (was ACTIVE)", FaultClass.NCCL_NETWORK),
+        ("w-14 ipmi: Processor CPU_0 | IERR | Asserted", FaultClass.SLURM_NODE_FAIL),
+    ],
+)
+def test_what_a_monitor_says_of_a_node_accuses_it(
+    tmp_path: Path, said: str, fault: FaultClass
+) -> None:
+    found = of_text(
+        tmp_path, f"{STEPS}{said}\nsrun: error: w-14: task 27: Exited with exit code 1\n"
+    )
+    assert (found.fault, found.accused.nodes) == (fault, ("w-14",))
+    assert found.restart.answer is Restart.ELSEWHERE
+    assert not found.accused.is_proved
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "health-agent: node=w-14 gpu=3 check=nvlink status=PASS",
+        "detector w-14 condition GPUHealth=True",
+        "straggler report: rank 27 (w-14 gpu 3) relative performance 0.97",
+        "w-14 opensm-watch: port mlx5_4/1 state ACTIVE (was DOWN)",
+    ],
+)
+def test_what_a_monitor_finds_well_accuses_no_one(tmp_path: Path, said: str) -> None:
+    assert of_text(tmp_path, f"{STEPS}{said}\n").accused.nodes == ()
+
+
+# ----------------------------------------------------------------------------- words of clients
+@pytest.mark.parametrize(
+    ("raised", "fault"),
+    [
+        ("azure.core.exceptions.ServiceResponseError: Connection reset by peer", FaultClass.GCS),
+        ("oss2.exceptions.ServerError: {'status': 503, 'Code': 'Busy'}", FaultClass.GCS),
+        ("OSError: [Errno 52] Invalid exchange: '/mnt/pfs/x.bin'", FaultClass.STORAGE),
+        (
+            "subprocess.CalledProcessError: Command '['git', 'log']' returned non-zero exit status 128.",
+            FaultClass.USER_CODE,
+        ),
+    ],
+)
+def test_an_exception_is_of_what_raised_it(tmp_path: Path, raised: str, fault: FaultClass) -> None:
+    assert of_text(tmp_path, f"{STEPS}{HEAD}{raised}\n").fault is fault
+
+
+def test_a_notice_of_a_spot_machines_end_is_a_preemption(tmp_path: Path) -> None:
+    said = "[WARN] AWS spot interruption notice received: instance i-0ab action=terminate\nTerminated\n"
+    assert of_text(tmp_path, STEPS + said).fault is FaultClass.SLURM_PREEMPTED

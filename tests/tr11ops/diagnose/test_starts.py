@@ -39,6 +39,37 @@ def test_fewer_processes_than_expected_wait_for_ever(
     assert found.root_cause is not None and "MEMBER" in found.root_cause.text
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        "SLURM_NTASKS=16 SLURM_NNODES=4\nWORLD_SIZE=32 MASTER_ADDR=n1\n",
+        "WARNING: WORLD_SIZE (32) does not match SLURM_NTASKS (16)\n",
+        "+ srun --nodes=4 --ntasks=16 python train.py\ninit_process_group(world_size=32)\n",
+    ],
+)
+def test_a_launch_that_waits_for_more_ranks_than_tasks_is_changed_first(
+    tmp_path: Path, head: str
+) -> None:
+    for end in (LIMIT, HEAD + CLIENTS.format(16, 32)):
+        found = of_text(tmp_path, head + end)
+        assert (found.fault, found.step) == (FaultClass.RENDEZVOUS, NextStep.FIX_CONFIG)
+        assert found.restart.answer is Restart.CHANGE
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "SLURM_NTASKS=32\nWORLD_SIZE=32\n",
+        "SLURM_NTASKS=4\n+ srun torchrun --nproc-per-node 8 train.py\nWORLD_SIZE=32\n",
+        "WORLD_SIZE=32\n",
+    ],
+)
+def test_as_many_tasks_as_ranks_or_launchers_that_start_more_are_no_mistake(
+    tmp_path: Path, head: str
+) -> None:
+    assert of_text(tmp_path, head + LIMIT).fault is FaultClass.SLURM_TIME_LIMIT
+
+
 def test_all_processes_came_or_trained_and_the_time_was_up(tmp_path: Path) -> None:
     for text in (members(4, 4), members(32, 32), members(2, 4) + SHORT_STEPS):
         assert of_text(tmp_path, text + LIMIT).fault is FaultClass.SLURM_TIME_LIMIT
