@@ -32,6 +32,7 @@ pytest_plugins = [
     "tests.plugins.disk_fixture",
     "tests.plugins.memory_fixture",
     "tests.plugins.golden_fixture",
+    "tests.plugins.reader_fixture",
 ]
 
 

@@ -13,7 +13,7 @@ from tr11ops.backup.folder import FolderArchive
 
 
 @pytest.fixture(params=KINDS)
-def case(request: pytest.FixtureRequest, memory: Path) -> Case:
+def case(request: pytest.FixtureRequest, memory: Path, reader_here: None) -> Case:
     bucket = request.getfixturevalue("object_store") if request.param == "bucket" else None
     return Case(memory, request.param, bucket)
 

@@ -75,12 +75,14 @@ def test_verify_looks_at_every_number_where_asked(bench: LocalBench, save) -> No
     assert plain["checkpoints"][0]["values"] is None
 
 
+@pytest.mark.usefixtures("reader_here")
 def test_the_original_s_layout_too(bench: LocalBench, save) -> None:
     save(100, NAN, layout="deepspeed")
     answer = bench.tr11("checkpoints", "verify", "100", "--values", "--run", str(bench.card))
     assert answer.code == 1 and NAN[1] in answer.err
 
 
+@pytest.mark.usefixtures("reader_here")
 def test_what_cannot_be_read_is_not_called_finite(bench: LocalBench, save) -> None:
     place = save(100)
     manifest = place / "manifest.json"
@@ -111,6 +113,7 @@ def stored(bench: LocalBench, tmp_path: Path):
     return copy
 
 
+@pytest.mark.usefixtures("reader_here")
 @pytest.mark.parametrize("asked", [(), ("--values",)])
 def test_restore_looks_at_every_number_and_latest_stays(
     bench: LocalBench, save, stored, tmp_path: Path, asked
@@ -190,6 +193,7 @@ def found_on(bench: LocalBench, step: int) -> ResumeFault | None:
     return judge(bench.folder / "run" / "checkpoints" / "main", step, ResumeNeed(), size_faults)[1]
 
 
+@pytest.mark.usefixtures("reader_here")
 def test_a_restart_passes_over_what_verify_found(bench: LocalBench, save) -> None:
     save(100)
     save(200, NAN)
@@ -206,6 +210,7 @@ def test_a_restart_passes_over_what_verify_found(bench: LocalBench, save) -> Non
     assert f"step 200: NaN or infinity in {NAN[0]}/{NAN[1]}" in " ".join(listed.out.split())
 
 
+@pytest.mark.usefixtures("reader_here")
 def test_another_checkpoint_of_the_step_is_not_meant(
     bench: LocalBench, save, checkpoints: Path
 ) -> None:
@@ -217,6 +222,7 @@ def test_another_checkpoint_of_the_step_is_not_meant(
     assert found_on(bench, 200) is None
 
 
+@pytest.mark.usefixtures("reader_here")
 def test_numbers_that_are_finite_at_a_later_look_clear_it(
     bench: LocalBench, save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +254,7 @@ def drill(bench: LocalBench, run: tuple[str, ...], into: Path) -> None:
     assert bench.tr11("backup", "drill", *run).code == 1
 
 
+@pytest.mark.usefixtures("reader_here")
 @pytest.mark.parametrize("look", [bring_back, drill])
 def test_what_is_found_in_a_copy_counts_for_the_checkpoint_and_each_copy(
     bench: LocalBench, save, stored, tmp_path: Path, look
