@@ -254,8 +254,18 @@ def _of_ended_attempt(snapshot: Snapshot, attempt: Attempt, node: Node) -> Findi
         identity=(node.name,),
         evidence=(_state_of(node),),
         fix=derived.command(snapshot, last_launch(snapshot)) if derived.is_idle(snapshot) else "",
+        by_itself=_job_after(snapshot, attempt),
         since=attempt.changed,
     )
+
+
+def _job_after(snapshot: Snapshot, attempt: Attempt) -> str:
+    """That another job has nodes already, and with it the run goes on; "" where none has."""
+    for job in reversed(snapshot.active_jobs):
+        begins = job.state in {JobState.CONFIGURING, JobState.RUNNING}
+        if begins and attempt.job_id not in derived.identifiers(job):
+            return f"The run goes on in job {job.job_id} by itself: there is nothing to type."
+    return ""
 
 
 def _state_of(node: Node) -> str:

@@ -279,6 +279,27 @@ def test_a_lost_batch_host_that_another_job_sees_to_is_one_warning_without_a_com
         assert told.by_itself == "", "no job ends it that is of another launch, leaves or trains"
 
 
+def test_a_lost_batch_host_whose_job_has_ended_names_the_job_in_which_the_run_goes_on() -> None:
+    """The mail said that nothing is done about it, while the next task had begun."""
+    next_task = running(job_id="1000_8", raw_id="1008", task_id=8, nodes=("n49",))
+    waits = pending()
+    for jobs, says in (
+        ((next_task, waits), "The run goes on in job 1000_8 by itself: there is nothing to type."),
+        ((replace(next_task, state=JobState.COMPLETING), waits), ""),
+        ((waits,), ""),
+    ):
+        seen = snapshot(
+            jobs=jobs,
+            nodes=nodes_with({"n01": {"down"}}),
+            attempts=(HOST_ATTEMPT,),
+            heartbeats=(),
+            steps=(),
+        )
+        (told,) = found(seen, "node-lost")
+        assert told.title.endswith("has lost n01, which ran its batch script, and has ended")
+        assert (told.by_itself, told.fix) == (says, "")
+
+
 def test_of_jobs_that_never_began_the_newest_leads_whatever_the_scheduler_still_knows() -> None:
     """The alert's subject was the oldest; when Slurm forgot that one, a mail said `not cured`."""
     jobs = [
