@@ -35,7 +35,7 @@ _NO_ONES = frozenset(
         FaultClass.RUNNING,
     }
 )
-_OF_ONE_NODE = frozenset({FaultClass.GPU_HARDWARE, FaultClass.NCCL_NETWORK})
+_OF_ONE_NODE = frozenset({FaultClass.GPU_HARDWARE, FaultClass.NCCL_NETWORK, FaultClass.STORAGE})
 _CHANGES = frozenset({NextStep.FIX_CONFIG, NextStep.FIX_STORAGE, NextStep.ROLLBACK_AND_SKIP})
 
 

@@ -41,6 +41,7 @@ _OF_OTHERS = frozenset(
 _WRAPPER = "checkpoint-wrapper"
 _CREDENTIALS = "slurm-auth"
 REPLAYED_ELSEWHERE = "replayed-elsewhere"
+_FILES_LOST, _OWN_DISK = "storage-gone", "storage-own-disk"
 _OF_REFUSED_CREDENTIALS = frozenset(
     {"slurm-launch", "slurm-submit", "slurm-submit-error", "slurm-empty-answer"}
 )
@@ -561,6 +562,8 @@ def _says_more(one: Sighting, strong: Sighting) -> bool:
         )
     elif signature.id in _OF_REFUSED_CREDENTIALS:
         is_deeper = one.signature.id == _CREDENTIALS
+    elif signature.id == _FILES_LOST:
+        is_deeper = one.signature.id == _OWN_DISK and not one.is_mild
     elif (
         signature.fault is FaultClass.GPU_HARDWARE
         and signature.family != KERNELS

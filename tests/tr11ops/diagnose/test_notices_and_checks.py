@@ -339,3 +339,19 @@ def test_an_exception_is_of_what_raised_it(tmp_path: Path, raised: str, fault: F
 def test_a_notice_of_a_spot_machines_end_is_a_preemption(tmp_path: Path) -> None:
     said = "[WARN] AWS spot interruption notice received: instance i-0ab action=terminate\nTerminated\n"
     assert of_text(tmp_path, STEPS + said).fault is FaultClass.SLURM_PREEMPTED
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "w-14 kernel: EXT4-fs error (device nvme0n1p1): ext4_find_entry:1455: inode #2",
+        "w-14 kernel: nvme nvme0: controller is down; will reset: CSTS=0xffffffff",
+        "w-14 kernel: blk_update_request: critical medium error, dev nvme1n1, sector 88123",
+    ],
+)
+def test_a_nodes_own_disk_is_that_nodes(tmp_path: Path, said: str) -> None:
+    found = of_text(
+        tmp_path, f"{STEPS}{said}\n[rank27] w-14: OSError: [Errno 30] Read-only file system: '/x'\n"
+    )
+    assert (found.fault, found.accused.nodes) == (FaultClass.STORAGE, ("w-14",))
+    assert found.restart.answer is Restart.ELSEWHERE and not found.accused.is_proved
