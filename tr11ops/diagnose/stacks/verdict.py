@@ -165,8 +165,13 @@ def _none_wait(groups: Sequence[StackGroup]) -> StacksVerdict:
         if group.looks >= STANDS and group.wait.kind in _TELLING and group.wait.kind.value
     ]
     if hung and _size(hung) == _size(read):
+        looks = counted(min(group.looks for group in hung), "look")
+        words = f"no rank has moved in {looks} ({listed})"
+        if list(counts) == [WaitKind.DATA_LOADER]:
+            who = counted(_size(hung), "rank")
+            words = f"all that were read ({who}) wait for their data, and none has moved in {looks}"
         return StacksVerdict(
-            f"no rank has moved in {counted(min(group.looks for group in hung), 'look')} ({listed})",
+            words,
             _ranks(hung),
             _all_nodes(hung),
             hung[0].wait.kind.value,

@@ -110,8 +110,14 @@ def test_no_rank_moves_and_none_waits_for_others() -> None:
     found = of(ranks(4, LOADER), looks=2)
     assert (
         found.ranks == (0, 1, 2, 3)
-        and found.sentence == "no rank has moved in 2 looks (4 ranks: data-loader)"
+        and found.sentence
+        == "all that were read (4 ranks) wait for their data, and none has moved in 2 looks"
     )
+
+
+def test_of_ranks_that_stand_in_different_places_none_has_moved() -> None:
+    found = of([*ranks(3, LOADER), worker(3, FORWARD)], looks=2)
+    assert found.sentence == "no rank has moved in 2 looks (3 ranks: data-loader, 1 rank: compute)"
 
 
 def test_few_came_to_another_operation() -> None:
