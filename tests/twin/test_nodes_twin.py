@@ -94,6 +94,23 @@ class Place:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    def resume(self, *names: str) -> None:
+        """Give the nodes back. One that came back by itself is refused, and is well: a slurmd that
+        registers again ends a DOWN (ReturnToService=2).
+        """
+        for name in names:
+            subprocess.run(
+                ["scontrol", "update", f"NodeName={name}", "State=RESUME"],
+                capture_output=True,
+                env={**os.environ, **self.twin.environment},
+                timeout=300,
+                check=False,
+            )
+        until(
+            lambda: all(node.is_usable for node in self.slurm.nodes() if node.name in names),
+            f"{', '.join(names)} whole",
+        )
+
 
 @pytest.fixture
 def place(
@@ -165,7 +182,7 @@ def test_a_node_that_is_merely_down_is_said_and_reported(place: Place) -> None:
             and f"{bad}: Xid" in both
         )
     finally:
-        place.control("update", f"NodeName={dead},{drained}", "State=RESUME")
+        place.resume(dead, drained)
         until(lambda: all(node.is_usable for node in place.slurm.nodes()), "whole nodes")
 
 
@@ -204,7 +221,7 @@ def test_an_exclusion_reaches_queued_jobs_and_touches_no_drain(place: Place) -> 
         listed = json.loads(place.type_in("list", drained, "--json")[1])["nodes"][0]
         assert listed["site_reason"].startswith("fan 3, by hand") and listed["exclusion"] is None
     finally:
-        place.control("update", f"NodeName={drained}", "State=RESUME")
+        place.resume(drained)
     ten = ("--set", "resilience.exclusion_cap_percent=10")
     # one is the cap of six nodes, and one is excluded
     assert place.type_in("exclude", third, "--yes", *ten)[0] == 1
@@ -315,7 +332,7 @@ def test_busy_nodes_are_checked_and_drained_ones_are_unknown(place: Place) -> No
         own = script(place.folder, f'echo "$SLURM_JOB_ID $SLURMD_NODENAME" >> {place.folder}/seen')
         code, out, _ = place.type_in("check", *job.nodes, idle, drained, "--json", *own)
     finally:
-        place.control("update", f"NodeName={drained}", "State=RESUME")
+        place.resume(drained)
     found = {row["node"]: row for row in json.loads(out)["nodes"]}
     assert code == 3 and "drain" in found[drained]["why"] and "by hand" in found[drained]["why"]
     assert all(found[name]["result"] in {"fine", "warning"} for name in (*job.nodes, idle)), found
