@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 RECENT_STEPS = 100
+# So many steps in a row, each so much longer (or shorter) than the usual one before them, are a
+# new pace: a few slow ones are not, as other steps stand between them.
+PACE_STEPS = 10
+PACE_FACTOR = 1.25
 # beyond: a corrupt line, which would overflow a forecast
 SHORTEST_SECONDS, LONGEST_SECONDS = 1e-6, 1e8
 
@@ -20,12 +24,20 @@ def is_step_time(seconds: float) -> bool:
 
 def usual_step_seconds(told: Iterable[float]) -> float | None:
     """Median of the last steps, in seconds: the mean would carry the few slow ones along. `told`:
-    oldest first.
+    oldest first. Where the last ten are all longer, or all shorter, than what was usual before
+    them, the pace has changed, and theirs counts: a forecast is of now.
     """
     likely = [seconds for seconds in list(told)[-RECENT_STEPS:] if is_step_time(seconds)]
-    if likely:
-        return median(likely)
-    return None
+    if not likely:
+        return None
+    before, last = likely[:-PACE_STEPS], likely[-PACE_STEPS:]
+    if before and _is_another_pace(last, median(before)):
+        return median(last)
+    return median(likely)
+
+
+def _is_another_pace(last: Sequence[float], usual: float) -> bool:
+    return min(last) > PACE_FACTOR * usual or max(last) * PACE_FACTOR < usual
 
 
 _MAD_TO_SIGMA = 1.4826

@@ -162,8 +162,7 @@ def slowdown(snapshot: Snapshot) -> Slowdown | None:
         bound = _bound(snapshot, window, usual)
         if max(fmean(values), median(values)) < bound:
             first, final = last[0][0].record.iteration, last[-1][0].record.iteration
-            row = _slow_row(pairs, bound)
-            before_it = pairs[: len(pairs) - len(row)]
+            began = _where_it_began(pairs, count, usual, bound)
             return Slowdown(
                 values,
                 usual,
@@ -172,20 +171,24 @@ def slowdown(snapshot: Snapshot) -> Slowdown | None:
                 lines=len(window),
                 first=first,
                 final=final,
-                began=min([first, *(step.record.iteration for step, _ in row)]),
-                since=before_it[-1][0].time if before_it else None,
+                began=pairs[began][0].record.iteration,
+                # a line is written when its step has ended: it began with the line before it
+                since=pairs[began - 1][0].time,
             )
     return None
 
 
-def _slow_row(pairs: list[tuple[Step, float]], bound: float) -> list[tuple[Step, float]]:
-    """The last lines that are all below a bound. A line is written when its step has ended: the
-    first of them began with the line before it.
+def _where_it_began(pairs: list[tuple[Step, float]], count: int, usual: float, bound: float) -> int:
+    """The first slow line, by its place in `pairs`, of which the last `count` are slow on the whole,
+    and those before them as far as each is below the bound. Slow is what is nearer to the slowest
+    than to the usual: others on the machine make lines a little slower at any time.
     """
     start = len(pairs)
-    while start and pairs[start - 1][1] < bound:
+    while start > 1 and pairs[start - 1][1] < bound:
         start -= 1
-    return pairs[start:]
+    places = range(min(start, len(pairs) - count), len(pairs))
+    middle = (usual + min(pairs[place][1] for place in places)) / 2.0
+    return next(place for place in places if pairs[place][1] <= middle)
 
 
 def _bound(snapshot: Snapshot, window: list[float], usual: float) -> float:

@@ -32,6 +32,7 @@ from tests.tr11ops.status_cases import (
 )
 from tr11ops.detect import registry
 from tr11ops.detect.finding import Severity
+from tr11ops.detect.speed import is_measured_still, slowdown
 from tr11ops.observe.snapshot import Checkpoint, Snapshot, Step
 from tr11ops.observe.training import LaunchEnd, LogFile, NodeWarning, Phase, TrainingEvent
 from tr11ops.watchdog.verdict import VerdictWord, judge
@@ -169,6 +170,22 @@ def test_a_slow_training_waits_for_the_ranks_own_times(
     assert ("slow-node" in names(warned)) is (severity == "WARNING"), (
         "no one is suspected while the times are to come"
     )
+
+
+def test_a_sudden_slowness_begins_with_its_own_lines() -> None:
+    """Half a minute is looked at: where steps are short, lines a little below what is usual stand
+    before those that are eight times as long, and the ranks' times are of before these.
+    """
+
+    def change(line: StepRecord) -> StepRecord:
+        slightly = slower(671, 0.95)(line)
+        return slower(695, 0.125)(slightly)
+
+    times = ComputeTimes(0, "n01", 1, 0.0, 690, 10, {"forward": 1.0}, 1.0, 0, 0)
+    course = at(700, begin=401, pace=1.0, change=change)
+    found = slowdown(course.see(compute_times=(times,)))
+    assert found is not None and found.first < 690 and found.began == 695
+    assert is_measured_still(course.see(compute_times=(times,)), found)
 
 
 # ----------------------------------------------------------------------------- spikes
