@@ -20,7 +20,7 @@ _ORDINARY = (
     "zeros: 0.0 | number of skipped iterations:   0 | number of nan iterations:   0 | samples per second: 19.520 | "
     "time (ms) | forward-compute: 1.0 | optimizer: 1.0 validation loss at iteration checkpoint saving successfully "
     "saved loading loaded tensors model rank batch epoch step error failed memory INFO WARNING "
-    "node07:41230:41544 [3] NCCL INFO Channel 01/02 via P2P/IPC"
+    "node07:41230:41544 [3] NCCL INFO Channel 01/02 via P2P/IPC [default7]:[rank7]: "
 )
 
 Words = frozenset[str]
