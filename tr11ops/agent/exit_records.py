@@ -4,7 +4,6 @@ not speak.
 
 from __future__ import annotations
 
-import signal
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
+from trainer.contract.units import signal_name
 
 
 def trainer_is_done(attempt: Path, launch: int) -> bool:
@@ -55,7 +55,7 @@ class Death(Record):
     rank: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.what} was ended by {signal.Signals(self.number).name}"
+        return f"{self.what} was ended by {signal_name(self.number)}"
 
     def write(self, attempt: Path, name: str) -> None:
         """Keep it as `failures/NAME-HOST.json`. Raises OSError when it cannot be written."""

@@ -58,6 +58,7 @@ from trainer.contract.files import host_name
 from trainer.contract.paths import STOP_REQUEST_FILE, label_in
 from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared, open_shared
+from trainer.contract.units import signal_number
 
 # Who listens on a TCP port of this host: what is seen of it without any right.
 
@@ -130,7 +131,7 @@ _RANK_PREFIX = re.compile(rb"^\[default(\d+)\]:")
 _KILLED = re.compile(rb"failed \(exitcode: -(\d+)\) local_rank: (\d+) ")
 _TOLD = re.compile(rb"^tr11: worker (\d+) \(process (\d+)\) failed: (.+)$")  # the launcher's words
 _LAUNCHER = re.compile(rb"^tr11: the launcher on \S+ failed: (.+)$")  # its own words, of itself
-_SIGNAL = re.compile(r"^ended by (SIG[A-Z0-9]+)$")
+_SIGNAL = re.compile(r"^ended by (SIG[A-Z0-9+]+|signal \d+)$")
 # its first words after a worker has failed
 _FAILING = re.compile(rb"closing signal SIG|failed \(exitcode: ")
 
@@ -471,12 +472,14 @@ def _pass_on(stream: IO[bytes], task: NodeTask, course: Course) -> None:
             rank, how = int(told[1]), told[3].decode("utf-8", "replace")
             course.workers.told(rank, int(told[2]), how)
             by = _SIGNAL.search(how)
-            if by and not course.failed.is_set():  # afterwards it is torchrun that ends them
+            number = signal_number(by[1]) if by else None
+            # afterwards it is torchrun that ends them
+            if number is not None and not course.failed.is_set():
                 _record_death(
                     task,
                     f"killed-{rank}",
                     rank=rank,
-                    number=signal.Signals[by[1]],
+                    number=number,
                     what="the worker",
                 )
         if match:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
@@ -19,6 +18,7 @@ from tr11ops.observe.training import LaunchEnd
 from tr11ops.queue.held_jobs import standing_holds
 from tr11ops.rundir.exclusion import family
 from trainer.contract.end_marker import BAD_REASONS
+from trainer.contract.units import signal_name
 
 # classes of faults that a sample of the data may bring about
 MAYBE_DATA = frozenset({"software", "unknown"})
@@ -249,9 +249,9 @@ def _named(code: int, beyond: int = 0) -> str:
     """A number with the signal that it stands for, `134 (SIGABRT)`; a shell's codes are of those
     `beyond` 128.
     """
-    names = {beyond + one: one.name for one in signal.Signals}
-    if code in names:
-        return f"{code} ({names[code]})"
+    name = signal_name(code - beyond)
+    if name.startswith("SIG"):
+        return f"{code} ({name})"
     return str(code)
 
 

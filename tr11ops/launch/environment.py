@@ -30,6 +30,7 @@ from tr11ops.runcard.check import PreflightCheck, ok, refused, unknown, warning
 from tr11ops.rundir.datasets import look_at_tokenizer, workers_environment
 from tr11ops.rundir.paths import nearest_folder
 from trainer.contract.record import Record
+from trainer.contract.units import signal_name
 
 NEEDED = ("torch", "deepspeed", "numpy", "tokenizers")
 COMMANDS = ("sbatch", "squeue", "scontrol", "scancel", "srun")
@@ -352,11 +353,9 @@ def decisive_line(said: Sequence[str]) -> str:
 
 def exit_words(status: int) -> str:
     """An exit status as a shell has it: with the signal's name where a signal ended it."""
-    try:
-        if status > 128:
-            return signal.Signals(status - 128).name
-    except ValueError:
-        pass
+    name = signal_name(status - 128)
+    if name.startswith("SIG"):
+        return name
     return f"exit status {status}"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -419,12 +419,14 @@ def carry_out_repair(
         submitted = tuple(str(record.job_id) for record in records)
         failed = []
         for step in change.steps:
-            data = {
+            data: dict[str, Any] = {
                 "action": step.action,
                 "job_id": step.job,
                 "why": step.why,
                 "submitted": list(submitted),
             }
+            if step.node:
+                data["node"] = step.node
             refused = _carry_out_repair_step(step, job, change.limit)
             if refused:
                 failed.append(f"{step.action} {step.node or step.job}: {refused}")

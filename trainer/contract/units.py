@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 
 GAP = " ... "
 LEAST_ROOM = 16  # characters: in less there is no beginning and end
@@ -26,6 +27,23 @@ def size(count: float) -> str:
             return f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:,.1f} TiB"
+
+
+def signal_name(number: int) -> str:
+    """A signal as `kill -l` has it: `SIGKILL`, `SIGRTMIN+3`; `signal 99` for a number that is none."""
+    try:
+        return signal.Signals(number).name
+    except (
+        ValueError
+    ):  # between the first and the last real-time signal, none has a name of its own
+        if signal.SIGRTMIN < number < signal.SIGRTMAX:
+            return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+        return f"signal {number}"
+
+
+def signal_number(name: str) -> int | None:
+    """The number that `signal_name` made this of; None for another word."""
+    return next((number for number in range(1, signal.NSIG) if signal_name(number) == name), None)
 
 
 def shortened(text: str, most: int) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 import traceback
 from contextlib import suppress
@@ -21,6 +20,7 @@ from typing import Any
 from trainer.contract.end_marker import EXIT_ERROR
 from trainer.contract.files import host_name
 from trainer.contract.sharing import share_folder
+from trainer.contract.units import signal_name
 from trainer.control.loading import without_collections
 
 with without_collections():
@@ -43,7 +43,7 @@ def _tell(rank: int, pid: int, code: int) -> None:
     if pid not in _told:
         _told.add(pid)
         if code < 0:
-            how = f"ended by {signal.Signals(-code).name}"
+            how = f"ended by {signal_name(-code)}"
         else:
             how = f"exit status {code}"
         print(f"tr11: worker {rank} (process {pid}) failed: {how}", file=sys.stderr, flush=True)

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.contract.errors import DataError, LostWorkerError
+from trainer.contract.units import signal_name
 from trainer.data.sources import PlannedSource
 from trainer.data.worker import LEFT_TO_THE_RANK, LENGTH, REPLY, REQUEST, ROWS
 
@@ -263,7 +264,7 @@ class _Worker:
         code = self.process.returncode
         if code is not None and code < 0:
             reason = ", most likely for want of memory" if -code == signal.SIGKILL else ""
-            how = f"was killed ({signal.Signals(-code).name}){reason}"
+            how = f"was killed ({signal_name(-code)}){reason}"
         else:
             how = f"ended by itself with exit code {code}; its error is above"
         return LostWorkerError(

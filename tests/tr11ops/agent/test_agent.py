@@ -296,10 +296,21 @@ def test_a_trainer_that_stays_after_its_end_marker_is_ended(tmp_path):
     until(lambda: all(is_gone(pid) for pid in pids), "the end of both")
 
 
-def test_a_worker_that_was_killed_is_named_by_rank_and_host(tmp_path):
-    line = "E1 10:00 api.py:1003] failed (exitcode: -9) local_rank: 2 (pid: 77) of binary: python"
-    assert node_agent(tmp_path, f"print({line!r}); raise SystemExit(1)").wait(timeout=300) == 1
-    assert first_failure(tmp_path) == "rank 6 on x02: the worker was ended by SIGKILL"
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("failed (exitcode: -9) local_rank: 2 (pid: 77) of binary: python", "SIGKILL"),
+        # a real-time signal has no name of its own; the reading of the workers' lines goes on
+        ("failed (exitcode: -37) local_rank: 2 (pid: 77) of binary: python", "SIGRTMIN+3"),
+        ("tr11: worker 6 (process 77) failed: ended by SIGRTMIN+3", "SIGRTMIN+3"),
+        ("tr11: worker 6 (process 77) failed: ended by SIGKILL", "SIGKILL"),
+    ],
+)
+def test_a_worker_that_was_killed_is_named_by_rank_and_host(tmp_path, line, name):
+    child = node_agent(tmp_path, f"print({line!r}); print('read on'); raise SystemExit(1)")
+    shown, _ = child.communicate(timeout=300)
+    assert child.returncode == 1 and "read on" in shown, shown
+    assert first_failure(tmp_path) == f"rank 6 on x02: the worker was ended by {name}"
 
 
 def test_a_torchrun_that_fails_itself_is_recorded_with_who_holds_the_port(tmp_path):

@@ -1,4 +1,4 @@
-"""Sentences in less room than they need: what stays of them."""
+"""Sentences in less room than they need, and the names of signals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.contract.units import GAP, LEAST_ROOM, shortened
+from trainer.contract.units import GAP, LEAST_ROOM, shortened, signal_name, signal_number
 
 NO_START = (
     "attempt 3_2 could not start: slurm.setup is broken, after it the agent ended with exit status 1"
@@ -67,3 +67,12 @@ def test_it_fits_whatever_it_says(text: str, most: int) -> None:
         assert said == text
     elif most >= LEAST_ROOM:
         assert "..." in said
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [(9, "SIGKILL"), (34, "SIGRTMIN"), (37, "SIGRTMIN+3"), (64, "SIGRTMAX"), (99, "signal 99")],
+)
+def test_every_signal_has_a_name(number: int, name: str) -> None:
+    assert signal_name(number) == name
+    assert signal_number(name) == (number if number < 65 else None)

@@ -18,6 +18,7 @@ from tr11ops.diagnose.attribution.evidence import Attribution, Evidence, Failure
 from tr11ops.diagnose.attribution.names import NodeNames
 from tr11ops.diagnose.attribution.weights import weights
 from trainer.contract.end_marker import EXIT_REFUSED
+from trainer.contract.units import signal_name
 
 Attributor = Callable[[Evidence], Attribution | None]
 
@@ -522,9 +523,8 @@ def by_step_codes(evidence: Evidence) -> Attribution | None:
     code = evidence.derived_exit_code
     if evidence.marker is not None or code is None or code <= 128 or code - 128 in _TOLD_TO_GO:
         return None
-    try:
-        name = signal.Signals(code - 128).name
-    except ValueError:
+    name = signal_name(code - 128)
+    if not name.startswith("SIG"):
         return None
     said = f"a step of the job was ended by {name} (DerivedExitCode {code - 128})"
     alone = evidence.nodes if len(evidence.nodes) == 1 else ()

@@ -21,6 +21,7 @@ from trainer.config.card import TrainerConfig, load_trainer_config, validate
 from trainer.contract.attempt import STOP_SIGNALS
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
+from trainer.contract.units import signal_name
 from trainer.control.lifecycle import SignalFlag
 
 GRACE_SECONDS = 30.0  # from TERM to KILL, as torchrun has it
@@ -185,7 +186,7 @@ def _tell_failure(worker: _Worker) -> None:
     """As torchrun tells it: the node agent knows a killed worker by this line."""
     status = worker.status or 0
     if status < 0:
-        how = f"ended by {signal.Signals(-status).name}"
+        how = f"ended by {signal_name(-status)}"
     else:
         how = f"exit status {status}"
     _print(
