@@ -18,7 +18,7 @@ from tr11ops.observe.training import LaunchEnd
 from tr11ops.queue.held_jobs import standing_holds
 from tr11ops.rundir.exclusion import family
 from trainer.contract.end_marker import BAD_REASONS
-from trainer.contract.units import signal_name
+from trainer.contract.units import signal_name, signal_of_status
 
 # classes of faults that a sample of the data may bring about
 MAYBE_DATA = frozenset({"software", "unknown"})
@@ -237,22 +237,20 @@ def _exit_of(job: Job) -> str:
     """
     said = ""
     if job.derived_exit_code:
-        said = f", a step of it ended with exit code {_named(job.derived_exit_code, 128)}"
+        said = f", a step of it ended with exit code {_with_signal(job.derived_exit_code)}"
     elif job.exit_code:
-        said = f", its script ended with exit code {_named(job.exit_code, 128)}"
+        said = f", its script ended with exit code {_with_signal(job.exit_code)}"
     if job.exit_signal:
-        said += f", it was ended by signal {_named(job.exit_signal)}"
+        said += f", it was ended by {signal_name(job.exit_signal)}"
     return said
 
 
-def _named(code: int, beyond: int = 0) -> str:
-    """A number with the signal that it stands for, `134 (SIGABRT)`; a shell's codes are of those
-    `beyond` 128.
-    """
-    name = signal_name(code - beyond)
-    if name.startswith("SIG"):
-        return f"{code} ({name})"
-    return str(code)
+def _with_signal(status: int) -> str:
+    """A shell's exit status, with the signal of which it tells: `134 (SIGABRT)`."""
+    name = signal_of_status(status)
+    if name:
+        return f"{status} ({name})"
+    return str(status)
 
 
 def _finding(

@@ -30,7 +30,7 @@ from tr11ops.runcard.check import PreflightCheck, ok, refused, unknown, warning
 from tr11ops.rundir.datasets import look_at_tokenizer, workers_environment
 from tr11ops.rundir.paths import nearest_folder
 from trainer.contract.record import Record
-from trainer.contract.units import signal_name
+from trainer.contract.units import signal_of_status
 
 NEEDED = ("torch", "deepspeed", "numpy", "tokenizers")
 COMMANDS = ("sbatch", "squeue", "scontrol", "scancel", "srun")
@@ -353,10 +353,7 @@ def decisive_line(said: Sequence[str]) -> str:
 
 def exit_words(status: int) -> str:
     """An exit status as a shell has it: with the signal's name where a signal ended it."""
-    name = signal_name(status - 128)
-    if name.startswith("SIG"):
-        return name
-    return f"exit status {status}"
+    return signal_of_status(status) or f"exit status {status}"
 
 
 def _set_by(places: Mapping[str, SetupPlace]) -> str:

@@ -31,19 +31,31 @@ def size(count: float) -> str:
 
 def signal_name(number: int) -> str:
     """A signal as `kill -l` has it: `SIGKILL`, `SIGRTMIN+3`; `signal 99` for a number that is none."""
+    # those between the first and the last real-time signal have no name of their own
+    if signal.SIGRTMIN < number < signal.SIGRTMAX:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
     try:
         return signal.Signals(number).name
-    except (
-        ValueError
-    ):  # between the first and the last real-time signal, none has a name of its own
-        if signal.SIGRTMIN < number < signal.SIGRTMAX:
-            return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+    except ValueError:
         return f"signal {number}"
 
 
 def signal_number(name: str) -> int | None:
     """The number that `signal_name` made this of; None for another word."""
     return next((number for number in range(1, signal.NSIG) if signal_name(number) == name), None)
+
+
+def signal_of_status(status: int) -> str:
+    """The signal of which a shell's exit status tells; "" where it tells of none.
+
+    Above 128 a program may leave with a status of its own, which is likelier than a real-time signal.
+    """
+    number = status - 128
+    if 0 < number < signal.SIGRTMIN:
+        name = signal_name(number)
+        if name.startswith("SIG"):
+            return name
+    return ""
 
 
 def shortened(text: str, most: int) -> str:

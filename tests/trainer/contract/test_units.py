@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.contract.units import GAP, LEAST_ROOM, shortened, signal_name, signal_number
+from trainer.contract.units import (
+    GAP,
+    LEAST_ROOM,
+    shortened,
+    signal_name,
+    signal_number,
+    signal_of_status,
+)
 
 NO_START = (
     "attempt 3_2 could not start: slurm.setup is broken, after it the agent ended with exit status 1"
@@ -76,3 +83,20 @@ def test_it_fits_whatever_it_says(text: str, most: int) -> None:
 def test_every_signal_has_a_name(number: int, name: str) -> None:
     assert signal_name(number) == name
     assert signal_number(name) == (number if number < 65 else None)
+
+
+@pytest.mark.parametrize(
+    ("status", "name"),
+    [
+        (0, ""),
+        (1, ""),
+        (128, ""),
+        (134, "SIGABRT"),
+        (137, "SIGKILL"),
+        (170, ""),
+        (192, ""),
+        (255, ""),
+    ],
+)
+def test_a_shells_status_tells_of_a_signal_where_none_is_likelier(status: int, name: str) -> None:
+    assert signal_of_status(status) == name

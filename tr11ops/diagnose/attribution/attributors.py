@@ -18,7 +18,7 @@ from tr11ops.diagnose.attribution.evidence import Attribution, Evidence, Failure
 from tr11ops.diagnose.attribution.names import NodeNames
 from tr11ops.diagnose.attribution.weights import weights
 from trainer.contract.end_marker import EXIT_REFUSED
-from trainer.contract.units import signal_name
+from trainer.contract.units import signal_of_status
 
 Attributor = Callable[[Evidence], Attribution | None]
 
@@ -521,10 +521,10 @@ def by_step_codes(evidence: Evidence) -> Attribution | None:
     It says how a worker ended, and of which node only where there is one.
     """
     code = evidence.derived_exit_code
-    if evidence.marker is not None or code is None or code <= 128 or code - 128 in _TOLD_TO_GO:
+    if evidence.marker is not None or code is None or code - 128 in _TOLD_TO_GO:
         return None
-    name = signal_name(code - 128)
-    if not name.startswith("SIG"):
+    name = signal_of_status(code)
+    if not name:
         return None
     said = f"a step of the job was ended by {name} (DerivedExitCode {code - 128})"
     alone = evidence.nodes if len(evidence.nodes) == 1 else ()
