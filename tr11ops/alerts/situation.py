@@ -84,6 +84,10 @@ _OF_TRAINING = _OF_SPEED | {
 }
 
 
+# Steps of one launch after which its speed is known, and a slow node of it is named: the ranks write
+# their compute times every ten.
+SPEED_STEPS = 30
+
 # a pause between two iterations of a job that is longer than so many is an interruption, no save
 INTERRUPTION_STEPS = 10.0
 
@@ -207,12 +211,25 @@ class RunSituation(Record):
         if not condition.is_well:
             return False
         if condition.trains:
-            return self.trained is not None and self.trained > alert.last_seen
+            has_trained = self.trained is not None and self.trained > alert.last_seen
+            return has_trained and not (alert.detector in _OF_SPEED and self._is_unmeasured(alert))
         if condition.is_finished:
             return True
         if condition.is_stopped:
             return alert.detector not in _OF_TRAINING
         return alert.detector not in _OF_SPEED | {"start-failed"}
+
+    def _is_unmeasured(self, alert: Alert) -> bool:
+        """Whether the training was started again since a fault was last seen, and has too few steps
+        for its speed to be known.
+        """
+        pairs = list(pairwise(self.steps))
+        gaps = [(after.time or 0.0) - (before.time or 0.0) for before, after in pairs]
+        for count, gap in enumerate(reversed(gaps), start=1):
+            before, first = pairs[-count]
+            if before.job_id != first.job_id or gap > INTERRUPTION_STEPS * median(gaps):
+                return count < SPEED_STEPS and (first.time or 0.0) > alert.last_seen
+        return False
 
     def cost_until_over(self, alert: Alert) -> tuple[float, Spell] | None:
         """Until when a fault that is over has cost something, and what: to the step with which the

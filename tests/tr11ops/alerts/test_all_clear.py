@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.tr11ops.alerts.office import ANA, CRITICAL, HOUR, INFO, MINUTE, NOON, WARNING, finding
+from tests.tr11ops.status_cases import record
 from tests.tr11ops.status_cases import steps as logged_steps
 from tr11ops.alerts.changes import acknowledge, resolve
 from tr11ops.alerts.incidents import look
@@ -108,6 +109,23 @@ def test_no_all_clear_of_a_hang_while_the_run_is_down() -> None:
     )
     assert "neither running nor queued" in over.body
     assert looks.see(condition=TRAINS, trained=5.0) == []
+
+
+def test_a_slow_node_is_not_over_before_the_next_launch_was_measured() -> None:
+    """Its ranks' compute times come with its steps: none of them is no all-clear."""
+    looks = Looks()
+
+    def steps_of(job: str, count: int) -> tuple[Step, ...]:
+        times = (looks.now + MINUTE - 8.0 * (count - index) for index in range(count))
+        return tuple(Step(record(index), time, job) for index, time in enumerate(times))
+
+    slow = steps_of("1007", 40)
+    looks.see(SLOW, condition=TRAINS, trained=5.0, steps=slow)
+    for count in (3, 10, 18, 25):
+        steps = (*slow, *steps_of("1008", count))
+        assert looks.see(condition=TRAINS, trained=5.0, steps=steps) == [], count
+    (over,) = looks.see(condition=TRAINS, trained=5.0, steps=(*slow, *steps_of("1008", 33)))
+    assert over.subject == "[OK] small: over: iam05 holds the others back"
 
 
 def test_a_slow_node_is_not_over_because_nothing_moves() -> None:
