@@ -112,6 +112,8 @@ class Diagnosis(Record):
             if judged.restart is not None:
                 return judged.restart
             signs = replace(signs, peer=", ".join(judged.named_suspects) or signs.peer)
+            if judged.is_no_nodes:  # what a log said of one is overruled by the records
+                signs = replace(signs, peer=None, lone_node=None)
         accused = self.accused
         proved = accused.nodes if accused.is_proved else ()
         return restart_of(

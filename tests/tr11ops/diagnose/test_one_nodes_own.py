@@ -356,3 +356,10 @@ def test_what_the_driver_recommends_is_quoted_by_the_fault_that_it_is_about(tmp_
     [found] = diagnose_files(paths)
     assert found.root_cause is not None and found.root_cause.line_number == 1
     assert found.accused.nodes == ("q5",) and found.accused.is_proved
+
+
+def test_the_directory_of_a_run_is_no_nodes_own_wherever_it_lies(tmp_path: Path) -> None:
+    lost = "tr11: this trainer's lease on the run is not in /tmp/run/state/lease any more (unmounted, or removed by hand); nothing more is published here"
+    found = of(tmp_path, STEPS + f"n10: [default0]:{lost}\n")
+    assert (found.fault, found.accused.nodes) == (FaultClass.STORAGE, ())
+    assert found.restart.answer is Restart.CHANGE and "n10" not in found.restart.why

@@ -9,12 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from tr11ops.base.observed import known
+from tr11ops.diagnose.answers import Signs
 from tr11ops.diagnose.attribution.conclusion import conclude
 from tr11ops.diagnose.attribution.evidence import Attribution, Conclusion, Kind
 from tr11ops.diagnose.attribution.joined import joined
 from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
 from tr11ops.diagnose.look import diagnose_files
-from tr11ops.diagnose.signature import FaultClass, NextStep
+from tr11ops.diagnose.signature import FaultClass, NextStep, Restart
 from tr11ops.observe.files import read_attempts
 from tr11ops.rundir.attempts import LaunchRecord
 from trainer.contract.paths import RunPaths
@@ -133,6 +134,15 @@ def test_class_of_the_log_and_blame_of_the_records(
     found = joined(diagnosis(fault, step), conclusion)
     assert (found.fault.value, found.step.value) == expected
     assert "what it says" in found.explanation and found.confidence <= 0.9
+
+
+@pytest.mark.parametrize("signs", [Signs(lone_node="n1"), Signs(peer="n1")])
+def test_a_restart_avoids_no_node_where_the_records_say_that_none_is_to_blame(signs: Signs) -> None:
+    found = replace(diagnosis(FaultClass.STORAGE, NextStep.FIX_STORAGE), signs=signs)
+    assert found.restart.answer is Restart.ELSEWHERE, "by the log alone"
+    told = joined(found, of(Kind.STORAGE))
+    assert told.accused.nodes == ()
+    assert told.restart.answer is Restart.CHANGE and "n1" not in told.restart.why
 
 
 def test_the_node_is_the_conclusions() -> None:
