@@ -117,10 +117,11 @@ def test_a_run_directory_that_vanishes_is_unknown_until_it_is_back(
     [alert] = read_alert_state(local).alert_state.open_alerts
     assert alert.detector == "directory-unseen" and alert.fix == f"findmnt --target {root}"
     [mail] = {entry.message.id: entry.message for entry in waiting_entries(local)}.values()
-    assert (
-        "CRITICAL" in mail.subject
-        and "tr11 resume" not in mail.body.partition("Type:")[2].partition("\n\n")[0]
+    first, _, repaired = (
+        mail.body.partition("Type:")[2].partition("\n\n")[0].partition("When it is repaired, type:")
     )
+    assert "CRITICAL" in mail.subject and "nothing trains" in mail.subject
+    assert "tr11 resume" not in first and repaired.split("\n")[2].startswith("  tr11 resume")
     assert "scontrol release" not in mail.body and "no checkpoint" not in mail.body
 
     assert not [healing.error for healing in heal(stage.twin) if healing.error]

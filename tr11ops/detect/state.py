@@ -12,6 +12,7 @@ from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived, normal_silence
 from tr11ops.observe.snapshot import Snapshot
+from tr11ops.rundir.hold_store import marked_holds
 
 
 @detector(
@@ -29,17 +30,28 @@ def directory_unseen(snapshot: Snapshot) -> Iterator[Finding]:
     """
     if not snapshot.unmounted:
         return
+    title = "the run directory is not mounted here: where the run stands is not known"
+    evidence = [snapshot.unmounted]
+    then = [derived.command(snapshot, "pulse")]
+    # what a task held that could not start says so in the queue itself
+    held = [hold for hold in marked_holds(snapshot.pending_jobs, ()) if hold.is_for_fault]
+    if held and not snapshot.active_jobs:
+        title = "the run directory is not mounted here: nothing trains, and what is queued is held"
+        since = min(hold.time or snapshot.time for hold in held)
+        age = max(0.0, snapshot.time - since)
+        evidence.append(f"what is queued is held, for {duration(age)} now: {held[0].why}")
+        then.insert(0, derived.command(snapshot, "resume"))
     yield Finding(
         directory_unseen.name,
         Severity.WARNING if snapshot.active_jobs else Severity.CRITICAL,
-        "the run directory is not mounted here: where the run stands is not known",
+        title,
         evidence=(
-            snapshot.unmounted,
+            *evidence,
             "a task that starts on a node without it ends at once and holds the rest; what is held stays held",
             "nothing was changed, and `tr11 launch` and `tr11 resume` refuse until it is there again",
         ),
         fix=f"findmnt --target {shlex.quote(str(snapshot.run.directory))}",
-        then=(derived.command(snapshot, "pulse"),),
+        then=tuple(then),
     )
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.tr11ops.detect.detector_table import SWITCH, TABLE, UNKNOWN, nodes_with
+from tests.tr11ops.detect.detector_table import HIDDEN, SWITCH, TABLE, UNKNOWN, nodes_with
 from tests.tr11ops.detect.operation_cases import OPERATION
 from tests.tr11ops.status_cases import (
     DAY,
@@ -39,7 +39,7 @@ from tr11ops.observe.snapshot import Attempt, Snapshot, Step
 from tr11ops.observe.training import LaunchEnd, Phase, TrainingEvent
 from tr11ops.runcard.exit_duration import ExitPlan
 from tr11ops.rundir.exclusion import Exclusion
-from tr11ops.rundir.hold_store import HoldRecord
+from tr11ops.rundir.hold_store import HoldRecord, with_mark
 from tr11ops.rundir.paths import Submission
 from tr11ops.watchdog.verdict import judge
 from trainer.contract.end_marker import EndMarker
@@ -869,3 +869,22 @@ def test_many_excluded_nodes_date_from_the_last_of_them() -> None:
     nodes = tuple(Node(f"n{number:02d}", frozenset({"idle"})) for number in range(1, 51))
     (finding,) = found(snapshot(nodes=nodes, exclusions=listed), "exclusion-cap")
     assert finding.since == NOW - 60
+
+
+@pytest.mark.parametrize(("kind", "is_to_be_released"), [("fault", True), ("switch", False)])
+def test_what_a_task_held_that_found_no_directory_is_released_after_the_mount(
+    kind: str, is_to_be_released: bool
+) -> None:
+    """What a person's switch holds is not: whether it is to go on is not known from here."""
+    held = pending(
+        reason="JobHeldAdmin", comment=with_mark("tr11:a@b", "nothing lies there", kind == "fault", NOW - 30)
+    )  # fmt: skip
+    (found,) = [
+        one
+        for one in registry.detect_all(idle(jobs=(held,), unmounted=HIDDEN))
+        if one.detector == "directory-unseen"
+    ]
+    assert ("nothing trains" in found.title) is is_to_be_released
+    assert ("tr11 resume" in found.then) is is_to_be_released and found.then[-1] == "tr11 pulse"
+    if is_to_be_released:
+        assert "what is queued is held, for 30 s now: nothing lies there" in found.evidence
