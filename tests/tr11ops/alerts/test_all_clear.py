@@ -260,6 +260,19 @@ def test_what_was_slow_before_a_stop_is_over_when_it_trains_again_and_is_not_slo
     assert "Nothing to type." in flat(message)
 
 
+def test_an_all_clear_does_not_call_open_what_the_same_look_has_disproved() -> None:
+    waits = finding("waits-for-site", WARNING, "9", title="nothing trains", fix="tr11 nodes list")
+    looks = Looks()
+    looks.see(SLOW, condition=TRAINS, trained=5.0)
+    looks.see(SLOW, waits, condition=QUEUED)
+    looks.see(waits, condition=QUEUED)
+    (over,) = looks.see(condition=TRAINS, trained=1.0)
+    assert over.subject == f"[OK] small: over: {SLOW.title}"
+    assert "Still open" not in over.body
+    assert "tr11 nodes list" not in over.body
+    assert "Not seen any more, WARNING: nothing trains" in flat(over)
+
+
 def course(*parts: tuple[int, int, str]) -> tuple[Step, ...]:
     """Steps of 10 s each: from which to which minute after noon, and in which job."""
     (one,) = logged_steps(count=1)

@@ -274,6 +274,15 @@ def _all_clear(
             + ("" if standing or resume else " Nothing to type.")
         )
     for other in standing[:MOST_STANDING]:
+        if other.clear_looks and situation is not None and situation.proves_end_of(other):
+            # its command would be against what this very look has seen
+            yield from wrapped(
+                f"Not seen any more, {other.severity.name}: {other.title} (since"
+                f" {moment(other.start, policy)}). It is over if the next looks do not see it.",
+                "",
+                "  ",
+            )
+            continue
         yield from wrapped(
             f"Still open, {other.severity.name}: {other.title} (since {moment(other.start, policy)}).",
             "",
