@@ -147,10 +147,26 @@ class AlertInput(Record):
         looked = look(
             alert_state, self.found, blind=blind, policy=policy, now=self.time, trained=trained
         )
-        if situation is None or not situation.knows_acts:
+        if situation is None:
+            return looked
+        ended = (_over_when_it_went_on(alert, situation, self.time) for alert in looked.alerts)
+        looked = replace(looked, alerts=tuple(ended))
+        if not situation.knows_acts:
             return looked
         said = (replace(alert, watchdog=watchdog_says(alert, situation)) for alert in looked.alerts)
         return replace(looked, alerts=tuple(said))
+
+
+def _over_when_it_went_on(alert: Alert, situation: RunSituation, now: float) -> Alert:
+    """An alert that this look is the first not to see: over since the training went on, if that was
+    after the last look that saw it.
+    """
+    if alert.until != now:
+        return alert
+    step = situation.went_on(alert)
+    if step is None or step.time is None or not alert.last_seen < step.time < now:
+        return alert
+    return replace(alert, until=step.time)
 
 
 def _recorded(

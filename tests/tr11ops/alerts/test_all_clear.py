@@ -17,6 +17,7 @@ from tr11ops.alerts.changes import acknowledge, resolve
 from tr11ops.alerts.incidents import look
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.policy import Policy
+from tr11ops.alerts.service import AlertInput
 from tr11ops.alerts.situation import RunCondition, RunSituation, Spell
 from tr11ops.alerts.state import AlertState, Incident, Message
 from tr11ops.cluster.base import Node
@@ -315,6 +316,24 @@ def test_an_all_clear_says_since_when_and_in_which_job_the_training_goes_on(
     (over,) = told
     assert over.kind == "cleared"
     assert (says in flat(over)) if says else ("Training goes on" not in flat(over))
+
+
+@pytest.mark.parametrize(("seen_at", "ends"), [(2, 3), (4, 6)])
+def test_a_fault_has_lasted_until_the_training_went_on_not_until_the_look(
+    seen_at: int, ends: int
+) -> None:
+    """But it was not over before the last look that still saw it."""
+    steps = course((-5, 1, "7_1"), (3, 6, "7_1"))
+    trains = RunSituation(condition=TRAINS, trained=NOON + 6 * MINUTE, steps=steps)
+
+    def seen(*found: Finding, minute: int) -> AlertInput:
+        return AlertInput(
+            found, frozenset(), observed=True, time=NOON + minute * MINUTE, situation=trains
+        )
+
+    state = seen(at(HANG, MINUTE), minute=seen_at).of(AlertState(), POLICY)
+    (alert,) = seen(minute=6).of(state, POLICY).alerts
+    assert alert.end == NOON + ends * MINUTE
 
 
 LOST = finding(
