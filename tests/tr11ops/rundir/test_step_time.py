@@ -29,10 +29,9 @@ from trainer.contract.paths import RunPaths
         ([2.0, 0.0, 0.0, -1.0, 2.0], 2.0),  # a launch counted these
         ([2.0, math.inf, math.inf], 2.0),  # and these
         ([2.0, 1e300, 1e300], 2.0),  # the remote status too, and forecast an end beyond all dates
-        (
-            [9.0] * 60 + [2.0] * 40,
-            9.0,
-        ),  # which looked at fewer steps than the status on the cluster
+        ([9.0] * 60 + [2.0, 2.0, 2.0, 9.0] * 10, 9.0),  # the remote status looked at fewer steps
+        ([9.0] * 60 + [2.0] * 9, 9.0),
+        ([9.0] * 60 + [2.0] * 40, 2.0),  # ten in a row are the pace of now
         ([9.0] * 200 + [2.0] * 100, 2.0),
         ([math.nan], None),
     ],
