@@ -331,6 +331,7 @@ def init(
             asker.text("slurm.nodes", f"Nodes of one attempt, of {choice.nodes}", proposed)
         ),
         account=_account(asker, site),
+        time_limit=asker.given("slurm.time_limit"),
     )
     tables = _completed(starter_tables(base, answers), asker, overrides)
     _watching(tables, asker)
@@ -406,6 +407,10 @@ class _Asker:
     def known(self) -> frozenset[str]:
         """The keys that `--set` gives."""
         return frozenset(self._given)
+
+    def given(self, key: str) -> str:
+        """What `--set` gives for this key; "" where it gives nothing."""
+        return self._given.get(key, "")
 
     def show(self, line: str) -> None:
         """What helps to answer the next question, where it is asked."""

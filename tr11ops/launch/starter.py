@@ -193,8 +193,8 @@ def partition_choices(
 
 
 class Answers(Record):
-    """What a person must say, or leave at what is proposed. `account` and `quality` are "" for the
-    user's default.
+    """What a person must say, or leave at what is proposed. `account` is "" for the user's default,
+    `time_limit` for the partition's.
     """
 
     name: str
@@ -202,6 +202,7 @@ class Answers(Record):
     choice: PartitionChoice
     nodes: int
     account: str = ""
+    time_limit: str = ""
 
 
 def proposed_nodes(choice: PartitionChoice, base: Mapping[str, Any]) -> int:
@@ -226,7 +227,7 @@ def starter_tables(base: Mapping[str, Any], answers: Answers) -> dict[str, dict[
         slurm.pop(key, None)
     run.pop("kill_switch", None)
     run |= {"name": answers.name, "directory": answers.directory}
-    limit = min(choice.partition.max_time_seconds or USUAL_LIMIT_SECONDS, _limit_of(before))
+    limit = _limit(answers, before)
     workers = _workers_here(choice, before)
     slurm |= {
         "nodes": answers.nodes,
@@ -252,6 +253,17 @@ def starter_tables(base: Mapping[str, Any], answers: Answers) -> dict[str, dict[
     )
     _fit(tables, answers.nodes * workers)
     return tables
+
+
+def _limit(answers: Answers, slurm: Mapping[str, Any]) -> int:
+    """Seconds: as it was said; else the example's, as far as the partition allows. What is no time
+    limit is refused where the card is read.
+    """
+    try:
+        return parse_time_limit(answers.time_limit)
+    except ValueError:
+        most = answers.choice.partition.max_time_seconds or USUAL_LIMIT_SECONDS
+        return min(most, _limit_of(slurm))
 
 
 def _limit_of(slurm: Mapping[str, Any]) -> int:

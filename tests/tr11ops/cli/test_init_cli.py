@@ -85,6 +85,23 @@ def test_no_one_to_ask_and_wrong_answers(bench: LocalBench) -> None:
     assert not [path for path in bench.folder.iterdir() if path.name.startswith(".tr11")]
 
 
+@pytest.mark.parametrize(
+    ("limit", "minutes", "signal"), [("02:00:00", 115, 300), ("00:10:00", 7, 150)]
+)
+def test_what_follows_from_the_time_limit_follows_from_the_one_that_was_given(
+    bench: LocalBench, limit: str, minutes: float, signal: int
+) -> None:
+    words = ("init", "--scheduler", "local", "--yes", "--set", "model.sequence_length=16")
+    answer = bench.tr11(*words, "--set", f"slurm.time_limit={limit}")
+    assert answer.code == 0, answer.err
+    card = load_card(bench.folder / "tr11.toml")
+    assert card.slurm.time_limit == limit
+    assert card.run.exit_duration_minutes == minutes
+    assert card.slurm.signal_seconds_before_limit == signal
+    wrong = bench.tr11(*words, "--force", "--set", "slurm.time_limit=2 hours")
+    assert wrong.code == 2 and "slurm.time_limit" in wrong.err
+
+
 def test_the_partition_with_most_gpus_that_is_up_comes_first() -> None:
     found = partition_choices((CPU, DOWN, GPU), NODES)
     assert [choice.partition.name for choice in found] == ["gpu", "cpu"]
