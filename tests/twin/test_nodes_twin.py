@@ -163,11 +163,11 @@ def test_a_node_that_is_merely_down_is_said_and_reported(place: Place) -> None:
         )
         note = place.type_in("list", "--excluded", "--report", "-")[1]
         assert (
-            f"Subject: Faulty node {dead}\n" in note
-            and "the training small cannot use this node" in note
+            f"Subject: Out of service: {dead}\n" in note
+            and "the training small has not excluded it" in " ".join(note.split())
         )
         assert (
-            f"\n{dead}: down since 20" in note
+            f"\n{dead}: not excluded by this run; down since 20" in note
             and "PSU 2 has failed" in note
             and "fan 3" not in note
         )
@@ -177,7 +177,7 @@ def test_a_node_that_is_merely_down_is_said_and_reported(place: Place) -> None:
         assert place.type_in("exclude", bad, dead, "--reason", "Xid 79", "--yes", *CAP)[0] == 0
         both = place.type_in("list", "--excluded", "--report", "-")[1]
         assert (
-            f"{dead}: Xid 79 (seen" in both
+            f"{dead}: Xid 79 (excluded since" in both
             and "the scheduler says: down since 20" in both
             and f"{bad}: Xid" in both
         )

@@ -31,7 +31,7 @@ from tr11ops.cli.nodes_check import (
 from tr11ops.cli.terminal import local_time, plain_text, show, table
 from tr11ops.cluster.hostlist import compress, expand
 from tr11ops.health.base import CheckOutcome
-from tr11ops.nodes.view import is_shut, rows, short_reason, words_of
+from tr11ops.nodes.view import NOT_EXCLUDED, is_shut, rows, short_reason, words_of
 from tr11ops.rundir.exclusion import NodeStanding, kept_off, what_comes_next
 from tr11ops.rundir.exclusions import EXCLUDED, read_version
 from tr11ops.rundir.exclusions import history as events_of
@@ -148,17 +148,19 @@ def _shut_lines(nodes: Sequence[Node], nodes_context: NodesContext) -> list[str]
     shut = [node for node in nodes if is_shut(node) and nodes_context.find(node.name) is None]
     if not shut:
         return []
-    lines = [
-        f"{node.name}: not excluded by this run; {words_of(node)}" for node in shut[:SHUT_SHOWN]
-    ]
+    lines = [f"{node.name}: {NOT_EXCLUDED}; {words_of(node)}" for node in shut[:SHUT_SHOWN]]
     more = len(shut) - len(lines)
     lines += [f"and {counted(more, 'more node')}: `tr11 nodes list`"] if more else []
-    names = compress(node.name for node in shut)
+    names = [node.name for node in shut]
+    past = []
+    if nodes_context.forbids(names):
+        past = [f"To exclude as many takes --force: {nodes_context.limit}."]
     return [
         *lines,
         "No job is placed there before the site changes that. To ask it, and to keep this run off afterwards, too:",
-        f"  tr11 nodes list {names} --report -",
-        f"  tr11 nodes exclude {names} --reason REASON",
+        f"  tr11 nodes list {compress(names)} --report -",
+        f"  {nodes_context.exclude_command(names)}",
+        *past,
     ]
 
 

@@ -191,7 +191,7 @@ def search_nodes(
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # what a job still writes is left behind
     result = result_of(done)
-    context.emit(_search_document(result, names), _verdict_lines(result))
+    context.emit(_search_document(result, names), _verdict_lines(result, nodes_context))
     raise typer.Exit(_exit_code(result))
 
 
@@ -247,7 +247,7 @@ def _round_lines(number: int, one: SearchRound) -> Iterator[str]:
     )
 
 
-def _verdict_lines(result: SearchResult) -> Iterator[str]:
+def _verdict_lines(result: SearchResult, nodes_context: NodesContext) -> Iterator[str]:
     bad, spent = (
         found_bad(result),
         f"{counted(len(result.rounds), 'round')}, {counted(result.jobs, 'job')}",
@@ -262,7 +262,8 @@ def _verdict_lines(result: SearchResult) -> Iterator[str]:
         yield f"No node is bad, with {result.chance:.0%} ({spent})."
     else:
         yield f"{_words(result)}, with {result.chance:.0%} ({spent})."
-        yield f'  to exclude: tr11 nodes exclude {" ".join(bad)} --reason "nodes search, {result.chance:.0%}"'
+        why = f'"nodes search, {result.chance:.0%}"'
+        yield f"  to exclude: {nodes_context.exclude_command(bad, why)}"
 
 
 def _words(result: SearchResult) -> str:
@@ -413,10 +414,11 @@ def bench_nodes(
         if not dry_run:
             shutil.rmtree(folder, ignore_errors=True)  # what a job still writes is left behind
     found = judge_speeds(answers)
+    to_exclude = _exclude_command(found, nodes_context)
     if context.as_json:
-        context.emit(_document(found, left_out))
+        context.emit(_document(found, left_out, to_exclude))
     else:
-        _show(found)
+        _show(found, to_exclude)
     outcomes = {entry.outcome for entry in found}
     if SLOW in outcomes:
         raise typer.Exit(1)
@@ -454,7 +456,7 @@ def _progress(total: int) -> Iterator[Callable[[NodeAnswer], None]]:
         yield lambda answer: bar.update(task, advance=1)
 
 
-def _show(found: Sequence[NodeSpeed]) -> None:
+def _show(found: Sequence[NodeSpeed], to_exclude: str) -> None:
     names = _names(found)
     made = table("NODE", *(COLUMNS.get(name, name.upper()) for name in names), "RESULT")
     for entry in found:
@@ -466,8 +468,8 @@ def _show(found: Sequence[NodeSpeed]) -> None:
             plain_text(line), WIDTH, subsequent_indent="  ", break_on_hyphens=False
         ):
             typer.echo(part)
-    if slow := [entry for entry in found if entry.outcome == SLOW]:
-        typer.echo(f"to exclude: {_exclude_command(slow)}")
+    if to_exclude:
+        typer.echo(f"to exclude: {to_exclude}")
 
 
 def _names(found: Sequence[NodeSpeed]) -> list[str]:
@@ -542,13 +544,19 @@ def _speed(value: float, unit: str) -> str:
     return f"{value:.3g} {prefix}{unit}".rstrip()
 
 
-def _exclude_command(slow: Sequence[NodeSpeed]) -> str:
+def _exclude_command(found: Sequence[NodeSpeed], nodes_context: NodesContext) -> str:
+    """The command that excludes the slow nodes; "" where none is."""
+    slow = [entry for entry in found if entry.outcome == SLOW]
+    if not slow:
+        return ""
     worst = slow[0].slow[0]
-    ratio = f"{slow[0].measured[worst].ratio:.0%}"
-    return f'tr11 nodes exclude {" ".join(entry.node for entry in slow)} --reason "nodes bench, {worst} {ratio}"'
+    why = f'"nodes bench, {worst} {slow[0].measured[worst].ratio:.0%}"'
+    return nodes_context.exclude_command([entry.node for entry in slow], why)
 
 
-def _document(found: Sequence[NodeSpeed], left_out: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def _document(
+    found: Sequence[NodeSpeed], left_out: Sequence[tuple[str, str]], to_exclude: str
+) -> dict[str, Any]:
     slow = [entry for entry in found if entry.outcome == SLOW]
     return {
         "schema": SCHEMA,
@@ -567,7 +575,7 @@ def _document(found: Sequence[NodeSpeed], left_out: Sequence[tuple[str, str]]) -
         ],
         "slow": [entry.node for entry in slow],
         "left_out": [{"node": node, "why": why} for node, why in left_out],
-        "exclude_command": _exclude_command(slow) if slow else None,
+        "exclude_command": to_exclude or None,
     }
 
 

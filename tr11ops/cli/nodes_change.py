@@ -142,7 +142,7 @@ def _refuse_too_many(
     """Raises Refusal where the new ones are too many; those that are excluded already may stay."""
 
     ours = {entry.node for entry in nodes_context.exclusions}
-    if limit.forbids(names, ours):
+    if nodes_context.forbids(names):
         total, fresh = (
             limit.counted(ours.union(names)),
             [name for name in names if name not in ours],

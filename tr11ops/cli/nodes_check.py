@@ -21,6 +21,7 @@ from tr11ops.base.observed import known
 from tr11ops.base.units import duration
 from tr11ops.cli.common import is_terminal, kind_to_watch, not_mounted, open_scheduler, say
 from tr11ops.cluster.capacity import with_room
+from tr11ops.cluster.hostlist import compress
 from tr11ops.cluster.sbatch_options import code_root
 from tr11ops.health.base import CheckOutcome
 from tr11ops.launch.preflight import chosen_partition
@@ -115,6 +116,19 @@ class NodesContext(Record):
             allocated=self.card.slurm.allocated_nodes,
             percent=self.card.resilience.exclusion_cap_percent,
         )
+
+    def forbids(self, names: Sequence[str]) -> bool:
+        """Whether `nodes exclude` refuses these without --force: they are too many beside the
+        others.
+        """
+        return self.limit.forbids(names, [entry.node for entry in self.exclusions])
+
+    def exclude_command(self, names: Sequence[str], why: str = "REASON") -> str:
+        """The command that excludes these as things are now, with --force where it needs that."""
+        command = f"tr11 nodes exclude {compress(names)}"
+        if self.forbids(names):
+            command += " --force"
+        return f"{command} --reason {why}"
 
     @property
     def own_jobs(self) -> tuple[Job, ...]:

@@ -4,6 +4,7 @@ Pure.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC
 
@@ -12,11 +13,14 @@ from tr11ops.cluster.arrays import names_of
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.cluster.hostlist import compress
 from tr11ops.queue.queued_jobs import given_to_scheduler
-from tr11ops.rundir.exclusion import Exclusion
+from tr11ops.rundir.exclusion import Exclusion, kept_off
 from trainer.contract.record import Record
 
 # --------------------------------------------------------------------- a note to the site's support
 # About bad nodes, ready to send: what was seen, when, in which job.
+
+NOTE_WIDTH = 76
+NOT_EXCLUDED = "not excluded by this run"
 
 
 def support_note(
@@ -37,19 +41,13 @@ def support_note(
         raise ValueError(
             "no node is excluded, and the scheduler can use all: there is nothing to report"
         )
-    names = compress([*excluded, *(node.name for node in others)])
-    one, verb = (
-        len(excluded) + len(others) == 1,
-        "has stopped using" if exclusions else "cannot use",
-    )
     lines = [
         f"To: {address or '(the site support: set resilience.support_address in the run card)'}",
-        f"Subject: {'Faulty node' if one else 'Faulty nodes'} {names}",
+        f"Subject: {_subject(excluded, [node.name for node in others])}",
         "",
         "Hello,",
         "",
-        f"the training {run} {verb} {'this node' if one else 'these nodes'}. Could you please look at",
-        f"{'it' if one else 'them'}? Nothing was drained: that is yours to decide.",
+        *_request(run, excluded, [node.name for node in others]),
         "",
     ]
     said_of = {node.name: words_of(node) for node in shut}
@@ -58,7 +56,7 @@ def support_note(
         if entry.job_id:
             job = f", job {entry.job_id}"
         if entry.since is not None:
-            seen = f" (seen {timestamp(entry.since, UTC)}{job})"
+            seen = f" ({kept_off(entry.state)} since {timestamp(entry.since, UTC)}{job})"
         else:
             seen = job
         why = short_reason(entry)
@@ -71,8 +69,40 @@ def support_note(
     for node in others:
         groups.setdefault(said_of[node.name], []).append(node.name)
     for words, alike in groups.items():
-        lines += [f"{compress(alike)}: {words}", ""]
+        lines += [f"{compress(alike)}: {NOT_EXCLUDED}; {words}", ""]
     return "\n".join([*lines, "Regards,", sender, ""])
+
+
+def _subject(excluded: Collection[str], others: Collection[str]) -> str:
+    """What the note is about: a node that the run does not exclude is called no more than out of
+    service.
+    """
+    parts = []
+    if excluded:
+        parts.append(
+            f"{'Faulty node' if len(excluded) == 1 else 'Faulty nodes'} {compress(excluded)}"
+        )
+    if others:
+        parts.append(f"out of service: {compress(others)}")
+    subject = "; ".join(parts)
+    return subject[0].upper() + subject[1:]
+
+
+def _request(run: str, excluded: Collection[str], others: Collection[str]) -> list[str]:
+    """The note's first paragraph: what the run does about which nodes, and what is asked."""
+    sentences = []
+    if excluded:
+        sentences.append(f"the training {run} keeps its next jobs off {compress(excluded)}.")
+    if others:
+        said = f"the scheduler has {compress(others)} out of service"
+        them = "it" if len(others) == 1 else "them"
+        sentences.append(f"{said}; the training {run} has not excluded {them}.")
+    them = "it" if len(excluded) + len(others) == 1 else "them"
+    sentences.append(f"Could you please look at {them}?")
+    sentences.append("Nothing was drained: that is yours to decide.")
+    first, *more = sentences
+    text = " ".join([first, *(sentence[0].upper() + sentence[1:] for sentence in more)])
+    return textwrap.wrap(text, NOTE_WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def words_of(node: Node) -> str:

@@ -504,7 +504,9 @@ def test_the_note_to_the_site(nodes, bench: LocalBench) -> None:
     )
     note = nodes("list", THREE, "--report", "-", *address).out
     assert note.startswith("To: help@site.example\nSubject: Faulty node local-node3\n")
-    assert "Xid 79 (seen 20" in note and "    job 105: GPU has fallen off the bus\n" in note
+    assert (
+        "Xid 79 (excluded since 20" in note and "    job 105: GPU has fallen off the bus\n" in note
+    )
     nodes("list", "--report", str(bench.folder / "note.txt"), *address)
     assert (bench.folder / "note.txt").read_text() == note
 
@@ -639,6 +641,58 @@ def test_a_note_is_plain_text() -> None:
         and "no reason was noted" in note
         and "    a b\n" in note
     )
+
+
+def test_the_note_says_of_each_node_what_is_true_of_it() -> None:
+    """Nodes that are merely down are neither called faulty nor said to be kept off."""
+    down = Node("x01", frozenset({"down"}), reason="Not responding")
+    entries = [Exclusion("x05", why="Xid 79", since=0.0), Exclusion("x06", why="slow", since=0.0)]
+    avoided = replace(entries[1], state=NodeStanding.AVOID.value)
+    both = support_note([entries[0], avoided], "b", "anna", None, shut=[down])
+    assert "\nSubject: Faulty nodes x[05-06]; out of service: x01\n" in both
+    said = " ".join(both.split())
+    assert "the training b keeps its next jobs off x[05-06]. The scheduler has x01" in said
+    assert "out of service; the training b has not excluded it. Could you" in said
+    assert "please look at them?" in said and "stopped using" not in both
+    assert "\nx05: Xid 79 (excluded since 1970-01-01 00:00 UTC)\n" in both
+    assert "\nx06: slow (avoided since 1970-01-01 00:00 UTC)\n" in both
+    assert "\nx01: not excluded by this run; down: Not responding\n" in both
+    assert max(map(len, both.splitlines()[1:])) <= 80
+    alone = support_note([], "b", "anna", None, shut=[down])
+    assert "\nSubject: Out of service: x01\n" in alone and "Faulty" not in alone
+    assert "the scheduler has x01 out of service" in alone and "look at it?" in " ".join(
+        alone.split()
+    )
+
+
+def test_a_suggested_exclusion_is_one_that_is_accepted(
+    nodes, bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four nodes a run of two may exclude one."""
+    looked = [
+        replace(node, states=frozenset({"down"})) if node.name == ONE else node
+        for node in LocalScheduler().nodes()
+    ]
+    monkeypatch.setattr(LocalScheduler, "nodes", lambda self: tuple(looked))
+    below = nodes("list", "--excluded").out
+    assert f"\n  tr11 nodes exclude {ONE} --reason REASON\n" in below and "--force" not in below
+    assert nodes("exclude", TWO, "--reason", "Xid 79", "--yes").code == 0
+    past = nodes("list", "--excluded").out
+    assert f"\n  tr11 nodes exclude {ONE} --force --reason REASON\n" in past
+    assert "takes --force: of the partition's 4 nodes at most 1" in " ".join(past.split())
+    assert max(map(len, past.splitlines())) <= 80
+    assert nodes("exclude", ONE, "--reason", "down", "--yes").code == 1
+    assert nodes("exclude", ONE, "--force", "--reason", "down", "--yes").code == 0
+
+
+def test_the_exclusion_that_a_measurement_suggests_is_one_that_is_accepted(
+    nodes, bench: LocalBench
+) -> None:
+    exclude(run_directory(bench), ONE, why="Xid 79", owner="anna", days=None)
+    words = ("--command", SPEEDS, "--repeats", "2")
+    suggested = f'tr11 nodes exclude {TWO} --force --reason "nodes bench, tokens 80%"'
+    assert f"to exclude: {suggested}" in nodes("bench", *words).out
+    assert nodes("bench", *words, "--json").json["exclude_command"] == suggested
 
 
 # ----------------------------------------------------------------------------- bench
