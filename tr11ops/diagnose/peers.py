@@ -33,8 +33,7 @@ _OF_LOCKED_MEMORY = re.compile(r"Cannot allocate memory|RLIMIT_MEMLOCK|max locke
 _OWN_DISK = re.compile(
     r"/tmp\b|(?<![\w.-])/(?:run|var)/|/local(?:_?scratch)?\b|/scratch_local\b|/nvme\w*/|/raid\d*/|\btmpfs\b"
 )
-# wherever it lies: all nodes of a run share its directory
-_SHARED_BY_ALL = frozenset({"ours-run-directory-gone"})
+_OURS = "ours"  # the family of tr11's own words: the paths in them are those of the run directory
 _OWN_MOUNT = re.compile(
     r"Transport endpoint is not connected|Errno 10[78]\b|Cannot send after transport endpoint shutdown"
 )
@@ -155,9 +154,8 @@ def _is_of_a_machine(root: Sighting, places: LaunchPlaces) -> bool:
         return _CLOCK.search(root.text) is not None and places.has_other_nodes
     if signature.fault is not FaultClass.STORAGE:
         return signature.id in _OF_ONE_MACHINE
-    if signature.id in _SHARED_BY_ALL:
-        return False
-    if _OWN_DISK.search(root.text):
+    # wherever the run directory lies: all nodes share it
+    if signature.family != _OURS and _OWN_DISK.search(root.text):
         return True
     return _OWN_MOUNT.search(root.text) is not None and places.has_other_nodes
 

@@ -66,15 +66,7 @@ def explained(root: Sighting | None, launch: LogLaunch) -> Sighting | None:
     )
     if is_wait and not root.signature.own and _waits_for_data(root, launch):
         meaning = "the ranks waited for one that still prepared the data: prepare it once before, or wait longer"
-        signature = replace(
-            root.signature,
-            fault=FaultClass.NCCL_TIMEOUT,
-            step=NextStep.FIX_CONFIG,
-            blame=NodeBlame.PROGRAM,
-            confidence=STILL_PREPARES,
-            meaning=meaning,
-        )
-        return replace(root, signature=signature)
+        return _of_settings(root, FaultClass.NCCL_TIMEOUT, STILL_PREPARES, meaning)
     if (
         is_symptom
         and root.signature.fault is FaultClass.NCCL_NETWORK
@@ -84,6 +76,19 @@ def explained(root: Sighting | None, launch: LogLaunch) -> Sighting | None:
             root, signature=replace(root.signature, fault=FaultClass.RENDEZVOUS, meaning=_NO_STORE)
         )
     return root
+
+
+def _of_settings(root: Sighting, fault: FaultClass, confidence: float, meaning: str) -> Sighting:
+    """The sighting as one of settings that have to be changed, for which no node is to blame."""
+    signature = replace(
+        root.signature,
+        fault=fault,
+        step=NextStep.FIX_CONFIG,
+        blame=NodeBlame.PROGRAM,
+        confidence=confidence,
+        meaning=meaning,
+    )
+    return replace(root, signature=signature)
 
 
 def _fewer_than_expected(launch: LogLaunch, root: Sighting | None) -> Sighting | None:
@@ -118,16 +123,8 @@ def _too_few_tasks(launch: LogLaunch, root: Sighting | None) -> Sighting | None:
     """The end of a launch that waited for more ranks than Slurm started tasks, as one of settings."""
     if root is None or not _has_fewer_tasks(launch):
         return None
-    signature = replace(
-        root.signature,
-        role=Role.CAUSE,
-        fault=FaultClass.RENDEZVOUS,
-        step=NextStep.FIX_CONFIG,
-        blame=NodeBlame.PROGRAM,
-        confidence=FEWER,
-        meaning=_TOO_FEW,
-    )
-    return replace(root, signature=signature)
+    cause = replace(root, signature=replace(root.signature, role=Role.CAUSE))
+    return _of_settings(cause, FaultClass.RENDEZVOUS, FEWER, _TOO_FEW)
 
 
 def _has_fewer_tasks(launch: LogLaunch) -> bool:

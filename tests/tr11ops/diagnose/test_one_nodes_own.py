@@ -363,3 +363,17 @@ def test_the_directory_of_a_run_is_no_nodes_own_wherever_it_lies(tmp_path: Path)
     found = of(tmp_path, STEPS + f"n10: [default0]:{lost}\n")
     assert (found.fault, found.accused.nodes) == (FaultClass.STORAGE, ())
     assert found.restart.answer is Restart.CHANGE and "n10" not in found.restart.why
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "heartbeat cannot be written: [Errno 28] No space left on device: '/tmp/run/state/beat-10.json'",
+        "tr11: a log cannot be written: [Errno 5] Input/output error: '/var/run7/logs/attempt-1'",
+    ],
+)
+def test_what_tr11_itself_cannot_write_lies_where_all_nodes_write(
+    tmp_path: Path, said: str
+) -> None:
+    found = of(tmp_path, STEPS + f"n10: [default0]:{said}\n")
+    assert (found.fault, found.accused.nodes) == (FaultClass.STORAGE, ())
