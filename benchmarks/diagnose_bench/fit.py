@@ -19,7 +19,7 @@ from pathlib import Path
 from labels import Incident, read_set
 from msgspec.structs import replace
 from programs import OWN_SETS, of_diagnosis
-from scores import judge, who_is_right
+from scores import brier_score, judge, who_is_right
 
 from tr11ops.diagnose.answers import FILE, MOST, share_left
 from tr11ops.diagnose.attribution.weights import read_weights
@@ -132,10 +132,10 @@ def print_held_out(cases: Mapping[str, Sequence[Case]]) -> None:
             ]
             if not said:
                 continue
-            brier = sum((sure - is_right) ** 2 for sure, is_right in said) / len(said)
             wrong = sum(sure > CAUTIOUS and not is_right for sure, is_right in said)
             print(
-                f"{name}: {kind} of {len(said)}, Brier score {brier:.3f}, wrong above 0.9: {wrong}"
+                f"{name}: {kind} of {len(said)}, Brier score {brier_score(said):.3f},"
+                f" wrong above 0.9: {wrong}"
             )
 
 

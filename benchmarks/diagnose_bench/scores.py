@@ -226,7 +226,7 @@ def total(judged: Sequence[Judged]) -> Scores:
         confident_mistakes=sum(len(one.confident_mistakes) for one in judged),
         seconds=sum(one.answer.seconds for one in judged),
         reliability={part: reliability(pairs) for part, pairs in sure.items() if pairs},
-        brier={part: _brier(pairs) for part, pairs in sure.items() if pairs},
+        brier={part: brier_score(pairs) for part, pairs in sure.items() if pairs},
     )
 
 
@@ -252,7 +252,7 @@ def who_is_right(one: Judged) -> bool | None:
     return {_short(node) for node in one.answer.nodes} == guilty
 
 
-def _brier(pairs: Sequence[tuple[float, bool]]) -> float:
+def brier_score(pairs: Sequence[tuple[float, bool]]) -> float:
     """The mean square of what was said beside what was so."""
     return sum((said - right) ** 2 for said, right in pairs) / len(pairs)
 
