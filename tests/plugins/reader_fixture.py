@@ -1,5 +1,5 @@
 """The trainer's reader in the process of the tests: each question to one of its own loads torch
-anew, which takes longer than the whole rest of a test.
+again, which takes longer than the whole rest of a test.
 """
 
 from __future__ import annotations

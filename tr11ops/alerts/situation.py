@@ -5,7 +5,7 @@ time has cost.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 
@@ -182,13 +182,10 @@ class RunSituation(Record):
         ):
             return None
         end = alert.end
-        steps = [step for step in self.steps if step.time is not None and step.job_id]
-        if len(steps) < 2:
-            return None
-        gaps = [(after.time or 0.0) - (before.time or 0.0) for before, after in pairwise(steps)]
-        longest = INTERRUPTION_STEPS * median(gaps)
+        pairs = self._pairs_of_steps()
+        longest = _longest_gap(pairs)
         resumed: Step | None = None
-        for before, after in pairwise(steps):
+        for before, after in pairs:
             last, first = before.time or 0.0, after.time or 0.0
             if first <= alert.start or (end is not None and last > end):
                 continue  # the one before it began, or a later interruption
@@ -197,6 +194,11 @@ class RunSituation(Record):
             if first - last > longest:
                 longest, resumed = first - last, after
         return resumed
+
+    def _pairs_of_steps(self) -> list[tuple[Step, Step]]:
+        """Each of the last steps with the one before it, of those whose time and job are known."""
+        known_steps = [step for step in self.steps if step.time is not None and step.job_id]
+        return list(pairwise(known_steps))
 
     def proves_end_of(self, alert: Alert) -> bool:
         """Whether the run is well, by evidence that is newer than the fault: an iteration, where a
@@ -223,11 +225,10 @@ class RunSituation(Record):
         """Whether the training was started again since a fault was last seen, and has too few steps
         for its speed to be known.
         """
-        pairs = list(pairwise(self.steps))
-        gaps = [(after.time or 0.0) - (before.time or 0.0) for before, after in pairs]
-        for count, gap in enumerate(reversed(gaps), start=1):
-            before, first = pairs[-count]
-            if before.job_id != first.job_id or gap > INTERRUPTION_STEPS * median(gaps):
+        pairs = self._pairs_of_steps()
+        longest = _longest_gap(pairs)
+        for count, (before, first) in enumerate(reversed(pairs), start=1):
+            if before.job_id != first.job_id or _gap(before, first) > longest:
                 return count < SPEED_STEPS and (first.time or 0.0) > alert.last_seen
         return False
 
@@ -258,6 +259,18 @@ class RunSituation(Record):
         if spell is None:
             return None
         return (moment, spell)
+
+
+def _gap(before: Step, after: Step) -> float:
+    """Seconds between the ends of two steps."""
+    return (after.time or 0.0) - (before.time or 0.0)
+
+
+def _longest_gap(pairs: Sequence[tuple[Step, Step]]) -> float:
+    """The most seconds between two steps of a job that are no interruption; 0 where there are none."""
+    if not pairs:
+        return 0.0
+    return INTERRUPTION_STEPS * median(_gap(before, after) for before, after in pairs)
 
 
 def what_tr11_does(alert: Alert, situation: RunSituation | None) -> str:

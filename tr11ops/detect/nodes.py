@@ -140,6 +140,10 @@ def _lost_host(snapshot: Snapshot, job: Job, node: Node) -> Finding:
     return found
 
 
+# of a job that has nodes, and is not leaving them
+_GOING_ON = frozenset({JobState.CONFIGURING, JobState.RUNNING})
+
+
 def _follows(snapshot: Snapshot, job: Job) -> Job | None:
     """The task of the same array that has nodes already, and ends one that has lost its batch host
     before it trains; None where there is none.
@@ -149,8 +153,7 @@ def _follows(snapshot: Snapshot, job: Job) -> Job | None:
     """
     for other in reversed(snapshot.active_jobs):
         is_of_array = job.array_id is not None and other.array_id == job.array_id
-        begins = other.state in {JobState.CONFIGURING, JobState.RUNNING}
-        if other.job_id == job.job_id or not is_of_array or not begins:
+        if other.job_id == job.job_id or not is_of_array or other.state not in _GOING_ON:
             continue
         has_trained = bool(derived.step_times(snapshot, derived.identifiers(other)))
         if not has_trained and not has_lost_its_host(snapshot, other):
@@ -262,8 +265,7 @@ def _of_ended_attempt(snapshot: Snapshot, attempt: Attempt, node: Node) -> Findi
 def _job_after(snapshot: Snapshot, attempt: Attempt) -> str:
     """That another job has nodes already, and with it the run goes on; "" where none has."""
     for job in reversed(snapshot.active_jobs):
-        begins = job.state in {JobState.CONFIGURING, JobState.RUNNING}
-        if begins and attempt.job_id not in derived.identifiers(job):
+        if job.state in _GOING_ON and attempt.job_id not in derived.identifiers(job):
             return f"The run goes on in job {job.job_id} by itself: there is nothing to type."
     return ""
 

@@ -92,17 +92,23 @@ def _request(run: str, excluded: Collection[str], others: Collection[str]) -> li
     """The note's first paragraph: what the run does about which nodes, and what is asked."""
     sentences = []
     if excluded:
-        sentences.append(f"the training {run} keeps its next jobs off {compress(excluded)}.")
+        sentences.append(f"The training {run} keeps its next jobs off {compress(excluded)}.")
     if others:
-        said = f"the scheduler has {compress(others)} out of service"
-        them = "it" if len(others) == 1 else "them"
-        sentences.append(f"{said}; the training {run} has not excluded {them}.")
-    them = "it" if len(excluded) + len(others) == 1 else "them"
-    sentences.append(f"Could you please look at {them}?")
+        sentences.append(
+            f"The scheduler has {compress(others)} out of service;"
+            f" the training {run} has not excluded {_pronoun(len(others))}."
+        )
+    sentences.append(f"Could you please look at {_pronoun(len(excluded) + len(others))}?")
     sentences.append("Nothing was drained: that is yours to decide.")
-    first, *more = sentences
-    text = " ".join([first, *(sentence[0].upper() + sentence[1:] for sentence in more)])
+    text = " ".join(sentences)
+    text = text[0].lower() + text[1:]  # it follows "Hello,"
     return textwrap.wrap(text, NOTE_WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def _pronoun(count: int) -> str:
+    if count == 1:
+        return "it"
+    return "them"
 
 
 def words_of(node: Node) -> str:

@@ -1,4 +1,4 @@
-"""Sizes and sentences as people read them, the same in both packages."""
+"""Sizes, signals and sentences as people read them, the same in both packages."""
 
 from __future__ import annotations
 
