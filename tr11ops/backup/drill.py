@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from tr11ops.backup.archive_round import summarise
 from tr11ops.backup.base import Archive
 from tr11ops.backup.ledger import DrillRecord, write_drill
 from tr11ops.backup.restore import restore_checkpoint
@@ -201,6 +202,7 @@ def _try(
             not_finite=found.not_finite,
             why="found by a drill",
         )
+        summarise(context.directory)
     return found.passed, f"restored, {'' if found.passed else 'but: '}{found.text}"
 
 

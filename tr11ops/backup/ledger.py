@@ -131,11 +131,51 @@ def damage_line(copy: CopyRecord, others: Iterable[CopyRecord], is_here: bool) -
     return f"{copy.archive}: {copy.what}: {files}; {rest}"
 
 
+def not_finite_line(copy: CopyRecord, others: Iterable[CopyRecord]) -> str:
+    """One copy that holds NaN or infinity in a line: where, in which tensor, and what that archive
+    has in its stead.
+    """
+    sound = [other.step for other in others if _serves_as(copy, other)]
+    rest = (
+        f"the newest sound copy there is of step {max(sound)}"
+        if sound
+        else "NO SOUND COPY IS THERE"
+    )
+    return f"{copy.archive}: {copy.what}: NaN or infinity in {copy.not_finite[0]}; {rest}"
+
+
+def spoilt(copies: Iterable[CopyRecord]) -> list[CopyRecord]:
+    """The whole copies with NaN or infinity that are still the newest of their archive: a later
+    sound one is what a restore takes.
+    """
+    known = list(copies)
+    return [
+        copy
+        for copy in known
+        if copy.is_whole
+        and copy.not_finite
+        and not any(_serves_as(copy, other) and other.step > copy.step for other in known)
+    ]
+
+
+def _serves_as(copy: CopyRecord, other: CopyRecord) -> bool:
+    """Whether another copy of the same archive is sound and holds what this one should."""
+    return other.is_sound and other.archive == copy.archive and _covers(copy, other)
+
+
+def _covers(copy: CopyRecord, other: CopyRecord) -> bool:
+    """Whether another copy is of a kind that holds all that this one's does."""
+    covers = other.kind == "full" or copy.kind != "full"
+    return covers and (other.kind == "data") == (copy.kind == "data")
+
+
 def is_same(copy: CopyRecord, other: CopyRecord) -> bool:
     """Whether another copy holds all that this one does."""
-    covers = other.kind == "full" or copy.kind != "full"
-    covers = covers and (other.kind == "data") == (copy.kind == "data")
-    return covers and other != copy and (other.step, other.identity) == (copy.step, copy.identity)
+    return (
+        _covers(copy, other)
+        and other != copy
+        and (other.step, other.identity) == (copy.step, copy.identity)
+    )
 
 
 def summary(
@@ -174,6 +214,7 @@ def summary(
             for copy in standing(known)
             if copy.damaged
         ],
+        "not_finite": [not_finite_line(copy, known) for copy in spoilt(known)],
     }
 
 

@@ -16,6 +16,32 @@ from tr11ops.rundir.copies import CopyRecord
 from trainer.contract.replacing import SUPERSEDED_SUFFIX
 
 _HEAD = ("step", "size", "tokens", "age", "state", "read", "copies", "kept")
+# what is shortened in the columns, as the help page says it too
+MARKS = {
+    "state": {
+        "whole": "every file has its size",
+        "NOT WHOLE": "the lines above say why",
+        "no resume": "no restart takes it: see above",
+        "no manifest": "another trainer wrote it",
+    },
+    "read": {
+        "never": "its bytes were not compared yet",
+        "ago": "all bytes agreed then",
+        "BAD": "so many files differ",
+        "NaN": "a number is NaN or infinite",
+        "?": "not known",
+    },
+    "copies": {
+        ":w": "weights alone",
+        ":s": "weights around a spike",
+        ":BAD": "damaged, or NaN or infinity in it",
+    },
+    "kept": {
+        "latest": "a restart takes it",
+        "use": "needed now",
+        "pin": "kept by hand",
+    },
+}
 _LEFT = {"state", "read", "copies", "kept", "why", "what"}
 _SHOWN_FAULTS = 3
 _SHORT_KINDS = {"full": "", "weights": ":w", "spike": ":s"}
@@ -26,7 +52,8 @@ def table(catalogue: Catalogue, now: float) -> str:
     """One line a checkpoint, oldest first, then what is to be said of some; `now`: seconds since
     the epoch.
     """
-    lines = _columns(_HEAD, [_cells(entry, now) for entry in catalogue.checkpoints])
+    cells = [_cells(entry, now) for entry in catalogue.checkpoints]
+    lines = _columns(_HEAD, cells)
     for entry in catalogue.checkpoints:
         lines += _wrapped(_remarks(entry), f"step {entry.step}: ")
     if catalogue.quarantined:
@@ -54,9 +81,7 @@ def table(catalogue: Catalogue, now: float) -> str:
             f", {size(sum(quarantined.bytes for quarantined in catalogue.quarantined))} beside them"
         )
     foot = f"{len(catalogue.checkpoints)} of them, {total}{beside}{shape}"
-    return "\n".join(
-        [*lines, *_wrapped([foot, *_origin(catalogue)], ""), *_legend(catalogue.checkpoints)]
-    )
+    return "\n".join([*lines, *_wrapped([foot, *_origin(catalogue)], ""), *_legend(cells)])
 
 
 def _origin(catalogue: Catalogue) -> Iterator[str]:
@@ -68,10 +93,14 @@ def _origin(catalogue: Catalogue) -> Iterator[str]:
         yield f"the run began with {origin.lineage}"
 
 
-def _legend(checkpoints: Iterable[SavedCheckpoint]) -> Iterator[str]:
-    """What the shortened words mean, where there are any."""
-    if any(copy.kind != "full" or copy.fault for entry in checkpoints for copy in entry.copies):
-        yield "copies: whole, :w weights alone, :s weights around a spike, :BAD damaged"
+def _legend(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """What the marks in these lines mean."""
+    for column, marks in MARKS.items():
+        cells = [row[_HEAD.index(column)] for row in rows]
+        found = [mark for mark in marks if any(mark in cell for cell in cells)]
+        if found:
+            meanings = ", ".join(f"{mark} = {marks[mark]}" for mark in found)
+            yield from _wrapped([meanings], f"{column}: ")
 
 
 def decisions_table(decisions: Sequence[RetentionDecision]) -> str:

@@ -128,8 +128,11 @@ def put_numbers_on_record(
     """
     if found.fault or not identity:
         return  # then nothing is known of them
+    from tr11ops.backup.archive_round import summarise  # help needs no archives
+
     try:
         note_numbers(directory, step, identity, kind=kind, not_finite=found.names, why=why)
+        summarise(directory)
     except (OSError, ValueError) as error:
         say(f"tr11: step {step}: the result cannot be recorded: {cause(error)}")
 

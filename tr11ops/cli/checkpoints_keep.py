@@ -255,6 +255,14 @@ def list_checkpoints(
     code 1 when `latest` names nothing, or a checkpoint from which no training resumes; 3 when
     something could not be read.
 
+    Marks, explained below the table where they occur:
+      state   whole: every file has its size; NOT WHOLE; no resume; no manifest
+      read    2 d ago: all bytes agreed then; never; 2 BAD: so many files differ;
+              NaN: a number is NaN or infinite; ?: not known
+      copies  archives with a copy; :w weights alone, :s weights around a spike,
+              :BAD damaged, or NaN or infinity in it; - none
+      kept    latest: a restart takes it; use: needed now; pin: kept by hand
+
     Examples:
       tr11 checkpoints list --run demo
     """

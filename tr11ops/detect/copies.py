@@ -148,32 +148,40 @@ DAMAGED_NAMED = 10
     "copy-damaged",
     needs=("operation.backup",),
     bound="at once",
-    severities="CRITICAL",
+    severities="WARNING, CRITICAL",
 )
 def copy_damaged(snapshot: Snapshot) -> Iterator[Finding]:
-    """A copy of a checkpoint is not what was copied: bytes at the destination rotted, or someone
-    changed them.
+    """A copy of a checkpoint is not what was copied, or no one can go on from it: bytes at the
+    destination rotted, someone changed them, or its numbers are NaN or infinite.
 
-    CRITICAL as soon as a re-read found it, until the copy is repaired: the other copies may go
-    the same way.
+    CRITICAL as soon as a re-read found rot, until the copy is repaired: the other copies may go
+    the same way. WARNING where whole bytes hold NaN or infinity, as a look at the numbers found,
+    until the archive has a later sound copy.
     """
     backup = seen(snapshot.operation.backup)
-    if backup is None or not backup.damaged:
+    if backup is None or not (backup.damaged or backup.not_finite):
         return
-    count = len(backup.damaged)
-    more = (f"and {count - NAMED} more",) if count > DAMAGED_NAMED else ()
+    severity, command = Severity.CRITICAL, "backup run"
+    bad, one, many = backup.damaged, "is damaged", "are damaged"
+    if not bad:
+        severity, command = Severity.WARNING, "checkpoints verify --all --values"
+        bad, one, many = backup.not_finite, "holds NaN or infinity", "hold NaN or infinity"
+    if len(bad) > 1:
+        title = f"{len(bad)} copies of checkpoints {many}"
+    else:
+        title = f"a copy of a checkpoint {one}"
+    lines = (*backup.damaged, *backup.not_finite)
+    more = (f"and {len(lines) - DAMAGED_NAMED} more",) if len(lines) > DAMAGED_NAMED else ()
     yield Finding(
         copy_damaged.name,
-        Severity.CRITICAL,
-        f"{count} copies of checkpoints are damaged"
-        if count > 1
-        else "a copy of a checkpoint is damaged",
+        severity,
+        title,
         evidence=(
-            *backup.damaged[:DAMAGED_NAMED],
+            *lines[:DAMAGED_NAMED],
             *more,
             f"the last round ended {duration(max(0.0, snapshot.time - backup.time))} ago",
         ),
-        fix=derived.command(snapshot, "backup run"),
+        fix=derived.command(snapshot, command),
     )
 
 

@@ -150,7 +150,8 @@ class CopyStatus(Record):
 
     A backup also says all its sound copies (None: by an older tr11, which did not say), and in one
     line for each copy that was found damaged: where, which step, how many files, and which other
-    copy there is. A synchronisation says which secrets were ever found in the logs.
+    copy there is; `not_finite`: the same of those that hold NaN or infinity and that no later sound
+    one follows. A synchronisation says which secrets were ever found in the logs.
     """
 
     time: float
@@ -158,6 +159,7 @@ class CopyStatus(Record):
     message: str = ""
     copied: tuple[Copied, ...] | None = None
     damaged: tuple[str, ...] = ()
+    not_finite: tuple[str, ...] = ()
     secrets: tuple[FoundSecret, ...] = ()
 
 

@@ -200,13 +200,16 @@ def read_copy(path: Path) -> Observed[CopyStatus | None]:
             step=None if step is None else int(number_of(path, step)),
             message=_line(value.get("message")),
             copied=_copied(path, value.get("copied")),
-            damaged=tuple(
-                _line(text) for text in _list(path, value.get("damaged", []))[:MOST_DAMAGED]
-            ),
+            damaged=_lines(path, value, "damaged"),
+            not_finite=_lines(path, value, "not_finite"),
             secrets=found_secrets(value.get("secrets", [])),
         )
 
     return observed(read)
+
+
+def _lines(path: Path, value: dict[str, Any], key: str) -> tuple[str, ...]:
+    return tuple(_line(text) for text in _list(path, value.get(key, []))[:MOST_DAMAGED])
 
 
 def _copied(path: Path, value: Any) -> tuple[Copied, ...] | None:

@@ -188,7 +188,9 @@ def read_copies(directory: RunDirectory, every_variant: bool = False) -> tuple[C
     for path in sorted(folder.glob("*/*.json")):
         copy = read_copy(path)
         if copy is not None and (every_variant or copy.variant == directory.paths.variant):
-            numbers = read_not_finite(directory, copy.step, copy.identity)
+            its_paths = replace(directory.paths, variant=copy.variant)
+            owner = replace(directory, paths=its_paths)
+            numbers = read_not_finite(owner, copy.step, copy.identity)
             if numbers is not None:
                 copy = replace(copy, not_finite=numbers.of_copy(copy.kind))
             found.append(copy)

@@ -17,10 +17,30 @@ from tr11ops.backup.drill import LoadResult, choose_copy, run_drill
 from tr11ops.backup.ledger import drill_file, read_archive_state, read_drill
 from tr11ops.backup.round_values import ArchiveLock, ArchiveLocked, ArchiveTally, card_archives
 from tr11ops.backup.service import rebuild
+from tr11ops.observe.operation import CopyStatus
+from tr11ops.observe.operation_files import read_copy as read_status
 from tr11ops.rundir.copies import read_copies
 
 
 # ----------------------------------------------------------------------------- drills
+def test_a_copy_with_nan_is_told_until_a_later_sound_one_is_there(rounds: Rounds) -> None:
+    rounds.save(100, 300, 400)
+    rounds.run()
+    copy = choose_copy(rounds.copies())
+    assert copy is not None and copy.step == 400 and rounds.status()["not_finite"] == []
+    bad = LoadResult(False, "NaN or infinity in a (weights)", ("weights/a",))
+    run_drill(rounds.place(), rounds.open("store", rounds.card), copy, look=lambda folder: bad)
+    (line,) = {line for line in rounds.status()["not_finite"] if line.startswith("store")}
+    assert line == (
+        "store: step 400 (full): NaN or infinity in weights/a; the newest sound copy there is of step 300"
+    )
+    seen = read_status(rounds.directory.paths.state / "backup" / "status.json")
+    assert isinstance(seen, CopyStatus) and line in seen.not_finite and seen.damaged == ()
+    rounds.save(600)
+    rounds.run()
+    assert not any(line.startswith("store") for line in rounds.status()["not_finite"])
+
+
 def test_a_drill_restores_the_newest_copy_and_leaves_nothing(rounds: Rounds) -> None:
     rounds.save(100, 300, 400)
     rounds.run()

@@ -17,7 +17,7 @@ from tr11ops.base.errors import Refusal
 from tr11ops.cli import backup_restore
 from tr11ops.cli.checkpoints import ValuesFound
 from tr11ops.rundir.checkpoint_digests import NotFiniteRecord, note_numbers, read_not_finite
-from tr11ops.rundir.copies import read_copies
+from tr11ops.rundir.copies import CopyRecord, read_copies, write_copy
 from tr11ops.rundir.paths import RunDirectory
 from trainer.checkpoint import rewrite
 from trainer.checkpoint.deepspeed.write import write_deepspeed_layout
@@ -302,3 +302,20 @@ def test_a_look_at_weights_alone_says_nothing_of_the_optimizer(
     assert record is not None and record.not_finite == (*left, "optimizer/a/exp_avg")
     note_numbers(run, 200, "abcdef0123", not_finite=(), why="found by verify --values")
     assert read_not_finite(run, 200, "abcdef0123") is None
+
+
+def test_numbers_of_a_copy_are_those_of_its_own_variant(tmp_path: Path) -> None:
+    """They were looked for among this variant's, where there are none, or another checkpoint's."""
+    main, other = (
+        RunDirectory(RunPaths(tmp_path, "run", variant), tmp_path / "kill-switch")
+        for variant in ("main", "other")
+    )
+    for run, identity in ((main, "a" * 64), (other, "b" * 64)):
+        place = f"checkpoints/{run.paths.variant}/global_step200"
+        fields = {"step": 200, "kind": "full", "identity": identity, "location": place}
+        about = {"format": "files", "files": 1, "bytes": 1, "copied": 1.0, "verified": 1.0}
+        write_copy(run, CopyRecord("store", "/archive", **fields, **about))
+    note_numbers(other, 200, "b" * 64, not_finite=["weights/a"], why="found by a drill")
+    found = {copy.variant: copy.not_finite for copy in read_copies(main, every_variant=True)}
+    assert found == {"main": (), "other": ("weights/a",)}
+    assert {copy.not_finite for copy in read_copies(other)} == {("weights/a",)}

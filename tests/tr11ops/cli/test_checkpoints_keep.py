@@ -20,7 +20,7 @@ from tr11ops.backup.folder import FolderArchive
 from tr11ops.backup.transfer import Transfer
 from tr11ops.checkpoints.catalogue import Catalogue
 from tr11ops.checkpoints.quarantine import list_quarantined
-from tr11ops.checkpoints.screen import table
+from tr11ops.checkpoints.screen import MARKS, table
 from tr11ops.rundir.checkpoint_digests import DigestRecord
 from tr11ops.rundir.checkpoint_pins import Pin, state_folder
 from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
@@ -68,6 +68,16 @@ def test_list_shows_what_is_known_of_each(bench: LocalBench, shelf: Shelf) -> No
     assert any(
         line.startswith("global_step900.discarded") and line.endswith("discarded") for line in lines
     )
+    said = " ".join(" ".join(lines[-8:]).split())
+    assert said.endswith(
+        "state: whole = every file has its size"
+        " read: never = its bytes were not compared yet, ago = all bytes agreed then"
+        " copies: :w = weights alone, :BAD = damaged, or NaN or infinity in it"
+        " kept: latest = a restart takes it, use = needed now, pin = kept by hand"
+    ), "the marks that occur, and no others"
+    page = " ".join(bench.tr11("checkpoints", "list", "--help").out.split())
+    words = [(mark, meaning) for marks in MARKS.values() for mark, meaning in marks.items()]
+    assert [mark for mark, _ in words if mark not in page] == []
     value = bench.tr11("checkpoints", "list", *run, "--json").json
     one = value["checkpoints"][0]
     assert (

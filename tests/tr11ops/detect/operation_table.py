@@ -186,6 +186,8 @@ TABLE: list[tuple[str, Snapshot, Any, list[str]]] = [
     ("rounds are a week apart", backed_up(store=(), url=(), interval_hours=7 * 24), backup_overdue, []),
     ("copies in order", operated(), copy_damaged, []),
     ("a copy has rotted", operated(backup=CopyStatus(NOW, 31_000, damaged=("store: step 9",))), copy_damaged, ["CRITICAL"]),
+    ("a copy holds NaN", operated(backup=CopyStatus(NOW, 31_000, not_finite=("store: step 9",))), copy_damaged, ["WARNING"]),
+    ("NaN, and rot", operated(backup=CopyStatus(NOW, 31_000, damaged=("url: 8",), not_finite=("store: 9",))), copy_damaged, ["CRITICAL"]),
     ("never copied", operated(backup=None), copy_damaged, []),
     ("unknown", operated(backup=UNKNOWN), copy_damaged, []),
     ("mirrored", operated(), sync_overdue, []),

@@ -65,4 +65,6 @@ def _copies(material: ReportMaterial, zone: tzinfo) -> Iterator[str]:
     if missing:
         yield f"Not copied yet: {missing} of the copies that the card wants."
     if isinstance(material.snapshot.operation.backup, CopyStatus):
-        yield from (f"Damaged: {line}." for line in material.snapshot.operation.backup.damaged)
+        backup = material.snapshot.operation.backup
+        yield from (f"Damaged: {line}." for line in backup.damaged)
+        yield from (f"Not sound: {line}." for line in backup.not_finite)
