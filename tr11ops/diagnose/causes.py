@@ -149,6 +149,7 @@ def judge(launches: Sequence[LogLaunch], earlier: Sequence[LogLaunch] = ()) -> D
     )
     return replace(
         found,
+        launch=merged.label,
         label=merged.task,
         number=merged.number,
         log_evidence=evidence_of(merged, places),
@@ -203,7 +204,10 @@ def _with_odd_host(found: Diagnosis, odd: OddHost, launch: LogLaunch) -> Diagnos
     if root is None or not _may_be_of_odd_host(found, odd, launch):
         return found
     fault, step = found.fault, found.step
-    if fault in _OF_A_PROGRAM and odd.fault is not FaultClass.UNKNOWN:
+    is_told_by_gpu = odd.fault is FaultClass.GPU_HARDWARE and root.node == odd.host
+    if (fault in _OF_A_PROGRAM and odd.fault is not FaultClass.UNKNOWN) or (
+        fault in _OF_PEERS and is_told_by_gpu
+    ):
         fault = odd.fault
     if step in {NextStep.FIX_CONFIG, NextStep.FIX_STORAGE}:
         step = NextStep.PAGE
@@ -234,10 +238,8 @@ def _may_be_of_odd_host(found: Diagnosis, odd: OddHost, launch: LogLaunch) -> bo
         or found.step is NextStep.NONE
     ):
         return False
-    if (
-        found.fault not in _OF_A_PROGRAM | _OF_AN_ODD_HOST
-        or found.step is NextStep.EXCLUDE_AND_RESUBMIT
-    ):
+    is_placed = found.step is NextStep.EXCLUDE_AND_RESUBMIT and root.node is not None
+    if is_placed or found.fault not in _OF_A_PROGRAM | _OF_AN_ODD_HOST:
         return False
     is_its = (root.node == odd.host and not root.is_guess) or odd.text == root.text
     is_its = is_its or re.match(rf"[^A-Za-z]*{re.escape(odd.host)}\b", root.text) is not None
@@ -372,11 +374,7 @@ def _printed_early(launch: LogLaunch, places: LaunchPlaces) -> Diagnosis | None:
         step,
         confidence=AFTER_STEPS,
         root_cause=line,
-        evidence=(),
-        consequences=(),
-        consequence_count=0,
         explanation=why,
-        launch=launch.label,
     )
 
 
@@ -575,7 +573,6 @@ def _of_root(
         consequence_count=len(after) + (0 if signature.role is Role.END else len(alike)),
         explanation=_explanation(root, quoted, launch, len(after))
         + _who(root, quoted, peer, places),
-        launch=launch.label,
         signs=Signs(
             signature.role,
             signature.blame,
@@ -945,10 +942,7 @@ def _from_steps(
         confidence=unhealthy.confidence,
         root_cause=line,
         evidence=evidence,
-        consequences=(),
-        consequence_count=0,
         explanation=unhealthy.why,
-        launch=launch.label,
     )
 
 
@@ -986,12 +980,9 @@ def _nothing(launch: LogLaunch, found: Candidates, places: LaunchPlaces) -> Diag
             confidence=0.5,
             root_cause=root,
             evidence=evidence,
-            consequences=(),
-            consequence_count=0,
             explanation=why,
-            launch=launch.label,
         )
-    return _no_failure_told(launch, found, places=places, untold=untold, evidence=evidence)
+    return replace(_no_failure_told(launch, found, places, untold), evidence=evidence)
 
 
 def _no_failure_told(
@@ -999,7 +990,6 @@ def _no_failure_told(
     found: Candidates,
     places: LaunchPlaces,
     untold: Sequence[QuotedLine],
-    evidence: tuple[QuotedLine, ...],
 ) -> Diagnosis:
     """What is left where no launcher says that its workers failed."""
     done = ""
@@ -1012,11 +1002,7 @@ def _no_failure_told(
             NextStep.PAGE,
             confidence=hang.signature.confidence,
             root_cause=places.quoted(hang),
-            evidence=evidence,
-            consequences=(),
-            consequence_count=0,
             explanation=_sentence(hang) + done,
-            launch=launch.label,
         )
     if found.consequences:
         root = places.quoted(found.consequences[0])
@@ -1026,11 +1012,7 @@ def _no_failure_told(
             NextStep.RESUBMIT,
             confidence=0.5,
             root_cause=root,
-            evidence=evidence,
-            consequences=(),
-            consequence_count=0,
             explanation=why,
-            launch=launch.label,
         )
     warned = _last_warning(launch, found)
     if warned is not None and not untold:
@@ -1040,16 +1022,12 @@ def _no_failure_told(
             NextStep.PAGE,
             confidence=MILD,
             root_cause=places.quoted(warned),
-            evidence=evidence,
-            consequences=(),
-            consequence_count=0,
             explanation=why,
-            launch=launch.label,
             signs=Signs(
                 warned.signature.role, warned.signature.blame, signature=warned.signature.id
             ),
         )
-    whole = _by_last_step(launch, found, places, evidence)
+    whole = _by_last_step(launch, found, places)
     if whole is not None and whole.fault is FaultClass.CLEAN_EXIT:
         return whole
     if untold:
@@ -1059,22 +1037,14 @@ def _no_failure_told(
             NextStep.PAGE,
             confidence=0.45,
             root_cause=untold[0],
-            evidence=evidence,
-            consequences=(),
-            consequence_count=0,
             explanation=why,
-            launch=launch.label,
         )
-    return _by_last_step(launch, found, places, evidence) or Diagnosis(
+    return whole or Diagnosis(
         FaultClass.UNKNOWN,
         NextStep.NONE,
         confidence=0.6,
         root_cause=None,
-        evidence=evidence,
-        consequences=(),
-        consequence_count=0,
         explanation=f"Nothing in this log says that anything went wrong.{done}",
-        launch=launch.label,
     )
 
 
@@ -1099,9 +1069,7 @@ def _last_warning(launch: LogLaunch, found: Candidates) -> Sighting | None:
     return None
 
 
-def _by_last_step(
-    launch: LogLaunch, found: Candidates, places: LaunchPlaces, evidence: tuple[QuotedLine, ...]
-) -> Diagnosis | None:
+def _by_last_step(launch: LogLaunch, found: Candidates, places: LaunchPlaces) -> Diagnosis | None:
     """What the last step says of the end, where it names the training's last one too."""
     last = launch.progress
     if last is None or last.is_last is None:
@@ -1114,11 +1082,7 @@ def _by_last_step(
             NextStep.PAGE,
             confidence=0.5,
             root_cause=line,
-            evidence=evidence,
-            consequences=(),
-            consequence_count=0,
             explanation=why,
-            launch=launch.label,
         )
     if last.is_last:
         quoted = QuotedLine(launch.file, last.line_number, last.text.strip())
@@ -1128,11 +1092,7 @@ def _by_last_step(
             NextStep.NONE,
             confidence=WHOLE,
             root_cause=quoted,
-            evidence=evidence,
-            consequences=(),
-            consequence_count=0,
             explanation=why,
-            launch=launch.label,
         )
     return None
 

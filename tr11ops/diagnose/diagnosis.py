@@ -76,10 +76,10 @@ class Diagnosis(Record):
     step: NextStep
     confidence: float
     root_cause: QuotedLine | None
-    evidence: tuple[QuotedLine, ...]
-    consequences: tuple[QuotedLine, ...]
-    consequence_count: int
     explanation: str
+    evidence: tuple[QuotedLine, ...] = ()
+    consequences: tuple[QuotedLine, ...] = ()
+    consequence_count: int = 0
     launch: str = ""
     label: str = ""
     number: int | None = None

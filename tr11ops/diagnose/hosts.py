@@ -56,7 +56,7 @@ _CLOCK = re.compile(
 _MISSING = re.compile(
     r"\b(?:FAIL(?:ED|URE|S)?|[Ff]ail(?:ed|s|ure)?|NOT|not|NO|[Mm]issing|MISSING|DOWN|[Dd]own|ERROR|[Ee]rror|[Uu]nhealthy"
     r"|[Dd]egraded|DEGRADED|BAD|bad|[Uu]navailable|[Uu]nreachable|refused|INACTIVE|[Ii]nactive|absent|mismatch|MISMATCH"
-    r"|throttl\w+|[Ss]low|SLOW|stale|[Tt]imed? ?out|SKEW|corrupt\w*|full|100 ?%(?= ?(?:used|full|/)|$))(?!\w)"
+    r"|0 active|throttl\w+|[Ss]low|SLOW|stale|[Tt]imed? ?out|SKEW|corrupt\w*|full|100 ?%(?= ?(?:used|full|/)|$))(?!\w)"
 )
 # who waited for others in vain is a witness, and lacks nothing itself
 _WAITED = re.compile(r"\bwait(?:ing|ed)? for\b|\b\d+/\d+ (?:clients|workers|nodes|peers) joined")
@@ -98,6 +98,10 @@ _THINGS: tuple[tuple[FaultClass, re.Pattern[str]], ...] = (
     ),
     (FaultClass.HOST_OOM, re.compile(r"\bmemory\b|\bram\b|memlock", re.IGNORECASE)),
 )
+_OF_A_SERVER = re.compile(  # `10.1.1.3:/export 50T 49T 1T 98% /data`, `x on /data type wekafs (rw)`
+    r"(?:^|\s)[\w.@,-]+:/\S*\s|\stype (?:nfs4?|lustre|gpfs|wekafs|beegfs|ceph|fuse\.\S+)\b"
+)
+_MOUNTED_AT = re.compile(r"(?:\son|\d%) (/[\w./-]+)")
 AROUND = 30  # characters about the word that tells of what is missing
 _ON_HOST = r"\b(?:on|host|hostname|node|nodename|running on|->|=>)[ =:]+(?:host |node )?"
 _MAP = re.compile(r"\bmap\b|\branks?\b", re.IGNORECASE)
@@ -248,6 +252,14 @@ def hosts_in_lists(heads: Sequence[LogHead]) -> frozenset[str]:
                     continue
                 found |= {name for name in names if not is_device(name)}
     return frozenset(found)
+
+
+def shared_mounts(heads: Sequence[LogHead]) -> frozenset[str]:
+    """The paths at which mount or df say that a server's file system is."""
+    of_servers = [
+        line for head in heads for _, line in _lines(head) if _OF_A_SERVER.search(line) is not None
+    ]
+    return frozenset(path for line in of_servers for path in _MOUNTED_AT.findall(line))
 
 
 def _is_host(name: str) -> bool:

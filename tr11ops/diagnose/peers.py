@@ -16,8 +16,17 @@ from tr11ops.diagnose.signature import FaultClass, Role
 FEWEST_WITNESSES = 2
 _OF_ONE_MACHINE = frozenset({"memory-held", "nvls-memory"})
 SETTINGS = "nccl-network-settings"
-DRIVERS = frozenset({"cuda-configuration", "nccl-refused", "driver-mismatch", "fabric-permission"})
-_OF_A_DRIVER = re.compile(r"driver", re.IGNORECASE)
+DRIVERS = frozenset(
+    {
+        "cuda-configuration",
+        "cuda-unknown-start",
+        "nccl-refused",
+        "driver-mismatch",
+        "fabric-permission",
+    }
+)
+_INSTALLED = DRIVERS | {"gds-driver", "cuda-died"}  # what a node alone may lack
+_OF_A_DRIVER = re.compile(r"driver|unknown error", re.IGNORECASE)
 _FACTS = "nodes"  # the family of what nodes say of themselves
 _DAEMON_ON = re.compile(r"\bslurmd\[[A-Za-z][\w.-]*\]: ")  # which names its node
 _NO_DAEMON = re.compile(
@@ -27,11 +36,15 @@ _CLOCK = re.compile(
     r"RequestTimeTooSkewed|request time and the current time is too large|RequestExpired\b"
 )
 FEWEST_OTHERS = 2  # nodes that agree, before a third one is the odd one
-_ODD_FAULTS = frozenset({FaultClass.NCCL_NETWORK, FaultClass.RENDEZVOUS, FaultClass.USER_CODE})
 _UNLIMITED = "memlock-unlimited"
 _OF_LOCKED_MEMORY = re.compile(r"Cannot allocate memory|RLIMIT_MEMLOCK|max locked memory")
-_OWN_DISK = re.compile(
-    r"/tmp\b|(?<![\w.-])/(?:run|var)/|/local(?:_?scratch)?\b|/scratch_local\b|/nvme\w*/|/raid\d*/|\btmpfs\b"
+_OWN_DISK = re.compile(  # by its name, which may hold that of a file system that all share
+    r"(?<![\w./-])(?!/usr/)(?:/tmp|/run|/var/(?:cache|lib|log|opt|run|spool|tmp)|/(?:\w+/)?(?:local(?:_?(?:scratch|ssd|disk))?|scratch_local|nvme\w*|raid\d*))"
+    r"(?:/\S*|\b)|\btmpfs\b"
+)
+_SHARED_NAME = re.compile(
+    r"lustre|gpfs|beegfs|weka|ceph|nfs|vast\b|daos|juicefs|fsx|\befs|/s3|gcsfuse|quobyte|glusterfs|/shared|[-_]shared\b|/home/",
+    re.IGNORECASE,
 )
 _OURS = "ours"  # the family of tr11's own words: the paths in them are those of the run directory
 _OWN_MOUNT = re.compile(
@@ -72,7 +85,7 @@ def lone_node(
     A GPU that someone else holds, a full disk of its own, a mount or credentials that it alone has lost;
     a limit on locked memory, where another node says that it has none.
     """
-    if root.signature.fault in _ODD_FAULTS and root.progress is None and _may_be_nodes_own(root):
+    if root.progress is None and _may_be_nodes_own(root):
         odd = odd_node(sightings, places)
         if odd is not None:
             return odd
@@ -94,9 +107,8 @@ def lone_node(
 def _may_be_nodes_own(root: Sighting) -> bool:
     """Whether an error at the start is one that a node alone may cause by what is installed on it."""
     signature = root.signature
-    if signature.fault is FaultClass.USER_CODE:
-        return signature.id in DRIVERS or signature.family == "nccl"
-    return signature.fault is FaultClass.NCCL_NETWORK
+    is_nccls = signature.fault is FaultClass.USER_CODE and signature.family == "nccl"
+    return is_nccls or signature.fault is FaultClass.NCCL_NETWORK or signature.id in _INSTALLED
 
 
 def odd_node(sightings: Sequence[Sighting], places: LaunchPlaces) -> str | None:
@@ -126,7 +138,7 @@ def _is_set_up_here_alone(
     """Whether one node alone says that it is not set up for the network, or its driver not for the
     program, while others say only that they lost it.
     """
-    is_driver = root.signature.id in DRIVERS and _OF_A_DRIVER.search(root.text) is not None
+    is_driver = root.signature.id in _INSTALLED and _OF_A_DRIVER.search(root.text) is not None
     if root.signature.id != SETTINGS and not is_driver:
         return False
     own = places.quoted(root, is_root=True)
@@ -138,7 +150,10 @@ def _is_set_up_here_alone(
         for one in sightings
         if one.signature.role is not Role.CAUSE and one.signature.family != _FACTS
     ]
-    return len({places.quoted(one).node for one in others} - {None, own.node}) >= FEWEST_OTHERS
+    witnesses = {places.quoted(one).node for one in others}
+    if is_driver and not any(one.signature.family == _FACTS for one in sightings):
+        witnesses |= places.in_columns  # who says something, and not that, has it not
+    return len(witnesses - {None, own.node}) >= FEWEST_OTHERS
 
 
 def _is_of_a_machine(root: Sighting, places: LaunchPlaces) -> bool:
@@ -154,9 +169,10 @@ def _is_of_a_machine(root: Sighting, places: LaunchPlaces) -> bool:
         return _CLOCK.search(root.text) is not None and places.has_other_nodes
     if signature.fault is not FaultClass.STORAGE:
         return signature.id in _OF_ONE_MACHINE
+    own = _OWN_DISK.search(root.text)
     # wherever the run directory lies: all nodes share it
-    if signature.family != _OURS and _OWN_DISK.search(root.text):
-        return True
+    if own is not None and signature.family != _OURS:
+        return _SHARED_NAME.search(own[0]) is None and not places.is_shared(own[0])
     return _OWN_MOUNT.search(root.text) is not None and places.has_other_nodes
 
 

@@ -24,6 +24,7 @@ from tr11ops.diagnose.hosts import (
     hosts_of_ranks,
     machines_of,
     sections,
+    shared_mounts,
     shells,
 )
 from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
@@ -133,9 +134,9 @@ class LaunchPlaces:
         self._reports = [replace(report, host=self.host_of(report)) for report in reports]
         self._hosts = {node for one in launch.sightings if (node := _node_named(one)) is not None}
         self._hosts |= {report.host for report in self._reports if report.host} | set(launch.nodes)
-        in_columns = hosts_in_columns(launch.heads) | hosts_in_tables(launch.heads)
+        self.in_columns = hosts_in_columns(launch.heads) | hosts_in_tables(launch.heads)
         self.machines = machines_of(launch.heads)
-        self._hosts |= in_columns | hosts_in_lists(launch.heads)
+        self._hosts |= self.in_columns | hosts_in_lists(launch.heads)
         self._sections = sections(launch.heads)
         self._hosts = {host for host in self._hosts if not is_this_machine(host)}
         self._of_rank: dict[int, str] = {}
@@ -169,7 +170,7 @@ class LaunchPlaces:
         listed = {*launch.said_hosts, *self.machines.values(), *hosts_in_lists(launch.heads)}
         listed |= {report.host for report in self._reports if report.host} | {*of_ranks.values()}
         self._listed = self._by_scheduler | {_short(node) for node in listed}
-        columns = {one.origin.node for one in launch.sightings if one.origin.node} | in_columns
+        columns = {one.origin.node for one in launch.sightings if one.origin.node} | self.in_columns
         columns |= {
             own["node"] or own["field"]
             for one in launch.sightings
@@ -191,6 +192,11 @@ class LaunchPlaces:
     def is_of_a_daemon(self, one: Sighting) -> bool:
         """Whether the kernel or a daemon of one node wrote the log of a line."""
         return node_of_daemons_log(one.file, self._hosts) is not None
+
+    def is_shared(self, path: str) -> bool:
+        """Whether this path is below where the log says that a server's file system is mounted."""
+        mounts = shared_mounts(self._launch.heads)
+        return any(path == mount or path.startswith(f"{mount}/") for mount in mounts)
 
     def peer_of(self, one: Sighting) -> str | None:
         """The other end that a line names, as the node list calls it, else as the line does."""

@@ -39,13 +39,19 @@ _OF_OTHERS = frozenset(
     {FaultClass.NCCL_NETWORK, FaultClass.NCCL_TIMEOUT, FaultClass.RENDEZVOUS, FaultClass.UNKNOWN}
 )
 _WRAPPER = "checkpoint-wrapper"
-_CREDENTIALS = "slurm-auth"
 REPLAYED_ELSEWHERE = "replayed-elsewhere"
-_FILES_LOST, _OWN_DISK = "storage-gone", "storage-own-disk"
-_OF_REFUSED_CREDENTIALS = frozenset(
-    {"slurm-launch", "slurm-submit", "slurm-submit-error", "slurm-empty-answer"}
-)
+_SAYS_WHY: Mapping[str, frozenset[str]] = {  # whose reason another line of the launch gives
+    **dict.fromkeys(
+        ("slurm-launch", "slurm-submit", "slurm-submit-error", "slurm-empty-answer"),
+        frozenset({"slurm-auth"}),
+    ),
+    "storage-gone": frozenset({"storage-own-disk"}),
+    "container-start": frozenset({"image-refused", "image-busy"}),
+    "kubernetes-refused": frozenset({"kubernetes-image-refused", "kubernetes-image-busy"}),
+    "oom-kernel-chose": frozenset({"oom-killed"}),
+}
 _LOOP = "end-loop"
+_MAY_BE_SHORT = frozenset({_LOOP, "end-code", "end-returned"})  # which do not say how far it came
 _FINISHED = frozenset({"end-finished", _LOOP})
 _STEP_CANCELLED = "step-cancelled"
 TOLD_TO_GO = "told-to-go"
@@ -176,8 +182,10 @@ def _has_an_age(one: Sighting) -> bool:
 
 
 def _is_short(end: Sighting) -> bool:
-    """Whether it is the end of a loop, and the step before it was not the last one of the training."""
-    if end.signature.id != _LOOP or end.progress is None:
+    """Whether it is the end of a loop or of a program, and the step before it was not the last one
+    of the training.
+    """
+    if end.signature.id not in _MAY_BE_SHORT or end.progress is None:
         return False
     return end.progress.is_last is False
 
@@ -560,10 +568,8 @@ def _says_more(one: Sighting, strong: Sighting) -> bool:
             one.signature.id == _SAID_BELOW[signature.id]
             and 0 < _lines_below(one, strong) <= NEXT_LINES
         )
-    elif signature.id in _OF_REFUSED_CREDENTIALS:
-        is_deeper = one.signature.id == _CREDENTIALS
-    elif signature.id == _FILES_LOST:
-        is_deeper = one.signature.id == _OWN_DISK and not one.is_mild
+    elif signature.id in _SAYS_WHY:
+        is_deeper = one.signature.id in _SAYS_WHY[signature.id] and not one.is_mild
     elif (
         signature.fault is FaultClass.GPU_HARDWARE
         and signature.family != KERNELS

@@ -20,6 +20,7 @@ _UNWRITABLE = ("ours-run-directory-gone", "ours-unwritable")
 _FAILED = re.compile(r"^tr11: launch \d+ failed \((?P<kind>[\w-]+)\): (?P<summary>.+)")
 _NOT_A_WORKERS = re.compile(
     r"^(?:srun|slurmstepd|slurmctld|slurmd)\b|^torch\.distributed\.elastic|^tr11: "
+    r"|^.{0,80}\boom-kill:constraint="  # whose next line says whom it killed
 )
 
 

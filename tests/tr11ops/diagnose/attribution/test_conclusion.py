@@ -104,7 +104,7 @@ def diagnosis(
     fault: FaultClass, step: NextStep, node: str | None = "n1", confidence: float = 0.6
 ) -> Diagnosis:
     line = QuotedLine("train.log", 7, "words", rank=1, node=node)
-    return Diagnosis(fault, step, confidence, line, (), (), 0, "A reason.")
+    return Diagnosis(fault, step, confidence, line, "A reason.")
 
 
 def of(
