@@ -255,6 +255,9 @@ def reason_of(text: str) -> JobReason:
     return next((row for row in TABLE if re.fullmatch(row.pattern, plain)), UNKNOWN)
 
 
+PARTITION_CLOSED = reason_of("PartitionDown")
+
+
 def reason_of_job(job: Job) -> JobReason:
     """The row of a pending job: a priority of 0 holds it, whatever else the scheduler says."""
     row = reason_of(job.reason)

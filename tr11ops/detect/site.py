@@ -9,7 +9,7 @@ from tr11ops.base.observed import known, seen
 from tr11ops.base.units import counted, duration, first_few, timestamp
 from tr11ops.cluster.arrays import array_number
 from tr11ops.cluster.base import Job
-from tr11ops.cluster.pending_reasons import Cause, Wait, reason_of_job
+from tr11ops.cluster.pending_reasons import PARTITION_CLOSED, Cause, Wait, reason_of_job
 from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.nodes_left import (
@@ -28,7 +28,6 @@ from tr11ops.queue.repair import way_out
 from tr11ops.rundir.exclusion import Exclusion
 
 NIGHT_SECONDS = 12 * derived.HOUR
-CLOSED = ("PartitionDown", "PartitionInactive")  # the scheduler's reasons
 
 
 @detector(
@@ -79,7 +78,7 @@ def waits_for_site(snapshot: Snapshot) -> Iterator[Finding]:
 
 def _how_it_waits(snapshot: Snapshot, job: Job) -> tuple[Severity, str]:
     """How grave it is that a job waits for the site, and the words for it."""
-    is_closed = job.reason.startswith(CLOSED) or is_shut(snapshot, job)
+    is_closed = reason_of_job(job) is PARTITION_CLOSED or is_shut(snapshot, job)
     if is_closed:
         partition = "its partition"
         if job.partition:

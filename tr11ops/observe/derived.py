@@ -15,7 +15,7 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.base.robust import usual_step_seconds
 from tr11ops.cluster.arrays import array_number
 from tr11ops.cluster.base import Job
-from tr11ops.cluster.pending_reasons import JobReason, Wait, reason_of, reason_of_job
+from tr11ops.cluster.pending_reasons import PARTITION_CLOSED, JobReason, Wait, reason_of_job
 from tr11ops.observe import normal_silence
 from tr11ops.observe.placement import is_shut, misplaced, too_few_usable
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot, newest_attempt
@@ -28,7 +28,6 @@ from trainer.contract.record import Record
 if TYPE_CHECKING:
     from tr11ops.runcard.exit_duration import ExitPlan
 
-SHUT = reason_of("PartitionDown")
 MINUTE = 60.0
 HOUR = 3600.0
 DAY = 86400.0
@@ -125,7 +124,7 @@ def why_not_starting(snapshot: Snapshot, job: Job) -> str:
         if job.reason:
             return f"{row.meaning} ({job.reason})"
         return row.meaning
-    shut = SHUT.meaning if is_shut(snapshot, job) else ""
+    shut = PARTITION_CLOSED.meaning if is_shut(snapshot, job) else ""
     return (
         misplaced(snapshot, job)
         or shut
@@ -150,7 +149,7 @@ def site_reason(job: Job) -> JobReason:
     row = reason_of_job(job)
     if row.wait is Wait.SITE:
         return row
-    return SHUT
+    return PARTITION_CLOSED
 
 
 def is_idle(snapshot: Snapshot) -> bool:

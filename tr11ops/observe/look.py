@@ -31,6 +31,7 @@ from tr11ops.observe.clock import (
 from tr11ops.observe.operation import OperationObservations
 from tr11ops.observe.operation_files import operation_facts, see_operation
 from tr11ops.observe.ownership import Ownership, why_unmounted, without_unclear
+from tr11ops.observe.placement import with_reasons_of_now
 from tr11ops.observe.snapshot import (
     Attempt,
     RunFacts,
@@ -354,8 +355,8 @@ def _resubmitted(directory: RunDirectory, now: float) -> Observed[int]:
 def _ask(
     scheduler: Overview | Unknown, names: Collection[str]
 ) -> tuple[Observed[tuple[Job, ...]], Observed[tuple[Node, ...]]]:
-    """Jobs and nodes: two calls, or one when the first gets no answer (each failing call costs its
-    whole time-out).
+    """Jobs, each with a reason that its partitions bear out, and nodes: two calls, or one when the
+    first gets no answer (each failing call costs its whole time-out).
 
     A run that was launched under several names is found among all jobs.
     """
@@ -367,7 +368,8 @@ def _ask(
     jobs = _call(lambda: scheduler.jobs(name=name))
     if isinstance(jobs, Unknown):
         return jobs, Unknown(jobs.why)
-    return jobs, _call(scheduler.nodes)
+    nodes = _call(scheduler.nodes)
+    return with_reasons_of_now(jobs, known(nodes, ())), nodes
 
 
 def _call(call: Callable[[], T]) -> Observed[T]:

@@ -7,11 +7,33 @@ task be moved to any partition, and goes on to say that it waits for its turn.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted
 from tr11ops.cluster.base import Job, Node
 from tr11ops.cluster.capacity import NodeNeed, lacking, why_no_room
+from tr11ops.cluster.pending_reasons import PARTITION_CLOSED, reason_of
 from tr11ops.observe.snapshot import Snapshot
+
+NOT_ASKED_SINCE = "None"  # Slurm's word for a job that it has not looked at yet
+
+
+def with_reasons_of_now(jobs: tuple[Job, ...], nodes: tuple[Node, ...]) -> tuple[Job, ...]:
+    """The jobs, those without a reason of which one says that its partition is closed though it is
+    open by now.
+
+    Slurm gives the reason of its last attempt to start a job, which may be minutes old.
+    """
+    are_open = {
+        name for node in nodes for name in node.partitions if name not in node.shut_partitions
+    }
+    return tuple(
+        replace(job, reason=NOT_ASKED_SINCE)
+        if reason_of(job.reason) is PARTITION_CLOSED and are_open.intersection(_partitions(job))
+        else job
+        for job in jobs
+    )
 
 
 def is_shut(snapshot: Snapshot, job: Job) -> bool:

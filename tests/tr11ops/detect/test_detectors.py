@@ -834,9 +834,8 @@ def test_a_closed_partition_wakes_someone_where_nothing_trains_and_says_so(is_sa
     """The scheduler gives another reason of a part that waits for another one too: the nodes tell."""
     reason = "PartitionDown" if is_said else "Dependency"
     waits = pending(reason=reason, partition="gpu_p5")
-    shut = () if is_said else ("gpu_p5",)
     closed = tuple(
-        replace(node, partitions=("gpu_p5",), shut_partitions=shut)
+        replace(node, partitions=("gpu_p5",), shut_partitions=("gpu_p5",))
         for node in known(snapshot().nodes, ())
     )
     (finding,) = found(idle(jobs=(waits,), nodes=closed), "waits-for-site")

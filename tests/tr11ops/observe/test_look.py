@@ -64,7 +64,7 @@ class Answers:
 
     def nodes(self) -> tuple[Node, ...]:
         self.calls.append("nodes")
-        return (Node("n01", frozenset({"idle"})),)
+        return (Node("n01", frozenset({"idle"}), partitions=("gpu",)),)
 
 
 @pytest.fixture
@@ -276,6 +276,14 @@ def test_a_silent_scheduler_is_asked_once_and_is_unknown(
     assert "scheduler unreachable" in verdict.why
     later = look(directory, scheduler, NOW + 90_000)
     assert judge(later, detect_all(later)).word is VerdictWord.UNKNOWN
+
+
+def test_a_job_keeps_no_reason_that_its_partition_has_outlived(directory: RunDirectory) -> None:
+    """The scheduler's reason is that of its last attempt to start the job, the partition of now."""
+    own = submission(directory)
+    waits = pending(reason="PartitionInactive", partition="gpu", comment=directory.comment(own.tag))
+    (seen,) = known(look(directory, Answers((waits,))).jobs, ())
+    assert seen.reason == "None"
 
 
 def test_other_runs_jobs_do_not_count(directory: RunDirectory, tmp_path: Path) -> None:

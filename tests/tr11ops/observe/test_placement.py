@@ -13,7 +13,7 @@ from tests.tr11ops.status_cases import pending, running, snapshot
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Node
 from tr11ops.observe import derived
-from tr11ops.observe.placement import is_shut, misplaced, too_few_usable
+from tr11ops.observe.placement import is_shut, misplaced, too_few_usable, with_reasons_of_now
 from tr11ops.rundir.exclusion import Exclusion
 
 GPU = tuple(Node(f"n{k}", frozenset({"idle"}), gpus=8, partitions=("gpu",)) for k in range(48))
@@ -44,6 +44,27 @@ def test_what_the_nodes_say_of_a_queued_job(
     assert (is_shut(seen, queued), misplaced(seen, queued)) == (shut, words)
     assert bool(derived.startable_jobs(seen)) is (words == "")
     assert bool(derived.sure_jobs(seen)) is (words == "" and not shut)
+
+
+@pytest.mark.parametrize(
+    ("reason", "nodes", "partition", "now"),
+    [
+        ("PartitionInactive", GPU, "gpu", "None"),
+        ("PartitionDown", GPU, "gpu", "None"),
+        ("PartitionDown", SHUT + CPU, "gpu,cpu", "None"),
+        ("PartitionDown", SHUT, "gpu", "PartitionDown"),
+        ("PartitionDown", (), "gpu", "PartitionDown"),  # nothing is known of it
+        ("PartitionDown", CPU, "gpu", "PartitionDown"),
+        ("PartitionDown", GPU, "", "PartitionDown"),
+        ("JobHeldUser", GPU, "gpu", "JobHeldUser"),
+    ],
+)
+def test_a_partition_that_is_open_again_keeps_no_job_waiting_for_the_site(
+    reason: str, nodes: tuple[Node, ...], partition: str, now: str
+) -> None:
+    """Slurm says why its last attempt to start a job failed, until the next one."""
+    (job,) = with_reasons_of_now((pending(reason=reason, partition=partition),), nodes)
+    assert job.reason == now
 
 
 def short(*states: str) -> tuple[Node, ...]:
