@@ -181,6 +181,25 @@ def dies_of_its_data(scene: Scene, saved: int) -> None:
     assert saved <= ended and ended + 1 not in {step["iteration"] for step in scene.steps()}
 
 
+@mail_scenario(
+    "unfinished-end",
+    card=("resilience.exclusion_cap_percent=10", "slurm.nodes=5", "parallel.pipeline=1", "batch.global_batch_size=20"),
+)  # fmt: skip
+def no_room_for_a_bad_node(scene: Scene) -> None:
+    """One of six nodes is excluded, which is all that may be, and five are needed: another one is bad,
+    and all that waits is held for it.
+    """
+    job = scene.train()
+    (free,) = set(nodes_of(scene)) - set(job.nodes)
+    assert exclude(scene.directory, free, why="a doubt", owner="tr11", days=14)
+    bad = job.nodes[-1]
+    inject(scene.twin, "black-hole", node=bad)
+    scene.until(lambda: all(job.reason.startswith("JobHeld") for job in scene.jobs()), "the hold")
+    scene.until(lambda: "unfinished-end" in scene.findings(above="info"), "the finding")
+    scene.treat("unfinished-end")
+    assert bad not in scene.train().nodes
+
+
 @scenario("limit-changed", alone=True)
 def limit_changed(scene: Scene) -> None:
     """Someone leaves the running job little of its time: it is told, and the attempt leaves with a

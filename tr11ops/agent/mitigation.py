@@ -41,6 +41,7 @@ from tr11ops.queue.queued_jobs import Ordering, PendingChanges, PendingJobs, kno
 from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict
 from tr11ops.rundir.exclusion import (
+    NOT_EXCLUDABLE,
     Exclusion,
     ExclusionLimit,
     NodeStanding,
@@ -315,7 +316,8 @@ class Mitigation:
         left = {node: fault for node, fault in self.refused if node not in listed}
         if not left:
             return ""
-        return f"{compress(left)} cannot be excluded: {self._with_way_past(tuple(left), next(iter(left.values())))}"
+        refusal = self._with_way_past(tuple(left), next(iter(left.values())))
+        return f"{compress(left)}{NOT_EXCLUDABLE}{refusal}"
 
     def _with_way_past(self, nodes: Sequence[str], fault: str) -> str:
         """Why nodes are not excluded; where that is the cap, with the command that excludes them

@@ -24,11 +24,11 @@ from tr11ops.detect.nodes_left import exclusion_limit
 from tr11ops.detect.numbers import loss_not_finite
 from tr11ops.detect.runbooks import page_of, page_of_word
 from tr11ops.detect.unfinished_end import if_the_data_are_at_fault
+from tr11ops.detect.without_node import without_bad_nodes
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.diagnose.diagnosis import Diagnosis
 from tr11ops.diagnose.signature import FaultClass, NextStep
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.rundir.exclusion import way_past
 from trainer.contract.errors import NEEDS_PERSON, UNOBSERVED
 from trainer.contract.paths import read_attempt_label
 
@@ -83,7 +83,8 @@ def _past_the_limit(snapshot: Snapshot, blamed: tuple[str, ...]) -> str:
     if not limit.forbids(blamed, excluded):
         return ""
     left = [node for node in blamed if node not in excluded]
-    return f"The limit forbids it ({limit}); all the same: `{way_past(','.join(left))}`"
+    commands = ", then ".join(f"`{line}`" for line in without_bad_nodes(snapshot, left))
+    return f"The limit forbids it ({limit}); what helps now: {commands}"
 
 
 def _while_not_finite(snapshot: Snapshot, attempt: str) -> str:

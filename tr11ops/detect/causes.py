@@ -47,6 +47,8 @@ def _of_run(*causes: str, outlasts: bool = False) -> tuple[CauseLink, ...]:
 
 
 NONE: tuple[CauseLink, ...] = ()
+# what a held queue goes on without, where that is why it is held
+OF_HOLD = tuple(CauseLink(cause, fault=HELD_FOR_FAULT) for cause in ("unfinished-end", "held"))
 # Of each detector: what its findings follow from, the strongest cause first. NONE: it is always
 # told for itself. The strongest detector comes first, and each after what its findings follow from:
 # see `lead`.
@@ -72,19 +74,19 @@ CAUSES: Mapping[str, tuple[CauseLink, ...]] = {
     "limit-reached": NONE,
     "reservation-ended": NONE,
     "waits-for-site": NONE,
-    "nodes-short": _of_run("waits-for-site"),
-    "dead-chain": (CauseLink("nodes-short", fault="nodes"),),
     "held": (
         CauseLink("start-failed", fault=HELD_FOR_FAULT, outlasts=True),
         CauseLink("unfinished-end", fault=HELD_FOR_FAULT, outlasts=True),
     ),
+    "nodes-short": (CauseLink("waits-for-site"), *OF_HOLD),
+    "dead-chain": (CauseLink("nodes-short", fault="nodes"),),
     "queued-too-long": _of_run("nodes-short", "waits-for-site"),
     "chain-end": _of_run("held", "dead-chain", "limit-reached", "reservation-ended"),
     "limit-changed": NONE,
     "kill-switch-left-on": NONE,
     "switch-unseen": NONE,
     "lingering": _of_job("zombie"),
-    "exclusion-cap": (CauseLink("node-lost", Same.IDENTITY, outlasts=True),),
+    "exclusion-cap": (CauseLink("node-lost", Same.IDENTITY, outlasts=True), *OF_HOLD),
     "slow-node": NONE,
     "slow": _of_run("slow-node"),
     "loss-spike": _of_run("loss-not-finite"),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from datetime import UTC
 
 from msgspec.structs import replace
@@ -18,17 +17,18 @@ from tr11ops.detect.nodes_left import (
     are_all_meant,
     bad_nodes,
     cannot_return,
-    excluded_nodes,
+    excluded_in_partition,
     exclusion_limit,
-    needed_next,
+    lost_nodes,
     nodes_of_partition,
+    note_for_site,
     partition_of,
     take_back,
-    unusable_exclusions,
     usable_nodes,
     what_may_be_lost,
 )
 from tr11ops.detect.unfinished_end import unfinished_attempts
+from tr11ops.detect.without_node import fault_of_cap, without_bad_nodes
 from tr11ops.observe import derived
 from tr11ops.observe.lost_host import batch_host, has_lost_its_host, is_zombie
 from tr11ops.observe.snapshot import Attempt, Snapshot
@@ -327,7 +327,6 @@ def _is_last(snapshot: Snapshot) -> bool:
 
 
 NODES_NAMED = 6
-NOTE = "note.txt"  # as the runbook's page calls it
 
 
 @detector(
@@ -351,46 +350,47 @@ def exclusion_cap(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _left_in_use(snapshot: Snapshot) -> Iterator[Finding]:
-    limit = exclusion_limit(snapshot)
-    dead = {node.name for node in known(snapshot.nodes, ()) if node.is_gone or node.is_silent}
+    limit, dead = exclusion_limit(snapshot), lost_nodes(snapshot)
     for node, why in sorted(bad_nodes(snapshot).items()):
-        if node in dead:
-            yield Finding(
-                exclusion_cap.name,
-                Severity.INFO,
-                f"{node} was found bad and is not excluded: the scheduler gives it to no one while it is down",
-                subject=node,
-                evidence=(*((why,) if why else ()), str(limit)),
-                identity=(node,),
-            )
-            continue
-        yield Finding(
+        what = f"{node} was found bad and is not excluded"
+        found = Finding(
             exclusion_cap.name,
-            Severity.WARNING,
-            f"{node} was found bad and is not excluded: the next attempt may get it",
+            Severity.INFO,
+            f"{what}: the scheduler gives it to no one while it is down",
             subject=node,
-            evidence=(
-                *((why,) if why else ()),
-                str(limit),
-                f"to exclude it all the same: `{_past(snapshot, node)}`",
-            ),
-            fix=_what_helps(snapshot, node, why),
+            evidence=tuple(filter(None, [why, str(limit)])),
             identity=(node,),
+            fault=fault_of_cap(snapshot),
+        )
+        if node in dead:
+            yield found
+            continue
+        fix, *then = without_bad_nodes(snapshot, [node])
+        yield replace(
+            found,
+            severity=Severity.WARNING,
+            title=f"{what}: the next attempt may get it",
+            evidence=(*found.evidence, _all_the_same(snapshot, "it", node)),
+            fix=fix,
+            then=tuple(then),
         )
 
 
+def _all_the_same(snapshot: Snapshot, what: str, node: str) -> str:
+    past = derived.command(snapshot, way_past(node).removeprefix("tr11 "))
+    return f"to exclude {what} all the same: `{past}`"
+
+
 def _near(snapshot: Snapshot) -> Iterator[Finding]:
-    excluded = excluded_nodes(snapshot)
-    in_partition = {node.name for node in nodes_of_partition(snapshot, partition_of(snapshot))}
-    names = sorted(excluded & in_partition)
-    limit = exclusion_limit(snapshot)
+    names, limit = excluded_in_partition(snapshot), exclusion_limit(snapshot)
     if not names or limit is None:
         return
     left = limit.most - len(names)
     usable = usable_nodes(snapshot)
     if left > 1:
         return
-    named, there = counted(len(names), "node is", "nodes are"), counted(len(in_partition), "node")
+    partition_nodes = len(nodes_of_partition(snapshot, partition_of(snapshot)))
+    named, there = counted(len(names), "node is", "nodes are"), counted(partition_nodes, "node")
     evidence: tuple[str, ...] = (
         f"excluded: {first_few(names, NODES_NAMED)}",
         f"{there}, {usable} usable, {limit.needed} needed; at most {limit.most} may be excluded",
@@ -398,7 +398,7 @@ def _near(snapshot: Snapshot) -> Iterator[Finding]:
     if left < 1:
         title = f"{named} excluded, no more may be: {what_may_be_lost(snapshot)}"
         severity = Severity.INFO if are_all_meant(snapshot, names) else Severity.WARNING
-        evidence = (*evidence, f"to exclude one all the same: `{_past(snapshot, 'NODE')}`")
+        evidence = (*evidence, _all_the_same(snapshot, "one", "NODE"))
     else:
         title, severity = f"{named} excluded, one more may be", Severity.INFO
     fix = take_back(snapshot, names)
@@ -407,8 +407,8 @@ def _near(snapshot: Snapshot) -> Iterator[Finding]:
             *evidence,
             f"none can come back now: {first_few(cannot_return(snapshot, names), NODES_NAMED)}",
         )
-        fix = _note_for_site(snapshot, names)
-    evidence = (*evidence, _how_more_may_be(snapshot, len(in_partition), limit.needed, len(names)))
+        fix = note_for_site(snapshot, names)
+    evidence = (*evidence, _how_more_may_be(snapshot, partition_nodes, limit.needed, len(names)))
     since = max(
         (
             entry.since
@@ -418,7 +418,15 @@ def _near(snapshot: Snapshot) -> Iterator[Finding]:
         default=None,
     )
     # since the last of them
-    yield Finding(exclusion_cap.name, severity, title, evidence=evidence, fix=fix, since=since)
+    yield Finding(
+        exclusion_cap.name,
+        severity,
+        title,
+        evidence=evidence,
+        fix=fix,
+        since=since,
+        fault=fault_of_cap(snapshot),
+    )
 
 
 def _how_more_may_be(snapshot: Snapshot, partition_nodes: int, needed: int, excluded: int) -> str:
@@ -432,32 +440,6 @@ def _how_more_may_be(snapshot: Snapshot, partition_nodes: int, needed: int, excl
     return (
         f"so that more may be: {KEY} = {percent} in the card; for what is queued now, `{command}`"
     )
-
-
-def _note_for_site(snapshot: Snapshot, names: Collection[str]) -> str:
-    """The command that writes what the site has to repair; "" where all are excluded because
-    someone wants it so.
-    """
-    if not unusable_exclusions(snapshot, names):
-        return ""
-    return derived.command(snapshot, f"nodes list --excluded --report {NOTE}")
-
-
-def _what_helps(snapshot: Snapshot, node: str, why: str) -> str:
-    """Its exclusion past the cap, where an attempt still finds its nodes without it; else a check
-    of it.
-    """
-    usable, needed = usable_nodes(snapshot), needed_next(snapshot)
-    if usable is None or needed is None or usable <= needed:
-        return derived.command(snapshot, f"nodes check {node}")
-    return _past(snapshot, node, why or "it was found bad")
-
-
-def _past(snapshot: Snapshot, node: str, why: str = "") -> str:
-    command = way_past(node).removeprefix("tr11 ")
-    if why:
-        command = command.replace("REASON", shlex.quote(why))
-    return derived.command(snapshot, command)
 
 
 DUE_NAMED = 4

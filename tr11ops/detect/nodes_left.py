@@ -15,6 +15,7 @@ from tr11ops.rundir.exclusion import Exclusion, ExclusionLimit, partition_nodes,
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 
 TO_BE_REBOOTED = "reboot_requested"  # such a node may get work again, once it is back
+NOTE = "note.txt"  # as the runbook's page calls it
 MEANT_SECONDS = 86_400.0  # so long what a person excluded is what that person wants
 
 
@@ -107,9 +108,14 @@ def _nodes_of_attempt(snapshot: Snapshot) -> frozenset[str]:
     return frozenset()
 
 
+def lost_nodes(snapshot: Snapshot) -> frozenset[str]:
+    """The nodes that the scheduler gives to no one now, as they are gone or do not answer it."""
+    nodes = known(snapshot.nodes, ())
+    return frozenset(node.name for node in nodes if node.is_gone or node.is_silent)
+
+
 def _unusable(snapshot: Snapshot) -> frozenset[str]:
     """Nodes on which the running attempt starts no launch any more."""
-    lost = {node.name for node in known(snapshot.nodes, ()) if node.is_gone or node.is_silent}
     running = {job.raw_id for job in snapshot.active_jobs}
     blamed = {
         node
@@ -117,7 +123,7 @@ def _unusable(snapshot: Snapshot) -> frozenset[str]:
         if end.job_id in running
         for node in end.blamed
     }
-    return excluded_nodes(snapshot) | bad_nodes(snapshot).keys() | lost | blamed
+    return excluded_nodes(snapshot) | bad_nodes(snapshot).keys() | lost_nodes(snapshot) | blamed
 
 
 def what_may_be_lost(snapshot: Snapshot) -> str:
@@ -139,6 +145,12 @@ def excluded_nodes(snapshot: Snapshot) -> frozenset[str]:
         for entry in known(snapshot.exclusions, ())
         if entry.since is not None or entry.owner
     )
+
+
+def excluded_in_partition(snapshot: Snapshot) -> list[str]:
+    """Those that count for the cap, by name."""
+    there = {node.name for node in nodes_of_partition(snapshot, partition_of(snapshot))}
+    return sorted(excluded_nodes(snapshot) & there)
 
 
 def bad_nodes(snapshot: Snapshot) -> Mapping[str, str]:
@@ -220,6 +232,15 @@ def unusable_exclusions(snapshot: Snapshot, nodes: Collection[str]) -> tuple[str
     """
     entries = [entry for entry in _listed(snapshot, nodes) if not is_meant(snapshot, entry)]
     return tuple(sorted(entry.node for entry in entries if _against_return(snapshot, entry)))
+
+
+def note_for_site(snapshot: Snapshot, nodes: Collection[str]) -> str:
+    """The command that writes what the site has to repair of these, which are excluded; "" where all
+    of them are because someone wants it so.
+    """
+    if not unusable_exclusions(snapshot, nodes):
+        return ""
+    return derived.command(snapshot, f"nodes list --excluded --report {NOTE}")
 
 
 def is_meant(snapshot: Snapshot, entry: Exclusion) -> bool:

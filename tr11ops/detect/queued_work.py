@@ -13,6 +13,7 @@ from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import HELD_FOR_FAULT, Finding, Severity
 from tr11ops.detect.nodes_left import fewer_spares, usable_nodes
 from tr11ops.detect.unfinished_end import is_bad, passes_over_the_data
+from tr11ops.detect.without_node import after_refusal
 from tr11ops.observe import derived
 from tr11ops.observe.forecast import end_of, no_cover, queue_coverage_seconds, trains_on
 from tr11ops.observe.placement import misplaced
@@ -139,6 +140,12 @@ def held(snapshot: Snapshot) -> Iterator[Finding]:
             title = f"job {shown} is held ({jobs[0].reason}): {effect}"
             if is_fault and by is not None and by.why and not _is_told_by_its_attempt(snapshot):
                 title = f"{by.why}: job {shown} is held, it would meet the same"
+            if finished:
+                fix, *then = (cancel,)
+            elif is_fault and by is not None:
+                fix, *then = _after_fault(snapshot, by, release)
+            else:
+                fix, *then = (release,)
             yield Finding(
                 held.name,
                 _severity(idle, finished or is_leaving, usual),
@@ -147,10 +154,8 @@ def held(snapshot: Snapshot) -> Iterator[Finding]:
                 evidence=()
                 if by is None
                 else (f"by {by.who or 'tr11'}" + (f", because: {by.why}" if by.why else ""),),
-                fix=_what_helps(
-                    snapshot, cancel, release=release, finished=finished, is_fault=is_fault
-                ),
-                then=(release,) if is_fault and not _is_queued_anew(snapshot) else (),
+                fix=fix,
+                then=tuple(then),
                 fault=HELD_FOR_FAULT if is_fault else "",
             )
 
@@ -184,25 +189,21 @@ def holds_as_it_leaves(snapshot: Snapshot) -> bool:
     )
 
 
-def _what_helps(
-    snapshot: Snapshot, cancel: str, release: str, finished: bool, is_fault: bool
-) -> str:
-    """What is held for a fault meets the same when it is released: first the fault must be found."""
-    if finished:
-        return cancel
-    if is_fault:
-        newest = derived.last_attempt(snapshot)
-        return derived.command(
-            snapshot,
-            "logs" if newest is None else f"diagnose --job {newest.label or newest.job_id}",
-        )
-    return release
+def _after_fault(snapshot: Snapshot, by: HoldRecord, release: str) -> tuple[str, ...]:
+    """What is held for a fault meets the same when it is released: first the fault must be found.
 
-
-def _is_queued_anew(snapshot: Snapshot) -> bool:
-    """Whether what helps with the attempt's fault cancels what is held, and launches in its place."""
+    It is not released where what helps cancels it, and launches in its place.
+    """
+    way_out = after_refusal(snapshot, by.why)
     newest = derived.last_attempt(snapshot)
-    return newest is not None and "--replace" in passes_over_the_data(snapshot, newest).split()
+    if way_out:
+        return way_out
+    if newest is None:
+        return derived.command(snapshot, "logs"), release
+    look = derived.command(snapshot, f"diagnose --job {newest.label or newest.job_id}")
+    if "--replace" in passes_over_the_data(snapshot, newest).split():
+        return (look,)
+    return look, release
 
 
 def _is_told_by_its_attempt(snapshot: Snapshot) -> bool:

@@ -77,7 +77,10 @@ def page_of(detector: str) -> str:
 
 def page_for(finding: Finding, consequences: Iterable[Finding]) -> str:
     """The page that treats a finding and what follows from it: where a failed attempt holds the
-    array, the page that says for each cause what helps, and how the tasks are released.
+    array, the page that says for each cause what helps, and how the tasks are released; where it
+    does because too many nodes are excluded, the page on that.
     """
-    holds = any(one.fault == HELD_FOR_FAULT for one in consequences)
-    return page_of("held" if holds and finding.detector == "unfinished-end" else finding.detector)
+    of_hold = {one.detector for one in consequences if one.fault == HELD_FOR_FAULT}
+    if "exclusion-cap" in of_hold:
+        return page_of("exclusion-cap")
+    return page_of("held" if of_hold and finding.detector == "unfinished-end" else finding.detector)

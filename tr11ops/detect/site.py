@@ -20,6 +20,7 @@ from tr11ops.detect.nodes_left import (
     take_back,
     usable_nodes,
 )
+from tr11ops.detect.without_node import fault_of_cap
 from tr11ops.observe import derived
 from tr11ops.observe.forecast import queue_coverage_seconds
 from tr11ops.observe.placement import is_shut
@@ -171,6 +172,7 @@ def nodes_short(snapshot: Snapshot) -> Iterator[Finding]:
         subject=partition,
         evidence=tuple(evidence),
         fix=take_back(snapshot, kept_off) or fewer or derived.command(snapshot, "nodes list"),
+        fault=fault_of_cap(snapshot),
     )
 
 

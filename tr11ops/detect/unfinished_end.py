@@ -12,6 +12,7 @@ from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import NO_CAUSE, Finding, Severity
 from tr11ops.detect.pass_over import after_passing, iterations, pass_over
+from tr11ops.detect.without_node import after_refusal
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Attempt, Snapshot
 from tr11ops.observe.training import LaunchEnd
@@ -296,8 +297,11 @@ def _finding(
     if cleared:
         evidence.append(f"suspected before, and cleared by it: {', '.join(cleared)}")
     fix, then = derived.command(snapshot, f"diagnose --job {label}"), tuple[str, ...]()
-    passing = passes_over_the_data(snapshot, newest)
-    if passing and came_back(snapshot, newest):
+    passing, way_out = passes_over_the_data(snapshot, newest), after_refusal(snapshot, why)
+    if way_out:
+        fix, *rest = way_out
+        then = tuple(rest)
+    elif passing and came_back(snapshot, newest):
         evidence.append(f"if it is the program or the card, and not the data, `{fix}` says where")
         fix, then = passing, after_passing(snapshot, passing)
     else:

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted
+from tr11ops.detect.finding import HELD_FOR_FAULT
 from tr11ops.detect.nodes_left import (
+    bad_nodes,
+    excluded_in_partition,
     excluded_nodes,
     exclusion_limit,
     fewer_spares,
+    lost_nodes,
+    needed_next,
     needed_queued,
+    note_for_site,
+    take_back,
     usable_nodes,
 )
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
+from tr11ops.queue.held_jobs import standing_holds
+from tr11ops.rundir.exclusion import refused_exclusions, way_past
 
 
 def exclude_command(snapshot: Snapshot, node: str, reason: str) -> str:
@@ -26,6 +36,56 @@ def exclude_command(snapshot: Snapshot, node: str, reason: str) -> str:
     if limit is not None and limit.forbids([node], excluded_nodes(snapshot)):
         force = " --force"
     return derived.command(snapshot, f"nodes exclude {node}{force} --reason {shlex.quote(reason)}")
+
+
+def after_refusal(snapshot: Snapshot, why: str) -> tuple[str, ...]:
+    """What lets queued work go on that is held because bad nodes could not be excluded, one command
+    after another, as the nodes are now; none where `why` it is held says something else.
+    """
+    refused = refused_exclusions(why)
+    if not refused:
+        return ()
+    left = [node for node in refused if node not in excluded_nodes(snapshot)]
+    return *without_bad_nodes(snapshot, left), derived.command(snapshot, "resume")
+
+
+def fault_of_cap(snapshot: Snapshot) -> str:
+    """The `fault` of findings about nodes that the cap leaves in use, or that an attempt lacks: that
+    queued work is held because bad nodes could not be excluded; "" where none is.
+    """
+    holds = [hold for hold in standing_holds(snapshot) if hold.is_for_fault]
+    if any(refused_exclusions(hold.why) for hold in holds):
+        return HELD_FOR_FAULT
+    return ""
+
+
+def without_bad_nodes(snapshot: Snapshot, bad: Sequence[str]) -> tuple[str, ...]:
+    """The commands by which the next attempt does without these nodes, which are not excluded, though
+    the cap is reached. One that is lost gets no work: it needs no exclusion.
+
+    Where too few nodes are left without them, one that is excluded is taken back first, or, as none
+    can come back, a bad one is looked at.
+    """
+    in_use = [node for node in bad if node not in lost_nodes(snapshot)]
+    usable, needed = usable_nodes(snapshot), needed_next(snapshot)
+    if usable is not None and needed is not None and usable - len(in_use) >= needed:
+        return past_the_cap(snapshot, in_use)
+    excluded = excluded_in_partition(snapshot)
+    back = take_back(snapshot, excluded)
+    if back:
+        return back, *past_the_cap(snapshot, in_use)
+    if in_use:
+        return (derived.command(snapshot, f"nodes check {' '.join(in_use)}"),)
+    return tuple(filter(None, [note_for_site(snapshot, excluded)]))
+
+
+def past_the_cap(snapshot: Snapshot, nodes: Sequence[str]) -> tuple[str, ...]:
+    """The command that excludes bad nodes whatever the cap says; none for no node."""
+    if not nodes:
+        return ()
+    why = bad_nodes(snapshot).get(nodes[0], "") or "found bad"
+    command = way_past(",".join(nodes)).removeprefix("tr11 ")
+    return (derived.command(snapshot, command.replace("REASON", shlex.quote(why))),)
 
 
 def start_again(snapshot: Snapshot, node: str) -> tuple[str, ...]:

@@ -12,9 +12,11 @@ from typing import Self
 
 from msgspec.structs import replace
 
+from tr11ops.base.errors import HostlistError
 from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import Job, Node
 from tr11ops.cluster.capacity import with_room
+from tr11ops.cluster.hostlist import expand
 from trainer.contract.record import Finite, Record
 
 # ---------------------------------------------------------------- how many
@@ -134,6 +136,20 @@ class ExclusionLimit(Record):
 def way_past(node: str) -> str:
     """The command with which a person excludes a node all the same."""
     return f"tr11 nodes exclude {node} --force --reason REASON"
+
+
+NOT_EXCLUDABLE = " cannot be excluded: "  # in a hold's reason, behind the host list of bad nodes
+
+
+def refused_exclusions(why: str) -> tuple[str, ...]:
+    """The bad nodes for which queued work is held, by the hold's reason, because they could not be
+    excluded; none where it is held for something else.
+    """
+    names, found, _ = why.partition(NOT_EXCLUDABLE)
+    try:
+        return expand(names) if found else ()
+    except HostlistError:
+        return ()
 
 
 class NodeStanding(StrEnum):

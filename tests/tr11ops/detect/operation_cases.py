@@ -77,14 +77,13 @@ OPERATION = (
 )
 
 
-def nodes(count: int = 52, bad: int = 0) -> tuple[Node, ...]:
+def nodes(count: int = 52, bad: int = 0, down: tuple[str, ...] = ()) -> tuple[Node, ...]:
+    """Nodes of one partition; the last `bad` of them are down, and those that `down` names."""
+    names = [f"n{number:02d}" for number in range(1, count + 1)]
+    dead = {*names[count - bad :], *down}
     return tuple(
-        Node(
-            f"n{number:02d}",
-            frozenset({"down"} if number > count - bad else {"idle"}),
-            partitions=("gpu_p5",),
-        )
-        for number in range(1, count + 1)
+        Node(name, frozenset({"down"} if name in dead else {"idle"}), partitions=("gpu_p5",))
+        for name in names
     )
 
 

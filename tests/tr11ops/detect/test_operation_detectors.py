@@ -54,7 +54,7 @@ from tr11ops.observe.operation import FolderRoom, LeastUsed, UnwritableDirectory
 from tr11ops.observe.snapshot import Checkpoint, Checkpoints, Snapshot
 from tr11ops.observe.training import TrainingEvent
 from tr11ops.runcard.sections import ResilienceSection
-from tr11ops.rundir.exclusion import Exclusion
+from tr11ops.rundir.exclusion import KEY, Exclusion
 from tr11ops.rundir.hold_store import HoldRecord
 from tr11ops.status.build import status_of
 from tr11ops.status.care import nodes as row_of_nodes
@@ -302,6 +302,43 @@ def test_at_the_cap_only_what_can_come_back_is_asked_back(
     assert finding.fix == fix
     why = [line for line in finding.evidence if line.startswith("none can come back now: n01 ")]
     assert bool(why) is ("include" not in fix)
+
+
+OFF, TAKE_BACK, GO_ON = "tr11 nodes exclude n20 --force", "tr11 nodes include n01", "tr11 resume"
+# what is seen when the tasks are held because n20 cannot be excluded; what is to be typed then
+AT_THE_CAP: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("others are free", {"nodes": nodes(60), "exclusions": excluded(6)}, [OFF, GO_ON]),
+    ("an attempt needs it", {}, [TAKE_BACK, OFF, GO_ON]),
+    ("it is down", {"nodes": nodes(down=("n20",))}, [TAKE_BACK, GO_ON]),
+    ("it is down, others are free", {"nodes": nodes(60, down=("n20",)), "exclusions": excluded(6)}, [GO_ON]),
+    ("someone excluded it", {"nodes": nodes(60), "exclusions": (*excluded(6), Exclusion("n20", owner="ana", since=NOW))}, [GO_ON]),
+    ("no other can come back", {"nodes": nodes(down=("n01", "n02", "n03", "n04"))}, ["tr11 nodes check n20", GO_ON]),
+    ("none can", {"nodes": nodes(down=("n01", "n02", "n03", "n04", "n20"))}, ["tr11 nodes list --excluded --report note.txt", GO_ON]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("seen", "typed"), [row[1:] for row in AT_THE_CAP], ids=[row[0] for row in AT_THE_CAP]
+)
+@pytest.mark.parametrize("has_attempt", [True, False], ids=["", "by the hold alone"])
+def test_tasks_that_the_cap_holds_go_on_by_what_is_typed(
+    seen: dict[str, Any], typed: list[str], has_attempt: bool
+) -> None:
+    """The mail had `tr11 diagnose`, which makes no room and lets no task start."""
+    why = f"n20 cannot be excluded: of the partition's 52 nodes at most 4 may be excluded ({KEY})"
+    failed = replace(wordless("1007", 60.0), cause="node", held_because=why)
+    now = operated(
+        jobs=(pending(reason="JobHeldAdmin"),),
+        attempts=(failed,) if has_attempt else (),
+        holds=(HoldRecord("1000", "tr11", NOW - 60, why, is_for_fault=True),),
+        launch_ends=BAD,
+        **{"exclusions": excluded(4), **seen},
+    )
+    told, *others = by_cause(registry.detect_all(now))
+    after = (*told.then, *(line for one in told.consequences for line in one.then))
+    commands = list(dict.fromkeys((told.fix, *after)))
+    assert [line.partition(" --reason")[0] for line in commands] == typed
+    assert not {"exclusion-cap", "held"} & {one.detector for one in others}
 
 
 def test_what_a_person_excluded_days_ago_may_be_asked_back() -> None:

@@ -123,6 +123,11 @@ DEAD = (
     ),
 )
 
+AT_MOST = "of the partition's 60 nodes at most 6 may be excluded"
+CAPPED = f"n07 cannot be excluded: {AT_MOST}"
+BLAMED = (LaunchEnd("1007", 1, NOW - 60, "Xid 79 on n07", "", ("n07",)),)
+STOPPED_BY_CAP = over("1007", "node", CAPPED, exclusions=CAP, launch_ends=BLAMED)
+
 TWICE = f"the last 2 attempts failed: {CUT}"
 FAILED_AT = (LaunchEnd("1007", 1, NOW - 2 * HOUR, reached=31_219, began_at=31_200),)
 BAD_SAMPLE = over("1007", "software", SAMPLE)
@@ -220,6 +225,18 @@ INCIDENTS: list[tuple[str, tuple[Snapshot, ...], list[str]]] = [
             f"[OK] over: {FULL_CAP}",
         ],
     ),
+    (
+        "an attempt ends because the cap has no room for its bad node, and two are let in again",
+        (
+            WELL,
+            STOPPED_BY_CAP,
+            goes_on(attempts=(ended("1007"),), exclusions=CAP[:4]),
+        ),
+        [
+            f"{CRITICAL}attempt 1000_7 failed ... {AT_MOST}",
+            f"[OK] over: attempt 1000_7 failed ... {AT_MOST}",
+        ],
+    ),
 ]
 
 
@@ -259,6 +276,16 @@ def test_an_incident_is_one_mail_and_its_all_clear(
     seen: tuple[Snapshot, ...], subjects: list[str]
 ) -> None:
     assert [message.subject.replace(" tr11-176B-ml:", "") for message in mails(seen)] == subjects
+
+
+def test_the_mail_of_a_stop_at_the_cap_says_what_makes_the_run_go_on() -> None:
+    (mail,) = mails((WELL, STOPPED_BY_CAP))
+    typed = [line.strip() for line in mail.body.splitlines() if line.startswith("  tr11 ")]
+    assert typed[:2] == [
+        "tr11 nodes exclude n07 --force --reason 'Xid 79 on n07'",
+        "tr11 resume",
+    ]
+    assert "-- tr11 runbook exclusion-cap --" in mail.body + mail.appendix
 
 
 def test_a_stall_that_becomes_a_hang_is_told_again_in_its_thread_for_the_other_command() -> None:
