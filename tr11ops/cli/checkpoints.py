@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -30,8 +28,12 @@ from tr11ops.cli.checkpoints_keep import (
 from tr11ops.cli.common import directory_of, say
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.progress import ByteProgress
-from tr11ops.cli.trainer_child import ask_checkpoint_module, child_words, run_trainer_module
-from tr11ops.runcard.card import resolved
+from tr11ops.cli.trainer_child import (
+    ask_checkpoint_module,
+    card_file,
+    child_words,
+    run_trainer_module,
+)
 from tr11ops.rundir.checkpoint_digests import DigestRecord, note_numbers, put_on_record
 from tr11ops.rundir.journal import user_name
 from trainer.contract.checkpoint_names import (
@@ -623,13 +625,8 @@ def _card_file(card: RunCard | None) -> Generator[dict[str, str]]:
     if card is None:
         yield {}
         return
-
-    with tempfile.NamedTemporaryFile(
-        "w", suffix=".json", prefix="tr11-card-", encoding="utf-8"
-    ) as stream:
-        stream.write(dumps(resolved(card)))
-        stream.flush()
-        yield {"card": stream.name}
+    with card_file(card) as name:
+        yield {"card": name}
 
 
 @app.command()

@@ -4,16 +4,13 @@ as a child.
 
 from __future__ import annotations
 
-import tempfile
-from json import dumps
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
 from tr11ops.cli.context import RunContext
-from tr11ops.cli.trainer_child import child_words, run_trainer_module
-from tr11ops.runcard.card import resolved
+from tr11ops.cli.trainer_child import card_file, child_words, run_trainer_module
 
 app = typer.Typer(
     name="data",
@@ -317,14 +314,10 @@ def text(
       tr11 data text --samples 0-3 --ids
     """
     card = context.card
-    with tempfile.NamedTemporaryFile(
-        "w", suffix=".json", prefix="tr11-card-", encoding="utf-8"
-    ) as stream:
-        stream.write(dumps(resolved(card)))
-        stream.flush()
+    with card_file(card) as name:
         _run(
             ctx,
-            card=stream.name,
+            card=name,
             replicas=card.data_parallel_degree,
             samples=samples and samples.replace(":", "-"),
             iterations=iterations and iterations.replace(":", "-"),

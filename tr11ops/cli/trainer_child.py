@@ -9,7 +9,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -17,6 +19,7 @@ import typer
 
 from tr11ops.base.processes import die_with_parent
 from tr11ops.cli.context import RUN_NAMES
+from tr11ops.runcard.card import RunCard, resolved
 from trainer.contract.attempt import HELD_BACK
 
 # It ends with its parent: an orphan would go on for hours beside its successor. Ctrl-C shows no
@@ -30,6 +33,17 @@ try:
 except KeyboardInterrupt:
     sys.exit(1)
 """
+
+
+@contextmanager
+def card_file(card: RunCard) -> Generator[str]:
+    """The name of a file that holds the resolved card meanwhile, for a child."""
+    with tempfile.NamedTemporaryFile(
+        "w", suffix=".json", prefix="tr11-card-", encoding="utf-8"
+    ) as stream:
+        stream.write(json.dumps(resolved(card)))
+        stream.flush()
+        yield stream.name
 
 
 def child_words(ctx: typer.Context, **instead: object) -> list[str]:

@@ -57,14 +57,13 @@ def node_lost(snapshot: Snapshot) -> Iterator[Finding]:
     the script. A WARNING where that one is still gone and the attempt has ended by it, until a
     later one trains.
     """
-    nodes = {node.name: node for node in seen(snapshot.nodes)}
     for job in snapshot.active_jobs:
         # it gives back its nodes: the list holds those that are still to come
         if job.state is JobState.COMPLETING:
             continue
         host = batch_host(snapshot, job) or next(iter(job.nodes), "")
         for name in dict.fromkeys((host, *job.nodes)):
-            node = nodes.get(name)
+            node = snapshot.node(name)
             if node is None:
                 continue
             has_left = name == host and has_lost_its_host(snapshot, job)
@@ -73,7 +72,7 @@ def node_lost(snapshot: Snapshot) -> Iterator[Finding]:
             elif node.is_silent:
                 yield _silent(snapshot, job, node, is_host=name == host)
     for attempt in unfinished_attempts(snapshot):
-        node = nodes.get(next(iter(attempt.nodes), ""))
+        node = snapshot.node(next(iter(attempt.nodes), ""))
         if attempt.end is None and node is not None and node.is_gone:
             yield _of_ended_attempt(snapshot, attempt, node)
 

@@ -187,7 +187,7 @@ def blame_stands(snapshot: Snapshot, node: str, when: float, why: str) -> bool:
         return False
     if any(one.node == node and one.time >= when for one in snapshot.readmissions):
         return False
-    now = next((one for one in known(snapshot.nodes, ()) if one.name == node), None)
+    now = snapshot.node(node)
     return not is_loss_alone(why) or now is None or now.is_gone or now.is_silent
 
 
@@ -269,7 +269,7 @@ def _against_return(snapshot: Snapshot, entry: Exclusion) -> str:
     """
     if is_meant(snapshot, entry):
         return f"was excluded by {entry.owner} within the last day"
-    node = next((one for one in known(snapshot.nodes, ()) if one.name == entry.node), None)
+    node = snapshot.node(entry.node)
     if node is None:
         return "is not known to the scheduler"
     if node.is_silent:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from tr11ops.base.observed import known
 from tr11ops.base.units import counted
 from tr11ops.detect.finding import HELD_FOR_FAULT
 from tr11ops.detect.nodes_left import (
@@ -127,7 +126,7 @@ def _left_without(snapshot: Snapshot, node: str) -> int | None:
     usable = usable_nodes(snapshot)
     if usable is None:
         return None
-    own = next((one for one in known(snapshot.nodes, ()) if one.name == node), None)
+    own = snapshot.node(node)
     is_counted = own is not None and own.is_usable and node not in excluded_nodes(snapshot)
     return usable - is_counted
 

@@ -289,12 +289,6 @@ def last_attempt(snapshot: Snapshot) -> Attempt | None:
     return newest_attempt(known(snapshot.attempts, ()))
 
 
-def last_end_is_unknown(snapshot: Snapshot) -> bool:
-    """True when the newest attempt's end marker is there but cannot be read: it may say anything."""
-    attempt = last_attempt(snapshot)
-    return attempt is not None and isinstance(attempt.end, Unknown)
-
-
 def marker_of(snapshot: Snapshot, names: frozenset[str]) -> EndMarker | None:
     """The end marker of the attempt with one of these ids, where it has one that can be read."""
     for attempt in known(snapshot.attempts, ()):

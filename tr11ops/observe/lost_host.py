@@ -33,28 +33,23 @@ def has_lost_its_host(snapshot: Snapshot, job: Job) -> bool:
     host = batch_host(snapshot, job)
     if job.state is not JobState.RUNNING or not host:
         return False
-    is_gone = any(node.is_gone for node in known(snapshot.nodes, ()) if node.name == host)
-    return is_gone or bool(job.nodes and host not in job.nodes)
+    return gone_host(snapshot, job) != "" or bool(job.nodes and host not in job.nodes)
 
 
 def gone_host(snapshot: Snapshot, job: Job) -> str:
     """The job's batch host where the scheduler says at this moment that it is gone; "" where it
     does not.
     """
-    host = batch_host(snapshot, job)
-    if any(node.is_gone for node in known(snapshot.nodes, ()) if node.name == host):
-        return host
-    return ""
+    host = snapshot.node(batch_host(snapshot, job))
+    return host.name if host is not None and host.is_gone else ""
 
 
 def silent_host(snapshot: Snapshot, job: Job) -> str:
     """The job's batch host where it does not answer the scheduler, so that its script may be gone;
     "" where it does.
     """
-    host = batch_host(snapshot, job)
-    if any(node.is_silent for node in known(snapshot.nodes, ()) if node.name == host):
-        return host
-    return ""
+    host = snapshot.node(batch_host(snapshot, job))
+    return host.name if host is not None and host.is_silent else ""
 
 
 def seconds_to_wait(snapshot: Snapshot, job: Job) -> float:

@@ -333,6 +333,10 @@ class Snapshot(Record, kw_only=True, dict=True):
             return None
         return self.checkpoints.newest_sound
 
+    def node(self, name: str) -> Node | None:
+        """The node of that name as the scheduler shows it; None where it does not."""
+        return next((node for node in known(self.nodes, ()) if node.name == name), None)
+
     @property
     def examined(self) -> tuple[Checkpoint, ...]:
         """The checkpoints that were looked into, newest first; none where they are unknown."""

@@ -145,7 +145,7 @@ def breakages(server) -> dict[str, Callable[[], None]]:
         "limited": lambda: server.fail("commit", 429, times=99, headers={"Retry-After": "3600"}),
         "garbled": lambda: server.garble("*", times=99),
         "storage": lambda: server.fail("lfs-put", 500, times=99),
-        "cut": lambda: server.reset("commit", times=99),
+        "cut": lambda: server.break_off("reset", "commit", times=99),
     }
 
 

@@ -152,7 +152,7 @@ def test_what_may_pass_is_tried_again(
 def test_a_broken_connection_is_made_again(
     hub: Hub, hub_server: HubServer, logs: Repository, kind: str
 ) -> None:
-    hub_server.reset(kind, times=2)
+    hub_server.break_off("reset", kind, times=2)
     hub.commit(logs, [Add("w.bin", LARGE), Add("b.txt", b"text")], "one")
     assert len(hub_server.history(logs.name)) == 2 and hub_server.files(logs.name)["w.bin"] == LARGE
 
@@ -161,7 +161,7 @@ def test_a_broken_connection_is_made_again(
 def test_a_lost_answer_makes_no_second_commit(
     hub: Hub, hub_server: HubServer, logs: Repository, times: int
 ) -> None:
-    hub_server.lose_answer("commit", times=times)
+    hub_server.break_off("lose", "commit", times=times)
     made = hub.commit(logs, [Add("b.txt", b"text")], "one")
     assert [commit.title for commit in hub_server.history(logs.name)] == ["initial commit", "one"]
     assert made == hub_server.history(logs.name)[-1].id and hub_server.count("commit") == 1
@@ -172,7 +172,7 @@ def test_a_commit_that_comes_late_is_not_made_twice(
 ) -> None:
     hub_server.create(LOGS.name)
     slow = make_hub(timeout=0.3)
-    fault = hub_server.lag("commit")
+    fault = hub_server.break_off("lag", "commit")
     made = slow.commit(LOGS, [Add("b.txt", b"text")], "one")
     fault.release()
     assert made == hub_server.history(LOGS.name)[-1].id and len(hub_server.history(LOGS.name)) == 2
@@ -184,9 +184,9 @@ def test_a_cut_or_foreign_answer_is_asked_for_again(
     hub: Hub, hub_server: HubServer, logs: Repository, kind: str, how: str
 ) -> None:
     hub.commit(logs, [Add("w.bin", LARGE), Add("b.txt", b"text" * 50)], "one")
-    getattr(hub_server, how)(kind)
+    _ = hub_server.garble(kind) if how == "garble" else hub_server.break_off(how, kind)
     if kind == "commits":
-        hub_server.lose_answer("commit")
+        hub_server.break_off("lose", "commit")
         hub.commit(logs, [Add("c.txt", b"c")], "two")
         assert len(hub_server.history(logs.name)) == 3
     assert len(hub.list_tree(logs)) >= 3 and hub.head(logs) == hub_server.history(logs.name)[-1].id
@@ -203,7 +203,7 @@ def test_an_answer_that_is_not_a_hubs_may_be_another_later(
     hub: Hub, hub_server: HubServer, logs: Repository, kind: str, body: str
 ) -> None:
     if kind == "commits":
-        hub_server.lose_answer("commit")
+        hub_server.break_off("lose", "commit")
     hub_server.garble(kind, body=body)
     try:
         hub.commit(logs, [Add("w.bin", LARGE)], "one")
@@ -260,8 +260,8 @@ def test_silence_ends(
     hub_server.create(LOGS.name)
     said: list[str] = []
     hub = make_hub(timeout=1.0, say=said.append)  # what answers does so sooner, on any machine
-    hub_server.hang("info")
-    hub_server.hang("tree")
+    hub_server.break_off("hang", "info")
+    hub_server.break_off("hang", "tree")
     assert hub.head(LOGS) and hub.list_tree(LOGS)
     assert hub_waits == [1.0, 1.0]
     assert (

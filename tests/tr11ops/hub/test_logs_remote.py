@@ -152,11 +152,13 @@ def faults() -> list[Any]:
             lambda server: server.fail("resolve", 429, headers={"Retry-After": "3"}), id="429"
         ),
         pytest.param(lambda server: server.fail("resolve", 503), id="503"),
-        pytest.param(lambda server: server.reset("resolve"), id="reset"),
-        pytest.param(lambda server: server.truncate("storage-get", after=1), id="truncated"),
+        pytest.param(lambda server: server.break_off("reset", "resolve"), id="reset"),
+        pytest.param(
+            lambda server: server.break_off("truncate", "storage-get", after=1), id="truncated"
+        ),
         pytest.param(lambda server: server.garble("resolve"), id="web page"),
         pytest.param(lambda server: server.fail("storage-get", 403), id="old signature"),
-        pytest.param(lambda server: server.reset("storage-get"), id="storage reset"),
+        pytest.param(lambda server: server.break_off("reset", "storage-get"), id="storage reset"),
     ]
 
 
@@ -179,7 +181,7 @@ def test_a_hub_that_stays_away(tr11: Type, repository: HubServer, command: str) 
 
 
 def test_a_hub_that_is_silent_is_given_up(repository: HubServer) -> None:
-    silent = repository.hang("info", times=9)
+    silent = repository.break_off("hang", "info", times=9)
     with pytest.raises(HubUnavailable, match="no answer"):
         ask(f"{repository.url}/api/models/{NAME}", repository.token, lambda *_: None, timeout=0.2)
     silent.release()

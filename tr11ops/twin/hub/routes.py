@@ -52,6 +52,7 @@ class HubRequest(Record):
     query: dict[str, list[str]]
     headers: dict[str, str]  # names in lower case
     body: bytes
+    parts: dict[str, str] = field(default_factory=dict)  # of the path, by the names of its pattern
 
     def json(self) -> dict[str, Any]:
         try:
@@ -136,7 +137,7 @@ class Api:
         if kind in {"branch", "preupload", "commit", "lfs-batch", "lfs-verify", "chunks-token"}:
             self._require_write(repo, account)
         handler: Callable[..., Answer] = getattr(self, "_" + kind.replace("-", "_"))
-        return handler(repo, parts, request, account)
+        return handler(repo, replace(request, parts=parts))
 
     @staticmethod
     def _require_write(repo: Repo, account: HubAccount | None) -> None:
@@ -205,10 +206,8 @@ class Api:
             errors = [{"message": "metadata must be a mapping"}]
         return Answer.of({"errors": errors, "warnings": []}, 400 if errors else 200)
 
-    def _info(
-        self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None
-    ) -> Answer:
-        commit = repo.resolve(parts.get("revision", "main"))
+    def _info(self, repo: Repo, request: HubRequest) -> Answer:
+        commit = repo.resolve(request.parts.get("revision", "main"))
         files = [{"rfilename": path} for path in sorted(commit.files)]
         facts = {
             "_id": "0",
@@ -234,22 +233,18 @@ class Api:
             }
         )
 
-    def _refs(
-        self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None
-    ) -> Answer:
+    def _refs(self, repo: Repo, request: HubRequest) -> Answer:
         branches = [
             {"name": name, "ref": f"refs/heads/{name}", "targetCommit": commit}
             for name, commit in repo.branches.items()
         ]
         return Answer.of({"branches": branches, "converts": [], "tags": []})
 
-    def _branch(
-        self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None
-    ) -> Answer:
+    def _branch(self, repo: Repo, request: HubRequest) -> Answer:
         with self.hub.lock:
-            if parts["branch"] in repo.branches:
-                raise HubProblem(409, f"Reference already exists: {parts['branch']}")
-            repo.branches[parts["branch"]] = repo.resolve(
+            if request.parts["branch"] in repo.branches:
+                raise HubProblem(409, f"Reference already exists: {request.parts['branch']}")
+            repo.branches[request.parts["branch"]] = repo.resolve(
                 request.json().get("startingPoint", "main")
             ).id
         return Answer.of({})
@@ -279,18 +274,16 @@ class Api:
             "path": path,
         }
 
-    def _tree(
-        self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None
-    ) -> Answer:
-        commit = repo.resolve(parts["revision"])
-        folder = parts.get("path", "").strip("/")
+    def _tree(self, repo: Repo, request: HubRequest) -> Answer:
+        commit = repo.resolve(request.parts["revision"])
+        folder = request.parts.get("path", "").strip("/")
         start = ""
         if folder:
             start = f"{folder}/"
         names = [name for name in sorted(commit.files) if name.startswith(start)]
         if folder and not names:
             raise HubProblem(
-                404, f"{folder} does not exist on {parts['revision']}", "EntryNotFound"
+                404, f"{folder} does not exist on {request.parts['revision']}", "EntryNotFound"
             )
         folders = {
             start + "/".join(rest[:depth])
@@ -320,9 +313,7 @@ class Api:
             headers["Link"] = f'<{self.hub_url}{request.path}?{urlencode(query)}>; rel="next"'
         return replace(Answer.of(items[begin : begin + size]), headers=JSON | headers)
 
-    def _commits(
-        self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None
-    ) -> Answer:
+    def _commits(self, repo: Repo, request: HubRequest) -> Answer:
         items = [
             {
                 "id": one.id,
@@ -331,14 +322,12 @@ class Api:
                 "authors": [{"user": one.author}],
                 "date": one.date,
             }
-            for one in repo.lineage(parts["revision"])
+            for one in repo.lineage(request.parts["revision"])
         ]
         return self._page(items, request, self.settings.commits_page, "p")
 
-    def _paths_info(
-        self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None
-    ) -> Answer:
-        commit = repo.resolve(parts["revision"])
+    def _paths_info(self, repo: Repo, request: HubRequest) -> Answer:
+        commit = repo.resolve(request.parts["revision"])
         if request.headers.get("content-type", "").startswith("application/json"):
             paths = request.json()["paths"]
         else:
@@ -353,11 +342,9 @@ class Api:
         ]
         return Answer.of([*found, *(self._folder(commit, path) for path in folders)])
 
-    def _resolve(
-        self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None
-    ) -> Answer:
-        commit = repo.resolve(parts["revision"])
-        blob = commit.files.get(parts["path"])
+    def _resolve(self, repo: Repo, request: HubRequest) -> Answer:
+        commit = repo.resolve(request.parts["revision"])
+        blob = commit.files.get(request.parts["path"])
         if blob is None:
             raise HubProblem(404, "Entry not found", "EntryNotFound")
         headers = {
@@ -378,10 +365,8 @@ class Api:
         return Answer(302, b"", {**headers, **linked, "Location": place})
 
     # ------------------------------------------------------------------------- writing
-    def _preupload(
-        self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None
-    ) -> Answer:
-        commit = repo.resolve(parts["revision"])
+    def _preupload(self, repo: Repo, request: HubRequest) -> Answer:
+        commit = repo.resolve(request.parts["revision"])
         told = []
         for file in request.json()["files"]:
             path, size = file["path"], file["size"]
@@ -403,12 +388,11 @@ class Api:
             )
         return Answer.of({"files": told, "commitOid": commit.id})
 
-    def _commit(
-        self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None
-    ) -> Answer:
+    def _commit(self, repo: Repo, request: HubRequest) -> Answer:
+        account = self.account(request)
         assert account is not None
         lines = [line for line in request.body.split(b"\n") if line.strip()]
-        commit = self.hub.commit(repo, parts["revision"], lines, account.name)
+        commit = self.hub.commit(repo, request.parts["revision"], lines, account.name)
         if repo.kind == "model":
             prefix = ""
         else:
@@ -418,9 +402,7 @@ class Api:
             {"success": True, "commitOid": commit.id, "commitUrl": address, "hookOutput": ""}
         )
 
-    def _chunks_token(
-        self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None
-    ) -> Answer:
+    def _chunks_token(self, repo: Repo, request: HubRequest) -> Answer:
         """Access to the chunked storage: here a folder, which the library's own storage engine
         writes to.
         """
@@ -433,9 +415,7 @@ class Api:
         }
         return Answer.of(told)
 
-    def _lfs_batch(
-        self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None
-    ) -> Answer:
+    def _lfs_batch(self, repo: Repo, request: HubRequest) -> Answer:
         told = []
         for wanted in request.json()["objects"]:
             oid, size = wanted["oid"], wanted["size"]
@@ -471,9 +451,7 @@ class Api:
             "verify": verify,
         }
 
-    def _lfs_verify(
-        self, repo: Repo, parts: dict[str, str], request: HubRequest, account: HubAccount | None
-    ) -> Answer:
+    def _lfs_verify(self, repo: Repo, request: HubRequest) -> Answer:
         value = request.json()
         if (
             value["oid"] not in repo.objects

@@ -157,20 +157,9 @@ class HubServer:
             )
         )
 
-    def reset(self, kind: str, *, times: int = 1, after: int = 0) -> Fault:
-        return self._add(Fault(kind, "reset", times, after))
-
-    def lose_answer(self, kind: str, *, times: int = 1, after: int = 0) -> Fault:
-        return self._add(Fault(kind, "lose", times, after))
-
-    def hang(self, kind: str, *, times: int = 1, after: int = 0) -> Fault:
-        return self._add(Fault(kind, "hang", times, after))
-
-    def lag(self, kind: str, *, times: int = 1, after: int = 0) -> Fault:
-        return self._add(Fault(kind, "lag", times, after))
-
-    def truncate(self, kind: str, *, times: int = 1, after: int = 0) -> Fault:
-        return self._add(Fault(kind, "truncate", times, after))
+    def break_off(self, how: str, kind: str, *, times: int = 1, after: int = 0) -> Fault:
+        """A fault without an answer of its own: "reset", "lose", "hang", "lag" or "truncate"."""
+        return self._add(Fault(kind, how, times, after))
 
     def garble(
         self,

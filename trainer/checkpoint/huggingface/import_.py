@@ -80,10 +80,14 @@ class _SafetensorsFile:
         return tuple(found.get_shape())
 
     def read(self, name: str, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
-        rectangle = tuple(
-            slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True)
-        )
-        return self._file.get_slice(name)[rectangle].clone(memory_format=torch.contiguous_format)
+        return _rectangle(self._file.get_slice(name), offsets, sizes)
+
+
+def _rectangle(source: Any, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
+    """A copy of this part of a tensor, or of what gives parts of one as a tensor does."""
+    part = tuple(slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True))
+    copy: Tensor = source[part].clone(memory_format=torch.contiguous_format)
+    return copy
 
 
 class _TorchFile:
@@ -121,10 +125,7 @@ class _TorchFile:
         return tuple(self._tensors[name].shape)
 
     def read(self, name: str, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
-        rectangle = tuple(
-            slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True)
-        )
-        return self._tensors[name][rectangle].clone(memory_format=torch.contiguous_format)
+        return _rectangle(self._tensors[name], offsets, sizes)
 
 
 def open_files(folder: Path) -> dict[str, TensorFile]:
