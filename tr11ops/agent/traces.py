@@ -55,6 +55,13 @@ def last_iteration_since(paths: RunPaths, job_id: str, moment: float) -> int | N
     return next(logged, None)
 
 
+def _launches(folder: Path) -> list[dict[str, Any]]:
+    """The records of an attempt's launches, the last one first."""
+    return sorted(
+        read_objects(folder / "launches"), key=lambda value: -int(value.get("launch") or 0)
+    )
+
+
 def read_node_faults(folders: Iterable[Path]) -> tuple[NodeFault, ...]:
     """The launches of these attempts' folders whose faults showed themselves on nodes, in the order
     of the folders.
@@ -62,9 +69,7 @@ def read_node_faults(folders: Iterable[Path]) -> tuple[NodeFault, ...]:
     return tuple(
         replace(fault, label=label_in(folder))
         for folder in folders
-        for value in sorted(
-            read_objects(folder / "launches"), key=lambda value: -int(value.get("launch") or 0)
-        )
+        for value in _launches(folder)
         if (fault := node_fault(folder.name, value)) is not None
     )
 
@@ -75,9 +80,7 @@ def read_launch_checks(folders: Iterable[Path]) -> tuple[LaunchChecks, ...]:
     """
     found = []
     for folder in folders:
-        for value in sorted(
-            read_objects(folder / "launches"), key=lambda value: -int(value.get("launch") or 0)
-        ):
+        for value in _launches(folder):
             try:
                 record = LaunchRecord.of(value)
             except ValueError:
@@ -123,9 +126,7 @@ def read_faults(folders: Iterable[Path]) -> tuple[NodeFault, ...]:
     return tuple(
         replace(fault, label=label_in(folder))
         for folder in folders
-        for value in sorted(
-            read_objects(folder / "launches"), key=lambda value: -int(value.get("launch") or 0)
-        )
+        for value in _launches(folder)
         if (fault := launch_fault(folder.name, value)) is not None
     )
 

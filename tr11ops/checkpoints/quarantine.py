@@ -14,13 +14,13 @@ Neither the trainer nor the list takes one of these names for a checkpoint.
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 from pathlib import Path
 from typing import Literal
 
 from tr11ops.rundir.checkpoint_scan import walk
+from trainer.contract.checkpoint_names import folder_names
 from trainer.contract.record import Record
 from trainer.contract.replacing import SUPERSEDED_SUFFIX, free_name
 
@@ -135,12 +135,8 @@ def superseded_names(folder: Path) -> list[tuple[str, int]]:
 
 
 def _named(folder: Path) -> list[tuple[str, Kind, int]]:
-    try:
-        names = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
-    except FileNotFoundError:
-        return []
     found = []
-    for name in names:
+    for name in folder_names(folder):
         for kind, pattern in _NAMES:
             match = pattern.fullmatch(name)
             if match is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tr11ops.base.errors import Refusal, ScriptError
+from tr11ops.base.glyphs import plain
 from tr11ops.base.units import counted, quantity
 from tr11ops.cli import completion
 from tr11ops.cli.common import (
@@ -176,17 +177,13 @@ def _lines(line: int, first: str, *more: str) -> Iterator[str]:
         else:
             lead = " " * 9
         yield textwrap.fill(
-            _printable(text),
+            plain(text, unicode=True),
             WIDTH,
             initial_indent=lead,
             subsequent_indent=" " * 9,
             break_long_words=False,
             break_on_hyphens=False,
         )
-
-
-def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def _verdict(imported: Imported, output: Path | None) -> str:

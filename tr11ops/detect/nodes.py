@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from tr11ops.base.observed import known, seen
 from tr11ops.base.units import counted, duration, first_few, timestamp
 from tr11ops.cluster.base import Job, JobState, Node
-from tr11ops.detect.attempts import last_launch
 from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.nodes_left import (
@@ -28,13 +27,16 @@ from tr11ops.detect.nodes_left import (
     what_may_be_lost,
 )
 from tr11ops.detect.unfinished_end import unfinished_attempts
-from tr11ops.detect.without_node import fault_of_cap, without_bad_nodes
+from tr11ops.detect.without_node import fault_of_cap, start_next, without_bad_nodes
 from tr11ops.observe import derived
 from tr11ops.observe.lost_host import batch_host, has_lost_its_host, is_zombie
 from tr11ops.observe.snapshot import Attempt, Snapshot
 from tr11ops.observe.training import LaunchEnd
+from tr11ops.queue.held_jobs import standing_holds
 from tr11ops.rundir.exclusion import KEY, kept_off, percent_for, way_past
 from tr11ops.rundir.exclusions import due_for_recheck
+
+NOTHING_QUEUED = "nothing is queued"
 
 
 @detector(
@@ -108,9 +110,10 @@ def _without(title: str, job: Job, node: Node, went_on: LaunchEnd) -> Finding:
 
 def _on_what(snapshot: Snapshot) -> str:
     """With what a run goes on that has lost a node, as far as its queue tells."""
-    if snapshot.pending_jobs:
+    if derived.startable_jobs(snapshot):
         return "on a spare, or in the next queued task"
-    return "on a spare, if the attempt has one; nothing is queued"
+    queued = "what is queued does not start by itself" if snapshot.pending_jobs else NOTHING_QUEUED
+    return f"on a spare, if the attempt has one; {queued}"
 
 
 def _lost_host(snapshot: Snapshot, job: Job, node: Node) -> Finding:
@@ -134,9 +137,7 @@ def _lost_host(snapshot: Snapshot, job: Job, node: Node) -> Finding:
             evidence=(*found.evidence, late),
             by_itself=by_itself,
         )
-    if _is_last(snapshot):
-        return replace(found, then=(derived.command(snapshot, last_launch(snapshot)),))
-    return found
+    return replace(found, then=_after_repair(snapshot))
 
 
 # of a job that has nodes, and is not leaving them
@@ -210,10 +211,13 @@ def _life_of(snapshot: Snapshot, job: Job) -> str:
 def _behind(snapshot: Snapshot) -> str:
     """What could go on if the node of a batch script is lost."""
     script = "without its batch script's node a job does not go on"
-    if snapshot.pending_jobs:
-        return f"{script}; behind it is queued: job {snapshot.pending_jobs[0].job_id}"
-    more = derived.launch_more(snapshot)
-    return f"{script}, and nothing is queued behind it: `{more}` queues more"
+    for job in derived.startable_jobs(snapshot):
+        return f"{script}; behind it is queued: job {job.job_id}"
+    if not snapshot.pending_jobs:
+        more = derived.launch_more(snapshot)
+        return f"{script}, and {NOTHING_QUEUED} behind it: `{more}` queues more"
+    then = ", then ".join(f"`{line}`" for line in start_next(snapshot))
+    return f"{script}, and what is queued behind it does not start by itself: {then}"
 
 
 def _about_node(
@@ -244,10 +248,13 @@ def _of_ended_attempt(snapshot: Snapshot, attempt: Attempt, node: Node) -> Findi
     """The same incident as long as no later attempt trains: the job may have been ended for it
     meanwhile.
 
-    What is queued goes on by itself; where nothing is, the next launch gets other nodes.
+    What is queued goes on by itself, or by what starts it; where nothing is, the next launch gets
+    other nodes.
     """
     label = attempt.label or attempt.job_id
     title = f"job {label} has lost {node.name}, which ran its batch script, and has ended"
+    goes_on = _job_after(snapshot, attempt)
+    commands = () if goes_on else start_next(snapshot)
     return Finding(
         node_lost.name,
         Severity.WARNING,
@@ -255,17 +262,23 @@ def _of_ended_attempt(snapshot: Snapshot, attempt: Attempt, node: Node) -> Findi
         subject=label,
         identity=(node.name,),
         evidence=(_state_of(node),),
-        fix=derived.command(snapshot, last_launch(snapshot)) if derived.is_idle(snapshot) else "",
-        by_itself=_job_after(snapshot, attempt),
+        fix="".join(commands[:1]),
+        then=commands[1:],
+        by_itself=goes_on,
         since=attempt.changed,
     )
 
 
 def _job_after(snapshot: Snapshot, attempt: Attempt) -> str:
-    """That another job has nodes already, and with it the run goes on; "" where none has."""
+    """That the run goes on in another job, which has nodes already or starts by itself; "" where none
+    does.
+    """
     for job in reversed(snapshot.active_jobs):
         if job.state in _GOING_ON and attempt.job_id not in derived.identifiers(job):
             return f"The run goes on in job {job.job_id} by itself: there is nothing to type."
+    for job in derived.sure_jobs(snapshot):
+        if derived.stop_of(snapshot) is None:
+            return f"The run goes on in job {job.job_id}, which is queued, by itself: there is nothing to type."
     return ""
 
 
@@ -309,20 +322,16 @@ def zombie(snapshot: Snapshot) -> Iterator[Finding]:
                     f"{counted(job.node_count or len(job.nodes), 'node is', 'nodes are')} held{silence}",
                 ),
                 fix="" if is_seen_to else derived.command(snapshot, "launch --repair"),
-                then=(derived.command(snapshot, last_launch(snapshot)),)
-                if _is_last(snapshot)
-                else (),
+                then=_after_repair(snapshot),
                 since=None if liveness is None else liveness.time,
             )
 
 
-def _is_last(snapshot: Snapshot) -> bool:
-    """Whether nothing goes on by itself when the job is ended, though the run is to go on."""
-    return (
-        not snapshot.pending_jobs
-        and len(snapshot.active_jobs) == 1
-        and derived.stop_of(snapshot) is None
-    )
+def _after_repair(snapshot: Snapshot) -> tuple[str, ...]:
+    """What starts the next attempt when a repair has ended the job, which releases what tr11 holds."""
+    if len(snapshot.active_jobs) > 1 or standing_holds(snapshot):
+        return ()
+    return start_next(snapshot)
 
 
 NODES_NAMED = 6

@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Sequence
 
 from tr11ops.base.units import counted
+from tr11ops.cluster.pending_reasons import is_held
+from tr11ops.detect.attempts import last_launch
 from tr11ops.detect.finding import HELD_FOR_FAULT
 from tr11ops.detect.nodes_left import (
     bad_nodes,
@@ -35,6 +37,23 @@ def exclude_command(snapshot: Snapshot, node: str, reason: str) -> str:
     if limit is not None and limit.forbids([node], excluded_nodes(snapshot)):
         force = " --force"
     return derived.command(snapshot, f"nodes exclude {node}{force} --reason {shlex.quote(reason)}")
+
+
+def start_next(snapshot: Snapshot) -> tuple[str, ...]:
+    """The commands that start the run's next attempt, by what is queued now; none where one starts by
+    itself, or where someone has stopped the run.
+    """
+    if derived.stop_of(snapshot) is not None or derived.startable_jobs(snapshot):
+        return ()
+    if not snapshot.pending_jobs:
+        return (derived.command(snapshot, last_launch(snapshot)),)
+    ours = standing_holds(snapshot)
+    if ours:
+        resume = (derived.command(snapshot, "resume"),)
+        return after_refusal(snapshot, ours[0].why) or resume
+    for job in filter(is_held, snapshot.pending_jobs):
+        return (derived.scheduler_command(snapshot, "scontrol release", job),)
+    return (derived.command(snapshot, "launch --repair"),)
 
 
 def after_refusal(snapshot: Snapshot, why: str) -> tuple[str, ...]:

@@ -135,18 +135,14 @@ def _points(card: RunCard, done: int) -> Iterator[tuple[int, str]]:
     if warm > done:
         yield warm, f"the warm-up ends: the learning rate is {plan.learning_rate:g}"
     if plan.decay_style == "wsd":
-        position = path.after_samples(plan.decay_samples - plan.cooldown)
-        if plan.decay_tokens is not None:
-            position = path.after_tokens(plan.decay_tokens - plan.cooldown)
+        position = plan.decayed_at(path, plan.cooldown)
         if done < position.iteration < path.total_iterations:
             yield (
                 position.iteration,
                 f"the cooldown of the learning rate begins ({plan.cooldown_style})",
             )
     if plan.decay_style != "constant":
-        position = path.after_samples(plan.decay_samples)
-        if plan.decay_tokens is not None:
-            position = path.after_tokens(plan.decay_tokens)
+        position = plan.decayed_at(path)
         if done < position.iteration < path.total_iterations:
             yield (
                 position.iteration,

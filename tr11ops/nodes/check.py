@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from tr11ops.base.errors import SchedulerError
+from tr11ops.base.observed import cause
 from tr11ops.base.units import counted
 from tr11ops.cluster.base import Job, JobState, Node, Scheduler
 from tr11ops.cluster.passed_options import of_chosen_nodes, options_of, with_gpus
@@ -313,10 +314,8 @@ def submit_check(
     try:
         job = submit_to(settings, (way.node,), 5, check_here, document(request))
     except Exception as error:  # a refusal of sbatch comes as submitit's own kind of error
-        words = " ".join(str(error).split()) or type(error).__name__
-        return UnstartedCheck(
-            NodeCheck(way.node, CheckOutcome.UNKNOWN, f"no health job could be started: {words}")
-        )
+        why = f"no health job could be started: {cause(error)}"
+        return UnstartedCheck(NodeCheck(way.node, CheckOutcome.UNKNOWN, why))
     return SubmittedCheck(job, way.node, scheduler, ends)
 
 

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC
 
+from tr11ops.base.glyphs import plain
 from tr11ops.base.units import timestamp
 from tr11ops.cluster.arrays import names_of
 from tr11ops.cluster.base import Job, JobState, Node
@@ -129,9 +130,7 @@ def short_reason(entry: Exclusion) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(
-        "".join(character if character.isprintable() else " " for character in text).split()
-    )
+    return " ".join(plain(text, unicode=True).split())
 
 
 class NodeRow(Record):

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from tr11ops.runcard.card import PATH_KEYS, RunCard
+from trainer.config.base import section_of
 from trainer.contract.record import Record
 
 REQUIRED = object()  # the default of a key that a card must give
@@ -68,32 +68,25 @@ def card_sections() -> Iterator[CardSection]:
 
 
 def _sections(name: str, entry: FieldInfo) -> Iterator[CardSection]:
-    schema = _table(entry)
+    schema = section_of(entry.annotation)
     assert schema is not None, f"{name} is not a section"
     text = " ".join((schema.__doc__ or "").partition(": ")[2].split())
     keys = tuple(_key(name, key, item) for key, item in schema.model_fields.items())
     yield CardSection(name, text[:1].upper() + text[1:], keys, get_origin(entry.annotation) is list)
     for key, item in schema.model_fields.items():
-        if _table(item):
+        if section_of(item.annotation):
             yield from _sections(f"{name}.{key}", item)
 
 
 def _key(section: str, name: str, entry: FieldInfo) -> CardKey:
     default = REQUIRED if entry.default is PydanticUndefined else entry.default
-    if _table(entry):
+    if section_of(entry.annotation):
         kind = "table"
     else:
         kind = _kind(entry)
     is_path = (*section.split("."), name) in PATH_KEYS
     return CardKey(
         section, name, kind=kind, default=default, meaning=entry.description or "", is_path=is_path
-    )
-
-
-def _table(entry: FieldInfo) -> type[BaseModel] | None:
-    options = (entry.annotation, *get_args(entry.annotation))
-    return next(
-        (item for item in options if isinstance(item, type) and issubclass(item, BaseModel)), None
     )
 
 

@@ -308,15 +308,11 @@ def _rate_points(card: RunCard, path: TrainingPath) -> tuple[RatePoint, ...]:
     if 0 < plan.warmup_samples < end.consumed_samples:
         moments[max(1, path.after_samples(plan.warmup_samples).iteration)] = "end of the warm-up"
     if plan.decay_style == "wsd":
-        position = path.after_samples(plan.decay_samples - plan.cooldown)
-        if plan.decay_tokens is not None:
-            position = path.after_tokens(plan.decay_tokens - plan.cooldown)
+        position = plan.decayed_at(path, plan.cooldown)
         if position.iteration < end.iteration:
             moments[max(1, position.iteration)] = "cooldown begins"
     if plan.decay_style != "constant":
-        position = path.after_samples(plan.decay_samples)
-        if plan.decay_tokens is not None:
-            position = path.after_tokens(plan.decay_tokens)
+        position = plan.decayed_at(path)
         if position.iteration < end.iteration:
             moments[max(1, position.iteration)] = "end of the decay"
     points = []

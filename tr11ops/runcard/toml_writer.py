@@ -10,7 +10,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from tr11ops.base.glyphs import plain
 from tr11ops.runcard.card import RunCard
+from trainer.config.base import section_of
 
 _WIDEST = 120
 _REMARK_COLUMN = 44
@@ -47,13 +49,9 @@ def _tables(section: str, tables: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def schema_of(schema: type[BaseModel], name: str) -> type[BaseModel] | None:
     """The schema of the table that a key holds; None where it holds none."""
     field = schema.model_fields.get(name)
-    if field:
-        options = (field.annotation, *getattr(field.annotation, "__args__", ()))
-    else:
-        options = ()
-    return next(
-        (item for item in options if isinstance(item, type) and issubclass(item, BaseModel)), None
-    )
+    if field is None:
+        return None
+    return section_of(field.annotation)
 
 
 def _is_free_table(schema: type[BaseModel] | None, name: str, value: Any) -> bool:
@@ -97,9 +95,7 @@ def _entry(name: str, value: Any, remark: str) -> list[str]:
 
 def _comment(text: str) -> str:
     """One line of comment; TOML allows no control characters there."""
-    return (
-        "# " + "".join(character if character.isprintable() else " " for character in text)
-    ).rstrip()
+    return f"# {plain(text, unicode=True)}".rstrip()
 
 
 def _key(name: str) -> str:

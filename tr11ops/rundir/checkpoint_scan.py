@@ -22,7 +22,7 @@ from tr11ops.base.units import counted
 from tr11ops.rundir.checkpoint_digests import DigestRecord, NotFiniteRecord
 from tr11ops.rundir.checkpoint_pins import Pin
 from tr11ops.rundir.copies import CopyRecord, identity_of
-from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step
+from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step, folder_names
 from trainer.contract.documents import document
 from trainer.contract.manifest import Manifest
 from trainer.contract.paths import MANIFEST_FILE
@@ -202,11 +202,7 @@ def checkpoint_folders(folder: Path) -> list[int]:
     """Steps whose folder is named as the trainer names it, ascending by number. Raises OSError when
     unreadable.
     """
-    try:
-        names = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
-    except FileNotFoundError:
-        return []
-    steps = ((checkpoint_step(name), name) for name in names)
+    steps = ((checkpoint_step(name), name) for name in folder_names(folder))
     return sorted(
         step for step, name in steps if step is not None and checkpoint_name(step) == name
     )

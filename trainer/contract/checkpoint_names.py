@@ -30,13 +30,20 @@ def checkpoint_step(name: str) -> int | None:
     return None
 
 
-def checkpoint_steps(folder: Path) -> list[int]:
-    """Steps of all checkpoint folders below `folder` (complete or not), ascending by number."""
+def folder_names(folder: Path) -> list[str]:
+    """The names of the folders in `folder`; none where it is not there. Raises OSError when it is
+    unreadable.
+    """
     try:
-        names = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
+        return [entry.name for entry in os.scandir(folder) if entry.is_dir()]
     except FileNotFoundError:
         return []
-    return sorted(step for step in map(checkpoint_step, names) if step is not None)
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """Steps of all checkpoint folders below `folder` (complete or not), ascending by number."""
+    steps = map(checkpoint_step, folder_names(folder))
+    return sorted(step for step in steps if step is not None)
 
 
 def read_latest(folder: Path) -> int | None:

@@ -12,7 +12,7 @@ from typing import Any
 from trainer.config.card import TrainerConfig
 from trainer.contract.documents import document
 from trainer.contract.record import Record
-from trainer.schedule.path import path_of
+from trainer.schedule.path import Position, TrainingPath, path_of
 
 
 class LearningRatePlan(Record):
@@ -37,6 +37,12 @@ class LearningRatePlan(Record):
     cooldown_style: str = "minus_sqrt"
     cooldown_samples: int | None = None
     cooldown_tokens: int | None = None
+
+    def decayed_at(self, path: TrainingPath, before: int = 0) -> Position:
+        """Where the decay ends, or so many samples or tokens before it."""
+        if self.decay_tokens is not None:
+            return path.after_tokens(self.decay_tokens - before)
+        return path.after_samples(self.decay_samples - before)
 
     def at(self, samples: int, tokens: int) -> float:
         """The rate for the step that starts after so many scheduled samples and tokens.

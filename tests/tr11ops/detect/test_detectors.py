@@ -219,7 +219,12 @@ def test_a_task_without_its_batch_host_covers_nothing_and_is_not_the_last_of_the
 
 
 @pytest.mark.parametrize(
-    ("queued", "then"), [((), ("tr11 launch --array 1-10",)), ((pending(),), ())]
+    ("queued", "then"),
+    [
+        ((), ("tr11 launch --array 1-10",)),
+        ((pending(),), ()),
+        ((pending(reason="JobHeldUser"),), ("scontrol release 1000",)),
+    ],
 )
 def test_a_lost_batch_host_with_nothing_queued_names_the_launch_too(
     queued: tuple[Job, ...], then: tuple[str, ...]
@@ -279,25 +284,53 @@ def test_a_lost_batch_host_that_another_job_sees_to_is_one_warning_without_a_com
         assert told.by_itself == "", "no job ends it that is of another launch, leaves or trains"
 
 
-def test_a_lost_batch_host_whose_job_has_ended_names_the_job_in_which_the_run_goes_on() -> None:
-    """The mail said that nothing is done about it, while the next task had begun."""
-    next_task = running(job_id="1000_8", raw_id="1008", task_id=8, nodes=("n49",))
-    waits = pending()
-    for jobs, says in (
-        ((next_task, waits), "The run goes on in job 1000_8 by itself: there is nothing to type."),
-        ((replace(next_task, state=JobState.COMPLETING), waits), ""),
-        ((waits,), ""),
-    ):
-        seen = snapshot(
-            jobs=jobs,
-            nodes=nodes_with({"n01": {"down"}}),
-            attempts=(HOST_ATTEMPT,),
-            heartbeats=(),
-            steps=(),
-        )
-        (told,) = found(seen, "node-lost")
-        assert told.title.endswith("has lost n01, which ran its batch script, and has ended")
-        assert (told.by_itself, told.fix) == (says, "")
+NEXT_TASK = running(job_id="1000_8", raw_id="1008", task_id=8, nodes=("n49",))
+HELD_TASKS = pending(reason="JobHeldUser")
+HELD_BY_US = HoldRecord("1000", "tr11", NOW - 60, "n07 is lost", is_for_fault=True)
+RUNS, STARTS = (
+    f"The run goes on in job {job} by itself: there is nothing to type."
+    for job in ("1000_8", "1000_[8-10%1], which is queued,")
+)
+# what is queued when the job without its host has ended; what is said then, and what is to be typed
+AFTER_ITS_HOST: list[tuple[str, dict[str, Any], str, list[str]]] = [
+    ("another task runs", {"jobs": (NEXT_TASK, pending())}, RUNS, []),
+    ("it leaves", {"jobs": (replace(NEXT_TASK, state=JobState.COMPLETING), pending())}, STARTS, []),
+    ("tasks wait", {"jobs": (pending(),)}, STARTS, []),
+    ("tr11 holds them", {"jobs": (HELD_TASKS,), "holds": (HELD_BY_US,)}, "", ["tr11 resume"]),
+    ("a person does", {"jobs": (HELD_TASKS,)}, "", ["scontrol release 1000"]),
+    ("none can ever start", {"jobs": (pending(reason="DependencyNeverSatisfied"),)}, "", ["tr11 launch --repair"]),
+    ("none is there", {"jobs": ()}, "", ["tr11 launch --array 1-10"]),
+    ("the run is stopped", {"jobs": (), "kill_switch": SWITCH}, "", []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("queued", "says", "typed"),
+    [row[1:] for row in AFTER_ITS_HOST],
+    ids=[row[0] for row in AFTER_ITS_HOST],
+)
+def test_what_follows_a_job_that_ended_with_its_host_is_what_the_queue_is_now(
+    queued: dict[str, Any], says: str, typed: list[str]
+) -> None:
+    """A launch was advised where held tasks were queued, and no word said that what waits goes on."""
+    unseen = {"attempts": (HOST_ATTEMPT,), "heartbeats": (), "steps": ()}
+    base = snapshot(nodes=nodes_with({"n01": {"down"}}), **unseen)
+    (told,) = found(changed(base, **queued), "node-lost")
+    assert told.title.endswith("has lost n01, which ran its batch script, and has ended")
+    assert (told.by_itself, [line for line in (told.fix, *told.then) if line]) == (says, typed)
+
+
+def test_a_lost_node_promises_no_task_that_is_held() -> None:
+    nodes = nodes_with({"n07": {"allocated", "down"}})
+    (one,) = found(snapshot(jobs=(running(), HELD_TASKS), nodes=nodes), "node-lost")
+    assert one.by_itself.endswith(
+        "on a spare, if the attempt has one; what is queued does not start by itself."
+    )
+    silent = nodes_with({"n01": {"allocated", "not_responding"}})
+    (host,) = found(snapshot(jobs=(running(), HELD_TASKS), nodes=silent), "node-lost")
+    assert host.evidence[2].endswith(
+        "what is queued behind it does not start by itself: `scontrol release 1000`"
+    )
 
 
 def test_of_jobs_that_never_began_the_newest_leads_whatever_the_scheduler_still_knows() -> None:
