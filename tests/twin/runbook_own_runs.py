@@ -87,6 +87,19 @@ def without_its_host(scene: Scene) -> None:
     scene.until(lambda: "node-lost" not in scene.findings(), "the node, which is well again")
 
 
+@scenario("no-spare", card=("slurm.spare_nodes=1",), alone=True)
+def no_spare(scene: Scene) -> None:
+    """A node of three is lost, of which two train: the run goes on with the spare, and has none left."""
+    job = scene.train()
+    lost = job.nodes[-1]
+    set_node(scene, lost, "DOWN")
+    try:
+        scene.treat("no-spare")
+        assert len(scene.train().nodes) == 3 and lost not in scene.running().nodes
+    finally:
+        set_node(scene, lost, "RESUME", (0, 1))
+
+
 @scenario("switch-unseen", alone=True)
 def switch_unseen(scene: Scene) -> None:
     """The file system of the switch goes away on this machine, and the page stops the run all the

@@ -66,12 +66,7 @@ def read_node_faults(folders: Iterable[Path]) -> tuple[NodeFault, ...]:
     """The launches of these attempts' folders whose faults showed themselves on nodes, in the order
     of the folders.
     """
-    return tuple(
-        replace(fault, label=label_in(folder))
-        for folder in folders
-        for value in _launches(folder)
-        if (fault := node_fault(folder.name, value)) is not None
-    )
+    return tuple(fault for fault in read_faults(folders) if fault.nodes)
 
 
 def read_launch_checks(folders: Iterable[Path]) -> tuple[LaunchChecks, ...]:

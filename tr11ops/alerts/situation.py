@@ -36,15 +36,6 @@ _SAME = {
     "release": ("release", "resume"),
     "cancel": ("scancel", "kill", "--repair"),
 }
-# What the run does by itself about what is not critical, whether or not a watchdog may act.
-_BY_ITSELF = {
-    "silent-corruption": "The training goes on, with that node until it is excluded.",
-    "slow-node": "The training goes on, slower.",
-    "slow": "The training goes on, slower.",
-    "waits-for-site": "What is queued starts by itself when the site is done.",
-    "limit-changed": "The attempt saves and leaves in time by itself, unless the limit is too short for a save.",
-    "checkpoint-unsound": "A resume takes the newest checkpoint that is whole.",
-}
 _NOTHING = "tr11 does nothing about it by itself."
 # Faults for which the training stands still, or whose cure goes on in another job.
 _STANDS_STILL = frozenset(
@@ -280,12 +271,10 @@ def what_tr11_does(alert: Alert, situation: RunSituation | None) -> str:
     if situation is None or not situation.knows_acts:
         return ""
     is_told = alert.severity is not Severity.CRITICAL or alert.detector == "waits-for-site"
-    if is_told and alert.by_itself and not situation.may_act:
-        return alert.by_itself
-    lesser = ""
-    if is_told:
-        lesser = alert.by_itself or _BY_ITSELF.get(alert.detector, "")
-    return watchdog_says(alert, situation) or lesser or _NOTHING
+    by_itself = alert.by_itself if is_told else ""
+    if by_itself and not situation.may_act:
+        return by_itself
+    return watchdog_says(alert, situation) or by_itself or _NOTHING
 
 
 MOST_NODES = 3  # of which an all-clear says how they are

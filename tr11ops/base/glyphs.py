@@ -58,6 +58,14 @@ def means(values: Sequence[float], count: int) -> list[float | None]:
     return shares
 
 
+def escaped(text: str) -> str:
+    """Text without characters that a terminal obeys or an encoding refuses: they are written out."""
+    shown = "".join(
+        character if character.isprintable() else repr(character)[1:-1] for character in text
+    )
+    return shown.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def plain(text: str, unicode: bool) -> str:
     """Text on one line without characters that a terminal obeys; without any beyond ASCII where it
     shows none.

@@ -22,6 +22,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from tr11ops.base.glyphs import escaped
 from tr11ops.base.invocation import for_this_card
 from trainer.contract.errors import NEEDS_PERSON, USAGE, Tr11Error
 from trainer.contract.record import Record
@@ -466,7 +467,7 @@ def _report(error: BaseException, arguments: Sequence[str]) -> int:
     if os.environ.get("TR11_DEBUG") == "1":
         traceback.print_exception(error)
     for line in text.splitlines():
-        print(f"tr11: {_printable(line)}", file=sys.stderr)
+        print(f"tr11: {escaped(line)}", file=sys.stderr)
     if "--json" in arguments:
         print(
             json.dumps(
@@ -474,14 +475,6 @@ def _report(error: BaseException, arguments: Sequence[str]) -> int:
             )
         )
     return code
-
-
-def _printable(line: str) -> str:
-    """The line without characters that a terminal obeys or an encoding refuses."""
-    shown = "".join(
-        character if character.isprintable() else repr(character)[1:-1] for character in line
-    )
-    return shown.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def explain(error: BaseException, command: str) -> tuple[int, str]:

@@ -15,6 +15,7 @@ import typer
 from msgspec.structs import replace
 
 from tr11ops.base.errors import Refusal, SourceError
+from tr11ops.base.glyphs import escaped
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cli.common import is_terminal, named_card, say, timeout_option
 from tr11ops.cli.context import JSON, RunContext, emit
@@ -335,7 +336,7 @@ def _progress(root: Path) -> Iterator[Callable[[PermissionTally], None]]:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(_shown(str(root)), total=1, text="")
+        task = bar.add_task(escaped(str(root)), total=1, text="")
 
         def show(tally: PermissionTally) -> None:
             text = f"{tally.entries:,} entries, {tally.wrong:,} wrong"
@@ -348,7 +349,7 @@ def _lines(
     root: Path, group: int, tally: PermissionTally, repair: bool, dry_run: bool, user: int
 ) -> Iterator[str]:
     name = _group_name(group)
-    yield f"{_shown(str(root))}: {tally.entries:,} files and folders, group {name}: {tally.wrong:,} wrong"
+    yield f"{escaped(str(root))}: {tally.entries:,} files and folders, group {name}: {tally.wrong:,} wrong"
     for fault in tally.examples[:SHOWN]:
         if fault.owner == user:
             whose = ""
@@ -357,7 +358,7 @@ def _lines(
         error = ""
         if fault.error:
             error = f": {fault.error}"
-        yield f"  {_shown(fault.path)}: {', '.join(fault.what)}{whose}{error}"
+        yield f"  {escaped(fault.path)}: {', '.join(fault.what)}{whose}{error}"
     if len(tally.examples) > SHOWN:
         yield f"  ... and {tally.left - SHOWN:,} more (--json names {len(tally.examples):,})"
     mine = tally.wrong - sum(tally.others.values())
@@ -391,11 +392,3 @@ def _value(root: Path, group: int, tally: PermissionTally) -> dict[str, Any]:
             for fault in tally.examples
         ],
     }
-
-
-def _shown(path: str) -> str:
-    """A path without characters that a terminal obeys or an encoding refuses."""
-    shown = "".join(
-        character if character.isprintable() else repr(character)[1:-1] for character in path
-    )
-    return shown.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -268,8 +268,7 @@ class LocalScheduler:
         """
 
         def change(submission: LocalSubmission, reference: JobReference) -> LocalSubmission:
-            if not any(reference.names(task.task_id) for task in submission.waiting):
-                raise SchedulerError(f"job {job_id} is no longer pending")
+            _must_wait(submission, reference, job_id)
             return replace(submission, request=replace(submission.request, comment=comment))
 
         self._change(job_id, change)
@@ -358,8 +357,7 @@ class LocalScheduler:
 
     def _change_waiting(self, job_id: str, change: Callable[[WaitingTask], WaitingTask]) -> None:
         def change_all(submission: LocalSubmission, reference: JobReference) -> LocalSubmission:
-            if not any(reference.names(task.task_id) for task in submission.waiting):
-                raise SchedulerError(f"job {job_id} is no longer pending")
+            _must_wait(submission, reference, job_id)
             waiting = tuple(
                 change(task) if reference.names(task.task_id) else task
                 for task in submission.waiting
@@ -367,3 +365,9 @@ class LocalScheduler:
             return replace(submission, waiting=waiting)
 
         self._change(job_id, change_all)
+
+
+def _must_wait(submission: LocalSubmission, reference: JobReference, job_id: str) -> None:
+    """Raises SchedulerError where none of the tasks that are meant is pending any more."""
+    if not any(reference.names(task.task_id) for task in submission.waiting):
+        raise SchedulerError(f"job {job_id} is no longer pending")

@@ -86,6 +86,7 @@ CAUSES: Mapping[str, tuple[CauseLink, ...]] = {
     "kill-switch-left-on": NONE,
     "switch-unseen": NONE,
     "lingering": _of_job("zombie"),
+    "no-spare": _of_run("node-lost"),
     "exclusion-cap": (CauseLink("node-lost", Same.IDENTITY, outlasts=True), *OF_HOLD),
     "slow-node": NONE,
     "slow": _of_run("slow-node"),

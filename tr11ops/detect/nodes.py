@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -22,7 +23,10 @@ from tr11ops.detect.nodes_left import (
     nodes_of_partition,
     note_for_site,
     partition_of,
+    spare_nodes,
     take_back,
+    training_count,
+    unusable_nodes,
     usable_nodes,
     what_may_be_lost,
 )
@@ -183,7 +187,7 @@ def _silent(snapshot: Snapshot, job: Job, node: Node, is_host: bool) -> Finding:
             f"{node.name}, which runs the batch script of job {job.job_id}, does not answer the scheduler",
             job,
             node,
-            evidence=(_life_of(snapshot, job), _behind(snapshot)),
+            evidence=(_life_of(snapshot, job), _behind(snapshot, WITHOUT_SCRIPT)),
         )
     went_on = _went_on_without(snapshot, job, node)
     if went_on is not None:
@@ -208,16 +212,18 @@ def _life_of(snapshot: Snapshot, job: Job) -> str:
     return f"its workers: {liveness.phase}, last sign of life {ago} ago"
 
 
-def _behind(snapshot: Snapshot) -> str:
-    """What could go on if the node of a batch script is lost."""
-    script = "without its batch script's node a job does not go on"
+WITHOUT_SCRIPT = "without its batch script's node a job does not go on"
+
+
+def _behind(snapshot: Snapshot, end: str) -> str:
+    """What could go on when an attempt ends, and how it may `end`."""
     for job in derived.startable_jobs(snapshot):
-        return f"{script}; behind it is queued: job {job.job_id}"
+        return f"{end}; behind it is queued: job {job.job_id}"
     if not snapshot.pending_jobs:
         more = derived.launch_more(snapshot)
-        return f"{script}, and {NOTHING_QUEUED} behind it: `{more}` queues more"
+        return f"{end}, and {NOTHING_QUEUED} behind it: `{more}` queues more"
     then = ", then ".join(f"`{line}`" for line in start_next(snapshot))
-    return f"{script}, and what is queued behind it does not start by itself: {then}"
+    return f"{end}, and what is queued behind it does not start by itself: {then}"
 
 
 def _about_node(
@@ -227,9 +233,7 @@ def _about_node(
     node: Node,
     *,
     evidence: tuple[str, ...] = (),
-    fix: str = "",
-    by_itself: str = "",
-    since: float | None = None,
+    **more: Any,
 ) -> Finding:
     return Finding(
         node_lost.name,
@@ -238,9 +242,7 @@ def _about_node(
         subject=job.job_id,
         identity=(node.name,),
         evidence=(_state_of(node), *evidence),
-        fix=fix,
-        by_itself=by_itself,
-        since=since,
+        **more,
     )
 
 
@@ -335,6 +337,39 @@ def _after_repair(snapshot: Snapshot) -> tuple[str, ...]:
 
 
 NODES_NAMED = 6
+
+
+@detector(
+    "no-spare",
+    needs=("jobs", "nodes", "exclusions", "attempts", "training.launch_nodes"),
+    uses=("training.launch_ends",),
+    bound="the last one",
+    severities="INFO",
+)
+def no_spare(snapshot: Snapshot) -> Iterator[Finding]:
+    """The running attempt has lost the last spare node that it began with: the next loss ends it.
+
+    INFO, with what goes on then, by the queue as it is now.
+    """
+    newest, training = derived.last_attempt(snapshot), training_count(snapshot)
+    if newest is None or training is None or len(newest.nodes) <= training:
+        return
+    if spare_nodes(snapshot) != (0, True):
+        return
+    for job in snapshot.active_jobs:
+        if newest.job_id in derived.identifiers(job):
+            usable = {*job.nodes} - unusable_nodes(snapshot)
+            lost = first_few([name for name in newest.nodes if name not in usable], NODES_NAMED)
+            yield Finding(
+                no_spare.name,
+                Severity.INFO,
+                f"job {job.job_id} runs on without a spare node: at the next loss it ends",
+                subject=job.job_id,
+                evidence=(
+                    f"it began with {len(newest.nodes)} nodes and trains on {training}; lost: {lost}",
+                    _behind(snapshot, "what it has not saved by then is trained again"),
+                ),
+            )
 
 
 @detector(

@@ -91,7 +91,7 @@ def spare_nodes(snapshot: Snapshot) -> tuple[int, bool]:
     training = training_count(snapshot)
     if training is None:
         return 0, True
-    return max(0, len(held - _unusable(snapshot)) - training), True
+    return max(0, len(held - unusable_nodes(snapshot)) - training), True
 
 
 def _nodes_of_attempt(snapshot: Snapshot) -> frozenset[str]:
@@ -114,7 +114,7 @@ def lost_nodes(snapshot: Snapshot) -> frozenset[str]:
     return frozenset(node.name for node in nodes if node.is_gone or node.is_silent)
 
 
-def _unusable(snapshot: Snapshot) -> frozenset[str]:
+def unusable_nodes(snapshot: Snapshot) -> frozenset[str]:
     """Nodes on which the running attempt starts no launch any more."""
     running = {job.raw_id for job in snapshot.active_jobs}
     blamed = {

@@ -16,6 +16,8 @@ from tr11ops.observe.training import TrainingEvent
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.metrics_record import SAVE_FAILED
 
+FALLS_BACK = "A resume takes the newest checkpoint that is whole."
+
 
 @detector(
     "checkpoint-unsound",
@@ -54,6 +56,7 @@ def checkpoint_unsound(snapshot: Snapshot) -> Iterator[Finding]:
             identity=(str(bad[0].step),),
             evidence=tuple(lines[:3]),
             fix=derived.command(snapshot, "checkpoint-now --wait") if snapshot.active_jobs else "",
+            by_itself=FALLS_BACK,
         )
     yield from _doubted(snapshot, sound)
     latest = checkpoints.latest
@@ -64,6 +67,7 @@ def checkpoint_unsound(snapshot: Snapshot) -> Iterator[Finding]:
             f"latest names {checkpoint_name(latest)}, which is not there",
             subject=f"latest-{latest}",
             identity=(f"latest-{latest}",),
+            by_itself=FALLS_BACK,
         )
 
 
@@ -101,6 +105,7 @@ def _doubted(snapshot: Snapshot, sound: Checkpoint | None) -> Iterator[Finding]:
         identity=(f"doubted-{last.began_at}",),
         evidence=(last.why,),
         fix=derived.command(snapshot, f"checkpoints verify {last.began_at}"),
+        by_itself=FALLS_BACK,
     )
 
 

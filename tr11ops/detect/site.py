@@ -74,6 +74,7 @@ def waits_for_site(snapshot: Snapshot) -> Iterator[Finding]:
             fix=f"scontrol show partition {job.partition}"
             if snapshot.scheduler == "slurm" and job.partition
             else "",
+            by_itself="What is queued starts by itself when the site is done.",
         )
 
 
@@ -367,4 +368,5 @@ def limit_changed(snapshot: Snapshot) -> Iterator[Finding]:
             fix=derived.command(snapshot, f"checkpoint-now --job {job.job_id}")
             if is_shorter
             else "",
+            by_itself="The attempt saves and leaves in time by itself, unless the limit is too short for a save.",
         )

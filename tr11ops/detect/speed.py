@@ -53,6 +53,9 @@ class Slowdown(Record):
         return self.usual / fmean(self.last)
 
 
+SLOWER = "The training goes on, slower."
+
+
 @detector(
     "slow",
     needs=("jobs", "steps"),
@@ -95,6 +98,7 @@ def slow(snapshot: Snapshot) -> Iterator[Finding]:
         fix=fix,
         then=tuple(then),
         since=found.since,
+        by_itself=SLOWER,
     )
 
 
@@ -332,6 +336,7 @@ def _finding(
         evidence=tuple(evidence),
         fix=exclude_command(snapshot, node, "it holds the others back") if can_leave else check,
         then=start_again(snapshot, node) if can_leave else (),
+        by_itself=SLOWER,
     )
 
 

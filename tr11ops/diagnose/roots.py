@@ -130,12 +130,15 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
         for one in left
         if not (one.is_retried and _may_fail_once(one) and one.signature.confidence < surest)
     ]
-    left = [one for one in left if not _is_closed_by_order(one, left)]
-    left = [one for one in left if not _is_server_that_came_back(one, left)]
-    left = [one for one in left if not _is_vague_of_a_daemon(one, left)]
-    left = [one for one in left if not _is_of_an_earlier_job(one, left)]
-    left = [one for one in left if not _is_want_of_a_lost_node(one, left)]
-    left = [one for one in left if not _is_of_a_second_try(one, left)]
+    for is_no_root in (
+        _is_closed_by_order,
+        _is_server_that_came_back,
+        _is_vague_of_a_daemon,
+        _is_of_an_earlier_job,
+        _is_want_of_a_lost_node,
+        _is_of_a_second_try,
+    ):
+        left = [one for one in left if not is_no_root(one, left)]
     ends_of_files = {launch.file: launch.last_time for launch in launches}
     left = [one for one in left if not _ended_the_job_before(one, left, ends_of_files)]
     # a pod that found no place at first has found one

@@ -9,7 +9,7 @@ import io
 import json
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -123,8 +123,12 @@ def extra_files(rank: int, step: int, extras: Extras) -> dict[str, list[Bytes]]:
 
 def write_extras(partial: Path, rank: int, step: int, extras: Extras) -> list[FileEntry]:
     """Write this rank's small files; returns their entries."""
-    files = extra_files(rank, step, extras)
-    writers = write_files((partial / name, pieces) for name, pieces in files.items())
+    return write_named(partial, extra_files(rank, step, extras))
+
+
+def write_named(partial: Path, files: Mapping[str, Iterable[Bytes]]) -> list[FileEntry]:
+    """Write files below the folder, each with its contents; returns their entries."""
+    writers = write_files((partial / name, contents) for name, contents in files.items())
     return [writer.entry(name) for name, writer in zip(files, writers, strict=True)]
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from trainer.checkpoint import sharded_files
 from trainer.checkpoint.compatibility import check_complete, check_pieces
-from trainer.checkpoint.files import Bytes, as_bytes, write_files
+from trainer.checkpoint.files import Bytes, as_bytes
 from trainer.checkpoint.publishing import (
     CheckpointInfo,
     Extras,
@@ -33,6 +33,7 @@ from trainer.checkpoint.publishing import (
     prepare,
     publish,
     write_extras,
+    write_named,
 )
 from trainer.checkpoint.save_plan import INDEX_FILE, FolderShare, plan_share
 from trainer.checkpoint.sharded_files import STEP_KEY, TensorPiece
@@ -203,8 +204,7 @@ def _write(
     extras: Extras,
 ) -> list[FileEntry]:
     files = _share_files(rank, step, parts, shares=shares, extras=extras)
-    writers = write_files((partial / name, contents) for name, contents in files.items())
-    return [writer.entry(name) for name, writer in zip(files, writers, strict=True)]
+    return write_named(partial, files)
 
 
 def load(

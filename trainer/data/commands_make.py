@@ -45,7 +45,7 @@ from trainer.data.made import (
 )
 from trainer.data.pair_work import SAVE_SECONDS, PairWork
 from trainer.data.progress import Commands, count, positive, progress_bar, say
-from trainer.data.sources import ReadOptions, open_splits
+from trainer.data.sources import ReadOptions, plan_splits
 from trainer.data.text_file import TextFile
 from trainer.data.tokenize import PreprocessRequest, preprocess
 from trainer.data.tokenizer import TokenizerSpec, end_token_warning
@@ -487,7 +487,7 @@ def make_index(options: argparse.Namespace) -> dict[str, Any]:
         parse_split(options.split)
     except (DataError, ValueError) as error:
         raise DataUsageError(str(error)) from error
-    splits = open_splits(
+    splits = plan_splits(
         prefixes,
         options.split,
         {
@@ -499,7 +499,7 @@ def make_index(options: argparse.Namespace) -> dict[str, Any]:
     )
     return {
         "sequence_length": options.seq_length,
-        "samples": {name: len(source) for name, source in splits.items()},
+        "samples": {name: len(plan.open()) for name, plan in splits.items()},
     }
 
 

@@ -244,20 +244,6 @@ def plan_splits(
     return _prepare(mixtures, reading, is_builder, barrier)
 
 
-def open_splits(
-    prefixes: Sequence[tuple[float, str | Path]],
-    split: str,
-    samples: Mapping[str, int],
-    reading: ReadOptions,
-    *,
-    is_builder: bool = True,
-    barrier: Callable[[], None] = lambda: None,
-) -> dict[str, SampleSource]:
-    """The sources of `plan_splits`, opened."""
-    plans = plan_splits(prefixes, split, samples, reading, is_builder=is_builder, barrier=barrier)
-    return {name: plan.open() for name, plan in plans.items()}
-
-
 def weights_by_size(
     prefixes: Sequence[str], implementation: Implementation = "infer"
 ) -> list[float]:

@@ -36,6 +36,7 @@ from tr11ops.alerts.state import AlertState
 from tr11ops.base.shipped import page_lines
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.registry import detect_all
+from tr11ops.detect.saved import FALLS_BACK
 
 Make = Callable[..., Office]
 POLICY = Policy(
@@ -228,16 +229,6 @@ def test_what_tr11_does_is_said(situation: RunSituation | None, words: str) -> N
     assert said.startswith(words) and bool(said) == bool(words)
 
 
-def test_a_mail_says_that_the_queue_goes_on_when_the_site_is_done() -> None:
-    (alert,) = look(
-        AlertState(), [finding("waits-for-site", WARNING, "15")], frozenset(), POLICY, NOON
-    ).alerts
-    assert (
-        what_tr11_does(alert, RunSituation())
-        == "What is queued starts by itself when the site is done."
-    )
-
-
 def test_what_the_run_does_by_itself_is_said_where_no_watchdog_acts() -> None:
     goes_on = "Job 1007 goes on without it."
     (alert,) = look(
@@ -292,16 +283,6 @@ def test_what_was_or_was_not_done_to_another_node_belongs_to_another_mail(
     assert what_tr11_does(alert, situation) == "tr11 does nothing about it by itself."
     (its_own,) = look(AlertState(), [lost(5, CRITICAL)], frozenset(), POLICY, NOON).alerts
     assert "exclude n05" in what_tr11_does(its_own, situation)
-
-
-def test_a_mail_says_that_an_attempt_leaves_in_time_for_a_changed_limit() -> None:
-    (alert,) = look(
-        AlertState(), [finding("limit-changed", WARNING, "35_2")], frozenset(), POLICY, NOON
-    ).alerts
-    said = what_tr11_does(alert, RunSituation())
-    assert (
-        said.startswith("The attempt saves and leaves in time by itself") and "nothing" not in said
-    )
 
 
 @pytest.mark.parametrize(
@@ -372,7 +353,7 @@ def test_what_the_run_does_by_itself_does_not_calm_critical() -> None:
         (WARNING, "A resume takes the newest"),
         (CRITICAL, "tr11 does nothing about it by itself."),
     ):
-        found = finding("checkpoint-unsound", severity, "1200")
+        found = finding("checkpoint-unsound", severity, "1200", by_itself=FALLS_BACK)
         (alert,) = look(AlertState(), [found], frozenset(), POLICY, NOON).alerts
         assert what_tr11_does(alert, RunSituation()).startswith(words)
 

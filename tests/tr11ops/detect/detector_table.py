@@ -14,6 +14,7 @@ from tests.tr11ops.status_cases import (
     HOUR,
     NOW,
     beats,
+    changed,
     checkpoints,
     ended,
     idle,
@@ -45,6 +46,20 @@ def nodes_with(states: dict[str, set[str]]) -> tuple[Node, ...]:
         Node(f"n{number:02d}", frozenset(states.get(f"n{number:02d}", {"allocated"})))
         for number in range(1, 49)
     )
+
+
+FIFTY = tuple(f"n{number:02d}" for number in range(1, 51))
+BEGAN_WITH_TWO = replace(wordless("1007"), nodes=FIFTY)  # spares, as an attempt trains on 48
+
+
+def spared(*down: str, **changes: Any) -> Snapshot:
+    """An attempt with two spare nodes, of whose nodes these are down."""
+    base = snapshot(
+        jobs=(running(nodes=FIFTY, node_count=50), pending()),
+        nodes=tuple(Node(name, frozenset({"down" if name in down else "allocated"})) for name in FIFTY),
+        attempts=(BEGAN_WITH_TWO,),
+    )  # fmt: skip
+    return changed(base, **changes)
 
 
 def chained(job_id: str, left: int) -> Submission:
@@ -292,6 +307,8 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
         "node-lost",
         [],
     ),
+    ("a spare is left", spared("n07"), "no-spare", []),
+    ("the last spare is gone", spared("n07", "n50"), "no-spare", ["INFO"]),
     # health checks
     ("a check fails everywhere", snapshot(launch_ends=FAILING), "check-failing", ["WARNING"]),
     (

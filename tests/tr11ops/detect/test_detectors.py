@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.tr11ops.detect.detector_table import HIDDEN, SWITCH, TABLE, UNKNOWN, nodes_with
+from tests.tr11ops.detect.detector_table import (
+    BEGAN_WITH_TWO,
+    FIFTY,
+    HIDDEN,
+    SWITCH,
+    TABLE,
+    UNKNOWN,
+    nodes_with,
+    spared,
+)
 from tests.tr11ops.detect.operation_cases import OPERATION
 from tests.tr11ops.status_cases import (
     DAY,
@@ -331,6 +340,42 @@ def test_a_lost_node_promises_no_task_that_is_held() -> None:
     assert host.evidence[2].endswith(
         "what is queued behind it does not start by itself: `scontrol release 1000`"
     )
+
+
+SPARED = running(nodes=FIFTY, node_count=50)
+GOES_ON = "job 1000_[8-10%1]"
+NO_SPARE: list[tuple[str, dict[str, Any], str]] = [
+    ("both are there", {"nodes": spared().nodes}, ""),
+    ("one is left", {"nodes": spared("n50").nodes}, ""),
+    ("none is", {}, f"behind it is queued: {GOES_ON}"),
+    ("and nothing is queued", {"jobs": (SPARED,)}, "nothing is queued behind it: `tr11 launch --array 1-10 --after 1000` queues more"),
+    ("and what is queued is held", {"jobs": (SPARED, HELD_TASKS)}, "does not start by itself: `scontrol release 1000`"),
+    ("Slurm took them out of the job", {"jobs": (replace(SPARED, nodes=FIFTY[:48]), pending())}, f"behind it is queued: {GOES_ON}"),
+    ("it began without one", {"attempts": (replace(BEGAN_WITH_TWO, nodes=FIFTY[:48]),), "jobs": (running(), pending()), "nodes": spared().nodes}, ""),
+    ("it leaves", {"jobs": (replace(SPARED, state=JobState.COMPLETING), pending())}, ""),
+    ("its nodes are unknown", {"nodes": UNKNOWN}, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("queue", "behind"), [row[1:] for row in NO_SPARE], ids=[row[0] for row in NO_SPARE]
+)
+def test_the_last_spare_that_is_gone_is_told_with_what_the_next_loss_does(
+    queue: dict[str, Any], behind: str
+) -> None:
+    """No word was said: the next loss ended an attempt with which all seemed well."""
+    said = found(spared("n07", "n50", **queue), "no-spare")
+    assert bool(said) is bool(behind)
+    for one in said:
+        assert (one.severity, one.subject) == (Severity.INFO, "1000_7")
+        assert one.title == "job 1000_7 runs on without a spare node: at the next loss it ends"
+        assert one.evidence[-1].endswith(behind)
+
+
+def test_a_lost_node_that_was_the_last_spare_is_told_with_it() -> None:
+    findings = registry.detect_all(spared("n07", "n50"))
+    told = [one for one in by_cause(findings) if one.detector == "node-lost"]
+    assert [one.detector for one in told[0].consequences] == ["no-spare"]
 
 
 def test_of_jobs_that_never_began_the_newest_leads_whatever_the_scheduler_still_knows() -> None:
@@ -920,3 +965,18 @@ def test_what_a_task_held_that_found_no_directory_is_released_after_the_mount(
     assert ("tr11 resume" in found.then) is is_to_be_released and found.then[-1] == "tr11 pulse"
     if is_to_be_released:
         assert "what is queued is held, for 30 s now: nothing lies there" in found.evidence
+
+
+# what a mail says that the run does by itself about what a detector finds, in the table's own cases
+BY_ITSELF = {
+    "waits-for-site": "What is queued starts by itself when the site is done.",
+    "limit-changed": "The attempt saves and leaves in time by itself, unless the limit is too short for a save.",
+    "checkpoint-unsound": "A resume takes the newest checkpoint that is whole.",
+}
+
+
+@pytest.mark.parametrize("name", BY_ITSELF)
+def test_what_the_run_does_by_itself_is_said_by_its_finding_alone(name: str) -> None:
+    """A second table of the mails' own said it by the detector's name."""
+    told = [one for row in TABLE for one in found(row[1], name) if one.severity > Severity.INFO]
+    assert told and {one.by_itself for one in told} == {BY_ITSELF[name]}

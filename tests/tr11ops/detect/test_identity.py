@@ -31,6 +31,7 @@ IDENTITY = {  # what of a finding is its identity
     "lingering": ONE,
     "zombie": "node",
     "node-lost": "node",
+    "no-spare": ONE,
     "dead-chain": ONE,
     "start-failed": "its error",
     "held": ONE,

@@ -22,7 +22,7 @@ from trainer.data.dataset import SampleSource
 from trainer.data.groups import parse_group
 from trainer.data.rows import NextTokenRow
 from trainer.data.samples import Samples
-from trainer.data.sources import ReadOptions, open_splits, plan_groups, plan_splits
+from trainer.data.sources import ReadOptions, plan_groups, plan_splits
 from trainer.data.stream import EmptyStream, SampleStream
 
 LENGTH = 16
@@ -31,6 +31,11 @@ LENGTH = 16
 @pytest.fixture(scope="module")
 def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_pair(tmp_path_factory.mktemp("pair") / "numbers", numbered_documents(300))
+
+
+def open_splits(*arguments: Any, **options: Any) -> dict[str, SampleSource]:
+    plans = plan_splits(*arguments, **options)
+    return {name: plan.open() for name, plan in plans.items()}
 
 
 @pytest.fixture(scope="module")
