@@ -233,7 +233,7 @@ def show_remote(
     variant: str | None = None,
 ) -> None:
     """The log of a hub repository; with `every` (seconds) on and on. Raises Refusal."""
-    repo, token = _repo(repository, endpoint)
+    repo, token = remote_repo(repository, endpoint)
     if repo.path and variant is not None:
         raise Refusal(
             "--variant names a main log: give it, or a PATH in the repository", exit_code=2
@@ -275,7 +275,7 @@ def show_remote(
         raise no_attempt(query.wanted.attempt, error.launches) from None
 
 
-def _repo(repository: str, endpoint: str | None) -> tuple[HubRepo, str | None]:
+def remote_repo(repository: str, endpoint: str | None) -> tuple[HubRepo, str | None]:
     """Where the log lies, and the token to show there. Raises Refusal."""
     from huggingface_hub import constants
 

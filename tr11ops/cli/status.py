@@ -4,7 +4,6 @@ place.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ from tr11ops.cli.common import (
 )
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.terminal import drawing_console, lines_to_fill, status_screen
-from trainer.contract.errors import UNOBSERVED
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
@@ -141,31 +139,21 @@ def remote_reader(
     repository: str, endpoint: str | None, variant: str | None, watch: bool
 ) -> RemoteReader:
     """What looks at the repository that a person typed. Raises Refusal."""
-    from huggingface_hub import constants
-
-    from tr11ops.hub.base import find_credentials, repo_of
+    from tr11ops.cli.logs import remote_repo
     from tr11ops.hub.remote_log import remote_retries
     from tr11ops.status.remote import Outside
 
-    try:
-        repo = repo_of(repository, endpoint)
-        token = find_credentials(None, os.environ).token
-    except ValueError as error:
-        raise Refusal(f"--remote: {error}", exit_code=2) from None
+    repo, token = remote_repo(repository, endpoint)
     if repo.path:
         raise Refusal(
             f"--remote {repository}: give OWNER/NAME; --variant names one of several trainings",
             exit_code=2,
         )
-    if constants.HF_HUB_OFFLINE:
-        raise Refusal("--remote: HF_HUB_OFFLINE is set, so nothing is asked", exit_code=UNOBSERVED)
     # while watching the next look is the next try
     retries = remote_retries(
         time.sleep, say, 1 if watch else 3, longest=20.0, spread=0.2, most=LONGEST_WAIT_SECONDS
     )
-    return RemoteReader(
-        repo.name, Outside(repo, None if token is None else token.reveal(), retries, variant)
-    )
+    return RemoteReader(repo.name, Outside(repo, token, retries, variant))
 
 
 WATCH_SECONDS = 10.0

@@ -18,17 +18,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from tr11ops.runcard.card import PATH_KEYS, SHELL_KEYS, RunCard
+from tr11ops.launch.rehearse import card_text
+from tr11ops.runcard.card import PATH_KEYS, RunCard
 from tr11ops.runcard.exit_duration import seconds_to_end
 from tr11ops.runcard.load import Key
 from tr11ops.runcard.sections import CheckScript, KubernetesSection
-from tr11ops.runcard.toml_writer import write_card
 from trainer.config.card import Problem
 from trainer.contract.end_marker import EXIT_HELD, EXIT_REFUSED
 
 PORT = 29500
 CARD_FOLDER = "/etc/tr11"
 CARD_FILE = "card.toml"
+HEAD = "Written by `tr11 launch --scheduler kubernetes`."  # of the card as the pods read it
 LONGEST_NAME = 45  # a pod's host name is it, a dash and the index, 63 characters in all
 LEAST_GRACE_SECONDS = 120
 CONTAINER = "trainer"
@@ -105,7 +106,7 @@ def manifest(card: RunCard, section: KubernetesSection) -> list[dict[str, Any]]:
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": meta,
-            "data": {CARD_FILE: card_text(card)},
+            "data": {CARD_FILE: card_text(card, HEAD)},
         },
         {
             "apiVersion": "v1",
@@ -206,28 +207,3 @@ def grace_seconds(card: RunCard) -> int:
     return math.ceil(
         max(LEAST_GRACE_SECONDS, early, seconds_to_end(card)) + card.resilience.end_within_seconds
     )
-
-
-def card_text(card: RunCard) -> str:
-    """The card as the pods read it: overrides applied, paths in full, what was a variable filled
-    in.
-    """
-    tables = card.model_dump(mode="json", exclude_defaults=True)
-    return write_card(
-        _escaped(tables, ()), {}, ("Written by `tr11 launch --scheduler kubernetes`.",)
-    )
-
-
-def _escaped(value: Any, place: tuple[str, ...]) -> Any:
-    """With $$ for each dollar that is meant, as cards are read, and without the keys that have no
-    value.
-    """
-    if isinstance(value, Mapping):
-        return {
-            name: _escaped(item, (*place, name)) for name, item in value.items() if item is not None
-        }
-    if isinstance(value, list):
-        return [_escaped(item, place) for item in value]
-    if isinstance(value, str) and place not in SHELL_KEYS:
-        return value.replace("$", "$$")
-    return value

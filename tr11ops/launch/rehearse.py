@@ -143,7 +143,8 @@ def card_text(card: RunCard, head: str) -> str:
     """The card as a file of its own, for `tr11 status --run FILE` and all other commands; `head` is
     its first line.
     """
-    return write_card(_escaped(card.model_dump(mode="json", exclude_defaults=True), ()), {}, [head])
+    tables = card.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+    return write_card(_escaped(tables, ()), {}, [head])
 
 
 def _escaped(value: Any, key: tuple[str, ...]) -> Any:
