@@ -16,12 +16,19 @@ _PROCESS = re.compile(rf"Process \d+ has {_SIZE} memory in use")
 _OWN = re.compile(rf"this process has {_SIZE} memory in use")
 _ALLOCATED = re.compile(rf"[Oo]f the allocated memory {_SIZE} is allocated by PyTorch")
 _CACHED = re.compile(rf"and {_SIZE} is reserved by PyTorch")
+_SHARES = re.compile(
+    r"\((?:v?LLM|VLLM|SGLang|WorkerDict|Rollout|Actor|Policy|Critic|RefModel)\w* pid=\d+"
+)
 CONTEXT_GIB = 4.0  # what CUDA and its libraries take beside PyTorch's own, at most
 ABSURD = 64  # times the memory of the GPU: no tensor has such a size
 
 
 def is_held_by_others(said: str) -> bool:
-    """Whether other processes hold more of the GPU than this one, by its own words."""
+    """Whether other processes hold more of the GPU than this one, by its own words; those that a
+    program itself places beside an engine of rollouts are no others.
+    """
+    if _SHARES.search(said) is not None:
+        return False
     others = [_gib(*found.groups()) for found in _PROCESS.finditer(said)]
     if not others:
         return False

@@ -62,7 +62,7 @@ _MISSING = re.compile(
 _WAITED = re.compile(r"\bwait(?:ing|ed)? for\b|\b\d+/\d+ (?:clients|workers|nodes|peers) joined")
 _WELL = re.compile(r"(?<!not )\b(?:ok|OK|[Pp]ass(?:ed)?|PASS(?:ED)?|healthy|mounted|reachable)\b")
 _COUNTED = re.compile(
-    r"(?<![\d.])\d+(?= (?:visible |active |healthy )?(?:gpus?|devices?|nics?|ports?|hcas?|cards?|links?)\b)",
+    r"(?<![\d.])\d+(?= (?:visible |active |healthy |neuron )?(?:gpus?|devices?|nics?|ports?|hcas?|cards?|links?)\b)",
     re.IGNORECASE,
 )
 _COUNTED_BEHIND = re.compile(r"\b(?:gpus?|nics?|hcas?|npus?)[=:] ?(\d+)(?![\d./])", re.IGNORECASE)
@@ -77,7 +77,7 @@ _THINGS: tuple[tuple[FaultClass, re.Pattern[str]], ...] = (
         FaultClass.GPU_HARDWARE,
         re.compile(
             r"gemm|t?flops?\b|nvlink|nvswitch|\bgpus?\b|\becc\b|dcgm|\bhbm\b|nvidia|cuda|\bxid\b|thermal|\bsm clock"
-            r"|driver|pcie|fabric ?manager|\bnpus?\b|rocm|amdgpu",
+            r"|driver|neuron|pcie|fabric ?manager|\bnpus?\b|rocm|amdgpu",
             re.IGNORECASE,
         ),
     ),

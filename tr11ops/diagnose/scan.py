@@ -240,12 +240,12 @@ class LogScan:
             return
         if matches or raised:
             signature, named = _best(matches, raised, self._exception)
-            found = self._by_topic(signature, body, raised)
+            found = self._by_topic(signature, text, body, raised)
             if found is not None:
                 self._add(text, found, named, raised)
 
     def _by_topic(
-        self, signature: FaultSignature, body: str, raised: RaisedException | None
+        self, signature: FaultSignature, text: str, body: str, raised: RaisedException | None
     ) -> FaultSignature | None:
         """What a line means by its words where no signature says more; None where it means nothing."""
         if signature is UNTOLD:
@@ -253,7 +253,7 @@ class LogScan:
         if signature.id in NVLINK_CODES:
             return of_nvlink(signature, body)
         if signature.id == _NO_MEMORY:
-            return self._by_memory(signature, body)
+            return self._by_memory(signature, text)
         if signature is not self._exception:
             return signature
         if raised is None:
@@ -261,11 +261,11 @@ class LogScan:
             return of_exception(name, said, ()) or signature
         return of_exception(raised.name, raised.said, raised.frames) or signature
 
-    def _by_memory(self, signature: FaultSignature, body: str) -> FaultSignature:
+    def _by_memory(self, signature: FaultSignature, text: str) -> FaultSignature:
         """What a lack of GPU memory is, by the numbers beside it."""
-        if is_absurd(body):
+        if is_absurd(text):
             return self._absurd
-        if is_held_by_others(body):
+        if is_held_by_others(text):
             return self._held
         return signature
 

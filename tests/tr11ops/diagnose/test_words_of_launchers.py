@@ -120,6 +120,42 @@ LOGS = {
         FaultClass.STORAGE,
         Restart.CHANGE,
     ),
+    "a condition of a node that a cloud takes back": Told(
+        f"{STEPS}Warning  PreemptScheduled  node/aks-nd-1  Node aks-nd-1 status is now: PreemptScheduled\n"
+        "Warning  NodeNotReady  node/aks-nd-1  Node aks-nd-1 status is now: NodeNotReady\n",
+        FaultClass.SLURM_PREEMPTED,
+        Restart.PLAIN,
+    ),
+    "a node that an autoscaler folds": Told(
+        f"{STEPS}Normal  DisruptionTerminating  node/ip-10-0-9-9.ec2.internal  Disrupting Node: Underutilized/Delete\n",
+        FaultClass.SLURM_PREEMPTED,
+        Restart.PLAIN,
+    ),
+    "the taint of a lost node": Told(
+        f"{STEPS}Warning  TaintManagerEviction  pod/sft-0  Marking for deletion Pod ml/sft-0\n"
+        "Node n-gpu-5 has taint node.kubernetes.io/unreachable:NoExecute\n",
+        FaultClass.SLURM_NODE_FAIL,
+        Restart.ELSEWHERE,
+        ("n-gpu-5",),
+    ),
+    "a kubelet without healthy devices": Told(
+        "Warning  UnexpectedAdmissionError  4s  kubelet, k8-gpu-12  Allocate failed due to no healthy devices present\n",
+        FaultClass.GPU_HARDWARE,
+        Restart.ELSEWHERE,
+        ("k8-gpu-12",),
+    ),
+    "a disk full of images": Told(
+        "Warning  FreeDiskSpaceFailed  3m  kubelet  Failed to garbage collect required amount of images.\n",
+        FaultClass.STORAGE,
+        Restart.CHANGE,
+    ),
+    "memory that an engine of rollouts shares": Told(
+        "(vLLMHttpServer pid=771, ip=10.0.0.4) torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a "
+        "total capacity of 139.81 GiB of which 101.00 MiB is free. Process 991 has 120.00 GiB memory in use. Process 1002 has "
+        "19.00 GiB memory in use.\n",
+        FaultClass.CUDA_OOM,
+        Restart.CHANGE,
+    ),
     "a link between chips": Told(
         f"{STEPS}E0303 tpu_driver] FAILED_PRECONDITION: ICI link failure detected on chip 2: TPU worker 11 unhealthy\n",
         FaultClass.GPU_HARDWARE,
@@ -153,6 +189,11 @@ NVLINK = "[preflight] w-20 nvlink 18 active links\n[preflight] w-21 nvlink 18 ac
     [
         (OTHERS + UNKNOWN, FaultClass.GPU_HARDWARE),
         (OTHERS + NO_GDS, FaultClass.STORAGE),
+        (
+            "w-21: 16 neuron devices\nw-22: 16 neuron devices\nw-23: 15 neuron devices\n"
+            "w-23: [rank32]: RuntimeError: NRT_INIT: device /dev/neuron15 not found\n",
+            FaultClass.GPU_HARDWARE,
+        ),
         (
             f"{NVLINK}[preflight] w-22 nvlink 18 active links\nw-23: [rank24]: NCCL error: unhandled system error\n",
             FaultClass.GPU_HARDWARE,
