@@ -138,6 +138,12 @@ LOGS = {
         Restart.ELSEWHERE,
         ("n-gpu-5",),
     ),
+    "what any pod tolerates": Told(
+        "Tolerations:  node.kubernetes.io/not-ready:NoExecute op=Exists for 300s\n"
+        "              node.kubernetes.io/unreachable:NoExecute op=Exists for 300s\nModuleNotFoundError: No module named 'x'\n",
+        FaultClass.USER_CODE,
+        Restart.CHANGE,
+    ),
     "a kubelet without healthy devices": Told(
         "Warning  UnexpectedAdmissionError  4s  kubelet, k8-gpu-12  Allocate failed due to no healthy devices present\n",
         FaultClass.GPU_HARDWARE,
@@ -155,6 +161,16 @@ LOGS = {
         "19.00 GiB memory in use.\n",
         FaultClass.CUDA_OOM,
         Restart.CHANGE,
+    ),
+    "workers that Ray does not start in time": Told(
+        "ray.train.WorkerGroupStartupTimeoutError: The worker group startup timed out after 30.0 seconds waiting for 2 workers.\n",
+        FaultClass.RENDEZVOUS,
+        Restart.UNKNOWN,
+    ),
+    "a probe that failed": Told(
+        f"{STEPS}Normal  Killing  2m  kubelet  Container trainer failed liveness probe, will be restarted\n",
+        FaultClass.USER_CODE,
+        Restart.UNKNOWN,
     ),
     "a link between chips": Told(
         f"{STEPS}E0303 tpu_driver] FAILED_PRECONDITION: ICI link failure detected on chip 2: TPU worker 11 unhealthy\n",
@@ -254,3 +270,11 @@ def test_the_kernels_choice_beside_the_death_of_a_task(tmp_path: Path) -> None:
     paths[1].write_text(f"[881233.1] {CHOSEN.format('MEMCG', 'oom_memcg=/slurm/job_5', 'python')}")
     [found] = diagnose_files(paths)
     assert (found.fault, found.accused.nodes) == (FaultClass.HOST_OOM, ())
+
+
+def test_full_shared_memory_is_of_more_than_one_kind(tmp_path: Path) -> None:
+    """A checkpoint is staged there too: it is not said with certainty whose it is."""
+    found = of_text(
+        tmp_path, "OSError: [Errno 28] No space left on device: '/dev/shm/torch_4412_881_0'\n"
+    )
+    assert found.fault is FaultClass.DATALOADER and found.confidence <= 0.9
