@@ -126,10 +126,11 @@ def test_a_run_directory_that_vanishes_is_unknown_until_it_is_back(
 
     assert not [healing.error for healing in heal(stage.twin) if healing.error]
     assert execute(["pulse"]) == 1  # it is held
-    state = read_alert_state(stage.directory).alert_state
-    assert not list(local.root.rglob("book.d/*")) and "directory-unseen" in {
-        one.detector for one in state.alerts
-    }
+    [same] = read_alert_state(stage.directory).alert_state.open_alerts
+    assert not list(local.root.rglob("book.d/*")) and alert.fingerprint in same.names
+    assert (same.detector, same.fix) == ("unfinished-end", "tr11 resume")
+    [told] = {entry.message.id for entry in waiting_entries(stage.directory)}
+    assert told == mail.id  # people know of it, and what to type
     assert execute(["resume", "--yes"]) == 0
     second = stage.train(attempt=1)
     assert second != attempt and stage.launches(second)[0]["checkpoint_before"] is not None
@@ -139,11 +140,12 @@ def test_a_run_directory_that_vanishes_is_unknown_until_it_is_back(
         mails = {
             entry.message.id: entry.message for entry in waiting_entries(stage.directory)
         }.values()
-        return any("[OK]" in mail.subject and alert.fingerprint in mail.alerts for mail in mails)
+        return any("[OK]" in mail.subject and same.fingerprint in mail.alerts for mail in mails)
 
     stage.wait(is_all_clear, "the all-clear")
-    state = read_alert_state(stage.directory).alert_state
-    assert "directory-unseen" not in {one.detector for one in state.open_alerts}
+    assert read_alert_state(stage.directory).alert_state.open_alerts == ()
+    subjects = [entry.message.subject for entry in waiting_entries(stage.directory)]
+    assert sum("CRITICAL" in subject for subject in subjects) == 1, subjects
 
 
 @pytest.mark.parametrize("words", ["kill --yes --reason test", "kill --now --yes --reason test"])
@@ -214,6 +216,7 @@ def test_a_task_that_starts_without_the_directory_holds_the_others(
     assert told.detector == "held" and f"{root} is not mounted" in " ".join(told.body.split()), (
         told.body
     )
+    assert told.body.partition("Type:")[2].split("\n")[2] == "  tr11 resume"
     capfd.readouterr()
     assert execute(["resume", "--yes"]) == 0
     stage.train()

@@ -24,7 +24,7 @@ from tr11ops.alerts.state import (
 )
 from tr11ops.base.units import counted
 from tr11ops.detect.causes import by_cause
-from tr11ops.detect.finding import NO_CAUSE, Finding, Severity
+from tr11ops.detect.finding import HELD_FOR_FAULT, NO_CAUSE, Finding, Severity
 from tr11ops.detect.runbooks import page_for
 
 OPENED = "alert-opened"
@@ -77,7 +77,7 @@ def look(
     seen = _incidents(findings)
     recovering = _recovering(alert_state, seen, now)
     seen = {name: finding for name, finding in seen.items() if name not in recovering}
-    alert_state = _with_one_standstill(_renamed(alert_state, seen, now), seen)
+    alert_state = _with_one_incident(_renamed(alert_state, seen, now), seen)
     seen = _without_standing(alert_state, seen, blind, policy)
     alert_state, events = _joined(alert_state, seen, now)
     changed: list[Alert] = []
@@ -197,29 +197,30 @@ def _recovering(alert_state: AlertState, seen: dict[str, Finding], now: float) -
     return found
 
 
-def _with_one_standstill(alert_state: AlertState, seen: dict[str, Finding]) -> AlertState:
+def _with_one_incident(alert_state: AlertState, seen: dict[str, Finding]) -> AlertState:
     """The alert state in which a stall that became a hang, or the other way round, goes on as the
-    same incident.
+    same incident; and so does what the loss of the run directory has left, once that is seen again.
 
-    People hear of it once more, in the same thread, where another command helps than the one that
+    People hear of it once more, in the same thread, where another command helps than those that
     they were told.
     """
     for name, finding in seen.items():
         known = alert_state.find(name)
-        if finding.detector not in STANDSTILLS or (known is not None and known.is_open):
+        if known is not None and known.is_open:
             continue
         before = next(
             (
                 alert
                 for alert in alert_state.open_alerts
-                if _is_same_standstill(alert, finding, seen)
+                if _is_same_standstill(alert, finding, seen) or _was_unseen(alert, finding, seen)
             ),
             None,
         )
         if before is None:
             continue
         after = _as_its_cause(before, name, finding)
-        if name in before.names or clean(finding.fix, LONGEST_FIX) == before.fix:
+        is_told = clean(finding.fix, LONGEST_FIX) in {before.fix, *before.commands_after}
+        if name in before.names or is_told:
             after = replace(after, headline=name)
         kept = tuple(
             alert
@@ -234,9 +235,21 @@ def _with_one_standstill(alert_state: AlertState, seen: dict[str, Finding]) -> A
 
 
 def _is_same_standstill(alert: Alert, finding: Finding, seen: dict[str, Finding]) -> bool:
-    if alert.detector not in STANDSTILLS - {finding.detector} or alert.fingerprint in seen:
+    if finding.detector not in STANDSTILLS or alert.fingerprint in seen:
         return False
-    return alert.subject == clean(finding.subject, LONGEST_TITLE)
+    is_other = alert.detector in STANDSTILLS - {finding.detector}
+    return is_other and alert.subject == clean(finding.subject, LONGEST_TITLE)
+
+
+def _was_unseen(alert: Alert, finding: Finding, seen: dict[str, Finding]) -> bool:
+    """Whether a finding is of what is held, and of the end that holds it, of which people know from
+    an alert that the run directory is not seen: it is seen again, and nothing has begun since.
+    """
+    if alert.detector != "directory-unseen" or alert.fingerprint in seen:
+        return False
+    faults = {finding.fault, *(one.fault for one in finding.consequences)}
+    is_earlier = finding.since is None or finding.since <= alert.last_seen
+    return alert.fault == HELD_FOR_FAULT and HELD_FOR_FAULT in faults and is_earlier
 
 
 def _mentions(alert: Alert, finding: Finding) -> bool:

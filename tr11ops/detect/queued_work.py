@@ -13,7 +13,7 @@ from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import HELD_FOR_FAULT, Finding, Severity
 from tr11ops.detect.nodes_left import fewer_spares, usable_nodes
 from tr11ops.detect.unfinished_end import is_bad, passes_over_the_data
-from tr11ops.detect.without_node import after_refusal
+from tr11ops.detect.without_node import after_hold
 from tr11ops.observe import derived
 from tr11ops.observe.forecast import end_of, no_cover, queue_coverage_seconds, trains_on
 from tr11ops.observe.placement import misplaced
@@ -194,7 +194,7 @@ def _after_fault(snapshot: Snapshot, by: HoldRecord, release: str) -> tuple[str,
 
     It is not released where what helps cancels it, and launches in its place.
     """
-    way_out = after_refusal(snapshot, by.why)
+    way_out = after_hold(snapshot, by.why)
     newest = derived.last_attempt(snapshot)
     if way_out:
         return way_out

@@ -9,7 +9,7 @@ from tr11ops.base.observed import seen
 from tr11ops.base.units import counted, duration, first_few
 from tr11ops.cluster.base import JobState
 from tr11ops.detect.detector import detector
-from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.finding import HELD_FOR_FAULT, Finding, Severity
 from tr11ops.observe import derived, normal_silence
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.hold_store import marked_holds
@@ -32,7 +32,7 @@ def directory_unseen(snapshot: Snapshot) -> Iterator[Finding]:
         return
     title = "the run directory is not mounted here: where the run stands is not known"
     evidence = [snapshot.unmounted]
-    then = [derived.command(snapshot, "pulse")]
+    then, fault = [derived.command(snapshot, "pulse")], ""
     # what a task held that could not start says so in the queue itself
     held = [hold for hold in marked_holds(snapshot.pending_jobs, ()) if hold.is_for_fault]
     if held and not snapshot.active_jobs:
@@ -41,6 +41,7 @@ def directory_unseen(snapshot: Snapshot) -> Iterator[Finding]:
         age = max(0.0, snapshot.time - since)
         evidence.append(f"what is queued is held, for {duration(age)} now: {held[0].why}")
         then.insert(0, derived.command(snapshot, "resume"))
+        fault = HELD_FOR_FAULT
     yield Finding(
         directory_unseen.name,
         Severity.WARNING if snapshot.active_jobs else Severity.CRITICAL,
@@ -52,6 +53,7 @@ def directory_unseen(snapshot: Snapshot) -> Iterator[Finding]:
         ),
         fix=f"findmnt --target {shlex.quote(str(snapshot.run.directory))}",
         then=tuple(then),
+        fault=fault,
     )
 
 

@@ -12,7 +12,7 @@ from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import NO_CAUSE, Finding, Severity
 from tr11ops.detect.pass_over import after_passing, iterations, pass_over
-from tr11ops.detect.without_node import after_refusal
+from tr11ops.detect.without_node import after_hold
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Attempt, Snapshot
 from tr11ops.observe.training import LaunchEnd
@@ -297,7 +297,7 @@ def _finding(
     if cleared:
         evidence.append(f"suspected before, and cleared by it: {', '.join(cleared)}")
     fix, then = derived.command(snapshot, f"diagnose --job {label}"), tuple[str, ...]()
-    passing, way_out = passes_over_the_data(snapshot, newest), after_refusal(snapshot, why)
+    passing, way_out = passes_over_the_data(snapshot, newest), after_hold(snapshot, why)
     if way_out:
         fix, *rest = way_out
         then = tuple(rest)

@@ -26,6 +26,7 @@ from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.queue.held_jobs import standing_holds
 from tr11ops.rundir.exclusion import refused_exclusions, way_past
+from tr11ops.rundir.hold_store import tells_of_lost_directory
 
 
 def exclude_command(snapshot: Snapshot, node: str, reason: str) -> str:
@@ -50,16 +51,19 @@ def start_next(snapshot: Snapshot) -> tuple[str, ...]:
     ours = standing_holds(snapshot)
     if ours:
         resume = (derived.command(snapshot, "resume"),)
-        return after_refusal(snapshot, ours[0].why) or resume
+        return after_hold(snapshot, ours[0].why) or resume
     for job in filter(is_held, snapshot.pending_jobs):
         return (derived.scheduler_command(snapshot, "scontrol release", job),)
     return (derived.command(snapshot, "launch --repair"),)
 
 
-def after_refusal(snapshot: Snapshot, why: str) -> tuple[str, ...]:
+def after_hold(snapshot: Snapshot, why: str) -> tuple[str, ...]:
     """What lets queued work go on that is held because bad nodes could not be excluded, one command
-    after another, as the nodes are now; none where `why` it is held says something else.
+    after another, as the nodes are now; or because an attempt did not see the run directory, which
+    a look that knows of it sees. None where `why` it is held says something else.
     """
+    if tells_of_lost_directory(why) and not snapshot.active_jobs:
+        return derived.go_on(snapshot)
     refused = refused_exclusions(why)
     if not refused:
         return ()

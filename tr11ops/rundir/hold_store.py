@@ -32,6 +32,7 @@ from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.versioned import VersionedFile
 from trainer.contract.documents import document
 from trainer.contract.end_marker import BAD_REASONS
+from trainer.contract.errors import HIDDEN_LEASE
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
@@ -65,6 +66,15 @@ class ReleaseRecord(Record):
 #
 # It is read beside the records, and is over once one of them says that
 # tr11 released the job.
+
+# with these words an attempt says that it has lost the run directory, which may be seen again now
+_LOST_DIRECTORY = (HIDDEN_LEASE, "is not mounted, or is not what this job was queued from")
+
+
+def tells_of_lost_directory(why: str) -> bool:
+    """Whether an attempt ended, or held what is queued, since it did not see the run directory."""
+    return any(words in why for words in _LOST_DIRECTORY)
+
 
 _MARK = re.compile(r" ?held-by-tr11@(\d{1,12})/(fault|switch):(.*)", re.DOTALL)
 LONGEST_WHY = 200

@@ -83,6 +83,10 @@ class NewerFormat(Tr11Error, ValueError):
     """A file of a newer tr11: this one cannot judge it. One line."""
 
 
+# so a LeaseLost begins that says that the run directory is not seen: the watchdog knows it by this
+HIDDEN_LEASE = "this trainer's lease on the run is not in"
+
+
 class LeaseLost(Tr11Error, ValueError):
     """This trainer does not hold the lease any more: it must not publish anything. One line."""
 

@@ -29,7 +29,7 @@ from msgspec.structs import replace
 
 from trainer.contract.checkpoint_names import LATEST_FILE
 from trainer.contract.documents import document, record_of_text
-from trainer.contract.errors import LeaseLost
+from trainer.contract.errors import HIDDEN_LEASE, LeaseLost
 from trainer.contract.files import host_name, login_name
 from trainer.contract.numbered_files import NumberedFiles
 from trainer.contract.paths import RunPaths, read_attempt_label
@@ -348,7 +348,7 @@ class Lease:
         """Why this trainer stops, when it has lost the lease."""
         if self.is_hidden:
             return (
-                f"this trainer's lease on the run is not in {self.folder.path} any more (unmounted, or removed by "
+                f"{HIDDEN_LEASE} {self.folder.path} any more (unmounted, or removed by "
                 "hand); nothing more is published here"
             )
         new = self.superseded_by

@@ -161,6 +161,56 @@ def test_a_lost_node_and_the_end_of_its_job_are_one_thread() -> None:
     assert "node-lost" in watch.open, "the end of another job is another incident"
 
 
+UNSEEN = finding(
+    "directory-unseen", CRITICAL, "", title="the run directory is not mounted here: nothing trains",
+    fix="findmnt --target /run", then=("tr11 resume", "tr11 pulse"), fault=HELD_FOR_FAULT,
+)  # fmt: skip
+LOST_END = replace(
+    FAULT, title="attempt 20_3 failed: its lease is not there", fix="tr11 resume", identity=("unknown",)
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("left", "again"),
+    [((LOST_END, HELD), ()), ((replace(HELD, fix="tr11 resume"),), ()), ((FAULT, HELD), ("cause",))],
+    ids=["the attempt that lost it", "a task that began without it", "another fault besides"],
+)  # fmt: skip
+@pytest.mark.parametrize("before", [False, True])
+def test_what_is_held_when_the_directory_is_seen_again_is_no_second_alarm(
+    left: tuple[Finding, ...], again: tuple[str, ...], before: bool
+) -> None:
+    """People know that nothing trains, and what to type when the directory is back."""
+    watch = Watch()
+    if before:  # such an end is on record already, as over
+        watch.sees(*left)
+        for _ in range(3):
+            watch.sees()
+        assert watch.open == []
+    (first,) = watch.sees(UNSEEN)
+    at = watch.now - 5.0
+    left = tuple(replace(one, since=at) for one in left)
+    told = watch.sees(*left)
+    assert tuple(one.kind for one in told) == again
+    assert watch.open == [left[0].detector] and all(one.thread == first.message_id for one in told)
+    assert watch.alert.start == at and watch.alert.fix == left[0].fix
+    assert resolve_prefix(watch.alert_state, first.alert) == watch.alert
+    assert watch.sees(*left) == watch.sees(*left) == ()
+    watch.sees()
+    (over,) = watch.sees()
+    assert over.kind == "cleared" and over.thread == first.message_id and watch.open == []
+
+
+def test_an_end_after_the_directory_was_seen_again_is_a_new_incident() -> None:
+    watch = Watch()
+    watch.sees(UNSEEN)
+    watch.sees()
+    (told,) = watch.sees(replace(LOST_END, since=watch.now + MINUTE), HELD)[-1:]
+    assert told.kind == "opened" and "directory-unseen" not in watch.open
+    only_here = Watch()  # what runs trains on, and ends by a fault of its own
+    only_here.sees(replace(UNSEEN, severity=WARNING, fault=""))
+    assert [one.kind for one in only_here.sees(replace(FAULT, since=NOON), HELD)] == ["opened"]
+
+
 def test_a_cause_that_is_found_later_goes_on_with_the_alert_of_its_consequence() -> None:
     """People know of the incident: no all-clear, no second alert; one mail that says what brought
     it about.
