@@ -236,30 +236,22 @@ def parse(name: str, text: str, owner: str) -> Reply:
     """What a file asks for; `owner` is the user that it belongs to. Raises ValueError when it asks
     for nothing.
     """
-    text = text.strip()
+    text, who, argument = text.strip(), owner, ""
     if text.startswith("{"):
         value: dict[str, Any] = json.loads(text)
-        action, fingerprint = (
-            str(value.get("action") or "ack"),
-            str(value.get("fingerprint") or value.get("ack") or ""),
-        )
+        action = str(value.get("action") or "ack")
+        fingerprint = str(value.get("fingerprint") or value.get("ack") or "")
         claimed = str(value.get("who") or "")
-        if claimed and claimed != owner:
+        if claimed not in {"", owner}:
             who = f"{claimed} (file of {owner})"
-        else:
-            who = owner
-        why, argument = (
-            str(value.get("why") or value.get("reason") or ""),
-            str(value.get("for") or value.get("to") or ""),
-        )
+        why = str(value.get("why") or value.get("reason") or "")
+        argument = str(value.get("for") or value.get("to") or "")
     else:
         action, _, rest = text.partition("\n")[0].partition(" ")
         fingerprint, _, rest = rest.strip().partition(" ")
+        why = rest.strip()
         if action in {"snooze", "assign"}:
-            argument, _, why = rest.strip().partition(" ")
-        else:
-            argument, _, why = ("", "", rest.strip())
-        who = owner
+            argument, _, why = why.partition(" ")
     if action not in {"ack", "snooze", "assign", "resolve"} or not fingerprint:
         raise ValueError("says neither ack, snooze, assign nor resolve with a fingerprint")
     reply = Reply(name, action, fingerprint=fingerprint, who=who, why=why, argument=argument)

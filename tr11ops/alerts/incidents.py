@@ -222,16 +222,20 @@ def _with_one_incident(alert_state: AlertState, seen: dict[str, Finding]) -> Ale
         is_told = clean(finding.fix, LONGEST_FIX) in {before.fix, *before.commands_after}
         if name in before.names or is_told:
             after = replace(after, headline=name)
-        kept = tuple(
-            alert
-            for alert in alert_state.alerts
-            if alert.fingerprint not in {name, before.fingerprint}
-        )
-        closed = () if known is None else (incident_of(known),)
-        alert_state = replace(
-            alert_state, alerts=(*kept, after), closed=(*alert_state.closed, *closed)
-        )
+        alert_state = _in_their_place(alert_state, after, before, over=known)
     return alert_state
+
+
+def _in_their_place(
+    alert_state: AlertState, alert: Alert, other: Alert, over: Alert | None
+) -> AlertState:
+    """The alert state with an alert in place of the one of its fingerprint, and of `other`; `over` is
+    then an incident of the past.
+    """
+    names = {alert.fingerprint, other.fingerprint}
+    kept = (one for one in alert_state.alerts if one.fingerprint not in names)
+    past = [] if over is None else [incident_of(over)]
+    return replace(alert_state, alerts=(*kept, alert), closed=(*alert_state.closed, *past))
 
 
 def _is_same_standstill(alert: Alert, finding: Finding, seen: dict[str, Finding]) -> bool:
@@ -352,13 +356,12 @@ def _joined(
             if alert.fingerprint not in following:
                 continue
             cause = alert_state.find(name)
-            ended = (incident_of(replace(alert, resolved_at=now)),)
+            over = cause
             if cause is None or not cause.is_open:
-                closed = () if cause is None else (incident_of(cause),)
                 held_at = alert.held_at or ("" if cause is None else cause.held_at)
                 cause = replace(_as_its_cause(alert, name, finding), held_at=held_at)
             else:
-                closed, cause = ended, _with_another(cause, alert)
+                over, cause = replace(alert, resolved_at=now), _with_another(cause, alert)
             events.append(
                 event_of(
                     cause,
@@ -368,14 +371,7 @@ def _joined(
                     now=now,
                 )
             )
-            kept = tuple(
-                one
-                for one in alert_state.alerts
-                if one.fingerprint not in {name, alert.fingerprint}
-            )
-            alert_state = replace(
-                alert_state, alerts=(*kept, cause), closed=(*alert_state.closed, *closed)
-            )
+            alert_state = _in_their_place(alert_state, cause, alert, over=over)
     return alert_state, events
 
 

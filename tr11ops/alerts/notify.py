@@ -24,7 +24,7 @@ from tr11ops.alerts.mail_text.alert import alert_message
 from tr11ops.alerts.mail_text.daily_summary import digest_message, finished_message
 from tr11ops.alerts.mail_text.site import site_message
 from tr11ops.alerts.policy import BACK_SECONDS, FLAP_SECONDS, Policy, unique
-from tr11ops.alerts.situation import RunSituation
+from tr11ops.alerts.situation import UNKNOWN_SITUATION, RunSituation
 from tr11ops.alerts.state import OVER, Alert, AlertState, Message, UndeliveredMessages, elapsed
 from tr11ops.detect.finding import Severity
 
@@ -44,7 +44,7 @@ def tell(
     now: float,
     backlog: UndeliveredMessages | None = None,
     only: frozenset[str] | None = None,
-    situation: RunSituation | None = None,
+    situation: RunSituation = UNKNOWN_SITUATION,
 ) -> tuple[AlertState, tuple[Message, ...]]:
     """The messages that are due now, and the alert state that knows of them.
 
@@ -150,22 +150,29 @@ def _is_silent(alert: Alert, policy: Policy, now: float) -> bool:
 def _all_clear(
     alert: Alert,
     standing: tuple[Alert, ...],
-    situation: RunSituation | None,
+    situation: RunSituation,
     policy: Policy,
     now: float,
 ) -> MessagePart | None:
     """That a fault is over: once the run is well. Where it is not after an hour, what stands in the
-    fault's place.
+    fault's place. A warning that comes and goes is over when an hour was free of it.
     """
     if alert.said is None or _is_silent(alert, policy, now):
         return None
     is_critical = any(other.severity is Severity.CRITICAL for other in standing)
-    if not is_critical and (situation is None or situation.proves_end_of(alert)):
-        return MessagePart(alert, "cleared", alert.told)
     by_person = alert.resolved_by not in {"", WATCHDOG}
-    if by_person or elapsed(alert.resolved_at, now) >= FLAP_SECONDS:
+    is_settled = by_person or elapsed(alert.resolved_at, now) >= FLAP_SECONDS
+    if not is_critical and situation.proves_end_of(alert) and (is_settled or not _flaps(alert)):
+        return MessagePart(alert, "cleared", alert.told)
+    if is_settled:
         return MessagePart(alert, "replaced", alert.told)
     return None
+
+
+def _flaps(alert: Alert) -> bool:
+    """Whether a warning came back after its all-clear, and was gone again within the hour."""
+    is_back = alert.returned is not None and alert.severity < Severity.CRITICAL
+    return is_back and elapsed(alert.start, alert.end or alert.start) < FLAP_SECONDS
 
 
 def _word(alert: Alert, policy: Policy, now: float) -> MessagePart | None:
@@ -184,17 +191,16 @@ def _word(alert: Alert, policy: Policy, now: float) -> MessagePart | None:
 def _first_word(alert: Alert, aware: tuple[str, ...], now: float) -> MessagePart | None:
     """About a fault of which people know nothing, or think that it is over.
 
-    Not within an hour of telling them so, unless it is worse than all that they heard of it. What
-    is critical is said at once, for an all-clear said that all was well; so often, and not more
-    often, as `BACK_SECONDS` lets it.
+    What is back is said at once, for an all-clear said that there was nothing; again within an hour
+    (`BACK_SECONDS` of what is critical) only where it is worse than all that they heard of it.
     """
     if alert.is_acknowledged:
         return None
     if not alert.sends:
         return MessagePart(alert, "opened", aware)
     is_worse = alert.severity > (alert.heard or Severity.WARNING)
-    is_alarm = alert.severity is Severity.CRITICAL and elapsed(alert.returned, now) >= BACK_SECONDS
-    if is_worse or is_alarm or elapsed(alert.last_sent, now) >= FLAP_SECONDS:
+    pause = BACK_SECONDS if alert.severity is Severity.CRITICAL else FLAP_SECONDS
+    if is_worse or elapsed(alert.returned, now) >= pause:
         return MessagePart(alert, "reopened", aware)
     return None
 
@@ -268,7 +274,7 @@ def _digest(
     policy: Policy,
     now: float,
     backlog: UndeliveredMessages | None,
-    situation: RunSituation | None,
+    situation: RunSituation,
 ) -> tuple[AlertState, tuple[Message, ...]]:
     """The daily summary, once for each day on which anyone looked, also when there is nothing to
     say.
@@ -303,15 +309,15 @@ def _digest(
 
 # ----------------------------------------------------------------------------- the end
 def _finished(
-    alert_state: AlertState, policy: Policy, now: float, situation: RunSituation | None
+    alert_state: AlertState, policy: Policy, now: float, situation: RunSituation
 ) -> tuple[AlertState, tuple[Message, ...]]:
     """That all is trained, once, in the day time; again where more was trained after it. What ended
     long ago is known.
 
     A run that is not seen to train, or to be finished, says nothing.
     """
-    condition = None if situation is None else situation.condition
-    if situation is None or condition is None or not (condition.is_finished or condition.trains):
+    condition = situation.condition
+    if condition is None or not (condition.is_finished or condition.trains):
         return alert_state, ()
     if condition.trains:
         return replace(alert_state, finished=None), ()

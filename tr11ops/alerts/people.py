@@ -17,7 +17,7 @@ from tr11ops.alerts.outbox import OutboxEntry
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.reading import current_alert_state, kept_here, waiting
 from tr11ops.alerts.sending import flush, policy_for, routes, send_waiting
-from tr11ops.alerts.situation import RunSituation
+from tr11ops.alerts.situation import UNKNOWN_SITUATION, RunSituation
 from tr11ops.alerts.state import Alert, AlertState, Message, merged
 from tr11ops.alerts.store import commit, read_alert_state
 from tr11ops.alerts.url_route import UrlRoute
@@ -183,7 +183,7 @@ def send_digest(
     now: float,
     again: bool = False,
     typed: str = "",
-    situation: RunSituation | None = None,
+    situation: RunSituation = UNKNOWN_SITUATION,
 ) -> tuple[Message | None, tuple[str, ...]]:
     """Send the daily summary that is due; with `again` also one that went out already.
 
@@ -237,7 +237,7 @@ def read_digest(
     card: RunCard,
     now: float,
     typed: str = "",
-    situation: RunSituation | None = None,
+    situation: RunSituation = UNKNOWN_SITUATION,
 ) -> tuple[str, tuple[str, ...]]:
     """Subject and lines of the summary as it is now. Raises OSError and ValueError as
     `read_alert_state` does.

@@ -27,7 +27,7 @@ from tr11ops.alerts.outbox import OutboxEntry, queue, waiting_entries
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.reading import waiting
 from tr11ops.alerts.sending import SENT, about, flush, policy_for, routes, routes_of, send_waiting
-from tr11ops.alerts.situation import RunSituation, watchdog_says
+from tr11ops.alerts.situation import UNKNOWN_SITUATION, RunSituation, watchdog_says
 from tr11ops.alerts.state import (
     Alert,
     AlertEvent,
@@ -78,7 +78,7 @@ def process(
     now: float,
     deliver: bool = True,
     typed: str = "",
-    situation: RunSituation | None = None,
+    situation: RunSituation = UNKNOWN_SITUATION,
     unmounted: str = "",
 ) -> AlertOutcome:
     """Take in a look at the run at `now`: keep the alert state, queue and send messages, call the
@@ -137,18 +137,20 @@ class AlertInput(Record):
     blind: frozenset[str]
     observed: bool
     time: float
-    situation: RunSituation | None = None
+    situation: RunSituation = UNKNOWN_SITUATION
 
     def of(self, alert_state: AlertState, policy: Policy) -> AlertState:
         """The alert state with this look taken in."""
         blind = _blind(alert_state, self.blind, self.observed)
         situation = self.situation
-        trained = None if situation is None else situation.trained
         looked = look(
-            alert_state, self.found, blind=blind, policy=policy, now=self.time, trained=trained
+            alert_state,
+            self.found,
+            blind=blind,
+            policy=policy,
+            now=self.time,
+            trained=situation.trained,
         )
-        if situation is None:
-            return looked
         ended = (_over_when_it_went_on(alert, situation, self.time) for alert in looked.alerts)
         looked = replace(looked, alerts=tuple(ended))
         if not situation.knows_acts:

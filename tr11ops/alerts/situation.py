@@ -264,11 +264,14 @@ def _longest_gap(pairs: Sequence[tuple[Step, Step]]) -> float:
     return INTERRUPTION_STEPS * median(_gap(before, after) for before, after in pairs)
 
 
-def what_tr11_does(alert: Alert, situation: RunSituation | None) -> str:
+UNKNOWN_SITUATION = RunSituation(knows_acts=False)  # nothing is known of how the run is doing
+
+
+def what_tr11_does(alert: Alert, situation: RunSituation) -> str:
     """A sentence: what the watchdog did about an alert, or will do, or why not; what the run does
     by itself where no watchdog acts; "" where it is not known.
     """
-    if situation is None or not situation.knows_acts:
+    if not situation.knows_acts:
         return ""
     is_told = alert.severity is not Severity.CRITICAL or alert.detector == "waits-for-site"
     by_itself = alert.by_itself if is_told else ""
@@ -304,12 +307,10 @@ def _kept_off(node: str, situation: RunSituation) -> str:
     return f", and {kept_off(entry.state)} by {entry.owner or 'the queue'}"
 
 
-def is_cured(alert: Alert, situation: RunSituation | None) -> bool:
+def is_cured(alert: Alert, situation: RunSituation) -> bool:
     """Whether the watchdog did what the alert says to type, or is about to: a person who does it
     too does it twice.
     """
-    if situation is None:
-        return False
     typed = {word for command in (alert.fix, *alert.commands_after) for word in command.split()}
     names = [name for name in _acts(alert) if set(_SAME.get(name, ())) & typed]
     did = any(act.name in names and act.time >= alert.began for act in situation.done)

@@ -180,6 +180,16 @@ class Alert(Record):
         return self.resolved_at
 
     @property
+    def comes_and_goes_since(self) -> float | None:
+        """Since when it comes and goes, by what people were told; None where it stood all the time."""
+        first, told = self.first_since, self.opened
+        if self.returned is not None:
+            first = told = self.returned
+        if self.start > told:
+            return first
+        return None
+
+    @property
     def is_open(self) -> bool:
         return self.resolved_at is None
 

@@ -269,29 +269,12 @@ def slow_node(snapshot: Snapshot) -> Iterator[Finding]:
             warned.setdefault(node, []).append(line)
         for node, lines in warned.items():
             sure.get(node, []).extend(lines)
-        # of several none is told apart by a warning
-        if len(warned) == 1 and not sure:
-            suspected = warned
-        else:
-            suspected = {}
-        yield from (
-            replace(
-                _finding(
-                    snapshot, node, what="holds the others back", evidence=lines, is_sure=True
-                ),
-                since=since,
-            )
-            for node, lines in sure.items()
-        )
-        yield from (
-            replace(
-                _finding(
-                    snapshot, node, what="may be the slow node", evidence=lines, is_sure=False
-                ),
-                since=since,
-            )
-            for node, lines in suspected.items()
-        )
+        found = sure
+        if not sure and len(warned) == 1:  # of several none is told apart by a warning
+            found = warned
+        for node, lines in found.items():
+            one = _finding(snapshot, node, evidence=lines, is_sure=bool(sure))
+            yield replace(one, since=since)
 
 
 def _may_be_suspected(snapshot: Snapshot) -> bool:
@@ -302,9 +285,7 @@ def _may_be_suspected(snapshot: Snapshot) -> bool:
     return found is not None and not is_measured_still(snapshot, found)
 
 
-def _finding(
-    snapshot: Snapshot, node: str, what: str, evidence: list[str], is_sure: bool
-) -> Finding:
+def _finding(snapshot: Snapshot, node: str, evidence: list[str], is_sure: bool) -> Finding:
     """One that is only suspected is checked first. Of nodes that are one machine, none can be
     exchanged.
     """
@@ -330,7 +311,7 @@ def _finding(
     return Finding(
         slow_node.name,
         Severity.WARNING,
-        f"{node} {what}",
+        f"{node} holds the others back" if is_sure else f"{node} may be the slow node",
         subject=node,
         identity=(node,),
         evidence=tuple(evidence),

@@ -505,7 +505,7 @@ def _alert(
     verdict: Verdict,
     email: bool,
     notes: list[str],
-    situation: RunSituation | None = None,
+    situation: RunSituation,
 ) -> AlertOutcome | None:
     """Tell the people; what cannot be sent now is kept on disk by the service, and said here."""
     from tr11ops.alerts.service import process

@@ -488,13 +488,40 @@ def test_a_critical_fault_that_flaps_is_said_to_be_back_once_in_ten_minutes() ->
     assert back == [4, 16, 28]
 
 
-def test_a_warning_that_comes_back_after_its_all_clear_is_not_said_within_the_hour() -> None:
+def test_a_warning_that_comes_back_after_its_all_clear_is_said_once() -> None:
+    """Also where it is gone again before the hour is over: `[OK]` said that there was nothing."""
     looks = Looks()
-    looks.see(DISK, condition=TRAINS, trained=1.0)
-    for _ in range(2):
-        looks.see(condition=TRAINS, trained=1.0)
+    (first,) = looks.see(DISK, condition=TRAINS, trained=1.0)
+    over = [message for _ in range(2) for message in looks.see(condition=TRAINS, trained=1.0)]
+    (again,) = looks.see(DISK, condition=TRAINS, trained=1.0)
+    assert [one.kind for one in over] == ["cleared"]
+    assert (again.kind, again.severity, again.thread) == ("reopened", WARNING, first.message_id)
+    assert "This came back 1 min after its all-clear." in flat(again)
     assert looks.see(DISK, condition=TRAINS, trained=1.0) == []
     assert len(looks.state.incidents()) == 1
+
+
+def test_a_warning_that_comes_and_goes_is_back_once_and_over_when_an_hour_was_free_of_it() -> None:
+    looks, told = Looks(), list[Message]()
+    for minute in range(240):  # three minutes in every twelve, for three hours
+        found = [DISK] * (minute < 180 and minute % 12 < 3)
+        told += looks.see(*found, condition=TRAINS, trained=1.0)
+    first, cleared, back, over = told
+    assert [one.kind for one in (first, cleared, back, over)] == [
+        "opened", "cleared", "reopened", "cleared",
+    ]  # fmt: skip
+    assert back.time == NOON + 13 * MINUTE and over.time == NOON + 233 * MINUTE
+    said = flat(over)
+    assert "It came and went from 2022-05-02 12:13 UTC to 2022-05-02 14:52 UTC" in said
+    assert "came and went" not in flat(cleared)
+
+
+def test_a_warning_that_came_back_and_stood_for_long_is_over_at_once() -> None:
+    looks, told = Looks(), list[Message]()
+    for minute in range(90):
+        found = [DISK] * (minute not in {1, 2, 3, 88, 89})
+        told += looks.see(*found, condition=TRAINS, trained=1.0)
+    assert [one.kind for one in told] == ["opened", "cleared", "reopened", "cleared"]
 
 
 def test_a_person_who_says_that_it_is_over_is_not_kept_waiting() -> None:

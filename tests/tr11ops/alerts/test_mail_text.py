@@ -31,7 +31,14 @@ from tr11ops.alerts.mail_text.alert import MOST_TITLES
 from tr11ops.alerts.mail_text.shared import LONGEST_SUBJECT
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.policy import Policy
-from tr11ops.alerts.situation import Act, RunCondition, RunSituation, Spell, what_tr11_does
+from tr11ops.alerts.situation import (
+    UNKNOWN_SITUATION,
+    Act,
+    RunCondition,
+    RunSituation,
+    Spell,
+    what_tr11_does,
+)
 from tr11ops.alerts.state import AlertState
 from tr11ops.base.shipped import page_lines
 from tr11ops.detect.finding import Finding, Severity
@@ -142,7 +149,7 @@ def test_thousands_of_findings_make_a_mail_that_can_be_read() -> None:
 
 # ----------------------------------------------------------------------------- what
 def message_of(
-    found: Finding, situation: RunSituation | None = None, policy: Policy = POLICY
+    found: Finding, situation: RunSituation = UNKNOWN_SITUATION, policy: Policy = POLICY
 ) -> str:
     _, (message,) = tell(
         look(AlertState(), [found], frozenset(), policy, NOON),
@@ -190,7 +197,7 @@ def test_a_person_is_not_told_to_do_what_tr11_does_now() -> None:
 @pytest.mark.parametrize(
     ("situation", "words"),
     [
-        (None, ""),
+        (UNKNOWN_SITUATION, ""),
         (RunSituation(), "tr11 does nothing about it by itself."),
         (RunSituation(done=(CANCEL,)), "tr11 did: cancel 1007: job 1007 hangs."),
         (
@@ -223,7 +230,7 @@ def test_a_person_is_not_told_to_do_what_tr11_does_now() -> None:
         ),
     ],
 )
-def test_what_tr11_does_is_said(situation: RunSituation | None, words: str) -> None:
+def test_what_tr11_does_is_said(situation: RunSituation, words: str) -> None:
     (alert,) = look(AlertState(), [HANG], frozenset(), POLICY, NOON).alerts
     said = what_tr11_does(alert, situation)
     assert said.startswith(words) and bool(said) == bool(words)

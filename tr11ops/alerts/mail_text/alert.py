@@ -26,7 +26,13 @@ from tr11ops.alerts.mail_text.shared import (
     wrapped,
 )
 from tr11ops.alerts.policy import Policy
-from tr11ops.alerts.situation import RunSituation, is_cured, nodes_now, what_tr11_does
+from tr11ops.alerts.situation import (
+    UNKNOWN_SITUATION,
+    RunSituation,
+    is_cured,
+    nodes_now,
+    what_tr11_does,
+)
 from tr11ops.alerts.state import OVER, Alert, Message, stamp
 from tr11ops.base.invocation import for_card, only_looks
 from tr11ops.base.shipped import page_lines
@@ -69,7 +75,7 @@ def alert_message(
     to: tuple[str, ...],
     policy: Policy,
     now: float,
-    situation: RunSituation | None = None,
+    situation: RunSituation = UNKNOWN_SITUATION,
     urls: bool = True,
     standing: Sequence[Alert] = (),
 ) -> Message:
@@ -113,7 +119,7 @@ def alert_message(
 def _subject(
     parts: Sequence[MessagePart],
     policy: Policy,
-    situation: RunSituation | None,
+    situation: RunSituation,
     standing: Sequence[Alert],
 ) -> str:
     first = parts[0]
@@ -166,11 +172,11 @@ def _sentence(title: str) -> str:
     return title
 
 
-def _instead(situation: RunSituation | None, standing: Sequence[Alert]) -> str:
+def _instead(situation: RunSituation, standing: Sequence[Alert]) -> str:
     """What is in the place of a fault that is over, where the run is not known to be well."""
     if standing and standing[0].severity is Severity.CRITICAL:
         return standing[0].title
-    if situation is None or situation.condition is None:
+    if situation.condition is None:
         return "how the run is doing is not known"
     return situation.condition.words
 
@@ -181,7 +187,7 @@ def _one(
     to: tuple[str, ...],
     policy: Policy,
     now: float,
-    situation: RunSituation | None,
+    situation: RunSituation,
     standing: Sequence[Alert],
 ) -> Iterator[str]:
     (part,) = parts
@@ -209,7 +215,7 @@ def _first_lines(
     part: MessagePart,
     policy: Policy,
     now: float,
-    situation: RunSituation | None,
+    situation: RunSituation,
     standing: Sequence[Alert],
 ) -> Iterator[str]:
     """What, since when, what tr11 does, what to type."""
@@ -220,29 +226,30 @@ def _first_lines(
     title = _sentence(alert.title)
     if alert.is_uncured:
         title = f"Not cured: {alert.title}"
-    what = f"{title}. {_since(alert.start, policy, now)}"
+    what = f"{title}. {_since(alert, policy, now)}"
     yield from wrapped(
         for_card(policy.typed, f"{what} {what_tr11_does(alert, situation)}".rstrip())
     )
     yield from _type(alert, policy, is_cured(alert, situation))
 
 
-def _since(start: float, policy: Policy, now: float) -> str:
+def _since(alert: Alert, policy: Policy, now: float) -> str:
     """A sentence of its own: a title may say "for 31 min" or "since iteration 5" of what it is
     about.
     """
-    if now - start >= 1:
-        ago = f"{duration(now - start)} ago"
-    else:
-        ago = "just now"
-    return f"This began at {moment(start, policy)}, {ago}."
+    age, first = now - alert.start, alert.comes_and_goes_since
+    ago = f"{duration(age)} ago" if age >= 1 else "just now"
+    began = f"began at {moment(alert.start, policy)}, {ago}."
+    if first is None:
+        return f"This {began}"
+    return f"This comes and goes since {moment(first, policy)}; the last time {began}"
 
 
 def _all_clear(
     part: MessagePart,
     policy: Policy,
     now: float,
-    situation: RunSituation | None,
+    situation: RunSituation,
     standing: Sequence[Alert],
 ) -> Iterator[str]:
     """That it is over, and how the run is now: no one is sent to bed while it is down."""
@@ -252,29 +259,26 @@ def _all_clear(
         by = ""
     else:
         by = f"{alert.resolved_by}: "
-    over = (
-        f"Over: {alert.title}. It lasted {duration(end - alert.start)}, from {moment(alert.start, policy)} to"
-        f" {moment(end, policy)} ({by}{alert.resolved_why})."
-    )
-    if situation is None or situation.condition is None:
-        resume = ""
-    else:
-        resume = situation.condition.resume
+    lasted = f"lasted {duration(end - alert.start)}, from {moment(alert.start, policy)} to"
+    first = alert.comes_and_goes_since
+    if first is not None:
+        lasted = f"came and went from {moment(first, policy)} to"
+    over = f"Over: {alert.title}. It {lasted} {moment(end, policy)} ({by}{alert.resolved_why})."
+    resume = words = ""
+    if situation.condition is not None:
+        resume, words = situation.condition.resume, f" Now {situation.condition.words}."
     if part.kind == "replaced":
         is_ill = bool(standing) and standing[0].severity is Severity.CRITICAL
         but = "But the run is not well" if is_ill else "But that the run is well is not known"
         yield from wrapped(f"{over} {but}. Now: {_instead(situation, standing)}.")
     else:
-        if situation is None or situation.condition is None:
-            words = ""
-        else:
-            words = f" Now {situation.condition.words}."
+        nodes = "".join(f" {sentence}" for sentence in nodes_now(alert, situation))
         yield from wrapped(
-            f"{over}{_training_goes_on(alert, policy, situation)}{_nodes_now(alert, situation)}{words}"
+            f"{over}{_training_goes_on(alert, policy, situation)}{nodes}{words}"
             + ("" if standing or resume else " Nothing to type.")
         )
     for other in standing[:MOST_STANDING]:
-        if other.clear_looks and situation is not None and situation.proves_end_of(other):
+        if other.clear_looks and situation.proves_end_of(other):
             # its command would be against what this very look has seen
             yield from wrapped(
                 f"Not seen any more, {other.severity.name}: {other.title} (since"
@@ -294,15 +298,12 @@ def _all_clear(
         yield from (*enter(policy), f"  {resume}")
 
 
-def _training_goes_on(alert: Alert, policy: Policy, situation: RunSituation | None) -> str:
+def _training_goes_on(alert: Alert, policy: Policy, situation: RunSituation) -> str:
     """A sentence: since when the training goes on that stood still, in which job, and in which it
     is now; "" where it did not, or unknown.
     """
-    if situation is None:
-        step = None
-    else:
-        step = situation.went_on(alert)
-    if situation is None or step is None or step.time is None:
+    step = situation.went_on(alert)
+    if step is None or step.time is None:
         return ""
     job = situation.labels.get(step.job_id, step.job_id)
     at = f"{moment(step.time, policy)}: job {job}, from step {step.record.iteration:,}"
@@ -310,12 +311,6 @@ def _training_goes_on(alert: Alert, policy: Policy, situation: RunSituation | No
     if now == step.job_id:
         return f" Training goes on since {at}."
     return f" Training went on at {at}; now it is job {situation.labels.get(now, now)}."
-
-
-def _nodes_now(alert: Alert, situation: RunSituation | None) -> str:
-    if situation is None:
-        return ""
-    return "".join(f" {sentence}" for sentence in nodes_now(alert, situation))
 
 
 def _type(alert: Alert, policy: Policy, is_cured: bool) -> Iterator[str]:
@@ -387,13 +382,10 @@ def _began(part: MessagePart) -> float:
     return part.alert.start
 
 
-def _state(
-    part: MessagePart, policy: Policy, situation: RunSituation | None, now: float
-) -> Iterator[str]:
-    if situation is not None and situation.progress:
+def _state(part: MessagePart, policy: Policy, situation: RunSituation, now: float) -> Iterator[str]:
+    if situation.progress:
         yield from wrapped(f"Progress: {situation.progress}", "", " " * 10)
-    if situation is not None:
-        yield from _cost(part, policy, situation, now)
+    yield from _cost(part, policy, situation, now)
     yield from place(policy)
 
 
@@ -432,7 +424,7 @@ def _several(
     to: tuple[str, ...],
     policy: Policy,
     now: float,
-    situation: RunSituation | None,
+    situation: RunSituation,
     standing: Sequence[Alert],
 ) -> Iterator[str]:
     news = [part.alert for part in parts if part.kind not in OVER]
@@ -465,7 +457,7 @@ def _short(part: MessagePart) -> str:
 
 
 def _numbered(
-    number: int, part: MessagePart, policy: Policy, now: float, situation: RunSituation | None
+    number: int, part: MessagePart, policy: Policy, now: float, situation: RunSituation
 ) -> Iterator[str]:
     alert = part.alert
     if part.kind in OVER:

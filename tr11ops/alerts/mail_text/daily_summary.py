@@ -18,7 +18,7 @@ from tr11ops.alerts.mail_text.shared import (
     wrapped,
 )
 from tr11ops.alerts.policy import Policy
-from tr11ops.alerts.situation import RunSituation, Spell
+from tr11ops.alerts.situation import UNKNOWN_SITUATION, RunSituation, Spell
 from tr11ops.alerts.state import Alert, AlertState, Message, UndeliveredMessages, stamp
 from tr11ops.base.invocation import command_for
 from tr11ops.base.units import counted, duration, node_time
@@ -34,7 +34,7 @@ def digest_message(
     now: float,
     due: float,
     backlog: UndeliveredMessages | None,
-    situation: RunSituation | None = None,
+    situation: RunSituation = UNKNOWN_SITUATION,
 ) -> Message:
     """The daily summary that was due at `due`."""
     name = f"digest-{stamp(due)}"
@@ -47,7 +47,7 @@ def digest(
     policy: Policy,
     now: float,
     backlog: UndeliveredMessages | None,
-    situation: RunSituation | None = None,
+    situation: RunSituation = UNKNOWN_SITUATION,
 ) -> tuple[str, tuple[str, ...]]:
     """Subject and lines of the summary: how far the training came, what is open, what ended since
     the last one.
@@ -83,11 +83,10 @@ def _digest_lines(
     policy: Policy,
     now: float,
     backlog: UndeliveredMessages | None,
-    situation: RunSituation | None,
+    situation: RunSituation,
 ) -> Iterator[str]:
     since, ended = _since(alert_state, now), _ended(alert_state, now)
-    if situation is not None:
-        yield from _training(situation, since, policy)
+    yield from _training(situation, since, policy)
     yield from place(policy)
     yield f"At:       {moment(now, policy)}"
     duty = ", ".join(policy.on_duty(now))
@@ -108,8 +107,7 @@ def _digest_lines(
         for alert in ended:
             lasted = duration((alert.end or now) - alert.start)
             yield from wrapped(f"{alert.severity.name:8s} {alert.title} ({lasted})", "  ")
-    if situation is not None:
-        yield from _left_out(situation, since, policy)
+    yield from _left_out(situation, since, policy)
     if alert_state.blind:
         yield ""
         yield from wrapped(f"Could not be judged at the last look: {', '.join(alert_state.blind)}.")
@@ -150,7 +148,8 @@ def _training(situation: RunSituation, since: float, policy: Policy) -> Iterator
         yield from wrapped(f"Progress: {situation.progress}", "", " " * 10)
     if situation.eta:
         yield from wrapped(f"End:      {situation.eta}", "", " " * 10)
-    yield ""
+    if situation != UNKNOWN_SITUATION:
+        yield ""
 
 
 def _spell(spell: Spell) -> str:
