@@ -342,12 +342,14 @@ class RunEffects(Record):
             is_local=is_local,
         )
 
+    def _queue(self) -> RunQueue:
+        return RunQueue(self.scheduler, self.own_jobs, lambda: self.nodes, user=self.user)
+
     def _exclude(self, action: Exclude) -> str:
-        queue = RunQueue(self.scheduler, self.own_jobs, lambda: self.nodes, user=self.user)
         done = exclude_nodes(
             self.directory,
             [action.subject],
-            queue,
+            self._queue(),
             why=action.why,
             owner=AUTOMATIC_OWNER,
             evidence=action.evidence,
@@ -360,11 +362,10 @@ class RunEffects(Record):
         return "; ".join(("excluded", *done.failures))
 
     def _include(self, action: Include) -> str:
-        queue = RunQueue(self.scheduler, self.own_jobs, lambda: self.nodes, user=self.user)
         done = include_nodes(
             self.directory,
             [action.subject],
-            queue,
+            self._queue(),
             why=action.why,
             owner=AUTOMATIC_OWNER,
             then=NodeStanding.SUSPECT,

@@ -471,15 +471,17 @@ def _hold_doomed(draft: _Draft) -> None:
     last = next(iter(known(draft.policy_context.endings, ())), None)
     if last is None or not last.hold_failed or draft.snapshot.active_jobs:
         return
-    doomed = [
-        job
-        for job in derived.startable_jobs(draft.snapshot)
-        if (job.submit_time or 0.0) < last.time
-    ]
+    label = derived.label_of(draft.snapshot, last.job_id)
+    why = f"attempt {label} ended without hope for the next one: {last.message}"
+    _hold_submitted_before(draft, last.time, why)
+
+
+def _hold_submitted_before(draft: _Draft, moment: float, why: str) -> None:
+    """Hold what would start, and was submitted before a fault that it would meet again."""
+    startable = derived.startable_jobs(draft.snapshot)
+    doomed = [job for job in startable if (job.submit_time or 0.0) < moment]
     for name in names_of(doomed, filter(is_held, draft.snapshot.pending_jobs)):
         job = next(job for job in doomed if covers(name, job))
-        label = derived.label_of(draft.snapshot, last.job_id)
-        why = f"attempt {label} ended without hope for the next one: {last.message}"
         draft.propose(
             Hold(name, why, incident=f"hold:{name}", evidence=_evidence(job), undo="`tr11 resume`"),
             job,
@@ -503,16 +505,9 @@ def _hold_unbegun(draft: _Draft) -> None:
     unbegun = [job for job in ended if job.state is not JobState.COMPLETED]
     if len(unbegun) < draft.snapshot.run.resilience.most_tasks_per_fault:
         return
-    last = max(map(ended_at, unbegun))
     reasons = sorted({f"{job.state.value} {job.reason}".strip() for job in unbegun})
-    doomed = [job for job in derived.startable_jobs(snapshot) if (job.submit_time or 0.0) < last]
-    for name in names_of(doomed, filter(is_held, snapshot.pending_jobs)):
-        job = next(job for job in doomed if covers(name, job))
-        why = f"{len(unbegun)} tasks ended before they began to work ({', '.join(reasons)}), and it would meet the same"
-        draft.propose(
-            Hold(name, why, incident=f"hold:{name}", evidence=_evidence(job), undo="`tr11 resume`"),
-            job,
-        )
+    why = f"{len(unbegun)} tasks ended before they began to work ({', '.join(reasons)}), and it would meet the same"
+    _hold_submitted_before(draft, max(map(ended_at, unbegun)), why)
 
 
 def _start_again(draft: _Draft) -> None:
