@@ -314,7 +314,7 @@ def _parameter(part: Parameter, variables: Variables, fields: _Fields) -> None:
         if part.index is not None:
             index = f"[{part.index}]"
         fields.add(Traced.of("${" + part.name + index + "}", part.line, unknown=True))
-    elif part.quoted and items is not None and part.index == "@" and fields.split:
+    elif part.quoted and items is not None and "@" in {part.index, part.name} and fields.split:
         for number, item in enumerate(items):
             if number:
                 fields.end()
@@ -332,9 +332,9 @@ def _looked_up(
     meant.
     """
     value = variables.values.get(part.name)
-    if part.index is None:
+    if part.index is None and part.name not in {"@", "*"}:
         return variables.text(part.name), None
-    if part.index.isdigit():
+    if part.index is not None and part.index.isdigit():
         return _element(value, int(part.index)), None
     if value is None:
         return None, None
@@ -392,15 +392,19 @@ def _expand_default(part: Parameter, variables: Variables, fields: _Fields) -> N
 
 
 def _arithmetic(part: Arithmetic, variables: Variables) -> Traced:
-    text = expand_text(part.body, variables, part.line)
+    return calculated(expand_text(part.body, variables, part.line), part.source, variables)
+
+
+def calculated(text: Traced, source: str, variables: Variables) -> Traced:
+    """The value of an arithmetic expression; `source`, unknown, where it has none."""
     try:
         if not text.is_known:
             raise ArithmeticProblem(f"{text.unknowns[0]} is not known")
         value = evaluate(_named(text.text, variables, 0))
     except ArithmeticProblem as problem:
-        variables.unread.setdefault((part.source, part.line), str(problem))
-        return Traced.of(part.source, part.line, unknown=True)
-    return Traced.of(str(value), part.line)
+        variables.unread.setdefault((source, text.line), str(problem))
+        return Traced.of(source, text.line, unknown=True)
+    return Traced.of(str(value), text.line)
 
 
 def _named(expression: str, variables: Variables, depth: int) -> str:

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from tr11ops.importer.place_training import place_training
 from tr11ops.importer.reader import read_shell
 from tr11ops.importer.results import CardProblem, Defect, DefectSeverity, Imported, LeftReason
 from tr11ops.importer.sbatch import job_variables, place_slurm, read_directives
-from tr11ops.importer.traced import LARGEST_SCRIPT_BYTES
+from tr11ops.importer.traced import LARGEST_SCRIPT_BYTES, Traced
 from tr11ops.runcard.card import RunCard, load_card
 from tr11ops.runcard.load import apply_overrides, dotted, overridden_keys
 from tr11ops.runcard.toml_writer import write_card
@@ -448,14 +450,41 @@ def import_script(path: Path, overrides: Sequence[str] = ()) -> Imported:
     `overrides` are `section.key=value`, put over what the script says. Raises ScriptError when the
     script cannot be read, CardError when an override is none.
     """
-    return import_text(read_script(path), str(path), overrides)
+    return import_text(read_script(path), str(path), overrides, folder=path.parent)
 
 
-def import_text(raw: str, name: str, overrides: Sequence[str] = ()) -> Imported:
-    """As `import_script`, of a script's text; `name` is what it is called."""
+# what `dirname` of the script itself is written as
+_OWN_FOLDER = re.compile(r"\$\(.*\bdirname\b.*(?:\$0|BASH_SOURCE).*\)", re.DOTALL)
+
+
+def text_beside(folder: Path, name: Traced) -> str | None:
+    """The text of a file that a script in `folder` sources; None where it is not at hand: not there,
+    no text, or named by what only a shell could tell. An absolute path is another machine's.
+    """
+    path = name.text
+    if name.unknowns and _OWN_FOLDER.fullmatch(name.unknowns[0]):
+        own = len(name.unknowns[0])
+        name, path = name.cut(own), path[own:].lstrip("/")
+    if not name.is_known or not path or path.startswith(("/", "~")):
+        return None
+    try:
+        return read_script(folder / path).replace("\r\n", "\n")
+    except ScriptError:
+        return None
+
+
+def import_text(
+    raw: str, name: str, overrides: Sequence[str] = (), folder: Path | None = None
+) -> Imported:
+    """As `import_script`, of a script's text; `name` is what it is called, and `folder` where the
+    files that it sources may be.
+    """
     text = raw.replace("\r\n", "\n")
     directives = read_directives(text)
-    script = read_shell(text, job_variables(directives))
+    file_at = None
+    if folder is not None:
+        file_at = partial(text_beside, folder)
+    script = read_shell(text, job_variables(directives), file_at)
     launch = find_launch(script)
     file = find_deepspeed(script, launch)
     builder = Builder()

@@ -12,7 +12,7 @@ from typing import Any
 from tr11ops.base.errors import ScriptError
 from tr11ops.importer.options import ALL_VALUES, OptionUse
 from tr11ops.importer.options_table import RULES
-from tr11ops.importer.reader import Script, ShellCommand, WrittenFile
+from tr11ops.importer.reader import SOURCING, Script, ShellCommand, WrittenFile
 from tr11ops.importer.traced import DEEPEST_NESTING, Traced
 from trainer.contract.record import Record
 
@@ -77,13 +77,11 @@ def _nothing_found(script: Script) -> str:
     outside = _settings_outside(script)
     if outside:
         return outside
-    sourced = [
-        command
-        for command in script.commands
-        if command.name in {"source", "."} and len(command.words) > 1
-    ]
-    if sourced:
-        return f"no command in it starts a training; line {sourced[-1].line} sources {sourced[-1].words[1].text[:80]}"
+    if script.not_read:
+        path, line = script.not_read[-1]
+        return f"no command in it starts a training; line {line} sources {path[:80]}, which is not at hand"
+    for name, line in script.uncalled.items():
+        return f"no command in it starts a training; nothing calls {name[:80]} of line {line}"
     return "no command in it starts a training with options such as --num-layers"
 
 
@@ -96,6 +94,8 @@ def _settings_outside(script: Script) -> str:
         settings = next((word for word in words if re.search(r"\.ya?ml\b", word)), "")
         started = next((word for word in words[1:] if word.endswith(".sh")), "")
         program = next((word for word in words if word.endswith(".py")), "")
+        if command.name in SOURCING:
+            continue
         if settings:
             return f"line {command.line} takes its settings from {settings[:80]}, which is not a Megatron command line"
         if program:

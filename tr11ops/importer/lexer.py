@@ -103,7 +103,9 @@ class ShellWord(Record):
 
 
 class Operator(Record):
-    """`;`, `|`, a newline, a redirection. `body` is the here-document of `<<`."""
+    """`;`, `|`, a newline, a redirection. `body` is the here-document of `<<`, or what is inside
+    `((`.
+    """
 
     text: str
     line: int
@@ -153,6 +155,11 @@ class Lexer:
             if operator is None:
                 found.append(self.word())
                 continue
+            if operator == "(" and not closing:
+                inside = self.double_parentheses(self.position)
+                if inside is not None:
+                    found.append(Operator("((", line, inside))
+                    continue
             self.position += len(operator)
             if closing and operator == closing:
                 return found
@@ -445,21 +452,30 @@ class Lexer:
 
     def arithmetic(self, quoted: bool) -> Part:
         start, line = self.position, self.line()
-        level, index = 0, start + 1
+        body = self.double_parentheses(start + 1)
+        if body is None:
+            return self.substitution(start + 1, quoted)  # $( (...) ), a subshell
+        return Arithmetic(body, self.text[start : self.position], quoted, line)
+
+    def double_parentheses(self, opening: int) -> tuple[Part, ...] | None:
+        """The inside of `((...))`; None, and nothing read, where `opening` begins no such."""
+        if not self.text.startswith("((", opening):
+            return None
+        level, index = 0, opening
         while index < len(self.text):
             level += (self.text[index] == "(") - (self.text[index] == ")")
             if level == 0:
                 break
             index += 1
         if level or not self.text.startswith("))", index - 1):
-            return self.substitution(start + 1, quoted)  # $( (...) ), a subshell
+            return None
         before = self.deeper()
-        inner = Lexer(self.source.cut(start + 3, index - 1))
+        inner = Lexer(self.source.cut(opening + 2, index - 1))
         inner.depth = self.depth
         body = inner.quoted_parts(end="", document=True)
         self.depth = before
         self.position = index + 1
-        return Arithmetic(body, self.text[start : self.position], quoted, line)
+        return body
 
     def braced(self, quoted: bool) -> Part:
         start, line = self.position, self.line()

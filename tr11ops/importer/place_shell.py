@@ -136,6 +136,9 @@ def _unread(builder: Builder, script: Script) -> None:
     """Tell of what only a running shell could work out; where it reaches a key, that key asks for a
     decision too.
     """
+    for path, line in script.not_read:
+        why = "not read: what it sets is not known here; give it with --set where it matters"
+        builder.leave("source", path, line, LeftReason.ELSEWHERE, why=why)
     for (source, line), why in script.variables.unread.items():
         if not _HARMLESS.search(source):
             builder.leave(source, "", line, LeftReason.NO_COUNTERPART, f"in a value: {why}")

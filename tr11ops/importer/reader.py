@@ -4,38 +4,35 @@ nothing run.
 
 from __future__ import annotations
 
+import glob
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-
-from msgspec.structs import replace
+from fnmatch import fnmatchcase
 
 from tr11ops.base.errors import ScriptError
-from tr11ops.importer.expansion import Variables, expand_text, expand_word
+from tr11ops.importer.expansion import Value, Variables, calculated, expand_text, expand_word
 from tr11ops.importer.lexer import REDIRECTIONS, Lexer, Literal, Operator, Part, ShellWord, Token
-from tr11ops.importer.traced import Traced
+from tr11ops.importer.traced import DEEPEST_NESTING, Traced
 from trainer.contract.record import Record
 
 MOST_COMMANDS = 5000
 DEEPEST_SHELL = 4  # bash -c inside bash -c
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[[^]]*\])?(\+?)=", re.ASCII)
-_OPENERS = {
-    "if": "fi",
-    "while": "done",
-    "until": "done",
-    "for": "done",
-    "select": "done",
-    "case": "esac",
-    "{": "}",
-}
-_CLOSERS = frozenset(_OPENERS.values())
+_CHANGE = re.compile(
+    r"\s*(\+\+|--)?([A-Za-z_]\w*)\s*(?:([-+*/%&|^]|<<|>>)?=(?!=)([^=,]+)|(\+\+|--))?\s*", re.ASCII
+)
 # commands that give values to the names among their words
-_SETTING = frozenset({"read", "mapfile", "readarray", "let", "printf", "getopts"})
-_FILLERS = frozenset({"then", "else", "elif", "do", "!", "time", "function"})
+_SETTING = frozenset({"read", "mapfile", "readarray", "printf", "getopts"})
+_PLACES = ("@", *map(str, range(1, 10)))  # arguments of a function
 _DECLARING = frozenset({"export", "declare", "typeset", "readonly", "local"})
+SOURCING = frozenset({"source", "."})
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh"})
-_BREAKS = frozenset({"\n", ";", "&", "&&", "||", "|", "|&", "(", ")", ";;", ";&", ";;&"})
+_BREAKS = frozenset({"\n", ";", "&", "&&", "||", "|", "|&", "(", "((", ")", ";;", ";&", ";;&"})
+_CLOSERS = frozenset({"then", "elif", "else", "fi", "do", "done", "esac", "}", "]]"})
+_STRAY = _CLOSERS | _BREAKS - {"(", "(("}  # where a command should begin
 
 
 class Assignment(Record):
@@ -95,263 +92,480 @@ class Script:
     lost_comments: list[Traced] = field(default_factory=list)
     # used by a launched shell, and not given to it
     not_exported: dict[str, int] = field(default_factory=dict)
+    # functions that nothing calls
+    uncalled: dict[str, int] = field(default_factory=dict)
+    # sourced files that are not at hand: (file, line)
+    not_read: list[tuple[str, int]] = field(default_factory=list)
 
 
-def read_shell(text: str, given: Mapping[str, Traced] | None = None) -> Script:
-    """Read a whole script; `given` are variables that Slurm will set. Raises ScriptError when it
-    cannot be read.
+def read_shell(
+    text: str,
+    given: Mapping[str, Traced] | None = None,
+    file_at: Callable[[Traced], str | None] | None = None,
+) -> Script:
+    """Read a whole script; `given` are variables that Slurm will set, and `file_at` gives the text
+    of a sourced file, None where it is not at hand. Raises ScriptError when it cannot be read.
     """
     script = Script()
     for name, value in (given or {}).items():
         script.variables.assign(name, value, set())
         script.variables.exported.add(name)
-    _Reader(script).read(Traced.script(text), outer=(), depth=0)
+    _Reader(script, file_at).read(Lexer(Traced.script(text)).tokens(), outer=())
     return script
 
 
-class _Context(Record):
-    """Where a statement stands: see `ShellCommand`; `depth` counts the launched shells around it."""
+def all_hold(answers: Iterable[bool | None]) -> bool | None:
+    """Whether all are true; None where it depends on one that is not known."""
+    found = set(answers)
+    if False in found:
+        return False
+    if None in found:
+        return None
+    return True
 
-    conditional: bool
-    piped_into: tuple[str, ...]
-    outer: tuple[Traced, ...]
-    depth: int
-    around: int  # so many `if`s and `case`s are around the text that it stands in
 
-
-@dataclass
-class _Branch:
-    """The part of an `if` or `case` that a statement stands in: `number` counts its `then`, `elif`s
-    and `else`.
-
-    `asked`: what its condition came to, None where that is not known; `is_taken`: whether a shell
-    is in this part, None where that is not known; `is_over`: a part before it is taken for
-    certain; `is_clear`: all conditions so far are known.
-    """
-
-    block: int
-    number: int = 0
-    asked: bool | None = None
-    is_taken: bool | None = None
-    is_over: bool = False
-    is_clear: bool = True
-
-    def begin_part(self) -> None:
-        """At `then`: the condition before it has been looked at."""
-        if self.is_over:
-            self.is_taken = False
-            return
-        self.is_clear = self.is_clear and self.asked is not None
-        self.is_taken = self.asked
-        if self.asked and not self.is_clear:
-            self.is_taken = None  # one before it may have been taken
-
-    def end_part(self) -> None:
-        """At `elif` and `else`."""
-        self.number += 1
-        self.is_over = self.is_over or self.is_taken is True
-        self.asked, self.is_taken = None, None
-
-    def begin_rest(self) -> None:
-        """At `else`, behind `end_part`."""
-        if self.is_over:
-            self.is_taken = False
-        elif self.is_clear:
-            self.is_taken = True
+def inverse(answer: bool | None) -> bool | None:
+    """The opposite; what is not known stays so."""
+    if answer is None:
+        return None
+    return not answer
 
 
 class _Reader:
-    def __init__(self, script: Script):
+    """Follows the grammar of a shell over the tokens. Every reader of a command returns its status:
+    whether it succeeds, None where only a shell could tell.
+    """
+
+    def __init__(self, script: Script, file_at: Callable[[Traced], str | None] | None):
         self.script = script
         self.variables = script.variables
+        self.file_at = file_at
+        self.tokens: Sequence[Token] = ()
+        self.position = 0
+        # the words of the commands whose texts are being read, the innermost last
+        self.outer: tuple[Traced, ...] = ()
+        self.shells = 0
+        self.depth = 0
+        self.count = 0
+        # whether a shell comes to this part, and whether it has not left the function before
+        self.reached: bool | None = True
+        self.stays: bool | None = True
         self.left = False
-        # the `if`s and `case`s around the statement, the innermost last
-        self.branches: list[_Branch] = []
+        # name -> its body, and whether it is defined for certain
+        self.functions: dict[str, tuple[Sequence[Token], bool | None]] = {}
+        self.calls: list[str] = []
+        self.locals: set[str] = set()
+        # the parts of `if`s and `case`s around the statement: which one, and which part of it
+        self.branches: list[tuple[int, int]] = []
         self.begun = 0
         # `if` and name -> which of its branches gave it a value
         self.given: dict[tuple[int, str], int] = {}
         # names whose values another environment or another branch may have made other ones
         self.unsure: set[str] = set()
+        self.compounds: Mapping[str, Callable[[], bool | None]] = {
+            "if": self.read_if,
+            "case": self.read_case,
+            "while": self.read_loop,
+            "until": self.read_loop,
+            "for": self.read_for,
+            "select": self.read_for,
+            "{": self.read_group,
+            "(": self.read_subshell,
+            "((": self.read_arithmetic,
+            "[[": self.read_test,
+            "function": self.read_function,
+        }
 
-    def read(self, source: Traced, outer: tuple[Traced, ...], depth: int) -> None:
-        lexer = Lexer(source)
-        tokens = lexer.tokens()
-        if outer:
-            self.script.lost_comments += [
-                comment for comment in lexer.comments if "--" in comment.text
-            ]
-        blocks: list[str] = []
-        around = len(self.branches)
-        after = "\n"
-        start = 0
-        for index in range(len(tokens) + 1):
-            if index < len(tokens):
-                token = tokens[index]
-            else:
-                token = Operator("\n", 0)
-            if not isinstance(token, Operator) or token.text not in _BREAKS:
-                continue
-            pieces = tokens[start:index]
-            conditional = self.may_not_run(blocks, around) or after in {"&&", "||"}
-            if pieces:
-                self.statement(
-                    pieces,
-                    blocks,
-                    _Context(
-                        conditional,
-                        _pipe_targets(tokens, index),
-                        outer=outer,
-                        depth=depth,
-                        around=around,
-                    ),
-                )
-            if self.left:
-                return
-            if token.text == "(":
-                blocks.append(")")
-            elif token.text == ")" and blocks and blocks[-1] == ")":
-                blocks.pop()
-            if token.text in {";;", ";&", ";;&"} and self.branches:
-                self.branches[-1].number += 1
-            after, start = token.text, index + 1
+    def read(self, tokens: Sequence[Token], outer: tuple[Traced, ...]) -> None:
+        """All statements of one text."""
+        before = self.tokens, self.position, self.outer, self.stays
+        self.tokens, self.position, self.outer = tokens, 0, outer
+        self.statements(frozenset())
+        self.tokens, self.position, self.outer, self.stays = before
 
-    def statement(self, pieces: Sequence[Token], blocks: list[str], context: _Context) -> None:
-        """One simple command, behind the keywords before it."""
-        rest, conditional = list(pieces), context.conditional
-        is_asked = False
-        while rest and isinstance(rest[0], ShellWord):
-            keyword = rest[0].bare
-            self.follow(keyword)
-            is_asked = keyword in {"if", "elif"} or (is_asked and keyword != "!")
-            if keyword in _OPENERS:
-                blocks.append(_OPENERS[keyword])
-                conditional = conditional or keyword != "{"
-                if keyword in {"for", "select"}:
-                    self.unsure.update(
-                        word.bare for word in rest[1:2] if isinstance(word, ShellWord)
-                    )
-                if keyword in {"if", "while", "until", "{"}:
-                    rest = rest[1:]
-                else:
-                    rest = []
-            elif keyword in _CLOSERS:
-                if keyword in blocks:
-                    while blocks.pop() != keyword:
-                        pass
-                rest = rest[1:]
-            elif keyword in _FILLERS:
-                if keyword in {"then", "else"}:
-                    conditional = self.may_not_run(blocks, context.around)
-                conditional = conditional or keyword in {"elif", "do"}
-                rest = rest[1:]
+    # ------------------------------------------------------------------ grammar
+    @property
+    def here(self) -> bool | None:
+        """Whether a shell comes to this place."""
+        return all_hold((self.reached, self.stays))
+
+    @property
+    def is_sourced(self) -> bool:
+        return any(words.text in SOURCING for words in self.outer[:1])
+
+    @property
+    def is_over(self) -> bool:
+        return self.position >= len(self.tokens)
+
+    def peek(self) -> str:
+        """The next operator, or word without quotes; empty for any other word, and at the end."""
+        if self.is_over:
+            return ""
+        token = self.tokens[self.position]
+        if isinstance(token, Operator):
+            return token.text
+        return token.bare
+
+    def take(self) -> str:
+        text = self.peek()
+        self.position += 1
+        return text
+
+    def skip(self, *texts: str) -> None:
+        while not self.is_over and self.peek() in texts:
+            self.position += 1
+
+    @contextmanager
+    def where(self, answer: bool | None) -> Iterator[None]:
+        """What is read meanwhile is run only if `answer` is true."""
+        before = self.reached
+        self.reached = all_hold((before, answer))
+        yield
+        self.reached = before
+
+    @contextmanager
+    def part(self, block: int, number: int, answer: bool | None) -> Iterator[None]:
+        """As `where`, for one of several parts of which a shell takes one."""
+        self.branches.append((block, number))
+        with self.where(answer):
+            yield
+        self.branches.pop()
+
+    @contextmanager
+    def subshell(self) -> Iterator[None]:
+        """What is set meanwhile is gone afterwards."""
+        values = self.variables
+        kept = dict(values.values), set(values.removed), set(values.exported), set(self.unsure)
+        yield
+        values.values, values.removed, values.exported, self.unsure = kept
+
+    def statements(self, ends: Set[str]) -> bool | None:
+        """Statements up to one of `ends`, which is not taken."""
+        status: bool | None = True
+        while not self.is_over and not self.left and self.peek() not in ends:
+            if self.peek() in {"\n", ";", "&"}:
+                self.position += 1
             else:
+                status = self.chain()
+        return status
+
+    def chain(self) -> bool | None:
+        """Pipelines joined by `&&` and `||`."""
+        status = self.pipeline()
+        while self.peek() in {"&&", "||"}:
+            is_and = self.take() == "&&"
+            self.skip("\n")
+            if not is_and:
+                status = inverse(status)
+            with self.where(status):
+                following = self.pipeline()
+            if is_and:
+                status = all_hold((status, following))
+            else:
+                status = inverse(all_hold((status, inverse(following))))
+        return status
+
+    def pipeline(self) -> bool | None:
+        is_inverted = False
+        while self.peek() in {"!", "time"}:
+            is_inverted ^= self.take() == "!"
+        status = self.command()
+        while self.peek() in {"|", "|&"}:
+            self.position += 1
+            self.skip("\n")
+            with self.subshell():
+                self.command()
+            status = None
+        if is_inverted:
+            return inverse(status)
+        return status
+
+    def command(self) -> bool | None:
+        opener = self.peek()
+        if opener in _STRAY:
+            self.position += 1
+            return None
+        if opener not in self.compounds:
+            return self.simple()
+        line = self.tokens[self.position].line
+        self.depth += 1
+        if self.depth > DEEPEST_NESTING:
+            raise ScriptError(line, "it is nested too deeply", "this is not a batch script")
+        self.position += 1
+        status = self.compounds[opener]()
+        while self.peek() in REDIRECTIONS:
+            is_document = self.take() in {"<<", "<<-"}
+            self.position += not is_document
+        self.depth -= 1
+        return status
+
+    def read_if(self) -> None:
+        self.begun += 1
+        block, number = self.begun, 0
+        opener = "if"
+        reached: bool | None = True
+        while opener in {"if", "elif"}:
+            with self.where(reached):
+                holds = self.statements({"then"})
+            self.skip("then")
+            with self.part(block, number, all_hold((reached, holds))):
+                self.statements({"elif", "else", "fi"})
+            reached = all_hold((reached, inverse(holds)))
+            number += 1
+            opener = self.take()
+        if opener == "else":
+            with self.part(block, number, reached):
+                self.statements({"fi"})
+            self.position += 1
+
+    def read_case(self) -> None:
+        value = None
+        if not self.is_over:
+            value = self.known(self.tokens[self.position : self.position + 1])
+        self.position += 1
+        self.skip("\n")
+        self.skip("in")
+        self.begun += 1
+        block, number = self.begun, 0
+        reached: bool | None = True
+        while True:
+            self.skip("\n", ";")
+            if self.is_over or self.peek() == "esac":
                 break
-        if not rest or self.is_dead():
+            self.skip("(")
+            start = self.position
+            while not self.is_over and self.peek() not in {")", "\n"}:
+                self.position += 1
+            fits = None
+            if value:
+                fits = self.fits(value[0], self.tokens[start : self.position])
+            self.position += 1
+            with self.part(block, number, all_hold((reached, fits))):
+                self.statements({";;", ";&", ";;&", "esac"})
+            reached = all_hold((reached, inverse(fits)))
+            if self.peek() in {";&", ";;&"}:  # the next part may be run too
+                value, reached = None, None
+            self.skip(";;", ";&", ";;&")
+            number += 1
+        self.position += 1
+
+    def fits(self, value: Traced, patterns: Sequence[Token]) -> bool | None:
+        """Whether one of a part's patterns matches."""
+        answers: list[bool | None] = []
+        for pattern in patterns:
+            if isinstance(pattern, ShellWord):
+                answers.append(self.matches(value, pattern))
+            elif pattern.text != "|":
+                return None
+        return inverse(all_hold(map(inverse, answers)))
+
+    def matches(self, value: Traced, pattern: ShellWord) -> bool | None:
+        text = ""
+        for part in pattern.parts:
+            if isinstance(part, Literal) and not part.quoted:
+                if re.search(r"[\[\\+@!]", part.text.text):
+                    return None
+                text += part.text.text
+                continue
+            expanded = expand_text((part,), self.variables, pattern.line)
+            if not expanded.is_known or not part.quoted:
+                return None
+            text += glob.escape(expanded.text)
+        return fnmatchcase(value.text, text)
+
+    def read_loop(self) -> None:
+        self.statements({"do"})
+        self.skip("do")
+        with self.where(None):
+            self.statements({"done"})
+        self.position += 1
+
+    def read_for(self) -> None:
+        if self.peek() != "((":
+            self.forget([self.peek()])
+        while not self.is_over and self.peek() not in {"do", ";", "\n"}:
+            self.position += 1
+        self.read_loop()
+
+    def read_group(self) -> bool | None:
+        status = self.statements({"}"})
+        self.position += 1
+        return status
+
+    def read_subshell(self) -> bool | None:
+        with self.subshell():
+            status = self.statements({")"})
+        self.position += 1
+        return status
+
+    def read_function(self) -> None:
+        """`function NAME {`, or what follows `NAME`; the body is read where it is called."""
+        name = self.take()
+        self.skip("(")
+        self.skip(")", "\n")
+        start = self.position
+        with self.where(False):
+            self.command()
+        if self.here is not False:
+            body = self.tokens[start : self.position]
+            self.functions[name] = body, self.here
+            if body:
+                self.script.uncalled[name] = body[0].line
+
+    def call(self, words: Sequence[Traced], made_from: set[str]) -> None:
+        """A function of the script, with its arguments."""
+        name = words[0].text
+        self.script.uncalled.pop(name, None)
+        if name in self.calls or len(self.calls) >= DEEPEST_SHELL:
             return
-        if self.branches and self.branches[-1].is_taken is None:
-            # more than one command decides, or what does is not read
-            self.branches[-1].asked = None
-        if is_asked and not self.may_not_run(blocks[:-1], context.around, but_last=True):
-            self.branches[-1].asked = self.holds(rest)
-        self.simple(rest, replace(context, conditional=conditional))
+        before, values, names = self.locals, dict(self.variables.values), set(_PLACES)
+        self.locals = names
+        is_sure = self.here is True and self.are_sure(made_from)
+        self.forget(names)
+        given: tuple[Value, ...] = (tuple(words[1:]), *words[1:])
+        for place, value in zip(_PLACES, given, strict=False):
+            self.variables.assign(place, value, made_from)
+            self.note_sure(place, is_sure, is_added=False)
+        body, is_defined = self.functions[name]
+        self.calls.append(name)
+        with self.where(is_defined):
+            self.read(body, self.outer)
+        self.calls.pop()
+        self.locals = before
+        for local in names:
+            self.variables.values.pop(local, None)
+            if local in values:
+                self.variables.values[local] = values[local]
 
-    def is_dead(self) -> bool:
-        """Whether no shell comes here."""
-        return any(branch.is_taken is False for branch in self.branches)
+    def read_arithmetic(self) -> bool | None:
+        token = self.tokens[self.position - 1]
+        assert isinstance(token, Operator)
+        return self.calculate(expand_text(token.body or (), self.variables, token.line))
 
-    def may_not_run(self, blocks: Sequence[str], around: int, but_last: bool = False) -> bool:
-        """Whether a shell may pass over a statement in these blocks."""
-        inner = self.branches[around:]
-        if but_last:
-            inner = inner[:-1]
-        certain = sum(branch.is_taken is True for branch in inner)
-        return len(blocks) > certain
+    def calculate(self, text: Traced) -> bool | None:
+        """`((TEXT))`: the status, and the one value that it may set."""
+        if self.here is False:
+            return None
+        change = _CHANGE.fullmatch(text.text)
+        name, expression = "", text
+        if change is not None and text.is_known:
+            before, name, sign, rest, after = change.groups()
+            step = (before or after or "")[:1]
+            if step or sign:
+                given = Traced.of(f"{name} {step or sign} ({rest or 1})", text.line)
+            else:
+                given = text.cut(change.start(4))
+            expression = given
+        elif re.search(r"(?<![=!<>])=(?!=)|\+\+|--|,", text.text):
+            self.forget(re.findall(r"[A-Za-z_]\w*", text.text))
+            return None
+        outside = self.variables.used
+        self.variables.used = set()
+        value = calculated(expression, text.text, self.variables)
+        used, self.variables.used = self.variables.used, outside | self.variables.used
+        if name:
+            self.keep(name, value, used, text.line)
+        if not value.is_known or self.here is not True or not self.are_sure(used):
+            return None
+        return value.text != "0"
 
-    def holds(self, condition: Sequence[Token]) -> bool | None:
-        """Whether a condition holds; None where it is no comparison of what the script itself has
-        set.
+    def read_test(self) -> bool | None:
+        """`[[ ... ]]`, with one kind of `&&` and `||`."""
+        terms: list[list[Token]] = [[]]
+        signs: set[str] = set()
+        while not self.is_over and self.peek() != "]]":
+            token = self.tokens[self.position]
+            if self.peek() in {"&&", "||"}:
+                signs.add(self.peek())
+                terms.append([])
+            elif self.peek() != "\n":
+                terms[-1].append(token)
+            self.position += 1
+        self.position += 1
+        answers = [self.holds(term, is_pattern=True) for term in terms]
+        if len(signs) > 1:
+            return None
+        if "||" in signs:
+            return inverse(all_hold(map(inverse, answers)))
+        return all_hold(answers)
+
+    def holds(self, condition: Sequence[Token], is_pattern: bool) -> bool | None:
+        """Whether a comparison holds; None where it is not one of what the script itself has set."""
+        words = self.known(condition, is_split=not is_pattern)
+        if words is None:
+            return None
+        return compared([word.text for word in words], is_pattern)
+
+    def known(self, tokens: Sequence[Token], is_split: bool = False) -> list[Traced] | None:
+        """Words expanded; None where they are not made of what the script itself has set, for
+        certain. `is_split`: those without quotes fall apart, and vanish where they are empty.
         """
-        words = [word for word in condition if isinstance(word, ShellWord)]
-        if len(words) != len(condition) or len(words) < 2:
+        words = [word for word in tokens if isinstance(word, ShellWord)]
+        if len(words) != len(tokens) or self.here is not True:
             return None
-        ends = {"[[": "]]", "[": "]"}
-        opener = words[0].bare
-        if opener in ends and words[-1].bare == ends[opener]:
-            words = words[1:-1]
-        elif opener == "test":
-            words = words[1:]
-        else:
-            return None
-        before = set(self.variables.used)
-        self.variables.used.clear()
-        if opener == "[[":
-            texts = [expand_text(word.parts, self.variables, word.line) for word in words]
-        else:  # a command, whose words without quotes fall apart, and vanish where they are empty
-            texts = [text for word in words for text in expand_word(word, self.variables)]
-        used = set(self.variables.used)
-        self.variables.used = before
+        outside = self.variables.used
+        self.variables.used = set()
+        texts = [text for word in words for text in expand_word(word, self.variables, is_split)]
+        used, self.variables.used = self.variables.used, outside
         if not used or not self.are_sure(used) or not all(text.is_known for text in texts):
             return None
-        return compared([text.text for text in texts], is_pattern=opener == "[[")
+        return texts
 
     def are_sure(self, names: set[str]) -> bool:
         """Whether these are the script's own, whatever the environment and the conditions before."""
         return all(name in self.variables.values and name not in self.unsure for name in names)
 
-    def follow(self, keyword: str) -> None:
-        """Keep account of the branches around the next statement."""
-        if keyword in {"if", "case"}:
-            self.begun += 1
-            self.branches.append(_Branch(self.begun))
-        elif keyword == "then" and self.branches:
-            self.branches[-1].begin_part()
-        elif keyword in {"elif", "else"} and self.branches:
-            self.branches[-1].end_part()
-            if keyword == "else":
-                self.branches[-1].begin_rest()
-        elif keyword in {"fi", "esac"} and self.branches:
-            self.branches.pop()
+    def forget(self, names: Iterable[str]) -> None:
+        """These have values now that only a shell could tell."""
+        for name in names:
+            if self.here is not False:
+                self.unsure.add(name)
+            if self.here is True:
+                self.variables.values.pop(name, None)
+                self.variables.removed.discard(name)
 
     def is_of_another_branch(self, name: str) -> bool:
         """Whether another branch of an `if` around here has given `name` a value: a shell takes one
         of them.
         """
-        return any(
-            self.given.get((branch.block, name), branch.number) != branch.number
-            for branch in self.branches
-        )
+        return any(self.given.get((block, name), part) != part for block, part in self.branches)
 
-    def simple(self, rest: list[Token], context: _Context) -> None:
-        line = rest[0].line
+    def simple(self) -> bool | None:
+        """A simple command, or `NAME () {`."""
+        start = self.position
         words: list[ShellWord] = []
         redirects: list[tuple[Operator, ShellWord | None]] = []
-        position = 0
-        while position < len(rest):
-            token = rest[position]
+        while not self.is_over and self.peek() not in _BREAKS:
+            token = self.tokens[self.position]
+            self.position += 1
             following = None
-            if position + 1 < len(rest):
-                following = rest[position + 1]
+            if not self.is_over:
+                following = self.tokens[self.position]
             if isinstance(token, ShellWord):
                 redirected = isinstance(following, Operator) and following.text in REDIRECTIONS
                 if not (redirected and token.bare in {"1", "2"}):
                     words.append(token)
             elif token.body is None and isinstance(following, ShellWord):
                 redirects.append((token, following))
-                position += 1
+                self.position += 1
             else:
                 redirects.append((token, None))
-            position += 1
-        while words and self.assignment(
-            words[0], context.conditional, exported=False, alone=len(words) == 1
-        ):
+        if self.peek() == "(" and len(words) == 1:
+            self.position = start
+            self.read_function()
+            return True
+        if self.here is False:
+            return None
+        status: bool | None = True
+        while words and self.assignment(words[0], exported=False, alone=len(words) == 1):
+            status = all_hold((status, self.script.assignments[-1].value.is_known or None))
             words = words[1:]
         if words:
-            self.command(words, redirects, line, context)
+            return self.run(words, redirects)
+        return status
 
     # ------------------------------------------------------------------ assignments
-    def assignment(
-        self, word: ShellWord, conditional: bool, exported: bool, alone: bool = True
-    ) -> bool:
+    def assignment(self, word: ShellWord, exported: bool, alone: bool = True) -> bool:
         """Keep `NAME=value`; false for any other word. Before a command (`alone=False`) it is
         passed by.
         """
@@ -366,53 +580,69 @@ class _Reader:
         if not alone and word.array is None and not exported:
             return True
         name, append = match.group(1), bool(match.group(2))
-        before_used = set(self.variables.used)
-        self.variables.used.clear()
+        outside = self.variables.used
+        self.variables.used = set()
         rest: tuple[Part, ...] = (Literal(first.text.cut(match.end()), False), *word.parts[1:])
-        value: Traced | tuple[Traced, ...]
+        value: Value
         if word.array is not None:
             value = tuple(
                 item for inner in word.array for item in expand_word(inner, self.variables)
             )
         else:
             value = expand_text(rest, self.variables, word.line)
-        made_from = set(self.variables.used)
-        self.variables.used |= before_used
+        made_from, self.variables.used = self.variables.used, outside | self.variables.used
         added: Traced | None = None
         if append:
-            if isinstance(value, Traced):
-                added = value
-            else:
-                added = Traced.join(value, " ")
+            added = _joined(value)
             value = self.appended(name, value)
-            made_from |= {name} | self.variables.origins.get(name, set())
-        if isinstance(value, Traced):
-            shown = value
-        else:
-            shown = Traced.join(value, " ")
-        self.variables.spend(len(shown), word.line)
-        # In a condition the value is taken only where there is no other: which branch a shell takes
-        # is not known.
-        applied = append or not (conditional and name in self.variables.values)
-        applied = applied and not self.is_of_another_branch(name)
-        self.note_sure(name, not conditional and self.are_sure(made_from), append)
-        if applied:
-            self.variables.assign(name, value, made_from)
-            for branch in self.branches:
-                self.given.setdefault((branch.block, name), branch.number)
+            made_from = made_from | {name} | self.variables.origins.get(name, set())
         if exported:
             self.variables.exported.add(name)
+        self.keep(name, value, made_from, word.line, added=added)
+        return True
+
+    def keep(
+        self,
+        name: str,
+        value: Value,
+        made_from: set[str],
+        line: int,
+        added: Traced | None = None,
+    ) -> None:
+        """Take a value, and note it. In a condition it is taken only where there is no other: which
+        branch a shell takes is not known.
+        """
+        conditional = self.here is not True
+        shown = _joined(value)
+        self.variables.spend(len(shown), line)
+        applied = added is not None or not (conditional and name in self.variables.values)
+        applied = applied and not self.is_of_another_branch(name)
+        self.note_sure(name, not conditional and self.are_sure(made_from), added is not None)
+        if applied:
+            self.variables.assign(name, value, made_from)
+            for branch, part in self.branches:
+                self.given.setdefault((branch, name), part)
+        self.note(name, shown, line, applied=applied, added=added)
+
+    def note(
+        self,
+        name: str,
+        value: Traced,
+        line: int,
+        applied: bool = True,
+        added: Traced | None = None,
+    ) -> None:
+        """What a sourced file exports, the set-up exports too."""
         record = Assignment(
             name,
-            shown,
-            line=word.line,
-            exported=exported or name in self.variables.exported,
-            conditional=conditional,
+            value,
+            line=line,
+            exported=name in self.variables.exported and not self.is_sourced,
+            conditional=self.here is not True,
             applied=applied,
             added=added,
         )
         self.script.assignments.append(record)
-        return True
 
     def note_sure(self, name: str, is_sure: bool, is_added: bool) -> None:
         """Keep account of whether a name's new value is the script's own, whatever is around it."""
@@ -421,9 +651,7 @@ class _Reader:
         else:
             self.unsure.add(name)
 
-    def appended(
-        self, name: str, value: Traced | tuple[Traced, ...]
-    ) -> Traced | tuple[Traced, ...]:
+    def appended(self, name: str, value: Value) -> Value:
         current = self.variables.values.get(name)
         if not isinstance(value, tuple) and not isinstance(current, tuple):
             return Traced.join([current or Traced(), value])
@@ -437,84 +665,122 @@ class _Reader:
             added = (value,)
         return (*current, *added)
 
-    def declare(self, words: Sequence[ShellWord], conditional: bool) -> None:
+    def declare(self, words: Sequence[ShellWord]) -> None:
         """`export`, `declare` and their like: assignments, or names alone."""
         keyword = words[0].bare
         flags = [word.bare for word in words[1:] if word.bare.startswith("-")]
         exported = keyword == "export" or any("x" in flag for flag in flags)
         for word in words[1:]:
-            if word.bare.startswith("-") or self.assignment(word, conditional, exported):
+            if word.bare.startswith("-"):
+                continue
+            if self.assignment(word, exported):
+                if keyword in {"local", "declare", "typeset"}:
+                    self.locals.add(self.script.assignments[-1].name)
                 continue
             for name in expand_word(word, self.variables):
                 if exported and _ASSIGNMENT.match(name.text + "="):
                     self.variables.exported.add(name.text)
                     value = self.variables.text(name.text)
                     if value is not None:
-                        record = Assignment(
-                            name.text, value, line=word.line, exported=True, conditional=conditional
-                        )
-                        self.script.assignments.append(record)
+                        self.note(name.text, value, word.line)
 
     # ------------------------------------------------------------------ commands
-    def command(
+    def run(
         self,
         words: Sequence[ShellWord],
         redirects: Sequence[tuple[Operator, ShellWord | None]],
-        line: int,
-        context: _Context,
-    ) -> None:
-        if words[0].bare in _DECLARING:
-            self.declare(words, context.conditional)
-            return
+    ) -> bool | None:
+        """Keep a command, with what it does to the reader. Nothing is run."""
+        line, keyword = words[0].line, words[0].bare
+        self.count += 1
+        if self.count > MOST_COMMANDS:
+            raise ScriptError(
+                line, f"has more than {MOST_COMMANDS} commands", "this is not a batch script"
+            )
+        if keyword in _DECLARING:
+            self.declare(words)
+            return True
         self.variables.used.clear()
         found = tuple(field for word in words for field in expand_word(word, self.variables))
         used = frozenset(self.variables.used)
         if not found:
-            return
-        if len(self.script.commands) >= MOST_COMMANDS:
-            raise ScriptError(
-                line, f"has more than {MOST_COMMANDS} commands", "this is not a batch script"
-            )
+            return None
+        if found[0].text in self.functions:
+            self.call(found, set(used))
+            return None
         command = ShellCommand(
             found,
             line,
-            conditional=context.conditional,
-            piped_into=context.piped_into,
-            outer=context.outer,
+            conditional=self.here is not True,
+            piped_into=_pipe_targets(self.tokens, self.position),
+            outer=self.outer,
             used=used,
         )
         self.script.commands.append(command)
-        self.effect(command, redirects, context.depth)
+        status = None
+        if keyword == "test":
+            status = self.holds(words[1:], is_pattern=False)
+        elif keyword == "[" and words[-1].bare == "]":
+            status = self.holds(words[1:-1], is_pattern=False)
+        elif keyword == "let":
+            for text in found[1:]:
+                status = self.calculate(text)
+        elif keyword in {"true", ":", "false"}:
+            status = keyword != "false"
+        self.effect(command, redirects)
+        return status
 
     def effect(
-        self,
-        command: ShellCommand,
-        redirects: Sequence[tuple[Operator, ShellWord | None]],
-        depth: int,
+        self, command: ShellCommand, redirects: Sequence[tuple[Operator, ShellWord | None]]
     ) -> None:
         """What a command does to the reader: options of the shell, names removed, files written,
         shells begun.
         """
         arguments = [word.text for word in command.words[1:]]
         if command.name in _SETTING:
-            self.unsure.update(re.findall(r"[A-Za-z_]\w*", " ".join(arguments)))
+            self.forget(re.findall(r"[A-Za-z_]\w*", " ".join(arguments)))
         if command.name == "set":
             self.script.shell_options |= _shell_options(arguments)
+        if command.name == "shift" or arguments[:1] == ["--"]:
+            self.forget(_PLACES)
         elif command.name == "unset":
             for name in arguments:
                 if not command.conditional:
                     self.variables.remove(name)
+        elif command.name == "return" and (self.calls or self.is_sourced):
+            self.stays = None
+            if not command.conditional:
+                self.stays = False
         elif command.name in {"exit", "exec"} and not command.conditional and not command.outer:
             # one in a condition stops where something is amiss, which a person shall see
             self.left = not self.branches and (command.name == "exit" or len(command.words) > 1)
         elif command.name in {"cat", "echo", "printf", "tee", "read"}:
             self.written(command, redirects)
-        self.launched_shell(command, depth)
+        elif command.name in SOURCING and arguments:
+            self.source(command)
+        self.launched_shell(command, _document(redirects))
+
+    def source(self, command: ShellCommand) -> None:
+        """A sourced file that is at hand is read; all of it counts as the line that sources it."""
+        text = None
+        if self.file_at is not None and self.shells < DEEPEST_SHELL:
+            text = self.file_at(command.words[1])
+        tokens = None
+        if text is not None:
+            # it may hold what a whole script may not
+            with suppress(ScriptError):
+                tokens = Lexer(Traced.of(text, command.line)).tokens()
+        if tokens is None:
+            self.script.not_read.append((command.words[1].text, command.line))
+            return
+        self.shells += 1
+        self.read(tokens, command.words)
+        self.shells -= 1
 
     def written(
         self, command: ShellCommand, redirects: Sequence[tuple[Operator, ShellWord | None]]
     ) -> None:
-        body = next((operator for operator, _ in redirects if operator.body is not None), None)
+        body = _document(redirects)
         content = None
         if body:
             content = expand_text(body.body or (), self.variables, body.line)
@@ -540,39 +806,67 @@ class _Reader:
         if content is not None and paths:
             self.script.files.append(WrittenFile(paths[-1], content, command.line))
 
-    def launched_shell(self, command: ShellCommand, depth: int) -> None:
-        """`bash -c TEXT`, `LAUNCHER ... -c TEXT` and `eval TEXT` are read in their turn, with the
-        same variables.
+    def launched_shell(self, command: ShellCommand, document: Operator | None) -> None:
+        """`bash -c TEXT`, `LAUNCHER ... -c TEXT`, `bash <<END` and `eval TEXT` are read in their
+        turn, with the same variables.
         """
         texts = [word.text for word in command.words]
         inner: Traced | None = None
         if command.name == "eval":
             inner = Traced.join(command.words[1:], " ")
-        for index, text in enumerate(texts[:-2]):
-            flag = texts[index + 1]
+        for index, text in enumerate(texts):
+            behind = texts[index + 1 :]
+            flag, argument = (*behind, "", "")[:2]
             name = text.rpartition("/")[2]
-            is_shell = name in _SHELLS and flag.startswith("-") and flag.endswith("c")
+            is_shell = name in _SHELLS
             # Launchers of some clusters take the command so, too. Python's is no shell text.
             is_passed_on = (
                 flag == "-c"
-                and re.search(r"\s--", texts[index + 2]) is not None
+                and re.search(r"\s--", argument) is not None
                 and not name.startswith("python")
             )
-            if is_shell or is_passed_on:
+            if argument and ((is_shell and re.fullmatch("-.*c", flag)) or is_passed_on):
                 inner = command.words[index + 2]
+                break
+            if document is not None and is_shell and (flag == "-s" or _are_options(behind)):
+                inner = expand_text(document.body or (), self.variables, document.line)
                 break
         if inner is None or not inner.text.strip():
             return
-        if depth >= DEEPEST_SHELL:
+        if self.shells >= DEEPEST_SHELL:
             raise ScriptError(
                 command.line, "shells are nested too deeply", "this is not a batch script"
             )
         before = len(self.script.commands)
-        self.read(inner, outer=command.words, depth=depth + 1)
+        lexer = Lexer(inner)
+        tokens = lexer.tokens()
+        self.script.lost_comments += [comment for comment in lexer.comments if "--" in comment.text]
+        self.shells += 1
+        if command.name == "eval":
+            self.read(tokens, command.words)
+        else:
+            with self.subshell():
+                self.read(tokens, command.words)
+        self.shells -= 1
         if command.name != "eval":
             for started in self.script.commands[before:]:
                 for name in started.used & self.variables.values.keys() - self.variables.exported:
                     self.script.not_exported.setdefault(name, started.line)
+
+
+def _document(redirects: Sequence[tuple[Operator, ShellWord | None]]) -> Operator | None:
+    """The operator that holds the command's here-document."""
+    return next((operator for operator, _ in redirects if operator.body is not None), None)
+
+
+def _are_options(words: Sequence[str]) -> bool:
+    return all(word.startswith("-") for word in words)
+
+
+def _joined(value: Value) -> Traced:
+    if isinstance(value, Traced):
+        return value
+    return Traced.join(value, " ")
 
 
 _UNARY = {"-n": True, "-z": False}  # whether what they ask for is a text

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.tr11ops.importer.old_scripts import minimal
+from tr11ops.base.errors import ScriptError
 from tr11ops.cli.main import execute
+from tr11ops.importer.importing import import_script
 
 SCRIPTS = Path(__file__).parents[2] / "data" / "slurm_scripts"
 BIG = str(SCRIPTS / "large-bf16.slurm")
@@ -134,3 +137,36 @@ def test_nothing_of_the_script_is_run(tmp_path: Path, capsys: pytest.CaptureFixt
     assert execute(["import", str(script)]) == 1
     assert "checkpoint.interval" in capsys.readouterr().err
     assert not mark.exists()
+
+
+def test_sourced_files_beside_the_script(tmp_path: Path) -> None:
+    """What they set was unknown; and what is not at hand was not told."""
+    (tmp_path / "shape.sh").write_text("LAYERS=6\nexport SEED_OF_ENV=7\n")
+    (tmp_path / "more.sh").write_text("WIDTH=128\n")
+    before = '. shape.sh\nsource "$(dirname "$0")/more.sh"\nsource /etc/site.sh\n. "$HOME/own.sh"'
+    script = tmp_path / "old.slurm"
+    script.write_text(minimal("--num-layers $LAYERS --hidden-size $WIDTH", before=before))
+    found = import_script(script)
+    assert (found.tables["model"]["layers"], found.tables["model"]["hidden_size"]) == (6, 128)
+    not_read = {item.value: item.line for item in found.unplaced if "not read" in item.why}
+    assert not_read == {"/etc/site.sh": 8, "${HOME}/own.sh": 9}
+    assert "SEED_OF_ENV" not in found.text  # the set-up's own line exports it
+    assert found.tables["slurm"]["setup"][0] == ". shape.sh"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "f() {\n torchrun x.py --num-layers 2 --hidden-size 4 --lr 1\n}\n",
+            "nothing calls f of line 1",
+        ),
+        (". other.sh\n", "line 1 sources other.sh, which is not at hand"),
+    ],
+)
+def test_why_there_is_no_training(tmp_path: Path, text: str, words: str) -> None:
+    script = tmp_path / "old.slurm"
+    script.write_text(text)
+    with pytest.raises(ScriptError) as caught:
+        import_script(script)
+    assert words in str(caught.value)

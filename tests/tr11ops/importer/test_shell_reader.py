@@ -5,6 +5,7 @@ hostile text.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 
@@ -387,10 +388,15 @@ def test_what_is_compared(condition: str, holds: bool) -> None:
         "A=1\nif [ $A = 2 ] || grep -q x y; then B=1; fi\nuse x",
         "A=ab\nif [[ $A == a* ]]; then B=1; fi\nuse x",
         "A=1\nif [[ -d $A ]]; then B=1; fi\nuse x",
-        "A=1\nif (( A == 2 )); then B=1; fi\nuse x",
-        "A=1\nif ! [ $A = 1 ]; then B=1; fi\nuse x",
         "A=1\nread A < f\nif [ $A = 2 ]; then B=1; fi\nuse x",
-        "A=1\nlet A=2\nif [ $A = 2 ]; then B=1; fi\nuse x",
+        "if test y; then A=2; fi\nif (( A == 2 )); then B=1; fi\nuse x",
+        "A=1\nif [ $A = 1 ] && test y; then B=1; fi\nuse x",
+        "A=ab\ncase $A in [a-c]b) B=1;; esac\nuse x",
+        "A=ab\ncase $A in @(ab|c)) B=1;; esac\nuse x",
+        "A=ab\ncase $A in $C) B=1;; esac\nuse x",
+        "case $C in a) B=1;; esac\nuse x",
+        "A=1\nf() { if test y; then return; fi; B=1; }\nf\nuse x",
+        "A=1\nif test y; then f() { A=2; }; fi\nf\nif [ $A = 2 ]; then B=1; fi\nuse x",
         "A=1\nprintf -v A 2\nif [ $A = 2 ]; then B=1; fi\nuse x",
         "A=1\nfor A in 2; do :; done\nif [ $A = 2 ]; then B=1; fi\nuse x",
     ],
@@ -425,3 +431,97 @@ def test_a_placeholder_for_what_is_not_given_is_one_value(default: str) -> None:
     command = read_shell(f"A=${{A:-{default}}}\nuse --save $A --split 1").commands[-1]
     assert [word.text for word in command.words] == ["use", "--save", default, "--split", "1"]
     assert not command.words[2].is_known
+
+
+# ----------------------------------------------------------------------------- control flow
+COMPARED = st.one_of(
+    st.builds("[ ${} {} {} ]".format, st.sampled_from("AB"), st.sampled_from(["=", "!=", "-gt"]), st.integers(0, 3)),
+    st.builds("[[ ${} == {} ]]".format, st.sampled_from("AB"), st.integers(0, 3)),
+    st.builds("[[ $A == {} {} $B != {} ]]".format, st.integers(0, 3), st.sampled_from(["&&", "||"]), st.integers(0, 3)),
+    st.builds("(( {} {} {} ))".format, st.sampled_from("AB"), st.sampled_from(["<", ">=", "=="]), st.integers(0, 3)),
+    st.builds("! [ $A = {} ]".format, st.integers(0, 3)),
+    st.just("true"),
+    st.just("false"),
+)  # fmt: skip
+CHANGED = st.one_of(
+    st.builds("{}={}".format, st.sampled_from("AB"), st.integers(0, 3)),
+    st.builds("(( {} {} {} ))".format, st.sampled_from("AB"), st.sampled_from(["=", "+=", "*="]), st.integers(0, 3)),
+    st.sampled_from(["((A++))", "(( ++B ))", "let A=B+1", 'let "B = A * 2" A=1', "f", "g 2", "B=$A", "A=${B}0"]),
+)  # fmt: skip
+FLOW = st.recursive(
+    CHANGED,
+    lambda inner: st.one_of(
+        st.builds("{} && {}".format, COMPARED, inner),
+        st.builds("{} || {}".format, COMPARED, inner),
+        st.builds("if {}; then {}; else\n{}\nfi".format, COMPARED, inner, inner),
+        st.builds("if {}; then {}; elif {}; then {}; fi".format, COMPARED, inner, COMPARED, inner),
+        st.builds("case $A in\n0|1) {};;\n(2*) {} ;;\n*) {}\nesac".format, inner, inner, inner),
+        st.builds('case "$B" in "1") {};; ??*) {};; esac'.format, inner, inner),
+        st.builds("{{ {}; {}; }}".format, inner, inner),
+        st.builds("( {}\n {} )".format, inner, inner),
+        st.builds("{}\n{}".format, inner, inner),
+    ),
+    max_leaves=8,
+)
+
+
+@SLOW
+@given(FLOW, FLOW, FLOW)
+def test_the_way_through_a_script_is_bash_s(first: str, second: str, body: str) -> None:
+    """What is decided is decided as bash decides it; functions count where they are called."""
+    body = body.replace("f\n", ":\n").replace("f;", ":;").replace("g 2", "B=$1")
+    body = re.sub(r"\bf\b(?!i)", "true", body)
+    text = (
+        f"A=1; B=2\nf() {{ local B=3; {body}\n}}\nfunction g {{\n A=$1; [ $A = 3 ] && return\n B=$#x$A\n}}\n"
+        f"function never() {{ A=9; B=9; }}\n{first}\n{second}\nuse $A $B"
+    ).replace("$#x", "")
+    shell = f"use() {{ echo $*; }}\n{text}"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60)
+    assert used(text) == done.stdout.split(), text
+
+
+def test_what_a_function_sets_counts_where_it_is_called() -> None:
+    """One that nothing calls had its values taken."""
+    body = "{\n A=2\n B=1\n}\nuse $A ${B:-none}"
+    for head in ("f()", "function f", "function f()", "f ()\n"):
+        assert used(f"A=1\n{head} {body}") == ["1", "none"]
+        assert used(f"A=1\n{head} {body.replace('use', 'f; use')}") == ["2", "1"]
+    assert used('f() { use "$@" $2; }\nf --one "a b"') == ["--one", "a b", "a", "b"]
+    assert used("f() { shift; use $1; }\nf x y") == ["${1}"]
+    assert used("f() { f; }\nf\nuse x") == ["x"]
+
+
+def test_a_shell_of_its_own_changes_nothing_outside() -> None:
+    assert used("A=1\n(A=2; B=3)\necho x | read A\nbash -c 'A=4'\nuse $A ${B:-none}") == [
+        "1",
+        "none",
+    ]
+    assert used("A=1\neval 'A=2'\nuse $A") == ["2"]
+
+
+def test_a_here_document_is_a_shell_s_text() -> None:
+    assert used("export A=1\nbash -s x y <<'END'\nuse $A\nEND") == ["1"]
+    assert used("A=1\nssh host bash <<END\nuse $A '$A'\nEND") == ["1", "1"]
+    assert not [
+        one for one in read_shell("bash run.sh <<E\nuse x\nE").commands if one.name == "use"
+    ]
+
+
+def test_what_a_command_or_a_loop_gives_is_not_known() -> None:
+    """The value before it was taken."""
+    assert used("A=1\nread A < f\nuse $A") == ["${A}"]
+    assert used("A=1\nfor A in 2 3; do :; done\nuse $A") == ["${A}"]
+    assert used("A=1\n(( A = $(date) ))\nuse $A") != ["1"]
+
+
+def test_a_sourced_file_is_read_where_it_is_at_hand() -> None:
+    files = {
+        "env.sh": "A=1\nif [ $A = 1 ]; then return; fi\nA=2\n",
+        "own.sh": ". own.sh\nB=$A",
+        "bad.sh": "'",
+    }
+    text = "source env.sh\n. own.sh\n[ -f x ] && source bad.sh\n\nsource $C\nuse $A $B"
+    script = read_shell(text, file_at=lambda path: files.get(path.text))
+    assert [word.text for word in script.commands[-1].words] == ["use", "1", "1"]
+    assert script.not_read == [("own.sh", 2), ("bad.sh", 3), ("${C}", 5)]
+    assert {one.line for one in script.assignments} == {1, 2}
