@@ -62,6 +62,7 @@ def waits_for_site(snapshot: Snapshot) -> Iterator[Finding]:
     jobs = {array_number(job): job for job in (*shut, *told)}
     for number, job in jobs.items():
         severity, title = _how_it_waits(snapshot, job)
+        where = job.partition or "the partition"
         yield Finding(
             waits_for_site.name,
             severity,
@@ -69,7 +70,7 @@ def waits_for_site(snapshot: Snapshot) -> Iterator[Finding]:
             subject=number,
             evidence=(
                 f"{derived.site_reason(job).meaning}: it starts by itself when the site is done",
-                "only the site can change that: ask when; the command shows how it stands now",
+                f"only the site can change that, for all runs in {where}: ask when; the command shows how it is now",
             ),
             fix=f"scontrol show partition {job.partition}"
             if snapshot.scheduler == "slurm" and job.partition

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.contract.record import Record
+from trainer.contract.units import shortened
 
 
 class Column(Record):
@@ -111,13 +112,16 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str | Styled]]) -> 
     return Table(tuple(columns), tuple(cells))
 
 
+LONGEST_CELL = 300  # characters: a rank's error may have as many lines
+
+
 def _cell(cell: str | Styled, column: Column) -> Cell:
     if isinstance(cell, Styled):
         text = cell
     else:
         text = Styled(cell)
     return Cell(
-        text.text,
+        shortened(text.text, LONGEST_CELL),
         column.title,
         style=text.style,
         swatch=text.swatch,

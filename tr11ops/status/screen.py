@@ -21,6 +21,7 @@ from tr11ops.status.rows import (
     incident_rows,
 )
 from tr11ops.watchdog.verdict import VerdictWord
+from trainer.contract.units import shortened
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -39,6 +40,8 @@ URGENT = ("red", "bold red", "yellow")
 # labels of the rows to keep, the first ones first
 WORTH = ("unknown", "progress", "jobs", "relaunch", "paused", "nodes", "checkpoint", "alerts")
 EMPTY: Row = ("", "", "")
+# as long as the words of a row may be; all of them are in the JSON document
+ROW_LINES, LEAST_CUT = 3, 240
 
 Lines = Callable[[Row], int]  # how many lines a row takes
 
@@ -177,9 +180,8 @@ def render(status: Status, screen: Screen) -> RenderableType:
     )
     head = heading(status.verdict.upper(), badge, name=name, time=status.time, screen=screen)
     words = line(f"{status.answer}.", screen, ANSWER_STYLES[status.may_sleep])
-    words.append(
-        plain(f" {status.why[:1].upper()}{status.why[1:]}.", screen.unicode), "not bold default"
-    )
+    reason = shortened(status.why, LEAST_CUT)
+    words.append(plain(f" {reason[:1].upper()}{reason[1:]}.", screen.unicode), "not bold default")
     why = Table.grid(padding=(0, 0, 0, 1))
     why.add_column(overflow="fold")
     why.add_row(words)
@@ -190,7 +192,7 @@ def render(status: Status, screen: Screen) -> RenderableType:
     top = _height(head, screen.width) + _height(words, screen.width)
 
     def lines(row: Row) -> int:
-        return max(1, _height(line(row[1], screen), screen.content_width))
+        return max(1, _height(line(_cut(row, screen), screen), screen.content_width))
 
     if screen.height is None:
         room = None
@@ -236,9 +238,17 @@ def table_of(given: Iterable[Row], screen: Screen) -> Table:
     body = Table.grid(padding=(0, 1, 0, 0))
     body.add_column(width=LABEL_WIDTH, no_wrap=True)
     body.add_column(overflow="fold", width=screen.content_width)
-    for label, words, style in given:
-        body.add_row(line(label, screen, "dim"), line(words, screen, style))
+    for row in given:
+        body.add_row(line(row[0], screen, "dim"), line(_cut(row, screen), screen, row[2]))
     return body
+
+
+def _cut(row: Row, screen: Screen) -> str:
+    """A row's words, of which a rank may have written hundreds; a command stays whole."""
+    _, words, style = row
+    if style == "bold":
+        return words
+    return shortened(words, max(LEAST_CUT, ROW_LINES * screen.content_width))
 
 
 def heading(word: str, style: str, name: str, time: float, screen: Screen) -> Text:

@@ -9,6 +9,7 @@ import json
 import math
 import re
 from datetime import UTC
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,7 @@ def test_no_screen_is_wider_than_its_terminal(
 
 
 def test_hostile_texts_reach_no_terminal() -> None:
-    nasty = "\x1b[2J[bold red]boo[/] ☠ \r\n:smile: " + "x" * 300
+    nasty = "\x1b[2J[bold red]boo[/] ☠ \r\n:smile: " + "x" * 100
     switch = KillSwitch(Path("/k"), nasty, NOW, nasty)
     given = idle(jobs=(pending(reason=nasty),), kill_switch=switch, nodes=Unknown(nasty))
     for unicode in (True, False):
@@ -490,6 +491,24 @@ def test_an_iteration_that_was_done_again_counts_once() -> None:
     twice = replace(seen, steps=(*known(seen.steps, ()), *known(seen.steps, ())[-9:]))
     [line] = [line for line in drawn(twice, 80, True).splitlines() if line.startswith("loss ")]
     assert line.endswith(f" last {len(known(seen.steps, ()))} steps")
+
+
+GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.17]:41123 "
+
+
+@pytest.mark.parametrize("width", [40, 80, 132])
+def test_an_error_text_of_a_rank_takes_no_more_than_its_row(width: int) -> None:
+    """One of gloo, once a rank, filled the screen; --json has all of it."""
+    why = f"rank 3 on n17 failed: {GLOO * 12}"
+    seen = snapshot(launch_ends=(LaunchEnd("1007", 1, NOW - HOUR, why, "launch 2 starts"),))
+    lines = drawn(seen, width, True).splitlines()
+    (first,) = [index for index, line in enumerate(lines) if line.startswith("relaunch")]
+    row = [lines[first], *takewhile(lambda line: line.startswith(" "), lines[first + 1 :])]
+    text = " ".join(" ".join(row).split())
+    assert len(text) <= 260 and "rank 3 on n17" in text and text.endswith("launch 2 starts")
+    failed = replace(wordless("1007"), failure=why)
+    told = drawn(idle(attempts=(failed,)), width, True)
+    assert told.count("pair.cc") <= 6, "in why, the title, its evidence and the row of attempts"
 
 
 def test_a_relaunch_inside_the_attempt_is_told() -> None:
