@@ -20,7 +20,7 @@ from tr11ops.base.units import duration
 from tr11ops.importer.complete import complete, correct, data_parallel
 from tr11ops.importer.defects import JOB_DEFECTS, NUMBER_DEFECTS, Case
 from tr11ops.importer.defects_table import defect
-from tr11ops.importer.launch import DeepSpeedFile, find_deepspeed, find_launch
+from tr11ops.importer.launch import DeepSpeedFile, find_deepspeed, find_launch, refuse_settings
 from tr11ops.importer.options import Builder
 from tr11ops.importer.place_shell import place_conditions, place_shell
 from tr11ops.importer.place_training import place_training
@@ -480,6 +480,7 @@ def import_text(
     files that it sources may be.
     """
     text = raw.replace("\r\n", "\n")
+    refuse_settings(name, text)
     directives = read_directives(text)
     file_at = None
     if folder is not None:

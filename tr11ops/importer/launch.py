@@ -96,6 +96,8 @@ def _settings_outside(script: Script) -> str:
         program = next((word for word in words if word.endswith(".py")), "")
         if command.name in SOURCING:
             continue
+        if command.name == "sbatch":
+            return f"no command in it starts a training; line {command.line} submits another script"
         if settings:
             return f"line {command.line} takes its settings from {settings[:80]}, which is not a Megatron command line"
         if program:
@@ -103,6 +105,24 @@ def _settings_outside(script: Script) -> str:
         if started:
             return f"no command in it starts a training; line {command.line} starts {started[:80]}"
     return ""
+
+
+# what tells the settings of other trainers apart
+_TRAINERS = {
+    "GPT-NeoX": r"pipe[-_]parallel[-_]size",
+    "nanotron": r"^parallelism:",
+    "NeMo": r"^(trainer|exp_manager):",
+    "OLMo": r"^\s+d_model:",
+}
+
+
+def refuse_settings(name: str, text: str) -> None:
+    """Raises ScriptError for a file of settings that is no script."""
+    if not name.endswith((".yml", ".yaml")):
+        return
+    trainers = [key for key, sign in _TRAINERS.items() if re.search(sign, text, re.MULTILINE)]
+    what = f"it holds settings of {(*trainers, 'another trainer')[0]} in YAML, which are not read"
+    raise ScriptError(0, what, "give a script that starts Megatron or Megatron-DeepSpeed")
 
 
 def take_apart(command: ShellCommand) -> ParsedLaunch:

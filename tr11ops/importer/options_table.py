@@ -283,6 +283,11 @@ LEFT = [
     *_left(LeftReason.NO_COUNTERPART, "there is no curve of memory", "--log-memory-to-tensorboard"),
     *_left(
         LeftReason.NO_COUNTERPART,
+        "there is no curve of the optimizer's state",
+        "--log-optimizer-states-to-tensorboard",
+    ),
+    *_left(
+        LeftReason.NO_COUNTERPART,
         "tr11 queues the next attempt itself: `tr11 launch --array`",
         "--adlr-autoresume",
     ),

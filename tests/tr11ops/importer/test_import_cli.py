@@ -162,6 +162,7 @@ def test_sourced_files_beside_the_script(tmp_path: Path) -> None:
             "nothing calls f of line 1",
         ),
         (". other.sh\n", "line 1 sources other.sh, which is not at hand"),
+        ("sbatch <<END\nsrun x\nEND\n", "line 1 submits another script"),
     ],
 )
 def test_why_there_is_no_training(tmp_path: Path, text: str, words: str) -> None:
@@ -170,3 +171,22 @@ def test_why_there_is_no_training(tmp_path: Path, text: str, words: str) -> None
     with pytest.raises(ScriptError) as caught:
         import_script(script)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "trainer"),
+    [
+        ('{\n "pipe-parallel-size": 2, # it\'s\n "num-layers": 4}\n', "GPT-NeoX"),
+        ("general:\n  run: a\nparallelism:\n  tp: 2\n", "nanotron"),
+        ("trainer:\n  devices: 8\n", "NeMo"),
+        ("model:\n  d_model: 64\n", "OLMo"),
+        ("a: 1\n", "another trainer"),
+    ],
+)
+def test_settings_of_other_trainers_are_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, trainer: str
+) -> None:
+    """They were read as shell text: a quote that is not closed, or no training."""
+    (tmp_path / "model.yml").write_text(text)
+    assert execute(["import", str(tmp_path / "model.yml")]) == 2
+    assert f"settings of {trainer} in YAML" in capsys.readouterr().err
