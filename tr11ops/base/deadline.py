@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import threading
+import time
 from collections.abc import Callable
-from contextvars import copy_context
+from contextlib import suppress
+from contextvars import ContextVar, copy_context
+from pathlib import Path
 from typing import TypeVar
 
-from tr11ops.base.errors import Late
+from tr11ops.base.errors import Late, Refusal
+from tr11ops.base.units import duration
 
 T = TypeVar("T")
 
@@ -22,6 +29,11 @@ LOOK_SECONDS = 60.0  # of one look, its files and the scheduler together
 PASS_SECONDS = 600.0  # of one pass of the watchdog, which may launch and deliver mails
 # of each step of a stop in the run directory: reading what is there, setting the switch
 STOP_SECONDS = 15.0
+SILENCE_SECONDS = 15.0  # of a file system, until who waits for it is told
+PROBE_SECONDS = 5.0  # between two questions to one that answers
+INTERRUPT_SECONDS = 1.0  # from Ctrl-C to the end of who waits for one that does not answer
+WATCH_TICK_SECONDS = 0.25
+_IN_TIME = "within"  # threads that have a deadline of their own
 
 
 def within(seconds: float, work: Callable[[], T], abandon: Callable[[], None] = lambda: None) -> T:
@@ -40,7 +52,7 @@ def within(seconds: float, work: Callable[[], T], abandon: Callable[[], None] = 
         except BaseException as error:  # raised again where the work was asked for
             errors.append(error)
 
-    thread = threading.Thread(target=copy_context().run, args=(do,), name="within", daemon=True)
+    thread = threading.Thread(target=copy_context().run, args=(do,), name=_IN_TIME, daemon=True)
     thread.start()
     thread.join(seconds)
     if thread.is_alive():
@@ -49,3 +61,101 @@ def within(seconds: float, work: Callable[[], T], abandon: Callable[[], None] = 
     if errors:
         raise errors[0]
     return results[0]
+
+
+class FileWatch:
+    """Watches beside a command whether the file systems that it reads still answer.
+
+    One that does not is said in a line, and when it does again. `leave` must end the process: with
+    KeyboardInterrupt where Ctrl-C did not end it (the main thread waits in the kernel, or for a
+    thread that does), and with a Refusal (exit code 3) after `PASS_SECONDS` in which the command
+    itself waited. One that `follows` waits for as long as it takes.
+    """
+
+    def __init__(self, leave: Callable[[BaseException], None]):
+        self._leave = leave
+        self._places: set[Path] = set()
+        self._ended = threading.Event()
+        self._interrupted = 0.0
+        self.follows = False
+
+    def interrupt(self, *_: object) -> None:
+        """What Ctrl-C calls. Raises KeyboardInterrupt, as it does without a watch."""
+        self._interrupted = time.monotonic()
+        raise KeyboardInterrupt
+
+    def add(self, place: Path) -> None:
+        """Watch the file system of `place` until the command's end."""
+        if place not in self._places:
+            self._places.add(place)
+            threading.Thread(target=self._watch, args=(place,), name="files", daemon=True).start()
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def _watch(self, place: Path) -> None:
+        # what is pending for the whole process is seen only by who does not take it
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        asked, probe, is_told = time.monotonic(), _probe(place), False
+        while not self._ended.wait(WATCH_TICK_SECONDS):
+            now = time.monotonic()
+            silent = now - asked
+            if not self._interrupted and signal.SIGINT in signal.sigpending():
+                self._interrupted = now
+            since = now - (self._interrupted or now)
+            if min(since, silent) > INTERRUPT_SECONDS:
+                self._leave(KeyboardInterrupt())
+            if probe.is_alive():
+                line = f"the file system of {place} has not answered for {duration(silent)}"
+                if silent > SILENCE_SECONDS and not is_told:
+                    is_told = True
+                    _say(f"{line}: waiting for it; Ctrl-C ends this")
+                if silent > PASS_SECONDS and not self.follows and _waits_in_kernel():
+                    self._leave(Refusal(f"{line}: nothing may be concluded", exit_code=3))
+            elif is_told or self._interrupted or silent > PROBE_SECONDS:
+                if is_told:
+                    _say(f"the file system of {place} answers again")
+                asked, probe, is_told = now, _probe(place), False
+
+
+FILES: ContextVar[FileWatch | None] = ContextVar("files", default=None)
+
+
+def watch_files(place: Path) -> None:
+    """Have the command that runs told when the file system of `place` stops answering."""
+    watch = FILES.get()
+    if watch is not None:
+        watch.add(place)
+
+
+def keep_waiting() -> None:
+    """The command follows what comes: no silence of a file system ends it."""
+    watch = FILES.get()
+    if watch is not None:
+        watch.follows = True
+
+
+def _say(line: str) -> None:
+    print(f"tr11: {line}", file=sys.stderr, flush=True)
+
+
+def _probe(place: Path) -> threading.Thread:
+    """Asks for the room on a file system: no client answers that from what it remembers."""
+
+    def ask() -> None:
+        with suppress(OSError):  # an error is an answer
+            os.statvfs(place)
+
+    thread = threading.Thread(target=ask, name=_IN_TIME, daemon=True)
+    thread.start()
+    return thread
+
+
+def _waits_in_kernel() -> bool:
+    """Whether a thread without a deadline of its own waits for a device or a file server."""
+    for thread in threading.enumerate():
+        with suppress(OSError):
+            stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text()
+            if thread.name != _IN_TIME and stat.rpartition(")")[2].split()[0] == "D":
+                return True
+    return False

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 
 import typer
 
+from tr11ops.base.deadline import watch_files
 from tr11ops.base.invocation import INVOCATION_CARD
 from tr11ops.cli.common import (
     DryRunOption,
@@ -77,7 +78,9 @@ class RunContext(Record, dict=True):
     @cached_property
     def card(self) -> RunCard:
         """Raises CardError; Refusal, with exit code 3, where its file system does not answer."""
-        return in_time(partial(read_card, self.run, self.overrides))
+        card = in_time(partial(read_card, self.run, self.overrides))
+        watch_files(card.paths.root)
+        return card
 
     @cached_property
     def directory(self) -> RunDirectory:

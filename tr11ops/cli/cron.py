@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.base.deadline import keep_waiting
 from tr11ops.base.errors import Refusal
 from tr11ops.base.invocation import for_this_card
 from tr11ops.base.observed import cause
@@ -199,6 +200,7 @@ def _run_daemon(
     """Until a signal: the run's jobs where it has a directory, and the cells of its card's studies
     beside them.
     """
+    keep_waiting()
     ended = StopEvent()
     beside = threading.Thread(target=_watch_cells, args=(cells, ended), name="cells")
     names = [cell.name for cell in cells()]

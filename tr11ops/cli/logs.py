@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 from msgspec.structs import replace
 
+from tr11ops.base.deadline import keep_waiting
 from tr11ops.base.errors import HubPermanentError, HubUnavailable, NoSuchAttempt, Refusal
 from tr11ops.base.units import since as moment_of
 from tr11ops.cli import completion
@@ -533,6 +534,8 @@ def _show_main_log(
 
 
 def _show(find: Callable[[], Sequence[LogSource]], query: Query, follow: bool) -> None:
+    if follow:
+        keep_waiting()
     if follow and not any(source.path.exists() for source in find()):
         say("nothing is written yet: waiting for it; Ctrl-C ends")
     try:

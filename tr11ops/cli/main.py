@@ -12,10 +12,12 @@ import inspect
 import json
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from typing import Annotated, Any
 
@@ -418,6 +420,9 @@ def run(arguments: Sequence[str] | None = None) -> None:
     # the process ends: the interpreter need not take apart what it made, which was 5 % of `tr11
     # status`
     gc.freeze()
+    if any(thread.name == "within" for thread in threading.enumerate()):
+        sys.stdout.flush()
+        os._exit(code)  # else a file that never answers would be waited for
     sys.exit(code)
 
 
@@ -428,8 +433,32 @@ def execute(arguments: Sequence[str]) -> int:
     `TR11_DEBUG=1` shows the traceback as well. With `--json` among the arguments, stdout gets the
     error as an object.
     """
-    # the card of one invocation is not the next one's
-    return copy_context().run(_execute, arguments)
+    from tr11ops.base.deadline import FILES, FileWatch, within
+    from tr11ops.base.errors import Late
+
+    def leave(error: BaseException) -> None:
+        code = _report(error, arguments)
+        with suppress(Late):
+            within(1.0, sys.stdout.flush)
+        os._exit(code)
+
+    watch = FileWatch(leave)
+
+    def watched() -> int:
+        FILES.set(watch)
+        return _execute(arguments)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    usual = signal.default_int_handler
+    if is_main and signal.getsignal(signal.SIGINT) is usual:
+        signal.signal(signal.SIGINT, watch.interrupt)
+    try:
+        # the card of one invocation is not the next one's
+        return copy_context().run(watched)
+    finally:
+        watch.end()
+        if is_main and signal.getsignal(signal.SIGINT) == watch.interrupt:
+            signal.signal(signal.SIGINT, usual)
 
 
 def _execute(arguments: Sequence[str]) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.base.deadline import keep_waiting
 from tr11ops.base.errors import (
     Busy,
     CredentialsError,
@@ -117,6 +118,7 @@ def sync(
         _revoked(card)
         return
     if interval is not None:
+        keep_waiting()
         _follow(context, interval, rebuild, public)
         return
     context.require_mounted()

@@ -4,6 +4,7 @@ and what is written from then on, across rotations, cuts and new attempts.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections import deque
@@ -190,6 +191,8 @@ def _may_match(pattern: re.Pattern[str]) -> Callable[[bytes], bool] | None:
 
 
 FIRST_WINDOW_BYTES = 1 << 20
+# a file that is followed: not there now, or its server is just coming back
+NOT_NOW = frozenset({errno.ENOENT, errno.ESTALE, errno.ENOTCONN, errno.ESHUTDOWN})
 
 
 class Query(Record):
@@ -349,8 +352,10 @@ class Follower:
         """Lines that came since. A file that was replaced or cut is read from its beginning."""
         try:
             descriptor = descriptor_of(self.path)
-        except FileNotFoundError:
-            return
+        except OSError as error:
+            if error.errno in NOT_NOW:
+                return
+            raise
         try:
             status = os.fstat(descriptor)
             identity = (status.st_dev, status.st_ino)

@@ -4,7 +4,6 @@ nothing.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -15,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.tr11ops.cli.hung_mounts import hang, own_mounts
 from tests.tr11ops.launch.run_inputs import write_card
 from trainer.contract.files import write_json
 
-NEW_MOUNTS, PRIVATE_BELOW = 0x20000, 0x4000 | 0x40000
 LIMIT_SECONDS = 2.0  # in place of a look's minute
 AT_ONCE = 6
 LINES = [
@@ -35,23 +34,6 @@ WITH_SCHEDULER = {
 }  # fmt: skip
 
 
-def hang(place: str) -> int:
-    """Mount over `place` a file system whose server has not said a word, for this process and its
-    children; returns what holds it. Raises OSError.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    held = os.open("/dev/fuse", os.O_RDWR)
-    options = f"fd={held},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
-    for failed in (
-        libc.unshare(NEW_MOUNTS),
-        libc.mount(b"none", b"/", None, PRIVATE_BELOW, None),
-        libc.mount(b"hung", os.fsencode(place), b"fuse", 0, options),
-    ):
-        if failed:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), place)
-    return held
-
-
 def type_them(card: str, root: str, into: str, lines: list[str]) -> None:
     """Type each line in a process of its own on a run whose directory hangs; what it says goes to
     the file of its number, its exit code to stdout.
@@ -60,6 +42,7 @@ def type_them(card: str, root: str, into: str, lines: list[str]) -> None:
     from tr11ops.cli.main import execute
 
     try:
+        own_mounts()
         held = hang(root)
     except OSError as error:
         print(f"cannot be mounted: {error}")

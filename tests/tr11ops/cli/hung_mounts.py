@@ -1,0 +1,35 @@
+"""Real file systems that never answer, in mounts of a test's own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+NEW_MOUNTS, PRIVATE_BELOW = 0x20000, 0x4000 | 0x40000
+DETACH = 2
+
+
+def own_mounts() -> None:
+    """What this process and its children mount is theirs alone. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for failed in (libc.unshare(NEW_MOUNTS), libc.mount(b"none", b"/", None, PRIVATE_BELOW, None)):
+        if failed:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def hang(place: str) -> int:
+    """Mount over `place` a file system whose server has not said a word; returns what holds it.
+    Raises OSError.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    held = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={held},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
+    if libc.mount(b"hung", os.fsencode(place), b"fuse", 0, options):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), place)
+    return held
+
+
+def heal(place: str, held: int) -> None:
+    """What was there before answers again; what waits for the dead server fails."""
+    ctypes.CDLL(None).umount2(os.fsencode(place), DETACH)
+    os.close(held)
