@@ -461,20 +461,20 @@ class Lexer:
         """The inside of `((...))`; None, and nothing read, where `opening` begins no such."""
         if not self.text.startswith("((", opening):
             return None
-        level, index = 0, opening
+        level, index = 1, opening + 2
         while index < len(self.text):
             level += (self.text[index] == "(") - (self.text[index] == ")")
             if level == 0:
                 break
             index += 1
-        if level or not self.text.startswith("))", index - 1):
+        if not self.text.startswith("))", index):
             return None
         before = self.deeper()
-        inner = Lexer(self.source.cut(opening + 2, index - 1))
+        inner = Lexer(self.source.cut(opening + 2, index))
         inner.depth = self.depth
         body = inner.quoted_parts(end="", document=True)
         self.depth = before
-        self.position = index + 1
+        self.position = index + 2
         return body
 
     def braced(self, quoted: bool) -> Part:

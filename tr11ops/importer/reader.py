@@ -25,7 +25,7 @@ _CHANGE = re.compile(
     r"\s*(\+\+|--)?([A-Za-z_]\w*)\s*(?:([-+*/%&|^]|<<|>>)?=(?!=)([^=,]+)|(\+\+|--))?\s*", re.ASCII
 )
 # commands that give values to the names among their words
-_SETTING = frozenset({"read", "mapfile", "readarray", "printf", "getopts"})
+_SETTING = frozenset({"read", "mapfile", "readarray", "getopts"})
 _PLACES = ("@", *map(str, range(1, 10)))  # arguments of a function
 _DECLARING = frozenset({"export", "declare", "typeset", "readonly", "local"})
 SOURCING = frozenset({"source", "."})
@@ -285,17 +285,20 @@ class _Reader:
         if opener in _STRAY:
             self.position += 1
             return None
-        if opener not in self.compounds:
-            return self.simple()
+        if self.is_over:
+            return None
         line = self.tokens[self.position].line
         self.depth += 1
         if self.depth > DEEPEST_NESTING:
             raise ScriptError(line, "it is nested too deeply", "this is not a batch script")
-        self.position += 1
-        status = self.compounds[opener]()
-        while self.peek() in REDIRECTIONS:
-            is_document = self.take() in {"<<", "<<-"}
-            self.position += not is_document
+        if opener in self.compounds:
+            self.position += 1
+            status = self.compounds[opener]()
+            while self.peek() in REDIRECTIONS:
+                is_document = self.take() in {"<<", "<<-"}
+                self.position += not is_document
+        else:
+            status = self.simple()
         self.depth -= 1
         return status
 
@@ -738,7 +741,9 @@ class _Reader:
         """
         arguments = [word.text for word in command.words[1:]]
         if command.name in _SETTING:
-            self.forget(re.findall(r"[A-Za-z_]\w*", " ".join(arguments)))
+            self.forget(filter(str.isidentifier, arguments))
+        elif command.name == "printf" and arguments[:1] == ["-v"]:
+            self.forget(arguments[1:2])
         if command.name == "set":
             self.script.shell_options |= _shell_options(arguments)
         if command.name == "shift" or arguments[:1] == ["--"]:

@@ -281,6 +281,8 @@ def test_options_of_the_shell() -> None:
         ("A=(x\n", "line 1: the list is not closed"),
         ("true\n" * 6000, "has more than 5000 commands"),
         ("eval eval eval eval eval eval x", "shells are nested too deeply"),
+        ("f() " * 5000, "nested too deeply"),
+        ("{ " * 5000, "nested too deeply"),
     ],
 )
 def test_hostile_text_is_refused_in_one_line(text: str, words: str) -> None:
@@ -512,6 +514,14 @@ def test_what_a_command_or_a_loop_gives_is_not_known() -> None:
     assert used("A=1\nread A < f\nuse $A") == ["${A}"]
     assert used("A=1\nfor A in 2 3; do :; done\nuse $A") == ["${A}"]
     assert used("A=1\n(( A = $(date) ))\nuse $A") != ["1"]
+    # a word of a text is no name
+    assert used("A=1\nprintf 'with A %s' A\nuse $A") == ["1"]
+    assert used("A=1\nread -p 'which A' B\nuse $A") == ["1"]
+    assert used("A=1\nprintf -v A x\nuse $A") == ["${A}"]
+
+
+def test_two_parentheses_are_two_shells_where_bash_takes_them_so() -> None:
+    assert used("A=1\n((A=2); (use $A x))") == ["1", "x"]
 
 
 def test_a_sourced_file_is_read_where_it_is_at_hand() -> None:
