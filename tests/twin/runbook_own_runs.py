@@ -136,7 +136,7 @@ def switch_unseen(scene: Scene) -> None:
         and marker.reason == "signal"
         and marker.checkpoint_step == marker.iteration
     )
-    assert all(one.reason.startswith("JobHeld") for one in scene.jobs())
+    scene.until(lambda: all(one.reason.startswith("JobHeld") for one in scene.jobs()), "the hold")
     scene.heal()
     scene.until(lambda: "switch-unseen" not in scene.findings(), "the sight of the switch")
     scene.shell("tr11 kill --yes")

@@ -100,6 +100,16 @@ class SmallRun:
             (self.paths.attempt(attempt) / "verdict.json").exists, f"the verdict of {attempt}"
         )
 
+    def wait_for_hold(self) -> None:
+        """Until what is queued is held and Slurm gives that as the reason: of an array's tasks it
+        may give another one first, until the task that ran has left its nodes.
+        """
+        self.wait(lambda: self.queued().reason.startswith("JobHeld"), "the hold")
+
+    def wait_for_excluded(self, *nodes: str) -> None:
+        """Until what is queued excludes these nodes, and no others."""
+        self.wait(lambda: set(self.queued().excluded) == set(nodes), "the queue's exclude list")
+
     def train(self, attempt: int = 0, beyond: int = 5) -> str:
         """Wait until the attempt of that order trains; returns its number."""
         self.wait(lambda: len(self.attempts()) > attempt, f"attempt {attempt}")

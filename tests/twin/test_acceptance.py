@@ -319,7 +319,9 @@ def test_a_fault_that_comes_back_on_every_node_holds_the_array(stage: Twin, tmp_
     run.until(lambda: "ALERT" in run.log(), "an alert")
     run.until(lambda: not any(job.state.is_active for job in run.jobs()), "the task has ended")
     assert run.tasks_left() >= 8 and len(run.attempts()) <= 2
-    assert {job.reason for job in run.jobs()} <= {"JobHeldUser", "JobHeldAdmin"}
+    run.until(
+        lambda: {job.reason for job in run.jobs()} <= {"JobHeldUser", "JobHeldAdmin"}, "the hold"
+    )
     assert run.log().count("ALERT") == 1
 
 

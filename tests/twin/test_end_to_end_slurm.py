@@ -62,7 +62,8 @@ def test_array_time_limit_resume_and_kill_switch(playground, twin):
 
     # Task 3 is held; one that is let go by mistake finds the switch and does not train.
     [waiting] = [job for job in slurm.jobs() if job.name == "small" and not job.state.is_final]
-    assert waiting.job_id.endswith("_3") and waiting.reason.startswith("JobHeld")
+    assert waiting.job_id.endswith("_3")
+    playground.wait(lambda: reason(slurm, waiting.job_id).startswith("JobHeld"), "the hold")
     assert len(playground.ends()) == 2
     slurm.release(waiting.array_id)
     playground.wait(lambda: len(playground.ends()) == 3, "all attempts")
@@ -81,3 +82,8 @@ def test_array_time_limit_resume_and_kill_switch(playground, twin):
     out = [path.name for path in playground.folder.rglob("*.out")]
     assert len(out) == 3, out
     playground.tr11("status", "--run", card)
+
+
+def reason(slurm: SlurmScheduler, job_id: str) -> str:
+    """Why this job waits, as Slurm says now."""
+    return next(job.reason for job in slurm.jobs() if job.job_id == job_id)

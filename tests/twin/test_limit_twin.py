@@ -73,7 +73,7 @@ def test_tasks_whose_limit_is_too_short_for_a_save_are_held_before_they_train(
     stage.launch(5, NO_SIGNAL)
     limit(stage, stage.array, 1)
     heal(stage.twin, kind="partition-down")
-    stage.wait(lambda: stage.queued().reason.startswith("JobHeld"), "the hold")
+    stage.wait_for_hold()
     [attempt] = stage.attempts()
     stage.wait_for_verdict(attempt)
     verdict = stage.verdict(attempt)
@@ -94,12 +94,14 @@ def test_tasks_that_end_without_a_word_after_they_began_burn_two(stage: SmallRun
     for number in (0, 1):
         stage.train(attempt=number)
         inject(stage.twin, "batch-killed")
-    stage.wait(lambda: stage.queued().reason.startswith("JobHeld"), "the hold")
+    stage.wait_for_hold()
     # the third may start before the second has gone
     assert stage.queued().pending_tasks in ((3, 4, 5), (4, 5))
     for attempt in stage.attempts():
         assert len(stage.launches(attempt)) <= 1  # in a job that is over nothing is started again
     assert all(stage.launches(attempt) == [] for attempt in stage.attempts()[2:])
+    for attempt in stage.attempts()[1:]:
+        stage.wait_for_verdict(attempt)
     held = [stage.verdict(attempt) for attempt in stage.attempts()[1:]]
     assert any(
         verdict["held"] == [stage.array] and "without a word" in verdict["held_because"]

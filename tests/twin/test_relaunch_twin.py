@@ -170,7 +170,7 @@ def test_what_such_a_script_has_excluded_is_taken_back(stage: SmallRun) -> None:
     [blamed] = stage.verdict(first)["blamed"]
     assert stage.launches(second)[0]["cause"] == "health-check"
     assert not read_version(stage.directory.exclusions).exclusions
-    stage.wait(lambda: stage.queued().excluded == (), "the queue's exclude list")
+    stage.wait_for_excluded()
     kinds = [
         (entry.kind, entry.data.get("node"))
         for entry in read_journal(stage.directory.journal).entries
@@ -194,7 +194,7 @@ def test_a_health_script_that_one_node_fails_still_excludes_it(stage: SmallRun) 
     assert (first["cause"], first["blamed"]) == ("node", [NODES[1]]) and NODES[1] not in second[
         "nodes"
     ]
-    stage.wait(lambda: stage.queued().excluded == (NODES[1],), "the exclusion")
+    stage.wait_for_excluded(NODES[1])
 
 
 def test_a_black_hole_burns_one_task_and_others_run_elsewhere(
@@ -217,7 +217,7 @@ def test_a_black_hole_burns_one_task_and_others_run_elsewhere(
     [entry] = read_version(stage.directory.exclusions).exclusions
     assert (entry.node, entry.state) == (NODES[1], "avoid")
     assert NODES[1] not in stage.launches(second)[0]["nodes"]
-    assert stage.queued().excluded == (NODES[1],)
+    stage.wait_for_excluded(NODES[1])
     assert stage.queued().pending_tasks == (3, 4, 5)
     found = diagnosed(capsys, 1, "--job", first)
     told = found["attribution"]
@@ -244,7 +244,7 @@ def test_bad_data_are_of_one_run_and_a_roll_back_passes_over_them(
         other = SmallRun(beside, stage.twin)
         other.launch(1, *quick, "run.name=beside")
     stage.launch(3, *quick)
-    stage.wait(lambda: stage.queued().reason.startswith("JobHeld"), "the hold")
+    stage.wait_for_hold()
     stage.wait(
         lambda: not any(job.state is JobState.RUNNING for job in stage.living()),
         "the end of the job",
@@ -268,7 +268,7 @@ def test_a_fault_that_follows_the_rank_blames_no_node(
     inject(stage.twin, "bad-sample", path=str(stage.paths.root))
     # 0.4 s each: the rank dies before the next step is done
     stage.launch(5, "slurm.spare_nodes=0", "rehearsal.step_seconds=40")
-    stage.wait(lambda: stage.queued().reason.startswith("JobHeld"), "the hold")
+    stage.wait_for_hold()
     first, second = stage.attempts()
     stage.wait_for_verdict(second)
     [zero, one], [two] = stage.launches(first), stage.launches(second)
@@ -304,13 +304,13 @@ def test_a_fault_that_follows_the_rank_blames_no_node(
     assert [kind for kind in kinds if kind[0] in {EXCLUDED, INCLUDED}] == [
         (EXCLUDED, one["avoided"][0]), (INCLUDED, one["avoided"][0]),
     ]  # fmt: skip
-    stage.wait(
-        lambda: not any(job.state is JobState.RUNNING for job in stage.living()),
-        "the end of the job",
-    )
-    capsys.readouterr()
-    execute(["status", "--scheduler", "slurm"])
-    assert "software or data, not the nodes" in capsys.readouterr().out
+
+    def is_told() -> bool:  # what is said while the job is still about to leave is another matter
+        capsys.readouterr()
+        execute(["status", "--scheduler", "slurm"])
+        return "software or data, not the nodes" in capsys.readouterr().out
+
+    stage.wait(is_told, "the cause on the screen")
 
 
 def test_a_taken_port_is_told_by_the_rank_that_wanted_it(
@@ -320,8 +320,9 @@ def test_a_taken_port_is_told_by_the_rank_that_wanted_it(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         stage.launch(3, f"slurm.master_port={port}")
-        stage.wait(lambda: stage.queued().reason.startswith("JobHeld"), "the hold")
+        stage.wait_for_hold()
     [attempt] = stage.attempts()
+    stage.wait_for_verdict(attempt)
     first, second = stage.launches(attempt)
     assert [(one["cause"], one["suspects"], one["fault"]) for one in (first, second)] == [
         ("port", [NODES[0]], f"port {port} taken"), ("port", [NODES[1]], f"port {port} taken"),
@@ -370,7 +371,7 @@ def test_batch_scripts_killed_before_their_agents_burn_two(stage: SmallRun) -> N
         marks = submission / "agent-silent"
         stage.wait(lambda count=count, marks=marks: len(list(marks.glob("*"))) == count, "the mark")  # type: ignore[misc]
         inject(stage.twin, "batch-killed")
-    stage.wait(lambda: stage.queued().reason.startswith("JobHeld"), "the hold")
+    stage.wait_for_hold()
     [third] = stage.attempts()
     stage.wait_for_verdict(third)
     assert stage.verdict(third)["message"] == "2 tasks ended before their agents began"
@@ -393,7 +394,8 @@ def test_bad_input_holds_the_array(stage: SmallRun) -> None:
     verdict = stage.verdict(attempt)
     assert (verdict["reason"], verdict["exit_status"], verdict["restart"]) == ("refused", 2, False)
     assert (verdict["held"], len(stage.launches(attempt))) == ([stage.array], 1)
-    assert stage.queued().reason.startswith("JobHeld") and stage.queued().pending_tasks == (2, 3)
+    stage.wait_for_hold()
+    assert stage.queued().pending_tasks == (2, 3)
     assert "ALERT" in stage.paths.main_log.read_text()
     [held] = [
         entry
@@ -414,9 +416,8 @@ def test_ten_queued_tasks_never_start_once_the_switch_is_set(stage: SmallRun) ->
         0,
         [stage.array],
     )
-    assert stage.queued().pending_tasks == tuple(range(2, 12)) and stage.queued().reason.startswith(
-        "JobHeld"
-    )
+    stage.wait_for_hold()
+    assert stage.queued().pending_tasks == tuple(range(2, 12))
     # One that is let go by mistake holds the rest again, and leaves.
     stage.slurm.release(stage.array)
     stage.wait(
@@ -428,9 +429,8 @@ def test_ten_queued_tasks_never_start_once_the_switch_is_set(stage: SmallRun) ->
     )
     second = stage.attempts()[1]
     assert (stage.verdict(second)["reason"], stage.launches(second)) == ("kill-switch", [])
-    assert stage.queued().pending_tasks == tuple(range(3, 12)) and stage.queued().reason.startswith(
-        "JobHeld"
-    )
+    stage.wait_for_hold()
+    assert stage.queued().pending_tasks == tuple(range(3, 12))
 
 
 def test_a_dead_node_costs_neither_the_job_nor_the_next_task(stage: SmallRun) -> None:
@@ -455,6 +455,8 @@ def test_a_dead_node_costs_neither_the_job_nor_the_next_task(stage: SmallRun) ->
     # Slurm takes a job that lost a node for ended, and starts the next task of the array beside it,
     # if it is faster than the controller: that one does not train, and none follows it.
     beside = stage.attempts()[1:]
+    for other in beside:
+        stage.wait_for_verdict(other)
     assert [(stage.launches(other), stage.verdict(other)["reason"]) for other in beside] in (
         [],
         [([], "superseded")],
@@ -490,7 +492,7 @@ def test_a_task_that_was_given_excluded_nodes_leaves_them_alone(stage: SmallRun)
     first = stage.attempts()[0]
     assert (stage.launches(first), stage.verdict(first)["cause"]) == ([], "node")
     assert stage.launches(second)[0]["nodes"] == list(NODES[2:5])
-    assert stage.queued().excluded == NODES[:2]
+    stage.wait_for_excluded(*NODES[:2])
 
 
 def test_the_next_task_ends_a_job_without_its_batch_host(stage: SmallRun) -> None:

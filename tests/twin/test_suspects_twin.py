@@ -72,13 +72,13 @@ def test_two_nodes_that_abort_are_left_out_and_the_training_goes_on(stage: Small
     assert {entry.node for entry in read_version(stage.directory.exclusions).exclusions} == set(
         NODES[:2]
     )
-    assert set(stage.queued().excluded) == set(NODES[:2])
+    stage.wait_for_excluded(*NODES[:2])
 
 
 def test_the_same_abort_on_all_nodes_is_the_softwares(stage: SmallRun) -> None:
     """Nothing helps: the array is held, and no node is left out or under suspicion."""
     stage.launch(8, *FOUR, with_abort(stage, NODES))
-    stage.wait(lambda: stage.queued().reason.startswith("JobHeld"), "the hold")
+    stage.wait_for_hold()
     last = stage.attempts()[-1]
     stage.wait_for_verdict(last)
     assert len(stage.attempts()) <= 3 and stage.verdict(last)["blamed"] == []
@@ -92,7 +92,7 @@ def test_an_abort_that_follows_to_other_nodes_clears_the_suspects(stage: SmallRu
     fails the same way.
     """
     stage.launch(8, *FOUR, with_abort(stage, ("0", "1"), "SLURM_NODEID"))
-    stage.wait(lambda: stage.queued().reason.startswith("JobHeld"), "the hold")
+    stage.wait_for_hold()
     last = stage.attempts()[-1]
     stage.wait_for_verdict(last)
     assert len(stage.attempts()) == 3 and not set(stage.launches(last)[0]["nodes"]) & set(NODES[:2])

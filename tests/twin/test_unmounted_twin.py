@@ -73,10 +73,7 @@ def test_a_run_directory_that_vanishes_is_unknown_until_it_is_back(
     attempt = stage.train()
     root = stage.paths.root
     inject(stage.twin, "unmounted", path=str(root))
-    stage.wait(
-        lambda: stage.queued().reason.startswith("JobHeld"),
-        "the hold by the attempt that lost its directory",
-    )
+    stage.wait_for_hold()  # by the attempt that lost its directory
     stage.wait(lambda: not any(job.state.is_active for job in stage.jobs()), "the attempt's end")
 
     status = seen(capfd)
@@ -164,13 +161,8 @@ def test_a_stop_asks_the_scheduler(
     assert json.loads(answer)["action"] == "asked-scheduler" and "no kill switch is set" in said
     assert ("cancelled: job" if "--now" in words else "was sent USR1") in said
     stage.wait(lambda: not any(job.state.is_active for job in stage.jobs()), "the attempt's end")
-    assert stage.queued().reason.startswith("JobHeld") and stage.queued().pending_tasks == (
-        2,
-        3,
-        4,
-        5,
-        6,
-    )
+    stage.wait_for_hold()
+    assert stage.queued().pending_tasks == (2, 3, 4, 5, 6)
     assert not [healing.error for healing in heal(stage.twin) if healing.error]
     assert not stage.directory.kill_switch_is_set()
     assert execute(["resume", "--yes"]) == 0
@@ -183,7 +175,8 @@ def test_a_pause_holds_what_is_queued(stage: SmallRun, capfd: pytest.CaptureFixt
     inject(stage.twin, "unmounted", path=str(stage.paths.root))
     assert execute(["pause", "--yes", "--reason", "test"]) == 0
     assert "no pause is set" in capfd.readouterr().err
-    assert stage.queued().reason.startswith("JobHeld") and "/switch:test" in stage.queued().comment
+    stage.wait_for_hold()
+    assert "/switch:test" in stage.queued().comment
     assert not [healing.error for healing in heal(stage.twin) if healing.error]
     assert execute(["resume", "--yes"]) == 0
     stage.train()
@@ -200,7 +193,7 @@ def test_a_task_that_starts_without_the_directory_holds_the_others(
     stage.launch(8, *MAILS)
     inject(stage.twin, "unmounted", path=str(root))
     heal(stage.twin, kind="partition-down")
-    stage.wait(lambda: stage.queued().reason.startswith("JobHeld"), "the hold by the first task")
+    stage.wait_for_hold()  # by the first task
     stage.wait(lambda: not any(job.state.is_active for job in stage.jobs()), "its end")
     assert stage.queued().pending_tasks == (2, 3, 4, 5, 6, 7, 8) and not list(root.iterdir())
     [ended] = [job for job in stage.jobs() if job.state.is_final and job.array_id == stage.array]
@@ -233,9 +226,7 @@ def test_a_task_that_starts_where_nothing_at_all_lies_holds_the_others(stage: Sm
     root.rename(away)
     try:
         heal(stage.twin, kind="partition-down")
-        stage.wait(
-            lambda: stage.queued().reason.startswith("JobHeld"), "the hold by the first task"
-        )
+        stage.wait_for_hold()  # by the first task
         stage.wait(lambda: not any(job.state.is_active for job in stage.jobs()), "its end")
         assert stage.queued().pending_tasks == (2, 3, 4, 5, 6, 7, 8) and not root.exists()
         assert f"{root} is not mounted" in stage.queued().comment
