@@ -134,10 +134,11 @@ def _living_descendants() -> list[psutil.Process]:
         found = psutil.Process().children(recursive=True)
     except psutil.Error:
         return []
-    return [process for process in found if _is_living(process)]
+    return [process for process in found if is_living(process)]
 
 
-def _is_living(process: psutil.Process) -> bool:
+def is_living(process: psutil.Process) -> bool:
+    """Whether it runs: one that ended, and that its parent has not collected yet, does not."""
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:

@@ -10,6 +10,7 @@ from collections.abc import Collection
 
 import psutil
 
+from tr11ops.base.processes import is_living
 from tr11ops.cluster.local_records import SUPERVISOR_MODULE, ProcessMark
 from tr11ops.cluster.process_marks import is_alive
 
@@ -34,7 +35,7 @@ def descendants(pid: int) -> list[psutil.Process]:
         for child in psutil.Process(pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 parents[child.pid] = child.ppid()
-                if child.status() == psutil.STATUS_ZOMBIE:
+                if not is_living(child):
                     continue
                 if is_supervisor(child):
                     spared.add(child.pid)

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from tr11ops.base.errors import SchedulerError
 from tr11ops.base.nvidia import uuids
-from tr11ops.base.processes import adopt_orphans, show_as
+from tr11ops.base.processes import adopt_orphans, is_living, show_as
 from tr11ops.cluster.base import JobState
 from tr11ops.cluster.local_machine import (
     DEVICES_VARIABLE,
@@ -212,7 +212,7 @@ class Supervisor:
             with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
                 if child.pid in keepers:
                     continue
-                if child.status() != psutil.STATUS_ZOMBIE and not is_supervisor(child):
+                if is_living(child) and not is_supervisor(child):
                     child.kill()
                 os.waitpid(child.pid, os.WNOHANG)
 
