@@ -29,7 +29,7 @@ OWN_SETS = (
     _CORPUS,
     *(
         _CORPUS / "blind" / name
-        for name in ("", "one", "two", "three", "four", "five", "six", "seven", "eight")
+        for name in ("", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
     ),
 )
 WORKER = Path(__file__).with_name("nvrx_worker.py")

@@ -101,8 +101,9 @@ def test_corpus_names_no_machine_of_its_makers() -> None:
             "six",
             "seven",
             "eight",
+            "nine",
         }, path.name  # the home of a public report is no maker's
 
 
 def test_corpus_stays_small() -> None:
-    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) < 6_800_000
+    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) < 7_600_000
