@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import pwd
 import re
 import signal
 import subprocess
@@ -54,7 +53,7 @@ from tr11ops.rundir.attempts import launch_line
 from trainer.contract.attempt import STOP_SIGNALS, request_stop
 from trainer.contract.documents import document
 from trainer.contract.end_marker import EXIT_ERROR
-from trainer.contract.files import host_name
+from trainer.contract.files import host_name, user_of
 from trainer.contract.paths import STOP_REQUEST_FILE, label_in
 from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared, open_shared
@@ -80,7 +79,7 @@ def holder_of(port: int) -> str:
         who = "a process"
     else:
         who = f"process {process.pid} ({_name(process)})"
-    return f"{who} of {_user(uid)}"
+    return f"{who} of {user_of(uid)}"
 
 
 def _listeners(port: int) -> Iterator[int]:
@@ -112,13 +111,6 @@ def _name(process: psutil.Process) -> str:
         return str(process.name())
     except psutil.Error:
         return "gone since"
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
 
 
 # at the latest: a trainer that wrote its end marker must be gone within this time

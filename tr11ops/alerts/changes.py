@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import pwd
 import stat
 import time
 from collections.abc import Callable, Iterable
@@ -25,6 +24,7 @@ from tr11ops.alerts.store import alerts_folder
 from tr11ops.base.errors import NoSuchAlert
 from tr11ops.base.units import span_seconds
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.files import user_of
 from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
 
@@ -208,7 +208,7 @@ def _read(folder: Path, name: str) -> Reply | None:
     except OSError as error:
         return Reply(name, fault=error.strerror or "cannot be read")
     try:
-        return parse(name, content.decode("utf-8"), _user(facts.st_uid))
+        return parse(name, content.decode("utf-8"), user_of(facts.st_uid))
     except UnicodeDecodeError:
         fault = "is not UTF-8 text"
     except (ValueError, RecursionError) as error:
@@ -315,10 +315,3 @@ def put_away(
         if reply.name in refused:
             notes.append(f"answer {reply.shown}: {refused[reply.name]}")
     return tuple(notes)
-
-
-def _user(number: int) -> str:
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)

@@ -23,7 +23,7 @@ from tr11ops.alerts.state import (
     incident_of,
 )
 from tr11ops.base.units import counted
-from tr11ops.detect.causes import by_cause
+from tr11ops.detect.causes import by_cause, earliest
 from tr11ops.detect.finding import HELD_FOR_FAULT, NO_CAUSE, Finding, Severity
 from tr11ops.detect.runbooks import page_for
 
@@ -49,6 +49,7 @@ MOST_EVIDENCE = 12
 LONGEST_EVIDENCE = 600
 LONGEST_TITLE = 600  # a mail's body has the whole sentence
 LONGEST_FIX = 2000
+LONGEST_SNOOZE = 366 * 86_400.0  # what lasts for longer is what a clock that ran ahead has left
 # as a whole alert: so long it may be asked for by its fingerprint
 RESOLVED_KEPT_SECONDS = 2 * 86_400.0
 
@@ -432,18 +433,18 @@ def _merged(findings: Iterable[Finding]) -> dict[str, Finding]:
         if others:
             more = f" (and {len(others)} more)"
         fault = first.fault if all(other.fault == first.fault for other in others) else ""
-        since = min((finding.since for finding in group if finding.since is not None), default=None)
         merged[name] = replace(
-            first, title=first.title + more, evidence=tuple(lines), fault=fault, since=since
+            first,
+            title=first.title + more,
+            evidence=tuple(lines),
+            fault=fault,
+            since=earliest(group),
         )
     return merged
 
 
 def _opened(name: str, finding: Finding, now: float) -> Alert:
-    if finding.since is None:
-        since = now
-    else:
-        since = min(now, finding.since)
+    since = now if finding.since is None else min(now, finding.since)
     return Alert(
         fingerprint=name,
         detector=finding.detector,
@@ -501,6 +502,7 @@ def _seen_again(
         severity = finding.severity
     else:
         severity = max(alert.severity, finding.severity)
+    since = _began_again(alert, finding, fresh.start, now)
     after = replace(
         alert,
         subject=fresh.subject,
@@ -519,7 +521,8 @@ def _seen_again(
         last_seen=now,
         clear_looks=0,
         until=None,
-        since=_began_again(alert, finding, now),
+        since=since,
+        first_since=min(filter(None, (alert.first_since, since)), default=None),
         milder_looks=0 if is_lower else milder,
         said=severity if is_lower and alert.said is not None else alert.said,
     )
@@ -561,23 +564,17 @@ def _is_new_to_people(alert: Alert, finding: Finding) -> bool:
     return is_called_over and finding.severity is Severity.CRITICAL
 
 
-def _began_again(alert: Alert, finding: Finding, now: float) -> float | None:
-    """When the fault of an alert began that is seen again: not before people were told that it was
-    over.
+def _began_again(alert: Alert, finding: Finding, since: float, now: float) -> float | None:
+    """When the fault of an alert began that is seen again, of which a look by itself says `since`:
+    not before people were told that it was over.
     """
     if alert.is_open and finding.since is None:
         return alert.since
-    if finding.since is None:
-        since = now
-    else:
-        since = min(now, finding.since)
+    if alert.called_over is not None and since < alert.called_over:
+        return alert.since if alert.is_open else now
     if alert.is_open and not alert.clear_looks:
         return min(alert.start, since)  # a stall that became a hang began with the stall
-    if alert.called_over is None or since >= alert.called_over:
-        return since
-    if alert.is_open:
-        return alert.since
-    return now
+    return since
 
 
 def _not_seen(
@@ -606,7 +603,7 @@ def _expired(alert: Alert, now: float) -> tuple[Alert, tuple[AlertEvent, ...]]:
         return alert, ()
     events: tuple[AlertEvent, ...] = ()
     if alert.snoozed_until is not None and (
-        now >= alert.snoozed_until or _is_absurd(alert.snoozed_until, now)
+        now >= alert.snoozed_until or alert.snoozed_until - now > LONGEST_SNOOZE
     ):
         alert = replace(alert, snoozed_until=None, snoozed_by="", remind=True)
     if alert.is_acknowledged and elapsed(alert.acknowledged_at, now) >= ACKNOWLEDGED_SECONDS:
@@ -614,10 +611,6 @@ def _expired(alert: Alert, now: float) -> tuple[Alert, tuple[AlertEvent, ...]]:
         events = (event_of(alert, "alert-acknowledgement-expired", who=WATCHDOG, why=why, now=now),)
         alert = replace(_unacknowledged(alert), remind=True)
     return alert, events
-
-
-def _is_absurd(until: float, now: float) -> bool:
-    return until - now > 366 * 86_400.0
 
 
 def _unacknowledged(alert: Alert) -> Alert:

@@ -289,22 +289,13 @@ def _digest(
     if moment <= alert_state.digested:
         return alert_state, ()
     to = digest_readers(policy, now)
-    messages = (
-        (
-            digest_message(
-                alert_state,
-                to,
-                policy=policy,
-                now=now,
-                due=moment,
-                backlog=backlog,
-                situation=situation,
-            ),
-        )
-        if policy.is_reachable
-        else ()
+    done = replace(alert_state, digested=moment)
+    if not policy.is_reachable:
+        return done, ()
+    message = digest_message(
+        alert_state, to, policy=policy, now=now, due=moment, backlog=backlog, situation=situation
     )
-    return replace(alert_state, digested=moment), messages
+    return done, (message,)
 
 
 # ----------------------------------------------------------------------------- the end

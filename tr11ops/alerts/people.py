@@ -194,10 +194,7 @@ def send_digest(
     left = known(waiting(directory), None)
 
     def change(alert_state: AlertState) -> tuple[AlertState, Message | None]:
-        if not again:
-            due = policy.digest_moment(now)
-        else:
-            due = now
+        due = now if again else policy.digest_moment(now)
         if due is None or (
             not again and alert_state.digested is not None and due <= alert_state.digested
         ):

@@ -242,10 +242,7 @@ class RunSituation(Record):
         """From when an incident has cost something, and what: a fault that stops the training
         begins unseen.
         """
-        if self.trained is None:
-            moment = began
-        else:
-            moment = min(began, self.trained)
+        moment = began if self.trained is None else min(began, self.trained)
         spell = self.since(moment)
         if spell is None:
             return None
@@ -404,8 +401,5 @@ def _withheld(text: str, alert: Alert) -> str:
     what, colon, why = act.partition(": ")
     if not divider or not colon or act.startswith("nothing "):
         return f"tr11 did not act: {text}."
-    if why == alert.title:
-        reason = ""
-    else:
-        reason = f" ({why})"
+    reason = "" if why == alert.title else f" ({why})"
     return f"tr11 did not {what}{reason}: {against}."

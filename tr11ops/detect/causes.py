@@ -164,7 +164,7 @@ def commands_after(finding: Finding, findings: tuple[Finding, ...]) -> tuple[str
 
 def by_cause(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """The first causes, each with what follows from it as its `consequences`, as severe as the
-    worst of them.
+    worst of them, and begun with the earliest.
 
     They come in the order of `lead`, equals as they are given.
     """
@@ -183,5 +183,15 @@ def by_cause(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def _with(finding: Finding, consequences: list[Finding]) -> Finding:
-    worst = max((other.severity for other in consequences), default=finding.severity)
-    return replace(finding, severity=max(finding.severity, worst), consequences=tuple(consequences))
+    every = (finding, *consequences)
+    return replace(
+        finding,
+        severity=max(one.severity for one in every),
+        since=earliest(every),
+        consequences=tuple(consequences),
+    )
+
+
+def earliest(findings: Iterable[Finding]) -> float | None:
+    """When the first of these findings began; None where none says when."""
+    return min((one.since for one in findings if one.since is not None), default=None)

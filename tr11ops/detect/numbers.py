@@ -78,13 +78,17 @@ def loss_not_finite(snapshot: Snapshot) -> Iterator[Finding]:
         then = after_passing(snapshot, fix)
     if stop:
         fix, then = stop, _after_stop(snapshot, fix)
+    comes_back = ""
+    if any(math.isfinite(step.record.lm_loss) for step in row[began:]):
+        comes_back = "again and again "
     yield Finding(
         loss_not_finite.name,
         Severity.CRITICAL,
-        f"the loss is not a number since{at_least} iteration {first.iteration}",
+        f"the loss is {comes_back}not a number since{at_least} iteration {first.iteration}",
         evidence=tuple(evidence),
         fix=fix,
         then=then,
+        since=steps[began].time,
     )
 
 

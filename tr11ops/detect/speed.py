@@ -29,6 +29,8 @@ from trainer.contract.record import Record
 
 HISTORY_LINES = 100
 LEAST_HISTORY = 20  # lines of the same launch before its speed is known
+SMALL_SHARE = 0.5  # of the time: a run that loses no more may wait for the morning
+STOP_SECONDS = 900.0  # what a stop, a look at the nodes and a start cost
 NOISE_FACTOR = 4.0  # times the spread of single lines: a machine shared with others is never steady
 
 
@@ -61,7 +63,7 @@ SLOWER = "The training goes on, slower."
     needs=("jobs", "steps"),
     uses=("training.phases", "training.compute_times"),
     bound="`watch.slow_percent` (3 %), and 4 times the spread of the lines",
-    severities="WARNING; INFO until the ranks' own compute times cover the slow steps",
+    severities="WARNING; CRITICAL once much is lost; INFO until the ranks' own compute times cover the slow steps",
 )
 def slow(snapshot: Snapshot) -> Iterator[Finding]:
     """The training is slower than it was, without a restart in between: one slow GPU holds all the
@@ -72,6 +74,10 @@ def slow(snapshot: Snapshot) -> Iterator[Finding]:
 
     Mean and median of the last 3 lines, or half minute, against 100 lines of the same launch,
     batch and length.
+
+    CRITICAL when a step takes more than twice as long, and a quarter of an hour is lost by it: what a
+    stop, a look at the nodes and a start cost. Until morning it would lose more than half of the
+    night, and nothing ends it but a person.
     """
     if not snapshot.active_jobs:
         return
@@ -79,15 +85,13 @@ def slow(snapshot: Snapshot) -> Iterator[Finding]:
     if found is None:
         return
     nodes = [node for job in snapshot.active_jobs for node in job.nodes]
-    each = ", ".join(f"{value:.4g}" for value in found.last)
+    shown = f"{fmean(found.last):.4g} on average"
     if len(found.last) <= LAST_LINES:
-        shown = each
-    else:
-        shown = f"{fmean(found.last):.4g} on average"
+        shown = ", ".join(f"{value:.4g}" for value in found.last)
     fix, *then = _what_finds_it(snapshot, nodes)
     yield Finding(
         slow.name,
-        Severity.INFO if is_measured_still(snapshot, found) else Severity.WARNING,
+        _severity(snapshot, found),
         f"the training is slow: a step takes {found.factor:.2f} times as long as before",
         evidence=(
             f"{found.unit} of iterations {found.first} to {found.final}: {shown}",
@@ -100,6 +104,16 @@ def slow(snapshot: Snapshot) -> Iterator[Finding]:
         since=found.since,
         by_itself=SLOWER,
     )
+
+
+def _severity(snapshot: Snapshot, found: Slowdown) -> Severity:
+    if is_measured_still(snapshot, found):
+        return Severity.INFO
+    share = 1.0 - 1.0 / found.factor  # of the time, which is lost
+    lost = share * (snapshot.time - (found.since or snapshot.time))
+    if share > SMALL_SHARE and lost > STOP_SECONDS:
+        return Severity.CRITICAL
+    return Severity.WARNING
 
 
 def is_measured_still(snapshot: Snapshot, found: Slowdown) -> bool:

@@ -118,6 +118,10 @@ def cron_dead(snapshot: Snapshot) -> Iterator[Finding]:
     intervals.
     """
     dead_chains = False
+    fix, then = (
+        derived.command(snapshot, "cron install"),
+        derived.command(snapshot, "cron run --once"),
+    )
     for chain in known(snapshot.operation.chains, ()):
         late = snapshot.time - chain.next_due
         if late > round_grace(INTERVALS.get(chain.name, derived.DAY)):
@@ -129,8 +133,8 @@ def cron_dead(snapshot: Snapshot) -> Iterator[Finding]:
                 subject=f"chain-{chain.name}",
                 identity=(f"chain-{chain.name}",),
                 evidence=(f"job {chain.job_id} was to begin it",),
-                fix=derived.command(snapshot, "cron install"),
-                then=(derived.command(snapshot, "cron run --once"),),
+                fix=fix,
+                then=(then,),
             )
     overdue: dict[str, list[PeriodicJobState]] = {}
     for job in known(snapshot.operation.periodic_jobs, ()):
@@ -150,8 +154,8 @@ def cron_dead(snapshot: Snapshot) -> Iterator[Finding]:
                 f"{job.name}: due {duration(snapshot.time - job.next_due)} ago, last run on {job.host}"
                 for job in jobs[:4]
             ),
-            fix=derived.command(snapshot, "cron install"),
-            then=(derived.command(snapshot, "cron run --once"),),
+            fix=fix,
+            then=(then,),
         )
 
 

@@ -5,7 +5,6 @@ the folders that the card names for copies.
 from __future__ import annotations
 
 import os
-import pwd
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.check import PreflightCheck, refused, warning
 from tr11ops.rundir.datasets import prefixes_of
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.files import user_of
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 
@@ -156,14 +156,6 @@ def read_access(directory: RunDirectory) -> tuple[AccessFault, ...]:
         if faults:
             found.append(AccessFault(folder, ", ".join(faults), user_of(status.st_uid)))
     return tuple(found)
-
-
-def user_of(number: int) -> str:
-    """The name of a user, or the number where it has none."""
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
 
 
 # ----------------------------------------------------------------------------- index maps

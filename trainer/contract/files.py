@@ -6,6 +6,7 @@ import errno
 import getpass
 import json
 import os
+import pwd
 import socket
 import stat
 import tempfile
@@ -97,6 +98,14 @@ def login_name() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.getuid())
+
+
+def user_of(number: int) -> str:
+    """The name of a user, or the number where it has none."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
 
 
 def append_line(path: Path, text: str) -> None:

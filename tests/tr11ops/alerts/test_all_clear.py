@@ -272,6 +272,15 @@ def test_an_all_clear_does_not_call_open_what_the_same_look_has_disproved() -> N
     assert "Still open" not in over.body
     assert "tr11 nodes list" not in over.body
     assert "Not seen any more, WARNING: nothing trains" in flat(over)
+    assert "266. Nothing to type. Not seen" in flat(over), "as no command stands below it"
+
+
+def test_an_all_clear_beside_what_has_no_command_says_that_nothing_is_to_be_typed() -> None:
+    looks = Looks()
+    bare = replace(DISK, fix="")
+    looks.see(HANG, bare, condition=ENDED)
+    (message,) = looks.see(bare, condition=TRAINS, trained=1.0)
+    assert "Nothing to type. Still open, WARNING: /scratch is full" in flat(message)
 
 
 def course(*parts: tuple[int, int, str]) -> tuple[Step, ...]:
@@ -441,6 +450,7 @@ def test_a_critical_fault_that_comes_back_after_its_all_clear_is_a_new_incident_
     first, second = looks.state.incidents()
     assert (first.lasted_from, first.lasted_to) == (NOON + MINUTE, NOON + 2 * MINUTE)
     assert (second.lasted_from, second.lasted_to) == (NOON + 4 * MINUTE, None)
+    assert looks.state.open_alerts[0].start == NOON + 4 * MINUTE, "as people were told"
     assert second.fingerprint == first.fingerprint
     assert "it is back" in looks.state.events[-1].why
 

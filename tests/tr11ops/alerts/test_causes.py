@@ -119,6 +119,19 @@ def test_another_end_is_no_failed_cure_while_tasks_follow_by_themselves() -> Non
     assert told == ()
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_an_incident_begins_with_its_earliest_evidence(first: bool) -> None:
+    """Also where what follows from the cause shows earlier than the cause does, or in a later look."""
+    watch = Watch()
+    node = finding("slow-node", WARNING, "n07", title="n07 holds the others back", since=NOON)
+    slow = finding("slow", WARNING, title="the training is slow", since=NOON - 5 * MINUTE)
+    told = watch.sees(node, *([slow] if first else []))
+    watch.sees(node, slow)
+    assert watch.alert.start == NOON - 5 * MINUTE
+    assert [one.lasted_from for one in watch.alert_state.incidents()] == [NOON - 5 * MINUTE]
+    assert ("began at 2022-05-02 11:55 UTC" in " ".join(told[0].body.split())) is first
+
+
 def test_a_consequence_of_two_lines_is_one_point() -> None:
     title = f"job 20_[4-10%1] is held: {'x' * 60}"
     (message,) = Watch().sees(replace(HELD, title=title), FAULT)

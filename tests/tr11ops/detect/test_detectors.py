@@ -769,12 +769,13 @@ def test_a_row_of_losses_that_are_no_numbers_begins_where_it_began() -> None:
     """Three numbers in twenty lines are no recovery; a launch that went back begins another row."""
     lines = steps(60)
     few = tuple(step if n < 10 or n % 20 > 16 else no_number(step) for n, step in enumerate(lines))
-    for upto in (11, 30, 45, 56):
+    for upto, again in ((11, ""), (30, "again and again "), (56, "again and again ")):
         (finding,) = found(snapshot(steps=few[:upto]), "loss-not-finite")
         assert (
             finding.title
-            == f"the loss is not a number since iteration {lines[10].record.iteration}"
+            == f"the loss is {again}not a number since iteration {lines[10].record.iteration}"
         )
+        assert finding.since == lines[10].time
     many = tuple(
         step if n < 10 or 20 <= n < 40 else no_number(step) for n, step in enumerate(lines)
     )

@@ -188,6 +188,20 @@ def test_a_sudden_slowness_begins_with_its_own_lines() -> None:
     assert is_measured_still(course.see(compute_times=(times,)), found)
 
 
+@pytest.mark.parametrize(
+    ("factor", "upto", "severity"),
+    [(8.0, 720, "WARNING"), (8.0, 800, "CRITICAL"), (1.9, 950, "WARNING"), (2.2, 800, "CRITICAL")],
+    ids=["little is lost yet", "eight times as long", "less than half is lost", "more than half"],
+)
+def test_a_training_that_loses_most_of_its_time_does_not_wait_for_the_morning(
+    factor: float, upto: int, severity: str
+) -> None:
+    """Of the time since it began, a step of 20 s each: a quarter of an hour is lost by then, or not."""
+    course = at(upto, begin=401, pace=20.0, change=slower(700, 1.0 / factor))
+    finding = only(course.see(), "slow")
+    assert finding.severity.name == severity, finding
+
+
 # ----------------------------------------------------------------------------- spikes
 NORMS = {31214: 0.24, 31215: 0.95, 31216: 2.4, 31217: 15.9, 31218: 145.0, 31219: 960.351}
 LOSSES = {31219: 5.098124, **{31219 + n: 2.2 + 2.9 * 0.8**n for n in range(1, 31)}}

@@ -94,7 +94,8 @@ def alert_message(
             "-" + hashlib.sha256(repr((names, to)).encode("utf-8", "surrogatepass")).hexdigest()[:8]
         )
     make = _one if len(parts) == 1 else _several
-    body = make(parts, to, policy, now, situation, standing)
+    head = _first_lines(first, policy, now=now, situation=situation, standing=standing)
+    body = (*head, *make(parts, to, policy, now, situation))
     return Message(
         id=name,
         kind=first.kind,
@@ -188,11 +189,10 @@ def _one(
     policy: Policy,
     now: float,
     situation: RunSituation,
-    standing: Sequence[Alert],
 ) -> Iterator[str]:
+    """What follows on its first lines."""
     (part,) = parts
     alert = part.alert
-    yield from _first_lines(part, policy, now=now, situation=situation, standing=standing)
     news = _news(part, now)
     if news:
         yield ""
@@ -226,23 +226,20 @@ def _first_lines(
     title = _sentence(alert.title)
     if alert.is_uncured:
         title = f"Not cured: {alert.title}"
-    what = f"{title}. {_since(alert, policy, now)}"
+    what = f"{title}. {_since(alert.start, policy, now)}"
     yield from wrapped(
         for_card(policy.typed, f"{what} {what_tr11_does(alert, situation)}".rstrip())
     )
     yield from _type(alert, policy, is_cured(alert, situation))
 
 
-def _since(alert: Alert, policy: Policy, now: float) -> str:
+def _since(start: float, policy: Policy, now: float) -> str:
     """A sentence of its own: a title may say "for 31 min" or "since iteration 5" of what it is
     about.
     """
-    age, first = now - alert.start, alert.comes_and_goes_since
+    age = now - start
     ago = f"{duration(age)} ago" if age >= 1 else "just now"
-    began = f"began at {moment(alert.start, policy)}, {ago}."
-    if first is None:
-        return f"This {began}"
-    return f"This comes and goes since {moment(first, policy)}; the last time {began}"
+    return f"This began at {moment(start, policy)}, {ago}."
 
 
 def _all_clear(
@@ -255,10 +252,7 @@ def _all_clear(
     """That it is over, and how the run is now: no one is sent to bed while it is down."""
     alert = part.alert
     end = now if alert.end is None else alert.end
-    if alert.resolved_by in {"", "tr11"}:
-        by = ""
-    else:
-        by = f"{alert.resolved_by}: "
+    by = "" if alert.resolved_by in {"", "tr11"} else f"{alert.resolved_by}: "
     lasted = f"lasted {duration(end - alert.start)}, from {moment(alert.start, policy)} to"
     first = alert.comes_and_goes_since
     if first is not None:
@@ -267,6 +261,10 @@ def _all_clear(
     resume = words = ""
     if situation.condition is not None:
         resume, words = situation.condition.resume, f" Now {situation.condition.words}."
+
+    # their commands would be against what this very look has seen
+    passing = [other for other in standing if other.clear_looks and situation.proves_end_of(other)]
+    asks = any(other.fix or other.commands_after for other in standing if other not in passing)
     if part.kind == "replaced":
         is_ill = bool(standing) and standing[0].severity is Severity.CRITICAL
         but = "But the run is not well" if is_ill else "But that the run is well is not known"
@@ -275,11 +273,10 @@ def _all_clear(
         nodes = "".join(f" {sentence}" for sentence in nodes_now(alert, situation))
         yield from wrapped(
             f"{over}{_training_goes_on(alert, policy, situation)}{nodes}{words}"
-            + ("" if standing or resume else " Nothing to type.")
+            + ("" if resume or asks else " Nothing to type.")
         )
     for other in standing[:MOST_STANDING]:
-        if other.clear_looks and situation.proves_end_of(other):
-            # its command would be against what this very look has seen
+        if other in passing:
             yield from wrapped(
                 f"Not seen any more, {other.severity.name}: {other.title} (since"
                 f" {moment(other.start, policy)}). It is over if the next looks do not see it.",
@@ -314,12 +311,8 @@ def _training_goes_on(alert: Alert, policy: Policy, situation: RunSituation) -> 
 
 
 def _type(alert: Alert, policy: Policy, is_cured: bool) -> Iterator[str]:
-    if alert.fix:
-        commands = [alert.fix]
-    else:
-        commands = []
     after = alert.commands_after
-    if commands:
+    if alert.fix:
         yield "Type nothing now. Only if that fails:" if is_cured else "Type:"
         yield from (*enter(policy), f"  {alert.fix}")
     if after:
@@ -392,18 +385,12 @@ def _state(part: MessagePart, policy: Policy, situation: RunSituation, now: floa
 def _cost(part: MessagePart, policy: Policy, situation: RunSituation, now: float) -> Iterator[str]:
     """What an incident has cost: of one that is over, to its own end."""
     began = min(part.alert.start, now)
-    if part.kind == "cleared":
-        over = situation.cost_until_over(part.alert)
-        if over is None:
-            return
-        until, spell = over
-        when = f"from {moment(began, policy)} to {moment(until, policy)}"
-    else:
-        cost = situation.cost_of(began)
-        if cost is None:
-            return
-        since, spell = cost
-        when = f"since {moment(since, policy)}"
+    is_over = part.kind == "cleared"
+    cost = situation.cost_until_over(part.alert) if is_over else situation.cost_of(began)
+    if cost is None:
+        return
+    when, spell = moment(cost[0], policy), cost[1]
+    when = f"from {moment(began, policy)} to {when}" if is_over else f"since {when}"
     if spell.lost_hours >= LEAST_COST_HOURS:
         share = f"{node_time(spell.lost_hours, spell.wanted_hours)} lost"
         yield from wrapped(f"Cost:     {share} {when}", "", " " * 10)
@@ -425,11 +412,10 @@ def _several(
     policy: Policy,
     now: float,
     situation: RunSituation,
-    standing: Sequence[Alert],
 ) -> Iterator[str]:
+    """What follows on the first lines of the first of them."""
     news = [part.alert for part in parts if part.kind not in OVER]
     over = len(parts) - len(news)
-    yield from _first_lines(parts[0], policy, now=now, situation=situation, standing=standing)
     counts = [counted(len(news), "alert")] * bool(news) + [f"{over} over"] * bool(over)
     yield from wrapped(f"All in this mail: {' and '.join(counts)}.")
     if news:
