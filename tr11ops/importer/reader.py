@@ -451,20 +451,19 @@ class _Reader:
             return None
         change = _CHANGE.fullmatch(text.text)
         name, expression = "", text
-        if change is not None and text.is_known:
+        if change is not None and text.is_known and any(change.group(1, 4, 5)):
             before, name, sign, rest, after = change.groups()
             step = (before or after or "")[:1]
             if step or sign:
-                given = Traced.of(f"{name} {step or sign} ({rest or 1})", text.line)
+                expression = Traced.of(f"{name} {step or sign} ({rest or 1})", text.line)
             else:
-                given = text.cut(change.start(4))
-            expression = given
+                expression = text.cut(change.start(4))
         elif re.search(r"(?<![=!<>])=(?!=)|\+\+|--|,", text.text):
             self.forget(re.findall(r"[A-Za-z_]\w*", text.text))
             return None
         outside = self.variables.used
         self.variables.used = set()
-        value = calculated(expression, text.text, self.variables)
+        value = calculated(expression, f"$(({expression.text.strip()}))", self.variables)
         used, self.variables.used = self.variables.used, outside | self.variables.used
         if name:
             self.keep(name, value, used, text.line)

@@ -513,7 +513,9 @@ def test_what_a_command_or_a_loop_gives_is_not_known() -> None:
     """The value before it was taken."""
     assert used("A=1\nread A < f\nuse $A") == ["${A}"]
     assert used("A=1\nfor A in 2 3; do :; done\nuse $A") == ["${A}"]
-    assert used("A=1\n(( A = $(date) ))\nuse $A") != ["1"]
+    assert used("A=1\n(( A = $(date) ))\nuse $A") == ["${A}"]
+    assert used("A=1\n(( A = B + 1 ))\nlet C=B\nuse $A $C") == ["$((B + 1))", "$((B))"]
+    assert used("FLAG=1\nA=0\nif (( FLAG )); then A=2; fi\nuse $FLAG $A") == ["1", "2"]
     # a word of a text is no name
     assert used("A=1\nprintf 'with A %s' A\nuse $A") == ["1"]
     assert used("A=1\nread -p 'which A' B\nuse $A") == ["1"]
