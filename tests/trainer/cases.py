@@ -128,7 +128,7 @@ def train(
         engine.set_learning_rate(3e-3 * min(1.0, (step + 1) / 5))
         results.append(engine.train_step(draw(config, mesh, step, size), size))
     evaluation = engine.measure(
-        draw(config, mesh, 1000, 16), 16 // config.batch.micro_batch_size // mesh.data
+        draw(config, mesh, 1000, 8), 8 // config.batch.micro_batch_size // mesh.data
     )
     curve = Curve(
         [result.loss for result in results],

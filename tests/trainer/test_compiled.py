@@ -22,6 +22,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils.checkpoint import checkpoint
 
 from tests.trainer.cases import CPU, batches, tiny
+from tests.trainer.inductor import QUICK
 from tests.trainer.spawn import run_ranks
 from tests.trainer.t5_cases import tiny_t5
 from trainer.config.card import CardError, TrainerConfig
@@ -373,7 +374,7 @@ def test_every_cut_computes_the_same(
     assert all(0 < made <= graphs for _, _, made in found)
 
 
-@torch._inductor.config.patch(compile_threads=1)  # a pool's processes would each load torch anew
+@torch._inductor.config.patch(QUICK)
 def test_what_inductor_makes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same within roundings; with dropout, recomputation draws the masks again that were drawn
     first.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._inductor.utils import run_fw_bw_and_get_code
 
 from tests.trainer.cases import CPU, Logical, fill, samples, tiny
+from tests.trainer.inductor import QUICK
 from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
 from trainer.engine import Engine
@@ -169,7 +170,7 @@ def test_compiled_the_rotation_is_one_pass_each_way() -> None:
         found.append((turned.detach(), source))
         return (turned * grain).sum()
 
-    with torch._inductor.config.patch(compile_threads=1):
+    with torch._inductor.config.patch(QUICK):
         _, codes = run_fw_bw_and_get_code(lambda: both(rotary.rotate))
     both(rotated).backward()
     assert [

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
+from tests.trainer.inductor import QUICK
 from trainer.config import kernel_choice
 from trainer.model import compiled, loss
 from trainer.schedule import pieces
@@ -24,9 +25,7 @@ def small_strips(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(pieces.SOFTMAX_ELEMENTS, "cpu", HEIGHT * WIDTH)
     torch._dynamo.reset()
     loss.compiled_softening.cache_clear()
-    with torch._inductor.config.patch(
-        compile_threads=1
-    ):  # a pool's processes would each load torch anew
+    with torch._inductor.config.patch(QUICK):
         yield
     loss.compiled_softening.cache_clear()
     torch._dynamo.reset()

@@ -23,7 +23,7 @@ from trainer.config.card import TrainerConfig
 from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh
 
-SIZES = (4, 8, 8, 12, 16)
+SIZES = (4, 8, 8, 12)
 SAME_BLOCKS, OTHER_BLOCKS, SLICES = 1e-5, 4e-4, 0.01
 ADAM = {"adamw": {"type": "adamw"}, "adam8bit": {"type": "adam8bit"}}
 VARIANTS = ("paper", "nvlamb", "apex", "floored", "embedding-lr", "layer-noise")
