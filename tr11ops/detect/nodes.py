@@ -366,7 +366,7 @@ def no_spare(snapshot: Snapshot) -> Iterator[Finding]:
                 f"job {job.job_id} runs on without a spare node: at the next loss it ends",
                 subject=job.job_id,
                 evidence=(
-                    f"it began with {len(newest.nodes)} nodes and trains on {training}; lost: {lost}",
+                    f"it began with {counted(len(newest.nodes), 'node')} and trains on {training}; lost: {lost}",
                     _behind(snapshot, "what it has not saved by then is trained again"),
                 ),
             )

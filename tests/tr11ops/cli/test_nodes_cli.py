@@ -20,7 +20,8 @@ from tests.tr11ops.status_cases import facts_with
 from tr11ops.base.errors import NodeNameError
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.cluster.local import LocalScheduler
-from tr11ops.detect.nodes import NOTE, exclusion_cap
+from tr11ops.detect.nodes import exclusion_cap
+from tr11ops.detect.nodes_left import NOTE
 from tr11ops.health.base import CheckOutcome, CheckResult
 from tr11ops.nodes.check import (
     DIED,
