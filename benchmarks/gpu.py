@@ -66,12 +66,9 @@ from trainer.model.kernels import (
     FlexKernel,
     Kernel,
     device_facts,
-    draw_seed,
-    is_kept,
-    least_kept,
-    scale_of_kept,
 )
 from trainer.model.positions import alibi_slopes
+from trainer.model.random import Drop
 from trainer.parallel.mesh import Mesh, worker_device
 from trainer.schedule.devices import peak_tflops
 from trainer.schedule.utilization import utilization
@@ -110,29 +107,26 @@ def reference(
     return (scores.masked_fill(distance > 0, -math.inf).softmax(dim=3) * kept) @ value
 
 
+def drop_of_two(device: torch.device) -> Drop:
+    """Dropout of two samples."""
+    return Drop(DROPOUT, torch.tensor([[1, 2], [3, 4]], dtype=torch.int32, device=device))
+
+
 def drops_the_same(
     device: torch.device, kernel: FlexKernel, slopes: Tensor, length: int, dtype: torch.dtype
 ) -> Row:
-    """Relative error of output and gradients with dropout, under the mask that its seed makes on
+    """Relative error of output and gradients with dropout, under the mask that its words make on
     this device.
     """
     heads = [
         torch.randn(2, 4, length, 64, device=device, dtype=dtype, requires_grad=True) for _ in "qkv"
     ]
     grain = torch.randn(2, 4, length, 64, device=device, dtype=dtype)
-    torch.manual_seed(1)
-    mixed = kernel(heads[0], heads[1], heads[2], kernel.mask(heads[0], length, None), DROPOUT)
+    drop = drop_of_two(device)
+    mixed = kernel(heads[0], heads[1], heads[2], kernel.mask(heads[0], length, None), drop)
     found = [mixed, *torch.autograd.grad(mixed, heads, grain)]
-    torch.manual_seed(1)
-    seed, least, place = (
-        draw_seed(device),
-        least_kept(DROPOUT),
-        partial(torch.arange, device=device),
-    )
-    sample, head, query, key = torch.meshgrid(*map(place, (2, 4, length, length)), indexing="ij")
-    kept = is_kept(seed, least, batch=sample, head=head, query=query, key=key) * scale_of_kept(
-        least
-    )
+    ones = torch.ones(2, 4, length, length, dtype=torch.float64, device=device)
+    kept = drop_of_two(device).dropped(ones)
     plain = [each.detach().double().requires_grad_() for each in heads]
     expected = reference(plain[0], plain[1], plain[2], slopes, kept)
     wanted = [expected, *torch.autograd.grad(expected, plain, grain.double())]
@@ -168,7 +162,7 @@ def kernels(device: torch.device) -> Iterator[Row]:
         ]
         grain = torch.randn(2, 4, length, 64, generator=generator).to(device, dtype)
         try:
-            mixed = kernel(heads[0], heads[1], heads[2], kernel.mask(heads[0], length, None), 0.0)
+            mixed = kernel(heads[0], heads[1], heads[2], kernel.mask(heads[0], length, None), None)
             found = [mixed, *torch.autograd.grad(mixed, heads, grain)]
         except Exception as error:
             yield Row(
@@ -548,7 +542,7 @@ def attention(device: torch.device) -> Iterator[Row]:
 
 
 def there_and_back(kernel: Kernel, heads: Sequence[Tensor], mask: Any, grain: Tensor) -> None:
-    torch.autograd.grad(kernel(heads[0], heads[1], heads[2], mask, 0.0), list(heads), grain)
+    torch.autograd.grad(kernel(heads[0], heads[1], heads[2], mask, None), list(heads), grain)
 
 
 def median_seconds(action: Callable[[], None], device: torch.device, repeats: int = 10) -> float:

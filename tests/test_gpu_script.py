@@ -82,7 +82,7 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_dropout_in_flex_attention_is_compared_with_its_own_mask(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As on a GPU; on a processor torch offers no gradients of it. Another mask than the seed's
+    """As on a GPU; on a processor torch offers no gradients of it. Another mask than the words'
     fails.
     """
     import gpu
@@ -92,7 +92,8 @@ def test_dropout_in_flex_attention_is_compared_with_its_own_mask(
     kernel = gpu.FlexKernel(slopes, False, compiled=False)
     row = gpu.drops_the_same(device, kernel, slopes, 40, torch.float32)
     assert row.fine, row.found
-    monkeypatch.setattr(gpu, "draw_seed", lambda device: torch.tensor([1, 2], dtype=torch.int32))
+    words = iter(torch.arange(8, dtype=torch.int32).view(2, 2, 2))
+    monkeypatch.setattr(gpu, "drop_of_two", lambda device: gpu.Drop(gpu.DROPOUT, next(words)))
     assert gpu.drops_the_same(device, kernel, slopes, 40, torch.float32).fine is False
 
 

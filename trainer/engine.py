@@ -33,7 +33,6 @@ from trainer.model.compiled import Compiler, compiler_for
 from trainer.model.families import family_of
 from trainer.model.family import initialise_stage, logical_parameters
 from trainer.model.kernels import device_facts
-from trainer.model.random import seed_step
 from trainer.model.stage import Stage
 from trainer.optim.build import build_optimizer, parameter_groups
 from trainer.optim.interface import TrainingOptimizer, shares_of
@@ -184,6 +183,7 @@ class Engine:
             initialise_stage(
                 stage, config.run.seed, mesh, lambda name: family.begins_xavier(name, config)
             )
+            module.places.locate(stage)
             module.partial_losses = parts = PartialLosses.of(family.parts(config), head, mesh)
             if mesh.is_last_stage:
                 module.loss_fn = head.loss if parts is None else parts.loss
@@ -280,7 +280,10 @@ class Engine:
             engine.set_train_batch_size(global_batch_size)
         prepared = self._kept(self._prepared(batches, length))
         number = self.steps if step is None else step
-        seed_step(self.config.run.seed, number, self.mesh)
+        # all replicas take their parts of one chunk of the global batch after another
+        chunks = torch.arange(global_batch_size).view(-1, self.mesh.data, micro_batch)
+        key = f"{self.config.run.seed}/dropout/{number}"
+        engine.module.places.begin(key, chunks[:, self.mesh.data_rank])
         measured = self._begin_layers(number + 1)
         skipped_before, scale = engine.skipped_steps, self.loss_scale
         watch = self._trained[1]
@@ -407,6 +410,7 @@ class Engine:
         pipeline = self._pipeline.module
         return Stage(
             pipeline,
+            pipeline.places,
             pipeline.functions,
             [list(module.parameters()) for module in self._modules],
             loss=pipeline.loss_fn if self.mesh.is_last_stage else None,

@@ -82,11 +82,11 @@ _scaled.register_autograd(_scale_gradients, setup_context=_keep)
 
 
 def _attend(
-    kernel: FlexKernel, query: Tensor, key: Tensor, value: Tensor, mask: None, *, drawn: Any
+    kernel: FlexKernel, query: Tensor, key: Tensor, value: Tensor, mask: None, dropped: Any
 ) -> Tensor:
     mixed: Tensor
     mixed, kept = _forward(query, key, value)
-    if drawn is None:
+    if dropped is None:
         return mixed
     _, every = _forward(query, key, value[..., :SMALLEST_FLEX_HEAD].detach())
     found: Tensor = _scaled(mixed, kept, every)

@@ -33,6 +33,7 @@ from trainer.config.card import TrainerConfig
 from trainer.config.kernel_choice import Device
 from trainer.engine import Engine
 from trainer.model import kernels
+from trainer.model.random import Drop
 from trainer.parallel.mesh import Mesh
 from trainer.schedule import pieces
 
@@ -92,19 +93,22 @@ def _efficient(
     key: Tensor,
     value: Tensor,
     mask: Tensor | None,
-    dropout: float,
+    drop: Drop | None,
     backends: Sequence[Any],
 ) -> Tensor:
     """The memory-efficient kernel as torch calls it on a GPU."""
     bias = None if mask is None else mask.expand(*query.shape[:3], key.shape[2])
     attend = torch.ops.aten._scaled_dot_product_efficient_attention
+    dropout = 0.0 if drop is None else drop.probability
     mixed: Tensor = attend(query, key, value, bias, True, dropout, is_causal=mask is None)[0]
     return mixed
 
 
-def _dropout(tensor: Tensor, probability: float, training: bool) -> Tensor:
-    """The one kernel that torch takes on a GPU, which keeps a mask of one byte an element."""
-    dropped: Tensor = torch.native_dropout(tensor, probability, training)[0]
+def _dropout(hidden: Tensor, words: Tensor, probability: float, stretch: int) -> Tensor:
+    """The one kernel that is made of it on a GPU, which keeps a mask of one byte an element; torch's
+    own moves as much.
+    """
+    dropped: Tensor = torch.native_dropout(hidden, probability, True)[0]
     return dropped
 
 
@@ -119,7 +123,7 @@ def _world(rank: int, size: int) -> Iterator[_Alone]:
         patch.setattr(kernels, "_attend", _efficient)
         take(COUNTED, patch)
         take_flex(patch)
-        patch.setattr("torch.nn.functional.dropout", _dropout)
+        patch.setattr("trainer.model.random.dropout_for", lambda device: _dropout)
         for sizes in (pieces.PIECE_ELEMENTS, pieces.SOFTMAX_ELEMENTS):
             patch.setitem(sizes, "meta", sizes["cuda"])
         patch.setitem(vars(deepspeed.ops), "__compatible_ops__", {})

@@ -223,7 +223,7 @@ def test_padding_is_not_attended_to() -> None:
     query, key, value = (torch.randn(2, 3, 6, 4, generator=generator) for _ in range(3))
     marks = torch.tensor([[1, 1, 2, 2, 0, 0], [0] * 6], dtype=torch.int32)
     kernel = PaddedKernel()
-    mixed = kernel(query, key, value, kernel.mask(query, 6, marks), 0.0)
+    mixed = kernel(query, key, value, kernel.mask(query, 6, marks), None)
     scores = query[0] @ key[0, :, :4].transpose(1, 2) / 2
     torch.testing.assert_close(mixed[0], scores.softmax(-1) @ value[0, :, :4])
     assert mixed[1].isfinite().all()  # a sample of nothing but padding

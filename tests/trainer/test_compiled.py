@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.trainer.cases import CPU, batches, tiny
 from tests.trainer.inductor import QUICK
+from tests.trainer.mask_words import give_words
 from tests.trainer.spawn import run_ranks
 from tests.trainer.t5_cases import tiny_t5
 from trainer.config.card import CardError, TrainerConfig
@@ -67,7 +68,9 @@ def blocks(
     made = [
         TransformerBlock(model, ALONE, kernel, rotary, part, compiler) for _ in range(model.layers)
     ]
-    initialise_stage([(f"blocks.{index}.", block) for index, block in enumerate(made)], 1, ALONE)
+    stage = [(f"blocks.{index}.", block) for index, block in enumerate(made)]
+    initialise_stage(stage, 1, ALONE)
+    give_words(stage, 2)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[
         config.precision.dtype
     ]
@@ -223,7 +226,7 @@ def test_a_block_with_flex_attention_is_one_graph(
 
 
 def test_dropout_of_flex_attention_is_in_the_graph(graphs: Graphs) -> None:
-    """Recomputed, it drops what it dropped."""
+    """Recomputed, it drops what it dropped, and what a mask in memory drops."""
     config = tiny(layers=2, hidden_size=32, attention_heads=2, attention_dropout=0.2)
 
     def found(part: Any) -> list[Tensor]:
@@ -232,6 +235,11 @@ def test_dropout_of_flex_attention_is_in_the_graph(graphs: Graphs) -> None:
 
     kept, recomputed = found("nothing"), found("block")
     assert all(torch.equal(one, other) for one, other in zip(kept, recomputed, strict=True))
+    plain = results(blocks(config, None, None, "nothing"), None, False, (16,), False)
+    for one, other in zip(plain, kept, strict=True):
+        torch.testing.assert_close(
+            other, one, rtol=1e-5, atol=INDUCTOR_FP32 * float(one.abs().max())
+        )
     for forward, backward in zip(graphs.forward, graphs.backward, strict=True):
         assert (
             forward.count("flex_attention") == 2 and backward.count("flex_attention_backward") == 2

@@ -61,7 +61,7 @@ ALLOWED: dict[tuple[str, str, str], str] = {
     ("parallel/replica_check.py", "disagreements", ".tolist()"): "once a check, before a save",
     ("loop.py", "Trainer._earliest_start", ".item()"): "in host memory, at the start",
     ("loop.py", "Trainer._largest", ".tolist()"): "the stop switches, in host memory",
-    ("model/random.py", "tensor_region", ".item()"): "a seed drawn on the processor",
+    ("model/random.py", "DropoutPlaces.begin", ".tolist()"): "numbers that the processor made",
     (
         "optim/layer_norms.py",
         "LayerNorms.take",

@@ -16,7 +16,6 @@ from tests.trainer.resumes import END, HALF, resumed, straight, stretches
 from tests.trainer.spawn import RanksFailed, run_ranks
 from trainer.config.card import TrainerConfig
 from trainer.engine import Engine, init_distributed
-from trainer.model.random import seed_step, tensor_region
 from trainer.parallel.mesh import Mesh, worker_device
 
 SIZE = 8
@@ -130,21 +129,6 @@ def test_guard_names_the_copy_that_differs(topology: tuple[int, int, int], name:
     pipeline, tensor, data = topology
     answers = run_ranks(broken_copies, pipeline * tensor * data, tiny(pipeline, tensor), name, 1)
     assert answers == [([], [name])] * len(answers)
-
-
-def masks(config: TrainerConfig) -> tuple[list[float], list[float], list[float]]:
-    mesh = Mesh.create(config.parallel, CPU)
-    seed_step(7, 3, mesh)
-    replicated = torch.rand(4).tolist()
-    with tensor_region(mesh):
-        sharded = torch.rand(4).tolist()
-    return replicated, sharded, torch.rand(4).tolist()
-
-
-def test_dropout_streams_per_region() -> None:
-    first, second = run_ranks(masks, 2, tiny(1, 2))
-    assert first[0] == second[0] and first[2] == second[2]
-    assert first[1] != second[1]
 
 
 def dropout_losses(config: TrainerConfig) -> list[float]:

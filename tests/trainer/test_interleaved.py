@@ -188,9 +188,7 @@ def test_parts_train_as_plain_stages_do(name: str) -> None:
 
 
 def test_resume_and_recomputation_change_no_bit() -> None:
-    """With dropout, on the same shape; on another one the state is the same and the losses are
-    within rounding.
-    """
+    """With dropout; on another shape the state is the same and the losses are within rounding."""
     config, dropped = card(2, 1, 2), card(2, 1, 2, **DROPOUT)
     recomputed = card(2, 1, 2, **DROPOUT, **RECOMPUTE)
     first = run_ranks(
@@ -198,7 +196,13 @@ def test_resume_and_recomputation_change_no_bit() -> None:
     )
     half, dropped_half = (assemble([rank[number].half for rank in first]) for number in (0, 1))
     second = run_ranks(
-        train_each, WORLD, [(dropped, HALF, 4, dropped_half), (card(2, 1, 1), HALF, 4, half)]
+        train_each,
+        WORLD,
+        [
+            (dropped, HALF, 4, dropped_half),
+            (card(2, 1, 1), HALF, 4, half),
+            (card(2, 1, 1, **DROPOUT), HALF, 4, dropped_half),
+        ],
     )
     straight = assemble([rank[1].pieces for rank in first])
     for other in ([rank[2] for rank in first], [rank[0] for rank in second]):
@@ -214,6 +218,8 @@ def test_resume_and_recomputation_change_no_bit() -> None:
     assert first[0][1].losses != first[0][0].losses
     whole = first[0][0].losses[HALF:]
     assert second[0][1].losses == pytest.approx(whole, abs=FP32_LOSS)
+    masked = first[0][1].losses[HALF:]
+    assert second[0][2].losses == pytest.approx(masked, abs=FP32_LOSS)
 
 
 def ways_and_check(config: TrainerConfig) -> tuple[set[str], int, list[WorkerDigests]]:

@@ -8,6 +8,8 @@ is not promised bit for bit.
 
 from __future__ import annotations
 
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
 from trainer.contract.manifest import Manifest
 from trainer.contract.phases import read_phases
+from trainer.control import saving
 from trainer.model import compiled
 
 HALF, END = 3, 6
@@ -73,3 +76,26 @@ def test_a_resume_is_bitwise(options: dict[str, Any], tmp_path: Path) -> None:
     assert [compiled_at(config) for config in (whole, rest)] == expected
     assert curve(rest) == curve(whole) and set(curve(whole)) == set(range(1, END + 1))
     assert saved(rest) == saved(whole) != {}
+
+
+# ----------------------------------------------------------------------------- masks of another kind
+def told_attempt(config: TrainerConfig, number: int, draws: bool) -> tuple[str, int, bool]:
+    """An attempt, of an older trainer where `draws`; and whether this rank was told of its masks."""
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as said:
+        if draws:
+            patch.setattr(saving, "drops", lambda config: False)
+        ends = attempt(config, number)
+    return *ends, "dropout's masks are by place from here on" in said.getvalue()
+
+
+@pytest.mark.parametrize(("share", "draws"), [(0.2, True), (0.2, False), (0.0, True)])
+def test_a_run_that_began_with_drawn_masks_goes_on_and_says_so(
+    share: float, draws: bool, tmp_path: Path
+) -> None:
+    def until(last: int) -> TrainerConfig:
+        return card(tmp_path, model={"hidden_dropout": share}, run={"exit_interval": last})
+
+    first = run_ranks(told_attempt, 2, until(HALF), 1, draws, launch=False)
+    second = run_ranks(told_attempt, 2, until(END), 2, False, launch=False)
+    assert first == [("exit-interval", HALF, False)] * 2
+    assert second == [("exit-interval", END, draws and share > 0.0), ("exit-interval", END, False)]

@@ -213,16 +213,12 @@ def _data_checks(
 def _sequence_checks(
     card: RunCard, found: LaunchCheckpoints, name: str
 ) -> Iterator[PreflightCheck]:
-    """A card that cuts sequences otherwise than before, maybe by default alone: it draws other
-    dropout masks.
-    """
+    """A card that cuts sequences otherwise than before, maybe by default alone."""
     before, now = found.cut_sequences, bool(card.parallel.sequence_parallel)
     if before is None or before == now or card.parallel.tensor == 1:
         return
     here, there = str(now).lower(), str(before).lower()
     rule = f"is {here}, and {name} was trained with {there}: sums round otherwise from there"
-    if card.model.hidden_dropout > 0.0 or card.model.attention_dropout > 0.0:
-        rule += ", dropout masks are others"
     yield warning("parallel.sequence_parallel", rule, f"say {there} in the card to go on as before")
 
 

@@ -38,6 +38,10 @@ from trainer.schedule.start import StartSource, agreed_settings, loaded_source, 
 Say = Callable[[str], None]
 
 
+# of a cursor: how dropout's masks were made
+MASKS_KEY, BY_PLACE = "dropout_masks", "by place"
+
+
 class ResumePosition(Record):
     """Where the training stands, and the learning rate that it follows. `own_step`: this run's
     checkpoint, if any.
@@ -143,6 +147,10 @@ def load_step(
     agreed = agreed_settings(config, source, cursor, str(place))
     for remark in agreed.remarks:
         say(remark)
+    if drops(config) and not source.takes_weights and cursor.get(MASKS_KEY) != BY_PLACE:
+        say(
+            "dropout's masks are by place from here on; until here they were drawn, and were others"
+        )
     if (
         rng is not None
         and not source.is_fresh
@@ -161,6 +169,11 @@ def load_step(
     return ResumePosition(
         Progress.from_cursor(cursor), agreed.plan, None, was_loaded=True, place=place, cursor=cursor
     )
+
+
+def drops(config: TrainerConfig) -> bool:
+    """Whether the card asks for dropout anywhere."""
+    return config.model.hidden_dropout > 0.0 or config.model.attention_dropout > 0.0
 
 
 def load_weights(config: TrainerConfig, mesh: Mesh, engine: Engine, place: Path, say: Say) -> int:

@@ -20,7 +20,7 @@ from trainer.contract.metrics_record import SAVE_FAILED
 from trainer.contract.origin import ORIGIN_KEY, Origin
 from trainer.contract.resumable import OPTIMIZER_SUMS
 from trainer.control.failed_saves import FailedSaves
-from trainer.control.resume import checkpoint_info
+from trainer.control.resume import BY_PLACE, MASKS_KEY, checkpoint_info, drops
 from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.state import ShardedState
@@ -218,6 +218,7 @@ class Saver:
             "optimizer": optimizer_facts(self._config),
             "loss_scaler": self._engine.scaler_state(),
             **({OPTIMIZER_SUMS: sums} if sums else {}),
+            **({MASKS_KEY: BY_PLACE} if drops(self._config) else {}),
             **({CURSOR_KEY: self._data} if self._data is not None else {}),
             **({ORIGIN_KEY: document(self._origin)} if self._origin is not None else {}),
         }

@@ -46,7 +46,7 @@ MEANING: Mapping[FaultKind, tuple[str, str, str]] = {
     ),
     "random-state": (
         "random state",
-        "the generators do not go on where they were: dropout masks differ, so losses differ slightly",
+        "the generators do not go on where they were; weights and dropout masks do not follow from them",
         "whether the load restored the random state; another shape derives it again, which is right",
     ),
     "counters": (

@@ -13,10 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.config.card import ModelSection
 from trainer.model.initial import output_projection_std
-from trainer.model.kernels import FlexKernel, Kernel
+from trainer.model.kernels import Kernel, drops_by_place
 from trainer.model.layers import ColumnParallelLinear, RMSNorm, RowParallelLinear
 from trainer.model.positions import Rotary
-from trainer.model.random import tensor_region
+from trainer.model.random import Drop, Dropout
 from trainer.parallel.mesh import Mesh
 
 
@@ -41,44 +41,39 @@ class _Attention(nn.Module):
         self.mesh = mesh
         self.kernel = kernel
         self.head_size = model.head_size
-        self.dropout = model.attention_dropout
+        # `draws`: the kernel drops by itself, from the generators
+        self.place = Dropout(model.attention_dropout, mesh)
+        self.draws = model.attention_dropout > 0.0 and not drops_by_place(kernel)
         self.recompute = recompute
 
     def _recomputed(self, mix: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if not self.recompute:
             return mix
-        keeps_random = self.dropout > 0.0
         return partial(
             checkpoint,
             mix,
             use_reentrant=False,
-            preserve_rng_state=keeps_random,
+            preserve_rng_state=self.draws,
             determinism_check="none",
         )
 
-    @property
-    def draws_apart(self) -> bool:
-        """Whether its dropout has random numbers of its own on each tensor rank, which no compiled
-        code can draw.
-        """
-        if isinstance(self.kernel, FlexKernel):  # its masks are by the head's number
-            return False
-        return self.training and self.dropout > 0.0 and self.mesh.tensor > 1
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, *, mask: Any, words: Tensor | None
+    ) -> Tensor:
         """Each [batch, sequence, heads, head size] -> mixed values [batch, sequence of the queries,
         width].
 
         Of keys and values there may be fewer heads, each for as many heads of queries that follow
-        one another.
+        one another. `words`: those of the dropout's place, handed in since it has others by the
+        time that this is computed again.
         """
         batch, length = query.shape[:2]
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-        if self.draws_apart:
-            with tensor_region(self.mesh):
-                mixed = self.kernel(query, key, value, mask, self.dropout)
-        else:
-            mixed = self.kernel(query, key, value, mask, self.dropout if self.training else 0.0)
+        drop = None
+        if self.place.drops:
+            assert words is not None, "a step has begun, and with it this micro batch"
+            drop = Drop(self.place.probability, words, self.mesh.tensor_rank * query.shape[1])
+        mixed = self.kernel(query, key, value, mask, drop)
         return mixed.transpose(1, 2).reshape(batch, length, -1)
 
 
@@ -134,8 +129,10 @@ class SelfAttention(_Attention):
 
     def context(self, hidden: Tensor, documents: Tensor | None) -> AttentionContext:
         """What it needs beside the hidden states of a block, of which with sequence parallelism
-        this is a stretch.
+        this is a stretch. It comes before what the block draws, first and when computed again.
         """
+        if self.draws and self.training:
+            self.place.seed_generators()
         length = hidden.shape[1] * (self.mesh.tensor if self.mesh.sequence_parallel else 1)
         if self.rotary is None:
             angles = None
@@ -145,9 +142,9 @@ class SelfAttention(_Attention):
 
     def mix(self, fused: Tensor, context: AttentionContext) -> Tensor:
         """What lies between the two projections: what the first gave -> [batch, sequence, width]."""
-        return self._recomputed(self._mix)(fused, context)
+        return self._recomputed(self._mix)(fused, context, self.place.words)
 
-    def _mix(self, fused: Tensor, context: AttentionContext) -> Tensor:
+    def _mix(self, fused: Tensor, context: AttentionContext, words: Tensor | None) -> Tensor:
         """Query, key and value side by side -> mixed values [batch, sequence, width]."""
         batch, length, _ = fused.shape
         queries, key, value = fused.view(batch, length, -1, self.queries + 2, self.head_size).split(
@@ -158,7 +155,7 @@ class SelfAttention(_Attention):
             query, key = self.query_norm(query), self.key_norm(key)
         if self.rotary is not None and context.angles is not None:
             query, key = self.rotary.rotate(query, key, *context.angles)
-        return self._attend(query, key, value, context.mask)
+        return self._attend(query, key, value, mask=context.mask, words=words)
 
 
 class CrossAttention(_Attention):
@@ -192,9 +189,10 @@ class CrossAttention(_Attention):
         sequence, 2 x width] -> [batch, own sequence, width]. `mask`: the kernel's, of the other
         sequence.
         """
-        return self._recomputed(self._mix)(query, key_value, mask)
+        return self._recomputed(self._mix)(query, key_value, mask, self.place.words)
 
-    def _mix(self, query: Tensor, key_value: Tensor, mask: Any) -> Tensor:
+    def _mix(self, query: Tensor, key_value: Tensor, mask: Any, words: Tensor | None) -> Tensor:
         batch, length, _ = key_value.shape
         key, value = key_value.view(batch, length, -1, 2, self.head_size).unbind(3)
-        return self._attend(query.view(batch, query.shape[1], -1, self.head_size), key, value, mask)
+        query = query.view(batch, query.shape[1], -1, self.head_size)
+        return self._attend(query, key, value, mask=mask, words=words)

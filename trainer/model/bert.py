@@ -24,7 +24,6 @@ from trainer.model.family import Family, Layer, LossParts
 from trainer.model.initial import ZEROS, Initial
 from trainer.model.kernels import build_kernel
 from trainer.model.layers import (
-    Dropout,
     LayerNorm,
     LearnedPositions,
     VocabularyParallelEmbedding,
@@ -33,6 +32,7 @@ from trainer.model.layers import (
 )
 from trainer.model.loss import Attach, LanguageModelHead, Slot, projection_loss
 from trainer.model.matmul import linear
+from trainer.model.random import Dropout
 from trainer.parallel.comm import reduce_from_tensor_region, stretch
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.micro_batch import Batch

@@ -18,11 +18,10 @@ from trainer.model.kernels import Kernel
 from trainer.model.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
-    dropout,
-    held_stretch,
     norm_class,
 )
 from trainer.model.positions import Rotary
+from trainer.model.random import Dropout
 from trainer.parallel.mesh import Mesh
 
 
@@ -121,7 +120,6 @@ class TransformerBlock(nn.Module):
         self.run = compiler or uncompiled
         self.is_cut = mesh.tensor_group is not None
         self.recomputed = recomputed
-        self.dropout, self.stretch = model.hidden_dropout, held_stretch(mesh)
         norm = norm_class(model)
         self.input_norm = norm(model.hidden_size, model.layernorm_epsilon, mesh)
         self.attention = SelfAttention(
@@ -134,6 +132,9 @@ class TransformerBlock(nn.Module):
         )
         self.post_attention_norm = norm(model.hidden_size, model.layernorm_epsilon, mesh)
         self.mlp = MultilayerPerceptron(model, mesh, in_float8)
+        self.attention_dropout, self.mlp_dropout = (
+            Dropout(model.hidden_dropout, mesh) for _ in range(2)
+        )
 
     def forward(self, stream: Stream) -> Stream:
         hidden, documents = hidden_of(stream)
@@ -147,11 +148,7 @@ class TransformerBlock(nn.Module):
         if not self.is_cut:
             return run(whole)(self, hidden, context)
         fused = attention.query_key_value(run(input_normed)(self, hidden))
-        if attention.draws_apart:
-            inner = mixed
-        else:
-            inner = run(mixed)
-        summed = attention.dense.exchange(inner(self, fused, context))
+        summed = attention.dense.exchange(run(mixed)(self, fused, context))
         hidden, normed = run(added_and_normed)(self, hidden, summed)
         summed = down.exchange(run(activated)(self, self.mlp.up(normed)))
         return run(added)(self, hidden, summed)
@@ -173,7 +170,7 @@ def mixed(block: TransformerBlock, fused: Tensor, context: AttentionContext) -> 
 def added_and_normed(
     block: TransformerBlock, hidden: Tensor, summed: Tensor
 ) -> tuple[Tensor, Tensor]:
-    hidden = hidden + dropped(block, block.attention.dense.finish(summed))
+    hidden = hidden + block.attention_dropout.apply_to(block.attention.dense.finish(summed))
     return hidden, block.post_attention_norm(hidden)
 
 
@@ -182,13 +179,7 @@ def activated(block: TransformerBlock, hidden: Tensor) -> Tensor:
 
 
 def added(block: TransformerBlock, hidden: Tensor, summed: Tensor) -> Tensor:
-    return hidden + dropped(block, block.mlp.down.finish(summed))
-
-
-def dropped(block: TransformerBlock, branch: Tensor) -> Tensor:
-    if block.training and block.dropout > 0.0:
-        return dropout(branch, block.dropout, block.stretch)
-    return branch
+    return hidden + block.mlp_dropout.apply_to(block.mlp.down.finish(summed))
 
 
 def whole(block: TransformerBlock, hidden: Tensor, context: AttentionContext) -> Tensor:

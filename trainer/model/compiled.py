@@ -4,8 +4,7 @@ Compiled is what lies between two collectives, the inner part of attention with 
 where nothing is cut. Each part is one whole graph: torch may not leave some of it uncompiled.
 Another number of tokens or samples makes a second graph, in which that number is free; so a
 curriculum makes two graphs of a part, not one for each length. More variants than `MOST_VARIANTS`
-end the training: one rank that fell back alone would draw other dropout masks than its tensor
-ranks.
+end the training: one rank that fell back alone would round otherwise than its tensor ranks.
 """
 
 from __future__ import annotations

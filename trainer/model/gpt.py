@@ -21,9 +21,10 @@ from trainer.model.compiled import Compiler, compiles_small_parts
 from trainer.model.documents import DocumentRules, labels_without_ends
 from trainer.model.family import Family, Layer, LossParts
 from trainer.model.kernels import build_kernel
-from trainer.model.layers import Dropout, LearnedPositions, VocabularyParallelEmbedding, norm_class
+from trainer.model.layers import LearnedPositions, VocabularyParallelEmbedding, norm_class
 from trainer.model.loss import LM, LanguageModelHead, Z
 from trainer.model.positions import Rotary, rotary_frequencies
+from trainer.model.random import Dropout
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.micro_batch import Batch
 

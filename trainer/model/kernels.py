@@ -37,75 +37,12 @@ from trainer.config.kernel_choice import (
 from trainer.model.documents import DocumentRules
 from trainer.model.matmul import compute_dtype
 from trainer.model.positions import local_alibi_slopes
+from trainer.model.random import Drop, is_kept, least_kept, row_words, scale_of_kept
 from trainer.parallel.mesh import Mesh
 
-# Which attention weights dropout keeps, as a function of a seed and of their place: nothing is kept
-# in memory.
-#
-# So each kernel that meets a weight, forward and backward, on whichever tensor rank, finds the same
-# answer by itself.
-
-HALF, WHOLE = 1 << 31, 1 << 32
-LOW_16, LOW_17 = 0xFFFF, 0x1FFFF
-
-
-def _signed(bits: int) -> int:
-    """The same 32 bits as the signed number that torch and Triton multiply with."""
-    if bits >= HALF:
-        return bits - WHOLE
-    return bits
-
-
-FIRST, SECOND = _signed(0x7FEB352D), _signed(0x846CA68B)  # of Wellons' lowbias32
-STRIDE = _signed(0x9E3779B1)  # 2^32 / the golden ratio: neighbours lie far apart
-
-
-def draw_seed(device: torch.device) -> Tensor:
-    """64 random bits as two int32, of the device's generator; no host waits for them."""
-    return torch.randint(-HALF, HALF - 1, (2,), dtype=torch.int32, device=device)
-
-
-def least_kept(dropout: float) -> int:
-    """The threshold of `is_kept` for this share of dropped weights, which it meets to 2^-32."""
-    return round(dropout * WHOLE) - HALF
-
-
-def scale_of_kept(least: int) -> float:
-    """What kept weights are multiplied by, so that their mean is that of all."""
-    return WHOLE / (HALF - least)
-
-
-def is_kept(
-    seed: Tensor, least: int, *, batch: Tensor, head: Tensor, query: Tensor, key: Tensor
-) -> Tensor:
-    """Whether a weight stays. `seed`: as `draw_seed` gives it; `least`: as `least_kept` does.
-
-    Of integers of any width and shape that fit together. What depends on the query alone is
-    computed for it alone: two words of it, so that no two rows of a mask are the same numbers at
-    another place.
-    """
-    batch, head, query, key = (_narrow(place) for place in (batch, head, query, key))
-    row = _mixed(_mixed(_mixed(seed[0] ^ batch) ^ head) ^ query)
-    other = _mixed(_mixed(_mixed(seed[1] ^ query) ^ head) ^ batch)
-    bits = row ^ (key * STRIDE)
-    bits = (bits ^ ((bits >> 16) & LOW_16)) * FIRST + other
-    bits = (bits ^ ((bits >> 15) & LOW_17)) * SECOND
-    return bits >= least
-
-
-def _narrow(place: Tensor) -> Tensor:
-    """As int32, whatever width it has when it is run: code traced with 32 bits is run with 64 at
-    times, and a conversion that changes nothing is not in the trace.
-    """
-    return place.to(torch.int64).to(torch.int32)
-
-
-def _mixed(bits: Tensor) -> Tensor:
-    """All 32 bits of each of the results depend on all of its own: lowbias32."""
-    bits = (bits ^ ((bits >> 16) & LOW_16)) * FIRST
-    bits = (bits ^ ((bits >> 15) & LOW_17)) * SECOND
-    return bits ^ ((bits >> 16) & LOW_16)
-
+# Words of the samples, threshold of the weights that are kept, and the worker's first head: of
+# dropout's own number, a float, torch would make a tensor.
+Dropped = tuple[Tensor, int, int]
 
 STRIP, MOST_STRIPS = 64, 8
 # in bf16 and fp16: lower ones cost torch's kernel, which packs the keys for each, more than they
@@ -117,8 +54,10 @@ class Kernel(Protocol):
     """Mixes values: query, key, value [batch, heads, sequence, head size] -> the queries' shape.
 
     Keys and values may have fewer heads: the first is for the first so many heads of queries, and
-    so on.
+    so on. `backends`: the only ones of torch's kernels that may be taken; empty: any.
     """
+
+    backends: Sequence[SDPBackend]
 
     def mask(self, hidden: Tensor, length: int, documents: Tensor | None) -> Any:
         """What it needs beside the heads of sequences of `length`, in the dtype and on the device
@@ -129,7 +68,7 @@ class Kernel(Protocol):
         """
 
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Any, dropout: float
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Any, drop: Drop | None
     ) -> Tensor: ...
 
 
@@ -184,8 +123,7 @@ def build_kernel(
         slopes = local_alibi_slopes(model.attention_heads, mesh)
     stays_inside = documents is not None and documents.reset_attention
     if choice.name == "flex":
-        first_head = mesh.tensor_rank * (model.attention_heads // mesh.tensor)
-        return FlexKernel(slopes, stays_inside, compiled=True, first_head=first_head)
+        return FlexKernel(slopes, stays_inside, compiled=True)
     if slopes is None and not stays_inside:
         return CausalKernel(backends)
     return DenseKernel(slopes, stays_inside, mesh.device, backends)
@@ -233,9 +171,9 @@ class CausalKernel:
         return None
 
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Any, dropout: float
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Any, drop: Drop | None
     ) -> Tensor:
-        return _attend(query, key, value=value, mask=None, dropout=dropout, backends=self.backends)
+        return _attend(query, key, value=value, mask=None, drop=drop, backends=self.backends)
 
 
 class DenseKernel:
@@ -270,10 +208,10 @@ class DenseKernel:
         return self._bias_inside(documents, dtype)
 
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, drop: Drop | None
     ) -> Tensor:
         return _attend_in_strips(
-            query, key, value=value, mask=mask, dropout=dropout, backends=self.backends
+            query, key, value=value, mask=mask, drop=drop, backends=self.backends
         )
 
     def bias(self, length: int, dtype: torch.dtype) -> Tensor:
@@ -330,9 +268,9 @@ class PaddedKernel:
         return self._last[1]
 
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, drop: Drop | None
     ) -> Tensor:
-        return _attend(query, key, value=value, mask=mask, dropout=dropout, backends=self.backends)
+        return _attend(query, key, value=value, mask=mask, drop=drop, backends=self.backends)
 
 
 class FlexKernel:
@@ -344,16 +282,13 @@ class FlexKernel:
     that the rest has of all weights, the ratio of both sums of exponentials. A second pass, without
     dropout, is for its sum alone.
 
-    `first_head`: the number in the model of this worker's first head, by which dropout's mask is
-    the same however heads are dealt to tensor ranks. Not `compiled` it runs anywhere, slowly and
-    without gradients on the CPU: for tests.
+    Not `compiled` it runs anywhere, slowly and without gradients on the CPU: for tests.
     """
 
-    def __init__(
-        self, slopes: Tensor | None, stays_inside: bool, compiled: bool, first_head: int = 0
-    ):
+    def __init__(self, slopes: Tensor | None, stays_inside: bool, compiled: bool):
         from torch.nn.attention import flex_attention
 
+        self.backends: Sequence[SDPBackend] = ()
         self._attention: Any = flex_attention.flex_attention
         self._block_mask: Any = flex_attention.create_block_mask
         self._with_sum = {"return_aux": flex_attention.AuxRequest(lse=True)}
@@ -362,41 +297,37 @@ class FlexKernel:
             self._attend = torch.compile(self._attend_as_is)
             self._block_mask = torch.compile(self._block_mask)
         self.stays_inside = stays_inside
-        self.first_head = first_head
         self.slopes = slopes
         self._made: dict[int, Any] = {}
         self._last: tuple[Tensor, Any] | None = None
 
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Any, dropout: float
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Any, drop: Drop | None
     ) -> Tensor:
-        drawn = None
-        if dropout > 0.0:
-            drawn = (draw_seed(query.device), least_kept(dropout))
-        mixed: Tensor = self._attend(query, key, value, mask, drawn=drawn)
+        dropped = None
+        if drop is not None:
+            dropped = drop.words, least_kept(drop.probability), drop.first_head
+        mixed: Tensor = self._attend(query, key, value, mask, dropped=dropped)
         return mixed
 
     def _attend_as_is(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Any, drawn: tuple[Tensor, int] | None
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Any, dropped: Dropped | None
     ) -> Tensor:
-        """`drawn`: seed and threshold of the weights that are kept. Of dropout's own number, a
-        float, torch would make a tensor.
-        """
-        whole = _score(self.slopes, None, 0)
+        whole = _score(self.slopes, None)
         options = {
             "score_mod": whole,
             "block_mask": mask,
             "enable_gqa": query.shape[1] != key.shape[1],
         }
-        if drawn is None:
+        if dropped is None:
             mixed: Tensor = self._attention(query, key, value, **options)
             return mixed
         # no one asks for what they would be mixed to
         few = value[..., :SMALLEST_FLEX_HEAD].detach()
         _, every = self._attention(query, key, few, **options, **self._with_sum)
-        options["score_mod"] = _score(self.slopes, drawn, self.first_head)
+        options["score_mod"] = _score(self.slopes, dropped)
         mixed, kept = self._attention(query, key, value, **options, **self._with_sum)
-        share = torch.exp(kept.lse - every.lse) * scale_of_kept(drawn[1])
+        share = torch.exp(kept.lse - every.lse) * scale_of_kept(dropped[1])
         return (mixed * share.unsqueeze(3)).to(query.dtype)
 
     def mask(self, hidden: Tensor, length: int, documents: Tensor | None) -> Any:
@@ -419,19 +350,18 @@ class FlexKernel:
         return self._last[1]
 
 
-def _score(
-    slopes: Tensor | None, drawn: tuple[Tensor, int] | None, first_head: int
-) -> Callable[..., Tensor] | None:
-    if slopes is None and drawn is None:
+def _score(slopes: Tensor | None, dropped: Dropped | None) -> Callable[..., Tensor] | None:
+    if slopes is None and dropped is None:
         return None
 
     def score(value: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         if slopes is not None:
             value = value + slopes[head] * (key - query)
-        if drawn is None:
+        if dropped is None:
             return value
-        is_in = is_kept(*drawn, batch=batch, head=head + first_head, query=query, key=key)
-        return torch.where(is_in, value, -math.inf)
+        words, least, first_head = dropped
+        row = row_words((words[batch, 0], words[batch, 1]), head + first_head, query)
+        return torch.where(is_kept(row, key, least), value, -math.inf)
 
     return score
 
@@ -452,7 +382,7 @@ def _attend_in_strips(
     key: Tensor,
     value: Tensor,
     mask: Tensor,
-    dropout: float,
+    drop: Drop | None,
     backends: Sequence[SDPBackend],
 ) -> Tensor:
     """Attention under a causal mask, a strip of queries at a time: no strip is computed beyond its
@@ -463,10 +393,10 @@ def _attend_in_strips(
     length.
     """
     if torch.compiler.is_compiling():
-        return _attend(query, key, value=value, mask=mask, dropout=dropout, backends=backends)
+        return _attend(query, key, value=value, mask=mask, drop=drop, backends=backends)
     length, least = query.shape[2], STRIP if compute_dtype(query) == torch.float32 else HALF_STRIP
     if query.device.type != "cpu" or length < 2 * least:
-        return _attend(query, key, value=value, mask=mask, dropout=dropout, backends=backends)
+        return _attend(query, key, value=value, mask=mask, drop=drop, backends=backends)
     height = max(least, -(-length // MOST_STRIPS))
     ends = range(height, length + height, height)
     strips = [
@@ -475,7 +405,7 @@ def _attend_in_strips(
             key[:, :, :end],
             value=value[:, :, :end],
             mask=mask[:, :, end - height : end, :end],
-            dropout=dropout,
+            drop=drop and drop._replace(first_query=end - height),
             backends=backends,
         )
         for end in ends
@@ -488,7 +418,7 @@ def _attend(
     key: Tensor,
     value: Tensor,
     mask: Tensor | None,
-    dropout: float,
+    drop: Drop | None,
     backends: Sequence[SDPBackend],
 ) -> Tensor:
     wide = compute_dtype(query)
@@ -496,17 +426,48 @@ def _attend(
     if shared > 1 and SDPBackend.EFFICIENT_ATTENTION in backends:  # which knows no groups
         key, value = (each.repeat_interleave(shared, dim=1) for each in (key, value))
         shared = 1
+    if drop is not None and _is_plain(backends):
+        return _attend_dropping(
+            query.to(wide), key.to(wide), value.to(wide), mask=mask, drop=drop
+        ).to(query.dtype)
     with _only(backends):
         mixed = functional.scaled_dot_product_attention(
             query.to(wide),
             key.to(wide),
             value.to(wide),
             attn_mask=mask,
-            dropout_p=dropout,
+            dropout_p=drop.probability if drop is not None else 0.0,
             is_causal=mask is None,
             enable_gqa=shared > 1,
         )
     return mixed.to(query.dtype)
+
+
+def drops_by_place(kernel: Kernel) -> bool:
+    """Whether dropout's masks are by place: not those of torch's own fused kernels on a GPU, which
+    drop weights that no one else sees.
+    """
+    return _is_plain(kernel.backends)  # flex attention names none
+
+
+def _is_plain(backends: Sequence[SDPBackend]) -> bool:
+    return not backends or tuple(backends) == BACKENDS["math"]
+
+
+def _attend_dropping(
+    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, drop: Drop
+) -> Tensor:
+    """As torch's math kernel, which keeps the weights in memory too."""
+    shared = query.shape[1] // key.shape[1]
+    if shared > 1:
+        key, value = (each.repeat_interleave(shared, dim=1) for each in (key, value))
+    scores = (query * query.shape[3] ** -0.5) @ key.transpose(2, 3)
+    if mask is None:
+        ahead = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(ahead, -math.inf)
+    else:
+        scores = scores + mask
+    return drop.dropped(scores.softmax(dim=3)) @ value
 
 
 def _only(backends: Sequence[SDPBackend]) -> AbstractContextManager[Any]:

@@ -295,47 +295,6 @@ class LearnedPositions(nn.Module):
         return joined(hidden + added, documents)
 
 
-class Dropout(nn.Module):
-    """Dropout on activations outside tensor regions."""
-
-    def __init__(self, probability: float, mesh: Mesh):
-        super().__init__()
-        self.probability = probability
-        self.stretch = held_stretch(mesh)
-
-    @passes_documents
-    def forward(self, hidden: Tensor) -> Tensor:
-        if not self.training:
-            return hidden
-        return dropout(hidden, self.probability, self.stretch)
-
-
-def held_stretch(mesh: Mesh) -> tuple[int, int]:
-    """Which stretch of a sequence, counted from 0, this worker holds outside tensor regions, of how
-    many.
-    """
-    if mesh.sequence_parallel:
-        return mesh.tensor_rank, mesh.tensor
-    return 0, 1
-
-
-def dropout(hidden: Tensor, probability: float, stretch: tuple[int, int]) -> Tensor:
-    """Dropout of one stretch of a sequence, [batch, sequence, features], as a rank that holds the
-    whole drops it.
-
-    The mask of the whole is drawn, which costs next to nothing beside a block, and is kept for the
-    stretch alone.
-    """
-    place, count = stretch
-    if count == 1:
-        return functional.dropout(hidden, probability, True)
-    batch, length, features = hidden.shape
-    ones = hidden.detach().new_ones(batch, length * count, features)
-    whole = functional.dropout(ones, probability, True)
-    kept = whole[:, place * length : (place + 1) * length] != 0
-    return torch.where(kept, hidden * (1.0 / (1.0 - probability)), 0.0)
-
-
 def _leave_region(partial: Tensor, mesh: Mesh) -> Tensor:
     leave = reduce_scatter_sequence if mesh.sequence_parallel else reduce_from_tensor_region
     return leave(partial, mesh.tensor_group)

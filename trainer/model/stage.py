@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from trainer.contract.record import Record
+from trainer.model.random import DropoutPlaces
 from trainer.parallel.micro_batch import Batch
 
 
@@ -21,6 +22,7 @@ class Stage(Record):
     """
 
     module: nn.Module
+    places: DropoutPlaces
     layers: Sequence[Callable[[Any], Any]]
     parameters: Sequence[Sequence[nn.Parameter]]
     loss: Callable[[Tensor, Any], Tensor] | None

@@ -11,7 +11,7 @@ are.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,6 @@ from trainer.model.block import (
     activated,
     added,
     added_and_normed,
-    dropped,
     input_normed,
     mixed,
 )
@@ -34,7 +33,6 @@ from trainer.model.family import Family, Layer
 from trainer.model.initial import ZEROS
 from trainer.model.kernels import Kernel, build_causal_kernel, build_kernel
 from trainer.model.layers import (
-    Dropout,
     LayerNorm,
     LearnedPositions,
     VocabularyParallelEmbedding,
@@ -42,6 +40,7 @@ from trainer.model.layers import (
     new_parameter,
 )
 from trainer.model.loss import Attach, LanguageModelHead, Slot, projection_loss
+from trainer.model.random import Dropout
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.micro_batch import Batch
 
@@ -102,13 +101,6 @@ class EncoderBlock(TransformerBlock):
         return joined(torch.cat((text, answer), dim=1), marks)
 
 
-class DecoderContext(NamedTuple):
-    """What attention of a decoder's block needs: to its own tokens, and the mask of the encoder's."""
-
-    own: AttentionContext
-    cross_mask: Any
-
-
 class DecoderBlock(TransformerBlock):
     """A block of the decoder: its tokens attend to those before them, then to the encoder's result;
     then the MLP.
@@ -144,65 +136,56 @@ class DecoderBlock(TransformerBlock):
             recompute=recomputed == "attention",
             in_float8=in_float8,
         )
+        self.cross_dropout = Dropout(model.hidden_dropout, mesh)
         self.post_cross_attention_norm = LayerNorm(model.hidden_size, model.layernorm_epsilon, mesh)
 
     def forward(self, stream: Stream) -> Stream:
         hidden, marks = hidden_of(stream)
         assert marks is not None
         text, answer = hidden[:, : self.encoder], hidden[:, self.encoder :]
-        context = DecoderContext(
-            self.attention.context(answer, None),
-            self.cross_attention.kernel.mask(text, self.encoder, marks[:, : self.encoder]),
-        )
-        return joined(torch.cat((text, self._decode(answer, text, context)), dim=1), marks)
+        context = self.attention.context(answer, None)
+        cross_mask = self.cross_attention.kernel.mask(text, self.encoder, marks[:, : self.encoder])
+        answer = self._decode(answer, text, context, cross_mask)
+        return joined(torch.cat((text, answer), dim=1), marks)
 
-    def _decode(self, hidden: Tensor, text: Tensor, context: DecoderContext) -> Tensor:
-        """`hidden`: of the decoder; `text`: the encoder's result."""
+    def _decode(
+        self, hidden: Tensor, text: Tensor, context: AttentionContext, cross_mask: Any
+    ) -> Tensor:
+        """`hidden`: of the decoder; `text`: the encoder's result; `cross_mask`: of its tokens."""
         run, own, cross, down = self.run, self.attention, self.cross_attention, self.mlp.down
         if not self.is_cut:
-            return run(whole_decoder)(self, hidden, text, context)
+            return run(whole_decoder)(self, hidden, text, context, cross_mask=cross_mask)
         fused = own.query_key_value(run(input_normed)(self, hidden))
-        if own.draws_apart:
-            inner = mixed
-        else:
-            inner = run(mixed)
-        summed = own.dense.exchange(inner(self, fused, context.own))
+        summed = own.dense.exchange(run(mixed)(self, fused, context))
         hidden, asking = run(added_and_normed)(self, hidden, summed)
-        if cross.draws_apart:
-            across = cross_mixed
-        else:
-            across = run(cross_mixed)
-        summed = cross.dense.exchange(
-            across(self, cross.query(asking), cross.key_value(text), context)
-        )
+        across = run(cross_mixed)(self, cross.query(asking), cross.key_value(text), cross_mask)
+        summed = cross.dense.exchange(across)
         hidden, found = run(crossed_and_normed)(self, hidden, summed)
         summed = down.exchange(run(activated)(self, self.mlp.up(found)))
         return run(added)(self, hidden, summed)
 
 
 def whole_decoder(
-    block: DecoderBlock, hidden: Tensor, text: Tensor, context: DecoderContext
+    block: DecoderBlock, hidden: Tensor, text: Tensor, context: AttentionContext, cross_mask: Any
 ) -> Tensor:
     """All parts of a decoder's block, where nothing is cut."""
     cross = block.cross_attention
     fused = block.attention.query_key_value(input_normed(block, hidden))
-    hidden, asking = added_and_normed(block, hidden, mixed(block, fused, context.own))
-    crossed = cross_mixed(block, cross.query(asking), cross.key_value(text), context)
+    hidden, asking = added_and_normed(block, hidden, mixed(block, fused, context))
+    crossed = cross_mixed(block, cross.query(asking), cross.key_value(text), cross_mask)
     hidden, found = crossed_and_normed(block, hidden, crossed)
     return added(block, hidden, activated(block, block.mlp.up(found)))
 
 
-def cross_mixed(
-    block: DecoderBlock, query: Tensor, key_value: Tensor, context: DecoderContext
-) -> Tensor:
+def cross_mixed(block: DecoderBlock, query: Tensor, key_value: Tensor, mask: Any) -> Tensor:
     cross = block.cross_attention
-    return cross.dense.product(cross.mix(query, key_value, context.cross_mask))
+    return cross.dense.product(cross.mix(query, key_value, mask))
 
 
 def crossed_and_normed(
     block: DecoderBlock, hidden: Tensor, summed: Tensor
 ) -> tuple[Tensor, Tensor]:
-    hidden = hidden + dropped(block, block.cross_attention.dense.finish(summed))
+    hidden = hidden + block.cross_dropout.apply_to(block.cross_attention.dense.finish(summed))
     return hidden, block.post_cross_attention_norm(hidden)
 
 

@@ -16,6 +16,7 @@ from trainer.model.between_stages import StageBorders
 from trainer.model.block import TransformerBlock
 from trainer.model.documents import Stream
 from trainer.model.family import Layer, replicated_parameters
+from trainer.model.random import DropoutPlaces
 from trainer.model.recompute import recompute_function
 from trainer.optim.accumulate import clear_forgotten
 from trainer.parallel.gradient_copies import sum_copies
@@ -42,8 +43,11 @@ class StageModule(PipelineModule):
     is_checkpointable_results: list[bool]
     is_checkpointable_results_interval: int | None
 
-    def __init__(self, mesh: Mesh, borders: StageBorders, parts: int, **settings: Any):
+    def __init__(
+        self, mesh: Mesh, borders: StageBorders, parts: int, places: DropoutPlaces, **settings: Any
+    ):
         self._mesh = mesh
+        self.places = places
         self.partial_losses: PartialLosses | None = None
         self.borders = borders
         self.parts_count = parts
@@ -108,6 +112,8 @@ class StageModule(PipelineModule):
         """The active part's layers, from what the part before sent to what the next one is sent."""
         takes_tokens = self._mesh.is_first_stage and self.active_part == 0
         gives_loss = self._mesh.is_last_stage and self.active_part == self.parts_count - 1
+        if self.training:
+            self.places.next_of(self.active_part)
         result = super().forward(
             forward_input if takes_tokens else self.borders.enter(forward_input)
         )
@@ -169,6 +175,7 @@ def average_over_replicas(engine: Any) -> None:
 def stage_module(config: TrainerConfig, mesh: Mesh, layers: list[Layer]) -> StageModule:
     """Deal the layers to stages and build this worker's."""
     model = config.model
+    places = DropoutPlaces(mesh)
     is_any_recomputed = any(
         recomputed_part(model, block) == "block" for block in range(model.layers)
     )
@@ -176,13 +183,14 @@ def stage_module(config: TrainerConfig, mesh: Mesh, layers: list[Layer]) -> Stag
         mesh=mesh,
         borders=StageBorders.of(mesh, model.hidden_size),
         parts=config.parallel.virtual_stages,
+        places=places,
         layers=[layer_spec(layer) for layer in layers],
         topology=PipeModelDataParallelTopology(
             num_pp=mesh.pipeline, num_mp=mesh.tensor, num_dp=mesh.data
         ),
         partition_method=config.parallel.partition,
         activation_checkpoint_interval=int(is_any_recomputed),
-        activation_checkpoint_func=recompute_function(model, mesh),
+        activation_checkpoint_func=recompute_function(model, mesh, places),
     )
 
 

@@ -86,13 +86,6 @@ class MemoryShape(Record):
         return 2
 
     @property
-    def mask(self) -> int:
-        """Bytes of an element of a dropout mask."""
-        if self.kind == "cuda":
-            return 1
-        return self.width
-
-    @property
     def table(self) -> int:
         """Elements of a worker's part of the word embedding."""
         return self.vocabulary * self.model.hidden_size // self.parallel.tensor
@@ -232,7 +225,7 @@ def _part_activations(shape: MemoryShape, stage: flops.StageBlocks, size: int, p
     ends = (last * shape.stream if head else tokens * shape.message) * shape.width
     if embedding:
         ends += unit if model.embedding_layernorm else 0
-        ends += tokens * shape.stream * shape.mask if model.hidden_dropout > 0.0 else 0
+        ends += tokens * shape.stream if model.hidden_dropout > 0.0 else 0
     if head:
         ends += last * model.hidden_size * shape.width  # the final LayerNorm's output
         # of the words' head: dense layer, GELU, LayerNorm
@@ -265,7 +258,7 @@ def _decoder(shape: MemoryShape, size: int, kept: int) -> tuple[int, int, int]:
     heads = flops.attention_width(model)
     cross = answer * (2 * shape.stream + 2 * heads // parts) + text * 2 * heads // parts
     cross = cross * shape.width + 2 * answer * 4
-    cross += answer * shape.stream * shape.mask if model.hidden_dropout > 0.0 else 0
+    cross += answer * shape.stream if model.hidden_dropout > 0.0 else 0
     outside = _outside_attention(shape, answer) + cross + kept
     inside = _inside_attention(shape, answer, model.decoder_sequence_length)
     inside += _inside_attention(shape, answer, model.sequence_length)
@@ -283,7 +276,7 @@ def _outside_attention(shape: MemoryShape, tokens: int) -> int:
     columns = 4 * shape.stream + cut // parts
     kept = tokens * columns * shape.width
     if model.hidden_dropout > 0.0:
-        kept += 2 * tokens * shape.stream * shape.mask
+        kept += 2 * tokens * shape.stream
     statistics = 4 if model.norm == "layernorm" else 2
     return kept + statistics * tokens * 4  # of both norms, fp32
 

@@ -86,6 +86,7 @@ def _outcomes(stage: Stage, mesh: Mesh, seed: int, iteration: int) -> list[Worke
     second: tuple[int, ...] = ()
     fault = ""
     all_go_on = _agreement(mesh)
+    stage.places.begin(key, torch.arange(stage.shape[0]).unsqueeze(0))
     with _beside_the_training(stage.module, mesh.device):
         try:
             first, second = (

@@ -209,7 +209,7 @@ def test_torch_may_take_no_kernel_but_the_chosen(monkeypatch: pytest.MonkeyPatch
     kernel = DenseKernel(
         torch.ones(2), False, torch.device("cpu"), (SDPBackend.EFFICIENT_ATTENTION,)
     )
-    kernel(heads[0], heads[1], heads[2], kernel.mask(heads[0], 8, None), 0.0)
+    kernel(heads[0], heads[1], heads[2], kernel.mask(heads[0], 8, None), None)
     assert seen == [(True, False, False)] and torch.backends.cuda.math_sdp_enabled()
 
 
@@ -219,7 +219,7 @@ def test_torch_refuses_where_the_chosen_kernel_is_not_there() -> None:
     )
     with pytest.raises(RuntimeError, match="No viable backend"):
         head = torch.randn(1, 2, 8, 4)
-        kernel(head, head, head, kernel.mask(head, 8, None), 0.0)
+        kernel(head, head, head, kernel.mask(head, 8, None), None)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_a_processor_attends_in_strips_of_queries(
         key.to(dtype),
         value.to(dtype),
         kernel.mask(query.to(dtype), 640, None),
-        0.0,
+        None,
     )
     assert [height for height, _ in seen] == heights
     assert [end for _, end in seen] == [sum(heights[: n + 1]) for n in range(len(heights))]

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from tests.trainer.cases import tiny
 from trainer.model import kernels
 from trainer.model.attention import SelfAttention
-from trainer.model.kernels import FlexKernel, draw_seed, is_kept, least_kept
+from trainer.model.kernels import BACKENDS, DenseKernel, FlexKernel
 from trainer.model.positions import alibi_slopes
+from trainer.model.random import Drop, is_kept, least_kept, row_words
 from trainer.parallel.mesh import Mesh
 
 CPU = torch.device("cpu")
@@ -43,18 +43,16 @@ def lowbias32(bits: np.ndarray) -> np.ndarray:
     return bits ^ (bits >> np.uint32(16))
 
 
-def plain_mask(
-    seed: Tensor, heads: range, dropout: float, batch: int = BATCH, length: int = LENGTH
-) -> Tensor:
+def plain_mask(words: Tensor, heads: range, dropout: float, length: int = LENGTH) -> Tensor:
     """The definition, in unsigned numbers: True where a weight stays, [batch, heads, length,
     length].
     """
-    first, second = seed.numpy().view(np.uint32)
-    rows = [np.arange(batch), np.asarray(heads), np.arange(length), np.arange(length)]
+    first, second = (part.numpy().view(np.uint32)[:, None, None, None] for part in words.unbind(1))
+    rows = [np.asarray(heads), np.arange(length), np.arange(length)]
     grid = np.meshgrid(*(row.astype(np.uint32) for row in rows), indexing="ij", sparse=True)
-    sample, head, query, key = grid
-    row = lowbias32(lowbias32(lowbias32(first ^ sample) ^ head) ^ query)
-    other = lowbias32(lowbias32(lowbias32(second ^ query) ^ head) ^ sample)
+    head, query, key = grid
+    row = lowbias32(lowbias32(first ^ head) ^ query)
+    other = lowbias32(lowbias32(second ^ query) ^ head)
     bits = row ^ (key * np.uint32(0x9E3779B1))
     bits = (bits ^ (bits >> np.uint32(16))) * np.uint32(0x7FEB352D) + other
     bits = (bits ^ (bits >> np.uint32(15))) * np.uint32(0x846CA68B)
@@ -62,19 +60,26 @@ def plain_mask(
     return torch.from_numpy(signed >= round(dropout * 2**32) - 2**31)
 
 
-def drawn_mask(
-    seed: Tensor, dropout: float, batch: int = BATCH, heads: int = HEADS, length: int = LENGTH
-) -> Tensor:
-    sample, head, query, key = torch.meshgrid(
-        *(torch.arange(n) for n in (batch, heads, length, length)), indexing="ij"
+def drawn_words(samples: int = BATCH) -> Tensor:
+    return torch.randint(-(2**31), 2**31 - 1, (samples, 2), dtype=torch.int32)
+
+
+def drawn_mask(words: Tensor, dropout: float, heads: int = HEADS, length: int = LENGTH) -> Tensor:
+    """As flex attention asks for each weight; and as whole rows are dropped, which is the same."""
+    head, query, key = torch.meshgrid(
+        *(torch.arange(n) for n in (heads, length, length)), indexing="ij"
     )
-    return is_kept(seed, least_kept(dropout), batch=sample, head=head, query=query, key=key)
+    row = row_words(words[:, None, None, None].unbind(4), head, query)
+    found = is_kept(row, key, least_kept(dropout))
+    rows = Drop(dropout, words).dropped(torch.ones(found.shape))
+    assert torch.equal(found, rows != 0)
+    return found
 
 
 def test_the_mask_is_the_definition_in_unsigned_numbers() -> None:
     for number in range(20):
-        seed, dropout = draw_seed(CPU), (0.1, 0.5, 0.9)[number % 3]
-        assert torch.equal(drawn_mask(seed, dropout), plain_mask(seed, range(HEADS), dropout))
+        words, dropout = drawn_words(), (0.1, 0.5, 0.9)[number % 3]
+        assert torch.equal(drawn_mask(words, dropout), plain_mask(words, range(HEADS), dropout))
 
 
 @pytest.mark.parametrize("dropout", [0.01, 0.1, 0.5])
@@ -82,10 +87,15 @@ def test_as_many_are_dropped_as_the_card_says_and_no_two_of_them_together(dropou
     """In each row and column, head, sample and draw; neighbours in each direction, and draws that
     differ by one bit.
     """
-    batch, heads, length = 4, 4, 128
-    masks = torch.stack([drawn_mask(seed, dropout, batch, heads, length) for seed in map(torch.tensor, (
-        [5, 7], [4, 7], [5, 6], [5 ^ -(2**31), 7], [7, 5],
-    )) for seed in [seed.int()]]).double() - (1 - dropout)  # fmt: skip
+    heads, length = 4, 128
+    words = torch.tensor(
+        [
+            [[5, 7], [4, 7], [5, 6], [5 ^ -(2**31), 7], [7, 5]],
+            [[6, 7], [5, 8], [8, 9], [1, 1], [0, 0]],
+        ]
+    ).int()
+    masks = torch.stack([drawn_mask(each, dropout, heads, length) for each in words])
+    masks = masks.double() - (1 - dropout)
     spread = math.sqrt(dropout * (1 - dropout))
     for axis in range(5):
         means = masks.mean(dim=[other for other in range(5) if other != axis])
@@ -138,10 +148,9 @@ def test_it_computes_what_plain_attention_does_under_the_same_mask(
         heads[1:] = [each[:, ::2].contiguous() for each in heads[1:]]
     heads = [each.requires_grad_() for each in heads]
     mask = kernel.mask(heads[0], LENGTH, documents)
-    state = torch.get_rng_state()
-    found = kernel(*heads, mask, dropout)
-    torch.set_rng_state(state)
-    kept = plain_mask(draw_seed(CPU), range(HEADS), dropout)
+    words = drawn_words()
+    found = kernel(*heads, mask, Drop(dropout, words))
+    kept = plain_mask(words, range(HEADS), dropout)
     hidden = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
     if case == "documents":
         hidden = hidden | (documents[0][None, :] != documents[0][:, None])
@@ -164,65 +173,46 @@ def test_its_mean_over_draws_is_attention_without_dropout() -> None:
     # each sample has a mask of its own
     heads = [torch.randn(1, HEADS, 8, SIZE).expand(draws, -1, -1, -1) for _ in "qkv"]
     mask = kernel.mask(heads[0], 8, None)
-    found = kernel(*heads, mask, 0.3).double()
+    found = kernel(*heads, mask, Drop(0.3, drawn_words(draws))).double()
     error = found.std(dim=0) / math.sqrt(draws)
-    off = (found.mean(dim=0) - kernel(*heads, mask, 0.0)[0]).abs()
+    off = (found.mean(dim=0) - kernel(*heads, mask, None)[0]).abs()
     assert float((off / error).max()) < 5.0
 
 
-# ----------------------------------------------------------------------------- who draws what
-def test_tensor_ranks_draw_the_mask_of_the_whole() -> None:
-    """Each for its own heads, from the random numbers that all of them have in common."""
-    slopes = torch.tensor(alibi_slopes(HEADS))
+# ----------------------------------------------------------------------------- who drops what
+@pytest.mark.parametrize("kind", ["flex", "dense", "dense in strips"])
+def test_tensor_ranks_have_the_mask_of_the_whole(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each for its own heads; and all kernels the same."""
+    slopes, words = torch.tensor(alibi_slopes(HEADS)), drawn_words()
     heads = [torch.randn(BATCH, HEADS, LENGTH, SIZE) for _ in "qkv"]
+    if kind == "dense in strips":
+        monkeypatch.setattr(kernels, "STRIP", 8)
 
-    def attended(first: int, count: int) -> Tensor:
-        torch.manual_seed(3)
-        kernel = FlexKernel(slopes[first : first + count], False, compiled=False, first_head=first)
+    def attended(first: int, count: int, flexes: bool) -> Tensor:
+        own_slopes = slopes[first : first + count]
+        dense = DenseKernel(own_slopes, False, CPU, BACKENDS["math"])
+        kernel = FlexKernel(own_slopes, False, compiled=False) if flexes else dense
         own = [each[:, first : first + count] for each in heads]
-        return kernel(*own, kernel.mask(own[0], LENGTH, None), 0.2)
+        return kernel(*own, kernel.mask(own[0], LENGTH, None), Drop(0.2, words, first))
 
-    parts = [attended(first, 2) for first in (0, 2)]
-    assert torch.equal(torch.cat(parts, dim=1), attended(0, HEADS))
+    parts = torch.cat([attended(first, 2, kind == "flex") for first in (0, 2)], dim=1)
+    torch.testing.assert_close(parts, attended(0, HEADS, True), rtol=1e-5, atol=2e-6)
 
 
-def test_a_worker_knows_its_first_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    monkeypatch.setattr(kernels, "local_alibi_slopes", lambda heads, mesh: torch.ones(heads))
-    monkeypatch.setattr("torch.compile", lambda function: function)
+def test_only_torchs_fused_kernels_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny(hidden_size=256, attention_dropout=0.1).model
-    for rank in (0, 1):
-        mesh = Mesh(1, 1, 2, rank, torch.device("cuda", 0))
-        built = kernels.build_kernel(model, mesh, None, "bf16")
-        assert (
-            isinstance(built, FlexKernel) and built.first_head == rank * model.attention_heads // 2
-        )
-        attention = SelfAttention(model, Mesh(1, 1, 2, rank, CPU), built, None).train()
-        assert not attention.draws_apart
+    flexes, fused = (
+        FlexKernel(None, False, compiled=False),
+        DenseKernel(None, False, CPU, BACKENDS["efficient"]),
+    )
+    for kernel, draws in ((flexes, False), (fused, True), (DenseKernel(None, False, CPU), False)):
+        attention = SelfAttention(model, Mesh(1, 1, 2, 0, CPU), kernel, None).train()
+        assert attention.draws == draws
 
 
-def test_recomputation_draws_it_again_and_the_next_pass_another() -> None:
-    kernel = FlexKernel(torch.tensor(alibi_slopes(HEADS)), False, compiled=False)
-    kernel._attend = torch.compile(kernel._attend_as_is, backend="aot_eager")
-    heads = [torch.randn(BATCH, HEADS, LENGTH, SIZE, requires_grad=True) for _ in "qkv"]
-    mask = kernel.mask(heads[0], LENGTH, None)
-
-    def passes(recomputes: bool) -> list[Tensor]:
-        def attend(*parts: Tensor) -> Tensor:
-            return kernel(*parts, mask, 0.3)
-
-        torch.manual_seed(4)
-        one = checkpoint(attend, *heads, use_reentrant=False) if recomputes else attend(*heads)
-        other = attend(*heads)
-        return [one, other, *torch.autograd.grad(one.square().sum(), heads)]
-
-    kept, again = passes(False), passes(True)
-    assert all(torch.equal(one, other) for one, other in zip(kept, again, strict=True))
-    assert not torch.equal(kept[0], kept[1])
-
-
-def test_another_draw_makes_no_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_micro_batch_makes_no_other_code() -> None:
     made: list[Any] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
@@ -233,6 +223,6 @@ def test_another_draw_makes_no_other_code(monkeypatch: pytest.MonkeyPatch) -> No
     kernel._attend = torch.compile(kernel._attend_as_is, backend=backend, fullgraph=True)
     heads = [torch.randn(BATCH, HEADS, LENGTH, SIZE) for _ in "qkv"]
     mask = kernel.mask(heads[0], LENGTH, None)
-    found = [kernel(*heads, mask, 0.3) for _ in range(3)]
+    found = [kernel(*heads, mask, Drop(0.3, drawn_words())) for _ in range(3)]
     assert not torch.equal(found[0], found[1]) and not torch.equal(found[1], found[2])
     assert len(made) == 1

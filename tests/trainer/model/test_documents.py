@@ -91,7 +91,7 @@ def naive(
 
 def attend(kernel: Kernel, documents: Tensor | None) -> Tensor:
     query, key, value = heads()
-    return kernel(query, key, value, kernel.mask(query, query.shape[2], documents), 0.0)
+    return kernel(query, key, value, kernel.mask(query, query.shape[2], documents), None)
 
 
 @UNFUSED

@@ -23,7 +23,6 @@ from trainer.model.bert import PretrainingHeads, TokenTypes
 from trainer.model.block import TransformerBlock
 from trainer.model.kernels import DenseKernel
 from trainer.model.layers import (
-    Dropout,
     LayerNorm,
     LearnedPositions,
     RMSNorm,
@@ -32,6 +31,7 @@ from trainer.model.layers import (
 )
 from trainer.model.loss import LanguageModelHead
 from trainer.model.positions import alibi_slopes, local_alibi_slopes
+from trainer.model.random import Dropout
 from trainer.parallel import comm
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.shard import Sharding, sharding_of

@@ -97,6 +97,7 @@ def train(card: TrainerConfig, checks: bool) -> Seen:
         card, mesh, AttemptIdentity("7", 1, card.paths.stop_request("7")), said.append
     )
     losses, found, faults = [], {}, []
+    torch.manual_seed(5)  # no step does, and no check may draw
     for step, wrong in enumerate(("never", "once", "twice", "after")):
         losses.append(engine.train_step(batches(card, mesh, step, 16), 16, step).loss)
         if not checks:
