@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from tr11ops.base.observed import Unknown, known, seen
 from tr11ops.base.units import duration
@@ -128,7 +129,14 @@ CRITICAL_INTERVALS = 2.5
 @detector(
     "checkpoint-overdue",
     needs=("jobs", "checkpoints"),
-    uses=("steps", "heartbeats", "training.phases", "training.events"),
+    uses=(
+        "steps",
+        "heartbeats",
+        "training.phases",
+        "training.events",
+        "operation.save_room",
+        "operation.shut_folders",
+    ),
     bound="one save that failed, or 1.5 intervals; 2.5",
     severities="WARNING, CRITICAL",
     runbook="save-failed.md",
@@ -144,7 +152,8 @@ def checkpoint_overdue(snapshot: Snapshot) -> Iterator[Finding]:
 
     Only what that job itself has trained: what an attempt before it left unsaved is lost already,
     or was given up by a roll-back; what is passed over was not trained. A save that is under way
-    may take as long as one has taken, and more.
+    may take as long as one has taken, and more. Where a full disk has room again it is no more than
+    a WARNING until the next save is due.
     """
     checkpoints = seen(snapshot.checkpoints)
     if not snapshot.active_jobs:
@@ -172,13 +181,18 @@ def checkpoint_overdue(snapshot: Snapshot) -> Iterator[Finding]:
         since = f"since {sound.step}"
     else:
         since = "and none was ever saved"
+    due = _next_due(snapshot, failed)
+    can_save = due is not None and done < due
+    if can_save:
+        title = f"{title}; there is room again, and the next save is due at iteration {due}"
     save, is_for_room = (
         derived.command(snapshot, "checkpoint-now --wait"),
-        _is_for_want_of_room(snapshot, failed),
+        _is_for_want_of_room(snapshot, failed) and not can_save,
     )
+    is_critical = is_late and intervals > CRITICAL_INTERVALS and not can_save
     yield Finding(
         checkpoint_overdue.name,
-        Severity.CRITICAL if is_late and intervals > CRITICAL_INTERVALS else Severity.WARNING,
+        Severity.CRITICAL if is_critical else Severity.WARNING,
         title,
         evidence=(f"iteration {done}, {since}{at_stake}", *_why_failed(failed)),
         fix=make_room(snapshot) if is_for_room else save,
@@ -200,9 +214,36 @@ def _is_for_want_of_room(snapshot: Snapshot, failed: TrainingEvent | None) -> bo
     return any(words in why for words in WANT_OF_ROOM)
 
 
+def _active_names(snapshot: Snapshot) -> frozenset[str]:
+    return frozenset().union(*(derived.identifiers(job) for job in snapshot.active_jobs))
+
+
+def _next_due(snapshot: Snapshot, failed: TrainingEvent | None) -> int | None:
+    """The iteration at which the next save is due, where those before it found no room, and a look at
+    the disk shows that there is room for one now; None where that is not so, or not known.
+
+    On a full disk lines are missing, and the note that a save failed may be: both tell until when.
+    """
+    interval, sound = snapshot.run.checkpoint_interval, snapshot.newest_sound
+    room = known(snapshot.operation.save_room, None)
+    if interval is None or room is None or sound is None or sound.bytes is None:
+        return None
+    if room.free_bytes < sound.bytes or known(snapshot.operation.shut_folders, ()):
+        return None
+    names = _active_names(snapshot)
+    lines = [step.record.iteration for step in known(snapshot.steps, ()) if step.job_id in names]
+    gap = snapshot.run.log_interval
+    without = [after for before, after in pairwise(lines) if after > before + gap]
+    if failed is not None and _is_for_want_of_room(snapshot, failed):
+        without.append(int(failed.values.get("step") or 0))
+    if not without:
+        return None
+    return (max(without) // interval + 1) * interval
+
+
 def _failed_since(snapshot: Snapshot, sound: Checkpoint | None) -> TrainingEvent | None:
     """The last save that failed, of a job that is there, where none has come about since."""
-    names = frozenset().union(*(derived.identifiers(job) for job in snapshot.active_jobs))
+    names = _active_names(snapshot)
     since = 0.0
     if sound is not None:
         since = sound.created or 0.0
@@ -239,7 +280,7 @@ def _of_minutes(snapshot: Snapshot, sound: Checkpoint | None) -> tuple[float, st
     is later.
     """
     minutes = snapshot.run.checkpoint_minutes
-    names = frozenset().union(*(derived.identifiers(job) for job in snapshot.active_jobs))
+    names = _active_names(snapshot)
     stepped = derived.step_times(snapshot, names)
     if minutes is None or not stepped:
         return 0.0, ""

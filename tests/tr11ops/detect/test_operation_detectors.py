@@ -35,6 +35,7 @@ from tests.tr11ops.status_cases import (
     pending,
     running,
     snapshot,
+    steps,
     with_facts,
     wordless,
 )
@@ -245,6 +246,35 @@ def test_a_save_that_a_full_disk_has_cost_follows_from_the_disk() -> None:
     other = replace(event, values={"step": 31_300, "why": "EIO", "node": "n2", "said": "n2 alone"})
     (node,) = checkpoint_overdue.detect(operated(base, events=(other,)))
     assert (node.fault, node.fix) == ("", "tr11 checkpoint-now --wait")
+
+
+@pytest.mark.parametrize(
+    ("free", "reached", "severity"),
+    [(None, 31_389, "CRITICAL"), (0, 31_389, "CRITICAL"), (10**15, 31_389, "WARNING"), (10**15, 31_400, "CRITICAL")],
+    ids=["room unknown", "no room", "room again", "and the save that was due did not come"],
+)  # fmt: skip
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_where_there_is_room_again_no_checkpoint_is_critical_before_the_next_save_is_due(
+    free: int | None, reached: int, severity: str, is_noted: bool
+) -> None:
+    """The fault is noted, or only the lines of the time are missing, which the full disk has cost."""
+    why = "[Errno 28] No space left on device: '/run'"
+    event = TrainingEvent("save-failed", NOW - 60, "1007", {"step": 31_300, "why": why})
+    lines = steps(400, last=reached)
+    found = operated(
+        snapshot(
+            jobs=(running(),), events=(event,) * is_noted,
+            steps=tuple(step for step in lines if is_noted or not 31_250 < step.record.iteration < 31_385),
+        ),
+        checkpoints=checkpoints(31_000),
+        save_room=None if free is None else FolderRoom("/run", free),
+    )  # fmt: skip
+    (told,) = checkpoint_overdue.detect(found)
+    assert told.severity.name == severity, told
+    is_due_later = "; there is room again, and the next save is due at iteration 31400"
+    assert (is_due_later in told.title) is (severity == "WARNING")
+    if severity == "WARNING":
+        assert (told.fix, told.fault) == ("tr11 checkpoint-now --wait", "")
 
 
 def test_at_the_cap_it_is_said_how_many_nodes_an_attempt_may_still_lose() -> None:
