@@ -295,9 +295,9 @@ class AlertState(Record):
 
     `messages` and `events` are written in the same stroke as what caused them, so that no kill can
     part them; they leave the alert state when outbox and journal hold them. `closed` are older
-    incidents, the newest last. `looked` is the last look, `blind` the detectors that could not
-    judge then, `digested` the last digest's moment. `finished` is the look at which people were
-    told that all is trained.
+    incidents, the newest last. `looked` is the last look, `looked_by` whose it was, `blind` the
+    detectors that could not judge then, `digested` the last digest's moment. `finished` is the look
+    at which people were told that all is trained.
     """
 
     alerts: tuple[Alert, ...] = ()
@@ -305,6 +305,7 @@ class AlertState(Record):
     messages: tuple[Message, ...] = ()
     events: tuple[AlertEvent, ...] = ()
     looked: float | None = None
+    looked_by: str = ""
     blind: tuple[str, ...] = ()
     digested: float | None = None
     finished: float | None = None

@@ -110,8 +110,9 @@ def _nodes_of_attempt(snapshot: Snapshot) -> frozenset[str]:
 
 def lost_nodes(snapshot: Snapshot) -> frozenset[str]:
     """The nodes that the scheduler gives to no one now, as they are gone or do not answer it."""
-    nodes = known(snapshot.nodes, ())
-    return frozenset(node.name for node in nodes if node.is_gone or node.is_silent)
+    return frozenset(
+        node.name for node in known(snapshot.nodes, ()) if node.is_gone or node.is_silent
+    )
 
 
 def unusable_nodes(snapshot: Snapshot) -> frozenset[str]:
@@ -149,8 +150,8 @@ def excluded_nodes(snapshot: Snapshot) -> frozenset[str]:
 
 def excluded_in_partition(snapshot: Snapshot) -> list[str]:
     """Those that count for the cap, by name."""
-    there = {node.name for node in nodes_of_partition(snapshot, partition_of(snapshot))}
-    return sorted(excluded_nodes(snapshot) & there)
+    nodes = nodes_of_partition(snapshot, partition_of(snapshot))
+    return sorted(excluded_nodes(snapshot).intersection(node.name for node in nodes))
 
 
 def bad_nodes(snapshot: Snapshot) -> Mapping[str, str]:

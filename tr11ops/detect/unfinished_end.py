@@ -299,8 +299,7 @@ def _finding(
     fix, then = derived.command(snapshot, f"diagnose --job {label}"), tuple[str, ...]()
     passing, way_out = passes_over_the_data(snapshot, newest), after_hold(snapshot, why)
     if way_out:
-        fix, *rest = way_out
-        then = tuple(rest)
+        fix, then = way_out[0], way_out[1:]
     elif passing and came_back(snapshot, newest):
         evidence.append(f"if it is the program or the card, and not the data, `{fix}` says where")
         fix, then = passing, after_passing(snapshot, passing)

@@ -48,10 +48,8 @@ def start_next(snapshot: Snapshot) -> tuple[str, ...]:
         return ()
     if not snapshot.pending_jobs:
         return (derived.command(snapshot, last_launch(snapshot)),)
-    ours = standing_holds(snapshot)
-    if ours:
-        resume = (derived.command(snapshot, "resume"),)
-        return after_hold(snapshot, ours[0].why) or resume
+    for hold in standing_holds(snapshot):
+        return after_hold(snapshot, hold.why) or (derived.command(snapshot, "resume"),)
     for job in filter(is_held, snapshot.pending_jobs):
         return (derived.scheduler_command(snapshot, "scontrol release", job),)
     return (derived.command(snapshot, "launch --repair"),)
@@ -75,8 +73,7 @@ def fault_of_cap(snapshot: Snapshot) -> str:
     """The `fault` of findings about nodes that the cap leaves in use, or that an attempt lacks: that
     queued work is held because bad nodes could not be excluded; "" where none is.
     """
-    holds = [hold for hold in standing_holds(snapshot) if hold.is_for_fault]
-    if any(refused_exclusions(hold.why) for hold in holds):
+    if any(refused_exclusions(hold.why) for hold in standing_holds(snapshot)):
         return HELD_FOR_FAULT
     return ""
 

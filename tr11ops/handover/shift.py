@@ -378,14 +378,10 @@ def _open(material: HandoverMaterial) -> Iterator[Happened]:
         is_held = "is held" if seen else "was held, and whether it still is cannot be seen"
         words = f"job {hold.job} {is_held} (`{derived.command(snapshot, 'resume')}` releases it)"
         yield Happened(hold.time or snapshot.time, words, hold.who, hold.why)
-    switch = snapshot.kill_switch
-    if switch is not None and not isinstance(switch, Unknown):
-        yield Happened(
-            switch.time or snapshot.time, "the kill switch is set", switch.who, switch.why
-        )
-    pause = snapshot.pause
-    if pause is not None and not isinstance(pause, Unknown):
-        yield Happened(pause.time or snapshot.time, "the run is paused", pause.who, pause.why)
+    stops = {"the kill switch is set": snapshot.kill_switch, "the run is paused": snapshot.pause}
+    for words, stop in stops.items():
+        if stop is not None and not isinstance(stop, Unknown):
+            yield Happened(stop.time or snapshot.time, words, stop.who, stop.why)
     yield from _exclusions(known(snapshot.exclusions, ()), snapshot.time)
 
 

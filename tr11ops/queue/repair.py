@@ -113,10 +113,8 @@ def plan_repair(
     and launched again, behind what can still start or end, never behind what is dead itself. What
     tr11 holds of a training that is finished is never released.
     """
-    if isinstance(snapshot.jobs, Unknown):
-        return Repair(read_errors=(f"jobs: {snapshot.jobs.why}",))
-    if snapshot.unmounted:
-        return Repair(read_errors=(snapshot.unmounted,))
+    if unseen := _unseen(snapshot):
+        return Repair(read_errors=(unseen,))
     others = derived.other_variants(snapshot)  # repaired with a card of their own
     active = tuple(job for job in snapshot.active_jobs if job.job_id not in others)
     pending = tuple(job for job in snapshot.pending_jobs if job.job_id not in others)
@@ -181,6 +179,13 @@ def plan_repair(
     )
 
 
+def _unseen(snapshot: Snapshot) -> str:
+    """Why nothing of the queue is known; "" where it was seen."""
+    if isinstance(snapshot.jobs, Unknown):
+        return f"jobs: {snapshot.jobs.why}"
+    return snapshot.unmounted
+
+
 def _lost_hosts(snapshot: Snapshot, lost: Iterable[Job]) -> Iterator[RepairStep]:
     """The exclusion of each batch host that a job was lost by, and that is gone now; not where it is
     on the list, or where what is on it is not known.
@@ -204,10 +209,8 @@ def plan_replacement(snapshot: Snapshot, user: str) -> Repair:
 
     What a chain of self-submitting jobs has still to queue counts too.
     """
-    if isinstance(snapshot.jobs, Unknown):
-        return Repair(read_errors=(f"jobs: {snapshot.jobs.why}",))
-    if snapshot.unmounted:
-        return Repair(read_errors=(snapshot.unmounted,))
+    if unseen := _unseen(snapshot):
+        return Repair(read_errors=(unseen,))
     others, active = derived.other_variants(snapshot), snapshot.active_jobs
     queued = tuple(job for job in snapshot.pending_jobs if job.job_id not in others)
     staying = (*active, *(job for job in snapshot.pending_jobs if job.job_id in others))

@@ -163,7 +163,7 @@ def _unseen(snapshot: Snapshot) -> Iterable[Need]:
 
 
 def _needs(snapshot: Snapshot, extra: ExtraObservations) -> Iterable[Need]:
-    fault = watchdog_missing(snapshot)
+    fault = watchdog_missing(snapshot, extra)
     if fault:
         yield Need(
             NO_WATCHDOG, fault, derived.command(snapshot, snapshot.run.operation.start_of_watchdog)
@@ -244,10 +244,18 @@ def _resubmits(snapshot: Snapshot) -> bool:
     return not isinstance(spent, Unknown) and spent < budget
 
 
-def watchdog_missing(snapshot: Snapshot) -> str:
-    """Why nothing looks at the run regularly; "" where a watchdog lives."""
+def watchdog_missing(snapshot: Snapshot, extra: ExtraObservations) -> str:
+    """Why nothing looks at the run regularly, as far as tr11 knows, with the last look that someone
+    had made; "" where a watchdog lives.
+    """
     jobs = (job for job in known(snapshot.operation.periodic_jobs, ()) if is_wanted(snapshot, job))
-    return watchdog_fault(jobs, snapshot.time)
+    fault = watchdog_fault(jobs, snapshot.time)
+    if fault != ALONE or extra.looked is None:
+        return fault
+    ago = duration(abs(snapshot.time - extra.looked))
+    return (
+        f"no watchdog is installed: the last look was {ago} ago, by {extra.looked_by or 'someone'}"
+    )
 
 
 def _short_queue(snapshot: Snapshot, extra: ExtraObservations) -> str:

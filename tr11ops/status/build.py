@@ -121,7 +121,7 @@ def status_of(
         checkpoint_folders=None
         if isinstance(snapshot.checkpoints, Unknown)
         else len(snapshot.checkpoints.steps),
-        watchdog_fault=_watchdog_fault(snapshot),
+        watchdog_fault=_watchdog_fault(snapshot, extra),
         watchdog_acts=facts.watch.act,
         origin=known(snapshot.origin, None),
         unknown=(*snapshot.unknowns(), *extra.unknowns()),
@@ -141,11 +141,11 @@ def _wishes(facts: RunFacts) -> CardWishes:
     )
 
 
-def _watchdog_fault(snapshot: Snapshot) -> str | None:
+def _watchdog_fault(snapshot: Snapshot, extra: ExtraObservations) -> str | None:
     """Why no watchdog looks; None where one does, or where that is unknown."""
     if isinstance(snapshot.operation.periodic_jobs, Unknown):
         return None
-    return watchdog_missing(snapshot) or None
+    return watchdog_missing(snapshot, extra) or None
 
 
 def _nodes(snapshot: Snapshot) -> tuple[str, ...] | None:

@@ -147,6 +147,8 @@ class ExtraObservations(Record):
     """Observed beside a Snapshot.
 
     `drill` is the last restore that was tried. `waiting`: messages that no server has taken yet.
+    `looked`: when a watchdog, or a person as one, last looked at the run, and who that was; None for
+    never, or where that cannot be read.
     What the card does not ask for is not looked at.
     """
 
@@ -161,6 +163,8 @@ class ExtraObservations(Record):
     copying: Observed[tuple[RunningCopy, ...]] = ()
     drill: Observed[DrillRecord | None] = None
     waiting: Observed[UndeliveredMessages | None] = None
+    looked: float | None = None
+    looked_by: str = ""
 
     def unknowns(self) -> tuple[str, ...]:
         """What could not be observed, as `what: why`."""
@@ -176,14 +180,18 @@ def observe_extra(directory: RunDirectory, card: RunCard, snapshot: Snapshot) ->
         return ExtraObservations(
             alerts=Unknown(snapshot.unmounted or f"{directory.root} is not there")
         )
-    from tr11ops.alerts.reading import open_alerts, waiting
+    from tr11ops.alerts.reading import current_alert_state, open_alerts, waiting
+    from tr11ops.alerts.state import AlertState
 
+    last = known(observed(lambda: current_alert_state(directory)), AlertState())
     return ExtraObservations(
         open_alerts(directory),
         best_rates(directory.paths),
         copying=observed(lambda: tuple(_at_work(directory, card, snapshot.time))),
         drill=_drill(directory, card),
         waiting=waiting(directory),
+        looked=last.looked,
+        looked_by=last.looked_by,
     )
 
 

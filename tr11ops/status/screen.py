@@ -41,7 +41,7 @@ URGENT = ("red", "bold red", "yellow")
 WORTH = ("unknown", "progress", "jobs", "relaunch", "paused", "nodes", "checkpoint", "alerts")
 EMPTY: Row = ("", "", "")
 # as long as the words of a row may be; all of them are in the JSON document
-ROW_LINES, LEAST_CUT = 3, 240
+LONGEST = 240
 
 Lines = Callable[[Row], int]  # how many lines a row takes
 
@@ -180,8 +180,8 @@ def render(status: Status, screen: Screen) -> RenderableType:
     )
     head = heading(status.verdict.upper(), badge, name=name, time=status.time, screen=screen)
     words = line(f"{status.answer}.", screen, ANSWER_STYLES[status.may_sleep])
-    reason = shortened(status.why, LEAST_CUT)
-    words.append(plain(f" {reason[:1].upper()}{reason[1:]}.", screen.unicode), "not bold default")
+    reason = shortened(f"{status.why[:1].upper()}{status.why[1:]}.", LONGEST)
+    words.append(plain(f" {reason}", screen.unicode), "not bold default")
     why = Table.grid(padding=(0, 0, 0, 1))
     why.add_column(overflow="fold")
     why.add_row(words)
@@ -192,7 +192,7 @@ def render(status: Status, screen: Screen) -> RenderableType:
     top = _height(head, screen.width) + _height(words, screen.width)
 
     def lines(row: Row) -> int:
-        return max(1, _height(line(_cut(row, screen), screen), screen.content_width))
+        return max(1, _height(line(_cut(row), screen), screen.content_width))
 
     if screen.height is None:
         room = None
@@ -239,16 +239,16 @@ def table_of(given: Iterable[Row], screen: Screen) -> Table:
     body.add_column(width=LABEL_WIDTH, no_wrap=True)
     body.add_column(overflow="fold", width=screen.content_width)
     for row in given:
-        body.add_row(line(row[0], screen, "dim"), line(_cut(row, screen), screen, row[2]))
+        body.add_row(line(row[0], screen, "dim"), line(_cut(row), screen, row[2]))
     return body
 
 
-def _cut(row: Row, screen: Screen) -> str:
+def _cut(row: Row) -> str:
     """A row's words, of which a rank may have written hundreds; a command stays whole."""
     _, words, style = row
     if style == "bold":
         return words
-    return shortened(words, max(LEAST_CUT, ROW_LINES * screen.content_width))
+    return shortened(words, LONGEST)
 
 
 def heading(word: str, style: str, name: str, time: float, screen: Screen) -> Text:

@@ -31,6 +31,7 @@ from tests.tr11ops.status_cases import (
     wordless,
 )
 from tests.tr11ops.watchdog.verdict_table import TABLE
+from tr11ops.alerts.service import process
 from tr11ops.alerts.state import Alert, UndeliveredMessages
 from tr11ops.backup.ledger import DrillRecord, write_drill
 from tr11ops.backup.round_values import ArchiveLock
@@ -49,6 +50,7 @@ from tr11ops.runcard.exit_duration import ExitPlan
 from tr11ops.runcard.watching import WatchSection
 from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.exclusion import Exclusion
+from tr11ops.rundir.journal import user_name
 from tr11ops.status.answer import FIRST, PERSON, UNKNOWN, SleepAnswer, answer, published_answer
 from tr11ops.status.build import status_of
 from tr11ops.status.care import alerts, copies, filesystems, nodes, periodic
@@ -585,3 +587,39 @@ def test_word_reason_advice_and_exit_code_agree(seen: Snapshot) -> None:
         worst = by_cause(findings)[0]
         assert worst.severity is Severity.CRITICAL and worst.title in verdict.why
         assert told.text == PERSON
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (ExtraObservations(), "no watchdog looks at the run"),
+        (
+            ExtraObservations(looked=NOW - 40, looked_by="ana"),
+            "no watchdog is installed: the last look was 40 s ago, by ana",
+        ),
+        (  # of an older tr11
+            ExtraObservations(looked=NOW - 40),
+            "no watchdog is installed: the last look was 40 s ago, by someone",
+        ),
+    ],
+)
+def test_a_look_by_hand_is_no_watchdog_and_yet_a_look(extra: ExtraObservations, words: str) -> None:
+    """`no watchdog looks at the run` was said a moment after someone's `tr11 pulse`."""
+    given = snapshot(periodic_jobs=())
+    found = answer(given, (), HEALTHY, extra)
+    assert [need.text for need in found.needs] == [words]
+    assert status_of(given, (), HEALTHY, extra).watchdog_fault == words
+    watched = answer(snapshot(), (), HEALTHY, extra)
+    assert watched.needs == (), "a watchdog that lives is enough"
+
+
+def test_a_pulse_leaves_who_looked_and_when(tmp_path: Path) -> None:
+    from tests.tr11ops.status.publishing import card_of, directory_of
+
+    card = card_of(tmp_path)
+    directory = directory_of(card)
+    directory.paths.state.mkdir(parents=True)
+    assert observe_extra(directory, card, snapshot()).looked is None
+    process(directory, card, (), frozenset(), observed=True, now=NOW, deliver=False)
+    seen = observe_extra(directory, card, snapshot())
+    assert (seen.looked, seen.looked_by) == (NOW, user_name())
