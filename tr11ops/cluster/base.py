@@ -209,6 +209,14 @@ class SchedulerClock(Protocol):
         """Its time, in seconds since the epoch. Raises SchedulerError."""
 
 
+@runtime_checkable
+class JobRecords(Protocol):
+    """A scheduler that tells of one job all that it keeps of it."""
+
+    def job(self, job_id: str) -> Job | None:
+        """The job as it is now; None where the scheduler no longer knows it. Raises SchedulerError."""
+
+
 class Scheduler(Protocol):
     """The edge to a scheduler. Every call has a time-out and raises SchedulerUnreachable when it
     passes.

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.base.observed import Observed, Unknown, all_unknown, cause, known, observed
 from tr11ops.cluster.arrays import array_number
-from tr11ops.cluster.base import Job, JobState, Node, Overview
+from tr11ops.cluster.base import Job, JobRecords, JobState, Node, Overview
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.observe import files
 from tr11ops.observe.clock import (
@@ -227,7 +227,10 @@ def observe(
         switch_fault=switch_fault,
         pause=files.read_kill_switch(paths.pause),
         exclusions=_exclusions(
-            files.read_exclusions(directory.exclusions), known(mine, ()), known(submissions, ())
+            files.read_exclusions(directory.exclusions),
+            known(mine, ()),
+            known(submissions, ()),
+            scheduler,
         ),
         submissions=submissions,
         namesakes=namesakes,
@@ -393,17 +396,35 @@ def _exclusions(
     listed: Observed[tuple[Exclusion, ...]],
     jobs: tuple[Job, ...],
     submissions: tuple[Submission, ...],
+    scheduler: Overview | Unknown,
 ) -> Observed[tuple[Exclusion, ...]]:
     """The run's own list, and the nodes that its queued or running jobs exclude for other reasons.
 
-    Where the scheduler's answer does not tell what a job excludes, its submission does.
+    Where the scheduler's table does not tell what a job excludes, and it was submitted with a node
+    that is not on the list, the scheduler is asked of that job: the node may have been let in since.
     """
     if isinstance(listed, Unknown):
         return listed
     found = {entry.node: entry for entry in listed}
     submitted = {entry.job_id: entry.excluded for entry in submissions if entry.excluded}
     for job in jobs:
-        if job.state is JobState.PENDING or job.state.is_active:
-            for node in job.excluded or submitted.get(array_number(job), ()):
-                found.setdefault(node, Exclusion(node, why=f"excluded by job {job.job_id}"))
+        if job.state is not JobState.PENDING and not job.state.is_active:
+            continue
+        excluded = job.excluded or submitted.get(array_number(job), ())
+        if not job.excluded and not found.keys() >= {*excluded}:
+            excluded = _excluded_now(job, excluded, scheduler)
+        for node in excluded:
+            found.setdefault(node, Exclusion(node, why=f"excluded by job {job.job_id}"))
     return tuple(found[name] for name in sorted(found))
+
+
+def _excluded_now(
+    job: Job, submitted: tuple[str, ...], scheduler: Overview | Unknown
+) -> tuple[str, ...]:
+    """What the scheduler excludes from a job; what it was `submitted` with where it does not say."""
+    if not isinstance(scheduler, JobRecords):
+        return submitted
+    record = _call(lambda: scheduler.job(job.job_id))
+    if record is None or isinstance(record, Unknown):
+        return submitted
+    return record.excluded

@@ -30,6 +30,7 @@ from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import BatchRequest, Job, JobState, Node
 from tr11ops.cluster.local import LocalScheduler
+from tr11ops.cluster.select import AskedAhead
 from tr11ops.detect.nodes_left import spare_nodes
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe.derived import task_seconds
@@ -65,6 +66,19 @@ class Answers:
     def nodes(self) -> tuple[Node, ...]:
         self.calls.append("nodes")
         return (Node("n01", frozenset({"idle"}), partitions=("gpu",)),)
+
+
+@dataclass
+class Records(Answers):
+    """Answers whose table has no excluded nodes, as squeue's: the record of one job has them."""
+
+    excluded: tuple[str, ...] = ()
+
+    def job(self, job_id: str) -> Job | None:
+        self.calls.append(f"job {job_id}")
+        if self.failure is not None:
+            raise self.failure
+        return pending(job_id=job_id, excluded=self.excluded)
 
 
 @pytest.fixture
@@ -276,6 +290,33 @@ def test_a_silent_scheduler_is_asked_once_and_is_unknown(
     assert "scheduler unreachable" in verdict.why
     later = look(directory, scheduler, NOW + 90_000)
     assert judge(later, detect_all(later)).word is VerdictWord.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("submitted", "now", "asked", "seen_as"),
+    [
+        (("n03", "n05"), ("n05",), 1, ["n05"]),  # n03 was let in since
+        (("n03",), (), 1, []),
+        ((), (), 0, []),  # nothing to be asked
+    ],
+)
+def test_what_a_job_excludes_is_what_the_scheduler_keeps_of_it_now(
+    directory: RunDirectory,
+    submitted: tuple[str, ...],
+    now: tuple[str, ...],
+    asked: int,
+    seen_as: list[str],
+) -> None:
+    own = submission(directory, excluded=submitted)
+    waits = pending(comment=directory.comment(own.tag))
+    scheduler = Records((waits,), excluded=now)
+    seen = look(directory, scheduler)
+    assert [entry.node for entry in known(seen.exclusions, ())] == seen_as
+    assert scheduler.calls == ["jobs", "nodes", *[f"job {waits.job_id}"] * asked]
+    ahead = AskedAhead(scheduler, "tr11-176B-ml")
+    assert look(directory, ahead).exclusions == seen.exclusions
+    without = look(directory, Answers((waits,)))
+    assert [entry.node for entry in known(without.exclusions, ())] == list(submitted)
 
 
 def test_a_job_keeps_no_reason_that_its_partition_has_outlived(directory: RunDirectory) -> None:
