@@ -194,14 +194,15 @@ def make_room(snapshot: Snapshot) -> str:
     core dump that fills the disk, and asks; of other files, and where the run needs all its
     checkpoints, it shows what is there.
     """
-    path = _foreign(snapshot)
+    path, room = _foreign(snapshot), known(snapshot.operation.save_room, None)
     if Path(path).name.partition(".")[0] == "core":
         return shlex.join(["rm", "-ri", path])
     if path:
         return shlex.join(["du", "-xhd", "2", path])
     checkpoints = known(snapshot.checkpoints, None)
     if checkpoints is not None and len(checkpoints.steps) <= KEPT:
-        return shlex.join(["du", "-xhd", "2", str(snapshot.run.directory)])
+        full = str(snapshot.run.directory) if room is None else room.path
+        return shlex.join(["du", "-xhd", "2", full])
     return _prune(snapshot)
 
 

@@ -165,7 +165,11 @@ def read_save_room(paths: RunPaths) -> Observed[FolderRoom | None]:
 
 
 def _own_folders(paths: RunPaths) -> tuple[Path, ...]:
-    return paths.root, paths.state, paths.checkpoints, paths.main_log.parent
+    """The folders that the run writes, what may be mounted by itself before what lies in it."""
+    folders = [paths.root, paths.state, paths.checkpoints, paths.main_log.parent]
+    if paths.checkpoints.parent.is_relative_to(paths.root):  # of all variants, and of core dumps
+        folders.insert(2, paths.checkpoints.parent)
+    return tuple(folders)
 
 
 def _unwritable_directories(folders: Iterable[Path]) -> Iterator[UnwritableDirectory]:

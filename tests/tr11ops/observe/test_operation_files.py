@@ -176,6 +176,33 @@ def test_the_room_for_the_next_save_is_that_of_the_checkpoints_folder(
     )
 
 
+def test_a_mount_of_all_checkpoints_is_looked_at_whole(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A core dump beside the variant's folder filled it, and was not looked for."""
+    mount = directory.paths.checkpoints.parent
+    directory.paths.checkpoints.mkdir(parents=True)
+    core = mount / "core-dumps" / "core.python.4711"
+    core.parent.mkdir()
+    core.write_bytes(b"x" * 2**20)
+    real = os.stat
+    other = real(directory.root).st_dev + 1
+
+    def stat(path: object, **options: Any) -> Any:
+        found = real(path, **options)  # type: ignore[call-overload]
+        if Path(str(path)).is_relative_to(mount):
+            return os.stat_result((*found[:2], other, *found[3:]))
+        return found
+
+    monkeypatch.setattr(os, "stat", stat)
+    room = SimpleNamespace(f_bavail=0, f_blocks=64, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda path: room)
+    monkeypatch.setattr(reading, "largest_below", lambda root: ({str(root): 1}, True))
+    assert reading.read_save_room(directory.paths) == FolderRoom(
+        str(mount), 0, 64 * 4096, {str(mount): 1}, True
+    )
+
+
 GARBAGE = [
     b"",
     b"{",
