@@ -79,7 +79,9 @@ def node_lost(snapshot: Snapshot) -> Iterator[Finding]:
                 yield _silent(snapshot, job, node, is_host=name == host)
     for attempt in unfinished_attempts(snapshot):
         node = snapshot.node(next(iter(attempt.nodes), ""))
-        if attempt.end is None and node is not None and node.is_gone:
+        if attempt.end is not None or _script_ended_by_itself(snapshot, attempt):
+            continue
+        if node is not None and node.is_gone:
             yield _of_ended_attempt(snapshot, attempt, node)
 
 
@@ -243,6 +245,19 @@ def _about_node(
         identity=(node.name,),
         evidence=(_state_of(node), *evidence),
         **more,
+    )
+
+
+def _script_ended_by_itself(snapshot: Snapshot, attempt: Attempt) -> bool:
+    """Whether the scheduler has the exit code of its script: the node that ran it was there then,
+    whatever has become of it since.
+    """
+    jobs = (*known(snapshot.jobs, ()), *known(snapshot.operation.ended_jobs, ()))
+    return any(
+        attempt.job_id in derived.identifiers(job)
+        and job.state in {JobState.FAILED, JobState.COMPLETED}
+        and not job.exit_signal
+        for job in jobs
     )
 
 

@@ -113,12 +113,9 @@ def what_fills_it(snapshot: Snapshot, path: str) -> tuple[str, ...]:
     large = _what_is_large(snapshot, room)
     if not count or each is None:
         return (*large, goes_on)
+    held, share = count * each, ""
     if room.total_bytes:
-        held = min(count * each, room.total_bytes)
-    else:
-        held = count * each
-    share = ""
-    if room.total_bytes:
+        held = min(held, room.total_bytes)
         share = f" of the {size(room.total_bytes)} there"
     lines = [
         f"the run's {counted(count, 'checkpoint')} {'are' if count > 1 else 'is'} about {size(held)}{share}"
@@ -144,8 +141,13 @@ def _others(others: int, held: int, path: str) -> str:
     """
     if others <= held:
         return f"{size(others)} are other files, of this run or of others"
-    show = shlex.join(["du", "-xhd", "2", path])
-    return f"{size(others)}, most of it, are other files, and without them checkpoints help only a while: `{show}`"
+    look = f"without them checkpoints help only a while: `{_show(path)}`"
+    return f"{size(others)}, most of it, are other files, and {look}"
+
+
+def _show(folder: str) -> str:
+    """The command that shows what is large in a folder, on its own file system."""
+    return shlex.join(["du", "-xhd", "2", folder])
 
 
 def _what_is_large(snapshot: Snapshot, room: FolderRoom) -> tuple[str, ...]:
@@ -198,11 +200,12 @@ def make_room(snapshot: Snapshot) -> str:
     if Path(path).name.partition(".")[0] == "core":
         return shlex.join(["rm", "-ri", path])
     if path:
-        return shlex.join(["du", "-xhd", "2", path])
+        return _show(path)
     checkpoints = known(snapshot.checkpoints, None)
     if checkpoints is not None and len(checkpoints.steps) <= KEPT:
-        full = str(snapshot.run.directory) if room is None else room.path
-        return shlex.join(["du", "-xhd", "2", full])
+        if room is not None:
+            return _show(room.path)
+        return _show(str(snapshot.run.directory))
     return _prune(snapshot)
 
 

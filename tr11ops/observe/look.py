@@ -424,7 +424,5 @@ def _excluded_now(
     """What the scheduler excludes from a job; what it was `submitted` with where it does not say."""
     if not isinstance(scheduler, JobRecords):
         return submitted
-    record = _call(lambda: scheduler.job(job.job_id))
-    if record is None or isinstance(record, Unknown):
-        return submitted
-    return record.excluded
+    record = known(_call(lambda: scheduler.job(job.job_id)), None)
+    return submitted if record is None else record.excluded

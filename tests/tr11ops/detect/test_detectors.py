@@ -329,6 +329,33 @@ def test_what_follows_a_job_that_ended_with_its_host_is_what_the_queue_is_now(
     assert (told.by_itself, [line for line in (told.fix, *told.then) if line]) == (says, typed)
 
 
+@pytest.mark.parametrize(
+    ("state", "signal", "is_lost"),
+    [
+        (JobState.FAILED, None, False),
+        (JobState.COMPLETED, None, False),
+        (JobState.FAILED, 9, True),
+        (JobState.NODE_FAIL, None, True),
+        (JobState.CANCELLED, None, True),
+    ],
+)
+def test_a_node_that_is_lost_later_did_not_end_the_script_that_it_ran(
+    state: JobState, signal: int | None, is_lost: bool
+) -> None:
+    """The host of an attempt without an end marker died two minutes after it: its mail blamed it."""
+    code = None if signal else 1
+    over = replace(NEXT_TASK, job_id="1000_7", raw_id=HOST_ATTEMPT.job_id, state=state)
+    over = replace(over, exit_code=code, exit_signal=signal)
+    seen = snapshot(
+        jobs=(over, pending()),
+        nodes=nodes_with({"n01": {"down"}}),
+        attempts=(HOST_ATTEMPT,),
+        heartbeats=(),
+        steps=(),
+    )
+    assert bool(found(seen, "node-lost")) is is_lost
+
+
 def test_a_lost_node_promises_no_task_that_is_held() -> None:
     nodes = nodes_with({"n07": {"allocated", "down"}})
     (one,) = found(snapshot(jobs=(running(), HELD_TASKS), nodes=nodes), "node-lost")
