@@ -47,6 +47,7 @@ def _of_run(*causes: str, outlasts: bool = False) -> tuple[CauseLink, ...]:
 
 
 NONE: tuple[CauseLink, ...] = ()
+OLDER = frozenset({"exclusion-cap"})  # states that may have stood before what they are told below
 # what a held queue goes on without, where that is why it is held
 OF_HOLD = tuple(CauseLink(cause, fault=HELD_FOR_FAULT) for cause in ("unfinished-end", "held"))
 # Of each detector: what its findings follow from, the strongest cause first. NONE: it is always
@@ -164,7 +165,7 @@ def commands_after(finding: Finding, findings: tuple[Finding, ...]) -> tuple[str
 
 def by_cause(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """The first causes, each with what follows from it as its `consequences`, as severe as the
-    worst of them, and begun with the earliest.
+    worst of them, and begun with the earliest but for a state that was there before.
 
     They come in the order of `lead`, equals as they are given.
     """
@@ -187,7 +188,7 @@ def _with(finding: Finding, consequences: list[Finding]) -> Finding:
     return replace(
         finding,
         severity=max(one.severity for one in every),
-        since=earliest(every),
+        since=earliest(one for one in every if one is finding or one.detector not in OLDER),
         consequences=tuple(consequences),
     )
 

@@ -119,6 +119,30 @@ def test_another_end_is_no_failed_cure_while_tasks_follow_by_themselves() -> Non
     assert told == ()
 
 
+def test_an_incident_is_not_as_old_as_a_full_list_that_it_meets() -> None:
+    """The list was full for 13 minutes when an attempt failed for want of it: the mail said so of both."""
+    watch = Watch()
+    end = finding(
+        "unfinished-end",
+        CRITICAL,
+        "7_3",
+        title="attempt 7_3 failed",
+        fault=HELD_FOR_FAULT,
+        since=NOON,
+    )
+    full = finding(
+        "exclusion-cap",
+        WARNING,
+        title="no more may be",
+        fault=HELD_FOR_FAULT,
+        since=NOON - 13 * MINUTE,
+    )
+    told = watch.sees(end, full)
+    assert watch.alert.start == NOON and "began at 2022-05-02 12:00 UTC" in " ".join(
+        told[0].body.split()
+    )
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_an_incident_begins_with_its_earliest_evidence(first: bool) -> None:
     """Also where what follows from the cause shows earlier than the cause does, or in a later look."""
