@@ -407,6 +407,9 @@ def root(
         ctx.fail("Missing command.")
 
 
+ANSWER_SECONDS = 0.2  # at a command's end, for a question to a file system that answers
+
+
 def run(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script: run one command and end the process with its exit code."""
     # what imports make stays: searching it for garbage was 4 % of `tr11 status`
@@ -420,9 +423,12 @@ def run(arguments: Sequence[str] | None = None) -> None:
     # the process ends: the interpreter need not take apart what it made, which was 5 % of `tr11
     # status`
     gc.freeze()
-    if any(thread.name == "within" for thread in threading.enumerate()):
-        sys.stdout.flush()
-        os._exit(code)  # else a file that never answers would be waited for
+    for thread in threading.enumerate():
+        if thread.name == "within":
+            thread.join(ANSWER_SECONDS)
+            if thread.is_alive():
+                sys.stdout.flush()
+                os._exit(code)  # else a file that never answers would be waited for
     sys.exit(code)
 
 
