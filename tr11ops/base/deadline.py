@@ -63,6 +63,18 @@ def within(seconds: float, work: Callable[[], T], abandon: Callable[[], None] = 
     return results[0]
 
 
+def is_abandoned(patience: float) -> bool:
+    """Whether a call with a deadline still waits after so many seconds: it would keep the process
+    from its end.
+    """
+    until = time.monotonic() + patience
+    while any(thread.name == _IN_TIME for thread in threading.enumerate()):
+        if time.monotonic() > until:
+            return True
+        time.sleep(0.002)  # one that is just being started cannot be joined
+    return False
+
+
 class FileWatch:
     """Watches beside a command whether the file systems that it reads still answer.
 

@@ -423,12 +423,11 @@ def run(arguments: Sequence[str] | None = None) -> None:
     # the process ends: the interpreter need not take apart what it made, which was 5 % of `tr11
     # status`
     gc.freeze()
-    for thread in threading.enumerate():
-        if thread.name == "within":
-            thread.join(ANSWER_SECONDS)
-            if thread.is_alive():
-                sys.stdout.flush()
-                os._exit(code)  # else a file that never answers would be waited for
+    from tr11ops.base.deadline import is_abandoned  # `execute` has imported it
+
+    if is_abandoned(ANSWER_SECONDS):
+        sys.stdout.flush()
+        os._exit(code)  # else a file that never answers would be waited for
     sys.exit(code)
 
 
