@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
 
 NEW_MOUNTS, PRIVATE_BELOW = 0x20000, 0x4000 | 0x40000
 DETACH = 2
@@ -33,3 +37,19 @@ def heal(place: str, held: int) -> None:
     """What was there before answers again; what waits for the dead server fails."""
     ctypes.CDLL(None).umount2(os.fsencode(place), DETACH)
     os.close(held)
+
+
+def printed_by(code: str, *words: str, seconds: float) -> str:
+    """What a Python program prints, in a session of its own of which nothing is left behind: what it
+    mounts is its alone, and what hangs there ends with it.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        text, _ = process.communicate(timeout=seconds)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return text

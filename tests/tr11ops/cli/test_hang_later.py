@@ -5,17 +5,15 @@ command at once, and what follows goes on when the file system answers again.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.tr11ops.cli.hung_mounts import hang, heal, own_mounts
+from tests.tr11ops.cli.hung_mounts import hang, heal, own_mounts, printed_by
 from tests.tr11ops.launch.run_inputs import write_card, write_checkpoint
 from tests.waiting import until
 from trainer.contract.files import append_line
@@ -93,16 +91,8 @@ def outcome(
         "import sys; from tests.tr11ops.cli.test_hang_later import in_namespace\n"
         "in_namespace(*sys.argv[1:])"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", typed, str(tmp_path / "run"), str(said), str(patience), answers, *words],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        text, _ = process.communicate(timeout=300)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    found = json.loads(text)
+    begun = [str(tmp_path / "run"), str(said), str(patience), answers]
+    found = json.loads(printed_by(typed, *begun, *words, seconds=300))
     if "skip" in found:
         pytest.skip(found["skip"])
     return found, said.read_text()

@@ -6,15 +6,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.tr11ops.cli.hung_mounts import hang, own_mounts
+from tests.tr11ops.cli.hung_mounts import hang, own_mounts, printed_by
 from tests.tr11ops.launch.run_inputs import write_card
 from trainer.contract.files import write_json
 
@@ -91,15 +88,7 @@ def test_every_command_ends_where_the_run_directory_hangs(tmp_path: Path) -> Non
         "import json, sys; from tests.tr11ops.cli.test_hung_mount import type_them\n"
         "type_them(*sys.argv[1:4], json.loads(sys.argv[4]))"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", typed, str(card), str(root), str(said), json.dumps(LINES)],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        rows, _ = process.communicate(timeout=900)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    rows = printed_by(typed, str(card), str(root), str(said), json.dumps(LINES), seconds=900)
     if rows.startswith("cannot be mounted"):
         pytest.skip(rows)
     codes = dict(tuple(map(int, row.split())) for row in rows.splitlines())
