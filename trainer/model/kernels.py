@@ -423,10 +423,12 @@ def _attend(
 ) -> Tensor:
     wide = compute_dtype(query)
     shared = query.shape[1] // key.shape[1]
-    if shared > 1 and SDPBackend.EFFICIENT_ATTENTION in backends:  # which knows no groups
+    drops_here = drop is not None and _is_plain(backends)
+    # this torch kernel, and plain products, know no groups
+    if shared > 1 and (drops_here or SDPBackend.EFFICIENT_ATTENTION in backends):
         key, value = (each.repeat_interleave(shared, dim=1) for each in (key, value))
         shared = 1
-    if drop is not None and _is_plain(backends):
+    if drop is not None and drops_here:
         return _attend_dropping(
             query.to(wide), key.to(wide), value.to(wide), mask=mask, drop=drop
         ).to(query.dtype)
@@ -457,10 +459,9 @@ def _is_plain(backends: Sequence[SDPBackend]) -> bool:
 def _attend_dropping(
     query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, drop: Drop
 ) -> Tensor:
-    """As torch's math kernel, which keeps the weights in memory too."""
-    shared = query.shape[1] // key.shape[1]
-    if shared > 1:
-        key, value = (each.repeat_interleave(shared, dim=1) for each in (key, value))
+    """As torch's math kernel, which keeps the weights in memory too; as many heads of keys and
+    values as of queries.
+    """
     scores = (query * query.shape[3] ** -0.5) @ key.transpose(2, 3)
     if mask is None:
         ahead = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).triu(1)
