@@ -30,7 +30,7 @@ from tr11ops.detect.nodes_left import (
     usable_nodes,
     what_may_be_lost,
 )
-from tr11ops.detect.unfinished_end import unfinished_attempts
+from tr11ops.detect.unfinished_end import known_ends, unfinished_attempts
 from tr11ops.detect.without_node import fault_of_cap, start_next, without_bad_nodes
 from tr11ops.observe import derived
 from tr11ops.observe.lost_host import batch_host, has_lost_its_host, is_zombie
@@ -252,13 +252,10 @@ def _script_ended_by_itself(snapshot: Snapshot, attempt: Attempt) -> bool:
     """Whether the scheduler has the exit code of its script: the node that ran it was there then,
     whatever has become of it since.
     """
-    jobs = (*known(snapshot.jobs, ()), *known(snapshot.operation.ended_jobs, ()))
-    return any(
-        attempt.job_id in derived.identifiers(job)
-        and job.state in {JobState.FAILED, JobState.COMPLETED}
-        and not job.exit_signal
-        for job in jobs
-    )
+    job = known_ends(snapshot).get(attempt.job_id)
+    if job is None or job.exit_signal:
+        return False
+    return job.state in {JobState.FAILED, JobState.COMPLETED}
 
 
 def _of_ended_attempt(snapshot: Snapshot, attempt: Attempt, node: Node) -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -44,9 +44,9 @@ def unfinished_end(snapshot: Snapshot) -> Iterator[Finding]:
 
     One finding for each fault, that of the newest end first: another fault is another incident.
     """
-    jobs = {name: job for job in seen(snapshot.jobs) for name in derived.identifiers(job)}
+    jobs = _by_name(seen(snapshot.jobs))
     row, alive = _bad_ends(snapshot)
-    yield from _by_fault(snapshot, row, alive, _told(snapshot, jobs))
+    yield from _by_fault(snapshot, row, alive, known_ends(snapshot))
     yield from _never_began(snapshot, jobs)
 
 
@@ -68,7 +68,7 @@ def unfinished_attempts(snapshot: Snapshot) -> tuple[Attempt, ...]:
 
 def _bad_ends(snapshot: Snapshot) -> tuple[list[Attempt], list[str]]:
     """The bad ends since the last good one, newest first, and the ids of the attempts that live."""
-    jobs = {name: job for job in known(snapshot.jobs, ()) for name in derived.identifiers(job)}
+    jobs = _by_name(known(snapshot.jobs, ()))
     outside = derived.liveness_outside(snapshot)
     row: list[Attempt] = []
     alive: list[str] = []
@@ -194,10 +194,15 @@ def cause_of_end(attempt: Attempt, job: Job | None) -> str:
     return NO_CAUSE
 
 
-def _told(snapshot: Snapshot, jobs: dict[str, Job]) -> dict[str, Job]:
-    """What is known of each job's end: the scheduler's own log says more than its queue, and
-    remembers longer.
+def _by_name(jobs: Iterable[Job]) -> dict[str, Job]:
+    return {name: job for job in jobs for name in derived.identifiers(job)}
+
+
+def known_ends(snapshot: Snapshot) -> dict[str, Job]:
+    """What is known of each job's end, by each of its names: the scheduler's own log says more than
+    its queue, and remembers longer.
     """
+    jobs = _by_name(known(snapshot.jobs, ()))
     found = dict(jobs)
     for job in known(snapshot.operation.ended_jobs, ()):
         shown = jobs.get(job.raw_id)
