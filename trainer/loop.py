@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from trainer.contract.end_marker import exit_code
 from trainer.contract.errors import CheckpointError, lost_a_rank
 from trainer.contract.lease import Lease
 from trainer.contract.paths import newest_step
+from trainer.contract.record import JsonObject
 from trainer.contract.recovery import RollBack
 from trainer.control.control_signals import Agreed, ControlSignals
 from trainer.control.exits import end_if_asked, record_end
@@ -285,12 +286,12 @@ class Trainer:
         self.stream = self._train_stream()
         self.is_loaded = True
 
-    def _match_data(self, resumed: ResumePosition) -> dict[str, Any]:
+    def _match_data(self, resumed: ResumePosition) -> JsonObject:
         """Make sure that a resume goes on with the checkpoint's data; returns what the next ones
         keep. Collective.
         """
 
-        def match() -> tuple[dict[str, Any], list[str]]:
+        def match() -> tuple[JsonObject, list[str]]:
             lines = []
             if resumed.place is not None:
                 is_own = resumed.own_step is not None

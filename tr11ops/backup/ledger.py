@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -20,7 +19,7 @@ from tr11ops.base.newer import replace_json
 from tr11ops.rundir.copies import CopyRecord, read_copies
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.documents import document, read_record
-from trainer.contract.record import Finite, Record
+from trainer.contract.record import Finite, JsonObject, Record
 
 SCHEMA = 1
 
@@ -180,7 +179,7 @@ def is_same(copy: CopyRecord, other: CopyRecord) -> bool:
 
 def summary(
     copies: Iterable[CopyRecord], states: Sequence[ArchiveState], here: Mapping[int, str]
-) -> dict[str, Any] | None:
+) -> JsonObject | None:
     """The content of status.json; None before there is anything to say. `here`: steps that are
     here, by identity.
 

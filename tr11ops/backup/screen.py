@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tr11ops.backup.due import Due
 from tr11ops.backup.ledger import ArchiveState, DrillRecord, damage_line, standing
@@ -16,7 +16,7 @@ from tr11ops.base.units import counted, duration, first_few, size
 from tr11ops.rundir.copies import CopyRecord
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.documents import document
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 
 if TYPE_CHECKING:
     from tr11ops.backup.data_sets import DataState
@@ -72,7 +72,7 @@ def _done(tally: ArchiveTally) -> Iterator[str]:
         yield "nothing was done" if tally.faults or tally.is_stopped else "nothing was due"
 
 
-def round_value(done: RoundResult, pruned: RoundPruning | None, code: int) -> dict[str, Any]:
+def round_value(done: RoundResult, pruned: RoundPruning | None, code: int) -> JsonObject:
     """The round as JSON values."""
     return {
         "schema": ROUND_SCHEMA,
@@ -202,7 +202,7 @@ def _steps(steps: list[int]) -> str:
 
 def plan_value(
     run: str, variant: str, weighed: Weighed, rates: Mapping[str, float], faults: Mapping[str, str]
-) -> dict[str, Any]:
+) -> JsonObject:
     """The plan as JSON values."""
     return {
         "schema": PLAN_SCHEMA,
@@ -256,7 +256,7 @@ def data_summary(states: Sequence[DataState]) -> str:
     return text
 
 
-def data_value(found: Mapping[str, Sequence[DataState]]) -> dict[str, list[dict[str, Any]]]:
+def data_value(found: Mapping[str, Sequence[DataState]]) -> dict[str, list[JsonObject]]:
     """The same as JSON values, by archive."""
     return {
         archive: [
@@ -426,7 +426,7 @@ def _drill(screen: BackupStatus) -> str:
     return f"{ago}: FAILED: {drill.message}"
 
 
-def status_value(screen: BackupStatus) -> dict[str, Any]:
+def status_value(screen: BackupStatus) -> JsonObject:
     """The screen as JSON values; times in seconds since the epoch."""
     return {
         "schema": STATUS_SCHEMA,

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from tr11ops.base.errors import ForeignAnswer, NetworkError
 from trainer.contract.documents import record_of
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 
 # Answers of a server before they are believed: JSON of the form that was asked for, and listings
 # that come to an end.
@@ -35,7 +35,7 @@ from trainer.contract.record import Record
 T = TypeVar("T")
 
 
-def json_object(body: bytes | str) -> dict[str, Any]:
+def json_object(body: bytes | str) -> JsonObject:
     """The JSON object that an answer is. Raises ForeignAnswer."""
     try:
         value = json.loads(body)
@@ -46,7 +46,7 @@ def json_object(body: bytes | str) -> dict[str, Any]:
     return value
 
 
-def record_in(kind: type[T], value: dict[str, Any]) -> T:
+def record_in(kind: type[T], value: JsonObject) -> T:
     """The record of class `kind` that an answer holds. Raises ForeignAnswer."""
     try:
         return record_of(kind, value)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -44,7 +44,7 @@ from trainer.contract.checkpoint_names import (
     read_latest,
 )
 from trainer.contract.documents import document
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,7 +93,7 @@ class ValuesFound(Record):
             more = f" and {len(self.not_finite) - SHOWN} more"
         return f"NaN or infinity in {named}{more}: no training goes on well from it; go back to an older one"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {
             "tensors": self.tensors,
             "not_finite": [{"part": part, "tensor": name} for part, name in self.not_finite],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec.structs import replace
@@ -27,6 +27,7 @@ from tr11ops.rundir.clocks import Clocks
 from tr11ops.rundir.journal import Journal, user_name
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_step
 from trainer.contract.documents import document
+from trainer.contract.record import JsonObject
 from trainer.contract.resumable import ResumeNeed
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ def _conclusion(result: PruneResult) -> Iterator[str]:
         yield f"finished what an earlier prune began: {', '.join(result.finished)}"
 
 
-def _plan_document(plan: PrunePlan, everything: bool) -> dict[str, Any]:
+def _plan_document(plan: PrunePlan, everything: bool) -> JsonObject:
     shown = plan.decisions if everything else plan.victims
     return {
         "schema": SCHEMA,
@@ -225,7 +226,7 @@ def _plan_document(plan: PrunePlan, everything: bool) -> dict[str, Any]:
     }
 
 
-def _result_document(plan: PrunePlan, result: PruneResult, everything: bool) -> dict[str, Any]:
+def _result_document(plan: PrunePlan, result: PruneResult, everything: bool) -> JsonObject:
     return {
         **_plan_document(plan, everything),
         "outcomes": [document(outcome) for outcome in result.outcomes],
@@ -301,7 +302,7 @@ def open_catalogue(card: RunCard) -> Catalogue:
         ) from None
 
 
-def _document(catalogue: Catalogue) -> dict[str, Any]:
+def _document(catalogue: Catalogue) -> JsonObject:
     origin = known(catalogue.origin, None)
     return {
         "schema": SCHEMA,

@@ -30,6 +30,7 @@ from tr11ops.launch.drill import NAMES, Drill, PhaseResult, overrides_for, phase
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import write_json
+from trainer.contract.record import JsonObject
 from trainer.contract.sharing import make_shared
 
 LAUNCH_SECONDS = 600.0
@@ -137,7 +138,7 @@ def _launch(path: Path, changes: list[str], tasks: int, scheduler: str) -> tuple
         env=_environment(),
     )
     try:
-        value: dict[str, Any] = json.loads(done.stdout)
+        value: JsonObject = json.loads(done.stdout)
     except ValueError:
         value = {}
     if done.returncode or not value.get("submitted"):
@@ -151,7 +152,7 @@ def _launch(path: Path, changes: list[str], tasks: int, scheduler: str) -> tuple
     return str(value["job_id"]), str(value["scheduler"])
 
 
-def _is_in_the_way(check: dict[str, Any]) -> bool:
+def _is_in_the_way(check: JsonObject) -> bool:
     return check["level"] in {"refused", "unknown"}
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from shutil import get_terminal_size
 from textwrap import wrap
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -35,7 +35,7 @@ from tr11ops.launch.margins import room_before_limit
 from tr11ops.observe.snapshot import course_of, steps_left
 from tr11ops.runcard.exit_duration import exit_plan
 from trainer.contract.documents import document
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 
 if TYPE_CHECKING:
     from tr11ops.base.observed import Observed
@@ -247,7 +247,7 @@ def _saved(advice: Advice, goodput: Goodput) -> str:
     )
 
 
-def _document(look: LookBack, found: tuple[Advice, ...]) -> dict[str, Any]:
+def _document(look: LookBack, found: tuple[Advice, ...]) -> JsonObject:
     return {
         "schema": SCHEMA,
         "run": look.history.name,

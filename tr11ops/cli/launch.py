@@ -41,6 +41,7 @@ from tr11ops.launch.session import carry_out as submit
 from tr11ops.runcard.card import CardError, load_card, load_with_base, parse_attempts
 from tr11ops.rundir.journal import user_name
 from trainer.contract.files import write_atomically
+from trainer.contract.record import JsonObject
 
 if TYPE_CHECKING:
     from tr11ops.launch.session import LaunchView
@@ -60,7 +61,7 @@ def rehearsal_options(run: str | None, overrides: Sequence[str]) -> tuple[RunCar
     return main, [*overrides, *as_options(rehearsal_overrides(main))]
 
 
-def differences_value(main: RunCard, other: RunCard) -> list[dict[str, Any]]:
+def differences_value(main: RunCard, other: RunCard) -> list[JsonObject]:
     """What the rehearsal differs in, for a machine."""
     return [
         {"key": key, "main": first, "rehearsal": second}
@@ -310,13 +311,13 @@ def _submission(context: RunContext, job: LaunchJob, main: RunCard | None = None
     return Change(lines, "", apply, preview, nothing=nothing, unchanged="", is_answer=True)
 
 
-def _differences(main: RunCard | None, job: LaunchJob) -> dict[str, Any]:
+def _differences(main: RunCard | None, job: LaunchJob) -> JsonObject:
     if main is None:
         return {}
     return {"differences": differences_value(main, job.card)}
 
 
-def _refused(context: RunContext, view: LaunchView, value: dict[str, Any]) -> Outcome:
+def _refused(context: RunContext, view: LaunchView, value: JsonObject) -> Outcome:
     """The answer where a check refuses."""
     notes: tuple[str, ...] = ()
     if context.as_json:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from msgspec.structs import replace
@@ -38,6 +38,7 @@ from tr11ops.queue.held_jobs import held_jobs
 from tr11ops.queue.repair import plan_repair, plan_replacement
 from tr11ops.rundir.exclusion import ExclusionLimit
 from tr11ops.rundir.hold_store import held_by_tr11
+from trainer.contract.record import JsonObject
 
 if TYPE_CHECKING:
     from tr11ops.launch.session import LaunchJob, LaunchView
@@ -129,7 +130,7 @@ def _plan(job: LaunchJob, replaces: bool) -> Repair:
     )
 
 
-def _value(change: Repair) -> dict[str, Any]:
+def _value(change: Repair) -> JsonObject:
     """The plan for a machine."""
     return {
         "steps": [_step_value(step) for step in change.steps],
@@ -213,9 +214,7 @@ def view_lines(view: LaunchView) -> Iterator[str]:
         yield f"{name:>14}  {value}"
 
 
-def launch_value(
-    view: LaunchView, records: tuple[Submission, ...], dry_run: bool
-) -> dict[str, Any]:
+def launch_value(view: LaunchView, records: tuple[Submission, ...], dry_run: bool) -> JsonObject:
     """The checks, the plan and what was submitted, for a machine."""
     return {
         "schema": LAUNCH_SCHEMA,

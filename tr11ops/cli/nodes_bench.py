@@ -59,6 +59,7 @@ from tr11ops.nodes.search import (
 )
 from tr11ops.nodes.spares import PooledGroups, SpareGroups, spares_of
 from trainer.contract.paths import read_attempt_label
+from trainer.contract.record import JsonObject
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -278,7 +279,7 @@ def _words(result: SearchResult) -> str:
     return f"{names} {'is' if kind == 'node' else 'are'} bad"
 
 
-def _search_document(result: SearchResult, names: Sequence[str]) -> dict[str, Any]:
+def _search_document(result: SearchResult, names: Sequence[str]) -> JsonObject:
     return {
         "schema": SCHEMA,
         "nodes": list(names),
@@ -556,7 +557,7 @@ def _exclude_command(found: Sequence[NodeSpeed], nodes_context: NodesContext) ->
 
 def _document(
     found: Sequence[NodeSpeed], left_out: Sequence[tuple[str, str]], to_exclude: str
-) -> dict[str, Any]:
+) -> JsonObject:
     slow = [entry for entry in found if entry.outcome == SLOW]
     return {
         "schema": SCHEMA,

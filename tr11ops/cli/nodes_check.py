@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Semaphore
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec import field
@@ -43,7 +43,7 @@ from tr11ops.rundir.exclusions import SharedWord, publish, read_shared, read_ver
 from tr11ops.rundir.journal import user_name
 from trainer.contract.files import now
 from trainer.contract.paths import read_attempt_label
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.contract.sharing import make_shared
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def expiry(entry: Exclusion, now: float) -> str:
     return f"for {duration(entry.until - now)}"
 
 
-def exclusion_values(entry: Exclusion, now: float) -> dict[str, Any]:
+def exclusion_values(entry: Exclusion, now: float) -> JsonObject:
     """One exclusion for --json."""
     return {
         "node": entry.node,
@@ -331,7 +331,7 @@ def _planned(nodes_context: NodesContext, names: Sequence[str]) -> tuple[Way, ..
     return checking.ways(names, nodes_context.nodes, jobs, nodes_context.user)
 
 
-def result_values(entry: NodeCheck) -> dict[str, Any]:
+def result_values(entry: NodeCheck) -> JsonObject:
     """One node's result for --json."""
     return {
         "node": entry.node,

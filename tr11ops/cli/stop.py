@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec.structs import replace
@@ -36,7 +36,7 @@ from tr11ops.cli.stopping import (
 )
 from tr11ops.queue.held_jobs import to_hold
 from tr11ops.queue.stop import acknowledgements, wait_for_end
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.contract.requests import new_request, read_request
 
 if TYPE_CHECKING:
@@ -469,7 +469,7 @@ class Kill(Record):
         held: tuple[str, ...] = (),
         *,
         answered: Acknowledgements | None = None,
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """For --json."""
         view = self.view
         return {

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from tr11ops.base import deadline
 from tr11ops.base.errors import Refusal, SchedulerError
@@ -40,7 +40,7 @@ from tr11ops.rundir.kill_switch import (
     other_ways,
     place_fault,
 )
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 
 if TYPE_CHECKING:
     from tr11ops.cli.context import RunContext
@@ -178,7 +178,7 @@ def record(
     directory: RunDirectory,
     kind: str,
     why: str,
-    data: dict[str, Any],
+    data: JsonObject,
     who: str,
     unmounted: str = "",
 ) -> None:

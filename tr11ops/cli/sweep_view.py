@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec.structs import replace
@@ -57,7 +57,7 @@ from tr11ops.sweep.manifest import (
 from tr11ops.sweep.submit import SentArray, submit_cells
 from trainer.config.card import CardError
 from trainer.contract.files import now as time_now
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -157,7 +157,7 @@ def _without_folder(check: PreflightCheck, name: str) -> str:
     return f"{check.level} {check}".replace(name, "CELL")
 
 
-def cell_checks(names: Mapping[int, str], views: Mapping[int, LaunchView]) -> dict[str, Any]:
+def cell_checks(names: Mapping[int, str], views: Mapping[int, LaunchView]) -> JsonObject:
     """Every cell's checks, for --json."""
     return {"checks": {names[number]: checks_value(view.checks) for number, view in views.items()}}
 
@@ -286,7 +286,7 @@ class StudyLook(Record):
         return Group(Text(head, "bold"), table)
 
 
-def cell_values(cell: CellProgress) -> dict[str, Any]:
+def cell_values(cell: CellProgress) -> JsonObject:
     """One cell for a machine."""
     return {
         "number": cell.number,

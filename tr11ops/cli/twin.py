@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,6 +28,7 @@ from tr11ops.twin.faults import heal as heal_twin
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.services import advice
 from tr11ops.twin.twin import HOME_VARIABLE, NAME_VARIABLE, Twin
+from trainer.contract.record import JsonObject
 
 if TYPE_CHECKING:
     from tr11ops.twin.fault_store import InjectedFault
@@ -173,7 +174,7 @@ def heal(
     raise typer.Exit(1 if errors else 0)
 
 
-def fault_object(fault: InjectedFault) -> dict[str, Any]:
+def fault_object(fault: InjectedFault) -> JsonObject:
     """A fault as an object of `--json`."""
     return {
         "kind": fault.kind,
@@ -458,7 +459,7 @@ def shell(
         raise Refusal(f"{arguments[0]} cannot be run: {error.strerror}", exit_code=2) from error
 
 
-def _as_object(twin: Twin, seen: TwinStatus, faults: tuple[InjectedFault, ...]) -> dict[str, Any]:
+def _as_object(twin: Twin, seen: TwinStatus, faults: tuple[InjectedFault, ...]) -> JsonObject:
     return {
         "schema": TWIN_SCHEMA,
         "name": seen.name,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -42,7 +42,7 @@ from tr11ops.rundir.journal import Journal
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.errors import UNOBSERVED
 from trainer.contract.manifest import Manifest
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.schedule.flops import count_parameters
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def export(job: UploadJob, as_json: bool) -> tuple[FileEntry, ...]:
     return work.record_export(_run_export(job))
 
 
-def _run_export(job: UploadJob) -> dict[str, Any]:
+def _run_export(job: UploadJob) -> JsonObject:
     """Run the export as a child with this terminal's stderr; its result. Raises Refusal where it
     fails.
     """
@@ -439,7 +439,7 @@ def _upload(job: UploadJob, hub: Hub, text: str, as_json: bool) -> Outcome:
     return Outcome(document, (f"{job.address}: step {job.manifest.step}, commit {commit[:12]}",))
 
 
-def _document(job: UploadJob) -> dict[str, Any]:
+def _document(job: UploadJob) -> JsonObject:
     return {
         "repository": job.repository.name,
         "branch": job.repository.branch,

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tr11ops.cluster.base import BatchRequest, JobState
 from trainer.contract.documents import document, record_of
-from trainer.contract.record import Amount, Count, Record
+from trainer.contract.record import Amount, Count, JsonObject, Record
 
 PARTITION = "local"
 SUPERVISOR_MODULE = "tr11ops.cluster.local_supervisor"
@@ -132,7 +132,7 @@ class LocalSubmission(Record):
         others = tuple(task if known.raw_id == task.raw_id else known for known in self.tasks)
         return replace(self, tasks=others if task in others else (*others, task))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """As JSON. The script and the environment are not in it: they lie in files of their own."""
         bare = replace(self, request=replace(self.request, script="", environment={}), waiting=())
         value = document(bare)

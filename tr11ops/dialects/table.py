@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 
 FILE = Path(__file__).with_name("steps.toml")
 _INT = r"(?:\d{1,3}(?:,\d{3})+|\d{1,15})"
@@ -130,9 +130,9 @@ def dialect_named(name: str) -> StepDialect:
     return {dialect.name: dialect for dialect in dialects()}[name]
 
 
-def entries() -> list[dict[str, Any]]:
+def entries() -> list[JsonObject]:
     """The table as it stands in the file."""
-    found: list[dict[str, Any]] = tomllib.loads(FILE.read_text(encoding="utf-8"))["dialect"]
+    found: list[JsonObject] = tomllib.loads(FILE.read_text(encoding="utf-8"))["dialect"]
     return found
 
 

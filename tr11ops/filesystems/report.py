@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from msgspec import field
 
@@ -14,7 +13,7 @@ from tr11ops.filesystems.look import Drift, FilesystemResult
 from tr11ops.observe.operation import FilesystemRule
 from tr11ops.rundir.disk_usage import DAY_SECONDS, Forecast, Kind, Usage, forecast
 from trainer.contract.documents import document
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 
 SCHEMA = 1
 EXIT_FINE, EXIT_NEEDS_PERSON, EXIT_UNOBSERVED = 0, 1, 3
@@ -156,7 +155,7 @@ def _rights(drift: Observed[Drift] | None) -> Iterator[str]:
 
 
 # ----------------------------------------------------------------------------- for programs
-def value(report: FilesystemReport) -> dict[str, Any]:
+def value(report: FilesystemReport) -> JsonObject:
     """The report for --json; times in seconds since the epoch, sizes in bytes."""
     return {
         "schema": SCHEMA,
@@ -168,7 +167,7 @@ def value(report: FilesystemReport) -> dict[str, Any]:
     }
 
 
-def _system(one: Judged, now: float) -> dict[str, Any]:
+def _system(one: Judged, now: float) -> JsonObject:
     usage = one.look.usage
     if isinstance(usage, Unknown):
         return {"name": one.look.name, "unknown": usage.why}
@@ -193,7 +192,7 @@ def _system(one: Judged, now: float) -> dict[str, Any]:
     }
 
 
-def _drift_value(drift: Observed[Drift] | None) -> dict[str, Any] | None:
+def _drift_value(drift: Observed[Drift] | None) -> JsonObject | None:
     if drift is None:
         return None
     if isinstance(drift, Unknown):

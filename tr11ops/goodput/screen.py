@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta, tzinfo
 from itertools import pairwise
-from typing import Any
 
 from msgspec import to_builtins
 from msgspec.structs import replace
@@ -16,7 +15,7 @@ from tr11ops.base.units import DAY, LEAST_NODE_HOURS, MINUTE, counted, duration,
 from tr11ops.goodput.account import NO_ATTEMPT, AccountSpan, Amount, Goodput
 from tr11ops.goodput.history_values import History
 from tr11ops.goodput.timeline import Bucket
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 
 SCHEMA = 1
 LABEL = 16
@@ -245,7 +244,7 @@ def periods(goodput: Goodput, days: int, zone: tzinfo | None) -> Iterator[Goodpu
 # ----------------------------------------------------------------------------- JSON
 def document(
     goodput: Goodput, history: History, zone: tzinfo | None, price: float | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """Everything as one JSON object. Node-microseconds are whole numbers, and add up exactly."""
     causes = goodput.by(lambda span: span.cause)
     return {
@@ -275,7 +274,7 @@ def document(
     }
 
 
-def _attempts(goodput: Goodput, history: History) -> Iterator[dict[str, Any]]:
+def _attempts(goodput: Goodput, history: History) -> Iterator[JsonObject]:
     groups = goodput.grouped(lambda span: span.job_id)
     for attempt in known(history.attempts, ()):
         spans = groups.get(attempt.job_id, [])
@@ -297,8 +296,8 @@ def _attempts(goodput: Goodput, history: History) -> Iterator[dict[str, Any]]:
         }
 
 
-def _amount(amount: Amount, price: float | None) -> dict[str, Any]:
-    value: dict[str, Any] = {
+def _amount(amount: Amount, price: float | None) -> JsonObject:
+    value: JsonObject = {
         "node_microseconds": amount.node_micros,
         "spare_microseconds": amount.spare_micros,
         "held_microseconds": amount.held_micros,

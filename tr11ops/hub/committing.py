@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias, cast
+from typing import BinaryIO, TypeAlias, cast
 from urllib.parse import quote
 
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
@@ -22,7 +22,7 @@ from tr11ops.base.errors import FileChanged, ForeignAnswer, HubConflict, HubUnav
 from tr11ops.base.http import json_object
 from tr11ops.hub.base import Delete, HubCopy, Operation, Progress, Repository
 from tr11ops.hub.masking import Mask, Masks
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 
 # What is sent to the hub: bytes, or the first so many bytes of a file that may grow meanwhile.
 
@@ -148,7 +148,7 @@ def send_chunked(api: HfApi, repository: Repository, files: Sequence[Chunked]) -
         return {}
 
 
-def _access(address: str, headers: dict[str, str]) -> dict[str, Any] | None:
+def _access(address: str, headers: dict[str, str]) -> JsonObject | None:
     """The short-lived token and where it is good for; None where there is no such storage."""
     answer = get_session().get(address, headers=headers)
     if answer.status_code != 200:
@@ -165,7 +165,7 @@ def _access(address: str, headers: dict[str, str]) -> dict[str, Any] | None:
 
 
 def _stream(
-    address: str, headers: dict[str, str], access: dict[str, Any], files: Sequence[Chunked]
+    address: str, headers: dict[str, str], access: JsonObject, files: Sequence[Chunked]
 ) -> dict[str, str]:
     from hf_xet import XetConfig, XetSession
     from huggingface_hub.utils._xet import xet_headers_without_auth

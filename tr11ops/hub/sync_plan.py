@@ -15,11 +15,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from posixpath import basename, splitext
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 from tr11ops.hub.base import HubFile
 from tr11ops.hub.masking import Mask
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 
 # Which files of a repository are kept as LFS, by its .gitattributes, and the rules that are
 # missing. Pure.
@@ -403,7 +403,7 @@ def is_worth_a_commit(status: bytes, published: str, age: float) -> bool:
     )
 
 
-def _object(text: bytes) -> dict[str, Any]:
+def _object(text: bytes) -> JsonObject:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -25,7 +25,7 @@ from tr11ops.observe.operation import FoundSecret, found_secrets
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.documents import document, record_of
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.contract.state_file import read_json
 from trainer.contract.units import shortened
 
@@ -97,7 +97,7 @@ def write_state(directory: RunDirectory, state: SyncState) -> None:
 
 def write_success(directory: RunDirectory, now: float, found: Sequence[FoundSecret] = ()) -> None:
     """Put on record that all was mirrored at `now`, seconds since the epoch. Raises OSError."""
-    value: dict[str, Any] = {"schema": SCHEMA, "time": now, "step": None, "message": ""}
+    value: JsonObject = {"schema": SCHEMA, "time": now, "step": None, "message": ""}
     listed = _with_record(directory, found)
     if listed:
         value["secrets"] = listed
@@ -120,7 +120,7 @@ def write_found(directory: RunDirectory, now: float, found: Sequence[FoundSecret
     )
 
 
-def _with_record(directory: RunDirectory, found: Sequence[FoundSecret]) -> list[dict[str, Any]]:
+def _with_record(directory: RunDirectory, found: Sequence[FoundSecret]) -> list[JsonObject]:
     """The secrets of a round with those on record, which hold: a person may have revoked some
     during the round.
     """
@@ -194,7 +194,7 @@ def _status_file(directory: RunDirectory) -> Path:
     return records_folder(directory) / "status.json"
 
 
-def _read_status(directory: RunDirectory) -> dict[str, Any] | None:
+def _read_status(directory: RunDirectory) -> JsonObject | None:
     """What status.json holds; None for garbage, too."""
     try:
         return read_json(_status_file(directory))

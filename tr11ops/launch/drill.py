@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import Unknown, known, observed
@@ -29,7 +28,7 @@ from trainer.contract.end_marker import EndMarker
 from trainer.contract.manifest import Manifest, manifest_faults
 from trainer.contract.paths import MANIFEST_FILE
 from trainer.contract.phases import Heartbeat
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 
 DRILL_SCHEMA = 1
 NAMES = {
@@ -327,7 +326,7 @@ def observed_job(scheduler: Scheduler, job_id: str) -> Job | None:
         return None
 
 
-def proof(card: RunCard, results: tuple[PhaseResult, ...], extra: dict[str, Any]) -> dict[str, Any]:
+def proof(card: RunCard, results: tuple[PhaseResult, ...], extra: JsonObject) -> JsonObject:
     """What is kept of a drill: `state/drills/TIME.json`."""
     return {
         "schema": DRILL_SCHEMA,

@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from tr11ops.base.redact import one_line
 from tr11ops.base.shipped import shipped_root
@@ -29,7 +28,7 @@ from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, unknown, warning
 from tr11ops.rundir.datasets import look_at_tokenizer, workers_environment
 from tr11ops.rundir.paths import nearest_folder
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.contract.units import signal_of_status
 
 NEEDED = ("torch", "deepspeed", "numpy", "tokenizers")
@@ -329,7 +328,7 @@ class SetupTrial(Record):
 
     status: int
     said: str
-    left: dict[str, Any] | None
+    left: JsonObject | None
     places: dict[str, SetupPlace]
 
 

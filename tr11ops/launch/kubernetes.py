@@ -16,7 +16,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
-from typing import Any
 
 from tr11ops.launch.rehearse import card_text
 from tr11ops.runcard.card import PATH_KEYS, RunCard
@@ -25,6 +24,7 @@ from tr11ops.runcard.load import Key
 from tr11ops.runcard.sections import CheckScript, KubernetesSection
 from trainer.config.card import Problem
 from trainer.contract.end_marker import EXIT_HELD, EXIT_REFUSED
+from trainer.contract.record import JsonObject
 
 PORT = 29500
 CARD_FOLDER = "/etc/tr11"
@@ -94,7 +94,7 @@ def job_name(card: RunCard) -> str:
     return f"{f'run-{plain}'[: LONGEST_NAME - 7].strip('-')}-{digest}"
 
 
-def manifest(card: RunCard, section: KubernetesSection) -> list[dict[str, Any]]:
+def manifest(card: RunCard, section: KubernetesSection) -> list[JsonObject]:
     """The objects, in the order in which they are made: the card, the Service that names the pods,
     the Job.
     """
@@ -131,7 +131,7 @@ def manifest(card: RunCard, section: KubernetesSection) -> list[dict[str, Any]]:
 
 def _job(
     card: RunCard, section: KubernetesSection, name: str, labels: Mapping[str, str]
-) -> dict[str, Any]:
+) -> JsonObject:
     rules = [
         {
             "action": "FailJob",
@@ -155,7 +155,7 @@ def _job(
     }
 
 
-def _pod(card: RunCard, section: KubernetesSection, name: str) -> dict[str, Any]:
+def _pod(card: RunCard, section: KubernetesSection, name: str) -> JsonObject:
     slurm = card.slurm
     # The index, which is the node's rank, is in JOB_COMPLETION_INDEX: the Job controller sets it.
     variables = {
@@ -163,7 +163,7 @@ def _pod(card: RunCard, section: KubernetesSection, name: str) -> dict[str, Any]
         "MASTER_PORT": str(PORT),
         "NNODES": str(slurm.nodes),
     }
-    resources: dict[str, Any] = {"requests": {"cpu": str(slurm.cpus_per_task)}}
+    resources: JsonObject = {"requests": {"cpu": str(slurm.cpus_per_task)}}
     if slurm.gpus_per_node:
         resources["limits"] = {section.gpu_resource: str(slurm.gpus_per_node)}
     container = {

@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -27,7 +27,7 @@ from tr11ops.runcard.sections import requested
 from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.hold_store import unmarked
 from tr11ops.rundir.paths import RunDirectory, nearest_folder
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 
 # The batch script's text: `slurm/train.sbatch.j2` filled in, with every value quoted for the
 # shell.
@@ -176,7 +176,7 @@ class LaunchPlan(Record):
     directory: RunDirectory
     request: BatchRequest
     tasks: int
-    card: dict[str, Any]
+    card: JsonObject
     variant: str
     output: Path
 
@@ -248,7 +248,7 @@ def plan_launch(
     )
 
 
-def resolved_card(card: RunCard, leaves: ExitPlan | None = None) -> dict[str, Any]:
+def resolved_card(card: RunCard, leaves: ExitPlan | None = None) -> JsonObject:
     """The resolved card with what a card may leave out: the number of workers, and when the trainer
     leaves.
     """
@@ -320,7 +320,7 @@ def plan_lines(
     return rows
 
 
-def plan_value(plan: LaunchPlan) -> dict[str, Any]:
+def plan_value(plan: LaunchPlan) -> JsonObject:
     """The plan for a machine."""
     request = plan.request
     return {

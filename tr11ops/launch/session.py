@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -37,7 +37,7 @@ from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
 from tr11ops.rundir.state_files import set_damage_aside
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 
 if TYPE_CHECKING:
     from tr11ops.alerts.service import AlertOutcome
@@ -419,7 +419,7 @@ def carry_out_repair(
         submitted = tuple(str(record.job_id) for record in records)
         failed = []
         for step in change.steps:
-            data: dict[str, Any] = {
+            data: JsonObject = {
                 "action": step.action,
                 "job_id": step.job,
                 "why": step.why,

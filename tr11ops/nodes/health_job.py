@@ -19,7 +19,7 @@ from tr11ops.health.host import exported_folder
 from tr11ops.health.registry import chosen, run_checks
 from tr11ops.health.system import ThisNode
 from trainer.contract.documents import document, record_of
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 
 MARK = "tr11-health-results:"  # before the results, where other programs may write lines too
 # these judge a node on which nothing runs yet
@@ -39,11 +39,11 @@ class HealthRequest(Record):
     folder: str | None = None
     controller_time: float | None = None
     seconds: float = 30.0
-    scripts: tuple[str | dict[str, Any], ...] = ()
+    scripts: tuple[str | JsonObject, ...] = ()
     skip: tuple[str, ...] = ()
 
 
-def check_here(request: Mapping[str, Any]) -> list[dict[str, Any]]:
+def check_here(request: Mapping[str, Any]) -> list[JsonObject]:
     """Run the checks of a HealthRequest (as a mapping) on this node; the results as plain values."""
     asked = record_of(HealthRequest, request)
     wanted = NodeRequirements(

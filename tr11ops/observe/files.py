@@ -35,7 +35,7 @@ from trainer.contract.manifest import manifest_faults
 from trainer.contract.metrics_record import MetricsRecord, parse_record
 from trainer.contract.paths import RunPaths, attempt_label
 from trainer.contract.phases import Heartbeat
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.contract.resumable import ResumeNeed, judge, size_faults
 from trainer.contract.state_file import descriptor_of, read_json
 
@@ -325,7 +325,7 @@ def _why_without_verdict(attempt: Path) -> str:
     return known(observed(lambda: why_it_ended(attempt)), "")
 
 
-def read_details(path: Path) -> dict[str, Any]:
+def read_details(path: Path) -> JsonObject:
     """Details worth showing, on which no conclusion rests: what cannot be read is left out."""
     value = observed(lambda: read_json(path))
     if isinstance(value, dict):
@@ -444,9 +444,9 @@ def _names(folder: Path) -> Iterator[str]:
         return
 
 
-def _text(value: dict[str, Any], *keys: str) -> str:
+def _text(value: JsonObject, *keys: str) -> str:
     return next((str(value[key]) for key in keys if value.get(key) is not None), "")
 
 
-def _number(value: dict[str, Any], *keys: str) -> float | None:
+def _number(value: JsonObject, *keys: str) -> float | None:
     return next((number for key in keys if (number := number_in(value.get(key))) is not None), None)

@@ -48,7 +48,7 @@ from trainer.config.base import is_private, left_out, salvage
 from trainer.config.card import CardError, Problem, TrainerConfig, derive_numbers, validate
 from trainer.config.run import RunSection
 from trainer.contract.paths import RunPaths
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.schedule.path import batch_size_at, path_of
 from trainer.schedule.rules import cross_rules
 
@@ -61,7 +61,7 @@ _WHOLE_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 
 def expand_addresses(
     tables: Mapping[str, Any], environment: Mapping[str, str], keep_undefined: bool
-) -> tuple[dict[str, Any], list[Problem]]:
+) -> tuple[JsonObject, list[Problem]]:
     """The tables with each address that is one `$NAME` replaced by the addresses in it, split at
     commas.
 
@@ -216,7 +216,7 @@ class RunCard(TrainerConfig):
         return hashlib.blake2b(text.encode("utf-8"), digest_size=16).hexdigest()
 
 
-def resolved(card: RunCard) -> dict[str, Any]:
+def resolved(card: RunCard) -> JsonObject:
     """The card as JSON for the trainer and later commands: every default filled in, and what
     follows from it.
 
@@ -313,7 +313,7 @@ def _prepared(
     variables: Mapping[str, str],
     current: Path,
     keep_undefined: bool,
-) -> tuple[dict[str, Any], list[Problem], PathBase]:
+) -> tuple[JsonObject, list[Problem], PathBase]:
     """The tables of a card as they are to be judged, what is wrong with them so far, and where its
     paths begin.
     """
@@ -343,7 +343,7 @@ def _prepared(
     return tables, problems, base
 
 
-def _usable(tables: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
+def _usable(tables: Mapping[str, Any], problems: list[Problem]) -> JsonObject:
     """The tables without the keys that hold what no schema should meet; these are added to
     `problems`.
     """

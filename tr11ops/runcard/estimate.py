@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from itertools import groupby
-from typing import Any
 
 from tr11ops.runcard.attention import attention_of, gpu_is_unknown
 from tr11ops.runcard.card import RunCard
@@ -26,7 +25,7 @@ from tr11ops.runcard.speed import (
 from trainer.config.first_loss import FirstLoss, first_loss
 from trainer.config.kernel_choice import KernelChoice, recomputed_blocks
 from trainer.contract.documents import document
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.schedule import flops
 from trainer.schedule.learning_rate import plan_of
 from trainer.schedule.memory import WorkerMemory
@@ -144,7 +143,7 @@ class Estimate(Record):
     warnings: tuple[str, ...]
     first_loss: FirstLoss | None = None  # where it begins far above an even guess
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """A plain object; `schema` rises when a key changes its meaning or goes."""
         value = document(self)
         value["parameters"] |= {

@@ -12,7 +12,7 @@ from tr11ops.runcard.rules import advised_exit_minutes
 from tr11ops.runcard.slurm_syntax import parse_time_limit
 from tr11ops.runcard.speed import assumed_speed
 from trainer.contract.attempt import ExitTime
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.schedule import flops
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def _evaluation_seconds(card: RunCard, step: float) -> float:
 
 # ----------------------------------------------------------------------------- the card that the
 # trainer reads
-def resolved_with_exit(card: RunCard, plan: ExitPlan) -> dict[str, Any]:
+def resolved_with_exit(card: RunCard, plan: ExitPlan) -> JsonObject:
     """`card` resolved, with the minutes of `plan` in it; its hash stays that of the card as it was
     written.
     """
@@ -251,7 +251,7 @@ def resolved_with_exit(card: RunCard, plan: ExitPlan) -> dict[str, Any]:
 
 def derived_again(
     value: Mapping[str, Any], source: str, history: RunHistory
-) -> tuple[dict[str, Any], ExitPlan]:
+) -> tuple[JsonObject, ExitPlan]:
     """A resolved card at the start of an attempt, with its derived minutes derived from what was
     measured since.
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, EXCLUDED
 from tr11ops.rundir.journal import JournalEntry, Ledger
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 
 INTENT, OUTCOME = "act-intent", "act-outcome"  # kinds of journal entries
 DAY_SECONDS = 86400.0
@@ -157,7 +157,7 @@ def _weight(outcome: tuple[float, Result, str]) -> tuple[int, float]:
     return (outcome[1] is not Result.UNKNOWN, outcome[0])
 
 
-def intent_data(record: ActionRecord) -> dict[str, Any]:
+def intent_data(record: ActionRecord) -> JsonObject:
     """What an intent's entry holds."""
     return {
         "number": record.number,
@@ -171,7 +171,7 @@ def intent_data(record: ActionRecord) -> dict[str, Any]:
     }
 
 
-def outcome_data(record: ActionRecord, result: Result, message: str) -> dict[str, Any]:
+def outcome_data(record: ActionRecord, result: Result, message: str) -> JsonObject:
     """What an outcome's entry holds."""
     return {
         "number": record.number,

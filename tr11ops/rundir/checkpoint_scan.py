@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tr11ops.base.observed import Unknown
 from tr11ops.base.units import counted
@@ -26,7 +26,7 @@ from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step, 
 from trainer.contract.documents import document
 from trainer.contract.manifest import Manifest
 from trainer.contract.paths import MANIFEST_FILE
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.contract.resumable import ResumeFault, ResumeNeed, lack_of, unnamed_files
 from trainer.contract.units import shortened
 
@@ -153,7 +153,7 @@ class SavedCheckpoint(Record):
             return None
         return True
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         """The checkpoint as JSON values; `digests` is null where it was never read."""
         return {**document(self), "complete": self.complete}
 

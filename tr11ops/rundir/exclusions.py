@@ -25,7 +25,7 @@ from tr11ops.rundir.journal import Journal, Ledger
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.versioned import VersionedFile
 from trainer.contract.documents import document, record_of
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.contract.state_file import read_json
 from trainer.contract.units import shortened
 
@@ -260,7 +260,7 @@ def record_check(
 
 def history(
     ledger: Ledger, exclusions: Iterable[Exclusion], node: str | None = None
-) -> tuple[dict[str, Any], ...]:
+) -> tuple[JsonObject, ...]:
     """What happened to nodes, oldest first: the journal's entries, and exclusions that never got
     into it.
 

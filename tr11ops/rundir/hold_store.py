@@ -34,7 +34,7 @@ from trainer.contract.documents import document
 from trainer.contract.end_marker import BAD_REASONS
 from trainer.contract.errors import HIDDEN_LEASE
 from trainer.contract.paths import RunPaths
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.contract.state_file import read_json
 
 
@@ -189,7 +189,7 @@ def releasable(records: Iterable[HoldRecord]) -> frozenset[str]:
     return frozenset(without((record.job for record in every if not record.is_for_fault), faults))
 
 
-def releases_in(value: dict[str, Any]) -> tuple[ReleaseRecord, ...]:
+def releases_in(value: JsonObject) -> tuple[ReleaseRecord, ...]:
     """The releases in what holds.json holds; what is no release there is left out."""
     entries = value.get("released")
     return tuple(
@@ -242,11 +242,11 @@ def _places(paths: RunPaths) -> list[Path]:
     return [*(versions.file(number) for number in versions.numbers()[-1:]), versions.copy]
 
 
-def _newest(paths: RunPaths) -> dict[str, Any]:
+def _newest(paths: RunPaths) -> JsonObject:
     """What the newest version holds, where that is damaged its copy. Raises OSError; ValueError
     where both are.
     """
-    found: list[dict[str, Any]] = []
+    found: list[JsonObject] = []
     damage: ValueError | None = None
     for place in _places(paths):
         try:
@@ -265,7 +265,7 @@ def _releases(paths: RunPaths) -> tuple[ReleaseRecord, ...]:
     return releases_in(known(observed(lambda: _newest(paths)), {}))
 
 
-def _number(value: dict[str, Any]) -> int:
+def _number(value: JsonObject) -> int:
     number = value.get("version")
     if isinstance(number, int):
         return number
@@ -302,7 +302,7 @@ def record_holds(
         {"job": number, "who": who, "time": time.time(), "why": why, **more} for number in wanted
     ]
 
-    def change(value: dict[str, Any]) -> dict[str, Any]:
+    def change(value: JsonObject) -> JsonObject:
         kept = [
             {**entry, "job": name}
             for entry in _entries(value)
@@ -320,26 +320,26 @@ def forget_holds(directory: RunDirectory, numbers: Iterable[str]) -> None:
         return
     fresh = [ReleaseRecord(name, time.time()) for name in gone]
 
-    def change(value: dict[str, Any]) -> dict[str, Any]:
+    def change(value: JsonObject) -> JsonObject:
         kept = [one for one in releases_in(value) if one.job not in gone]
         return _value(_less(_entries(value), gone), (*kept, *fresh))
 
     _commit(directory, change)
 
 
-def _less(entries: list[dict[str, Any]], gone: tuple[str, ...]) -> list[dict[str, Any]]:
+def _less(entries: list[JsonObject], gone: tuple[str, ...]) -> list[JsonObject]:
     """The entries of what is held, less what these names cover."""
     return [
         {**entry, "job": name} for entry in entries for name in without((str(entry["job"]),), gone)
     ]
 
 
-def _value(entries: list[dict[str, Any]], releases: Iterable[ReleaseRecord]) -> dict[str, Any]:
+def _value(entries: list[JsonObject], releases: Iterable[ReleaseRecord]) -> JsonObject:
     released = [document(one) for one in releases][-MOST_RELEASES_KEPT:]
     return {"holds": entries, **({"released": released} if released else {})}
 
 
-def _commit(directory: RunDirectory, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+def _commit(directory: RunDirectory, change: Callable[[JsonObject], JsonObject]) -> None:
     """Put in place what `change` makes of the newest version; again, where another machine was
     faster.
 
@@ -368,13 +368,13 @@ def _published(paths: RunPaths) -> tuple[int, str]:
     return _number(value), _text_of(_number(value), value)
 
 
-def _text_of(number: int, value: dict[str, Any]) -> str:
+def _text_of(number: int, value: JsonObject) -> str:
     """One version's text; `by` tells it from one of the same content that another machine writes."""
     whole = {"by": secrets.token_hex(4), **value, "schema": HOLDS_SCHEMA, "version": number}
     return json.dumps(whole, indent=1, sort_keys=True) + "\n"
 
 
-def _entries(value: dict[str, Any]) -> list[dict[str, Any]]:
+def _entries(value: JsonObject) -> list[JsonObject]:
     found = value.get("holds", [])
     return [entry for entry in found if isinstance(entry, dict) and "job" in entry]
 

@@ -20,7 +20,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from tr11ops.cluster.arrays import COMMENT_PREFIX, array_number
 from tr11ops.cluster.base import Job
@@ -29,7 +28,7 @@ from trainer.contract.documents import document, read_record
 from trainer.contract.errors import DamagedFile
 from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.contract.state_file import read_json, set_aside
 
 SUBMISSION_SCHEMA = 1
@@ -90,7 +89,7 @@ class Submission(Record):
         return read_record(cls, path, "a record of a submission")
 
     @classmethod
-    def damaged(cls, tag: str, why: str, card: dict[str, Any]) -> Submission:
+    def damaged(cls, tag: str, why: str, card: JsonObject) -> Submission:
         """What is still known where the record is damaged: the tag says when, the resolved `card`
         beside it what.
 

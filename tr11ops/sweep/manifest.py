@@ -22,7 +22,7 @@ from tr11ops.rundir.versioned import VersionedFile
 from tr11ops.sweep.plan import SweepPlan
 from trainer.contract.documents import document, record_of
 from trainer.contract.files import now, write_atomically
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import read_json
 
@@ -40,7 +40,7 @@ class ManifestCell(Record):
     number: int
     name: str
     settings: dict[str, str]
-    derived: dict[str, Any]
+    derived: JsonObject
     card_hash: str
 
 

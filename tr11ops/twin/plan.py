@@ -7,11 +7,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from tr11ops.base.errors import TwinError
 from trainer.contract.documents import document
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 
 UNIX_SOCKET_PATH_LIMIT = 107  # bytes of sun_path in sockaddr_un, less the closing zero
 _NAME = re.compile(r"[a-z0-9]([a-z0-9_-]{0,30}[a-z0-9])?")
@@ -120,12 +119,12 @@ class TwinPlan(Record):
         """
         return 2 * (6 * len(self.node_names) + 50 + (250 if self.accounting else 0))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """As plain values, for the twin's record."""
         return document(self)
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> TwinPlan:
+    def from_json(cls, value: JsonObject) -> TwinPlan:
         """The inverse of `to_json`. Raises TwinError for a record that another version wrote."""
         unknown = set(value) - set(cls.__struct_fields__)
         if unknown:
@@ -257,7 +256,7 @@ class TwinPorts(Record):
         return self.hub(plan) + int(plan.hub)
 
 
-def twin_record(plan: TwinPlan, ports: TwinPorts, mark: str) -> dict[str, Any]:
+def twin_record(plan: TwinPlan, ports: TwinPorts, mark: str) -> JsonObject:
     """What is written beside slurm.conf: by it the twin is found again, and known as one
     (`cluster.rehearsal`).
     """

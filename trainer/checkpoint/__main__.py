@@ -15,10 +15,11 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from trainer.contract.attempt import hear_signals
 from trainer.contract.errors import CheckpointError, CheckpointUsageError
+from trainer.contract.record import JsonObject
 
 EXIT_FINE = 0
 EXIT_NEEDS_PERSON = 1
@@ -55,9 +56,9 @@ class CommandModule(Protocol):
 
     def configure(self, parser: argparse.ArgumentParser) -> None: ...
 
-    def run(self, options: argparse.Namespace) -> dict[str, Any]: ...
+    def run(self, options: argparse.Namespace) -> JsonObject: ...
 
-    def describe(self, result: dict[str, Any]) -> str: ...
+    def describe(self, result: JsonObject) -> str: ...
 
 
 def available() -> dict[str, str]:

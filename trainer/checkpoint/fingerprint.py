@@ -7,12 +7,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 
 PIECE_ELEMENTS = 1 << 22  # numbers looked at in one go: the temporaries are a few times 32 MiB
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -60,7 +59,7 @@ class Fingerprint(Record):
         """The largest absolute value."""
         return max(abs(self.minimum), abs(self.maximum))
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         """As JSON values: what is not finite becomes null, the digest 16 hexadecimal digits."""
         numbers = {
             "min": self.minimum,
@@ -77,7 +76,7 @@ class Fingerprint(Record):
         }
 
     @classmethod
-    def from_document(cls, value: dict[str, Any]) -> Fingerprint:
+    def from_document(cls, value: JsonObject) -> Fingerprint:
         """Read what `document` made. Raises KeyError or ValueError for anything else."""
         least, most, mean, norm = (
             math.nan if value[name] is None else float(value[name])

@@ -17,7 +17,7 @@ import msgspec
 
 from trainer.contract.errors import DamagedFile, NewerFormat
 from trainer.contract.files import write_json
-from trainer.contract.record import LARGEST_NUMBER, Record
+from trainer.contract.record import LARGEST_NUMBER, JsonObject, Record
 from trainer.contract.state_file import LARGEST_BYTES, read_json
 
 T = TypeVar("T")
@@ -89,9 +89,9 @@ def refuse_newer(path: Path, value: Any, schema: int) -> None:
         raise NewerFormat(f"{path} {why}")
 
 
-def document(record: Record) -> dict[str, Any]:
+def document(record: Record) -> JsonObject:
     """The record, and all that it holds, as plain JSON values; paths are text."""
-    value: dict[str, Any] = msgspec.to_builtins(record, enc_hook=_encoded)
+    value: JsonObject = msgspec.to_builtins(record, enc_hook=_encoded)
     return value
 
 

@@ -12,7 +12,7 @@ from msgspec import field
 from trainer.contract.documents import record_of, write_record
 from trainer.contract.errors import NewerFormat
 from trainer.contract.paths import MANIFEST_FILE
-from trainer.contract.record import Count, Finite, Record
+from trainer.contract.record import Count, Finite, JsonObject, Record
 from trainer.contract.state_file import read_json
 
 MANIFEST_SCHEMA = 1
@@ -80,7 +80,7 @@ class Manifest(Record):
         return cls.of(value, folder)
 
     @classmethod
-    def of(cls, value: dict[str, Any], folder: Path) -> Manifest:
+    def of(cls, value: JsonObject, folder: Path) -> Manifest:
         """The manifest of `folder` from its JSON object. Raises ValueError (none), NewerFormat (of
         a newer tr11).
         """

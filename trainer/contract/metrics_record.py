@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.contract.state_file import open_for_reading
 
 LOSS_SUFFIX = "_loss"
@@ -52,7 +52,7 @@ class StepRecord(Record):
     nan_iterations: int = 0
     other_losses: tuple[tuple[str, float], ...] = ()
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> JsonObject:
         """Every number by its key in `metrics.jsonl`; another loss is NAME_loss."""
         found = {
             name: getattr(self, name) for name in self.__struct_fields__ if name != "other_losses"
@@ -212,7 +212,7 @@ class MetricsRecord(Record):
             return None
         numbers = {name: self.number(name) for name in _NUMBERS}
         optional = {name: self.number(name) for name in _MAY_BE_ABSENT}
-        found: dict[str, Any] = {
+        found: JsonObject = {
             **counts,
             **numbers,
             **{name: None if math.isnan(value) else value for name, value in optional.items()},

@@ -13,7 +13,7 @@ A record with a `cached_property` is declared with `dict=True`.
 
 from __future__ import annotations
 
-from typing import Annotated, dataclass_transform
+from typing import Annotated, Any, TypeAlias, dataclass_transform
 
 import msgspec
 
@@ -23,6 +23,9 @@ LARGEST_NUMBER = 1 << 62
 Finite = Annotated[float, msgspec.Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=LARGEST_NUMBER)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+
+# what a document is made of: `json.loads` returns it, `trainer.contract.documents.document` makes it
+JsonObject: TypeAlias = dict[str, Any]
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))

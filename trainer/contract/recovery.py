@@ -31,7 +31,7 @@ from trainer.contract.checkpoint_names import (
 from trainer.contract.documents import document, record_of, refuse_newer
 from trainer.contract.files import append_line, now, write_atomically, write_json
 from trainer.contract.paths import MANIFEST_FILE, RunPaths
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.contract.replacing import free_name
 from trainer.contract.state_file import read_json
 
@@ -248,7 +248,7 @@ def write_recovery(paths: RunPaths, record: RecoveryRecord) -> None:
     )
 
 
-def _tables(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _tables(path: Path) -> tuple[JsonObject, JsonObject]:
     """The file's events and its unfinished renames, both by variant. Raises ValueError."""
     try:
         value = read_json(path)
@@ -262,7 +262,7 @@ def _tables(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return dict(value["variants"]), dict(value.get("pending") or {})
 
 
-def _entry(event: RecoveryEvent) -> dict[str, Any]:
+def _entry(event: RecoveryEvent) -> JsonObject:
     """As JSON, which has no NaN: numbers that are not finite are written as text."""
     return {
         key: item if not isinstance(item, float) or math.isfinite(item) else str(item)
@@ -270,7 +270,7 @@ def _entry(event: RecoveryEvent) -> dict[str, Any]:
     }
 
 
-def _event(entry: dict[str, Any]) -> RecoveryEvent:
+def _event(entry: JsonObject) -> RecoveryEvent:
     numbers = {name: float(entry[name]) for name in ("value", "median")}
     return record_of(RecoveryEvent, {**entry, **numbers})
 

@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -31,7 +31,7 @@ from trainer.contract.attempt import tell
 from trainer.contract.documents import read_record, write_record
 from trainer.contract.files import host_name
 from trainer.contract.paths import RunPaths
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.contract.state_file import read_json
 
 Kind = Literal["kill", "kill-now", "checkpoint", "pause", "profile", "operations", "compute-check"]
@@ -106,7 +106,7 @@ def read_request(path: Path, kind: Kind) -> Request | None:
         return None
     try:
         value = read_json(path) or {}
-        known: dict[str, Any] = {
+        known: JsonObject = {
             name: value[name] for name in Request.__struct_fields__ if name in value
         }
         request = Request(**{"kind": kind, **known})

@@ -25,7 +25,7 @@ from trainer.contract.checkpoint_names import (
 from trainer.contract.errors import NewerFormat
 from trainer.contract.manifest import FileEntry, Manifest, manifest_faults
 from trainer.contract.paths import MANIFEST_FILE, RunPaths
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.contract.state_file import read_bytes, read_json
 
 if TYPE_CHECKING:
@@ -127,12 +127,12 @@ class ResumeSearch(Record):
         )
 
 
-def model_facts(config: TrainerConfig) -> dict[str, Any]:
+def model_facts(config: TrainerConfig) -> JsonObject:
     """What decides whether a checkpoint is of the card's model, under the card's keys; every
     checkpoint holds it.
     """
     model = config.model
-    facts: dict[str, Any] = {
+    facts: JsonObject = {
         "model.layers": model.layers,
         "model.hidden_size": model.hidden_size,
         "model.attention_heads": model.attention_heads,
@@ -177,7 +177,7 @@ def model_differences(
     }
 
 
-def with_unnamed(facts: Mapping[str, Any]) -> dict[str, Any]:
+def with_unnamed(facts: Mapping[str, Any]) -> JsonObject:
     """A model's facts with those that checkpoints did not name while every model had them."""
     found = {**UNNAMED, **facts}
     if "model.attention_heads" in found:

@@ -4,10 +4,8 @@ Pure.
 
 from __future__ import annotations
 
-from typing import Any
-
 from trainer.contract.errors import CheckpointError, NodeFilesError
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 
 # saves in a row: one may be a hiccup, and two are facts that do not depend on each other
 ENOUGH = 2
@@ -40,7 +38,7 @@ class FailedSaves(Record):
             return self.node
         return ""
 
-    def event(self, step: int, fault: CheckpointError) -> dict[str, Any]:
+    def event(self, step: int, fault: CheckpointError) -> JsonObject:
         """What `metrics.jsonl` keeps of the save of `step`, which failed. `node`: where alone; ""
         where not on one.
         """

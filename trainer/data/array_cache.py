@@ -21,7 +21,7 @@ from msgspec.structs import asdict
 from trainer.contract.errors import DataError
 from trainer.contract.files import write_json
 from trainer.contract.manifest import file_digest
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import read_json
 from trainer.data.errors import explain_os_errors
@@ -82,7 +82,7 @@ class ArrayCache(Record):
             return None
 
     def _load_part(
-        self, key: CacheKey, part: str, entry: dict[str, Any], check_digest: bool
+        self, key: CacheKey, part: str, entry: JsonObject, check_digest: bool
     ) -> npt.NDArray[Any]:
         path = self.part_path(key, part)
         if path.stat().st_size != entry["bytes"] or (
@@ -105,7 +105,7 @@ class ArrayCache(Record):
             }
             write_json(self.record_path(key), {"key": asdict(key), "files": files})
 
-    def _write_part(self, path: Path, array: npt.NDArray[Any]) -> dict[str, Any]:
+    def _write_part(self, path: Path, array: npt.NDArray[Any]) -> JsonObject:
         with _replacing(path) as temporary:
             with temporary.open("wb") as stream:
                 np.save(stream, array, allow_pickle=False)

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from trainer.contract.documents import document
 from trainer.contract.errors import DataError
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.data.check_rules import DocumentLimits, find_storms, outside
 from trainer.data.errors import explain_os_errors
 from trainer.data.indexed import IndexedDataset
@@ -482,12 +482,12 @@ def _duplicate(
     return DataFinding(DUPLICATE, sources[first[0]], first[1], f"the same as {places}{more}")
 
 
-def as_result(report: CheckReport) -> dict[str, Any]:
+def as_result(report: CheckReport) -> JsonObject:
     """The report as one JSON object."""
     return {"clean": report.clean, **json.loads(json.dumps(document(report)))}
 
 
-def describe_check(result: dict[str, Any]) -> str:
+def describe_check(result: JsonObject) -> str:
     """The report as lines of text."""
     what = f"{result['documents']:,} documents, {result['symbols']:,} symbols of {', '.join(result['sources'])}"
     if result["clean"]:

@@ -18,7 +18,7 @@ from trainer.config.data import data_set_name
 from trainer.contract.documents import document
 from trainer.contract.errors import DataError, DataUsageError
 from trainer.contract.files import write_atomically
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.data.blend import parse_split
 from trainer.data.check import as_result, check_pairs, check_raw, describe_check
 from trainer.data.check_rules import DocumentLimits
@@ -350,7 +350,7 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--output", type=Path)
 
 
-def show_pair(options: argparse.Namespace) -> dict[str, Any]:
+def show_pair(options: argparse.Namespace) -> JsonObject:
     """Describe a pair."""
     tokenizer = None
     if options.tokenizer is not None:
@@ -358,13 +358,13 @@ def show_pair(options: argparse.Namespace) -> dict[str, Any]:
     return document(inspect_pair(options.prefix, tokenizer, options.sequences))
 
 
-def _inspection(result: dict[str, Any]) -> str:
+def _inspection(result: JsonObject) -> str:
     return describe(
         Inspection(**{**result, "peeks": tuple(Peek(**peek) for peek in result["peeks"])})
     )
 
 
-def check(options: argparse.Namespace) -> dict[str, Any]:
+def check(options: argparse.Namespace) -> JsonObject:
     """Check pairs, or one file of JSON lines."""
     spec = tokenizer_spec(options)
     if spec is None:
@@ -372,7 +372,7 @@ def check(options: argparse.Namespace) -> dict[str, Any]:
     else:
         tokenizer = load_tokenizer(spec)
     size = options.vocab_size if tokenizer is None else tokenizer.vocabulary_size
-    shared: dict[str, Any] = {
+    shared: JsonObject = {
         "limits": DocumentLimits(options.storm_length, options.storm_run, options.longest),
         "workers": options.workers,
         "temporary": options.temporary,
@@ -410,7 +410,7 @@ def _bytes_bar(total: int | None) -> Iterator[Any]:
         yield partial(bar.advance, task)
 
 
-def show_text(options: argparse.Namespace) -> dict[str, Any]:
+def show_text(options: argparse.Namespace) -> JsonObject:
     """The samples of a range of consumed samples, or of iterations."""
     if (options.samples is None) == (options.iterations is None):
         raise DataUsageError("give one of --samples and --iterations")
@@ -446,7 +446,7 @@ def show_text(options: argparse.Namespace) -> dict[str, Any]:
     return {"first": first, "last": last, "samples": [document(sample) for sample in samples]}
 
 
-def _texts(result: dict[str, Any]) -> str:
+def _texts(result: JsonObject) -> str:
     blocks = []
     for sample in result["samples"]:
         documents = ", ".join(map(str, sample["documents"]))
@@ -459,7 +459,7 @@ def _texts(result: dict[str, Any]) -> str:
     return "\n".join(blocks)
 
 
-def make_groups(options: argparse.Namespace) -> dict[str, Any]:
+def make_groups(options: argparse.Namespace) -> JsonObject:
     """Write the file of groups of one split."""
     ratios = read_ratios(options.dataset_ratios_path)
     warning = sum_warning(ratios)
@@ -486,7 +486,7 @@ def make_groups(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def make_probabilities(options: argparse.Namespace) -> dict[str, Any]:
+def make_probabilities(options: argparse.Namespace) -> JsonObject:
     """Shares by size, to a file of ratios if one is named."""
     ratios = sampling_probabilities(options.prefixes, options.alpha)
     if options.output is not None:
@@ -494,5 +494,5 @@ def make_probabilities(options: argparse.Namespace) -> dict[str, Any]:
     return {"alpha": options.alpha, "ratios": [document(ratio) for ratio in ratios]}
 
 
-def _probabilities(result: dict[str, Any]) -> str:
+def _probabilities(result: JsonObject) -> str:
     return "\n".join(f"{entry['ratio']:.6f}  {entry['dataset_path']}" for entry in result["ratios"])

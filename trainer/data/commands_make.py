@@ -18,6 +18,7 @@ from rich.progress import Progress
 
 from trainer.contract.documents import document
 from trainer.contract.errors import DataError, DataUsageError, InputFault
+from trainer.contract.record import JsonObject
 from trainer.contract.sharing import make_shared
 from trainer.data.blend import parse_split
 from trainer.data.corpus import DEFAULT_MIN_BYTES, build_corpus, record_path
@@ -131,7 +132,7 @@ def _sources(prefixes: Sequence[Path | str], output: Path | str) -> list[Indexed
     return sources
 
 
-def _describe(prefixes: Sequence[Path | str]) -> dict[str, Any]:
+def _describe(prefixes: Sequence[Path | str]) -> JsonObject:
     with explain_os_errors("reading", prefixes[0]):
         states = [path(prefix).stat() for prefix in prefixes for path in (bin_path, idx_path)]
     return {
@@ -310,18 +311,18 @@ def tokenizer_spec(options: argparse.Namespace) -> TokenizerSpec | None:
     return TokenizerSpec(options.tokenizer_type, None, str(options.vocab_file), merges)
 
 
-def _pair_sentence(made: dict[str, Any]) -> str:
+def _pair_sentence(made: JsonObject) -> str:
     rate = f"{made['tokens_per_second']:,.0f} tokens/s with {made['workers']} worker(s)"
     return f"{made['prefix']}.bin, .idx: {made['documents']:,} documents, {made['tokens']:,} tokens; {rate}"
 
 
-def _index_sentence(made: dict[str, Any]) -> str:
+def _index_sentence(made: JsonObject) -> str:
     return "index maps are ready: " + ", ".join(
         f"{count:,} {name} samples" for name, count in made["samples"].items()
     )
 
 
-def make_corpus(options: argparse.Namespace) -> dict[str, Any]:
+def make_corpus(options: argparse.Namespace) -> JsonObject:
     """Build the corpus of this Python installation's own text."""
     _tell_of_interruption(record_path(options.out))
     with progress_bar() as bar:
@@ -344,7 +345,7 @@ def _tell_of_interruption(record: Path) -> None:
         )
 
 
-def make_tokenizer(options: argparse.Namespace) -> dict[str, Any]:
+def make_tokenizer(options: argparse.Namespace) -> JsonObject:
     """Learn a tokenizer from a corpus."""
     kind: LearntType = options.tokenizer_type
     try:
@@ -404,7 +405,7 @@ def _texts(
                 yield text
 
 
-def make_pair(options: argparse.Namespace) -> dict[str, Any]:
+def make_pair(options: argparse.Namespace) -> JsonObject:
     """Tokenize JSON lines into an indexed pair."""
     spec = tokenizer_spec(options)
     if spec is None:
@@ -465,7 +466,7 @@ def _teller(bar: Progress) -> Callable[[str], None]:
     return tell
 
 
-def merge_pairs(options: argparse.Namespace) -> dict[str, Any]:
+def merge_pairs(options: argparse.Namespace) -> JsonObject:
     """Join several pairs into one."""
     total = sum(IndexedDataset(prefix).bytes for prefix in options.prefixes)
     with progress_bar() as bar:
@@ -480,7 +481,7 @@ def merge_pairs(options: argparse.Namespace) -> dict[str, Any]:
     return {"prefix": options.output_prefix, "tokens": tokens, "inputs": len(options.prefixes)}
 
 
-def make_index(options: argparse.Namespace) -> dict[str, Any]:
+def make_index(options: argparse.Namespace) -> JsonObject:
     """Build the index maps that a training with these settings will read."""
     try:
         prefixes = _weighted(options.data)

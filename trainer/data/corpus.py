@@ -25,7 +25,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from trainer.contract.errors import DataError
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.contract.sharing import make_shared
 from trainer.data.errors import explain_os_errors
 from trainer.data.made import begin_record, check_replaceable, end_record, recorded
@@ -262,7 +262,7 @@ def record_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.report.json")
 
 
-def _complete(output: Path, request: dict[str, Any]) -> CorpusReport | None:
+def _complete(output: Path, request: JsonObject) -> CorpusReport | None:
     """The report of a corpus that is already there, whole, and of the same request."""
     try:
         record = json.loads(record_path(output).read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.contract.documents import document
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.contract.sharing import open_shared
 from trainer.contract.state_file import read_json
 from trainer.data.encode import EncodeTally
@@ -132,7 +132,7 @@ class HalfMade:
 
 
 def _tally(value: Mapping[str, Any]) -> EncodeTally:
-    known: dict[str, Any] = {
+    known: JsonObject = {
         name: tuple(item) if isinstance(item, list) else item for name, item in value.items()
     }
     return EncodeTally(**{**known, "end": TextPosition(**value["end"])})

@@ -16,6 +16,7 @@ from trainer.config.end_token import CONFIG_FILE, END_OF_DOCUMENT
 from trainer.contract.errors import DataError
 from trainer.contract.files import write_atomically, write_json
 from trainer.contract.manifest import file_digest
+from trainer.contract.record import JsonObject
 from trainer.data.errors import explain_os_errors
 from trainer.data.made import begin_record, check_replaceable
 from trainer.data.tokenizer import (
@@ -43,7 +44,7 @@ def train_tokenizer(
     *,
     kind: LearntType = "huggingface",
     extra_special_tokens: Sequence[str] = (),
-    request: dict[str, Any] | None = None,
+    request: JsonObject | None = None,
     on_learning: Callable[[], None] = lambda: None,
     force: bool = False,
 ) -> Tokenizer:
@@ -133,7 +134,7 @@ def _check_learnt(learnt: int, asked: int) -> None:
         )
 
 
-def _config() -> dict[str, Any]:
+def _config() -> JsonObject:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END_OF_DOCUMENT,
@@ -179,7 +180,7 @@ def request_path(folder: Path) -> Path:
     return folder / "training.json"
 
 
-def is_trained(folder: Path, request: dict[str, Any], kind: LearntType = "huggingface") -> bool:
+def is_trained(folder: Path, request: JsonObject, kind: LearntType = "huggingface") -> bool:
     """True when `folder` holds, unchanged, the tokenizer that `request` describes."""
     try:
         record = json.loads(request_path(folder).read_text(encoding="utf-8"))

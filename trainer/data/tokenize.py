@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from trainer.contract.documents import document
 from trainer.contract.errors import DataError, InputFault
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.data.encode import Encoder, encode_piece
 from trainer.data.errors import explain_os_errors
 from trainer.data.half_made import HalfMade, PreprocessProgress
@@ -146,7 +146,7 @@ def preprocess(
 
 
 def _finish(
-    request: PreprocessRequest, described: dict[str, Any], half: HalfMade, report: PreprocessReport
+    request: PreprocessRequest, described: JsonObject, half: HalfMade, report: PreprocessReport
 ) -> PreprocessReport:
     end_record(pair_record(request.prefix), described, document(report))
     half.remove()
@@ -238,7 +238,7 @@ def _kept(progress: PreprocessProgress) -> str:
     return f"{progress.mark.documents:,} documents, up to line {progress.tally.end.lines:,}"
 
 
-def _describe(request: PreprocessRequest, tokenizer: Tokenizer) -> dict[str, Any]:
+def _describe(request: PreprocessRequest, tokenizer: Tokenizer) -> JsonObject:
     status = request.input.stat()
     return {
         "input": str(request.input.resolve()),
@@ -254,7 +254,7 @@ def _describe(request: PreprocessRequest, tokenizer: Tokenizer) -> dict[str, Any
     }
 
 
-def _up_to_date(request: PreprocessRequest, described: dict[str, Any]) -> PreprocessReport | None:
+def _up_to_date(request: PreprocessRequest, described: JsonObject) -> PreprocessReport | None:
     """The report of a pair that is already there and was made from exactly this."""
     try:
         record = json.loads(pair_record(request.prefix).read_text(encoding="utf-8"))
@@ -275,7 +275,7 @@ def _up_to_date(request: PreprocessRequest, described: dict[str, Any]) -> Prepro
 
 def _as_report(value: Mapping[str, Any]) -> PreprocessReport:
     """A report as a record holds it. Raises TypeError."""
-    known: dict[str, Any] = {
+    known: JsonObject = {
         name: tuple(item) if isinstance(item, list) else item for name, item in value.items()
     }
     return PreprocessReport(**known)

@@ -29,7 +29,7 @@ from trainer.contract.metrics_record import (
     perplexity_of,
 )
 from trainer.contract.paths import RunPaths
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.contract.sharing import make_shared
 from trainer.schedule.progress import Progress
 
@@ -234,7 +234,7 @@ class MetricsWriter:
         if self._events is not None:
             self._events.close()
 
-    def _append(self, value: dict[str, Any]) -> None:
+    def _append(self, value: JsonObject) -> None:
         # NaN is not JSON: readers in other languages would refuse the whole line.
         clean = {key: _jsonable(item) for key, item in value.items()}
         line = json.dumps({**clean, "time": time.time(), "job_id": self.job_id}, allow_nan=False)

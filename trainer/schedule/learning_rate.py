@@ -7,11 +7,10 @@ batch for samples.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from trainer.config.card import TrainerConfig
 from trainer.contract.documents import document
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.schedule.path import Position, TrainingPath, path_of
 
 
@@ -73,7 +72,7 @@ class LearningRatePlan(Record):
         """Its length, in tokens or samples as the decay is counted; 0 where there is none."""
         return (self.cooldown_samples if self.decay_tokens is None else self.cooldown_tokens) or 0
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """What a checkpoint keeps of the schedule, for `trainer.schedule.start.reconcile`."""
         return document(self)
 

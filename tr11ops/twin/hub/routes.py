@@ -10,14 +10,13 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qs, unquote, urlencode
 
 from msgspec import field
 from msgspec.structs import replace
 
 from tr11ops.twin.hub.state import Commit, HubAccount, HubProblem, HubState, Repo
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 
 JSON = {"Content-Type": "application/json"}
 _KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
@@ -54,9 +53,9 @@ class HubRequest(Record):
     body: bytes
     parts: dict[str, str] = field(default_factory=dict)  # of the path, by the names of its pattern
 
-    def json(self) -> dict[str, Any]:
+    def json(self) -> JsonObject:
         try:
-            value: dict[str, Any] = json.loads(self.body or b"{}")
+            value: JsonObject = json.loads(self.body or b"{}")
             return value
         except ValueError:
             raise HubProblem(400, "not JSON") from None

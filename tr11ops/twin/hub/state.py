@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 
 # What goes wrong at the hub on demand, and how often one may ask it.
 
@@ -252,7 +251,7 @@ class HubState:
                 author=author,
             )
 
-    def _change(self, repo: Repo, files: dict[str, Blob], key: str, value: dict[str, Any]) -> None:
+    def _change(self, repo: Repo, files: dict[str, Blob], key: str, value: JsonObject) -> None:
         import base64
 
         path = value["path"]

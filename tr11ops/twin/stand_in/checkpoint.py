@@ -14,7 +14,6 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from trainer.config.card import TrainerConfig
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name
@@ -28,6 +27,7 @@ from trainer.contract.documents import document
 from trainer.contract.errors import CheckpointError
 from trainer.contract.files import write_beside
 from trainer.contract.manifest import STAND_IN, FileEntry, Manifest, file_digest
+from trainer.contract.record import JsonObject
 from trainer.contract.recovery import read_recovery, settle
 from trainer.contract.replacing import retire, settle_replaced, take_place
 from trainer.contract.resumable import CURSOR_FILE, WEIGHTS
@@ -58,7 +58,7 @@ def prepare(folder: Path, step: int) -> Path:
     return partial
 
 
-def write_part(partial: Path, rank: int, chain: str, size: int) -> dict[str, Any]:
+def write_part(partial: Path, rank: int, chain: str, size: int) -> JsonObject:
     """Write this rank's part; returns its entry of the manifest, as JSON. Raises OSError."""
     head = json.dumps({"rank": rank, "chain": chain}).encode() + b"\n"
     data = head + hashlib.shake_256(f"{chain} {rank}".encode()).digest(max(0, size - len(head)))
@@ -67,7 +67,7 @@ def write_part(partial: Path, rank: int, chain: str, size: int) -> dict[str, Any
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
-    entry: dict[str, Any] = document(
+    entry: JsonObject = document(
         FileEntry(rank_file(rank), len(data), hashlib.sha256(data).hexdigest())
     )
     return entry

@@ -32,7 +32,7 @@ from trainer.contract.lease import Lease
 from trainer.contract.manifest import FileEntry
 from trainer.contract.metrics_record import SAVE_FAILED, StepRecord, format_step, format_validation
 from trainer.contract.paths import RunPaths, newest_step
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.contract.recovery import IterationRange, read_recovery
 from trainer.contract.requests import RequestAnswer, leave_answer, watch_for_kill_now
 from trainer.control.control_signals import Agreed, ControlSignals
@@ -333,7 +333,7 @@ class StandIn:
         tell(format_step(record))
         self._record({"kind": "step", **record.values(), "device": "stand-in"})
 
-    def _record(self, value: dict[str, Any]) -> None:
+    def _record(self, value: JsonObject) -> None:
         line = json.dumps({**value, "time": time.time(), "job_id": self.attempt.job_id})
         try:
             append_line(self.config.paths.metrics, line)
@@ -424,7 +424,7 @@ class StandIn:
         self._say(f"time (ms) | save-checkpoint: {(time.perf_counter() - began) * 1000:.2f}")
         return ""
 
-    def _write_part(self, partial: Path) -> dict[str, Any]:
+    def _write_part(self, partial: Path) -> JsonObject:
         self.ailments.refuse_save(partial)
         return checkpoint.write_part(partial, self.seat.rank, self.chain, self.pace.bytes_per_rank)
 
@@ -482,10 +482,10 @@ class StandIn:
         """
         return self._all(what, {"value": None}, lambda _: action())
 
-    def _all(self, what: str, mine: dict[str, Any], action: Callable[[Sequence[Any]], Any]) -> Any:
+    def _all(self, what: str, mine: JsonObject, action: Callable[[Sequence[Any]], Any]) -> Any:
         """As `_on_first`, with every rank's value for `action`; a rank that failed fails all."""
 
-        def reduce(values: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        def reduce(values: Sequence[JsonObject]) -> JsonObject:
             failed = [(rank, value) for rank, value in enumerate(values) if "fault" in value]
             if failed:
                 text = f"rank {failed[0][0]}: {failed[0][1]['fault']}"
@@ -510,7 +510,7 @@ class StandIn:
         return answer["value"]
 
     @staticmethod
-    def _try(action: Callable[[], Any]) -> dict[str, Any]:
+    def _try(action: Callable[[], Any]) -> JsonObject:
         try:
             return {"value": action()}
         except (

@@ -6,7 +6,6 @@ import argparse
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from trainer.checkpoint.huggingface.export import is_export, parse_size, plan_export, write_export
 from trainer.checkpoint.huggingface.names import DTYPES, facts_of_card
@@ -18,6 +17,7 @@ from trainer.config.hub_files import HUB_ID, cached_file
 from trainer.contract.documents import document
 from trainer.contract.errors import CheckpointError, CheckpointUsageError
 from trainer.contract.paths import MANIFEST_FILE
+from trainer.contract.record import JsonObject
 from trainer.contract.units import size
 from trainer.data.progress import progress_bar, say
 from trainer.data.tokenizer import TOKENIZER_FILE
@@ -74,7 +74,7 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: argparse.Namespace) -> JsonObject:
     """Export one checkpoint."""
     place, target = options.checkpoint.resolve(), options.output.absolute()
     check_target(target.resolve(), options.force, is_export)
@@ -126,7 +126,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def describe(result: dict[str, Any]) -> str:
+def describe(result: JsonObject) -> str:
     files = f"{result['shards']} file{'' if result['shards'] == 1 else 's'}"
     return (
         f"{result['folder']}: step {result['step']}, {result['parameters']:,} parameters in {result['dtype']}, "

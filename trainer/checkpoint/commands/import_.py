@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from msgspec.structs import asdict
@@ -21,6 +20,7 @@ from trainer.checkpoint.rewrite import source_bytes, write_checkpoint
 from trainer.config.card import TrainerConfig
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_steps
 from trainer.contract.errors import CheckpointError
+from trainer.contract.record import JsonObject
 from trainer.contract.units import size
 from trainer.data.progress import progress_bar
 from trainer.schedule.progress import Progress
@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: argparse.Namespace) -> JsonObject:
     """Import one model: weights in the card's precision, fp32 masters, zero moments, step 0."""
     from trainer.contract.attempt import read_card_hash  # here, because it loads DeepSpeed
 
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def describe(result: dict[str, Any]) -> str:
+def describe(result: JsonObject) -> str:
     return (
         f"{result['checkpoint']}: {result['parameters']:,} parameters in {result['dtype']}, "
         f"{_padding(result['padding_rows'])}{size(result['bytes'])} with the optimizer's masters and empty "

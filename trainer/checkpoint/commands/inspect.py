@@ -16,6 +16,7 @@ from trainer.checkpoint.source import CheckpointFacts, Part, TensorSource
 from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import Manifest, file_digest, manifest_faults
 from trainer.contract.paths import MANIFEST_FILE, RunPaths, read_attempt_label
+from trainer.contract.record import JsonObject
 from trainer.contract.resumable import RNG
 from trainer.data.progress import progress_bar
 
@@ -39,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: argparse.Namespace) -> JsonObject:
     """Look at the folder. A fault of a file is part of the result; tensors are then not looked at."""
     place: Path = options.place
     if not place.is_dir():
@@ -52,7 +53,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         verified = "no manifest"
     else:
         verified = "digests" if options.verify else "sizes"
-    result: dict[str, Any] = {
+    result: JsonObject = {
         "place": str(place),
         "files": _files(place, manifest),
         "faults": faults,
@@ -73,7 +74,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def exit_code(result: dict[str, Any]) -> int:
+def exit_code(result: JsonObject) -> int:
     """0 sound, 1 a fault, 3 digests were asked for and nothing says what they should be."""
     if result["faults"]:
         return 1
@@ -90,7 +91,7 @@ def manifest_of(place: Path) -> Manifest | None:
         raise CheckpointError(" ".join(str(error).split())) from None
 
 
-def _manifest_facts(manifest: Manifest) -> dict[str, Any]:
+def _manifest_facts(manifest: Manifest) -> JsonObject:
     return {
         "created": manifest.created,
         "run_card_hash": manifest.run_card_hash,
@@ -101,7 +102,7 @@ def _manifest_facts(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _files(place: Path, manifest: Manifest | None) -> list[dict[str, Any]]:
+def _files(place: Path, manifest: Manifest | None) -> list[JsonObject]:
     """Files as the manifest lists them; without one, as they lie there."""
     if manifest is not None:
         return [{"path": entry.path, "bytes": entry.bytes} for entry in manifest.files]
@@ -125,7 +126,7 @@ def _faults(place: Path, manifest: Manifest | None, verify: bool) -> list[str]:
     return faults
 
 
-def _facts(facts: CheckpointFacts) -> dict[str, Any]:
+def _facts(facts: CheckpointFacts) -> JsonObject:
     return {
         "step": facts.step,
         "layout": facts.layout,
@@ -140,7 +141,7 @@ def _facts(facts: CheckpointFacts) -> dict[str, Any]:
     }
 
 
-def _tensors(source: TensorSource, pattern: str | None) -> list[dict[str, Any]]:
+def _tensors(source: TensorSource, pattern: str | None) -> list[JsonObject]:
     """All tensors with shape and dtype; with a pattern those that fit, and their numbers, read
     piece by piece.
     """
@@ -183,7 +184,7 @@ def _tensors(source: TensorSource, pattern: str | None) -> list[dict[str, Any]]:
 
 
 # ----------------------------------------------------------------------------- for people
-def describe(result: dict[str, Any]) -> str:
+def describe(result: JsonObject) -> str:
     """The result as text; tables of tensors may be wider than 80 columns, as their names are."""
     total = sum(entry["bytes"] for entry in result["files"])
     lines = [
@@ -233,7 +234,7 @@ def _pairs(values: Mapping[str, Any], between: str, joint: str) -> str:
     return between.join(f"{key}{joint}{value}" for key, value in values.items())
 
 
-def _table(tensors: list[dict[str, Any]]) -> list[str]:
+def _table(tensors: list[JsonObject]) -> list[str]:
     """One line a tensor; numbers first where they were read, as in the fingerprint dumps."""
     lines = []
     if tensors and "digest" in tensors[0]:

@@ -32,6 +32,7 @@ from trainer.contract.checkpoint_names import (
 from trainer.contract.errors import CheckpointError, CheckpointUsageError, LatestStays
 from trainer.contract.lease import trained_into
 from trainer.contract.manifest import Manifest, manifest_faults
+from trainer.contract.record import JsonObject
 from trainer.contract.resumable import ResumeFault, ResumeNeed, model_fault, moves_back, read_whole
 from trainer.contract.units import size
 from trainer.data.progress import progress_bar, say
@@ -71,7 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: argparse.Namespace) -> JsonObject:
     """Rewrite one checkpoint. Raises CheckpointError for a damaged source and for a target that
     exists.
     """
@@ -209,7 +210,7 @@ class _Pointer:
             raise LatestStays
 
 
-def describe(result: dict[str, Any]) -> str:
+def describe(result: JsonObject) -> str:
     shape = " x ".join(f"{degree} {result['new_topology'][degree]}" for degree in DEGREES)
     if result["new_layout"] == "deepspeed":
         layout = f"DeepSpeed layout for {shape}"

@@ -13,6 +13,7 @@ from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.rewrite import CHUNK_BYTES, row_blocks, source_bytes, tensor_bytes
 from trainer.checkpoint.source import TensorSource
 from trainer.contract.errors import CheckpointError
+from trainer.contract.record import JsonObject
 from trainer.data.progress import progress_bar
 from trainer.parallel.replica_check import is_finite
 
@@ -30,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: argparse.Namespace) -> JsonObject:
     """Look at each; one that cannot be read has a `fault`, and the others are looked at all the
     same.
     """
@@ -40,12 +41,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return {"checkpoints": found}
 
 
-def exit_code(result: dict[str, Any]) -> int:
+def exit_code(result: JsonObject) -> int:
     """0 all finite, 1 a tensor is not, or could not be read."""
     return int(any(one["not_finite"] or one["fault"] for one in result["checkpoints"]))
 
 
-def describe(result: dict[str, Any]) -> str:
+def describe(result: JsonObject) -> str:
     lines = []
     for one in result["checkpoints"]:
         bad = [f"{tensor} ({part})" for part, tensor in one["not_finite"]]
@@ -56,9 +57,9 @@ def describe(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _look(place: Path, on_bytes: Callable[[int], None]) -> dict[str, Any]:
+def _look(place: Path, on_bytes: Callable[[int], None]) -> JsonObject:
     """What one checkpoint holds. Reads CHUNK_BYTES, or one row of a tensor, at a time."""
-    result: dict[str, Any] = {
+    result: JsonObject = {
         "place": str(place),
         "tensors": 0,
         "bytes": 0,

@@ -45,7 +45,7 @@ from trainer.checkpoint.source import TensorFacts, TensorSource, read_finite
 from trainer.checkpoint.whole_folder import check_target, whole_folder
 from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import FileEntry
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.contract.resumable import with_unnamed
 from trainer.contract.units import size
 
@@ -205,7 +205,7 @@ class _Architecture(Record):
     """
 
     tensors: Callable[[Mapping[str, Any]], dict[str, MappedTensor]]
-    config: Callable[[Mapping[str, Any], str], dict[str, Any]]
+    config: Callable[[Mapping[str, Any], str], JsonObject]
     std: str
     length: str | None = None
     cuts_padding: bool = False
@@ -414,7 +414,7 @@ def _write_shard(
     """One safetensors file: the header's length (8 bytes, little-endian), a JSON header, the
     tensors end to end.
     """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: JsonObject = {"__metadata__": {"format": "pt"}}
     begin = 0
     for item in items:
         header[item.name] = {

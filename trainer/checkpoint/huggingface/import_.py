@@ -35,7 +35,7 @@ from trainer.checkpoint.huggingface.names import (
 from trainer.checkpoint.rewrite import row_blocks
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts
 from trainer.contract.errors import CheckpointError
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.parallel.agreement import one_line
 from trainer.parallel.state import FRAGMENT_KINDS
 
@@ -168,7 +168,7 @@ def _open_indexed(
     return {tensor: opened[name] for tensor, name in places.items()}
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JsonObject:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -243,7 +243,7 @@ class HuggingFaceFolder(ABC):
         self._check_names(folder)
 
     @abstractmethod
-    def describe(self, config: dict[str, Any], path: str) -> dict[str, Any]:
+    def describe(self, config: JsonObject, path: str) -> JsonObject:
         """The model's facts, under the card's keys, of its config.json. Raises CheckpointError for
         another model.
         """
@@ -406,7 +406,7 @@ class HuggingFaceModel(HuggingFaceFolder):
 
     kind = "BLOOM language model"
 
-    def describe(self, config: dict[str, Any], path: str) -> dict[str, Any]:
+    def describe(self, config: JsonObject, path: str) -> JsonObject:
         self.shape = shape_of_config(config, path)
         return facts_of_bloom(self.shape)
 

@@ -10,6 +10,7 @@ from typing import Any
 from trainer.checkpoint.huggingface.import_ import HuggingFaceFolder, ImportedTensor
 from trainer.checkpoint.huggingface.megatron_bert import bert_tensors, facts_of_config
 from trainer.checkpoint.huggingface.names import ROWS_KEY, WORDS
+from trainer.contract.record import JsonObject
 from trainer.schedule.ends import TOKEN_TYPES
 
 WORD_BIAS = "heads.word_bias"
@@ -21,7 +22,7 @@ class MegatronBertFolder(HuggingFaceFolder):
     kind = "Megatron-BERT for pre-training"
     vocabulary = frozenset({WORDS, WORD_BIAS})
 
-    def describe(self, config: dict[str, Any], path: str) -> dict[str, Any]:
+    def describe(self, config: JsonObject, path: str) -> JsonObject:
         return facts_of_config(config, path)
 
     def tensors_of(self, facts: Mapping[str, Any], present: set[str]) -> dict[str, ImportedTensor]:

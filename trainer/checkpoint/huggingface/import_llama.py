@@ -11,6 +11,7 @@ from trainer.checkpoint.huggingface.import_ import HuggingFaceFolder, ImportedTe
 from trainer.checkpoint.huggingface.llama import HEAD, facts_of_config, llama_tensors
 from trainer.checkpoint.huggingface.mapped import MappedTensor
 from trainer.checkpoint.huggingface.names import ROWS_KEY, WORDS
+from trainer.contract.record import JsonObject
 
 
 class LlamaFolder(HuggingFaceFolder):
@@ -18,7 +19,7 @@ class LlamaFolder(HuggingFaceFolder):
 
     kind = "Llama or Qwen3 language model"
 
-    def describe(self, config: dict[str, Any], path: str) -> dict[str, Any]:
+    def describe(self, config: JsonObject, path: str) -> JsonObject:
         facts = facts_of_config(config, path)
         self.is_tied = facts["model.tied_embeddings"]
         self.vocabulary = frozenset({WORDS} if self.is_tied else {WORDS, HEAD})

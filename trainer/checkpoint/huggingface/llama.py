@@ -14,6 +14,7 @@ from typing import Any
 from trainer.checkpoint.huggingface.mapped import MappedTensor, needed_fact, only
 from trainer.checkpoint.huggingface.names import ROWS_KEY, WORDS
 from trainer.contract.errors import CheckpointError
+from trainer.contract.record import JsonObject
 from trainer.contract.resumable import UNNAMED
 
 MODEL_TYPES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -25,7 +26,7 @@ _BLOCK = {
     "mlp.down_proj": "mlp.down",
 }
 _QK_NORMS = {"self_attn.q_norm": "attention.query_norm", "self_attn.k_norm": "attention.key_norm"}
-_FIXED: dict[str, Any] = {
+_FIXED: JsonObject = {
     "model.norm": "rmsnorm",
     "model.activation": "swiglu",
     "model.linear_biases": False,
@@ -75,7 +76,7 @@ def llama_tensors(facts: Mapping[str, Any]) -> dict[str, MappedTensor]:
     return found
 
 
-def llama_config(facts: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+def llama_config(facts: Mapping[str, Any], dtype: str) -> JsonObject:
     """The model's config.json, from its facts under the card's keys. Raises CheckpointError for
     what it cannot say.
     """
@@ -120,7 +121,7 @@ def llama_config(facts: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     }
 
 
-def facts_of_config(config: Mapping[str, Any], path: str) -> dict[str, Any]:
+def facts_of_config(config: Mapping[str, Any], path: str) -> JsonObject:
     """The model's facts under the card's keys, of its config.json. Raises CheckpointError naming
     `path` and the key.
     """
@@ -188,7 +189,7 @@ def _number(config: Mapping[str, Any], key: str, default: float | None, path: st
     return float(value)
 
 
-def _stretch_said(facts: Mapping[str, Any]) -> dict[str, Any] | None:
+def _stretch_said(facts: Mapping[str, Any]) -> JsonObject | None:
     """How config.json says what stretches the rotary positions; None where nothing does."""
     if facts["model.rotary_factor"] == 1.0:
         return None
@@ -196,11 +197,11 @@ def _stretch_said(facts: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"rope_type": _STRETCHED, "factor": facts["model.rotary_factor"], **said}
 
 
-def _rotary_facts(config: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _rotary_facts(config: Mapping[str, Any], path: str) -> JsonObject:
     """Of plain rotary positions or of Llama 3.1's stretched ones, where old files and new ones say
     it.
     """
-    facts: dict[str, Any] = {"model.rotary_factor": 1.0}
+    facts: JsonObject = {"model.rotary_factor": 1.0}
     base = _number(config, "rope_theta", 10_000.0, path)
     for key in ("rope_parameters", "rope_scaling"):
         said = config.get(key)

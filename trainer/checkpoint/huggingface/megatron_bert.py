@@ -12,6 +12,7 @@ from typing import Any
 
 from trainer.checkpoint.huggingface.mapped import MappedTensor, needed_fact, only
 from trainer.contract.errors import CheckpointError
+from trainer.contract.record import JsonObject
 
 MODEL_TYPE = "megatron-bert"
 _ENDS = {
@@ -61,7 +62,7 @@ def bert_tensors(facts: Mapping[str, Any]) -> dict[str, MappedTensor]:
     return found
 
 
-def bert_config(facts: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+def bert_config(facts: Mapping[str, Any], dtype: str) -> JsonObject:
     """The model's config.json, from its facts under the card's keys. Raises CheckpointError for
     what it cannot say.
     """
@@ -98,7 +99,7 @@ def bert_config(facts: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     }
 
 
-def facts_of_config(config: Mapping[str, Any], path: str) -> dict[str, Any]:
+def facts_of_config(config: Mapping[str, Any], path: str) -> JsonObject:
     """The model's facts under the card's keys, of its config.json. Raises CheckpointError naming
     `path` and the key.
     """
@@ -122,7 +123,7 @@ def facts_of_config(config: Mapping[str, Any], path: str) -> dict[str, Any]:
         "model.max_position_embeddings": "max_position_embeddings",
         "tokenizer.padded_vocabulary_size": "vocab_size",
     }
-    facts: dict[str, Any] = {"model.family": "bert"}
+    facts: JsonObject = {"model.family": "bert"}
     for ours, theirs in counts.items():
         value = config.get(theirs)
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:

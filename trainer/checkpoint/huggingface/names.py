@@ -14,7 +14,7 @@ import torch
 
 from trainer.config.card import TrainerConfig
 from trainer.contract.errors import CheckpointError
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.contract.resumable import UNNAMED, model_facts
 
 # before all names in a causal language model's files; absent in those of the bare model
@@ -93,14 +93,14 @@ WORDS = "embedding.word.weight"
 """Our name of the word embedding, whose rows are those of the vocabulary."""
 
 
-def facts_of_card(config: TrainerConfig) -> dict[str, Any]:
+def facts_of_card(config: TrainerConfig) -> JsonObject:
     """What a run card says of the model, under the keys that a checkpoint's facts have too; not of
     its precision.
     """
     return {key: fact for key, fact in model_facts(config).items() if key != "precision.dtype"}
 
 
-def facts_of_bloom(shape: BloomShape) -> dict[str, Any]:
+def facts_of_bloom(shape: BloomShape) -> JsonObject:
     """The same facts of a BLOOM."""
     return UNNAMED | {
         "model.layers": shape.layers,
@@ -159,7 +159,7 @@ def bloom_shape(facts: Mapping[str, Any]) -> tuple[BloomShape, list[str]]:
     ]
 
 
-def config_document(shape: BloomShape, dtype: str, extra: Mapping[str, Any]) -> dict[str, Any]:
+def config_document(shape: BloomShape, dtype: str, extra: Mapping[str, Any]) -> JsonObject:
     """The model's config.json. `dtype`: a key of DTYPES. `extra`: what else is known under BLOOM's
     own keys.
     """

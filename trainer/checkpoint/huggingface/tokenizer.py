@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Engine
 
 from trainer.config.end_token import CONFIG_FILE
 from trainer.contract.errors import CheckpointError, DataError
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.data.tokenizer import TOKENIZER_FILE, load_tokenizer
 
 _COMPANIONS = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
@@ -41,7 +41,7 @@ def tokenizer_files(path: Path) -> TokenizerFiles:
     home = tokenizer.path.parent
     files = {TOKENIZER_FILE: tokenizer.path.read_bytes()}
     files |= {name: (home / name).read_bytes() for name in _COMPANIONS if (home / name).is_file()}
-    config: dict[str, Any] = {}
+    config: JsonObject = {}
     if (home / CONFIG_FILE).is_file():
         try:
             config = json.loads((home / CONFIG_FILE).read_text(encoding="utf-8"))
