@@ -6,8 +6,8 @@ Sections, the most important first, each with its own time and in a process of i
 that crashes or hangs costs no other:
 
     kernels    each attention kernel forward and backward against plain arithmetic
-    losses     fp32 and bf16 against the processor's
-    resume     a save and a resume, bit for bit
+    losses     fp32, with dropout and of a Llama too, bf16, float8 and fp16 against the processor's
+    resume     a save and a resume, bit for bit; the check of the arithmetic
     speed      the goals: 1.5 B parameters plain, compiled and compiled in float8, beside torch.compile
     saves      how long a save in the background stops the training, and steps while it writes
     attention  kernels without a bias beside each other: cuDNN, flash, flex
@@ -15,8 +15,10 @@ that crashes or hangs costs no other:
     profile    a trace of two steps
     kinds      rotary, Llama, dropout, fp16, float8, BERT, T5
 
-Peers are measured in the same run: torch.compile, transformers, or our own plain GPT. What the time
-does not reach is said to be left out; only a check that was left out fails. The table goes into
+Peers are measured in the same run: torch.compile, transformers, or our own plain GPT; compiled and
+in float8 the last loss must be that of the plain one. What the time does not reach is said to be
+left out, and what a section found before it crashed or ran out of time is kept; only a check that
+was left out fails. The table goes into
 benchmarks/RESULTS.md, with --json each figure and its peer's into files. Without a GPU it says so,
 exit status 2; `--device cpu` runs the same code on small shapes to check it, and writes nothing
 unless --results or --json names a place. Exit status 1: a check failed.
@@ -28,12 +30,14 @@ import argparse
 import json
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,7 +56,7 @@ from trainer.checkpoint import store
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.checkpoint.writer import AsyncSaver, Finished
 from trainer.config.card import TrainerConfig
-from trainer.config.kernel_choice import choose_kernel
+from trainer.config.kernel_choice import HOPPER, choose_kernel, float8_obstacle
 from trainer.contract.attempt import AttemptIdentity
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
@@ -65,6 +69,7 @@ from trainer.model.kernels import (
     DenseKernel,
     FlexKernel,
     Kernel,
+    PaddedKernel,
     device_facts,
 )
 from trainer.model.positions import alibi_slopes
@@ -72,14 +77,16 @@ from trainer.model.random import Drop
 from trainer.parallel.mesh import Mesh, worker_device
 from trainer.schedule.devices import peak_tflops
 from trainer.schedule.utilization import utilization
+from trainer.spikes.corruption_check import allow_repeatable_kernels, check_workers
 
 BUDGET_SECONDS = 480.0
-SPARE_SECONDS = 5.0  # a section must end by itself, or all of its rows are lost
+SPARE_SECONDS = 5.0  # a section must end by itself, or what it was about to find is lost
 # of one system in a process of its own: 15 s until it computes, then compilation and 11 steps
 CASE_SECONDS = 45.0
 COMPILED_SECONDS = 60.0
 RESULTS = Path(__file__).with_name("RESULTS.md")
 BEGIN, END = "<!-- make gpu: begin -->", "<!-- make gpu: end -->"
+FOUND = "found: "  # begins a line of a child that holds a row or a course
 STEPS = 8
 DROPOUT = 0.1
 
@@ -95,16 +102,26 @@ class Row(Record):
 
 # ----------------------------------------------------------------------------- attention kernels
 def reference(
-    query: Tensor, key: Tensor, value: Tensor, slopes: Tensor | None, kept: Tensor | float = 1.0
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    slopes: Tensor | None,
+    kept: Tensor | float = 1.0,
+    marks: Tensor | None = None,
 ) -> Tensor:
-    """Attention as arithmetic, in fp64; its weights times `kept`."""
+    """Attention as arithmetic, in fp64; its weights times `kept`. With `marks` [batch, keys] of
+    padding (0) it looks ahead too.
+    """
     query, key, value = query.double(), key.double(), value.double()
+    shared = query.shape[1] // key.shape[1]
+    key, value = (each.repeat_interleave(shared, dim=1) for each in (key, value))
     place = torch.arange(query.shape[2], device=query.device)
     distance = place[None, :] - place[:, None]
     scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[3])
     if slopes is not None:
         scores = scores + slopes.double()[:, None, None] * distance
-    return (scores.masked_fill(distance > 0, -math.inf).softmax(dim=3) * kept) @ value
+    hidden = distance > 0 if marks is None else (marks == 0)[:, None, None, :]
+    return (scores.masked_fill(hidden, -math.inf).softmax(dim=3) * kept) @ value
 
 
 def drop_of_two(device: torch.device) -> Drop:
@@ -138,46 +155,69 @@ def drops_the_same(
     return Row(f"attention kernel flex with dropout {DROPOUT:g}", text, max(errors) <= bound)
 
 
+class Tried(Record):
+    """A kernel with what it is compared by: ALiBi's slopes, heads of keys and values, marks of
+    padding.
+    """
+
+    kernel: Kernel
+    slopes: Tensor | None = None
+    key_heads: int = 4
+    marks: Tensor | None = None
+
+
+def tried_kernels(device: torch.device, length: int) -> dict[str, Tried]:
+    """All that the device has."""
+    slopes = torch.tensor(alibi_slopes(4), device=device)
+    on_gpu = device.type == "cuda"
+    fused, efficient = ((BACKENDS[name] if on_gpu else ()) for name in ("causal", "efficient"))
+    marks = torch.ones(2, length, dtype=torch.int64, device=device)
+    marks[1, length // 2 :] = 0
+    cases = {
+        "causal": Tried(CausalKernel(fused)),
+        "causal, shared heads": Tried(CausalKernel(fused[:1]), key_heads=2),
+        "dense": Tried(DenseKernel(slopes, False, device), slopes),
+        "padded": Tried(PaddedKernel(efficient), marks=marks),
+    }
+    if on_gpu:
+        cases["efficient"] = Tried(DenseKernel(slopes, False, device, efficient), slopes)
+        cases["flex"] = Tried(FlexKernel(slopes, False, compiled=True), slopes)
+        facts = device_facts(device)
+        if facts.maker == "nvidia" and facts.capability >= HOPPER:
+            alone = CausalKernel((SDPBackend.CUDNN_ATTENTION,))
+            cases |= {"cudnn": Tried(alone), "cudnn, shared heads": Tried(alone, key_heads=2)}
+    return cases
+
+
 def kernels(device: torch.device) -> Iterator[Row]:
     """Relative error of output and gradients, of each kernel that the device has."""
     on_gpu = device.type == "cuda"
     dtype, bound = (torch.bfloat16, 2e-2) if on_gpu else (torch.float32, 1e-5)
     length = 1024 if on_gpu else 96
-    slopes = torch.tensor(alibi_slopes(4), device=device)
-    cases: list[tuple[str, Kernel, Tensor | None]] = [
-        ("causal", CausalKernel(BACKENDS["causal"] if on_gpu else ()), None),
-        ("dense", DenseKernel(slopes, False, device), slopes),
-    ]
-    if on_gpu:
-        efficient = DenseKernel(slopes, False, device, BACKENDS["efficient"])
-        cases += [
-            ("efficient", efficient, slopes),
-            ("flex", FlexKernel(slopes, False, compiled=True), slopes),
-        ]
-    for name, kernel, used in cases:
+    for name, case in tried_kernels(device, length).items():
         generator = torch.Generator().manual_seed(1)
         heads = [
-            torch.randn(2, 4, length, 64, generator=generator).to(device, dtype).requires_grad_()
-            for _ in "qkv"
+            torch.randn(2, count, length, 64, generator=generator)
+            .to(device, dtype)
+            .requires_grad_()
+            for count in (4, case.key_heads, case.key_heads)
         ]
         grain = torch.randn(2, 4, length, 64, generator=generator).to(device, dtype)
         try:
-            mixed = kernel(heads[0], heads[1], heads[2], kernel.mask(heads[0], length, None), None)
+            mask = case.kernel.mask(heads[0], length, case.marks)
+            mixed = case.kernel(heads[0], heads[1], heads[2], mask, None)
             found = [mixed, *torch.autograd.grad(mixed, heads, grain)]
         except Exception as error:
-            yield Row(
-                f"attention kernel {name}",
-                f"{type(error).__name__}: {str(error).splitlines()[0]}",
-                False,
-            )
+            yield Row(f"attention kernel {name}", fault_of(error), False)
             continue
         plain = [head.detach().double().requires_grad_() for head in heads]
-        expected = reference(plain[0], plain[1], plain[2], used)
+        expected = reference(plain[0], plain[1], plain[2], case.slopes, marks=case.marks)
         wanted = [expected, *torch.autograd.grad(expected, plain, grain.double())]
         errors = [_relative(mine, theirs) for mine, theirs in zip(found, wanted, strict=True)]
         text = f"{errors[0]:.1e} forward, {max(errors[1:]):.1e} backward, of {bound:g} allowed ({dtype})"
         yield Row(f"attention kernel {name}", text, max(errors) <= bound)
     if on_gpu:
+        slopes = torch.tensor(alibi_slopes(4), device=device)
         yield drops_the_same(
             device, FlexKernel(slopes, False, compiled=True), slopes, length, dtype
         )
@@ -187,13 +227,18 @@ def kernels(device: torch.device) -> Iterator[Row]:
     yield Row("kernel of the benchmark's card", str(chosen), chosen.is_fused)
 
 
+def fault_of(error: Exception) -> str:
+    """In one line."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
 def _relative(mine: Tensor, theirs: Tensor) -> float:
     return float((mine.double() - theirs).norm() / theirs.norm())
 
 
 # ----------------------------------------------------------------------------- training
-def small(dtype: str = "fp32") -> Shape:
-    return Shape(2, 64, 4, 256, 32, 2, 2, dtype)
+def small(dtype: str = "fp32", *own: tuple[str, str, Any]) -> Shape:
+    return Shape(2, 64, 4, 256, 32, 2, 2, dtype, own=own)
 
 
 def trained(config: TrainerConfig, device: torch.device, steps: int) -> tuple[Engine, list[float]]:
@@ -224,34 +269,105 @@ def join(device: torch.device) -> None:
         init_distributed(device)
 
 
-def losses(device: torch.device) -> Iterator[Row]:
-    """The same training on the device and, in a process of its own, on the processor."""
-    there: list[float] = []
-    for dtype, bound in (("fp32", 2e-4), ("bf16", 5e-2)):
-        here = child_losses(dtype, device.type)
-        there = there or child_losses("fp32", "cpu")
-        worst = max(abs(mine - theirs) for mine, theirs in zip(here, there, strict=True))
-        text = f"differ by {worst:.1e} of {bound:g} in {len(here)} steps; last {here[-1]:.4f}"
-        yield Row(
-            f"losses in {dtype} against the processor's in fp32",
-            text,
-            worst <= bound and here[-1] < here[0],
-        )
+class Course(Record):
+    """Losses of a small training. `like`: the course of the processor that they are those of within
+    `bound`; it is in fp32.
+    """
+
+    shape: Shape
+    like: str
+    bound: float
 
 
-def child_losses(dtype: str, kind: str) -> list[float]:
-    command = [sys.executable, __file__, "--losses", dtype, "--device", kind]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=environment_of(kind)
-    )
-    if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or ["it says nothing"])[-1])
-    found: list[float] = json.loads(done.stdout.strip().splitlines()[-1])
+FP32_BOUND, NARROW_BOUND = 2e-4, 5e-3
+DROPPING = (("model", "attention_dropout", DROPOUT), ("model", "hidden_dropout", DROPOUT))
+
+
+def courses(device: torch.device) -> dict[str, Course]:
+    """What the device can train. Dropout is by place, so its masks are the processor's too."""
+    llama = [("model", key, value) for key, value in {**LLAMA, "key_value_heads": 2}.items()]
+    wide = {
+        "fp32": small(),
+        "fp32, dropout": small("fp32", *DROPPING),
+        "fp32, llama": small("fp32", *llama),
+    }
+    found = {name: Course(shape, name, FP32_BOUND) for name, shape in wide.items()}
+    found["bf16"] = Course(small("bf16"), "fp32", NARROW_BOUND)
+    if float8_obstacle(device_facts(device)) is None:
+        shape = small("bf16", ("precision", "float8", True))
+        found["float8"] = Course(shape, "fp32", NARROW_BOUND)
+    if device.type == "cuda":  # a processor computes no fp16
+        found["fp16"] = Course(small("fp16"), "fp32", NARROW_BOUND)
     return found
 
 
+def losses(device: torch.device) -> Iterator[Row]:
+    """The same trainings on the device and, in a process of its own beside it, on the processor."""
+    planned = courses(device)
+    alike = sorted({course.like for course in planned.values()})
+    with ThreadPoolExecutor(2) as threads:
+        here = threads.submit(child_losses, list(planned), device.type)
+        there = threads.submit(child_losses, alike, "cpu")
+    for name, course in planned.items():
+        yield compared_losses(name, course, here.result().get(name), there.result()[course.like])
+
+
+def compared_losses(
+    name: str, course: Course, mine: list[float] | str | None, theirs: list[float] | str | None
+) -> Row:
+    """A course against the processor's; either may be the fault that ended it."""
+    what = f"losses in {name} against the processor's in {course.like}"
+    for found in (mine, theirs):
+        if not isinstance(found, list):
+            return Row(what, found or "its process ended before", False)
+    assert isinstance(mine, list) and isinstance(theirs, list)
+    worst = max(abs(own - other) for own, other in zip(mine, theirs, strict=True))
+    text = f"differ by {worst:.1e} of {course.bound:g} in {len(mine)} steps; last {mine[-1]:.4f}"
+    return Row(what, text, worst <= course.bound and mine[-1] < mine[0])
+
+
+def child_losses(names: Sequence[str], kind: str) -> dict[str, list[float] | str]:
+    """Of these courses, the losses or the fault of each that was come to."""
+    command = [sys.executable, __file__, "--losses", json.dumps(list(names)), "--device", kind]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environment_of(kind)
+    )
+    found: dict[str, list[float] | str] = dict(found_in(done.stdout))
+    if done.returncode and not found:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["it says nothing"])[-1])
+    return found
+
+
+def found_in(output: str) -> list[Any]:
+    """What a child has told so far, each on a line of its own."""
+    return [
+        json.loads(line.removeprefix(FOUND))
+        for line in output.splitlines()
+        if line.startswith(FOUND)
+    ]
+
+
+def tell(found: Any) -> None:
+    print(f"{FOUND}{json.dumps(found)}", flush=True)
+
+
+def tell_losses(names: Sequence[str], device: torch.device) -> None:
+    planned = courses(device)
+    for name in names:
+        try:
+            engine, found = trained(card(planned[name].shape), device, STEPS)
+            engine.close()
+        except Exception as error:
+            tell((name, fault_of(error)))
+            continue
+        tell((name, found))
+
+
 def resume(device: torch.device) -> Iterator[Row]:
-    """Steps after a load from a file against the steps that went straight on."""
+    """Steps after a load from a file against the steps that went straight on; then a micro batch
+    computed twice, as `tr11 compute-check` asks for it.
+    """
+    allow_repeatable_kernels()
     torch.use_deterministic_algorithms(True, warn_only=True)
     config = card(small("bf16" if device.type == "cuda" else "fp32"))
     info, half = CheckpointInfo({"pipeline": 1, "data": 1, "tensor": 1}, {}), STEPS // 2
@@ -272,9 +388,13 @@ def resume(device: torch.device) -> Iterator[Row]:
         loaded = store.load(Path(folder), half, state, info)
         other.finish_load(replace(state, optimizer_step=loaded.optimizer_step))
         resumed = [step(other, number) for number in range(half, STEPS)]
+        (checked,) = check_workers(other.stage(), other.mesh, 1, STEPS)
         other.close()
     text = "bit for bit" if resumed == straight else f"{straight} without, {resumed} with it"
     yield Row(f"{STEPS - half} steps after a save and a load", text, resumed == straight)
+    repeats = checked.first == checked.second and not checked.fault
+    text = checked.fault or f"{len(checked.first)} results {'repeat' if repeats else 'differ'}"
+    yield Row("a micro batch computed twice", text, repeats)
 
 
 LLAMA: dict[str, Any] = {
@@ -284,13 +404,16 @@ LLAMA: dict[str, Any] = {
 }  # fmt: skip
 COMPILED = (("model", "compile_blocks", True),)
 BESIDE_GPT = "tr11 gpt"
+# of the last loss, beside that of the plain blocks in bf16
+COMPILED_BOUND, FLOAT8_BOUND = 0.02, 0.05
 
 
 class Case(Record):
     """What is timed. `peer`: system and name of what it is compared with, which is measured before
     it.
 
-    `seconds`: of each of the two, at most. `goal`: what is wanted of an H100.
+    `seconds`: of each of the two, at most. `goal`: what is wanted of an H100. `bound`: how far its
+    last loss may be from that of BESIDE_GPT, which begins with the same weights.
     """
 
     what: str
@@ -298,6 +421,7 @@ class Case(Record):
     peer: str = BESIDE_GPT
     seconds: float = CASE_SECONDS
     goal: str = ""
+    bound: float | None = None
 
 
 def of_speed(on_gpu: bool) -> Iterator[Case]:
@@ -313,9 +437,17 @@ def of_speed(on_gpu: bool) -> Iterator[Case]:
             peer,
             COMPILED_SECONDS,
             "MFU of 60 %, and ahead of its peer",
+            COMPILED_BOUND,
         )
         fast = replace(base, own=(*COMPILED, ("precision", "float8", True)))
-        yield Case("float8, compiled blocks", fast, BESIDE_GPT, COMPILED_SECONDS, "750 TFLOPs")
+        yield Case(
+            "float8, compiled blocks",
+            fast,
+            BESIDE_GPT,
+            COMPILED_SECONDS,
+            "750 TFLOPs",
+            FLOAT8_BOUND,
+        )
 
 
 def of_large(on_gpu: bool) -> Iterator[Case]:
@@ -332,11 +464,10 @@ def of_large(on_gpu: bool) -> Iterator[Case]:
 def of_kinds(on_gpu: bool) -> Iterator[Case]:
     """Other models, each beside the plain GPT or transformers' model."""
     base = usual(on_gpu)
-    dropout = (("model", "attention_dropout", DROPOUT), ("model", "hidden_dropout", DROPOUT))
     llama = tuple(("model", key, value) for key, value in LLAMA.items())
     rotary = (("model", "position_embedding", "rotary"),)
     yield Case("rotary", replace(base, own=rotary), goal="not slower than its peer")
-    yield Case(f"dropout {DROPOUT:g}", replace(base, own=dropout), goal="MFU of 45 %")
+    yield Case(f"dropout {DROPOUT:g}", replace(base, own=DROPPING), goal="MFU of 45 %")
     yield Case("llama, positions stretched", replace(base, own=llama))
     masked = replace(small(), length=DECODER)
     if on_gpu:
@@ -374,12 +505,14 @@ def compared(
     """Steps of each case after its peer, without recomputation; see `gpu_training.py`.
 
     What does not fit into the rest of `seconds` is left out, a peer before a case; a shorter one
-    behind may still fit. `measured`: seconds of a step by what was measured before.
+    behind may still fit. `measured`: seconds of a step by what was measured before. A case with a
+    `bound` follows the plain one in its section.
     """
     on_gpu = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if on_gpu else "processor"
     options = argparse.Namespace(steps=8 if on_gpu else 1, device=device.type)
     until = time.monotonic() + seconds - SPARE_SECONDS
+    plain: float | None = None
     for case in cases(on_gpu):
         ours = f"tr11 {case.what}"
         for what in (case.peer, ours) if is_to_be_measured(case, measured) else (ours,):
@@ -395,8 +528,19 @@ def compared(
                 yield Row(what, found, False if what == ours else None)
                 continue
             measured[what] = found["seconds"]
+            if what == BESIDE_GPT:
+                plain = found["loss"]
             beside = case.peer if what == ours else ""
-            yield timed(what, case, found, name, (beside, measured.get(beside)))
+            row = timed(what, case, found, name, (beside, measured.get(beside)))
+            if what == ours and case.bound is not None and plain is not None:
+                row = with_loss(row, abs(found["loss"] - plain), case.bound)
+            yield row
+
+
+def with_loss(row: Row, differs: float, bound: float) -> Row:
+    """A measured step that is right, or is not, by its last loss."""
+    text = f"{row.found}; its last loss differs from {BESIDE_GPT}'s by {differs:.1e} of {bound:g}"
+    return replace(row, found=text, fine=differs <= bound)
 
 
 def is_to_be_measured(case: Case, measured: dict[str, float]) -> bool:
@@ -440,8 +584,8 @@ SAVED_STEPS = 12  # before the first save, and at most beside each
 
 
 def saves(device: torch.device) -> Iterator[Row]:
-    """What two saves in the background cost the training: the time in `start`, and of the steps
-    until they have ended.
+    """What two saves in the background cost the training: the checks and the time in `start`, and
+    of the steps until they have ended.
 
     As in a training: memory is got ahead, and the copies are waited for by the update alone.
     """
@@ -469,16 +613,20 @@ def saves(device: torch.device) -> Iterator[Row]:
         alone = statistics.median([one_step() for _ in range(SAVED_STEPS)][WARM_UP:])
         for number, which in enumerate(("first", "second"), start=1):
             began = time.perf_counter()
+            engine.disagreeing_parameters()
+            state = engine.sharded_state()
+            engine.not_finite(state)
             saver.start(
                 number,
-                engine.sharded_state(),
+                state,
                 Extras({"consumed_samples": number, "consumed_tokens": number}),
                 info,
             )
-            stall, beside, outcome = time.perf_counter() - began, [], None
-            while outcome is None and len(beside) < SAVED_STEPS:
+            stall, outcome = time.perf_counter() - began, None
+            beside: list[float] = []
+            while len(beside) < BEHIND or (outcome is None and len(beside) < SAVED_STEPS):
                 beside.append(one_step())
-                outcome = saver.poll()
+                outcome = outcome or saver.poll()
             outcome = outcome or saver.wait()[0]
             if not isinstance(outcome, Finished):
                 yield Row(f"{which} save in the background", str(outcome.fault), False)
@@ -488,14 +636,20 @@ def saves(device: torch.device) -> Iterator[Row]:
     engine.close()
 
 
+# The host leaves a step when the norm of its gradients has come. What the GPU then waits for before
+# the update, the copies, it sees in the next one.
+BEHIND = 2
+
+
 def of_save(
     which: str, saved: Finished, stall: float, beside: Sequence[float], alone: float
 ) -> Row:
     """A save as a line. `alone`: seconds of a step without one."""
     slower = statistics.median(beside) / alone - 1.0
+    later = sum(beside[:BEHIND]) - BEHIND * alone
     text = (
-        f"{saved.bytes / 2**30:.2f} GiB: the training stood still for {stall:.3f} s (goal: 0.2 s), the step behind it"
-        f" took {1000 * (beside[0] - alone):+.1f} ms more; steps while it was written, {len(beside)} of them,"
+        f"{saved.bytes / 2**30:.2f} GiB: the training stood still for {stall:.3f} s (goal: 0.2 s), the {BEHIND} steps"
+        f" behind it took {1000 * later:+.1f} ms more; steps while it was written, {len(beside)} of them,"
         f" {100 * slower:+.1f} % (goal: 3 %); {1000 * alone:.1f} ms a step alone"
     )
     figures = {
@@ -532,9 +686,7 @@ def attention(device: torch.device) -> Iterator[Row]:
             mask = kernel.mask(heads[0], size[2], None)
             seconds = median_seconds(partial(there_and_back, kernel, heads, mask, grain), device)
         except Exception as error:
-            yield Row(
-                f"attention by {name}", f"{type(error).__name__}: {str(error).splitlines()[0]}"
-            )
+            yield Row(f"attention by {name}", fault_of(error))
             continue
         first = first or seconds
         text = f"{1000 * seconds:.2f} ms forward and backward, {first / seconds:.2f}x {next(iter(ways))}"
@@ -589,7 +741,8 @@ def profiled(device: torch.device) -> Iterator[Row]:
 
 # ----------------------------------------------------------------------------- the whole
 class Section(Record):
-    """A part of the whole. It takes `seconds` at most, and is begun where `least` are left.
+    """A part of the whole. It takes `seconds` at most and what those before it left of theirs, and
+    is begun where `least` are left.
 
     `make`: its rows; None for one of `CASES`. `is_check`: left out, it counts as failed.
     """
@@ -602,7 +755,7 @@ class Section(Record):
 
 SECTIONS: dict[str, Section] = {
     "kernels": Section(70, 70, kernels, is_check=True),
-    "losses": Section(80, 80, losses, is_check=True),
+    "losses": Section(110, 80, losses, is_check=True),
     "resume": Section(40, 40, resume, is_check=True),
     "speed": Section(190, COMPILED_SECONDS + SPARE_SECONDS, is_check=False),
     "saves": Section(60, 60, saves),
@@ -621,14 +774,16 @@ def rows_of(
     return compared(CASES[name], device, seconds, measured) if make is None else make(device)
 
 
-def run_section(name: str, kind: str, left: float, before: Sequence[Row] = ()) -> list[Row]:
+def run_section(
+    name: str, kind: str, left: float, before: Sequence[Row] = (), spare: float = 0.0
+) -> list[Row]:
     """One section in a process of its own, where `left` seconds are left of the whole. `before`:
-    what was found.
+    what was found. `spare`: what the sections before it left of their time.
     """
     section = SECTIONS[name]
     if left < section.least:
         return [left_out(name, section.least, left, False if section.is_check else None)]
-    seconds = min(section.seconds, left)
+    seconds = min(section.seconds + spare, left)
     measured = {
         row.what: row.figures["seconds"]
         for row in before
@@ -645,26 +800,36 @@ def run_section(name: str, kind: str, left: float, before: Sequence[Row] = ()) -
         f"{seconds:.0f}",
     ]
     command += ["--measured", json.dumps(measured)]
+    output, fault = with_its_children(command, seconds, environment_of(kind))
+    rows = [Row(**row) for row in found_in(output)]
+    return rows if fault is None else [*rows, Row(name, fault, False)]
+
+
+def with_its_children(
+    command: Sequence[str], seconds: float, environment: Mapping[str, str]
+) -> tuple[str, str | None]:
+    """Output of a program, and what is wrong with it. Out of time it ends with all that it started:
+    a case that went on alone would take a part of the GPU from those behind it.
+    """
+    child = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        process_group=0,
+    )
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=seconds,
-            env=environment_of(kind),
-        )
+        output, errors = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        return [Row(name, f"not done within {seconds:.0f} s", False)]
-    if done.returncode:
-        return [
-            Row(
-                name,
-                (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1],
-                False,
-            )
-        ]
-    return [Row(**row) for row in json.loads(done.stdout.strip().splitlines()[-1])]
+        os.killpg(child.pid, signal.SIGKILL)
+        return child.communicate()[0], f"not done within {seconds:.0f} s"
+    except BaseException:
+        os.killpg(child.pid, signal.SIGKILL)
+        raise
+    if child.returncode:
+        return output, (errors.strip().splitlines() or [f"exit status {child.returncode}"])[-1]
+    return output, None
 
 
 def table(title: str, rows: Sequence[Row]) -> str:
@@ -718,28 +883,23 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     device = worker_device() if options.device == "cuda" else torch.device("cpu")
     if options.losses:
-        engine, found = trained(card(small(options.losses)), device, STEPS)
-        engine.close()
-        print(json.dumps(found))
+        tell_losses(json.loads(options.losses), device)
         return 0
     if options.section:
-        print(
-            json.dumps(
-                [
-                    to_builtins(row)
-                    for row in rows_of(
-                        options.section, device, options.seconds, json.loads(options.measured)
-                    )
-                ]
-            )
-        )
+        measured = json.loads(options.measured)
+        for row in rows_of(options.section, device, options.seconds, measured):
+            tell(to_builtins(row))
         return 0
     unknown = [name for name in options.sections if name not in SECTIONS]
     if unknown:
         parser.error(f"there is no section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
-    began, rows = time.monotonic(), []
+    began, planned = time.monotonic(), 0.0
+    rows: list[Row] = []
     for name in options.sections or SECTIONS:
-        found = run_section(name, options.device, BUDGET_SECONDS - (time.monotonic() - began), rows)
+        passed = time.monotonic() - began
+        spare = max(0.0, planned - passed)
+        found = run_section(name, options.device, BUDGET_SECONDS - passed, rows, spare)
+        planned += SECTIONS[name].seconds
         if options.json is not None:
             options.json.mkdir(parents=True, exist_ok=True)
             (options.json / f"{name}.json").write_text(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -37,7 +38,7 @@ WARM_UP = 3
 
 
 def measure(system: str, shape: Shape, steps: int, device: torch.device) -> dict[str, float]:
-    """Median seconds of a step and the largest memory in bytes (0 on the CPU)."""
+    """Median seconds of a step, the largest memory in bytes (0 on the CPU), and the last loss."""
     if system == "tr11":
         os.environ.update(
             RANK="0",
@@ -54,7 +55,7 @@ def measure(system: str, shape: Shape, steps: int, device: torch.device) -> dict
         step = plain_loop(shape, device, compiled=device.type == "cuda")
     is_gpu = device.type == "cuda"
     generator = torch.Generator().manual_seed(1)
-    seconds = []
+    seconds, loss = [], math.nan
     for turn in range(WARM_UP + steps):
         drawn = shape.batches(generator)
         if (
@@ -64,7 +65,7 @@ def measure(system: str, shape: Shape, steps: int, device: torch.device) -> dict
         if is_gpu:
             torch.cuda.synchronize()
         began = time.perf_counter()
-        step(drawn)
+        loss = step(drawn)
         if is_gpu:
             torch.cuda.synchronize()
         if turn >= WARM_UP:
@@ -72,7 +73,7 @@ def measure(system: str, shape: Shape, steps: int, device: torch.device) -> dict
     memory = float(torch.cuda.max_memory_allocated()) if is_gpu else 0.0
     if system == "tr11":
         torch.distributed.destroy_process_group()
-    return {"seconds": statistics.median(seconds), "memory": memory}
+    return {"seconds": statistics.median(seconds), "memory": memory, "loss": loss}
 
 
 def our_step(shape: Shape, device: torch.device) -> Step:

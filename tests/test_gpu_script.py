@@ -59,17 +59,21 @@ def test_the_checks_hold_on_the_processor_and_become_a_table(tmp_path: Path) -> 
         "--json",
         str(tmp_path / "figures"),
         "kernels",
+        "losses",
         "resume",
     )
     assert done.returncode == 0, done.stdout + done.stderr
     kept = json.loads((tmp_path / "figures" / "resume.json").read_text())
     assert [(row["what"], row["fine"]) for row in kept] == [
-        ("4 steps after a save and a load", True)
+        ("4 steps after a save and a load", True),
+        ("a micro batch computed twice", True),
     ]
     text = results.read_text()
     assert text.startswith("# Measured\n\nOther figures.\n\n## On a GPU\n")
     assert "| 4 steps after a save and a load | bit for bit | fine |" in text
-    assert text.count("| attention kernel ") == 2 and "failed" not in text
+    assert text.count("| attention kernel ") == 4 and "failed" not in text
+    for course in ("fp32", "fp32, dropout", "fp32, llama", "bf16", "float8"):
+        assert f"| losses in {course} against the processor's in fp32" in text
 
 
 @pytest.fixture
@@ -139,11 +143,11 @@ def test_the_goals_come_first_and_all_that_is_left_out_is_said(
 
     began: list[tuple[str, float]] = []
 
-    def slow(command: list[str], timeout: float, **_: object) -> subprocess.CompletedProcess[str]:
-        began.append((command[3], timeout))
-        return subprocess.CompletedProcess(command, 0, "[]", "")
+    def slow(command: list[str], seconds: float, *_: object) -> tuple[str, None]:
+        began.append((command[3], seconds))
+        return "", None
 
-    monkeypatch.setattr(gpu.subprocess, "run", slow)
+    monkeypatch.setattr(gpu, "with_its_children", slow)
     rows = []
     for name in gpu.SECTIONS:
         rows += gpu.run_section(
@@ -191,6 +195,99 @@ def test_a_case_that_does_not_fit_is_left_out_and_its_peer_before_it(
     assert "1.00x other a" in found["tr11 a"] and "2.00x tr11 gpt" in found["tr11 d"], (
         "measured in an earlier section"
     )
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_what_was_found_before_the_end_is_kept_and_nothing_goes_on_behind_it() -> None:
+    """Of a section that hangs or crashes; what it had started would compute beside the next one."""
+    import gpu
+
+    row = json.dumps({"what": "a", "found": "1"})
+    child = "import subprocess, sys; other = subprocess.Popen(['sleep', '600']); "
+    child += f"print('a word'); print('{gpu.FOUND}' + {row!r}); print(other.pid, flush=True); "
+    commands = {
+        "other.wait()": "not done within 3 s",
+        "other.kill(); sys.exit('gone')": "gone",
+        "other.kill()": None,
+    }
+    for end, wrong in commands.items():
+        output, fault = gpu.with_its_children(
+            [sys.executable, "-c", child + end], 3.0, dict(os.environ)
+        )
+        assert fault == wrong and gpu.found_in(output) == [{"what": "a", "found": "1"}]
+        assert not Path(f"/proc/{output.split()[-1]}/cmdline").exists() or not (
+            Path(f"/proc/{output.split()[-1]}/cmdline").read_bytes()
+        )
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_a_section_takes_what_the_ones_before_it_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    import gpu
+
+    given: list[float] = []
+    monkeypatch.setattr(
+        gpu, "with_its_children", lambda _, seconds, __: given.append(seconds) or ("", "crashed")
+    )
+    for spare, left in ((0.0, 400.0), (45.0, 400.0), (45.0, 200.0)):
+        (row,) = gpu.run_section("speed", "cpu", left, (), spare)
+        assert row.fine is False and row.found == "crashed"
+    assert given == [190.0, 235.0, 200.0]
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_a_course_that_is_another_or_did_not_end_is_a_fault() -> None:
+    import gpu
+
+    course = gpu.Course(gpu.small(), "fp32", 1e-3)
+    assert gpu.compared_losses("a", course, [5.0, 4.9], [5.0, 4.9005]).fine
+    for mine, theirs in (
+        ([5.0, 4.9], [5.0, 4.902]),
+        ([5.0, 5.0], [5.0, 5.0]),
+        ([5.0, float("nan")], [5.0, 4.9]),
+        ("OutOfMemoryError: x", [5.0, 4.9]),
+        (None, [5.0, 4.9]),
+        ([5.0, 4.9], None),
+    ):
+        assert gpu.compared_losses("a", course, mine, theirs).fine is False
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_a_compiled_case_whose_loss_is_another_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    import gpu
+
+    monkeypatch.setattr(
+        gpu,
+        "in_child",
+        lambda system, shape, *_: {
+            "seconds": 0.25,
+            "memory": 0.0,
+            "loss": 5.0 if not shape.own else float(shape.layers),
+        },
+    )
+
+    def cases(on_gpu: bool) -> Iterator[object]:
+        yield gpu.Case("gpt", gpu.small(), "")
+        for layers, what in ((5, "near"), (6, "far")):
+            shape = gpu.replace(gpu.small(), layers=layers, own=gpu.DROPPING)
+            yield gpu.Case(what, shape, gpu.BESIDE_GPT, bound=0.5)
+
+    rows = list(gpu.compared(cases, torch.device("cpu"), 1000.0, {}))
+    assert {row.what: row.fine for row in rows} == {
+        "tr11 gpt": None,
+        "tr11 near": True,
+        "tr11 far": False,
+    }
+    assert "1.0e+00 of 0.5" in rows[-1].found
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_a_wait_for_the_copies_is_told_where_the_host_sees_it(tmp_path: Path) -> None:
+    """A step ends for the host before its update begins: what holds that up is in the next one."""
+    import gpu
+
+    saved = gpu.Finished(1, tmp_path, 4 << 30, seconds=5.0, stall=0.1, waited=0.0)
+    row = gpu.of_save("first", saved, 0.1, [0.1, 0.3, 0.1, 0.1], 0.1)
+    assert "the 2 steps behind it took +200.0 ms more" in row.found
 
 
 def test_saves_and_attention_are_measured() -> None:
@@ -247,13 +344,17 @@ def test_no_process_for_the_processor_would_touch_a_gpu(monkeypatch: pytest.Monk
         )
         return subprocess.CompletedProcess(command, 1, "", "not started")
 
+    def begun(command: list[str], _: float, environment: dict[str, str]) -> tuple[str, str | None]:
+        return "", record(command, environment).stderr
+
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(gpu.subprocess, "run", record)
+    monkeypatch.setattr(gpu, "with_its_children", begun)
     for kind, seen in (("cpu", ""), ("cuda", "0")):
         started.clear()
         gpu.run_section("losses", kind, 90.0)
         with pytest.raises(RuntimeError, match="not started"):
-            gpu.child_losses("fp32", kind)
+            gpu.child_losses(["fp32"], kind)
         gpu_training.in_child("tr11", gpu.small(), gpu.argparse.Namespace(steps=1, device=kind))
         assert len(started) == 3 and {devices for _, devices in started} == {seen}
 
@@ -284,7 +385,7 @@ def resumed() -> tuple[list[bool], int]:
 def test_what_lies_in_host_memory_goes_over_the_processors_group() -> None:
     """NCCL has no way for it: a save's agreement over the default group ends on a GPU machine."""
     (answer,) = run_ranks(resumed, 1)
-    assert answer == ([True], 0)
+    assert answer == ([True, True], 0)
 
 
 def test_a_table_replaces_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
