@@ -44,6 +44,7 @@ from tr11ops.agent.recurrence import (
     NodeFault,
     Repetition,
     failing_everywhere,
+    held_because,
     is_everywhere,
     may_try_older,
     of_one_family,
@@ -905,7 +906,7 @@ class Controller:
             return self._mitigation.finish(verdict)
         if isinstance(decision, Stop):
             return self._mitigation.finish(
-                without_restart(verdict), hold=f"{decision.why}: {found.summary}"
+                without_restart(verdict), hold=held_because(decision.why, found.summary)
             )
         if self._stop.received or found.kind is Kind.OPERATOR:
             return self._mitigation.finish(

@@ -27,6 +27,8 @@ from trainer.contract.record import Record
 #
 # Its nodes are innocent, those that were excluded before as well, and the launch goes without it.
 
+SOFTWARE_OR_DATA = "software or data, not the nodes"
+
 _CONDEMNED = re.compile(r"\S+: health check (?P<check>.+?): ")
 
 
@@ -227,7 +229,7 @@ def of_software(found: Attribution, last: NodeFault, others: Sequence[NodeFault]
     else:
         where = f"after iteration {last.reached}"
     places = " and ".join(names)
-    summary = f"software or data, not the nodes: the same fault came back {where} on {places}: {found.summary}"
+    summary = f"{SOFTWARE_OR_DATA}: the same fault came back {where} on {places}: {found.summary}"
     said = (*(f"{one.place}: {one.summary}" for one in others), *found.evidence)
     return replace(
         found,
@@ -238,6 +240,15 @@ def of_software(found: Attribution, last: NodeFault, others: Sequence[NodeFault]
         suspects=last.nodes,
         evidence=said,
     )
+
+
+def held_because(why: str, summary: str) -> str:
+    """Why what is queued is held, the strongest conclusion first: where the summary of the last
+    launch says whose fault it is, people need no other reason why none follows.
+    """
+    if summary.startswith(SOFTWARE_OR_DATA):
+        return summary
+    return f"{why}: {summary}"
 
 
 class GoodUse(Record):
@@ -319,7 +330,7 @@ def of_trial(
     that were left out.
     """
     names = ", ".join(entry.node for entry in left_out)
-    summary = f"software or data, not the nodes: the same fault came back without {names}: {found.summary}"
+    summary = f"{SOFTWARE_OR_DATA}: the same fault came back without {names}: {found.summary}"
     said = (
         *found.evidence,
         f"it ran on {', '.join(nodes)}",

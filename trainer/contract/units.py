@@ -76,9 +76,9 @@ def shortened(text: str, most: int) -> str:
         return text
     room = most - len(GAP)
     clauses = _clauses(text)
-    first, last = 1, len(clauses)  # clauses[first:last] are left out
-    head = _bare(clauses[0])
-    if len(head) > room * 2 // 3:
+    first, last = _kept_first(clauses, room), len(clauses)  # clauses[first:last] are left out
+    head = _bare(" ".join(clauses[:first]))
+    if len(head) > room - LEAST_ROOM:
         head = _bare(_leading(text, room // 2))
         return f"{head}{GAP}{_trailing(text, room - len(head))}"
     tail = ""
@@ -92,6 +92,17 @@ def shortened(text: str, most: int) -> str:
         if tail and first < last and len(longer) + len(tail) <= room:
             first, head, is_growing = first + 1, longer, True
     return f"{head}{GAP}{tail or _trailing(clauses[-1], room - len(head))}"
+
+
+def _kept_first(clauses: list[str], room: int) -> int:
+    """How many of its first clauses are kept in any case: up to the second colon, before which is
+    what it is about and whose fault it is, where that leaves room for its end.
+    """
+    behind_colons = [count for count, clause in enumerate(clauses, 1) if clause.endswith(":")]
+    for count in behind_colons[1:2]:
+        if len(_bare(" ".join(clauses[:count]))) <= room - LEAST_ROOM:
+            return count
+    return 1
 
 
 def _clauses(text: str) -> list[str]:

@@ -13,6 +13,7 @@ from tr11ops.agent.recurrence import (
     GoodUse,
     NodeFault,
     Repetition,
+    held_because,
     innocent,
     is_everywhere,
     may_try_older,
@@ -130,6 +131,8 @@ def test_the_conclusion_says_where_and_blames_no_one():
         "rank 3 on x5: ended by SIGSEGV"
     )
     assert told.evidence == ("attempt 11, launch 1: rank 3 on x2: ended by SIGSEGV", "srun: x5")
+    assert held_because("from an older checkpoint too", told.summary) == told.summary
+    assert held_because("asked for", found.summary) == f"asked for: {found.summary}"
     of_array = of_software(found, LAST, (replace(FIRST, label="9_2"),))
     assert of_array.evidence[0].startswith("attempt 9_2, launch 1: ")
 

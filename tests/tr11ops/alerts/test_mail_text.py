@@ -323,6 +323,16 @@ def test_a_subject_is_short_and_keeps_its_end() -> None:
     assert found.title in " ".join(message.body.split()).replace("Attempt", "attempt")
 
 
+@pytest.mark.parametrize("error", ["the worker was ended by SIGSEGV", f"ValueError: {'x ' * 40}"])
+def test_a_subject_says_whose_fault_it_is_before_the_rank_that_showed_it(error: str) -> None:
+    why = "software or data, not the nodes: the same fault came back after iteration 271 on n02 and n01"
+    title = f"attempt 57_1 failed: {why}: rank 1 on jean-zay-iam01: {error}"
+    found = finding("unfinished-end", CRITICAL, title=title)
+    _, (message,) = tell(look(AlertState(), [found], frozenset(), POLICY, NOON), POLICY, NOON)
+    said = "[CRITICAL] small: attempt 57_1 failed: software or data, not the nodes ... "
+    assert message.subject.startswith(said)
+
+
 def test_a_long_sentence_is_whole_in_the_body_wherever_it_stands() -> None:
     """As the cause, as what follows from it, and as what is still open behind an all-clear."""
     why = f"software or data, not the nodes: the same fault came back after iteration 31219 on {'n1, ' * 30}SIGSEGV"

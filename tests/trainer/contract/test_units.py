@@ -23,6 +23,14 @@ CAME_BACK = (
     "the last 2 attempts failed: software or data, not the nodes, the same fault came back after"
     " iteration 31219 on jean-zay-iam01 and jean-zay-iam02, SIGSEGV"
 )
+RANK = "rank 1 on jean-zay-iam04"
+FAILED_RANK = (
+    "attempt 3_1 failed: software or data, not the nodes: the same fault came back after iteration"
+    f" 31219 on jean-zay-iam01 and jean-zay-iam02: {RANK}: it was ended by SIGSEGV"
+)
+INDEX = FAILED_RANK.replace(
+    "it was ended by SIGSEGV", "index 512 is out of bounds for axis 0 with size 512"
+)
 FOLDER = "/gpfsscratch/rech/six/commun/checkpoints/tr11-176B-ml/checkpoints/main/global_step1200"
 
 
@@ -36,6 +44,10 @@ FOLDER = "/gpfsscratch/rech/six/commun/checkpoints/tr11-176B-ml/checkpoints/main
         (f"no room in {FOLDER}: 3 TiB are needed", 80, "no room in .../main/global_step1200: 3 TiB are needed"),
         ("it lists (one, two, three, four, five, six), and is over: done", 32, "it lists, and is over: done"),
         ("it lists [one, two, three, four, five, six], and is over: done", 32, "it lists ... and is over: done"),
+        # whose fault it is stands behind the first colon, and the rank that showed it comes after it
+        (FAILED_RANK, 98, "attempt 3_1 failed: software or data, not the nodes ... it was ended by SIGSEGV"),
+        (FAILED_RANK, 78, "attempt 3_1 failed: software or data, not the nodes ... was ended by SIGSEGV"),
+        (INDEX, 98, "attempt 3_1 failed: software or data, not the nodes ... is out of bounds for axis 0 with size 512"),
         # a clause alone is too long: its words
         ("rank 4 was ended while it was saving a checkpoint by signal SIGSEGV", 40, "rank 4 was ended ... by signal SIGSEGV"),
     ],

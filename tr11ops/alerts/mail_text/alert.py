@@ -11,6 +11,7 @@ import hashlib
 import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from tr11ops.alerts.grouping import MessagePart
 from tr11ops.alerts.mail_text.shared import (
@@ -129,16 +130,16 @@ def _subject(
     more = ""
     if others:
         more = f" (and {others} more)"
-    title = _headline(first.alert.title)
+    title = first.alert.title
     if first.kind == "replaced":
-        return _not_ok(policy, _headline(_instead(situation, standing)), first.alert, more)
+        return _not_ok(policy, _instead(situation, standing), first.alert, more)
     if first.kind == "cleared":
         tag = f"[OK] {clean(policy.run, LONGEST_RUN)}: over: "
     else:
         tag = f"[{first.alert.severity.name}] {clean(policy.run, LONGEST_RUN)}: "
         if first.alert.is_uncured:
             title = f"not cured, {title}"
-    return f"{tag}{clean(title, LONGEST_SUBJECT - len(tag) - len(more))}{more}"
+    return f"{tag}{_headline(title, LONGEST_SUBJECT - len(tag) - len(more))}{more}"
 
 
 def _not_ok(policy: Policy, now: str, over: Alert, more: str) -> str:
@@ -147,7 +148,7 @@ def _not_ok(policy: Policy, now: str, over: Alert, more: str) -> str:
     """
     tag, between = f"[NOT OK] {clean(policy.run, LONGEST_RUN)}: ", " (over: "
     room = LONGEST_SUBJECT - len(tag) - len(between) - len(")") - len(more)
-    said = clean(now, room - LONGEST_DETECTOR)
+    said = _headline(now, room - LONGEST_DETECTOR)
     left = room - len(said)
     title = over.title.replace(": ", ", ")
     if left < LEAST_OVER and len(title) > left:
@@ -155,11 +156,11 @@ def _not_ok(policy: Policy, now: str, over: Alert, more: str) -> str:
     return f"{tag}{said}{between}{clean(title, left)}){more}"
 
 
-def _headline(title: str) -> str:
-    """A title with one colon at most, as it stands behind the run's name: what follows is set off
-    by commas.
+def _headline(title: str, most: int) -> str:
+    """A title in at most `most` characters, with one colon at most, as it stands behind the run's
+    name: what follows is set off by commas.
     """
-    what, colon, why = title.partition(": ")
+    what, colon, why = clean(title, most).partition(": ")
     return f"{what}{colon}{why.replace(': ', ', ')}"
 
 
@@ -371,10 +372,6 @@ def _to_take_it_on(alerts: Sequence[Alert], policy: Policy) -> Iterator[str]:
     yield "Replies to this mail are not read."
 
 
-def _began(part: MessagePart) -> float:
-    return part.alert.start
-
-
 def _state(part: MessagePart, policy: Policy, situation: RunSituation, now: float) -> Iterator[str]:
     if situation.progress:
         yield from wrapped(f"Progress: {situation.progress}", "", " " * 10)
@@ -429,7 +426,7 @@ def _several(
     if len(parts) > MOST_TITLES:
         yield f"  and {len(parts) - MOST_TITLES} more: {command('list', policy)}"
     yield ""
-    first = min(parts, key=_began)
+    first = min(parts, key=attrgetter("alert.start"))
     yield from _state(first, policy, situation, now)
     yield ""
     yield from wrapped(f"This goes to: {', '.join(to) or 'the delivery URLs'}.")
