@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from tr11ops.base import deadline
 from tr11ops.base.errors import Late, Refusal
+from tr11ops.base.units import counted, duration
 from tr11ops.cli.common import say, timeout_option
 from tr11ops.cli.context import DRY_RUN, JSON, REASON, SCHEDULER, YES, RunContext
 from tr11ops.cli.resume import Resumption, plan_resumption
@@ -281,7 +282,11 @@ class Kill(Record):
     def lines(self) -> list[str]:
         """What is there, and what will happen."""
         view, before = self.view, self.before
-        what = "will end within seconds, unsaved" if self.now else "will save and leave"
+        what = "will save and leave"
+        if self.now:
+            what = "will end within seconds"
+            if view.lost_iterations != 0:
+                what += ", unsaved"
         lines = [*running_lines(view, what), *queued_lines(view, self.run.user)]
         if view.read_error:
             lines.append(_without_scheduler(view, "switch"))
@@ -515,15 +520,15 @@ def _loss(view: StopView) -> str:
     lost = view.lost_iterations
     if lost is None:
         return "not known: no iteration is on record"
-    if view.checkpoint is None:
-        since = "the start"
-    else:
+    since = "the start"
+    if view.checkpoint is not None:
         since = f"global_step{view.checkpoint}"
-    seconds = view.seconds_per_iteration
+    if not lost:
+        return f"nothing: no iteration has ended since {since}"
     pace = ""
-    if lost and seconds:
-        pace = f", about {max(1, round(lost * seconds / 60))} min of training"
-    return f"{lost} iterations since {since}{pace}"
+    if view.seconds_per_iteration:
+        pace = f", about {duration(lost * view.seconds_per_iteration)} of training"
+    return f"{counted(lost, 'iteration')} since {since}{pace}"
 
 
 def _unsaved_end(run: StopContext, view: StopView, kind: str, minutes: float) -> str:

@@ -301,6 +301,12 @@ def test_a_dry_run_of_an_end_at_once_says_what_would_be_lost(bench: LocalBench) 
     directory.paths.metrics.write_text(json.dumps(step) + "\n")
     answer = tr11(bench, "kill", "--now", "--dry-run", "--json")
     assert "lost:       12 iterations since global_step40, about 21 min of training" in answer.err
+    write_checkpoint(directory.paths.checkpoints, 51)
+    said = tr11(bench, "kill", "--now", "--dry-run").err
+    assert "lost:       1 iteration since global_step51, about 1 min 45 s of training" in said
+    write_checkpoint(directory.paths.checkpoints, 52)
+    said = tr11(bench, "kill", "--now", "--dry-run").err
+    assert "lost:       nothing: no iteration has ended since global_step52" in said
     assert answer.json["iterations_at_risk"] == 12 and not directory.kill_switch_is_set()
     assert tr11(bench, "kill", "--yes", "--json").json["kind"] == "kill"
     # and a switch that is set can be sharpened
