@@ -38,8 +38,8 @@ def loss_not_finite(snapshot: Snapshot) -> Iterator[Finding]:
     What to do: end it at once, go back to a checkpoint from before, and pass over the data since.
 
     Looks at the last step, and where that is a number, at the last ten of its launch: a training
-    that recovered by itself has skipped the bad batch; a few numbers among many that are none are
-    no recovery.
+    that recovered by itself has skipped the bad batch; fewer numbers in a row than were none are no
+    recovery.
 
     A remark once the run has gone back, by a roll-back or another launch, until an iteration after
     the last bad one is a number: what it trains before that was never bad.
@@ -63,7 +63,7 @@ def loss_not_finite(snapshot: Snapshot) -> Iterator[Finding]:
     ]
     if newest is not last:
         evidence.append(
-            f"iteration {newest.iteration}: lm loss {newest.lm_loss:.4g}; most before it are no numbers"
+            f"iteration {newest.iteration}: lm loss {newest.lm_loss:.4g}; too few numbers in a row to have recovered"
         )
     stop = ""
     if _may_train(snapshot):
@@ -146,11 +146,11 @@ def _to_be_passed(snapshot: Snapshot, steps: tuple[Step, ...]) -> Iterator[Findi
 
 
 def _has_recovered(steps: tuple[Step, ...]) -> bool:
-    """Whether the last loss is a number, and half of the last ones of its launch at least."""
+    """Whether as many losses in a row are numbers now as are none among the last ones of its launch."""
     began = next(reversed(series.restarts(steps)), 0)
-    recent = steps[began:][-SOUND_LOSSES:]
-    numbers = sum(math.isfinite(step.record.lm_loss) for step in recent)
-    return math.isfinite(steps[-1].record.lm_loss) and 2 * numbers >= len(recent)
+    numbers = [math.isfinite(step.record.lm_loss) for step in steps[began:][-SOUND_LOSSES:]]
+    in_a_row = [*reversed(numbers), False].index(False)
+    return in_a_row >= numbers.count(False)
 
 
 def _last_bad(steps: tuple[Step, ...]) -> int | None:

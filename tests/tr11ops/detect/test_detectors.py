@@ -50,7 +50,7 @@ from tr11ops.runcard.exit_duration import ExitPlan
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.hold_store import HoldRecord, with_mark
 from tr11ops.rundir.paths import Submission
-from tr11ops.watchdog.verdict import judge
+from tr11ops.watchdog.verdict import VerdictWord, judge
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.recovery import IterationRange
 
@@ -813,6 +813,22 @@ def test_a_row_of_losses_that_are_no_numbers_begins_where_it_began() -> None:
     )
     (finding,) = found(snapshot(steps=(*few[:56], *again)), "loss-not-finite")
     assert finding.title.endswith(f" {lines[14].record.iteration}")
+
+
+def test_one_number_after_several_that_are_none_is_no_recovery() -> None:
+    """The run is not called healthy for one iteration, and at risk again at the next."""
+    lines = steps(30)
+    for bad, good, is_told in ((4, 1, True), (4, 3, True), (4, 4, False), (1, 1, False)):
+        first = len(lines) - bad - good
+        last = len(lines) - good
+        row = (*lines[:first], *map(no_number, lines[first:last]), *lines[last:])
+        seen = snapshot(steps=row)
+        findings = found(seen, "loss-not-finite")
+        assert bool(findings) is is_told, (bad, good)
+        at_risk = judge(seen, tuple(findings)).word is VerdictWord.AT_RISK
+        assert at_risk is is_told
+    (finding,) = found(snapshot(steps=(*BAD_STEPS, *steps(1, last=31_220))), "loss-not-finite")
+    assert "too few numbers in a row to have recovered" in finding.evidence[1]
 
 
 def test_what_is_not_saved_is_counted_of_the_present_attempt() -> None:
