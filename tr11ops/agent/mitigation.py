@@ -299,7 +299,10 @@ class Mitigation:
             self._tee.line(f"tr11: {node} is excluded for {days}: {found.summary}")
         for node, fault in done.refused:
             self.refused.append((node, fault))
-            self._tee.line(f"tr11: {node} is not excluded: {self._with_way_past((node,), fault)}")
+            past = ""
+            if fault in self._limit_words:
+                past = f"; to exclude {node} all the same: `{way_past(node)}`"
+            self._tee.line(f"tr11: {node} is not excluded: {fault}{past}")
 
     def why_left_in_use(self) -> str:
         """Which bad nodes could not be excluded and are not on the run's list now, and why; ""
@@ -316,17 +319,7 @@ class Mitigation:
         left = {node: fault for node, fault in self.refused if node not in listed}
         if not left:
             return ""
-        refusal = self._with_way_past(tuple(left), next(iter(left.values())))
-        return f"{compress(left)}{NOT_EXCLUDABLE}{refusal}"
-
-    def _with_way_past(self, nodes: Sequence[str], fault: str) -> str:
-        """Why nodes are not excluded; where that is the cap, with the command that excludes them
-        all the same.
-        """
-        if fault not in self._limit_words:
-            return fault
-        them = "it" if len(nodes) == 1 else "them"
-        return f"{fault}; to exclude {them} all the same: `{way_past(','.join(nodes))}`"
+        return f"{compress(left)}{NOT_EXCLUDABLE}{next(iter(left.values()))}"
 
     def refresh(self) -> None:
         """Put the run's list, and nothing else, on the exclude lists of the queued jobs."""

@@ -190,7 +190,7 @@ def start_failed(snapshot: Snapshot) -> Iterator[Finding]:
     is_tried = bool(snapshot.active_jobs)
     look, go_on = derived.command(snapshot, "doctor"), derived.command(snapshot, "resume")
     order, then = f"repair what `{look}` refuses, which tries slurm.setup here", tuple[str, ...]()
-    if snapshot.pending_jobs:
+    if snapshot.pending_jobs and not is_tried:
         order, then = f"{order}; then let the tasks start with `{go_on}`", (go_on,)
     yield Finding(
         start_failed.name,

@@ -37,7 +37,7 @@ from tr11ops.observe.lost_host import batch_host, has_lost_its_host, is_zombie
 from tr11ops.observe.snapshot import Attempt, Snapshot
 from tr11ops.observe.training import LaunchEnd
 from tr11ops.queue.held_jobs import standing_holds
-from tr11ops.rundir.exclusion import KEY, kept_off, percent_for, way_past
+from tr11ops.rundir.exclusion import KEY, kept_off, percent_for
 from tr11ops.rundir.exclusions import due_for_recheck
 
 NOTHING_QUEUED = "nothing is queued"
@@ -425,15 +425,9 @@ def _left_in_use(snapshot: Snapshot) -> Iterator[Finding]:
             found,
             severity=Severity.WARNING,
             title=f"{what}: the next attempt may get it",
-            evidence=(*found.evidence, _all_the_same(snapshot, "it", node)),
             fix=fix,
             then=tuple(then),
         )
-
-
-def _all_the_same(snapshot: Snapshot, what: str, node: str) -> str:
-    past = derived.command(snapshot, way_past(node).removeprefix("tr11 "))
-    return f"to exclude {what} all the same: `{past}`"
 
 
 def _near(snapshot: Snapshot) -> Iterator[Finding]:
@@ -453,7 +447,6 @@ def _near(snapshot: Snapshot) -> Iterator[Finding]:
     if left < 1:
         title = f"{named} excluded, no more may be: {what_may_be_lost(snapshot)}"
         severity = Severity.INFO if are_all_meant(snapshot, names) else Severity.WARNING
-        evidence = (*evidence, _all_the_same(snapshot, "one", "NODE"))
     else:
         title, severity = f"{named} excluded, one more may be", Severity.INFO
     fix = take_back(snapshot, names)

@@ -30,13 +30,11 @@ def pass_over(snapshot: Snapshot, first: int, last: int, lasts: bool = False) ->
     if checkpoints is not None and not checkpoints.steps:
         ranges = shlex.quote(f'data.skip_ranges=["{first}-{last}"]')
         return derived.command(snapshot, f"launch --replace --set {ranges}")
-    sound = None if checkpoints is None else checkpoints.newest_sound
-    steps = (
-        ()
-        if checkpoints is None or sound is None
-        else (step for step in checkpoints.steps if step <= sound.step)
-    )
-    step = max((step for step in steps if step < first), default="STEP")
+    sound = checkpoints and checkpoints.newest_sound
+    steps: tuple[int, ...] = ()
+    if checkpoints is not None and sound:
+        steps = tuple(step for step in checkpoints.steps if step <= sound.step and step < first)
+    step = max(steps, default="STEP")
     return derived.command(snapshot, f"rollback {step} --skip {first}-{'' if lasts else last}")
 
 

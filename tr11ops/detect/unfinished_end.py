@@ -123,14 +123,12 @@ def _by_fault(
     for identity, group in groups.items():
         if identity in over and identity not in to_be_passed:
             continue  # the run is past it: the list of attempts has it
+        severity = Severity.WARNING
+        if identity not in over and standing > 1:
+            severity = Severity.CRITICAL
         # several ends at one iteration are still a fault until a later attempt has come past it
-        if identity in over:
-            if identity in to_be_passed and len(group) > 1:
-                severity = Severity.WARNING
-            else:
-                severity = Severity.INFO
-        else:
-            severity = Severity.CRITICAL if standing > 1 else Severity.WARNING
+        if identity in over and len(group) == 1:
+            severity = Severity.INFO
         finding = _finding(
             snapshot,
             group,
@@ -139,7 +137,10 @@ def _by_fault(
             severity=severity,
             identity=identity,
         )
-        yield replace(finding, is_to_be_passed=identity in to_be_passed)
+        if identity in over:  # a later attempt trains: what lets one begin has been typed
+            look = derived.command(snapshot, f"diagnose --job {finding.subject}")
+            finding = replace(finding, fix=look, then=(), is_to_be_passed=True)
+        yield finding
 
 
 def _trained(snapshot: Snapshot) -> frozenset[str]:

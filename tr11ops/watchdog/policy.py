@@ -42,7 +42,7 @@ from tr11ops.observe.lost_host import (
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.queue.repair import plan_repair
 from tr11ops.rundir.action_log import LETS_IT_ACT, ActionHistory, ProgressRecord
-from tr11ops.rundir.exclusion import ExclusionLimit, NodeStanding, way_past
+from tr11ops.rundir.exclusion import ExclusionLimit, NodeStanding
 from tr11ops.watchdog.actions import (
     BUDGETS,
     Action,
@@ -457,9 +457,7 @@ def _exclude(draft: _Draft, blame: Blame, by_hand: str) -> None:
         limit=limit,
     )
     if limit.forbids([blame.node], listed | planned):
-        draft.withheld.append(
-            f"{action.words()}; not done: {limit}; by hand: `{way_past(blame.node)}`"
-        )
+        draft.withheld.append(f"{action.words()}; not done: {limit}")
     else:
         draft.propose(action)
 

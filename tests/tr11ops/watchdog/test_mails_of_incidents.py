@@ -28,6 +28,7 @@ from tr11ops.alerts.situation import RunSituation
 from tr11ops.alerts.state import AlertState, Message
 from tr11ops.base.observed import known
 from tr11ops.cluster.base import JobState, Node
+from tr11ops.detect.finding import Severity
 from tr11ops.detect.registry import detect_all, unjudged_detectors
 from tr11ops.observe.operation import FolderRoom, UnwritableDirectory
 from tr11ops.observe.snapshot import Attempt, Snapshot
@@ -124,6 +125,7 @@ DEAD = (
 )
 
 AT_MOST = "of the partition's 60 nodes at most 6 may be excluded"
+CUT_CAP = "n07 cannot be excluded ... 60 nodes at most 6 may be excluded"
 CAPPED = f"n07 cannot be excluded: {AT_MOST}"
 BLAMED = (LaunchEnd("1007", 1, NOW - 60, "Xid 79 on n07", "", ("n07",)),)
 STOPPED_BY_CAP = over("1007", "node", CAPPED, exclusions=CAP, launch_ends=BLAMED)
@@ -233,8 +235,8 @@ INCIDENTS: list[tuple[str, tuple[Snapshot, ...], list[str]]] = [
             goes_on(attempts=(ended("1007"),), exclusions=CAP[:4]),
         ),
         [
-            f"{CRITICAL}attempt 1000_7 failed ... {AT_MOST}",
-            f"[OK] over: attempt 1000_7 failed ... {AT_MOST}",
+            f"{CRITICAL}attempt 1000_7 failed: {CUT_CAP}",
+            f"[OK] over: attempt 1000_7 failed: {CUT_CAP}",
         ],
     ),
 ]
@@ -275,7 +277,22 @@ def mails(seen: tuple[Snapshot, ...]) -> list[Message]:
 def test_an_incident_is_one_mail_and_its_all_clear(
     seen: tuple[Snapshot, ...], subjects: list[str]
 ) -> None:
-    assert [message.subject.replace(" tr11-176B-ml:", "") for message in mails(seen)] == subjects
+    told = mails(seen)
+    assert [message.subject.replace(" tr11-176B-ml:", "") for message in told] == subjects
+    for line in (line for message in told for line in message.body.splitlines()):
+        assert "--force" not in line or line.startswith("  tr11 "), "another advice beside `Type:`"
+
+
+def test_what_still_stands_while_the_training_goes_on_names_no_resume() -> None:
+    """An all-clear of something else lists it with its commands."""
+    before = replace(FIRST_BAD, job_id="1006", changed=NOW - 3 * HOUR)
+    ends = (*FAILED_AT, replace(FAILED_AT[0], job_id="1006"))
+    trains = changed(
+        goes_on(attempts=(FIRST_BAD, before, ended())), steps=steps(8, 31_210, "1008"), launch_ends=ends
+    )  # fmt: skip
+    (found,) = [one for one in detect_all(trains) if one.detector == "unfinished-end"]
+    assert (found.severity, found.is_to_be_passed) == (Severity.WARNING, True)
+    assert (found.fix, found.then) == ("tr11 diagnose --job 1000_7", ())
 
 
 def test_the_mail_of_a_stop_at_the_cap_says_what_makes_the_run_go_on() -> None:
