@@ -35,6 +35,7 @@ MARKS = ("<!-- forecast: begin -->", "<!-- forecast: end -->")
 PEAK_TFLOPS = 989.4  # of an H100 SXM in bf16
 GOAL, GOAL_FLOAT8 = 60.0, 750.0  # per cent of it; TFLOPs
 MODEL = Shape(6, 4096, 32, 65536, 2048, 8, 1, "bf16")
+SAVED = Shape(24, 1024, 16, 50304, 2048, 4, 2, "bf16")  # of the goal for saves
 FLOAT8 = replace(MODEL, own=(("precision", "float8", True),))
 HOPPER = Device("cuda", (9, 0))
 STATE_BYTES = 14  # saved of a parameter: weight in bf16; master and two moments in fp32
@@ -56,6 +57,8 @@ class FirstH100(Record):
     block_whole: float = 34.6  # alone, compiled as one with flex attention inside
     head: float = 41.7  # with the loss, alone: one piece, compiled soft-max
     copy_of_a_gib: float = 21.0  # to pinned memory
+    digest: float = 1.09  # GiB a second, SHA-256 on one core of its host
+    saved_tflops: float = 363.0  # of a model as small as SAVED, through the whole command
     # What the code of then moved besides, and does not now: counted in RESULTS.md, "The loss" and
     # "What a step moves".
     loss_bytes: float = 17e9
@@ -77,9 +80,10 @@ def counted(shape: Shape) -> Counts:
             return worker.counted(1)
 
 
-def flops_of_a_step() -> float:
+def flops_of_a_step(shape: Shape = MODEL) -> float:
     """That the model needs, which MFU counts."""
-    used = utilization(card(MODEL).model, MODEL.vocabulary, MODEL.micro, 1.0, 1, PEAK_TFLOPS)
+    samples = shape.micro * shape.accumulated
+    used = utilization(card(shape).model, shape.vocabulary, samples, 1.0, 1, PEAK_TFLOPS)
     return used.model_tflops
 
 
@@ -173,28 +177,93 @@ def extra_operations(wide: Counts, narrow: Counts) -> float:
     return (narrow.operations.total() - wide.operations.total()) / narrow.operations["_scaled_mm"]
 
 
-def saves(found: Counts) -> str:
-    """What a save in the background adds to the step behind it."""
-    count = count_parameters(card(MODEL).model, MODEL.vocabulary).total
+class Save(Record):
+    """A save in the background: GiB a GPU; milliseconds of the forward and backward passes that its
+    copy runs beside, and of the update that waits for it.
+    """
+
+    name: str
+    copied: float
+    beside: float
+    update: float
+
+    @property
+    def copying(self) -> float:
+        return self.copied * FIRST.copy_of_a_gib
+
+    @property
+    def waits(self) -> float:
+        """What the GPU waits for before the update."""
+        return max(0.0, self.copying - self.beside)
+
+    @property
+    def waits_at_least(self) -> float:
+        """If each piece were updated as soon as it is copied: the update then runs beside the copy
+        too.
+        """
+        return max(0.0, self.waits - self.update)
+
+    @property
+    def line(self) -> str:
+        left = self.waits / FIRST.copy_of_a_gib
+        slower = self.waits / (1000 * self.copied / FIRST.digest)
+        held = f"{left:.1f} GiB" if left else "none"
+        return (
+            f"| {self.name} | {self.copied:.1f} | {self.copying:.0f} | {self.beside:.0f} | {self.waits:.0f} |"
+            f" {self.waits_at_least:.0f} | {held} | {100 * slower:.1f} % |"
+        )
+
+
+def saves_of(found: Counts) -> list[Save]:
     adamw = found.bytes["_fused_adamw"]
-    lines = [
-        "| a save in the background | GiB a GPU | its copy, ms | forward and backward beside it | the GPU then waits |",
-        "|---|---|---|---|---|",
-    ]
     step = sum(size for _, size in parts(found)["differences from the step of then"])
     update = FIRST.adamw + FIRST.milliseconds(found.bytes["linalg_vector_norm"], adamw)
-    for name, copied, beside in (
-        ("the model above on one GPU", STATE_BYTES * count / 2**30, step - update),
-        (
+    whole, few = (
+        count_parameters(card(shape).model, shape.vocabulary).total for shape in (MODEL, SAVED)
+    )
+    short, gib = update * few / whole, STATE_BYTES / 2**30
+    step_of_few = 1000 * flops_of_a_step(SAVED) / FIRST.saved_tflops
+    share = PARAMETERS_176B / GPUS_176B
+    return [
+        Save("the model of the goal for saves, on one GPU", gib * few, step_of_few - short, short),
+        Save("the model above, on one GPU", gib * whole, step - update, update),
+        Save(
             f"176B on {GPUS_176B} GPUs",
-            STATE_BYTES * PARAMETERS_176B / GPUS_176B / 2**30,
+            gib * share,
             1000 * STEP_176B,
+            update * share / whole,
         ),
-    ):
-        copying = copied * FIRST.copy_of_a_gib
-        waits = max(0.0, copying - beside)
-        lines.append(f"| {name} | {copied:.1f} | {copying:.0f} | {beside:.0f} | {waits:.0f} |")
-    return "\n".join(lines)
+    ]
+
+
+def saves(found: Counts) -> str:
+    """What a save in the background adds to the step behind it."""
+    heads = (
+        "a save in the background", "GiB a GPU", "its copy, ms", "forward and backward beside it", "the GPU then waits",
+        "at least, updated in pieces", "to hide it: held twice on the GPU", "of the time that its digest takes",
+    )  # fmt: skip
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    return "\n".join([*lines, *(save.line for save in saves_of(found))])
+
+
+def checks() -> str:
+    """What is looked at before a save, while the training stands still."""
+    with meta_stage(card(MODEL)) as worker:
+        adamw = worker.counted(1).bytes["_fused_adamw"]
+        worker.reads.clear()
+        with Counts() as found:
+            worker.engine.disagreeing_parameters()
+            worker.engine.not_finite(worker.engine.sharded_state())
+        read, milliseconds = (
+            found.total_bytes / 1e9,
+            FIRST.milliseconds(found.total_bytes, adamw),
+        )
+        return (
+            "Before a save of the model above copies are compared and numbers looked at:"
+            f" {read:.1f} GB are read, some {milliseconds:.0f} ms,\nin {found.operations.total()}"
+            f" operations, and the host waits for {sum(worker.reads.values())} answers. With the end"
+            " of the update before it\nand the planning that is all that a training stands still for."
+        )
 
 
 INTRODUCTION = """\
@@ -207,7 +276,7 @@ measures the same."""
 
 def tables() -> str:
     wide, narrow = counted(MODEL), counted(FLOAT8)
-    return "\n\n".join((INTRODUCTION, sums(wide), float8(wide, narrow), saves(wide)))
+    return "\n\n".join((INTRODUCTION, sums(wide), float8(wide, narrow), saves(wide), checks()))
 
 
 def main() -> None:

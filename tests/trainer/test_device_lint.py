@@ -59,6 +59,7 @@ ALLOWED: dict[tuple[str, str, str], str] = {
         ".tolist()",
     ): "of an evaluation, behind its loss",
     ("parallel/replica_check.py", "disagreements", ".tolist()"): "once a check, before a save",
+    ("parallel/replica_check.py", "not_finite", ".tolist()"): "once a save, for all tensors",
     ("loop.py", "Trainer._earliest_start", ".item()"): "in host memory, at the start",
     ("loop.py", "Trainer._largest", ".tolist()"): "the stop switches, in host memory",
     ("model/random.py", "DropoutPlaces.begin", ".tolist()"): "numbers that the processor made",
@@ -74,7 +75,7 @@ ALLOWED: dict[tuple[str, str, str], str] = {
         "optim/interface.py",
         "TrainingOptimizer.steps_done",
         ".item()",
-    ): "the count of steps, in host memory",
+    ): "the count of steps of each group, at a save",
 }
 NUMPY_ALONE = (
     "data/"  # its lists are of arrays: no tensor is made there but of memory that is mapped

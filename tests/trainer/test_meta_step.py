@@ -177,5 +177,16 @@ def test_estimate_states_no_less_than_the_peak(name: str) -> None:
         assert 1.0 <= stated / counts.peak < 1.25, micro_batches
 
 
+def test_checks_before_a_save_read_the_device_once_each() -> None:
+    """Not once for each tensor, of which a stage has hundreds: the training stands still."""
+    with meta_stage(tiny(dtype="bf16")) as worker:
+        state = worker.engine.sharded_state()
+        worker.reads.clear()
+        worker.engine.disagreeing_parameters()
+        worker.engine.not_finite(state)
+        asked = "trainer.parallel.replica_check."
+        assert worker.reads == {f"{asked}disagreements": 1, f"{asked}not_finite": 1}
+
+
 def test_checks_of_the_weights_hold_a_piece_at_a_time() -> None:
     assert 0 < seen("1.7B").checks.peak < 128 << 20

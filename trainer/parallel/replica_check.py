@@ -35,7 +35,7 @@ def digest(tensor: Tensor) -> Tensor:
 def square_sum(tensor: Tensor) -> Tensor:
     """Sum of the squares of all elements, an fp64 scalar."""
     total = torch.zeros((), dtype=torch.float64, device=tensor.device)
-    for piece in tensor.detach().reshape(-1).split(PIECE_ELEMENTS):
+    for piece in _pieces(tensor):
         total += piece.double().square().sum()
     return total
 
@@ -67,9 +67,13 @@ def disagreements(
 
 def not_finite(named: Iterable[tuple[str, Tensor]], mesh: Mesh) -> list[str]:
     """Names of this worker's tensors that hold NaN or infinity; the same answer on all ranks.
-    Collective.
+    Collective. The host waits for the device once, where all are finite.
     """
-    return _union({name for name, tensor in named if not is_finite(tensor)}, mesh)
+    held = list(named)
+    sums = torch.stack([_sum(tensor).to(mesh.device) for _, tensor in held])
+    looked_at = zip(held, (~sums.isfinite()).tolist(), strict=True)
+    odd = {name for (name, tensor), is_odd in looked_at if is_odd and not is_finite(tensor)}
+    return _union(odd, mesh)
 
 
 def is_finite(tensor: Tensor) -> bool:
@@ -78,13 +82,21 @@ def is_finite(tensor: Tensor) -> bool:
     Sums that are finite had finite terms alone, and are much quicker than looking at each; ones
     that are not may have grown too large, so each term is looked at then.
     """
-    if not tensor.is_floating_point() or not tensor.numel():
-        return True
-    pieces = tensor.detach().reshape(-1).split(PIECE_ELEMENTS)
-    sums = torch.stack([piece.sum(dtype=torch.float32) for piece in pieces])
-    return bool(torch.isfinite(sums).all()) or all(
-        bool(torch.isfinite(piece).all()) for piece in pieces
+    return bool(_sum(tensor).isfinite()) or all(
+        bool(piece.isfinite().all()) for piece in _pieces(tensor)
     )
+
+
+def _sum(tensor: Tensor) -> Tensor:
+    """Of all elements, an fp32 scalar."""
+    total = torch.zeros((), device=tensor.device)
+    for piece in _pieces(tensor):
+        total += piece.sum(dtype=torch.float32)
+    return total
+
+
+def _pieces(tensor: Tensor) -> Sequence[Tensor]:
+    return tensor.detach().reshape(-1).split(PIECE_ELEMENTS)
 
 
 def _unequal(values: Tensor, group: ProcessGroup | None) -> Tensor:

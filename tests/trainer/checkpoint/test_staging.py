@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
-from tests.trainer.cases import CPU, batches, tiny
+from tests.trainer.cases import CPU, batches, copy_state, tiny
 from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
 from tests.trainer.spawn import run_ranks
 from trainer.checkpoint import files, store, writer
@@ -22,6 +23,7 @@ from trainer.checkpoint.files import copy_bytes
 from trainer.checkpoint.staging import Staging
 from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.checkpoint.writer import AsyncSaver, Finished
+from trainer.config.card import TrainerConfig
 from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.state import ShardedState
@@ -97,6 +99,10 @@ class Driver:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    return mocked(monkeypatch)
+
+
+def mocked(monkeypatch: pytest.MonkeyPatch) -> Driver:
     mock = Driver()
     monkeypatch.setattr("torch.cuda.cudart", lambda: mock)
     monkeypatch.setattr("torch.cuda.Stream", lambda: mock)
@@ -111,7 +117,10 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 @pytest.fixture
 def late(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
     """What is saved lies on that GPU."""
+    return lying_there(driver, monkeypatch)
 
+
+def lying_there(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
     def copied(copies: Iterable[tuple[Tensor, files.Bytes]]) -> None:
         for target, source in copies:
             driver.copy(target, source)
@@ -326,3 +335,82 @@ def update_of_an_engine(dtype: str) -> list[str]:
     look()
     engine.close()
     return seen
+
+
+# ------------------------------------------------------------- a training whose copies come late
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw": {},
+    "adam8bit": {"type": "adam8bit"},
+    "lamb": {"type": "lamb", "lamb_variant": "layer-noise"},
+}
+STEP, BEHIND = 2, 2
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_save_is_of_one_step_whichever_optimizer_changes_what(
+    kind: str, dtype: str, memory: Path
+) -> None:
+    """The invariant: all copies of a save have been made before the first number of it changes, and
+    an update is all that changes one. So they may take as long as a forward and a backward pass.
+
+    Each copy is made when the update asks for it, and not before; then a resume is bit for bit.
+    Where the update asks too late, behind it, what is saved is of two steps. And a save that is
+    waited for at once, as before the training leaves, needs no update.
+    """
+    value = tiny(dtype=dtype).model_dump(mode="json")
+    value["optimizer"] |= OPTIMIZERS[kind]
+    config = TrainerConfig.model_validate(value)
+    (found,) = run_ranks(saves_with_late_copies, 1, config, memory)
+    assert found == {"before": True, "at once": True, "behind": False}
+
+
+def saves_with_late_copies(config: TrainerConfig, memory: Path) -> dict[str, bool]:
+    """Whether state and losses behind a load are those of the training that went on."""
+    found = {}
+    for way in ("before", "at once", "behind"):
+        with pytest.MonkeyPatch.context() as patch:
+            lying_there(mocked(patch), patch)
+            found[way] = goes_on_alike(config, memory / way, way)
+    return found
+
+
+def goes_on_alike(config: TrainerConfig, folder: Path, way: str) -> bool:
+    folder.mkdir()
+    mesh, size = Mesh.create(config.parallel, CPU), 2 * config.batch.micro_batch_size
+    engine = Engine.build(config, mesh)
+
+    def losses(first: int, last: int) -> list[float]:
+        return [
+            engine.train_step(batches(config, mesh, step, size), size, step).loss
+            for step in range(first, last)
+        ]
+
+    losses(0, STEP)
+    saver, gate = AsyncSaver(folder, pytest.fail, is_held=True), threading.Event()
+    saver._background.submit(gate.wait)  # no writer asks for the copies before the update does
+    if way == "behind":
+        engine._trained[0].register_step_post_hook(lambda *_: saver.hold())
+    else:
+        engine.before_update(saver.hold)
+    kept = copy_state(engine)
+    saver.start(STEP, engine.sharded_state(), EXTRAS, INFO)
+    if way == "at once":
+        gate.set()
+        assert isinstance(saver.wait()[0], Finished)
+    straight = losses(STEP, STEP + BEHIND)
+    gate.set()
+    if way != "at once":
+        assert isinstance(saver.wait()[0], Finished)
+    state = engine.sharded_state()
+    loaded = store.load(folder, STEP, state, INFO)
+    engine.finish_load(replace(state, optimizer_step=loaded.optimizer_step))
+    same = all(
+        torch.equal(value, theirs.elements[kind])
+        for mine, theirs in zip(copy_state(engine), kept, strict=True)
+        for kind, value in mine.elements.items()
+    )
+    resumed = losses(STEP, STEP + BEHIND)
+    saver.close()
+    engine._pipeline.destroy()
+    return same and resumed == straight
