@@ -26,7 +26,6 @@ from tr11ops.base.errors import (
     ArchiveFull,
     ArchivePermanentError,
     CheckpointChanged,
-    CopyDiffers,
     CopyError,
     SourceDamaged,
 )
@@ -80,7 +79,7 @@ class Carrier(SharedTransfer):
     def carry(self, item: Item, far: str) -> None:
         """Send an item to `far` unless it is there, and read it back.
 
-        Raises CopyDiffers when it never comes back as it was sent, the errors of the source,
+        Raises CopyError when it never comes back as it was sent, the errors of the source,
         CopyStopped, ArchiveError.
         """
         found = self.archive.look(far)
@@ -97,7 +96,7 @@ class Carrier(SharedTransfer):
                 return
             is_there = False
             self.transfer.say(fault)
-        raise CopyDiffers(
+        raise CopyError(
             f"{fault}, although it was sent {self.transfer.resends + 1} times; nothing was published"
         )
 
@@ -283,7 +282,7 @@ def copy_source(
     back, and what differs is sent again. A copy of another checkpoint of the same step stays, and
     this one gets a place beside it.
 
-    Raises SourceDamaged, CheckpointChanged, CopyDiffers, CopyStopped (all CopyError), CopyError
+    Raises SourceDamaged, CheckpointChanged and CopyStopped (all CopyError), CopyError
     itself when a receipt at the destination is damaged, ArchiveError when the archive is
     unreachable longer than the retries last, refuses, or is full. In each case nothing new is
     visible as a copy, and what was sent is gone on with by the next call.

@@ -4,6 +4,7 @@ The exit code is 1 (needs a person), or the one that stands beside the name.
 
     any room
       Refusal
+        WrongUsage  2
       Unavailable  3
         NoAnswer  3
       Late  3
@@ -48,7 +49,6 @@ The exit code is 1 (needs a person), or the one that stands beside the name.
       CopyError
         SourceDamaged
         CheckpointChanged
-        CopyDiffers
         CopyStopped
         RestoreError
           CopyDamaged
@@ -63,7 +63,6 @@ The exit code is 1 (needs a person), or the one that stands beside the name.
       CredentialsError
       FileChanged
       Busy
-      UploadRefused
     alerts and logs
       NoSuchAlert
       NewerSchema
@@ -73,7 +72,6 @@ The exit code is 1 (needs a person), or the one that stands beside the name.
       ScriptError  2
       ArithmeticProblem
       ConversionProblem
-      StarterError
       SweepError
       TwinError  2
 
@@ -99,6 +97,13 @@ class Refusal(Tr11Error):
     def __init__(self, text: str, exit_code: int = 1):
         super().__init__(text)
         self.exit_code = exit_code
+
+
+class WrongUsage(Refusal):
+    """What was typed, or what the card says, does not go together."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, USAGE)
 
 
 class Unavailable(Tr11Error):
@@ -339,12 +344,6 @@ class CheckpointChanged(CopyError):
     """
 
 
-class CopyDiffers(CopyError):
-    """What the destination gives back is not what was sent, and sending it again did not help.
-    Nothing was published.
-    """
-
-
 class CopyStopped(CopyError):
     """Stopped on request. What was sent is kept at the destination, and the next copy goes on from
     there.
@@ -418,10 +417,6 @@ class Busy(Tr11Error):
     """Another process is at it; the text says which."""
 
 
-class UploadRefused(Tr11Error):
-    """The upload cannot be done as asked. The text is one line."""
-
-
 # ----------------------------------------------------------------------------- alerts and logs
 class NoSuchAlert(Tr11Error, ValueError):
     """A fingerprint that names no alert, or several. The text is for the person who typed it."""
@@ -463,10 +458,6 @@ class ArithmeticProblem(Tr11Error, ValueError):
 
 class ConversionProblem(Tr11Error, ValueError):
     """A value that cannot become the key's; the text says why."""
-
-
-class StarterError(Tr11Error, ValueError):
-    """No card can be made of what is there; one line."""
 
 
 class SweepError(Tr11Error, ValueError):

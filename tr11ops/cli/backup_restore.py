@@ -19,7 +19,7 @@ from tr11ops.backup.drill import choose_copy, run_drill
 from tr11ops.backup.restorable import cautions, restorable
 from tr11ops.backup.restore import restore_checkpoint, restore_file
 from tr11ops.backup.round_values import ArchiveLocked
-from tr11ops.base.errors import AlreadyThere, CopyDamaged, LatestRefused, Refusal
+from tr11ops.base.errors import AlreadyThere, CopyDamaged, LatestRefused, Refusal, WrongUsage
 from tr11ops.base.units import duration, iso_time, size
 from tr11ops.checkpoints.rollback import move_latest, require_newest, require_no_trainer
 from tr11ops.cli import completion
@@ -240,7 +240,7 @@ def restore(
       tr11 backup restore 12000 --from store --file manifest.json --output .
     """
     if (step is None) == (data is None):
-        raise Refusal("restore what? Give a STEP, or --data NAME", exit_code=2)
+        raise WrongUsage("restore what? Give a STEP, or --data NAME")
     if data is not None:
         if only_list:
             list_data(context.card, source, context.as_json)
@@ -266,9 +266,7 @@ def restore(
     asked = asked_of([step], kind)
     if file is not None and (latest or values):
         other = "--latest" if latest else "--values"
-        raise Refusal(
-            f"--file and {other}: a single file is no checkpoint; leave one out", exit_code=2
-        )
+        raise WrongUsage(f"--file and {other}: a single file is no checkpoint; leave one out")
     name = source or _best(card, step, kind, identity)
     require_archives(card, [name], [step], "--from")
     with (
@@ -393,9 +391,7 @@ def _require_use(
 
 def _given(into: Path | None) -> Path:
     if into is None:
-        raise Refusal(
-            "restore where to? Give --output DIR (or --list to see what there is)", exit_code=2
-        )
+        raise WrongUsage("restore where to? Give --output DIR (or --list to see what there is)")
     return into
 
 
@@ -568,7 +564,7 @@ def drill(
             f"there is no whole, sound copy in {' or '.join(archives)} yet; see tr11 backup status"
         )
     if into is not None and not into.is_dir():
-        raise Refusal(f"--output {into}: there is no such folder", exit_code=2)
+        raise WrongUsage(f"--output {into}: there is no such folder")
     try:
         with (
             archive_errors(),

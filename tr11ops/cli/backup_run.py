@@ -35,7 +35,7 @@ from tr11ops.backup.screen import (
 )
 from tr11ops.backup.service import note_damage, run_round
 from tr11ops.backup.submit import SubmitContext, submit
-from tr11ops.base.errors import PruneBusy, Refusal
+from tr11ops.base.errors import PruneBusy, Refusal, WrongUsage
 from tr11ops.base.stop_signals import STOP_SIGNALS, StopEvent, obeying
 from tr11ops.checkpoints.prune import Pruner, PruneResult
 from tr11ops.cli.common import (
@@ -290,7 +290,7 @@ def read_back(
       tr11 backup verify 3000 --from store
     """
     if sum([bool(steps), everything, due]) > 1:
-        raise Refusal("STEP, --all and --due: give one of them", exit_code=2)
+        raise WrongUsage("STEP, --all and --due: give one of them")
     card, directory = context.seen(missing=None)
     archives = require_archives(card, source, (1,), "--from")
     context.require_mounted()
@@ -318,9 +318,9 @@ def read_back(
 def asked_of(steps: Sequence[int] | None, kind: str | None) -> Asked:
     """What a person asked for. Raises Refusal for an unknown kind."""
     if kind is not None and kind not in KINDS:
-        raise Refusal(f"--kind {kind!r}: must be one of {', '.join(KINDS)}", exit_code=2)
+        raise WrongUsage(f"--kind {kind!r}: must be one of {', '.join(KINDS)}")
     if kind == "data" and steps:
-        raise Refusal("--kind data: data sets have no steps; leave STEP out", exit_code=2)
+        raise WrongUsage("--kind data: data sets have no steps; leave STEP out")
     return Asked(tuple(steps or ()), kind)  # type: ignore[arg-type]
 
 
@@ -340,18 +340,17 @@ def require_archives(
         other = ""
         if option:
             other = f", or give {option} with a STEP"
-        raise Refusal(f"the run card names no archive: set backup.store or backup.url{other}", 2)
+        raise WrongUsage(f"the run card names no archive: set backup.store or backup.url{other}")
     for name in named or ():
         if "@" in name or "?" in name:  # before any message repeats it
-            raise Refusal(
+            raise WrongUsage(
                 f"{option}: an address with credentials would be seen by everyone here; use a file",
-                2,
             )
         if name in CARDS_ARCHIVES and name not in ours:
-            raise Refusal(f"{option} {name}: backup.{name} is not set in the run card", exit_code=2)
+            raise WrongUsage(f"{option} {name}: backup.{name} is not set in the run card")
         if name not in CARDS_ARCHIVES and not steps:
-            raise Refusal(
-                f"{option} {name}: is not of the card, so name the STEPs to copy there", exit_code=2
+            raise WrongUsage(
+                f"{option} {name}: is not of the card, so name the STEPs to copy there"
             )
     if named:
         return tuple(dict.fromkeys(named))

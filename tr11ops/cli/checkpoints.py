@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from tr11ops.base.errors import Refusal
+from tr11ops.base.errors import Refusal, WrongUsage
 from tr11ops.base.observed import cause
 from tr11ops.base.units import counted, size
 from tr11ops.checkpoints.verify import verify as read_checkpoint
@@ -183,7 +183,7 @@ def verify(
       tr11 checkpoints verify latest --values
     """
     if bool(steps) + everything + (stale is not None) != 1:
-        raise Refusal("verify what? Give steps, or --all, or --stale DAYS", exit_code=2)
+        raise WrongUsage("verify what? Give steps, or --all, or --stale DAYS")
     card = context.card
     context.require_mounted()
     catalogue = open_catalogue(card)
@@ -411,9 +411,8 @@ def existing_path(text: str) -> Path | None:
 def _number(text: str) -> int:
     step = int(text) if text.isascii() and text.isdecimal() else checkpoint_step(text)
     if step is None:
-        raise Refusal(
+        raise WrongUsage(
             f"STEP = {text!r}: is not a step; use a number, {LATEST_FILE}, or a folder's path",
-            exit_code=2,
         )
     return step
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec.structs import replace
 
-from tr11ops.base.errors import PruneBusy, Refusal
+from tr11ops.base.errors import PruneBusy, Refusal, WrongUsage
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted, size
 from tr11ops.checkpoints.catalogue import read_catalogue
@@ -365,9 +365,7 @@ def step_number(text: str, catalogue: Catalogue) -> int:
         else checkpoint_step(text)
     )
     if step is None:
-        raise Refusal(
-            f"STEP = {text[:40]!r}: is not a step; use a number or {LATEST_FILE}", exit_code=2
-        )
+        raise WrongUsage(f"STEP = {text[:40]!r}: is not a step; use a number or {LATEST_FILE}")
     return step
 
 

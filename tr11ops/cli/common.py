@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from tr11ops.base.errors import Refusal
+from tr11ops.base.errors import Refusal, WrongUsage
 from tr11ops.base.invocation import for_this_card
 from tr11ops.base.units import span_seconds
 from tr11ops.cli import completion
@@ -32,7 +32,7 @@ CLUSTERS = ("slurm", "local", "auto")  # what --scheduler takes
 def check_scheduler_word(kind: str) -> str:
     """The word as it is. Raises Refusal for one that `--scheduler` does not take."""
     if kind not in CLUSTERS:
-        raise Refusal(f"--scheduler {kind!r}: must be one of {', '.join(CLUSTERS)}", exit_code=2)
+        raise WrongUsage(f"--scheduler {kind!r}: must be one of {', '.join(CLUSTERS)}")
     return kind
 
 
@@ -258,9 +258,9 @@ def open_if_there(kind: str) -> Scheduler | Unknown:
 def require_file(path: Path, option: str) -> None:
     """Refuse what cannot become a file: a rename onto a device would replace it. Raises Refusal."""
     if not path.parent.is_dir():
-        raise Refusal(f"{option} {path}: there is no folder {path.parent}", exit_code=2)
+        raise WrongUsage(f"{option} {path}: there is no folder {path.parent}")
     if path.exists() and not path.is_file():
-        raise Refusal(f"{option} {path}: is not a file", exit_code=2)
+        raise WrongUsage(f"{option} {path}: is not a file")
 
 
 _LABEL = re.compile(r"[a-z ]{1,12}: {2,}")  # of a line in columns, such as `jobs:       none`
@@ -287,7 +287,7 @@ def require_answer(yes: bool) -> None:
     can ask.
     """
     if not yes and not is_terminal():
-        raise Refusal("no one can be asked here (not a terminal): add --yes", exit_code=2)
+        raise WrongUsage("no one can be asked here (not a terminal): add --yes")
 
 
 def agree(question: str, yes: bool) -> None:

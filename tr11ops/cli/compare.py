@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.base.errors import Refusal
+from tr11ops.base.errors import Refusal, WrongUsage
 from tr11ops.base.units import counted, finite, timestamp
 from tr11ops.cli.common import JsonOption, directory_of, read_card, require_file, say
 from tr11ops.cli.context import JSON, RunContext, answer
@@ -70,11 +70,11 @@ def range_of_options(first: str | None, last: str | None) -> CurveRange:
         try:
             places.append(None if text is None else CurvePlace.of(text))
         except ValueError as error:
-            raise Refusal(f"{option}: {error}", exit_code=2) from None
+            raise WrongUsage(f"{option}: {error}") from None
     try:
         return range_of(*places)
     except ValueError as error:
-        raise Refusal(f"--to: {error}; give a place behind --from", exit_code=2) from None
+        raise WrongUsage(f"--to: {error}; give a place behind --from") from None
 
 
 class NamedCourse(Record):
@@ -116,17 +116,15 @@ def course_named(text: str) -> NamedCourse:
             path.glob("metrics.jsonl")
         )
         if not found:
-            raise Refusal(f"{text}: holds neither a tr11.toml nor the logs of a run", exit_code=2)
+            raise WrongUsage(f"{text}: holds neither a tr11.toml nor the logs of a run")
         if len(found) > 1:
             names = ", ".join(str(one) for one in found[:3])
-            raise Refusal(
-                f"{text}: holds {len(found)} courses; name one of them, e.g. {names}", exit_code=2
-            )
+            raise WrongUsage(f"{text}: holds {len(found)} courses; name one of them, e.g. {names}")
         return NamedCourse(path.resolve().name, found[0])
     if path.exists() and path.suffix != ".toml":
         return NamedCourse(path.name, path)
     if os.sep in text and path.suffix != ".toml":
-        raise Refusal(f"{text}: does not exist", exit_code=2)
+        raise WrongUsage(f"{text}: does not exist")
     return course_of(read_card(text))
 
 
@@ -192,7 +190,7 @@ def compare_runs(
       tr11 compare fp32 bnb-1 bnb-2 --value grad-norm --by hours --from 50Btokens --json
     """
     if not 2 <= len(runs) <= MOST_RUNS:
-        raise Refusal(f"give 2 to {MOST_RUNS} runs to compare, not {len(runs)}", exit_code=2)
+        raise WrongUsage(f"give 2 to {MOST_RUNS} runs to compare, not {len(runs)}")
     if output is not None:
         require_file(output, "--output")
     within = range_of_options(first, last)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.base.errors import Refusal
+from tr11ops.base.errors import WrongUsage
 from tr11ops.base.glyphs import plain
 from tr11ops.base.units import counted, duration, size
 from tr11ops.cli import completion
@@ -78,12 +78,10 @@ def estimate(
     """
     for option, value in (("--seconds-per-iteration", seconds_per_iteration), ("--tflops", tflops)):
         if value is not None and not (math.isfinite(value) and 1e-9 <= value <= 1e9):
-            raise Refusal(
-                f"{option} {value:g}: must be a number above zero, such as 105", exit_code=2
-            )
+            raise WrongUsage(f"{option} {value:g}: must be a number above zero, such as 105")
     if seconds_per_iteration is not None and tflops is not None:
-        raise Refusal(
-            "--seconds-per-iteration and --tflops say the same thing: give one of them", exit_code=2
+        raise WrongUsage(
+            "--seconds-per-iteration and --tflops say the same thing: give one of them"
         )
     tasks = len(parse_attempts(array))
     card = context.card_with_undefined()
@@ -511,7 +509,7 @@ def _meant(word: str, sections: Sequence[CardSection]) -> tuple[list[CardSection
         hint = f"did you mean {', '.join(near)}?"
     else:
         hint = "`tr11 config explain` lists the sections"
-    raise Refusal(f"KEY {word!r}: the run card has no such key or section; {hint}", exit_code=2)
+    raise WrongUsage(f"KEY {word!r}: the run card has no such key or section; {hint}")
 
 
 def _near(word: str, sections: Sequence[CardSection], keys: Sequence[CardKey]) -> list[str]:

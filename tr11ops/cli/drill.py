@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tr11ops.base.errors import Refusal, SchedulerError
+from tr11ops.base.errors import Refusal, SchedulerError, WrongUsage
 from tr11ops.base.units import counted
 from tr11ops.cli.common import (
     directory_of,
@@ -65,9 +65,8 @@ def drill(
     phases, left_out = phases_of(card)
     margin = card.slurm.signal_seconds_before_limit
     if not margin:
-        raise Refusal(
+        raise WrongUsage(
             "slurm.signal_seconds_before_limit is not set, so no signal comes before the kill",
-            exit_code=2,
         )
     changes = [*(context.overrides), *overrides_for(place, phases, time_limit)]
     lines = [

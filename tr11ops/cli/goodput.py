@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.base.errors import Refusal, SchedulerError
+from tr11ops.base.errors import Refusal, SchedulerError, WrongUsage
 from tr11ops.base.invocation import for_this_card
 from tr11ops.base.observed import Unknown, cause, known
 from tr11ops.base.units import counted
@@ -78,9 +78,9 @@ def goodput(
       tr11 goodput --price 12.50 --json | jq .buckets.redone
     """
     if by is not None and by not in BY:
-        raise Refusal(f"--by {by!r}: must be one of {', '.join(BY)}", exit_code=2)
+        raise WrongUsage(f"--by {by!r}: must be one of {', '.join(BY)}")
     if price is not None and not 0 <= price < 1e9:
-        raise Refusal(f"--price {price:g}: must be 0 or more, in any currency", exit_code=2)
+        raise WrongUsage(f"--price {price:g}: must be 0 or more, in any currency")
     if since is None:
         begin = None
     else:
@@ -137,7 +137,7 @@ def moment_of(text: str, now: float) -> float:
     try:
         return since_when(text, now)
     except ValueError as error:
-        raise Refusal(f"--since {text!r}: {error}", exit_code=2) from None
+        raise WrongUsage(f"--since {text!r}: {error}") from None
 
 
 def terminal_width() -> int:
@@ -173,7 +173,7 @@ def advise(
       tr11 advise --json | jq '.advice[] | {topic, change, saved_node_hours}'
     """
     if mtbf is not None and not 0 < mtbf <= 1e7:
-        raise Refusal(f"--mtbf {mtbf:g}: must be above 0 hours", exit_code=2)
+        raise WrongUsage(f"--mtbf {mtbf:g}: must be above 0 hours")
 
     look = look_back(context)
     if isinstance(look.history.attempts, Unknown):

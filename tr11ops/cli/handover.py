@@ -15,7 +15,7 @@ import typer
 from msgspec.structs import asdict, replace
 
 from tr11ops.alerts.reading import incidents
-from tr11ops.base.errors import Refusal
+from tr11ops.base.errors import Refusal, WrongUsage
 from tr11ops.base.invocation import command_for
 from tr11ops.base.observed import Unknown, cause, known, observed
 from tr11ops.base.units import duration, span_seconds
@@ -108,14 +108,10 @@ def handover(
       tr11 handover --chronicle --since 1d >> CHRONICLES.md
     """
     if as_chronicle and context.as_json:
-        raise Refusal(
-            "--chronicle is Markdown to edit; --json has the same without it", exit_code=2
-        )
+        raise WrongUsage("--chronicle is Markdown to edit; --json has the same without it")
     card, directory = context.seen(missing=3)
     if as_chronicle and start:
-        raise Refusal(
-            "--chronicle is of what is over, --start of what begins: give one", exit_code=2
-        )
+        raise WrongUsage("--chronicle is of what is over, --start of what begins: give one")
     if output is not None:
         require_file(output, "--output")
     now = time.time()
@@ -228,9 +224,9 @@ def begin_of(text: str, now: float, entries: tuple[JournalEntry, ...]) -> tuple[
     try:
         moment = since_when(text, now)
     except ValueError as error:
-        raise Refusal(f"--since {text!r}: {error}, or last", exit_code=2) from None
+        raise WrongUsage(f"--since {text!r}: {error}, or last") from None
     if moment >= now:
-        raise Refusal(f"--since {text}: that is in the future", exit_code=2)
+        raise WrongUsage(f"--since {text}: that is in the future")
     return moment, f"since {text.strip()}"
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.base.errors import Refusal, ScriptError
+from tr11ops.base.errors import Refusal, ScriptError, WrongUsage
 from tr11ops.base.glyphs import plain
 from tr11ops.base.units import counted, quantity
 from tr11ops.cli import completion
@@ -88,20 +88,18 @@ def import_script(
       tr11 import old.slurm --set tokenizer.vocabulary_size=50257 --json
     """
     if output is not None and output.exists() and not force:
-        raise Refusal(f"{output}: is already there; --force writes over it", exit_code=2)
+        raise WrongUsage(f"{output}: is already there; --force writes over it")
     try:
         imported = read(script, overrides or [])
     except ScriptError as error:
-        raise Refusal(f"{script}: {error}", exit_code=2) from None
+        raise WrongUsage(f"{script}: {error}") from None
     if output is not None:
         try:
             write_import(imported, output, force)
         except FileExistsError:
-            raise Refusal(
-                f"{output}: is already there; --force writes over it", exit_code=2
-            ) from None
+            raise WrongUsage(f"{output}: is already there; --force writes over it") from None
         except OSError as error:
-            raise Refusal(f"{output}: {error.strerror or error}", exit_code=2) from None
+            raise WrongUsage(f"{output}: {error.strerror or error}") from None
     if as_json:
         emit(imported.to_json(str(output) if output else None))
     else:
@@ -293,9 +291,9 @@ def init(
             f"{output} is there: nothing was written; use -o FILE, or --force to replace it"
         )
     if example is not None and preset is not None:
-        raise Refusal("--preset and --example both say what to start from: give one", exit_code=2)
+        raise WrongUsage("--preset and --example both say what to start from: give one")
     if preset is not None and preset not in PRESETS:
-        raise Refusal(f"--preset {preset!r}: must be one of {', '.join(PRESETS)}", exit_code=2)
+        raise WrongUsage(f"--preset {preset!r}: must be one of {', '.join(PRESETS)}")
     goal = _tokens(tokens)
     edge = open_scheduler(scheduler)
     found = partition_choices(edge.partitions(), edge.nodes())
@@ -304,9 +302,8 @@ def init(
             f"{edge.name} has no partition with nodes that is up: nothing to write a card for"
         )
     if not yes and not is_terminal():
-        raise Refusal(
+        raise WrongUsage(
             "no one can be asked here (not a terminal): add --yes, and --set for what you know",
-            exit_code=2,
         )
     site = _site(edge)
     overrides = [*(overrides or []), *_of_options(account, mail, urls_file, act)]
@@ -365,7 +362,7 @@ def _start(asker: _Asker, preset: str | None, example: str | None) -> tuple[Path
             asker.show(f"  {name:<9} {size.parameters}")
         preset = asker.text("preset", "Size of the model", EXAMPLE)
         if preset not in PRESETS:
-            raise Refusal(f"size {preset!r}: must be one of {', '.join(PRESETS)}", exit_code=2)
+            raise WrongUsage(f"size {preset!r}: must be one of {', '.join(PRESETS)}")
     folder = shipped_folder()
     return folder / f"{PRESETS[preset].example}.toml", preset_tables(preset, folder)
 
@@ -389,7 +386,7 @@ def _tokens(text: str | None) -> int | None:
             return None
         return token_count(text)
     except ValueError as error:
-        raise Refusal(f"--tokens {text!r}: {error}", exit_code=2) from None
+        raise WrongUsage(f"--tokens {text!r}: {error}") from None
 
 
 # ----------------------------------------------------------------------------- questions
@@ -444,8 +441,8 @@ def _choose_partition(asker: _Asker, found: tuple[PartitionChoice, ...]) -> Part
     chosen = next((choice for choice in found if choice.partition.name == name), None)
     if chosen is None:
         there = ", ".join(choice.partition.name for choice in found)
-        raise Refusal(
-            f"slurm.partition = {name!r}: is not a partition here; use one of: {there}", exit_code=2
+        raise WrongUsage(
+            f"slurm.partition = {name!r}: is not a partition here; use one of: {there}"
         )
     return chosen
 
@@ -460,9 +457,7 @@ def _account(asker: _Asker, site: SiteRules | None) -> str:
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text)):
-        raise Refusal(
-            f"slurm.nodes = {text!r}: is not a number of nodes; use 1 or more", exit_code=2
-        )
+        raise WrongUsage(f"slurm.nodes = {text!r}: is not a number of nodes; use 1 or more")
     return int(text)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from msgspec.structs import replace
 
-from tr11ops.base.errors import Refusal
+from tr11ops.base.errors import WrongUsage
 from tr11ops.base.invocation import command_for
 from tr11ops.base.observed import observed
 from tr11ops.cli import completion
@@ -102,10 +102,10 @@ def show_manifest(context: RunContext, given: list[str], nodes: int | None) -> N
     """
     if given:
         text = f"{given[0]}: a Kubernetes Job starts its pods again by itself and has no array, queue or node list"
-        raise Refusal(f"{text}; leave it out", exit_code=2)
+        raise WrongUsage(f"{text}; leave it out")
     if not context.dry_run:
         text = "tr11 writes the objects and does not talk to a cluster"
-        raise Refusal(f"{text}: add --dry-run and pipe it into `kubectl apply -f -`", exit_code=2)
+        raise WrongUsage(f"{text}: add --dry-run and pipe it into `kubectl apply -f -`")
     path = card_path(context.run)
     if nodes is None:
         sizes = []
@@ -241,11 +241,9 @@ def launch(
     given = {"--repair": repair, "--rehearse": rehearse, "--replace": replace_queue}
     named = [option for option, is_given in given.items() if is_given]
     if len(named) > 1:
-        raise Refusal(f"{' and '.join(named)} are different things: give one of them", exit_code=2)
+        raise WrongUsage(f"{' and '.join(named)} are different things: give one of them")
     if replace_queue and after is not None:
-        raise Refusal(
-            "--replace queues behind the attempt that lives: leave --after out", exit_code=2
-        )
+        raise WrongUsage("--replace queues behind the attempt that lives: leave --after out")
     read = partial(
         prepare,
         context.run,
@@ -367,9 +365,8 @@ def prepare(
     if array is not None:
         spec = parse_attempts(array)
     if after is not None and not _is_job_id(after):
-        raise Refusal(
+        raise WrongUsage(
             f"--after = {after!r}: is not a job id; use a number such as 1728318, or 1728318_2",
-            exit_code=2,
         )
     names = tuple(
         dict.fromkeys(
@@ -407,8 +404,7 @@ def _expand(lists: list[str], option: str) -> list[str]:
         try:
             names += expand(text)
         except ValueError as error:
-            raise Refusal(
+            raise WrongUsage(
                 f"{option} = {text!r}: is not a list of nodes ({error}); write it like node[1-3],node7",
-                exit_code=2,
             ) from None
     return names

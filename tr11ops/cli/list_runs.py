@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from tr11ops.base import deadline
-from tr11ops.base.errors import Late, Refusal
+from tr11ops.base.errors import Late, WrongUsage
 from tr11ops.base.observed import Unknown, cause
 from tr11ops.base.units import counted, duration
 from tr11ops.cli.common import (
@@ -87,7 +87,7 @@ def _is_folder_that_answers(root: Path) -> bool:
     except Late:
         return False
     if not is_folder:
-        raise Refusal(f"ROOT {root}: is not a folder", exit_code=2)
+        raise WrongUsage(f"ROOT {root}: is not a folder")
     return True
 
 

@@ -16,7 +16,13 @@ import typer
 from msgspec.structs import replace
 
 from tr11ops.base.deadline import keep_waiting
-from tr11ops.base.errors import HubPermanentError, HubUnavailable, NoSuchAttempt, Refusal
+from tr11ops.base.errors import (
+    HubPermanentError,
+    HubUnavailable,
+    NoSuchAttempt,
+    Refusal,
+    WrongUsage,
+)
 from tr11ops.base.units import since as moment_of
 from tr11ops.cli import completion
 from tr11ops.cli.common import EndpointOption, SinceOption, VariantOption, is_terminal, say
@@ -64,16 +70,14 @@ def existing(path: Path | None) -> Path:
             what = "is not a regular file"
         else:
             what = "does not exist"
-        raise Refusal(f"--file {path}: {what}", exit_code=2)
+        raise WrongUsage(f"--file {path}: {what}")
     return path
 
 
 def one_log(file: Path | None, directory: RunDirectory | None, has_workers: bool) -> Path:
     """The log that a summary is of. Raises Refusal."""
     if has_workers:
-        raise Refusal(
-            "--summary is of the main log or of --file: without --rank and --node", exit_code=2
-        )
+        raise WrongUsage("--summary is of the main log or of --file: without --rank and --node")
     if directory is None:
         return existing(file)
     if not directory.paths.main_log.exists():
@@ -87,7 +91,7 @@ def ranks_of(text: str | None) -> frozenset[int] | None:
             return None
         return numbers(text)
     except ValueError as error:
-        raise Refusal(f"--rank {text!r}: {error}", exit_code=2) from None
+        raise WrongUsage(f"--rank {text!r}: {error}") from None
 
 
 def workers(
@@ -152,10 +156,9 @@ def require_workers(
         *(f"--node {name}" for name in node or ()),
     ]
     label = read_attempt_label(directory.paths, newest)
-    raise Refusal(
+    raise WrongUsage(
         f"{' '.join(words)}: no such worker has written anything in attempt {label}; "
         f"there are logs of ranks {ranks} on nodes {nodes}",
-        exit_code=2,
     )
 
 
@@ -182,12 +185,9 @@ def print_line(line: str, flush: bool) -> None:
 
 def no_attempt(attempt: str | None, launches: int) -> Refusal:
     if not launches:
-        return Refusal(
-            f"--attempt {attempt}: this log does not say where an attempt begins", exit_code=2
-        )
-    return Refusal(
+        return WrongUsage(f"--attempt {attempt}: this log does not say where an attempt begins")
+    return WrongUsage(
         f"--attempt {attempt}: the log has {launches} launches, but none of this attempt",
-        exit_code=2,
     )
 
 
@@ -236,9 +236,7 @@ def show_remote(
     """The log of a hub repository; with `every` (seconds) on and on. Raises Refusal."""
     repo, token = remote_repo(repository, endpoint)
     if repo.path and variant is not None:
-        raise Refusal(
-            "--variant names a main log: give it, or a PATH in the repository", exit_code=2
-        )
+        raise WrongUsage("--variant names a main log: give it, or a PATH in the repository")
     path = repo.path or REMOTE_PATH.format(variant=variant or "main")
     if every is None:
         tries, longest = (TRIES, 300.0)
@@ -284,7 +282,7 @@ def remote_repo(repository: str, endpoint: str | None) -> tuple[HubRepo, str | N
         repo = repo_of(repository, endpoint)
         token = find_credentials(None, os.environ).token
     except ValueError as error:
-        raise Refusal(f"--remote: {error}", exit_code=2) from None
+        raise WrongUsage(f"--remote: {error}") from None
     if constants.HF_HUB_OFFLINE:
         raise Refusal("--remote: HF_HUB_OFFLINE is set, so nothing is asked", exit_code=UNOBSERVED)
     return repo, None if token is None else token.reveal()
@@ -396,7 +394,7 @@ def logs(
     places = (file is not None, remote is not None, rank is not None or bool(node))
     _check(places, context.as_json and not summary, every, attempt)
     if remote is None and (endpoint is not None or variant is not None):
-        raise Refusal("--endpoint and --variant go with --remote OWNER/NAME", exit_code=2)
+        raise WrongUsage("--endpoint and --variant go with --remote OWNER/NAME")
     query = _query(
         follow,
         lines,
@@ -440,13 +438,13 @@ def logs(
 def _check(places: Sequence[bool], needs_summary: bool, every: float, attempt: str | None) -> None:
     """Raises Refusal for options that do not go together."""
     if sum(places) > 1:
-        raise Refusal("--file, --remote and --rank/--node exclude each other", exit_code=2)
+        raise WrongUsage("--file, --remote and --rank/--node exclude each other")
     if needs_summary:
-        raise Refusal("--json goes with --summary: the lines themselves are text", exit_code=2)
+        raise WrongUsage("--json goes with --summary: the lines themselves are text")
     if not 1 <= every <= 86400:
-        raise Refusal(f"--every {every:g}: must be between 1 and 86400 seconds", exit_code=2)
+        raise WrongUsage(f"--every {every:g}: must be between 1 and 86400 seconds")
     if attempt is not None and not re.fullmatch(r"[A-Za-z0-9._-]+", attempt):
-        raise Refusal(f"--attempt = {attempt!r}: is not a job id", exit_code=2)
+        raise WrongUsage(f"--attempt = {attempt!r}: is not a job id")
 
 
 def _query(
@@ -461,15 +459,13 @@ def _query(
 ) -> Query:
     """What the options ask for. Raises Refusal for a word that is none."""
     if level is not None and level.lower() not in LEVELS:
-        raise Refusal(f"--level {level!r}: must be one of {', '.join(LEVELS)}", exit_code=2)
+        raise WrongUsage(f"--level {level!r}: must be one of {', '.join(LEVELS)}")
     try:
         pattern = None
         if grep is not None:
             pattern = re.compile(grep)
     except (re.error, RecursionError, OverflowError) as error:
-        raise Refusal(
-            f"--grep {grep!r}: is not a regular expression: {error}", exit_code=2
-        ) from None
+        raise WrongUsage(f"--grep {grep!r}: is not a regular expression: {error}") from None
     option = "--iterations"
     try:
         steps = None
@@ -480,9 +476,8 @@ def _query(
         if since is not None:
             moment = moment_of(since, time.time())
     except ValueError as error:
-        raise Refusal(
+        raise WrongUsage(
             f"{option} {(iterations if option == '--iterations' else since)!r}: {error}",
-            exit_code=2,
         ) from None
     wanted = LineQuery(
         LEVELS[level.lower()] if level else None,
@@ -503,7 +498,7 @@ def _parsed(option: str, text: str | None, parse: Callable[[str], T]) -> T | Non
             return None
         return parse(text)
     except ValueError as error:
-        raise Refusal(f"{option} {text!r}: {error}", exit_code=2) from None
+        raise WrongUsage(f"{option} {text!r}: {error}") from None
 
 
 def _of_attempt(query: Query, attempt: str | None) -> Query:

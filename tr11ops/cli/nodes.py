@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.base.errors import Refusal
+from tr11ops.base.errors import Refusal, WrongUsage
 from tr11ops.base.units import counted
 from tr11ops.cli import completion
 from tr11ops.cli.common import say, timeout_option
@@ -321,7 +321,7 @@ def history(
     try:
         wanted = {name for text in nodes or () for name in expand(text)}
     except ValueError as error:
-        raise Refusal(f"NODE: {error}", exit_code=2) from None
+        raise WrongUsage(f"NODE: {error}") from None
     ledger = read_journal(directory.journal)
     try:
         entries = read_version(directory.exclusions).exclusions

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.base.errors import Refusal, SchedulerError
+from tr11ops.base.errors import Refusal, SchedulerError, WrongUsage
 from tr11ops.base.units import counted
 from tr11ops.cli import completion
 from tr11ops.cli.common import is_terminal, say, span_option, timeout_option
@@ -146,9 +146,7 @@ def search_nodes(
             exit_code=3,
         )
     if least > len(names):
-        raise Refusal(
-            f"--group {least}: only {counted(len(names), 'node')} can be searched", exit_code=2
-        )
+        raise WrongUsage(f"--group {least}: only {counted(len(names), 'node')} can be searched")
     for node, why in left_out:
         say(f"left out: {node}: {why}")
     for job_id in sorted(set(holders.values())):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.base.errors import Refusal
+from tr11ops.base.errors import Refusal, WrongUsage
 from tr11ops.base.observed import cause
 from tr11ops.base.units import counted
 from tr11ops.cli import completion
@@ -89,10 +89,10 @@ def exclude(
     names = nodes_context.resolve(nodes)
     lasting = nodes_context.card.resilience.exclusion_days if days is None else days
     if not 0 < lasting <= 36500:
-        raise Refusal(f"--days {lasting:g}: must be above 0 and at most 36500", exit_code=2)
+        raise WrongUsage(f"--days {lasting:g}: must be above 0 and at most 36500")
     limit = nodes_context.limit
     if force and not context.reason.strip():
-        raise Refusal("--force: say why with --reason, it is kept in the journal", exit_code=2)
+        raise WrongUsage("--force: say why with --reason, it is kept in the journal")
     if not force:
         _refuse_too_many(nodes_context, names, limit)
     left = limit.left({*names, *(entry.node for entry in nodes_context.exclusions)})

@@ -16,7 +16,7 @@ import typer
 from msgspec import field
 from msgspec.structs import replace
 
-from tr11ops.base.errors import NodeNameError, Refusal
+from tr11ops.base.errors import NodeNameError, Refusal, WrongUsage
 from tr11ops.base.observed import known
 from tr11ops.base.units import duration
 from tr11ops.cli.common import is_terminal, kind_to_watch, not_mounted, open_scheduler, say
@@ -167,7 +167,7 @@ class NodesContext(Record):
         try:
             return resolve(typed, self.names)
         except NodeNameError as error:
-            raise Refusal(f"NODE: {error}", exit_code=2) from None
+            raise WrongUsage(f"NODE: {error}") from None
 
     def find(self, name: str) -> Exclusion | None:
         return next((entry for entry in self.exclusions if entry.node == name), None)

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
 
-from tr11ops.base.errors import Refusal
+from tr11ops.base.errors import Refusal, WrongUsage
 from tr11ops.base.units import size
 from tr11ops.cli.common import in_time_for_all, open_reader, require_file, say
 from tr11ops.cli.compare import FromOption, ToOption, range_of_options
@@ -85,9 +85,7 @@ def _zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise Refusal(
-            f"--zone {name!r}: is not a time zone; e.g. UTC, Europe/Paris", exit_code=2
-        ) from None
+        raise WrongUsage(f"--zone {name!r}: is not a time zone; e.g. UTC, Europe/Paris") from None
 
 
 def _write(path: Path, text: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.base.errors import NotPossible, Refusal, TrainerAlive
+from tr11ops.base.errors import NotPossible, Refusal, TrainerAlive, WrongUsage
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted
 from tr11ops.checkpoints.rollback import (
@@ -87,9 +87,9 @@ def rollback(
       tr11 rollback --undo
     """
     if step is not None and undo:
-        raise Refusal("give a STEP, or --undo, not both", exit_code=2)
+        raise WrongUsage("give a STEP, or --undo, not both")
     if skip is not None and step is None:
-        raise Refusal("--skip needs a STEP: tr11 rollback STEP --skip N", exit_code=2)
+        raise WrongUsage("--skip needs a STEP: tr11 rollback STEP --skip N")
     if skip is None:
         wanted = None
     else:
@@ -99,9 +99,7 @@ def rollback(
     _refuse_a_living_trainer(run, view)
     record = _read_record(run)
     if step is None and not undo and record.pending is None:
-        raise Refusal(
-            "go back to which step? Give one (tr11 checkpoints list), or --undo", exit_code=2
-        )
+        raise WrongUsage("go back to which step? Give one (tr11 checkpoints list), or --undo")
     if record.pending is not None:
         say(f"an earlier roll-back was cut off: {_unfinished(record)}")
         if context.dry_run:
@@ -153,9 +151,7 @@ def _parse_skip(text: str) -> Skip:
     try:
         return parse_range(text)
     except RangeError as error:
-        raise Refusal(
-            f"--skip: {error}; or give a number of iterations, such as 12", exit_code=2
-        ) from None
+        raise WrongUsage(f"--skip: {error}; or give a number of iterations, such as 12") from None
 
 
 # ----------------------------------------------------------------------------- looking

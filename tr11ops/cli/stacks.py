@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.base.errors import Refusal
+from tr11ops.base.errors import Refusal, WrongUsage
 from tr11ops.base.units import counted
 from tr11ops.cli.common import (
     in_time,
@@ -85,8 +85,8 @@ def stacks(
       tr11 stacks --watch 30
     """
     if seconds is not None and not watch:
-        raise Refusal(
-            f"SECONDS ({seconds:g}) goes with --watch: tr11 stacks --watch {seconds:g}", exit_code=2
+        raise WrongUsage(
+            f"SECONDS ({seconds:g}) goes with --watch: tr11 stacks --watch {seconds:g}"
         )
     _, directory = context.seen()
     edge = looking(open_scheduler(kind_to_watch(directory, context.scheduler)))

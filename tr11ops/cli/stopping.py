@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from tr11ops.base import deadline
-from tr11ops.base.errors import Refusal, SchedulerError
+from tr11ops.base.errors import Refusal, SchedulerError, WrongUsage
 from tr11ops.base.invocation import command_for
 from tr11ops.base.observed import cause, known, observed
 from tr11ops.base.units import counted, duration
@@ -134,9 +134,8 @@ def guard(directory: RunDirectory, scheduler: Overview, is_releasing: bool = Fal
         raise nothing_there(directory)
     other = known(observed(lambda: look_at_switch(directory)), SwitchLocation()).other_run
     if other:
-        raise Refusal(
+        raise WrongUsage(
             f"{directory.kill_switch} belongs to another run, {other}: leave run.kill_switch out of the card",
-            exit_code=2,
         )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from msgspec.structs import replace
 
-from tr11ops.base.errors import Refusal, SourceError
+from tr11ops.base.errors import SourceError, WrongUsage
 from tr11ops.base.glyphs import escaped
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cli.common import is_terminal, named_card, say, timeout_option
@@ -76,9 +76,7 @@ def fs_watchdog(
       tr11 fs-watchdog --no-email --json
     """
     if timeout is not None and not 0 < timeout <= MOST_SECONDS:
-        raise Refusal(
-            f"--timeout {timeout:g} s: must be above 0 and at most 10080 minutes", exit_code=2
-        )
+        raise WrongUsage(f"--timeout {timeout:g} s: must be above 0 and at most 10080 minutes")
     card = context.card
     if dry_run:
         _show_plan(card, context.as_json)
@@ -169,7 +167,7 @@ def _show_plan(card: RunCard, as_json: bool) -> None:
                 join(command) for command in SOURCES[section.source].commands(section)
             ]
         except SourceError as error:
-            raise Refusal(f"[[filesystems]] {section.name}: {error}", exit_code=2) from None
+            raise WrongUsage(f"[[filesystems]] {section.name}: {error}") from None
     if as_json:
         emit({"schema": 1, "dry_run": True, "commands": plan})
         return
@@ -280,7 +278,7 @@ def _walk(
         option, wanted_group = "perms.group", card.perms.group
     missing = [str(root) for root in roots if not root.is_dir()]
     if missing:
-        raise Refusal(f"{missing[0]} is not a folder: nothing was looked at", exit_code=2)
+        raise WrongUsage(f"{missing[0]} is not a folder: nothing was looked at")
     values, left = [], 0
     for root in roots:
         if wanted_group is not None:
@@ -310,7 +308,7 @@ def _group_number(option: str, name: str) -> int:
             return int(name)
         return grp.getgrnam(name).gr_gid
     except KeyError:
-        raise Refusal(f"{option} {name}: there is no such group here", exit_code=2) from None
+        raise WrongUsage(f"{option} {name}: there is no such group here") from None
 
 
 def _group_name(number: int) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.base.errors import Refusal, SweepError
+from tr11ops.base.errors import Refusal, SweepError, WrongUsage
 from tr11ops.base.units import counted, timestamp
 from tr11ops.cli.common import (
     DryRunOption,
@@ -122,7 +122,7 @@ def resume_study(
         raise Refusal(f"{look.no_scheduler}; nothing was submitted", exit_code=3)
     for cell in chosen:
         if cell.fault:
-            raise Refusal(f"cell {cell.name}: {cell.fault}; nothing was submitted", exit_code=2)
+            raise WrongUsage(f"cell {cell.name}: {cell.fault}; nothing was submitted")
     limit = study.manifest.at_once if at_once is None else at_once
     jobs = {
         cell.number: cell_job(cell.card, study.card_text(cell.name), edge)
@@ -296,12 +296,11 @@ def compare_cells(
     known = [cell.name for cell in study.manifest.cells]
     for name in cells or ():
         if name not in known:
-            raise Refusal(
+            raise WrongUsage(
                 f"--cell {name}: is no cell of {study.folder}; the cells are {', '.join(known)}",
-                exit_code=2,
             )
         if study.cards[name].card is None:
-            raise Refusal(f"--cell {name}: {study.cards[name].fault}", exit_code=2)
+            raise WrongUsage(f"--cell {name}: {study.cards[name].fault}")
     look = look_at(study, scheduler)
     for fault in look.faults:
         say(f"tr11: {fault}")

@@ -20,6 +20,7 @@ from tr11ops.base.errors import (
     HubUnavailable,
     PublicRepository,
     Refusal,
+    WrongUsage,
 )
 from tr11ops.base.observed import cause
 from tr11ops.base.stop_signals import StopEvent, obeying
@@ -97,22 +98,19 @@ def sync(
       tr11 sync --every 1h
     """
     if every is not None and (once or dry_run):
-        raise Refusal(
-            f"--every and {'--once' if once else '--dry-run'}: leave one out", exit_code=2
-        )
+        raise WrongUsage(f"--every and {'--once' if once else '--dry-run'}: leave one out")
     if public and dry_run:
-        raise Refusal("--public and --dry-run: leave one out", exit_code=2)
+        raise WrongUsage("--public and --dry-run: leave one out")
     if revoked and (once or dry_run or public or rebuild or context.as_json or every is not None):
-        raise Refusal("--revoked stands alone: leave the other options out", exit_code=2)
+        raise WrongUsage("--revoked stands alone: leave the other options out")
     if every is None:
         interval = None
     else:
         interval = _seconds(every)
     card = context.card
     if card.hub.repository is None:
-        raise Refusal(
+        raise WrongUsage(
             'hub.repository: is not set, so nothing is mirrored; set it to "OWNER/NAME"',
-            exit_code=2,
         )
     if revoked:
         _revoked(card)
@@ -186,7 +184,7 @@ def _seconds(text: str) -> float:
     try:
         return seconds_of(text)
     except ValueError as error:
-        raise Refusal(f"--every {text!r}: {error}", exit_code=2) from None
+        raise WrongUsage(f"--every {text!r}: {error}") from None
 
 
 def _nothing_yet(card: RunCard, as_json: bool) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tr11ops.agent.rendezvous import read_rendezvous
-from tr11ops.base.errors import Refusal, RendezvousError
+from tr11ops.base.errors import Refusal, RendezvousError, WrongUsage
 from tr11ops.cli import completion
 from tr11ops.cli.checkpoints import resolve_step
 from tr11ops.cli.common import directory_of, open_scheduler, read_card, say, span_option
@@ -92,9 +92,9 @@ def evaluate(
       tr11 eval --checkpoint 94000 --windows windows.npy --set parallel.tensor=2 --set parallel.pipeline=1 --json
     """
     if (split is None) == (tokens is None):
-        raise Refusal("give one of --split NAME and --windows FILE", exit_code=2)
+        raise WrongUsage("give one of --split NAME and --windows FILE")
     if tokens is not None and not tokens.is_file():
-        raise Refusal(f"{tokens} is not a file", exit_code=2)
+        raise WrongUsage(f"{tokens} is not a file")
 
     count = workers or _workers_of(context)
     here = [f"slurm.workers_per_node={count}", "slurm.nodes=1", "slurm.gpus_per_node=0"]
@@ -129,7 +129,7 @@ def evaluate(
     if found is None:
         raise Refusal("the evaluation ended without a result; what the workers said is above")
     if "refused" in found:
-        raise Refusal(f"refused: {found['refused']}", exit_code=2)
+        raise WrongUsage(f"refused: {found['refused']}")
     context.emit({"schema": SCHEMA, **found}, [_sentence(found)], indent=None)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.base.errors import Refusal, TwinError
+from tr11ops.base.errors import Refusal, TwinError, WrongUsage
 from tr11ops.base.units import counted, duration
 from tr11ops.cli import completion
 from tr11ops.cli.common import JsonOption, say, span_option
@@ -120,7 +120,7 @@ def fault(
         find_kind(kind)
         nodes = _expand(node)
     except TwinError as error:
-        raise Refusal(str(error), exit_code=2) from error
+        raise WrongUsage(str(error)) from error
     done = []
     try:
         twin = Twin.find(name, directory)
@@ -456,7 +456,7 @@ def shell(
     try:
         os.execvpe(arguments[0], arguments, {**os.environ, **twin.environment})
     except OSError as error:
-        raise Refusal(f"{arguments[0]} cannot be run: {error.strerror}", exit_code=2) from error
+        raise WrongUsage(f"{arguments[0]} cannot be run: {error.strerror}") from error
 
 
 def _as_object(twin: Twin, seen: TwinStatus, faults: tuple[InjectedFault, ...]) -> JsonObject:

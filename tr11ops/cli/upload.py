@@ -18,7 +18,7 @@ import typer
 
 from tr11ops import __version__
 from tr11ops.backup.round_values import ArchiveLock, ArchiveLocked
-from tr11ops.base.errors import HubUnavailable, Refusal
+from tr11ops.base.errors import HubUnavailable, Refusal, WrongUsage
 from tr11ops.base.observed import cause
 from tr11ops.base.units import size
 from tr11ops.cli import completion
@@ -141,12 +141,10 @@ def export_options(card: RunCard, tokenizer: Path | None) -> str:
 
 def _repository_name(name: str | None) -> str:
     if name is None:
-        raise Refusal(
-            "nothing says where to: give --to OWNER/NAME, or set hub.model_repository", exit_code=2
-        )
+        raise WrongUsage("nothing says where to: give --to OWNER/NAME, or set hub.model_repository")
     if re.fullmatch(REPOSITORY, name) is None:
         # an address may hold a token
-        raise Refusal("--to: is not a repository's name; write OWNER/NAME", exit_code=2)
+        raise WrongUsage("--to: is not a repository's name; write OWNER/NAME")
     return name
 
 
@@ -156,9 +154,8 @@ def _branch(name: str) -> str:
         or ".." in name
         or name.endswith((".", ".lock"))
     ):
-        raise Refusal(
+        raise WrongUsage(
             f"--revision {name!r}: is not a branch's name; use letters, digits, dots and dashes",
-            exit_code=2,
         )
     return name
 
@@ -301,9 +298,9 @@ def upload(
       tr11 upload latest --repository lab/tr11-176B-ml --branch-per-step --private
     """
     if revision is not None and branch_per_step:
-        raise Refusal("--revision and --branch-per-step: leave one out", exit_code=2)
+        raise WrongUsage("--revision and --branch-per-step: leave one out")
     if dtype is not None and dtype not in BYTES_OF:
-        raise Refusal(f"--dtype {dtype!r}: must be one of {', '.join(BYTES_OF)}", exit_code=2)
+        raise WrongUsage(f"--dtype {dtype!r}: must be one of {', '.join(BYTES_OF)}")
     context.require_mounted()
     card = context.card
     with _one_line():

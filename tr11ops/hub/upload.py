@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import field
 from msgspec.structs import asdict
 
-from tr11ops.base.errors import HubConflict, HubMissing, UploadRefused
+from tr11ops.base.errors import HubConflict, HubMissing, Refusal
 from tr11ops.base.units import size
 from tr11ops.hub.base import Add, Delete, HubFile, Operation, Progress, Repository
 from tr11ops.hub.client import Hub
@@ -310,24 +310,24 @@ class Work(Record):
             return None
 
     def record_export(self, result: Mapping[str, Any]) -> tuple[FileEntry, ...]:
-        """Note that the export is whole. Raises UploadRefused when its result names no files, and
+        """Note that the export is whole. Raises Refusal when its result names no files, and
         OSError.
         """
         try:
             entries = files_of(result)
         except ValueError as error:
-            raise UploadRefused(f"the export's result cannot be used: {error}") from None
+            raise Refusal(f"the export's result cannot be used: {error}") from None
         write_json(
             self.record, {"options": self.options, "files": [asdict(entry) for entry in entries]}
         )
         return entries
 
     def make(self, needed: int) -> None:
-        """Make the folder, where `needed` bytes must be free. Raises UploadRefused and OSError."""
+        """Make the folder, where `needed` bytes must be free. Raises Refusal and OSError."""
         make_shared(self.folder)
         free = shutil.disk_usage(self.folder).free
         if free < needed:
-            raise UploadRefused(
+            raise Refusal(
                 f"{self.folder}: {size(free)} are free and the export takes {size(needed)}; --work names another folder"
             )
 

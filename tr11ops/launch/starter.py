@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tr11ops.base.errors import StarterError
+from tr11ops.base.errors import Refusal
 from tr11ops.base.units import counted
 from tr11ops.cluster.base import Node, Partition
 from tr11ops.cluster.sbatch_options import format_time_limit
@@ -363,10 +363,10 @@ def _described(schema: type[BaseModel], key: Sequence[str]) -> str:
 
 def example_tables(path: Path) -> dict[str, Any]:
     """The tables of the card to start from, its variables as written. Raises CardError or
-    StarterError.
+    Refusal.
     """
     tables = read_tables(path)
     if not isinstance(tables.get("slurm"), Mapping) or "nodes" not in tables["slurm"]:
-        raise StarterError(f"{path} has no [slurm] nodes: it cannot serve as an example")
+        raise Refusal(f"{path} has no [slurm] nodes: it cannot serve as an example")
     tables.pop("rehearsal", None)
     return dict(tables)

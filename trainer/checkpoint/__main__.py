@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from trainer.contract.attempt import hear_signals
-from trainer.contract.errors import CheckpointError, CheckpointUsageError
+from trainer.contract.errors import CheckpointError, UsageError
 from trainer.contract.record import JsonObject
 
 EXIT_FINE = 0
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def explain(error: BaseException) -> tuple[int, str]:
     """The exit code and the one line for an error."""
-    if isinstance(error, CheckpointUsageError):
+    if isinstance(error, UsageError):
         return EXIT_USAGE, str(error)
     if isinstance(error, CheckpointError):
         return EXIT_NEEDS_PERSON, " ".join(str(error).split())

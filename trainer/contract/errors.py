@@ -3,6 +3,8 @@ trainer's own.
 
 The exit code is 1 (needs a person), or the one that stands beside the name.
 
+    any command
+      UsageError  2
     run directory and checkpoints
       DamagedFile
       NewerFormat
@@ -10,13 +12,11 @@ The exit code is 1 (needs a person), or the one that stands beside the name.
       CheckpointError
         NodeFilesError
       LatestStays
-      CheckpointUsageError  2
     data
       DataError
         LostWorkerError
         InputFault
       DataMismatch
-      DataUsageError  2
       HubFileError
     the course of a training
       ScheduleMismatch
@@ -51,6 +51,12 @@ class Tr11Error(Exception):
     def sentence(self) -> str:
         """The text, with who said it where that is not tr11."""
         return str(self)
+
+
+class UsageError(Tr11Error):
+    """Options that cannot be meant; the text is one line."""
+
+    exit_code = USAGE
 
 
 _NO_ACCESS = frozenset(
@@ -127,12 +133,6 @@ class LatestStays(Tr11Error):
     """Raised by a fence: what was written may have its name, and `latest` must not come to name it."""
 
 
-class CheckpointUsageError(Tr11Error):
-    """Options that cannot be meant; the text is one line, the exit code 2."""
-
-    exit_code = USAGE
-
-
 # ----------------------------------------------------------------------------- data
 class DataError(Tr11Error, ValueError):
     """Data, or a request about data, that cannot be used. The text is one line: what, where, rule,
@@ -156,12 +156,6 @@ class DataMismatch(Tr11Error, ValueError):
     """The data is not what the checkpoint was trained on, and no one said that it shall be. One
     line.
     """
-
-
-class DataUsageError(Tr11Error):
-    """Options that cannot be meant; the text is one line."""
-
-    exit_code = USAGE
 
 
 class HubFileError(Tr11Error, ValueError):

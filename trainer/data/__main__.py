@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from trainer.contract.attempt import hear_signals
-from trainer.contract.errors import DataError, DataUsageError
+from trainer.contract.errors import DataError, UsageError
 
 EXIT_FINE = 0
 EXIT_NEEDS_PERSON = 1
@@ -59,7 +59,7 @@ def _run(options: argparse.Namespace) -> int:
         sys.stdout.flush()
         if not getattr(options, "is_fine", lambda result: True)(result):
             return EXIT_NEEDS_PERSON
-    except DataUsageError as error:
+    except UsageError as error:
         return _refuse(f"tr11 data: {error}", EXIT_USAGE)
     except DataError as error:
         return _refuse(f"tr11 data: {error}", EXIT_NEEDS_PERSON)

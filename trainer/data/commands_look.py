@@ -16,7 +16,7 @@ import numpy as np
 
 from trainer.config.data import data_set_name
 from trainer.contract.documents import document
-from trainer.contract.errors import DataError, DataUsageError
+from trainer.contract.errors import DataError, UsageError
 from trainer.contract.files import write_atomically
 from trainer.contract.record import JsonObject, Record
 from trainer.data.blend import parse_split
@@ -379,7 +379,7 @@ def check(options: argparse.Namespace) -> JsonObject:
     }
     if options.raw:
         if len(options.prefixes) != 1 or options.vocab_size is not None:
-            raise DataUsageError("--raw checks one file of JSON lines, without --vocab-size")
+            raise UsageError("--raw checks one file of JSON lines, without --vocab-size")
         path = Path(options.prefixes[0])
         with _bytes_bar(path.stat().st_size if path.is_file() else None) as on_bytes:
             report = check_raw(
@@ -413,7 +413,7 @@ def _bytes_bar(total: int | None) -> Iterator[Any]:
 def show_text(options: argparse.Namespace) -> JsonObject:
     """The samples of a range of consumed samples, or of iterations."""
     if (options.samples is None) == (options.iterations is None):
-        raise DataUsageError("give one of --samples and --iterations")
+        raise UsageError("give one of --samples and --iterations")
     first, last = inclusive_range(options.samples or options.iterations)
 
     # Below, for they load torch, which no other command needs.

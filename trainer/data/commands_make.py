@@ -17,7 +17,7 @@ import numpy.typing as npt
 from rich.progress import Progress
 
 from trainer.contract.documents import document
-from trainer.contract.errors import DataError, DataUsageError, InputFault
+from trainer.contract.errors import DataError, InputFault, UsageError
 from trainer.contract.record import JsonObject
 from trainer.contract.sharing import make_shared
 from trainer.data.blend import parse_split
@@ -285,14 +285,14 @@ def tokenizer_spec(options: argparse.Namespace) -> TokenizerSpec | None:
     """
     if options.tokenizer_type == "huggingface":
         if options.vocab_file or options.merge_file:
-            raise DataUsageError(
+            raise UsageError(
                 "--vocab-file and --merge-file need --tokenizer-type gpt2_bpe or bert_wordpiece"
             )
         if options.tokenizer is None:
             return None
         return TokenizerSpec(path=str(options.tokenizer))
     if options.tokenizer is not None:
-        raise DataUsageError(
+        raise UsageError(
             f"--tokenizer is for the type huggingface; {options.tokenizer_type} needs --vocab-file"
         )
     if options.vocab_file is None or (
@@ -303,7 +303,7 @@ def tokenizer_spec(options: argparse.Namespace) -> TokenizerSpec | None:
             if options.tokenizer_type == "gpt2_bpe"
             else "--vocab-file"
         )
-        raise DataUsageError(f"--tokenizer-type {options.tokenizer_type} needs {files}")
+        raise UsageError(f"--tokenizer-type {options.tokenizer_type} needs {files}")
     if options.merge_file is None:
         merges = None
     else:
@@ -351,7 +351,7 @@ def make_tokenizer(options: argparse.Namespace) -> JsonObject:
     try:
         check_vocabulary_size(options.vocab_size, kind, len(options.special_token))
     except DataError as error:
-        raise DataUsageError(f"--vocab-size: {error}") from error
+        raise UsageError(f"--vocab-size: {error}") from error
     corpus: Path = options.corpus
     with explain_os_errors("reading", corpus):
         status = corpus.stat()
@@ -409,7 +409,7 @@ def make_pair(options: argparse.Namespace) -> JsonObject:
     """Tokenize JSON lines into an indexed pair."""
     spec = tokenizer_spec(options)
     if spec is None:
-        raise DataUsageError("give --tokenizer, or --tokenizer-type with its files")
+        raise UsageError("give --tokenizer, or --tokenizer-type with its files")
     request = PreprocessRequest(
         input=options.input,
         tokenizer=spec,
@@ -487,7 +487,7 @@ def make_index(options: argparse.Namespace) -> JsonObject:
         prefixes = _weighted(options.data)
         parse_split(options.split)
     except (DataError, ValueError) as error:
-        raise DataUsageError(str(error)) from error
+        raise UsageError(str(error)) from error
     splits = plan_splits(
         prefixes,
         options.split,

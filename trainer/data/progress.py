@@ -18,7 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from trainer.contract.errors import DataUsageError
+from trainer.contract.errors import UsageError
 
 
 def progress_bar(*fields: str) -> Progress:
@@ -69,7 +69,7 @@ def inclusive_range(text: str) -> tuple[int, int]:
     """FIRST-LAST, both ends included. Raises UsageError."""
     match = re.fullmatch(r"(\d+)-(\d+)", text, re.ASCII)
     if match is None or int(match.group(1)) > int(match.group(2)):
-        raise DataUsageError(
+        raise UsageError(
             f"{text!r} is not a range: write FIRST-LAST, both ends included, such as 0-15"
         )
     return int(match.group(1)), int(match.group(2))

@@ -13,7 +13,7 @@ from typing import Any, cast, get_args
 from msgspec.structs import replace
 
 from trainer.checkpoint.reader import open_checkpoint
-from trainer.contract.errors import CheckpointError, CheckpointUsageError
+from trainer.contract.errors import CheckpointError, UsageError
 from trainer.contract.resumable import OPTIMIZER_SUMS
 from trainer.data.progress import progress_bar
 from trainer.debug import report
@@ -505,7 +505,7 @@ def exit_code(result: dict[str, Any]) -> int:
 
 
 def open_states(text: str, label: str) -> list[StateSnapshot]:
-    """The states that an operand names, by time. Raises CheckpointUsageError, CheckpointError,
+    """The states that an operand names, by time. Raises UsageError, CheckpointError,
     OSError.
     """
     folder, iteration, moment = _parsed(text)
@@ -539,7 +539,7 @@ def _parsed(text: str) -> tuple[Path, int | None, Moment | None]:
     folder, *rest = text.split(":")
     number, moment = rest[0], rest[1] if len(rest) > 1 else None
     if len(rest) > 2 or not number.isdecimal() or moment not in {None, *get_args(Moment)}:
-        raise CheckpointUsageError(
+        raise UsageError(
             f"{text}: must be FOLDER:ITERATION:MOMENT, where MOMENT is one of {', '.join(MOMENTS)}"
         )
     return Path(folder), int(number), cast("Moment | None", moment)

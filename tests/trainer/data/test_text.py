@@ -13,7 +13,7 @@ import torch
 
 from tests.trainer.data.data_helpers import ROOT, run_data, texts, write_lines
 from tests.trainer.data.sample_cases import card, opened
-from trainer.contract.errors import DataError, DataUsageError
+from trainer.contract.errors import DataError, UsageError
 from trainer.data.indexed import IndexedDataset
 from trainer.data.progress import inclusive_range
 from trainer.data.text import read_samples, samples_of_iterations
@@ -95,7 +95,7 @@ def test_refusals(folder: Path) -> None:
     with pytest.raises(DataError, match="has 0-79"):
         list(read_samples(config, opened(config).source("train"), 79, 80))
     for wrong in ("5", "7-3", "a-b", "-1-2"):
-        with pytest.raises(DataUsageError, match="write FIRST-LAST"):
+        with pytest.raises(UsageError, match="write FIRST-LAST"):
             inclusive_range(wrong)
     cyclic = card(folder, mixture(folder) | {"order": "cyclic"}, evaluations=0, train_samples=80)
     with pytest.raises(DataError, match="number of replicas"):

@@ -15,7 +15,7 @@ from trainer.checkpoint.whole_folder import check_target
 from trainer.config.card import CardError, TrainerConfig, load_trainer_config
 from trainer.config.hub_files import HUB_ID, cached_file
 from trainer.contract.documents import document
-from trainer.contract.errors import CheckpointError, CheckpointUsageError
+from trainer.contract.errors import CheckpointError, UsageError
 from trainer.contract.paths import MANIFEST_FILE
 from trainer.contract.record import JsonObject
 from trainer.contract.units import size
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> JsonObject:
     place, target = options.checkpoint.resolve(), options.output.absolute()
     check_target(target.resolve(), options.force, is_export)
     if target.resolve().is_relative_to(place):
-        raise CheckpointUsageError(f"-o {target}: lies inside the checkpoint; name another folder")
+        raise UsageError(f"-o {target}: lies inside the checkpoint; name another folder")
     card = read_card(options.card)
     source = open_checkpoint(place)
     model = card.model if card else None
@@ -135,13 +135,13 @@ def describe(result: JsonObject) -> str:
 
 
 def read_card(path: Path | None) -> TrainerConfig | None:
-    """The resolved card, if there is one. Raises CheckpointUsageError with every problem of it."""
+    """The resolved card, if there is one. Raises UsageError with every problem of it."""
     if path is None:
         return None
     try:
         return load_trainer_config(path)
     except CardError as error:
-        raise CheckpointUsageError(str(error)) from None
+        raise UsageError(str(error)) from None
 
 
 def _tokenizer(

@@ -29,7 +29,7 @@ from trainer.contract.checkpoint_names import (
     checkpoint_steps,
     read_latest,
 )
-from trainer.contract.errors import CheckpointError, CheckpointUsageError, LatestStays
+from trainer.contract.errors import CheckpointError, LatestStays, UsageError
 from trainer.contract.lease import trained_into
 from trainer.contract.manifest import Manifest, manifest_faults
 from trainer.contract.record import JsonObject
@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> JsonObject:
     _check_same_model(output, facts.model)
     pointer = _Pointer(output, facts.step, options.latest)
     if output.resolve().is_relative_to(place):
-        raise CheckpointUsageError(f"-o {output}: lies inside the checkpoint; name another folder")
+        raise UsageError(f"-o {output}: lies inside the checkpoint; name another folder")
     source: TensorSource
     if options.weights_only:
         source = WeightsOnly(original)
@@ -243,9 +243,9 @@ def _check_same_model(output: Path, model: Mapping[str, Any]) -> None:
 def _check_degrees(asked: Mapping[str, int], layout: str) -> None:
     for degree, value in asked.items():
         if value < 1:
-            raise CheckpointUsageError(f"--{degree} {value}: a degree is at least 1")
+            raise UsageError(f"--{degree} {value}: a degree is at least 1")
         if layout == "tr11":
-            raise CheckpointUsageError(
+            raise UsageError(
                 f"--{degree}: only --format deepspeed has a topology; every topology loads the tr11 layout"
             )
 
