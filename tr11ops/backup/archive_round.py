@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -59,20 +60,18 @@ if TYPE_CHECKING:
 # and recorded.
 
 
+@dataclass
 class RoundReading:
     """Reads copies of one archive back. `journal` and `journal_damage` are those of the round."""
 
-    def __init__(
-        self,
-        context: BackupContext,
-        request: RoundRequest,
-        archive: Archive,
-        tally: ArchiveTally,
-        journal: Callable[[str, str, Mapping[str, object]], None],
-        journal_damage: Callable[[CopyRecord, Mapping[str, str]], None],
-    ) -> None:
-        self._context, self._request, self._archive, self._tally = context, request, archive, tally
-        self._journal, self._journal_damage = journal, journal_damage
+    context: BackupContext
+    request: RoundRequest
+    archive: Archive
+    tally: ArchiveTally
+    journal: Callable[[str, str, Mapping[str, object]], None]
+    journal_damage: Callable[[CopyRecord, Mapping[str, str]], None]
+
+    def __post_init__(self) -> None:
         self._read_round: float | None = None
         self._unread: float | None = None
 
@@ -91,15 +90,15 @@ class RoundReading:
 
         Raises ArchiveError, CopyStopped, OSError.
         """
-        now = self._context.clock()
-        history = ReadHistory(self._context.directory, self._archive.name, self._context.clock)
+        now = self.context.clock()
+        history = ReadHistory(self.context.directory, self.archive.name, self.context.clock)
         pieces = self._chosen(history, records, receipts, now)
         if pieces:
             try:
                 self._read(history, records, receipts, pieces)
             finally:
                 self._keep_read(history, records, receipts)
-        if not self._request.asked.steps:
+        if not self.request.asked.steps:
             self._read_round = now
         waits = oldest(
             (
@@ -115,12 +114,12 @@ class RoundReading:
             self._unread = now - waits
         if pieces:
             said = {
-                "archive": self._archive.name,
+                "archive": self.archive.name,
                 "files": len(pieces),
                 "bytes": total_bytes(pieces),
             }
             faulty = any(records[piece.receipt.location].damaged for piece in pieces)
-            self._journal(
+            self.journal(
                 "reread", "some are damaged" if faulty else "all as they were copied", said
             )
 
@@ -131,7 +130,7 @@ class RoundReading:
         receipts: Mapping[str, Receipt],
     ) -> None:
         for record, faults in history.keep(records, receipts):
-            self._journal_damage(record, faults)
+            self.journal_damage(record, faults)
 
     def _read(
         self,
@@ -140,21 +139,21 @@ class RoundReading:
         receipts: Mapping[str, Receipt],
         pieces: Sequence[RereadFile],
     ) -> None:
-        with self._context.watch(f"{self._archive.name} re-read", total_bytes(pieces)) as progress:
+        with self.context.watch(f"{self.archive.name} re-read", total_bytes(pieces)) as progress:
 
             def tell(piece: RereadFile, fault: str) -> None:
                 history.note(piece, fault)
                 if history.is_old():  # a kill in the middle of terabytes loses little
                     self._keep_read(history, records, receipts)
-                self._tally.reread_files += 1
-                self._tally.read_steps.add(piece.receipt.step)
-                self._tally.reread_bytes += piece.file.bytes
+                self.tally.reread_files += 1
+                self.tally.read_steps.add(piece.receipt.step)
+                self.tally.reread_bytes += piece.file.bytes
                 if fault:
                     progress.say(
-                        f"{self._archive.name}: {piece.receipt.location} {piece.file.path}: {fault}"
+                        f"{self.archive.name}: {piece.receipt.location} {piece.file.path}: {fault}"
                     )
 
-            read_pieces(self._archive, pieces, self._context.transfer(progress), tell)
+            read_pieces(self.archive, pieces, self.context.transfer(progress), tell)
 
     def _chosen(
         self,
@@ -163,14 +162,14 @@ class RoundReading:
         receipts: Mapping[str, Receipt],
         now: float,
     ) -> list[RereadFile]:
-        steps = set(self._request.asked.steps)
-        kind: Kind | None = self._request.asked.kind
+        steps = set(self.request.asked.steps)
+        kind: Kind | None = self.request.asked.kind
         chosen = {
             place: receipt
             for place, receipt in receipts.items()
             if (not steps or receipt.step in steps) and kind in (None, receipt.kind)
         }
-        if self._request.reading == "all":
+        if self.request.reading == "all":
             return [piece for receipt in chosen.values() for piece in pieces_of(receipt)]
         by_name = {
             (place, file.path): file for place, receipt in chosen.items() for file in receipt.files
@@ -182,13 +181,13 @@ class RoundReading:
             for path in records[place].damaged
             if (place, path) in by_name
         }
-        state = last_state(self._context.directory, self._archive.name)
+        state = last_state(self.context.directory, self.archive.name)
         stored = [
             file
             for place, receipt in chosen.items()
             for file in history.stored(records[place], receipt)
         ]
-        backup = self._context.card.backup
+        backup = self.context.card.backup
         turn = choose(
             [file for file in stored if (file.location, file.path) not in doubted],
             now,
@@ -235,25 +234,23 @@ def plan_of(
     )
 
 
+@dataclass
 class ArchiveRound:
     """One archive's part of one round, while it is this process's turn."""
 
-    def __init__(
-        self,
-        context: BackupContext,
-        request: RoundRequest,
-        archive: Archive,
-        lock: ArchiveLock,
-        tally: ArchiveTally,
-    ) -> None:
-        self._context, self._request, self._archive = context, request, archive
-        self._turn, self._tally = lock, tally
-        self._directory, self._card = context.directory, context.card
+    context: BackupContext
+    request: RoundRequest
+    archive: Archive
+    lock: ArchiveLock
+    tally: ArchiveTally
+
+    def __post_init__(self) -> None:
+        self._directory, self._card = self.context.directory, self.context.card
         self._reading = RoundReading(
-            context,
-            request,
-            archive=archive,
-            tally=tally,
+            self.context,
+            self.request,
+            archive=self.archive,
+            tally=self.tally,
             journal=self._journal,
             journal_damage=self._journal_damage,
         )
@@ -264,37 +261,35 @@ class ArchiveRound:
         """All that is asked for. Raises ArchiveError, CopyError, ArchiveLocked, OSError,
         ValueError.
         """
-        moment = self._context.clock()
+        moment = self.context.clock()
         run = self._card.run
         self._run_id = run_id(self._directory)
-        owner = owner_of(self._archive)
-        fault = stranger_fault(self._archive.address, owner, run.name, self._run_id)
+        owner = owner_of(self.archive)
+        fault = stranger_fault(self.archive.address, owner, run.name, self._run_id)
         if fault:
             raise ArchivePermanentError(fault)
-        seen = survey(self._archive, run.name, run.variant, self._run_id)
+        seen = survey(self.archive, run.name, run.variant, self._run_id)
         if owner is not None and not owner.id:
             self._adopt(seen)
-        self._tally.faults.extend(f"could not be looked at: {why}" for why in seen.unread.values())
+        self.tally.faults.extend(f"could not be looked at: {why}" for why in seen.unread.values())
         unseen = (
             place
-            for place, copy in records_of(
-                self._directory, self._archive, every_variant=True
-            ).items()
+            for place, copy in records_of(self._directory, self.archive, every_variant=True).items()
             if copy.variant != run.variant or seen.why_unread(place)
         )
         self._listed = moment, tuple(sorted(unseen))
-        for change in bring_in_line(self._directory, self._archive, seen):
+        for change in bring_in_line(self._directory, self.archive, seen):
             if change.faults:
                 self._journal_damage(change.record, change.faults)
-        if self._request.copies:
+        if self.request.copies:
             self._sweep()
             self._copy_all(seen)
-            if not self._request.asked.steps and self._request.asked.kind in (None, "data"):
+            if not self.request.asked.steps and self.request.asked.kind in (None, "data"):
                 self._copy_data()
-        if self._request.logs and self._card.backup.logs:
+        if self.request.logs and self._card.backup.logs:
             self._copy_logs()
-        if self._request.reading != "none":
-            records = records_of(self._directory, self._archive)
+        if self.request.reading != "none":
+            records = records_of(self._directory, self.archive)
             self._reading.run(
                 records, {at: receipt for at, receipt in seen.receipts.items() if at in records}
             )
@@ -305,37 +300,37 @@ class ArchiveRound:
         """
         here = {row.identity for row in rows_of(self._directory)}
         known = here | {
-            copy.identity for copy in records_of(self._directory, self._archive).values()
+            copy.identity for copy in records_of(self._directory, self.archive).values()
         }
         if not is_proven(seen.receipts.values(), known):
             raise ArchivePermanentError(
-                unproven_fault(self._archive.address, tuple(seen.receipts.values()))
+                unproven_fault(self.archive.address, tuple(seen.receipts.values()))
             )
-        give_id(self._archive, self._card.run.name, self._run_id)
+        give_id(self.archive, self._card.run.name, self._run_id)
         self._journal(
             "archive-adopted",
             "it had no run id",
-            {"archive": self._archive.name, "id": self._run_id},
+            {"archive": self.archive.name, "id": self._run_id},
         )
 
     def keep(self) -> None:
         """Put this part of the round on record. Raises OSError, ValueError."""
-        records = records_of(self._directory, self._archive)
-        self._tally.damaged = [copy for copy in standing(records.values()) if copy.damaged]
-        before = last_state(self._directory, self._archive.name)
-        fault = "; ".join(self._tally.faults[:3])
-        if self._tally.is_stopped and not fault:
+        records = records_of(self._directory, self.archive)
+        self.tally.damaged = [copy for copy in standing(records.values()) if copy.damaged]
+        before = last_state(self._directory, self.archive.name)
+        fault = "; ".join(self.tally.faults[:3])
+        if self.tally.is_stopped and not fault:
             fault = "stopped before it was done; the next round goes on from there"
         after = after_round(
             before,
-            self._archive.name,
-            address=self._archive.address,
-            now=self._context.clock(),
+            self.archive.name,
+            address=self.archive.address,
+            now=self.context.clock(),
             copies=records.values(),
             fault=fault,
         )
-        if self._tally.copied and self._tally.copy_seconds > 0:
-            after = replace(after, rate=self._tally.copied_bytes / self._tally.copy_seconds)
+        if self.tally.copied and self.tally.copy_seconds > 0:
+            after = replace(after, rate=self.tally.copied_bytes / self.tally.copy_seconds)
         after = self._reading.noted(after)
         if self._listed is not None:
             after = replace(after, listed=self._listed[0], unseen=self._listed[1])
@@ -346,38 +341,38 @@ class ArchiveRound:
     @property
     def _format(self) -> Format:
         """Where inodes are scarce is the store; a bucket has none."""
-        if self._archive.name == "store":
+        if self.archive.name == "store":
             return self._card.backup.store_format
         return "files"
 
     def _sweep(self) -> None:
         """Housekeeping: what cannot be removed keeps no copy from being made."""
         try:
-            self._archive.sweep(self._context.clock() - UNFINISHED_SECONDS)
+            self.archive.sweep(self.context.clock() - UNFINISHED_SECONDS)
         except ArchivePermanentError as error:
-            self._tally.faults.append(f"what old uploads left cannot be removed: {error}")
+            self.tally.faults.append(f"what old uploads left cannot be removed: {error}")
 
     def _copy_all(self, seen: Survey) -> None:
         rows = rows_of(self._directory)
-        request = replace(self._request, archives=(self._archive.name,))
-        records = tuple(records_of(self._directory, self._archive).values())
+        request = replace(self.request, archives=(self.archive.name,))
+        records = tuple(records_of(self._directory, self.archive).values())
         plan = plan_of(self._card, rows, records, request)
         missing = sorted(
-            set(self._request.asked.steps) - {row.step for row in rows if is_whole(row)}
+            set(self.request.asked.steps) - {row.step for row in rows if is_whole(row)}
         )
         missing = [step for step in missing if not any(copy.step == step for copy in plan.copied)]
         for step in missing:
-            self._tally.faults.append(f"step {step} is not copied: it is not here, or not whole")
+            self.tally.faults.append(f"step {step} is not copied: it is not here, or not whole")
         for due in plan.due:
-            self._context.check_stop()
+            self.context.check_stop()
             self._copy(due, seen)
 
     def _copy(self, due: Due, seen: Survey) -> None:
         """One copy of a checkpoint."""
         folder = self._directory.paths.checkpoint(due.step)
         about = {
-            "archive": self._archive.name,
-            "address": self._archive.address,
+            "archive": self.archive.name,
+            "address": self.archive.address,
             "step": due.step,
             "kind": due.kind,
         }
@@ -388,11 +383,11 @@ class ArchiveRound:
             self._journal(
                 "backup-began", due.why, {**about, "identity": due.identity, "mends": due.repairs}
             )
-            with self._context.watch(
-                f"{self._archive.name} {due.step} {due.kind}", total
+            with self.context.watch(
+                f"{self.archive.name} {due.step} {due.kind}", total
             ) as progress:
                 return copy_source(
-                    self._archive,
+                    self.archive,
                     read_source(folder, due.step, due.kind),
                     due.kind,
                     location_of(due.kind, self._card.run.variant, due.step),
@@ -411,7 +406,7 @@ class ArchiveRound:
                 why="found as it was copied",
             )
 
-        self._turn.copying(due.step)
+        self.lock.copying(due.step)
         try:
             self._make(
                 make,
@@ -422,35 +417,35 @@ class ArchiveRound:
                 is_repair=due.repairs,
             )
         finally:
-            self._turn.copying(None)
+            self.lock.copying(None)
 
     def _copy_data(self) -> None:
         """The card's data sets and tokenizer, where it asks for them."""
-        records = tuple(records_of(self._directory, self._archive).values())
+        records = tuple(records_of(self._directory, self.archive).values())
         variant = self._card.run.variant
-        for found in data_states(self._card, records, self._archive.name):
-            self._context.check_stop()
+        for found in data_states(self._card, records, self.archive.name):
+            self.context.check_stop()
             unit = found.unit
             if found.state == "fault":
-                self._tally.faults.append(f"data {unit.name}: {found.why}")
+                self.tally.faults.append(f"data {unit.name}: {found.why}")
             elif found.state != "copied":
                 self._copy_unit(unit, unit.base(variant), found)
 
     def _copy_unit(self, unit: DataUnit, base: str, found: DataState) -> None:
         about = {
-            "archive": self._archive.name,
-            "address": self._archive.address,
+            "archive": self.archive.name,
+            "address": self.archive.address,
             "data": unit.name,
             "kind": "data",
         }
 
         def make(transfer: Callable[[ProgressCallback], Transfer]) -> Receipt:
             self._journal("backup-began", "data", about)
-            with self._context.watch(
-                f"{self._archive.name} {unit.name}", 2 * found.bytes
+            with self.context.watch(
+                f"{self.archive.name} {unit.name}", 2 * found.bytes
             ) as progress:
                 return copy_source(
-                    self._archive,
+                    self.archive,
                     read_unit(unit),
                     "data",
                     base,
@@ -476,7 +471,7 @@ class ArchiveRound:
             "run": run.name,
             "variant": run.variant,
             "run_id": self._run_id,
-            "clock": self._context.clock,
+            "clock": self.context.clock,
         }
 
     def _make(
@@ -493,26 +488,26 @@ class ArchiveRound:
         """
         try:
             began = time.monotonic()
-            receipt = make(self._context.transfer)
-            self._tally.copy_seconds += time.monotonic() - began
+            receipt = make(self.context.transfer)
+            self.tally.copy_seconds += time.monotonic() - began
         except CopyStopped:
             raise
         except CopyError as error:
             if isinstance(error, SourceDamaged) and error.path:
                 note(error)
             self._journal("backup-failed", str(error), about)
-            self._tally.faults.append(f"{what}: {cause(error)}")
+            self.tally.faults.append(f"{what}: {cause(error)}")
             return
         except (ArchiveError, OSError, ValueError) as error:
             self._journal("backup-failed", cause(error), about)
             is_its_own = isinstance(error, ArchivePermanentError | OSError | ValueError)
-            if not (is_its_own and is_well(self._archive)):
+            if not (is_its_own and is_well(self.archive)):
                 raise
-            self._tally.faults.append(f"{what}: {cause(error)}")
+            self.tally.faults.append(f"{what}: {cause(error)}")
             return
-        record = CopyRecord.of(receipt, self._archive.name, self._archive.address)
+        record = CopyRecord.of(receipt, self.archive.name, self.archive.address)
         write_copy(self._directory, record)
-        self._tally.copied.append(record)
+        self.tally.copied.append(record)
         said = {
             **about,
             "location": receipt.location,
@@ -520,8 +515,8 @@ class ArchiveRound:
             "files": len(receipt.files),
         }
         self._journal("backup-copied", why, said)
-        self._context.say(
-            f"{self._archive.name}: {what} {'repaired' if is_repair else 'copied'}, read back"
+        self.context.say(
+            f"{self.archive.name}: {what} {'repaired' if is_repair else 'copied'}, read back"
         )
 
     def _set_aside(self, due: Due, seen: Survey) -> None:
@@ -531,27 +526,27 @@ class ArchiveRound:
         for identity in ("", due.identity):
             path = receipt_path(location_of(due.kind, self._card.run.variant, due.step, identity))
             if path in seen.unreadable:
-                aside = f"{path}.damaged-{int(self._context.clock())}"
-                self._archive.move(path, aside)
+                aside = f"{path}.damaged-{int(self.context.clock())}"
+                self.archive.move(path, aside)
                 self._journal(
                     "backup-damaged",
                     seen.unreadable[path],
-                    {"archive": self._archive.name, "moved": aside},
+                    {"archive": self.archive.name, "moved": aside},
                 )
 
     def _copy_logs(self) -> None:
-        with self._context.watch(f"{self._archive.name} logs", 0) as progress:
-            done = copy_logs(self._directory, self._archive, self._context.transfer(progress))
-        self._tally.logs = done.files
-        self._tally.faults.extend(done.faults)
+        with self.context.watch(f"{self.archive.name} logs", 0) as progress:
+            done = copy_logs(self._directory, self.archive, self.context.transfer(progress))
+        self.tally.logs = done.files
+        self.tally.faults.extend(done.faults)
 
     # ------------------------------------------------------------------ the journal
     def _journal(self, kind: str, why: str, data: Mapping[str, object]) -> None:
-        if self._request.why:
-            asked = {"asked": self._request.why}
+        if self.request.why:
+            asked = {"asked": self.request.why}
         else:
             asked = {}
-        self._context.journal.write(kind, why, {**data, **asked}, when=self._context.clock())
+        self.context.journal.write(kind, why, {**data, **asked}, when=self.context.clock())
 
     def _journal_damage(self, record: CopyRecord, faults: Mapping[str, str]) -> None:
         about = {

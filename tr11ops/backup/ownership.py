@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
 from tr11ops.backup.base import Archive
 from tr11ops.backup.folder import MARKER_FILE, Owner, marker_text
@@ -83,16 +84,19 @@ def read_marker(archive: Archive, path: str) -> Owner | None:
         ) from None
 
 
+@dataclass
 class RunMarker:
     """The marker of an archive that is no folder, read before the first byte; `run` "" writes
     without one.
     """
 
-    def __init__(self, archive: Archive, run: str, run_id: str = "") -> None:
-        self._archive = archive
-        self._run, self._run_id = run, run_id
+    archive: Archive
+    run: str
+    run_id: str = ""
+
+    def __post_init__(self) -> None:
         self._lock = threading.RLock()  # `put` may come back here
-        self._is_ours = not run
+        self._is_ours = not self.run
 
     def require(self) -> None:
         """Mark the archive as the run's, once. Raises ArchivePermanentError when it is another
@@ -101,20 +105,20 @@ class RunMarker:
         with self._lock:
             if self._is_ours:
                 return
-            found = read_marker(self._archive, MARKER_FILE)
+            found = read_marker(self.archive, MARKER_FILE)
             if found is None:
                 self._is_ours = True
                 try:
-                    self._archive.put(
-                        MARKER_FILE, marker_text(self._run, self._run_id).encode("utf-8")
+                    self.archive.put(
+                        MARKER_FILE, marker_text(self.run, self.run_id).encode("utf-8")
                     )
                 except BaseException:
                     self._is_ours = False
                     raise
                 return
-            if found.run != self._run:
+            if found.run != self.run:
                 raise ArchivePermanentError(
-                    f"{self._archive.address} is the archive of {found.run!r}, not of {self._run!r}; "
+                    f"{self.archive.address} is the archive of {found.run!r}, not of {self.run!r}; "
                     "name another path in backup.url"
                 )
             self._is_ours = True

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -179,31 +180,33 @@ class FsspecArchive:
         return self._root
 
 
+@dataclass
 class _PartUpload:
     """A file on its way under a hidden name."""
 
-    def __init__(self, archive: FsspecArchive, files: Any, path: str, part: str, size: int) -> None:
+    archive: FsspecArchive
+    files: Any
+    path: str
+    part: str
+    size: int
+
+    def __post_init__(self) -> None:
         self.offset = 0
-        self._archive = archive
-        self._files = files
-        self._path = path
-        self._part = part
-        self._size = size
         self._stream: Any = None
 
     def write(self, piece: bytes) -> None:
-        with self._archive.asking(self._path):
+        with self.archive.asking(self.path):
             self._open().write(piece)
 
     def finish(self) -> None:
-        with self._archive.asking(self._path):
+        with self.archive.asking(self.path):
             self._open().close()
-            arrived = self._files.info(self._part).get("size")
-            if arrived != self._size:
+            arrived = self.files.info(self.part).get("size")
+            if arrived != self.size:
                 raise ArchiveUnavailable(
-                    f"{self._archive.address}/{self._path}: arrived with {arrived} of {self._size} bytes"
+                    f"{self.archive.address}/{self.path}: arrived with {arrived} of {self.size} bytes"
                 )
-        self._archive.publish(self._part, self._path)
+        self.archive.publish(self.part, self.path)
 
     def leave(self) -> None:
         if self._stream is not None:
@@ -211,13 +214,13 @@ class _PartUpload:
             with suppress(Exception):
                 self._stream.close()
             with suppress(Exception):
-                self._files.rm_file(self._part)
+                self.files.rm_file(self.part)
             self._stream = None
 
     def _open(self) -> Any:
         if self._stream is None:
-            self._files.makedirs(self._part.rpartition("/")[0], exist_ok=True)
-            self._stream = self._files.open(self._part, "wb")
+            self.files.makedirs(self.part.rpartition("/")[0], exist_ok=True)
+            self._stream = self.files.open(self.part, "wb")
         return self._stream
 
 

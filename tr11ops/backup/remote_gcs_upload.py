@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,51 +118,55 @@ def _read(path: Path) -> UploadSession | None:
 PERSISTED = re.compile(r"bytes=0-(\d{1,18})")  # what the server has of a file
 
 
+@dataclass
 class SmallUpload:
     """A file that goes in one request."""
 
-    def __init__(self, archive: GcsArchive, path: str, size: int) -> None:
+    archive: GcsArchive
+    path: str
+    size: int
+
+    def __post_init__(self) -> None:
         self.offset = 0
-        self._archive = archive
-        self._path = path
-        self._size = size
         self._content = bytearray()
 
     def write(self, piece: bytes) -> None:
         self._content += piece
 
     def finish(self) -> None:
-        if len(self._content) != self._size:
+        if len(self._content) != self.size:
             raise ValueError(
-                f"{self._path}: {len(self._content)} bytes were written, {self._size} announced"
+                f"{self.path}: {len(self._content)} bytes were written, {self.size} announced"
             )
-        self._archive.put(self._path, bytes(self._content))
+        self.archive.put(self.path, bytes(self._content))
 
     def leave(self) -> None:
         self._content.clear()
 
 
+@dataclass
 class SessionUpload:
     """A file that goes through an upload session. Its last byte is held back until `finish`."""
 
-    def __init__(self, archive: GcsArchive, path: str, session: UploadSession, offset: int) -> None:
-        self.offset = offset
-        self._archive = archive
-        self._path = path
-        self._session = session
-        self._sent = offset
-        self._end = offset  # of the request that is on its way
+    archive: GcsArchive
+    path: str
+    session: UploadSession
+    offset: int
+
+    def __post_init__(self) -> None:
+        self._sent = self.offset
+        self._end = self.offset  # of the request that is on its way
         self._request: Exchange | None = None
         self._last = b""
-        self._was_finished = offset == session.size
+        self._was_finished = self.offset == self.session.size
 
     def write(self, piece: bytes) -> None:
         view = memoryview(piece)
-        room = self._session.size - 1 - self._sent
+        room = self.session.size - 1 - self._sent
         if len(view) > room:
             if len(view) > room + 1 or self._last:
                 raise ValueError(
-                    f"{self._path}: more than the {self._session.size} bytes that were announced"
+                    f"{self.path}: more than the {self.session.size} bytes that were announced"
                 )
             view, self._last = view[:room], bytes(view[room:])
         self._send(view)
@@ -169,9 +174,9 @@ class SessionUpload:
     def finish(self) -> None:
         if self._was_finished:
             return
-        if self._sent + len(self._last) != self._session.size:
+        if self._sent + len(self._last) != self.session.size:
             raise ValueError(
-                f"{self._path}: fewer than the {self._session.size} bytes that were announced"
+                f"{self.path}: fewer than the {self.session.size} bytes that were announced"
             )
         self._send(memoryview(self._last))
 
@@ -181,11 +186,11 @@ class SessionUpload:
             self._request = None
 
     def _send(self, view: memoryview) -> None:
-        size = self._session.size
+        size = self.session.size
         while view:
             if self._request is None:
-                self._end = self._archive.request_end(self._sent, size)
-                self._request = self._archive.begin_request(self._session, self._sent, self._end)
+                self._end = self.archive.request_end(self._sent, size)
+                self._request = self.archive.begin_request(self.session, self._sent, self._end)
             count = min(len(view), self._end - self._sent)
             self._request.send(view[:count])
             self._sent += count
@@ -195,13 +200,13 @@ class SessionUpload:
 
     def _heard(self, answer: BucketAnswer) -> None:
         self._request = None
-        if self._sent == self._session.size:
-            self._archive.finished(self._session, self._path, answer)
+        if self._sent == self.session.size:
+            self.archive.finished(self.session, self.path, answer)
             return
         if answer.status != 308:
-            raise self._archive.refused(self._session, self._path, answer)
+            raise self.archive.refused(self.session, self.path, answer)
         match = PERSISTED.fullmatch(answer.headers.get("Range", ""))
         if match is None or int(match[1]) + 1 < self._end:
             raise ArchiveUnavailable(
-                f"{self._archive.address}/{self._path}: the server took only a part of what was sent"
+                f"{self.archive.address}/{self.path}: the server took only a part of what was sent"
             )

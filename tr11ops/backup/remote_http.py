@@ -21,6 +21,7 @@ import threading
 import urllib.request
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from email.message import Message
 from urllib.parse import unquote, urlsplit
 
@@ -309,15 +310,15 @@ class BucketClient:
         return connection
 
 
+@dataclass
 class Exchange:
     """One request on its way, on a connection of its own until its answer was read."""
 
-    def __init__(
-        self, client: BucketClient, connection: http.client.HTTPConnection, is_reused: bool
-    ) -> None:
-        self._client = client
-        self._connection = connection
-        self._is_reused = is_reused
+    client: BucketClient
+    connection: http.client.HTTPConnection
+    is_reused: bool
+
+    def __post_init__(self) -> None:
         self._response: http.client.HTTPResponse | None = None
         self._is_early = False  # the answer came before the body was sent
 
@@ -328,7 +329,7 @@ class Exchange:
             yield
         except (OSError, http.client.HTTPException) as error:
             self.abandon()
-            raise self._client.away(error, self._is_reused and self._response is None) from None
+            raise self.client.away(error, self.is_reused and self._response is None) from None
         except BaseException:
             self.abandon()
             raise
@@ -343,10 +344,10 @@ class Exchange:
 
     def _send(self, piece: memoryview) -> None:
         try:
-            self._connection.send(piece)
+            self.connection.send(piece)
         except (BrokenPipeError, ConnectionResetError):
             with suppress(OSError, http.client.HTTPException):
-                self._response = self._connection.getresponse()
+                self._response = self.connection.getresponse()
             if self._response is None:
                 raise
             self._is_early = True
@@ -360,7 +361,7 @@ class Exchange:
         """The answer's head, when the body was sent."""
         if self._response is None:
             with self.guarded():
-                self._response = self._connection.getresponse()
+                self._response = self.connection.getresponse()
         return self._response
 
     def finish(self) -> BucketAnswer:
@@ -378,11 +379,11 @@ class Exchange:
         if self._is_early or response.will_close:
             self.abandon()
         else:
-            self._client.keep(self._connection)
+            self.client.keep(self.connection)
 
     def abandon(self) -> None:
         """Cut the connection; what the server has not heard by now, it never will."""
-        self._connection.close()
+        self.connection.close()
 
     def pieces(
         self, response: http.client.HTTPResponse, piece_bytes: int

@@ -73,23 +73,20 @@ def owner_of(directory: RunDirectory, archive: str, now: float) -> Claim | None:
     return None
 
 
+@dataclass
 class ArchiveLock:
     """The turn of this process on one archive: a context manager. Raises ArchiveLocked, OSError as
     it begins.
     """
 
-    def __init__(
-        self,
-        directory: RunDirectory,
-        archive: str,
-        stop: threading.Event,
-        clock: Callable[[], float] = time.time,
-        renew_seconds: float = RENEW_SECONDS,
-    ) -> None:
-        self._folder = claims_of(directory, archive)
-        self._stop = stop
-        self._clock = clock
-        self._renew_seconds = renew_seconds
+    directory: RunDirectory
+    archive: str
+    stop: threading.Event
+    clock: Callable[[], float] = time.time
+    renew_seconds: float = RENEW_SECONDS
+
+    def __post_init__(self) -> None:
+        self._folder = claims_of(self.directory, self.archive)
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._claim: Claim | None = None
@@ -98,7 +95,7 @@ class ArchiveLock:
 
     def __enter__(self) -> ArchiveLock:
         try:
-            self._claim = self._folder.acquire(self._clock(), CLAIM_SECONDS)
+            self._claim = self._folder.acquire(self.clock(), CLAIM_SECONDS)
         except ClaimTaken as taken:
             raise ArchiveLocked(taken.owner or self._folder.newest()) from None
         self._thread = threading.Thread(target=self._renew, name="turn", daemon=True)
@@ -129,7 +126,7 @@ class ArchiveLock:
         newest = self._folder.newest()
         if self._claim is None or newest is None or newest.epoch != self._claim.epoch:
             self.lost = f"the turn was lost to {newest}"
-            self._stop.set()
+            self.stop.set()
             raise ArchiveLocked(newest)
 
     def _write(self, data: dict[str, int] | None = None) -> None:
@@ -137,11 +134,11 @@ class ArchiveLock:
             assert self._claim is not None
             self.check()
             said = self._claim.data if data is None else data
-            self._claim = replace(self._claim, expires=self._clock() + CLAIM_SECONDS, data=said)
+            self._claim = replace(self._claim, expires=self.clock() + CLAIM_SECONDS, data=said)
             self._folder.write(self._claim)
 
     def _renew(self) -> None:
-        while not self._over.wait(self._renew_seconds):
+        while not self._over.wait(self.renew_seconds):
             try:
                 self._write()
             except ArchiveLocked:

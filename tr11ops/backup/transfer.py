@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -26,6 +27,7 @@ from trainer.contract.record import Record
 BURST_SECONDS = 0.25  # of the rate, that may go at once after a pause
 
 
+@dataclass
 class RateLimiter:
     """A token bucket: in any time, at most rate x (time + BURST_SECONDS) bytes pass, and one piece.
 
@@ -33,30 +35,26 @@ class RateLimiter:
     nothing.
     """
 
-    def __init__(
-        self,
-        bytes_per_second: float,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], object] = time.sleep,
-    ) -> None:
-        self.bytes_per_second = bytes_per_second
-        self._clock = clock
-        self._sleep = sleep
+    bytes_per_second: float
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], object] = time.sleep
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         # when all that was taken so far would be through at the rate
-        self._due = clock() - BURST_SECONDS
+        self._due = self.clock() - BURST_SECONDS
 
     def take(self, count: int) -> None:
         """Wait until `count` bytes may go. Threads go in the order in which they ask."""
         if not self.bytes_per_second or not count:
             return
         with self._lock:
-            now = self._clock()
+            now = self.clock()
             begin = max(self._due, now - BURST_SECONDS)
             self._due = begin + count / self.bytes_per_second
             wait = begin - now
         if wait > 0:
-            self._sleep(wait)
+            self.sleep(wait)
 
 
 PIECE_BYTES = 1 << 20

@@ -8,6 +8,7 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeAlias, cast
 from urllib.parse import quote
@@ -194,32 +195,26 @@ SAMPLE_BYTES = 512  # by which the hub tells text from other files
 MARK = "tr11-commit"  # before a commit's own word, in its description
 
 
+@dataclass
 class CommitAttempt:
     """One commit, tried until it is there. What was hashed and sent at one try is not at the next."""
 
-    def __init__(
-        self,
-        repository: Repository,
-        operations: tuple[Operation, ...],
-        message: str,
-        parent: str | None,
-        progress: Progress | None,
-        opened: ExitStack,
-    ) -> None:
-        self._repository = repository
-        self._operations = operations
-        self._message = message
-        self._parent = parent
-        self._base: str | None = parent
-        self._progress = progress
-        self._opened = opened
+    repository: Repository
+    operations: tuple[Operation, ...]
+    message: str
+    parent: str | None
+    progress: Progress | None
+    opened: ExitStack
+
+    def __post_init__(self) -> None:
+        self._base: str | None = self.parent
         self._mark = f"{MARK} {secrets.token_hex(8)}"
         self._prepared: list[_Prepared] | None = None
         self._sources: list[io.BufferedIOBase] = []
         self._is_sent = False
 
     def __call__(self, api: HfApi) -> str:
-        repository = self._repository
+        repository = self.repository
         if self._base is None:
             facts = api.repo_info(
                 repository.name, repo_type=repository.kind, revision=repository.branch
@@ -231,7 +226,7 @@ class CommitAttempt:
         ):
             return found
         if self._prepared is None:
-            self._prepared = [self._prepare(operation) for operation in self._operations]
+            self._prepared = [self._prepare(operation) for operation in self.operations]
         for source in self._sources:  # the library begins where an earlier try of it broke off
             source.seek(0)
         self._is_sent = True
@@ -240,7 +235,7 @@ class CommitAttempt:
             answer = api.create_commit(
                 repository.name,
                 self._prepared,
-                commit_message=self._message,
+                commit_message=self.message,
                 commit_description=self._mark,
                 repo_type=repository.kind,
                 revision=repository.branch,
@@ -256,7 +251,7 @@ class CommitAttempt:
             operation for operation in self._prepared if isinstance(operation, CommitOperationAdd)
         ]
         is_made = not additions or additions[0]._is_committed
-        if not is_made and self._parent is not None and made != self._parent:
+        if not is_made and self.parent is not None and made != self.parent:
             # the branch has all of it already, by someone else's commit, and perhaps more than that
             raise HubConflict(f"{repository.name}: someone else has committed meanwhile", 412)
         return made
@@ -279,7 +274,7 @@ class CommitAttempt:
             and not addition._is_uploaded
         ]
         if large:
-            sent = send_chunked(api, self._repository, large)
+            sent = send_chunked(api, self.repository, large)
             for addition in additions:
                 if addition.path_in_repo in sent:
                     # private names: the library has no other way to be told that a file was sent,
@@ -287,10 +282,10 @@ class CommitAttempt:
                     addition._is_uploaded, addition._upload_mode = True, "lfs"
         if len(firsts) < len(additions):
             api.preupload_lfs_files(
-                self._repository.name,
+                self.repository.name,
                 list(firsts.values()),
-                repo_type=self._repository.kind,
-                revision=self._repository.branch,
+                repo_type=self.repository.kind,
+                revision=self.repository.branch,
                 num_threads=SENT_AT_ONCE,
                 free_memory=False,
             )
@@ -299,13 +294,13 @@ class CommitAttempt:
         """The branch is not where it was: by our own commit whose answer was lost, or by someone
         else's.
         """
-        found = with_mark(api, self._repository, self._mark, base)
+        found = with_mark(api, self.repository, self._mark, base)
         if found is not None:
             return found
-        if self._parent is not None:
-            raise HubConflict(f"{self._repository.name}: someone else has committed meanwhile", 412)
+        if self.parent is not None:
+            raise HubConflict(f"{self.repository.name}: someone else has committed meanwhile", 412)
         self._base = self._prepared = None  # what changes is found again
-        raise HubUnavailable(f"{self._repository.name}: someone else has committed meanwhile")
+        raise HubUnavailable(f"{self.repository.name}: someone else has committed meanwhile")
 
     def _prepare(self, operation: Operation) -> _Prepared:
         if isinstance(operation, Delete):
@@ -318,14 +313,14 @@ class CommitAttempt:
             source = io.BytesIO(operation.content)
             self._sources.append(source)
             return CommitOperationAdd(operation.path, source)
-        path, progress = operation.path, self._progress
+        path, progress = operation.path, self.progress
         is_hashed = False
 
         def told(position: int) -> None:
             if is_hashed and progress is not None:
                 progress(path, position)
 
-        view = self._opened.enter_context(
+        view = self.opened.enter_context(
             FileView(operation.content, operation.size, told, operation.masks)
         )
         self._sources.append(view)

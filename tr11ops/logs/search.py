@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
@@ -79,46 +80,42 @@ def stamp_value(match: re.Match[bytes]) -> float | None:
     return moment(match[0])
 
 
+@dataclass
 class Marks:
     """The marked lines of the first `size` bytes, looked up as needed; what was read once is not
     read again.
     """
 
-    def __init__(
-        self,
-        reader: LogReader,
-        size: int,
-        pattern: re.Pattern[bytes],
-        value: Callable[[re.Match[bytes]], float | None],
-    ) -> None:
-        self._reader = reader
-        self._size = size
-        self._pattern = pattern
-        self._value = value
+    reader: LogReader
+    size: int
+    pattern: re.Pattern[bytes]
+    value: Callable[[re.Match[bytes]], float | None]
+
+    def __post_init__(self) -> None:
         # looked from, found at, value; found at size: nothing there
         self._known: list[tuple[int, int, float]] = []
         self.shortest: int | None = None  # bytes of the shortest marked line that was read so far
 
     def next(self, offset: int) -> LineMark | None:
         """The first marked line that begins at or after `offset`."""
-        at = bisect_right(self._known, (offset, self._size + 1, 0.0)) - 1
+        at = bisect_right(self._known, (offset, self.size + 1, 0.0)) - 1
         if at >= 0 and self._known[at][1] >= offset:
             _, found, value = self._known[at]
-            if found < self._size:
+            if found < self.size:
                 return LineMark(found, value)
             return None
         later = None
         if at + 1 < len(self._known):
             later = self._known[at + 1]
         if later is None:
-            end = self._size
+            end = self.size
         else:
-            end = min(self._size, later[0] + BLOCK_BYTES)
+            end = min(self.size, later[0] + BLOCK_BYTES)
         mark = next(self._from(offset, end), None)
-        if mark is None and later is not None and later[1] < self._size:
+        if mark is None and later is not None and later[1] < self.size:
             mark = LineMark(later[1], later[2])  # what lies behind was looked through before
         insort(
-            self._known, (offset, mark.offset if mark else self._size, mark.value if mark else 0.0)
+            self._known, (offset, mark.offset if mark else self.size, mark.value if mark else 0.0)
         )
         return mark
 
@@ -128,7 +125,7 @@ class Marks:
 
     def around(self, offset: int) -> list[LineMark]:
         """The marked lines in the block at `offset`."""
-        end = min(self._size, offset + LEAF_BYTES)
+        end = min(self.size, offset + LEAF_BYTES)
         return [mark for mark in self._from(offset, end) if mark.offset < end]
 
     def first_outside(self, offset: int, low: float, high: float) -> LineMark | None:
@@ -139,7 +136,7 @@ class Marks:
         """The `count`-th marked line from the end; the first one where there are fewer."""
         window = BLOCK_BYTES
         while True:
-            start = max(0, self._size - window)
+            start = max(0, self.size - window)
             found = list(self._from(start))
             if len(found) >= count or start == 0:
                 if found:
@@ -151,7 +148,7 @@ class Marks:
         """Where values rise, a place before all lines of at least this value, and within LEAF_BYTES
         of the first.
         """
-        low, high = 0, self._size
+        low, high = 0, self.size
         while high - low > LEAF_BYTES:
             middle = (low + high) // 2
             mark = self.next(middle)
@@ -163,12 +160,12 @@ class Marks:
 
     def _from(self, offset: int, end: int | None = None) -> Iterator[LineMark]:
         """Marked lines from `offset` on, in order. Reads ahead in blocks that grow."""
-        limit = self._size if end is None else end
+        limit = self.size if end is None else end
         position = max(0, offset - 1)
         at_line = offset <= 0
         rest, length = b"", BLOCK_BYTES // 4
         while position < limit and (
-            block := self._reader.read(position, min(length, limit - position))
+            block := self.reader.read(position, min(length, limit - position))
         ):
             data, base = rest + block, position - len(rest)
             position += len(block)
@@ -190,11 +187,11 @@ class Marks:
 
     def _marks(self, data: bytes, base: int) -> Iterator[LineMark]:
         last_line = -1
-        for match in self._pattern.finditer(data):
+        for match in self.pattern.finditer(data):
             start = data.rfind(b"\n", 0, match.start()) + 1
             value = None
             if start != last_line:
-                value = self._value(match)
+                value = self.value(match)
             if value is not None:
                 last_line = start
                 end = data.find(b"\n", match.end())

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Semaphore
 from typing import Any, Protocol
@@ -239,41 +240,46 @@ def told(node: str, checks: tuple[CheckResult, ...]) -> NodeCheck:
 
 # ----------------------------------------------------------------------------- a job of its own,
 # through submitit
+@dataclass
 class SubmittedCheck:
     """A health job of submitit's, on the very node."""
 
-    def __init__(self, job: Any, node: str, scheduler: Scheduler, ends: EndedJobs):
-        self._job, self._node, self._scheduler, self._ends = job, node, scheduler, ends
+    job: Any
+    node: str
+    scheduler: Scheduler
+    ends: EndedJobs
+
+    def __post_init__(self) -> None:
         self._gone_since: float | None = None
 
     def answer(self) -> NodeCheck | None:
-        if self._job.paths.result_pickle.exists():
+        if self.job.paths.result_pickle.exists():
             return self._read()
-        ended = self._ends.of(self._job.job_id)
+        ended = self.ends.of(self.job.job_id)
         if ended is None:
             return None
         if self._gone_since is None:
             self._gone_since = time.monotonic()
         if time.monotonic() - self._gone_since < SETTLE_SECONDS:
             return None
-        return NodeCheck(self._node, CheckOutcome.UNKNOWN, f"{DIED}: {ended}{self._last_line()}")
+        return NodeCheck(self.node, CheckOutcome.UNKNOWN, f"{DIED}: {ended}{self._last_line()}")
 
     def _read(self) -> NodeCheck:
         try:
-            return told(self._node, results_of(self._job.result()))
+            return told(self.node, results_of(self.job.result()))
         except (
             Exception
         ) as error:  # whatever broke the job comes back as submitit's own kind of error
             lines = [line for line in str(error).splitlines() if line.strip()]
             return NodeCheck(
-                self._node,
+                self.node,
                 CheckOutcome.UNKNOWN,
                 f"the health job failed: {lines[-1] if lines else error!r}",
             )
 
     def _last_line(self) -> str:
         with suppress(OSError):
-            lines = self._job.paths.stdout.read_text(encoding="utf-8", errors="replace").split("\n")
+            lines = self.job.paths.stdout.read_text(encoding="utf-8", errors="replace").split("\n")
             said = [line.strip() for line in lines if line.strip()]
             if said:
                 return f"; it said: {shortened(said[-1], 160)}"
@@ -282,7 +288,7 @@ class SubmittedCheck:
 
     def stop(self) -> None:
         with suppress(SchedulerError):  # it has a short time limit of its own
-            self._scheduler.cancel(self._job.job_id)
+            self.scheduler.cancel(self.job.job_id)
 
 
 class EndedJobs:

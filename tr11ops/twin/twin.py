@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -90,6 +91,7 @@ class TwinStatus(Record):
         )
 
 
+@dataclass
 class Twin:
     """One twin. `Twin.up(plan)` starts it, `Twin.find(...)` takes hold of a running one, `down()`
     ends it.
@@ -97,11 +99,10 @@ class Twin:
     As a context manager it is taken down at the end of the block.
     """
 
-    def __init__(self, plan: TwinPlan, folders: TwinFolders, ports: TwinPorts, mark: str) -> None:
-        self.plan = plan
-        self.folders = folders
-        self.ports = ports
-        self._mark = mark
+    plan: TwinPlan
+    folders: TwinFolders
+    ports: TwinPorts
+    mark: str
 
     # -- life
     # ------------------------------------------------------------------------------------------------------
@@ -204,7 +205,7 @@ class Twin:
         """The variables which make Slurm's clients speak to this twin, `tr11 twin` mean it, and
         others its services.
         """
-        beside = services.client_variables(self.plan, self.ports, self._mark)
+        beside = services.client_variables(self.plan, self.ports, self.mark)
         meant = {NAME_VARIABLE: self.plan.name, HOME_VARIABLE: str(self.folders.root.parent)}
         return {"SLURM_CONF": str(self.folders.slurm_conf), **meant, **beside}
 
@@ -348,7 +349,7 @@ class Twin:
                 self.folders,
                 ports=self.ports,
                 environment=self.client_environment,
-                mark=self._mark,
+                mark=self.mark,
             )
             _await(lambda: accepts(self.ports.hub(self.plan)), hub, self.folders, deadline)
         if self.plan.store:
@@ -401,7 +402,7 @@ class Twin:
             make_folder(folder)
         write_file(
             folders.record,
-            json.dumps(twin_record(self.plan, self.ports, self._mark), indent=1) + "\n",
+            json.dumps(twin_record(self.plan, self.ports, self.mark), indent=1) + "\n",
             0o644,
         )
         write_file(
@@ -432,7 +433,7 @@ class Twin:
             "PATH": search_path(os.environ),
             "LANG": "C.UTF-8",
             "HOME": os.environ.get("HOME", "/"),
-            MARK: self._mark,
+            MARK: self.mark,
             **self.environment,
         }
 
@@ -470,15 +471,13 @@ class Twin:
         survivors = list(end([record for record in daemons if record.role == "slurmctld"], 5.0))
         own = {record.pid for record in daemons if record.is_alive}
         strays = [
-            record
-            for record in marked(self._mark, self.folders.slurm_conf)
-            if record.pid not in own
+            record for record in marked(self.mark, self.folders.slurm_conf) if record.pid not in own
         ]
         survivors += end(strays, 0.0)
         survivors += end([record for record in daemons if record not in brokers], 5.0)
         survivors += end(brokers, 20.0)
         for _ in range(5):  # a job may have been starting while its node ended
-            strays = list(marked(self._mark, self.folders.slurm_conf))
+            strays = list(marked(self.mark, self.folders.slurm_conf))
             if not strays:
                 break
             survivors += end(strays, 0.0)

@@ -9,6 +9,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -87,21 +88,21 @@ class ComputeTimes(Record):
         return (self.total * self.steps - self.longest) / (self.steps - 1)
 
 
+@dataclass
 class ComputeRecord:
     """Replaces `state/attempts/JOB/compute/rank-R.json` after the first step and every 10
     iterations, with the mean of the last 10 steps, and each of the last 20. No clock decides when:
     records of one iteration are of the same steps on all ranks.
     """
 
-    def __init__(
-        self, paths: RunPaths, attempt: AttemptIdentity, rank: int, position: RankPosition
-    ):
-        self._path, self._launch, self._rank = (
-            paths.compute(attempt.job_id, rank),
-            attempt.launch,
-            rank,
-        )
-        self._position, self._host = position, host_name()
+    paths: RunPaths
+    attempt: AttemptIdentity
+    rank: int
+    position: RankPosition
+
+    def __post_init__(self) -> None:
+        self._path = self.paths.compute(self.attempt.job_id, self.rank)
+        self._host = host_name()
         self._steps: deque[Mapping[str, float]] = deque(maxlen=EVERY_STEPS)
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
         self._windows: deque[float] = deque(maxlen=WINDOWS)
@@ -151,11 +152,11 @@ class ComputeRecord:
             for part in parts
         }
         longest = round(max(math.fsum(step.values()) for step in self._steps), 6)
-        position, worked = self._position, self._processor
+        position, worked = self.position, self._processor
         found = ComputeTimes(
-            self._rank,
+            self.rank,
             self._host,
-            launch=self._launch,
+            launch=self.attempt.launch,
             time=time.time(),
             iteration=iteration,
             steps=count,

@@ -15,6 +15,7 @@ import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.contract.sharing import make_shared, open_shared
@@ -23,6 +24,7 @@ from trainer.contract.state_file import LARGEST_BYTES, content_of
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
+@dataclass
 class NumberedFiles:
     """The files PREFIX NUMBER SUFFIX of one folder, numbers from 1 on with at least `digits`
     digits.
@@ -31,16 +33,19 @@ class NumberedFiles:
     file system does.
     """
 
-    def __init__(
-        self, path: Path, prefix: str = "", suffix: str = ".json", digits: int = 1
-    ) -> None:
-        self.path = path
-        self._prefix, self._suffix, self._digits = prefix, suffix, digits
-        self._name = re.compile(rf"{re.escape(prefix)}(\d{{{digits},}}){re.escape(suffix)}")
+    path: Path
+    prefix: str = ""
+    suffix: str = ".json"
+    digits: int = 1
+
+    def __post_init__(self) -> None:
+        self._name = re.compile(
+            rf"{re.escape(self.prefix)}(\d{{{self.digits},}}){re.escape(self.suffix)}"
+        )
 
     def file(self, number: int) -> Path:
         """Where a number is, or would be."""
-        return self.path / f"{self._prefix}{number:0{self._digits}d}{self._suffix}"
+        return self.path / f"{self.prefix}{number:0{self.digits}d}{self.suffix}"
 
     def numbers(self) -> list[int]:
         """The numbers that are there, ascending."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.contract.documents import document, read_record, record_of_text
@@ -76,14 +77,18 @@ class PhaseRecord(Record):
     launch: int
 
 
+@dataclass
 class PhaseWriter:
     """Appends to one attempt's file, one line in one write. The file is made with the first line.
 
     A file system that refuses must not stop a training: `complain` hears of it, once.
     """
 
-    def __init__(self, path: Path, launch: int, complain: Callable[[str], None]) -> None:
-        self._path, self._launch, self._complain = path, launch, complain
+    path: Path
+    launch: int
+    complain: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         self._phase = ""
         self._complained = False
         # by the launch before, which may have been killed in the middle of a line
@@ -94,19 +99,19 @@ class PhaseWriter:
         if phase == self._phase:
             return
         self._phase = phase
-        line = json.dumps(document(PhaseRecord(now, phase, iteration, self._launch))) + "\n"
+        line = json.dumps(document(PhaseRecord(now, phase, iteration, self.launch))) + "\n"
         try:
             self._append(line.encode())
         except OSError as error:
             if not self._complained:
                 self._complained = True
-                self._complain(f"phases cannot be recorded: {error}")
+                self.complain(f"phases cannot be recorded: {error}")
 
     def _append(self, line: bytes) -> None:
         try:
             descriptor = self._open()
         except FileNotFoundError:  # a training without a controller has no folder yet
-            make_shared(self._path.parent)
+            make_shared(self.path.parent)
             descriptor = self._open()
         try:
             if self._may_be_torn and os.fstat(descriptor).st_size:
@@ -117,7 +122,7 @@ class PhaseWriter:
             os.close(descriptor)
 
     def _open(self) -> int:
-        return open_shared(self._path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
+        return open_shared(self.path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
 
 
 def read_phases(path: Path) -> tuple[PhaseRecord, ...]:

@@ -114,6 +114,7 @@ class Agreed(Record):
     check: int = BY_HAND
 
 
+@dataclass
 class ControlSignals:
     """Kill switch, pause, requests for checkpoints, signals, limits and lease of one attempt; the
     same on all ranks.
@@ -122,26 +123,22 @@ class ControlSignals:
     given this rank's values, it returns for each place the largest of all ranks.
     """
 
-    def __init__(
-        self,
-        paths: RunPaths,
-        limits: StopConditions,
-        attempt: AttemptIdentity,
-        flag: SignalFlag,
-        heartbeat: HeartbeatWriter,
-        lease: Lease | None,
-        largest: Callable[[list[int]], list[int]],
-        is_first: bool,
-        clock: Callable[[], float] = time.time,
-    ):
-        self._paths, self._limits, self._attempt, self._flag = paths, limits, attempt, flag
-        self._heartbeat, self.lease, self._clock = heartbeat, lease, clock
-        self._largest, self._is_first = largest, is_first
+    paths: RunPaths
+    limits: StopConditions
+    attempt: AttemptIdentity
+    flag: SignalFlag
+    heartbeat: HeartbeatWriter
+    lease: Lease | None
+    largest: Callable[[list[int]], list[int]]
+    is_first: bool
+    clock: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
         self._honoured: set[int] = set()
         # requests for checkpoints, each with the iteration that answers it
         self._asked: list[tuple[int, int]] = []
-        self._exit_time, self._exit_time_looked_at = limits.exit_time, float("-inf")
-        if self._is_first:
+        self._exit_time, self._exit_time_looked_at = self.limits.exit_time, float("-inf")
+        if self.is_first:
             self._hold = hold_from(os.environ, self._stop_is_seen)
         else:
             self._hold = None
@@ -155,20 +152,20 @@ class ControlSignals:
 
         `trained`: whether this attempt has done a step. `waits`: this rank's data are not here yet.
         """
-        now, own = self._clock(), [0] * PLACES
+        now, own = self.clock(), [0] * PLACES
         own[SIGNAL], own[WAITING] = (
-            int(self._flag.received or 0),
+            int(self.flag.received or 0),
             int(waits or self._data_are_held(iteration)),
         )
-        if self._is_first:
+        if self.is_first:
             self._look(own, trained, save_is_due, now)
-        signals = self._largest(own)
-        self._heartbeat.acknowledge(signals[STOP_REQUEST])
+        signals = self.largest(own)
+        self.heartbeat.acknowledge(signals[STOP_REQUEST])
         if signals[SAVE_REQUEST]:
-            self._heartbeat.acknowledge(signals[SAVE_REQUEST])
+            self.heartbeat.acknowledge(signals[SAVE_REQUEST])
             self._asked.append((signals[SAVE_REQUEST], iteration))
-        self._heartbeat.acknowledge(signals[PROFILE])
-        self._heartbeat.acknowledge(signals[CHECK])
+        self.heartbeat.acknowledge(signals[PROFILE])
+        self.heartbeat.acknowledge(signals[CHECK])
         decision = self._decide(signals, iteration, trained, now)
         ask = None
         if signals[PROFILE]:
@@ -184,12 +181,12 @@ class ControlSignals:
     def _look(self, own: list[int], trained: bool, save_is_due: bool, now: float) -> None:
         self._look_at_exit_time(now)
         kill, asked, over = look(
-            self._limits, self._flag, self._attempt.stop_request, exit_time=self._exit_time, now=now
+            self.limits, self.flag, self.attempt.stop_request, exit_time=self._exit_time, now=now
         )
         own[KILL], own[SIGNAL], own[DURATION] = kill, asked, over
         own[SAVE] = int(save_is_due)
         if kill:
-            request = read_request(self._limits.kill_switch, "kill") or Request("kill")
+            request = read_request(self.limits.kill_switch, "kill") or Request("kill")
             own[STOP_REQUEST] = request.id
             own[KILL] = WITHOUT_SAVING if request.kind == "kill-now" else 1
         if self.lease is not None:
@@ -197,10 +194,10 @@ class ControlSignals:
         if trained:
             self._look_for_request(own)
             self._look_for_profile(own)
-            check = self._take_request(self._paths.check_request, "compute-check")
+            check = self._take_request(self.paths.check_request, "compute-check")
             own[CHECK] = check.id if check is not None else BY_HAND
         else:  # a pause is for what begins: who has trained a step goes on
-            pause = pause_of(self._paths, self._attempt.job_id)
+            pause = pause_of(self.paths, self.attempt.job_id)
             own[PAUSED] = int(pause is not None)
             own[STOP_REQUEST] = own[STOP_REQUEST] or (pause.id if pause else BY_HAND)
 
@@ -212,12 +209,12 @@ class ControlSignals:
             return
         self._exit_time_looked_at = now
         with suppress(OSError, ValueError):
-            told = ExitTime.read(self._paths.exit_time(self._attempt.job_id))
+            told = ExitTime.read(self.paths.exit_time(self.attempt.job_id))
             if told is not None:
                 self._exit_time = told.time
 
     def _look_for_request(self, own: list[int]) -> None:
-        path = self._paths.checkpoint_request
+        path = self.paths.checkpoint_request
         if not os.path.lexists(path):
             return
         request = read_request(path, "checkpoint") or Request("checkpoint")
@@ -231,7 +228,7 @@ class ControlSignals:
             self._honoured.discard(BY_HAND)
 
     def _look_for_profile(self, own: list[int]) -> None:
-        request = self._take_request(self._paths.profile_request, "profile")
+        request = self._take_request(self.paths.profile_request, "profile")
         if request is not None:
             # The other ranks' zeros are larger than no rank; this many there never are, so the
             # profiler refuses it.
@@ -264,11 +261,9 @@ class ControlSignals:
             return StopDecision("superseded", False, f"tr11: {words}", save=False)
         if signals[PAUSED] and not signals[KILL]:
             return StopDecision(
-                "pause", False, f"tr11: this run is paused ({self._paths.pause}): leaving untrained"
+                "pause", False, f"tr11: this run is paused ({self.paths.pause}): leaving untrained"
             )
-        decision = decide(
-            signals[: DURATION + 1], self._limits, iteration, trained=trained, now=now
-        )
+        decision = decide(signals[: DURATION + 1], self.limits, iteration, trained=trained, now=now)
         if decision is not None and signals[KILL] == WITHOUT_SAVING:
             return replace(
                 decision,
@@ -290,16 +285,16 @@ class ControlSignals:
             fine = was_saved(iteration)
             if fine is None and not is_last:
                 waiting.append((number, iteration))
-            elif self._is_first and number != BY_HAND:
+            elif self.is_first and number != BY_HAND:
                 if fine:
                     text = f"checkpoint of iteration {iteration}"
                 else:
                     text = f"the save at iteration {iteration} failed"
                 step = iteration if fine else None
                 leave_answer(
-                    self._paths,
+                    self.paths,
                     RequestAnswer(
-                        number, step, text, time=self._clock(), job_id=self._attempt.job_id
+                        number, step, text, time=self.clock(), job_id=self.attempt.job_id
                     ),
                 )
         self._asked = waiting
@@ -308,7 +303,7 @@ class ControlSignals:
     def enter(self, phase: str, iteration: int) -> None:
         """Report a phase, and wait in it where this is a drill of that phase."""
         # a drill waits for the very iteration
-        self._heartbeat.beat(phase, iteration, at_once=self._hold is not None)
+        self.heartbeat.beat(phase, iteration, at_once=self._hold is not None)
         if self._hold is not None:
             self._hold.enter(phase, iteration)
 
@@ -318,9 +313,9 @@ class ControlSignals:
     def _stop_is_seen(self) -> bool:
         """Whether anything asks this attempt for something: what a drill's hold waits for."""
         places = (
-            self._attempt.stop_request,
-            self._limits.kill_switch,
-            self._paths.checkpoint_request,
-            self._paths.pause,
+            self.attempt.stop_request,
+            self.limits.kill_switch,
+            self.paths.checkpoint_request,
+            self.paths.pause,
         )
-        return self._flag.received is not None or any(os.path.lexists(place) for place in places)
+        return self.flag.received is not None or any(os.path.lexists(place) for place in places)

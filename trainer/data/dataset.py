@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -47,29 +48,30 @@ def read_rows(source: SampleSource, numbers: npt.NDArray[np.int64]) -> npt.NDArr
     return rows
 
 
+@dataclass
 class GPTDataset:
     """Samples of one data set, or of a range of its documents, in shuffled order. See
     `trainer.data.index`.
     """
 
-    def __init__(
-        self, tokens: IndexedDataset, maps: IndexMaps, sequence_length: int, samples: int
-    ) -> None:
-        self.tokens = tokens
-        self.maps = maps
-        self.prefix = tokens.prefix
-        self.row: RowFormat = NextTokenRow(sequence_length)
-        self._samples = samples
+    tokens: IndexedDataset
+    maps: IndexMaps
+    sequence_length: int
+    samples: int
+
+    def __post_init__(self) -> None:
+        self.prefix = self.tokens.prefix
+        self.row: RowFormat = NextTokenRow(self.sequence_length)
 
     def __len__(self) -> int:
-        return self._samples
+        return self.samples
 
     def read(self, index: int, out: npt.NDArray[np.int64]) -> None:
         """Write sample `index` into `out` [sequence_length + 1], joining as many documents as it
         spans.
         """
-        if not 0 <= index < self._samples:
-            raise IndexError(f"sample {index} of {self._samples}")
+        if not 0 <= index < self.samples:
+            raise IndexError(f"sample {index} of {self.samples}")
         row = int(self.maps.shuffle[index])
         (position, offset), (last, last_offset) = (
             self.maps.samples[row].tolist(),

@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from trainer.contract.errors import DataError, InputFault
@@ -17,22 +18,24 @@ from trainer.data.indexed_resume import ResumableWriter
 SAVE_SECONDS = 15.0
 
 
+@dataclass
 class PairWork:
     """One life of a command that writes a pair: what was done before it, and what it has done so
     far.
     """
 
-    def __init__(
-        self, half: HalfMade, writer: ResumableWriter, save_seconds: float, can_go_on: bool = True
-    ) -> None:
-        self._half, self._writer = half, writer
-        self._save_seconds, self._can_go_on = save_seconds, can_go_on
+    half: HalfMade
+    writer: ResumableWriter
+    save_seconds: float
+    can_go_on: bool = True
+
+    def __post_init__(self) -> None:
         self._before = 0.0  # seconds of earlier lives
         self._started = time.monotonic()
         self._saved_at = self._started
         # Replaced in one step, so that an interruption between any two steps finds both of one
         # place.
-        self._done = (EncodeTally(), writer.written())
+        self._done = (EncodeTally(), self.writer.written())
         self._kept: PreprocessProgress | None = None  # what is on record, as far as this life knows
 
     @property
@@ -51,19 +54,19 @@ class PairWork:
 
         Raises DataError when it cannot be seen now what is left.
         """
-        if force or not self._can_go_on:
+        if force or not self.can_go_on:
             progress, reason = (None, None)
         else:
-            progress, reason = self._half.read()
-        if self._writer.begin(progress.mark if progress else None):
+            progress, reason = self.half.read()
+        if self.writer.begin(progress.mark if progress else None):
             assert progress is not None
             self._before = progress.seconds
             self._kept = progress
-            self._done = (progress.tally, self._writer.written())
+            self._done = (progress.tally, self.writer.written())
             return progress
         if progress is not None:
             reason = "its files are not as it left them"
-        self._half.remove()
+        self.half.remove()
         if reason is not None:
             tell(
                 f"what an interrupted run left cannot be gone on with ({reason}): starting from the beginning"
@@ -72,19 +75,19 @@ class PairWork:
 
     def did(self, tally: EncodeTally) -> None:
         """All that the writer was given is finished work, of which this was noticed."""
-        self._done = (tally, self._writer.written())
+        self._done = (tally, self.writer.written())
 
     def save_when_due(self) -> None:
         """Save, unless the last save was a moment ago. Raises DataError."""
-        if time.monotonic() - self._saved_at >= self._save_seconds:
+        if time.monotonic() - self._saved_at >= self.save_seconds:
             self.save()
 
     def save(self, report: Mapping[str, Any] | None = None) -> None:
         """Bring what is finished to disk, where a later run can go on from it. Raises DataError."""
         tally, written = self._done
-        if self._can_go_on and written.mark.sequences:
+        if self.can_go_on and written.mark.sequences:
             progress = PreprocessProgress(tally, written.mark, self.seconds, report)
-            self._half.save(self._writer, written, progress)
+            self.half.save(self.writer, written, progress)
             self._kept = progress
         self._saved_at = time.monotonic()
 
@@ -115,5 +118,5 @@ class PairWork:
 
     def forget(self) -> None:
         """Leave nothing to go on from."""
-        self._writer.forget()
-        self._half.remove()
+        self.writer.forget()
+        self.half.remove()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -153,11 +154,13 @@ def _finish(
     return report
 
 
+@dataclass
 class _Work:
     """One life of a preprocess: the pieces that are left, and what the lives before it noticed."""
 
-    def __init__(self, request: PreprocessRequest, writer: ResumableWriter, pair: PairWork) -> None:
-        self._request, self._writer, self._pair = request, writer, pair
+    request: PreprocessRequest
+    writer: ResumableWriter
+    pair: PairWork
 
     def begin(
         self,
@@ -167,7 +170,7 @@ class _Work:
         on_progress: Callable[[int, int, int], None],
     ) -> None:
         """Go on from what an interrupted run left, or start from the beginning, and say which."""
-        progress = self._pair.begin(force, tell)
+        progress = self.pair.begin(force, tell)
         if progress is not None:
             stream.pass_over(progress.tally.end.text_bytes)
             on_progress(stream.position, progress.mark.documents, 0)
@@ -179,9 +182,9 @@ class _Work:
         self, stream: TextFile, piece_bytes: int, on_progress: Callable[[int, int, int], None]
     ) -> None:
         """All pieces from here on. Raises DataError."""
-        request, writer = self._request, self._writer
+        request, writer = self.request, self.writer
         most_bytes = request.max_line_mib * MIB
-        tally = self._pair.tally
+        tally = self.pair.tally
         pieces = map_in_order(
             encode_piece,
             read_pieces(stream, piece_bytes, most_bytes, tally.end),
@@ -207,27 +210,27 @@ class _Work:
                     )
                 writer.add_sequences(encoded.tokens, encoded.lengths, encoded.document_ends)
                 tally = tally.and_of(encoded)
-                self._pair.did(tally)
+                self.pair.did(tally)
                 count = len(encoded.tokens) // writer.dtype.itemsize
                 on_progress(encoded.file_bytes, len(encoded.document_ends), count)
-                self._pair.save_when_due()
+                self.pair.save_when_due()
 
     def report(self, end_token: str) -> PreprocessReport:
         """What was written, by this life and those before it."""
-        tally, seconds = self._pair.tally, self._pair.seconds
+        tally, seconds = self.pair.tally, self.pair.seconds
         return PreprocessReport(
-            prefix=self._request.prefix,
-            documents=self._writer.document_count,
-            sequences=self._writer.sequence_count,
-            tokens=self._writer.token_count,
+            prefix=self.request.prefix,
+            documents=self.writer.document_count,
+            sequences=self.writer.sequence_count,
+            tokens=self.writer.token_count,
             input_bytes=tally.end.text_bytes,
-            dtype=str(self._writer.dtype),
+            dtype=str(self.writer.dtype),
             empty_texts=tally.empty_texts,
             bad_lines=tally.bad_lines,
             bad_line_reports=tally.bad_line_reports,
             seconds=round(seconds, 3),
-            tokens_per_second=round(self._writer.token_count / max(seconds, 1e-9), 1),
-            workers=self._request.workers,
+            tokens_per_second=round(self.writer.token_count / max(seconds, 1e-9), 1),
+            workers=self.request.workers,
             end_token=end_token,
             documents_with_end_token=tally.documents_with_end_token,
             end_token_lines=tally.end_token_lines,

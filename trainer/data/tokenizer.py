@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -21,21 +22,21 @@ from trainer.contract.units import shortened
 TOKENIZER_FILE = "tokenizer.json"
 
 
+@dataclass
 class Tokenizer:
     """A loaded tokenizer. `vocabulary_size` counts every id, special ones too; `eod_id` ends a
     document.
     """
 
-    def __init__(
-        self, engine: Engine, files: tuple[Path, ...], end_token: str, eod_id: int
-    ) -> None:
-        self._engine = engine
-        self.path = files[0]
-        self._files = files
+    engine: Engine
+    files: tuple[Path, ...]
+    end_token: str
+    eod_id: int
+
+    def __post_init__(self) -> None:
+        self.path = self.files[0]
         # The highest id decides, not the count: a tokenizer may leave ids unused.
-        self.vocabulary_size = max(engine.get_vocab(with_added_tokens=True).values()) + 1
-        self.end_token = end_token
-        self.eod_id = eod_id
+        self.vocabulary_size = max(self.engine.get_vocab(with_added_tokens=True).values()) + 1
 
     @property
     def vocab_size(self) -> int:
@@ -44,29 +45,29 @@ class Tokenizer:
 
     def vocabulary(self) -> dict[str, int]:
         """Every token with its id, special ones too."""
-        return dict(self._engine.get_vocab(with_added_tokens=True))
+        return dict(self.engine.get_vocab(with_added_tokens=True))
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without any special token that the text does not spell out."""
         return [
             encoding.ids
-            for encoding in self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
+            for encoding in self.engine.encode_batch_fast(list(texts), add_special_tokens=False)
         ]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens included."""
-        return str(self._engine.decode(list(ids), skip_special_tokens=False))
+        return str(self.engine.decode(list(ids), skip_special_tokens=False))
 
     def digest(self) -> str:
         """Digest of the tokenizer's files and settings: what decides whether two tokenizations are
         the same.
         """
-        if len(self._files) == 1 and self.path.name.endswith(".json"):
+        if len(self.files) == 1 and self.path.name.endswith(".json"):
             return file_digest(self.path)
         parts = [
-            *map(file_digest, self._files),
-            str(self._engine.normalizer),
-            str(self._engine.pre_tokenizer),
+            *map(file_digest, self.files),
+            str(self.engine.normalizer),
+            str(self.engine.pre_tokenizer),
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

@@ -9,6 +9,7 @@ thread: the training's own thread may hang in an operation.
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.contract.paths import RunPaths
@@ -49,20 +50,27 @@ def write_record(path: Path) -> bool:
     return False
 
 
+@dataclass
 class OperationsOnRequest:
     """Called again and again: honours each request for the operations once, whatever the training's
     thread does.
     """
 
-    def __init__(self, paths: RunPaths, job_id: str, launch: int, rank: int):
-        self._paths, self._place = paths, (job_id, launch, rank)
+    paths: RunPaths
+    job_id: str
+    launch: int
+    rank: int
+
+    def __post_init__(self) -> None:
         self._honoured: set[int] = set()
 
     def __call__(self) -> None:
-        request = read_request(self._paths.operations_request, "operations")
+        request = read_request(self.paths.operations_request, "operations")
         if request is None or request.id in self._honoured:
             return
         self._honoured.add(request.id)
-        job_id, launch, rank = self._place
         with suppress(OSError):  # who asked sees which ranks have not written
-            write_record(record_path(self._paths, job_id, launch, rank=rank, request=request.id))
+            path = record_path(
+                self.paths, self.job_id, self.launch, rank=self.rank, request=request.id
+            )
+            write_record(path)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -35,6 +36,7 @@ class Measured(Record):
         return cls(math.fsum(each.loss for each in found) / len(found), parts)
 
 
+@dataclass
 class PartialLosses:
     """Of one engine. In a training step the library takes the means, together with the loss; see
     `of_micro_batch`.
@@ -43,9 +45,11 @@ class PartialLosses:
     `each`.
     """
 
-    def __init__(self, names: LossParts, head: Head, mesh: Mesh):
-        self.names = names
-        self._head, self._mesh = head, mesh
+    names: LossParts
+    head: Head
+    mesh: Mesh
+
+    def __post_init__(self) -> None:
         self._kept: list[Tensor] = []
         self._expected = 0
 
@@ -58,16 +62,14 @@ class PartialLosses:
 
     def loss(self, hidden: Tensor, labels: Any) -> Tensor:
         """The head's; in an evaluation all that it measured is kept."""
-        found = self._head.loss(hidden, labels)
+        found = self.head.loss(hidden, labels)
         if not torch.is_grad_enabled() and len(self._kept) < self._expected:
-            self._kept.append(
-                torch.stack([self._head.measured[name].float() for name in self._all])
-            )
+            self._kept.append(torch.stack([self.head.measured[name].float() for name in self._all]))
         return found
 
     def of_micro_batch(self) -> OrderedDict[str, Tensor]:
         """The losses of the micro batch that was just computed; zeros on stages that compute none."""
-        measured, none = self._head.measured, torch.zeros((), device=self._mesh.device)
+        measured, none = self.head.measured, torch.zeros((), device=self.mesh.device)
         return OrderedDict((name, measured.get(name, none)) for name in self.names.losses)
 
     def begin(self, micro_batches: int) -> None:
@@ -77,9 +79,9 @@ class PartialLosses:
     def mean(self) -> dict[str, float]:
         """Over all micro batches of all replicas, as the loss is. Collective."""
         mean = self._everywhere().mean(dim=0)
-        if self._mesh.data_group is not None:
-            dist.all_reduce(mean, group=self._mesh.data_group)
-            mean /= self._mesh.data
+        if self.mesh.data_group is not None:
+            dist.all_reduce(mean, group=self.mesh.data_group)
+            mean /= self.mesh.data
         return self._named(mean)
 
     def each(self) -> list[dict[str, float]]:
@@ -88,7 +90,7 @@ class PartialLosses:
 
     def _everywhere(self) -> Tensor:
         """[micro batches, losses and scores] on every stage, fp64."""
-        mesh = self._mesh
+        mesh = self.mesh
         rows = torch.zeros(self._expected, len(self._all), dtype=torch.float64, device=mesh.device)
         if mesh.is_last_stage:
             rows += torch.stack(self._kept)

@@ -9,6 +9,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlencode
 
@@ -85,13 +86,17 @@ class Settings(Record):
     part_bytes: int = 16 << 20
 
 
+@dataclass
 class Api:
     """The hub's half that speaks JSON. `hub_url` and `storage_url` are where it and its storage are
     reached.
     """
 
-    def __init__(self, hub: HubState, settings: Settings, signature: str) -> None:
-        self.hub, self.settings, self.signature = hub, settings, signature
+    hub: HubState
+    settings: Settings
+    signature: str
+
+    def __post_init__(self) -> None:
         self.hub_url = self.storage_url = ""
 
     @staticmethod

@@ -57,11 +57,15 @@ class Fault:
         self.released.set()
 
 
+@dataclass
 class Window:
     """At most `limit` in any `seconds`, by the clock that is given."""
 
-    def __init__(self, limit: int, seconds: float, name: str) -> None:
-        self.limit, self.seconds, self.name = limit, seconds, name
+    limit: int
+    seconds: float
+    name: str
+
+    def __post_init__(self) -> None:
         self._times: deque[float] = deque()
 
     def take(self, now: float) -> tuple[float, dict[str, str]]:

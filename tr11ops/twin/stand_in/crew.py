@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from trainer.contract.errors import Tr11Error
@@ -28,24 +29,27 @@ class RankLost(Tr11Error, RuntimeError):
     """A rank of the crew died, or did not come in time."""
 
 
+@dataclass
 class StandInGroup:
     """This rank's place among `size` ranks. All ranks call `join`, then `meet` in the same order.
 
     `timeout_seconds`: how long a meeting waits for all.
     """
 
-    def __init__(
-        self, rank: int, size: int, address: str, port: int, timeout_seconds: float
-    ) -> None:
-        self.rank, self.size = rank, size
-        self._address, self._port, self._timeout = address, port, timeout_seconds
+    rank: int
+    size: int
+    address: str
+    port: int
+    timeout_seconds: float
+
+    def __post_init__(self) -> None:
         self._links: dict[int, _Link] = {}
 
     def join(self) -> None:
         """Find the others. Raises RankLost when not all are there in time."""
         if self.size == 1:
             return
-        until = time.monotonic() + self._timeout
+        until = time.monotonic() + self.timeout_seconds
         if self.rank == 0:
             self._gather_links(until)
         else:
@@ -61,7 +65,7 @@ class StandInGroup:
         """
         if self.size == 1:
             return reduce([value])
-        until = time.monotonic() + self._timeout
+        until = time.monotonic() + self.timeout_seconds
         if self.rank:
             self._links[0].send(value)
             return self._links[0].receive(what, until + FOLLOWERS_EXTRA_SECONDS)
@@ -77,12 +81,12 @@ class StandInGroup:
             link.close()
 
     def _gather_links(self, until: float) -> None:
-        with socket.create_server((self._address, self._port), backlog=self.size) as server:
+        with socket.create_server((self.address, self.port), backlog=self.size) as server:
             server.settimeout(0.5)
             while len(self._links) < self.size - 1:
                 if time.monotonic() > until:
                     missing = [rank for rank in range(1, self.size) if rank not in self._links]
-                    raise RankLost(_missing("start", missing, {}, self._timeout))
+                    raise RankLost(_missing("start", missing, {}, self.timeout_seconds))
                 with suppress(TimeoutError):
                     connection, _ = server.accept()
                     link = _Link(connection, "a rank")
@@ -93,11 +97,11 @@ class StandInGroup:
     def _connect(self, until: float) -> socket.socket:
         while True:
             try:
-                return socket.create_connection((self._address, self._port), timeout=5.0)
+                return socket.create_connection((self.address, self.port), timeout=5.0)
             except OSError as error:
                 if time.monotonic() > until:
                     raise RankLost(
-                        f"rank 0 does not answer on {self._address}:{self._port} ({error})"
+                        f"rank 0 does not answer on {self.address}:{self.port} ({error})"
                     ) from None
             time.sleep(CONNECT_PAUSE_SECONDS)
 
@@ -119,7 +123,7 @@ class StandInGroup:
                             what,
                             [rank for rank in names if rank not in values],
                             names,
-                            self._timeout,
+                            self.timeout_seconds,
                         )
                     )
                 for key, _ in ready:

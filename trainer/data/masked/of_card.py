@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -187,30 +188,30 @@ class T5Task(MaskedTask):
         return t5_sample(sentences, target, self.rules, vocabulary=self.vocabulary, random=random)
 
 
+@dataclass
 class MaskedDataset:
     """Samples of one data set, or of a range of its documents, in the order of their map. See
     `sample_map`.
     """
 
-    def __init__(
-        self, tokens: IndexedDataset, rows: IntArray, task: MaskedTask, samples: int
-    ) -> None:
-        self.tokens = tokens
-        self.prefix = tokens.prefix
-        self.task = task
-        self.row: RowFormat = task.row
-        self._places = task.row.slices()
-        self._rows = rows
-        self._samples = samples
+    tokens: IndexedDataset
+    rows: IntArray
+    task: MaskedTask
+    samples: int
+
+    def __post_init__(self) -> None:
+        self.prefix = self.tokens.prefix
+        self.row: RowFormat = self.task.row
+        self._places = self.task.row.slices()
 
     def __len__(self) -> int:
-        return self._samples
+        return self.samples
 
     def fields(self, index: int) -> Sample:
         """Sample `index`, its fields by name. Its masking depends on the seed and its number alone."""
-        if not 0 <= index < self._samples:
-            raise IndexError(f"sample {index} of {self._samples}")
-        first, end, target = self._rows[index].tolist()
+        if not 0 <= index < self.samples:
+            raise IndexError(f"sample {index} of {self.samples}")
+        first, end, target = self.rows[index].tolist()
         sentences = [self.tokens.get(number) for number in range(first, end)]
         random = np.random.RandomState((self.task.seed + index) % (1 << 32))
         return self.task.sample(sentences, target, random)
@@ -224,7 +225,7 @@ class MaskedDataset:
     def documents_of(self, index: int) -> list[int]:
         """The document of the data set that sample `index` is from."""
         return [
-            int(np.searchsorted(self.tokens.documents, int(self._rows[index][0]), side="right")) - 1
+            int(np.searchsorted(self.tokens.documents, int(self.rows[index][0]), side="right")) - 1
         ]
 
     def __getitem__(self, index: int) -> Row:
