@@ -19,6 +19,7 @@ from tr11ops.cluster.base import Node, Partition
 from tr11ops.cluster.sbatch_options import format_time_limit
 from tr11ops.cluster.site import SiteRules
 from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.docs import meaning_of
 from tr11ops.runcard.load import read_tables
 from tr11ops.runcard.rules import advised_exit_minutes
 from tr11ops.runcard.slurm_syntax import parse_time_limit
@@ -350,11 +351,10 @@ def _unsaid(site: SiteRules | None) -> list[str]:
 
 def _described(schema: type[BaseModel], key: Sequence[str]) -> str:
     """The schema's description of a key, "" where it has none."""
-    field = schema.model_fields.get(key[0])
-    if field is None:
+    if key[0] not in schema.model_fields:
         return ""
     if len(key) == 1:
-        return field.description or ""
+        return meaning_of(schema, key[0])
     inner = schema_of(schema, key[0])
     if inner is not None:
         return _described(inner, key[1:])

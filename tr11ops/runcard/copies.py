@@ -23,143 +23,116 @@ class HubSection(Section):
     the model.
     """
 
-    repository: str | None = Field(
-        default=None, pattern=REPOSITORY, description="OWNER/NAME; default: nothing is mirrored"
-    )
-    patterns: list[str] = Field(
-        default=["tensorboard/*/*tfevents*", "logs/*/*.txt"],
-        min_length=1,
-        description="files below NAME-logs",
-    )
-    interval_minutes: int = Field(
-        default=60, gt=0, le=10_080, description="between two synchronisations"
-    )
-    credentials_file: str | None = Field(
-        default=None, description="JSON with the bot's user, mail and token"
-    )
+    repository: str | None = Field(default=None, pattern=REPOSITORY)
+    """OWNER/NAME; default: nothing is mirrored"""
+
+    patterns: list[str] = Field(default=["tensorboard/*/*tfevents*", "logs/*/*.txt"], min_length=1)
+    """files below NAME-logs"""
+
+    interval_minutes: int = Field(default=60, gt=0, le=10_080)
+    """between two synchronisations"""
+
+    credentials_file: str | None = None
+    """JSON with the bot's user, mail and token"""
+
     endpoint: str | None = Field(
-        default=None,
-        pattern=r"^https?://[^\s@/?#]+(/[^\s@?#]*)?$",
-        repr=False,
-        description="a hub of one's own; no credentials",
+        default=None, pattern=r"^https?://[^\s@/?#]+(/[^\s@?#]*)?$", repr=False
     )
-    private: bool = Field(
-        default=True, description="of a repository that is made: only members see it"
-    )
-    publish_status: bool = Field(
-        default=True,
-        description="status.json goes along, without node and user names: tr11 status --remote reads it",
-    )
-    model_repository: str | None = Field(
-        default=None,
-        pattern=REPOSITORY,
-        description="OWNER/NAME that tr11 upload publishes models to",
-    )
-    license: str | None = Field(
-        default=None, pattern=r"^[a-z0-9.-]{1,64}$", description="on the model's card"
-    )
-    languages: list[Annotated[str, Field(pattern=r"^[a-z]{2,8}$")]] = Field(
-        default=[], description="on the model's card: en, fr, ..."
-    )
+    """a hub of one's own; no credentials"""
+
+    private: bool = True
+    """of a repository that is made: only members see it"""
+
+    publish_status: bool = True
+    """status.json goes along, without node and user names: tr11 status --remote reads it"""
+
+    model_repository: str | None = Field(default=None, pattern=REPOSITORY)
+    """OWNER/NAME that tr11 upload publishes models to"""
+
+    license: str | None = Field(default=None, pattern=r"^[a-z0-9.-]{1,64}$")
+    """on the model's card"""
+
+    languages: list[Annotated[str, Field(pattern=r"^[a-z]{2,8}$")]] = Field(default=[])
+    """on the model's card: en, fr, ..."""
 
 
 class BackupSection(Section):
     """[backup]: which checkpoints are kept, and where their copies go."""
 
-    store: str | None = Field(default=None, description="folder of the archive file system")
-    url: str | None = Field(
-        default=None,
-        pattern=r"^[a-z][a-z0-9+.-]*://[^\s@?#]+$",
-        repr=False,
-        description="bucket, e.g. gs://NAME/PATH; no credentials",
-    )
-    options: dict[str, str | int | float | bool] = Field(
-        default={},
-        repr=False,
-        description='how fsspec opens the url, e.g. {endpoint_url = "http://host:4443"}; no secrets',
-    )
-    credentials_file: str | None = Field(
-        default=None,
-        description="of the url, e.g. a service account's JSON; default: what the library finds itself",
-    )
-    keep_latest: int = Field(
-        default=15, ge=2, le=100_000, description="newest checkpoints never deleted"
-    )
-    store_interval: int = Field(
-        default=1000,
-        ge=0,
-        le=10**9,
-        description="steps copied whole to the store: its multiples; 0 = none",
-    )
-    store_format: Literal["files", "tar"] = Field(
-        default="files", description="tar: one file for a checkpoint, where inodes are scarce"
-    )
-    full_interval: int = Field(
-        default=10_000,
-        ge=0,
-        le=10**9,
-        description="steps copied whole to the url: its multiples; 0 = none",
-    )
-    full_steps: list[Step] = Field(
-        default=[], description="more steps that are copied whole to the url"
-    )
-    weights_interval: int = Field(
-        default=3000,
-        ge=0,
-        le=10**9,
-        description="steps whose weights go to the url unless whole there; 0 = none",
-    )
-    spike_steps: list[Step] = Field(
-        default=[],
-        description="steps around spikes whose weights go to the url's checkpoints-spikes-weights",
-    )
-    milestone_percent: float = Field(
-        default=10,
-        ge=0,
-        le=100,
-        description="one whole checkpoint is kept for each such share of the training; 0 = none",
-    )
-    data: bool = Field(
-        default=False,
-        description="data sets and tokenizer of the card are copied too, and verified like checkpoints",
-    )
-    logs: bool = Field(default=True, description="logs and TensorBoard events are copied too")
-    interval_hours: float = Field(
-        default=24, gt=0, le=8760, description="between two rounds of the periodic job"
-    )
-    prune: bool = Field(
-        default=False,
-        description="each round ends with tr11 checkpoints prune; false: a person does it",
-    )
-    parallel: int = Field(default=8, gt=0, le=256, description="files on their way at once")
-    megabytes_per_second: float = Field(
-        default=0, ge=0, le=10**6, description="most that is sent, all files together; 0 = no limit"
-    )
-    reread_days: float = Field(
-        default=30,
-        gt=0,
-        le=3650,
-        description="every byte of the archives is read again within this time",
-    )
-    confirm_hours: float = Field(
-        default=48,
-        gt=0,
-        le=8760,
-        description="a copy behind a network counts for prune if it was listed so lately",
-    )
-    partition: Word | None = Field(
-        default=None, description="of a round that is a job; default: [cron] partition"
-    )
-    account: Word | None = Field(
-        default=None, description="who pays for it; default: [cron] account"
-    )
-    constraint: Word | None = Field(
-        default=None, description="node feature asked for; default: [cron] constraint"
-    )
-    quality_of_service: Word | None = Field(
-        default=None, description="QoS; default: [cron] quality_of_service"
-    )
-    time_limit: TimeLimit = Field(default="20:00:00", description="of a round that is a job")
+    store: str | None = None
+    """folder of the archive file system"""
+
+    url: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9+.-]*://[^\s@?#]+$", repr=False)
+    """bucket, e.g. gs://NAME/PATH; no credentials"""
+
+    options: dict[str, str | int | float | bool] = Field(default={}, repr=False)
+    """how fsspec opens the url, e.g. {endpoint_url = "http://host:4443"}; no secrets"""
+
+    credentials_file: str | None = None
+    """of the url, e.g. a service account's JSON; default: what the library finds itself"""
+
+    keep_latest: int = Field(default=15, ge=2, le=100_000)
+    """newest checkpoints never deleted"""
+
+    store_interval: int = Field(default=1000, ge=0, le=10**9)
+    """steps copied whole to the store: its multiples; 0 = none"""
+
+    store_format: Literal["files", "tar"] = "files"
+    """tar: one file for a checkpoint, where inodes are scarce"""
+
+    full_interval: int = Field(default=10_000, ge=0, le=10**9)
+    """steps copied whole to the url: its multiples; 0 = none"""
+
+    full_steps: list[Step] = Field(default=[])
+    """more steps that are copied whole to the url"""
+
+    weights_interval: int = Field(default=3000, ge=0, le=10**9)
+    """steps whose weights go to the url unless whole there; 0 = none"""
+
+    spike_steps: list[Step] = Field(default=[])
+    """steps around spikes whose weights go to the url's checkpoints-spikes-weights"""
+
+    milestone_percent: float = Field(default=10, ge=0, le=100)
+    """one whole checkpoint is kept for each such share of the training; 0 = none"""
+
+    data: bool = False
+    """data sets and tokenizer of the card are copied too, and verified like checkpoints"""
+
+    logs: bool = True
+    """logs and TensorBoard events are copied too"""
+
+    interval_hours: float = Field(default=24, gt=0, le=8760)
+    """between two rounds of the periodic job"""
+
+    prune: bool = False
+    """each round ends with tr11 checkpoints prune; false: a person does it"""
+
+    parallel: int = Field(default=8, gt=0, le=256)
+    """files on their way at once"""
+
+    megabytes_per_second: float = Field(default=0, ge=0, le=10**6)
+    """most that is sent, all files together; 0 = no limit"""
+
+    reread_days: float = Field(default=30, gt=0, le=3650)
+    """every byte of the archives is read again within this time"""
+
+    confirm_hours: float = Field(default=48, gt=0, le=8760)
+    """a copy behind a network counts for prune if it was listed so lately"""
+
+    partition: Word | None = None
+    """of a round that is a job; default: [cron] partition"""
+
+    account: Word | None = None
+    """who pays for it; default: [cron] account"""
+
+    constraint: Word | None = None
+    """node feature asked for; default: [cron] constraint"""
+
+    quality_of_service: Word | None = None
+    """QoS; default: [cron] quality_of_service"""
+
+    time_limit: TimeLimit = "20:00:00"
+    """of a round that is a job"""
 
     @property
     def copies_checkpoints(self) -> bool:

@@ -4,18 +4,23 @@ for the reference, written by `python -m tr11ops.runcard.docs > docs/run-card.md
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import re
 import sys
 from collections.abc import Iterator
-from types import NoneType, UnionType
+from functools import cache
+from itertools import pairwise
+from types import ModuleType, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from tr11ops.runcard.card import PATH_KEYS, RunCard
-from trainer.config.base import section_of
+from trainer.config.base import Section, section_of
 from trainer.contract.record import Record
 
 REQUIRED = object()  # the default of a key that a card must give
@@ -67,27 +72,55 @@ def card_sections() -> Iterator[CardSection]:
         yield from _sections(name, entry)
 
 
+def meaning_of(schema: type[BaseModel], key: str) -> str:
+    """What a key of a section is for: the text below it in the source; "" where it has none."""
+    for kind in schema.__mro__:
+        if kind is Section:
+            break
+        text = _meanings(sys.modules[kind.__module__]).get((kind.__name__, key))
+        if text is not None:
+            return text
+    return schema.model_fields[key].description or ""
+
+
+@cache
+def _meanings(module: ModuleType) -> dict[tuple[str, str], str]:
+    """The texts below the fields of a module's classes, by class and field."""
+    found = {}
+    for kind in ast.parse(inspect.getsource(module)).body:
+        if not isinstance(kind, ast.ClassDef):
+            continue
+        for field, below in pairwise(kind.body):
+            match field, below:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    found[kind.name, name] = " ".join(text.split())
+    return found
+
+
 def _sections(name: str, entry: FieldInfo) -> Iterator[CardSection]:
     schema = section_of(entry.annotation)
     assert schema is not None, f"{name} is not a section"
     text = " ".join((schema.__doc__ or "").partition(": ")[2].split())
-    keys = tuple(_key(name, key, item) for key, item in schema.model_fields.items())
+    keys = tuple(_key(name, key, schema) for key in schema.model_fields)
     yield CardSection(name, text[:1].upper() + text[1:], keys, get_origin(entry.annotation) is list)
     for key, item in schema.model_fields.items():
         if section_of(item.annotation):
             yield from _sections(f"{name}.{key}", item)
 
 
-def _key(section: str, name: str, entry: FieldInfo) -> CardKey:
+def _key(section: str, name: str, schema: type[BaseModel]) -> CardKey:
+    entry = schema.model_fields[name]
     default = REQUIRED if entry.default is PydanticUndefined else entry.default
     if section_of(entry.annotation):
         kind = "table"
     else:
         kind = _kind(entry)
     is_path = (*section.split("."), name) in PATH_KEYS
-    return CardKey(
-        section, name, kind=kind, default=default, meaning=entry.description or "", is_path=is_path
-    )
+    meaning = meaning_of(schema, name)
+    return CardKey(section, name, kind=kind, default=default, meaning=meaning, is_path=is_path)
 
 
 def _kind(entry: FieldInfo) -> str:

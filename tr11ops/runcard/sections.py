@@ -25,46 +25,38 @@ class ContainerSection(Section):
     agent stay outside.
     """
 
-    image: Image = Field(
-        description="path of an image (.sif, .sqsh), or its address: docker://..., nvcr.io#nvidia/..."
-    )
-    runtime: Literal["pyxis", "apptainer"] = Field(
-        description="what runs it: Slurm's plug-in Pyxis, or Apptainer"
-    )
-    mounts: list[Mount] = Field(
-        default=[],
-        description="folders of the node that are seen inside: HOST or HOST:INSIDE or HOST:INSIDE:ro",
-    )
-    python: str = Field(
-        default="python3",
-        pattern=r"^[A-Za-z0-9._/+-]{1,400}$",
-        description="the image's Python that has tr11",
-    )
+    image: Image
+    """path of an image (.sif, .sqsh), or its address: docker://..., nvcr.io#nvidia/..."""
+
+    runtime: Literal["pyxis", "apptainer"]
+    """what runs it: Slurm's plug-in Pyxis, or Apptainer"""
+
+    mounts: list[Mount] = Field(default=[])
+    """folders of the node that are seen inside: HOST or HOST:INSIDE or HOST:INSIDE:ro"""
+
+    python: str = Field(default="python3", pattern=r"^[A-Za-z0-9._/+-]{1,400}$")
+    """the image's Python that has tr11"""
 
 
 class KubernetesSection(Section):
     """[kubernetes]: what `tr11 launch --scheduler kubernetes` needs beyond the rest of the card."""
 
-    image: Image = Field(
-        description="container image with tr11, as container/Containerfile makes it"
-    )
-    volume_claim: str = Field(
-        pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$",
-        description="PersistentVolumeClaim that all pods may write to (ReadWriteMany)",
-    )
-    mount: Folder = Field(
-        description="where the pods see it; run directory, data and tokenizer lie below"
-    )
-    namespace: str = Field(
-        default="default",
-        pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
-        description="where the Job is made",
-    )
+    image: Image
+    """container image with tr11, as container/Containerfile makes it"""
+
+    volume_claim: str = Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")
+    """PersistentVolumeClaim that all pods may write to (ReadWriteMany)"""
+
+    mount: Folder
+    """where the pods see it; run directory, data and tokenizer lie below"""
+
+    namespace: str = Field(default="default", pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
+    """where the Job is made"""
+
     gpu_resource: str = Field(
-        default="nvidia.com/gpu",
-        pattern=r"^[a-z0-9.-]{1,200}/[A-Za-z0-9._-]{1,60}$",
-        description="name of a GPU there",
+        default="nvidia.com/gpu", pattern=r"^[a-z0-9.-]{1,200}/[A-Za-z0-9._-]{1,60}$"
     )
+    """name of a GPU there"""
 
 
 # safe on an #SBATCH line
@@ -97,99 +89,86 @@ def requested(section: Section) -> dict[str, Any]:
 class SlurmSection(Section):
     """[slurm]: the allocation of one attempt, and what its shell does before the workers start."""
 
-    nodes: int = Field(gt=0, le=100_000, description="nodes of one attempt")
-    spare_nodes: int = Field(
-        default=0,
-        ge=0,
-        le=10_000,
-        description="nodes held beyond these, so that a launch can go on without a bad one",
-    )
-    gpus_per_node: int = Field(
-        default=0, ge=0, le=1024, description="GPUs asked for on each node; 0 = none"
-    )
-    gpu_kind: str | None = Field(
-        default=None,
-        pattern=r"^[A-Za-z0-9 ._-]{1,60}$",
-        description="such as V100, where constraint and partition do not name it; for estimates of time",
-    )
-    gpu_memory_gb: float | None = Field(
-        default=None,
-        gt=0,
-        le=10_000,
-        description="memory of each GPU in GiB, as its name has it (80); a card that cannot fit is then refused",
-    )
-    workers_per_node: int | None = Field(
-        default=None,
-        gt=0,
-        le=1024,
-        description="trainer processes on each node; default: gpus_per_node",
-    )
-    partition: Word | None = Field(default=None, description="default: the cluster's")
-    account: Word | None = Field(default=None, description="who pays")
-    constraint: Word | None = Field(default=None, description="node feature asked for")
-    reservation: Word | None = Field(default=None, description="reservation to run in")
-    quality_of_service: Word | None = Field(default=None, description="QoS")
-    hint: Literal["nomultithread", "multithread", "compute_bound", "memory_bound"] | None = Field(
-        default=None, description="Slurm's --hint: nomultithread gives physical cores only"
-    )
-    cpus_per_task: int = Field(
-        default=1, gt=0, le=100_000, description="cores for each node's one launcher"
-    )
-    time_limit: TimeLimit = Field(
-        description="of one attempt, as Slurm writes it: HH:MM:SS, D-HH:MM:SS, MM, MM:SS"
-    )
-    signal_seconds_before_limit: int | None = Field(
-        default=None,
-        gt=0,
-        le=65535,
-        description="USR1 this long before the limit: save and leave; may come a minute early",
-    )
-    output: str = Field(
-        default="%x-%A_%a.out",
-        pattern=r"^[^\s]+$",
-        max_length=1000,
-        description="the batch script's log, which it opens itself: %x name, %j job, %A array, %a task",
-    )
-    exclude: list[NodeList] = Field(
-        default=[], description="nodes never to be used, as names or ranges"
-    )
-    master_port: int | None = Field(
-        default=None,
-        ge=1024,
-        le=65535,
-        description="rendezvous port on the first node; default: a free one",
-    )
-    setup: list[str] = Field(
-        default=[],
-        description="shell lines run once, on the first node, before the agent; what they export reaches the workers "
-        "of all nodes; `$` is left to that shell",
-    )
-    setup_minutes: float = Field(
-        default=10.0,
-        gt=0,
-        le=1440,
-        description="a set-up that takes longer is ended, and what is queued is held",
-    )
-    environment: dict[str, str] = Field(
-        default={},
-        description='variables given to every worker; a secret as a reference, `NAME = "$NAME"`',
-    )
-    chain: Literal["auto", "array", "afterany", "self"] = Field(
-        default="auto",
-        description="how the next attempt is queued: a job array, dependent jobs, or by the job itself",
-    )
-    comment: str = Field(
-        default="", pattern=r"^[^\"'\\`$]{0,200}$", description="shown by squeue; no quotes"
-    )
-    options: dict[str, str | int | bool] = Field(
-        default={},
-        description='other options of sbatch, by their long names: `licenses = "scratch"`, `exclusive = true`, '
-        '`gres = "gpu:a100:8"`; those that tr11 sets itself are refused. Checks and measurements take them too '
-        "(but not switches, segment, nodelist), copies and periodic jobs licenses, wckey, nice and mcs-label",
-    )
-    container: ContainerSection | None = Field(
-        default=None, description="run node agents and workers in an image"
-    )
+    nodes: int = Field(gt=0, le=100_000)
+    """nodes of one attempt"""
+
+    spare_nodes: int = Field(default=0, ge=0, le=10_000)
+    """nodes held beyond these, so that a launch can go on without a bad one"""
+
+    gpus_per_node: int = Field(default=0, ge=0, le=1024)
+    """GPUs asked for on each node; 0 = none"""
+
+    gpu_kind: str | None = Field(default=None, pattern=r"^[A-Za-z0-9 ._-]{1,60}$")
+    """such as V100, where constraint and partition do not name it; for estimates of time"""
+
+    gpu_memory_gb: float | None = Field(default=None, gt=0, le=10_000)
+    """memory of each GPU in GiB, as its name has it (80); a card that cannot fit is then refused"""
+
+    workers_per_node: int | None = Field(default=None, gt=0, le=1024)
+    """trainer processes on each node; default: gpus_per_node"""
+
+    partition: Word | None = None
+    """default: the cluster's"""
+
+    account: Word | None = None
+    """who pays"""
+
+    constraint: Word | None = None
+    """node feature asked for"""
+
+    reservation: Word | None = None
+    """reservation to run in"""
+
+    quality_of_service: Word | None = None
+    """QoS"""
+
+    hint: Literal["nomultithread", "multithread", "compute_bound", "memory_bound"] | None = None
+    """Slurm's --hint: nomultithread gives physical cores only"""
+
+    cpus_per_task: int = Field(default=1, gt=0, le=100_000)
+    """cores for each node's one launcher"""
+
+    time_limit: TimeLimit
+    """of one attempt, as Slurm writes it: HH:MM:SS, D-HH:MM:SS, MM, MM:SS"""
+
+    signal_seconds_before_limit: int | None = Field(default=None, gt=0, le=65535)
+    """USR1 this long before the limit: save and leave; may come a minute early"""
+
+    output: str = Field(default="%x-%A_%a.out", pattern=r"^[^\s]+$", max_length=1000)
+    """the batch script's log, which it opens itself: %x name, %j job, %A array, %a task"""
+
+    exclude: list[NodeList] = Field(default=[])
+    """nodes never to be used, as names or ranges"""
+
+    master_port: int | None = Field(default=None, ge=1024, le=65535)
+    """rendezvous port on the first node; default: a free one"""
+
+    setup: list[str] = Field(default=[])
+    """shell lines run once, on the first node, before the agent; what they export reaches the
+    workers of all nodes; `$` is left to that shell
+    """
+
+    setup_minutes: float = Field(default=10.0, gt=0, le=1440)
+    """a set-up that takes longer is ended, and what is queued is held"""
+
+    environment: dict[str, str] = Field(default={})
+    """variables given to every worker; a secret as a reference, `NAME = "$NAME"`"""
+
+    chain: Literal["auto", "array", "afterany", "self"] = "auto"
+    """how the next attempt is queued: a job array, dependent jobs, or by the job itself"""
+
+    comment: str = Field(default="", pattern=r"^[^\"'\\`$]{0,200}$")
+    """shown by squeue; no quotes"""
+
+    options: dict[str, str | int | bool] = Field(default={})
+    """other options of sbatch, by their long names: `licenses = "scratch"`, `exclusive = true`,
+    `gres = "gpu:a100:8"`; those that tr11 sets itself are refused. Checks and measurements take
+    them too (but not switches, segment, nodelist), copies and periodic jobs licenses, wckey,
+    nice and mcs-label
+    """
+
+    container: ContainerSection | None = None
+    """run node agents and workers in an image"""
 
     @property
     def allocated_nodes(self) -> int:
@@ -207,15 +186,17 @@ class SlurmSection(Section):
 class CheckScript(Section):
     """[[resilience.check_scripts]]: a health check of the site's. A text alone is its `script`."""
 
-    script: str = Field(description="the executable")
-    arguments: list[str] = Field(default=[], description="what it is called with")
-    dialect: Literal["tr11", "gcm", "nagios", "nhc"] = Field(
-        default="tr11",
-        description="what its exit status means: of a script for tr11, a check of gcm, a Nagios plugin, LBNL NHC",
-    )
-    name: Word | None = Field(
-        default=None, description="it is `script:NAME` then; default: the executable's own name"
-    )
+    script: str
+    """the executable"""
+
+    arguments: list[str] = Field(default=[])
+    """what it is called with"""
+
+    dialect: Literal["tr11", "gcm", "nagios", "nhc"] = "tr11"
+    """what its exit status means: of a script for tr11, a check of gcm, a Nagios plugin, LBNL NHC"""
+
+    name: Word | None = None
+    """it is `script:NAME` then; default: the executable's own name"""
 
     @model_validator(mode="before")
     @classmethod
@@ -234,77 +215,51 @@ class CheckScript(Section):
 class ResilienceSection(Section):
     """[resilience]: how much of a fault is answered without a person, and when it is left to one."""
 
-    launches_per_attempt: int = Field(
-        default=20, gt=0, le=10_000, description="most launches inside one allocation"
-    )
-    launches_without_progress: int = Field(
-        default=3,
-        gt=0,
-        le=1000,
-        description="launches in a row that add no iteration before the attempt gives up",
-    )
-    most_tasks_per_fault: int = Field(
-        default=2,
-        gt=0,
-        le=100,
-        description="array tasks that one fault may burn before the rest is held",
-    )
-    exclusion_days: float = Field(
-        default=14,
-        gt=0,
-        le=3650,
-        description="how long an exclusion lasts before the node is checked again",
-    )
-    exclusion_cap_percent: float | None = Field(
-        default=None,
-        ge=0,
-        le=100,
-        description="of the partition's nodes, never below the nodes needed; unset: 10, or half of what is idle",
-    )
-    shared_exclusions: str | None = Field(
-        default=None,
-        pattern=r"^/",
-        description="a folder in which the runs of a site tell each other of nodes: another run's suspicion counts",
-    )
-    check_scripts: list[CheckScript] = Field(
-        default=[],
-        description="own health checks: executables that exit with 0 fine, 1 bad node, 3 unknown (text), or tables",
-    )
-    skip_checks: list[Word] = Field(
-        default=[], description="names of health checks that are not run"
-    )
-    check_seconds: float = Field(
-        default=30, gt=0, le=3600, description="time-out of each health check"
-    )
-    end_within_seconds: float = Field(
-        default=20,
-        ge=1,
-        le=3600,
-        description="after a failure no worker is left on any node after this time",
-    )
-    stop_within_minutes: float = Field(
-        default=30,
-        gt=0,
-        le=10_080,
-        description="after this time a stop switch falls back to cancelling the job",
-    )
-    support_address: str | None = Field(
-        default=None,
-        pattern=r"^[^@\s,]+@[^@\s,]+$",
-        description="the site's support, for reports of bad nodes",
-    )
+    launches_per_attempt: int = Field(default=20, gt=0, le=10_000)
+    """most launches inside one allocation"""
+
+    launches_without_progress: int = Field(default=3, gt=0, le=1000)
+    """launches in a row that add no iteration before the attempt gives up"""
+
+    most_tasks_per_fault: int = Field(default=2, gt=0, le=100)
+    """array tasks that one fault may burn before the rest is held"""
+
+    exclusion_days: float = Field(default=14, gt=0, le=3650)
+    """how long an exclusion lasts before the node is checked again"""
+
+    exclusion_cap_percent: float | None = Field(default=None, ge=0, le=100)
+    """of the partition's nodes, never below the nodes needed; unset: 10, or half of what is idle"""
+
+    shared_exclusions: str | None = Field(default=None, pattern=r"^/")
+    """a folder in which the runs of a site tell each other of nodes: another run's suspicion counts"""
+
+    check_scripts: list[CheckScript] = Field(default=[])
+    """own health checks: executables that exit with 0 fine, 1 bad node, 3 unknown (text), or tables"""
+
+    skip_checks: list[Word] = Field(default=[])
+    """names of health checks that are not run"""
+
+    check_seconds: float = Field(default=30, gt=0, le=3600)
+    """time-out of each health check"""
+
+    end_within_seconds: float = Field(default=20, ge=1, le=3600)
+    """after a failure no worker is left on any node after this time"""
+
+    stop_within_minutes: float = Field(default=30, gt=0, le=10_080)
+    """after this time a stop switch falls back to cancelling the job"""
+
+    support_address: str | None = Field(default=None, pattern=r"^[^@\s,]+@[^@\s,]+$")
+    """the site's support, for reports of bad nodes"""
 
 
 class PermsSection(Section):
     """[perms]: who may read and write the files of the run, for `tr11 perms`."""
 
-    group: Word | None = Field(
-        default=None,
-        description="the Unix group that all files should have; default: that of each folder itself",
-    )
-    folders: list[str] = Field(
-        default=[], description="looked at too, beside the run directory: code, archives"
-    )
+    group: Word | None = None
+    """the Unix group that all files should have; default: that of each folder itself"""
+
+    folders: list[str] = Field(default=[])
+    """looked at too, beside the run directory: code, archives"""
 
 
 class RehearsalSection(Section):
@@ -312,29 +267,28 @@ class RehearsalSection(Section):
     the trainer's.
     """
 
-    time_scale: float = Field(
-        default=1, gt=0, le=10**6, description="how many of these seconds pass in one second"
-    )
-    start_seconds: float = Field(
-        default=300, ge=0, le=86_400, description="from the workers' start to the first load"
-    )
-    step_seconds: float = Field(default=105, gt=0, le=86_400, description="one step")
-    save_seconds: float = Field(default=40, ge=0, le=86_400, description="one save")
-    evaluation_seconds: float = Field(
-        default=60, ge=0, le=86_400, description="one batch of an evaluation"
-    )
-    bytes_per_rank: int = Field(
-        default=4096, ge=256, le=2**30, description="what each rank writes into a checkpoint"
-    )
-    collective_seconds: float = Field(
-        default=60,
-        gt=0,
-        le=86_400,
-        description="how long ranks wait for one that hangs; not scaled",
-    )
-    log_scale: float | None = Field(
-        default=None,
-        gt=0,
-        le=10**6,
-        description="the log's seconds of a step are whole tenths of a second, at least one, times this; else measured",
-    )
+    time_scale: float = Field(default=1, gt=0, le=10**6)
+    """how many of these seconds pass in one second"""
+
+    start_seconds: float = Field(default=300, ge=0, le=86_400)
+    """from the workers' start to the first load"""
+
+    step_seconds: float = Field(default=105, gt=0, le=86_400)
+    """one step"""
+
+    save_seconds: float = Field(default=40, ge=0, le=86_400)
+    """one save"""
+
+    evaluation_seconds: float = Field(default=60, ge=0, le=86_400)
+    """one batch of an evaluation"""
+
+    bytes_per_rank: int = Field(default=4096, ge=256, le=2**30)
+    """what each rank writes into a checkpoint"""
+
+    collective_seconds: float = Field(default=60, gt=0, le=86_400)
+    """how long ranks wait for one that hangs; not scaled"""
+
+    log_scale: float | None = Field(default=None, gt=0, le=10**6)
+    """the log's seconds of a step are whole tenths of a second, at least one, times this; else
+    measured
+    """

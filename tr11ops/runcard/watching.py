@@ -20,75 +20,60 @@ class AlertsSection(Section):
     their own.
     """
 
-    recipients: list[MailAddress] = Field(
-        default=[],
-        description="mail addresses that get alerts; with a rota, what no one on it has acknowledged; "
-        '"$NAME" may hold several, with commas',
-    )
-    rota: list[MailAddress] = Field(
-        default=[],
-        description="people on call, in turn; alerts go to who is on duty, then to the next",
-    )
-    rota_days: float = Field(
-        default=7, gt=0, le=366, description="how long each one of the rota is on duty"
-    )
-    rota_start: str | None = Field(
-        default=None,
-        pattern=r"^\d{4}-\d{2}-\d{2}$",
-        description="first day of the first of the rota, YYYY-MM-DD",
-    )
-    time_zone: str = Field(
-        default="UTC",
-        pattern=r"^[A-Za-z0-9_+/-]{1,64}$",
-        description="of all times of day here, e.g. Europe/Paris",
-    )
+    recipients: list[MailAddress] = Field(default=[])
+    """mail addresses that get alerts; with a rota, what no one on it has acknowledged; "$NAME" may
+    hold several, with commas
+    """
+
+    rota: list[MailAddress] = Field(default=[])
+    """people on call, in turn; alerts go to who is on duty, then to the next"""
+
+    rota_days: float = Field(default=7, gt=0, le=366)
+    """how long each one of the rota is on duty"""
+
+    rota_start: str | None = Field(default=None, pattern=r"^\d{4}-\d{2}-\d{2}$")
+    """first day of the first of the rota, YYYY-MM-DD"""
+
+    time_zone: str = Field(default="UTC", pattern=r"^[A-Za-z0-9_+/-]{1,64}$")
+    """of all times of day here, e.g. Europe/Paris"""
+
     quiet_hours: str | None = Field(
-        default=None,
-        pattern=r"^([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d$",
-        description="22:00-07:00: only what is critical is sent then, the rest when they end",
+        default=None, pattern=r"^([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d$"
     )
-    escalate_minutes: list[Annotated[float, Field(gt=0, le=10_080)]] = Field(
-        default=[30, 60],
-        description="when a critical alert that no one acknowledged goes to the next of the rota, at last to all",
-    )
-    repeat_hours: float = Field(
-        default=24,
-        gt=0,
-        le=8760,
-        description="an alert that is open and not acknowledged is sent again after this",
-    )
-    resolve_after: int = Field(
-        default=2,
-        gt=0,
-        le=100,
-        description="looks in a row that must be free of a fault before the all-clear",
-    )
-    digest_time: str = Field(
-        default="08:00",
-        pattern=r"^(([01]\d|2[0-3]):[0-5]\d)?$",
-        description='of the daily summary; "": no summary',
-    )
-    sender: MailAddress | None = Field(default=None, description="mail address")
-    smtp_host: str = Field(
-        default="localhost", pattern=r"^[A-Za-z0-9.:_-]{1,255}$", description="mail server"
-    )
-    smtp_port: int = Field(default=25, gt=0, le=65535, description="of the mail server")
-    delivery_seconds: float = Field(
-        default=30,
-        gt=0,
-        le=600,
-        description="most that one delivery may take",
-    )
-    urls_file: str | None = Field(
-        default=None, description="file with one delivery URL a line; readable by you alone"
-    )
-    dead_man_url_file: str | None = Field(
-        default=None,
-        description="file with the URL that is called after each look that really saw the run",
-    )
-    interval_minutes: int = Field(
-        default=5, gt=0, le=1440, description="between two looks at the run"
-    )
+    """22:00-07:00: only what is critical is sent then, the rest when they end"""
+
+    escalate_minutes: list[Annotated[float, Field(gt=0, le=10_080)]] = Field(default=[30, 60])
+    """when a critical alert that no one acknowledged goes to the next of the rota, at last to all"""
+
+    repeat_hours: float = Field(default=24, gt=0, le=8760)
+    """an alert that is open and not acknowledged is sent again after this"""
+
+    resolve_after: int = Field(default=2, gt=0, le=100)
+    """looks in a row that must be free of a fault before the all-clear"""
+
+    digest_time: str = Field(default="08:00", pattern=r"^(([01]\d|2[0-3]):[0-5]\d)?$")
+    """of the daily summary; "": no summary"""
+
+    sender: MailAddress | None = None
+    """mail address"""
+
+    smtp_host: str = Field(default="localhost", pattern=r"^[A-Za-z0-9.:_-]{1,255}$")
+    """mail server"""
+
+    smtp_port: int = Field(default=25, gt=0, le=65535)
+    """of the mail server"""
+
+    delivery_seconds: float = Field(default=30, gt=0, le=600)
+    """most that one delivery may take"""
+
+    urls_file: str | None = None
+    """file with one delivery URL a line; readable by you alone"""
+
+    dead_man_url_file: str | None = None
+    """file with the URL that is called after each look that really saw the run"""
+
+    interval_minutes: int = Field(default=5, gt=0, le=1440)
+    """between two looks at the run"""
 
     @property
     def has_recipients(self) -> bool:
@@ -101,51 +86,38 @@ class WatchSection(Section):
     itself.
     """
 
-    act: bool = Field(
-        default=False,
-        description="the periodic watchdog acts within the budgets; false: it only tells",
-    )
-    resubmit_array: str = Field(
-        default="1-3",
-        pattern=r"^[0-9,-]{1,100}$",
-        description="what is submitted when nothing runs and nothing waits",
-    )
-    resubmissions_per_day: int = Field(
-        default=4, ge=0, le=1000, description="most of them in 24 hours"
-    )
-    exclusions_per_day: int = Field(
-        default=4, ge=0, le=1000, description="most nodes excluded in 24 hours"
-    )
-    cancellations_per_day: int = Field(
-        default=4, ge=0, le=1000, description="most jobs cancelled in 24 hours"
-    )
-    longest_queue_minutes: float = Field(
-        default=60,
-        gt=0,
-        le=525_600,
-        description="a first task that waits longer than this for nodes of its own",
-    )
-    stall_iterations: float = Field(
-        default=10,
-        ge=3,
-        le=10_000,
-        description="learned iteration times without a new iteration, while training",
-    )
-    slow_percent: float = Field(
-        default=3, gt=0, le=90, description="below the median throughput of the last 100 iterations"
-    )
-    tasks_left: int = Field(
-        default=2, ge=0, le=1000, description="fewer queued tasks than this: the end is in sight"
-    )
-    clock_skew_seconds: float = Field(
-        default=30, gt=0, le=86_400, description="between two machines' clocks"
-    )
-    scratch_purge_days: float | None = Field(
-        default=None,
-        gt=0,
-        le=3650,
-        description="the site deletes files that no one has touched for this long",
-    )
+    act: bool = False
+    """the periodic watchdog acts within the budgets; false: it only tells"""
+
+    resubmit_array: str = Field(default="1-3", pattern=r"^[0-9,-]{1,100}$")
+    """what is submitted when nothing runs and nothing waits"""
+
+    resubmissions_per_day: int = Field(default=4, ge=0, le=1000)
+    """most of them in 24 hours"""
+
+    exclusions_per_day: int = Field(default=4, ge=0, le=1000)
+    """most nodes excluded in 24 hours"""
+
+    cancellations_per_day: int = Field(default=4, ge=0, le=1000)
+    """most jobs cancelled in 24 hours"""
+
+    longest_queue_minutes: float = Field(default=60, gt=0, le=525_600)
+    """a first task that waits longer than this for nodes of its own"""
+
+    stall_iterations: float = Field(default=10, ge=3, le=10_000)
+    """learned iteration times without a new iteration, while training"""
+
+    slow_percent: float = Field(default=3, gt=0, le=90)
+    """below the median throughput of the last 100 iterations"""
+
+    tasks_left: int = Field(default=2, ge=0, le=1000)
+    """fewer queued tasks than this: the end is in sight"""
+
+    clock_skew_seconds: float = Field(default=30, gt=0, le=86_400)
+    """between two machines' clocks"""
+
+    scratch_purge_days: float | None = Field(default=None, gt=0, le=3650)
+    """the site deletes files that no one has touched for this long"""
 
     @property
     def resubmissions(self) -> int:
@@ -158,54 +130,66 @@ class WatchSection(Section):
 class FilesystemSection(Section):
     """[[filesystems]]: one file system or quota that is watched; one table for each."""
 
-    name: Word = Field(description="as it appears in alerts, e.g. SCRATCH")
-    source: Literal["idrquota", "lfs", "quota", "df", "du"] = Field(
-        description="who knows how full it is"
-    )
-    path: str | None = Field(default=None, description="folder on it; needed by lfs, df and du")
-    arguments: list[Word] = Field(
-        default=[], description='given to the source, e.g. ["-w", "-p", "six"]'
-    )
-    bytes_limit: Size | None = Field(
-        default=None, description='where the source knows no quota, e.g. "400 TiB"'
-    )
-    inodes_limit: int | None = Field(
-        default=None, gt=0, le=10**15, description="where the source knows no quota"
-    )
-    bytes_percent: Percent = Field(default=85, description="full beyond this share of the bytes")
-    inodes_percent: Percent = Field(default=85, description="full beyond this share of the inodes")
-    least_free: Size | None = Field(
-        default=None, description='full below this, whatever the share, e.g. "100 TiB"'
-    )
-    forecast_days: float = Field(
-        default=14, gt=0, le=3650, description="told when it will be full sooner than this"
-    )
+    name: Word
+    """as it appears in alerts, e.g. SCRATCH"""
+
+    source: Literal["idrquota", "lfs", "quota", "df", "du"]
+    """who knows how full it is"""
+
+    path: str | None = None
+    """folder on it; needed by lfs, df and du"""
+
+    arguments: list[Word] = Field(default=[])
+    """given to the source, e.g. ["-w", "-p", "six"]"""
+
+    bytes_limit: Size | None = None
+    """where the source knows no quota, e.g. "400 TiB\""""
+
+    inodes_limit: int | None = Field(default=None, gt=0, le=10**15)
+    """where the source knows no quota"""
+
+    bytes_percent: Percent = 85
+    """full beyond this share of the bytes"""
+
+    inodes_percent: Percent = 85
+    """full beyond this share of the inodes"""
+
+    least_free: Size | None = None
+    """full below this, whatever the share, e.g. "100 TiB\""""
+
+    forecast_days: float = Field(default=14, gt=0, le=3650)
+    """told when it will be full sooner than this"""
 
 
 class CronSection(Section):
     """[cron]: the periodic jobs, and where the scheduler runs those that live on it."""
 
-    skip: list[Word] = Field(default=[], description="names of periodic jobs that are not run")
-    partition: Word | None = Field(
-        default=None, description="for periodic jobs; else one without GPUs"
-    )
-    account: Word | None = Field(default=None, description="who pays for them")
-    constraint: Word | None = Field(default=None, description="node feature asked for")
-    quality_of_service: Word | None = Field(default=None, description="QoS")
-    hourly_time_limit: TimeLimit = Field(
-        default="00:30:00", description="of one round of the hourly jobs"
-    )
-    daily_time_limit: TimeLimit = Field(
-        default="02:00:00", description="of one round of the daily jobs"
-    )
-    daily_time: str = Field(
-        default="04:00",
-        pattern=r"^([01]\d|2[0-3]):[0-5]\d$",
-        description="when the daily jobs run, in alerts.time_zone",
-    )
-    filesystem_hours: float = Field(
-        default=24, gt=0, le=8760, description="between two looks at the file systems"
-    )
-    node_check_hours: float = Field(
-        default=6, gt=0, le=8760, description="between two checks of nodes that are due"
-    )
+    skip: list[Word] = Field(default=[])
+    """names of periodic jobs that are not run"""
+
+    partition: Word | None = None
+    """for periodic jobs; else one without GPUs"""
+
+    account: Word | None = None
+    """who pays for them"""
+
+    constraint: Word | None = None
+    """node feature asked for"""
+
+    quality_of_service: Word | None = None
+    """QoS"""
+
+    hourly_time_limit: TimeLimit = "00:30:00"
+    """of one round of the hourly jobs"""
+
+    daily_time_limit: TimeLimit = "02:00:00"
+    """of one round of the daily jobs"""
+
+    daily_time: str = Field(default="04:00", pattern=r"^([01]\d|2[0-3]):[0-5]\d$")
+    """when the daily jobs run, in alerts.time_zone"""
+
+    filesystem_hours: float = Field(default=24, gt=0, le=8760)
+    """between two looks at the file systems"""
+
+    node_check_hours: float = Field(default=6, gt=0, le=8760)
+    """between two checks of nodes that are due"""

@@ -17,53 +17,51 @@ class RampSection(Section):
     samples.
     """
 
-    start: int = Field(gt=0, le=LARGEST_BATCH, description="first global batch")
-    increment: int = Field(gt=0, le=LARGEST_BATCH, description="added at each level")
-    samples: int = Field(ge=0, le=MOST_SAMPLES, description="length of the ramp")
+    start: int = Field(gt=0, le=LARGEST_BATCH)
+    """first global batch"""
+
+    increment: int = Field(gt=0, le=LARGEST_BATCH)
+    """added at each level"""
+
+    samples: int = Field(ge=0, le=MOST_SAMPLES)
+    """length of the ramp"""
 
 
 class MicroBatchSection(Section):
     """[[batch.micro_batch_ramp]]: the micro batch from one level of the batch ramp on."""
 
-    from_batch: int = Field(
-        gt=0, le=LARGEST_BATCH, description="the level: a global batch that the ramp reaches"
-    )
-    size: int = Field(gt=0, le=LARGEST_BATCH, description="micro batch from there on")
+    from_batch: int = Field(gt=0, le=LARGEST_BATCH)
+    """the level: a global batch that the ramp reaches"""
+
+    size: int = Field(gt=0, le=LARGEST_BATCH)
+    """micro batch from there on"""
 
 
 class BatchSection(Section):
     """[batch]: how many samples a step takes, and how many the whole training takes."""
 
-    micro_batch_size: int = Field(
-        gt=0, le=LARGEST_BATCH, description="samples of one forward pass of one replica"
-    )
-    micro_batch_ramp: list[MicroBatchSection] = Field(
-        default=[],
-        description="larger micro batches from later levels of the ramp on, such as [{ from_batch = 784, size = 2 }]",
-    )
-    global_batch_size: int = Field(
-        gt=0, le=LARGEST_BATCH, description="samples of one step, after the ramp"
-    )
-    train_samples: int = Field(
-        gt=0,
-        le=MOST_SAMPLES,
-        description="samples of the whole training; may be left out when train_iterations is given",
-    )
-    train_iterations: int | None = Field(
-        default=None,
-        gt=0,
-        le=MOST_ITERATIONS,
-        description="instead of train_samples: steps of the whole training",
-    )
-    train_tokens: int | None = Field(
-        default=None,
-        gt=0,
-        le=10**18,
-        description="stop at the first step that reaches so many tokens",
-    )
-    ramp: RampSection | None = Field(
-        default=None, description="default: the full batch from the first step"
-    )
+    micro_batch_size: int = Field(gt=0, le=LARGEST_BATCH)
+    """samples of one forward pass of one replica"""
+
+    micro_batch_ramp: list[MicroBatchSection] = Field(default=[])
+    """larger micro batches from later levels of the ramp on, such as [{ from_batch = 784, size = 2
+    }]
+    """
+
+    global_batch_size: int = Field(gt=0, le=LARGEST_BATCH)
+    """samples of one step, after the ramp"""
+
+    train_samples: int = Field(gt=0, le=MOST_SAMPLES)
+    """samples of the whole training; may be left out when train_iterations is given"""
+
+    train_iterations: int | None = Field(default=None, gt=0, le=MOST_ITERATIONS)
+    """instead of train_samples: steps of the whole training"""
+
+    train_tokens: int | None = Field(default=None, gt=0, le=10**18)
+    """stop at the first step that reaches so many tokens"""
+
+    ramp: RampSection | None = None
+    """default: the full batch from the first step"""
 
     def micro_batch_at(self, global_batch: int) -> int:
         """Samples of one forward pass of one replica in steps of `global_batch`."""
@@ -80,106 +78,84 @@ class BatchSection(Section):
 class ScheduleSection(Section):
     """[schedule]: the learning rate as a function of consumed samples or tokens."""
 
-    learning_rate: float = Field(gt=0, description="peak, reached at the end of the warm-up")
-    min_learning_rate: float = Field(default=0.0, ge=0, description="floor, kept after the decay")
-    decay_style: Literal["constant", "linear", "cosine", "wsd"] = Field(
-        default="cosine",
-        description="way from peak to floor; wsd: warm-up, then stable at the peak, then a cooldown to the decay's end",
-    )
-    decay_samples: int | None = Field(
-        default=None,
-        gt=0,
-        le=MOST_SAMPLES,
-        description="where the floor is reached; default: batch.train_samples",
-    )
-    decay_iterations: int | None = Field(
-        default=None,
-        gt=0,
-        le=MOST_ITERATIONS,
-        description="the same in steps, with batch.train_iterations",
-    )
-    decay_tokens: int | None = Field(
-        default=None, gt=0, le=10**18, description="the same in tokens; goes before the other two"
-    )
-    cooldown_style: Literal["minus_sqrt", "linear", "cosine", "exponential"] = Field(
-        default="minus_sqrt",
-        description="wsd: way from peak to floor; minus_sqrt is 1 - the root of what is behind",
-    )
-    cooldown_samples: int | None = Field(
-        default=None,
-        gt=0,
-        le=MOST_SAMPLES,
-        description="wsd: length of the cooldown, at the end of the decay",
-    )
-    cooldown_iterations: int | None = Field(
-        default=None,
-        gt=0,
-        le=MOST_ITERATIONS,
-        description="the same in steps, with batch.train_iterations",
-    )
-    cooldown_tokens: int | None = Field(
-        default=None, gt=0, le=10**18, description="the same in tokens, with schedule.decay_tokens"
-    )
-    warmup_samples: int = Field(
-        default=0, ge=0, le=MOST_SAMPLES, description="linear rise from zero"
-    )
-    warmup_iterations: int | None = Field(
-        default=None,
-        gt=0,
-        le=MOST_ITERATIONS,
-        description="the same in steps, with batch.train_iterations",
-    )
-    warmup_fraction: float | None = Field(
-        default=None,
-        gt=0,
-        lt=1,
-        description="the same as a share of the decay, instead of a number",
-    )
-    on_resume: Literal["match", "override", "checkpoint"] = Field(
-        default="match",
-        description="where card and checkpoint differ: refuse, the card wins, the checkpoint wins",
-    )
+    learning_rate: float = Field(gt=0)
+    """peak, reached at the end of the warm-up"""
+
+    min_learning_rate: float = Field(default=0.0, ge=0)
+    """floor, kept after the decay"""
+
+    decay_style: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
+    """way from peak to floor; wsd: warm-up, then stable at the peak, then a cooldown to the decay's
+    end
+    """
+
+    decay_samples: int | None = Field(default=None, gt=0, le=MOST_SAMPLES)
+    """where the floor is reached; default: batch.train_samples"""
+
+    decay_iterations: int | None = Field(default=None, gt=0, le=MOST_ITERATIONS)
+    """the same in steps, with batch.train_iterations"""
+
+    decay_tokens: int | None = Field(default=None, gt=0, le=10**18)
+    """the same in tokens; goes before the other two"""
+
+    cooldown_style: Literal["minus_sqrt", "linear", "cosine", "exponential"] = "minus_sqrt"
+    """wsd: way from peak to floor; minus_sqrt is 1 - the root of what is behind"""
+
+    cooldown_samples: int | None = Field(default=None, gt=0, le=MOST_SAMPLES)
+    """wsd: length of the cooldown, at the end of the decay"""
+
+    cooldown_iterations: int | None = Field(default=None, gt=0, le=MOST_ITERATIONS)
+    """the same in steps, with batch.train_iterations"""
+
+    cooldown_tokens: int | None = Field(default=None, gt=0, le=10**18)
+    """the same in tokens, with schedule.decay_tokens"""
+
+    warmup_samples: int = Field(default=0, ge=0, le=MOST_SAMPLES)
+    """linear rise from zero"""
+
+    warmup_iterations: int | None = Field(default=None, gt=0, le=MOST_ITERATIONS)
+    """the same in steps, with batch.train_iterations"""
+
+    warmup_fraction: float | None = Field(default=None, gt=0, lt=1)
+    """the same as a share of the decay, instead of a number"""
+
+    on_resume: Literal["match", "override", "checkpoint"] = "match"
+    """where card and checkpoint differ: refuse, the card wins, the checkpoint wins"""
 
 
 class CurriculumSection(Section):
     """[curriculum]: short sequences first. Evaluation always uses the full length."""
 
-    kind: Literal["linear", "root", "discrete"] = Field(
-        default="linear", description="how the length grows"
-    )
-    start_length: int | None = Field(
-        default=None, gt=0, le=LARGEST_WIDTH, description="linear, root: length of the first step"
-    )
-    step: int = Field(
-        default=8, gt=0, le=LARGEST_WIDTH, description="linear, root: lengths are multiples of this"
-    )
-    total_steps: int | None = Field(
-        default=None,
-        gt=0,
-        le=MOST_ITERATIONS,
-        description="linear, root: step at which the full length is reached",
-    )
-    root_degree: float = Field(default=2.0, gt=0, description="root: 2 is the square root")
-    lengths: list[int] = Field(
-        default=[], description="discrete: the lengths, the last one in full"
-    )
-    until_steps: list[int] = Field(
-        default=[], description="discrete: last step of each length but the last one"
-    )
+    kind: Literal["linear", "root", "discrete"] = "linear"
+    """how the length grows"""
+
+    start_length: int | None = Field(default=None, gt=0, le=LARGEST_WIDTH)
+    """linear, root: length of the first step"""
+
+    step: int = Field(default=8, gt=0, le=LARGEST_WIDTH)
+    """linear, root: lengths are multiples of this"""
+
+    total_steps: int | None = Field(default=None, gt=0, le=MOST_ITERATIONS)
+    """linear, root: step at which the full length is reached"""
+
+    root_degree: float = Field(default=2.0, gt=0)
+    """root: 2 is the square root"""
+
+    lengths: list[int] = Field(default=[])
+    """discrete: the lengths, the last one in full"""
+
+    until_steps: list[int] = Field(default=[])
+    """discrete: last step of each length but the last one"""
 
 
 class EvaluationSection(Section):
     """[evaluation]: validation loss during the training."""
 
-    interval: int = Field(
-        default=1000, gt=0, le=MOST_ITERATIONS, description="evaluate every this many iterations"
-    )
-    iterations: int = Field(
-        default=0,
-        ge=0,
-        le=MOST_ITERATIONS,
-        description="global batches in one evaluation; 0 = never",
-    )
+    interval: int = Field(default=1000, gt=0, le=MOST_ITERATIONS)
+    """evaluate every this many iterations"""
+
+    iterations: int = Field(default=0, ge=0, le=MOST_ITERATIONS)
+    """global batches in one evaluation; 0 = never"""
 
 
 def data_set_name(prefix: str) -> str:
@@ -196,93 +172,86 @@ class DataSection(Section):
     PREFIX, ...`.
     """
 
-    prefixes: list[str] = Field(default=[], description="paths without extension")
-    weights: list[float] | None = Field(
-        default=None, description="one per prefix; default: by their sizes"
-    )
-    split: str = Field(
-        default="949,50,1", description="shares of train, validation, test of `prefixes`"
-    )
-    validate_each: bool = Field(
-        default=False,
-        description="with prefixes: a validation loss of each data set too, called valid_ and its folder's name",
-    )
-    train_group: str | None = Field(default=None, description="the training mixture as one group")
-    valid_groups: list[str] = Field(
-        default=[], description="validation mixtures; each has its own loss"
-    )
-    test_groups: list[str] = Field(default=[], description="test mixtures")
-    train_groups_file: str | None = Field(
-        default=None, description="file of one line with the quoted training group"
-    )
-    valid_groups_file: str | None = Field(
-        default=None, description="file of one line with quoted groups"
-    )
-    test_groups_file: str | None = Field(
-        default=None, description="file of one line with quoted groups"
-    )
-    implementation: Literal["infer", "mmap", "lazy", "cached"] = Field(
-        default="infer", description="kind of the indexed files; infer looks at their first bytes"
-    )
-    order: Literal["single", "cyclic"] = Field(
-        default="single",
-        description="one pass in the order of the maps, or epochs that are shuffled again",
-    )
-    order_samples: int | None = Field(
-        default=None,
-        gt=0,
-        le=MOST_SAMPLES,
-        description="length of the training that the order of the samples is made for; default: batch.train_samples. "
-        "Where epochs repeat, a shorter branch goes on with the data of its trunk only with the trunk's value",
-    )
-    on_resume: Literal["match", "switch"] = Field(
-        default="match",
-        description="where the data is not the checkpoint's: refuse, or go on with the card's",
-    )
-    workers: int = Field(
-        default=2, ge=0, le=256, description="processes that read training samples ahead; 0 = none"
-    )
-    valid_workers: int = Field(default=0, ge=0, le=256, description="the same for validation")
-    skip_ranges: list[IterationRange] = Field(
-        default=[],
-        description='iterations whose data is passed over, both ends included: "13251-14000"',
-    )
-    end_of_document_id: int | None = Field(
-        default=None,
-        ge=0,
-        le=LARGEST_WIDTH,
-        description="token that ends a document, for the three keys below",
-    )
-    reset_position_ids: bool = Field(
-        default=False, description="positions count from each document's start"
-    )
-    reset_attention_mask: bool = Field(
-        default=False, description="attention stays inside a document"
-    )
-    mask_end_of_document_loss: bool = Field(
-        default=False, description="no loss where the input ends a document"
-    )
-    mask_probability: float = Field(
-        default=0.15, gt=0, lt=1, description="bert, t5: share of a sample's tokens that are masked"
-    )
-    short_sequence_probability: float = Field(
-        default=0.1,
-        ge=0,
-        le=1,
-        description="bert, t5: share of samples that are shorter than they could be",
-    )
-    binary_head: bool = Field(
-        default=True, description="bert: two segments a sample, whose order is learned"
-    )
-    extra_ids: int = Field(
-        default=100,
-        gt=0,
-        le=10_000,
-        description="t5: sentinels, behind the vocabulary unless it has <extra_id_0>, ...",
-    )
-    cache: str | None = Field(
-        default=None, description="folder of the index maps; default: beside the data"
-    )
+    prefixes: list[str] = Field(default=[])
+    """paths without extension"""
+
+    weights: list[float] | None = None
+    """one per prefix; default: by their sizes"""
+
+    split: str = "949,50,1"
+    """shares of train, validation, test of `prefixes`"""
+
+    validate_each: bool = False
+    """with prefixes: a validation loss of each data set too, called valid_ and its folder's name"""
+
+    train_group: str | None = None
+    """the training mixture as one group"""
+
+    valid_groups: list[str] = Field(default=[])
+    """validation mixtures; each has its own loss"""
+
+    test_groups: list[str] = Field(default=[])
+    """test mixtures"""
+
+    train_groups_file: str | None = None
+    """file of one line with the quoted training group"""
+
+    valid_groups_file: str | None = None
+    """file of one line with quoted groups"""
+
+    test_groups_file: str | None = None
+    """file of one line with quoted groups"""
+
+    implementation: Literal["infer", "mmap", "lazy", "cached"] = "infer"
+    """kind of the indexed files; infer looks at their first bytes"""
+
+    order: Literal["single", "cyclic"] = "single"
+    """one pass in the order of the maps, or epochs that are shuffled again"""
+
+    order_samples: int | None = Field(default=None, gt=0, le=MOST_SAMPLES)
+    """length of the training that the order of the samples is made for; default:
+    batch.train_samples. Where epochs repeat, a shorter branch goes on with the data of its trunk
+    only with the trunk's value
+    """
+
+    on_resume: Literal["match", "switch"] = "match"
+    """where the data is not the checkpoint's: refuse, or go on with the card's"""
+
+    workers: int = Field(default=2, ge=0, le=256)
+    """processes that read training samples ahead; 0 = none"""
+
+    valid_workers: int = Field(default=0, ge=0, le=256)
+    """the same for validation"""
+
+    skip_ranges: list[IterationRange] = Field(default=[])
+    """iterations whose data is passed over, both ends included: "13251-14000\""""
+
+    end_of_document_id: int | None = Field(default=None, ge=0, le=LARGEST_WIDTH)
+    """token that ends a document, for the three keys below"""
+
+    reset_position_ids: bool = False
+    """positions count from each document's start"""
+
+    reset_attention_mask: bool = False
+    """attention stays inside a document"""
+
+    mask_end_of_document_loss: bool = False
+    """no loss where the input ends a document"""
+
+    mask_probability: float = Field(default=0.15, gt=0, lt=1)
+    """bert, t5: share of a sample's tokens that are masked"""
+
+    short_sequence_probability: float = Field(default=0.1, ge=0, le=1)
+    """bert, t5: share of samples that are shorter than they could be"""
+
+    binary_head: bool = True
+    """bert: two segments a sample, whose order is learned"""
+
+    extra_ids: int = Field(default=100, gt=0, le=10_000)
+    """t5: sentinels, behind the vocabulary unless it has <extra_id_0>, ..."""
+
+    cache: str | None = None
+    """folder of the index maps; default: beside the data"""
 
     @property
     def uses_groups(self) -> bool:

@@ -28,184 +28,148 @@ class ParallelSection(Section):
     workers.
     """
 
-    tensor: int = Field(default=1, gt=0, le=MOST_WAYS, description="tensor-parallel degree")
-    pipeline: int = Field(
-        default=1, gt=0, le=MOST_WAYS, description="pipeline-parallel degree (stages)"
-    )
-    partition: str = Field(
-        default="type:transformer|embedding",
-        description="how layers are dealt to stages: type:REGEX, uniform, parameters",
-    )
-    virtual_stages: int = Field(
-        default=1,
-        gt=0,
-        le=MOST_LAYERS,
-        description="parts of each stage, dealt in turn (interleaved 1F1B): less idle time, more messages",
-    )
-    sequence_parallel: bool | None = Field(
-        default=None,
-        description="cut the activations between tensor-parallel regions along the sequence; default: true if "
-        "tensor > 1 divides every length, unless model.partition_activations cuts them",
-    )
-    start_timeout_minutes: float = Field(
-        default=30.0,
-        gt=0,
-        le=10_000,
-        description="a rank that another one waits for longer is lost, until the first step, and whenever a length or "
-        "micro batch comes for the first time",
-    )
-    step_timeout_minutes: float = Field(
-        default=10.0,
-        gt=0,
-        le=10_000,
-        description="the same otherwise; saves and data keep the longer time",
-    )
+    tensor: int = Field(default=1, gt=0, le=MOST_WAYS)
+    """tensor-parallel degree"""
+
+    pipeline: int = Field(default=1, gt=0, le=MOST_WAYS)
+    """pipeline-parallel degree (stages)"""
+
+    partition: str = "type:transformer|embedding"
+    """how layers are dealt to stages: type:REGEX, uniform, parameters"""
+
+    virtual_stages: int = Field(default=1, gt=0, le=MOST_LAYERS)
+    """parts of each stage, dealt in turn (interleaved 1F1B): less idle time, more messages"""
+
+    sequence_parallel: bool | None = None
+    """cut the activations between tensor-parallel regions along the sequence; default: true if
+    tensor > 1 divides every length, unless model.partition_activations cuts them
+    """
+
+    start_timeout_minutes: float = Field(default=30.0, gt=0, le=10_000)
+    """a rank that another one waits for longer is lost, until the first step, and whenever a length
+    or micro batch comes for the first time
+    """
+
+    step_timeout_minutes: float = Field(default=10.0, gt=0, le=10_000)
+    """the same otherwise; saves and data keep the longer time"""
 
 
 class ModelSection(Section):
     """[model]: a transformer that normalises before attention and before the feed-forward part."""
 
-    family: Literal["gpt", "bert", "t5"] = Field(
-        default="gpt",
-        description="predicts the next token; or masked tokens and the order of two sentences; or, with an encoder and "
-        "a decoder, the spans that were cut out",
-    )
-    layers: int = Field(
-        gt=0,
-        le=MOST_LAYERS,
-        description="transformer blocks; t5: of the encoder, and of the decoder",
-    )
-    hidden_size: int = Field(gt=0, le=LARGEST_WIDTH, description="width of the residual stream")
-    attention_heads: int = Field(
-        gt=0, le=LARGEST_WIDTH, description="must divide hidden_size, unless kv_channels is given"
-    )
-    key_value_heads: int | None = Field(
-        default=None,
-        gt=0,
-        le=LARGEST_WIDTH,
-        description="heads of keys and values, each shared by as many queries' heads (grouped-query attention); must "
-        "divide attention_heads; default: attention_heads",
-    )
-    sequence_length: int = Field(
-        gt=0, le=LARGEST_WIDTH, description="tokens in one sample; t5: of the encoder"
-    )
-    decoder_sequence_length: int = Field(
-        default=128,
-        ge=3,
-        le=LARGEST_WIDTH,
-        description="t5: tokens of the decoder; longer spans are shortened",
-    )
-    kv_channels: int | None = Field(
-        default=None,
-        gt=0,
-        le=LARGEST_WIDTH,
-        description="width of one head; default: hidden_size / attention_heads",
-    )
-    ffn_hidden_size: int | None = Field(
-        default=None,
-        gt=0,
-        le=LARGEST_WIDTH,
-        description="default: 4 x hidden_size; with swiglu 8/3 x hidden_size, rounded up to a multiple of 256",
-    )
-    activation: Literal["gelu_tanh", "gelu", "swiglu"] = Field(
-        default="gelu_tanh",
-        description="GELU in the tanh approximation that BLOOM was trained with, or exact; or SiLU of a third matrix's "
-        "result as a gate",
-    )
-    linear_biases: bool = Field(
-        default=True, description="linear layers add a bias; must be false with swiglu"
-    )
-    norm: Literal["layernorm", "rmsnorm"] = Field(
-        default="layernorm",
-        description="of mean and variance, with a bias; or of the root mean square alone",
-    )
-    qk_norm: bool = Field(
-        default=False,
-        description="RMSNorm over each head of queries and keys, before positions are rotated",
-    )
-    tied_embeddings: bool = Field(
-        default=True, description="the output projection is the word embedding again"
-    )
-    position_embedding: Literal["alibi", "absolute", "rotary"] = Field(
-        default="alibi",
-        description="linear biases on the attention scores, a learned table, or rotated queries and keys",
-    )
-    max_position_embeddings: int | None = Field(
-        default=None,
-        gt=0,
-        le=LARGEST_WIDTH,
-        description="default: sequence_length; not with rotary positions",
-    )
-    rotary_base: float = Field(
-        default=10_000.0, gt=1, description="base of the rotary wave lengths"
-    )
-    rotary_factor: float = Field(
-        default=1.0,
-        ge=1,
-        description="stretches the long rotary wave lengths by this, as Llama 3.1 does for longer texts; 1 is without",
-    )
-    rotary_original_length: int | None = Field(
-        default=None,
-        gt=0,
-        description="with rotary_factor: length of the texts before the stretch (Llama 3.1: 8192)",
-    )
-    rotary_low_factor: float = Field(
-        default=1.0,
-        gt=0,
-        description="with rotary_factor: waves longer than the original length / this are stretched",
-    )
-    rotary_high_factor: float = Field(
-        default=4.0,
-        gt=0,
-        description="with rotary_factor: waves shorter than the original length / this are not",
-    )
-    embedding_layernorm: bool = Field(
-        default=False, description="model.norm after the word embedding"
-    )
-    layernorm_epsilon: float = Field(
-        default=1e-5, gt=0, description="added to the variance, or to the mean square"
-    )
-    attention_dropout: float = Field(
-        default=0.1, ge=0, lt=1, description="on the attention probabilities"
-    )
-    hidden_dropout: float = Field(
-        default=0.1, ge=0, lt=1, description="on what each half of a block adds"
-    )
-    z_loss: float = Field(
-        default=0.0,
-        ge=0,
-        le=0.01,
-        description="factor of the squared log of each token's sum of exponentials, added to the loss: it keeps logits "
-        "near zero; 1e-4 is usual, 0 is without",
-    )
-    init_method: Literal["normal", "xavier"] = Field(
-        default="normal",
-        description="how matrices begin: normal with init_std, or evenly within sqrt(6 / (rows + columns)) of zero",
-    )
-    init_std: float = Field(default=0.02, gt=0, description="sigma of the normal initial weights")
-    activation_checkpointing: bool = Field(
-        default=False, description="recompute block activations in the backward pass"
-    )
-    recompute_granularity: Literal["full", "selective"] = Field(
-        default="full",
-        description="of a recomputed block: all of it, or attention's inner part alone",
-    )
-    recompute_blocks: int | None = Field(
-        default=None,
-        gt=0,
-        le=MOST_LAYERS,
-        description="recompute only so many blocks, dealt evenly over the model; default: all",
-    )
-    partition_activations: bool = Field(
-        default=False, description="keep what is checkpointed cut over the tensor ranks"
-    )
-    compile_blocks: bool = Field(
-        default=False,
-        description="compile the blocks with torch.compile, attention with them, which takes minutes at the first step",
-    )
-    require_fused_attention: bool = Field(
-        default=False, description="refuse where attention would keep its scores in memory"
-    )
+    family: Literal["gpt", "bert", "t5"] = "gpt"
+    """predicts the next token; or masked tokens and the order of two sentences; or, with an encoder
+    and a decoder, the spans that were cut out
+    """
+
+    layers: int = Field(gt=0, le=MOST_LAYERS)
+    """transformer blocks; t5: of the encoder, and of the decoder"""
+
+    hidden_size: int = Field(gt=0, le=LARGEST_WIDTH)
+    """width of the residual stream"""
+
+    attention_heads: int = Field(gt=0, le=LARGEST_WIDTH)
+    """must divide hidden_size, unless kv_channels is given"""
+
+    key_value_heads: int | None = Field(default=None, gt=0, le=LARGEST_WIDTH)
+    """heads of keys and values, each shared by as many queries' heads (grouped-query attention);
+    must divide attention_heads; default: attention_heads
+    """
+
+    sequence_length: int = Field(gt=0, le=LARGEST_WIDTH)
+    """tokens in one sample; t5: of the encoder"""
+
+    decoder_sequence_length: int = Field(default=128, ge=3, le=LARGEST_WIDTH)
+    """t5: tokens of the decoder; longer spans are shortened"""
+
+    kv_channels: int | None = Field(default=None, gt=0, le=LARGEST_WIDTH)
+    """width of one head; default: hidden_size / attention_heads"""
+
+    ffn_hidden_size: int | None = Field(default=None, gt=0, le=LARGEST_WIDTH)
+    """default: 4 x hidden_size; with swiglu 8/3 x hidden_size, rounded up to a multiple of 256"""
+
+    activation: Literal["gelu_tanh", "gelu", "swiglu"] = "gelu_tanh"
+    """GELU in the tanh approximation that BLOOM was trained with, or exact; or SiLU of a third
+    matrix's result as a gate
+    """
+
+    linear_biases: bool = True
+    """linear layers add a bias; must be false with swiglu"""
+
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    """of mean and variance, with a bias; or of the root mean square alone"""
+
+    qk_norm: bool = False
+    """RMSNorm over each head of queries and keys, before positions are rotated"""
+
+    tied_embeddings: bool = True
+    """the output projection is the word embedding again"""
+
+    position_embedding: Literal["alibi", "absolute", "rotary"] = "alibi"
+    """linear biases on the attention scores, a learned table, or rotated queries and keys"""
+
+    max_position_embeddings: int | None = Field(default=None, gt=0, le=LARGEST_WIDTH)
+    """default: sequence_length; not with rotary positions"""
+
+    rotary_base: float = Field(default=10_000.0, gt=1)
+    """base of the rotary wave lengths"""
+
+    rotary_factor: float = Field(default=1.0, ge=1)
+    """stretches the long rotary wave lengths by this, as Llama 3.1 does for longer texts; 1 is
+    without
+    """
+
+    rotary_original_length: int | None = Field(default=None, gt=0)
+    """with rotary_factor: length of the texts before the stretch (Llama 3.1: 8192)"""
+
+    rotary_low_factor: float = Field(default=1.0, gt=0)
+    """with rotary_factor: waves longer than the original length / this are stretched"""
+
+    rotary_high_factor: float = Field(default=4.0, gt=0)
+    """with rotary_factor: waves shorter than the original length / this are not"""
+
+    embedding_layernorm: bool = False
+    """model.norm after the word embedding"""
+
+    layernorm_epsilon: float = Field(default=1e-5, gt=0)
+    """added to the variance, or to the mean square"""
+
+    attention_dropout: float = Field(default=0.1, ge=0, lt=1)
+    """on the attention probabilities"""
+
+    hidden_dropout: float = Field(default=0.1, ge=0, lt=1)
+    """on what each half of a block adds"""
+
+    z_loss: float = Field(default=0.0, ge=0, le=0.01)
+    """factor of the squared log of each token's sum of exponentials, added to the loss: it keeps
+    logits near zero; 1e-4 is usual, 0 is without
+    """
+
+    init_method: Literal["normal", "xavier"] = "normal"
+    """how matrices begin: normal with init_std, or evenly within sqrt(6 / (rows + columns)) of zero"""
+
+    init_std: float = Field(default=0.02, gt=0)
+    """sigma of the normal initial weights"""
+
+    activation_checkpointing: bool = False
+    """recompute block activations in the backward pass"""
+
+    recompute_granularity: Literal["full", "selective"] = "full"
+    """of a recomputed block: all of it, or attention's inner part alone"""
+
+    recompute_blocks: int | None = Field(default=None, gt=0, le=MOST_LAYERS)
+    """recompute only so many blocks, dealt evenly over the model; default: all"""
+
+    partition_activations: bool = False
+    """keep what is checkpointed cut over the tensor ranks"""
+
+    compile_blocks: bool = False
+    """compile the blocks with torch.compile, attention with them, which takes minutes at the first
+    step
+    """
+
+    require_fused_attention: bool = False
+    """refuse where attention would keep its scores in memory"""
 
     @property
     def looks_ahead(self) -> bool:
@@ -258,46 +222,45 @@ class OptimizerSection(Section):
             return with_new_names(value)
         return value
 
-    type: Literal["adamw", "adam8bit", "lamb"] = Field(
-        default="adamw",
-        description="fp32 moments; moments in 8 bits, but for the word embedding and small tensors; or LAMB, whose "
-        "step of each tensor is as long as the tensor's norm says; also by old names: ptadamw, mylamb, mylamb2, "
-        "mylamb3, lambtp",
-    )
+    type: Literal["adamw", "adam8bit", "lamb"] = "adamw"
+    """fp32 moments; moments in 8 bits, but for the word embedding and small tensors; or LAMB, whose
+    step of each tensor is as long as the tensor's norm says; also by old names: ptadamw, mylamb,
+    mylamb2, mylamb3, lambtp
+    """
+
     lamb_variant: Literal["paper", "nvlamb", "apex", "floored", "embedding-lr", "layer-noise"] = (
-        Field(
-            default="paper",
-            description="lamb: all tensors adapt (`nvlamb`: of clipped gradients); "
-            "only those with weight decay (`apex`); "
-            "all, weights' norms at least 1e-5 an element (`floored`); "
-            "also large tensors step further (`embedding-lr`); "
-            "also momentum and noise are normalised apart (`layer-noise`)",
-        )
+        "paper"
     )
-    lamb_norms: Literal["exact", "local", "mean-weight", "stale"] = Field(
-        default="exact",
-        description="lamb: norms are of whole tensors (`stale`: the direction's of the step before, so that no rank "
-        "waits for another), of a tensor rank's slices, or the weight's a mean of the slices",
-    )
-    embedding_alpha: float = Field(
-        default=1.0,
-        ge=0,
-        le=1000,
-        description="embedding-lr: the largest tensor steps 1 + this times as far",
-    )
-    embedding_init: Literal["normal", "xavier"] | None = Field(
-        default=None,
-        description="how the word embedding begins; default: as model.init_method says",
-    )
-    beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the first moment")
-    beta2: float = Field(default=0.999, ge=0, lt=1, description="decay of the second moment")
-    epsilon: float = Field(default=1e-8, gt=0, description="added to the root of the second moment")
-    weight_decay: float = Field(
-        default=0.01, ge=0, description="not applied to biases and LayerNorms"
-    )
-    clip_grad: float = Field(
-        default=1.0, ge=0, description="largest global gradient norm; 0 = no clipping"
-    )
+    """lamb: all tensors adapt (`nvlamb`: of clipped gradients); only those with weight decay
+    (`apex`); all, weights' norms at least 1e-5 an element (`floored`); also large tensors step
+    further (`embedding-lr`); also momentum and noise are normalised apart (`layer-noise`)
+    """
+
+    lamb_norms: Literal["exact", "local", "mean-weight", "stale"] = "exact"
+    """lamb: norms are of whole tensors (`stale`: the direction's of the step before, so that no
+    rank waits for another), of a tensor rank's slices, or the weight's a mean of the slices
+    """
+
+    embedding_alpha: float = Field(default=1.0, ge=0, le=1000)
+    """embedding-lr: the largest tensor steps 1 + this times as far"""
+
+    embedding_init: Literal["normal", "xavier"] | None = None
+    """how the word embedding begins; default: as model.init_method says"""
+
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    """decay of the first moment"""
+
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    """decay of the second moment"""
+
+    epsilon: float = Field(default=1e-8, gt=0)
+    """added to the root of the second moment"""
+
+    weight_decay: float = Field(default=0.01, ge=0)
+    """not applied to biases and LayerNorms"""
+
+    clip_grad: float = Field(default=1.0, ge=0)
+    """largest global gradient norm; 0 = no clipping"""
 
 
 class PrecisionSection(Section):
@@ -305,54 +268,50 @@ class PrecisionSection(Section):
     for fp16.
     """
 
-    dtype: Literal["bf16", "fp32", "fp16"] = Field(
-        default="bf16", description="of weights and activations"
-    )
-    float8: bool = Field(
-        default=False,
-        description="bf16 only: the linear layers of the blocks multiply in 8-bit floats; weights, gradients and "
-        "checkpoints stay as they are",
-    )
-    loss_scale: float | None = Field(
-        default=None, gt=0, description="fp16 only: a fixed scale; default: dynamic"
-    )
-    initial_scale_power: int = Field(
-        default=12, ge=0, le=32, description="fp16: the dynamic scale starts at 2^this"
-    )
-    loss_scale_window: int = Field(
-        default=500,
-        gt=0,
-        le=MOST_ITERATIONS,
-        description="fp16: good steps before the scale doubles",
-    )
-    hysteresis: int = Field(
-        default=2, gt=0, le=1000, description="fp16: overflows before the scale halves"
-    )
-    min_loss_scale: int = Field(
-        default=1, gt=0, le=2**32, description="fp16: the scale never falls below"
-    )
+    dtype: Literal["bf16", "fp32", "fp16"] = "bf16"
+    """of weights and activations"""
+
+    float8: bool = False
+    """bf16 only: the linear layers of the blocks multiply in 8-bit floats; weights, gradients and
+    checkpoints stay as they are
+    """
+
+    loss_scale: float | None = Field(default=None, gt=0)
+    """fp16 only: a fixed scale; default: dynamic"""
+
+    initial_scale_power: int = Field(default=12, ge=0, le=32)
+    """fp16: the dynamic scale starts at 2^this"""
+
+    loss_scale_window: int = Field(default=500, gt=0, le=MOST_ITERATIONS)
+    """fp16: good steps before the scale doubles"""
+
+    hysteresis: int = Field(default=2, gt=0, le=1000)
+    """fp16: overflows before the scale halves"""
+
+    min_loss_scale: int = Field(default=1, gt=0, le=2**32)
+    """fp16: the scale never falls below"""
 
 
 class TokenizerSection(Section):
     """[tokenizer]: the tokenizer, and the padded size of its vocabulary."""
 
-    type: Literal["huggingface", "gpt2_bpe", "bert_wordpiece", "bert_wordpiece_lower"] = Field(
-        default="huggingface", description="which files describe it"
+    type: Literal["huggingface", "gpt2_bpe", "bert_wordpiece", "bert_wordpiece_lower"] = (
+        "huggingface"
     )
-    path: str | None = Field(
-        default=None,
-        description="huggingface: folder with tokenizer.json, or OWNER/NAME on the hub",
-    )
-    vocabulary_file: str | None = Field(
-        default=None, description="vocab.json (gpt2_bpe) or vocab.txt (bert_wordpiece)"
-    )
-    merges_file: str | None = Field(default=None, description="merges.txt (gpt2_bpe)")
-    vocabulary_size: int | None = Field(
-        default=None,
-        gt=0,
-        le=LARGEST_WIDTH,
-        description="entries; gives the padded size when that is left out",
-    )
+    """which files describe it"""
+
+    path: str | None = None
+    """huggingface: folder with tokenizer.json, or OWNER/NAME on the hub"""
+
+    vocabulary_file: str | None = None
+    """vocab.json (gpt2_bpe) or vocab.txt (bert_wordpiece)"""
+
+    merges_file: str | None = None
+    """merges.txt (gpt2_bpe)"""
+
+    vocabulary_size: int | None = Field(default=None, gt=0, le=LARGEST_WIDTH)
+    """entries; gives the padded size when that is left out"""
+
     divisible_by: int | None = Field(
         default=None,
         gt=0,
@@ -360,8 +319,5 @@ class TokenizerSection(Section):
         description="the padded size is a multiple of this, and of this x tensor when derived from vocabulary_size; "
         f"default then: {DEFAULT_VOCABULARY_MULTIPLE}",
     )
-    padded_vocabulary_size: int = Field(
-        gt=0,
-        le=LARGEST_WIDTH,
-        description="rows of the embedding; may be left out when vocabulary_size is given",
-    )
+    padded_vocabulary_size: int = Field(gt=0, le=LARGEST_WIDTH)
+    """rows of the embedding; may be left out when vocabulary_size is given"""

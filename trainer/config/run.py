@@ -13,47 +13,41 @@ from trainer.config.data import IterationRange
 class RunSection(Section):
     """[run]: the training's identity, where it lives, and when one attempt ends."""
 
-    name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
-        description="name of the run and of its Slurm job",
-    )
-    variant: str = Field(
-        default="main",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
-        description="experiment inside it",
-    )
-    directory: str = Field(min_length=1, description="the run directory: checkpoints, logs, state")
-    seed: int = Field(
-        default=1234, ge=0, lt=2**32, description="seed of weights, dropout and data order"
-    )
-    kill_switch: str | None = Field(
-        default=None, description="path of the stop file; default: kill-switch in the directory"
-    )
-    exit_duration_minutes: float | None = Field(
-        default=None,
-        gt=0,
-        description="save and leave after this long; default, without an early signal: so long before slurm.time_limit"
-        " as a step, an evaluation and a save take",
-    )
-    exit_interval: int | None = Field(
-        default=None,
-        gt=0,
-        le=MOST_ITERATIONS,
-        description="save and leave at multiples of this iteration",
-    )
-    expect_resume: bool = Field(default=False, description="refuse to start from random weights")
-    deterministic: bool = Field(
-        default=False,
-        description="only kernels that repeat bit for bit: GPUs are slower in the backward pass of attention and"
-        " embedding, and an operation without such a kernel ends the training",
-    )
-    corruption_interval: int | None = Field(
-        default=None,
-        gt=0,
-        le=MOST_ITERATIONS,
-        description="compare every worker's arithmetic with itself and other replicas every so many iterations, at the"
-        " cost of some four micro batches; default: never",
-    )
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    """name of the run and of its Slurm job"""
+
+    variant: str = Field(default="main", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    """experiment inside it"""
+
+    directory: str = Field(min_length=1)
+    """the run directory: checkpoints, logs, state"""
+
+    seed: int = Field(default=1234, ge=0, lt=2**32)
+    """seed of weights, dropout and data order"""
+
+    kill_switch: str | None = None
+    """path of the stop file; default: kill-switch in the directory"""
+
+    exit_duration_minutes: float | None = Field(default=None, gt=0)
+    """save and leave after this long; default, without an early signal: so long before
+    slurm.time_limit as a step, an evaluation and a save take
+    """
+
+    exit_interval: int | None = Field(default=None, gt=0, le=MOST_ITERATIONS)
+    """save and leave at multiples of this iteration"""
+
+    expect_resume: bool = False
+    """refuse to start from random weights"""
+
+    deterministic: bool = False
+    """only kernels that repeat bit for bit: GPUs are slower in the backward pass of attention and
+    embedding, and an operation without such a kernel ends the training
+    """
+
+    corruption_interval: int | None = Field(default=None, gt=0, le=MOST_ITERATIONS)
+    """compare every worker's arithmetic with itself and other replicas every so many iterations, at
+    the cost of some four micro batches; default: never
+    """
 
 
 DEFAULT_INTERVAL_MINUTES = 60.0
@@ -62,80 +56,83 @@ DEFAULT_INTERVAL_MINUTES = 60.0
 class CheckpointSection(Section):
     """[checkpoint]: when to save and how, and where a training starts from. May be left out."""
 
-    interval: int | None = Field(
-        default=None, gt=0, le=MOST_ITERATIONS, description="save every this many iterations"
-    )
-    interval_minutes: float | None = Field(
-        default=None,
-        gt=0,
-        le=10**6,
-        description="save this long after the last save; this, interval, or both; 60 where neither is given",
-    )
-    format: Literal["tr11", "deepspeed"] = Field(
-        default="tr11",
-        description="topology-free, or the layout of Megatron-DeepSpeed; both are always read",
-    )
-    asynchronous: bool = Field(
-        default=True, description="copy to host memory, train on, write in the background"
-    )
-    verify: Literal["digests", "sizes"] = Field(
-        default="digests", description="what is checked before a load"
-    )
-    save_optimizer: bool = Field(
-        default=True, description="false: weights only, which no training resumes from"
-    )
-    save_random_state: bool = Field(
-        default=True, description="false: random streams are derived again on resume"
-    )
-    load: str | None = Field(
-        default=None,
-        description="folder of checkpoints to start from while this run has none of its own",
-    )
-    finetune: bool = Field(
-        default=False, description="with load: take the weights, start all counters at zero"
-    )
-    load_optimizer: bool = Field(default=True, description="false: moments start at zero")
-    load_random_state: bool = Field(
-        default=True, description="false: random streams are derived again"
-    )
+    interval: int | None = Field(default=None, gt=0, le=MOST_ITERATIONS)
+    """save every this many iterations"""
+
+    interval_minutes: float | None = Field(default=None, gt=0, le=10**6)
+    """save this long after the last save; this, interval, or both; 60 where neither is given"""
+
+    format: Literal["tr11", "deepspeed"] = "tr11"
+    """topology-free, or the layout of Megatron-DeepSpeed; both are always read"""
+
+    asynchronous: bool = True
+    """copy to host memory, train on, write in the background"""
+
+    verify: Literal["digests", "sizes"] = "digests"
+    """what is checked before a load"""
+
+    save_optimizer: bool = True
+    """false: weights only, which no training resumes from"""
+
+    save_random_state: bool = True
+    """false: random streams are derived again on resume"""
+
+    load: str | None = None
+    """folder of checkpoints to start from while this run has none of its own"""
+
+    finetune: bool = False
+    """with load: take the weights, start all counters at zero"""
+
+    load_optimizer: bool = True
+    """false: moments start at zero"""
+
+    load_random_state: bool = True
+    """false: random streams are derived again"""
 
 
 class LoggingSection(Section):
     """[logging]: what is written, and how often."""
 
-    interval: int = Field(
-        default=1, gt=0, le=MOST_ITERATIONS, description="iterations per log line"
-    )
-    folder: str | None = Field(
-        default=None,
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,94}-logs$",
-        description="name of the folder of logs in the run directory, ends in -logs; default: NAME-logs",
-    )
-    tensorboard: bool = Field(default=True, description="write TensorBoard events")
-    tensorboard_queue: int = Field(
-        default=5, gt=0, le=MOST_ITERATIONS, description="events kept before a flush"
-    )
-    params_norm: bool = Field(default=False, description="log the norm of all weights")
-    zeros_in_gradient: bool = Field(
-        default=False, description="log how many gradient elements are zero"
-    )
-    layer_norms_interval: int | None = Field(
-        default=None,
-        gt=0,
-        le=MOST_ITERATIONS,
-        description="every so many iterations the norms of each layer's gradients, update and weights, and what each "
-        "block hands on; default: never",
-    )
-    tensorboard_interval: int = Field(
-        default=1, gt=0, le=MOST_ITERATIONS, description="iterations per TensorBoard record"
-    )
-    tensorboard_timers: bool = Field(default=False, description="times of the step's parts")
-    tensorboard_batch_size: bool = Field(default=True, description="the global batch size")
-    tensorboard_validation_perplexity: bool = Field(
-        default=True, description="perplexity beside validation loss"
-    )
-    tensorboard_learning_rate: bool = Field(default=True, description="the learning rate")
-    tensorboard_loss_scale: bool = Field(default=True, description="the loss scale of fp16")
+    interval: int = Field(default=1, gt=0, le=MOST_ITERATIONS)
+    """iterations per log line"""
+
+    folder: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,94}-logs$")
+    """name of the folder of logs in the run directory, ends in -logs; default: NAME-logs"""
+
+    tensorboard: bool = True
+    """write TensorBoard events"""
+
+    tensorboard_queue: int = Field(default=5, gt=0, le=MOST_ITERATIONS)
+    """events kept before a flush"""
+
+    params_norm: bool = False
+    """log the norm of all weights"""
+
+    zeros_in_gradient: bool = False
+    """log how many gradient elements are zero"""
+
+    layer_norms_interval: int | None = Field(default=None, gt=0, le=MOST_ITERATIONS)
+    """every so many iterations the norms of each layer's gradients, update and weights, and what
+    each block hands on; default: never
+    """
+
+    tensorboard_interval: int = Field(default=1, gt=0, le=MOST_ITERATIONS)
+    """iterations per TensorBoard record"""
+
+    tensorboard_timers: bool = False
+    """times of the step's parts"""
+
+    tensorboard_batch_size: bool = True
+    """the global batch size"""
+
+    tensorboard_validation_perplexity: bool = True
+    """perplexity beside validation loss"""
+
+    tensorboard_learning_rate: bool = True
+    """the learning rate"""
+
+    tensorboard_loss_scale: bool = True
+    """the loss scale of fp16"""
 
 
 class RecoverySection(Section):
@@ -143,42 +140,35 @@ class RecoverySection(Section):
     median.
     """
 
-    on_spike: Literal["flag", "roll_back", "off"] = Field(
-        default="flag",
-        description="say so in the log, or also go back and pass over the data, or do not look",
-    )
-    gradient_factor: float = Field(
-        default=10.0, gt=1, description="gradient norm over its median, two steps in a row"
-    )
-    loss_factor: float = Field(default=2.0, gt=1, description="loss over its median")
-    window: int = Field(
-        default=100, ge=10, le=100_000, description="steps that the medians are taken over"
-    )
-    roll_backs: int = Field(
-        default=2, ge=0, le=1000, description="roll-backs of the whole run; then spikes are flagged"
-    )
-    dropped_steps: int = Field(
-        default=50,
-        ge=0,
-        le=MOST_ITERATIONS,
-        description="steps in a row that are not finite and change nothing, after which the training stops; 0 = never",
-    )
-    skip_margin: int = Field(
-        default=10,
-        ge=0,
-        le=MOST_ITERATIONS,
-        description="iterations passed over beyond the spike, on each side",
-    )
+    on_spike: Literal["flag", "roll_back", "off"] = "flag"
+    """say so in the log, or also go back and pass over the data, or do not look"""
+
+    gradient_factor: float = Field(default=10.0, gt=1)
+    """gradient norm over its median, two steps in a row"""
+
+    loss_factor: float = Field(default=2.0, gt=1)
+    """loss over its median"""
+
+    window: int = Field(default=100, ge=10, le=100_000)
+    """steps that the medians are taken over"""
+
+    roll_backs: int = Field(default=2, ge=0, le=1000)
+    """roll-backs of the whole run; then spikes are flagged"""
+
+    dropped_steps: int = Field(default=50, ge=0, le=MOST_ITERATIONS)
+    """steps in a row that are not finite and change nothing, after which the training stops; 0 =
+    never
+    """
+
+    skip_margin: int = Field(default=10, ge=0, le=MOST_ITERATIONS)
+    """iterations passed over beyond the spike, on each side"""
 
 
 class DebugSection(Section):
     """[debug]: dumps of every parameter around a step, for `tr11 checkpoints diff`."""
 
-    dump: Literal["off", "full", "fingerprint"] = Field(
-        default="off",
-        description="whole tensors, or their least, largest and mean value, norm and digest",
-    )
-    iterations: list[IterationRange] = Field(
-        default=[],
-        description='iterations that are dumped, both ends included: "805-806"; default: all',
-    )
+    dump: Literal["off", "full", "fingerprint"] = "off"
+    """whole tensors, or their least, largest and mean value, norm and digest"""
+
+    iterations: list[IterationRange] = Field(default=[])
+    """iterations that are dumped, both ends included: "805-806"; default: all"""
