@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tr11ops.backup.due import Due
+from tr11ops.backup.due import CopyPlan, Due
 from tr11ops.backup.ledger import ArchiveState, DrillRecord, damage_line, standing
 from tr11ops.backup.source import read_source
 from tr11ops.base.errors import CopyError
@@ -20,7 +20,6 @@ from trainer.contract.record import JsonObject, Record
 
 if TYPE_CHECKING:
     from tr11ops.backup.data_sets import DataState
-    from tr11ops.backup.due import CopyPlan, Due
     from tr11ops.backup.round_values import ArchiveTally, RoundPruning, RoundResult
     from tr11ops.rundir.claims import Claim
 

@@ -43,7 +43,6 @@ from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
-    from tr11ops.rundir.paths import RunDirectory
 
 # The receipt that lies beside each copy at the destination: written last, so what has none is no
 # copy.

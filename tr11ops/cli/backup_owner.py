@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tr11ops.backup.ownership import give_id, owner_of
-from tr11ops.backup.restorable import candidates
+from tr11ops.backup.restorable import Candidate, candidates
 from tr11ops.backup.survey import list_receipts
 from tr11ops.base.errors import ArchiveError, Refusal
 from tr11ops.base.units import MINUTE, size, timestamp
@@ -26,7 +26,6 @@ from tr11ops.rundir.identity import adopt_run_id, require_run_id, run_id, short
 if TYPE_CHECKING:
     from tr11ops.backup.base import Archive
     from tr11ops.backup.folder import Owner
-    from tr11ops.backup.restorable import Candidate
     from tr11ops.backup.round_values import BackupContext
     from tr11ops.runcard.card import RunCard
 

@@ -16,9 +16,9 @@ import typer
 
 from tr11ops.backup.data_sets import newest_copies
 from tr11ops.backup.drill import choose_copy, run_drill
-from tr11ops.backup.restorable import cautions, restorable
+from tr11ops.backup.restorable import Candidate, cautions, restorable
 from tr11ops.backup.restore import restore_checkpoint, restore_file
-from tr11ops.backup.round_values import ArchiveLocked
+from tr11ops.backup.round_values import ArchiveLocked, BackupContext
 from tr11ops.base.errors import AlreadyThere, CopyDamaged, LatestRefused, Refusal, WrongUsage
 from tr11ops.base.units import duration, iso_time, size
 from tr11ops.checkpoints.rollback import move_latest, require_newest, require_no_trainer
@@ -43,7 +43,7 @@ from tr11ops.cli.common import directory_of, say
 from tr11ops.cli.context import JSON, RunContext, answer, emit
 from tr11ops.logs.lines import plain
 from tr11ops.rundir.checkpoint_digests import DigestRecord, note_damage, put_on_record
-from tr11ops.rundir.copies import identity_of, read_copies
+from tr11ops.rundir.copies import CopyRecord, Kind, Receipt, identity_of, read_copies
 from tr11ops.rundir.identity import adopt_run_id, run_id
 from tr11ops.rundir.journal import user_name
 from trainer.contract.documents import document
@@ -54,10 +54,7 @@ from trainer.contract.resumable import ResumeNeed
 
 if TYPE_CHECKING:
     from tr11ops.backup.base import Archive
-    from tr11ops.backup.restorable import Candidate
-    from tr11ops.backup.round_values import BackupContext
     from tr11ops.runcard.card import RunCard
-    from tr11ops.rundir.copies import CopyRecord, Kind, Receipt
 
 ALL = "all"
 SCHEMA = 1

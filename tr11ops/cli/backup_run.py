@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -15,13 +15,14 @@ import typer
 from tr11ops.backup.archive_round import plan_of, rows_of
 from tr11ops.backup.archives import archive_key, folder_fault
 from tr11ops.backup.data_sets import data_states
-from tr11ops.backup.due import Asked
-from tr11ops.backup.ledger import read_archive_state
+from tr11ops.backup.due import Asked, CopyPlan
+from tr11ops.backup.ledger import ArchiveState, read_archive_state
 from tr11ops.backup.round_values import (
     CARDS_ARCHIVES,
     BackupContext,
     RoundPruning,
     RoundRequest,
+    RoundResult,
     card_archives,
 )
 from tr11ops.backup.screen import (
@@ -35,7 +36,7 @@ from tr11ops.backup.screen import (
 )
 from tr11ops.backup.service import note_damage, run_round
 from tr11ops.backup.submit import SubmitContext, submit
-from tr11ops.base.errors import PruneBusy, Refusal, WrongUsage
+from tr11ops.base.errors import CopyDamaged, PruneBusy, Refusal, WrongUsage
 from tr11ops.base.stop_signals import STOP_SIGNALS, StopEvent, obeying
 from tr11ops.checkpoints.prune import Pruner, PruneResult
 from tr11ops.cli.common import (
@@ -49,20 +50,13 @@ from tr11ops.cli.common import (
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, answer, emit
 from tr11ops.cli.progress import ByteProgress
 from tr11ops.cron.table_programs import Invocation
-from tr11ops.rundir.copies import read_copies
+from tr11ops.rundir.copies import CopyRecord, Receipt, read_copies
 from tr11ops.rundir.journal import Journal, user_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tr11ops.backup.base import Archive
-    from tr11ops.backup.due import Asked, CopyPlan
-    from tr11ops.backup.ledger import ArchiveState
-    from tr11ops.backup.round_values import BackupContext, RoundResult
-    from tr11ops.base.errors import CopyDamaged
     from tr11ops.runcard.card import RunCard
     from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
-    from tr11ops.rundir.copies import CopyRecord, Receipt
 
 SCHEMA = 1
 KINDS = ("full", "weights", "spike", "data")

@@ -14,6 +14,7 @@ import typer
 from tr11ops.base.errors import Refusal, WrongUsage
 from tr11ops.base.observed import cause
 from tr11ops.base.units import counted, size
+from tr11ops.checkpoints.verify import VerifyResult
 from tr11ops.checkpoints.verify import verify as read_checkpoint
 from tr11ops.cli import completion
 from tr11ops.cli.checkpoints_keep import (
@@ -47,10 +48,7 @@ from trainer.contract.documents import document
 from trainer.contract.record import JsonObject, Record
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tr11ops.checkpoints.catalogue import Catalogue
-    from tr11ops.checkpoints.verify import VerifyResult
     from tr11ops.runcard.card import RunCard
     from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
     from tr11ops.rundir.paths import RunDirectory

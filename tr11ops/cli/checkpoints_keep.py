@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from tr11ops.base.errors import PruneBusy, Refusal, WrongUsage
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted, size
-from tr11ops.checkpoints.catalogue import read_catalogue
-from tr11ops.checkpoints.prune import Pruner
+from tr11ops.checkpoints.catalogue import Catalogue, read_catalogue
+from tr11ops.checkpoints.prune import PrunePlan, Pruner, PruneResult, RemovalOutcome
 from tr11ops.checkpoints.retention import LEAST_KEPT, counts
 from tr11ops.checkpoints.screen import decisions_summary, decisions_table, table
 from tr11ops.cli import completion
@@ -31,8 +31,6 @@ from trainer.contract.record import JsonObject
 from trainer.contract.resumable import ResumeNeed
 
 if TYPE_CHECKING:
-    from tr11ops.checkpoints.catalogue import Catalogue
-    from tr11ops.checkpoints.prune import PrunePlan, PruneResult, RemovalOutcome
     from tr11ops.runcard.card import RunCard
     from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
     from tr11ops.rundir.paths import RunDirectory

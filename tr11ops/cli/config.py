@@ -22,6 +22,7 @@ from tr11ops.cluster.select import has_slurm
 from tr11ops.goodput.history import read_metrics
 from tr11ops.runcard.card import SECRET_FILE_KEYS, RunCard, resolved
 from tr11ops.runcard.docs import CardKey, CardSection, card_sections
+from tr11ops.runcard.estimate import Duration, Estimate
 from tr11ops.runcard.estimate import estimate as derive
 from tr11ops.runcard.load import apply_overrides, read_tables, secret_values
 from tr11ops.runcard.slurm_syntax import parse_attempts
@@ -31,9 +32,6 @@ from trainer.config.card import CardError
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from tr11ops.runcard.card import RunCard
-    from tr11ops.runcard.estimate import Duration, Estimate
 
 
 # ----------------------------------------------------------------------------- estimate

@@ -5,7 +5,7 @@ launched.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from msgspec.structs import replace
@@ -19,12 +19,8 @@ from tr11ops.cli.launch import prepare
 from tr11ops.cli.launch_view import check_lines, checks_value, first_data_lines
 from tr11ops.cli.terminal import USUAL
 from tr11ops.launch.environment import environment_checks, setup_checks
-from tr11ops.launch.session import check_launch
-from tr11ops.runcard.check import Level, ok, unknown, verdict
-
-if TYPE_CHECKING:
-    from tr11ops.launch.session import LaunchJob
-    from tr11ops.runcard.check import PreflightCheck
+from tr11ops.launch.session import LaunchJob, check_launch
+from tr11ops.runcard.check import Level, PreflightCheck, ok, unknown, verdict
 
 DOCTOR_SCHEMA = 1
 

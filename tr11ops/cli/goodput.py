@@ -12,7 +12,7 @@ import typer
 
 from tr11ops.base.errors import Refusal, SchedulerError, WrongUsage
 from tr11ops.base.invocation import for_this_card
-from tr11ops.base.observed import Unknown, cause, known
+from tr11ops.base.observed import Observed, Unknown, cause, known
 from tr11ops.base.units import counted
 from tr11ops.base.units import since as since_when
 from tr11ops.cli import completion
@@ -25,8 +25,8 @@ from tr11ops.cli.common import (
 )
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.terminal import draws_unicode
-from tr11ops.goodput.account import account
-from tr11ops.goodput.advise import CardSettings, is_worth_it
+from tr11ops.goodput.account import Goodput, account
+from tr11ops.goodput.advise import Advice, CardSettings, is_worth_it
 from tr11ops.goodput.advise import advise as conclude
 from tr11ops.goodput.history import read_history
 from tr11ops.goodput.screen import Paper, screen
@@ -38,10 +38,7 @@ from trainer.contract.documents import document
 from trainer.contract.record import JsonObject, Record
 
 if TYPE_CHECKING:
-    from tr11ops.base.observed import Observed
     from tr11ops.cluster.base import Job
-    from tr11ops.goodput.account import Goodput
-    from tr11ops.goodput.advise import Advice
     from tr11ops.goodput.history_values import History
     from tr11ops.runcard.card import RunCard
 

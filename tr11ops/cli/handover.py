@@ -17,7 +17,7 @@ from msgspec.structs import asdict, replace
 from tr11ops.alerts.reading import incidents
 from tr11ops.base.errors import Refusal, WrongUsage
 from tr11ops.base.invocation import command_for
-from tr11ops.base.observed import Unknown, cause, known, observed
+from tr11ops.base.observed import Observed, Unknown, cause, known, observed
 from tr11ops.base.units import duration, span_seconds
 from tr11ops.base.units import since as since_when
 from tr11ops.cli.common import in_time, open_reader, require_file, say
@@ -27,7 +27,7 @@ from tr11ops.goodput.account import account
 from tr11ops.goodput.history import read_history
 from tr11ops.handover.chronicle import chronicle
 from tr11ops.handover.coming import coming_events
-from tr11ops.handover.shift import KIND, HandoverMaterial, hand_over, last_handover
+from tr11ops.handover.shift import KIND, Handover, HandoverMaterial, hand_over, last_handover
 from tr11ops.handover.start import (
     COMMANDS,
     ShiftCommand,
@@ -36,9 +36,9 @@ from tr11ops.handover.start import (
     read_group_jobs,
 )
 from tr11ops.handover.text import document, markdown
-from tr11ops.observe.files import progress_at
+from tr11ops.observe.files import PastProgress, progress_at
 from tr11ops.observe.look import facts_of
-from tr11ops.rundir.journal import Journal, read_journal
+from tr11ops.rundir.journal import Journal, JournalEntry, Ledger, read_journal
 from tr11ops.status.assessment import assess
 from tr11ops.status.extra_observations import observe_extra
 from tr11ops.watchdog.verdict import VerdictWord
@@ -46,13 +46,9 @@ from trainer.contract.files import write_atomically
 from trainer.contract.state_file import read_json
 
 if TYPE_CHECKING:
-    from tr11ops.base.observed import Observed
     from tr11ops.cluster.base import Scheduler
-    from tr11ops.handover.shift import Handover
-    from tr11ops.observe.files import PastProgress
     from tr11ops.observe.snapshot import RunFacts, Snapshot
     from tr11ops.runcard.card import RunCard
-    from tr11ops.rundir.journal import JournalEntry, Ledger
     from tr11ops.rundir.paths import RunDirectory, Submission
 
 DEFAULT_SINCE = "12h"

@@ -25,13 +25,14 @@ from tr11ops.cli.common import (
     say,
 )
 from tr11ops.cli.context import emit
-from tr11ops.cluster.site import read_site
+from tr11ops.cluster.site import SiteRules, read_site
 from tr11ops.importer.importing import import_script as read
 from tr11ops.importer.importing import write_import
-from tr11ops.importer.results import DefectSeverity, LeftReason
+from tr11ops.importer.results import Defect, DefectSeverity, Imported, LeftReason
 from tr11ops.launch.presets import PRESETS, preset_tables, token_count, tokens_of, with_tokens
 from tr11ops.launch.starter import (
     Answers,
+    PartitionChoice,
     dataset_suffix,
     example_tables,
     partition_choices,
@@ -49,9 +50,6 @@ from trainer.contract.files import write_beside
 
 if TYPE_CHECKING:
     from tr11ops.cluster.base import Scheduler
-    from tr11ops.cluster.site import SiteRules
-    from tr11ops.importer.results import Defect, Imported
-    from tr11ops.launch.starter import PartitionChoice
 
 
 # ----------------------------------------------------------------------------- import

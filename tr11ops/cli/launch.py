@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from msgspec.structs import replace
@@ -36,16 +36,12 @@ from tr11ops.cluster.hostlist import expand
 from tr11ops.launch.facts import LaunchRequest
 from tr11ops.launch.kubernetes import job_name, kubernetes_problems, manifest, not_carried
 from tr11ops.launch.rehearse import as_options, card_text, differences, rehearsal_overrides
-from tr11ops.launch.session import LaunchJob, check_launch
+from tr11ops.launch.session import LaunchJob, LaunchView, check_launch
 from tr11ops.launch.session import carry_out as submit
-from tr11ops.runcard.card import CardError, load_card, load_with_base, parse_attempts
+from tr11ops.runcard.card import CardError, RunCard, load_card, load_with_base, parse_attempts
 from tr11ops.rundir.journal import user_name
 from trainer.contract.files import write_atomically
 from trainer.contract.record import JsonObject
-
-if TYPE_CHECKING:
-    from tr11ops.launch.session import LaunchView
-    from tr11ops.runcard.card import RunCard
 
 CARD_FILE = "rehearsal.toml"
 _WIDEST = 48

@@ -25,6 +25,8 @@ from tr11ops.detect.nodes_left import exclusion_limit
 from tr11ops.launch.plan import plan_value
 from tr11ops.launch.resume import refused_starts
 from tr11ops.launch.session import (
+    LaunchJob,
+    LaunchView,
     RepairOutcome,
     carry_out_repair,
     check_launch,
@@ -35,14 +37,12 @@ from tr11ops.launch.session import (
 from tr11ops.launch.starter import data_commands
 from tr11ops.observe.look import facts_of, look_now, observe
 from tr11ops.queue.held_jobs import held_jobs
-from tr11ops.queue.repair import plan_repair, plan_replacement
+from tr11ops.queue.repair import Repair, RepairStep, plan_repair, plan_replacement
 from tr11ops.rundir.exclusion import ExclusionLimit
 from tr11ops.rundir.hold_store import held_by_tr11
 from trainer.contract.record import JsonObject
 
 if TYPE_CHECKING:
-    from tr11ops.launch.session import LaunchJob, LaunchView
-    from tr11ops.queue.repair import Repair, RepairStep
     from tr11ops.runcard.card import RunCard
     from tr11ops.runcard.check import PreflightCheck
     from tr11ops.rundir.paths import Submission

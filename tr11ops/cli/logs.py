@@ -27,12 +27,12 @@ from tr11ops.base.units import since as moment_of
 from tr11ops.cli import completion
 from tr11ops.cli.common import EndpointOption, SinceOption, VariantOption, is_terminal, say
 from tr11ops.cli.context import JSON, RunContext, emit
-from tr11ops.hub.base import find_credentials, repo_of
+from tr11ops.hub.base import HubRepo, find_credentials, repo_of
 from tr11ops.hub.remote_log import TRIES, RemoteFollower, RemoteLog, remote_retries
 from tr11ops.logs import show
 from tr11ops.logs.line_filter import LineQuery
 from tr11ops.logs.lines import LEVELS, as_typed, coloured, folded, plain
-from tr11ops.logs.reader import FileReader
+from tr11ops.logs.reader import FileReader, LogReader
 from tr11ops.logs.show import LogSource, Query, numbers, steps_since
 from tr11ops.logs.show import follow as follow_sources
 from tr11ops.logs.summary import summarise
@@ -43,9 +43,6 @@ from trainer.contract.paths import read_attempt_label
 from trainer.contract.state_file import descriptor_of
 
 if TYPE_CHECKING:
-    from tr11ops.hub.base import HubRepo
-    from tr11ops.logs.reader import LogReader
-    from tr11ops.logs.show import LogSource, Query
     from tr11ops.rundir.paths import RunDirectory
 
 REMOTE_PATH = "logs/{variant}/main_log.txt"

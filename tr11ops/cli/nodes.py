@@ -19,6 +19,7 @@ from tr11ops.cli.nodes_bench import bench_nodes, search_nodes
 from tr11ops.cli.nodes_change import exclude, include, let_in, readmit
 from tr11ops.cli.nodes_check import (
     SCHEMA,
+    NodesContext,
     ReportOption,
     check_them,
     exclusion_values,
@@ -31,7 +32,7 @@ from tr11ops.cli.nodes_check import (
 from tr11ops.cli.terminal import local_time, plain_text, show, table
 from tr11ops.cluster.hostlist import compress, expand
 from tr11ops.health.base import CheckOutcome
-from tr11ops.nodes.view import NOT_EXCLUDED, is_shut, rows, short_reason, words_of
+from tr11ops.nodes.view import NOT_EXCLUDED, NodeRow, is_shut, rows, short_reason, words_of
 from tr11ops.rundir.exclusion import NodeStanding, kept_off, what_comes_next
 from tr11ops.rundir.exclusions import EXCLUDED, read_version
 from tr11ops.rundir.exclusions import history as events_of
@@ -40,10 +41,8 @@ from tr11ops.rundir.journal import read_journal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tr11ops.cli.nodes_check import NodesContext
     from tr11ops.cluster.base import Node
     from tr11ops.nodes.check import NodeCheck
-    from tr11ops.nodes.view import NodeRow
 
 app = typer.Typer(
     name="nodes",

@@ -8,7 +8,7 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -60,10 +60,6 @@ from tr11ops.nodes.search import (
 from tr11ops.nodes.spares import PooledGroups, SpareGroups, spares_of
 from trainer.contract.paths import read_attempt_label
 from trainer.contract.record import JsonObject
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 # ----------------------------------------------------------------------------- search
 SHOWN = 5

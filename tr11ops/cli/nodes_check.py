@@ -6,7 +6,7 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Semaphore
@@ -29,10 +29,11 @@ from tr11ops.nodes import check as checking
 from tr11ops.nodes.health_job import HealthRequest
 from tr11ops.nodes.names import card_exclusions, resolve
 from tr11ops.nodes.queue_exclusions import RunQueue
-from tr11ops.nodes.view import is_lost, is_shut, queue_changes, support_note
+from tr11ops.nodes.view import QueueChange, is_lost, is_shut, queue_changes, support_note
 from tr11ops.observe.files import read_submissions
 from tr11ops.observe.ownership import own_jobs, why_unmounted
 from tr11ops.rundir.exclusion import (
+    Exclusion,
     ExclusionLimit,
     NodeStanding,
     partition_nodes,
@@ -47,14 +48,10 @@ from trainer.contract.record import JsonObject, Record
 from trainer.contract.sharing import make_shared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tr11ops.cli.context import RunContext
     from tr11ops.cluster.base import Job, Node, Partition, Scheduler
     from tr11ops.nodes.check import Answering, NodeCheck, Way
-    from tr11ops.nodes.view import QueueChange
     from tr11ops.runcard.card import RunCard
-    from tr11ops.rundir.exclusion import Exclusion
     from tr11ops.rundir.paths import RunDirectory
 
 

@@ -26,12 +26,11 @@ from tr11ops.launch.session import LaunchJob
 from tr11ops.runcard.card import CardError
 from tr11ops.rundir.journal import user_name
 from tr11ops.status.build import status_of
-from tr11ops.watchdog.pulse import Actuator, WatchedRun, take_pulse
+from tr11ops.watchdog.pulse import Actuator, Pulse, WatchedRun, take_pulse
 
 if TYPE_CHECKING:
     from tr11ops.cluster.base import Scheduler
     from tr11ops.rundir.paths import RunDirectory
-    from tr11ops.watchdog.pulse import Pulse
 
 PULSE_SCHEMA = 1
 

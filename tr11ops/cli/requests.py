@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from msgspec.structs import replace
@@ -18,14 +18,10 @@ from tr11ops.cli.common import say, timeout_option
 from tr11ops.cli.context import DRY_RUN, JSON, REASON, SCHEDULER, YES, RunContext
 from tr11ops.cli.runner import Change, Outcome, carry_out
 from tr11ops.cli.stopping import StopContext, put_request, record, run_to_stop, standing_lines
-from tr11ops.queue.stop import acknowledgements, leaving
+from tr11ops.queue.stop import StopView, acknowledgements, leaving
 from trainer.contract.paths import read_attempt_label
 from trainer.contract.record import Record
-from trainer.contract.requests import RequestAnswer, new_request, read_request
-
-if TYPE_CHECKING:
-    from tr11ops.queue.stop import StopView
-    from trainer.contract.requests import Kind, Request
+from trainer.contract.requests import Kind, Request, RequestAnswer, new_request, read_request
 
 CHECKPOINT_NOW_SCHEMA = 1
 POLL_SECONDS = 0.5

@@ -17,18 +17,15 @@ from tr11ops.cluster.pending_reasons import Cause, Wait, is_held, reason_of_job
 from tr11ops.launch.resume import refused_starts
 from tr11ops.observe.derived import is_left_over
 from tr11ops.queue.held_jobs import can_modify, held_jobs, record_of, release
-from tr11ops.queue.stop import leaving
-from tr11ops.rundir.hold_store import held_by_tr11, read_holds
-from tr11ops.rundir.paths import remove_stop_file
+from tr11ops.queue.stop import StopView, leaving
+from tr11ops.rundir.hold_store import HoldRecord, held_by_tr11, read_holds
+from tr11ops.rundir.paths import RunDirectory, remove_stop_file
 from trainer.contract.record import Record
 from trainer.contract.recovery import IterationRange, read_recovery
 from trainer.contract.requests import read_request
 
 if TYPE_CHECKING:
     from tr11ops.cluster.base import Job
-    from tr11ops.queue.stop import StopView
-    from tr11ops.rundir.hold_store import HoldRecord
-    from tr11ops.rundir.paths import RunDirectory
 
 RESUME_SCHEMA = 1
 LEAVING_SECONDS = 120.0  # for an attempt whose trainer has ended to hold what is queued, and end

@@ -12,6 +12,8 @@ from tr11ops.base.errors import NotPossible, Refusal, TrainerAlive, WrongUsage
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted
 from tr11ops.checkpoints.rollback import (
+    RollbackPlan,
+    Skip,
     SkipFrom,
     claimed,
     finish_pending,
@@ -34,14 +36,12 @@ from tr11ops.observe.files import read_steps
 from tr11ops.rundir.claims import ClaimTaken
 from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.errors import RangeError
-from trainer.contract.recovery import read_recovery
+from trainer.contract.recovery import IterationRange, RecoveryRecord, read_recovery
 from trainer.schedule.skip import parse_range
 
 if TYPE_CHECKING:
     from tr11ops.checkpoints.catalogue import Catalogue
-    from tr11ops.checkpoints.rollback import RollbackPlan, Skip
     from tr11ops.queue.stop import StopView
-    from trainer.contract.recovery import IterationRange, RecoveryRecord
 
 SCHEMA = 1
 FILES_AT_ONCE = 8

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from msgspec.structs import replace
@@ -36,13 +36,9 @@ from tr11ops.cli.stopping import (
     way_on,
 )
 from tr11ops.queue.held_jobs import to_hold
-from tr11ops.queue.stop import acknowledgements, wait_for_end
+from tr11ops.queue.stop import Acknowledgements, JobEnding, StopView, acknowledgements, wait_for_end
 from trainer.contract.record import JsonObject, Record
-from trainer.contract.requests import new_request, read_request
-
-if TYPE_CHECKING:
-    from tr11ops.queue.stop import Acknowledgements, JobEnding, StopView
-    from trainer.contract.requests import Request
+from trainer.contract.requests import Request, new_request, read_request
 
 PAUSE_SCHEMA = 1
 KILL_SCHEMA = 1

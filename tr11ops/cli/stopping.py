@@ -29,7 +29,14 @@ from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.observe.ownership import look_for_directory
 from tr11ops.queue.held_jobs import can_modify, hold, hold_unrecorded, to_hold
 from tr11ops.queue.queued_jobs import mark_held
-from tr11ops.queue.stop import STOP_SIGNAL, acknowledgements, look, place_request, stop_by_scheduler
+from tr11ops.queue.stop import (
+    STOP_SIGNAL,
+    StopView,
+    acknowledgements,
+    look,
+    place_request,
+    stop_by_scheduler,
+)
 from tr11ops.rundir.fallback import write_or_fall_back
 from tr11ops.rundir.journal import Journal, user_name
 from tr11ops.rundir.kill_switch import (
@@ -45,7 +52,6 @@ from trainer.contract.record import JsonObject, Record
 if TYPE_CHECKING:
     from tr11ops.cli.context import RunContext
     from tr11ops.cluster.base import Job, Overview, Scheduler
-    from tr11ops.queue.stop import StopView
     from tr11ops.runcard.card import RunCard
     from tr11ops.rundir.paths import RunDirectory
     from trainer.contract.requests import Request

@@ -19,24 +19,20 @@ from tr11ops.base.glyphs import escaped
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cli.common import is_terminal, named_card, say, timeout_option
 from tr11ops.cli.context import JSON, RunContext, emit
-from tr11ops.filesystems.look import NicedRunner, look_at, read_drift
-from tr11ops.filesystems.report import judge, lines, value
+from tr11ops.filesystems.look import FilesystemResult, NicedRunner, look_at, read_drift
+from tr11ops.filesystems.report import FilesystemReport, judge, lines, value
 from tr11ops.filesystems.sources import SOURCES
 from tr11ops.logs.lines import plain
 from tr11ops.observe.look import facts_of
 from tr11ops.runcard.slurm_syntax import parse_time_limit
-from tr11ops.rundir.disk_usage import append_usage, read_usage
-from tr11ops.rundir.permissions import PermissionWalk
+from tr11ops.rundir.disk_usage import Usage, append_usage, read_usage
+from tr11ops.rundir.permissions import PermissionTally, PermissionWalk
 from tr11ops.watchdog.filesystem_alerts import alert
 from trainer.contract.files import user_of
 
 if TYPE_CHECKING:
-    from tr11ops.filesystems.look import FilesystemResult
-    from tr11ops.filesystems.report import FilesystemReport
     from tr11ops.runcard.card import RunCard
-    from tr11ops.rundir.disk_usage import Usage
     from tr11ops.rundir.paths import RunDirectory
-    from tr11ops.rundir.permissions import PermissionTally
 
 
 # ----------------------------------------------------------------------------- fs-watchdog

@@ -54,7 +54,7 @@ from tr11ops.cli.sweep_view import (
 )
 from tr11ops.curves.compare import ROWS, text_plot
 from tr11ops.launch.rehearse import card_text
-from tr11ops.launch.session import LaunchJob
+from tr11ops.launch.session import LaunchJob, LaunchView
 from tr11ops.queue.stop import Signalled
 from tr11ops.report.page import render
 from tr11ops.runcard.card import RunCard, load_card
@@ -80,7 +80,6 @@ from trainer.schedule.path import path_of
 
 if TYPE_CHECKING:
     from tr11ops.cluster.base import Scheduler
-    from tr11ops.launch.session import LaunchView
 
 
 # ----------------------------------------------------------------------------- change

@@ -34,9 +34,9 @@ from tr11ops.cli.progress import look_again
 from tr11ops.cli.terminal import USUAL, drawing_console
 from tr11ops.cluster.select import SharedOverview
 from tr11ops.launch.facts import LaunchRequest
-from tr11ops.launch.session import LaunchJob
+from tr11ops.launch.session import LaunchJob, LaunchView
 from tr11ops.runcard.card import PathBase, RunCard
-from tr11ops.runcard.check import Level
+from tr11ops.runcard.check import Level, PreflightCheck
 from tr11ops.rundir.journal import user_name
 from tr11ops.sweep.look import (
     CellCard,
@@ -63,9 +63,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from tr11ops.cluster.base import Scheduler
-    from tr11ops.launch.session import LaunchView
-    from tr11ops.runcard.card import RunCard
-    from tr11ops.runcard.check import PreflightCheck
 
 SCHEMA = 1
 WATCH_SECONDS = 5.0

@@ -28,18 +28,22 @@ from tr11ops.base.units import counted, duration, size
 from tr11ops.cli.common import agree, directory_of, is_terminal, say
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.progress import ByteProgress, by_file
-from tr11ops.hub.base import Repository, find_credentials, hub_retries
+from tr11ops.hub.base import Progress, Repository, find_credentials, hub_retries
 from tr11ops.hub.client import Hub
 from tr11ops.hub.sync import LoopClock, follow, preview, seconds_of, sync_once
 from tr11ops.hub.sync_files import RunningDigests
-from tr11ops.hub.sync_round import SyncSettings, is_confirmed, write_confirmed, write_revoked
+from tr11ops.hub.sync_round import (
+    SyncOutcome,
+    SyncSettings,
+    is_confirmed,
+    write_confirmed,
+    write_revoked,
+)
 from tr11ops.status.publish import document
 from trainer.contract.errors import UNOBSERVED
 
 if TYPE_CHECKING:
-    from tr11ops.hub.base import Progress
     from tr11ops.hub.sync_plan import Note, Send
-    from tr11ops.hub.sync_round import SyncOutcome
     from tr11ops.runcard.card import RunCard
 
 SCHEMA = 1

@@ -8,11 +8,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from tr11ops.agent.rendezvous import read_rendezvous
+from tr11ops.agent.rendezvous import Rendezvous, read_rendezvous
 from tr11ops.base.errors import Refusal, RendezvousError, WrongUsage
 from tr11ops.cli import completion
 from tr11ops.cli.checkpoints import resolve_step
@@ -31,11 +31,6 @@ from tr11ops.rundir.journal import Journal, user_name
 from tr11ops.rundir.paths import new_tag
 from trainer.config.base import CardError
 from trainer.contract.state_file import read_json
-
-if TYPE_CHECKING:
-    from tr11ops.agent.rendezvous import Rendezvous
-    from tr11ops.runcard.card import RunCard
-
 
 # ----------------------------------------------------------------------------- eval
 SCHEMA = 1

@@ -27,12 +27,11 @@ from tr11ops.twin.faults import active, inject
 from tr11ops.twin.faults import heal as heal_twin
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.services import advice
-from tr11ops.twin.twin import HOME_VARIABLE, NAME_VARIABLE, Twin
+from tr11ops.twin.twin import HOME_VARIABLE, NAME_VARIABLE, Twin, TwinStatus
 from trainer.contract.record import JsonObject
 
 if TYPE_CHECKING:
     from tr11ops.twin.fault_store import InjectedFault
-    from tr11ops.twin.twin import TwinStatus
 
 FAULT_SCHEMA = 1
 TWIN_SCHEMA = 1

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -32,23 +32,18 @@ from tr11ops.cli.trainer_child import ask_checkpoint_module
 from tr11ops.goodput.until_checkpoint import past_until
 from tr11ops.hub.base import DEFAULT_BRANCH, Repository, endpoint_of, find_credentials, hub_retries
 from tr11ops.hub.client import Hub
-from tr11ops.hub.model_card import model_card
+from tr11ops.hub.model_card import ModelFacts, TrainingHistory, model_card
 from tr11ops.hub.upload import ROOM, Work, model_facts, overwritten, publish, read_losses
-from tr11ops.runcard.card import resolved
+from tr11ops.runcard.card import RunCard, resolved
 from tr11ops.runcard.copies import REPOSITORY
 from tr11ops.rundir.copies import identity_of
 from tr11ops.rundir.datasets import tokenizer_place, workers_environment
 from tr11ops.rundir.journal import Journal
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.errors import UNOBSERVED
-from trainer.contract.manifest import Manifest
+from trainer.contract.manifest import FileEntry, Manifest
 from trainer.contract.record import JsonObject, Record
 from trainer.schedule.flops import count_parameters
-
-if TYPE_CHECKING:
-    from tr11ops.hub.model_card import ModelFacts, TrainingHistory
-    from tr11ops.runcard.card import RunCard
-    from trainer.contract.manifest import FileEntry
 
 BYTES_OF = {"bf16": 2, "fp16": 2, "fp32": 4}
 SCHEMA = 1

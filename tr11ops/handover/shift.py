@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import field
 
-from tr11ops.base.observed import Unknown, known
+from tr11ops.base.observed import Observed, Unknown, known
 from tr11ops.base.units import duration
 from tr11ops.detect.causes import by_cause
 from tr11ops.detect.finding import Finding, Severity
@@ -20,7 +20,7 @@ from tr11ops.observe.files import PastProgress
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.queue.held_jobs import standing_holds
 from tr11ops.runcard.differences import differences
-from tr11ops.rundir.attempts import version_words
+from tr11ops.rundir.attempts import LaunchRecord, version_words
 from tr11ops.rundir.exclusion import Exclusion, kept_off
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 from tr11ops.rundir.journal import JournalEntry
@@ -33,12 +33,10 @@ from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.alerts.state import Alert, Incident
-    from tr11ops.base.observed import Observed
     from tr11ops.goodput.account import Goodput
     from tr11ops.goodput.causes import Interruption
     from tr11ops.goodput.history_values import History
     from tr11ops.handover.start import StartOfShift
-    from tr11ops.rundir.attempts import LaunchRecord
 
 KIND = "handover"  # of the journal's entry
 MOST_CHANGES = 12

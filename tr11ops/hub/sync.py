@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -30,7 +29,7 @@ from tr11ops.base.retry import RetryPolicy
 from tr11ops.base.units import duration, span_seconds
 from tr11ops.hub import sync_plan
 from tr11ops.hub.base import FILE_NAME as STATUS_FILE
-from tr11ops.hub.base import Add, HubCopy
+from tr11ops.hub.base import Add, HubCopy, Operation, Progress
 from tr11ops.hub.sync_files import RunningDigests, Scan, measure, scan
 from tr11ops.hub.sync_plan import (
     LocalFile,
@@ -64,10 +63,6 @@ from tr11ops.hub.sync_round import (
 )
 from tr11ops.rundir.claims import Claim, ClaimFolder, ClaimTaken
 from trainer.contract.record import Record
-
-if TYPE_CHECKING:
-    from tr11ops.hub.base import Operation, Progress
-
 
 # Synchronising on and on: through days without the hub, and until a signal ends it.
 

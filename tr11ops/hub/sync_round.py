@@ -18,7 +18,7 @@ from tr11ops.base.newer import replace_json
 from tr11ops.base.observed import cause
 from tr11ops.hub import sync_plan
 from tr11ops.hub.base import FILE_NAME as STATUS_FILE
-from tr11ops.hub.base import HubFile, Repository
+from tr11ops.hub.base import HubFile, Progress, Repository
 from tr11ops.hub.sync_files import RunningDigests, git_name
 from tr11ops.hub.sync_plan import Note, Send, Stamp
 from tr11ops.observe.operation import FoundSecret, found_secrets
@@ -30,7 +30,6 @@ from trainer.contract.state_file import read_json
 from trainer.contract.units import shortened
 
 if TYPE_CHECKING:
-    from tr11ops.hub.base import Progress
     from tr11ops.hub.client import Hub
 
 

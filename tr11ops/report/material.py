@@ -15,7 +15,7 @@ from tr11ops.goodput.account import Goodput, account
 from tr11ops.goodput.history import read_history
 from tr11ops.goodput.history_values import History
 from tr11ops.observe.forecast import ForecastEnd, end_of
-from tr11ops.observe.snapshot import Snapshot
+from tr11ops.observe.snapshot import RunFacts, Snapshot
 from tr11ops.report.series import TrainingSeries, read_series
 from tr11ops.rundir.journal import JournalEntry, read_journal
 from tr11ops.status.assessment import Assessment, assess
@@ -24,7 +24,6 @@ from tr11ops.status.extra_observations import ExtraObservations
 if TYPE_CHECKING:
     from tr11ops.alerts.state import Incident
     from tr11ops.cluster.base import Scheduler
-    from tr11ops.observe.snapshot import RunFacts
     from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
     from tr11ops.rundir.paths import RunDirectory
 

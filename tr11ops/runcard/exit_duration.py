@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tr11ops.base.units import duration
 from tr11ops.runcard.card import RunCard, card_from_resolved, resolved
 from tr11ops.runcard.rules import advised_exit_minutes
 from tr11ops.runcard.slurm_syntax import parse_time_limit
-from tr11ops.runcard.speed import assumed_speed
+from tr11ops.runcard.speed import RunHistory, assumed_speed
 from trainer.contract.attempt import ExitTime
 from trainer.contract.record import JsonObject, Record
 from trainer.schedule import flops
-
-if TYPE_CHECKING:
-    from tr11ops.runcard.speed import RunHistory
 
 # Before a run has saved: the original wrote 2.3 TB from 48 nodes in 40 s, 1.3 GB/s from each.
 SAVE_BYTES_PER_NODE_SECOND = 1e9

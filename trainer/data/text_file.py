@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Protocol, Self, cast
 
 from trainer.contract.errors import InputFault
@@ -264,12 +263,7 @@ class TextFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stream.close()
 
     # ------------------------------------------------------------------------- the file
