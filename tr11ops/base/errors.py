@@ -76,7 +76,7 @@ The exit code is 1 (needs a person), or the one that stands beside the name.
       TwinError  2
 
 Some that carry a value of their room stay there (`rundir.claims.ClaimTaken`,
-`backup.claim.ArchiveLocked`). The trainer's are in `trainer.contract.errors`. The text of each is
+`backup.round_values.ArchiveLocked`). The trainer's are in `trainer.contract.errors`. The text of each is
 one line: what, where, the rule, the fix.
 """
 
@@ -101,6 +101,8 @@ class Refusal(Tr11Error):
 
 class WrongUsage(Refusal):
     """What was typed, or what the card says, does not go together."""
+
+    exit_code = USAGE
 
     def __init__(self, text: str) -> None:
         super().__init__(text, USAGE)
