@@ -314,14 +314,35 @@ def _judge(merged: LogLaunch, candidates: Candidates, places: LaunchPlaces) -> D
         return _nothing(merged, candidates, places)
     late = None
     if root.signature.fault is FaultClass.SLURM_USER_CANCEL:
-        late = judge_data(merged)
-    if late is not None:  # that is why someone ended it
+        late = judge_data(merged) or _broken_numbers(merged)
+    elif _may_follow_numbers(root):
+        late = _broken_numbers(merged)
+    if late is not None:  # that is why it ended, or someone ended it
         return _from_steps(merged, late, places, root)
-    if _may_follow_numbers(root):
-        unhealthy = judge_steps(merged)
-        if unhealthy is not None and unhealthy.is_grave:
-            return _from_steps(merged, unhealthy, places, root)
+    if root.signature.role is Role.END and judge_steps(merged) is not None:
+        root = _slow_gpu(candidates) or root
     return _of_root(root, merged, candidates, places)
+
+
+def _broken_numbers(launch: LogLaunch) -> Unhealthy | None:
+    """The steps up to the end whose numbers are broken for good; None where they are well."""
+    unhealthy = judge_steps(launch)
+    if unhealthy is not None and unhealthy.is_grave:
+        return unhealthy
+    return None
+
+
+def _slow_gpu(found: Candidates) -> Sighting | None:
+    """The GPU that is said to be slow, for a training that was slower up to its end: it ended because of
+    that, or will be as slow the next time.
+    """
+    return first_of(
+        [
+            one
+            for one in found.causes
+            if one.signature.lasting and one.signature.fault is FaultClass.GPU_HARDWARE
+        ]
+    )
 
 
 def _killed_for_memory(root: Sighting, launch: LogLaunch) -> Sighting:
@@ -411,6 +432,7 @@ def merged_launch(launches: Sequence[LogLaunch]) -> LogLaunch:
     )
     together.sightings = [one for launch in launches for one in launch.sightings]
     together.said_hosts = {host for launch in launches for host in launch.said_hosts}
+    together.hosts_of_file = {launch.file: launch.said_hosts for launch in launches}
     together.reports = [report for launch in launches for report in launch.reports]
     together.heads = tuple(head for launch in launches for head in launch.heads)
     together.progress, together.steps = main.progress, main.steps
@@ -473,6 +495,9 @@ def _may_follow_numbers(root: Sighting) -> bool:
     """Whether an end may be what broken numbers lead to; a training may also run on with them to a
     clean end.
     """
+    is_of_scale = "loss scale" in root.text.lower()
+    if root.signature.fault is FaultClass.NUMERICS and root.raised is not None and is_of_scale:
+        return False  # the steps that it skipped for an overflow have no loss, or 0
     return root.signature.fault in {
         FaultClass.USER_CODE,
         FaultClass.UNKNOWN,
@@ -494,9 +519,11 @@ def _of_root(
     quoted = places.quoted(cited, is_root=signature.role not in {Role.END, Role.STOP})
     if cited is root and _is_of_another_node(root):
         quoted = replace(quoted, rank=None, node=None, gpu=None, is_guess=False)
-    silent_rank = _absent_rank([root, *found.symptoms])
-    if silent_rank is None:
-        silent_rank = rank_behind([one.text for one in launch.sightings])
+    silent_rank = None
+    if signature.fault is not FaultClass.STORAGE:  # which all share: one rank meets it first
+        silent_rank = _absent_rank([root, *found.symptoms])
+        if silent_rank is None:
+            silent_rank = rank_behind([one.text for one in launch.sightings])
     if silent_rank is not None and signature.fault is FaultClass.NCCL_TIMEOUT:
         quoted = places.of_absent_rank(quoted, silent_rank)
     elif signature.fault is FaultClass.NCCL_TIMEOUT:
@@ -812,6 +839,10 @@ def _original(root: Sighting, found: Candidates) -> Sighting:
         others = [one for one in others if one.file == root.file]
         before = [one for one in others if 0 < root.line_number - one.line_number <= NEAR_LINES]
         return min(before, key=_line_number, default=root)
+    if root.signature.fault is FaultClass.NCCL_TIMEOUT and root.signature.role is Role.SYMPTOM:
+        absent = [one for one in found.symptoms if one.signature.id == _ABSENT]
+        if _absent_rank(absent) is not None:  # who says for whom all others waited
+            return next((one for one in absent if "node" in one.named), absent[-1])
     if root.signature.id == REPLAYED_ELSEWHERE:  # the GPU on which the step failed first
         suspects = [one for one in found.causes if one.signature.id == _REPLAY_SUSPECT]
         return first_of(suspects) or root
@@ -934,7 +965,7 @@ def _sentence(one: Sighting) -> str:
 def _from_steps(
     launch: LogLaunch, unhealthy: Unhealthy, places: LaunchPlaces, root: Sighting | None = None
 ) -> Diagnosis:
-    line = QuotedLine(launch.file, unhealthy.line_number, unhealthy.text.strip())
+    line = QuotedLine(launch.file, unhealthy.at.line_number, unhealthy.at.text.strip())
     evidence = () if root is None else (places.quoted(root),)
     return Diagnosis(
         unhealthy.fault,
@@ -974,15 +1005,20 @@ def _nothing(launch: LogLaunch, found: Candidates, places: LaunchPlaces) -> Diag
         elif found.summaries:
             told = [one for one in found.consequences if one.signature.id == TOLD_TO_GO]
             root = places.quoted(first_of([*told, found.summaries[0]]) or found.summaries[0])
-        return Diagnosis(
-            FaultClass.UNKNOWN,
-            NextStep.PAGE,
-            confidence=0.5,
-            root_cause=root,
-            evidence=evidence,
-            explanation=why,
-        )
+        return _untold(root, why, evidence)
     return replace(_no_failure_told(launch, found, places, untold), evidence=evidence)
+
+
+def _untold(line: QuotedLine | None, why: str, evidence: tuple[QuotedLine, ...] = ()) -> Diagnosis:
+    """That it failed, and that no line says why."""
+    return Diagnosis(
+        FaultClass.UNKNOWN,
+        NextStep.PAGE,
+        confidence=MILD,
+        root_cause=line,
+        evidence=evidence,
+        explanation=why,
+    )
 
 
 def _no_failure_told(
@@ -1032,13 +1068,7 @@ def _no_failure_told(
         return whole
     if untold:
         why = f"This line says that something failed, and nothing that is known.{done}"
-        return Diagnosis(
-            FaultClass.UNKNOWN,
-            NextStep.PAGE,
-            confidence=0.45,
-            root_cause=untold[0],
-            explanation=why,
-        )
+        return _untold(untold[0], why)
     return whole or Diagnosis(
         FaultClass.UNKNOWN,
         NextStep.NONE,
@@ -1056,17 +1086,17 @@ def _last_warning(launch: LogLaunch, found: Candidates) -> Sighting | None:
     if last is not None and last.is_last:
         return None
     below = 0 if last is None else last.line_number
-    told = [
-        one
-        for one in found.warnings
-        if one.signature.confidence >= TELLING
-        and one.signature.fault in _OF_MACHINES
-        and (one.file != launch.file or one.line_number > below)
-        and not one.is_retried
-    ]
-    if told:
-        return told[0]
-    return None
+    return next(
+        (
+            one
+            for one in found.warnings
+            if one.signature.confidence >= TELLING
+            and one.signature.fault in _OF_MACHINES
+            and (one.file != launch.file or one.line_number > below)
+            and not one.is_retried
+        ),
+        None,
+    )
 
 
 def _by_last_step(launch: LogLaunch, found: Candidates, places: LaunchPlaces) -> Diagnosis | None:
@@ -1077,13 +1107,7 @@ def _by_last_step(launch: LogLaunch, found: Candidates, places: LaunchPlaces) ->
     if found.short_ends and not last.is_last:
         line = places.quoted(found.short_ends[0])
         why = f"The loop of the training ended at step {last.iteration} of {last.total}, and no line says why."
-        return Diagnosis(
-            FaultClass.UNKNOWN,
-            NextStep.PAGE,
-            confidence=0.5,
-            root_cause=line,
-            explanation=why,
-        )
+        return _untold(line, why)
     if last.is_last:
         quoted = QuotedLine(launch.file, last.line_number, last.text.strip())
         why = f"It came to its last step, {last.iteration}, and nothing says that anything went wrong."
@@ -1102,16 +1126,11 @@ def _hang(launch: LogLaunch, found: Candidates) -> Sighting | None:
     hangs at, if told.
     """
     last = 0 if launch.progress is None else launch.progress.line_number
-    silent = [
-        one
-        for one in found.warnings
-        if one.signature.id == "pulse-running" and one.line_number > last
-    ]
-    log_evidence = [
-        one for one in found.warnings if one.signature.id == "hang-place" and one.line_number > last
-    ]
-    if log_evidence and silent:
-        return log_evidence[-1]
+    below = [one for one in found.warnings if one.line_number > last]
+    silent = [one for one in below if one.signature.id == "pulse-running"]
+    places = [one for one in below if one.signature.id == "hang-place"]
+    if places and silent:
+        return places[-1]
     if len(silent) >= SILENT:
         return silent[0]
     return None

@@ -46,7 +46,7 @@ _UNITS = {
 
 
 class Unhealthy(Record):
-    """What is wrong with the steps, from which line on. `is_grave`: a later failure follows from
+    """What is wrong with the steps, from which one on. `is_grave`: a later failure follows from
     it.
     """
 
@@ -54,8 +54,7 @@ class Unhealthy(Record):
     step: NextStep
     confidence: float
     why: str
-    text: str
-    line_number: int
+    at: TrainingStep
     is_grave: bool = False
 
 
@@ -65,7 +64,7 @@ def judge_steps(launch: LogLaunch) -> Unhealthy | None:
     steps = [step for step in whole if _tells_health(step.numbers)]
     spike, broken = _spike(steps), _without_loss(steps)
     if spike is not None and broken is not None:
-        is_one = not spike.is_grave or broken.line_number - spike.line_number <= NEAR
+        is_one = not spike.is_grave or broken.at.line_number - spike.at.line_number <= NEAR
         # a spike that had come back is another event
         if is_one:
             return broken
@@ -94,8 +93,7 @@ def judge_data(launch: LogLaunch) -> Unhealthy | None:
                 NextStep.PAGE,
                 confidence=0.75,
                 why=why,
-                text=first.text,
-                line_number=first.line_number,
+                at=first,
             )
     return None
 
@@ -152,8 +150,7 @@ def _without_loss(steps: Sequence[TrainingStep]) -> Unhealthy | None:
         NextStep.ROLLBACK_AND_SKIP,
         confidence=0.88,
         why=why,
-        text=first.text,
-        line_number=first.line_number,
+        at=first,
         is_grave=True,
     )
 
@@ -165,7 +162,7 @@ def _is_nan(step: TrainingStep) -> bool:
 def _spike(steps: Sequence[TrainingStep]) -> Unhealthy | None:
     """The first step whose loss is far above those before it, and whether it came back."""
     # read once: each is looked at often
-    losses = [_loss(step) if _is_finite(step) else None for step in steps]
+    losses = [step.numbers.loss if _is_finite(step) else None for step in steps]
     norms = [_norm(step) for step in steps]
     for number, (step, loss) in enumerate(zip(steps, losses, strict=True)):
         first = max(0, number - BASE)
@@ -203,8 +200,7 @@ def _spike(steps: Sequence[TrainingStep]) -> Unhealthy | None:
             next_step,
             confidence=confidence,
             why=why,
-            text=begun.text,
-            line_number=begun.line_number,
+            at=begun,
             is_grave=not is_back,
         )
     return None
@@ -257,8 +253,7 @@ def _zero(steps: Sequence[TrainingStep]) -> Unhealthy | None:
         step,
         confidence=confidence,
         why=why,
-        text=first.text,
-        line_number=first.line_number,
+        at=first,
         is_grave=True,
     )
 
@@ -285,8 +280,7 @@ def _slower(steps: Sequence[TrainingStep]) -> Unhealthy | None:
                     NextStep.PAGE,
                     confidence=0.5,
                     why=why,
-                    text=step.text,
-                    line_number=step.line_number,
+                    at=step,
                 )
             why += "mostly one slow GPU. tr11 profile --phases shows who waits for whom."
             return Unhealthy(
@@ -294,8 +288,7 @@ def _slower(steps: Sequence[TrainingStep]) -> Unhealthy | None:
                 NextStep.PAGE,
                 confidence=0.5,
                 why=why,
-                text=step.text,
-                line_number=step.line_number,
+                at=step,
             )
     return None
 

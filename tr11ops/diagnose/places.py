@@ -28,7 +28,7 @@ from tr11ops.diagnose.hosts import (
     shells,
 )
 from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
-from tr11ops.diagnose.signature import Role
+from tr11ops.diagnose.signature import NodeBlame, Role
 from trainer.contract.record import Record
 
 HEAD_LINES = 200
@@ -255,6 +255,10 @@ class LaunchPlaces:
         if node is None:
             node = self._only_node()
             is_own = node is not None
+        if node is None:
+            node = self._host_of_file(one.file)
+            is_own = is_guess = node is not None
+            is_guess = is_guess and one.signature.blame is not NodeBlame.NODE
         if node is not None and is_this_machine(node):
             node = None
         gpu = named.get("gpu") or origin.gpu
@@ -399,6 +403,14 @@ class LaunchPlaces:
         said = self._launch.said_hosts
         if self._is_small() and len(said) == 1 and self._hosts <= said:
             return min(said)
+        return None
+
+    def _host_of_file(self, file: str) -> str | None:
+        """The host on which a file says that it was written, where each file says another one."""
+        of_files = [hosts for hosts in self._launch.hosts_of_file.values() if hosts]
+        own = self._launch.hosts_of_file.get(file, set())
+        if len(own) == 1 and any(own.isdisjoint(other) for other in of_files):
+            return min(own)
         return None
 
     def _is_small(self) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -25,6 +26,7 @@ AGAIN = 5  # seconds in which a warning is repeated where it is more than that
 DAYS = 1
 SECOND = len("MM-DD HH:MM:SS")
 _NO_DEVICE = "invalid device ordinal"
+_JOBS_NUMBER = re.compile(r"(?<!\d)\d{3,9}(?!\d)")
 _KILLED_LOADER = re.compile(r"DataLoader worker .{0,40}killed by signal: Killed")
 _ECHO_OF_PICKLING = "EOFError: Ran out of input"  # of the process that was to take the pickle
 _PICKLING = re.compile(r"[Cc]an(?:'|no)t pickle|cannot pickle|PicklingError")
@@ -119,12 +121,9 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
         ),
         default=0.0,
     )
-    left = [
-        one
-        for one in left
-        if not _is_link_that_came_back(one, left) and not _is_missed_by_no_one(one, left)
-    ]
-    left = [one for one in left if not _is_outdone(one, left) and one.signature.id != _LINK_BACK]
+    for is_no_root in (_is_link_that_came_back, _is_missed_by_no_one, _is_outdone):
+        left = [one for one in left if not is_no_root(one, left)]
+    left = [one for one in left if one.signature.id != _LINK_BACK]
     left = [
         one
         for one in left
@@ -328,26 +327,38 @@ def _ended_the_job_before(
     """Whether it is how the scheduler ended a job, and the log of the next one goes on until a
     program fails in it.
     """
-    if (
-        one.signature.fault not in _ORDERED_ENDS
-        or one.signature.role is not Role.STOP
-        or one.origin.time is None
-    ):
+    if one.signature.fault not in _ORDERED_ENDS or one.signature.role is not Role.STOP:
         return False
-    later = {
-        file
-        for file, end in ends.items()
-        if file != one.file and end is not None and end[:SECOND] > one.origin.time[:SECOND]
+    began_later = {
+        file for file, end in ends.items() if file != one.file and _is_after(end, one.origin.time)
     }
     failed = [
         other
         for other in left
-        if other.file in later and other.raised is not None and other.progress is None
+        if other.raised is not None
+        and (
+            (other.file in began_later and other.progress is None)
+            or _is_of_a_later_job(other.file, one.file)
+        )
     ]
     return any(
         other.signature.role is Role.CAUSE and other.signature.confidence >= STRONG
         for other in failed
     )
+
+
+def _is_after(end: str | None, time: str | None) -> bool:
+    return end is not None and time is not None and end[:SECOND] > time[:SECOND]
+
+
+def _is_of_a_later_job(file: str, other: str) -> bool:
+    """Whether two logs are of jobs, by names that differ in nothing but a job's number, and the first
+    one's is higher.
+    """
+    names = [Path(one).name for one in (file, other)]
+    numbers = [_JOBS_NUMBER.findall(name) for name in names]
+    shapes = {_JOBS_NUMBER.sub("#", name) for name in names}
+    return len(shapes) == 1 and [*map(int, numbers[0])] > [*map(int, numbers[1])]
 
 
 def _is_of_an_earlier_day(one: Sighting, left: Sequence[Sighting], end: str | None) -> bool:
@@ -533,7 +544,7 @@ def _plainest(strong: Sighting, causes: Sequence[Sighting]) -> Sighting:
     Which line comes first is by chance. Who gathers the errors of all ranks says less than theirs,
     and who lost a peer less than the peer.
     """
-    deeper = _deeper(strong, causes)
+    deeper = _deeper(strong, causes) or _raised_after(strong, causes)
     if deeper is not None:
         return deeper
     if strong.raised is not None or "Cuda failure" not in strong.text:
@@ -548,6 +559,25 @@ def _plainest(strong: Sighting, causes: Sequence[Sighting]) -> Sighting:
             and one.signature.confidence >= strong.signature.confidence
         ),
         strong,
+    )
+
+
+def _raised_after(strong: Sighting, causes: Sequence[Sighting]) -> Sighting | None:
+    """The exception that ended a program which had gone on after a line about something else that it
+    lacked: `cannot plot: No module named 'x'`.
+    """
+    is_mere_line = strong.raised is None and strong.signature.fault is FaultClass.USER_CODE
+    if not is_mere_line:
+        return None
+    return first_of(
+        [
+            one
+            for one in causes
+            if one.raised is not None
+            and one.signature.confidence >= STRONG
+            and _lines_below(one, strong) > NEXT_LINES
+            and one.signature.fault not in {FaultClass.USER_CODE, *_OF_OTHERS}
+        ]
     )
 
 
@@ -583,6 +613,7 @@ def _says_more(one: Sighting, strong: Sighting) -> bool:
         is_deeper = one.signature.id == REPLAYED_ELSEWHERE
     elif _is_of_peers(strong):
         is_deeper = _is_own_link(one) or _is_programs_own(one, strong)
+        is_deeper = is_deeper or (_is_lost_gpu(one) and not is_before(strong, one))
     elif _KILLED_LOADER.search(strong.text) is not None:
         is_deeper = one.signature.fault is FaultClass.HOST_OOM and not one.is_mild
     elif _ECHO_OF_PICKLING in strong.text:
@@ -676,6 +707,6 @@ def _is_earlier(one: Sighting, other: Sighting) -> bool:
 def is_before(one: Sighting, other: Sighting) -> bool:
     if one.file == other.file:
         return one.line_number < other.line_number
-    if one.origin.time is None or other.origin.time is None:
+    if one.time is None or other.time is None:
         return False
-    return one.origin.time < other.origin.time
+    return one.time < other.time

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 
+from msgspec.structs import replace
+
 from tr11ops.base.errors import HostlistError
 from tr11ops.base.word_search import WordPresence
 from tr11ops.cluster.hostlist import expand
@@ -93,6 +95,7 @@ _REPORTERS = re.compile(  # whose threads tell others of a training, which goes 
     r"/(?:wandb|tensorboardX?|mlflow|comet_ml|neptune|clearml|swanlab|aim|sentry_sdk|prometheus_client|trackio)/"
 )
 _NUMBERS = re.compile(r"[-+]?\d[\d.,:]*(?:e[-+]?\d+)?")
+_FULL_BAR = re.compile(r"\b100%\|[^|]*\| (\d+)/\1 \[")
 BELOW_AT_MOST = 8  # lines that belong to a step
 LEVEL = 160  # characters in which a line names its level
 _LATE = "start-megatron"  # rank 0 may print it when it dies, with all that its buffer holds
@@ -313,6 +316,13 @@ class LogScan:
             if counts[key] > 2 or len(counts) > 40 * WRITERS:
                 return
         progress = self._launch.progress
+        since = None
+        if origin.time is None:
+            since = _last_time(
+                self._block[
+                    max(self._begin, self._start_of_line - LAST_BYTES) : self._start_of_line
+                ]
+            )
         self._launch.sightings.append(
             Sighting(
                 self._file,
@@ -325,6 +335,7 @@ class LogScan:
                 raised=raised,
                 is_retried=_is_retried(text),
                 is_mild=_is_mild(signature, text) if raised is None else _is_of_a_reporter(raised),
+                since=since,
             )
         )
 
@@ -374,6 +385,7 @@ class LogScan:
         if launch.progress is not None:
             launch.steps = tuple(_steps(self._step_block, launch.progress.line_number))
             launch.is_usual_below = self._is_usual_below(launch)
+            launch.progress = _with_total(launch.progress, self._before)
         launch.trainer = self._trainer
         launch.is_cut = bool(self._before) and not self._before.endswith(b"\n")
         launch.last_time = _last_time(self._before)
@@ -508,6 +520,16 @@ def _join(launch: LogLaunch, rest: LogLaunch) -> None:
     launch.last_line = rest.last_line
     launch.said_hosts |= rest.said_hosts
     launch.world_size = launch.world_size or rest.world_size
+
+
+def _with_total(last: ProgressMark, tail: bytes) -> ProgressMark:
+    """The last step, and that it is the training's last one where a bar beside the steps is full there."""
+    if last.total is not None or last.iteration is None:
+        return last
+    of_bars = _FULL_BAR.findall(tail[-LAST_BYTES:].decode("utf-8", "replace"))
+    if str(last.iteration) in of_bars:
+        return replace(last, total=last.iteration)
+    return last
 
 
 def _last_time(tail: bytes) -> str | None:

@@ -50,7 +50,7 @@ class Sighting(Record):
     step before it.
 
     `is_retried`: the line says that it will be tried again; `is_mild`: it calls itself a warning,
-    or less.
+    or less. `since`: the last time above a line that has none itself.
     """
 
     file: str
@@ -63,6 +63,12 @@ class Sighting(Record):
     raised: RaisedException | None = None
     is_retried: bool = False
     is_mild: bool = False
+    since: str | None = None
+
+    @property
+    def time(self) -> str | None:
+        """When it was said, or after when, as the lines above it have it."""
+        return self.origin.time or self.since
 
 
 class WorkerFailure(Record):
@@ -107,6 +113,8 @@ class LogLaunch:
     world_size: int | None = None
     is_sure: bool = True  # whether a line says that it began here
     said_hosts: set[str] = field(default_factory=set)  # on which it says that it runs
+    # of several files together: what each of them says
+    hosts_of_file: dict[str, set[str]] = field(default_factory=dict)
     is_cut: bool = False  # whether its last line has no end
     # whether what stands below the last step stands between steps too
     is_usual_below: bool = False

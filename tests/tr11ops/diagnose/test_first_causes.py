@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.diagnose.diagnose_logs import of_text
-from tr11ops.diagnose.look import if_it_goes_on
+from tr11ops.diagnose.diagnosis import Diagnosis
+from tr11ops.diagnose.look import diagnose_files, if_it_goes_on
 from tr11ops.diagnose.signature import FaultClass, Restart
 
 STEPS = "".join(
@@ -172,3 +173,157 @@ def test_a_login_host_whose_munge_is_gone_is_named(tmp_path: Path) -> None:
     found = of_text(tmp_path, "05:30:01 cron on login006: checking\n" + refused)
     assert (found.fault, found.accused.nodes) == (FaultClass.SLURM_AUTH, ("login006",))
     assert found.restart.answer is Restart.ELSEWHERE
+
+
+PEER = (
+    "n1:1:2 [0] NCCL WARN NET/IB: Got completion from peer n3<4711> with status=12 opcode=0 len=0\n"
+    "n2:1:2 [0] NCCL WARN NET/IB: Got completion from peer n3<4711> with status=12 opcode=0 len=0\n"
+)
+FALLEN = "{time} n3 kernel: NVRM: Xid (PCI:0000:4c:00): 79, pid=1, GPU has fallen off the bus.\n"
+
+
+def of_files(folder: Path, **texts: str) -> Diagnosis:
+    """The diagnosis of several logs, by their names without `.log`."""
+    paths = []
+    for name, text in texts.items():
+        paths.append(folder / f"{name}.log")
+        paths[-1].write_text(text, encoding="utf-8")
+    [found] = map(if_it_goes_on, diagnose_files(paths))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("time", "fault"),
+    [
+        ("Mar  4 10:06:59", FaultClass.GPU_HARDWARE),
+        ("Mar  4 10:09:59", FaultClass.NCCL_NETWORK),
+    ],
+)
+def test_a_line_without_a_time_is_of_the_time_above_it_so_that_a_lost_gpu_comes_before_its_witnesses(
+    tmp_path: Path, time: str, fault: FaultClass
+) -> None:
+    found = of_files(tmp_path, main=STEPS + PEER, dmesg_n3=FALLEN.format(time=time))
+    assert found.fault is fault
+
+
+SLOW_STEPS = "".join(
+    f" [2025-08-13 12:{minute:02}:00] iteration {300 + minute:8}/   40000 | elapsed time per iteration (ms): 4800.1 | "
+    f"throughput per GPU (TFLOP/s/GPU): {400 if minute < 30 else 160}.{minute} | lm loss: 3.8E+00 |\n"
+    for minute in range(50)
+)
+HOT = "2025-08-13T12:{minute}:00 ck-06 gpu5 WARN clocks_event_reasons.hw_thermal_slowdown=Active\n"
+
+
+def test_a_slow_gpu_is_told_of_a_training_that_was_slow_to_its_end_though_that_was_in_order(
+    tmp_path: Path,
+) -> None:
+    end, hot = "exiting program at iteration     350\n", HOT.format(minute=31)
+    slow = of_files(tmp_path, main=SLOW_STEPS + end, health=hot)
+    assert (slow.fault, slow.accused.nodes) == (FaultClass.GPU_HARDWARE, ("ck-06",))
+    even = SLOW_STEPS.replace("160.", "400.") + end
+    assert of_files(tmp_path, main=even, health=hot).fault is FaultClass.CLEAN_EXIT
+    assert of_files(tmp_path, main=SLOW_STEPS + end).fault is FaultClass.CLEAN_EXIT
+
+
+SKIPPED = "".join(
+    f"  4%|x| {step}/387 [00:19<1:58:11, 19.13s/it]\n{{'loss': 0.0, 'learning_rate': 5e-05, 'epoch': 0.01}}\n"
+    for step in range(1, 6)
+)
+GIVEN_UP = (
+    "Traceback (most recent call last):\n"
+    '  File "/x/deepspeed/runtime/fp16/loss_scaler.py", line 175, in update_scale\n'
+    "    raise Exception(\n"
+    "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.\n"
+)
+
+
+def test_steps_that_an_overflow_skipped_say_less_than_the_end_of_the_loss_scale(
+    tmp_path: Path,
+) -> None:
+    found = of_text(tmp_path, SKIPPED + GIVEN_UP)
+    assert found.root_cause is not None and found.root_cause.text.startswith("Exception")
+    alone = of_text(tmp_path, SKIPPED)
+    assert alone.root_cause is not None and "'loss': 0.0" in alone.root_cause.text
+
+
+def test_who_interrupts_a_training_whose_numbers_are_broken_is_not_its_fault(
+    tmp_path: Path,
+) -> None:
+    stopped = "Traceback (most recent call last):\nKeyboardInterrupt\n"
+    broken = "".join(f"step {step} loss nan\n" for step in range(10, 20))
+    assert of_text(tmp_path, STEPS + broken + stopped).fault is FaultClass.NUMERICS
+    assert of_text(tmp_path, STEPS + stopped).fault is FaultClass.SLURM_USER_CANCEL
+
+
+def test_a_line_with_a_norm_and_no_loss_has_not_a_loss_of_zero(tmp_path: Path) -> None:
+    steps = "".join(
+        f"2025-01-30 20:0{step % 10}:10 gpu INFO [olmo_core.train] [step={step}/900,epoch=1]\n"
+        f"    optim/total grad norm=0.3{step % 7}\n    train/CE loss=2.9{step % 5}\n"
+        for step in range(1, 60)
+    )
+    died = "E0130 20:10:05 120 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: -11) local_rank: 4\n"
+    assert of_text(tmp_path, steps + died).fault is FaultClass.UNKNOWN
+
+
+def test_an_exception_that_ended_it_says_more_than_a_line_after_which_it_went_on(
+    tmp_path: Path,
+) -> None:
+    line = "Unable to plot the network: No module named 'hiddenlayer'\n"
+    quiet = "".join(f"epoch 0 batch {number}\n" for number in range(9))
+    raised = (
+        "Traceback (most recent call last):\n"
+        '  File "/x/npyio.py", line 453, in load\n    return format.open_memmap(file)\n'
+        "ValueError: mmap length is greater than file size\n"
+    )
+    assert of_text(tmp_path, line + quiet + raised).fault is FaultClass.DATALOADER
+    assert of_text(tmp_path, line + quiet).fault is FaultClass.USER_CODE
+
+
+LIMIT = (
+    "slurmstepd: error: *** JOB 650 ON n4 CANCELLED AT 2024-05-02T10:00:12 DUE TO TIME LIMIT ***\n"
+)
+
+
+def test_of_a_chain_of_jobs_the_later_one_tells_and_its_log_says_on_which_host(
+    tmp_path: Path,
+) -> None:
+    steps = "".join(f"step {step} loss 2.{9 - step}\n" for step in range(8))
+    chain = {
+        "slurm-650": f"SLURMD_NODENAME=n4\n{steps}{LIMIT}",
+        "slurm-651": f"SLURMD_NODENAME=n7\n{steps}Traceback (most recent call last):\n"
+        f'  File "/x/train.py", line 88, in <module>\n    fit()\n{ECC}',
+    }
+    found = of_files(tmp_path, **chain)
+    assert (found.fault, found.accused.nodes) == (FaultClass.GPU_HARDWARE, ("n7",))
+    other = of_files(tmp_path, eval=chain["slurm-650"], train=chain["slurm-651"])
+    assert (
+        other.fault is FaultClass.SLURM_TIME_LIMIT
+    )  # nothing tells which of them is the later one
+
+
+def test_a_full_bar_beside_steps_without_a_total_says_that_the_last_one_was_made(
+    tmp_path: Path,
+) -> None:
+    steps = "".join(
+        f"(TaskRunner pid=1) step:{step} - actor/pg_loss:-0.01 - critic/rewards/mean:0.3\n"
+        for step in range(1, 8)
+    )
+    bar = "Training Progress: 100%|xxxx| {done}/{done} [07:22<00:00, 63.15s/it]\n"
+    died = "(raylet) A worker died or was killed while executing a task by an unexpected system error.\n"
+    assert of_text(tmp_path, steps + bar.format(done=7) + died).fault is FaultClass.CLEAN_EXIT
+    assert of_text(tmp_path, steps + bar.format(done=9) + died).fault is FaultClass.UNKNOWN
+
+
+def test_the_summary_that_names_the_one_that_is_missing_says_more_than_who_waited(
+    tmp_path: Path,
+) -> None:
+    waited = "".join(TIMED_OUT.format(rank=rank) for rank in (0, 1, 2, 5))
+    summary = "rank 3 (host c3-n05, local 3) has not joined seq 7312: last enqueued 7311\n"
+    found = of_files(tmp_path, main=STEPS + waited, fr_trace=summary)
+    assert found.fault is FaultClass.NCCL_TIMEOUT and found.accused.nodes == ("c3-n05",)
+    assert found.root_cause is not None and found.root_cause.text == summary.strip()
+
+
+def test_a_list_of_attempts_that_are_over_is_no_new_one(tmp_path: Path) -> None:
+    listed = "--- previous attempts ---\nattempt 1: rank 4 on n2, lost, iteration 681\nattempt 2: rank 11 on n3, iteration 655\n"
+    assert of_text(tmp_path, STEPS + RAISED + listed).fault is FaultClass.USER_CODE
