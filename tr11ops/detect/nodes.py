@@ -14,11 +14,11 @@ from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.nodes_left import (
-    are_all_meant,
     bad_nodes,
     cannot_return,
     excluded_in_partition,
     exclusion_limit,
+    is_last_meant,
     lost_nodes,
     nodes_of_partition,
     note_for_site,
@@ -354,7 +354,7 @@ NODES_NAMED = 6
 @detector(
     "no-spare",
     needs=("jobs", "nodes", "exclusions", "attempts", "training.launch_nodes"),
-    uses=("training.launch_ends",),
+    uses=("training.launch_ends", "heartbeats", "steps"),
     bound="the last one",
     severities="INFO",
 )
@@ -369,7 +369,7 @@ def no_spare(snapshot: Snapshot) -> Iterator[Finding]:
     if spare_nodes(snapshot) != (0, True):
         return
     for job in snapshot.active_jobs:
-        if newest.job_id in derived.identifiers(job):
+        if newest.job_id in derived.identifiers(job) and not derived.has_ended(snapshot, job):
             usable = {*job.nodes} - unusable_nodes(snapshot)
             lost = first_few([name for name in newest.nodes if name not in usable], NODES_NAMED)
             yield Finding(
@@ -389,7 +389,7 @@ def no_spare(snapshot: Snapshot) -> Iterator[Finding]:
     needs=("exclusions", "nodes", "jobs"),
     uses=("readmissions",),
     bound="one left; none left",
-    severities="INFO, WARNING; INFO where people excluded all of them within the last day",
+    severities="INFO, WARNING; INFO where a person excluded the last of them within the last day",
 )
 def exclusion_cap(snapshot: Snapshot) -> Iterator[Finding]:
     """As many nodes are excluded as may be, or nearly; and bad nodes that the cap leaves in use.
@@ -446,7 +446,7 @@ def _near(snapshot: Snapshot) -> Iterator[Finding]:
     )
     if left < 1:
         title = f"{named} excluded, no more may be: {what_may_be_lost(snapshot)}"
-        severity = Severity.INFO if are_all_meant(snapshot, names) else Severity.WARNING
+        severity = Severity.INFO if is_last_meant(snapshot, names) else Severity.WARNING
     else:
         title, severity = f"{named} excluded, one more may be", Severity.INFO
     fix = take_back(snapshot, names)
@@ -456,7 +456,8 @@ def _near(snapshot: Snapshot) -> Iterator[Finding]:
             f"none can come back now: {first_few(cannot_return(snapshot, names), NODES_NAMED)}",
         )
         fix = note_for_site(snapshot, names)
-    evidence = (*evidence, _how_more_may_be(snapshot, partition_nodes, limit.needed, len(names)))
+    most = max(limit.most, len(names))
+    evidence = (*evidence, _how_more_may_be(snapshot, partition_nodes, limit.needed, most))
     since = max(
         (
             entry.since
@@ -477,11 +478,11 @@ def _near(snapshot: Snapshot) -> Iterator[Finding]:
     )
 
 
-def _how_more_may_be(snapshot: Snapshot, partition_nodes: int, needed: int, excluded: int) -> str:
+def _how_more_may_be(snapshot: Snapshot, partition_nodes: int, needed: int, most: int) -> str:
     """What a person may do so that tr11 excludes by itself again, the queued tasks among it; or
     that nothing does.
     """
-    percent = percent_for(partition_nodes, needed, excluded + 1)
+    percent = percent_for(partition_nodes, needed, most + 1)
     if percent is None:
         return f"a greater {KEY} would not help: an attempt needs all others"
     command = derived.command(snapshot, f"launch --replace --set {KEY}={percent}")

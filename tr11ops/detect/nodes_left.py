@@ -132,6 +132,9 @@ def what_may_be_lost(snapshot: Snapshot) -> str:
     else the next one.
     """
     spares, runs = spare_nodes(snapshot)
+    usable, needed = usable_nodes(snapshot), needed_next(snapshot)
+    if not runs and usable is not None and needed is not None and usable < needed:
+        return "too few are left for an attempt"
     if not spares:
         return "the next bad node stops the run"
     if runs:
@@ -252,12 +255,12 @@ def is_meant(snapshot: Snapshot, entry: Exclusion) -> bool:
     return is_by_person and entry.since is not None and snapshot.time - entry.since < MEANT_SECONDS
 
 
-def are_all_meant(snapshot: Snapshot, nodes: Collection[str]) -> bool:
-    """Whether all of these were excluded by people within the last day: `tr11 nodes exclude` told them how
-    many more may be.
+def is_last_meant(snapshot: Snapshot, nodes: Collection[str]) -> bool:
+    """Whether the last of these was excluded by a person within the last day: `tr11 nodes exclude` said
+    how many more may be, or that the limit is passed.
     """
-    entries = _listed(snapshot, nodes)
-    return bool(entries) and all(is_meant(snapshot, entry) for entry in entries)
+    entries = sorted(_listed(snapshot, nodes), key=lambda entry: entry.since or 0.0)
+    return bool(entries) and is_meant(snapshot, entries[-1])
 
 
 def _listed(snapshot: Snapshot, nodes: Collection[str]) -> list[Exclusion]:

@@ -531,6 +531,12 @@ def liveness_of(snapshot: Snapshot, job: Job | None) -> Liveness | None:
     return None
 
 
+def has_ended(snapshot: Snapshot, job: Job) -> bool:
+    """Whether the last sign of a job is that its workers ended."""
+    liveness = liveness_of(snapshot, job)
+    return liveness is not None and liveness.phase == ENDED_PHASE
+
+
 def _between_launches(snapshot: Snapshot, names: frozenset[str], last_sign: float) -> float | None:
     """When an attempt's last launch ended, if its workers have shown no life since: the next ones
     are on their way.

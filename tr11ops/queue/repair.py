@@ -25,7 +25,7 @@ from tr11ops.observe.lost_host import (
 )
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.queue.held_jobs import HeldJobs, can_modify, held_jobs
-from tr11ops.rundir.exclusion import ExclusionLimit, way_past
+from tr11ops.rundir.exclusion import ExclusionLimit
 from trainer.contract.record import Record
 
 
@@ -201,7 +201,7 @@ def _lost_hosts(snapshot: Snapshot, lost: Iterable[Job]) -> Iterator[RepairStep]
 
 
 def _not_excluded(node: str, limit: ExclusionLimit | None) -> str:
-    return f"{node} is not excluded, though it is lost: {limit}; by hand: `{way_past(node)}`"
+    return f"{node} is not excluded, though it is lost: {limit}; it gets no work while it is lost"
 
 
 def plan_replacement(snapshot: Snapshot, user: str) -> Repair:

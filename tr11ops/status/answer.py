@@ -85,7 +85,9 @@ def answer(
     trouble = _trouble(findings, verdict, extra)
     if trouble:
         return SleepAnswer(False, trouble)
-    if verdict.word is VerdictWord.STARTING and _workers_have_ended(snapshot):
+    # their agent starts the workers again, if it lives
+    is_between = any(derived.has_ended(snapshot, job) for job in snapshot.active_jobs)
+    if verdict.word is VerdictWord.STARTING and is_between:
         return SleepAnswer(None, UNKNOWN)
     warnings = sum(finding.severity is Severity.WARNING for finding in by_cause(findings))
     lesser = ""
@@ -97,14 +99,6 @@ def answer(
         need = Need(STOPPED, NEEDS[STOPPED], derived.command(snapshot, "resume"))
         return SleepAnswer(False, f"It is stopped: {need.text}", (need,))
     return _going_on(snapshot, extra, lesser)
-
-
-def _workers_have_ended(snapshot: Snapshot) -> bool:
-    """Whether the last sign of a running job is that its workers ended: their agent starts them
-    again, if it lives.
-    """
-    lives = [derived.liveness_of(snapshot, job) for job in snapshot.active_jobs]
-    return any(life is not None and life.phase == derived.ENDED_PHASE for life in lives)
 
 
 def _trouble(findings: tuple[Finding, ...], verdict: Verdict, extra: ExtraObservations) -> str:

@@ -399,6 +399,11 @@ def test_the_last_spare_that_is_gone_is_told_with_what_the_next_loss_does(
         assert one.evidence[-1].endswith(behind)
 
 
+def test_where_the_workers_have_ended_nothing_runs_on_without_a_spare() -> None:
+    over = spared("n07", "n50", heartbeats=beats(60.0, "ended"))
+    assert found(over, "no-spare") == [] != found(spared("n07", "n50"), "no-spare")
+
+
 def test_a_lost_node_that_was_the_last_spare_is_told_with_it() -> None:
     findings = registry.detect_all(spared("n07", "n50"))
     told = [one for one in by_cause(findings) if one.detector == "node-lost"]

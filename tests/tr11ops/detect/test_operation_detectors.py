@@ -377,6 +377,14 @@ def test_what_a_person_excluded_days_ago_may_be_asked_back() -> None:
     assert finding.fix == "tr11 nodes include n01"
 
 
+def test_where_no_attempt_can_start_none_can_lose_a_node() -> None:
+    waiting = queued(exclusions=excluded(4), nodes=nodes(bad=3))
+    (finding,) = exclusion_cap.detect(waiting)
+    assert finding.title == "4 nodes are excluded, no more may be: too few are left for an attempt"
+    (finding,) = exclusion_cap.detect(replace(waiting, nodes=nodes()))
+    assert "can lose" in finding.title or "stops the run" in finding.title
+
+
 def test_it_is_said_where_a_greater_percentage_would_help() -> None:
     (finding,) = exclusion_cap.detect(
         with_facts(
@@ -387,6 +395,10 @@ def test_it_is_said_where_a_greater_percentage_would_help() -> None:
         "so that more may be: resilience.exclusion_cap_percent = 2 in the card; for what is queued now,"
         " `tr11 launch --replace --set resilience.exclusion_cap_percent=2`"
     ) in finding.evidence
+    room = ResilienceSection(exclusion_cap_percent=2)  # two of its nodes
+    (finding,) = exclusion_cap.detect(with_facts(operated(exclusions=excluded(1)), resilience=room))
+    assert finding.title == "1 node is excluded, one more may be"
+    assert "resilience.exclusion_cap_percent = 4 in the card" in finding.evidence[-1], "for a third"
     (finding,) = exclusion_cap.detect(operated(exclusions=excluded(4)))
     needed = (
         "a greater resilience.exclusion_cap_percent would not help: an attempt needs all others"

@@ -123,6 +123,7 @@ def test_only_what_tr11_held_is_released_never_against_a_switch(
 ) -> None:
     repair = plan_repair(snapshot(jobs=(pending(reason=reason),)), held, switch)
     assert steps(repair) == expected and repair.resubmit == 0
+    assert "--force" not in "".join(repair.left_alone)
     assert words in "".join(repair.left_alone) and bool(words) == bool(repair.left_alone)
 
 
@@ -166,6 +167,7 @@ def test_a_lost_host_is_excluded_where_two_facts_and_the_limit_allow_it(
     job = running(nodes=("n02", "n03"))
     repair = plan_repair(replace(ZOMBIE, jobs=(job, pending()), **changes), (), limit=limit)
     assert steps(repair) == [("cancel", "1000_7")]
+    assert "--force" not in "".join(repair.left_alone)
     assert words in "".join(repair.left_alone) and bool(words) == bool(repair.left_alone)
 
 

@@ -118,6 +118,7 @@ CAP = tuple(
     Exclusion(f"n{number}", "Xid 79", "tr11", NOW + HOUR, (), NOW - HOUR)
     for number in range(50, 56)
 )
+BY_FORCE = Exclusion("n07", "Xid 79", "ana", NOW + HOUR, (), NOW - 60)
 DEAD = (
     LaunchEnd(
         "1007", 1, NOW - 1800, "n07: lost to the scheduler", "launch 2 starts without it", ("n07",)
@@ -225,6 +226,18 @@ INCIDENTS: list[tuple[str, tuple[Snapshot, ...], list[str]]] = [
             "[WARNING] job 1000_7 has lost n07, and went on without it at 2022-05-01 11:30 UTC",
             "[OK] over: job 1000_7 has lost n07, and went on without it at 2022-05-01 11:30 UTC",
             f"[OK] over: {FULL_CAP}",
+        ],
+    ),
+    (
+        "a person excludes the bad node all the same, and the cap stays full",
+        (
+            WELL,
+            STOPPED_BY_CAP,
+            goes_on(attempts=(ended("1007"),), exclusions=(*CAP, BY_FORCE)),
+        ),
+        [
+            f"{CRITICAL}attempt 1000_7 failed: {CUT_CAP}",
+            f"[OK] over: attempt 1000_7 failed: {CUT_CAP}",
         ],
     ),
     (
