@@ -44,7 +44,7 @@ from tr11ops.base.observed import observed as read_observed
 from tr11ops.detect.finding import Finding
 from tr11ops.detect.registry import DETECTORS
 from tr11ops.rundir.fallback import fallback_of, require_room
-from tr11ops.rundir.journal import user_name
+from tr11ops.rundir.journal import who_looks
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.record import Record
 
@@ -204,7 +204,7 @@ def _recorded(
                 alert_state,
             )
         answered, refused = apply_replies(alert_state, replies, now)
-        looked = replace(sight.of(answered, policy), looked_by=user_name())
+        looked = replace(sight.of(answered, policy), looked_by=who_looks())
         after, messages = tell(looked, policy, now, before, situation=sight.situation)
         if not deliver:
             after = looked.with_events(_suppressed(looked, message, now) for message in messages)

@@ -95,6 +95,15 @@ def user_name() -> str:
     return os.environ.get("SUDO_USER") or login_name()
 
 
+def who_looks() -> str:
+    """The user, and whether it is one at a terminal: what a crontab of one's own starts has none."""
+    try:
+        os.close(os.open(os.ctermid(), os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return f"{user_name()}, without a terminal (cron or a script)"
+    return user_name()
+
+
 class Journal:
     """Writes entries to this machine's file for this user below `folder`. Nothing is created before
     the first entry.

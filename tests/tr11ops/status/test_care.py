@@ -4,6 +4,10 @@ is said.
 
 from __future__ import annotations
 
+import os
+import pty
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -50,7 +54,7 @@ from tr11ops.runcard.exit_duration import ExitPlan
 from tr11ops.runcard.watching import WatchSection
 from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.exclusion import Exclusion
-from tr11ops.rundir.journal import user_name
+from tr11ops.rundir.journal import user_name, who_looks
 from tr11ops.status.answer import FIRST, PERSON, UNKNOWN, SleepAnswer, answer, published_answer
 from tr11ops.status.build import status_of
 from tr11ops.status.care import alerts, copies, filesystems, nodes, periodic
@@ -622,4 +626,19 @@ def test_a_pulse_leaves_who_looked_and_when(tmp_path: Path) -> None:
     assert observe_extra(directory, card, snapshot()).looked is None
     process(directory, card, (), frozenset(), observed=True, now=NOW, deliver=False)
     seen = observe_extra(directory, card, snapshot())
-    assert (seen.looked, seen.looked_by) == (NOW, user_name())
+    assert (seen.looked, seen.looked_by) == (NOW, who_looks())
+
+
+def test_a_look_from_a_terminal_and_one_from_a_crontab_are_told_apart() -> None:
+    """A session of its own has no terminal, as what cron starts; the other has one of its own."""
+    program = "import tr11ops.rundir.journal as journal; print(journal.who_looks())"
+    command = [sys.executable, "-c", program]
+    alone = subprocess.run(command, start_new_session=True, capture_output=True, text=True)
+    assert alone.stdout.strip() == f"{user_name()}, without a terminal (cron or a script)"
+    typed, keyboard = pty.openpty()
+    with subprocess.Popen(
+        ["setsid", "--ctty", *command], stdin=keyboard, stdout=subprocess.PIPE, text=True
+    ) as shell:
+        assert shell.communicate(timeout=60)[0].strip() == user_name()
+    os.close(typed)
+    os.close(keyboard)
