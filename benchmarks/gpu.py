@@ -130,7 +130,12 @@ def drop_of_two(device: torch.device) -> Drop:
 
 
 def drops_the_same(
-    device: torch.device, kernel: FlexKernel, slopes: Tensor, length: int, dtype: torch.dtype
+    device: torch.device,
+    kernel: Kernel,
+    slopes: Tensor | None,
+    length: int,
+    dtype: torch.dtype,
+    marks: Tensor | None = None,
 ) -> Row:
     """Relative error of output and gradients with dropout, under the mask that its words make on
     this device.
@@ -140,19 +145,20 @@ def drops_the_same(
     ]
     grain = torch.randn(2, 4, length, 64, device=device, dtype=dtype)
     drop = drop_of_two(device)
-    mixed = kernel(heads[0], heads[1], heads[2], kernel.mask(heads[0], length, None), drop)
+    mixed = kernel(heads[0], heads[1], heads[2], kernel.mask(heads[0], length, marks), drop)
     found = [mixed, *torch.autograd.grad(mixed, heads, grain)]
     ones = torch.ones(2, 4, length, length, dtype=torch.float64, device=device)
     kept = drop_of_two(device).dropped(ones)
     plain = [each.detach().double().requires_grad_() for each in heads]
-    expected = reference(plain[0], plain[1], plain[2], slopes, kept)
+    expected = reference(plain[0], plain[1], plain[2], slopes, kept, marks)
     wanted = [expected, *torch.autograd.grad(expected, plain, grain.double())]
     errors = [_relative(mine, theirs) for mine, theirs in zip(found, wanted, strict=True)]
     bound = 2e-2 if dtype == torch.bfloat16 else 1e-5
     text = (
         f"{errors[0]:.1e} forward, {max(errors[1:]):.1e} backward, of {bound:g} allowed ({dtype})"
     )
-    return Row(f"attention kernel flex with dropout {DROPOUT:g}", text, max(errors) <= bound)
+    what = f"attention kernel flex{'' if marks is None else ', padded'} with dropout {DROPOUT:g}"
+    return Row(what, text, max(errors) <= bound)
 
 
 class Tried(Record):
@@ -171,8 +177,7 @@ def tried_kernels(device: torch.device, length: int) -> dict[str, Tried]:
     slopes = torch.tensor(alibi_slopes(4), device=device)
     on_gpu = device.type == "cuda"
     fused, efficient = ((BACKENDS[name] if on_gpu else ()) for name in ("causal", "efficient"))
-    marks = torch.ones(2, length, dtype=torch.int64, device=device)
-    marks[1, length // 2 :] = 0
+    marks = half_padded(device, length)
     cases = {
         "causal": Tried(CausalKernel(fused)),
         "causal, shared heads": Tried(CausalKernel(fused[:1]), key_heads=2),
@@ -187,6 +192,13 @@ def tried_kernels(device: torch.device, length: int) -> dict[str, Tried]:
             alone = CausalKernel((SDPBackend.CUDNN_ATTENTION,))
             cases |= {"cudnn": Tried(alone), "cudnn, shared heads": Tried(alone, key_heads=2)}
     return cases
+
+
+def half_padded(device: torch.device, length: int) -> Tensor:
+    """Marks of two samples, the second with padding."""
+    marks = torch.ones(2, length, dtype=torch.int64, device=device)
+    marks[1, length // 2 :] = 0
+    return marks
 
 
 def kernels(device: torch.device) -> Iterator[Row]:
@@ -218,9 +230,11 @@ def kernels(device: torch.device) -> Iterator[Row]:
         yield Row(f"attention kernel {name}", text, max(errors) <= bound)
     if on_gpu:
         slopes = torch.tensor(alibi_slopes(4), device=device)
-        yield drops_the_same(
-            device, FlexKernel(slopes, False, compiled=True), slopes, length, dtype
-        )
+        flex = FlexKernel(slopes, False, compiled=True)
+        yield drops_the_same(device, flex, slopes, length, dtype)
+        padded = PaddedKernel(flex=FlexKernel(None, False, compiled=True))
+        marks = half_padded(device, length)
+        yield drops_the_same(device, padded, None, length, dtype, marks)
     chosen = choose_kernel(
         card(small()).model, False, "bf16" if on_gpu else "fp32", device_facts(device)
     )
@@ -754,7 +768,7 @@ class Section(Record):
 
 
 SECTIONS: dict[str, Section] = {
-    "kernels": Section(70, 70, kernels, is_check=True),
+    "kernels": Section(80, 70, kernels, is_check=True),
     "losses": Section(110, 80, losses, is_check=True),
     "resume": Section(40, 40, resume, is_check=True),
     "speed": Section(190, COMPILED_SECONDS + SPARE_SECONDS, is_check=False),

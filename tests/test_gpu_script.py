@@ -96,6 +96,9 @@ def test_dropout_in_flex_attention_is_compared_with_its_own_mask(
     kernel = gpu.FlexKernel(slopes, False, compiled=False)
     row = gpu.drops_the_same(device, kernel, slopes, 40, torch.float32)
     assert row.fine, row.found
+    padded = gpu.PaddedKernel(flex=gpu.FlexKernel(None, False, compiled=False))
+    marks = gpu.half_padded(device, 40)
+    assert gpu.drops_the_same(device, padded, None, 40, torch.float32, marks).fine
     words = iter(torch.arange(8, dtype=torch.int32).view(2, 2, 2))
     monkeypatch.setattr(gpu, "drop_of_two", lambda device: gpu.Drop(gpu.DROPOUT, next(words)))
     assert gpu.drops_the_same(device, kernel, slopes, 40, torch.float32).fine is False

@@ -27,9 +27,9 @@ from tests.trainer.mask_words import give_words
 from tests.trainer.spawn import run_ranks
 from tests.trainer.t5_cases import tiny_t5
 from trainer.config.card import CardError, TrainerConfig
-from trainer.config.kernel_choice import compiler_obstacle
+from trainer.config.kernel_choice import Device, compiler_obstacle
 from trainer.engine import Engine
-from trainer.model import compiled, matmul
+from trainer.model import compiled, kernels, matmul
 from trainer.model.block import TransformerBlock
 from trainer.model.compiled import Compiler, compiler_for
 from trainer.model.documents import DocumentRules, Stream, document_numbers, hidden_of, joined
@@ -279,12 +279,39 @@ def test_a_block_with_chosen_kernels_of_torchs_is_one_graph(graphs: Graphs) -> N
     assert torch.backends.cuda.flash_sdp_enabled()
 
 
-def test_each_block_of_a_t5_is_one_graph(graphs: Graphs) -> None:
-    """An encoder's block, and a decoder's with its two attentions."""
-    config = tiny_t5()
-    update = {"model": config.model.model_copy(update={"compile_blocks": True})}
-    compiler, mesh = Compiler(), ALONE
-    family = family_of(config.model)
+@pytest.mark.parametrize("dropout", [0.0, 0.2], ids=["in memory", "flex, by place"])
+def test_each_block_of_a_t5_is_one_graph(
+    dropout: float, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An encoder's block, and a decoder's with its two attentions; with dropout by the kernels that
+    a GPU takes, which compute what those of this processor do.
+    """
+    config = tiny_t5(model={"attention_heads": 2, "attention_dropout": dropout})
+    plain = run_t5_blocks(config, None, dropout)
+    if dropout:
+        monkeypatch.setattr(kernels, "device_facts", lambda _: Device("cuda", (8, 0)))
+        monkeypatch.setattr(
+            "torch.nn.attention.flex_attention.create_block_mask", uncompiled_block_mask
+        )
+    compiler = Compiler()
+    for one, other in zip(plain, run_t5_blocks(config, compiler, dropout), strict=True):
+        torch.testing.assert_close(
+            other, one, rtol=1e-5, atol=INDUCTOR_FP32 * float(one.abs().max())
+        )
+    assert compiler.graphs == len(graphs.forward) == len(graphs.backward) == 2
+    passes = [forward.count("flex_attention") for forward in graphs.forward]
+    assert passes == ([2, 4] if dropout else [0, 0])
+
+
+@torch._dynamo.disable
+def uncompiled_block_mask(*arguments: Any, **options: Any) -> Any:
+    return create_block_mask(*arguments, **options)
+
+
+def run_t5_blocks(config: TrainerConfig, compiler: Compiler | None, dropout: float) -> list[Tensor]:
+    """Outputs of an encoder's and a decoder's block, and all gradients."""
+    update = {"model": config.model.model_copy(update={"compile_blocks": compiler is not None})}
+    mesh, family = ALONE, family_of(config.model)
     layers = family.layers(
         config.model_copy(update=update), mesh, family.head(config, mesh), compiler
     )
@@ -293,14 +320,22 @@ def test_each_block_of_a_t5_is_one_graph(graphs: Graphs) -> None:
         for kind in (EncoderBlock, DecoderBlock)
     )
     text, answer = config.model.sequence_length, config.model.decoder_sequence_length
+    torch.manual_seed(1)
     stream = torch.randn(2, text + answer, config.model.hidden_size, requires_grad=True)
     marks = torch.ones(2, text + answer, dtype=torch.int32)
+    marks[1, text - 3 : text] = 0
     made = [layer.kind(*layer.arguments) for layer in (encoder, decoder)]
-    initialise_stage([("encoder.", made[0]), ("decoder.", made[1])], 1, mesh)
+    stage = [("encoder.", made[0]), ("decoder.", made[1])]
+    initialise_stage(stage, 1, mesh)
+    give_words(stage, 2)
+    results = []
     for block in made:
-        found, _ = hidden_of(block((stream, marks)))
-        found.sum().backward()
-    assert compiler.graphs == len(graphs.forward) == len(graphs.backward) == 2
+        output, _ = hidden_of(block.train()((stream, marks)))
+        output.square().sum().backward()
+        results.append(output.detach())
+    assert stream.grad is not None
+    parameters = [parameter for block in made for parameter in block.parameters()]
+    return [*results, stream.grad, *(each.grad for each in parameters if each.grad is not None)]
 
 
 def test_products_widened_to_fp32_are_traced_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,14 +102,15 @@ def _on_cpu(model: ModelSection, needs_bias: bool) -> KernelChoice:
 
 def _on_gpu(model: ModelSection, needs_bias: bool, dtype: str, device: Device) -> KernelChoice:
     efficient = efficient_obstacle(model, dtype, device)
-    if not needs_bias:
+    flex = flex_obstacle(model, device)
+    # with dropout flex comes first too: its masks are by place
+    if not needs_bias and (flex is not None or model.attention_dropout == 0.0):
         if cudnn_serves(model, dtype, device):
             return KernelChoice("cudnn")
         flash = flash_obstacle(model, dtype, device)
         if flash is None or efficient is None:
             return KernelChoice("causal")
         return KernelChoice("math", f"{flash}; {efficient}")
-    flex = flex_obstacle(model, device)
     if flex is None:
         return KernelChoice("flex")
     if efficient is None:
@@ -123,8 +124,8 @@ def flex_obstacle(model: ModelSection, device: Device) -> str | None:
         return f"flex attention needs compute capability {_version(AMPERE)}, this is {_version(device.capability)}"
     if not device.has_triton:
         return "flex attention needs the triton package"
-    if model.looks_ahead:
-        return "flex attention is not used for padded samples"
+    if model.looks_ahead and model.attention_dropout == 0.0:
+        return "flex attention is not used for padded samples without dropout"
     if model.head_size < SMALLEST_FLEX_HEAD:
         return f"flex attention needs heads of {SMALLEST_FLEX_HEAD} or more, {_head(model)}"
     return None

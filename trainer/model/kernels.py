@@ -117,7 +117,8 @@ def build_kernel(
         )
     backends = _backends(model, choice, dtype, mesh.device)
     if model.looks_ahead:
-        return PaddedKernel(backends)
+        flex = FlexKernel(None, False, compiled=True) if choice.name == "flex" else None
+        return PaddedKernel(backends, flex)
     slopes = None
     if model.position_embedding == "alibi":
         slopes = local_alibi_slopes(model.attention_heads, mesh)
@@ -147,16 +148,18 @@ def _backends(
     return BACKENDS.get(choice.name, ())
 
 
-def build_causal_kernel(model: ModelSection, mesh: Mesh, dtype: str) -> CausalKernel:
+def build_causal_kernel(model: ModelSection, mesh: Mesh, dtype: str) -> Kernel:
     """That of a decoder's own tokens, beside the kernel of `build_kernel` for a model that looks
     ahead.
 
     Padding stands behind all tokens, where causal attention does not look.
     """
-    is_fused = kernel_for(model, mesh, None, dtype).is_fused
+    choice = kernel_for(model, mesh, None, dtype)
+    if choice.name == "flex":
+        return FlexKernel(None, False, compiled=True)
     if mesh.device.type != "cuda":
         return CausalKernel(())
-    return CausalKernel(FUSED if is_fused else BACKENDS["math"])
+    return CausalKernel(FUSED if choice.is_fused else BACKENDS["math"])
 
 
 class CausalKernel:
@@ -246,14 +249,17 @@ class DenseKernel:
 
 
 class PaddedKernel:
-    """Attention to all tokens before and behind, but to no padding: tokens whose mark is 0."""
+    """Attention to all tokens before and behind, but to no padding: tokens whose mark is 0. `flex`:
+    by flex attention, where dropout is by place.
+    """
 
-    def __init__(self, backends: Sequence[SDPBackend] = ()):
-        self.backends = backends
+    def __init__(self, backends: Sequence[SDPBackend] = (), flex: FlexKernel | None = None):
+        self.backends, self.flex = backends, flex
         self._last: tuple[Tensor, Tensor] | None = None
 
     def mask(self, hidden: Tensor, length: int, documents: Tensor | None) -> Tensor:
-        """[batch, 1, 1, length] to be added to the scores; kept for the stage's next block.
+        """[batch, 1, 1, length] to be added to the scores, for flex attention [batch, length]; kept
+        for the stage's next block.
 
         Padding is hidden by a large number, not by infinity: a sample of nothing else must not
         become NaN.
@@ -264,12 +270,14 @@ class PaddedKernel:
         if self._last is None or self._last[0] is not marks or self._last[1].dtype != dtype:
             added = torch.zeros(marks.shape, dtype=dtype, device=marks.device)
             added = added.masked_fill_(marks == 0, torch.finfo(dtype).min / 2)
-            self._last = (marks, added[:, None, None, :])
+            self._last = (marks, added if self.flex is not None else added[:, None, None, :])
         return self._last[1]
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, drop: Drop | None
     ) -> Tensor:
+        if self.flex is not None:
+            return self.flex(query, key, value=value, mask=mask, drop=drop)
         return _attend(query, key, value=value, mask=mask, drop=drop, backends=self.backends)
 
 
@@ -313,9 +321,11 @@ class FlexKernel:
     def _attend_as_is(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Any, dropped: Dropped | None
     ) -> Tensor:
-        whole = _score(self.slopes, None)
+        padding = None
+        if isinstance(mask, Tensor):  # of a PaddedKernel
+            mask, padding = None, mask
         options = {
-            "score_mod": whole,
+            "score_mod": _score(self.slopes, padding, None),
             "block_mask": mask,
             "enable_gqa": query.shape[1] != key.shape[1],
         }
@@ -325,7 +335,7 @@ class FlexKernel:
         # no one asks for what they would be mixed to
         few = value[..., :SMALLEST_FLEX_HEAD].detach()
         _, every = self._attention(query, key, few, **options, **self._with_sum)
-        options["score_mod"] = _score(self.slopes, dropped)
+        options["score_mod"] = _score(self.slopes, padding, dropped)
         mixed, kept = self._attention(query, key, value, **options, **self._with_sum)
         share = torch.exp(kept.lse - every.lse) * scale_of_kept(dropped[1])
         return (mixed * share.unsqueeze(3)).to(query.dtype)
@@ -350,13 +360,17 @@ class FlexKernel:
         return self._last[1]
 
 
-def _score(slopes: Tensor | None, dropped: Dropped | None) -> Callable[..., Tensor] | None:
-    if slopes is None and dropped is None:
+def _score(
+    slopes: Tensor | None, padding: Tensor | None, dropped: Dropped | None
+) -> Callable[..., Tensor] | None:
+    if slopes is None and padding is None and dropped is None:
         return None
 
     def score(value: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         if slopes is not None:
             value = value + slopes[head] * (key - query)
+        if padding is not None:
+            value = value + padding[batch, key]
         if dropped is None:
             return value
         words, least, first_head = dropped

@@ -11,13 +11,22 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
 from tests.trainer.cases import tiny
+from tests.trainer.t5_cases import tiny_t5
 from tr11ops.runcard.attention import attention_checks, attention_of, gpu_is_unknown
 from tr11ops.runcard.card import RunCard, load_card, shipped_cards, shipped_folder
 from tr11ops.runcard.check import Level
 from trainer.config.card import CardError
 from trainer.config.kernel_choice import Device, choose_kernel
 from trainer.model.documents import DocumentRules
-from trainer.model.kernels import CausalKernel, DenseKernel, FlexKernel, build_kernel
+from trainer.model.kernels import (
+    CausalKernel,
+    DenseKernel,
+    FlexKernel,
+    PaddedKernel,
+    build_causal_kernel,
+    build_kernel,
+    drops_by_place,
+)
 from trainer.parallel.mesh import Mesh
 
 CPU_, V100, A100, H100 = (
@@ -55,11 +64,18 @@ def chosen(
         (A100, {"kv_channels": 12}, "math", "multiple of 8, the head size is 12"),
         (A100, {"kv_channels": 12, "dtype": "fp32"}, "efficient", "heads of 16 or more"),
         (A100, {"position_embedding": "rotary"}, "causal", ""),
-        (A100, {"position_embedding": "rotary", "attention_dropout": 0.1}, "causal", ""),
+        (A100, {"position_embedding": "rotary", "attention_dropout": 0.1}, "flex", ""),
+        (NO_TRITON, {"position_embedding": "rotary", "attention_dropout": 0.1}, "causal", ""),
         (H100, {"position_embedding": "rotary"}, "cudnn", ""),
         (H100, {"position_embedding": "absolute", "dtype": "fp16"}, "cudnn", ""),
         (H100, {"position_embedding": "rotary", "dtype": "fp32"}, "causal", ""),
-        (H100, {"position_embedding": "rotary", "attention_dropout": 0.1}, "causal", ""),
+        (H100, {"position_embedding": "rotary", "attention_dropout": 0.1}, "flex", ""),
+        (
+            V100,
+            {"position_embedding": "rotary", "attention_dropout": 0.1, "dtype": "fp16"},
+            "causal",
+            "",
+        ),
         (H100, {"position_embedding": "rotary", "kv_channels": 256}, "causal", ""),
         (H100, {"position_embedding": "rotary", "kv_channels": 60}, "causal", ""),
         (MI300, {"position_embedding": "rotary"}, "causal", ""),
@@ -99,11 +115,11 @@ def shipped(name: str, *overrides: str) -> RunCard:
         ("setup-test-n2", "flex"),
         ("rehearsal", "efficient"),
         ("demo", "dense"),
-        ("bert-4l", "efficient"),
-        ("bert-12l", "efficient"),
-        ("bert-large", "efficient"),
-        ("bert-1b", "efficient"),
-        ("t5-small", "efficient"),
+        ("bert-4l", "efficient"),  # its heads are of 8
+        ("bert-12l", "flex"),
+        ("bert-large", "flex"),
+        ("bert-1b", "flex"),
+        ("t5-small", "flex"),
         ("chronicle-bnb", "dense"),
         ("chronicle-cl", "dense"),
         ("chronicle-embnorm", "dense"),
@@ -185,6 +201,29 @@ def test_kernels_built_for_a_gpu(
     assert type(built) is kind
     if allowed is not None:
         assert built.backends == allowed  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("capability", "dropout", "flexes"), [((8, 0), 0.1, True), ((8, 0), 0.0, False), ((7, 0), 0.1, False)]
+)  # fmt: skip
+def test_kernels_of_a_t5_built_for_a_gpu(
+    capability: tuple[int, int],
+    dropout: float,
+    flexes: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of its encoder and of what looks at it, and of its decoder's own tokens: with dropout those
+    whose masks are by place, where there are such.
+    """
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("torch.compile", lambda function: function)
+    model = tiny_t5(model={"hidden_size": 256, "attention_dropout": dropout}).model
+    padded = build_kernel(model, GPU_MESH, None, "fp16")
+    own = build_causal_kernel(model, GPU_MESH, "fp16")
+    assert isinstance(padded, PaddedKernel) and (padded.flex is not None) == flexes
+    assert isinstance(own, FlexKernel if flexes else CausalKernel)
+    assert drops_by_place(padded) == drops_by_place(own) == flexes
 
 
 def test_torch_may_take_no_kernel_but_the_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from tests.trainer.cases import tiny
 from trainer.model import kernels
 from trainer.model.attention import SelfAttention
-from trainer.model.kernels import BACKENDS, DenseKernel, FlexKernel
+from trainer.model.kernels import BACKENDS, DenseKernel, FlexKernel, PaddedKernel
 from trainer.model.positions import alibi_slopes
 from trainer.model.random import Drop, is_kept, least_kept, row_words
 from trainer.parallel.mesh import Mesh
@@ -166,6 +166,36 @@ def test_it_computes_what_plain_attention_does_under_the_same_mask(
     )
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("asking", [LENGTH, 24], ids=["own tokens", "a decoder's"])
+def test_padded_samples_are_attended_to_as_plain_attention_does(asking: int) -> None:
+    """What BERT and T5 take on a GPU; and as with the mask in memory. A sample of padding alone, in
+    which nothing counts, is finite.
+    """
+    marks = torch.ones(BATCH, LENGTH, dtype=torch.int64)
+    marks[0, 25:] = 0
+    marks[1] = 0
+    flexes = PaddedKernel(flex=FlexKernel(None, False, compiled=False))
+    assert kernels.drops_by_place(flexes)
+    words, dropout = drawn_words(), 0.4
+    heads = [
+        torch.randn(BATCH, HEADS, length, SIZE, requires_grad=True)
+        for length in (asking, LENGTH, LENGTH)
+    ]
+    grain = torch.randn(BATCH, HEADS, asking, SIZE)
+    found = []
+    for kernel in (flexes, PaddedKernel()):
+        mixed = kernel(*heads, kernel.mask(heads[0], LENGTH, marks), Drop(dropout, words))
+        found.append([mixed, *torch.autograd.grad(mixed, heads, grain)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one[0], other[0], rtol=1e-5, atol=1e-5)
+        assert bool(one.isfinite().all())
+    query, key, value = (each[0].double() for each in heads)
+    kept = plain_mask(words, range(HEADS), dropout)[0, :, :asking]
+    scores = (query @ key.transpose(1, 2) / math.sqrt(SIZE)).masked_fill(marks[0] == 0, -math.inf)
+    expected = (scores.softmax(dim=2) * kept / (1 - dropout)) @ value
+    torch.testing.assert_close(found[0][0][0].double(), expected, rtol=1e-5, atol=2e-6)
 
 
 def test_its_mean_over_draws_is_attention_without_dropout() -> None:
