@@ -26,6 +26,7 @@ class Policy(Record):
 
     `run` is its name, `directory` its run directory, `typed` the card as the person named it, `host` and `folder` where
     we run, and where commands are typed.
+    `kept_in`: where alerts are kept on this machine while the run directory takes none.
     `mark` stands for the run directory in Message-IDs. `has_urls`: messages also go to delivery URLs.
     `support`: the site's own, who hear of what only the site can repair.
     """
@@ -36,6 +37,7 @@ class Policy(Record):
     host: str = "localhost"
     folder: str = ""
     mark: str = "tr11"
+    kept_in: str = ""
     recipients: tuple[str, ...] = ()
     rota: tuple[str, ...] = ()
     rota_days: float = 7.0

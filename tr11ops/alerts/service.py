@@ -20,7 +20,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from tr11ops.alerts import dead_man
-from tr11ops.alerts.changes import Reply, apply_replies, put_away, read_replies
+from tr11ops.alerts.changes import Reply, apply_replies, put_away, read_replies, replies_folder
 from tr11ops.alerts.incidents import WATCHDOG, look
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.outbox import OutboxEntry, queue, waiting_entries
@@ -47,6 +47,7 @@ from tr11ops.rundir.fallback import fallback_of, require_room
 from tr11ops.rundir.journal import who_looks
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.record import Record
+from trainer.contract.sharing import make_shared
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
@@ -109,10 +110,12 @@ def process(
         with suppress(OSError), fallback_of(directory) as local:
             lack = unmounted or f"the run directory cannot be written ({cause(trouble)})"
             note = f"{lack}: alerts are kept in {local.root}"
-            _take_over(directory, local)
-            done = _recorded(
-                local, card, policy=policy, sight=sight, deliver=deliver, home=directory
-            )
+            home = None
+            if not unmounted:
+                home = directory
+                _take_over(directory, local)
+            here = replace(policy, kept_in=str(local.root))
+            done = _recorded(local, card, policy=here, sight=sight, deliver=deliver, home=home)
             return replace(done, notes=(note, *done.notes))
     return _without_record(
         directory, card, policy=policy, sight=sight, deliver=deliver, trouble=trouble
@@ -261,6 +264,7 @@ def _take_over(directory: RunDirectory, local: RunDirectory) -> None:
 
 def _replies(directory: RunDirectory, notes: list[str]) -> tuple[Reply, ...]:
     try:
+        make_shared(replies_folder(directory))  # the mails name it
         return read_replies(directory)
     except OSError as error:
         notes.append(f"answers by file: {cause(error)}")

@@ -130,6 +130,7 @@ class FileWatch:
                 asked, probe, is_told = now, _probe(place), False
 
 
+_ASKED: dict[Path, tuple[float, threading.Thread]] = {}
 FILES: ContextVar[FileWatch | None] = ContextVar("files", default=None)
 
 
@@ -138,6 +139,24 @@ def watch_files(place: Path) -> None:
     watch = FILES.get()
     if watch is not None:
         watch.add(place)
+
+
+def is_silent(place: Path, seconds: float) -> bool:
+    """Whether the file system of `place` does not answer within so many seconds.
+
+    One question at a time is put to it: while that waits, whoever asks again has waited too.
+    """
+    asked, probe = _ASKED.get(place, (0.0, None))
+    if probe is None or not probe.is_alive():
+        asked, probe = _ASKED[place] = time.monotonic(), _probe(place)
+    probe.join(max(0.0, asked + seconds - time.monotonic()))
+    return probe.is_alive()
+
+
+def require_answer(place: Path) -> None:
+    """Raises Late where the file system of `place` does not answer."""
+    if is_silent(place, SILENCE_SECONDS):
+        raise Late(f"the file system of {place} does not answer")
 
 
 def keep_waiting() -> None:

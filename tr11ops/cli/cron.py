@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from functools import partial
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.base.deadline import keep_waiting
+from tr11ops.base.deadline import SILENCE_SECONDS, is_silent, keep_waiting
 from tr11ops.base.errors import Refusal
 from tr11ops.base.invocation import for_this_card
 from tr11ops.base.observed import cause
@@ -20,7 +19,7 @@ from tr11ops.cli.common import directory_of, in_time, open_scheduler, read_card,
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.cron_install import (
     WATCHING,
-    WatchedCell,
+    CellWatch,
     cron_context_of,
     exit_code,
     in_crontab,
@@ -29,9 +28,7 @@ from tr11ops.cli.cron_install import (
     jobs_of,
     link,
     remove,
-    run_cell_rounds,
     run_rounds,
-    watched_cells,
 )
 from tr11ops.cli.terminal import plain_text, show, table
 from tr11ops.cron.jobs import find_job, of_chain, unknown_skips, wanted
@@ -41,7 +38,7 @@ from tr11ops.rundir.cron_records import cron_folder
 from trainer.contract.documents import document
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from tr11ops.cron.jobs import PeriodicJob
     from tr11ops.cron.runner import CronContext, CronRound
@@ -142,7 +139,7 @@ def run_jobs(
       tr11 cron run pulse
       tr11 cron run --once
     """
-    card, _ = context.seen(missing=None)
+    card = context.card
     jobs = jobs_of(card, context.run)
     if name is not None and once:
         raise Refusal(
@@ -156,16 +153,24 @@ def run_jobs(
     way = way or usual
     must_end = StopEvent()
 
-    def cells() -> Iterator[WatchedCell]:
-        return watched_cells(card, context.card_path, way, must_end)
+    of_cells: list[tuple[str, CronRound]] = []
+    is_daemon = name is None and not once
 
-    if is_never_launched(directory_of(card)) and any(True for _ in cells()):
+    def report(cell: str, done: CronRound) -> None:
+        of_cells.append((cell, done))
+        if is_daemon:
+            say(f"{stamp(time.time())} {cell}: {done.line}")
+
+    cells = CellWatch(
+        card, context.card_path, way, must_end=must_end, report=report, forced=name is not None
+    )
+    if is_never_launched(directory_of(card)) and cells.names():
         cron_context = None  # the run itself was never launched, a study of its card was
     else:
         cron_context = cron_context_of(
             card, context.card_path, overrides=context.overrides, way=way, must_end=must_end
         )
-    if name is None and not once:
+    if is_daemon:
         _run_daemon(cron_context, card, jobs=wanted(jobs), context=context, cells=cells)
         return
     if name is not None:
@@ -180,10 +185,10 @@ def run_jobs(
     rounds = (
         () if cron_context is None else run_rounds(cron_context, chosen, forced=name is not None)
     )
-    of_cells: tuple[tuple[str, CronRound], ...] = ()
     if (name is None and chain != "daily") or name == WATCHING:
         with obeying(lambda _: must_end.set()):
-            of_cells = tuple(run_cell_rounds(cells(), forced=name is not None))
+            cells.look(must_end)
+            cells.wait()
     _show_rounds(rounds, of_cells, cron_context=cron_context, quiet=quiet, as_json=context.as_json)
     raise typer.Exit(
         max((exit_code(done) for done in (*rounds, *(done for _, done in of_cells))), default=0)
@@ -195,7 +200,7 @@ def _run_daemon(
     card: RunCard,
     jobs: tuple[PeriodicJob, ...],
     context: RunContext,
-    cells: Callable[[], Iterator[WatchedCell]],
+    cells: CellWatch,
 ) -> None:
     """Until a signal: the run's jobs where it has a directory, and the cells of its card's studies
     beside them.
@@ -203,7 +208,7 @@ def _run_daemon(
     keep_waiting()
     ended = StopEvent()
     beside = threading.Thread(target=_watch_cells, args=(cells, ended), name="cells")
-    names = [cell.name for cell in cells()]
+    names = cells.names()
     if names:
         say(f"watching {counted(len(names), 'cell')} too: {', '.join(names)}")
     beside.start()
@@ -217,6 +222,7 @@ def _run_daemon(
     finally:
         ended.set()
         beside.join()
+        cells.wait()
     say("ended")
 
 
@@ -236,14 +242,11 @@ def _run_jobs(
         daemon.run()
 
 
-def _watch_cells(cells: Callable[[], Iterator[WatchedCell]], ended: StopEvent) -> None:
+def _watch_cells(cells: CellWatch, ended: StopEvent) -> None:
     """What is due of the cells, again and again; of studies that are made meanwhile too."""
     while not ended.is_set():
         try:
-            for name, done in run_cell_rounds(
-                itertools.takewhile(lambda _: not ended.is_set(), cells())
-            ):
-                say(f"{stamp(time.time())} {name}: {done.line}")
+            cells.look(ended)
         except (OSError, ValueError) as error:
             say(f"{stamp(time.time())} the studies cannot be read: {cause(error)}")
         ended.wait(CELLS_SECONDS)
@@ -256,6 +259,8 @@ def _reloader(context: RunContext) -> Callable[[], tuple[PeriodicJob, ...] | Non
 
     def reload() -> tuple[PeriodicJob, ...] | None:
         [(before, card, jobs)] = seen
+        if any(is_silent(place, SILENCE_SECONDS) for place in (path, card.paths.root)):
+            return None
         now = path.stat().st_mtime_ns
         if now != before:
             card = read_card(context.run, context.overrides)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
 import typer
 from msgspec.structs import replace
 
-from tr11ops.base.errors import Refusal, TableError
+from tr11ops.base import deadline
+from tr11ops.base.errors import Late, Refusal, TableError
 from tr11ops.base.observed import known
 from tr11ops.base.stop_signals import StopEvent, obeying
 from tr11ops.base.units import duration
@@ -35,7 +38,16 @@ from tr11ops.cron.chain import install as have_chain
 from tr11ops.cron.chain import remove as end_chain
 from tr11ops.cron.jobs import chain_schedule, every_job, of_chain, script_command, wanted
 from tr11ops.cron.jobs import table as job_table
-from tr11ops.cron.runner import WAYS, CronContext, child_environment, run_due, run_job, tr11_command
+from tr11ops.cron.runner import (
+    KEPT_CARD,
+    WAYS,
+    CronContext,
+    child_environment,
+    run_due,
+    run_job,
+    tr11_command,
+    wait_for_rounds,
+)
 from tr11ops.cron.schedule import Every
 from tr11ops.cron.table_programs import (
     Invocation,
@@ -53,7 +65,6 @@ from tr11ops.rundir.fallback import existing_fallback
 from tr11ops.rundir.journal import Journal
 from tr11ops.sweep.manifest import CARD, studies_in
 from trainer.contract.files import host_name, write_json
-from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import read_json
 
@@ -66,6 +77,9 @@ if TYPE_CHECKING:
     from tr11ops.cron.table_programs import Program, TableChange
     from tr11ops.runcard.card import RunCard
     from tr11ops.rundir.paths import RunDirectory
+
+    # a launched cell, and the jobs that watch it
+    Watched: TypeAlias = tuple[CronContext, tuple[PeriodicJob, ...]]
 
 SCHEMA = 1
 
@@ -413,7 +427,11 @@ def cron_context_of(
         directory=directory,
         way=way,
         folder=Path.cwd(),
-        environment={**child_environment(os.environ), "TR11_RUN": str(path)},
+        environment={
+            **child_environment(os.environ),
+            "TR11_RUN": str(path),
+            KEPT_CARD: json.dumps(resolved(card)),
+        },
         command=lambda job: (
             tr11_command(job.words, path, overrides or ())
             if job.script is None
@@ -424,53 +442,118 @@ def cron_context_of(
 
 def is_never_launched(directory: RunDirectory) -> bool:
     """Whether nothing tells of a run: the scheduler is asked only where there is no directory, and
-    no rounds of it.
+    no rounds of it. One whose file system does not answer may have been.
     """
-    if directory.exists or existing_fallback(directory) is not None:
+    is_silent = deadline.is_silent(directory.root, deadline.SILENCE_SECONDS)
+    if is_silent or directory.exists or existing_fallback(directory) is not None:
         return False
     return was_never_launched(directory, open_reader(directory, "auto"))
 
 
-class WatchedCell(Record):
-    """One launched cell of a study, and the job that watches it."""
+class CellWatch:
+    """The rounds of the launched cells of every study that was planned from a card; `report` is told
+    of each.
 
-    name: str
-    context: CronContext
-    jobs: tuple[PeriodicJob, ...]
-
-
-def watched_cells(
-    card: RunCard, path: Path, way: str, must_end: StopEvent
-) -> Iterator[WatchedCell]:
-    """The launched cells of every study that was planned from this card; one that is damaged is
-    left out.
-
-    They are looked for each time.
-    A cell is watched by `pulse` alone, which only tells: what goes on in a study is decided by `tr11 sweep resume`.
-    It has no archive and no hub (its card is planned without), and the rest would come once for each cell, of the same
-    disks and nodes.
-    Studies are looked for in the current folder and beside the card's run directory.
+    They are looked for each time, in the current folder and beside the card's run directory; one that is damaged is
+    left out. A cell is watched by `pulse` alone, which only tells: what goes on in a study is decided by `tr11 sweep
+    resume`. It has no archive and no hub (its card is planned without), and the rest would come once for each cell, of
+    the same disks and nodes.
+    One whose file system does not answer is watched as it was last seen, and holds up no other.
+    `forced`: due or not.
     """
-    for folder, manifest in studies_in((Path.cwd(), card.paths.root.parent)):
-        if os.path.realpath(manifest.card) != os.path.realpath(path):
-            continue
-        for cell in manifest.cells:
-            cell_path = folder / cell.name / CARD
-            try:
-                cell_card = read_card(str(cell_path))
-                launched = any(directory_of(cell_card).submissions.iterdir())
-            except (CardError, OSError):
+
+    def __init__(
+        self,
+        card: RunCard,
+        path: Path,
+        way: str,
+        must_end: StopEvent,
+        report: Callable[[str, CronRound], None],
+        forced: bool = False,
+        seconds_left: Callable[[], float] = lambda: float("inf"),
+    ) -> None:
+        self._card, self._path, self._way = card, path, way
+        self._must_end, self._report, self._forced = must_end, report, forced
+        self._seconds_left = seconds_left
+        self._places: list[tuple[str, Path]] = []
+        self._cells: dict[str, Watched] = {}
+        self._threads: dict[str, threading.Thread] = {}
+        self._slow: set[str] = set()  # no other waits for these again
+
+    def names(self) -> list[str]:
+        """The launched cells. Raises OSError."""
+        return [name for name, path in self._found() if self._read(name, path) is not None]
+
+    def look(self, ended: StopEvent) -> None:
+        """Begin what is due of each cell, one after another, until `ended`. Raises OSError."""
+        for name, path in self._found():
+            before = self._threads.get(name)
+            if ended.is_set():
+                return
+            if before is not None and before.is_alive():
                 continue
-            if launched:
-                jobs = tuple(
-                    replace(job, words=(*job.words, "--no-act"))
-                    for job in wanted(job_table(cell_card))
-                    if job.name == WATCHING
+            thread = threading.Thread(target=self._rounds, args=(name, path), daemon=True)
+            self._threads[name] = thread
+            thread.start()
+            thread.join(0 if name in self._slow else deadline.SILENCE_SECONDS)
+            if thread.is_alive():
+                self._slow.add(name)
+
+    def wait(self) -> None:
+        """Until what was begun is over."""
+        wait_for_rounds(list(self._threads.values()), self._must_end)
+
+    def _rounds(self, name: str, path: Path) -> None:
+        cell = self._read(name, path)
+        if cell is not None:
+            for done in _rounds(*cell, self._forced):
+                self._report(name, done)
+
+    def _found(self) -> list[tuple[str, Path]]:
+        """Every cell and its card, as last seen where that cannot be seen now."""
+        folders, root = (Path.cwd(), self._card.paths.root.parent), self._card.paths.root
+        if not any(deadline.is_silent(one, deadline.SILENCE_SECONDS) for one in (*folders, root)):
+            with suppress(Late):
+                self._places = deadline.within(
+                    deadline.LOOK_SECONDS, lambda: list(_cells_of(folders, self._path))
                 )
-                context = cron_context_of(
-                    cell_card, cell_path, overrides=(), way=way, must_end=must_end
-                )
-                yield WatchedCell(f"{manifest.name}/{cell.name}", context, jobs)
+        return self._places
+
+    def _read(self, name: str, path: Path) -> Watched | None:
+        """The cell, as last seen where its file system does not answer; None for one that was not
+        launched.
+        """
+        try:
+            deadline.require_answer(path.parent)
+            found = deadline.within(deadline.LOOK_SECONDS, lambda: self._launched(path))
+        except Late:
+            return self._cells.get(name)
+        except (CardError, OSError):
+            return None
+        if found is not None:
+            self._cells[name] = found
+        return found
+
+    def _launched(self, path: Path) -> Watched | None:
+        """Raises CardError, OSError."""
+        card = read_card(str(path))
+        if not any(directory_of(card).submissions.iterdir()):
+            return None
+        jobs = tuple(
+            replace(job, words=(*job.words, "--no-act"))
+            for job in wanted(job_table(card))
+            if job.name == WATCHING
+        )
+        context = cron_context_of(card, path, (), way=self._way, must_end=self._must_end)
+        return replace(context, seconds_left=self._seconds_left), jobs
+
+
+def _cells_of(folders: tuple[Path, ...], path: Path) -> Iterator[tuple[str, Path]]:
+    """The cells of the studies in these folders that were planned from the card at `path`."""
+    for folder, manifest in studies_in(folders):
+        if os.path.realpath(manifest.card) == os.path.realpath(path):
+            for cell in manifest.cells:
+                yield f"{manifest.name}/{cell.name}", folder / cell.name / CARD
 
 
 def run_rounds(
@@ -481,17 +564,6 @@ def run_rounds(
     """
     with obeying(lambda _: cron_context.must_end.set()):
         return _rounds(cron_context, jobs, forced)
-
-
-def run_cell_rounds(
-    cells: Iterable[WatchedCell], forced: bool = False
-) -> Iterator[tuple[str, CronRound]]:
-    """The rounds of cells, each with the cell's name; `forced`: due or not."""
-    for cell in cells:
-        if cell.context.must_end.is_set():
-            return
-        for done in _rounds(cell.context, cell.jobs, forced):
-            yield cell.name, done
 
 
 def _rounds(
@@ -567,15 +639,17 @@ def link(
     for one in done:
         say(one.line)
     if own.name == "hourly":
-        cells = (
-            replace(cell, context=replace(cell.context, seconds_left=seconds_left))
-            for cell in watched_cells(
-                invocation.card, invocation.card_path, "slurm", rounds.must_end
-            )
+        cells = CellWatch(
+            invocation.card,
+            invocation.card_path,
+            way="slurm",
+            must_end=rounds.must_end,
+            report=lambda name, one: say(f"{name}: {one.line}"),
+            seconds_left=seconds_left,
         )
         with obeying(lambda _: rounds.must_end.set()):
-            for name, one in run_cell_rounds(cells):
-                say(f"{name}: {one.line}")
+            cells.look(rounds.must_end)
+            cells.wait()
     while begun.owed and not rounds.must_end.is_set() and seconds_left() > RETRY_SECONDS:
         time.sleep(RETRY_SECONDS)
         begun = begin_link(own, token, due, number)

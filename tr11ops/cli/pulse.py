@@ -4,33 +4,38 @@ allows it.
 
 from __future__ import annotations
 
+import json
+import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tr11ops.base import deadline
 from tr11ops.base.errors import Refusal, SchedulerError
-from tr11ops.base.observed import Unknown, observed
+from tr11ops.base.observed import Unknown
 from tr11ops.cli.common import (
     DryRunOption,
     directory_of,
     in_time,
+    kind_to_watch,
+    late_words,
     looking,
     named_card,
-    open_reader,
+    open_if_there,
     say,
 )
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.launch import prepare
+from tr11ops.cron.runner import KEPT_CARD
 from tr11ops.launch.session import LaunchJob
-from tr11ops.runcard.card import CardError
+from tr11ops.runcard.card import CardError, card_from_resolved
 from tr11ops.rundir.journal import user_name
 from tr11ops.status.build import status_of
-from tr11ops.watchdog.pulse import Actuator, Pulse, WatchedRun, take_pulse
+from tr11ops.watchdog.pulse import Actuator, Pulse, WatchedRun, take_pulse, tell_of_silence
 
 if TYPE_CHECKING:
     from tr11ops.cluster.base import Scheduler
-    from tr11ops.rundir.paths import RunDirectory
+    from tr11ops.runcard.card import RunCard
 
 PULSE_SCHEMA = 1
 
@@ -65,11 +70,14 @@ def pulse(
       tr11 pulse --act --no-email
       tr11 pulse --dry-run --act --json
     """
-    card = in_time(lambda: context.card)
+    card = _card(context)
     directory = directory_of(card)
-    # where that does not end, nothing could be done
-    in_time(lambda: observed(lambda: list(directory.root.iterdir())))
-    reader, hand = in_time(lambda: _edges(directory, context.scheduler))
+    silence, kind = "", context.scheduler
+    if deadline.is_silent(directory.root, deadline.LOOK_SECONDS):
+        silence = late_words(directory.root, deadline.LOOK_SECONDS)
+    else:
+        kind = in_time(lambda: kind_to_watch(directory, kind))
+    reader, hand = in_time(lambda: _edges(kind))
     allowed = card.watch.act if act is None else act
     actuator = None
     if allowed and hand is not None:
@@ -77,10 +85,13 @@ def pulse(
     watched = WatchedRun(
         card, directory, reader=reader, user=user_name(), typed=named_card(context.run)
     )
-    result = in_time(
-        lambda: take_pulse(watched, actuator, email=not no_email, dry_run=dry_run),
-        deadline.PASS_SECONDS,
-    )
+
+    def look() -> Pulse:
+        if silence:
+            return tell_of_silence(watched, silence, email=not no_email, dry_run=dry_run)
+        return take_pulse(watched, actuator, email=not no_email, dry_run=dry_run)
+
+    result = in_time(look, deadline.PASS_SECONDS)
     # before the answer: a last line that names a fault of a file is a command that broke
     for note in result.notes:
         say(f"tr11: {note}")
@@ -94,11 +105,24 @@ def pulse(
     raise typer.Exit(result.verdict.exit_code)
 
 
-def _edges(directory: RunDirectory, kind: str) -> tuple[Scheduler | Unknown, Scheduler | None]:
+def _card(context: RunContext) -> RunCard:
+    """The card; where its file system does not answer, as it was when the rounds of the periodic
+    jobs began. Raises CardError, Refusal.
+    """
+    try:
+        return context.card
+    except Refusal as error:
+        kept = os.environ.get(KEPT_CARD)
+        if kept is None or error.exit_code != 3:
+            raise
+        return card_from_resolved(json.loads(kept), KEPT_CARD)
+
+
+def _edges(kind: str) -> tuple[Scheduler | Unknown, Scheduler | None]:
     """The edge that looks, which gives up soon, and the one that acts; None where there is no
     scheduler.
     """
-    found = open_reader(directory, kind)
+    found = open_if_there(kind)
     if isinstance(found, Unknown):
         return (found, None)
     return (looking(found), found)

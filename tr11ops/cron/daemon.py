@@ -7,6 +7,7 @@ one was killed, and two of them start each round once.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -20,7 +21,7 @@ from apscheduler.triggers.base import BaseTrigger
 from tr11ops.base.observed import cause
 from tr11ops.base.stop_signals import StopEvent
 from tr11ops.cron.jobs import PeriodicJob
-from tr11ops.cron.runner import CronContext, last_starts, run_job
+from tr11ops.cron.runner import CronContext, last_starts, run_job, wait_for_rounds
 from tr11ops.cron.schedule import Schedule, next_due, slack
 
 TICK_SECONDS = 5.0
@@ -96,7 +97,9 @@ class Daemon:
                     self._schedule_all()
                 offset = now
         finally:
-            self._scheduler.shutdown(wait=True)
+            ending = threading.Thread(target=self._scheduler.shutdown, daemon=True)
+            ending.start()
+            wait_for_rounds([ending], self._context.must_end)
 
     def _changed_jobs(self) -> tuple[PeriodicJob, ...] | None:
         try:

@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 
 from msgspec.structs import replace
 
+from tr11ops.base.deadline import SILENCE_SECONDS, is_silent
 from tr11ops.cron.schedule import DAY_SECONDS, Daily, Every, Schedule, is_due
 from tr11ops.runcard.card import CardError, RunCard
 from tr11ops.runcard.slurm_syntax import parse_time_limit
@@ -228,6 +229,8 @@ def drop_ins(card: RunCard, roots: Iterable[Path]) -> tuple[PeriodicJob, ...]:
     """The scripts below these folders, in order; of a folder that cannot be listed there are none."""
     found = []
     for root in roots:
+        if is_silent(root, SILENCE_SECONDS):
+            continue
         for folder, chain in FOLDERS:
             fault = _folder_fault(root / folder)
             for path in _scripts(root / folder):

@@ -13,12 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from msgspec import field
 from msgspec.structs import replace
 
+from tr11ops.base import deadline
 from tr11ops.base.observed import Unknown, cause, known, observed
 from tr11ops.base.stop_signals import StopEvent
 from tr11ops.base.units import duration
@@ -40,6 +42,7 @@ from tr11ops.rundir.cron_records import (
 )
 from tr11ops.rundir.fallback import fallback_of, write_or_fall_back
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.errors import UNOBSERVED
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
@@ -79,6 +82,7 @@ class Child:
             cwd=folder,
             start_new_session=True,
         )
+        self.mark = mark(self.pid)
         self._pump = threading.Thread(target=self._take_output, name="output", daemon=True)
 
     @property
@@ -97,7 +101,8 @@ class Child:
         """Wait for the end, at most so long, or until `must_end`; it is then made to end.
 
         Returns the exit code, below 0 for a signal, and how it came to its end. Nothing of its
-        group is left.
+        group is left but what waits in the kernel, where no signal reaches: that could not be
+        observed.
         """
         ending: Ending = "by itself"
         deadline = time.monotonic() + seconds
@@ -109,7 +114,10 @@ class Child:
             time.sleep(LOOK_SECONDS)
         # what it left behind; its number is free only when it is reaped
         _signal_group(self.pid, signal.SIGKILL)
-        code = self._process.wait()
+        try:
+            code = self._process.wait(DRAIN_SECONDS)
+        except subprocess.TimeoutExpired:
+            code = UNOBSERVED
         self._pump.join(DRAIN_SECONDS)
         return code, ending
 
@@ -123,7 +131,7 @@ class Child:
         self._process.stdout.close()
 
     def _has_ended(self) -> bool:
-        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+        return not is_alive(self.mark)
 
     def _end(self) -> None:
         _signal_group(self.pid, signal.SIGTERM)
@@ -171,6 +179,7 @@ WAYS = ("slurm", "crontab", "scrontab")  # what `tr11 cron install` makes
 BY_HAND = ("hand", "once")  # rounds in between, which do not change what runs the job regularly
 SHOWN_LINES = 20
 CUT_OFF = "what ran it was killed"
+KEPT_CARD = "TR11_KEPT_CARD"  # the card as JSON, for where its own file does not answer
 ENTRY = "from tr11ops.cli.main import run; run()"
 
 
@@ -246,6 +255,18 @@ def child_environment(base: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
+def wait_for_rounds(threads: Iterable[threading.Thread], must_end: StopEvent) -> None:
+    """Until they are over. After `must_end` those are left behind that wait for a file system which
+    does not answer.
+    """
+    for thread in threads:
+        while thread.is_alive() and not must_end.wait(LOOK_SECONDS):
+            pass
+    until = time.monotonic() + GRACE_SECONDS + DRAIN_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+
+
 # ----------------------------------------------------------------------------- which are due
 def last_starts(directory: RunDirectory, jobs: Iterable[PeriodicJob]) -> dict[str, float]:
     """When each job last started. Raises OSError when a record cannot be read; one that is garbage
@@ -281,9 +302,10 @@ def _last(context: CronContext, name: str) -> PeriodicJobState | None:
 
 
 def _read_last(directory: RunDirectory, name: str) -> PeriodicJobState | None:
-    """The last round. Raises OSError. A file that holds no record is replaced by the next round, so
-    it is as none.
+    """The last round. Raises OSError, also where the file system does not answer. A file that holds
+    no record is replaced by the next round, so it is as none.
     """
+    deadline.require_answer(directory.root)
     state = read_job(directory, name)
     if not isinstance(state, Unknown):
         return state
@@ -304,15 +326,14 @@ def run_job(context: CronContext, job: PeriodicJob, forced: bool = False) -> Cro
     the run directory, what watches is claimed and recorded in this machine's fallback directory:
     once for each host.
     """
-    lack = context.why_not_there()
-    if lack:
-        return _run_elsewhere(context, job, forced, lack)
     try:
-        return _run_if_due(context, job, forced)
+        deadline.require_answer(context.directory.root)
+        lack = deadline.within(deadline.LOOK_SECONDS, context.why_not_there)
+        if not lack:
+            return _run_if_due(context, job, forced)
     except OSError as error:
-        return _run_elsewhere(
-            context, job, forced, f"the run directory cannot be written ({cause(error)})"
-        )
+        lack = f"the run directory cannot be written ({cause(error)})"
+    return _run_elsewhere(context, job, forced, lack)
 
 
 def _run_elsewhere(context: CronContext, job: PeriodicJob, forced: bool, lack: str) -> CronRound:
@@ -332,7 +353,15 @@ def _run_elsewhere(context: CronContext, job: PeriodicJob, forced: bool, lack: s
 
 
 def _run_if_due(context: CronContext, job: PeriodicJob, forced: bool) -> CronRound:
-    """Raises OSError when it cannot be recorded; nothing was started then."""
+    """Raises OSError when it cannot be recorded; nothing was started then, or what was started is
+    over and its end waits for the file system.
+    """
+    return deadline.within(
+        job.timeout_seconds + CLAIM_MARGIN_SECONDS, partial(_run_in_time, context, job, forced)
+    )
+
+
+def _run_in_time(context: CronContext, job: PeriodicJob, forced: bool) -> CronRound:
     if not forced and not _is_due(context, job):
         return CronRound(job.name, "not due")
     seconds = min(job.timeout_seconds, context.seconds_left())
@@ -361,6 +390,7 @@ def _claimed(context: CronContext, job: PeriodicJob, seconds: float, forced: boo
         return _run(context, job, seconds=seconds, folder=folder, mine=mine)
     finally:
         with suppress(OSError):  # then it is over when this process is, or its time
+            deadline.require_answer(context.records.root)
             folder.release(mine)
 
 
@@ -418,12 +448,13 @@ def _run(
             why=f"it cannot be started: {cause(error)}",
         )
     try:
-        folder.write(replace(mine, child=mark(child.pid)))
+        folder.write(replace(mine, child=child.mark))
     except BaseException:
         child.discard()
         raise
     child.go()
     code, ending = child.wait(seconds, context.must_end.is_set)
+    deadline.require_answer(context.records.root)
     why = failure(job, code, ending=ending, lines=output.lines(), seconds=seconds)
     newest = known(observed(folder.newest), None)
     # this process was stopped for so long that others went on

@@ -23,20 +23,26 @@ from tr11ops.rundir.hold_store import marked_holds
 )
 def directory_unseen(snapshot: Snapshot) -> Iterator[Finding]:
     """The run directory that is seen here is not the one that the run's jobs were queued from: it is
-    not mounted.
+    not mounted, or its file system does not answer.
 
     A job carries the directory's mark, and no launch is on record there: nothing that is read
     there is the run's.
     """
     if not snapshot.unmounted:
         return
-    title = "the run directory is not mounted here: where the run stands is not known"
+    directory = shlex.quote(str(snapshot.run.directory))
+    lack, look = "is not mounted here", f"findmnt --target {directory}"
+    there = "a task that starts on a node without it ends at once and holds the rest"
+    if snapshot.is_silent:
+        lack, look = "does not answer here", f"timeout -s KILL 10 df {directory}"
+        there = "where it does not answer on the nodes either, what trains waits at its next save"
+    title = f"the run directory {lack}: where the run stands is not known"
     evidence = [snapshot.unmounted]
     then, fault = [derived.command(snapshot, "pulse")], ""
     # what a task held that could not start says so in the queue itself
     held = [hold for hold in marked_holds(snapshot.pending_jobs, ()) if hold.is_for_fault]
     if held and not snapshot.active_jobs:
-        title = "the run directory is not mounted here: nothing trains, and what is queued is held"
+        title = f"the run directory {lack}: nothing trains, and what is queued is held"
         since = min(hold.time or snapshot.time for hold in held)
         age = max(0.0, snapshot.time - since)
         evidence.append(f"what is queued is held, for {duration(age)} now: {held[0].why}")
@@ -48,10 +54,10 @@ def directory_unseen(snapshot: Snapshot) -> Iterator[Finding]:
         title,
         evidence=(
             *evidence,
-            "a task that starts on a node without it ends at once and holds the rest; what is held stays held",
+            f"{there}; what is held stays held",
             "nothing was changed, and `tr11 launch` and `tr11 resume` refuse until it is there again",
         ),
-        fix=f"findmnt --target {shlex.quote(str(snapshot.run.directory))}",
+        fix=look,
         then=tuple(then),
         fault=fault,
     )

@@ -140,29 +140,33 @@ def observe(
     scheduler: Overview | Unknown,
     now: float | Moment,
     read_digests: bool = False,
+    silence: str = "",
 ) -> Snapshot:
     """One snapshot of the run. `scheduler` is Unknown where none could be had (the reason goes into
     the snapshot).
 
     `now` is the moment by the run's clock (`look_now`); a number is taken for that. `read_digests`
     also compares the newest checkpoint's digests with its manifest, which reads all its bytes.
+    `silence`: why the directory's file system does not answer; no file is read then.
     """
     if isinstance(now, Moment):
         moment = now
     else:
         moment = Moment(now)
-    submissions, submission_errors = files.read_submissions(directory)
+    submissions, submission_errors = (
+        (Unknown(silence), ()) if silence else files.read_submissions(directory)
+    )
     jobs, nodes = _ask(
         scheduler, {facts.name, *(entry.run for entry in known(submissions, ()) if entry.run)}
     )
     name = scheduler.name if not isinstance(scheduler, Unknown) else ""
-    unmounted = why_unmounted(directory, jobs, moment.time)
+    unmounted = silence or why_unmounted(directory, jobs, moment.time)
     if unmounted or not directory.exists:
         lack = f"{directory.root} is not there: nothing launched from here, or its file system is not mounted"
         why = Unknown(unmounted or lack)
         mine, namesakes = _split(jobs, Ownership(directory))
         blind = unseen(facts, moment, why)
-        switch = files.read_kill_switch(facts.kill_switch) or why
+        switch = why if silence else files.read_kill_switch(facts.kill_switch) or why
         return replace(
             blind,
             scheduler=name,
@@ -172,6 +176,7 @@ def observe(
             kill_switch=switch,
             clock_ahead=moment.ahead,
             unmounted=unmounted,
+            is_silent=bool(silence),
         )
     paths = directory.paths
     mine, namesakes = _split(jobs, Ownership(directory, known(submissions, ()), scheduler=name))

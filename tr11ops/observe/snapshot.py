@@ -311,8 +311,10 @@ class Snapshot(Record, kw_only=True, dict=True):
     origin: Observed[Origin | None] = None  # the checkpoint of another run that this one began with
     # since the oldest blame of a node that may still count
     readmissions: Observed[tuple[Readmission, ...]] = ()
-    # why the run directory seen here is not the one that the jobs were queued from; all is unknown
+    # why the run directory seen here is not the one that the jobs were queued from, or does not
+    # answer; all is unknown
     unmounted: str = ""
+    is_silent: bool = False  # it is `unmounted` as it does not answer
     # how often the watchdog did so in 24 hours; counted where the card lets it
     resubmitted: Observed[int] = 0
 

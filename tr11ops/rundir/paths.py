@@ -18,9 +18,11 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
+from tr11ops.base.deadline import SILENCE_SECONDS, within
+from tr11ops.base.errors import Late
 from tr11ops.cluster.arrays import COMMENT_PREFIX, array_number
 from tr11ops.cluster.base import Job
 from trainer.contract.checkpoint_names import checkpoint_steps
@@ -199,7 +201,11 @@ class RunDirectory(Record, dict=True):
         """Twelve hex digits that stand for this directory in a job's comment (the path itself may
         be long or odd).
         """
-        return hashlib.sha256(os.fsencode(os.path.realpath(self.root))).hexdigest()[:12]
+        try:
+            place = within(SILENCE_SECONDS, partial(os.path.realpath, self.root))
+        except Late:  # a link on the way is then not followed
+            place = str(self.root.absolute())
+        return hashlib.sha256(os.fsencode(place)).hexdigest()[:12]
 
     def comment(self, tag: str) -> str:
         """What a job of this run carries as its comment, so that it is found again whatever it is

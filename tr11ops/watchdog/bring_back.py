@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from tr11ops.alerts.changes import replies_folder
 from tr11ops.alerts.outbox import take_in
 from tr11ops.alerts.state import AlertState, merged
 from tr11ops.alerts.store import commit, read_alert_state
@@ -40,6 +42,7 @@ def bring_back(directory: RunDirectory) -> tuple[str, ...]:
                 return ()  # as before: anyone who must write says so
             _alerts(local, directory)
             take_in_rounds(directory, local)
+            _replies(replies_folder(local), replies_folder(directory))
             _rounds_output(cron_folder(local), cron_folder(directory))
             _journal(local.journal, directory.journal)
             return (
@@ -65,6 +68,15 @@ def _alerts(local: RunDirectory, directory: RunDirectory) -> None:
     with suppress(OSError):
         for path in versions.glob("claims/*"):
             path.unlink()
+
+
+def _replies(local: Path, home: Path) -> None:
+    """People's answers by file, those that wait and those that were obeyed."""
+    for path in local.rglob("*"):
+        if path.is_file():
+            target = home / path.relative_to(local)
+            make_shared(target.parent)
+            shutil.move(path, target)
 
 
 def _rounds_output(local: Path, home: Path) -> None:

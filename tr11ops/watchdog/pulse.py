@@ -227,6 +227,42 @@ def take_pulse(
     return replace(pulse, seconds=time.monotonic() - began)
 
 
+def tell_of_silence(
+    run: WatchedRun, silence: str, *, email: bool = True, dry_run: bool = False
+) -> Pulse:
+    """One pass over a run whose directory does not answer, as `silence` says: it is not touched,
+    nothing is done, and people are told.
+    """
+    began, notes = time.monotonic(), list[str]()
+    facts = facts_of(run.card, run.typed)
+    snapshot = observe(run.directory, facts, run.reader, time.time(), silence=silence)
+    findings = detect_all(snapshot)
+    verdict = judge(snapshot, findings)
+    reported = remarks(snapshot, findings, verdict, Unknown(silence))
+    alerts = None
+    if not dry_run:
+        alerts = _alert(
+            run,
+            findings,
+            snapshot=snapshot,
+            verdict=verdict,
+            email=email,
+            notes=notes,
+            situation=_condition_alone(verdict, snapshot),
+        )
+    return Pulse(
+        snapshot,
+        findings,
+        verdict=verdict,
+        reported=reported,
+        plan=Plan(),
+        lines=lines(snapshot, verdict, reported),
+        notes=tuple(notes),
+        alerts=alerts,
+        seconds=time.monotonic() - began,
+    )
+
+
 def _watchdog_lock(run: WatchedRun, notes: list[str]) -> tuple[WatchdogLock | None, str]:
     """A turn to act; or None, and what keeps this pass from acting. What damaged files were set
     aside is a note.
@@ -476,8 +512,7 @@ def _situation(
     """What the mails say of the run. The plan is that of this moment: what is told comes before
     what is done.
     """
-    from tr11ops.alerts.situation import RunSituation
-    from tr11ops.watchdog.situation import condition_of, situation_of
+    from tr11ops.watchdog.situation import situation_of
 
     try:
         return situation_of(
@@ -495,7 +530,14 @@ def _situation(
         Exception
     ) as error:  # no fault of the plan or the forecast may keep people from hearing of the run
         notes.append(f"the mails do not say how the run is doing: {cause(error)}")
-        return RunSituation(condition=condition_of(verdict, snapshot), knows_acts=False)
+        return _condition_alone(verdict, snapshot)
+
+
+def _condition_alone(verdict: Verdict, snapshot: Snapshot) -> RunSituation:
+    from tr11ops.alerts.situation import RunSituation
+    from tr11ops.watchdog.situation import condition_of
+
+    return RunSituation(condition=condition_of(verdict, snapshot), knows_acts=False)
 
 
 def _alert(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -185,6 +186,28 @@ def test_an_alert_is_mailed_once_and_its_incident_recorded(
     assert ledger.is_sound and sorted(opened) == ["slow-node", "stalled"]
     desk.look(NOON + 1200, finding())
     assert len(mailbox.mails) == 2 and not list(desk.folder_of("outbox").glob("*.json"))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_mail_names_the_folder_in_which_its_answer_is_read(
+    disk: Disk, mailbox: Mailbox, server: Server, fault: str
+) -> None:
+    """It named the one that takes nothing."""
+    desk = Office(disk.place, server.port, f'recipients=["{ANA}"]')
+    disk.break_as(fault)
+    desk.look(NOON, finding())
+    text = " ".join(mailbox.mails[0][1].get_body().get_content().split())
+    line, folder = re.findall(r"the line `(ack [^`]+)` into a file in (\S+)/ on ", text)[0]
+    for name in ("first", "second"):
+        Path(folder, name).write_text(f"{line} of the {name}\n")
+        if name == "first":
+            desk.look(NOON + 60, finding())
+            (shown,) = known(open_alerts(desk.directory), ())
+            assert shown.is_acknowledged
+    disk.heal(fault)
+    bring_back(desk.directory)
+    desk.look(NOON + 120, finding())
+    assert desk.files("replies/done") == ["first", "second"] and not Path(folder).exists()
 
 
 @pytest.mark.parametrize("fault", FAULTS)

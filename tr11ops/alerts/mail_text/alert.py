@@ -366,8 +366,11 @@ def _to_take_it_on(alerts: Sequence[Alert], policy: Policy) -> Iterator[str]:
     yield f"  {lines[-1]}"
     line = f"ack {alerts[0].fingerprint}"
     each = ", and a file for each other alert" if len(alerts) > 1 else ""
+    there, where = policy.directory, ""
+    if policy.kept_in:
+        there, where = policy.kept_in, f" on {policy.host}"
     yield from wrapped(
-        f"or write the line `{line}` into a file in {policy.directory}/state/alerts/replies/{each}"
+        f"or write the line `{line}` into a file in {there}/state/alerts/replies/{where}{each}"
     )
     yield "Replies to this mail are not read."
 
