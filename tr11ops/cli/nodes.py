@@ -252,12 +252,12 @@ def check(
                 days=days,
             )
             prolonged.append(entry.node)
+    failed: tuple[str, ...] = ()
     if readmitted:
-        failed = readmit(
+        done = readmit(
             nodes_context, readmitted, "its time was over, and it passed the health checks"
         )
-    else:
-        failed = []
+        readmitted, failed = list(done.nodes), done.failures
     tell_other_runs(nodes_context)
     if context.as_json:
         values = [result_values(entry) for entry in results]

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tr11ops.nodes.check import NodeCheck
+    from tr11ops.nodes.queue_exclusions import ExclusionResult
     from tr11ops.nodes.view import QueueChange
 
 NODES_HELP = "Names or host lists: jean-zay-iam[01-03]."
@@ -126,8 +127,8 @@ def exclude(
         return _outcome(
             context,
             "excluded",
-            names=names,
-            changes=changes,
+            names=done.nodes,
+            changes=done.changes,
             failed=done.failures,
             may_exclude=left,
         )
@@ -278,9 +279,11 @@ def include(
         _refuse_unfit(nodes_context, [entry for entry in results if entry.node not in may_come])
 
     def apply() -> Outcome:
-        failed = readmit(nodes_context, names, context.reason)
+        done = readmit(nodes_context, names, context.reason)
         tell_other_runs(nodes_context)
-        return _outcome(context, "included", names=names, changes=changes, failed=failed)
+        return _outcome(
+            context, "included", names=done.nodes, changes=done.changes, failed=done.failures
+        )
 
     change = Change(
         [
@@ -354,15 +357,13 @@ def let_in(nodes_context: NodesContext, results: Sequence[NodeCheck]) -> frozens
     return frozenset(found)
 
 
-def readmit(nodes_context: NodesContext, names: Sequence[str], why: str) -> list[str]:
-    """Take nodes off the ledger and off the queued work's lists; returns what could not be done."""
-    return list(
-        include_nodes(
-            nodes_context.directory,
-            names,
-            nodes_context.queue,
-            why=why,
-            owner=nodes_context.user,
-            then=NodeStanding.RETURNED,
-        ).failures
+def readmit(nodes_context: NodesContext, names: Sequence[str], why: str) -> ExclusionResult:
+    """Take nodes off the ledger and off the queued work's lists."""
+    return include_nodes(
+        nodes_context.directory,
+        names,
+        nodes_context.queue,
+        why=why,
+        owner=nodes_context.user,
+        then=NodeStanding.RETURNED,
     )

@@ -197,6 +197,16 @@ def test_never_below_what_the_run_needs(nodes, bench: LocalBench) -> None:
     assert listed(bench) == [ONE]
 
 
+def test_what_could_not_be_written_is_not_said_to_be_done(nodes, bench: LocalBench) -> None:
+    exclude(run_directory(bench), TWO, why="Xid 79", owner="tr11", days=3.5)
+    (written,) = (run_directory(bench).exclusions.with_suffix(".d")).glob("*.json")
+    written.write_text(json.dumps({**json.loads(written.read_text()), "schema": 99}))
+    for name, node, done in (("exclude", ONE, "excluded"), ("include", TWO, "included")):
+        answer = nodes(name, node, "--force", "--reason", "x", "--yes")
+        assert answer.code == 1 and "was written by a newer tr11" in answer.err
+        assert f"{done}: nothing" in answer.err + answer.out
+
+
 def test_exclude_tells_how_many_more_may_be_and_that_tr11_stops_at_the_cap(
     nodes, bench: LocalBench
 ) -> None:
