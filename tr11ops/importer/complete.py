@@ -133,8 +133,12 @@ def _redundant(builder: Builder) -> None:
             builder.drop(key, "zero is no warm-up, as without it")
     if builder.number("run.exit_interval") == 0:
         builder.drop("run.exit_interval", "zero is no exit, as without it")
-    if builder.number("precision.loss_scale") == 0:
+    scale = builder.number("precision.loss_scale")
+    if scale == 0:
         builder.drop("precision.loss_scale", "zero is a dynamic scale, as without it")
+    elif scale and builder.value("precision.dtype") != "fp16":
+        why = "without fp16 it changes nothing but rounding"
+        builder.drop("precision.loss_scale", why, LeftReason.DROPPED)
     if builder.value("schedule.decay_tokens") is not None:
         for key in ("schedule.decay_samples", "schedule.decay_iterations"):
             if key in builder.placed:

@@ -486,6 +486,9 @@ def import_text(
     if folder is not None:
         file_at = partial(text_beside, folder)
     script = read_shell(text, job_variables(directives), file_at)
+    if script.submitted:
+        directives = read_directives(script.submitted)
+        script = read_shell(text, job_variables(directives), file_at)
     launch = find_launch(script)
     file = find_deepspeed(script, launch)
     builder = Builder()

@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+from msgspec.structs import replace
+
 from tr11ops.base.errors import ScriptError
 from tr11ops.importer.expansion import Value, Variables, calculated, expand_text, expand_word
 from tr11ops.importer.lexer import REDIRECTIONS, Lexer, Literal, Operator, Part, ShellWord, Token
@@ -96,6 +98,8 @@ class Script:
     uncalled: dict[str, int] = field(default_factory=dict)
     # sourced files that are not at hand: (file, line)
     not_read: list[tuple[str, int]] = field(default_factory=list)
+    # the text of `sbatch <<END`, on its own lines
+    submitted: str = ""
 
 
 def read_shell(
@@ -287,19 +291,24 @@ class _Reader:
             return None
         if self.is_over:
             return None
-        line = self.tokens[self.position].line
+        line, before = self.tokens[self.position].line, len(self.script.commands)
         self.depth += 1
         if self.depth > DEEPEST_NESTING:
             raise ScriptError(line, "it is nested too deeply", "this is not a batch script")
         if opener in self.compounds:
             self.position += 1
             status = self.compounds[opener]()
-            while self.peek() in REDIRECTIONS:
-                is_document = self.take() in {"<<", "<<-"}
-                self.position += not is_document
+            while self.peek() in {*REDIRECTIONS, "1", "2"}:
+                has_target = self.take() not in {"<<", "<<-", "1", "2"}
+                self.position += has_target
         else:
             status = self.simple()
         self.depth -= 1
+        targets = _pipe_targets(self.tokens, self.position)
+        for index in range(before, len(self.script.commands)):
+            command = self.script.commands[index]
+            piped = command.piped_into or targets
+            self.script.commands[index] = replace(command, piped_into=piped)
         return status
 
     def read_if(self) -> None:
@@ -518,10 +527,15 @@ class _Reader:
         return all(name in self.variables.values and name not in self.unsure for name in names)
 
     def forget(self, names: Iterable[str]) -> None:
-        """These have values now that only a shell could tell."""
+        """These have values now that only a shell could tell; where it may not come here, those
+        before may be right.
+        """
         for name in names:
             if self.here is not False:
                 self.unsure.add(name)
+            if self.here is None and name.isidentifier() and name in self.variables.values:
+                line = self.tokens[self.position - 1].line
+                self.note(name, Traced.of(f"${name}", line, unknown=True), line, applied=False)
             if self.here is True:
                 self.variables.values.pop(name, None)
                 self.variables.removed.discard(name)
@@ -714,7 +728,6 @@ class _Reader:
             found,
             line,
             conditional=self.here is not True,
-            piped_into=_pipe_targets(self.tokens, self.position),
             outer=self.outer,
             used=used,
         )
@@ -811,8 +824,8 @@ class _Reader:
             self.script.files.append(WrittenFile(paths[-1], content, command.line))
 
     def launched_shell(self, command: ShellCommand, document: Operator | None) -> None:
-        """`bash -c TEXT`, `LAUNCHER ... -c TEXT`, `bash <<END` and `eval TEXT` are read in their
-        turn, with the same variables.
+        """`bash -c TEXT`, `LAUNCHER ... -c TEXT`, `bash <<END`, `sbatch <<END` and `eval TEXT` are
+        read in their turn, with the same variables.
         """
         texts = [word.text for word in command.words]
         inner: Traced | None = None
@@ -830,10 +843,13 @@ class _Reader:
                 and not name.startswith("python")
             )
             if argument and ((is_shell and re.fullmatch("-.*c", flag)) or is_passed_on):
-                inner = command.words[index + 2]
+                inner, document = command.words[index + 2], None
                 break
-            if document is not None and is_shell and (flag == "-s" or _are_options(behind)):
+            is_read = is_shell and (flag == "-s" or _are_options(behind))
+            if document is not None and (is_read or texts == ["sbatch"]):
                 inner = expand_text(document.body or (), self.variables, document.line)
+                if not is_shell:
+                    self.script.submitted = "\n" * document.line + inner.text
                 break
         if inner is None or not inner.text.strip():
             return
@@ -844,7 +860,9 @@ class _Reader:
         before = len(self.script.commands)
         lexer = Lexer(inner)
         tokens = lexer.tokens()
-        self.script.lost_comments += [comment for comment in lexer.comments if "--" in comment.text]
+        if document is None:
+            lost = [comment for comment in lexer.comments if "--" in comment.text]
+            self.script.lost_comments += lost
         self.shells += 1
         if command.name == "eval":
             self.read(tokens, command.words)

@@ -13,7 +13,7 @@ import pytest
 from tests.tr11ops.importer.old_scripts import minimal
 from tr11ops.base.errors import ScriptError
 from tr11ops.cli.main import execute
-from tr11ops.importer.importing import import_script
+from tr11ops.importer.importing import import_script, import_text
 
 SCRIPTS = Path(__file__).parents[2] / "data" / "slurm_scripts"
 BIG = str(SCRIPTS / "large-bf16.slurm")
@@ -154,6 +154,41 @@ def test_sourced_files_beside_the_script(tmp_path: Path) -> None:
     assert found.tables["slurm"]["setup"][0] == ". shape.sh"
 
 
+def test_a_text_that_a_script_submits_is_the_script() -> None:
+    """Its `#SBATCH` lines too, with what the shell around it puts into them."""
+    document = minimal("--lr $RATE", head="#SBATCH --nodes=$NODES")
+    for end in ("END", "'END'"):
+        text = f"#!/bin/bash\nNODES=2\nexport RATE=2e-4\nsbatch <<{end}\n{document}\nEND\n"
+        found = import_text(text, "old.slurm")
+        assert found.tables["slurm"]["time_limit"] == "1:00:00"
+        assert found.tables["schedule"]["learning_rate"] == 2e-4
+        assert (found.tables["slurm"].get("nodes") == 2) == (end == "END")
+        assert not any("comment" in item.what for item in found.defects)
+
+
+def test_what_read_may_change_is_told() -> None:
+    """In a condition the value before it was taken without a word."""
+    for way in ("read LR < f", "printf -v LR 3", "for LR in 1 2; do :; done", "((LR = $(date)))"):
+        before = f"LR=2e-4\nif [ -f f ]; then\n {way}\nfi"
+        found = import_text(minimal("--lr $LR", before=before), "old.slurm")
+        assert found.tables["schedule"]["learning_rate"] == 2e-4
+        (told,) = [item for item in found.unplaced if item.option == "LR"]
+        assert told.key == "schedule.learning_rate" and "value before it was taken" in told.why
+
+
+@pytest.mark.parametrize("dtype", ["--bf16", ""])
+def test_a_loss_scale_without_fp16_is_left_out(dtype: str) -> None:
+    """Megatron takes it and multiplies; the card refuses the key."""
+    script = minimal("--loss-scale 12")
+    found = import_text(script.replace("--bf16", dtype), "old.slurm")
+    assert "loss_scale" not in found.tables["precision"]
+    assert [item.why for item in found.unplaced if item.option == "--loss-scale"] == [
+        "without fp16 it changes nothing but rounding"
+    ]
+    kept = import_text(script.replace("--bf16", "--fp16"), "old.slurm")
+    assert kept.tables["precision"]["loss_scale"] == 12.0
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -162,7 +197,7 @@ def test_sourced_files_beside_the_script(tmp_path: Path) -> None:
             "nothing calls f of line 1",
         ),
         (". other.sh\n", "line 1 sources other.sh, which is not at hand"),
-        ("sbatch <<END\nsrun x\nEND\n", "line 1 submits another script"),
+        ("sbatch --wait -n 2 <<END\nsrun x\nEND\n", "line 1 submits another script"),
     ],
 )
 def test_why_there_is_no_training(tmp_path: Path, text: str, words: str) -> None:

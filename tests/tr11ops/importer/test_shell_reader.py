@@ -382,6 +382,24 @@ def test_what_is_compared(condition: str, holds: bool) -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        "use x 2>&1 | tee log",
+        "f() { use x; }\nf 2>&1 | tee log",
+        "f() { use x; }\ng() { f; }\nif true; then g; fi | tee -a log",
+        "{ echo a; use x; } |& tee log",
+        "(use x) | tee log",
+        "for i in 1; do use x; done 2>&1 | tee log",
+        "bash -c 'use x' | tee log",
+    ],
+)
+def test_a_pipe_behind_anything_is_the_command_s(text: str) -> None:
+    """The exit status of what it holds is lost as that of a command alone is."""
+    found = {one.piped_into for one in read_shell(f"{text}\nuse y").commands if one.name == "use"}
+    assert found == {("tee",), ()}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         'A=${A:-}\nif [ -z "$A" ]; then B=1; exit 1; fi\nuse x',  # of the environment
         "if [ $1 = x ]; then B=1; fi\nuse x",
         "A=$(date)\nif [ $A = x ]; then B=1; fi\nuse x",
