@@ -37,8 +37,10 @@ PERSON = "tests"
 # the site's health script fails on every node, and a worker's crash has the nodes checked
 CHECK_FAILS = "check-fails"
 # What cannot be done: mount without the right to; change a job that has lost a node, which Slurm
-# 22.05 refuses.
-NOT_NOW = ("right to mount", "DB index is being set", "Unexpected message received")
+# 22.05 refuses; kill the spare of a job that has lost them all.
+NOT_NOW = (
+    "right to mount", "DB index is being set", "Unexpected message received", "no spare node left",
+)  # fmt: skip
 LIMIT_LOWERED = "job-limit-lowered"
 SAVE_ERROR = "save-error"
 
@@ -130,10 +132,10 @@ class FaultJudge:
             self.bag = [kind for kind in KINDS for _ in range(kind.weight)]
             self.draw.shuffle(self.bag)
         fault = self.bag.pop()
-        where = self._place(fault)
         launches, before, began = len(self.run.launches()), self.iteration(), time.time()
         tasks, last = tasks_waiting(self.jobs()), self.run.attempts()[-1]
         try:
+            where = self._place(fault)
             target = self._inject(fault, where)
         except TwinError as error:
             if not any(words in str(error) for words in NOT_NOW):
@@ -190,7 +192,10 @@ class FaultJudge:
             return job.nodes[0]
         if fault.target == "spare":
             # the first runs the batch script, whether workers run on it or not
-            return self.draw.choice([name for name in job.nodes[1:] if name not in used])
+            spares = [name for name in job.nodes[1:] if name not in used]
+            if not spares:
+                raise TwinError("the job has no spare node left")
+            return self.draw.choice(spares)
         if fault.target == "elsewhere":
             return self.draw.choice(
                 [name for name in self.twin.plan.gpu_node_names if name not in job.nodes]
