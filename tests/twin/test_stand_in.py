@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
 import subprocess
 import sys
 import threading
@@ -27,7 +28,7 @@ from tr11ops.dialects.reading import step_record
 from tr11ops.runcard.card import RunCard, load_card, shipped_cards, shipped_folder
 from tr11ops.twin.faults import inject
 from tr11ops.twin.plan import TwinFolders, TwinPlan, TwinPorts, slurm_conf, twin_record
-from tr11ops.twin.stand_in import checkpoint
+from tr11ops.twin.stand_in import checkpoint, launcher
 from tr11ops.twin.stand_in.crew import RankLost, StandInGroup
 from tr11ops.twin.twin import Twin
 from trainer.config.card import CardError
@@ -390,6 +391,41 @@ class Rehearsal:
 
     def end(self, job: str) -> EndMarker | None:
         return EndMarker.read(self.card.paths.end_marker(job))
+
+
+def test_a_failure_is_told_while_a_worker_beside_it_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torchrun tells it: else the node agent could not end those that stay."""
+    is_told = tmp_path / "told"
+    said = b""
+
+    def keep(line: bytes) -> None:
+        nonlocal said
+        said += line
+        if b"failed (exitcode: 3) local_rank: 0" in line:
+            is_told.touch()
+
+    bodies = (
+        "print('no port', flush=True); sys.exit(3)",
+        "until(lambda: Path(sys.argv[1]).exists(), 'the word')",
+    )
+    start = "import sys; from pathlib import Path; from tests.waiting import until; "
+    ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    with selectors.DefaultSelector() as selector, monkeypatch.context() as patch:
+        patch.setattr(launcher, "_print", keep)
+        workers = []
+        for rank, body in enumerate(bodies):
+            reading, writing = os.pipe()
+            command = [sys.executable, "-c", f"{ignore}{start}{body}", str(is_told)]
+            process = subprocess.Popen(command, stdout=writing)
+            os.close(writing)
+            os.set_blocking(reading, False)
+            workers.append(launcher._Worker(rank, rank, process.pid, reading))
+            selector.register(reading, selectors.EVENT_READ, workers[-1])
+        assert launcher._watch(workers, selector, []) is workers[0]
+    assert [worker.status for worker in workers] == [3, 0]
+    assert said.index(b"[default0]:no port") < said.index(b"failed (exitcode: 3)")
 
 
 def test_no_step_is_lost_through_a_crash_a_stop_and_two_resumes(twin: Twin, tmp_path: Path) -> None:

@@ -77,7 +77,6 @@ def launch(card: Path, crowd: Crowd) -> int:
         failed = _watch(workers, selector, received)
         _drain(selector)
     if failed is not None:
-        _tell_failure(failed)
         return 1
     if received:
         return 128 + received[0]
@@ -118,8 +117,8 @@ def _become_worker(seat: Seat, output: int, parent: int) -> None:
 def _watch(
     workers: list[_Worker], selector: selectors.BaseSelector, received: list[int]
 ) -> _Worker | None:
-    """Pass lines on until all workers have ended; returns the one that failed first. A failure ends
-    the others.
+    """Pass lines on until all workers have ended; returns the one that failed first. A failure is
+    told at once, and ends the others.
     """
     failed: _Worker | None = None
     end_by: float | None = None
@@ -132,6 +131,8 @@ def _watch(
                 worker.status = os.waitstatus_to_exitcode(status)
                 if worker.status and failed is None and not received:
                     failed = worker
+                    _drain(selector)
+                    _tell_failure(failed)
         living = [worker for worker in workers if worker.status is None]
         if not living:
             return failed
@@ -175,8 +176,8 @@ def _pass_lines(selector: selectors.BaseSelector, seconds: float) -> int:
 
 
 def _drain(selector: selectors.BaseSelector) -> None:
-    """The last words of workers that have ended; a pipe that a grandchild keeps open is not waited
-    for.
+    """What workers have said so far, such as the last words of one that has ended; those that live
+    are not waited for.
     """
     while selector.get_map() and _pass_lines(selector, 0.0):
         pass
