@@ -272,10 +272,10 @@ def by_port(evidence: Evidence) -> Attribution | None:
     if holder:
         held = f"held by {holder}"
     else:
-        held = "held by a process that cannot be seen"
+        held = "taken, by whom is not known"
     summary = (
-        f"port {port} of {first.host} is {held}: end that, or remove slurm.master_port from the card, and each launch "
-        f"takes a free port ({first})"
+        f"port {port} of {first.host} is {held}: end that process, or remove slurm.master_port from the card, and each "
+        "launch takes a free port"
     )
     return _weighed(
         "port",
