@@ -155,6 +155,7 @@ def test_a_health_script_that_fails_everywhere_costs_no_node_and_no_task(stage: 
     failed = first["failed_checks"]["script:fans.sh"]
     assert len(failed) >= 2 and set(failed) <= set(first["nodes"]) == set(second["nodes"])
     assert first["failing_checks"] == second["left_out_checks"] == ["script:fans.sh"]
+    assert f"{first['failing_because']['script:fans.sh']}: it is not the nodes" == first["summary"]
     assert stage.attempts() == [attempt] and not read_version(stage.directory.exclusions).exclusions
     log = stage.paths.main_log.read_text()
     assert "health check script:fans.sh failed on" in log and "it is not the nodes" in log

@@ -403,6 +403,7 @@ class Controller:
             checkpoint_after=after.checkpoint,
             checked=checks.is_known,
             failing_checks=tuple(self._failing_checks),
+            failing_because=dict(self._failing_checks),
             older_checkpoint=older,
             restart=restart.answer.value,
             restart_confidence=restart.confidence,

@@ -100,7 +100,7 @@ class JobFollower:
             self._mitigation.queue_behind(ordering, allocation.job_id)
 
     def _see_to_loss(self, node: str, is_spare: bool) -> None:
-        words = f"{node} has left the job ({'a spare' if is_spare else 'it trains'}): the scheduler has lost it"
+        words = f"{node} has left the job ({'it is idle' if is_spare else 'it trains'}): the scheduler has lost it"
         self._tee.line(f"tr11: {words}")
         self._mitigation.note("node-lost", words, {"node": node})
         if node == self._observations.batch_host:

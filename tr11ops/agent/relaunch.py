@@ -259,8 +259,14 @@ def _why_no_nodes(last: FailedLaunch, situation: AllocationState) -> str:
 
 
 def _why_again(last: FailedLaunch, again: tuple[str, ...], situation: AllocationState) -> str:
+    left_out = f"without health check {', '.join(last.failing_checks)}, which fails everywhere"
     if last.kind is Kind.HEALTH_CHECK:
-        return f"without health check {', '.join(last.failing_checks)}, which fails everywhere"
+        return left_out
+    why = _why_these_nodes(last, again, situation)
+    return f"{why}, and {left_out}" if last.failing_checks else why
+
+
+def _why_these_nodes(last: FailedLaunch, again: tuple[str, ...], situation: AllocationState) -> str:
     if situation.may_reuse:
         return "on the same machine"
     if last.blamed:

@@ -58,8 +58,9 @@ class LaunchEnd(Record):
     `decision`: what followed, in one line. `older_checkpoint`: the step from which the training was
     to go on then, where launches that began from that of `began_at` ended at the iteration
     `reached` again and again. `failing_checks`: health checks that fail everywhere, and are left
-    out from then on. `suspects`: nodes that may be at fault, without proof. `fault` names the
-    fault, free of hosts and of what changes from one time to the next.
+    out from then on, each with what showed it; "" where an older tr11 wrote it. `suspects`: nodes
+    that may be at fault, without proof. `fault` names the fault, free of hosts and of what changes
+    from one time to the next.
     """
 
     job_id: str
@@ -71,7 +72,7 @@ class LaunchEnd(Record):
     reached: int | None = None
     began_at: int | None = None
     older_checkpoint: int | None = None
-    failing_checks: tuple[str, ...] = ()
+    failing_checks: Mapping[str, str] = field(default_factory=dict)
     suspects: tuple[str, ...] = ()
     fault: str = ""
 

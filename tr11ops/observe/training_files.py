@@ -297,7 +297,10 @@ def _ends_of(paths: RunPaths, job_id: str) -> Iterator[LaunchEnd]:
                 reached=_whole(value.get("reached")),
                 began_at=_whole(value.get("checkpoint_before")),
                 older_checkpoint=_whole(value.get("older_checkpoint")),
-                failing_checks=tuple(map(str, value.get("failing_checks") or ())),
+                failing_checks={
+                    str(name): str((value.get("failing_because") or {}).get(name, ""))
+                    for name in value.get("failing_checks") or ()
+                },
                 suspects=tuple(map(str, value.get("suspects") or ())),
                 fault=str(value.get("fault") or ""),
             )

@@ -174,8 +174,9 @@ class LaunchRecord(Record):
     `reached`: the last iteration that this very launch logged, None where it logged none. `checked`: whether nodes told
     how their health checks ended; `failed_checks`, `passed_checks`: nodes by check, for each that failed anywhere;
     `left_out_checks`: those that were not run, because they fail everywhere; `failing_checks`: those,
-    and what this launch has shown to fail everywhere. `older_checkpoint`: the step of an older checkpoint from which
-    the training then was to go on, because this fault came at one step again. `restart`: whether a plain restart helps
+    and what this launch has shown to fail everywhere; `failing_because`: by what each was shown
+    to, in words. `older_checkpoint`: the step of an older checkpoint from which the training then was to go on, because
+    this fault came at one step again. `restart`: whether a plain restart helps
     (plain, elsewhere, change, unknown, none), how sure that is, and why; "" where an older tr11 wrote it.
     `avoided`: those of the suspects that are not used any more while enough others are free.
     """
@@ -205,6 +206,7 @@ class LaunchRecord(Record):
     passed_checks: dict[str, list[str]] = field(default_factory=dict)
     left_out_checks: tuple[str, ...] = ()
     failing_checks: tuple[str, ...] = ()
+    failing_because: dict[str, str] = field(default_factory=dict)
     older_checkpoint: int | None = None
     restart: str = ""
     restart_confidence: Finite | None = None

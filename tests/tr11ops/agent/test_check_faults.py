@@ -163,6 +163,11 @@ def test_the_next_launch_goes_without_the_check_on_the_same_nodes() -> None:
     )
     decision = decide([last], allocation("ab"), BUDGET)
     assert decision == Relaunch(("a", "b"), "without health check fans, which fails everywhere")
+    both = FailedLaunch(("a", "b"), Kind.NODE, ("a",), failing_checks=("fans",))
+    decision = decide([both], allocation("abc"), BUDGET)
+    assert decision == Relaunch(
+        ("b", "c"), "without a, and without health check fans, which fails everywhere"
+    )
     # within the budget, as any other
     assert isinstance(decide([last] * 3, allocation("ab"), BUDGET), EndTask)
 

@@ -108,7 +108,11 @@ def with_steps(given: Snapshot) -> Snapshot:
 # launches that began from a whole checkpoint failed twice at one step; a later save ends the doubt
 FAILING = (
     LaunchEnd(
-        "1007", 1, NOW, "script:fans.sh failed on n[01-48]", failing_checks=("script:fans.sh",)
+        "1007",
+        1,
+        NOW,
+        "rank 3 died",
+        failing_checks={"script:fans.sh": "script:fans.sh failed on n[01-48]"},
     ),
 )
 DOUBTED = (
@@ -313,7 +317,7 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     ("a check fails everywhere", snapshot(launch_ends=FAILING), "check-failing", ["WARNING"]),
     (
         "of another attempt",
-        snapshot(launch_ends=(LaunchEnd("999", 1, NOW, failing_checks=("fans",)),)),
+        snapshot(launch_ends=(LaunchEnd("999", 1, NOW, failing_checks={"fans": ""}),)),
         "check-failing",
         [],
     ),

@@ -461,6 +461,17 @@ def test_severities_are_ordered() -> None:
     assert Severity.INFO < Severity.WARNING < Severity.CRITICAL
 
 
+def test_a_check_that_fails_everywhere_is_shown_by_its_own_failures() -> None:
+    """Not by what else ended that launch, or a later one."""
+    shown = {"script:fans.sh": "health check script:fans.sh failed on n[01-48]"}
+    ends = (
+        LaunchEnd("1007", 1, NOW - 60, "n02: health check disk: full", failing_checks=shown),
+        LaunchEnd("1007", 2, NOW, "rank 3 died", failing_checks=shown),
+    )
+    [finding] = found(snapshot(launch_ends=ends), "check-failing")
+    assert finding.evidence == tuple(shown.values())
+
+
 def test_a_fault_begins_where_its_evidence_has_it_begin() -> None:
     first, second = wordless("1006", age=20 * 60), wordless("1007", age=9 * 60)
     (finding,) = found(idle(attempts=(first, second)), "unfinished-end")
