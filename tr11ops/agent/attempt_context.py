@@ -222,7 +222,7 @@ class AttemptObservations:
                 for node in usable
                 if node in watched or may_start(words[node]) is StateAnswer.NO
             ),
-            suspected=frozenset(
+            suspected=tuple(
                 entry.node for entry in entries if entry.state != NodeStanding.RETURNED
             ),
             may_reuse=not context.swaps_nodes,
@@ -230,17 +230,17 @@ class AttemptObservations:
 
     def _on_record(self) -> tuple[frozenset[str], tuple[Exclusion, ...]]:
         """The nodes on the run's list, and what is on record of those to be used after the others:
-        suspects, what came back, and what other runs have. A list that cannot be read keeps no one
-        from training: it is said.
+        suspects, what came back, and what other runs have; the newest word last. A list that cannot
+        be read keeps no one from training: it is said.
         """
         directory = self._context.directory
         version = observed(lambda: read_version(directory.exclusions))
         if isinstance(version, Unknown):
             self._tee.line(f"tr11: the list of excluded nodes cannot be read: {version.why}")
             return frozenset(), ()
-        return frozenset(entry.node for entry in version.exclusions), (
-            *version.suspects,
-            *self.shared().entries,
+        watched = (*version.suspects, *self.shared().entries)
+        return frozenset(entry.node for entry in version.exclusions), tuple(
+            sorted(watched, key=lambda entry: entry.since or 0.0)
         )
 
     def shared(self) -> SharedWord:

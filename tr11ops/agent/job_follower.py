@@ -75,9 +75,8 @@ class JobFollower:
         except OSError as error:
             self._tee.line(f"tr11: the trainer cannot be told when to leave: {error}")
         if before is not None:
-            if leaves.time is None:
-                at = "by no clock"
-            else:
+            at = "by no clock"
+            if leaves.time is not None:
                 at = f"at {datetime.fromtimestamp(leaves.time):%H:%M:%S}"
             words = f"the trainer leaves {at} now" + (f": {leaves.why}" if leaves.why else "")
             self._tee.line(f"tr11: {words}")

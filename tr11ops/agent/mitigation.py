@@ -168,11 +168,12 @@ class Mitigation:
         return done
 
     def _suspect(self, found: Attribution) -> None:
+        """The newest suspicion of a node is the one on record; an exclusion stays."""
         now, fault = time.time(), family(found.fault)
 
         def change(version: Version) -> Version:
             for node in found.suspects:
-                if version.on_record(node) is None:
+                if version.find(node) is None:
                     fresh = Exclusion(
                         node,
                         found.summary,
@@ -184,7 +185,8 @@ class Mitigation:
                         state=NodeStanding.SUSPECT.value,
                         fault=fault,
                     )
-                    version = replace(version, suspects=(*version.suspects, fresh))
+                    others = version.without(node)
+                    version = replace(others, suspects=(*others.suspects, fresh))
             return version
 
         self._revise(change)

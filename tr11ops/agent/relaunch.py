@@ -62,7 +62,8 @@ class AllocationState(Record):
 
     `usable` are its nodes that may be started on, in the allocation's order; `reluctant` those of
     them to be used only when there are no others (the site wants them back, or something is on
-    record of them), `suspected` those that come last of all. `needed`: nodes of one launch.
+    record of them), `suspected` those that come last of all, the one that was accused last at the very end.
+    `needed`: nodes of one launch.
     `may_reuse`: the nodes are one machine's, so that none can be replaced by another.
     `seconds_left` is None without a limit.
     """
@@ -72,7 +73,7 @@ class AllocationState(Record):
     seconds_left: float | None
     seconds_needed: float
     reluctant: frozenset[str] = frozenset()
-    suspected: frozenset[str] = frozenset()
+    suspected: tuple[str, ...] = ()
     may_reuse: bool = False
 
 
@@ -197,18 +198,12 @@ def _next(history: Sequence[FailedLaunch], situation: AllocationState) -> Decisi
             *blamed_nodes(history),
             *(node for outcome in history for node in outcome.avoided),
         }
-    suspected = {
+    suspected = [
         node for outcome in history if outcome.kind in _SWAPPED for node in outcome.suspects
-    }
+    ]
     if last.older is not None:
-        suspected |= set(last.suspects)
-    # among suspects the one that was named first comes back first, whatever else is on record of
-    # them
-    wary = replace(
-        situation,
-        suspected=situation.suspected | suspected,
-        reluctant=situation.reluctant | suspected,
-    )
+        suspected += last.suspects
+    wary = _suspecting(situation, suspected)
     kept = [node for node in last.nodes if node not in suspected]
     others = [node for node in situation.usable if node not in last.suspects]
     again = _choose(wary, dict.fromkeys((*kept, *others)), avoid=blamed)
@@ -234,13 +229,10 @@ def _once_more_or_elsewhere(
     """After a fault that points to no node: a second try on the same nodes, then one on others."""
     last = history[-1]
     if _tries(history) < 2:
-        if last.kind is Kind.UNKNOWN:
-            unknown = "the cause is unknown"
-        else:
-            unknown = f"{last.kind}"
-        return Relaunch(again, f"{unknown}: once more on the same nodes")
+        cause = "the cause is unknown" if last.kind is Kind.UNKNOWN else last.kind
+        return Relaunch(again, f"{cause}: once more on the same nodes")
     # of two that are only to be used last, the one that was named now
-    wary = replace(situation, suspected=situation.suspected | set(last.suspects))
+    wary = _suspecting(situation, last.suspects)
     swapped = _choose(wary, _without(last.nodes, last.suspects, situation, blamed), avoid=blamed)
     if swapped is None or set(swapped) == set(last.nodes):
         return EndTask("it failed again, and there is no spare node to try instead")
@@ -306,11 +298,17 @@ def _without(
     return (*kept, *spares)
 
 
+def _suspecting(situation: AllocationState, named: Sequence[str]) -> AllocationState:
+    """The allocation where these, in the order in which they were named, are suspected too."""
+    latest_first = dict.fromkeys(reversed((*situation.suspected, *named)))
+    return replace(situation, suspected=tuple(reversed(latest_first)))
+
+
 def _choose(
     situation: AllocationState, preferred: Iterable[str], avoid: Iterable[str]
 ) -> tuple[str, ...] | None:
     """`needed` nodes in the allocation's order: the preferred ones first, the reluctant ones late,
-    suspects last.
+    suspects last, and of these the one last that was accused last.
     """
     preferred, barred = tuple(preferred), set(avoid)
     able = [node for node in situation.usable if node not in barred]
@@ -318,8 +316,16 @@ def _choose(
         return None
     order = {node: place for place, node in enumerate(situation.usable)}
     rank = {node: place for place, node in enumerate(preferred)}
-    late, last = situation.reluctant, situation.suspected
-    able.sort(key=lambda node: (node in last, node in late, rank.get(node, len(rank)), order[node]))
+    late = situation.reluctant
+    last = {node: place for place, node in enumerate(situation.suspected, start=1)}
+    able.sort(
+        key=lambda node: (
+            last.get(node, 0),
+            node in late,
+            rank.get(node, len(rank)),
+            order[node],
+        )
+    )
     return tuple(sorted(able[: situation.needed], key=order.__getitem__))
 
 

@@ -16,7 +16,7 @@ from tr11ops.base.errors import SchedulerError
 from tr11ops.cluster.base import Node
 from tr11ops.runcard.card import load_card, shipped_folder
 from tr11ops.rundir.exclusion import Exclusion, NodeStanding
-from tr11ops.rundir.exclusions import Version, exclude, include, ledger_text
+from tr11ops.rundir.exclusions import Version, exclude, include, ledger_text, revise
 from tr11ops.rundir.paths import RunDirectory
 
 NODES = tuple(f"n{number}" for number in range(1, 6))
@@ -97,11 +97,23 @@ def test_what_is_on_record_is_used_after_the_others(tmp_path: Path) -> None:
     )
     for _ in range(2):
         found = seen.situation()
-        assert (found.usable, found.reluctant, found.suspected) == (NODES[1:], {"n2", "n3"}, {"n3"})
+        assert (found.usable, found.reluctant, found.suspected) == (
+            NODES[1:],
+            {"n2", "n3"},
+            ("n3",),
+        )
     assert first_nodes(replace(found, needed=2)) == ("n4", "n5")
     assert first_nodes(replace(found, needed=3)) == ("n2", "n4", "n5")
     # the suspect comes last
     assert first_nodes(replace(found, usable=("n3", "n2", "n4"), needed=2)) == ("n2", "n4")
+    for node, since in (("n4", 5.0), ("n5", 4.0)):
+        new = Exclusion(node, "hung", "tr11", None, since=since, state=NodeStanding.SUSPECT.value)
+        revise(
+            directory, lambda version, new=new: replace(version, suspects=(*version.suspects, new))
+        )
+    found = seen.situation()
+    assert found.suspected == ("n3", "n5", "n4")  # as they were suspected
+    assert first_nodes(replace(found, needed=3)) == ("n2", "n3", "n5")
     assert log.read_text().count(f"what another run knows of nodes is unknown: {site}") == 1
 
 

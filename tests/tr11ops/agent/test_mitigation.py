@@ -35,8 +35,15 @@ from tr11ops.queue.held_jobs import held_jobs
 from tr11ops.queue.queued_jobs import PendingJobs
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.attempts import of_failure
-from tr11ops.rundir.exclusion import GOOD_SECONDS
-from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, INCLUDED, exclude, include, read_version
+from tr11ops.rundir.exclusion import GOOD_SECONDS, Exclusion
+from tr11ops.rundir.exclusions import (
+    AUTOMATIC_OWNER,
+    INCLUDED,
+    exclude,
+    include,
+    read_version,
+    revise,
+)
 from tr11ops.rundir.hold_store import forget_holds, held_by_tr11, read_holds
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory, parse_comment
@@ -95,6 +102,24 @@ def test_a_suspect_is_on_record_and_used_on_until_it_is_avoided(scene: Scene):
         ("x2", "avoid")
     ] and not version.suspects
     assert scene.excluded == ("x2", "x8")
+
+
+def test_the_newest_suspicion_of_a_node_is_on_record(scene: Scene):
+    """Also of one that came back. The count of good training begins again with it."""
+    known = [
+        Exclusion(
+            node, "before", "tr11", None, since=1.0, state=state, fault="hung", good_seconds=60.0
+        )
+        for node, state in (("x2", "suspect"), ("x4", "returned"), ("x5", "returned"))
+    ]
+    revise(scene.directory, lambda version: replace(version, suspects=tuple(known)))
+    scene.mitigation.exclude_nodes(replace(SUSPECTED, suspects=("x2", "x4")))
+    scene.mitigation.wait()
+    new, back, other = read_version(scene.directory.exclusions).suspects
+    for entry in (new, back):
+        assert (entry.state, entry.fault, entry.why) == ("suspect", "died", FOUND.summary)
+        assert entry.good_seconds == 0.0 and (entry.since or 0.0) > 1.0
+    assert other == known[2]
 
 
 def test_a_node_that_is_surely_bad_takes_the_place_of_one_that_is_avoided(scene: Scene):

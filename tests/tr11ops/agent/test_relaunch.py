@@ -90,8 +90,18 @@ def test_the_last_suspect_comes_after_all_that_are_to_be_used_last():
     assert relaunched(third) == ("x2", "x3", "x4", "x6")
     watched = replace(SITUATION, reluctant=frozenset({"x5", "x6"}))
     assert relaunched(decide([suspect("x2")], watched, BUDGET)) == ("x1", "x3", "x4", "x5")
-    known = replace(watched, suspected=frozenset({"x5"}))
+    known = replace(watched, suspected=("x5",))
     assert relaunched(decide([suspect("x2")], known, BUDGET)) == ("x1", "x3", "x4", "x6")
+
+
+def test_of_those_on_record_the_one_that_was_suspected_last_comes_last():
+    """Not the first in the allocation's order: the task before has waited for it in vain."""
+    known = replace(
+        SITUATION, suspected=("x5", "x4", "x1"), reluctant=frozenset({"x1", "x4", "x5"})
+    )
+    assert first_nodes(known) == ("x2", "x3", "x5", "x6")
+    hung = [unknown(("x2", "x3", "x5", "x6"), suspects=("x5",))] * 2
+    assert relaunched(decide(hung, known, BUDGET)) == ("x2", "x3", "x4", "x6")
 
 
 def test_more_bad_nodes_than_spares_end_the_task():
