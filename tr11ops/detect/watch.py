@@ -210,7 +210,7 @@ def check_failing(snapshot: Snapshot) -> Iterator[Finding]:
                 Severity.WARNING,
                 f"a health check fails everywhere and is left out: {', '.join(last.failing_checks)}",
                 subject=job.job_id,
-                evidence=tuple(filter(None, last.failing_checks.values())),
+                evidence=tuple(last.failing_checks.values()),
                 identity=tuple(sorted(last.failing_checks)),
                 fix=derived.command(snapshot, "nodes check"),
             )

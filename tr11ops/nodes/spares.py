@@ -18,11 +18,12 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
+from tr11ops.base.observed import known
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.slurm_command import client_environment
 from tr11ops.nodes.group_job import GroupRequest, group_test, outcome_of, unknown, words_of
 from tr11ops.nodes.search import GroupOutcome, GroupTest
-from tr11ops.rundir.attempts import LaunchRecord
+from tr11ops.observe.training_files import read_launch_nodes
 from trainer.contract.paths import RunPaths, read_attempt_label
 from trainer.contract.record import Record
 
@@ -33,13 +34,8 @@ Group = tuple[str, ...]
 
 def training_nodes(paths: RunPaths, job_id: str) -> frozenset[str] | None:
     """The nodes of the attempt's newest launch; None where that cannot be read, or none has begun."""
-    try:
-        launch = LaunchRecord.newest(paths.attempt(job_id))
-    except (OSError, ValueError, TypeError):
-        return None
-    if launch is None:
-        return None
-    return frozenset(launch.nodes)
+    nodes = known(read_launch_nodes(paths, job_id), None)
+    return None if nodes is None else frozenset(nodes)
 
 
 def spares_of(paths: RunPaths, jobs: Iterable[Job], user: str) -> dict[str, str]:

@@ -58,9 +58,8 @@ class LaunchEnd(Record):
     `decision`: what followed, in one line. `older_checkpoint`: the step from which the training was
     to go on then, where launches that began from that of `began_at` ended at the iteration
     `reached` again and again. `failing_checks`: health checks that fail everywhere, and are left
-    out from then on, each with what showed it; "" where an older tr11 wrote it. `suspects`: nodes
-    that may be at fault, without proof. `fault` names the fault, free of hosts and of what changes
-    from one time to the next.
+    out from then on, each with what showed it. `suspects`: nodes that may be at fault, without
+    proof. `fault` names the fault, free of hosts and of what changes from one time to the next.
     """
 
     job_id: str

@@ -27,6 +27,7 @@ from tr11ops.rundir.attempts import LaunchRecord
 from tr11ops.rundir.kept_stacks import KeptStacks, read_kept_stacks
 from trainer.contract.compute_record import ComputeTimes
 from trainer.contract.corruption import Suspect
+from trainer.contract.documents import read_record
 from trainer.contract.metrics_record import STEP, parse_record
 from trainer.contract.paths import RunPaths
 from trainer.contract.phases import PhaseRecord, parse_phase
@@ -285,28 +286,20 @@ def read_launch_ends(paths: RunPaths, job_id: str) -> Observed[tuple[LaunchEnd, 
 
 def _ends_of(paths: RunPaths, job_id: str) -> Iterator[LaunchEnd]:
     for path in (paths.attempt(job_id) / "launches").glob("*.json"):
-        value = read_json(path) or {}
-        if value.get("end") is not None:
+        record = read_record(LaunchRecord, path, "a launch")
+        if record is not None and record.end is not None:
             yield LaunchEnd(
                 job_id,
-                int(value["launch"]),
-                time=float(value["end"]),
-                why=str(value.get("summary") or value.get("cause") or ""),
-                decision=str(value.get("decision") or ""),
-                blamed=tuple(map(str, value.get("blamed") or ())),
-                reached=_whole(value.get("reached")),
-                began_at=_whole(value.get("checkpoint_before")),
-                older_checkpoint=_whole(value.get("older_checkpoint")),
-                failing_checks={
-                    str(name): str((value.get("failing_because") or {}).get(name, ""))
-                    for name in value.get("failing_checks") or ()
-                },
-                suspects=tuple(map(str, value.get("suspects") or ())),
-                fault=str(value.get("fault") or ""),
+                record.launch,
+                time=record.end,
+                why=record.summary or record.cause,
+                decision=record.decision,
+                blamed=record.blamed,
+                reached=record.reached,
+                began_at=record.checkpoint_before,
+                older_checkpoint=record.older_checkpoint,
+                failing_checks=record.failing_because
+                or dict.fromkeys(record.failing_checks, record.summary),
+                suspects=record.suspects,
+                fault=record.fault,
             )
-
-
-def _whole(value: object) -> int | None:
-    if isinstance(value, int):
-        return value
-    return None

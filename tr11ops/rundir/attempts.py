@@ -20,7 +20,6 @@ from trainer.contract.documents import document, read_record, record_of
 from trainer.contract.end_marker import EXIT_ERROR, EXIT_HELD, EndMarker, exit_code
 from trainer.contract.files import write_json
 from trainer.contract.record import Finite, Record
-from trainer.contract.state_file import read_json
 
 # ---------------------------------------------------------------- software, in attempt.json
 
@@ -219,8 +218,8 @@ class LaunchRecord(Record):
 
     @classmethod
     def newest(cls, attempt: Path) -> LaunchRecord | None:
-        """The attempt's newest launch, None where none has begun. Raises OSError; ValueError and
-        TypeError where it is no record.
+        """The attempt's newest launch, None where none has begun. Raises OSError; ValueError where it
+        is no record.
         """
         try:
             names = [
@@ -231,7 +230,7 @@ class LaunchRecord(Record):
         numbers = [int(name) for name in names if name.isdecimal()]
         if not numbers:
             return None
-        return cls.of(read_json(cls.path(attempt, max(numbers))) or {})
+        return read_record(cls, cls.path(attempt, max(numbers)), "a launch")
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> LaunchRecord:

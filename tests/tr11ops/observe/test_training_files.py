@@ -293,7 +293,7 @@ def test_the_ends_of_launches(paths: RunPaths) -> None:
     for launch, end in ((1, 50.0), (2, 90.0), (3, None)):
         write_json(
             paths.attempt("7") / "launches" / f"{launch}.json",
-            {"launch": launch, "start": 1.0, "end": end},
+            {"launch": launch, "nodes": ["n1"], "start": 1.0, "end": end},
         )
     found = read_launch_ends(paths, "7")
     assert isinstance(found, tuple)

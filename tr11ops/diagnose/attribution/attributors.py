@@ -264,15 +264,9 @@ def by_port(evidence: Evidence) -> Attribution | None:
     if holder:
         said.append(f"{first.host}: the port is held by {holder}")
     if port is None:
-        if holder:
-            summary = f"{first}; held by {holder}"
-        else:
-            summary = str(first)
+        summary = f"{first}; held by {holder}" if holder else str(first)
         return _weighed("port", Kind.PORT, summary, evidence=tuple(said), fault="port taken")
-    if holder:
-        held = f"held by {holder}"
-    else:
-        held = "taken, by whom is not known"
+    held = f"held by {holder}" if holder else "taken, by whom is not known"
     summary = (
         f"port {port} of {first.host} is {held}: end that process, or remove slurm.master_port from the card, and each "
         "launch takes a free port"
