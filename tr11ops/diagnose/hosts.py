@@ -30,7 +30,7 @@ STATUS = (  # what came out of a check
 _HOST = r"[A-Za-z][A-Za-z0-9.-]*\d[A-Za-z0-9-]*"
 _NAME = re.compile(rf"(?<![\w./:=@-]){_HOST}(?![\w/@=])")
 _NO_HOST = re.compile(
-    r"gpu[-_]?\d{1,2}|(?:rank|cuda|default|step|epoch|layer|stage|iter|iteration|mlx|numa|attempt|try|retry|seed|port|process|task|pid"
+    r"gpu[-_]?\d{1,2}|(?:rank|cuda|default|step|epoch|layer|stream|queue|stage|iter|iteration|mlx|numa|attempt|try|retry|seed|port|process|task|pid"
     r"|thread|shard|part|chunk|file|line|block|bucket|group|device|card|version|phase|level|trainer|actor|learner|rollout|replica|role)[-_]?\d[\w.-]*"
     r"|(?:ib|eth|ens|nvme|sd|dp|tp|pp|ep|cp|pg|fp|bf|int|float|sha|python|cpu|hfi|cxi|efa|rdmap|lo|md|utf|dev|bond"
     r"|torch|glibc|libc|nccl|top|p|cu|sm|rocm)\d[\w.-]*"
@@ -39,7 +39,11 @@ _NO_HOST = re.compile(
     re.IGNORECASE,
 )
 _COLUMN = re.compile(
-    rf"^\s{{0,4}}(?:\[[a-z][\w-]{{0,15}}\] (?P<tagged>{_HOST})(?=[ :|])|\[?(?P<host>{_HOST})(?:\]:?|:| +\|) +\S)"
+    rf"^\s{{0,4}}(?:\[[a-z][\w-]{{0,15}}\] (?P<tagged>{_HOST})(?=[ :|])"
+    rf"|[\[(<{{]?(?:(?:std)?(?:err|out) |\d{{1,6}}[@/])?(?P<host>{_HOST})"
+    r"(?:\]\[|[/:@ ](?:local_?)?(?:rank ?)?\d{1,6}|[/: .](?:std)?(?:err|out))?"
+    r"(?:[\]>)}]:?|:| +\|) *\S"
+    rf"|(?P<bare>{_HOST}) +(?:[IWEFD]|INFO|WARN(?:ING)?|ERROR|DEBUG|FATAL|CRITICAL|[a-z][\w.-]{{1,30}}\[\d+\]:) +\S)"
 )
 _ROW = re.compile(  # of a table of hosts: what came out may stand before the name
     rf"^[\s|+*-]{{0,8}}(?:\W{{0,2}}{STATUS}\W{{1,8}})?(?P<host>{_HOST})(?:\s{{2,}}|\s*[|,;\t]\s*|\s+{STATUS}\b)\S?"
@@ -51,7 +55,7 @@ _LIST = re.compile(
 )
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _CLOCK = re.compile(
-    r"\bt=\d+(?:\.\d+)?s? |\W{0,2}(?:\d{4}[-/]\d\d[-/]\d\d[T ])?\b\d\d:\d\d:\d\d[.,\dZ]*\]? ?"
+    r"\bt=\d+(?:\.\d+)?s? |[\[(<]{0,2}(?:\d{4}[-/]\d\d[-/]\d\d[T ])?\b\d\d:\d\d:\d\d[.,\dZ]*\]? ?"
 )
 _MISSING = re.compile(
     r"\b(?:FAIL(?:ED|URE|S)?|[Ff]ail(?:ed|s|ure)?|NOT|not|NO|[Mm]issing|MISSING|DOWN|[Dd]own|ERROR|[Ee]rror|[Uu]nhealthy"
@@ -156,17 +160,38 @@ _ALIASES = (  # what else a machine is called: its address, the pod that runs on
         r"^(?P<alias>[a-z][\w.-]*)\s+\d+/\d+\s+[A-Z]\w+\s+(?:\d+\s+)?(?:\(\S+ ago\)\s+)?(?:[\dhdms]{2,12}\s+)?"
         rf"(?P<host>{_HOST}|[a-z][a-z0-9]*(?:-[a-z0-9]+)+)(?:\s+<none>)*\s*$"
     ),
+    re.compile(  # pods with their addresses, and with the machines of them
+        rf"^[a-z][\w.-]*\s+\d+/\d+\s+[A-Z]\w+\s+\d+ .*?\s(?P<alias>{_ADDRESS})\s+(?!<none>)(?P<host>{_MACHINE})(?:\s|$)"
+    ),
+    re.compile(
+        rf"^(?P<host>[a-z][\w.-]*)\s+\d+/\d+\s+[A-Z]\w+\s+\d+ .*?\s(?P<alias>{_ADDRESS})\s*$"
+    ),
+    re.compile(  # machines, as kubectl lists them
+        rf"^(?P<host>{_HOST})\s+(?:Not)?Ready\S*\s.*?\sv\d\S*\s+(?P<alias>{_ADDRESS})(?:\s|$)"
+    ),
+    re.compile(rf"^(?P<alias>{_ADDRESS})\s+(?P<host>{_HOST})(?:\s+{_HOST})*\s*$"),  # /etc/hosts
+    re.compile(rf"\bNodeAddr=(?P<alias>{_ADDRESS}) NodeHostName=(?P<host>{_HOST})\b"),
     re.compile(  # a pod's own words
         rf"^\[pod/(?P<alias>[\w.-]+)[\]/].{{0,300}}\((?:node|host)[ =:](?P<host>{_MACHINE})\)"
     ),
 )
-_HEADING = re.compile(
-    rf"^\s*(?:[-=#>*]{{1,8}} ?)?(?:(?i:job|run|task) #?[\d_]+ on (?:node |host )?(?P<host>{_HOST})\b"
-    rf"|(?:.{{0,40}}\W)?(?:cron|crond|launcher|submitter) on (?:node |host )?(?P<a>{_HOST})\b"
-    rf"|\W{{0,2}}(?:cron|launcher|submitter)\W{{1,3}}(?:on )?host (?P<b>{_HOST})\b)"
+HEADING = re.compile(
+    rf"^\s*(?:[-=#>*]{{1,8}} ?)?(?:(?i:job|run|task) #?[\d_]+ on (?:node |host )?({_HOST})\b"
+    rf"|(?:.{{0,40}}\W)?(?:cron|crond|launcher|submitter) on (?:node |host )?({_HOST})\b"
+    rf"|\W{{0,2}}(?:cron|launcher|submitter)\W{{1,3}}(?:on )?host ({_HOST})\b)"
 )
-_PROMPT = re.compile(
-    rf"(?:\([\w.-]{{1,30}}\) ?)?\[?(?:[a-z_][\w.-]{{0,31}}@)?(?P<host>{_HOST})(?:[: ][~/\w.-]{{0,80}})?\]? ?[$#] "
+PROMPT = re.compile(
+    rf"^(?:\([\w.-]{{1,30}}\) ?)?\[?(?:[a-z_][\w.-]{{0,31}}@)?({_HOST})(?:[: ][~/\w.-]{{0,80}})?\]? ?[$#] "
+)
+_ASKED = (
+    r"(?:sudo )?(?:nvidia-smi|rocm-smi|npu-smi|dmesg|journalctl|ibstat\w*|ibv_devinfo|dcgmi|ipmitool|lspci"
+    r"|mlxlink|ethtool)"
+)
+OF_A_NODE = re.compile(  # what a node was asked
+    rf"\b(?:ssh|srun|pdsh|clush|rsh|kubectl)\b.{{0,60}}?[ =@]({_HOST})\b.{{0,40}}?{_ASKED}\b"
+    rf"|\b{_ASKED}\b.{{0,60}}?\b(?:on|from|of)(?: node| host)? ({_HOST})\b"
+    rf"|\b({_HOST})\b\W{{1,6}}{_ASKED}\b"
+    rf"|^\W{{0,8}}(?i:post-?mortem|diagnostics?|node|host)\b.{{0,24}}?\b({_HOST})\W{{0,8}}$|^={{2,}} ({_HOST}) ={{2,}}$"
 )
 _NAMED_BY_ADDRESS = re.compile(
     r"(?<![\w.-])ip-(\d{1,3})-(\d{1,3})-(\d{1,3})-(\d{1,3})(?![\w-])(?:\.[\w-]+)*"
@@ -217,7 +242,7 @@ def hosts_in_columns(heads: Sequence[LogHead]) -> frozenset[str]:
     for head in heads:
         for _, line in _lines(head):
             found = _COLUMN.match(_CLOCK.sub(" ", line))
-            host = "" if found is None else found["host"] or found["tagged"]
+            host = "" if found is None else found[found.lastgroup or 0]
             if host and _is_host(host):
                 of_kind.setdefault(_NUMBER.sub("#", host), set()).add(host)
     return frozenset(
@@ -335,26 +360,17 @@ def machines_of(heads: Sequence[LogHead]) -> Mapping[str, str]:
     }
 
 
-def sections(heads: Sequence[LogHead]) -> list[tuple[str, int, str]]:
-    """(file, line, host) of each heading that says on which host that was printed which follows."""
+def marked_hosts(heads: Sequence[LogHead], mark: re.Pattern[str]) -> list[tuple[str, int, str]]:
+    """(file, line, host) of each line that says on which host that was printed which follows: a heading,
+    or a shell's prompt.
+    """
     found = []
     for head in heads:
         for number, line in _lines(head):
-            match = _HEADING.search(_CLOCK.sub(" ", line))
-            host = "" if match is None else match["host"] or match["a"] or match["b"]
+            match = mark.search(_CLOCK.sub(" ", line))
+            host = "" if match is None else next(filter(None, match.groups()))
             if host and _is_host(host):
                 found.append((head.file, number, host))
-    return found
-
-
-def shells(heads: Sequence[LogHead]) -> list[tuple[str, int, str]]:
-    """(file, line, host) of each prompt of a shell that names its host: `n1$ sbatch`, `[u@n1 d]$`."""
-    found = []
-    for head in heads:
-        for number, line in _lines(head):
-            match = _PROMPT.match(line)
-            if match is not None and _is_host(match["host"]):
-                found.append((head.file, number, match["host"]))
     return found
 
 

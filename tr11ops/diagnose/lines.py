@@ -106,6 +106,13 @@ _PREFIXES = (
     re.compile(r"\[[A-Z][a-z]{2} (?P<mon>\w{3}) +(?P<day>\d{1,2}) (?P<clock>[\d:]{8}) \d{4}\]\s*"),
     re.compile(rf"(?!\d{{4}}-){_HOST}:\d+:\d+ \[(?P<local_rank>\d+)\] "),  # NCCL's own
     re.compile(r"\[(?P<node>(?:node|host)-?[\w.-]*\d)\] "),
+    re.compile(  # any name before a kernel's words
+        rf"[\[(<](?P<node>{_NAME_OR_ADDRESS})[\])>]:? (?=(?:\[ *[\d.]+\] ?)?"
+        r"(?:kernel: |NVRM: |nvidia-nv|mlx5_core |EDAC |mce: |pcieport ))"
+    ),
+    re.compile(  # the Neuron runtime's
+        r"\d{4}-[A-Z][a-z]{2}-\d\d \d\d:\d\d:\d\d\.\d+ +\d+:\d+ +(?:ERROR|WARN\w*|INFO) +\w+:\w+ +(?=Nodename: )"
+    ),
     re.compile(r"\[(?P<node>[A-Za-z][\w.-]*\d[\w.-]*):\d+\] "),  # MPI's
     re.compile(r"slurmstepd-(?P<node>[\w.-]+): (?:error: )?"),
     re.compile(r"slurm(?:d|stepd)\[(?P<node>[A-Za-z][\w.-]*)\]: "),

@@ -14,7 +14,7 @@ from tr11ops.diagnose.sighting import Sighting
 from tr11ops.diagnose.signature import FaultClass, Role
 
 FEWEST_WITNESSES = 2
-_OF_ONE_MACHINE = frozenset({"memory-held", "nvls-memory"})
+_OF_ONE_MACHINE = frozenset({"memory-held", "device-held", "nvls-memory"})
 SETTINGS = "nccl-network-settings"
 DRIVERS = frozenset(
     {

@@ -17,15 +17,17 @@ from tr11ops.diagnose.attribution.names import (
 )
 from tr11ops.diagnose.diagnosis import QuotedLine
 from tr11ops.diagnose.hosts import (
+    HEADING,
+    OF_A_NODE,
+    PROMPT,
     STATUS,
     hosts_in_columns,
     hosts_in_lists,
     hosts_in_tables,
     hosts_of_ranks,
     machines_of,
-    sections,
+    marked_hosts,
     shared_mounts,
-    shells,
 )
 from tr11ops.diagnose.sighting import LogLaunch, Sighting, WorkerFailure
 from tr11ops.diagnose.signature import NodeBlame, Role
@@ -37,15 +39,21 @@ RANKS_OF_A_NODE = (4, 8, 16)
 GPUS_OF_A_NODE = 8
 FACTS = 2  # which say that a name is a machine's, before that machine may be excluded
 SCHEDULERS = frozenset({"slurm", "slurm_reasons", "ray", "kubernetes"})
+_ASKED_OF_NODES = frozenset({"asked", "cuda", "xid", "monitors"})
 HEAD_CHARACTERS = 90  # in which the host of a line stands
 _WORKER_LOG = re.compile(r"(?:^|/)workers/(?P<node>[^/]+)/rank-(?P<rank>\d+)\.log$")
 _ANY_NUMBER = re.compile(r"\d+")
 _DAEMONS = (
     r"(?:dmesg|syslog|kern(?:el)?(?:\.log)?|messages|journal(?:ctl)?|slurmd|console"
-    r"|nvidia-bug-report|node-?monitor|(?:nv-?)?fabric-?manager)"
+    r"|nvidia-bug-report|nvidia-smi|ipmi(?:tool)?(?:[-_]?sel)?|bmc|node-?monitor|(?:nv-?)?fabric-?manager)"
 )
 _DAEMON_LOG = re.compile(
     rf"(?:^|[._/-]){_DAEMONS}[._-](?!{_DAEMONS}[._-])(?P<node>(?=[\w-]*[A-Za-z])[A-Za-z0-9][\w-]*?\d[\w-]*?|[a-z]+-[a-z])"
+    rf"(?:[._-]{_DAEMONS})?(?:\.(?:txt|log|out|err|gz|zst|bz2|xz|\d{{1,4}}))*$"
+)
+_NODES_LOG = re.compile(  # the same with the node first
+    r"^(?!(?:job|attempt|run|case|test|gpu|step|rank|incident|slurm|log|part|file|day|try|exp|v)[-_]?\d)"
+    rf"(?P<node>(?=[\w-]*\d)[A-Za-z][\w-]*?)(?:\.[A-Za-z][\w-]*)*?[._-]{_DAEMONS}"
     rf"(?:[._-]{_DAEMONS})?(?:\.(?:txt|log|out|err|gz|zst|bz2|xz|\d{{1,4}}))*$"
 )
 _OF_DAEMONS = re.compile(rf"(?:^|[._-]){_DAEMONS}(?:[._-]|$)")
@@ -61,7 +69,7 @@ _OWN_HOST = re.compile(
 _NAME = re.compile(r"(?<![\w./-])[A-Za-z0-9][\w.-]*(?<![.-])")
 # what may stand before a host in a line: times, numbers, tags of ranks, levels, who watches it
 _HEAD = re.compile(
-    rf"(?:\[[a-z][\w-]{{0,15}}\] |[^A-Za-z]|(?<=\d)[TZ]|\b{STATUS}(?![A-Za-z])"
+    rf"(?:\[[a-z][\w-]{{0,15}}\] |[^A-Za-z]|\b(?:std)?(?:err|out)\b|(?<=\d)[TZ]|\b{STATUS}(?![A-Za-z])"
     r"|\bt(?==\d)|\b(?:rank|default|[Rr]ank|Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct"
     r"|Nov|Dec|INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|UTC|kernel|dmesg|epilog|prolog|nhc|NHC|dcgm\w*|node|host|health|check"
     r"|agent|monitor)(?![A-Za-z]))*"
@@ -107,8 +115,8 @@ def node_of_daemons_log(file: str, nodes: Collection[str]) -> str | None:
     }
     if known:
         return max(known, key=len)
-    match = _DAEMON_LOG.search(name)
-    if match:
+    match = _DAEMON_LOG.search(name) or _NODES_LOG.search(name)
+    if match and not is_device(match["node"]):
         return match["node"]
     return None
 
@@ -137,7 +145,7 @@ class LaunchPlaces:
         self.in_columns = hosts_in_columns(launch.heads) | hosts_in_tables(launch.heads)
         self.machines = machines_of(launch.heads)
         self._hosts |= self.in_columns | hosts_in_lists(launch.heads)
-        self._sections = sections(launch.heads)
+        self._sections = marked_hosts(launch.heads, HEADING)
         self._hosts = {host for host in self._hosts if not is_this_machine(host)}
         self._of_rank: dict[int, str] = {}
         for report in self._reports:
@@ -252,6 +260,8 @@ class LaunchPlaces:
         if node is None:
             node = self._by_section(one)
             is_own = False
+        if node is None and one.signature.family in _ASKED_OF_NODES:
+            node = _above(one, marked_hosts(self._launch.heads, OF_A_NODE))
         if node is None:
             node = self._only_node()
             is_own = node is not None
@@ -490,14 +500,7 @@ class LaunchPlaces:
 
     def shell_of(self, one: Sighting) -> str | None:
         """The host of the shell that was asked for what a line answers, by the prompt above it."""
-        above = [
-            host
-            for file, number, host in shells(self._launch.heads)
-            if file == one.file and number < one.line_number
-        ]
-        if above:
-            return above[-1]
-        return None
+        return _above(one, marked_hosts(self._launch.heads, PROMPT))
 
     def _by_section(self, one: Sighting) -> str | None:
         """The host of the part of a log in which a line stands, by the heading above it; None where
@@ -505,14 +508,7 @@ class LaunchPlaces:
         """
         if not self._is_small() or not self._hosts <= {host for _, _, host in self._sections}:
             return None
-        above = [
-            host
-            for file, number, host in self._sections
-            if file == one.file and number < one.line_number
-        ]
-        if not above:
-            return None
-        return above[-1]
+        return _above(one, self._sections)
 
     def _by_first_exit(self) -> str | None:
         """The node of the first task that srun saw fail: a guess, where several nodes are told of."""
@@ -522,6 +518,12 @@ class LaunchPlaces:
         ):
             return _node_named(self._exits[0])
         return None
+
+
+def _above(one: Sighting, marks: Sequence[tuple[str, int, str]]) -> str | None:
+    """The host that the last mark above a line names."""
+    above = [host for file, at, host in marks if file == one.file and at < one.line_number]
+    return next(reversed(above), None)
 
 
 def _node_named(one: Sighting) -> str | None:

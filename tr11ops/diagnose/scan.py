@@ -82,7 +82,7 @@ _RETRIED = re.compile(
 # the levels of Python, glog, TensorFlow, NeMo and NCCL; NCCL's WARN is its word for an error
 _MILD = re.compile(
     r"\[(?:INFO|DEBUG)\]|\b(?:INFO|DEBUG)(?::(?! task \S+ blocked)| *[|-] )|- (?:INFO|DEBUG) -"
-    r"|(?<!NCCL )(?<!=)\bWARN(?:ING)?\b|Warning: |(?<!kern: )\bwarning: |\bNCCL (?:INFO|TRACE) "
+    r"|(?<![A-Z]CCL )(?<!CCOM )(?<!=)\bWARN(?:ING)?\b|Warning: |(?<!kern: )\bwarning: |\bNCCL (?:INFO|TRACE) "
     r"|(?:^|[\s:\[])[IW]\d{4} (?:[\w.-]{1,40} )?\d\d:\d\d|\[[IW] [\w./]{1,80}\.\w{1,3}:\d"
     r"|^\[[IW] \w{1,40}\]|: [IW] [a-z_]{1,20}/|\[NeMo [IW] |\bfall(?:s|ing)? back (?:to|on)\b"
 )

@@ -61,7 +61,7 @@ def test_classes_lines_and_no_false_certainty(labels: str) -> None:
         ("six", 130, Most(2, 4, 0, 6)),
         ("seven", 143, Most(5, 7, 0, 4)),
         ("eight", 115, Most(1, 5, 0, 2)),
-        ("nine", 80, Most(1, 5, 1, 1)),
+        ("nine", 80, Most(0, 3, 0, 0)),
     ],
 )
 def test_incidents_of_a_stranger_with_nodes_and_restarts(

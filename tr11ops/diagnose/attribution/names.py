@@ -21,7 +21,7 @@ _RANK = re.compile(r"\brank (?:#)?(\d+)\b")
 _INTERFACE = re.compile(r"(?<=[\w])-(?:ib|hsn|opa|eth|en|bond|roce|mlx)\d*$", re.IGNORECASE)
 
 
-# What a kernel, a driver or a container's runtime calls things: of no machine, whatever its number.
+# What a kernel, a driver, a container's runtime or a trainer calls things: of no machine, whatever its number.
 _DEVICE = re.compile(
     r"(?:nvidia-)?nvswitch\d+|nvidia\d+|nvlink\d+|GPU-[0-9a-f-]{8,}|MIG-[0-9a-f-]{8,}|cuda:?\d+|card\d+"
     r"|renderD\d+|accel\d+|davinci\d+|npu[-_]?\d{1,2}|hl\d+|mlx\d+(?:_[\w:.]+)?|ib\d+|ibp\w+|ibs\d\w*|eth\d+|en[opsx]\d\w*"
@@ -29,7 +29,8 @@ _DEVICE = re.compile(
     r"|roce\w*\d|bnxt_\w+|irdma\d+|opap\w+|tun\d+|tap\d+|lo\d?|nvme\d+(?:n\d+)?(?:p\d+)?|sd[a-z]{1,2}\d*|md\d+|dm-\d+|loop\d+"
     r"|zram\d+|raid\d+|ata\d+(?:\.\d+)?|scsi\d+|usb\d+|tty\w*\d|fb\d+|hwmon\d+|thermal\w*\d+|rtc\d+|numa\d+|mc\d+"
     r"|nfs\d|ext\d|xfs\d?|cgroups?\d|ipv?\d|tcp\d|udp\d|sha\d+|md5|crc\w*\d+|python\d[\d.]*|x86\w*|e1000e?|i40e|bnx2x?"
-    r"|rank[-_]?\d+|(?:[0-9a-f]{12}|[0-9a-f]{64})|[0-9a-f]{4}(?:[0-9a-f]{4})?:[0-9a-f]{2}:[0-9a-f]{2}(?:\.\d)?",
+    r"|(?:rank|layer|step|epoch|iter(?:ation)?|stage|shard|bucket|batch|phase|attempt|expert|fold|seed)[-_]?\d+"
+    r"|(?:[0-9a-f]{12}|[0-9a-f]{64})|[0-9a-f]{4}(?:[0-9a-f]{4})?:[0-9a-f]{2}:[0-9a-f]{2}(?:\.\d)?",
     re.IGNORECASE,
 )
 _OFTEN_DEVICE = re.compile(r"(?:gpu|cpu|task|device)[-_]?\d{1,2}", re.IGNORECASE)  # or a machine's
