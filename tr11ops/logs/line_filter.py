@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from tr11ops.dialects.reading import iteration_of
 from tr11ops.logs.lines import (
@@ -51,26 +52,26 @@ class LineQuery(Record):
         return self.level is not None or self.pattern is not None
 
 
+@dataclass
 class LineFeed:
     """Cuts what comes of a log into lines, and gives those that a sieve lets through; an unfinished
     last one waits.
     """
 
-    def __init__(self, line_filter: LineFilter, rest: bytes = b"") -> None:
-        self.line_filter = line_filter
-        self._rest = rest
+    line_filter: LineFilter
+    rest: bytes = b""
 
     def take(self, data: bytes) -> Iterator[str]:
         """The wanted lines of the next bytes. A line that is too long comes in pieces."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self.rest = (self.rest + data).split(b"\n")
         for line in lines:
             yield from self.line_filter.feed(line.decode("utf-8", "replace"))
-        if len(self._rest) > LONGEST_LINE_BYTES:
+        if len(self.rest) > LONGEST_LINE_BYTES:
             yield from self.unfinished()
 
     def unfinished(self) -> Iterator[str]:
         """A last line that has no end yet; it is given once."""
-        rest, self._rest = self._rest, b""
+        rest, self.rest = self.rest, b""
         if rest:
             yield from self.line_filter.feed(rest.decode("utf-8", "replace"))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -131,11 +132,12 @@ class LayerNorms:
         )
 
 
+@dataclass
 class _OutputHook:
     """Called by torch after a block's forward pass."""
 
-    def __init__(self, norms: LayerNorms, layer: str):
-        self._norms, self._layer = norms, layer
+    norms: LayerNorms
+    layer: str
 
     def __call__(self, module: nn.Module, arguments: Any, output: Any) -> None:
         # beside it go numbers of documents, or marks
@@ -143,7 +145,7 @@ class _OutputHook:
             hidden = output[0]
         else:
             hidden = output
-        self._norms.add_output(self._layer, hidden)
+        self.norms.add_output(self.layer, hidden)
 
 
 def layer_of(name: str) -> str:
