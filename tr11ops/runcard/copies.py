@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from tr11ops.runcard.sections import Word
 from tr11ops.runcard.slurm_syntax import TimeLimit
+from trainer.config.base import Days, Hours
 from trainer.config.card import Section
 from trainer.contract.secret_names import is_secret_name
 from trainer.contract.secret_shapes import has_secret
@@ -101,7 +102,7 @@ class BackupSection(Section):
     logs: bool = True
     """logs and TensorBoard events are copied too"""
 
-    interval_hours: float = Field(default=24, gt=0, le=8760)
+    interval_hours: Hours = 24
     """between two rounds of the periodic job"""
 
     prune: bool = False
@@ -113,10 +114,10 @@ class BackupSection(Section):
     megabytes_per_second: float = Field(default=0, ge=0, le=10**6)
     """most that is sent, all files together; 0 = no limit"""
 
-    reread_days: float = Field(default=30, gt=0, le=3650)
+    reread_days: Days = 30
     """every byte of the archives is read again within this time"""
 
-    confirm_hours: float = Field(default=48, gt=0, le=8760)
+    confirm_hours: Hours = 48
     """a copy behind a network counts for prune if it was listed so lately"""
 
     partition: Word | None = None

@@ -127,11 +127,19 @@ def _kind(entry: FieldInfo) -> str:
     words = _words(entry.annotation)
     bounds = [
         f"{sign} {getattr(rule, name)}"
-        for rule in entry.metadata
+        for rule in (*entry.metadata, *_rules_inside(entry.annotation))
         for name, sign in _BOUNDS
         if hasattr(rule, name)
     ]
     return " ".join([words, *bounds[:1]])
+
+
+def _rules_inside(annotation: Any) -> Iterator[Any]:
+    """Those of the types of which a key takes one: `Iterations | None`."""
+    if get_origin(annotation) in {Union, UnionType}:
+        for item in get_args(annotation):
+            for field in getattr(item, "__metadata__", ()):
+                yield from field.metadata
 
 
 _BOUNDS = (("gt", ">"), ("ge", "≥"))

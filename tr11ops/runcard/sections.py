@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from tr11ops.runcard.slurm_syntax import TimeLimit
+from trainer.config.base import Days, Seconds
 from trainer.config.card import Section
 
 # Sections of the run card for what runs in containers: under Slurm, and on Kubernetes.
@@ -224,7 +225,7 @@ class ResilienceSection(Section):
     most_tasks_per_fault: int = Field(default=2, gt=0, le=100)
     """array tasks that one fault may burn before the rest is held"""
 
-    exclusion_days: float = Field(default=14, gt=0, le=3650)
+    exclusion_days: Days = 14
     """how long an exclusion lasts before the node is checked again"""
 
     exclusion_cap_percent: float | None = Field(default=None, ge=0, le=100)
@@ -270,16 +271,16 @@ class RehearsalSection(Section):
     time_scale: float = Field(default=1, gt=0, le=10**6)
     """how many of these seconds pass in one second"""
 
-    start_seconds: float = Field(default=300, ge=0, le=86_400)
+    start_seconds: Seconds = 300
     """from the workers' start to the first load"""
 
     step_seconds: float = Field(default=105, gt=0, le=86_400)
     """one step"""
 
-    save_seconds: float = Field(default=40, ge=0, le=86_400)
+    save_seconds: Seconds = 40
     """one save"""
 
-    evaluation_seconds: float = Field(default=60, ge=0, le=86_400)
+    evaluation_seconds: Seconds = 60
     """one batch of an evaluation"""
 
     bytes_per_rank: int = Field(default=4096, ge=256, le=2**30)

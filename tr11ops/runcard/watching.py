@@ -8,6 +8,7 @@ from pydantic import Field
 
 from tr11ops.runcard.sections import Word
 from tr11ops.runcard.slurm_syntax import TimeLimit
+from trainer.config.base import Days, Hours, SmallCount
 from trainer.config.card import Section
 
 MailAddress = Annotated[str, Field(pattern=r"^[^@\s,]+@[^@\s,]+$")]
@@ -45,7 +46,7 @@ class AlertsSection(Section):
     escalate_minutes: list[Annotated[float, Field(gt=0, le=10_080)]] = Field(default=[30, 60])
     """when a critical alert that no one acknowledged goes to the next of the rota, at last to all"""
 
-    repeat_hours: float = Field(default=24, gt=0, le=8760)
+    repeat_hours: Hours = 24
     """an alert that is open and not acknowledged is sent again after this"""
 
     resolve_after: int = Field(default=2, gt=0, le=100)
@@ -92,13 +93,13 @@ class WatchSection(Section):
     resubmit_array: str = Field(default="1-3", pattern=r"^[0-9,-]{1,100}$")
     """what is submitted when nothing runs and nothing waits"""
 
-    resubmissions_per_day: int = Field(default=4, ge=0, le=1000)
+    resubmissions_per_day: SmallCount = 4
     """most of them in 24 hours"""
 
-    exclusions_per_day: int = Field(default=4, ge=0, le=1000)
+    exclusions_per_day: SmallCount = 4
     """most nodes excluded in 24 hours"""
 
-    cancellations_per_day: int = Field(default=4, ge=0, le=1000)
+    cancellations_per_day: SmallCount = 4
     """most jobs cancelled in 24 hours"""
 
     longest_queue_minutes: float = Field(default=60, gt=0, le=525_600)
@@ -110,13 +111,13 @@ class WatchSection(Section):
     slow_percent: float = Field(default=3, gt=0, le=90)
     """below the median throughput of the last 100 iterations"""
 
-    tasks_left: int = Field(default=2, ge=0, le=1000)
+    tasks_left: SmallCount = 2
     """fewer queued tasks than this: the end is in sight"""
 
     clock_skew_seconds: float = Field(default=30, gt=0, le=86_400)
     """between two machines' clocks"""
 
-    scratch_purge_days: float | None = Field(default=None, gt=0, le=3650)
+    scratch_purge_days: Days | None = None
     """the site deletes files that no one has touched for this long"""
 
     @property
@@ -157,7 +158,7 @@ class FilesystemSection(Section):
     least_free: Size | None = None
     """full below this, whatever the share, e.g. "100 TiB\""""
 
-    forecast_days: float = Field(default=14, gt=0, le=3650)
+    forecast_days: Days = 14
     """told when it will be full sooner than this"""
 
 
@@ -188,8 +189,8 @@ class CronSection(Section):
     daily_time: str = Field(default="04:00", pattern=r"^([01]\d|2[0-3]):[0-5]\d$")
     """when the daily jobs run, in alerts.time_zone"""
 
-    filesystem_hours: float = Field(default=24, gt=0, le=8760)
+    filesystem_hours: Hours = 24
     """between two looks at the file systems"""
 
-    node_check_hours: float = Field(default=6, gt=0, le=8760)
+    node_check_hours: Hours = 6
     """between two checks of nodes that are due"""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -25,6 +25,22 @@ LARGEST_BATCH = 10**7
 MOST_RAMP_LEVELS = 10_000
 MOST_SAMPLES = 10**15
 MOST_ITERATIONS = 10**12
+
+# what many keys are
+Iterations = Annotated[int, Field(gt=0, le=MOST_ITERATIONS)]
+Samples = Annotated[int, Field(gt=0, le=MOST_SAMPLES)]
+Tokens = Annotated[int, Field(gt=0, le=10**18)]
+BatchSize = Annotated[int, Field(gt=0, le=LARGEST_BATCH)]
+Width = Annotated[int, Field(gt=0, le=LARGEST_WIDTH)]
+Layers = Annotated[int, Field(gt=0, le=MOST_LAYERS)]
+SmallCount = Annotated[int, Field(ge=0, le=1000)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+AboveOne = Annotated[float, Field(gt=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Seconds = Annotated[float, Field(ge=0, le=86_400)]
+Hours = Annotated[float, Field(gt=0, le=8760)]
+Days = Annotated[float, Field(gt=0, le=3650)]
 
 
 # What no message repeats, wherever in a card it was put by mistake, besides what surely is a

@@ -7,7 +7,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainer.config.base import LARGEST_BATCH, LARGEST_WIDTH, MOST_ITERATIONS, MOST_SAMPLES, Section
+from trainer.config.base import (
+    LARGEST_WIDTH,
+    MOST_ITERATIONS,
+    MOST_SAMPLES,
+    BatchSize,
+    Iterations,
+    NotNegative,
+    Positive,
+    Samples,
+    Section,
+    Tokens,
+    Width,
+)
 
 IterationRange = Annotated[str, Field(pattern=r"^[0-9]{1,12}-[0-9]{1,12}$")]
 
@@ -17,10 +29,10 @@ class RampSection(Section):
     samples.
     """
 
-    start: int = Field(gt=0, le=LARGEST_BATCH)
+    start: BatchSize
     """first global batch"""
 
-    increment: int = Field(gt=0, le=LARGEST_BATCH)
+    increment: BatchSize
     """added at each level"""
 
     samples: int = Field(ge=0, le=MOST_SAMPLES)
@@ -30,17 +42,17 @@ class RampSection(Section):
 class MicroBatchSection(Section):
     """[[batch.micro_batch_ramp]]: the micro batch from one level of the batch ramp on."""
 
-    from_batch: int = Field(gt=0, le=LARGEST_BATCH)
+    from_batch: BatchSize
     """the level: a global batch that the ramp reaches"""
 
-    size: int = Field(gt=0, le=LARGEST_BATCH)
+    size: BatchSize
     """micro batch from there on"""
 
 
 class BatchSection(Section):
     """[batch]: how many samples a step takes, and how many the whole training takes."""
 
-    micro_batch_size: int = Field(gt=0, le=LARGEST_BATCH)
+    micro_batch_size: BatchSize
     """samples of one forward pass of one replica"""
 
     micro_batch_ramp: list[MicroBatchSection] = Field(default=[])
@@ -48,16 +60,16 @@ class BatchSection(Section):
     }]
     """
 
-    global_batch_size: int = Field(gt=0, le=LARGEST_BATCH)
+    global_batch_size: BatchSize
     """samples of one step, after the ramp"""
 
-    train_samples: int = Field(gt=0, le=MOST_SAMPLES)
+    train_samples: Samples
     """samples of the whole training; may be left out when train_iterations is given"""
 
-    train_iterations: int | None = Field(default=None, gt=0, le=MOST_ITERATIONS)
+    train_iterations: Iterations | None = None
     """instead of train_samples: steps of the whole training"""
 
-    train_tokens: int | None = Field(default=None, gt=0, le=10**18)
+    train_tokens: Tokens | None = None
     """stop at the first step that reaches so many tokens"""
 
     ramp: RampSection | None = None
@@ -78,10 +90,10 @@ class BatchSection(Section):
 class ScheduleSection(Section):
     """[schedule]: the learning rate as a function of consumed samples or tokens."""
 
-    learning_rate: float = Field(gt=0)
+    learning_rate: Positive
     """peak, reached at the end of the warm-up"""
 
-    min_learning_rate: float = Field(default=0.0, ge=0)
+    min_learning_rate: NotNegative = 0.0
     """floor, kept after the decay"""
 
     decay_style: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
@@ -89,31 +101,31 @@ class ScheduleSection(Section):
     end
     """
 
-    decay_samples: int | None = Field(default=None, gt=0, le=MOST_SAMPLES)
+    decay_samples: Samples | None = None
     """where the floor is reached; default: batch.train_samples"""
 
-    decay_iterations: int | None = Field(default=None, gt=0, le=MOST_ITERATIONS)
+    decay_iterations: Iterations | None = None
     """the same in steps, with batch.train_iterations"""
 
-    decay_tokens: int | None = Field(default=None, gt=0, le=10**18)
+    decay_tokens: Tokens | None = None
     """the same in tokens; goes before the other two"""
 
     cooldown_style: Literal["minus_sqrt", "linear", "cosine", "exponential"] = "minus_sqrt"
     """wsd: way from peak to floor; minus_sqrt is 1 - the root of what is behind"""
 
-    cooldown_samples: int | None = Field(default=None, gt=0, le=MOST_SAMPLES)
+    cooldown_samples: Samples | None = None
     """wsd: length of the cooldown, at the end of the decay"""
 
-    cooldown_iterations: int | None = Field(default=None, gt=0, le=MOST_ITERATIONS)
+    cooldown_iterations: Iterations | None = None
     """the same in steps, with batch.train_iterations"""
 
-    cooldown_tokens: int | None = Field(default=None, gt=0, le=10**18)
+    cooldown_tokens: Tokens | None = None
     """the same in tokens, with schedule.decay_tokens"""
 
     warmup_samples: int = Field(default=0, ge=0, le=MOST_SAMPLES)
     """linear rise from zero"""
 
-    warmup_iterations: int | None = Field(default=None, gt=0, le=MOST_ITERATIONS)
+    warmup_iterations: Iterations | None = None
     """the same in steps, with batch.train_iterations"""
 
     warmup_fraction: float | None = Field(default=None, gt=0, lt=1)
@@ -129,16 +141,16 @@ class CurriculumSection(Section):
     kind: Literal["linear", "root", "discrete"] = "linear"
     """how the length grows"""
 
-    start_length: int | None = Field(default=None, gt=0, le=LARGEST_WIDTH)
+    start_length: Width | None = None
     """linear, root: length of the first step"""
 
-    step: int = Field(default=8, gt=0, le=LARGEST_WIDTH)
+    step: Width = 8
     """linear, root: lengths are multiples of this"""
 
-    total_steps: int | None = Field(default=None, gt=0, le=MOST_ITERATIONS)
+    total_steps: Iterations | None = None
     """linear, root: step at which the full length is reached"""
 
-    root_degree: float = Field(default=2.0, gt=0)
+    root_degree: Positive = 2.0
     """root: 2 is the square root"""
 
     lengths: list[int] = Field(default=[])
@@ -151,7 +163,7 @@ class CurriculumSection(Section):
 class EvaluationSection(Section):
     """[evaluation]: validation loss during the training."""
 
-    interval: int = Field(default=1000, gt=0, le=MOST_ITERATIONS)
+    interval: Iterations = 1000
     """evaluate every this many iterations"""
 
     iterations: int = Field(default=0, ge=0, le=MOST_ITERATIONS)
@@ -208,7 +220,7 @@ class DataSection(Section):
     order: Literal["single", "cyclic"] = "single"
     """one pass in the order of the maps, or epochs that are shuffled again"""
 
-    order_samples: int | None = Field(default=None, gt=0, le=MOST_SAMPLES)
+    order_samples: Samples | None = None
     """length of the training that the order of the samples is made for; default:
     batch.train_samples. Where epochs repeat, a shorter branch goes on with the data of its trunk
     only with the trunk's value

@@ -7,7 +7,18 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from trainer.config.base import LARGEST_WIDTH, MOST_ITERATIONS, MOST_LAYERS, MOST_WAYS, Section
+from trainer.config.base import (
+    LARGEST_WIDTH,
+    MOST_WAYS,
+    AboveOne,
+    Iterations,
+    Layers,
+    NotNegative,
+    Positive,
+    Section,
+    Share,
+    Width,
+)
 from trainer.config.optimizer_names import with_new_names
 
 DEFAULT_VOCABULARY_MULTIPLE = 128
@@ -37,7 +48,7 @@ class ParallelSection(Section):
     partition: str = "type:transformer|embedding"
     """how layers are dealt to stages: type:REGEX, uniform, parameters"""
 
-    virtual_stages: int = Field(default=1, gt=0, le=MOST_LAYERS)
+    virtual_stages: Layers = 1
     """parts of each stage, dealt in turn (interleaved 1F1B): less idle time, more messages"""
 
     sequence_parallel: bool | None = None
@@ -62,30 +73,30 @@ class ModelSection(Section):
     and a decoder, the spans that were cut out
     """
 
-    layers: int = Field(gt=0, le=MOST_LAYERS)
+    layers: Layers
     """transformer blocks; t5: of the encoder, and of the decoder"""
 
-    hidden_size: int = Field(gt=0, le=LARGEST_WIDTH)
+    hidden_size: Width
     """width of the residual stream"""
 
-    attention_heads: int = Field(gt=0, le=LARGEST_WIDTH)
+    attention_heads: Width
     """must divide hidden_size, unless kv_channels is given"""
 
-    key_value_heads: int | None = Field(default=None, gt=0, le=LARGEST_WIDTH)
+    key_value_heads: Width | None = None
     """heads of keys and values, each shared by as many queries' heads (grouped-query attention);
     must divide attention_heads; default: attention_heads
     """
 
-    sequence_length: int = Field(gt=0, le=LARGEST_WIDTH)
+    sequence_length: Width
     """tokens in one sample; t5: of the encoder"""
 
     decoder_sequence_length: int = Field(default=128, ge=3, le=LARGEST_WIDTH)
     """t5: tokens of the decoder; longer spans are shortened"""
 
-    kv_channels: int | None = Field(default=None, gt=0, le=LARGEST_WIDTH)
+    kv_channels: Width | None = None
     """width of one head; default: hidden_size / attention_heads"""
 
-    ffn_hidden_size: int | None = Field(default=None, gt=0, le=LARGEST_WIDTH)
+    ffn_hidden_size: Width | None = None
     """default: 4 x hidden_size; with swiglu 8/3 x hidden_size, rounded up to a multiple of 256"""
 
     activation: Literal["gelu_tanh", "gelu", "swiglu"] = "gelu_tanh"
@@ -108,10 +119,10 @@ class ModelSection(Section):
     position_embedding: Literal["alibi", "absolute", "rotary"] = "alibi"
     """linear biases on the attention scores, a learned table, or rotated queries and keys"""
 
-    max_position_embeddings: int | None = Field(default=None, gt=0, le=LARGEST_WIDTH)
+    max_position_embeddings: Width | None = None
     """default: sequence_length; not with rotary positions"""
 
-    rotary_base: float = Field(default=10_000.0, gt=1)
+    rotary_base: AboveOne = 10_000.0
     """base of the rotary wave lengths"""
 
     rotary_factor: float = Field(default=1.0, ge=1)
@@ -122,22 +133,22 @@ class ModelSection(Section):
     rotary_original_length: int | None = Field(default=None, gt=0)
     """with rotary_factor: length of the texts before the stretch (Llama 3.1: 8192)"""
 
-    rotary_low_factor: float = Field(default=1.0, gt=0)
+    rotary_low_factor: Positive = 1.0
     """with rotary_factor: waves longer than the original length / this are stretched"""
 
-    rotary_high_factor: float = Field(default=4.0, gt=0)
+    rotary_high_factor: Positive = 4.0
     """with rotary_factor: waves shorter than the original length / this are not"""
 
     embedding_layernorm: bool = False
     """model.norm after the word embedding"""
 
-    layernorm_epsilon: float = Field(default=1e-5, gt=0)
+    layernorm_epsilon: Positive = 1e-5
     """added to the variance, or to the mean square"""
 
-    attention_dropout: float = Field(default=0.1, ge=0, lt=1)
+    attention_dropout: Share = 0.1
     """on the attention probabilities"""
 
-    hidden_dropout: float = Field(default=0.1, ge=0, lt=1)
+    hidden_dropout: Share = 0.1
     """on what each half of a block adds"""
 
     z_loss: float = Field(default=0.0, ge=0, le=0.01)
@@ -148,7 +159,7 @@ class ModelSection(Section):
     init_method: Literal["normal", "xavier"] = "normal"
     """how matrices begin: normal with init_std, or evenly within sqrt(6 / (rows + columns)) of zero"""
 
-    init_std: float = Field(default=0.02, gt=0)
+    init_std: Positive = 0.02
     """sigma of the normal initial weights"""
 
     activation_checkpointing: bool = False
@@ -157,7 +168,7 @@ class ModelSection(Section):
     recompute_granularity: Literal["full", "selective"] = "full"
     """of a recomputed block: all of it, or attention's inner part alone"""
 
-    recompute_blocks: int | None = Field(default=None, gt=0, le=MOST_LAYERS)
+    recompute_blocks: Layers | None = None
     """recompute only so many blocks, dealt evenly over the model; default: all"""
 
     partition_activations: bool = False
@@ -247,19 +258,19 @@ class OptimizerSection(Section):
     embedding_init: Literal["normal", "xavier"] | None = None
     """how the word embedding begins; default: as model.init_method says"""
 
-    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta1: Share = 0.9
     """decay of the first moment"""
 
-    beta2: float = Field(default=0.999, ge=0, lt=1)
+    beta2: Share = 0.999
     """decay of the second moment"""
 
-    epsilon: float = Field(default=1e-8, gt=0)
+    epsilon: Positive = 1e-8
     """added to the root of the second moment"""
 
-    weight_decay: float = Field(default=0.01, ge=0)
+    weight_decay: NotNegative = 0.01
     """not applied to biases and LayerNorms"""
 
-    clip_grad: float = Field(default=1.0, ge=0)
+    clip_grad: NotNegative = 1.0
     """largest global gradient norm; 0 = no clipping"""
 
 
@@ -276,13 +287,13 @@ class PrecisionSection(Section):
     checkpoints stay as they are
     """
 
-    loss_scale: float | None = Field(default=None, gt=0)
+    loss_scale: Positive | None = None
     """fp16 only: a fixed scale; default: dynamic"""
 
     initial_scale_power: int = Field(default=12, ge=0, le=32)
     """fp16: the dynamic scale starts at 2^this"""
 
-    loss_scale_window: int = Field(default=500, gt=0, le=MOST_ITERATIONS)
+    loss_scale_window: Iterations = 500
     """fp16: good steps before the scale doubles"""
 
     hysteresis: int = Field(default=2, gt=0, le=1000)
@@ -309,7 +320,7 @@ class TokenizerSection(Section):
     merges_file: str | None = None
     """merges.txt (gpt2_bpe)"""
 
-    vocabulary_size: int | None = Field(default=None, gt=0, le=LARGEST_WIDTH)
+    vocabulary_size: Width | None = None
     """entries; gives the padded size when that is left out"""
 
     divisible_by: int | None = Field(
@@ -319,5 +330,5 @@ class TokenizerSection(Section):
         description="the padded size is a multiple of this, and of this x tensor when derived from vocabulary_size; "
         f"default then: {DEFAULT_VOCABULARY_MULTIPLE}",
     )
-    padded_vocabulary_size: int = Field(gt=0, le=LARGEST_WIDTH)
+    padded_vocabulary_size: Width
     """rows of the embedding; may be left out when vocabulary_size is given"""

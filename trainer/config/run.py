@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainer.config.base import MOST_ITERATIONS, Section
+from trainer.config.base import MOST_ITERATIONS, AboveOne, Iterations, Positive, Section, SmallCount
 from trainer.config.data import IterationRange
 
 
@@ -28,12 +28,12 @@ class RunSection(Section):
     kill_switch: str | None = None
     """path of the stop file; default: kill-switch in the directory"""
 
-    exit_duration_minutes: float | None = Field(default=None, gt=0)
+    exit_duration_minutes: Positive | None = None
     """save and leave after this long; default, without an early signal: so long before
     slurm.time_limit as a step, an evaluation and a save take
     """
 
-    exit_interval: int | None = Field(default=None, gt=0, le=MOST_ITERATIONS)
+    exit_interval: Iterations | None = None
     """save and leave at multiples of this iteration"""
 
     expect_resume: bool = False
@@ -44,7 +44,7 @@ class RunSection(Section):
     embedding, and an operation without such a kernel ends the training
     """
 
-    corruption_interval: int | None = Field(default=None, gt=0, le=MOST_ITERATIONS)
+    corruption_interval: Iterations | None = None
     """compare every worker's arithmetic with itself and other replicas every so many iterations, at
     the cost of some four micro batches; default: never
     """
@@ -56,7 +56,7 @@ DEFAULT_INTERVAL_MINUTES = 60.0
 class CheckpointSection(Section):
     """[checkpoint]: when to save and how, and where a training starts from. May be left out."""
 
-    interval: int | None = Field(default=None, gt=0, le=MOST_ITERATIONS)
+    interval: Iterations | None = None
     """save every this many iterations"""
 
     interval_minutes: float | None = Field(default=None, gt=0, le=10**6)
@@ -93,7 +93,7 @@ class CheckpointSection(Section):
 class LoggingSection(Section):
     """[logging]: what is written, and how often."""
 
-    interval: int = Field(default=1, gt=0, le=MOST_ITERATIONS)
+    interval: Iterations = 1
     """iterations per log line"""
 
     folder: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,94}-logs$")
@@ -102,7 +102,7 @@ class LoggingSection(Section):
     tensorboard: bool = True
     """write TensorBoard events"""
 
-    tensorboard_queue: int = Field(default=5, gt=0, le=MOST_ITERATIONS)
+    tensorboard_queue: Iterations = 5
     """events kept before a flush"""
 
     params_norm: bool = False
@@ -111,12 +111,12 @@ class LoggingSection(Section):
     zeros_in_gradient: bool = False
     """log how many gradient elements are zero"""
 
-    layer_norms_interval: int | None = Field(default=None, gt=0, le=MOST_ITERATIONS)
+    layer_norms_interval: Iterations | None = None
     """every so many iterations the norms of each layer's gradients, update and weights, and what
     each block hands on; default: never
     """
 
-    tensorboard_interval: int = Field(default=1, gt=0, le=MOST_ITERATIONS)
+    tensorboard_interval: Iterations = 1
     """iterations per TensorBoard record"""
 
     tensorboard_timers: bool = False
@@ -143,16 +143,16 @@ class RecoverySection(Section):
     on_spike: Literal["flag", "roll_back", "off"] = "flag"
     """say so in the log, or also go back and pass over the data, or do not look"""
 
-    gradient_factor: float = Field(default=10.0, gt=1)
+    gradient_factor: AboveOne = 10.0
     """gradient norm over its median, two steps in a row"""
 
-    loss_factor: float = Field(default=2.0, gt=1)
+    loss_factor: AboveOne = 2.0
     """loss over its median"""
 
     window: int = Field(default=100, ge=10, le=100_000)
     """steps that the medians are taken over"""
 
-    roll_backs: int = Field(default=2, ge=0, le=1000)
+    roll_backs: SmallCount = 2
     """roll-backs of the whole run; then spikes are flagged"""
 
     dropped_steps: int = Field(default=50, ge=0, le=MOST_ITERATIONS)
