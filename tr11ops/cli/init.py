@@ -6,7 +6,6 @@ import os
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -389,37 +388,37 @@ def _tokens(text: str | None) -> int | None:
 
 
 # ----------------------------------------------------------------------------- questions
-@dataclass
 class _Asker:
     """Answers from `--set` first, then from the person, then as proposed."""
 
-    given: dict[str, str]
-    ask: bool
+    def __init__(self, given: dict[str, str], ask: bool) -> None:
+        self._given = given
+        self._ask = ask
 
     @property
     def known(self) -> frozenset[str]:
         """The keys that `--set` gives."""
-        return frozenset(self.given)
+        return frozenset(self._given)
 
     def given(self, key: str) -> str:
         """What `--set` gives for this key; "" where it gives nothing."""
-        return self.given.get(key, "")
+        return self._given.get(key, "")
 
     def show(self, line: str) -> None:
         """What helps to answer the next question, where it is asked."""
-        if self.ask:
+        if self._ask:
             say(line)
 
     def text(self, key: str, question: str, proposed: str) -> str:
-        if key in self.given:
-            return self.given[key]
-        if not self.ask:
+        if key in self._given:
+            return self._given[key]
+        if not self._ask:
             return proposed
         return str(typer.prompt(question, default=proposed, err=True))
 
     def yes(self, key: str, question: str, proposed: bool) -> bool:
         """An answer that is yes or no; only for keys that `--set` does not give."""
-        if not self.ask or key in self.given:
+        if not self._ask or key in self._given:
             return proposed
         return typer.confirm(question, default=proposed, err=True)
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
@@ -91,21 +90,19 @@ class Interruption(Record):
     recovered: float | None
 
 
-@dataclass
 class LaunchChain:
     """The launches of all attempts in their order: what ended each, and so what caused the next
     one's start.
     """
 
-    settled: Sequence[Settled]
-    starts: Sequence[Sequence[Start]]
-
-    def __post_init__(self) -> None:
+    def __init__(self, settled: Sequence[Settled], starts: Sequence[Sequence[Start]]) -> None:
+        self._settled = settled
+        self._starts = starts
         self._ends: list[dict[int, EndCause | None]] = []
         self._before: list[dict[int, str]] = []
         self._last: list[str] = []
         cause = FIRST_START
-        for one in self.settled:
+        for one in settled:
             ends: dict[int, EndCause | None] = {}
             before = {0: cause}
             for launch in launches_of(one.attempt):
@@ -133,14 +130,14 @@ class LaunchChain:
                 start.iteration,
                 ROLL_BACK if start.is_roll_back else self._before[index].get(start.launch, ""),
             )
-            for index, own in enumerate(self.starts)
+            for index, own in enumerate(self._starts)
             for start in own
         )
 
     def takeovers(self) -> list[int]:
         """For each attempt, when a later one began to train: what it did from then on is lost."""
         found, earliest = [FAR], FAR
-        for own in reversed(self.starts[1:]):
+        for own in reversed(self._starts[1:]):
             earliest = min(earliest, own[0].at if own else FAR)
             found.append(earliest)
         return found[::-1]
@@ -148,7 +145,7 @@ class LaunchChain:
     def named(self, index: int, pieces: Sequence[ClassifiedSegment]) -> list[ClassifiedSegment]:
         """The pieces, each with the cause of what it lost."""
         ends, before = self._ends[index], self._before[index]
-        first = {start.launch: start.at for start in reversed(self.starts[index])}
+        first = {start.launch: start.at for start in reversed(self._starts[index])}
         found = []
         for piece in pieces:
             own = ends.get(piece.launch)
@@ -178,8 +175,8 @@ class LaunchChain:
         """Every end that no one meant, in the order of time; not those of a card that could not
         work.
         """
-        trained = sorted(start.at for own in self.starts for start in own)
-        for one, ends in zip(self.settled, self._ends, strict=True):
+        trained = sorted(start.at for own in self._starts for start in own)
+        for one, ends in zip(self._settled, self._ends, strict=True):
             attempt = one.attempt
             found = [
                 (launch.first_sign or launch.end, ends[launch.launch], launch.launch)
