@@ -30,12 +30,15 @@ from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.progress import ByteProgress, by_file
 from tr11ops.hub.base import Progress, Repository, find_credentials, hub_retries
 from tr11ops.hub.client import Hub
-from tr11ops.hub.sync import LoopClock, follow, preview, seconds_of, sync_once
+from tr11ops.hub.sync import preview, sync_once
 from tr11ops.hub.sync_files import RunningDigests
 from tr11ops.hub.sync_round import (
+    LoopClock,
     SyncOutcome,
     SyncSettings,
+    follow,
     is_confirmed,
+    seconds_of,
     write_confirmed,
     write_revoked,
 )

@@ -9,9 +9,11 @@ found again.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -23,16 +25,14 @@ from tr11ops.base.errors import (
     HubMissing,
     HubPermanentError,
     HubUnavailable,
+    PublicRepository,
 )
 from tr11ops.base.observed import cause
-from tr11ops.base.retry import RetryPolicy
-from tr11ops.base.units import duration, span_seconds
 from tr11ops.hub import sync_plan
 from tr11ops.hub.base import FILE_NAME as STATUS_FILE
-from tr11ops.hub.base import Add, HubCopy, Operation, Progress
-from tr11ops.hub.sync_files import RunningDigests, Scan, measure, scan
+from tr11ops.hub.base import Add, HubCopy, HubFile, Operation, Progress
+from tr11ops.hub.sync_files import RunningDigests, Scan, git_name, measure, scan
 from tr11ops.hub.sync_plan import (
-    LocalFile,
     Note,
     Send,
     batches,
@@ -42,198 +42,29 @@ from tr11ops.hub.sync_plan import (
     material,
 )
 from tr11ops.hub.sync_round import (
-    PUBLIC,
     Known,
     SyncOutcome,
-    SyncRound,
     SyncSettings,
     SyncState,
-    acquaint,
-    head,
-    journal,
-    may_be_public,
-    on_record,
+    is_confirmed,
     read_found,
     read_state,
-    record,
-    remember,
     write_failure,
     write_found,
+    write_state,
     write_success,
 )
+from tr11ops.observe.operation import FoundSecret
 from tr11ops.rundir.claims import Claim, ClaimFolder, ClaimTaken
+from tr11ops.rundir.journal import Journal
 from trainer.contract.record import Record
-
-# Synchronising on and on: through days without the hub, and until a signal ends it.
-
-FIRST_PAUSE_SECONDS = 60.0
-LONGEST_PAUSE_SECONDS = 3600.0
-SHORTEST_INTERVAL_SECONDS = 60.0
-LONGEST_INTERVAL_SECONDS = 30 * 86400.0
-
-
-class LoopClock(Record):
-    """`steady` never goes back; `wait` returns true when it is time to end; `chance` gives 0..1."""
-
-    steady: Callable[[], float]
-    wait: Callable[[float], bool]
-    chance: Callable[[], float]
-
-
-def seconds_of(text: str) -> float:
-    """`90s`, `30m`, `1h`, `2d`; a bare number is in minutes. Raises ValueError."""
-    try:
-        seconds = span_seconds(text, "m")
-    except ValueError:
-        seconds = 0.0
-    if not SHORTEST_INTERVAL_SECONDS <= seconds <= LONGEST_INTERVAL_SECONDS:
-        raise ValueError("write it as 30m, 1h or 1d; at least 1 minute, at most 30 days")
-    return seconds
-
-
-def follow(
-    round_: Callable[[], SyncOutcome],
-    interval: float,
-    clock: LoopClock,
-    show: Callable[[SyncOutcome], None],
-    say: Callable[[str], None],
-) -> None:
-    """A round each `interval` seconds, counted from its beginning, until `clock.wait` says that it
-    is enough.
-
-    What fails is said once, and that it works again; meanwhile it is tried with growing pauses, as
-    the hub asks.
-    """
-    trouble, since, failures = "", 0.0, 0
-    retries = RetryPolicy(
-        first_seconds=FIRST_PAUSE_SECONDS,
-        longest_seconds=min(LONGEST_PAUSE_SECONDS, interval),
-        jitter=(0.75, 1.25),
-        longest_asked_seconds=math.inf,
-        chance=clock.chance,
-    )
-    while True:
-        begin = clock.steady()
-        try:
-            outcome = round_()
-        except (HubError, Busy, OSError) as error:
-            if isinstance(error, Busy):
-                text = f"it runs already: {error}"
-            else:
-                text = cause(error)
-            since = since if trouble else begin
-            if text != trouble:
-                say(f"{text}; trying on")
-            trouble = text
-            asked = error.wait if isinstance(error, HubUnavailable) else 0.0
-            failures += 1
-            delay = retries.delay(failures, asked)
-        else:
-            if trouble:
-                say(f"it works again, after {duration(begin - since)}")
-            trouble, failures = "", 0
-            show(outcome)
-            delay = max(0.0, interval - (clock.steady() - begin))
-        if clock.wait(delay):
-            return
-
 
 CLAIM = "hub-sync"  # the periodic job of the name "sync" has its own claim
 CLAIM_SECONDS = 6 * 3600.0
 LOOKS = 8  # at a repository to which others commit all the time
+READINGS = 3  # of a file that comes garbled
+PUBLIC = "is public: everyone will read these logs; type tr11 sync --public once if this is wanted"
 ROOT_FILES = (sync_plan.FILE_NAME, STATUS_FILE, "README.md")
-
-
-def sync_once(
-    setting: SyncSettings, running: RunningDigests | None = None, rebuild: bool = False
-) -> SyncOutcome:
-    """Bring the repository up to date. `running` is kept from round to round by who does many.
-
-    Raises Busy, HubUnavailable, HubPermanentError, and OSError when the mirrored folder cannot be
-    read.
-    """
-    this = SyncRound(setting, running or RunningDigests())
-    claim = _take(this)
-    try:
-        this.found = {
-            (secret.path, secret.kind): secret for secret in read_found(setting.directory)
-        }
-        outcome = _until_steady(this, rebuild)
-    except HubError as error:
-        why = str(error)
-        record(this, lambda: write_failure(setting.directory, why))
-        raise
-    else:
-        found = tuple(this.found.values())
-        record(this, lambda: write_success(setting.directory, setting.clock(), found))
-    finally:
-        if claim is not None:
-            with suppress(OSError):  # it ends with this process, or with its time
-                ClaimFolder(setting.directory, CLAIM).release(claim)
-    return outcome
-
-
-def preview(setting: SyncSettings, rebuild: bool = False) -> SyncOutcome:
-    """What `sync_once` would send now. Nothing is changed anywhere. Raises as it does, but for
-    Busy.
-    """
-    this = SyncRound(setting, RunningDigests())
-    try:
-        if rebuild:
-            this.state = None
-        else:
-            this.state = read_state(setting.directory)
-        commit, is_private = setting.hub.newest(setting.repository)
-        if not is_private and not may_be_public(this):
-            this.tell(f"{setting.repository.name}: {PUBLIC}")
-        state = acquaint(this, commit, rebuild)
-    except HubMissing:
-        state = SyncState(setting.hub.endpoint, setting.repository.name, "")
-    found = scan(setting.folder, setting.patterns, ROOT_FILES)
-    plan = _plan(this, state, found)
-    return _outcome(this, plan.state, found=found, plan=plan, sends=plan.sends)
-
-
-# ----------------------------------------------------------------------------- the claim
-def _take(this: SyncRound) -> Claim | None:
-    """The claim on this run's mirror; None where none can be written, which costs safety nothing.
-    Raises Busy.
-    """
-    setting, folder = this.setting, ClaimFolder(this.setting.directory, CLAIM)
-    try:
-        return folder.acquire(setting.clock(), CLAIM_SECONDS)
-    except ClaimTaken as taken:
-        raise Busy(str(taken)) from None
-    except OSError as error:
-        this.tell(
-            f"two at once are not kept apart now: no claim can be written ({error.strerror or error})"
-        )
-        return None
-
-
-# ----------------------------------------------------------------------------- the round
-def _until_steady(this: SyncRound, rebuild: bool) -> SyncOutcome:
-    """Look and send, and again when the hub or a file was changed by someone else meanwhile."""
-    setting = this.setting
-    for look in range(LOOKS):
-        this.state = acquaint(this, head(this, rebuild and look == 0), rebuild and look == 0)
-        found = scan(setting.folder, setting.patterns, ROOT_FILES)
-        plan = _plan(this, this.state, found)
-        this.state = plan.state
-        try:
-            state = _carry_out(this, plan)
-        except (
-            HubConflict,
-            FileChanged,
-            OSError,
-        ) as change:  # a file may have gone since it was measured
-            this.tell(f"{cause(change)}: looking again")
-            continue
-        on_record(this, state)
-        return _outcome(this, state, found=found, plan=plan, sends=tuple(this.sends))
-    raise HubUnavailable(
-        f"{setting.repository.name}: it, or the logs, changed {LOOKS} times while they were compared"
-    )
 
 
 class _Plan(Record):
@@ -247,194 +78,430 @@ class _Plan(Record):
     state: SyncState
 
 
-def _plan(this: SyncRound, state: SyncState, found: Scan) -> _Plan:
-    sends, notes, faults = [], list(found.skipped), list(found.faults)
-    files, now = dict(state.files), this.setting.clock()
-    taken = {*files, *(file.path for file in found.files)}
-    for file in found.files:
-        if file.form == "whole" and not file.is_quiet(now):
-            continue
-        known = files.get(file.path)
-        remote = known.remote if known is not None else None
-        if (
-            known is not None
-            and known.stamp == file.stamp
-            and (known.remote.bytes == file.bytes or not file.is_quiet(now))
-        ):
-            continue
+@dataclass
+class SyncRound:
+    """One synchronisation, and what is gathered in the course of it."""
+
+    setting: SyncSettings
+    running: RunningDigests
+    state: SyncState | None = None
+    written: SyncState | None = None
+    sends: list[Send] = field(default_factory=list)
+    commits: list[str] = field(default_factory=list)
+    status_sent: bool = False
+    told: set[str] = field(default_factory=set)
+    found: dict[tuple[str, str], FoundSecret] = field(default_factory=dict)
+
+    def tell(self, text: str) -> None:
+        """Let the person know, once."""
+        if text not in self.told:
+            self.told.add(text)
+            self.setting.say(text)
+
+    # ------------------------------------------------------------------ the claim
+    def take(self) -> Claim | None:
+        """The claim on this run's mirror; None where none can be written, which costs safety
+        nothing. Raises Busy.
+        """
+        setting, folder = self.setting, ClaimFolder(self.setting.directory, CLAIM)
         try:
-            measured = measure(
-                this.setting.folder,
-                file,
-                remote=remote,
-                remote_head=_remote_head(this, state, file),
-                running=this.running,
-                now=now,
-            )
-        except FileNotFoundError:
-            continue  # it went since it was listed; what the hub has of it stays
+            return folder.acquire(setting.clock(), CLAIM_SECONDS)
+        except ClaimTaken as taken:
+            raise Busy(str(taken)) from None
         except OSError as error:
-            faults.append(Note(file.path, f"cannot be read ({cause(error)})"))
-            continue
-        except FileChanged:
-            continue  # the next round sees what became of it
-        verdict = judge(measured, remote, taken)
-        if isinstance(verdict, Send):
-            sends.append(verdict)
-        elif isinstance(verdict, Note):
-            notes.append(verdict)
-        elif known is not None and file.bytes >= known.remote.bytes:
-            files[file.path] = Known(known.remote, file.stamp)
-    return _Plan(tuple(sends), tuple(notes), tuple(faults), replace(state, files=files))
-
-
-def _remote_head(this: SyncRound, state: SyncState, file: LocalFile) -> Callable[[int], bytes]:
-    return lambda length: this.setting.hub.read(
-        this.setting.repository, file.path, length=length, revision=state.head
-    )
-
-
-def _carry_out(this: SyncRound, plan: _Plan) -> SyncState:
-    """Make the commits of a plan; each is on record before the next."""
-    state, setting = plan.state, this.setting
-    status = _status(this)
-    names = [name for send in plan.sends for name in (send.path, send.superseded) if name]
-    rules = sync_plan.with_rules(state.attributes, names)
-    if rules != state.attributes:  # a commit of its own: the hub decides by the rules that it has
-        content = rules.encode("utf-8", "surrogateescape")
-        add = Add(sync_plan.FILE_NAME, content)
-        state = _commit(
-            this,
-            state,
-            operations=(add,),
-            message=f"{sync_plan.FILE_NAME}: logs are large files",
-            expected={add.path: len(content)},
-        )
-        state = on_record(this, replace(state, attributes=rules))
-    progress = None
-    if plan.sends:
-        progress = setting.progress(plan.sends)
-    remaining = list(batches(plan.sends))
-    for number, batch in enumerate(remaining, start=1):
-        operations: list[Operation] = [
-            HubCopy(send.superseded, send.path) for send in batch if send.superseded
-        ]
-        operations += [
-            Add(
-                send.path,
-                setting.folder / send.path,
-                size=send.bytes,
-                sha256=send.sha256,
-                masks=send.masks,
+            self.tell(
+                f"two at once are not kept apart now: no claim can be written ({error.strerror or error})"
             )
-            for send in batch
-        ]
-        expected = {send.path: send.bytes for send in batch}
-        is_last = number == len(remaining)
-        if is_last and status is not None:
-            operations.append(Add(STATUS_FILE, status))
-            expected[STATUS_FILE] = len(status)
-        state = _commit(
-            this,
-            state,
-            operations=tuple(operations),
-            message=commit_message(batch),
-            expected=expected,
-            batch=batch,
-            progress=progress,
+            return None
+
+    # ------------------------------------------------------------------ the round
+    def until_steady(self, rebuild: bool) -> SyncOutcome:
+        """Look and send, and again when the hub or a file was changed by someone else meanwhile."""
+        setting = self.setting
+        for look in range(LOOKS):
+            self.state = self.acquaint(self._head(rebuild and look == 0), rebuild and look == 0)
+            found = scan(setting.folder, setting.patterns, ROOT_FILES)
+            plan = self.plan(self.state, found)
+            self.state = plan.state
+            try:
+                state = self._carry_out(plan)
+            except (
+                HubConflict,
+                FileChanged,
+                OSError,
+            ) as change:  # a file may have gone since it was measured
+                self.tell(f"{cause(change)}: looking again")
+                continue
+            self._on_record(state)
+            return self.outcome(state, found=found, plan=plan, sends=tuple(self.sends))
+        raise HubUnavailable(
+            f"{setting.repository.name}: it, or the logs, changed {LOOKS} times while they were compared"
         )
-        if is_last and status is not None:
-            state = _published(this, state, status)
-        state = on_record(this, state)
-    age = setting.clock() - state.published_time
-    if status is not None and not remaining and is_worth_a_commit(status, state.published, age):
-        state = _commit(
-            this,
-            state,
-            operations=(Add(STATUS_FILE, status),),
-            message=STATUS_FILE,
-            expected={STATUS_FILE: len(status)},
+
+    def plan(self, state: SyncState, found: Scan) -> _Plan:
+        """What is to be sent of what was found, and what is learned by looking at it."""
+        sends, notes, faults = [], list(found.skipped), list(found.faults)
+        files, now = dict(state.files), self.setting.clock()
+        taken = {*files, *(file.path for file in found.files)}
+        for file in found.files:
+            if file.form == "whole" and not file.is_quiet(now):
+                continue
+            known = files.get(file.path)
+            remote = known.remote if known is not None else None
+            if (
+                known is not None
+                and known.stamp == file.stamp
+                and (known.remote.bytes == file.bytes or not file.is_quiet(now))
+            ):
+                continue
+            try:
+                measured = measure(
+                    self.setting.folder,
+                    file,
+                    remote=remote,
+                    remote_head=partial(self._read, file.path, state.head),
+                    running=self.running,
+                    now=now,
+                )
+            except FileNotFoundError:
+                continue  # it went since it was listed; what the hub has of it stays
+            except OSError as error:
+                faults.append(Note(file.path, f"cannot be read ({cause(error)})"))
+                continue
+            except FileChanged:
+                continue  # the next round sees what became of it
+            verdict = judge(measured, remote, taken)
+            if isinstance(verdict, Send):
+                sends.append(verdict)
+            elif isinstance(verdict, Note):
+                notes.append(verdict)
+            elif known is not None and file.bytes >= known.remote.bytes:
+                files[file.path] = Known(known.remote, file.stamp)
+        return _Plan(tuple(sends), tuple(notes), tuple(faults), replace(state, files=files))
+
+    def _carry_out(self, plan: _Plan) -> SyncState:
+        """Make the commits of a plan; each is on record before the next."""
+        state, setting = plan.state, self.setting
+        status = self._status()
+        names = [name for send in plan.sends for name in (send.path, send.superseded) if name]
+        rules = sync_plan.with_rules(state.attributes, names)
+        # a commit of its own: the hub decides by the rules that it has
+        if rules != state.attributes:
+            content = rules.encode("utf-8", "surrogateescape")
+            add = Add(sync_plan.FILE_NAME, content)
+            state = self._commit(
+                state,
+                operations=(add,),
+                message=f"{sync_plan.FILE_NAME}: logs are large files",
+                expected={add.path: len(content)},
+            )
+            state = self._on_record(replace(state, attributes=rules))
+        progress = None
+        if plan.sends:
+            progress = setting.progress(plan.sends)
+        remaining = list(batches(plan.sends))
+        for number, batch in enumerate(remaining, start=1):
+            operations: list[Operation] = [
+                HubCopy(send.superseded, send.path) for send in batch if send.superseded
+            ]
+            operations += [
+                Add(
+                    send.path,
+                    setting.folder / send.path,
+                    size=send.bytes,
+                    sha256=send.sha256,
+                    masks=send.masks,
+                )
+                for send in batch
+            ]
+            expected = {send.path: send.bytes for send in batch}
+            is_last = number == len(remaining)
+            if is_last and status is not None:
+                operations.append(Add(STATUS_FILE, status))
+                expected[STATUS_FILE] = len(status)
+            state = self._commit(
+                state,
+                operations=tuple(operations),
+                message=commit_message(batch),
+                expected=expected,
+                batch=batch,
+                progress=progress,
+            )
+            if is_last and status is not None:
+                state = self._published(state, status)
+            state = self._on_record(state)
+        age = setting.clock() - state.published_time
+        if status is not None and not remaining and is_worth_a_commit(status, state.published, age):
+            state = self._commit(
+                state,
+                operations=(Add(STATUS_FILE, status),),
+                message=STATUS_FILE,
+                expected={STATUS_FILE: len(status)},
+            )
+            state = self._on_record(self._published(state, status))
+        return state
+
+    def _read(self, path: str, head: str, length: int | None = None) -> bytes:
+        """A file of a commit, or its beginning."""
+        setting = self.setting
+        return setting.hub.read(setting.repository, path, length=length, revision=head)
+
+    def _published(self, state: SyncState, status: bytes) -> SyncState:
+        return replace(state, published=material(status), published_time=self.setting.clock())
+
+    def _commit(
+        self,
+        state: SyncState,
+        operations: tuple[Operation, ...],
+        message: str,
+        expected: Mapping[str, int],
+        batch: tuple[Send, ...] = (),
+        progress: Progress | None = None,
+    ) -> SyncState:
+        """One commit on top of `state`; then the hub is asked what it has now of these paths.
+
+        Raises HubPermanentError when that is not what was sent, and as `Hub.commit`.
+        """
+        setting = self.setting
+        made = setting.hub.commit(
+            setting.repository, operations, message, parent=state.head, progress=progress
         )
-        state = on_record(this, _published(this, state, status))
-    return state
+        if made != state.head:
+            self.commits.append(made)
+            self._journal(made, message, expected)
+        known_before = len(self.found)
+        self._remember(batch)
+        if len(self.found) > known_before:
+            found = tuple(self.found.values())
+            self.record(lambda: write_found(setting.directory, setting.clock(), found))
+        names = [*expected, *(send.superseded for send in batch if send.superseded)]
+        there = setting.hub.look(setting.repository, names, revision=made)
+        digests = {send.path: send.sha256 for send in batch}
+        for path, size in expected.items():
+            remote = there.get(path)
+            if (
+                remote is None
+                or remote.bytes != size
+                or (remote.sha256 and path in digests and remote.sha256 != digests[path])
+            ):
+                raise HubPermanentError(
+                    f"{setting.repository.name}: {path} is not there as it was sent; is it in a .gitignore there?"
+                )
+        stamps = {send.path: send.file.stamp for send in batch}
+        files = {
+            **state.files,
+            **{path: Known(remote, stamps.get(path)) for path, remote in there.items()},
+        }
+        self.sends += batch
+        self.status_sent |= STATUS_FILE in expected
+        return replace(state, head=made, files=files)
 
+    def _status(self) -> bytes | None:
+        """The status to publish; None where there is none, or where it cannot be made: the logs go
+        all the same.
+        """
+        try:
+            return self.setting.status()
+        except (OSError, ValueError) as error:
+            self.tell(f"{STATUS_FILE} is not published this time: {cause(error)}")
+            return None
 
-def _published(this: SyncRound, state: SyncState, status: bytes) -> SyncState:
-    return replace(state, published=material(status), published_time=this.setting.clock())
+    def outcome(
+        self, state: SyncState, found: Scan, plan: _Plan, sends: tuple[Send, ...]
+    ) -> SyncOutcome:
+        """What came of it, with what the hub has then."""
+        ours = [state.files[file.path].remote for file in found.files if file.path in state.files]
+        return SyncOutcome(
+            repository=self.setting.repository.name,
+            sends=sends,
+            commits=tuple(self.commits),
+            files=len(ours),
+            bytes=sum(remote.bytes for remote in ours),
+            head=state.head,
+            found=tuple(self.found.values()),
+            status_sent=self.status_sent,
+            notes=plan.notes,
+            faults=plan.faults,
+        )
 
-
-def _commit(
-    this: SyncRound,
-    state: SyncState,
-    operations: tuple[Operation, ...],
-    message: str,
-    expected: Mapping[str, int],
-    batch: tuple[Send, ...] = (),
-    progress: Progress | None = None,
-) -> SyncState:
-    """One commit on top of `state`; then the hub is asked what it has now of these paths.
-
-    Raises HubPermanentError when that is not what was sent, and as `Hub.commit`.
-    """
-    setting = this.setting
-    made = setting.hub.commit(
-        setting.repository, operations, message, parent=state.head, progress=progress
-    )
-    if made != state.head:
-        this.commits.append(made)
-        journal(this, made, message, expected)
-    known_before = len(this.found)
-    remember(this, batch)
-    if len(this.found) > known_before:
-        found = tuple(this.found.values())
-        record(this, lambda: write_found(setting.directory, setting.clock(), found))
-    names = [*expected, *(send.superseded for send in batch if send.superseded)]
-    there = setting.hub.look(setting.repository, names, revision=made)
-    digests = {send.path: send.sha256 for send in batch}
-    for path, size in expected.items():
-        remote = there.get(path)
+    # ------------------------------------------------------------------ what the hub has
+    def _head(self, rebuild: bool) -> str:
+        """The repository's newest commit. One that was never seen is made; one that was there and
+        is gone is not.
+        """
+        setting = self.setting
+        if self.state is None and not rebuild:
+            try:
+                self.state = self.written = read_state(setting.directory)
+            except OSError as error:
+                self.tell(
+                    f"the record of the last synchronisation cannot be read ({cause(error)}): comparing again"
+                )
         if (
-            remote is None
-            or remote.bytes != size
-            or (remote.sha256 and path in digests and remote.sha256 != digests[path])
+            rebuild
+            or self.state is None
+            or not self.state.is_of(setting.hub.endpoint, setting.repository.name)
         ):
+            setting.hub.ensure_repository(setting.repository, setting.private)
+        try:
+            commit, is_private = setting.hub.newest(setting.repository)
+        except HubMissing as error:
             raise HubPermanentError(
-                f"{setting.repository.name}: {path} is not there as it was sent; is it in a .gitignore there?"
+                f"{setting.repository.name}: was there, and is gone, or this account may not see it any more; "
+                "tr11 sync --rebuild makes it again",
+                error.status,
+            ) from None
+        if not is_private and not self.may_be_public():
+            raise PublicRepository(f"{setting.repository.name}: {PUBLIC}")
+        return commit
+
+    def may_be_public(self) -> bool:
+        """Whether a person wants everyone to read the logs: by the card's hub.private, or by a word
+        that is on record.
+        """
+        setting = self.setting
+        if not setting.private:
+            return True
+        try:
+            return is_confirmed(setting.directory, setting.hub.endpoint, setting.repository.name)
+        except OSError as error:
+            self.tell(f"whether the repository may be public cannot be read: {cause(error)}")
+            return False
+
+    def acquaint(self, head: str, rebuild: bool) -> SyncState:
+        """What the commit `head` holds: as it is on record if the record is of this commit, else as the
+        hub tells it.
+        """
+        hub, repository, state = self.setting.hub, self.setting.repository, self.state
+        if state is None or rebuild or not state.is_of(hub.endpoint, repository.name):
+            state = SyncState(hub.endpoint, repository.name, "")
+        if state.head == head:
+            return state
+        tree = hub.list_tree(repository, revision=head)
+        rules = tree.get(sync_plan.FILE_NAME)
+        if rules is None:
+            text = ""
+        else:
+            text = self._rules(rules, head)
+        published, status = "", state.files.get(STATUS_FILE)
+        if status is not None and status.remote == tree.get(STATUS_FILE):
+            published = state.published
+        files = {
+            path: Known(
+                remote,
+                known.stamp
+                if (known := state.files.get(path)) is not None and known.remote == remote
+                else None,
             )
-    stamps = {send.path: send.file.stamp for send in batch}
-    files = {
-        **state.files,
-        **{path: Known(remote, stamps.get(path)) for path, remote in there.items()},
-    }
-    this.sends += batch
-    this.status_sent |= STATUS_FILE in expected
-    return replace(state, head=made, files=files)
+            for path, remote in tree.items()
+        }
+        return replace(state, head=head, attributes=text, published=published, files=files)
+
+    def _rules(self, remote: HubFile, head: str) -> str:
+        """The .gitattributes of a commit. Raises HubUnavailable when what comes is something else, as a
+        proxy's page.
+        """
+        for _ in range(READINGS):
+            content = self._read(sync_plan.FILE_NAME, head)
+            if remote.sha256 is None:
+                name = git_name(content)
+            else:
+                name = hashlib.sha256(content).hexdigest()
+            if name == (remote.sha256 or remote.oid):
+                return content.decode("utf-8", "surrogateescape")
+        raise HubUnavailable(f"{self.setting.repository.name}: {sync_plan.FILE_NAME} comes garbled")
+
+    # ------------------------------------------------------------------ records
+    def _on_record(self, state: SyncState) -> SyncState:
+        """Write down what the hub has now, if that is news; returns it."""
+        self.state = state
+        if state != self.written:
+            self.record(lambda: write_state(self.setting.directory, state))
+            self.written = state
+        return state
+
+    def record(self, write: Callable[[], object]) -> None:
+        """Write a record; where that fails the logs are mirrored all the same, and the next round
+        compares again.
+        """
+        try:
+            write()
+        except OSError as error:
+            place, why = self.setting.directory.root, error.strerror or error
+            self.tell(f"this synchronisation cannot be put on record in {place}: {why}")
+
+    def _remember(self, sends: Iterable[Send]) -> None:
+        """Say what was masked in what was sent, once for each file and kind of secret."""
+        for send in sends:
+            if send.reason == "masked":
+                self.tell(
+                    f"{send.path}: older commits at the hub have its secrets unmasked; delete the history there"
+                )
+            for mask in send.masks:
+                if not mask.kind or (send.path, mask.kind) in self.found:
+                    continue
+                secret = FoundSecret(send.path, mask.kind, mask.line, self.setting.clock())
+                self.found[send.path, mask.kind] = secret
+                self.tell(
+                    f"{secret}: masked at the hub, not here; make it invalid where it was issued"
+                )
+
+    def _journal(self, head: str, message: str, expected: Mapping[str, int]) -> None:
+        """An entry for one commit; `expected` are the bytes of each path in it."""
+        data = {
+            "repository": self.setting.repository.name,
+            "commit": head,
+            "files": len(expected),
+            "bytes": sum(expected.values()),
+        }
+        self.record(lambda: Journal(self.setting.directory.journal).write("sync", message, data))
 
 
-def _status(this: SyncRound) -> bytes | None:
-    """The status to publish; None where there is none, or where it cannot be made: the logs go all
-    the same.
-    """
-    try:
-        return this.setting.status()
-    except (OSError, ValueError) as error:
-        this.tell(f"{STATUS_FILE} is not published this time: {cause(error)}")
-        return None
-
-
-def _outcome(
-    this: SyncRound, state: SyncState, found: Scan, plan: _Plan, sends: tuple[Send, ...]
+def sync_once(
+    setting: SyncSettings, running: RunningDigests | None = None, rebuild: bool = False
 ) -> SyncOutcome:
-    ours = [state.files[file.path].remote for file in found.files if file.path in state.files]
-    return SyncOutcome(
-        repository=this.setting.repository.name,
-        sends=sends,
-        commits=tuple(this.commits),
-        files=len(ours),
-        bytes=sum(remote.bytes for remote in ours),
-        head=state.head,
-        found=tuple(this.found.values()),
-        status_sent=this.status_sent,
-        notes=plan.notes,
-        faults=plan.faults,
-    )
+    """Bring the repository up to date. `running` is kept from round to round by who does many.
+
+    Raises Busy, HubUnavailable, HubPermanentError, and OSError when the mirrored folder cannot be
+    read.
+    """
+    work = SyncRound(setting, running or RunningDigests())
+    claim = work.take()
+    try:
+        work.found = {
+            (secret.path, secret.kind): secret for secret in read_found(setting.directory)
+        }
+        outcome = work.until_steady(rebuild)
+    except HubError as error:
+        why = str(error)
+        work.record(lambda: write_failure(setting.directory, why))
+        raise
+    else:
+        found = tuple(work.found.values())
+        work.record(lambda: write_success(setting.directory, setting.clock(), found))
+    finally:
+        if claim is not None:
+            with suppress(OSError):  # it ends with this process, or with its time
+                ClaimFolder(setting.directory, CLAIM).release(claim)
+    return outcome
+
+
+def preview(setting: SyncSettings, rebuild: bool = False) -> SyncOutcome:
+    """What `sync_once` would send now. Nothing is changed anywhere. Raises as it does, but for
+    Busy.
+    """
+    work = SyncRound(setting, RunningDigests())
+    try:
+        if rebuild:
+            work.state = None
+        else:
+            work.state = read_state(setting.directory)
+        commit, is_private = setting.hub.newest(setting.repository)
+        if not is_private and not work.may_be_public():
+            work.tell(f"{setting.repository.name}: {PUBLIC}")
+        state = work.acquaint(commit, rebuild)
+    except HubMissing:
+        state = SyncState(setting.hub.endpoint, setting.repository.name, "")
+    found = scan(setting.folder, setting.patterns, ROOT_FILES)
+    plan = work.plan(state, found)
+    return work.outcome(plan.state, found=found, plan=plan, sends=plan.sends)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from tr11ops.base.errors import Busy, HubPermanentError, HubUnavailable
 from tr11ops.hub.base import HubFile
-from tr11ops.hub.sync import LoopClock, follow, seconds_of
 from tr11ops.hub.sync_plan import (
     MOST_BYTES,
     MOST_FILES,
@@ -25,7 +24,7 @@ from tr11ops.hub.sync_plan import (
     material,
     superseded_name,
 )
-from tr11ops.hub.sync_round import SyncOutcome
+from tr11ops.hub.sync_round import LoopClock, SyncOutcome, follow, seconds_of
 
 paths = st.sampled_from(
     ["logs/main/a.txt", "tensorboard/main/events.out.tfevents.1", "logs/main/facts.json", "logs/b"]
