@@ -278,9 +278,9 @@ class ArchiveRound:
             if copy.variant != run.variant or seen.why_unread(place)
         )
         self._listed = moment, tuple(sorted(unseen))
-        for change in bring_in_line(self._directory, self.archive, seen):
-            if change.faults:
-                self._journal_damage(change.record, change.faults)
+        for record, faults in bring_in_line(self._directory, self.archive, seen):
+            if faults:
+                self._journal_damage(record, faults)
         if self.request.copies:
             self._sweep()
             self._copy_all(seen)
@@ -536,9 +536,9 @@ class ArchiveRound:
 
     def _copy_logs(self) -> None:
         with self.context.watch(f"{self.archive.name} logs", 0) as progress:
-            done = copy_logs(self._directory, self.archive, self.context.transfer(progress))
-        self.tally.logs = done.files
-        self.tally.faults.extend(done.faults)
+            sent, faults = copy_logs(self._directory, self.archive, self.context.transfer(progress))
+        self.tally.logs = sent
+        self.tally.faults.extend(faults)
 
     # ------------------------------------------------------------------ the journal
     def _journal(self, kind: str, why: str, data: Mapping[str, object]) -> None:

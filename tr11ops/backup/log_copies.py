@@ -40,13 +40,6 @@ class CopiedLog(Record):
     changed: int  # nanoseconds
 
 
-class LogCopies(Record):
-    """What came of one round: how many files were sent, and those that could not be read here."""
-
-    files: int
-    faults: tuple[str, ...] = ()
-
-
 def log_files(folder: Path) -> tuple[CopiedLog, ...]:
     """All logs and events of a run. What goes away meanwhile is left out. Raises OSError."""
     return tuple(sorted(_walk(folder, ""), key=lambda file: file.path))
@@ -70,9 +63,12 @@ def _walk(folder: Path, prefix: str) -> Iterator[CopiedLog]:
             yield CopiedLog(prefix + entry.name, facts.st_size, facts.st_mtime_ns)
 
 
-def copy_logs(directory: RunDirectory, archive: Archive, transfer: Transfer) -> LogCopies:
-    """Copy what changed. Raises ArchiveError, CopyStopped, OSError; what was copied until then is
-    on record.
+def copy_logs(
+    directory: RunDirectory, archive: Archive, transfer: Transfer
+) -> tuple[int, list[str]]:
+    """Copy what changed; returns how many files were sent, and why some could not be read here.
+
+    Raises ArchiveError, CopyStopped, OSError; what was copied until then is on record.
     """
     folder = directory.paths.published
     record = directory.paths.state / "backup" / "logs" / f"{archive.name}.json"
@@ -104,7 +100,7 @@ def copy_logs(directory: RunDirectory, archive: Archive, transfer: Transfer) -> 
         known[shown(file.path)] = (file.bytes, file.changed)
         count += was_sent
         replace_json(record, {"schema": SCHEMA, "address": archive.address, "files": known}, SCHEMA)
-    return LogCopies(count, tuple(faults))
+    return count, faults
 
 
 def shown(path: str) -> str:

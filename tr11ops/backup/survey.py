@@ -178,13 +178,6 @@ class Survey(Record):
         return found
 
 
-class RecordChange(Record):
-    """A record that is not what it was, or is new; `faults` are newly found, by file."""
-
-    record: CopyRecord
-    faults: Mapping[str, str]
-
-
 def survey(archive: Archive, run: str, variant: str, run_id: str = "") -> Survey:
     """Look at all copies of a run's variant, not at those of another run of that name.
 
@@ -273,17 +266,19 @@ def forget_unreadable(directory: RunDirectory) -> None:
 
 def bring_in_line(
     directory: RunDirectory, archive: Archive, seen: Survey
-) -> tuple[RecordChange, ...]:
-    """Write the records that differ from what was seen; returns them. Raises OSError, ValueError."""
+) -> tuple[tuple[CopyRecord, Mapping[str, str]], ...]:
+    """Write the records that differ from what was seen; returns them, each with what is newly wrong
+    in it, by file. Raises OSError, ValueError.
+    """
     changes = tuple(_changes(records_of(directory, archive), archive, seen))
-    for change in changes:
-        write_copy(directory, change.record)
+    for record, _ in changes:
+        write_copy(directory, record)
     return changes
 
 
 def _changes(
     records: Mapping[str, CopyRecord], archive: Archive, seen: Survey
-) -> Iterator[RecordChange]:
+) -> Iterator[tuple[CopyRecord, Mapping[str, str]]]:
     for location, receipt in seen.receipts.items():
         if seen.why_unread(location):
             faults = {}
@@ -298,7 +293,7 @@ def _changes(
         after = replace(base, damaged=tuple(sorted(rest | faults.keys())))
         if after != before:
             new = faults.keys() - (set() if before is None else set(before.damaged))
-            yield RecordChange(after, {path: faults[path] for path in sorted(new)})
+            yield after, {path: faults[path] for path in sorted(new)}
     for location, before in records.items():
         if location in seen.receipts or seen.why_unread(location):
             continue
@@ -306,7 +301,7 @@ def _changes(
         why = seen.unreadable.get(path, "the receipt is missing")
         if name not in before.damaged:
             after = replace(before, damaged=tuple(sorted({*before.damaged, name})))
-            yield RecordChange(after, {name: why})
+            yield after, {name: why}
 
 
 def _receipt_name(location: str) -> str:

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
 
+from trainer.contract.documents import record_of
 from trainer.contract.record import JsonObject, Record
 
 FILE = Path(__file__).with_name("steps.toml")
@@ -31,7 +31,7 @@ class StepDialect(Record, eq=False, dict=True):
     source: str
     words: tuple[str, ...]
     step: str
-    fields: Mapping[str, Sequence[str]]
+    fields: Mapping[str, str | tuple[str, ...]]
     never: str = ""
     end: str = ""
     more: tuple[str, ...] = ()
@@ -72,10 +72,12 @@ class StepDialect(Record, eq=False, dict=True):
 
     @cached_property
     def field_patterns(self) -> tuple[tuple[str, tuple[re.Pattern[str], ...]], ...]:
-        return tuple(
-            (name, tuple(re.compile(pattern.replace("NUM", _NUM)) for pattern in patterns))
-            for name, patterns in self.fields.items()
-        )
+        found = []
+        for name, told in self.fields.items():
+            patterns = (told,) if isinstance(told, str) else told
+            compiled = tuple(re.compile(pattern.replace("NUM", _NUM)) for pattern in patterns)
+            found.append((name, compiled))
+        return tuple(found)
 
 
 class DialectWord(Record):
@@ -121,7 +123,7 @@ def whole_number_of(text: str) -> int:
 @cache
 def dialects() -> tuple[StepDialect, ...]:
     """All dialects, in the order in which they are tried."""
-    return tuple(_dialect(entry) for entry in entries())
+    return record_of(tuple[StepDialect, ...], entries())
 
 
 @cache
@@ -134,25 +136,3 @@ def entries() -> list[JsonObject]:
     """The table as it stands in the file."""
     found: list[JsonObject] = tomllib.loads(FILE.read_text(encoding="utf-8"))["dialect"]
     return found
-
-
-def _dialect(entry: Mapping[str, Any]) -> StepDialect:
-    return StepDialect(
-        name=entry["name"],
-        source=entry["source"],
-        words=tuple(entry["words"]),
-        step=entry["step"],
-        fields={
-            name: (told,) if isinstance(told, str) else tuple(told)
-            for name, told in entry["fields"].items()
-        },
-        never=entry.get("never", ""),
-        end=entry.get("end", ""),
-        more=tuple(entry.get("more", ())),
-        told=tuple(entry.get("told", ())),
-        steps=tuple(entry.get("steps", ())),
-        guess=entry.get("guess", False),
-        omits_nan=entry.get("omits_nan", False),
-        zero=tuple(entry.get("zero", ())),
-        first_epoch=entry.get("first_epoch", 0),
-    )

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -27,7 +26,8 @@ from trainer.contract.files import write_json
 from trainer.contract.metrics_record import perplexity_of
 from trainer.contract.record import Record
 from trainer.control.resume import load_weights
-from trainer.data.rows import MicroBatch, NextTokenRow, RowFormat
+from trainer.data.dataset import SampleSource
+from trainer.data.rows import MicroBatch, NextTokenRow
 from trainer.data.samples import open_samples
 from trainer.engine import Engine, init_distributed
 from trainer.metrics.writer import LM
@@ -37,17 +37,6 @@ from trainer.schedule.rules import cross_problems
 
 REFUSALS = (CardError, CheckpointError, DataError)
 WINDOWS_BETWEEN_REPORTS = 16  # of each replica
-
-
-class Windows(Protocol):
-    """Samples by number: `read` fills one row, of which `row` says what it holds."""
-
-    @property
-    def row(self) -> RowFormat: ...
-
-    def __len__(self) -> int: ...
-
-    def read(self, index: int, out: np.ndarray) -> None: ...
 
 
 class TokenWindows(Record):
@@ -117,7 +106,7 @@ def read_windows(path: Path, sequence_length: int, rows: int) -> TokenWindows:
 
 
 def evaluate(
-    engine: Engine, windows: Windows, count: int, report: Callable[[int], None]
+    engine: Engine, windows: SampleSource, count: int, report: Callable[[int], None]
 ) -> list[Measured]:
     """Each of the first `count` windows, the same list on every rank. Collective.
 
@@ -140,7 +129,7 @@ def evaluate(
     return measured
 
 
-def _batches(windows: Windows, indices: list[int], count: int) -> Iterator[MicroBatch]:
+def _batches(windows: SampleSource, indices: list[int], count: int) -> Iterator[MicroBatch]:
     for index in indices:
         rows = np.empty((1, windows.row.length), dtype=np.int64)
         windows.read(min(index, count - 1), rows[0])
@@ -221,7 +210,7 @@ def _for_evaluation(
 
 def _windows(
     config: TrainerConfig, options: argparse.Namespace, mesh: Mesh, engine: Engine
-) -> tuple[Windows, int, str]:
+) -> tuple[SampleSource, int, str]:
     """What is evaluated, how many windows of it, and its name. Collective. Raises DataError."""
     if options.tokens is not None:
         if config.model.family != "gpt":

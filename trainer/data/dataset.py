@@ -20,7 +20,8 @@ class SampleSource(Protocol):
     each other.
     """
 
-    row: RowFormat
+    @property
+    def row(self) -> RowFormat: ...
 
     def __len__(self) -> int:
         """Number of samples."""

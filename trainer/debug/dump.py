@@ -12,7 +12,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from msgspec.structs import replace
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from trainer.checkpoint import randomness
 from trainer.checkpoint.fingerprint import fingerprint, state_digest, table_head, table_row
+from trainer.config.run import DebugSection
 from trainer.contract.files import host_name, now, write_atomically
 from trainer.contract.sharing import make_shared
 from trainer.debug.record import (
@@ -41,18 +42,6 @@ _SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _MODULUS = 1 << 64
 
 
-class DebugSettings(Protocol):
-    """The run card's [debug] table: `dump` is "off", "full" or "fingerprint"; `iterations`
-    "FIRST-LAST", none = all.
-    """
-
-    @property
-    def dump(self) -> str: ...
-
-    @property
-    def iterations(self) -> Sequence[str]: ...
-
-
 class DebugDumps:
     """Writes this rank's dumps into `folder`. Nothing is collective; when switched off every method
     returns at once.
@@ -62,7 +51,7 @@ class DebugDumps:
     wanted. Methods raise OSError.
     """
 
-    def __init__(self, settings: DebugSettings, mesh: Mesh, folder: Path, family: Family):
+    def __init__(self, settings: DebugSection, mesh: Mesh, folder: Path, family: Family):
         self._family = family
         self._full = settings.dump == "full"
         self._ranges = [_range(text) for text in settings.iterations]

@@ -106,7 +106,7 @@ def test_the_same_file_sent_by_two_at_once_is_committed_once(mirror, make_hub, w
 
 
 def _steal(second: Mirror) -> None:
-    with patch("tr11ops.hub.sync._take", return_value=None):
+    with patch("tr11ops.hub.sync.SyncRound.take", return_value=None):
         second.sync()
     second.server.put(REPOSITORY, "README.md", b"and more")
 

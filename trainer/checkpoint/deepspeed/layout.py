@@ -32,7 +32,6 @@ from trainer.checkpoint.deepspeed.optimizer import OptimizerLayout, inspect_opti
 from trainer.checkpoint.deepspeed.states import OpenFiles, attributes
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts
 from trainer.contract.errors import CheckpointError
-from trainer.contract.record import Record
 from trainer.contract.resumable import is_universal
 from trainer.parallel.state import EXTRA_KINDS, FRAGMENT_KINDS
 
@@ -110,8 +109,7 @@ def open_deepspeed_layout(
     """
     files = OpenFiles(place, _LEAST_OPEN_FILES)
     if is_universal(place):
-        universal = inspect_universal(files)
-        return DeepSpeedSource(files, universal.layout, universal.optimizer, report)
+        return DeepSpeedSource(files, *inspect_universal(files), report)
     layout = inspect_layout(files)
     files.most = max(_LEAST_OPEN_FILES, 2 * layout.tensor * layout.data)
     return DeepSpeedSource(files, layout, inspect_optimizer(files, layout), report)
@@ -178,17 +176,9 @@ _PARAMETER, _PADDING = "param", "vocab_divisibility_padding_tensor"
 _NAME = re.compile(r"(?:tied_modules\.[^.]+|(\d+))\.(.+)")
 
 
-class Universal(Record):
-    """A checked folder. Its weights are the masters, to be read in the precision that the training
-    had.
-    """
-
-    layout: Layout
-    optimizer: OptimizerLayout
-
-
-def inspect_universal(files: OpenFiles) -> Universal:
-    """Check a folder of the universal form, and say where each tensor lies.
+def inspect_universal(files: OpenFiles) -> tuple[Layout, OptimizerLayout]:
+    """Check a folder of the universal form, and say where each tensor lies. Its weights are the
+    masters, to be read in the precision that the training had.
 
     Raises CheckpointError, naming the file, for what is missing, truncated or foreign.
     """
@@ -239,7 +229,7 @@ def inspect_universal(files: OpenFiles) -> Universal:
     layout = Layout(
         names, tensor, model // tensor, data=data, client=client, roles=roles, weights=weights
     )
-    return Universal(layout, OptimizerLayout(tensors, done))
+    return layout, OptimizerLayout(tensors, done)
 
 
 def _place(files: OpenFiles, name: str) -> tuple[int, str]:
