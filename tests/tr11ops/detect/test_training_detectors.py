@@ -113,6 +113,15 @@ def kept(
     return changed(seen, stacks=(KeptStacks("2001", sentence=sentence, **given),))
 
 
+def test_the_headline_of_ranks_that_all_wait_for_data_has_room_for_that() -> None:
+    """`and none has moved in 2 looks` was what a subject kept of it."""
+    verdict = "all that were read (8 ranks) wait for their data; none has moved in 2 looks"
+    seen = later(at(250), 18 * 60)
+    finding = only(kept(seen, verdict, nodes=()), "hung")
+    assert finding.title == "job 1000_1 hangs: all that were read (8 ranks) wait for their data"
+    assert finding.evidence[1] == f"the workers' stacks: {verdict}"
+
+
 def test_a_hang_bears_the_name_that_the_stacks_gave() -> None:
     """All heartbeats are alike: only the stacks tell whom all others wait for."""
     seen = later(at(250), 18 * 60)

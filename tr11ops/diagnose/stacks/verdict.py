@@ -169,7 +169,7 @@ def _none_wait(groups: Sequence[StackGroup]) -> StacksVerdict:
         words = f"no rank has moved in {looks} ({listed})"
         if list(counts) == [WaitKind.DATA_LOADER]:
             who = counted(_size(hung), "rank")
-            words = f"all that were read ({who}) wait for their data, and none has moved in {looks}"
+            words = f"all that were read ({who}) wait for their data; none has moved in {looks}"
         return StacksVerdict(
             words,
             _ranks(hung),

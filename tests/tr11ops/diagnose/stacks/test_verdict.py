@@ -111,7 +111,7 @@ def test_no_rank_moves_and_none_waits_for_others() -> None:
     assert (
         found.ranks == (0, 1, 2, 3)
         and found.sentence
-        == "all that were read (4 ranks) wait for their data, and none has moved in 2 looks"
+        == "all that were read (4 ranks) wait for their data; none has moved in 2 looks"
     )
 
 
