@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from datetime import UTC
 from statistics import median
 from typing import NamedTuple
 
 from tr11ops.base.observed import Unknown, known
+from tr11ops.base.units import timestamp
 from tr11ops.cluster.arrays import array_number
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.observe import derived
@@ -27,6 +29,7 @@ LEAST_WINDOW_SECONDS = 2 * derived.HOUR  # less says nothing about weeks
 LAST_LINES = 3
 LAST_SECONDS = 30.0  # at least: three quick lines are a hiccup
 MOST_LAST_LINES = 100
+LATE_SECONDS = 15 * 60.0  # nothing trains for so long: the queue does not go on without a gap
 
 
 class ForecastEnd(Record):
@@ -163,6 +166,7 @@ def no_cover(snapshot: Snapshot) -> tuple[NoCover, ...]:
     running = [(job, why) for job in snapshot.active_jobs if (why := _lost_script(snapshot, job))]
     sure = {job.job_id for job in derived.sure_jobs(snapshot)}
     stuck = [job for job in snapshot.pending_jobs if job.job_id not in sure]
+    late = [job for job in _late(snapshot) if job.job_id in sure]
     reasons = {derived.kind_of_wait(job): job for job in stuck}  # thousands may share a few
     words = {kind: derived.why_not_starting(snapshot, job) for kind, job in reasons.items()}
     groups: dict[tuple[str, str], list[Job]] = {}
@@ -170,7 +174,17 @@ def no_cover(snapshot: Snapshot) -> tuple[NoCover, ...]:
         groups.setdefault((job.job_id, why), []).append(job)
     for job in stuck:
         groups.setdefault((array_number(job), words[derived.kind_of_wait(job)]), []).append(job)
+    for job in late:
+        when = timestamp(job.eligible_time or 0.0, UTC)
+        groups.setdefault((array_number(job), f"it may not start before {when}"), []).append(job)
     return tuple(_without_cover(snapshot, name, why, jobs) for (name, why), jobs in groups.items())
+
+
+def _late(snapshot: Snapshot) -> tuple[Job, ...]:
+    """Queued jobs that someone has forbidden to start before a time long after what runs now ends."""
+    ends = [derived.leaves_at(snapshot, job) or 0.0 for job in trains_on(snapshot)]
+    awaited = max([snapshot.time, *ends]) + LATE_SECONDS
+    return tuple(job for job in snapshot.pending_jobs if (job.eligible_time or 0.0) > awaited)
 
 
 def _without_cover(snapshot: Snapshot, name: str, why: str, jobs: list[Job]) -> NoCover:
@@ -203,13 +217,14 @@ def queue_coverage_seconds(snapshot: Snapshot, only_sure: bool = False) -> float
     told.
 
     A task that may have lost the node of its batch script holds none: it ends with its trainers.
-    `only_sure` leaves out tasks that wait for the site, or for nodes that can be used (see
-    `no_cover`).
+    `only_sure` leaves out tasks that wait for the site, for nodes that can be used, or for a time
+    that is far (see `no_cover`).
     """
     if isinstance(snapshot.jobs, Unknown):
         return None
     if only_sure:
-        queued = derived.sure_jobs(snapshot)
+        late = {job.job_id for job in _late(snapshot)}
+        queued = tuple(job for job in derived.sure_jobs(snapshot) if job.job_id not in late)
     else:
         queued = derived.startable_jobs(snapshot)
     covered = longest = 0.0

@@ -199,6 +199,8 @@ def _beyond_the_queue(snapshot: Snapshot, is_watched: bool) -> tuple[str, str]:
         return f", and what else is queued does not start by itself{first}", derived.launch_more(
             snapshot
         )
+    if idle_work:
+        return f", and what else is queued covers none of it{first}", derived.launch_more(snapshot)
     if is_watched and snapshot.run.watch.resubmissions > 0:
         return ", and the watchdog may not resubmit again today", derived.launch_more(snapshot)
     return "", derived.launch_more(snapshot)

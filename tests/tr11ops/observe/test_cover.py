@@ -72,6 +72,12 @@ CASES = {
         0.0,
     ),
     "it is held": (seen(reason="JobHeldUser"), ["job 1000_[8-10%1] (3 tasks): it is held (JobHeldUser)"], 1400.0),
+    "it may not start for days": (
+        seen(eligible_time=NOW + 3 * 24 * HOUR),
+        ["job 1000_[8-10%1] (3 tasks): it may not start before 2022-05-04 12:00 UTC"],
+        1400.0,
+    ),
+    "it may start when this one ends": (seen(eligible_time=NOW + 1000.0), [], 1400.0 + 3 * 2400.0),
     "all is well": (seen(), [], 1400.0 + 3 * 2400.0),
 }  # fmt: skip
 
