@@ -9,9 +9,13 @@ fp32 (`test_parity.py`).
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional
 
 from tests.trainer.cases import CPU, tiny, train
@@ -161,6 +165,44 @@ def test_it_is_traced_whole() -> None:
     assert torch.equal(traced, plain)
     both = (torch.autograd.grad(result, own, gradient) for result in (traced, plain))
     assert all(torch.equal(one, other) for one, other in zip(*both, strict=True))
+
+
+def test_compiled_each_factor_of_two_layers_is_rounded_once() -> None:
+    """Forward and backward have six factors a layer, of which the compiler makes three: what was
+    rounded forward is kept in 8 bits, and a gradient is rounded for both of its products.
+    """
+    rounded: dict[str, int] = {}
+
+    def noting(name: str) -> Any:
+        def compile_(part: torch.fx.GraphModule, _: Any) -> Any:
+            calls = [str(node.target) for node in part.graph.nodes if node.op == "call_function"]
+            rounded[name] = sum("linalg_vector_norm" in call for call in calls)
+            rounded[f"{name} products"] = sum(".mm." in call for call in calls)
+            return make_boxed_func(part)
+
+        return compile_
+
+    def layers(inputs: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        inner = functional.gelu(linear(inputs, up, None, in_float8=True))
+        return linear(inner, down, None, in_float8=True)
+
+    shapes = ((64, 32), (48, 32), (32, 48))
+    given = [torch.randn(shape, dtype=BF16, requires_grad=True) for shape in shapes]
+    torch._dynamo.reset()
+    backend = aot_autograd(
+        fw_compiler=noting("forward"),
+        bw_compiler=noting("backward"),
+        partition_fn=min_cut_rematerialization_partition,  # inductor's
+    )
+    result = torch.compile(layers, backend=backend, fullgraph=True)(*given)
+    result.backward(torch.randn_like(result))
+    torch._dynamo.reset()
+    assert rounded == {
+        "forward": 4,
+        "forward products": 2,
+        "backward": 2,
+        "backward products": 4,
+    }
 
 
 def in_float8(config: TrainerConfig) -> TrainerConfig:
