@@ -15,7 +15,7 @@ from tr11ops.detect.pass_over import after_passing, iterations, pass_over
 from tr11ops.detect.without_node import after_hold
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Attempt, Snapshot
-from tr11ops.observe.training import LaunchEnd
+from tr11ops.observe.training import TRAINING_PHASES, LaunchEnd
 from tr11ops.queue.held_jobs import standing_holds
 from tr11ops.rundir.exclusion import family
 from trainer.contract.end_marker import BAD_REASONS
@@ -100,9 +100,8 @@ def _by_fault(
     """
     groups: dict[tuple[str, ...], list[Attempt]] = {}
     for attempt in row:
-        groups.setdefault(identity_of_end(snapshot, attempt, jobs.get(attempt.job_id)), []).append(
-            attempt
-        )
+        identity = identity_of_end(attempt, jobs.get(attempt.job_id))
+        groups.setdefault(identity, []).append(attempt)
     trained, furthest = _trained(snapshot), _furthest(snapshot)
     over: set[tuple[str, ...]] = set()
     # the same step may fail again: only what comes after it shows otherwise
@@ -167,21 +166,19 @@ def _furthest(snapshot: Snapshot) -> dict[str, int]:
     return furthest
 
 
-def identity_of_end(snapshot: Snapshot, attempt: Attempt, job: Job | None) -> tuple[str, ...]:
-    """What tells the incident of an attempt's end from others: its fault, as its last launch has
-    it.
+def identity_of_end(attempt: Attempt, job: Job | None) -> tuple[str, ...]:
+    """What tells the incident of an attempt's end from others: its fault, as its own record has it.
 
     One fault is one incident, whatever it is taken for: what a node is suspected of first may prove
-    to be the program's. A node that is proven bad is an incident of its own. Where no launch says
+    to be the program's. A node that is proven bad is an incident of its own. Where no record names
     it, the class of the fault.
     """
     cause = cause_of_end(attempt, job)
-    last = _last_launch(snapshot, attempt)
-    if not attempt.cause or last is None or not last.fault:
+    if not attempt.cause or not attempt.fault:
         return (cause,)
-    if last.blamed:
-        return (cause, last.fault)
-    return (family(last.fault),)
+    if attempt.blamed:
+        return (cause, attempt.fault)
+    return (family(attempt.fault),)
 
 
 def cause_of_end(attempt: Attempt, job: Job | None) -> str:
@@ -327,37 +324,38 @@ def _finding(
 
 
 def if_the_data_are_at_fault(snapshot: Snapshot, attempt: Attempt) -> tuple[str, ...]:
-    """How the data after its last iteration are passed over, for who finds that they are at fault."""
-    reached, command = _reached(snapshot, attempt), passes_over_the_data(snapshot, attempt)
-    if not command or reached is None:
+    """How the data that it met last are passed over, for who finds that they are at fault."""
+    at, command = _met_at(snapshot, attempt), passes_over_the_data(snapshot, attempt)
+    if not command or at is None:
         return ()
-    at = reached + 1
     return (f"to pass over the data of {iterations(at, at)}, if they are at fault: `{command}`",)
 
 
 def passes_over_the_data(snapshot: Snapshot, attempt: Attempt) -> str:
-    """The command that passes over the data after an attempt's last iteration, where that is what a
-    person may have to do: the attempt let nothing follow, and its fault may be the data's. Else "".
+    """The command that passes over the data that an attempt met last, where that is what a person
+    may have to do: the attempt let nothing follow, and its fault may be the data's. Else "".
     """
-    reached = _reached(snapshot, attempt)
-    if not attempt.held_because or attempt.cause not in MAYBE_DATA or reached is None:
+    at = _met_at(snapshot, attempt)
+    if not attempt.held_because or attempt.cause not in MAYBE_DATA or at is None:
         return ""
     if derived.is_rolled_back(snapshot):
         return ""  # a person has seen to it
-    return pass_over(snapshot, reached + 1, reached + 1)
+    return pass_over(snapshot, at, at)
 
 
 def came_back(snapshot: Snapshot, attempt: Attempt) -> bool:
     """Whether launches on several nodes, this attempt's last one among them, ended in the same way
-    at one iteration: by what they train on, the data, as likely as by the program.
+    in one iteration: by what they train on, the data, as likely as by the program.
     """
-    reached = _reached(snapshot, attempt)
+    last, at = _last_launch(snapshot, attempt), _met_at(snapshot, attempt)
+    if last is None or at is None or attempt.cause != "software":
+        return False
     same = [
         end
         for end in known(snapshot.training.launch_ends, ())
-        if reached is not None and end.reached == reached
+        if family(end.fault) == family(last.fault) and _ended_in(snapshot, end) == at
     ]
-    return attempt.cause == "software" and len(same) > 1
+    return len(same) > 1
 
 
 def _suspects_to_be_told(snapshot: Snapshot, attempt: Attempt) -> tuple[str, ...]:
@@ -404,12 +402,27 @@ def _last_launch(snapshot: Snapshot, attempt: Attempt) -> LaunchEnd | None:
     return max(_launches(snapshot, attempt), key=lambda end: end.launch, default=None)
 
 
-def _reached(snapshot: Snapshot, attempt: Attempt) -> int | None:
-    """The last iteration that the last launch of an attempt finished; None where that is not known."""
+def _met_at(snapshot: Snapshot, attempt: Attempt) -> int | None:
+    """The iteration in which the last launch of an attempt ended; None where that is not known."""
     last = _last_launch(snapshot, attempt)
     if last is None:
         return None
-    return last.reached
+    return _ended_in(snapshot, last)
+
+
+def _ended_in(snapshot: Snapshot, end: LaunchEnd) -> int | None:
+    """The iteration in which a launch ended: the one after the last that it finished, or, where it
+    finished none, the one that it had begun by its phases. None where it came to none.
+    """
+    if end.reached is not None:
+        return end.reached + 1
+    begun = (
+        phase.iteration + 1
+        for phase in known(snapshot.training.phases, ())
+        if (phase.job_id, phase.launch) == (end.job_id, end.launch)
+        and phase.phase in TRAINING_PHASES
+    )
+    return max(begun, default=None)
 
 
 def why_it_ended(snapshot: Snapshot, attempt: Attempt) -> str:

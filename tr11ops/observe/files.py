@@ -303,6 +303,8 @@ def _attempt(paths: RunPaths, job_id: str, changed: float) -> Attempt:
         code=code_of(record),
         versions=versions_of(record),
         cause=_text(verdict, "cause"),
+        fault=_text(verdict, "fault"),
+        blamed=_texts(verdict, "blamed"),
         held_because="" if verdict.get("held_for") else _text(verdict, "held_because"),
         gave_way=verdict.get("reason") == SUPERSEDED and verdict.get("launches") == 0,
         evidence=_texts(verdict, "evidence"),

@@ -181,8 +181,9 @@ class Attempt(Record):
     instead ("" if it found nothing either). `changed`: when it ended, by the end marker or as
     `rundir.attempt_end` dates it; of one that lives, its last sign of life. `is_told`: someone has
     said so; else it is its last word. `changes`: what it has otherwise than the attempt before it.
-    Of one that ended badly, `cause` is the class of its fault ("storage", "node", ...) and
-    `held_because` why it let nothing follow; "" where the batch script wrote neither. `gave_way`:
+    Of one that ended badly, `cause` is the class of its fault ("storage", "node", ...), `fault` its
+    name and `blamed` the nodes found bad, as in `AttemptVerdict`, and `held_because` why it let
+    nothing follow; "" where the batch script wrote none. `gave_way`:
     it found another attempt of the run training, and launched nothing. `evidence`: what it printed
     last, where it could not start.
     """
@@ -198,6 +199,8 @@ class Attempt(Record):
     code: CodeIdentity | None = None  # None: not recorded
     versions: Mapping[str, str] = field(default_factory=dict)
     cause: str = ""
+    fault: str = ""
+    blamed: tuple[str, ...] = ()
     held_because: str = ""
     gave_way: bool = False
     is_told: bool = True

@@ -24,7 +24,7 @@ def desk(office: Make) -> Office:
     """An office with one open alert."""
     made = office(RECIPIENTS, f'rota=["{ANA}","{BEN}"]')
     made.look(NOON, finding())
-    made.folder_of("replies").mkdir()
+    made.folder_of("replies").mkdir(exist_ok=True)
     return made
 
 

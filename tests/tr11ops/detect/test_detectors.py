@@ -519,7 +519,8 @@ def suspicion(job_id: str, age: float, node: str, rank: int = 3) -> tuple[Attemp
     end = LaunchEnd(
         job_id, 2, NOW - age, why, reached=31_220, suspects=(node,), fault=f"{SIGSEGV} at {rank}"
     )
-    return replace(wordless(job_id, age=age, failure=why), cause="node"), end
+    bad = replace(wordless(job_id, age=age, failure=why), cause="node", fault=end.fault)
+    return bad, end
 
 
 def test_no_node_is_named_as_guilty_while_the_next_attempt_will_tell() -> None:
@@ -540,8 +541,10 @@ def test_no_node_is_named_as_guilty_while_the_next_attempt_will_tell() -> None:
         "no attempt follows by itself: a person has to look, and hears where"
     )
     proof = replace(end, blamed=("iam02",), suspects=())
+    blamed = replace(bad, blamed=("iam02",))
     (sure,) = found(
-        idle(attempts=(bad,), launch_ends=(proof,), jobs=(pending(),), steps=()), "unfinished-end"
+        idle(attempts=(blamed,), launch_ends=(proof,), jobs=(pending(),), steps=()),
+        "unfinished-end",
     )
     assert "on iam02" in sure.title and sure.identity == ("node", f"{SIGSEGV} at 3")
 
@@ -552,10 +555,10 @@ def test_a_suspicion_that_proves_to_be_the_programs_is_one_incident_with_it() ->
     """
     first, end = suspicion("1006", 2 * HOUR, "iam02", rank=5)
     verdict = "software or data, not the nodes: the same fault came back on iam02 and iam04"
-    last = failed("1007", HOUR, "software", verdict)
+    last = replace(failed("1007", HOUR, "software", verdict), fault=f"{SIGSEGV} at 3")
     ends = (
         end,
-        LaunchEnd("1007", 1, NOW - HOUR, verdict, suspects=("iam04",), fault=f"{SIGSEGV} at 3"),
+        LaunchEnd("1007", 1, NOW - HOUR, verdict, suspects=("iam04",), fault=last.fault),
     )
     seen = idle(attempts=(first, last), launch_ends=ends, steps=())
     (before,) = found(idle(attempts=(first,), launch_ends=(end,), steps=()), "unfinished-end")
@@ -563,17 +566,18 @@ def test_a_suspicion_that_proves_to_be_the_programs_is_one_incident_with_it() ->
     assert finding.identity == before.identity == (SIGSEGV,)
     assert finding.title == f"the last 2 attempts failed: {verdict}"
     assert "suspected before, and cleared by it: iam02" in finding.evidence
+    (older,) = found(changed(seen, launch_ends=ends[1:]), "unfinished-end")
+    assert older.title == finding.title, "also when its launches are not looked into any more"
     (unsure,) = found(replace(seen, exclusions=UNKNOWN), "unfinished-end")
     assert not any("cleared" in line for line in unsure.evidence)
 
 
 def test_two_faults_of_one_class_are_two_incidents() -> None:
-    first, last = (failed(name, HOUR, "unknown", "") for name in ("1006", "1007"))
-    ends = [
-        LaunchEnd(name, 1, NOW - HOUR, fault=fault)
+    first, last = (
+        replace(failed(name, HOUR, "unknown", ""), fault=fault)
         for name, fault in (("1006", "a at 1"), ("1007", "b at 1"))
-    ]
-    two = found(idle(attempts=(first, last), launch_ends=tuple(ends), steps=()), "unfinished-end")
+    )
+    two = found(idle(attempts=(first, last), steps=()), "unfinished-end")
     assert {one.identity for one in two} == {("a",), ("b",)}
 
 
@@ -670,6 +674,35 @@ def test_a_fault_that_followed_the_data_over_the_nodes_has_the_cure_as_its_comma
     assert finding.fix == "tr11 launch --replace --set 'data.skip_ranges=[\"31351-31351\"]'"
     (once,) = found(changed(seen, launch_ends=ends[:1]), "unfinished-end")
     assert once.fix == "tr11 diagnose --job 1000_7", "one end alone is no sign of the data"
+
+
+@pytest.mark.parametrize(
+    ("phases", "cured"),
+    [(("starting", "loading"), False), (("starting", "loading", "training", "ended"), True)],
+)
+def test_what_dies_in_its_first_iteration_met_the_data_and_what_dies_before_did_not(
+    phases: tuple[str, ...], cured: bool
+) -> None:
+    """A save came just before the bad sample: no launch finishes an iteration after it."""
+    why = "the same fault came back before its first iteration on n1 and n2 and n3"
+    bad = replace(failed("1007", HOUR, "software", why), fault=SIGSEGV)
+    ends = tuple(
+        LaunchEnd("1007", launch, NOW - HOUR, began_at=31_200, fault=SIGSEGV) for launch in (1, 2)
+    )
+    seen = idle(
+        attempts=(bad,),
+        launch_ends=ends,
+        jobs=(pending(reason="JobHeldAdmin"),),
+        phases=tuple(
+            Phase("1007", end.launch, name, 31_200, NOW) for end in ends for name in phases
+        ),
+    )
+    (finding,) = found(seen, "unfinished-end")
+    expected = "tr11 rollback 31200 --skip 31201-31201" if cured else "tr11 diagnose --job 1000_7"
+    assert finding.fix == expected
+    stopped = (replace(ends[0], fault="operator"), ends[1])
+    (once,) = found(changed(seen, launch_ends=stopped), "unfinished-end")
+    assert once.fix == "tr11 diagnose --job 1000_7", "a stop at that place is no sign of the data"
 
 
 def test_what_a_leaving_attempt_holds_for_its_fault_is_told_with_its_end() -> None:

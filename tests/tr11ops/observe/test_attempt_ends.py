@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 from msgspec import to_builtins
+from msgspec.structs import replace
 
 from tests.tr11ops.status_cases import NOW, running, steps
 from tr11ops.base.observed import known
 from tr11ops.base.units import iso_time
 from tr11ops.cluster.base import Job, JobState, Node
-from tr11ops.detect.unfinished_end import unfinished_end
+from tr11ops.detect.unfinished_end import identity_of_end, unfinished_end
 from tr11ops.goodput.history import read_attempts as read_history
 from tr11ops.observe.look import observe
 from tr11ops.observe.snapshot import Attempt, RunFacts, newest_attempt
@@ -104,6 +105,19 @@ def test_whoever_said_when_it_ended_is_believed(directory: RunDirectory) -> None
         directory.paths.attempt("1007")
     )
     assert (seen(directory).changed, seen(directory, over).changed) == (LAST + 5, LAST + 200)
+
+
+def test_an_end_is_told_from_others_without_the_records_of_its_launches(
+    directory: RunDirectory,
+) -> None:
+    """Those of the newest attempts alone are looked into."""
+    verdict = AttemptVerdict(
+        "error", 8, 5, 1, "SIGSEGV", cause="node", fault="died: sigsegv at 1", time=LAST
+    )
+    verdict.write(directory.paths.attempt("1007"))
+    assert identity_of_end(seen(directory), None) == ("died: sigsegv",)
+    replace(verdict, blamed=("n02",)).write(directory.paths.attempt("1007"))
+    assert identity_of_end(seen(directory), None) == ("node", "died: sigsegv at 1")
 
 
 def test_one_that_lives_has_its_last_sign(directory: RunDirectory) -> None:
