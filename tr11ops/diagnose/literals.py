@@ -21,6 +21,10 @@ _ORDINARY = (
     "time (ms) | forward-compute: 1.0 | optimizer: 1.0 validation loss at iteration checkpoint saving successfully "
     "saved loading loaded tensors model rank batch epoch step error failed memory INFO WARNING "
     "node07:41230:41544 [3] NCCL INFO Channel 01/02 via P2P/IPC [default7]:[rank7]: "
+    "2026-03-04 10:00:00,123 - data.dataloader - INFO - worker 3 loaded shard part-00123.parquet from /data/train "
+    "2026-03-04T20:00:00.000Z E0304 10:00:00.123 12 dataloader.cc:12] torch.utils.data.dataloader: prefetch queue is "
+    "empty, data loader waits: GET https://x/part-1 took 0.3 s "
+    "/usr/lib/python3.12/site-packages/x.py:12: UserWarning: x is deprecated and will be removed python python3 -u "
 )
 
 Words = frozenset[str]

@@ -75,6 +75,7 @@ _NO_PLACE = "kubernetes-no-place"
 KERNELS = "xid"
 _AGE = re.compile(r"\s*(?:\d+[dhms]){1,3}(?: \(x\d+ over \w+\))?\s+(?:Normal|Warning)\s")
 _LINK_BACK = "link-back"
+_DEGRADED = "port-monitor-down"
 _SERVER_BACK = "storage-back"
 _CANCELLED: Any = {  # what a step's end is where nothing came before it
     "role": Role.STOP,
@@ -111,7 +112,7 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
             one
             for launch in launches
             for one in launch.sightings
-            if not launch.has_overcome(one) or _has_an_age(one)
+            if not launch.has_overcome(one) or _has_an_age(one) or _is_still_degraded(one, left)
         ]
     surest = max(
         (
@@ -181,6 +182,14 @@ def _has_an_age(one: Sighting) -> bool:
     events` lists it: where it stands says nothing of when that was.
     """
     return one.signature.fault is FaultClass.SLURM_NODE_FAIL and _AGE.match(one.text) is not None
+
+
+def _is_still_degraded(one: Sighting, left: Sequence[Sighting]) -> bool:
+    """Whether a node's link had become slower, or its cable broke, before ranks missed each other: steps
+    that are made meanwhile do not mend it.
+    """
+    is_degraded = one.signature.id == _DEGRADED or _CABLE.search(one.text) is not None
+    return is_degraded and _is_own_link(one) and any(_is_of_peers(other) for other in left)
 
 
 def _is_short(end: Sighting) -> bool:

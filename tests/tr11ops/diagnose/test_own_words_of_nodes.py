@@ -140,3 +140,31 @@ def test_neurons_runtime_and_its_collectives_are_read_in_their_own_words(tmp_pat
     found = diagnosed(tmp_path, **{"b.log": late + raised})
     assert found.fault is FaultClass.RENDEZVOUS
     assert found.root_cause is not None and found.root_cause.line_number == 1
+
+
+MORE = "".join(f"2026-03-04 10:{minute:02}:00 step {minute} loss 2.1\n" for minute in range(8, 14))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "fabric-monitor: gx-07 mlx5_3 link width degraded 4x -> 1x, symbol errors 88123",
+        "[net-watch] gx-07 rail 3: speed 100 Gb/s (expected 400)",
+        "gx-07 kernel: mlx5_core 0000:5e:00.0: Port module event[error]: module 3, Cable error, Bus stuck",
+    ],
+)
+def test_a_link_that_had_become_slower_is_not_overcome_by_steps_when_ranks_miss_each_other_later(
+    tmp_path: Path, said: str
+) -> None:
+    before = "\n".join(STEPS) + f"\n2026-03-04 10:07:30 {said}\n" + MORE
+    assert diagnosed(tmp_path, **{"a.log": before + WAITED}).fault is FaultClass.NCCL_NETWORK
+    assert diagnosed(tmp_path, **{"b.log": before}).fault is not FaultClass.NCCL_NETWORK
+
+
+def test_a_job_that_slurm_put_back_too_often_is_held(tmp_path: Path) -> None:
+    shown = (
+        "JobId=77 JobName=train\n   JobState=PENDING Reason=JobHoldMaxRequeue Dependency=(null)\n"
+    )
+    found = diagnosed(tmp_path, **{"a.log": shown})
+    assert (found.fault, found.restart.answer) == (FaultClass.SLURM_SUBMIT, Restart.UNKNOWN)
+    assert found.root_cause is not None and "JobHoldMaxRequeue" in found.root_cause.text
