@@ -53,6 +53,8 @@ class FirstH100(Record):
     products: float = 193.0
     adamw: float = 16.0
     attention: float = 3.27  # of a block, alone
+    attention_cudnn: float = 2.27  # of a block without ALiBi, alone
+    rotary: float = 320.0  # a step
     block: float = 38.4  # alone, attention outside of the compiled parts
     block_whole: float = 34.6  # alone, compiled as one with flex attention inside
     head: float = 41.7  # with the loss, alone: one piece, compiled soft-max
@@ -77,7 +79,7 @@ def counted(shape: Shape) -> Counts:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trainer.engine.device_facts", lambda _: HOPPER)
         with meta_stage(card(shape)) as worker:
-            return worker.counted(1)
+            return worker.counted(shape.accumulated)
 
 
 def flops_of_a_step(shape: Shape = MODEL) -> float:
@@ -125,9 +127,75 @@ def parts(found: Counts) -> dict[str, list[tuple[str, float]]]:
     }
 
 
-def share(milliseconds: float) -> float:
+def share(milliseconds: float, shape: Shape = MODEL) -> float:
     """MFU in per cent."""
-    return 100 * flops_of_a_step() / (milliseconds / 1000) / PEAK_TFLOPS
+    return 100 * flops_of_a_step(shape) / (milliseconds / 1000) / PEAK_TFLOPS
+
+
+class OtherGoal(Record):
+    """A step that was measured then, in milliseconds, and what is wanted of it, in per cent."""
+
+    name: str
+    shape: Shape
+    then: float
+    goal: float
+
+
+OTHER_GOALS = (
+    OtherGoal("24 x 2048", Shape(24, 2048, 16, 50304, 2048, 8, 1, "bf16"), 296.1, 55.0),
+    OtherGoal("one block of the 176B", Shape(1, 14336, 112, 4096, 2048, 2, 4, "bf16"), 472.4, 58.0),
+)
+
+
+def less(shape: Shape, adamw: float) -> tuple[float, float, float]:
+    """Milliseconds that a step of this shape takes less than then: of its blocks, its loss and its
+    gradients. By those of the model above: a block's grow as its activations do, the loss's as its
+    logits, the gradients' as the parameters.
+    """
+    activations = shape.tokens * shape.hidden / (MODEL.tokens * MODEL.hidden)
+    logits = shape.tokens * shape.vocabulary / (MODEL.tokens * MODEL.vocabulary)
+    few, many = (count_parameters(card(one).model, one.vocabulary).total for one in (shape, MODEL))
+    return (
+        shape.layers * activations * (FIRST.block - FIRST.block_whole),
+        FIRST.milliseconds(FIRST.loss_bytes, adamw) * logits,
+        FIRST.milliseconds(FIRST.gradient_bytes, adamw) * few / many,
+    )
+
+
+def other_goals(found: Counts) -> str:
+    """What was measured then beside the model above."""
+    adamw = found.bytes["_fused_adamw"]
+    lines = [
+        "| other goals, ms | then, **measured** | blocks, loss and gradients of now | forecast | MFU | goal |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in OTHER_GOALS:
+        gained = less(one.shape, adamw)
+        now = one.then - sum(gained)
+        listed = ", ".join(f"-{size:.1f}" for size in gained)
+        lines.append(
+            f"| {one.name} | {one.then:.1f} | {listed} | {now:.1f} | {share(now, one.shape):.1f} % | {one.goal:.0f} % |"
+        )
+    alibi = FIRST.step - sum(less(MODEL, adamw))
+    rotary = alibi - MODEL.layers * (FIRST.attention - FIRST.attention_cudnn)
+    lines.append(
+        f"| rotary, its rotation in the block's graph, cuDNN | {FIRST.rotary:.1f} | attention beside ALiBi's"
+        f" {rotary - alibi:.1f} | {rotary:.1f} | {share(rotary):.1f} % | ALiBi's {alibi:.1f} ms |"
+    )
+    return "\n".join([*lines, "", added_by_products(OTHER_GOALS[-1], adamw)])
+
+
+def added_by_products(short: OtherGoal, adamw: float) -> str:
+    """What is left to take where gradients of several micro batches are added."""
+    moved, shape = counted(short.shape), short.shape
+    count = count_parameters(card(shape).model, shape.vocabulary).total
+    spared = 4 * (shape.accumulated - 1) * count  # a bf16 gradient, written and read
+    now = short.then - sum(less(shape, adamw)) - FIRST.milliseconds(spared, adamw)
+    return (
+        f"What {short.name} falls short of its goal by is the sum of its gradients: {moved.bytes['add'] / 1e9:.1f} of"
+        f" {moved.total_bytes / 1e9:.1f} GB that\nno product moves. A product that adds to the fp32 sum"
+        f" by itself would spare {spared / 1e9:.1f} GB: {now:.1f} ms, {share(now, shape):.1f} %. Not built."
+    )
 
 
 def sums(found: Counts) -> str:
@@ -276,7 +344,16 @@ measures the same."""
 
 def tables() -> str:
     wide, narrow = counted(MODEL), counted(FLOAT8)
-    return "\n\n".join((INTRODUCTION, sums(wide), float8(wide, narrow), saves(wide), checks()))
+    return "\n\n".join(
+        (
+            INTRODUCTION,
+            sums(wide),
+            other_goals(wide),
+            float8(wide, narrow),
+            saves(wide),
+            checks(),
+        )
+    )
 
 
 def main() -> None:

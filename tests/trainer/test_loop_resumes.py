@@ -8,6 +8,8 @@ is not promised bit for bit.
 
 from __future__ import annotations
 
+import os
+import re
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -32,12 +34,17 @@ COMPILED: dict[str, Any] = {
 }
 
 
-def traced_attempt(config: TrainerConfig, number: int) -> tuple[str, int, bool]:
-    """An attempt, in a process of its own, with torch's own operations in place of inductor's; and
-    whether any block was compiled.
+def traced_attempt(config: TrainerConfig, number: int) -> tuple[str, int, bool, list[str]]:
+    """An attempt, in a process of its own, with torch's own operations in place of inductor's;
+    whether any block was compiled, and what this rank's log says of the step that compiles.
     """
     compiled.BACKEND = "aot_eager"
-    return *attempt(config, number), bool(counters["stats"]["unique_graphs"])
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = "/kept"
+    with redirect_stdout(StringIO()) as said:
+        ends = attempt(config, number)
+    told = re.findall(r"(?:compiling in|step \d+ took).*", said.getvalue())
+    made = bool(counters["stats"]["unique_graphs"])
+    return *ends, made, [re.sub(r"took [0-9.]+ s", "took T s", line) for line in told]
 
 
 def saved(config: TrainerConfig) -> dict[str, str]:
@@ -69,7 +76,14 @@ def test_a_resume_is_bitwise(options: dict[str, Any], tmp_path: Path) -> None:
     whole, rest = until("whole", END), until("cut", END)
     for config, number in ((whole, 1), (until("cut", HALF), 1), (rest, 2)):
         ends = run_ranks(traced_attempt, 2, config, number, launch=False)
-        assert ends == [("exit-interval", config.run.exit_interval, options is COMPILED)] * 2
+        last = config.run.exit_interval
+        assert [end[:3] for end in ends] == [("exit-interval", last, options is COMPILED)] * 2
+        first = HALF + 1 if config is rest else 1
+        expected_lines = [
+            f"compiling in step {first}, the first of this launch; kept for the next launch in /kept",
+            f"step {first} took T s, compiling included",
+        ]
+        assert ends[0][3] == (expected_lines if options is COMPILED else []) and ends[1][3] == []
     # its lengths are 8, 12, 12, 16, ...: the first two steps are one stretch; where the first
     # attempt leaves it is due
     expected = [[0, 3], [0, 3, 3]] if options is COMPILED else [[], []]
