@@ -159,12 +159,6 @@ def newest_time(folder: Path) -> float:
     return max(times)
 
 
-def raise_unless_missing(error: OSError) -> None:
-    """For os.walk: what is not there, or is a file, holds no files; anything else is said."""
-    if not isinstance(error, FileNotFoundError | NotADirectoryError):
-        raise error
-
-
 @contextmanager
 def translated(place: Path) -> Generator[None]:
     """What the file system says, as one of the archive's errors."""
@@ -245,11 +239,13 @@ class FolderArchive:
             top = self._folder
 
         def note(error: OSError) -> None:
+            """What is not there, or is a file, holds no files; anything else is said."""
+            if isinstance(error, FileNotFoundError | NotADirectoryError):
+                return
             if unread is None or error.filename is None or Path(error.filename) == top:
-                raise_unless_missing(error)
-            elif not isinstance(error, FileNotFoundError | NotADirectoryError):
-                place = Path(error.filename).relative_to(self._folder).as_posix()
-                unread(place, f"{error.filename}: {error.strerror or error}")
+                raise error
+            place = Path(error.filename).relative_to(self._folder).as_posix()
+            unread(place, f"{error.filename}: {error.strerror or error}")
 
         with translated(top):
             for root, folders, names in os.walk(top, onerror=note):

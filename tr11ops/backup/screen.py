@@ -239,7 +239,8 @@ def data_lines(found: Mapping[str, Sequence[DataState]]) -> Iterator[str]:
             yield f"{archive}: data: {data_summary(states)}"
         yield from (
             f"{archive}: data: {state.unit.name}: CANNOT BE COPIED: {state.why}"
-            for state in _faulty(states)
+            for state in states
+            if state.state == "fault"
         )
 
 
@@ -269,10 +270,6 @@ def data_value(found: Mapping[str, Sequence[DataState]]) -> dict[str, list[JsonO
         ]
         for archive, states in found.items()
     }
-
-
-def _faulty(states: Sequence[DataState]) -> list[DataState]:
-    return [state for state in states if state.state == "fault"]
 
 
 STATUS_SCHEMA = 1

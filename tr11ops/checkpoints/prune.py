@@ -315,7 +315,11 @@ class Pruner(Record):
         decisions = self._decide(catalogue, policy, clocks)
         if self.only is not None:
             decisions = tuple(decision for decision in decisions if decision.name in self.only)
-        return PrunePlan(catalogue, decisions, policy, tuple(self._leftovers()))
+        leftovers = (
+            *names_of(self.folder, "hidden by a prune"),
+            *names_of(self.folder, "being removed"),
+        )
+        return PrunePlan(catalogue, decisions, policy, leftovers)
 
     def _decide(
         self, catalogue: Catalogue, policy: RetentionPolicy, clocks: Clocks
@@ -342,12 +346,6 @@ class Pruner(Record):
         known = {(copy.archive, copy.location) for copy in ours}
         before = {key: why for key, why in plan.policy.unseen.items() if key not in known}
         return replace(self.policy, unseen={**before, **self.sight(ours, clocks)})
-
-    def _leftovers(self) -> list[str]:
-        return [
-            *names_of(self.folder, "hidden by a prune"),
-            *names_of(self.folder, "being removed"),
-        ]
 
     # ------------------------------------------------------------------ doing it
     def run(self, agreed: Collection[tuple[str, str]] | None = None) -> PruneResult:

@@ -144,15 +144,11 @@ def _launch(path: Path, changes: list[str], tasks: int, scheduler: str) -> tuple
         faults = [
             f"{check['name']}: {check['text']}"
             for check in value.get("checks", ())
-            if _is_in_the_way(check)
+            if check["level"] in {"refused", "unknown"}
         ]
         why = "; ".join(faults) or " ".join(done.stderr.split()) or "no reason was given"
         raise Refusal(f"the rehearsal was not submitted: {why}", exit_code=done.returncode or 1)
     return str(value["job_id"]), str(value["scheduler"])
-
-
-def _is_in_the_way(check: JsonObject) -> bool:
-    return check["level"] in {"refused", "unknown"}
 
 
 def _environment() -> dict[str, str]:

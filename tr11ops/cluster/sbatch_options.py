@@ -10,6 +10,7 @@ import shlex
 import site
 import sysconfig
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,10 +39,6 @@ def code_root() -> Path | None:
     return root
 
 
-def _shared_part(name: str) -> str:
-    return read_shipped("slurm", name)
-
-
 def script_engine() -> jinja2.Environment:
     """The template engine of scripts: what is undefined is an error, and `| sh` quotes a value for
     the shell.
@@ -51,7 +48,7 @@ def script_engine() -> jinja2.Environment:
     import jinja2  # here: most commands that may submit do not
 
     engine = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_shared_part),
+        loader=jinja2.FunctionLoader(partial(read_shipped, "slurm")),
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
 from tr11ops.base.errors import SchedulerUnreachable
 from trainer.contract.record import Record
@@ -87,20 +87,32 @@ class PatientOnce:
     `silence`: what was not answered; "" while all was.
     """
 
-    def __init__(self, seconds: float, runner: CommandRunner = run_command) -> None:
+    def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._runner = runner
         self.silence = ""
 
     def __call__(
-        self, arguments: Sequence[str], *, timeout_seconds: float, **more: Any
+        self,
+        arguments: Sequence[str],
+        *,
+        standard_input: str,
+        environment: Mapping[str, str],
+        timeout_seconds: float,
+        directory: Path | None = None,
+        until: str | None = None,
     ) -> CommandResult:
         """As `CommandRunner` says."""
         if self.silence:
             raise SchedulerUnreachable(self.silence)
         try:
-            patience = min(timeout_seconds, self._seconds)
-            return self._runner(arguments, timeout_seconds=patience, **more)
+            return run_command(
+                arguments,
+                standard_input=standard_input,
+                environment=environment,
+                timeout_seconds=min(timeout_seconds, self._seconds),
+                directory=directory,
+                until=until,
+            )
         except SchedulerUnreachable as error:
             self.silence = str(error)
             raise

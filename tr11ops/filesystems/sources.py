@@ -148,7 +148,7 @@ def _rows(text: str) -> Iterator[Row]:
                 figures = tuple(words[1:])
             if any(_INEXACT.fullmatch(word) for word in figures):
                 raise SourceError("a server did not answer: the figures in [ ] are not complete")
-            if 6 <= len(figures) <= 8 and _is_count(figures[0]):
+            if 6 <= len(figures) <= 8 and _COUNT.fullmatch(figures[0]):
                 yield Row(filesystem or words[0], _eight(figures))
             filesystem = ""
 
@@ -184,10 +184,6 @@ def _grace_words(left: str) -> str:
     if left in {"none", "expired"}:
         return "no time of grace is left"
     return f"time of grace {left}"
-
-
-def _is_count(word: str) -> bool:
-    return _COUNT.fullmatch(word) is not None
 
 
 def _space(word: str) -> float:

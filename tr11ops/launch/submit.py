@@ -218,7 +218,6 @@ def settle(
     facts: LaunchFacts,
     scheduler: Scheduler,
     tag: str,
-    pause: Callable[[float], None] = time.sleep,
 ) -> None:
     """Bring every submission in doubt to an end before `tag` is submitted. The caller holds the
     launch lock.
@@ -233,7 +232,7 @@ def settle(
         return
     jobs, traces = known(facts.jobs, ()), known(facts.traces, {})
     if without_trace(facts, jobs):
-        pause(LOOKUP_PAUSE_SECONDS)
+        time.sleep(LOOKUP_PAUSE_SECONDS)
         jobs = scheduler.jobs()
     journal = Journal(directory.journal)
     arrived = []

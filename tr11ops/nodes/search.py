@@ -183,10 +183,9 @@ def search(
     *,
     least: int = 1,
     most_rounds: int = 8,
-    sure: float = SURE,
     seed: int = 0,
 ) -> Iterator[SearchRound]:
-    """Run rounds until one hypothesis is `sure`, or `most_rounds` have been run; each round as it
+    """Run rounds until one hypothesis is sure, or `most_rounds` have been run; each round as it
     ends.
 
     `least`: nodes of the smallest group. A job that could not be run says nothing; a round of none
@@ -198,14 +197,14 @@ def search(
         tests = tuple(run(plan_round(nodes, weights, model=model, least=least, chance=chance)))
         weights = model.after(weights, tests)
         yield SearchRound(tests, weights)
-        if best(weights)[1] >= sure or all(test.outcome is GroupOutcome.UNKNOWN for test in tests):
+        if best(weights)[1] >= SURE or all(test.outcome is GroupOutcome.UNKNOWN for test in tests):
             return
 
 
-def result_of(rounds: Sequence[SearchRound], sure: float = SURE) -> SearchResult:
+def result_of(rounds: Sequence[SearchRound]) -> SearchResult:
     """What the rounds came to. At least one must have been run."""
     suspicion, chance = best(rounds[-1].weights)
-    return SearchResult(tuple(rounds), suspicion, chance, chance >= sure)
+    return SearchResult(tuple(rounds), suspicion, chance, chance >= SURE)
 
 
 def found_bad(result: SearchResult) -> tuple[str, ...]:

@@ -81,11 +81,6 @@ def gpu_of(card: RunCard) -> DevicePeak | None:
     return next((peak for peak in found if peak is not None), None)
 
 
-def is_too_narrow(card: RunCard) -> bool:
-    """Whether the model is narrower than any whose speed on a GPU was measured."""
-    return card.model.hidden_size < NARROWEST
-
-
 def assumed_rate(card: RunCard) -> tuple[float, str] | None:
     """TFLOPs of each GPU before anything was measured, and what that rests on.
 
@@ -94,7 +89,7 @@ def assumed_rate(card: RunCard) -> tuple[float, str] | None:
     gpu = None
     if card.slurm.gpus_per_node:
         gpu = gpu_of(card)
-    if gpu is None or is_too_narrow(card):
+    if gpu is None or card.model.hidden_size < NARROWEST:
         return None
     peak = gpu.fp32 if card.precision.dtype == "fp32" else gpu.fp16
     share = REACHED_SHARE if card.model.hidden_size >= WIDE else NARROW_SHARE

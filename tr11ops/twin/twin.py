@@ -254,7 +254,7 @@ class Twin:
         ledger = FaultStore(self.folders).helpers
         return spawn(self.folders, name, arguments, environment, role="helper", ledger=ledger)
 
-    def node_states(self, timeout_seconds: float = 30.0) -> dict[str, str] | None:
+    def node_states(self) -> dict[str, str] | None:
         """State of each node in sinfo's long form; None when the controller does not answer."""
         try:
             answer = subprocess.run(
@@ -262,7 +262,7 @@ class Twin:
                 env=self.client_environment,
                 capture_output=True,
                 text=True,
-                timeout=timeout_seconds,
+                timeout=30.0,
                 check=False,
             )
         except subprocess.TimeoutExpired:

@@ -34,7 +34,7 @@ def bring_back(directory: RunDirectory) -> tuple[str, ...]:
         return ()
     try:
         with abandoned_fallback(directory) as local:
-            if local is None or not _has_files(local.root):
+            if local is None or not any(path.is_file() for path in local.root.rglob("*")):
                 return ()
             try:
                 require_room(directory.paths.state)
@@ -50,10 +50,6 @@ def bring_back(directory: RunDirectory) -> tuple[str, ...]:
             )
     except (OSError, ValueError) as error:
         return (f"what was recorded on this machine cannot be brought back yet: {cause(error)}",)
-
-
-def _has_files(folder: Path) -> bool:
-    return any(path.is_file() for path in folder.rglob("*"))
 
 
 def _alerts(local: RunDirectory, directory: RunDirectory) -> None:

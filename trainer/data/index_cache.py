@@ -130,9 +130,9 @@ def ensure_blend(folder: Path, key: BlendKey) -> bool:
     return True
 
 
-def wait_for_blend(folder: Path, key: BlendKey, seconds: float = APPEARANCE_SECONDS) -> Blend:
+def wait_for_blend(folder: Path, key: BlendKey) -> Blend:
     """For each sample the member and its number there. Raises DataError when they do not appear in
     time.
     """
-    sets, numbers = ArrayCache(folder).wait(key, BLEND_PARTS, seconds)
+    sets, numbers = ArrayCache(folder).wait(key, BLEND_PARTS, APPEARANCE_SECONDS)
     return sets, numbers

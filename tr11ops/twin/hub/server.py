@@ -114,7 +114,6 @@ class HubServer:
         content: bytes,
         title: str = "by hand",
         kind: str = "model",
-        branch: str = "main",
     ) -> Commit:
         """A commit by someone else, as through the hub's web page."""
         import base64
@@ -130,7 +129,7 @@ class HubServer:
         }
         return self.hub.commit(
             self.hub.repos[kind, name],
-            branch,
+            "main",
             [json.dumps(line).encode() for line in (header, file)],
             "somebody",
         )
@@ -166,17 +165,14 @@ class HubServer:
         kind: str,
         *,
         times: int = 1,
-        after: int = 0,
         headers: Mapping[str, str] | None = None,
         body: str = "<html>log in to the network first</html>",
     ) -> Fault:
-        return self._add(
-            Fault(kind, "garble", times, after, headers=dict(headers or {}), text=body)
-        )
+        return self._add(Fault(kind, "garble", times, headers=dict(headers or {}), text=body))
 
-    def on(self, kind: str, call: Callable[[], None], *, times: int = 1, after: int = 0) -> Fault:
+    def on(self, kind: str, call: Callable[[], None], *, times: int = 1) -> Fault:
         """Run `call` in the server's thread when such a request has come and before it is handled."""
-        return self._add(Fault(kind, "call", times, after, call=call))
+        return self._add(Fault(kind, "call", times, call=call))
 
     def heal(self) -> None:
         """Forget all faults, and come up again."""
@@ -214,9 +210,9 @@ class HubServer:
         """All commits of a branch, oldest first; the first is the hub's own."""
         return self.repo(name, kind).lineage(branch)[::-1]
 
-    def files(self, name: str, revision: str = "main", kind: str = "model") -> dict[str, bytes]:
+    def files(self, name: str, revision: str = "main") -> dict[str, bytes]:
         """Every file of a commit with its content."""
-        commit = self.repo(name, kind).resolve(revision)
+        commit = self.repo(name).resolve(revision)
         return {path: self.hub.content(blob) for path, blob in commit.files.items()}
 
     def authorizations_at_storage(self) -> list[str]:

@@ -269,8 +269,9 @@ class HuggingFaceFolder(ABC):
         """
         used = max((used_rows(self, rows, key) for key in self.vocabulary), default=0)
         if rows < self._stored_rows and used > rows:
+            path = self._files[self._tensors[WORDS].names[0]].path
             raise CheckpointError(
-                f"{self._path_of(WORDS)}: row {used - 1} of the vocabulary is not empty, and the run"
+                f"{path}: row {used - 1} of the vocabulary is not empty, and the run"
                 f" card has {rows} rows; set tokenizer.padded_vocabulary_size = {self._stored_rows}"
             )
         padded = copy(self)
@@ -396,9 +397,6 @@ class HuggingFaceFolder(ABC):
             raise CheckpointError(
                 f"{head.path}: {repeated} differs from {own}; they are one weight in this model"
             )
-
-    def _path_of(self, key: str) -> Path:
-        return self._files[self._tensors[key].names[0]].path
 
 
 class HuggingFaceModel(HuggingFaceFolder):
