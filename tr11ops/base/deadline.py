@@ -13,7 +13,7 @@ from contextvars import ContextVar, copy_context
 from pathlib import Path
 from typing import TypeVar
 
-from tr11ops.base.errors import Late, Refusal
+from tr11ops.base.errors import Late, Unobserved
 from tr11ops.base.units import duration
 
 T = TypeVar("T")
@@ -123,7 +123,7 @@ class FileWatch:
                     is_told = True
                     _say(f"{line}: waiting for it; Ctrl-C ends this")
                 if silent > PASS_SECONDS and not self.follows and _waits_in_kernel():
-                    self._leave(Refusal(f"{line}: nothing may be concluded", exit_code=3))
+                    self._leave(Unobserved(f"{line}: nothing may be concluded"))
             elif is_told or self._interrupted or silent > PROBE_SECONDS:
                 if is_told:
                     _say(f"the file system of {place} answers again")

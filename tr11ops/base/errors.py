@@ -5,6 +5,7 @@ The exit code is 1 (needs a person), or the one that stands beside the name.
     any room
       Refusal
         WrongUsage  2
+        Unobserved  3
       Unavailable  3
         NoAnswer  3
       Late  3
@@ -106,6 +107,15 @@ class WrongUsage(Refusal):
 
     def __init__(self, text: str) -> None:
         super().__init__(text, USAGE)
+
+
+class Unobserved(Refusal):
+    """What the command needs to know could not be looked at."""
+
+    exit_code = UNOBSERVED
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, UNOBSERVED)
 
 
 class Unavailable(Tr11Error):

@@ -14,7 +14,7 @@ from tr11ops.backup.ledger import read_archive_state, read_drill
 from tr11ops.backup.round_values import RoundRequest, owner_of
 from tr11ops.backup.screen import ArchiveView, BackupStatus, status_lines, status_value
 from tr11ops.backup.service import rebuild
-from tr11ops.base.errors import Refusal
+from tr11ops.base.errors import Unobserved
 from tr11ops.cli.backup_owner import adopt
 from tr11ops.cli.backup_restore import drill, restore
 from tr11ops.cli.backup_run import (
@@ -72,7 +72,7 @@ def status(
     try:
         screen = in_time(lambda: _screen(card, archives))
     except (OSError, ValueError) as error:
-        raise Refusal(f"what is copied is not known: {error}; try --rebuild", exit_code=3) from None
+        raise Unobserved(f"what is copied is not known: {error}; try --rebuild") from None
     context.emit(status_value(screen), map(plain, status_lines(screen)))
     raise typer.Exit(max(code, 1 if screen.needs_person else 0))
 

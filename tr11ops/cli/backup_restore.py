@@ -19,7 +19,14 @@ from tr11ops.backup.drill import choose_copy, run_drill
 from tr11ops.backup.restorable import Candidate, cautions, restorable
 from tr11ops.backup.restore import restore_checkpoint, restore_file
 from tr11ops.backup.round_values import ArchiveLocked, BackupContext
-from tr11ops.base.errors import AlreadyThere, CopyDamaged, LatestRefused, Refusal, WrongUsage
+from tr11ops.base.errors import (
+    AlreadyThere,
+    CopyDamaged,
+    LatestRefused,
+    Refusal,
+    Unobserved,
+    WrongUsage,
+)
 from tr11ops.base.units import duration, iso_time, size
 from tr11ops.checkpoints.rollback import move_latest, require_newest, require_no_trainer
 from tr11ops.cli import completion
@@ -585,8 +592,8 @@ def _records(card: RunCard) -> tuple[CopyRecord, ...]:
     try:
         return read_copies(directory_of(card))
     except (OSError, ValueError) as error:
-        raise Refusal(
-            f"the records of copies cannot be read: {error}; name the archive: --from", exit_code=3
+        raise Unobserved(
+            f"the records of copies cannot be read: {error}; name the archive: --from"
         ) from None
 
 
@@ -619,7 +626,7 @@ def _candidate(
     try:
         ours = run_id(backup.directory)
     except OSError as error:
-        raise Refusal(f"which run this is cannot be read: {error}", exit_code=3) from None
+        raise Unobserved(f"which run this is cannot be read: {error}") from None
     run = backup.card.run
     return restorable(
         archive, run.variant, step, kind, run=run.name, run_id=ours, identity=identity

@@ -36,7 +36,7 @@ from tr11ops.backup.screen import (
 )
 from tr11ops.backup.service import note_damage, run_round
 from tr11ops.backup.submit import SubmitContext, submit
-from tr11ops.base.errors import CopyDamaged, PruneBusy, Refusal, WrongUsage
+from tr11ops.base.errors import CopyDamaged, PruneBusy, Refusal, Unobserved, WrongUsage
 from tr11ops.base.stop_signals import STOP_SIGNALS, StopEvent, obeying
 from tr11ops.checkpoints.prune import Pruner, PruneResult
 from tr11ops.cli.common import (
@@ -116,7 +116,7 @@ def show_plan(card: RunCard, asked: Asked, archives: Sequence[str], as_json: boo
     try:
         rows, copies, made, states = in_time(look)
     except (OSError, ValueError) as error:
-        raise Refusal(f"what is copied is not known: {error}", exit_code=3) from None
+        raise Unobserved(f"what is copied is not known: {error}") from None
     weighed = weigh(made, directory.paths.checkpoints)
     rates = {name: state.rate for name, state in states.items() if state is not None and state.rate}
     if asked.steps:

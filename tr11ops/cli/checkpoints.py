@@ -360,6 +360,12 @@ Step = Annotated[
         autocompletion=completion.steps,
     ),
 ]
+TokenizerOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokenizer", metavar="PATH", help="Folder with tokenizer.json; else the card's."
+    ),
+]
 
 
 def resolve_step(card: RunCard, text: str) -> Path:
@@ -552,12 +558,7 @@ def export(
             "--max-shard-size", metavar="SIZE", help="Of the tensors in one file: 5GB, 500MB."
         ),
     ] = "5GB",
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            "--tokenizer", metavar="PATH", help="Folder with tokenizer.json; else the card's."
-        ),
-    ] = None,
+    tokenizer: TokenizerOption = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace an earlier export in DIR.")
     ] = False,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec.structs import replace
 
-from tr11ops.base.errors import PruneBusy, Refusal, WrongUsage
+from tr11ops.base.errors import PruneBusy, Refusal, Unobserved, WrongUsage
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted, size
 from tr11ops.checkpoints.catalogue import Catalogue, read_catalogue
@@ -120,7 +120,7 @@ def _planned(pruner: Pruner) -> PrunePlan:
         return pruner.plan()
     except OSError as error:
         why = error.strerror or error
-        raise Refusal(f"{pruner.folder} cannot be read: {why}; nothing was removed", 3) from None
+        raise Unobserved(f"{pruner.folder} cannot be read: {why}; nothing was removed") from None
 
 
 def _change(
@@ -295,8 +295,8 @@ def open_catalogue(card: RunCard) -> Catalogue:
         )
     except OSError as error:
         folder = directory.paths.checkpoints
-        raise Refusal(
-            f"{folder} cannot be read: {error.strerror or error}; nothing may be concluded", 3
+        raise Unobserved(
+            f"{folder} cannot be read: {error.strerror or error}; nothing may be concluded"
         ) from None
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from tr11ops.base.errors import Refusal, WrongUsage
+from tr11ops.base.errors import Refusal, Unobserved, WrongUsage
 from tr11ops.base.invocation import for_this_card
 from tr11ops.base.units import span_seconds
 from tr11ops.cli import completion
@@ -183,7 +183,7 @@ def in_time(work: Callable[[], T], seconds: float | None = None, hint: str = "")
     try:
         return within(limit, work)
     except Late:
-        raise Refusal(f"nothing was seen {_NOT_WITHIN.format(limit)}{hint}", exit_code=3) from None
+        raise Unobserved(f"nothing was seen {_NOT_WITHIN.format(limit)}{hint}") from None
 
 
 def require_directory(directory: RunDirectory) -> None:
@@ -204,9 +204,8 @@ def not_mounted(directory: RunDirectory, why: str) -> Refusal:
     """
     from tr11ops.observe.ownership import ways_to_see
 
-    return Refusal(
+    return Unobserved(
         f"nothing was changed: {why}; mount it, then type this again ({ways_to_see(directory)})",
-        exit_code=3,
     )
 
 

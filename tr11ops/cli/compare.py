@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.base.errors import Refusal, WrongUsage
+from tr11ops.base.errors import Refusal, Unobserved, WrongUsage
 from tr11ops.base.units import counted, finite, timestamp
 from tr11ops.cli.common import JsonOption, directory_of, read_card, require_file, say
 from tr11ops.cli.context import JSON, RunContext, answer
@@ -93,13 +93,11 @@ class NamedCourse(Record):
                 is_empty = False
                 yield step
         except OSError as error:
-            raise Refusal(
-                f"{self.path}: cannot be read: {error.strerror or error}", exit_code=3
-            ) from None
+            raise Unobserved(f"{self.path}: cannot be read: {error.strerror or error}") from None
         except ValueError as error:
-            raise Refusal(str(error), exit_code=3) from None
+            raise Unobserved(str(error)) from None
         if is_empty:
-            raise Refusal(f"{self.path}: holds no line of a training step", exit_code=3)
+            raise Unobserved(f"{self.path}: holds no line of a training step")
 
 
 def course_named(text: str) -> NamedCourse:
@@ -135,7 +133,7 @@ def course_of(card: RunCard) -> NamedCourse:
     paths = directory_of(card).paths
     log = next((path for path in (paths.metrics, paths.main_log) if path.exists()), None)
     if log is None:
-        raise Refusal(f"{paths.metrics}: does not exist: this run has not trained yet", exit_code=3)
+        raise Unobserved(f"{paths.metrics}: does not exist: this run has not trained yet")
     return NamedCourse(f"{card.run.name}/{card.run.variant}", log)
 
 
@@ -202,7 +200,7 @@ def compare_runs(
     try:
         compared = compare(curves, rows, lines, within)
     except ValueError as error:
-        raise Refusal(f"{value} by {by}: {error}", exit_code=3) from None
+        raise Unobserved(f"{value} by {by}: {error}") from None
     if output is not None:
         page = page_of_comparison(
             curves,

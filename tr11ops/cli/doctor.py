@@ -15,7 +15,7 @@ from tr11ops.base.observed import known
 from tr11ops.base.units import counted
 from tr11ops.cli.common import open_scheduler
 from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
-from tr11ops.cli.launch import prepare
+from tr11ops.cli.launch import VerifyOption, prepare
 from tr11ops.cli.launch_view import check_lines, checks_value, first_data_lines
 from tr11ops.cli.terminal import USUAL
 from tr11ops.launch.environment import environment_checks, setup_checks
@@ -32,13 +32,7 @@ def doctor(
         str | None,
         typer.Option("--array", metavar="1-10", help="As if so many attempts were launched."),
     ] = None,
-    verify: Annotated[
-        bool,
-        typer.Option(
-            "--verify",
-            help="Compare every byte of the checkpoint with its manifest, not only sizes.",
-        ),
-    ] = False,
+    verify: VerifyOption = False,
 ) -> None:
     """Is everything in place to launch a card from here? Nothing is launched, and nothing left
     behind.

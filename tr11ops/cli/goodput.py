@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tr11ops.base.errors import Refusal, SchedulerError, WrongUsage
+from tr11ops.base.errors import SchedulerError, Unobserved, WrongUsage
 from tr11ops.base.invocation import for_this_card
 from tr11ops.base.observed import Observed, Unknown, cause, known
 from tr11ops.base.units import counted
@@ -93,7 +93,7 @@ def goodput(
         goodput_document(shown, look.history, None, price), screen(shown, look.history, by, paper)
     )
     if isinstance(look.history.attempts, Unknown):
-        raise Refusal(f"the run's past could not be read: {look.history.attempts.why}", exit_code=3)
+        raise Unobserved(f"the run's past could not be read: {look.history.attempts.why}")
 
 
 class LookBack(Record):
@@ -174,7 +174,7 @@ def advise(
 
     look = look_back(context)
     if isinstance(look.history.attempts, Unknown):
-        raise Refusal(f"the run's past could not be read: {look.history.attempts.why}", exit_code=3)
+        raise Unobserved(f"the run's past could not be read: {look.history.attempts.why}")
     found = conclude(look.history, look.goodput, situation_of(look, mtbf))
     context.emit(_document(look, found), _lines(look, found))
 

@@ -135,6 +135,14 @@ def show_manifest(context: RunContext, given: list[str], nodes: int | None) -> N
 
 
 # ----------------------------------------------------------------------------- the commands
+VerifyOption = Annotated[
+    bool,
+    typer.Option(
+        "--verify", help="Compare every byte of the checkpoint with its manifest, not only sizes."
+    ),
+]
+
+
 def launch(
     context: Annotated[RunContext, JSON, YES, DRY_RUN, REASON],
     *,
@@ -164,13 +172,7 @@ def launch(
     after: Annotated[
         str | None, typer.Option("--after", metavar="JOB", help="Start when this job is over.")
     ] = None,
-    verify: Annotated[
-        bool,
-        typer.Option(
-            "--verify",
-            help="Compare every byte of the checkpoint with its manifest, not only sizes.",
-        ),
-    ] = False,
+    verify: VerifyOption = False,
     rehearse: Annotated[
         bool,
         typer.Option(

@@ -14,7 +14,7 @@ import typer
 from msgspec.structs import replace
 
 from tr11ops.agent.mitigation import switch_of
-from tr11ops.base.errors import Refusal
+from tr11ops.base.errors import Refusal, Unobserved
 from tr11ops.base.invocation import for_this_card
 from tr11ops.base.units import counted
 from tr11ops.cli.common import named_card
@@ -62,9 +62,8 @@ def queue_change(job: LaunchJob, context: RunContext, replaces: bool) -> Change:
     plan = partial(_plan, job, replaces)
     repair = plan()
     if repair.read_errors:
-        raise Refusal(
+        raise Unobserved(
             f"nothing was changed, for this is not known: {'; '.join(repair.read_errors)}",
-            exit_code=3,
         )
     if repair.refusals:
         raise Refusal(f"nothing was changed: {'; '.join(repair.refusals)}")

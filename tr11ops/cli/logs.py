@@ -21,6 +21,7 @@ from tr11ops.base.errors import (
     HubUnavailable,
     NoSuchAttempt,
     Refusal,
+    Unobserved,
     WrongUsage,
 )
 from tr11ops.base.units import since as moment_of
@@ -38,7 +39,6 @@ from tr11ops.logs.show import follow as follow_sources
 from tr11ops.logs.summary import summarise
 from tr11ops.logs.summary_text import lines, value
 from tr11ops.status.remote import Outside
-from trainer.contract.errors import UNOBSERVED
 from trainer.contract.paths import read_attempt_label
 from trainer.contract.state_file import descriptor_of
 
@@ -264,9 +264,7 @@ def show_remote(
             there = _what_is_there(repo, token, path)
         raise Refusal(f"--remote {repository}: {there or error}") from None
     except HubUnavailable as error:
-        raise Refusal(
-            f"--remote {repository}: {error}: nothing may be concluded", exit_code=UNOBSERVED
-        ) from None
+        raise Unobserved(f"--remote {repository}: {error}: nothing may be concluded") from None
     except NoSuchAttempt as error:
         raise no_attempt(query.wanted.attempt, error.launches) from None
 
@@ -281,7 +279,7 @@ def remote_repo(repository: str, endpoint: str | None) -> tuple[HubRepo, str | N
     except ValueError as error:
         raise WrongUsage(f"--remote: {error}") from None
     if constants.HF_HUB_OFFLINE:
-        raise Refusal("--remote: HF_HUB_OFFLINE is set, so nothing is asked", exit_code=UNOBSERVED)
+        raise Unobserved("--remote: HF_HUB_OFFLINE is set, so nothing is asked")
     return repo, None if token is None else token.reveal()
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.base.errors import Refusal, WrongUsage
+from tr11ops.base.errors import Unobserved, WrongUsage
 from tr11ops.base.units import counted
 from tr11ops.cli import completion
 from tr11ops.cli.common import say, timeout_option
@@ -325,7 +325,7 @@ def history(
     try:
         entries = read_version(directory.exclusions).exclusions
     except (OSError, ValueError) as error:
-        raise Refusal(f"the list of excluded nodes cannot be read: {error}", exit_code=3) from None
+        raise Unobserved(f"the list of excluded nodes cannot be read: {error}") from None
     events = [
         event for event in events_of(ledger, entries) if not wanted or event["node"] in wanted
     ]

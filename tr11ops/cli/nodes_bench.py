@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tr11ops.base.errors import Refusal, SchedulerError, WrongUsage
+from tr11ops.base.errors import SchedulerError, Unobserved, WrongUsage
 from tr11ops.base.units import counted
 from tr11ops.cli import completion
 from tr11ops.cli.common import is_terminal, say, span_option, timeout_option
@@ -61,20 +61,22 @@ from tr11ops.nodes.spares import PooledGroups, SpareGroups, spares_of
 from trainer.contract.paths import read_attempt_label
 from trainer.contract.record import JsonObject
 
+FreeNodes = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[NODE...]",
+        help="Names or host lists; default: all free ones.",
+        autocompletion=completion.nodes,
+    ),
+]
+
 # ----------------------------------------------------------------------------- search
 SHOWN = 5
 
 
 def search_nodes(
     context: Annotated[RunContext, SCHEDULER, JSON],
-    nodes: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[NODE...]",
-            help="Names or host lists; default: all free ones.",
-            autocompletion=completion.nodes,
-        ),
-    ] = None,
+    nodes: FreeNodes = None,
     command: Annotated[
         str | None,
         typer.Option(
@@ -137,9 +139,8 @@ def search_nodes(
     left_out = [(node, why) for node, why in left_out if node not in holders]
     names = [*free, *holders]
     if len(names) < 2:
-        raise Refusal(
+        raise Unobserved(
             f"{counted(len(names), 'node is', 'nodes are')} free to be searched, of 2 at least",
-            exit_code=3,
         )
     if least > len(names):
         raise WrongUsage(f"--group {least}: only {counted(len(names), 'node')} can be searched")
@@ -307,14 +308,7 @@ COLUMNS = {
 
 def bench_nodes(
     context: Annotated[RunContext, SCHEDULER, JSON],
-    nodes: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[NODE...]",
-            help="Names or host lists; default: all free ones.",
-            autocompletion=completion.nodes,
-        ),
-    ] = None,
+    nodes: FreeNodes = None,
     repeats: Annotated[
         int,
         typer.Option(
@@ -376,9 +370,7 @@ def bench_nodes(
     for node, why in left_out:
         say(f"left out: {node}: {why}")
     if not names:
-        raise Refusal(
-            "no node is free to be measured: `tr11 nodes list` shows who uses them", exit_code=3
-        )
+        raise Unobserved("no node is free to be measured: `tr11 nodes list` shows who uses them")
     if dry_run:
         folder = planned_folder(nodes_context)
     else:

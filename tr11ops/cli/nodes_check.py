@@ -16,7 +16,7 @@ import typer
 from msgspec import field
 from msgspec.structs import replace
 
-from tr11ops.base.errors import NodeNameError, Refusal, WrongUsage
+from tr11ops.base.errors import NodeNameError, Refusal, Unobserved, WrongUsage
 from tr11ops.base.observed import known
 from tr11ops.base.units import duration
 from tr11ops.cli.common import is_terminal, kind_to_watch, not_mounted, open_scheduler, say
@@ -179,7 +179,7 @@ def open_nodes_context(context: RunContext) -> NodesContext:
     try:
         version = read_version(directory.exclusions)
     except (OSError, ValueError) as error:
-        raise Refusal(f"the list of excluded nodes cannot be read: {error}", exit_code=3) from None
+        raise Unobserved(f"the list of excluded nodes cannot be read: {error}") from None
     shared = read_shared(card.resilience.shared_exclusions, directory)
     for line in shared.faults:
         say(f"tr11: {line}")

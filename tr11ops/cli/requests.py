@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from msgspec.structs import replace
 
-from tr11ops.base.errors import Refusal
+from tr11ops.base.errors import Refusal, Unobserved
 from tr11ops.base.units import counted, duration
 from tr11ops.cli.common import say, timeout_option
 from tr11ops.cli.context import DRY_RUN, JSON, REASON, SCHEDULER, YES, RunContext
@@ -121,9 +121,7 @@ def _training_to_ask(
     run = run_to_stop(context)
     view = run.look()
     if view.unread:
-        raise Refusal(
-            f"whether anything of this run is training cannot be seen: {view.unread}", exit_code=3
-        )
+        raise Unobserved(f"whether anything of this run is training cannot be seen: {view.unread}")
     if not (view.attempts or view.foreground or view.read_error or view.unclear):
         said, look = _saved(view) if is_save else "", run.command("status")
         raise Refusal(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from tr11ops.base.errors import Refusal
+from tr11ops.base.errors import Unobserved
 from tr11ops.cli.common import say
 from tr11ops.cli.context import DRY_RUN, JSON, REASON, SCHEDULER, YES, RunContext
 from tr11ops.cli.runner import Change, Outcome, carry_out
@@ -94,9 +94,8 @@ def plan_resumption(run: StopContext, context: RunContext) -> Resumption:
     if not (context.dry_run or view.unread):
         view = _after_leaving(run, view)
     if view.unread:
-        raise Refusal(
+        raise Unobserved(
             f"whether anything keeps the run from going on cannot be seen: {view.unread}",
-            exit_code=3,
         )
     return Resumption(run, view, run.read(lambda: _undoing(run, view)), context.reason)
 

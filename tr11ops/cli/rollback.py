@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.base.errors import NotPossible, Refusal, TrainerAlive, WrongUsage
+from tr11ops.base.errors import NotPossible, Refusal, TrainerAlive, Unobserved, WrongUsage
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted
 from tr11ops.checkpoints.rollback import (
@@ -166,8 +166,8 @@ def _refuse_a_living_trainer(run: StopContext, view: StopView) -> str:
             f"{'; '.join(found.words)}: stop it first (tr11 kill --wait). Nothing was changed"
         )
     if found.unknown:
-        raise Refusal(
-            f"a trainer may be alive ({'; '.join(found.unknown)}). Nothing was changed", 3
+        raise Unobserved(
+            f"a trainer may be alive ({'; '.join(found.unknown)}). Nothing was changed"
         )
     return found.ended
 
@@ -176,7 +176,7 @@ def _read_record(run: StopContext) -> RecoveryRecord:
     try:
         return read_recovery(run.directory.paths)
     except (OSError, ValueError) as error:
-        raise Refusal(f"{error}. Nothing was changed", 3) from None
+        raise Unobserved(f"{error}. Nothing was changed") from None
 
 
 def _plan(
@@ -198,8 +198,8 @@ def _plan(
     except NotPossible as error:
         raise Refusal(f"{error}. Nothing was changed") from None
     except OSError as error:
-        raise Refusal(
-            f"{catalogue.folder} cannot be read: {error.strerror or error}. Nothing was changed", 3
+        raise Unobserved(
+            f"{catalogue.folder} cannot be read: {error.strerror or error}. Nothing was changed"
         ) from None
 
 
@@ -231,7 +231,7 @@ def _verify(run: StopContext, step: int) -> None:
             "Nothing was changed"
         )
     if reading.result != "fine":
-        raise Refusal(f"step {step} was not verified: {reading.why}. Nothing was changed", 3)
+        raise Unobserved(f"step {step} was not verified: {reading.why}. Nothing was changed")
     say(f"verified:   every byte of step {step}")
 
 

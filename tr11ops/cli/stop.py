@@ -12,7 +12,7 @@ import typer
 from msgspec.structs import replace
 
 from tr11ops.base import deadline
-from tr11ops.base.errors import Late, Refusal
+from tr11ops.base.errors import Late, Refusal, Unobserved
 from tr11ops.base.units import counted, duration
 from tr11ops.cli.common import say, timeout_option
 from tr11ops.cli.context import DRY_RUN, JSON, REASON, SCHEDULER, YES, RunContext
@@ -66,7 +66,7 @@ def pause(context: Annotated[RunContext, SCHEDULER, JSON, YES, DRY_RUN, REASON])
     question = "Pause the run after this task?" if before is None else ""
     refusal = None
     if view.unmounted and view.is_idle:
-        refusal = Refusal(f"nothing was paused: {view.unmounted}", exit_code=3)
+        refusal = Unobserved(f"nothing was paused: {view.unmounted}")
     carry_out(
         context,
         Change(
@@ -127,9 +127,8 @@ class Pause(Record):
             )
         unknown = view.unread or view.unclear
         if not is_paused and unknown:
-            raise Refusal(
+            raise Unobserved(
                 f"the run is not paused, and what else of it may start is not known: {unknown}",
-                exit_code=3,
             )
         say(way_on(run, view))
         if self.before is None:
@@ -315,9 +314,7 @@ class Kill(Record):
         if self.has_switch or not self.view.is_idle:
             return None
         why = self.view.unmounted
-        return Refusal(
-            f"nothing was stopped, and no kill switch can be set from here: {why}", exit_code=3
-        )
+        return Unobserved(f"nothing was stopped, and no kill switch can be set from here: {why}")
 
     def apply(self) -> Outcome:
         """Stop it, and wait for its end where that is wanted. Says what was done."""

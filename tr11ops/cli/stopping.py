@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from tr11ops.base import deadline
-from tr11ops.base.errors import Refusal, SchedulerError, WrongUsage
+from tr11ops.base.errors import SchedulerError, Unobserved, WrongUsage
 from tr11ops.base.invocation import command_for
 from tr11ops.base.observed import cause, known, observed
 from tr11ops.base.units import counted, duration
@@ -162,9 +162,8 @@ def require_switch(run: StopContext, view: StopView, is_releasing: bool = False)
     if view.unmounted:
         return False
     if is_releasing:
-        raise Refusal(
+        raise Unobserved(
             f"whether the kill switch is set cannot be seen from here ({fault}): type this where it is",
-            3,
         )
     for line in [*running_lines(view, "trains on"), *queued_lines(view, run.user)]:
         say(line)
@@ -173,9 +172,8 @@ def require_switch(run: StopContext, view: StopView, is_releasing: bool = False)
         run.directory, view.attempts, run.command("pause"), run.edge.name == "slurm"
     ):
         say(f"  {line}")
-    raise Refusal(
+    raise Unobserved(
         f"the kill switch cannot be set from here ({fault}); nothing was changed, and no folder was made",
-        3,
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.base.errors import Refusal, SweepError, WrongUsage
+from tr11ops.base.errors import SweepError, Unobserved, WrongUsage
 from tr11ops.base.units import counted, timestamp
 from tr11ops.cli.common import (
     DryRunOption,
@@ -106,7 +106,7 @@ def resume_study(
     look = look_at(study, scheduler)
     unseen = [cell for cell in look.cells if cell.state is CellState.UNKNOWN]
     if unseen:
-        raise Refusal(f"cell {unseen[0].name}: {unseen[0].why}; nothing was submitted", exit_code=3)
+        raise Unobserved(f"cell {unseen[0].name}: {unseen[0].why}; nothing was submitted")
     chosen = open_cells(look.cells)
     if not as_json:
         show_table(look)
@@ -118,7 +118,7 @@ def resume_study(
         return
     edge = look.scheduler
     if edge is None:
-        raise Refusal(f"{look.no_scheduler}; nothing was submitted", exit_code=3)
+        raise Unobserved(f"{look.no_scheduler}; nothing was submitted")
     for cell in chosen:
         if cell.fault:
             raise WrongUsage(f"cell {cell.name}: {cell.fault}; nothing was submitted")
@@ -188,10 +188,10 @@ def stop_study(
     look = look_at(study, scheduler)
     edge = look.scheduler
     if edge is None:
-        raise Refusal(f"{look.no_scheduler}; nothing was stopped", exit_code=3)
+        raise Unobserved(f"{look.no_scheduler}; nothing was stopped")
     unseen = [cell for cell in look.cells if cell.view.read_error]
     if unseen:
-        raise Refusal(f"cell {unseen[0].name}: {unseen[0].why}; nothing was stopped", exit_code=3)
+        raise Unobserved(f"cell {unseen[0].name}: {unseen[0].why}; nothing was stopped")
     waiting = [(cell.name, job) for cell in look.cells for job in cell.view.queued]
     running = [cell for cell in look.cells if cell.view.running]
     elsewhere = tuple(out_of_reach(look.cells))
@@ -313,7 +313,7 @@ def compare_cells(
         ]
         result = study_result(study.manifest.name, courses, lines=lines, rows=rows, within=within)
     except ValueError as error:
-        raise Refusal(str(error), exit_code=3) from None
+        raise Unobserved(str(error)) from None
     if output is not None:
         write_atomically(output, render(page_of_study(result, timestamp(time.time(), None))))
     answer(

@@ -19,7 +19,7 @@ from tr11ops.base.errors import (
     HubPermanentError,
     HubUnavailable,
     PublicRepository,
-    Refusal,
+    Unobserved,
     WrongUsage,
 )
 from tr11ops.base.observed import cause
@@ -43,7 +43,6 @@ from tr11ops.hub.sync_round import (
     write_revoked,
 )
 from tr11ops.status.publish import document
-from trainer.contract.errors import UNOBSERVED
 
 if TYPE_CHECKING:
     from tr11ops.hub.sync_plan import Note, Send
@@ -207,7 +206,7 @@ def _one_line() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise Refusal(cause(error), UNOBSERVED) from None
+        raise Unobserved(cause(error)) from None
 
 
 class _Ended(Exception):

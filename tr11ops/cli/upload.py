@@ -18,11 +18,10 @@ import typer
 
 from tr11ops import __version__
 from tr11ops.backup.round_values import ArchiveLock, ArchiveLocked
-from tr11ops.base.errors import HubUnavailable, Refusal, WrongUsage
+from tr11ops.base.errors import HubUnavailable, Refusal, Unobserved, WrongUsage
 from tr11ops.base.observed import cause
 from tr11ops.base.units import size
-from tr11ops.cli import completion
-from tr11ops.cli.checkpoints import resolve_step
+from tr11ops.cli.checkpoints import Step, TokenizerOption, resolve_step
 from tr11ops.cli.common import directory_of, say
 from tr11ops.cli.context import DRY_RUN, JSON, SCHEDULER, YES, RunContext
 from tr11ops.cli.goodput import look_back
@@ -40,7 +39,6 @@ from tr11ops.rundir.copies import identity_of
 from tr11ops.rundir.datasets import tokenizer_place, workers_environment
 from tr11ops.rundir.journal import Journal
 from trainer.contract.checkpoint_names import checkpoint_name
-from trainer.contract.errors import UNOBSERVED
 from trainer.contract.manifest import FileEntry, Manifest
 from trainer.contract.record import JsonObject, Record
 from trainer.schedule.flops import count_parameters
@@ -226,14 +224,7 @@ def _run_export(job: UploadJob) -> JsonObject:
 # ----------------------------------------------------------------------------- the commands
 def upload(
     context: Annotated[RunContext, SCHEDULER, JSON, YES, DRY_RUN],
-    step: Annotated[
-        str,
-        typer.Argument(
-            metavar="STEP",
-            help="A step's number, `latest`, or the path of its folder.",
-            autocompletion=completion.steps,
-        ),
-    ],
+    step: Step,
     *,
     to: Annotated[
         str | None,
@@ -265,12 +256,7 @@ def upload(
     message: Annotated[
         str | None, typer.Option("--message", "-m", metavar="TEXT", help="Of the commit.")
     ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            "--tokenizer", metavar="PATH", help="Folder with tokenizer.json; else the card's."
-        ),
-    ] = None,
+    tokenizer: TokenizerOption = None,
     work: Annotated[
         Path | None,
         typer.Option(
@@ -322,7 +308,7 @@ def _one_line() -> Iterator[None]:
     try:
         yield
     except HubUnavailable as error:
-        raise Refusal(f"{error}; the same command goes on", UNOBSERVED) from None
+        raise Unobserved(f"{error}; the same command goes on") from None
     except ArchiveLocked as error:
         raise Refusal(f"this step is being uploaded already: {error}") from None
     except OSError as error:

@@ -26,8 +26,7 @@ RETRY_SECONDS = 2.0
 def run(root: Path, key: str, identity: str) -> int:
     """Keep the fault up until it is healed; returns 0, or 1 when the twin is gone."""
     twin = Twin.find(root.name, root.parent)
-    store = FaultStore(twin.folders)
-    fault = _mine(store, key, identity)
+    fault = _mine(twin.faults, key, identity)
     if fault is None:
         return 0
     act = _repeated(twin, fault)
@@ -37,7 +36,7 @@ def run(root: Path, key: str, identity: str) -> int:
         if time.monotonic() - looked < LOOK_SECONDS:
             continue
         looked = time.monotonic()
-        fault = _mine(store, key, identity)
+        fault = _mine(twin.faults, key, identity)
         if fault is None:
             return 0
         if fault.until is not None and time.time() >= fault.until:

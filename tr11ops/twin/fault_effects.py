@@ -1,7 +1,7 @@
 """What each fault does and how it is undone: by exact process, and each undoing may be tried again.
 
 `EFFECTS` has both for each kind. The fault's record is there before its break begins, and what it
-is about to touch is written into it first (`store.write`), so that anyone who finds the record can
+is about to touch is written into it first (`FaultStore.write`), so that anyone who finds the record can
 repair it.
 """
 
@@ -20,7 +20,7 @@ from tr11ops.base.tail import tail_lines
 from tr11ops.twin import fault_files, fault_site
 from tr11ops.twin.fault_files import TEXTS, restore_script, spoil_script
 from tr11ops.twin.fault_site import ask_client, retried
-from tr11ops.twin.fault_store import FaultStore, InjectedFault
+from tr11ops.twin.fault_store import InjectedFault
 from tr11ops.twin.processes import NodeContents, ProcessRecord, StepWatch, end, scan, send
 from tr11ops.twin.twin import Twin
 from trainer.contract.metrics_record import MetricsRecord, parse_record
@@ -34,7 +34,7 @@ TAIL_BYTES = 4096
 SLOW_FACTOR = 8.0  # of the seconds of a step
 CLOCK_AHEAD_SECONDS = 300.0
 
-Break = Callable[[Twin, FaultStore, InjectedFault], InjectedFault]
+Break = Callable[[Twin, InjectedFault], InjectedFault]
 
 
 def fatal_iteration(run: Path) -> int:
@@ -62,15 +62,15 @@ def last_step(run: Path) -> MetricsRecord | None:
 def keep(**details: float) -> Break:
     """A fault that is all in its record."""
 
-    def record(_twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
-        return store.write(
+    def record(twin: Twin, fault: InjectedFault) -> InjectedFault:
+        return twin.faults.write(
             replace(fault, details={name: f"{value:g}" for name, value in details.items()})
         )
 
     return record
 
 
-def befall_job(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
+def befall_job(twin: Twin, fault: InjectedFault) -> InjectedFault:
     """A fault of the job that runs on the node now: another one there is well. Raises TwinError
     when none trains.
     """
@@ -82,17 +82,17 @@ def befall_job(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedF
     }
     if not steps:
         raise TwinError(f"{fault.kind}: no job trains on {fault.target}")
-    return store.write(replace(fault, details={"job": max(steps, key=int)}))
+    return twin.faults.write(replace(fault, details={"job": max(steps, key=int)}))
 
 
-def spoil_data(_twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
+def spoil_data(twin: Twin, fault: InjectedFault) -> InjectedFault:
     """From an iteration on that is still to come, whichever launch does it."""
-    return store.write(
+    return twin.faults.write(
         replace(fault, details={"iteration": str(fatal_iteration(Path(fault.target)))})
     )
 
 
-def leave_well(_twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
+def leave_well(_twin: Twin, fault: InjectedFault) -> str:
     return f"the training on {fault.target} is well again"
 
 
@@ -102,7 +102,7 @@ SLOW_PERIOD_SECONDS = 0.5
 BLACK_HOLE_SECONDS = 0.02  # between two looks for new tasks
 KEEPS_SLURMD_DEAD = frozenset({"slurmd-killed", "half-dead", "node-dead", "batch-host-dead"})
 
-Undo = Callable[[Twin, FaultStore, InjectedFault], str]
+Undo = Callable[[Twin, InjectedFault], str]
 
 
 # ----------------------------------------------------------------------------- processes
@@ -112,8 +112,8 @@ Find = Callable[[Twin, InjectedFault], Iterable[ProcessRecord]]
 def _strike(find: Find, act: Callable[[Sequence[ProcessRecord]], object]) -> Break:
     """A break that is all in what it does to some processes."""
 
-    def change(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
-        fault = store.write(replace(fault, processes=tuple(find(twin, fault))))
+    def change(twin: Twin, fault: InjectedFault) -> InjectedFault:
+        fault = twin.faults.write(replace(fault, processes=tuple(find(twin, fault))))
         act(fault.processes)
         return fault
 
@@ -167,26 +167,26 @@ def _batch_shells(twin: Twin, fault: InjectedFault) -> Iterable[ProcessRecord]:
     return (task.record for task in contents.tasks if task.parent in hosts)
 
 
-def _continue(_twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
+def _continue(_twin: Twin, fault: InjectedFault) -> str:
     return f"{send(fault.processes, signal.SIGCONT)} process(es) go on"
 
 
 # ----------------------------------------------------------------------------- nodes
-def _begin(_twin: Twin, _store: FaultStore, fault: InjectedFault) -> InjectedFault:
+def _begin(_twin: Twin, fault: InjectedFault) -> InjectedFault:
     return fault  # its agent does it
 
 
-def _end_black_hole(_twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
+def _end_black_hole(_twin: Twin, fault: InjectedFault) -> str:
     return f"tasks live on {fault.target} again"
 
 
-def _end_slow_node(twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
+def _end_slow_node(twin: Twin, fault: InjectedFault) -> str:
     tasks = [task.record for task in _contents(twin, fault).tasks]
     send(tasks, signal.SIGCONT)
     return f"the tasks of {fault.target} run at full speed"
 
 
-def _kill_node(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
+def _kill_node(twin: Twin, fault: InjectedFault) -> InjectedFault:
     """Everything is stopped before anything is killed, so that no part can report the end of
     another.
     """
@@ -199,16 +199,16 @@ def _kill_node(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedF
         if not new:
             break
         frozen.update((record.pid, record) for record in new)
-        fault = store.write(replace(fault, processes=tuple(frozen.values())))
+        fault = twin.faults.write(replace(fault, processes=tuple(frozen.values())))
         _stop(new)
     _kill(fault.processes)
     return fault
 
 
-def _start_slurmd(twin: Twin, store: FaultStore, fault: InjectedFault) -> str:
+def _start_slurmd(twin: Twin, fault: InjectedFault) -> str:
     others = [
         other
-        for other in store.active()
+        for other in twin.faults.active()
         if other.target == fault.target
         and other.kind in KEEPS_SLURMD_DEAD
         and other.identity != fault.identity
@@ -229,13 +229,13 @@ def _start(twin: Twin, name: str, words: str) -> str:
 
 
 # ----------------------------------------------------------------------------- the controller
-def _restart(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
-    fault = _strike(_daemon, lambda found: end(found, 20.0))(twin, store, fault)
+def _restart(twin: Twin, fault: InjectedFault) -> InjectedFault:
+    fault = _strike(_daemon, lambda found: end(found, 20.0))(twin, fault)
     twin.start_daemon("slurmctld")
     return fault
 
 
-def _start_controller(twin: Twin, _store: FaultStore, _fault: InjectedFault) -> str:
+def _start_controller(twin: Twin, _fault: InjectedFault) -> str:
     return _start(twin, "slurmctld", "slurmctld")
 
 
@@ -245,14 +245,14 @@ def _set_aside(state: str) -> Break:
     person's name.
     """
 
-    def change(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
+    def change(twin: Twin, fault: InjectedFault) -> InjectedFault:
         now, reason = _node_facts(twin, fault.target)
         wanted = fault.details.get("reason") or FOREIGN_REASON
         if state in now and reason != wanted:
             raise TwinError(
                 f"{fault.kind}: {fault.target} is {now} already ({reason or 'no reason given'}); that is left as it is"
             )
-        fault = store.write(replace(fault, details={"reason": wanted}))
+        fault = twin.faults.write(replace(fault, details={"reason": wanted}))
         ask_client(
             twin,
             "scontrol",
@@ -269,7 +269,7 @@ def _set_aside(state: str) -> Break:
 def _resume_from(state: str) -> Undo:
     """Take the node out of that state, unless someone else has put it there meanwhile."""
 
-    def undo(twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
+    def undo(twin: Twin, fault: InjectedFault) -> str:
         now, reason = _node_facts(twin, fault.target)
         if state not in now:
             return f"{fault.target} is not in {state} any more"
@@ -302,23 +302,23 @@ def _node_facts(twin: Twin, node: str) -> tuple[str, str]:
 def _of_target(act: Callable[[InjectedFault], None]) -> Break:
     """A break that is all in what it does to the target."""
 
-    def change(_twin: Twin, _store: FaultStore, fault: InjectedFault) -> InjectedFault:
+    def change(_twin: Twin, fault: InjectedFault) -> InjectedFault:
         act(fault)
         return fault
 
     return change
 
 
-def _fill_disk(twin: Twin, _store: FaultStore, fault: InjectedFault) -> InjectedFault:
+def _fill_disk(twin: Twin, fault: InjectedFault) -> InjectedFault:
     fault_files.fill(fault, twin.folders)
     return fault
 
 
-def _restore_script(_twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
+def _restore_script(_twin: Twin, fault: InjectedFault) -> str:
     return f"{fault.target} is {'as it was' if restore_script(fault) else 'as it was already'}"
 
 
-def _end_bad_sample(_twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
+def _end_bad_sample(_twin: Twin, fault: InjectedFault) -> str:
     iteration = fault.details.get("iteration", "")
     if iteration:
         trained = str(int(iteration) + 1)
@@ -327,7 +327,7 @@ def _end_bad_sample(_twin: Twin, _store: FaultStore, fault: InjectedFault) -> st
     return f"iteration {trained} can be trained again"
 
 
-def _uncover(twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
+def _uncover(twin: Twin, fault: InjectedFault) -> str:
     fault_files.uncover(fault, twin.folders)
     return f"{fault.target} is as it was"
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from tr11ops.base.errors import TwinError
-from tr11ops.twin.fault_store import FaultStore, InjectedFault
+from tr11ops.twin.fault_store import InjectedFault
 from tr11ops.twin.processes import end
 from tr11ops.twin.services import ACCOUNT
 from tr11ops.twin.twin import Twin
@@ -70,22 +70,22 @@ END_SECONDS = 90.0  # the controller looks at its reservations now and then
 
 
 # ----------------------------------------------------------------------------- the partition
-def change_partition(*settings: str) -> Callable[[Twin, FaultStore, InjectedFault], InjectedFault]:
+def change_partition(*settings: str) -> Callable[[Twin, InjectedFault], InjectedFault]:
     """A break that changes the GPU partition."""
 
-    def change(twin: Twin, _store: FaultStore, fault: InjectedFault) -> InjectedFault:
+    def change(twin: Twin, fault: InjectedFault) -> InjectedFault:
         _set_partition(twin, *settings)
         return fault
 
     return change
 
 
-def open_partition(twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
+def open_partition(twin: Twin, fault: InjectedFault) -> str:
     _set_partition(twin, "State=UP")
     return f"partition {fault.target} is up"
 
 
-def restore_time_limit(twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
+def restore_time_limit(twin: Twin, fault: InjectedFault) -> str:
     _set_partition(twin, f"MaxTime={twin.plan.max_time_minutes}")
     return f"partition {fault.target} allows {twin.plan.max_time_minutes} minutes"
 
@@ -94,7 +94,7 @@ def _set_partition(twin: Twin, *settings: str) -> None:
     ask_client(twin, "scontrol", "update", f"PartitionName={twin.plan.partition}", *settings)
 
 
-def begin_maintenance(twin: Twin, _store: FaultStore, fault: InjectedFault) -> InjectedFault:
+def begin_maintenance(twin: Twin, fault: InjectedFault) -> InjectedFault:
     ask_client(
         twin,
         "scontrol",
@@ -110,14 +110,14 @@ def begin_maintenance(twin: Twin, _store: FaultStore, fault: InjectedFault) -> I
     return fault
 
 
-def end_maintenance(twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
+def end_maintenance(twin: Twin, fault: InjectedFault) -> str:
     if MAINTENANCE in _reservations(twin):
         ask_client(twin, "scontrol", "delete", f"ReservationName={MAINTENANCE}")
     return f"the maintenance of {fault.target} is over"
 
 
 # ----------------------------------------------------------------------------- one job
-def lower_job_limit(twin: Twin, _store: FaultStore, fault: InjectedFault) -> InjectedFault:
+def lower_job_limit(twin: Twin, fault: InjectedFault) -> InjectedFault:
     """Of the job whose batch script runs on the node. Slurm counts limits in whole minutes."""
     running = ask_client(
         twin,
@@ -139,13 +139,13 @@ def lower_job_limit(twin: Twin, _store: FaultStore, fault: InjectedFault) -> Inj
     raise TwinError(f"job-limit-lowered: no job's batch script runs on {fault.target}")
 
 
-def leave_job_limit(_twin: Twin, _store: FaultStore, _fault: InjectedFault) -> str:
+def leave_job_limit(_twin: Twin, _fault: InjectedFault) -> str:
     return "the job's limit stays"
 
 
 # ----------------------------------------------------------------------------- reservations and
 # limits
-def end_reservations(twin: Twin, _store: FaultStore, fault: InjectedFault) -> InjectedFault:
+def end_reservations(twin: Twin, fault: InjectedFault) -> InjectedFault:
     """End all of them, and wait until the controller has taken them away. Raises TwinError where
     there is none.
     """
@@ -167,7 +167,7 @@ def end_reservations(twin: Twin, _store: FaultStore, fault: InjectedFault) -> In
     return fault
 
 
-def leave_ended(_twin: Twin, _store: FaultStore, _fault: InjectedFault) -> str:
+def leave_ended(_twin: Twin, _fault: InjectedFault) -> str:
     return "what has ended stays so"
 
 
@@ -176,7 +176,7 @@ def _reservations(twin: Twin) -> list[str]:
     return [word.partition("=")[2] for word in words if word.startswith("ReservationName=")]
 
 
-def exhaust_limit(twin: Twin, _store: FaultStore, fault: InjectedFault) -> InjectedFault:
+def exhaust_limit(twin: Twin, fault: InjectedFault) -> InjectedFault:
     if not twin.plan.accounting:
         raise TwinError(
             "limit-exhausted: the twin has no accounting: make one with `tr11 twin up --accounting`"
@@ -185,7 +185,7 @@ def exhaust_limit(twin: Twin, _store: FaultStore, fault: InjectedFault) -> Injec
     return fault
 
 
-def lift_limit(twin: Twin, _store: FaultStore, fault: InjectedFault) -> str:
+def lift_limit(twin: Twin, fault: InjectedFault) -> str:
     if twin.plan.accounting:
         _grant(twin, -1)
     return f"account {fault.target} has no limit"
@@ -206,32 +206,32 @@ def _grant(twin: Twin, minutes: int) -> None:
 
 
 # ----------------------------------------------------------------------------- nodes
-def remove_node(twin: Twin, store: FaultStore, fault: InjectedFault) -> InjectedFault:
+def remove_node(twin: Twin, fault: InjectedFault) -> InjectedFault:
     """Refused where jobs run on it: Slurm would lose them, which is another fault (node-dead)."""
     if fault.target not in twin.plan.gpu_node_names:
         raise TwinError(f"node-removed: {fault.target} is no node of the GPU partition")
-    removed = _removed(store, fault) | {fault.target}
+    removed = _removed(twin, fault) | {fault.target}
     if len(removed) >= twin.plan.nodes:
         raise TwinError("node-removed: it is the last node of its partition")
     slurmd = twin.process(fault.target)
-    fault = store.write(replace(fault, processes=(slurmd,)))
+    fault = twin.faults.write(replace(fault, processes=(slurmd,)))
     _configure(twin, removed)
     end([slurmd], 5.0)
     return fault
 
 
-def put_node_back(twin: Twin, store: FaultStore, fault: InjectedFault) -> str:
-    _configure(twin, _removed(store, fault))
+def put_node_back(twin: Twin, fault: InjectedFault) -> str:
+    _configure(twin, _removed(twin, fault))
     if not twin.process(fault.target).is_alive:
         twin.start_daemon(fault.target)
     return f"{fault.target} is in the configuration again"
 
 
-def _removed(store: FaultStore, but: InjectedFault) -> frozenset[str]:
+def _removed(twin: Twin, but: InjectedFault) -> frozenset[str]:
     """The nodes that other faults have removed."""
     others = (
         fault
-        for fault in store.active()
+        for fault in twin.faults.active()
         if fault.kind == but.kind and fault.identity != but.identity
     )
     return frozenset(fault.target for fault in others)

@@ -20,7 +20,7 @@ from tr11ops.base.errors import TwinError
 from tr11ops.twin.fault_effects import EFFECTS
 from tr11ops.twin.fault_files import check_directory, check_script
 from tr11ops.twin.fault_kinds import FaultKind, find_kind
-from tr11ops.twin.fault_store import FaultStore, InjectedFault, new_fault
+from tr11ops.twin.fault_store import InjectedFault, new_fault
 from tr11ops.twin.processes import NodeContents, end, scan, send
 from tr11ops.twin.services import ACCOUNT
 from tr11ops.twin.twin import Twin
@@ -61,19 +61,18 @@ def inject(
     """
     known = find_kind(kind)
     _check_options(known, node, path=path, seconds=seconds, reason=reason)
-    store = FaultStore(twin.folders)
-    with store.locked():
-        target = _target(twin, known, node=node, path=path, store=store)
+    with twin.faults.locked():
+        target = _target(twin, known, node=node, path=path)
         fault = new_fault(kind, target, seconds)
         if reason:
             fault = replace(fault, details={"reason": reason})
-        there = store.find(fault.key)
+        there = twin.faults.find(fault.key)
         if there is not None and there.is_complete and not there.is_lost:
             return Injection(there, was_there=True)
         # its doer, or the agent that kept it up, has crashed: settle that first
         if there is not None:
-            _heal_one(twin, store, there)
-        return Injection(_break(twin, store, known, fault))
+            _heal_one(twin, there)
+        return Injection(_break(twin, known, fault))
 
 
 def heal(
@@ -91,23 +90,22 @@ def heal(
     """
     if kind is not None:
         find_kind(kind)
-    store = FaultStore(twin.folders)
-    with store.locked():
+    with twin.faults.locked():
         chosen = [
             fault
-            for fault in store.active()
+            for fault in twin.faults.active()
             if kind in (None, fault.kind)
             and target in (None, fault.target)
             and (wanted is None or wanted(fault))
         ]
         # the controller first, or a drained node could not be resumed
         chosen.sort(key=lambda fault: (fault.target != "slurmctld", fault.started))
-        return tuple(_heal_one(twin, store, fault) for fault in chosen)
+        return tuple(_heal_one(twin, fault) for fault in chosen)
 
 
 def active(twin: Twin) -> tuple[InjectedFault, ...]:
     """What is broken now, oldest first."""
-    return FaultStore(twin.folders).active()
+    return twin.faults.active()
 
 
 # by --path
@@ -139,9 +137,7 @@ def _check_options(
         raise TwinError("--reason: use one line of at most 200 characters, without double quotes")
 
 
-def _target(
-    twin: Twin, kind: FaultKind, node: str | None, path: str | None, store: FaultStore
-) -> str:
+def _target(twin: Twin, kind: FaultKind, node: str | None, path: str | None) -> str:
     fixed = {
         "controller": "slurmctld",
         "partition": twin.plan.partition,
@@ -153,7 +149,7 @@ def _target(
     if path is not None:
         standing = [
             fault
-            for fault in store.active()
+            for fault in twin.faults.active()
             if fault.kind == kind.name and fault.target == str(Path(path))
         ]
         check = check_script if kind.target == "script" else check_directory
@@ -172,7 +168,7 @@ def _target(
     if node is not None and kind.target == "node":
         return node
     contents = scan(twin.folders, names)
-    standing_here = {fault.target for fault in store.active() if fault.kind == kind.name}
+    standing_here = {fault.target for fault in twin.faults.active() if fault.kind == kind.name}
     if node is not None:
         if node not in standing_here:
             _check_busy(kind, node, contents[node])
@@ -198,8 +194,8 @@ def _check_busy(kind: FaultKind, node: str, contents: NodeContents) -> None:
     raise TwinError(f"{kind.name} on {node}: {what}; leave --node out to have one chosen")
 
 
-def _break(twin: Twin, store: FaultStore, kind: FaultKind, fault: InjectedFault) -> InjectedFault:
-    fault = store.write(fault)
+def _break(twin: Twin, kind: FaultKind, fault: InjectedFault) -> InjectedFault:
+    fault = twin.faults.write(fault)
     try:
         if kind.needs_agent or fault.until is not None:
             agent = twin.start_helper(
@@ -213,24 +209,24 @@ def _break(twin: Twin, store: FaultStore, kind: FaultKind, fault: InjectedFault)
                     fault.identity,
                 ],
             )
-            fault = store.write(replace(fault, agent=agent))
-        fault = store.complete(EFFECTS[kind.name][0](twin, store, fault))
+            fault = twin.faults.write(replace(fault, agent=agent))
+        fault = twin.faults.complete(EFFECTS[kind.name][0](twin, fault))
     except (TwinError, OSError) as error:
-        broken = store.find(fault.key) or fault
-        _heal_one(twin, store, broken)
+        broken = twin.faults.find(fault.key) or fault
+        _heal_one(twin, broken)
         raise error if isinstance(error, TwinError) else TwinError(f"{fault}: {error}") from error
     if kind.is_instant:
-        store.remove(fault)
+        twin.faults.remove(fault)
     return fault
 
 
-def _heal_one(twin: Twin, store: FaultStore, fault: InjectedFault) -> Healing:
+def _heal_one(twin: Twin, fault: InjectedFault) -> Healing:
     if fault.agent is not None and fault.agent.pid != os.getpid():
         send([fault.agent], signal.SIGCONT)
         end([fault.agent], 0.0)  # first, or it would break again what is repaired
     try:
-        text = EFFECTS[fault.kind][1](twin, store, fault)
+        text = EFFECTS[fault.kind][1](twin, fault)
     except (TwinError, OSError, KeyError) as error:
         return Healing(fault, error=" ".join(str(error).split()))
-    store.remove(fault)
+    twin.faults.remove(fault)
     return Healing(fault, text=text)

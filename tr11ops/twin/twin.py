@@ -243,6 +243,11 @@ class Twin:
         )
         write_file(self.folders.slurm_conf, text, 0o644)
 
+    @property
+    def faults(self) -> FaultStore:
+        """The records of what is broken."""
+        return FaultStore(self.folders)
+
     def start_helper(self, name: str, arguments: Sequence[str]) -> ProcessRecord:
         """Start a process that works on this twin and outlives its starter; it ends with the twin,
         if not before.
@@ -251,7 +256,7 @@ class Twin:
             **self.client_environment,
             "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
         }
-        ledger = FaultStore(self.folders).helpers
+        ledger = self.faults.helpers
         return spawn(self.folders, name, arguments, environment, role="helper", ledger=ledger)
 
     def node_states(self) -> dict[str, str] | None:
@@ -481,7 +486,7 @@ class Twin:
             raise TwinError(
                 f"twin {self.plan.name!r}: {named} would not end; {self.folders.root} is kept: try again"
             )
-        for fault in FaultStore(self.folders).active():
+        for fault in self.faults.active():
             # what was laid over a directory would outlive the twin
             if Path(fault.target).is_absolute():
                 uncover(fault, self.folders)
