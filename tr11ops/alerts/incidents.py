@@ -28,6 +28,7 @@ from tr11ops.detect.finding import HELD_FOR_FAULT, NO_CAUSE, Finding, Severity
 from tr11ops.detect.runbooks import page_for
 
 OPENED = "alert-opened"
+SENT = "alert-sent"
 ACKNOWLEDGED = "alert-acknowledged"
 ASSIGNED = "alert-assigned"
 SNOOZED = "alert-snoozed"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from tr11ops.alerts.incidents import WATCHDOG
+from tr11ops.alerts.incidents import SENT, WATCHDOG
 from tr11ops.alerts.mail_route import MailRoute
 from tr11ops.alerts.outbox import DeliveryReport, OutboxEntry, Route, deliver, queue
 from tr11ops.alerts.policy import Policy, policy_of
@@ -26,7 +26,6 @@ from trainer.contract.record import Record
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
 
-SENT = "alert-sent"
 LEFT_BEHIND_SECONDS = 120.0  # what a process decided and did not carry out by then, it never will
 
 

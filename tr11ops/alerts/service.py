@@ -21,12 +21,12 @@ from msgspec.structs import replace
 
 from tr11ops.alerts import dead_man
 from tr11ops.alerts.changes import Reply, apply_replies, put_away, read_replies, replies_folder
-from tr11ops.alerts.incidents import WATCHDOG, look
+from tr11ops.alerts.incidents import SENT, WATCHDOG, look
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.outbox import OutboxEntry, queue, waiting_entries
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.reading import waiting
-from tr11ops.alerts.sending import SENT, about, flush, policy_for, routes, routes_of, send_waiting
+from tr11ops.alerts.sending import about, flush, policy_for, routes, routes_of, send_waiting
 from tr11ops.alerts.situation import UNKNOWN_SITUATION, RunSituation, watchdog_says
 from tr11ops.alerts.state import (
     Alert,

@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tr11ops.alerts.incidents import OPENED
+from tr11ops.alerts.incidents import OPENED, SENT
 from tr11ops.base.observed import Observed, Unknown, cause, known, observed
 from tr11ops.base.robust import is_step_time
 from tr11ops.base.units import number_in
@@ -92,24 +92,23 @@ def lost_hosts(ledger: Ledger) -> frozenset[str]:
     return frozenset(
         str(entry.data.get("subject", ""))
         for entry in ledger.entries
-        if entry.kind == OPENED
+        if entry.kind in {OPENED, SENT}  # what was told as a warning may have become worse
         and entry.data.get("detector") in LOST_HOST_DETECTORS
         and entry.data.get("severity") == "CRITICAL"
     )
 
 
 def _cancelled(ledger: Ledger) -> dict[str, float]:
-    """When the watchdog ended which job, by either of its numbers."""
-    done = [
-        one
-        for one in replay(ledger).records
-        if one.action == "cancel" and one.result is Result.DONE
-    ]
-    return {
-        name: one.time
-        for one in done
-        for name in (one.subject, one.incident.removeprefix("cancel:"))
+    """When the watchdog, or a person's repair, ended which job, by either of its numbers."""
+    ended = {
+        str(entry.data.get("job_id", "")): entry.time
+        for entry in ledger.entries
+        if entry.kind == "repaired" and entry.data.get("action") == "cancel"
     }
+    for one in replay(ledger).records:
+        if one.action == "cancel" and one.result is Result.DONE:
+            ended |= {one.subject: one.time, one.incident.removeprefix("cancel:"): one.time}
+    return ended
 
 
 def _read_attempt(

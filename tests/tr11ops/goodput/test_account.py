@@ -238,6 +238,27 @@ def test_a_lost_batch_host_is_the_cause_that_the_alert_named(tmp_path):
     assert [(fault.cause, fault.job_id) for fault in goodput.faults] == [("node", "101")]
 
 
+def test_a_lost_batch_host_that_became_critical_and_was_repaired_by_hand_is_the_cause(tmp_path):
+    """It is told first when the host only does not answer: a warning, which becomes worse."""
+    past = Past(tmp_path)
+    past.submit(0, "20260921-000000-00000001", 4)
+    past.attempt(10, "101", ("n1", "n2", "n3", "n4"))
+    past.launch(20)
+    past.phase(30, "training", 0)
+    past.steps(30, 1, 10, 10)
+    told = {"detector": "node-lost", "subject": "1000_1"}
+    past.journal(150, "alert-opened", **told, severity="WARNING")
+    silent = account(read_history(past.directory, ()), BEGIN + 1000)
+    assert [fault.cause for fault in silent.faults] == ["no word"], "it may live"
+    past.journal(200, "alert-sent", **told, severity="CRITICAL")
+    past.journal(300, "repaired", action="cancel", job_id="1000_1", submitted=[])
+    goodput = account(read_history(past.directory, ()), BEGIN + 1000)
+    assert [fault.cause for fault in goodput.faults] == ["node"]
+    assert seconds(goodput).get("unknown", 0) == 0
+    causes = goodput.by(lambda span: span.cause)
+    assert causes["node"].node_micros >= 4 * (300 - 130) * 1_000_000
+
+
 def test_a_killed_foreground_training_ends_with_its_last_sign(tmp_path):
     past = Past(tmp_path)
     past.attempt(0, "101", ("here-0", "here-1"), kind="foreground")
