@@ -122,6 +122,10 @@ STORAGE = "storage"
 # as systems say ENOSPC and EDQUOT
 WANT_OF_ROOM = ("No space left on device", "Disk quota exceeded")
 
+LEAVES_NODE = (
+    "After a second save in a row that fails there, the attempt leaves that node by itself: a spare "
+    "takes its place, or the next task goes on."
+)
 WARN_INTERVALS = 1.5  # a save in the background may take a part of the next interval
 CRITICAL_INTERVALS = 2.5
 
@@ -170,8 +174,12 @@ def checkpoint_overdue(snapshot: Snapshot) -> Iterator[Finding]:
     is_late = intervals > WARN_INTERVALS and not _is_saving(snapshot)
     if not is_late and failed is None:
         return
-    if not is_late and failed is not None:
-        title = f"the save of step {failed.values.get('step')} failed"
+    event = failed.values if failed is not None else {}
+    alone, why = (str(event.get(name) or "") for name in ("said", "why"))
+    if alone:
+        title = alone
+    elif not is_late:
+        title = f"the save of step {event.get('step')} failed"
     pace = derived.seconds_per_iteration(snapshot)
     if pace is None:
         at_stake = ""
@@ -185,32 +193,27 @@ def checkpoint_overdue(snapshot: Snapshot) -> Iterator[Finding]:
     can_save = due is not None and done < due
     if can_save:
         title = f"{title}; there is room again, and the next save is due at iteration {due}"
-    save, is_for_room = (
-        derived.command(snapshot, "checkpoint-now --wait"),
-        _is_for_want_of_room(snapshot, failed) and not can_save,
-    )
+    save = derived.command(snapshot, "checkpoint-now --wait")
+    is_for_room = _is_for_want_of_room(snapshot, why) and not can_save
     is_critical = is_late and intervals > CRITICAL_INTERVALS and not can_save
     yield Finding(
         checkpoint_overdue.name,
         Severity.CRITICAL if is_critical else Severity.WARNING,
         title,
-        evidence=(f"iteration {done}, {since}{at_stake}", *_why_failed(failed)),
+        evidence=(f"iteration {done}, {since}{at_stake}", *filter(None, [why])),
         fix=make_room(snapshot) if is_for_room else save,
         then=(save,) if is_for_room else (),
         fault=STORAGE if is_for_room else "",
+        by_itself=LEAVES_NODE if alone else "",
     )
 
 
-def _is_for_want_of_room(snapshot: Snapshot, failed: TrainingEvent | None) -> bool:
+def _is_for_want_of_room(snapshot: Snapshot, why: str) -> bool:
     """Whether no save comes about as the disk is full: by the fault of the last one that failed; or
     by a look at the disk, for on a full one not even that is noted.
     """
     if any(folder.is_full for folder in known(snapshot.operation.shut_folders, ())):
         return True
-    if failed is None:
-        why = ""
-    else:
-        why = str(failed.values.get("why") or "")
     return any(words in why for words in WANT_OF_ROOM)
 
 
@@ -234,7 +237,7 @@ def _next_due(snapshot: Snapshot, failed: TrainingEvent | None) -> int | None:
     lines = [step.record.iteration for step in known(snapshot.steps, ()) if step.job_id in names]
     gap = snapshot.run.log_interval
     without = [after for before, after in pairwise(lines) if after > before + gap]
-    if failed is not None and _is_for_want_of_room(snapshot, failed):
+    if failed is not None and _is_for_want_of_room(snapshot, str(failed.values.get("why") or "")):
         without.append(int(failed.values.get("step") or 0))
     if not without:
         return None
@@ -256,12 +259,6 @@ def _failed_since(snapshot: Snapshot, sound: Checkpoint | None) -> TrainingEvent
     if failed:
         return failed[-1]
     return None
-
-
-def _why_failed(failed: TrainingEvent | None) -> Iterator[str]:
-    """The node that alone is at fault, where there is one, and the fault."""
-    if failed is not None:
-        yield from (str(failed.values[name]) for name in ("said", "why") if failed.values.get(name))
 
 
 def _of_iterations(snapshot: Snapshot, unsaved: int) -> tuple[float, str]:

@@ -826,6 +826,20 @@ def test_iterations_that_are_passed_over_are_not_unsaved() -> None:
     assert found(passed, "checkpoint-overdue") == []
 
 
+def test_a_save_that_fails_on_one_node_alone_is_told_by_the_node() -> None:
+    """And what the attempt does about it, which needs no one."""
+    told = "n03 alone could not write the save of step 31000, to which 47 other nodes wrote"
+    values = {"step": 31_000, "why": "rank 5: [Errno 5]", "node": "n03", "said": told}
+    event = TrainingEvent("save-failed", NOW, "1007", values)
+    for saved in (31_000, 31_100):  # a save is overdue, or it is not
+        given = snapshot(checkpoints=checkpoints(saved), events=(event,))
+        (finding,) = found(given, "checkpoint-overdue")
+        assert (finding.title, finding.severity) == (told, Severity.WARNING)
+        assert finding.evidence[1:] == ("rank 5: [Errno 5]",)
+        assert "the attempt leaves that node by itself" in finding.by_itself
+    assert not found(snapshot(checkpoints=checkpoints(31_000)), "checkpoint-overdue")[0].by_itself
+
+
 def test_where_nothing_trains_the_roll_back_is_what_helps_and_no_kill() -> None:
     (finding,) = found(snapshot(steps=BAD_STEPS), "loss-not-finite")
     back = "tr11 rollback 31200 --skip 31217-"
