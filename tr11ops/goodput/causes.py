@@ -160,7 +160,8 @@ class LaunchChain:
                 else:
                     cause = before.get(piece.launch, "")
             elif piece.bucket is Bucket.HANG:
-                if own is not None and piece.to_the_end:
+                # what a person ended a hang by is its cure
+                if own is not None and own.is_fault and piece.to_the_end:
                     cause = own.cause
                 else:
                     cause = STALL

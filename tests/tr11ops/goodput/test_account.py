@@ -259,6 +259,22 @@ def test_a_lost_batch_host_that_became_critical_and_was_repaired_by_hand_is_the_
     assert causes["node"].node_micros >= 4 * (300 - 130) * 1_000_000
 
 
+def test_a_hang_that_a_person_ended_is_lost_to_the_hang(tmp_path):
+    """`kill --now` is the cure, and was said to be the cause."""
+    past = Past(tmp_path)
+    past.submit(0, "20260921-000000-00000001", 4)
+    past.attempt(10, "101", ("n1", "n2", "n3", "n4"))
+    past.launch(20)
+    past.phase(30, "training", 0)
+    past.steps(30, 1, 10, 10)
+    past.ended(430, 440, "kill-switch", None)
+    goodput = account(read_history(past.directory, ()), BEGIN + 440)
+    causes = goodput.by(lambda span: span.cause)
+    assert causes["stall"].node_micros >= 4 * 250 * 1_000_000
+    hang = goodput.by(lambda span: (span.bucket, span.cause))
+    assert (Bucket.HANG, "kill-switch") not in hang
+
+
 def test_a_killed_foreground_training_ends_with_its_last_sign(tmp_path):
     past = Past(tmp_path)
     past.attempt(0, "101", ("here-0", "here-1"), kind="foreground")
