@@ -97,8 +97,11 @@ def _up_to(count: int, height: int) -> int:
     return -(-count // height) * height
 
 
+@cache
 def softmax_for(device: torch.device) -> Softmax:
-    """The way that is taken on a device."""
+    """The way that is taken on a device. The machine is asked for a compiler once, not at each
+    micro batch: that looks through all of PATH.
+    """
     if device.type == "cpu":
         return IN_CACHE
     if compiles_small_parts(device):

@@ -67,6 +67,15 @@ def test_one_kernel_and_a_row_depends_on_itself_alone() -> None:
     assert torch.equal(quiet, sums), "an evaluation's losses are those of the training, bit for bit"
 
 
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """What was found of a device is forgotten before and behind a test."""
+    loss.softmax_for.cache_clear()
+    yield
+    loss.softmax_for.cache_clear()
+
+
+@pytest.mark.usefixtures("forgotten")
 def test_what_each_device_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda", 0)
     monkeypatch.setattr(compiled, "compiler_obstacle", lambda kind: None)
@@ -74,4 +83,20 @@ def test_what_each_device_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loss.softmax_for(cuda) is loss.COMPILED
     monkeypatch.setattr(compiled, "compiler_obstacle", kernel_choice.compiler_obstacle)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert loss.softmax_for(cuda) is loss.FUSED
+    assert loss.softmax_for(torch.device("cuda", 1)) is loss.FUSED
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_no_micro_batch_looks_for_a_compiler_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through all of PATH, which may be on a shared file system that hangs; and one that is gone
+    meanwhile would change how a training rounds.
+    """
+    looked: list[str] = []
+
+    def look(kind: str) -> str | None:
+        looked.append(kind)
+        return None if len(looked) == 1 else "it is gone"
+
+    monkeypatch.setattr(compiled, "compiler_obstacle", look)
+    ways = [loss.softmax_for(torch.device("cuda", 0)) for _ in range(3)]
+    assert ways == [loss.COMPILED] * 3 and looked == ["cuda"]
