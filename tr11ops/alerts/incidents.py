@@ -13,6 +13,7 @@ from tr11ops.alerts.mail_text.shared import clean
 from tr11ops.alerts.policy import ACKNOWLEDGED_SECONDS, FLAP_SECONDS, Policy
 from tr11ops.alerts.state import (
     CLOSED_KEPT,
+    ENDS,
     Alert,
     AlertEvent,
     AlertState,
@@ -133,10 +134,15 @@ def is_over(alert: Alert, now: float) -> bool:
 def _is_of_another(alert: Alert, finding: Finding) -> bool:
     """Whether all know that an alert is over, and the fault is about something else (another job,
     another array): it has not come back. Where the finding has an identity of its own, that alone
-    tells.
+    tells; but one that ended an attempt, and then another, has not come back with the second where
+    that began and ended after people were told that it was over.
     """
-    if alert.is_open or alert.said is not None or finding.identity:
+    if alert.is_open or alert.said is not None:
         return False
+    if finding.identity:
+        over, began = alert.called_over, finding.since
+        is_later = over is not None and began is not None and began > over
+        return finding.detector in ENDS and is_later
     subject = clean(finding.subject, LONGEST_TITLE)
     return alert.sends > 0 and "" not in {alert.subject, subject} and alert.subject != subject
 
@@ -292,12 +298,11 @@ def _lacked_the_cause(alert: Alert, finding: Finding, seen: dict[str, Finding]) 
     """Whether an alert is of the same end of an attempt, of which no cause was known yet, or its
     class alone.
     """
-    is_same = (alert.detector, alert.subject) == (finding.detector, finding.subject)
-    return (
-        is_same
-        and alert.identity in {(NO_CAUSE,), (finding.fault,)}
-        and alert.fingerprint not in seen
-    )
+    if alert.fingerprint in seen or alert.subject != finding.subject:
+        return False
+    identity = alert.identity or ()
+    is_open_end = identity[:1] == (NO_CAUSE,) or identity == (finding.fault,)
+    return alert.detector == finding.detector and is_open_end
 
 
 def _is_but_a_remark(finding: Finding, alert: Alert) -> bool:

@@ -170,8 +170,11 @@ def _all_clear(
 
 
 def _flaps(alert: Alert) -> bool:
-    """Whether a warning came back after its all-clear, and was gone again within the hour."""
-    is_back = alert.returned is not None and alert.severity < Severity.CRITICAL
+    """Whether a warning came back after its all-clear, and was gone again within the hour. Who was
+    called for what was CRITICAL hears that it is over.
+    """
+    heard = max(alert.severity, alert.heard or alert.severity)
+    is_back = alert.returned is not None and heard < Severity.CRITICAL
     return is_back and elapsed(alert.start, alert.end or alert.start) < FLAP_SECONDS
 
 

@@ -218,7 +218,7 @@ def _checkpoint(training: TrainingRequest, before: Request | None, wait: bool) -
     fault = training.fault_of(answer, "checkpoint")
     return Outcome(
         {**value, "answered": answer is not None, "checkpoint": step},
-        (f"saved: global_step{step}; the training goes on",),
+        () if fault else (f"saved: global_step{step}; the training goes on",),
         exit_code=1 if fault else 0,
         fault=fault,
     )

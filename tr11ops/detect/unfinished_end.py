@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec.structs import replace
 
 from tr11ops.base.observed import Unknown, known, seen
+from tr11ops.base.redact import signature
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import NO_CAUSE, Finding, Severity
@@ -171,9 +172,11 @@ def identity_of_end(attempt: Attempt, job: Job | None) -> tuple[str, ...]:
 
     One fault is one incident, whatever it is taken for: what a node is suspected of first may prove
     to be the program's. A node that is proven bad is an incident of its own. Where no record names
-    it, the class of the fault.
+    it, the class of the fault; where that is not known either, what else is known of the end.
     """
     cause = cause_of_end(attempt, job)
+    if cause == NO_CAUSE and attempt.why and not attempt.fault:
+        return (cause, signature(attempt.why))
     if not attempt.cause or not attempt.fault:
         return (cause,)
     if attempt.blamed:
@@ -274,18 +277,7 @@ def _finding(
         why = (
             f"{_without_names(why, suspects)}; whether it is a node's fault, the next attempt tells"
         )
-    if len(row) > 1:
-        if is_newest:
-            which = f"the last {len(row)} attempts"
-        else:
-            which = f"{len(row)} attempts, {label} the last of them,"
-        title = f"{which} " + (f"failed: {why}" if why else "did not end by themselves")
-    elif why:
-        title = f"attempt {label} failed: {why}"
-    elif newest.end is None:
-        title = f"attempt {label} ended without the trainer's end marker"
-    else:
-        title = f"attempt {label} ended by an error"
+    title = _title(row, is_newest, label, why)
     evidence = []
     for entry in row[:3]:
         when = ""
@@ -321,6 +313,25 @@ def _finding(
         identity=identity,
         then=then,
     )
+
+
+def _title(row: Sequence[Attempt], is_newest: bool, label: str, why: str) -> str:
+    """Which attempts ended by one fault, and why, as far as that is known; `label`: of the newest."""
+    newest = row[0]
+    if len(row) == 1 and why:
+        return f"attempt {label} failed: {why}"
+    if len(row) == 1 and newest.end is None:
+        return f"attempt {label} ended without the trainer's end marker"
+    if len(row) == 1:
+        return f"attempt {label} ended by an error"
+    which = f"the last {len(row)} attempts"
+    if not is_newest:
+        which = f"{len(row)} attempts, {label} the last of them,"
+    if not why:
+        return f"{which} did not end by themselves"
+    if newest.fault or all(entry.why == newest.why for entry in row):
+        return f"{which} failed: {why}"
+    return f"{which} failed, {label} because {why}"
 
 
 def if_the_data_are_at_fault(snapshot: Snapshot, attempt: Attempt) -> tuple[str, ...]:

@@ -455,6 +455,38 @@ def test_a_critical_fault_that_comes_back_after_its_all_clear_is_a_new_incident_
     assert "it is back" in looks.state.events[-1].why
 
 
+def test_an_attempt_that_ended_after_the_all_clear_of_another_is_an_incident_of_its_own() -> None:
+    """Also by the same fault, a sample further on: nothing has come back, and all hear when it is
+    over.
+    """
+    looks = Looks()
+    bad = finding("unfinished-end", CRITICAL, "67_1", title="attempt 67_1 failed", identity=("a",))
+    looks.see(at(bad, MINUTE), condition=ENDED)
+    for _ in range(2):
+        looks.see(condition=TRAINS, trained=1.0)
+    after = at(replace(bad, subject="67_4", title="attempt 67_4 failed"), 9 * MINUTE)
+    (message,) = looks.see(after, condition=ENDED, after=9 * MINUTE)
+    assert message.kind == "opened" and "came back" not in flat(message)
+    (over,) = (one for _ in range(2) for one in looks.see(condition=TRAINS, trained=1.0))
+    assert over.subject == "[OK] small: over: attempt 67_4 failed"
+    assert len(looks.state.incidents()) == 2
+
+
+def test_what_called_someone_is_over_at_once_though_it_was_milder_at_the_end() -> None:
+    looks = Looks()
+    full = replace(DISK, severity=CRITICAL)
+    looks.see(DISK, condition=TRAINS, trained=1.0)
+    for _ in range(2):
+        looks.see(condition=TRAINS, trained=1.0)
+    (back,) = looks.see(DISK, condition=TRAINS, trained=1.0)
+    (worse,) = looks.see(full, condition=TRAINS, trained=1.0)
+    assert [back.kind, worse.kind] == ["reopened", "raised"]
+    for _ in range(2):
+        looks.see(DISK, condition=TRAINS, trained=1.0)
+    (over,) = (one for _ in range(2) for one in looks.see(condition=TRAINS, trained=1.0))
+    assert over.kind == "cleared"
+
+
 def test_a_fault_that_a_later_attempt_meets_again_calls_again_who_took_it_on() -> None:
     """Even where one look alone saw the later attempt train."""
     looks = Looks()
@@ -645,7 +677,7 @@ def test_what_comes_back_is_dated_from_when_it_came_back() -> None:
         looks.see(condition=TRAINS, trained=1.0)
     two = replace(bad, severity=CRITICAL, subject="20_2", title="the last 2 attempts did not end")
     (message,) = looks.see(at(two, 9 * MINUTE), condition=ENDED, after=20 * MINUTE)
-    assert message.kind == "reopened"
+    assert message.kind == "opened"
     assert (
         "The last 2 attempts did not end. This began at 2022-05-02 12:09 UTC, 14 min ago."
         in flat(message)

@@ -581,6 +581,20 @@ def test_two_faults_of_one_class_are_two_incidents() -> None:
     assert {one.identity for one in two} == {("a",), ("b",)}
 
 
+def test_ends_of_unknown_cause_are_one_fault_only_where_the_same_is_known_of_them() -> None:
+    """The batch host of one was lost, and of the other nothing is known: neither failed by both."""
+    lost = "n07, which ran the batch script, was lost with it"
+    last = wordless("1007", HOUR, failure=lost)
+    two = found(idle(attempts=(wordless("1006", 2 * HOUR), last), steps=()), "unfinished-end")
+    assert [one.title for one in two] == [
+        f"attempt 1000_7 failed: {lost}",
+        "attempt 1000_6 ended without the trainer's end marker",
+    ]
+    other = wordless("1006", 2 * HOUR, failure=lost.replace("n07", "n12"))
+    (one,) = found(idle(attempts=(other, last), steps=()), "unfinished-end")
+    assert one.title == f"the last 2 attempts failed, 1000_7 because {lost}"
+
+
 def test_a_queue_that_a_leaving_attempt_holds_is_not_told_as_its_end() -> None:
     """The mail said to launch more tasks, into the same fault."""
     job, held = running(start_time=NOW - HOUR), pending(reason="JobHeldAdmin")
