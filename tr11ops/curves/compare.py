@@ -5,6 +5,7 @@ and drawn as lines of letters.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from string import ascii_uppercase
 
@@ -139,10 +140,11 @@ def compare(
         late = max(curves, key=lambda curve: curve.x[0])
         raise ValueError(f"{late.name} begins at {late.x[0]:g}, where another has ended ({end:g})")
     lines = max(1, min(lines, *(len(curve.x) for curve in curves)))
-    if end > begin:
-        places = [begin + (end - begin) * (index + 1) / rows for index in range(rows)]
-    else:
-        places = [end]
+    # no more rows than there are values after the first
+    rows = min(
+        rows, max(bisect_right(curve.x, end) - bisect_right(curve.x, begin) for curve in curves)
+    )
+    places = [begin + (end - begin) * (index + 1) / rows for index in range(rows)] or [end]
     found = tuple(
         ComparisonRow(x, tuple(curve.level(x, lines) for curve in curves)) for x in places
     )

@@ -100,7 +100,7 @@ def timed_events(given: Handover) -> Iterator[tuple[float, str]]:
         (event.time, f"tr11 by itself: {what_happened(event, named=False)}")
         for event in given.automatic
     )
-    yield from ((event.time, f"card changed: {what_happened(event)}") for event in given.changes)
+    yield from ((event.time, f"changed: {what_happened(event)}") for event in given.changes)
 
 
 def progress_sentence(progress: ShiftProgress) -> str:

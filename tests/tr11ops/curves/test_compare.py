@@ -68,6 +68,12 @@ def test_one_point_each_can_be_compared() -> None:
 
 
 # ----------------------------------------------------------------------------- from the log
+def test_a_short_window_has_a_row_for_each_value() -> None:
+    """It had ten, several with one iteration's number and different levels."""
+    window = RunCurve("a", (2.0, 3.0, 4.0, 5.0), (4.4, 4.3, 4.2, 4.1))
+    assert [row.x for row in compare([window, window]).rows] == [3, 4, 5]
+
+
 def test_what_was_done_again_counts_once() -> None:
     steps = [*quiet(1, 50), *changed(quiet(31, 60, "2"), 31, 60, lm_loss=1.5)]
     curve = curve_of("run", steps, "iteration", "loss")
