@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tr11ops.backup.base import Archive
 from tr11ops.backup.folder import FolderArchive
-from tr11ops.base.deadline import within
+from tr11ops.base.deadline import watch_files, within
 from tr11ops.base.errors import ArchiveError, ArchivePermanentError, Late
 from tr11ops.rundir.copies import read_copies
 from tr11ops.rundir.identity import run_id
@@ -219,6 +219,7 @@ def open_archive(name: str, card: RunCard) -> Archive:
     key = archive_key(address, card)
     if is_folder(address):
         folder = folder_of(address)
+        watch_files(folder)
         fault = overlap_fault(
             f"backup.{key}" if key in ("store", "url") else "--to", folder, card.paths
         )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tr11ops.base.deadline import watch_files
 from tr11ops.base.errors import Refusal, Unobserved, WrongUsage
 from tr11ops.base.units import counted, finite, timestamp
 from tr11ops.cli.common import JsonOption, directory_of, read_card, require_file, say
@@ -131,6 +132,7 @@ def course_of(card: RunCard) -> NamedCourse:
     trained yet.
     """
     paths = directory_of(card).paths
+    watch_files(paths.root)
     log = next((path for path in (paths.metrics, paths.main_log) if path.exists()), None)
     if log is None:
         raise Unobserved(f"{paths.metrics}: does not exist: this run has not trained yet")

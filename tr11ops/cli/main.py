@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -451,6 +452,9 @@ def execute(arguments: Sequence[str]) -> int:
 
     def watched() -> int:
         FILES.set(watch)
+        for word in arguments:
+            if os.sep in word:
+                watch.add(Path(word.rpartition("=")[2]))
         return _execute(arguments)
 
     is_main = threading.current_thread() is threading.main_thread()

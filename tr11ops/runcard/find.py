@@ -117,6 +117,7 @@ def base_of(card: Path, tables: Mapping[str, Any], current: Path) -> PathBase:
         isinstance(name, str)
         and isinstance(directory, str)
         and "\0" not in directory
+        and not Path(directory).is_absolute()  # else both are one, which need not answer
         and os.path.realpath(folder) != os.path.realpath(current)
         and not _is_folder(folder / directory / "state")
         and _has_run(current / directory, name)

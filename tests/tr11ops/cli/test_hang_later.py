@@ -5,6 +5,7 @@ command at once, and what follows goes on when the file system answers again.
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -128,3 +129,61 @@ def test_what_reads_ends_with_exit_code_3(card: Path, tmp_path: Path) -> None:
     found, said = outcome(tmp_path, *words, patience=3, answers="never")
     assert found["code"] == 3 and "nothing may be concluded" in said, (found, said)
     assert "Traceback" not in said, said
+
+
+# ----------------------------------------------------------------------------- other file systems
+def hung_from_the_start(place: str, said: str, patience: str, *words: str) -> None:
+    """Type one command where `place` hangs; prints its exit code as JSON, "late" where it does not
+    end.
+    """
+    try:
+        own_mounts()
+        held = hang(place)
+    except OSError as error:
+        print(json.dumps({"skip": f"cannot be mounted: {error}"}))
+        return
+    with Path(said).open("w") as output:
+        command = subprocess.Popen(
+            [sys.executable, "-c", TYPE, patience, *words], stdout=output, stderr=output
+        )
+        try:
+            code: object = command.wait(40)
+        except subprocess.TimeoutExpired:
+            code = "late"
+    heal(place, held)
+    print(json.dumps({"code": code}))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "compare CARD HUNG", "compare CARD HUNG/metrics.jsonl", "compare CARD OTHER", "numbers HUNG/main_log.txt",
+        "logs --file HUNG/main_log.txt --run CARD", "diagnose HUNG/main_log.txt",
+        "backup run --run CARD --set backup.store=HUNG",
+        "backup restore 10 --output HUNG/again --run CARD --set backup.store=STORE",
+    ],
+)  # fmt: skip
+def test_another_place_that_hangs_is_named(card: Path, tmp_path: Path, line: str) -> None:
+    """What a command reads beside the run directory: a second run, a named log, a store of copies."""
+    write_checkpoint(tmp_path / "run" / "checkpoints" / "main", 10)
+    place, said = tmp_path / "hung", tmp_path / "said"
+    place.mkdir()
+    other = write_card(tmp_path, "other", place)
+    words = {
+        "CARD": str(card),
+        "OTHER": str(other),
+        "HUNG": str(place),
+        "STORE": str(tmp_path / "s"),
+    }
+    typed = (
+        "import sys; from tests.tr11ops.cli.test_hang_later import hung_from_the_start\n"
+        "hung_from_the_start(*sys.argv[1:])"
+    )
+    for word, value in words.items():
+        line = re.sub(rf"\b{word}\b", value, line)
+    found = json.loads(printed_by(typed, str(place), str(said), "3", *line.split(), seconds=120))
+    if "skip" in found:
+        pytest.skip(found["skip"])
+    text = said.read_text()
+    assert found["code"] == 3 and str(place) in text and "answer" in text, (found, text)
+    assert "Traceback" not in text, text

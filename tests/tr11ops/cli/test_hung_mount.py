@@ -44,7 +44,7 @@ def type_them(card: str, root: str, into: str, lines: list[str]) -> None:
     except OSError as error:
         print(f"cannot be mounted: {error}")
         return
-    deadline.LOOK_SECONDS = deadline.STOP_SECONDS = LIMIT_SECONDS
+    deadline.LOOK_SECONDS = deadline.STOP_SECONDS = deadline.SILENCE_SECONDS = LIMIT_SECONDS
     for start in range(0, len(lines), AT_ONCE):
         children = {}
         for number in range(start, min(start + AT_ONCE, len(lines))):

@@ -153,6 +153,29 @@ def test_a_run_that_hangs_later_is_told_of_and_comes_home(
     assert "directory-unseen" in {incident.detector for incident in known}, "it came home"
 
 
+@pytest.mark.parametrize("line", ["pulse", "cron run --once"])
+def test_by_hand_or_by_crontab_it_is_told_of_too(
+    tmp_path: Path, mailbox: tuple[Mailbox, int], line: str
+) -> None:
+    box, port = mailbox
+    card = write_card(tmp_path)
+    card.write_text(card.read_text() + mails_to(port))
+    (tmp_path / "run").mkdir()
+    found = played("typed_scene", str(tmp_path / "run"), str(card), str(tmp_path / "log"), line)
+    text = (tmp_path / "log").read_text()
+    assert found["code"] == (3 if line == "pulse" else 0) and "does not answer" in text, text
+    [mail] = [str(mail["Subject"]) for _, mail in box.mails]
+    assert "does not answer" in mail
+
+
+def typed_scene(root: str, card: str, log_name: str, line: str) -> dict[str, object]:
+    held = hang(root)
+    typed = type_it(Path(log_name), *line.split(), "--run", card)
+    until(lambda: typed.poll() is not None, seconds=120)
+    heal(root, held)
+    return {"code": typed.wait(60)}
+
+
 # ----------------------------------------------------------------------------- cells
 def cells_scene(cell: str, card: str, log_name: str) -> dict[str, object]:
     log = Path(log_name)
