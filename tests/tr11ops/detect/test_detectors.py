@@ -262,6 +262,26 @@ def test_a_silent_batch_host_promises_nothing_and_has_no_cure_before_it_is_known
         assert one.evidence[2].endswith(behind if queued else nothing)
 
 
+@pytest.mark.parametrize("state", ["down", "not_responding"])
+def test_a_spare_that_is_lost_trains_nothing_and_needs_no_one(state: str) -> None:
+    """One that trains, or that the launch before was lost by, is told as before."""
+    nodes = (Node("n50", frozenset({"allocated", state})),)
+    given = changed(spared(), nodes=nodes, launch_nodes=FIFTY[:48])
+    (spare,) = found(given, "node-lost")
+    assert "n50, a spare" in spare.title and (spare.severity, spare.fix) == (Severity.WARNING, "")
+    assert spare.by_itself.startswith("No rank runs there.") and len(spare.evidence) == 1
+    blamed = (LaunchEnd("1007", 1, NOW, "n50: lost to the scheduler", blamed=("n50",)),)
+    for other in (
+        changed(given, launch_nodes=FIFTY[2:]),
+        changed(given, launch_ends=blamed),
+        changed(given, launch_nodes=UNKNOWN),
+    ):
+        (one,) = found(other, "node-lost")
+        assert "a spare" not in one.title and "The run goes on" in one.by_itself.replace(
+            "If it is lost, the", "The"
+        )
+
+
 def test_a_lost_batch_host_that_another_job_sees_to_is_one_warning_without_a_command() -> None:
     """Its zombie follows from it, and was CRITICAL beside it, with a command that was not needed."""
     following = running(
