@@ -148,6 +148,7 @@ class Controller:
             submission=context.submission,
             partition=context.environment.get("SLURM_JOB_PARTITION", ""),
             nodes=context.allocation.nodes,
+            number=context.allocation.label,
         )
         self._attempt = attempt
         waiting = None

@@ -61,7 +61,7 @@ from trainer.contract.record import Record
 
 class ActingAttempt(Record):
     """The attempt that acts. `partition` is the scheduler's name of where it runs, "" where it does
-    not say.
+    not say. `number` is its own as people type it, "" where only its record has it.
     """
 
     config: RunCard
@@ -70,6 +70,7 @@ class ActingAttempt(Record):
     submission: str
     partition: str = ""
     nodes: tuple[str, ...] = ()  # of its allocation
+    number: str = ""
 
     @property
     def folder(self) -> Path:
@@ -78,7 +79,8 @@ class ActingAttempt(Record):
     @property
     def label(self) -> str:
         """The attempt's number as people see and type it."""
-        return self.label_of(self.job_id)
+        # its record is away with the run directory
+        return self.number or self.label_of(self.job_id)
 
     def label_of(self, job_id: str) -> str:
         """The number of an attempt of this run, as people see and type it."""

@@ -61,7 +61,7 @@ class Scene:
         self.queue = Queue(job("7", "7", excluded=("x8",)))
         waiting = PendingJobs(self.queue, self.directory, "7", lambda _: None, pause=lambda _: None)  # type: ignore[arg-type]
         self.log = card.paths.main_log
-        attempt = ActingAttempt(card, self.directory, "11", "")
+        attempt = ActingAttempt(card, self.directory, "11", "", number="7_4")
         self.mitigation = Mitigation(attempt, None, waiting, LineTee(self.log))
 
     @property
@@ -323,6 +323,7 @@ def test_a_hold_while_the_run_directory_is_away_has_a_name(
     )
     assert ("held-by-tr11@" in held.comment) is is_away
     assert ("is in the comment of job 7" in scene.log.read_text()) is is_away
+    assert "tr11: attempt 7_4 ended: " in scene.log.read_text(), "as people type it"
     # the file system is back, with nothing of what was written meanwhile
     shutil.rmtree(directory.root)
     directory.paths.state.mkdir(parents=True)
