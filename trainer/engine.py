@@ -18,7 +18,6 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from msgspec import field
 from torch import nn
 
 from trainer.config.card import CardError, Problem, TrainerConfig
@@ -74,7 +73,7 @@ class StepResult(Record):
     skipped: bool
     loss_scale: float | None = None
     update_seconds: float = 0.0
-    parts: Mapping[str, float] = field(default_factory=dict)
+    parts: Mapping[str, float] = {}
     layers: LayerMeasure | None = None
 
 

@@ -200,7 +200,7 @@ class RoundRequest(Record):
     """
 
     archives: tuple[str, ...]
-    asked: Asked = msgspec.field(default_factory=Asked)
+    asked: Asked = Asked()
     copies: bool = True
     logs: bool = True
     reading: Reading = "share"

@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias, get_args
 
-from msgspec import field
 from msgspec.structs import replace
 
 from tr11ops.backup.archives import is_folder, open_archive
@@ -145,7 +144,7 @@ class Survey(Record):
     receipts: Mapping[str, Receipt]
     unreadable: Mapping[str, str]
     sizes: Mapping[str, int]
-    unread: Mapping[str, str] = field(default_factory=dict)
+    unread: Mapping[str, str] = {}
 
     def why_unread(self, location: str) -> str:
         """Why it is not known how a copy is; "" when it was looked at."""

@@ -11,7 +11,6 @@ from functools import partial as bind
 from pathlib import Path
 from typing import TypeVar
 
-from msgspec import field
 from msgspec.structs import replace
 
 from tr11ops.base.observed import Observed, Unknown, known, observed
@@ -59,9 +58,9 @@ class Uses(Record):
     for none.
     """
 
-    by_step: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    by_step: Mapping[int, tuple[str, ...]] = {}
     loading: str = ""
-    recovery: RecoveryRecord = field(default_factory=RecoveryRecord)
+    recovery: RecoveryRecord = RecoveryRecord()
 
 
 def read_uses(directory: RunDirectory, clocks: Clocks, load: str | None = None) -> Uses:
@@ -227,7 +226,7 @@ class Catalogue(Record):
     quarantined: tuple[QuarantinedCheckpoint, ...] = ()
     copies: tuple[CopyRecord, ...] = ()
     pins: tuple[Pin, ...] = ()
-    uses: Uses = field(default_factory=Uses)
+    uses: Uses = Uses()
     read_errors: tuple[str, ...] = ()
     superseded: tuple[SavedCheckpoint, ...] = ()
     origin: Observed[Origin | None] = None

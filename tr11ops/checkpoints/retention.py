@@ -14,8 +14,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from msgspec import field
-
 from tr11ops.checkpoints.catalogue import Catalogue
 from tr11ops.checkpoints.quarantine import QuarantinedCheckpoint
 from tr11ops.runcard.copies import BackupSection
@@ -49,8 +47,8 @@ class RetentionPolicy(Record):
     last_step: int
     copies: BackupSection
     addresses: Mapping[str, str]
-    away: Mapping[str, str] = field(default_factory=dict)
-    unseen: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    away: Mapping[str, str] = {}
+    unseen: Mapping[tuple[str, str], str] = {}
 
     @classmethod
     def of(cls, card: RunCard, keep_latest: int | None = None) -> RetentionPolicy:

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -391,13 +392,14 @@ def open_backup(card: RunCard, is_quiet: bool) -> Iterator[BackupContext]:
     order.
     """
     directory = directory_of(card)
-
-    def watch(what: str, total: int) -> ByteProgress:
-        return ByteProgress(what, total, is_quiet=is_quiet)
-
     with stopping() as stop:
         yield BackupContext(
-            card, directory, journal=Journal(directory.journal), say=say, watch=watch, stop=stop
+            card,
+            directory,
+            journal=Journal(directory.journal),
+            say=say,
+            watch=partial(ByteProgress, is_quiet=is_quiet),
+            stop=stop,
         )
 
 

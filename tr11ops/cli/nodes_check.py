@@ -13,7 +13,6 @@ from threading import Semaphore
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from msgspec import field
 from msgspec.structs import replace
 
 from tr11ops.base.errors import NodeNameError, Refusal, Unobserved, WrongUsage
@@ -83,7 +82,7 @@ class NodesContext(Record):
     exclusions: tuple[Exclusion, ...]
     suspects: tuple[Exclusion, ...] = ()  # used on, after the others
     # what other runs of the site have on record
-    shared: SharedWord = field(default_factory=SharedWord)
+    shared: SharedWord = SharedWord()
 
     @property
     def names(self) -> frozenset[str]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from msgspec import field
-
 from tr11ops.base.observed import Observed, Unknown
 from tr11ops.base.units import counted, quantity, size
 from tr11ops.detect.filesystem_rules import filling, full, when
@@ -27,7 +25,7 @@ class Judged(Record):
     look: FilesystemResult
     full: tuple[str, ...] = ()
     filling: str = ""
-    forecast: Forecast = field(default_factory=Forecast)
+    forecast: Forecast = Forecast()
 
 
 class FilesystemReport(Record):

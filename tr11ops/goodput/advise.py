@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean, median
-
-from msgspec import field
 
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted, duration
@@ -200,7 +198,7 @@ class Advice(Record):
     why: tuple[str, ...]
     change: str = ""
     saved_node_hours: float | None = None
-    numbers: dict[str, float | None] = field(default_factory=dict)
+    numbers: Mapping[str, float | None] = {}
 
     @property
     def option(self) -> str:

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from msgspec import field
-
 from tr11ops.base.observed import Observed, Unknown, known
 from tr11ops.base.units import duration
 from tr11ops.detect.causes import by_cause
@@ -111,7 +109,7 @@ class ShiftInterruption(Record):
     decision: str
     down: float | None
     evidence: tuple[str, ...] = ()
-    node_hours: Mapping[str, float] = field(default_factory=dict)
+    node_hours: Mapping[str, float] = {}
     trained_again: int = 0
 
     @property

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec.structs import replace
 
 from tr11ops.base.errors import Busy, HubError, HubUnavailable
@@ -62,7 +61,7 @@ class SyncState(Record):
     attributes: str = ""
     published: str = ""
     published_time: float = 0.0
-    files: Mapping[str, Known] = msgspec.field(default_factory=dict)
+    files: Mapping[str, Known] = {}
 
     def is_of(self, endpoint: str, repository: str) -> bool:
         """Whether this was found at that repository."""

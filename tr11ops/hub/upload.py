@@ -22,7 +22,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec import field
 from msgspec.structs import asdict
 
 from tr11ops.base.errors import HubConflict, HubMissing, Refusal
@@ -57,7 +56,7 @@ class Losses(Record):
     """
 
     train: float | None = None
-    validation: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    validation: Mapping[str, tuple[int, float]] = {}
 
 
 def model_facts(

@@ -183,7 +183,7 @@ class LaunchFacts(Record):
     site: Observed[SiteRules | None] = None  # None: the scheduler has no such rules
     # tag -> job that ran under it
     traces: Observed[Mapping[str, str]] = field(default_factory=dict)
-    history: Observed[RunHistory] = field(default_factory=RunHistory)
+    history: Observed[RunHistory] = RunHistory()
     clocks: Observed[tuple[ClockFacts, ...]] = ()
     access: Observed[tuple[AccessFault, ...]] = ()
     pause: str | None = None

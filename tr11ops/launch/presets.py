@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec import field
-
 from tr11ops.launch.starter import example_tables
 from trainer.contract.record import Record
 
@@ -29,7 +27,7 @@ class Preset(Record):
 
     example: str
     parameters: str
-    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tables: Mapping[str, Mapping[str, Any]] = {}
 
 
 def _sized(

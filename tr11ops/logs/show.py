@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from tr11ops.base.errors import NoSuchAttempt
 from tr11ops.logs.line_filter import LineFeed, LineFilter, LineQuery
 from tr11ops.logs.lines import INFO
@@ -203,7 +201,7 @@ class Query(Record):
     step's line has no time.
     """
 
-    wanted: LineQuery = msgspec.field(default_factory=LineQuery)
+    wanted: LineQuery = LineQuery()
     lines: int | None = None
     since: float | None = None
     steps_since: int | None = None

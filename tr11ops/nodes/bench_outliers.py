@@ -28,7 +28,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
-from msgspec import field
 from msgspec.structs import replace
 
 from tr11ops.base.robust import error_of_median, robust_sigma
@@ -55,8 +54,8 @@ class NodeAnswer(Record):
 
     node: str
     hardware: str = ""
-    samples: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
-    units: Mapping[str, str] = field(default_factory=dict)
+    samples: Mapping[str, Mapping[str, tuple[float, ...]]] = {}
+    units: Mapping[str, str] = {}
     why: str = ""
 
     def value(self, name: str) -> float | None:

@@ -7,12 +7,10 @@ Frozen values only. Times are seconds since the epoch, durations seconds.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from msgspec import field
 
 from tr11ops.base.observed import Observed, known, observed
 from tr11ops.cluster.base import Job
@@ -188,7 +186,7 @@ class FolderRoom(Record):
     path: str
     free_bytes: int
     total_bytes: int = 0
-    largest: dict[str, int] = field(default_factory=dict)
+    largest: Mapping[str, int] = {}
     is_all_seen: bool = True
 
     @property

@@ -129,12 +129,12 @@ class RunFacts(Record, dict=True):
     checkpoint_interval: int | None = None
     checkpoint_minutes: float | None = None
     log_interval: int = 1
-    launched: Mapping[str, ExitPlan] = field(default_factory=dict)
+    launched: Mapping[str, ExitPlan] = {}
     watch: WatchSection = field(default_factory=WatchSection)
     resilience: ResilienceSection = field(default_factory=ResilienceSection)
     recovery: RecoverySection = field(default_factory=RecoverySection)
-    operation: OperationFacts = field(default_factory=OperationFacts)
-    need: ResumeNeed = field(default_factory=ResumeNeed)
+    operation: OperationFacts = OperationFacts()
+    need: ResumeNeed = ResumeNeed()
     source: RunCard | None = None
 
     @cached_property
@@ -197,7 +197,7 @@ class Attempt(Record):
     failure: str = ""
     changes: tuple[str, ...] = ()
     code: CodeIdentity | None = None  # None: not recorded
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = {}
     cause: str = ""
     fault: str = ""
     blamed: tuple[str, ...] = ()

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import field
-
 from tr11ops.base.observed import Observed
 from tr11ops.rundir.kept_stacks import KeptStacks
 from trainer.contract.compute_record import ComputeTimes
@@ -40,7 +38,7 @@ class TrainingEvent(Record):
     kind: str
     time: float
     job_id: str = ""
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = {}
 
 
 class LogFile(Record):
@@ -71,7 +69,7 @@ class LaunchEnd(Record):
     reached: int | None = None
     began_at: int | None = None
     older_checkpoint: int | None = None
-    failing_checks: Mapping[str, str] = field(default_factory=dict)
+    failing_checks: Mapping[str, str] = {}
     suspects: tuple[str, ...] = ()
     fault: str = ""
 

@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
-
-import msgspec
 
 from tr11ops.curves.curve import WHOLE, CurveRange
 from trainer.contract.metrics_record import (
@@ -173,7 +171,7 @@ class TrainingSeries(Record):
     points: tuple[StepPoint, ...]
     total: int
     validations: tuple[ValidationPoint, ...] = ()
-    throughput: dict[str, JobThroughput] = msgspec.field(default_factory=dict)
+    throughput: Mapping[str, JobThroughput] = {}
     layers: tuple[LayersPoint, ...] = ()
 
 

@@ -9,8 +9,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from statistics import median
 
-from msgspec import field
-
 from tr11ops.cluster.base import Node
 from tr11ops.cluster.passed_options import gpu_kind_asked, options_of
 from tr11ops.runcard.card import RunCard
@@ -64,7 +62,7 @@ class Speed(Record):
 
     full: float
     basis: str
-    measured: Mapping[int, float] = field(default_factory=dict)
+    measured: Mapping[int, float] = {}
 
 
 def gpu_of(card: RunCard) -> DevicePeak | None:

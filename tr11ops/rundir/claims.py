@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec import field
 from msgspec.structs import replace
 
 from tr11ops.cluster.local_records import ProcessMark
@@ -50,7 +49,7 @@ class Claim(Record):
     child: ProcessMark | None = None
     held: bool = True
     epoch: int = 0
-    data: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = {}
 
     @classmethod
     def of_this_process(cls, now: float, seconds: float, token: str = "", **data: Any) -> Claim:

@@ -26,7 +26,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec import field
 from msgspec.structs import asdict, replace
 
 from trainer.contract.documents import record_of_text
@@ -57,7 +56,7 @@ class JournalEntry(Record, forbid_unknown_fields=True):
     kind: str
     who: str
     why: str
-    data: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = {}
     previous: str = GENESIS
     hash: str = ""
 

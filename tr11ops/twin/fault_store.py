@@ -14,10 +14,9 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from msgspec import field
 from msgspec.structs import replace
 
 from tr11ops.base.errors import TwinError
@@ -46,7 +45,7 @@ class InjectedFault(Record):
     is_complete: bool = False
     processes: tuple[ProcessRecord, ...] = ()
     agent: ProcessRecord | None = None
-    details: dict[str, str] = field(default_factory=dict)
+    details: Mapping[str, str] = {}
 
     @property
     def key(self) -> str:

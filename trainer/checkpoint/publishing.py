@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from msgspec import field
 from torch import Tensor
 
 from trainer.checkpoint.files import Bytes, as_bytes, make_folder, sync_folder, write_files
@@ -44,7 +43,7 @@ class CheckpointInfo(Record):
     topology: Mapping[str, int]
     model: Mapping[str, Any]
     run_card_hash: str = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = {}
     job_id: str = ""
 
 
@@ -57,7 +56,7 @@ class Extras(Record):
     """
 
     cursor: Mapping[str, Any]
-    rng: Mapping[str, Tensor] = field(default_factory=dict)
+    rng: Mapping[str, Tensor] = {}
 
 
 def prepare(folder: Path, step: int, names: list[str], report: Report = lambda line: None) -> Path:

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec import field
-
 from trainer.contract.documents import record_of, write_record
 from trainer.contract.errors import NewerFormat
 from trainer.contract.paths import MANIFEST_FILE
@@ -45,7 +43,7 @@ class Manifest(Record):
     model: Mapping[str, Any]
     run_card_hash: str
     created: Finite
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = {}
     job_id: str = ""
     digest_algorithm: str = DIGEST_ALGORITHM
     schema: int = MANIFEST_SCHEMA

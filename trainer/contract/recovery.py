@@ -18,7 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from msgspec import field
 from msgspec.structs import replace
 
 from trainer.contract.checkpoint_names import (
@@ -145,7 +144,7 @@ class PendingMoves(Record):
 
     moves: Moves
     latest: str = ""
-    note: Mapping[str, Any] = field(default_factory=dict)
+    note: Mapping[str, Any] = {}
 
     def __post_init__(self) -> None:
         _check_moves(self.moves)

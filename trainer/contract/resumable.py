@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from msgspec import field
-
 from trainer.contract.checkpoint_names import (
     LATEST_FILE,
     checkpoint_name,
@@ -71,7 +69,7 @@ class ResumeNeed(Record):
     `checkpoint.finetune`).
     """
 
-    model: Mapping[str, Any] = field(default_factory=dict)
+    model: Mapping[str, Any] = {}
     optimizer: bool = True
 
     @classmethod

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from msgspec import field
 from msgspec.structs import replace
 
 from trainer.checkpoint import randomness, store
@@ -55,7 +54,7 @@ class ResumePosition(Record):
     own_step: int | None
     was_loaded: bool
     place: Path | None = None
-    cursor: Mapping[str, Any] = field(default_factory=dict)
+    cursor: Mapping[str, Any] = {}
     origin: Origin | None = None
 
 

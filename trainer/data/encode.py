@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import field
 
 from trainer.contract.record import Record
 from trainer.data.indexed import dtype_for_vocabulary
@@ -72,7 +71,7 @@ class EncodeTally(Record):
     of each are told.
     """
 
-    end: TextPosition = field(default_factory=TextPosition)
+    end: TextPosition = TextPosition()
     empty_texts: int = 0
     bad_lines: int = 0
     bad_line_reports: tuple[str, ...] = ()

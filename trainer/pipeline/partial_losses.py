@@ -12,7 +12,6 @@ from typing import Any, Self
 
 import torch
 import torch.distributed as dist
-from msgspec import field
 from torch import Tensor
 
 from trainer.contract.record import Record
@@ -26,7 +25,7 @@ class Measured(Record):
     """
 
     loss: float
-    parts: Mapping[str, float] = field(default_factory=dict)
+    parts: Mapping[str, float] = {}
 
     @classmethod
     def mean(cls, found: Sequence[Measured]) -> Self:

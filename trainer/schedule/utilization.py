@@ -38,8 +38,8 @@ def utilization(
     `peak_tflops` of one device in the training's dtype: `trainer.schedule.devices.peak_tflops`.
     """
     scale = seconds * world_size * 1e12
-    needed = (
-        model_flops(
+    needed, done = (
+        count(
             model,
             padded_vocabulary_size,
             samples,
@@ -47,16 +47,7 @@ def utilization(
             mask_probability=mask_probability,
         )
         / scale
-    )
-    done = (
-        hardware_flops(
-            model,
-            padded_vocabulary_size,
-            samples,
-            sequence_length=sequence_length,
-            mask_probability=mask_probability,
-        )
-        / scale
+        for count in (model_flops, hardware_flops)
     )
     if peak_tflops is None:
         return Utilization(needed, done, None, None)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlencode
 
-from msgspec import field
 from msgspec.structs import replace
 
 from tr11ops.twin.hub.state import Commit, HubAccount, HubProblem, HubState, Repo
@@ -52,7 +51,7 @@ class HubRequest(Record):
     query: dict[str, list[str]]
     headers: dict[str, str]  # names in lower case
     body: bytes
-    parts: dict[str, str] = field(default_factory=dict)  # of the path, by the names of its pattern
+    parts: Mapping[str, str] = {}  # of the path, by the names of its pattern
 
     def json(self) -> JsonObject:
         try:
@@ -67,7 +66,7 @@ class Answer(Record):
 
     status: int = 200
     body: bytes = b""
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = {}
     file: Path | None = None
     is_ranged: bool = False
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec import field
 from torch import Tensor
 
 from trainer.checkpoint.deepspeed.file_names import (
@@ -64,7 +63,7 @@ class Layout(Record):
     data: int
     client: Mapping[str, Any]
     roles: Roles
-    weights: Mapping[str, StoredTensor] = field(default_factory=dict)
+    weights: Mapping[str, StoredTensor] = {}
 
     @property
     def arguments(self) -> dict[str, Any]:

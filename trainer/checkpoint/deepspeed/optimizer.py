@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec import field
 from torch import Tensor
 
 from trainer.checkpoint.deepspeed.file_names import optimizer_file, rank_file
@@ -40,7 +39,7 @@ class OptimizerLayout(Record):
     parameter groups.
     """
 
-    tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
+    tensors: Mapping[str, StoredTensor] = {}
     steps: int = 0
     options: tuple[Mapping[str, Any], ...] = ()
 
