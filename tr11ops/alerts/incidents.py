@@ -170,7 +170,11 @@ def _renamed(alert_state: AlertState, seen: dict[str, Finding], now: float) -> A
         )
         if old is not None:
             renamed = replace(
-                old, fingerprint=name, detector=finding.detector, identity=finding.identity
+                old,
+                fingerprint=name,
+                detector=finding.detector,
+                identity=finding.identity,
+                told_as=_told_as(old),
             )
             alert_state = alert_state.with_alert(renamed)
             continued.add(old.fingerprint)
@@ -390,9 +394,17 @@ def _as_its_cause(alert: Alert, name: str, finding: Finding) -> Alert:
         detector=finding.detector,
         identity=finding.identity,
         title=clean(finding.title, LONGEST_TITLE),
+        told_as=_told_as(alert),
         runbook=page_for(finding, finding.consequences),
         members=alert.names,
     )
+
+
+def _told_as(alert: Alert) -> str:
+    """The title that people know an alert by, which goes on as that of another fault."""
+    if alert.said is None:
+        return ""
+    return alert.known_as
 
 
 def _with_another(cause: Alert, alert: Alert) -> Alert:

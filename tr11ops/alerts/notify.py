@@ -120,6 +120,7 @@ def told(part: MessagePart, messages: Iterable[Message], now: float) -> Alert:
         last_sent=now,
         remind=False,
         headline=alert.fingerprint,
+        told_as="",
         called_over=now if is_over else alert.called_over,
         returned=now if part.kind == "reopened" else alert.returned,
         held_at=_held_at(alert, is_over),

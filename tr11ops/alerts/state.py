@@ -84,7 +84,8 @@ class Alert(Record):
     `then` are the finding's. `consequences` are what follows from the fault; `members` the
     fingerprints of all findings that ever were of this incident: each still names it. `headline` is
     the fingerprint of what people were last told as the cause, "" in a record of an older tr11.
-    `fault` is the finding's class of fault, as last seen. `held_at` is the attempt after which
+    `told_as` is the title that people know it by, where it goes on as another fault's without a
+    message; else "". `fault` is the finding's class of fault, as last seen. `held_at` is the attempt after which
     nothing went on without a person, as people were told.
     """
 
@@ -125,6 +126,7 @@ class Alert(Record):
     consequences: tuple[Consequence, ...] = ()
     members: tuple[str, ...] = ()
     headline: str = ""
+    told_as: str = ""
     since: float | None = None
     until: float | None = None
     first_since: float | None = None
@@ -153,6 +155,11 @@ class Alert(Record):
     def names(self) -> tuple[str, ...]:
         """Its fingerprint, and those of the findings that are of the same incident."""
         return tuple(dict.fromkeys((self.fingerprint, *self.members)))
+
+    @property
+    def known_as(self) -> str:
+        """Its title as people know it: that of the last message."""
+        return self.told_as or self.title
 
     @property
     def detectors(self) -> tuple[str, ...]:

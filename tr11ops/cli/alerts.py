@@ -104,6 +104,7 @@ def alert_values(alert: Alert) -> dict[str, Any]:
         "heard",
         "mails",
         "headline",
+        "told_as",
     }
     return {key: value for key, value in document(alert).items() if key not in hidden}
 

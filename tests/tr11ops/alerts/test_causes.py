@@ -235,6 +235,8 @@ def test_what_is_held_when_the_directory_is_seen_again_is_no_second_alarm(
     watch.sees()
     (over,) = watch.sees()
     assert over.kind == "cleared" and over.thread == first.message_id and watch.open == []
+    known_as = left[0].title if again else UNSEEN.title
+    assert known_as.partition(": ")[0] in over.subject, "as the last mail named it"
 
 
 def test_an_end_after_the_directory_was_seen_again_is_a_new_incident() -> None:

@@ -92,6 +92,7 @@ def test_checkpoint_now_waits_for_the_step(bench: LocalBench) -> None:
     )
     failed = tr11(bench, "checkpoint-now", "--wait")
     assert failed.code == 1 and "disk full" in failed.err
+    assert "saved" not in failed.out + failed.err
 
 
 def test_nothing_is_asked_of_a_run_that_does_not_train(bench: LocalBench) -> None:

@@ -130,7 +130,7 @@ def _subject(
     more = ""
     if others:
         more = f" (and {others} more)"
-    title = first.alert.title
+    title = first.alert.known_as if first.kind in OVER else first.alert.title
     if first.kind == "replaced":
         return _not_ok(policy, _instead(situation, standing), first.alert, more)
     if first.kind == "cleared":
@@ -150,7 +150,7 @@ def _not_ok(policy: Policy, now: str, over: Alert, more: str) -> str:
     room = LONGEST_SUBJECT - len(tag) - len(between) - len(")") - len(more)
     said = _headline(now, room - LONGEST_DETECTOR)
     left = room - len(said)
-    title = over.title.replace(": ", ", ")
+    title = over.known_as.replace(": ", ", ")
     if left < LEAST_OVER and len(title) > left:
         title = over.detector
     return f"{tag}{said}{between}{clean(title, left)}){more}"
@@ -258,7 +258,7 @@ def _all_clear(
     first = alert.comes_and_goes_since
     if first is not None:
         lasted = f"came and went from {moment(first, policy)} to"
-    over = f"Over: {alert.title}. It {lasted} {moment(end, policy)} ({by}{alert.resolved_why})."
+    over = f"Over: {alert.known_as}. It {lasted} {moment(end, policy)} ({by}{alert.resolved_why})."
     resume = words = ""
     if situation.condition is not None:
         resume, words = situation.condition.resume, f" Now {situation.condition.words}."
@@ -349,9 +349,12 @@ def _news(part: MessagePart, now: float) -> str:
     if part.kind == "reopened" and alert.called_over is not None:
         between = max(0.0, alert.start - alert.called_over)
         return f"This came back {duration(between)} after its all-clear."
+    news = _NEWS.get(part.kind, "")
     if part.kind == "raised" and alert.has_new_cause:
-        return f"{_NEWS['raised']} {_NEWS['cause']}"
-    return _NEWS.get(part.kind, "")
+        news += f" {_NEWS['cause']}"
+    if part.kind == "raised" and alert.first_acknowledged_by:
+        news += f" {alert.first_acknowledged_by} took on the lesser fault; this is no one's yet."
+    return news
 
 
 def _to_take_it_on(alerts: Sequence[Alert], policy: Policy) -> Iterator[str]:
@@ -447,11 +450,11 @@ def _numbered(
 ) -> Iterator[str]:
     alert = part.alert
     if part.kind in OVER:
-        label = "over"
+        label, title = "over", alert.known_as
     else:
-        label = f"{alert.severity.name}, {_short(part)}"
+        label, title = f"{alert.severity.name}, {_short(part)}", alert.title
     yield from wrapped(
-        f"{number}. {label}: {alert.title} ({duration((alert.end or now) - alert.start)})",
+        f"{number}. {label}: {title} ({duration((alert.end or now) - alert.start)})",
         "",
         "   ",
     )
