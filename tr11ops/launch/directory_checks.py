@@ -54,11 +54,9 @@ def queue_checks(
             "stop it first (`tr11 kill`)",
         )
     found, namesakes = own_jobs(directory, facts.jobs, facts.submissions, facts.scheduler)
-    ours = [
-        job
-        for job in found
-        if not {job.job_id, job.raw_id, array_number(job)} & set(request.replaces)
-    ]
+    names = set(request.replaces)
+    replaced = [job for job in found if {job.job_id, job.raw_id, array_number(job)} & names]
+    ours = [job for job in found if job not in replaced]
     namesakes, unclear = without_unclear(namesakes, facts.submissions)
     if unclear and not request.beside_namesakes:
         yield unknown("queue", unclear)
@@ -68,7 +66,7 @@ def queue_checks(
     if doubtful:
         yield unknown("queue", f"the state of job {doubtful[0].job_id} of this run is unknown")
     elif request.after is None:
-        yield from _first_in_line(ours, facts.user)
+        yield from _first_in_line(ours, replaced, facts.user)
     else:
         yield from _behind(request.after, ours, facts)
 
@@ -132,9 +130,12 @@ def _lost_checks(facts: LaunchFacts, jobs: Iterable[Job]) -> Iterator[PreflightC
 
 
 # ----------------------------------------------------------------------------- the line
-def _first_in_line(ours: list[Job], user: str) -> Iterator[PreflightCheck]:
+def _first_in_line(ours: list[Job], replaced: list[Job], user: str) -> Iterator[PreflightCheck]:
     if not ours:
-        yield ok("queue", "nothing of this run is queued or running")
+        nothing, but = "nothing of this run is queued or running", ""
+        if replaced:
+            but = f" but {', '.join(job.job_id for job in replaced)}, in whose place this comes"
+        yield ok("queue", f"{nothing}{but}")
         return
     job = max(ours, key=lambda entry: (entry.state.is_active, array_number(entry)))
     if job.user in {"", user}:

@@ -107,6 +107,16 @@ def test_dry_run_shows_it_and_changes_nothing(bench: LocalBench) -> None:
     )
 
 
+def test_what_is_replaced_is_still_queued_and_named(bench: LocalBench) -> None:
+    """Where the launch is refused it stays: that nothing is queued would be false."""
+    bench.block()
+    assert bench.launch("--array", "1-3").code == 0
+    [old] = own(bench)
+    shown = bench.launch("--replace", "--dry-run").out
+    said = f"nothing of this run is queued or running but {old.job_id}, in whose place this comes"
+    assert f"queue: {said}" in shown, shown
+
+
 @pytest.mark.parametrize("fault", ["data", "kill switch", "scheduler"])
 def test_a_refused_card_leaves_the_queue_as_it_was(
     bench: LocalBench, fault: str, monkeypatch: pytest.MonkeyPatch
