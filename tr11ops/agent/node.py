@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import psutil
 
@@ -66,8 +66,8 @@ _LISTENING = "0A"  # the kernel's number of that state
 
 
 def holder_of(port: int) -> str:
-    """`process 77 (nc) of ana`: who listens on `port`. "" where no one does, or the system does not
-    tell.
+    """`process 77 (nc) of ana`: who listens on `port`. "" where no one does, this agent's own
+    launcher, or the system does not tell.
 
     Of a process of another user only the user is seen.
     """
@@ -75,9 +75,10 @@ def holder_of(port: int) -> str:
     if uid is None:
         return ""
     process = _process(port)
-    if process is None:
-        who = "a process"
-    else:
+    who = "a process"
+    if process is not None:
+        if process.pid in {child.pid for child in psutil.Process().children(recursive=True)}:
+            return ""
         who = f"process {process.pid} ({_name(process)})"
     return f"{who} of {user_of(uid)}"
 
@@ -326,17 +327,26 @@ def _run_workers(
     )
     ended = end_descendants(grace_seconds=settings.end_within_seconds / 4)
     pump.join(timeout=5.0)
-    has_failed_first = status != 0 and task.node_rank == 0
     record.write(
         end=time.time(),
         exit_status=status,
         ended_processes=ended,
         memory=watch.record(),
         swept_shared_memory=list(watch.sweep()),
-        failed_workers=course.workers.failures,
-        port_holder=holder_of(task.master_port) if has_failed_first else "",
+        **_what_failed(task, course, has_failed=status != 0),
     )
     return status
+
+
+def _what_failed(task: NodeTask, course: Course, has_failed: bool = True) -> dict[str, Any]:
+    """What is known of a failure when it is told. It is kept then: this agent may be killed before
+    all that it has started is gone.
+    """
+    is_first = has_failed and task.node_rank == 0
+    return {
+        "failed_workers": course.workers.failures,
+        "port_holder": holder_of(task.master_port) if is_first else "",
+    }
 
 
 def _prepare_torchrun() -> None:
@@ -362,7 +372,7 @@ def _wait(
 ) -> int:
     done_since: float | None = None
     failed_since: float | None = None
-    asked = 0
+    asked = told = 0
     while True:
         try:
             status = process.wait(timeout=0.2)
@@ -374,6 +384,9 @@ def _wait(
         if os.getppid() != parent:
             return CONTROLLER_GONE  # the caller ends what runs here
         course.workers.look(process.pid)
+        if len(course.workers.failures) > told:
+            told = len(course.workers.failures)
+            record.write(memory=watch.record(), **_what_failed(task, course))
         if watch.sample(process.pid):
             record.write(memory=watch.record())
         if len(course.received) > asked:

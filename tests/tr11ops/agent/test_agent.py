@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -30,6 +31,7 @@ from tr11ops.health.base import EXIT_BAD_NODE
 from tr11ops.rundir.attempts import of_marker
 from trainer.config.card import CardError
 from trainer.contract.end_marker import EndMarker
+from trainer.contract.state_file import read_json
 
 ROOT = Path(__file__).parents[3]
 
@@ -327,6 +329,36 @@ def test_a_torchrun_that_fails_itself_is_recorded_with_who_holds_the_port(tmp_pa
     process = psutil.Process()
     assert report.port_holder == f"process {process.pid} ({process.name()}) of {process.username()}"
     assert holder_of(port) == ""  # it is gone
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_failure_is_on_record_before_all_that_stays_is_gone(tmp_path: Path, is_own: bool) -> None:
+    """The agent may be killed before that. A port that its own launcher holds is taken by no one."""
+    line = "tr11: worker 0 (process 7) failed: exit status 1"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        if is_own:
+            taken.close()
+        listen = f"import socket; held = socket.create_server(('127.0.0.1', {port})); "
+        stays = f"print({line!r}, flush=True); import time; time.sleep(600)"
+        child = node_agent(tmp_path, f"{listen if is_own else ''}{stays}", node_rank=0, port=port)
+        path = tmp_path / "nodes" / "x02.json"
+
+        def failures() -> list[dict[str, Any]]:
+            value = read_json(path) or {}
+            found: list[dict[str, Any]] = value.get("failed_workers", [])
+            return found
+
+        try:
+            until(failures, "the failure on record")
+        finally:
+            child.kill()
+            child.wait()
+    process = psutil.Process()
+    who = f"process {process.pid} ({process.name()}) of {process.username()}"
+    [report] = read_reports(tmp_path, 1)
+    assert report.port_holder == ("" if is_own else who)
+    assert [one["how"] for one in failures()] == ["exit status 1"]
 
 
 def test_a_bad_node_stays_until_the_others_have_told_how_their_checks_ended(tmp_path: Path) -> None:
