@@ -53,7 +53,7 @@ _DAEMON_LOG = re.compile(
 )
 _NODES_LOG = re.compile(  # the same with the node first
     r"^(?!(?:job|attempt|run|case|test|gpu|step|rank|incident|slurm|log|part|file|day|try|exp|v)[-_]?\d)"
-    rf"(?P<node>(?=[\w-]*\d)[A-Za-z][\w-]*?)(?:\.[A-Za-z][\w-]*)*?[._-]{_DAEMONS}"
+    rf"(?P<node>[A-Za-z][\w-]*?\d)(?:\.[A-Za-z][\w-]*)*?[._-]{_DAEMONS}"
     rf"(?:[._-]{_DAEMONS})?(?:\.(?:txt|log|out|err|gz|zst|bz2|xz|\d{{1,4}}))*$"
 )
 _OF_DAEMONS = re.compile(rf"(?:^|[._-]){_DAEMONS}(?:[._-]|$)")
