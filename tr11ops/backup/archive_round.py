@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -44,8 +45,8 @@ from tr11ops.base.errors import (
     CopyStopped,
     SourceDamaged,
 )
-from tr11ops.base.observed import cause
-from tr11ops.rundir.checkpoint_digests import note_damage
+from tr11ops.base.observed import cause, observed
+from tr11ops.rundir.checkpoint_digests import note_damage, read_not_finite
 from tr11ops.rundir.checkpoint_scan import SavedCheckpoint, list_rows
 from tr11ops.rundir.copies import CopyRecord, Kind, Receipt, location_of, write_copy
 from tr11ops.rundir.identity import run_id
@@ -208,7 +209,10 @@ def rows_of(directory: RunDirectory) -> list[SavedCheckpoint]:
         latest = read_latest(directory.paths.checkpoints)
     except ValueError:  # which one is the latest does not matter here
         latest = None
-    return list_rows(directory.paths.checkpoints, latest)
+    return [
+        replace(row, numbers=observed(partial(read_not_finite, directory, row.step, row.identity)))
+        for row in list_rows(directory.paths.checkpoints, latest)
+    ]
 
 
 def summarise(directory: RunDirectory) -> None:
@@ -363,6 +367,10 @@ class ArchiveRound:
         missing = [step for step in missing if not any(copy.step == step for copy in plan.copied)]
         for step in missing:
             self.tally.faults.append(f"step {step} is not copied: it is not here, or not whole")
+        spoilt = {row.step for row in rows if row.numbers is not None}
+        for step, why in plan.left:
+            if step in spoilt:
+                self.context.say(f"{self.archive.name}: step {step}: {why}")
         for due in plan.due:
             self.context.check_stop()
             self._copy(due, seen)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from tr11ops.base.observed import known
 from tr11ops.runcard.copies import BackupSection
 from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
 from tr11ops.rundir.copies import CopyRecord, Kind
@@ -136,9 +137,9 @@ def plan_round(
 ) -> CopyPlan:
     """The copies that a round makes, in order. `archives`: where it goes; `rows`: what is here."""
     here = {row.step: row for row in rows if is_whole(row)}
-    known = [copy for copy in copies if copy.archive in archives and copy.kind != "data"]
+    ours = [copy for copy in copies if copy.archive in archives and copy.kind != "data"]
     of_here = [
-        copy for copy in known if copy.step not in here or copy.identity == here[copy.step].identity
+        copy for copy in ours if copy.step not in here or copy.identity == here[copy.step].identity
     ]
     if asked.steps:
         wanted: tuple[WantedCopy, ...] = tuple(_by_hand(asked, archives))
@@ -156,7 +157,7 @@ def plan_round(
         )
         if sound is not None:
             copied.append(sound)
-        elif copy.step in here:
+        elif copy.step in here and (asked.steps or not _spoilt(here[copy.step], copy.kind)):
             broken = any(not record.is_whole and _is_that(record, copy) for record in of_here)
             if broken:
                 why = f"{copy.why}; the copy is damaged"
@@ -176,7 +177,7 @@ def plan_round(
         due += _damaged_beside(of_here, here, due, asked.kind)
     touched = {copy.step for copy in due} | {copy.step for copy in copied}
     if not asked.steps:
-        left = tuple(_left(rows, touched, known))
+        left = tuple(_left(rows, touched, ours))
     else:
         left = ()
     return CopyPlan(in_order(due), tuple(copied), left)
@@ -187,6 +188,16 @@ def is_whole(row: SavedCheckpoint) -> bool:
     has none.
     """
     return not row.faults and bool(row.identity) and row.manifest in {"read", "foreign"}
+
+
+def _spoilt(row: SavedCheckpoint, kind: Kind) -> tuple[str, ...]:
+    """What is known to be NaN or infinite in a copy of this kind that would be restored from; what a
+    spike is studied by may be.
+    """
+    numbers = known(row.numbers, None)
+    if numbers is None or kind == "spike":
+        return ()
+    return numbers.of_copy(kind)
 
 
 def _by_hand(asked: Asked, archives: Sequence[str]) -> Iterator[WantedCopy]:
@@ -242,5 +253,8 @@ def _left(
             for copy in copies
         ):
             yield row.step, "copied already, by hand"
+        elif bad := _spoilt(row, "full"):
+            again = f"`tr11 backup run {row.step}` copies it all the same"
+            yield row.step, f"NaN or infinity in {bad[0]}: not copied; {again}"
         else:
             yield row.step, "no key of [backup] asks for it"

@@ -13,12 +13,20 @@ from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.copy_cases import contents
 from tests.tr11ops.backup.round_cases import Rounds, flip, receipts_below
 from tr11ops.backup import archive_round
+from tr11ops.backup.archive_round import plan_of, rows_of
 from tr11ops.backup.drill import LoadResult, choose_copy, run_drill
 from tr11ops.backup.ledger import drill_file, read_archive_state, read_drill
-from tr11ops.backup.round_values import ArchiveLock, ArchiveLocked, ArchiveTally, card_archives
+from tr11ops.backup.round_values import (
+    ArchiveLock,
+    ArchiveLocked,
+    ArchiveTally,
+    RoundRequest,
+    card_archives,
+)
 from tr11ops.backup.service import rebuild
 from tr11ops.observe.operation import CopyStatus
 from tr11ops.observe.operation_files import read_copy as read_status
+from tr11ops.rundir.checkpoint_digests import note_numbers
 from tr11ops.rundir.copies import read_copies
 
 
@@ -39,6 +47,24 @@ def test_a_copy_with_nan_is_told_until_a_later_sound_one_is_there(rounds: Rounds
     rounds.save(600)
     rounds.run()
     assert not any(line.startswith("store") for line in rounds.status()["not_finite"])
+
+
+def test_a_checkpoint_known_to_hold_nan_is_no_copy_to_restore_from(rounds: Rounds) -> None:
+    """It was copied as any other, and stood as the newest. A person may copy it all the same."""
+    rounds.save(100, 300, 400)
+    (row,) = (row for row in rows_of(rounds.directory) if row.step == 400)
+    names = ("weights/a",)
+    note_numbers(rounds.directory, 400, row.identity, not_finite=names, why="looked at")
+    rows = rows_of(rounds.directory)
+    made = plan_of(rounds.card, rows, (), RoundRequest(card_archives(rounds.card)))
+    assert dict(made.left)[400] == (
+        "NaN or infinity in weights/a: not copied; `tr11 backup run 400` copies it all the same"
+    )
+    rounds.run()
+    assert not [copy for copy in rounds.copies() if (copy.step, copy.kind) == (400, "full")]
+    rounds.run("store", steps=(400,))
+    (copy,) = [copy for copy in rounds.copies() if (copy.step, copy.kind) == (400, "full")]
+    assert copy.not_finite == names
 
 
 def test_a_drill_restores_the_newest_copy_and_leaves_nothing(rounds: Rounds) -> None:
