@@ -72,6 +72,7 @@ def list_jobs(
       tr11 cron list --set 'cron.skip=["digest"]'
     """
     card = context.card_with_undefined()
+    in_time(lambda: directory_of(card).exists)  # else its scripts would be left out without a word
     jobs = in_time(partial(jobs_of, card, context.run))
     for name in unknown_skips(card, jobs):
         say(
