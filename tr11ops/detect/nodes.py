@@ -20,6 +20,7 @@ from tr11ops.detect.nodes_left import (
     exclusion_limit,
     is_last_meant,
     lost_nodes,
+    needed_next,
     nodes_of_partition,
     note_for_site,
     partition_of,
@@ -101,7 +102,7 @@ def _lost(snapshot: Snapshot, job: Job, node: Node, is_host: bool) -> Finding:
         job,
         node,
         fix=derived.command(snapshot, "logs"),
-        by_itself=f"The run goes on without it by itself: {_on_what(snapshot)}.",
+        by_itself=f"The run {_goes_on(snapshot, job)}.",
     )
 
 
@@ -117,12 +118,18 @@ def _without(title: str, job: Job, node: Node, went_on: LaunchEnd) -> Finding:
     )
 
 
-def _on_what(snapshot: Snapshot) -> str:
-    """With what a run goes on that has lost a node, as far as its queue tells."""
+def _goes_on(snapshot: Snapshot, job: Job) -> str:
+    """What a run does that has lost a node of this job, as far as its nodes and its queue tell."""
+    usable, needed, training = usable_nodes(snapshot), needed_next(snapshot), snapshot.run.nodes
+    left = len(set(job.nodes) - lost_nodes(snapshot))
+    starts_none = usable is not None and needed is not None and usable < needed
+    if starts_none and training is not None and left < training:
+        return "does not go on by itself: too few nodes are left for it"
+    goes_on = "goes on without it by itself: on a spare"
     if derived.startable_jobs(snapshot):
-        return "on a spare, or in the next queued task"
+        return f"{goes_on}, or in the next queued task"
     queued = "what is queued does not start by itself" if snapshot.pending_jobs else NOTHING_QUEUED
-    return f"on a spare, if the attempt has one; {queued}"
+    return f"{goes_on}, if the attempt has one; {queued}"
 
 
 def _lost_host(snapshot: Snapshot, job: Job, node: Node) -> Finding:
@@ -223,7 +230,7 @@ def _silent(snapshot: Snapshot, job: Job, node: Node, is_host: bool) -> Finding:
         node,
         evidence=(f"what runs there may run on; {_life_of(snapshot, job)}",),
         fix=derived.command(snapshot, "logs"),
-        by_itself=f"If it is lost, the run goes on without it by itself: {_on_what(snapshot)}.",
+        by_itself=f"If it is lost, the run {_goes_on(snapshot, job)}.",
     )
 
 

@@ -377,7 +377,7 @@ def test_a_node_that_is_lost_later_did_not_end_the_script_that_it_ran(
 
 
 def test_a_lost_node_promises_no_task_that_is_held() -> None:
-    nodes = nodes_with({"n07": {"allocated", "down"}})
+    nodes = (*nodes_with({"n07": {"allocated", "down"}}), Node("n49", frozenset({"idle"})))
     (one,) = found(snapshot(jobs=(running(), HELD_TASKS), nodes=nodes), "node-lost")
     assert one.by_itself.endswith(
         "on a spare, if the attempt has one; what is queued does not start by itself."
@@ -456,9 +456,11 @@ def test_of_jobs_that_never_began_the_newest_leads_whatever_the_scheduler_still_
 def test_a_node_that_may_be_lost_promises_no_next_task_where_nothing_is_queued(
     queued: tuple[Job, ...], words: str, state: str
 ) -> None:
-    nodes = nodes_with({"n07": {"allocated", state}})
+    nodes = (*nodes_with({"n07": {"allocated", state}}), Node("n49", frozenset({"idle"})))
     (one,) = found(snapshot(jobs=(running(), *queued), nodes=nodes), "node-lost")
     assert words in one.by_itself and "may run on" not in one.title
+    (last,) = found(snapshot(jobs=(running(), *queued), nodes=nodes[:-1]), "node-lost")
+    assert "does not go on by itself: too few nodes are left for it." in last.by_itself
 
 
 def test_before_the_first_step_no_one_knows_whether_the_last_task_is_enough() -> None:
