@@ -40,7 +40,7 @@ from tr11ops.cli.common import (
     open_reader,
     read_card,
 )
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
@@ -134,7 +134,7 @@ class RunContext(Record, dict=True):
         return in_time(partial(look_for_directory, self.directory, reader, time.time()))
 
     def emit(
-        self, document: Mapping[str, Any] | None, lines: Iterable[str] = (), indent: int | None = 1
+        self, document: JsonObject | None, lines: Iterable[str] = (), indent: int | None = 1
     ) -> None:
         """The command's answer: the document with --json, if there is one, else the lines."""
         answer(self.as_json, document, lines, indent)
@@ -142,7 +142,7 @@ class RunContext(Record, dict=True):
 
 def answer(
     as_json: bool,
-    document: Mapping[str, Any] | None,
+    document: JsonObject | None,
     lines: Iterable[str] = (),
     indent: int | None = 1,
 ) -> None:
@@ -154,7 +154,7 @@ def answer(
             typer.echo(line)
 
 
-def emit(document: Mapping[str, Any], indent: int | None = 1) -> None:
+def emit(document: JsonObject, indent: int | None = 1) -> None:
     """One JSON document on standard output; `indent` None for one line of a stream. What JSON
     cannot say is null.
     """

@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -25,6 +25,7 @@ from tr11ops.cli.common import (
     say,
 )
 from tr11ops.cli.context import emit
+from tr11ops.cluster.base import Scheduler
 from tr11ops.cluster.site import SiteRules, read_site
 from tr11ops.importer.importing import import_script as read
 from tr11ops.importer.importing import write_import
@@ -47,10 +48,6 @@ from tr11ops.rundir.journal import user_name
 from tr11ops.watchdog.policy import POWERS
 from trainer.config.card import CardError
 from trainer.contract.files import write_beside
-
-if TYPE_CHECKING:
-    from tr11ops.cluster.base import Scheduler
-
 
 # ----------------------------------------------------------------------------- import
 WIDTH = 100

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 from msgspec.structs import replace
@@ -38,12 +38,10 @@ from tr11ops.logs.show import LogSource, Query, numbers, steps_since
 from tr11ops.logs.show import follow as follow_sources
 from tr11ops.logs.summary import summarise
 from tr11ops.logs.summary_text import lines, value
+from tr11ops.rundir.paths import RunDirectory
 from tr11ops.status.remote import Outside
 from trainer.contract.paths import read_attempt_label
 from trainer.contract.state_file import descriptor_of
-
-if TYPE_CHECKING:
-    from tr11ops.rundir.paths import RunDirectory
 
 REMOTE_PATH = "logs/{variant}/main_log.txt"
 MISSING = 404

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from tr11ops.base.errors import Unobserved
 from tr11ops.cli.common import say
@@ -13,6 +13,7 @@ from tr11ops.cli.runner import Change, Outcome, carry_out
 from tr11ops.cli.stopping import StopContext, record, require_switch, run_to_stop, standing_lines
 from tr11ops.cli.terminal import USUAL, hanging, plain_text
 from tr11ops.cluster.arrays import covered, names_of, split
+from tr11ops.cluster.base import Job
 from tr11ops.cluster.pending_reasons import Cause, Wait, is_held, reason_of_job
 from tr11ops.launch.resume import refused_starts
 from tr11ops.observe.derived import is_left_over
@@ -23,9 +24,6 @@ from tr11ops.rundir.paths import RunDirectory, remove_stop_file
 from trainer.contract.record import Record
 from trainer.contract.recovery import IterationRange, read_recovery
 from trainer.contract.requests import read_request
-
-if TYPE_CHECKING:
-    from tr11ops.cluster.base import Job
 
 RESUME_SCHEMA = 1
 LEAVING_SECONDS = 120.0  # for an attempt whose trainer has ended to hold what is queued, and end

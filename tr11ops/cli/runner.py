@@ -6,14 +6,14 @@ alone obeys --dry-run, --yes and --json and ends with the exit code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import typer
 
 from tr11ops.base.errors import Refusal
 from tr11ops.cli.common import agree, require_answer, say
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 
 if TYPE_CHECKING:
     from tr11ops.cli.context import RunContext
@@ -29,7 +29,7 @@ class Outcome(Record):
     nothing; it is the last line on stderr. `exit_code` is the command's.
     """
 
-    document: Mapping[str, Any] | None = None
+    document: JsonObject | None = None
     lines: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     exit_code: int = 0

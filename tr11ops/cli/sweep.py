@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from string import ascii_uppercase
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -52,6 +52,7 @@ from tr11ops.cli.sweep_view import (
     show_table,
     study_status,
 )
+from tr11ops.cluster.base import Scheduler
 from tr11ops.curves.compare import ROWS, text_plot
 from tr11ops.launch.rehearse import card_text
 from tr11ops.launch.session import LaunchJob, LaunchView
@@ -77,9 +78,6 @@ from tr11ops.sweep.submit import SentArray, check_cells, exit_code_of
 from trainer.contract.files import write_atomically
 from trainer.schedule.learning_rate import warmup_samples_of
 from trainer.schedule.path import path_of
-
-if TYPE_CHECKING:
-    from tr11ops.cluster.base import Scheduler
 
 
 # ----------------------------------------------------------------------------- change

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
@@ -35,7 +34,7 @@ class LocalSettings(Record):
     gpus_per_node: Count | None = None
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> LocalSettings:
+    def from_json(value: JsonObject) -> LocalSettings:
         """Read settings that people may have written; `nodes` may be a number, or null for the
         machine itself.
 
@@ -146,7 +145,7 @@ class LocalSubmission(Record):
         return value
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> LocalSubmission:
+    def from_json(value: JsonObject) -> LocalSubmission:
         waiting = [
             {"task_id": task_id, "held": group["held"], "excluded": group["excluded"]}
             for group in value["waiting"]

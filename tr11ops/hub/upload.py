@@ -20,7 +20,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
@@ -34,7 +34,7 @@ from trainer.contract.documents import record_of
 from trainer.contract.files import write_json
 from trainer.contract.manifest import FileEntry, Manifest, file_digest
 from trainer.contract.metrics_record import STEP, VALIDATION, records
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.contract.sharing import make_shared
 from trainer.schedule.flops import count_parameters
 
@@ -308,7 +308,7 @@ class Work(Record):
         except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
             return None
 
-    def record_export(self, result: Mapping[str, Any]) -> tuple[FileEntry, ...]:
+    def record_export(self, result: JsonObject) -> tuple[FileEntry, ...]:
         """Note that the export is whole. Raises Refusal when its result names no files, and
         OSError.
         """
@@ -343,7 +343,7 @@ class Work(Record):
                 raise
 
 
-def files_of(value: Mapping[str, Any]) -> tuple[FileEntry, ...]:
+def files_of(value: JsonObject) -> tuple[FileEntry, ...]:
     """The files that an export's result names. Raises ValueError when it is none."""
     try:
         found = record_of(tuple[FileEntry, ...], value["files"])

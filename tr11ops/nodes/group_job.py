@@ -10,7 +10,7 @@ from typing import Any
 
 from tr11ops.nodes.search import GroupOutcome, GroupTest
 from trainer.contract.documents import record_of
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.contract.units import shortened
 
 PROBE = "{python} -m trainer.debug.group_probe"
@@ -105,7 +105,7 @@ def outcome_of(status: int, said: str) -> dict[str, str]:
     return _values(GroupOutcome.FAILED, ": ".join([f"exit status {status}", *last]))
 
 
-def group_test(nodes: Sequence[str], values: Mapping[str, Any]) -> GroupTest:
+def group_test(nodes: Sequence[str], values: JsonObject) -> GroupTest:
     """The outcome from `run_group`'s values. Raises ValueError, KeyError where they are something
     else.
     """

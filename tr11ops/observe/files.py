@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tr11ops.base.observed import Observed, Unknown, cause, known, observed
 from tr11ops.base.tail import tail_lines
@@ -311,7 +310,7 @@ def _attempt(paths: RunPaths, job_id: str, changed: float) -> Attempt:
     )
 
 
-def _texts(record: Mapping[str, Any], name: str) -> tuple[str, ...]:
+def _texts(record: JsonObject, name: str) -> tuple[str, ...]:
     """The texts of a list; none where it is not one."""
     value = record.get(name)
     if isinstance(value, list):

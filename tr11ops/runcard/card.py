@@ -235,7 +235,7 @@ def resolved(card: RunCard) -> JsonObject:
     return {**card.model_dump(mode="json"), "derived": derived}
 
 
-def card_from_resolved(value: Mapping[str, Any], source: str) -> RunCard:
+def card_from_resolved(value: JsonObject, source: str) -> RunCard:
     """The card that `resolved` was made from. Raises CardError when it is not one.
 
     Keys that are no longer of the card are passed over: older versions kept them with their

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from tr11ops.base.units import duration
 from tr11ops.runcard.card import RunCard, card_from_resolved, resolved
@@ -247,7 +246,7 @@ def resolved_with_exit(card: RunCard, plan: ExitPlan) -> JsonObject:
 
 
 def derived_again(
-    value: Mapping[str, Any], source: str, history: RunHistory
+    value: JsonObject, source: str, history: RunHistory
 ) -> tuple[JsonObject, ExitPlan]:
     """A resolved card at the start of an attempt, with its derived minutes derived from what was
     measured since.
@@ -266,13 +265,13 @@ def derived_again(
     return {**value, "run": {**value["run"], "exit_duration_minutes": plan.minutes}}, plan
 
 
-def _is_derived(value: Mapping[str, Any]) -> bool:
+def _is_derived(value: JsonObject) -> bool:
     """Whether the minutes in a resolved card were derived, so that they follow the job's limit."""
     derived = value.get("derived")
     return isinstance(derived, Mapping) and derived.get(_DERIVED) is True
 
 
-def resolved_exit_plan(value: Mapping[str, Any]) -> ExitPlan | None:
+def resolved_exit_plan(value: JsonObject) -> ExitPlan | None:
     """When an attempt with this resolved card leaves; None where its keys are not to be read."""
     try:
         limit = float(parse_time_limit(value["slurm"]["time_limit"]))
@@ -289,7 +288,7 @@ def resolved_exit_plan(value: Mapping[str, Any]) -> ExitPlan | None:
     return ExitPlan(minutes, why, limit)
 
 
-def card_as_written(value: Mapping[str, Any], source: str) -> RunCard:
+def card_as_written(value: JsonObject, source: str) -> RunCard:
     """The card that `resolved_with_exit` was given, without what was derived. Raises CardError when
     it is not one.
     """

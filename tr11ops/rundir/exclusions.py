@@ -336,7 +336,7 @@ def _newest(path: Path) -> Path | None:
     return None
 
 
-def _version(path: Path, value: Mapping[str, Any]) -> Version:
+def _version(path: Path, value: JsonObject) -> Version:
     """Raises ValueError when the object is no ledger. People may have written one, without a
     number.
     """
@@ -394,7 +394,7 @@ def _published(path: Path) -> tuple[int, str]:
     return newest.number, ledger_text(newest)
 
 
-def _note(directory: RunDirectory, kind: str, why: str, data: Mapping[str, Any], who: str) -> None:
+def _note(directory: RunDirectory, kind: str, why: str, data: JsonObject, who: str) -> None:
     """The ledger is what counts: a journal that cannot be written is said, and stops nothing."""
     try:
         Journal(directory.journal).write(kind, why, data, who)

@@ -12,7 +12,6 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -200,7 +199,7 @@ def read_manifest(folder: Path) -> SweepManifest | None:
     return None
 
 
-def _manifest(value: Mapping[str, Any]) -> SweepManifest:
+def _manifest(value: JsonObject) -> SweepManifest:
     if value["schema"] != SCHEMA:
         raise ValueError(f"its schema is {value['schema']!r}, this tr11 knows {SCHEMA}")
     return record_of(SweepManifest, value)

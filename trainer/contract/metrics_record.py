@@ -17,7 +17,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from trainer.contract.record import JsonObject, Record
 from trainer.contract.state_file import open_for_reading
@@ -160,7 +159,7 @@ class MetricsRecord(Record):
     kind: str
     time: float | None
     job_id: str
-    values: Mapping[str, Any]
+    values: JsonObject
 
     @property
     def iteration(self) -> int | None:

@@ -7,12 +7,10 @@ the contract.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, read_latest
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.contract.state_file import read_json
 
 MANIFEST_FILE = "manifest.json"
@@ -203,7 +201,7 @@ def newest_step(paths: RunPaths) -> int | None:
 
 
 # ----------------------------------------------------------------------------- an attempt's name
-def attempt_label(record: Mapping[str, Any], job_id: str) -> str:
+def attempt_label(record: JsonObject, job_id: str) -> str:
     """An attempt's number as people see and type it: ARRAY_TASK, or the scheduler's own where it is
     of no array.
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from trainer.checkpoint.fingerprint import EMPTY, fingerprint
 from trainer.checkpoint.reader import open_checkpoint
@@ -205,7 +204,7 @@ def describe(result: JsonObject) -> str:
     return "\n".join([*lines, "", *_table(result["tensors"])])
 
 
-def _checked(result: Mapping[str, Any]) -> str:
+def _checked(result: JsonObject) -> str:
     return {
         "no manifest": f"no {MANIFEST_FILE}, so digests are not known",
         "digests": "sizes and digests compared",
@@ -213,7 +212,7 @@ def _checked(result: Mapping[str, Any]) -> str:
     }[result["verified"]]
 
 
-def _manifest_lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _manifest_lines(result: JsonObject) -> list[tuple[str, str]]:
     manifest = result["manifest"]
     if manifest is None:
         return []
@@ -230,7 +229,7 @@ def _manifest_lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _pairs(values: Mapping[str, Any], between: str, joint: str) -> str:
+def _pairs(values: JsonObject, between: str, joint: str) -> str:
     return between.join(f"{key}{joint}{value}" for key, value in values.items())
 
 
