@@ -16,6 +16,7 @@ from trainer.contract.secret_shapes import has_secret
 # \w is all of Unicode, which costs 70 ms in each start of a command
 REPOSITORY = r"^[A-Za-z0-9_.-]{1,96}/[A-Za-z0-9_.-]{1,96}$"
 Step = Annotated[int, Field(gt=0, le=10**9)]
+Every = Annotated[int, Field(ge=0, le=10**9)]  # so many steps; 0: none
 _KINDS_OF_TOKEN = ("anon", "google_default", "cloud")  # not one itself
 
 
@@ -75,19 +76,19 @@ class BackupSection(Section):
     keep_latest: int = Field(default=15, ge=2, le=100_000)
     """newest checkpoints never deleted"""
 
-    store_interval: int = Field(default=1000, ge=0, le=10**9)
+    store_interval: Every = 1000
     """steps copied whole to the store: its multiples; 0 = none"""
 
     store_format: Literal["files", "tar"] = "files"
     """tar: one file for a checkpoint, where inodes are scarce"""
 
-    full_interval: int = Field(default=10_000, ge=0, le=10**9)
+    full_interval: Every = 10_000
     """steps copied whole to the url: its multiples; 0 = none"""
 
     full_steps: list[Step] = Field(default=[])
     """more steps that are copied whole to the url"""
 
-    weights_interval: int = Field(default=3000, ge=0, le=10**9)
+    weights_interval: Every = 3000
     """steps whose weights go to the url unless whole there; 0 = none"""
 
     spike_steps: list[Step] = Field(default=[])

@@ -61,6 +61,8 @@ class KubernetesSection(Section):
 
 
 # safe on an #SBATCH line
+Scale = Annotated[float, Field(gt=0, le=10**6)]
+SomeTime = Annotated[float, Field(gt=0, le=86_400)]  # seconds
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9@._,&|:+*\[\]()-]{1,200}$")]
 NodeList = Annotated[str, Field(pattern=r"^[A-Za-z0-9._,\[\]-]{1,2000}$")]
 
@@ -268,13 +270,13 @@ class RehearsalSection(Section):
     the trainer's.
     """
 
-    time_scale: float = Field(default=1, gt=0, le=10**6)
+    time_scale: Scale = 1
     """how many of these seconds pass in one second"""
 
     start_seconds: Seconds = 300
     """from the workers' start to the first load"""
 
-    step_seconds: float = Field(default=105, gt=0, le=86_400)
+    step_seconds: SomeTime = 105
     """one step"""
 
     save_seconds: Seconds = 40
@@ -286,10 +288,10 @@ class RehearsalSection(Section):
     bytes_per_rank: int = Field(default=4096, ge=256, le=2**30)
     """what each rank writes into a checkpoint"""
 
-    collective_seconds: float = Field(default=60, gt=0, le=86_400)
+    collective_seconds: SomeTime = 60
     """how long ranks wait for one that hangs; not scaled"""
 
-    log_scale: float | None = Field(default=None, gt=0, le=10**6)
+    log_scale: Scale | None = None
     """the log's seconds of a step are whole tenths of a second, at least one, times this; else
     measured
     """

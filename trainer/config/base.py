@@ -28,11 +28,13 @@ MOST_ITERATIONS = 10**12
 
 # what many keys are
 Iterations = Annotated[int, Field(gt=0, le=MOST_ITERATIONS)]
+StepCount = Annotated[int, Field(ge=0, le=MOST_ITERATIONS)]
 Samples = Annotated[int, Field(gt=0, le=MOST_SAMPLES)]
 Tokens = Annotated[int, Field(gt=0, le=10**18)]
 BatchSize = Annotated[int, Field(gt=0, le=LARGEST_BATCH)]
 Width = Annotated[int, Field(gt=0, le=LARGEST_WIDTH)]
 Layers = Annotated[int, Field(gt=0, le=MOST_LAYERS)]
+Ways = Annotated[int, Field(gt=0, le=MOST_WAYS)]
 SmallCount = Annotated[int, Field(ge=0, le=1000)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]

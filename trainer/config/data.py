@@ -9,7 +9,6 @@ from pydantic import Field
 
 from trainer.config.base import (
     LARGEST_WIDTH,
-    MOST_ITERATIONS,
     MOST_SAMPLES,
     BatchSize,
     Iterations,
@@ -17,10 +16,12 @@ from trainer.config.base import (
     Positive,
     Samples,
     Section,
+    StepCount,
     Tokens,
     Width,
 )
 
+WorkerCount = Annotated[int, Field(ge=0, le=256)]
 IterationRange = Annotated[str, Field(pattern=r"^[0-9]{1,12}-[0-9]{1,12}$")]
 
 
@@ -166,7 +167,7 @@ class EvaluationSection(Section):
     interval: Iterations = 1000
     """evaluate every this many iterations"""
 
-    iterations: int = Field(default=0, ge=0, le=MOST_ITERATIONS)
+    iterations: StepCount = 0
     """global batches in one evaluation; 0 = never"""
 
 
@@ -229,10 +230,10 @@ class DataSection(Section):
     on_resume: Literal["match", "switch"] = "match"
     """where the data is not the checkpoint's: refuse, or go on with the card's"""
 
-    workers: int = Field(default=2, ge=0, le=256)
+    workers: WorkerCount = 2
     """processes that read training samples ahead; 0 = none"""
 
-    valid_workers: int = Field(default=0, ge=0, le=256)
+    valid_workers: WorkerCount = 0
     """the same for validation"""
 
     skip_ranges: list[IterationRange] = Field(default=[])

@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 
 from trainer.config.base import (
     LARGEST_WIDTH,
-    MOST_WAYS,
     AboveOne,
     Iterations,
     Layers,
@@ -17,6 +16,7 @@ from trainer.config.base import (
     Positive,
     Section,
     Share,
+    Ways,
     Width,
 )
 from trainer.config.optimizer_names import with_new_names
@@ -39,10 +39,10 @@ class ParallelSection(Section):
     workers.
     """
 
-    tensor: int = Field(default=1, gt=0, le=MOST_WAYS)
+    tensor: Ways = 1
     """tensor-parallel degree"""
 
-    pipeline: int = Field(default=1, gt=0, le=MOST_WAYS)
+    pipeline: Ways = 1
     """pipeline-parallel degree (stages)"""
 
     partition: str = "type:transformer|embedding"

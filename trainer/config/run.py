@@ -6,7 +6,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainer.config.base import MOST_ITERATIONS, AboveOne, Iterations, Positive, Section, SmallCount
+from trainer.config.base import (
+    AboveOne,
+    Iterations,
+    Positive,
+    Section,
+    SmallCount,
+    StepCount,
+)
 from trainer.config.data import IterationRange
 
 
@@ -155,12 +162,12 @@ class RecoverySection(Section):
     roll_backs: SmallCount = 2
     """roll-backs of the whole run; then spikes are flagged"""
 
-    dropped_steps: int = Field(default=50, ge=0, le=MOST_ITERATIONS)
+    dropped_steps: StepCount = 50
     """steps in a row that are not finite and change nothing, after which the training stops; 0 =
     never
     """
 
-    skip_margin: int = Field(default=10, ge=0, le=MOST_ITERATIONS)
+    skip_margin: StepCount = 10
     """iterations passed over beyond the spike, on each side"""
 
 
