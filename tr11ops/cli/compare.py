@@ -143,6 +143,12 @@ def course_of(card: RunCard) -> NamedCourse:
 WIDTH, PLOT_LINES = 79, 14
 
 
+PageOption = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE.html", help="Write a page with the curves there."),
+]
+
+
 def compare_runs(
     *,
     runs: Annotated[
@@ -168,12 +174,7 @@ def compare_runs(
             help="A row is the mean of so many lines.",
         ),
     ] = LINES,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE.html", help="Write a page with the curves there."
-        ),
-    ] = None,
+    output: PageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Lay the curves of runs over each other: a table, a plot, and how the others differ from the

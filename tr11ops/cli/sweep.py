@@ -29,6 +29,7 @@ from tr11ops.cli.compare import (
     PLOT_LINES,
     WIDTH,
     FromOption,
+    PageOption,
     ToOption,
     comparison_document,
     comparison_lines,
@@ -266,12 +267,7 @@ def compare_cells(
             help="A row is the mean of so many lines; without: 20, at most a tenth of a course.",
         ),
     ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE.html", help="Write a page with the curves there."
-        ),
-    ] = None,
+    output: PageOption = None,
     scheduler: SchedulerOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
