@@ -355,7 +355,7 @@ class AttemptObservations:
         job = self.job_time()
         if job is None or self._context.watch is None:
             return ""
-        return too_short(self._context.history, job, time.time())
+        return too_short(self._as_written(), self._context.history, job, time.time())
 
     def exit_time(self) -> ExitTime | None:
         """When the trainer leaves, by the limit of the job as it is now; None where no one watches
@@ -364,5 +364,7 @@ class AttemptObservations:
         job = self.job_time()
         if job is None or self._context.watch is None:
             return None
-        card = self._context.written or self._context.config
-        return exit_time(card, self._context.history, job, self.started)
+        return exit_time(self._as_written(), self._context.history, job, self.started)
+
+    def _as_written(self) -> RunCard:
+        return self._context.written or self._context.config

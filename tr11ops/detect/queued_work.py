@@ -360,11 +360,17 @@ def blocked(
         if row.cause is cause and row.wait is not Wait.PASSES
     }
     for number, job in jobs.items():
+        replace = derived.command(snapshot, "launch --replace")
+        fix, then = replace, tuple[str, ...]()
+        if job.reason == "PartitionTimeLimit":
+            # what it gives now: no launch passes before the card or the site is changed
+            fix, then = f"scontrol show partition {job.partition}", (replace,)
         yield Finding(
             detector,
             severity,
             f"job {job.job_id} waits {how}: {job.reason}",
             subject=number,
             evidence=(reason_of_job(job).meaning, way_out(job)),
-            fix=derived.command(snapshot, "launch --replace"),
+            fix=fix,
+            then=then,
         )

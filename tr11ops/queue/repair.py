@@ -236,7 +236,11 @@ def way_out(job: Job) -> str:
     replace = "correct the card, then `tr11 launch --replace`"
     cause = reason_of_job(job).cause
     if job.reason == "PartitionTimeLimit":
-        return f"`scontrol update JobId={number} TimeLimit=HH:MM:SS` keeps its place in the queue; or {replace}"
+        return (
+            f"`scontrol update JobId={number} TimeLimit=` with what the partition gives keeps its place in the queue, "
+            "if a start, a save and slurm.signal_seconds_before_limit fit into that; else lower slurm.time_limit in "
+            "the card, and what depends on it"
+        )
     if cause is Cause.RESERVATION:
         return f"`scontrol release {number}` lets it go on without a reservation; or {replace}"
     if cause is Cause.LIMIT and reason_of_job(job).wait is Wait.PASSES:

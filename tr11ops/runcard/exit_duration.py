@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tr11ops.base.units import duration
 from tr11ops.runcard.card import RunCard, card_from_resolved, resolved
@@ -152,21 +152,38 @@ def exit_time(card: RunCard, history: RunHistory | None, job: JobTime, began: fl
     return ExitTime(leaves, why)
 
 
-def too_short(history: RunHistory | None, job: JobTime, now: float) -> str:
+def too_short(card: RunCard, history: RunHistory | None, job: JobTime, now: float) -> str:
     """Why a training that starts now cannot start, do a step, save and leave before its job's
     limit; "" when it can.
 
-    By what was measured alone: an estimate holds no one up.
+    By what was measured alone: an estimate holds no one up. The card's early signal needs no
+    measurement: a training that is asked to leave as soon as it has started uses up the array.
     """
-    if history is None or history.save is None or job.end is None or job.limit is None:
+    if job.end is None or job.limit is None:
         return ""
-    parts = (("a start", history.start), ("a step", history.step), ("a save", history.save))
-    known_parts = [(name, seconds) for name, seconds in parts if seconds is not None]
+    history = history or RunHistory()
+    start = [("a start", history.start), ("a step", history.step)]
+    said = f"the job's time limit of {duration(job.limit)} is too short"
+    early = card.slurm.signal_seconds_before_limit
+    if early is not None and job.end - now - early <= _measured_seconds(start):
+        return (
+            f"{said}: the signal to leave comes {duration(early)} before it, as the card says "
+            "(slurm.signal_seconds_before_limit)"
+        )
+    if history.save is None:
+        return ""
+    parts = [*start, ("a save", history.save)]
     spare = min(LEAST_SPARE_SECONDS, LARGEST_SPARE_SHARE * job.limit)
-    if job.end - now > sum(seconds for _, seconds in known_parts) + spare:
+    if job.end - now > _measured_seconds(parts) + spare:
         return ""
-    words = ", ".join(f"{name} {duration(max(1.0, seconds))}" for name, seconds in known_parts)
-    return f"the job's time limit of {duration(job.limit)} is too short to train and save in: {words} (measured)"
+    words = ", ".join(
+        f"{name} {duration(max(1.0, seconds))}" for name, seconds in parts if seconds is not None
+    )
+    return f"{said} to train and save in: {words} (measured)"
+
+
+def _measured_seconds(parts: Sequence[tuple[str, float | None]]) -> float:
+    return sum(seconds for _, seconds in parts if seconds is not None)
 
 
 def seconds_to_end(card: RunCard, history: RunHistory | None = None) -> float:

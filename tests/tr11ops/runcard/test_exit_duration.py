@@ -190,15 +190,36 @@ def test_what_is_only_assumed_takes_no_more_than_half(small: RunCard) -> None:
 
 
 def test_a_limit_too_short_is_said_with_what_it_is_too_short_for() -> None:
-    assert too_short(MEASURED, JobTime(1000.0, 1120.0), 1001.0) == ""
-    assert too_short(MEASURED, JobTime(1000.0, None), 1001.0) == ""
-    late = too_short(MEASURED, JobTime(1000.0, 1060.0), 1015.0)
+    assert too_short(WHOLE, MEASURED, JobTime(1000.0, 1120.0), 1001.0) == ""
+    assert too_short(WHOLE, MEASURED, JobTime(1000.0, None), 1001.0) == ""
+    late = too_short(WHOLE, MEASURED, JobTime(1000.0, 1060.0), 1015.0)
     assert late == (
         "the job's time limit of 1 min is too short to train and save in: a start 40 s, a step 1 s, a save 3 s (measured)"
     )
-    assert "a save 2 min" in too_short(RunHistory(save=120.0), JobTime(1000.0, 1060.0), 1001.0)
+    assert "a save 2 min" in too_short(
+        WHOLE, RunHistory(save=120.0), JobTime(1000.0, 1060.0), 1001.0
+    )
     # no save was measured
-    assert too_short(RunHistory(step=300.0, start=900.0), JobTime(1000.0, 1060.0), 1001.0) == ""
+    assert (
+        too_short(WHOLE, RunHistory(step=300.0, start=900.0), JobTime(1000.0, 1060.0), 1001.0) == ""
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "is_short"), [(300.0, True), (340.0, True), (345.0, False), (900.0, False)]
+)
+def test_a_limit_in_which_the_early_signal_comes_at_once_is_too_short(
+    small: RunCard, limit: float, is_short: bool
+) -> None:
+    """Each task would do one step, save and leave: an array is used up, and no limit was exceeded."""
+    slurm = small.slurm.model_copy(update={"signal_seconds_before_limit": 300})
+    card = small.model_copy(update={"slurm": slurm})
+    said = too_short(
+        card, RunHistory(start=40.0, step=1.0), JobTime(1000.0, 1000.0 + limit), 1001.0
+    )
+    assert ("the signal to leave comes 5 min before it, as the card says" in said) is is_short
+    assert too_short(card, None, JobTime(1000.0, 1300.0), 1001.0)
+    assert not too_short(card, None, JobTime(1000.0, None), 1001.0)
 
 
 @pytest.mark.parametrize(
