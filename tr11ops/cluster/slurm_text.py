@@ -145,7 +145,9 @@ def job_from_record(record: Mapping[str, str]) -> Job:
     state = job_state(record.get("JobState", ""))
     code, signal = exit_pair(record.get("ExitCode", ""))
     derived = exit_pair(record.get("DerivedExitCode", ""))
-    tasks = record.get("ArrayTaskId", "")
+    tasks = record.get("ArrayTaskId", "").replace(
+        str(NO_TASK), ""
+    )  # all that waited were cancelled
     raw_id = record["JobId"]
     array_id = record.get("ArrayJobId")
     waiting = bool(tasks) and not tasks.isdigit()

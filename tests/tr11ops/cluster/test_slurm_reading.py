@@ -63,6 +63,18 @@ def test_a_recorded_queue_says_what_happened() -> None:
     assert running.exit_code is None
 
 
+def test_an_array_whose_waiting_tasks_were_cancelled_has_no_number_for_a_task() -> None:
+    """As Slurm 22.05 shows it: no task of that number ever was."""
+    record = {
+        "JobId": "60",
+        "ArrayJobId": "60",
+        "ArrayTaskId": "4294967294",
+        "JobState": "CANCELLED",
+    }
+    job = slurm_text.job_from_record(record)
+    assert (job.job_id, job.array_id, job.task_id, job.pending_tasks) == ("60", "60", None, ())
+
+
 def test_recorded_nodes_and_partitions() -> None:
     nodes = {
         node.name: node
