@@ -101,10 +101,12 @@ def held(snapshot: Snapshot) -> Iterator[Finding]:
     for number, job in {
         array_number(job): job for job, cause in waiting if cause is Cause.UNKNOWN
     }.items():
+        severity = Severity.CRITICAL if idle else Severity.WARNING
+        why = f"waits for a reason that tr11 does not know: {job.reason}"
         yield Finding(
             held.name,
-            Severity.CRITICAL if idle else Severity.WARNING,
-            f"job {job.job_id} waits for a reason that tr11 does not know: {job.reason}",
+            severity,
+            _headed(severity, f"job {job.job_id} {why}"),
             subject=number,
             fix=derived.scheduler_command(snapshot, "scontrol show job", job),
         )
@@ -146,10 +148,11 @@ def held(snapshot: Snapshot) -> Iterator[Finding]:
                 fix, *then = _after_fault(snapshot, by, release)
             else:
                 fix, *then = (release,)
+            severity = _severity(idle, finished or is_leaving, usual)
             yield Finding(
                 held.name,
-                _severity(idle, finished or is_leaving, usual),
-                title,
+                severity,
+                _headed(severity, title),
                 subject=name,
                 evidence=()
                 if by is None
@@ -158,6 +161,13 @@ def held(snapshot: Snapshot) -> Iterator[Finding]:
                 then=tuple(then),
                 fault=HELD_FOR_FAULT if is_fault else "",
             )
+
+
+def _headed(severity: Severity, title: str) -> str:
+    """The title of what cannot start: where it is CRITICAL, for no other job of the run trains, it
+    begins with that, for it may have been told as a warning before.
+    """
+    return f"nothing trains: {title}" if severity is Severity.CRITICAL else title
 
 
 def _severity(idle: bool, needs_no_one: bool, usual: Severity) -> Severity:
@@ -250,7 +260,7 @@ def limit_reached(snapshot: Snapshot) -> Iterator[Finding]:
             yield Finding(
                 limit_reached.name,
                 severity,
-                f"job {job.job_id} can never start in partition {job.partition}",
+                _headed(severity, f"job {job.job_id} can never start in partition {job.partition}"),
                 subject=number,
                 evidence=(
                     why,
@@ -368,7 +378,7 @@ def blocked(
         yield Finding(
             detector,
             severity,
-            f"job {job.job_id} waits {how}: {job.reason}",
+            _headed(severity, f"job {job.job_id} waits {how}: {job.reason}"),
             subject=number,
             evidence=(reason_of_job(job).meaning, way_out(job)),
             fix=fix,

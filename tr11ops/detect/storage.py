@@ -48,7 +48,7 @@ def filesystem_full(snapshot: Snapshot) -> Iterator[Finding]:
             subject=folder.path,
             identity=(folder.path,),
             evidence=(
-                "alerts, requests and the trainer's own records are kept there",
+                f"{_kept_in(snapshot, folder.path)} kept there",
                 *(what_fills_it(snapshot, folder.path) if folder.is_full else ()),
             ),
             fix=make_room(snapshot) if folder.is_full else shlex.join(["df", "-h", folder.path]),
@@ -76,6 +76,16 @@ def filesystem_full(snapshot: Snapshot) -> Iterator[Finding]:
                 fix=make_room(snapshot),
                 then=(derived.command(snapshot, "fs-watchdog"),),
             )
+
+
+def _kept_in(snapshot: Snapshot, path: str) -> str:
+    """What the run keeps on a file system of which `path` is its first folder."""
+    root = snapshot.run.directory
+    if Path(path) in {root, root / "state"}:
+        return "alerts, requests and the trainer's own records are"
+    if Path(path).parent.name.endswith("-logs"):
+        return "the log is"
+    return "checkpoints are"
 
 
 def _no_room_for_a_save(snapshot: Snapshot, shut: set[str]) -> Iterator[Finding]:
@@ -130,7 +140,7 @@ def what_fills_it(snapshot: Snapshot, path: str) -> tuple[str, ...]:
         )
     else:
         lines.append(
-            f"a resume needs {'them' if count > 1 else 'it'}: other files must go, or be moved"
+            f"a resume needs {'them' if count > 1 else 'it'}: what is no checkpoint must go, or be moved"
         )
     return (*lines, goes_on)
 
@@ -140,9 +150,9 @@ def _others(others: int, held: int, path: str) -> str:
     alone.
     """
     if others <= held:
-        return f"{size(others)} are other files, of this run or of others"
-    look = f"without them checkpoints help only a while: `{_show(path)}`"
-    return f"{size(others)}, most of it, are other files, and {look}"
+        return f"{size(others)} are no checkpoints, of this run or of others"
+    helps = "to remove checkpoints helps only a while"
+    return f"{size(others)}, most of it, are no checkpoints: {helps}: `{_show(path)}`"
 
 
 def _show(folder: str) -> str:

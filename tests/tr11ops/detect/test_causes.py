@@ -107,7 +107,10 @@ def test_a_fault_that_held_the_array_is_the_headline() -> None:
     (told,) = [one for one in by_cause(detect_all(seen)) if one.severity is CRITICAL]
     assert told.title == f"attempt 20_3 failed: {SEGFAULT}" and "diagnose" in told.fix
     (held,) = told.consequences
-    assert held.title.startswith("job 1000_[8-10%1] is held") and "resume" in held.then[0]
+    assert (
+        held.title.startswith("nothing trains: job 1000_[8-10%1] is held")
+        and "resume" in held.then[0]
+    )
 
 
 def test_what_a_person_holds_is_told_beside_the_fault() -> None:

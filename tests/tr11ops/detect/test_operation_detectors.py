@@ -46,7 +46,7 @@ from tr11ops.detect.detector import Detector
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.nodes import exclusion_cap
 from tr11ops.detect.numbers import silent_corruption
-from tr11ops.detect.queued_work import held
+from tr11ops.detect.queued_work import held, limit_reached, reservation_ended
 from tr11ops.detect.saved import checkpoint_overdue
 from tr11ops.detect.site import nodes_short, queued_too_long
 from tr11ops.detect.storage import filesystem_full, purge_near
@@ -146,13 +146,12 @@ def test_a_full_disk_names_what_fills_it_and_what_makes_room(kept: int, helps: s
         shut_folders=(UnwritableDirectory("/run", "no byte is left", True),),
         save_room=FolderRoom("/run", 0, 8 * 2**30),
     )
-    (told,) = filesystem_full.detect(
-        replace(seen, run=facts_with(seen.run, directory=Path("/run")))
-    )
+    seen = replace(seen, run=facts_with(seen.run, directory=Path("/run")))
+    (told,) = filesystem_full.detect(seen)
     assert told.fix == helps
     share, others = (
         f"{2 * kept}.0 GiB of the 8.0 GiB there",
-        f"{8 - 2 * kept}.0 GiB are other files",
+        f"{8 - 2 * kept}.0 GiB are no checkpoints",
     )
     assert f"the run's {kept} checkpoints are about {share}" in told.evidence
     assert any(line.startswith(others) for line in told.evidence)
@@ -175,8 +174,8 @@ def test_where_most_of_a_full_disk_is_no_checkpoint_the_mail_shows_how_to_find_i
         save_room=FolderRoom("/run", 0, 8 * 2**30),
     )
     (told,) = filesystem_full.detect(seen)
-    [line] = [line for line in told.evidence if "other files" in line]
-    assert line.startswith("5.0 GiB, most of it, are other files") and line.endswith(
+    [line] = [line for line in told.evidence if "no checkpoints" in line]
+    assert line.startswith("5.0 GiB, most of it, are no checkpoints") and line.endswith(
         "`du -xhd 2 /run`"
     )
     assert "prune --keep 2" in told.fix
@@ -217,6 +216,28 @@ def test_what_frees_the_most_of_a_full_disk_is_typed_first(
     whose = "of this run" if "logs" in path else "not tr11's"
     assert f"{path}: {size(held)}, {whose}" in told.evidence
     assert "what else is large there is not known: it was not looked at to the end" in told.evidence
+
+
+@pytest.mark.parametrize(
+    ("folder", "kept"),
+    [
+        ("/run", "alerts, requests and the trainer's own records"),
+        ("/run/state", "alerts, requests and the trainer's own records"),
+        ("/run/checkpoints", "checkpoints"),
+        ("/fast/checkpoints/main", "checkpoints"),
+        ("/run/small-logs/logs", "the log"),
+    ],
+)
+@pytest.mark.parametrize("is_full", [True, False])
+def test_what_is_kept_on_a_file_system_that_takes_nothing_is_said_of_that_one(
+    folder: str, kept: str, is_full: bool
+) -> None:
+    """A mount of the checkpoints alone was said to hold the alerts."""
+    seen = operated(shut_folders=(UnwritableDirectory(folder, "no byte is left", is_full),))
+    (told,) = filesystem_full.detect(
+        replace(seen, run=facts_with(seen.run, directory=Path("/run")))
+    )
+    assert told.evidence[0] == f"{kept} are kept there".replace("the log are", "the log is")
 
 
 def test_a_save_that_a_full_disk_has_cost_follows_from_the_disk() -> None:
@@ -513,6 +534,24 @@ def test_a_start_that_is_not_far_or_not_known_is_no_finding(jobs: tuple[Job, ...
     assert list(queued_too_long.detect(queued(jobs=jobs))) == []
 
 
+@pytest.mark.parametrize(
+    ("detector", "reason"),
+    [
+        (held, "JobHeldAdmin"),
+        (held, "SomeNewReason"),
+        (limit_reached, "PartitionTimeLimit"),
+        (reservation_ended, "ReservationDeleted"),
+    ],
+)
+def test_what_is_worse_because_nothing_trains_says_so(detector: Detector, reason: str) -> None:
+    """The mail that it has become worse had the headline of the one before it."""
+    queue = pending(reason=reason)
+    (first,) = detector.detect(snapshot(jobs=(running(), queue)))
+    (worse,) = detector.detect(idle(jobs=(queue,)))
+    assert (first.severity, worse.severity) == (Severity.WARNING, Severity.CRITICAL)
+    assert worse.title == f"nothing trains: {first.title}"
+
+
 def test_who_holds_is_told_and_only_what_tr11_holds_is_resumed() -> None:
     other = pending(
         (11, 12), array_id="2000", raw_id="2000", job_id="2000_[11-12]", reason="JobHeldAdmin"
@@ -550,11 +589,8 @@ def test_the_part_of_an_array_that_a_person_holds_is_a_finding() -> None:
     mine, theirs = held.detect(
         operated(jobs=jobs, holds=(HoldRecord("1000_[9-10]", "ben", NOW, "new data"),))
     )
-    assert (mine.subject, mine.title.split()[1], mine.fix) == (
-        "1000",
-        "1000_[9-10%1]",
-        "tr11 resume",
-    )
+    assert (mine.subject, mine.fix) == ("1000", "tr11 resume")
+    assert mine.title.startswith("nothing trains: job 1000_[9-10%1] is held")
     assert (theirs.subject, theirs.evidence, theirs.fix) == (
         "1000_8",
         (),
