@@ -262,7 +262,14 @@ def test_nodes_that_were_let_in_again_are_seen_as_far_back_as_a_blame_goes(
     (attempt / "launches").mkdir(parents=True)
     write_json(
         attempt / "launches" / "1.json",
-        {"launch": 1, "end": NOW - 4 * DAY, "blamed": ["n3"], "summary": "Xid"},
+        {
+            "launch": 1,
+            "start": NOW - 5 * DAY,
+            "nodes": ["n3"],
+            "end": NOW - 4 * DAY,
+            "blamed": ["n3"],
+            "summary": "Xid",
+        },
     )
     names = [one.node for one in known(look(directory, Answers()).readmissions, ())]
     assert names == ["n3", "n2"]
