@@ -280,14 +280,29 @@ def what_tr11_does(alert: Alert, situation: RunSituation) -> str:
 MOST_NODES = 3  # of which an all-clear says how they are
 
 
-def nodes_now(alert: Alert, situation: RunSituation) -> Iterator[str]:
-    """How the nodes are that an alert was about, a sentence each, and how many more may be lost."""
+def _nodes_of(alert: Alert, situation: RunSituation) -> list[Node]:
+    """The nodes that an alert was about."""
     words = {
         word.strip(".-")
         for text in (alert.title, *(alert.identity or ()))
         for word in re.findall(r"[\w.-]+", text)
     }
-    found = [node for node in situation.nodes if node.name in words][:MOST_NODES]
+    return [node for node in situation.nodes if node.name in words][:MOST_NODES]
+
+
+def what_is_over(alert: Alert, situation: RunSituation) -> str:
+    """Of a lost node that is down still not its fault, but that the run waits for it."""
+    is_well = situation.condition is not None and situation.condition.is_well
+    if is_well and alert.detector == "node-lost":
+        down = [node.name for node in _nodes_of(alert, situation) if node.is_gone or node.is_silent]
+        if down:
+            return f"nothing waits for {' and '.join(down)} any more"
+    return "over"
+
+
+def nodes_now(alert: Alert, situation: RunSituation) -> Iterator[str]:
+    """How the nodes are that an alert was about, a sentence each, and how many more may be lost."""
+    found = _nodes_of(alert, situation)
     for node in found:
         yield f"{node.name} is {'+'.join(sorted(node.states))}{_kept_off(node.name, situation)}."
     if found and situation.spares:

@@ -422,6 +422,9 @@ def test_the_all_clear_of_a_lost_node_says_how_it_is_now_and_what_may_still_be_l
     told = [m for _ in range(2) for m in looks.see(condition=TRAINS, trained=1.0, **facts)]
     (over,) = told
     assert words in flat(over) and "n04" not in over.body
+    # it is down still: that is not over
+    assert over.subject == "[OK] small: nothing waits for n03 any more: job 7_1 has lost n03"
+    assert flat(over).startswith("Nothing waits for n03 any more: job 7_1 has lost n03. It lasted")
     looks.see(DISK, condition=TRAINS, trained=1.0, **facts)
     told = [m for _ in range(2) for m in looks.see(condition=TRAINS, trained=1.0, **facts)]
     assert "can lose" not in told[0].body, "a full disk is no node's"

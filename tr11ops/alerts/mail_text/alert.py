@@ -32,6 +32,7 @@ from tr11ops.alerts.situation import (
     RunSituation,
     is_cured,
     nodes_now,
+    what_is_over,
     what_tr11_does,
 )
 from tr11ops.alerts.state import OVER, Alert, Message, stamp
@@ -134,7 +135,7 @@ def _subject(
     if first.kind == "replaced":
         return _not_ok(policy, _instead(situation, standing), first.alert, more)
     if first.kind == "cleared":
-        tag = f"[OK] {clean(policy.run, LONGEST_RUN)}: over: "
+        tag = f"[OK] {clean(policy.run, LONGEST_RUN)}: {what_is_over(first.alert, situation)}: "
     else:
         tag = f"[{first.alert.severity.name}] {clean(policy.run, LONGEST_RUN)}: "
         if first.alert.is_uncured:
@@ -258,7 +259,8 @@ def _all_clear(
     first = alert.comes_and_goes_since
     if first is not None:
         lasted = f"came and went from {moment(first, policy)} to"
-    over = f"Over: {alert.known_as}. It {lasted} {moment(end, policy)} ({by}{alert.resolved_why})."
+    what = f"{_sentence(what_is_over(alert, situation))}: {alert.known_as}"
+    over = f"{what}. It {lasted} {moment(end, policy)} ({by}{alert.resolved_why})."
     resume = words = ""
     if situation.condition is not None:
         resume, words = situation.condition.resume, f" Now {situation.condition.words}."
