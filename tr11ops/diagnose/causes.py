@@ -144,7 +144,7 @@ def judge(launches: Sequence[LogLaunch], earlier: Sequence[LogLaunch] = ()) -> D
         found.signs,
         helps=helps,
         trained=merged.progress is not None,
-        runs_on=_runs_on(merged),
+        runs_on=merged.runs_on,
         times=_times(merged, earlier),
     )
     return replace(
@@ -259,15 +259,6 @@ def _has_too_little_shared_memory(found: Diagnosis, launch: LogLaunch) -> bool:
         return False
     said = [found.root_cause.text, *(one.text for one in (*found.evidence, *found.consequences))]
     return any(_SIGBUS.search(text) for text in said)
-
-
-def _runs_on(launch: LogLaunch) -> bool:
-    """Whether nothing stands below the last step, and that is whole."""
-    if launch.progress is None or not launch.steps:
-        return False
-    below = launch.last_line - launch.progress.line_number
-    is_last = below <= (0 if launch.is_cut else 1) or launch.is_usual_below
-    return is_last and launch.steps[-1].numbers.is_whole
 
 
 def _times(last: LogLaunch, earlier: Sequence[LogLaunch]) -> int:

@@ -37,6 +37,7 @@ _OF_A_LOST_PEER = frozenset({"nccl-peer", "nccl-connect", "network-slingshot"})
 # whose reason stands in the next lines
 _SAID_BELOW = {"hub-unavailable": "hub-denied", "nccl-usage": "nccl-same-gpu"}
 NEXT_LINES = 6
+TIMES_BEFORE = 2  # that it trained on after the same line
 _OF_OTHERS = frozenset(
     {FaultClass.NCCL_NETWORK, FaultClass.NCCL_TIMEOUT, FaultClass.RENDEZVOUS, FaultClass.UNKNOWN}
 )
@@ -106,7 +107,13 @@ _MAY_BE_ROOTS = frozenset({Role.CAUSE, Role.SYMPTOM, Role.STOP, Role.DEATH, Role
 
 # ----------------------------------------------------------------------------- candidates
 def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
-    left = [one for launch in launches for one in launch.sightings if not launch.has_overcome(one)]
+    left = [
+        one
+        for launch in launches
+        for one in launch.sightings
+        if not (launch.has_overcome(one) or _is_usual(one, launch))
+    ]
+    left = [one for one in left if not _is_of_an_earlier_life(one, left, launches)]
     if any(one.signature.role in _FAILED and not one.is_mild for one in left):
         left = [
             one
@@ -174,6 +181,42 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
         consequences=of(Role.CONSEQUENCE),
         ends=ends,
         short_ends=short,
+    )
+
+
+def _is_usual(one: Sighting, launch: LogLaunch) -> bool:
+    """Whether a training that runs on has printed the same before, and trained on after it."""
+    if not launch.runs_on or one.signature.lasting or one.signature.blame is NodeBlame.NODE:
+        return False
+    alike = [
+        other
+        for other in launch.sightings
+        if other.signature.id == one.signature.id
+        and other.text == one.text
+        and launch.has_overcome(other)
+    ]
+    is_below = launch.progress is not None and launch.progress.line_number < one.line_number
+    return len(alike) >= TIMES_BEFORE and not is_below
+
+
+def _is_of_an_earlier_life(
+    one: Sighting, left: Sequence[Sighting], launches: Sequence[LogLaunch]
+) -> bool:
+    """Whether it is the scheduler's word, with its age and no time, of a lost node, and each training
+    runs on and at least one has lost a peer before and trained on.
+    """
+    trained = [launch for launch in launches if launch.progress is not None]
+    if not _has_an_age(one) or not all(launch.runs_on for launch in trained):
+        return False
+    own = {launch.file for launch in trained}
+    if any(other.file in own and other.signature.role in _FAILED for other in left):
+        return False
+    return any(
+        other.signature.fault in _OF_OTHERS
+        and other.signature.role in _FAILED
+        and launch.has_overcome(other)
+        for launch in trained
+        for other in launch.sightings
     )
 
 

@@ -121,6 +121,15 @@ class LogLaunch:
     heads: tuple[LogHead, ...] = ()  # what it said first, of each file
     trainer: str | None = None  # the dialect of its steps, or of the trainer that the log names
 
+    @property
+    def runs_on(self) -> bool:
+        """Whether nothing stands below the last step, and that is whole."""
+        if self.progress is None or not self.steps:
+            return False
+        below = self.last_line - self.progress.line_number
+        is_last = below <= (0 if self.is_cut else 1) or self.is_usual_below
+        return is_last and self.steps[-1].numbers.is_whole
+
     def has_overcome(self, one: Sighting) -> bool:
         """Whether the training went on after this line."""
         last = self.progress

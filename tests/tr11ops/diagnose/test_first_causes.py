@@ -327,3 +327,28 @@ def test_the_summary_that_names_the_one_that_is_missing_says_more_than_who_waite
 def test_a_list_of_attempts_that_are_over_is_no_new_one(tmp_path: Path) -> None:
     listed = "--- previous attempts ---\nattempt 1: rank 4 on n2, lost, iteration 681\nattempt 2: rank 11 on n3, iteration 655\n"
     assert of_text(tmp_path, STEPS + RAISED + listed).fault is FaultClass.USER_CODE
+
+
+def test_what_a_training_that_runs_on_has_printed_before_is_no_cause(tmp_path: Path) -> None:
+    steps = [f"2026-03-04 10:{minute:02}:00 step {minute} loss 2.1\n" for minute in range(14)]
+    block = "".join(steps[:4]) + RAISED + "".join(steps[4:8]) + RAISED + "".join(steps[8:12])
+    goes_on = if_it_goes_on(of_text(tmp_path, block + RAISED + "".join(steps[12:])))
+    assert (goes_on.fault, goes_on.restart.answer) == (FaultClass.RUNNING, Restart.NONE)
+    assert of_text(tmp_path, block + RAISED).fault is FaultClass.USER_CODE
+    once = "".join(steps[:12]) + RAISED + "".join(steps[12:])
+    assert of_text(tmp_path, once).fault is FaultClass.USER_CODE
+
+
+def test_a_node_that_was_lost_before_the_training_came_back_is_not_why_it_runs(
+    tmp_path: Path,
+) -> None:
+    events = "7m   Warning  NodeNotReady  node/ik-31  Node is not ready\n"
+    lost = (
+        "jax.errors.JaxRuntimeError: UNAVAILABLE: The following tasks are unhealthy (stopped"
+        " sending heartbeats):\n/job:jax_worker/replica:0/task:12\n"
+    )
+    came_back = if_it_goes_on(of_files(tmp_path, main=STEPS + lost + STEPS, events=events))
+    assert (came_back.fault, came_back.accused.nodes) == (FaultClass.RUNNING, ())
+    for main in (STEPS + lost, STEPS + lost + STEPS + lost):
+        found = of_files(tmp_path, main=main, events=events)
+        assert (found.fault, found.accused.nodes) == (FaultClass.SLURM_NODE_FAIL, ("ik-31",))
