@@ -46,7 +46,7 @@ from tr11ops.diagnose.signature import (
     Restart,
     Role,
 )
-from tr11ops.diagnose.silence import with_silence
+from tr11ops.diagnose.silence import has_gone_silent, with_silence
 from tr11ops.diagnose.starts import explained
 from tr11ops.diagnose.topics import FAMILY as TOPICS
 from tr11ops.diagnose.waits import (
@@ -144,7 +144,7 @@ def judge(launches: Sequence[LogLaunch], earlier: Sequence[LogLaunch] = ()) -> D
         found.signs,
         helps=helps,
         trained=merged.progress is not None,
-        runs_on=merged.runs_on,
+        runs_on=merged.runs_on and not has_gone_silent(launches),
         times=_times(merged, earlier),
     )
     return replace(

@@ -148,6 +148,12 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
         left = [one for one in left if not is_no_root(one, left)]
     ends_of_files = {launch.file: launch.last_time for launch in launches}
     left = [one for one in left if not _ended_the_job_before(one, left, ends_of_files)]
+    left = [
+        replace(one, signature=replace(one.signature, role=Role.CONSEQUENCE))
+        if _comes_of_a_stuck_start(one, left, launches)
+        else one
+        for one in left
+    ]
     # a pod that found no place at first has found one
     if any(launch.progress is not None for launch in launches):
         left = [one for one in left if one.signature.id != _NO_PLACE or one.progress is not None]
@@ -396,6 +402,32 @@ def _ended_the_job_before(
     return any(
         other.signature.role is Role.CAUSE and other.signature.confidence >= STRONG
         for other in failed
+    )
+
+
+def _comes_of_a_stuck_start(
+    one: Sighting, left: Sequence[Sighting], launches: Sequence[LogLaunch]
+) -> bool:
+    """Whether it is the end of the time of a job that had made no step, and another log tells of a
+    fault on a line without a time, above one that was said before.
+    """
+    is_limit = (
+        one.signature.fault is FaultClass.SLURM_TIME_LIMIT and one.signature.role is Role.STOP
+    )
+    if not is_limit or any(launch.progress is not None for launch in launches):
+        return False
+    timed = {
+        launch.file: launch.last_timed_line
+        for launch in launches
+        if launch.file != one.file and _is_after(one.time, launch.last_time)
+    }
+    return any(
+        other.signature.role is Role.CAUSE
+        and other.signature.confidence >= STRONG
+        and not (other.is_mild or other.is_retried)
+        and other.time is None
+        and other.line_number < timed.get(other.file, 0)
+        for other in left
     )
 
 
@@ -718,13 +750,20 @@ def _is_lost_gpu(one: Sighting) -> bool:
 
 def _failed_after(end: Sighting, found: Candidates) -> Sighting | None:
     """What the program raised once the training had come to its end: a copy, an upload, an
-    evaluation that failed.
+    evaluation that failed; or hung, where the launcher says that it failed of it.
     """
     raised = [
         one for one in found.causes if one.raised is not None and one.signature.confidence >= STRONG
     ]
     failed = first_of([one for one in raised if is_before(end, one)])
-    return failed and (_deeper(failed, found.causes) or failed)
+    if failed is not None:
+        return _deeper(failed, found.causes) or failed
+    hung = [one for one in found.symptoms if one.signature.fault is FaultClass.NCCL_TIMEOUT]
+    if not found.summaries:
+        return None
+    return first_of(
+        [one for one in hung if one.signature.confidence >= CLEAR and is_before(end, one)]
+    )
 
 
 def _earlier(one: Sighting | None, other: Sighting | None) -> Sighting | None:

@@ -318,7 +318,7 @@ class LogScan:
         progress = self._launch.progress
         since = None
         if origin.time is None:
-            since = _last_time(
+            since, _ = _last_time(
                 self._block[
                     max(self._begin, self._start_of_line - LAST_BYTES) : self._start_of_line
                 ]
@@ -388,7 +388,8 @@ class LogScan:
             launch.progress = _with_total(launch.progress, self._before)
         launch.trainer = self._trainer
         launch.is_cut = bool(self._before) and not self._before.endswith(b"\n")
-        launch.last_time = _last_time(self._before)
+        launch.last_time, below = _last_time(self._before)
+        launch.last_timed_line = launch.last_line - below - self._before.endswith(b"\n")
         self._add_to_head(self._start_of_line)
         launch.heads = (
             LogHead(launch.file, launch.first_line, self._head.decode("utf-8", "replace")),
@@ -532,13 +533,14 @@ def _with_total(last: ProgressMark, tail: bytes) -> ProgressMark:
     return last
 
 
-def _last_time(tail: bytes) -> str | None:
-    """The time of the last of a launch's lines that has one."""
-    for line in reversed(tail[-LAST_BYTES:].decode("utf-8", "replace").splitlines()[-LAST_LINES:]):
+def _last_time(tail: bytes) -> tuple[str | None, int]:
+    """The time of the last of a launch's lines that has one, and how many stand below it."""
+    lines = tail[-LAST_BYTES:].decode("utf-8", "replace").splitlines()[-LAST_LINES:]
+    for below, line in enumerate(reversed(lines)):
         time = full_origin(line[:TEXT]).time
         if time is not None:
-            return time
-    return None
+            return time, below
+    return None, len(lines)
 
 
 def _line_end(block: bytes, at: int) -> int:

@@ -110,6 +110,7 @@ class LogLaunch:
     steps: tuple[TrainingStep, ...] = ()
     last_line: int = 0
     last_time: str | None = None  # of the last line that has one, as those of origins
+    last_timed_line: int = 0  # which that is
     world_size: int | None = None
     is_sure: bool = True  # whether a line says that it began here
     said_hosts: set[str] = field(default_factory=set)  # on which it says that it runs

@@ -36,12 +36,8 @@ def with_silence(stop: Sighting | None, launch: LogLaunch) -> Sighting | None:
         or stop.signature.fault is not FaultClass.SLURM_TIME_LIMIT
     ):
         return stop
-    times = [time for step in launch.steps if (time := _time_of(step)) is not None]
-    end = _as_time(stop.origin.time)
-    if end is None or len(times) < FEWEST_STEPS:
-        return stop
-    silent, usual = end - times[-1], _usual(times)
-    if silent < max(SHORTEST, USUAL_STEPS * usual) or _may_be_another_zone(silent, usual):
+    silent = _silent_before(stop.origin.time, launch.steps)
+    if silent is None:
         return stop
     silence = (
         f"no step came for {duration(silent.total_seconds())} before: a hang, or a log that was cut"
@@ -52,6 +48,26 @@ def with_silence(stop: Sighting | None, launch: LogLaunch) -> Sighting | None:
         meaning=f"{stop.signature.meaning}; {silence}",
     )
     return replace(stop, signature=signature)
+
+
+def has_gone_silent(launches: Sequence[LogLaunch]) -> bool:
+    """Whether a line of a log was said long after the last step of all: no one knows then whether
+    the training still runs.
+    """
+    steps = max((launch.steps for launch in launches), key=len, default=())
+    return any(_silent_before(launch.last_time, steps) is not None for launch in launches)
+
+
+def _silent_before(time: str | None, steps: Sequence[TrainingStep]) -> timedelta | None:
+    """How long no step had come at that time; None where that is usual, or not known."""
+    times = [said for step in steps if (said := _time_of(step)) is not None]
+    end = _as_time(time)
+    if end is None or len(times) < FEWEST_STEPS:
+        return None
+    silent, usual = end - times[-1], _usual(times)
+    if silent < max(SHORTEST, USUAL_STEPS * usual) or _may_be_another_zone(silent, usual):
+        return None
+    return silent
 
 
 def _usual(times: Sequence[datetime]) -> timedelta:

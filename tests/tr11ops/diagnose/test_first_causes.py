@@ -352,3 +352,31 @@ def test_a_node_that_was_lost_before_the_training_came_back_is_not_why_it_runs(
     for main in (STEPS + lost, STEPS + lost + STEPS + lost):
         found = of_files(tmp_path, main=main, events=events)
         assert (found.fault, found.accused.nodes) == (FaultClass.SLURM_NODE_FAIL, ("ik-31",))
+
+
+def test_a_line_said_hours_after_the_last_step_leaves_open_whether_it_runs(tmp_path: Path) -> None:
+    minutes_later = of_files(tmp_path, main=STEPS, sample="# sampled 2026-03-04T10:12:00Z\n")
+    assert minutes_later.fault is FaultClass.RUNNING
+    hours_later = of_files(tmp_path, main=STEPS, sample="# sampled 2026-03-04T13:17:00Z\n")
+    assert hours_later.fault is FaultClass.UNKNOWN
+    assert hours_later.restart.answer is Restart.UNKNOWN
+
+
+def test_the_time_limit_of_a_job_that_was_stuck_at_its_start_is_not_its_cause(
+    tmp_path: Path,
+) -> None:
+    refused = "algo-1:123:190 [3] NCCL WARN NET/OFI Request completed with error. RC: 21. Error: unknown error\n"
+    heartbeat = "2023-01-06 18:{minute}:00,000 toolkit INFO heartbeat: training script running\n"
+    limit = "2023-01-06 18:40:00,000 ERROR    StoppingCondition: MaxRuntimeExceeded; the job is stopped\n"
+    stuck = refused + heartbeat.format(minute=38)
+    assert of_files(tmp_path, one=stuck, two=limit).fault is FaultClass.NCCL_NETWORK
+    assert of_files(tmp_path, one=refused, two=limit).fault is FaultClass.SLURM_TIME_LIMIT
+    assert of_files(tmp_path, one=STEPS + stuck, two=limit).fault is FaultClass.SLURM_TIME_LIMIT
+
+
+def test_a_training_that_was_complete_and_hung_in_what_came_after_it(tmp_path: Path) -> None:
+    complete = STEPS + "2026-03-04 10:08:00 INFO: Training complete\n"
+    failed = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+    hung = of_text(tmp_path, complete + TIMED_OUT.format(rank=3) + failed)
+    assert hung.fault is FaultClass.NCCL_TIMEOUT
+    assert of_text(tmp_path, complete + TIMED_OUT.format(rank=3)).fault is FaultClass.CLEAN_EXIT
