@@ -898,12 +898,10 @@ class Controller:
             message = f"{found.summary}; no further launch: {signal.Signals(self._stop.received[0]).name} received"
         left_out = found.blamed or found.avoided
         is_sure = bool(left_out) and found.confidence >= SURE and self._context.swaps_nodes
-        # who is left out cannot do it again
-        if is_sure:
-            fault = f"node {', '.join(left_out)}"
-        else:
-            fault = found.fault
-        verdict = replace(self._failed(message), cause=found.kind.value, fault=fault)
+        verdict = replace(self._failed(message), cause=found.kind.value, fault=found.fault)
+        if is_sure:  # who is left out cannot do it again
+            left = f"node {', '.join(left_out)}"
+            verdict = replace(verdict, fault=left, launch_fault=found.fault)
         if isinstance(decision, Stop) and self._tries_without_suspects(verdict):
             return self._mitigation.finish(verdict)
         if isinstance(decision, Stop):

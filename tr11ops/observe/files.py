@@ -302,7 +302,7 @@ def _attempt(paths: RunPaths, job_id: str, changed: float) -> Attempt:
         code=code_of(record),
         versions=versions_of(record),
         cause=_text(verdict, "cause"),
-        fault=_text(verdict, "fault"),
+        fault=_text(verdict, "launch_fault") or _text(verdict, "fault"),
         blamed=_texts(verdict, "blamed"),
         held_because="" if verdict.get("held_for") else _text(verdict, "held_because"),
         gave_way=verdict.get("reason") == SUPERSEDED and verdict.get("launches") == 0,

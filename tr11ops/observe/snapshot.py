@@ -182,9 +182,9 @@ class Attempt(Record):
     `rundir.attempt_end` dates it; of one that lives, its last sign of life. `is_told`: someone has
     said so; else it is its last word. `changes`: what it has otherwise than the attempt before it.
     Of one that ended badly, `cause` is the class of its fault ("storage", "node", ...), `fault` its
-    name and `blamed` the nodes found bad, as in `AttemptVerdict`, and `held_because` why it let
-    nothing follow; "" where the batch script wrote none. `gave_way`:
-    it found another attempt of the run training, and launched nothing. `evidence`: what it printed
+    name, that of its last launch, and `blamed` the nodes found bad, as in `AttemptVerdict`, and
+    `held_because` why it let nothing follow; "" where the batch script wrote none. `gave_way`: it
+    found another attempt of the run training, and launched nothing. `evidence`: what it printed
     last, where it could not start.
     """
 

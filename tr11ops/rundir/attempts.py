@@ -250,7 +250,9 @@ class AttemptVerdict(Record):
     `restart`: should the next task train on? `held`: the waiting jobs that were held because it
     should not; `hold_failed`: not all could be; `held_for`: the kill switch or pause for which
     alone they were held. `progress`: did any launch add an iteration or a checkpoint? `fault` names
-    the fault free of what changes from one time to the next; `blamed` are the nodes found bad.
+    the fault free of what changes from one time to the next, or the nodes that are left out for it;
+    `launch_fault` is what the last launch ended by, where `fault` names such nodes. `blamed` are the
+    nodes found bad.
     `held_because`: why the rest was to be held, which is more than how the attempt ended; "" where
     an older tr11 wrote it. `evidence`: what the job printed last, of an attempt that could not
     start.
@@ -264,6 +266,7 @@ class AttemptVerdict(Record):
     restart: bool = True
     cause: str = ""
     fault: str = ""
+    launch_fault: str = ""
     blamed: tuple[str, ...] = ()
     progress: bool = False
     launches: int = 0
