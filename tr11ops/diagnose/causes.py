@@ -22,7 +22,7 @@ from tr11ops.diagnose.file_servers import BACK, helps_where_dropped
 from tr11ops.diagnose.harmless import without_habits
 from tr11ops.diagnose.hosts import OddHost, odd_host
 from tr11ops.diagnose.numbers import Unhealthy, judge_data, judge_steps
-from tr11ops.diagnose.peers import DRIVERS, SETTINGS, lone_node, most_named_peer
+from tr11ops.diagnose.peers import DRIVERS, SETTINGS, lone_node, most_named_peer, refusing_peer
 from tr11ops.diagnose.places import SCHEDULERS, LaunchPlaces
 from tr11ops.diagnose.roots import (
     CLEAR,
@@ -549,6 +549,7 @@ def _of_root(
     peer = None
     if signature.fault is FaultClass.NCCL_NETWORK and signature.blame is not NodeBlame.NODE:
         peer = most_named_peer([root, *_all(found)], places)
+        peer = refusing_peer(root, launch.sightings, places) or peer
     step = _step_of_network(root, alike, launch=launch, places=places, usual=step)
     if peer is not None:
         quoted = replace(quoted, rank=None, node=peer, gpu=None, is_guess=False)
@@ -590,7 +591,7 @@ def _of_root(
         consequences=tuple(places.quoted(one) for one in after[:SHOWN]),
         consequence_count=len(after) + (0 if signature.role is Role.END else len(alike)),
         explanation=_explanation(root, quoted, launch, len(after))
-        + _who(root, quoted, peer, places),
+        + _who(root, quoted, peer, places, sightings=launch.sightings),
         signs=Signs(
             signature.role,
             signature.blame,
@@ -788,9 +789,17 @@ def _is_of_one_of_many(
     )
 
 
-def _who(root: Sighting, quoted: QuotedLine, peer: str | None, places: LaunchPlaces) -> str:
+def _who(
+    root: Sighting,
+    quoted: QuotedLine,
+    peer: str | None,
+    places: LaunchPlaces,
+    sightings: Sequence[Sighting],
+) -> str:
     """What a line about a link says of its two ends."""
     if peer is not None:
+        if refusing_peer(root, sightings, places) == peer:
+            return f" The firewall of {peer} says itself that it refused that."
         return f" Several name {peer}: it is the suspect, and they are witnesses."
     ends = _ends(root, quoted, peer, places)
     if not ends:

@@ -35,6 +35,7 @@ _NO_DAEMON = re.compile(
 _CLOCK = re.compile(
     r"RequestTimeTooSkewed|request time and the current time is too large|RequestExpired\b"
 )
+_FIREWALL = "firewall-refused"
 FEWEST_OTHERS = 2  # nodes that agree, before a third one is the odd one
 _UNLIMITED = "memlock-unlimited"
 _OF_LOCKED_MEMORY = re.compile(r"Cannot allocate memory|RLIMIT_MEMLOCK|max locked memory")
@@ -74,6 +75,23 @@ def most_named_peer(sightings: Sequence[Sighting], places: LaunchPlaces) -> str 
     if len(by_count) > 1 and len(witnesses[by_count[1]]) == len(witnesses[by_count[0]]):
         return None
     return by_count[0]
+
+
+def refusing_peer(
+    root: Sighting, sightings: Sequence[Sighting], places: LaunchPlaces
+) -> str | None:
+    """The node whose own kernel says that its firewall refused what the root could not reach: the
+    same address and port; None where none says so.
+    """
+    for one in sightings:
+        if (
+            one.signature.id == _FIREWALL
+            and one.file != root.file
+            and one.named["address"] == root.named.get("peer")
+            and f"<{one.named['port']}>" in root.text
+        ):
+            return places.shell_of(one) or one.origin.node
+    return None
 
 
 def lone_node(

@@ -380,3 +380,15 @@ def test_a_training_that_was_complete_and_hung_in_what_came_after_it(tmp_path: P
     hung = of_text(tmp_path, complete + TIMED_OUT.format(rank=3) + failed)
     assert hung.fault is FaultClass.NCCL_TIMEOUT
     assert of_text(tmp_path, complete + TIMED_OUT.format(rank=3)).fault is FaultClass.CLEAN_EXIT
+
+
+def test_the_node_whose_firewall_refused_what_a_rank_could_not_reach(tmp_path: Path) -> None:
+    connect = (
+        "n5:240:240 [6] misc/socket.cc:533 NCCL WARN socketPollConnect: Connect to 10.0.0.4<56849>"
+        " returned 113(No route to host) errno 115(Operation now in progress)\n"
+    )
+    refused = "n4$ sudo journalctl -k -n 1\nFeb 24 14:00:00 n4 kernel: FINAL_REJECT: IN=eth1 OUT= SRC=10.0.0.5 DST=10.0.0.4 PROTO=TCP DPT={port}\n"
+    found = of_files(tmp_path, main=connect, firewall=refused.format(port=56849))
+    assert found.fault is FaultClass.NCCL_NETWORK and found.accused.nodes == ("n4",)
+    another = of_files(tmp_path, main=connect, firewall=refused.format(port=22))
+    assert another.accused.nodes == ()
