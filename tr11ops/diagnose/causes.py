@@ -72,8 +72,6 @@ MILD = 0.5  # the most for a line that calls itself a warning
 AFTER_THE_END = 0.85
 _LOADER = "dataloader-worker"
 _NO_SUCH_HOST = "c10d-no-such-host"
-_NO_NAME = "Name or service not known"
-_NO_STORE = "The connection to the C10d store has failed"
 _SET_UP = "ibv_modify_qp"  # by which two cards are connected, before any data
 _FORBIDDEN = re.compile(  # or sought where no other node is: at a loopback, at Docker's own bridge
     r"No route to host|Function not implemented|Operation not (?:permitted|supported)|Permission denied"
@@ -602,22 +600,9 @@ def _of_root(
             lone_node=lone,
             signature=root.signature.id,
             proof=_proof(root, signature, quoted, places),
-            missing=what_is_missing(root.signature.fault, root.progress is not None, waits)
-            or _missing_of_store(root, launch),
+            missing=what_is_missing(root.signature.fault, root.progress is not None, waits),
         ),
     )
-
-
-def _missing_of_store(root: Sighting, launch: LogLaunch) -> str:
-    """What would tell whether a rendezvous that no worker could reach is there the next time; ""
-    where that is not the question.
-    """
-    if root.signature.fault is not FaultClass.RENDEZVOUS or launch.progress is not None:
-        return ""
-    said = [one.text for one in launch.sightings]
-    if not any(_NO_STORE in text for text in said) or any(_NO_NAME in text for text in said):
-        return ""
-    return "who listens at that address, and whether anything between refuses it, is missing"
 
 
 def _of_lone_driver(signature: FaultSignature, lone: str | None) -> FaultSignature:

@@ -75,6 +75,7 @@ _NAME_TAKEN = "ray-name-taken"
 _NO_PLACE = "kubernetes-no-place"
 KERNELS = "xid"
 _AGE = re.compile(r"\s*(?:\d+[dhms]){1,3}(?: \(x\d+ over \w+\))?\s+(?:Normal|Warning)\s")
+_TAKEN_NODE = re.compile(r"\bPreempted\s+node/(\S+)")
 _LINK_BACK = "link-back"
 _DEGRADED = "port-monitor-down"
 _SERVER_BACK = "storage-back"
@@ -143,6 +144,7 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
         _is_vague_of_a_daemon,
         _is_of_an_earlier_job,
         _is_want_of_a_lost_node,
+        _is_loss_of_a_taken_node,
         _is_of_a_second_try,
     ):
         left = [one for one in left if not is_no_root(one, left)]
@@ -369,6 +371,14 @@ def _is_want_of_a_lost_node(one: Sighting, left: Sequence[Sighting]) -> bool:
         other.signature.fault is FaultClass.SLURM_NODE_FAIL and is_before(other, one)
         for other in left
     )
+
+
+def _is_loss_of_a_taken_node(one: Sighting, left: Sequence[Sighting]) -> bool:
+    """Whether a node did not answer because the cloud had taken it back, as an event of it says."""
+    if one.signature.fault is not FaultClass.SLURM_NODE_FAIL:
+        return False
+    taken = [_TAKEN_NODE.search(other.text) for other in left if other.file == one.file]
+    return any(found is not None and one.named.get("node", found[1]) == found[1] for found in taken)
 
 
 def _is_of_a_second_try(one: Sighting, left: Sequence[Sighting]) -> bool:

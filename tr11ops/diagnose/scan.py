@@ -86,7 +86,8 @@ _MILD = re.compile(
     r"|(?:^|[\s:\[])[IW]\d{4} (?:[\w.-]{1,40} )?\d\d:\d\d|\[[IW] [\w./]{1,80}\.\w{1,3}:\d"
     r"|^\[[IW] \w{1,40}\]|: [IW] [a-z_]{1,20}/|\[NeMo [IW] |\bfall(?:s|ing)? back (?:to|on)\b"
 )
-_NCCLS_ERROR = " NCCL WARN "  # also where a collector's record calls it a warning
+# a program's own word for an error, also where who repeats it calls it a warning
+_OWN_ERROR = re.compile(r" NCCL WARN |\b(?:sbatch|salloc): error: ")
 _AT_EXIT = re.compile(  # of Python, which prints what these raise, and goes on
     r"multiprocessing/util\.py.{0,40}in (?:_run_finalizers|_exit_function|_remove_temp_dir)"
 )
@@ -311,7 +312,8 @@ class LogScan:
         counts, origin = self._launch.counts, full_origin(text[:TEXT])
         counts[signature.id] = counts.get(signature.id, 0) + 1
         if counts[signature.id] > KEPT and not self._forget(signature.id):
-            key = f"{signature.id} of {origin.writer}"
+            # who tries again and again leaves room for the line in which it gives up
+            key = f"{signature.id} of {origin.writer}, {_is_retried(text)}"
             counts[key] = counts.get(key, 0) + 1
             if counts[key] > 2 or len(counts) > 40 * WRITERS:
                 return
@@ -470,7 +472,7 @@ def _is_mild(signature: FaultSignature, text: str) -> bool:
     """Whether a line calls itself a warning, or less, or tells of what is over."""
     if _OF_THE_PAST.search(text) or _OF_OTHER_SERVICES.search(text):
         return True
-    if signature.family in _NEVER_MILD or signature.id in _SAID_MILDLY or _NCCLS_ERROR in text:
+    if signature.family in _NEVER_MILD or signature.id in _SAID_MILDLY or _OWN_ERROR.search(text):
         return False
     return _MILD.search(text[:LEVEL]) is not None
 

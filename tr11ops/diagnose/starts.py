@@ -43,6 +43,10 @@ _WORLD = re.compile(r"\b(?:WORLD_SIZE|world_size)\b\W{0,3}(\d+)\b")
 _STARTS_MORE = re.compile(
     r"torchrun|torch\.distributed\.(?:run|launch)|nproc|accelerate|deepspeed|elastic|LOCAL_WORLD_SIZE"
 )
+# one who finds no address of one family; there may be one of the other
+_ASKER = re.compile(r"(?m)^(.+?)\[W.{0,200}cannot be retrieved \(gai error: -2")
+_TRIED = re.compile(r"client socket (?:has failed|cannot be initialized) to connect to \[")
+_NO_HOST: Final = "no one knows the name of the host that workers connect to"
 FEWER: Final = 0.8
 STILL_PREPARES: Final = 0.7
 
@@ -116,7 +120,14 @@ def _never_came(launch: LogLaunch) -> str:
         return _NO_ROOM
     if _never_started(launch) or _has_fewer_tasks(launch):
         return _TOO_FEW
-    return ""
+    return _NO_HOST if _finds_no_address(launch) else ""
+
+
+def _finds_no_address(launch: LogLaunch) -> bool:
+    """Whether a process looked a name up again and again, and never had an address to try."""
+    head = "\n".join(head.text for head in launch.heads)
+    askers = _ASKER.findall(head)
+    return len(set(askers)) < len(askers) and _TRIED.search(head) is None
 
 
 def _too_few_tasks(launch: LogLaunch, root: Sighting | None) -> Sighting | None:

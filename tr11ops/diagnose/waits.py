@@ -19,6 +19,12 @@ _ENQUEUED = re.compile(
     r"\bRank (?P<rank>\d+)\] +failure detected by watchdog.{0,60}last enqueued work: (?P<number>\d+)"
 )
 _WAITED = re.compile(r"(?:client socket has t|T)imed out after (?P<wait>\d+) ?(?P<unit>m?s)")
+# of an address that did not answer, and of tasks that never came to it
+_UNREACHED = re.compile(
+    r"trying to connect to|connection to the C10d store has failed|No route to host"
+    r"|PjRT_Client_Connect|tasks_to_register"
+)
+_OF_CONNECTIONS = frozenset({FaultClass.RENDEZVOUS, FaultClass.NCCL_NETWORK})
 _BUSY = "rank-busy"
 WITNESSES = 2  # others who agree
 LONG_SECONDS = 1800  # who is only late, as a machine that boots, comes sooner
@@ -40,8 +46,11 @@ class Stuck(NamedTuple):
 def what_is_missing(fault: FaultClass, trained: bool, texts: Sequence[str]) -> str:
     """What would tell whether it comes again, where nothing does; "" where that is not the
     question. `texts`: those of the first cause, that first, and of what other ranks said of it.
+
+    What was not reached before the first step has never been known to work.
     """
-    if fault is FaultClass.RENDEZVOUS and not trained and _has_waited_long(texts[0]):
+    is_at_start = fault in _OF_CONNECTIONS and not trained
+    if is_at_start and (_UNREACHED.search(texts[0]) or _has_waited_long(texts[0])):
         return (
             "the logs of those that did not come, or of the host that did not answer, are missing"
         )

@@ -151,7 +151,7 @@ def test_a_name_that_no_one_knows_is_not_known_the_next_time(tmp_path: Path) -> 
     timed_out = "[E socket.cpp:860] [c10d] The client socket has timed out after 900s while trying to connect to (n07x, 6000).\n"
     unknown = "[W socket.cpp:601] [c10d] The {} network addresses of (n07x, 6000) cannot be retrieved (gai error: -2 - Name or service not known).\n"
     late = diagnosed(tmp_path, unknown.format("IPv6") + timed_out)
-    assert (late.step, late.restart.answer) == (NextStep.RESUBMIT, Restart.PLAIN)
+    assert (late.step, late.restart.answer) == (NextStep.RESUBMIT, Restart.UNKNOWN)
     found = diagnosed(tmp_path, unknown.format("IPv6") + unknown.format("IPv4") + timed_out)
     assert (found.fault, found.step, found.restart.answer) == (
         FaultClass.RENDEZVOUS,
@@ -239,10 +239,12 @@ def test_ranks_that_do_not_do_the_same(
     [
         ("torch.distributed.DistStoreError: Timed out after 3601 seconds waiting for clients. 5/8 clients joined.", Restart.UNKNOWN),
         ("[E socket.cpp:1011] [c10d] The client socket has timed out after 2400s while trying to connect to (n7, 6000).", Restart.UNKNOWN),
-        ("[E socket.cpp:1011] [c10d] The client socket has timed out after 300000ms while trying to connect to (n7, 6000).", Restart.PLAIN),
+        ("torch.distributed.DistStoreError: Timed out after 301 seconds waiting for clients. 5/8 clients joined.", Restart.PLAIN),
+        ("[E socket.cpp:1011] [c10d] The client socket has timed out after 300000ms while trying to connect to (n7, 6000).", Restart.UNKNOWN),
+        ("jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: PjRT_Client_Connect. Timed out task names:", Restart.UNKNOWN),
     ],
 )  # fmt: skip
-def test_who_does_not_come_for_so_long_is_not_only_late(
+def test_who_was_never_reached_or_not_for_so_long_may_not_only_be_late(
     tmp_path: Path, line: str, answer: Restart
 ) -> None:
     found = begun(tmp_path, line)
@@ -329,6 +331,49 @@ def test_the_line_that_says_that_no_one_knows_the_host_is_quoted(tmp_path: Path)
     found = begun(tmp_path, unknown, late)
     assert found.root_cause is not None and found.root_cause.line_number == 2
     assert (found.step, found.restart.answer) == (NextStep.FIX_CONFIG, Restart.CHANGE)
+
+
+def test_a_name_that_one_process_asked_for_again_and_never_found_is_a_setting(
+    tmp_path: Path,
+) -> None:
+    lookup = "[w-%d] [W socket.cpp:697] [c10d] The IPv6 network addresses of (m-0, 23456) cannot be retrieved (gai error: -2 - Name or service not known)."
+    late = "[w-1] torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while trying to connect to (m-0, 23456)."
+    tried = "[w-1] [W socket.cpp:752] [c10d] The client socket has failed to connect to [m-0]:23456 (errno: 110 - Connection timed out)."
+    again = begun(tmp_path, lookup % 1, lookup % 1, late)
+    assert (again.step, again.restart.answer) == (NextStep.FIX_CONFIG, Restart.CHANGE)
+    once = begun(tmp_path, lookup % 1, lookup % 2, late)
+    assert once.restart.answer is Restart.UNKNOWN
+    found = begun(tmp_path, lookup % 1, lookup % 1, tried, late)
+    assert found.restart.answer is Restart.UNKNOWN
+
+
+def test_who_gives_up_after_many_tries_tells_the_cause(tmp_path: Path) -> None:
+    tries = [
+        f"n4:83:84 [0] NCCL INFO socketPollConnect: connect returned No route to host, retrying ({one}/34) after sleep"
+        for one in range(34)
+    ]
+    given_up = "n4:83:84 [0] misc/socket.cc:495 NCCL WARN socketPollConnect: connect to 10.8.8.20<42117> returned No route to host, exceeded error retry count (35)"
+    lost = "[rank4]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:317, remote process exited or there was a network error"
+    found = begun(tmp_path, *tries, given_up, lost)
+    assert found.root_cause is not None and "exceeded" in found.root_cause.text
+    assert (found.fault, found.restart.answer) == (FaultClass.NCCL_NETWORK, Restart.CHANGE)
+
+
+def test_a_node_that_the_cloud_took_back_is_innocent(tmp_path: Path) -> None:
+    event = "2m58s  Warning  {}  node/{}  {}"
+    gone = event.format("NodeNotReady", "spot-7", "Node spot-7 status is now: NodeNotReady")
+    other = event.format("NodeNotReady", "spot-9", "Node spot-9 status is now: NodeNotReady")
+    taken = event.format("Preempted", "spot-7", "Instance was preempted")
+    found = judged(tmp_path, gone, taken)
+    assert (found.fault, found.restart.answer) == (FaultClass.SLURM_PREEMPTED, Restart.PLAIN)
+    assert not found.accused.nodes
+    assert judged(tmp_path, other, taken).fault is FaultClass.SLURM_NODE_FAIL
+
+
+def test_a_job_that_was_refused_each_time_was_not_accepted(tmp_path: Path) -> None:
+    line = "06/26/25 16:17:42 EDT :: WARNING: job submission failed: sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"
+    found = begun(tmp_path, line, line)
+    assert (found.fault, found.restart.answer) == (FaultClass.SLURM_SUBMIT, Restart.CHANGE)
 
 
 # -------------------------------------------------------------------- how sure, and how it is shown
