@@ -37,7 +37,7 @@ def test_on_the_corpus_no_innocent_node_is_excluded_and_nothing_wrong_is_said_wi
     done = bench("--only", "tr11", "--json")
     assert done.returncode == 0, done.stderr
     sets = json.loads(done.stdout)
-    assert len(sets) == 11
+    assert len(sets) == 13
     for folder, programs in sets.items():
         found = programs["tr11"]
         assert found["excluded_innocent"] == found["confident_mistakes"] == 0, folder

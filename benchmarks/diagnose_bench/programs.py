@@ -27,10 +27,8 @@ NVRX = "nvidia-resiliency-ext==0.7.0"
 _CORPUS = Path(__file__).parents[2] / "tests" / "data" / "diagnose"
 OWN_SETS = (
     _CORPUS,
-    *(
-        _CORPUS / "blind" / name
-        for name in ("", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-    ),
+    _CORPUS / "blind",
+    *sorted(labels.parent for labels in (_CORPUS / "blind").glob("*/labels.toml")),
 )
 WORKER = Path(__file__).with_name("nvrx_worker.py")
 NOT_HERE = (
