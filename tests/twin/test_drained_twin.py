@@ -152,7 +152,7 @@ def test_a_dead_job_is_repaired_while_nodes_are_drained(
 def watch(directory: RunDirectory) -> tuple[str, ...]:
     """One pass of the watchdog, which may act; its lines."""
     context = RunContext("small.toml", (FIVE[1], FIVE[3]))
-    reader, hand = pulse_command._edges(directory, "slurm")
+    reader, hand = pulse_command._edges("slurm")
     assert hand is not None
     actuator = pulse_command._actuator(context, hand)
     card = context.card

@@ -62,7 +62,7 @@ class WatchedSmallRun(SmallRun):
         self, *, act: bool = False, later: float = 0.0, timeout: float | None = None
     ) -> Pulse:
         """A pass, looked at from `later`; `timeout` is the patience with a silent controller."""
-        reader, hand = command._edges(self.directory, "slurm")
+        reader, hand = command._edges("slurm")
         assert hand is not None
         if timeout is not None:
             reader = SlurmScheduler(self.twin.environment, timeout_seconds=timeout)

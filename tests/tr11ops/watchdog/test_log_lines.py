@@ -167,7 +167,7 @@ AWAY: dict[str, Any] = {
     "nodes": Unknown("squeue did not answer"),
 }
 STATES = [
-    ("held", idle(jobs=(pending((8, 9), reason="JobHeldUser"),)), "", State.HELD, 1, "is HELD: job 1000_[8-9%1] is held"),
+    ("held", idle(jobs=(pending((8, 9), reason="JobHeldUser"),)), "", State.HELD, 1, "is HELD: nothing trains: job 1000_[8-9%1] is held"),
     ("dead chain", idle(jobs=(pending((), reason="DependencyNeverSatisfied"),)), "", State.DEAD_CHAIN, 1, "is DEAD CHAIN: "),
     ("hung", snapshot(heartbeats=beats(age=9 * HOUR), steps=steps(age=9 * HOUR)), "", State.HUNG, 1, "is HUNG: job 1000_7 hangs"),
     ("half-dead", snapshot(**LOST_NODE), "", State.HALF_DEAD, 0, "is HALF-DEAD: job 1000_7 has lost n02"),
