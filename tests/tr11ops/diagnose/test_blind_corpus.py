@@ -63,7 +63,8 @@ def test_classes_lines_and_no_false_certainty(labels: str) -> None:
         ("eight", 115, Most(1, 5, 0, 2)),
         ("nine", 80, Most(0, 3, 0, 0)),
         ("ten", 72, Most(0, 1, 0, 0)),
-        ("eleven", 72, Most(2, 5, 1, 8)),
+        ("eleven", 72, Most(1, 4, 0, 3)),
+        ("twelve", 64, Most(2, 7, 2, 2)),
     ],
 )
 def test_incidents_of_a_stranger_with_nodes_and_restarts(
