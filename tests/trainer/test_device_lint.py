@@ -11,6 +11,8 @@ import ast
 from collections import Counter
 from pathlib import Path
 
+from tests.trainer.source_finder import SourceFinder
+
 ROOT = Path(__file__).parents[2] / "trainer"
 SYNCHRONISES = {"item", "tolist", "cpu", "cuda"}
 GROUPS = {"new_group", "init_process_group", "init_distributed", "split_group"}
@@ -82,23 +84,12 @@ NUMPY_ALONE = (
 )
 
 
-class Finder(ast.NodeVisitor):
+class Finder(SourceFinder):
     """(function, what) of each finding in one module."""
 
     def __init__(self) -> None:
-        self.inside: list[str] = []
+        super().__init__()
         self.found: list[tuple[str, str]] = []
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        self._enter(node)
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self._enter(node)
-
-    def _enter(self, node: ast.FunctionDef | ast.ClassDef) -> None:
-        self.inside.append(node.name)
-        self.generic_visit(node)
-        self.inside.pop()
 
     def visit_Call(self, node: ast.Call) -> None:
         name = (
@@ -123,7 +114,7 @@ class Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _add(self, what: str) -> None:
-        self.found.append((".".join(self.inside), what))
+        self.found.append((self.place, what))
 
 
 def _is_cuda(node: ast.expr) -> bool:

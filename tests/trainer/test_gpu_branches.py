@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.trainer.cases import CPU, tiny
+from tests.trainer.source_finder import SourceFinder
 from trainer.checkpoint import randomness
 from trainer.config.card import TrainerConfig
 from trainer.contract.attempt import AttemptIdentity
@@ -108,24 +109,16 @@ EXERCISED: dict[tuple[str, str], str] = {
 }
 
 
-class Finder(ast.NodeVisitor):
+class Finder(SourceFinder):
     """Functions, by their whole names, that ask for a GPU or use one."""
 
     def __init__(self) -> None:
-        self.inside: list[str] = []
+        super().__init__()
         self.found: set[str] = set()
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        self._enter(node)
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self._enter(node)
-
-    def _enter(self, node: ast.FunctionDef | ast.ClassDef) -> None:
-        self.inside.append(node.name)
-        for part in node.body:
+    def visit_inside(self, node: ast.FunctionDef | ast.ClassDef) -> None:
+        for part in node.body:  # a default of a signature is no use of a GPU
             self.visit(part)
-        self.inside.pop()
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if node.attr in {"is_cuda", "is_cpu"} or ast.unparse(node) == "torch.cuda":
@@ -139,7 +132,7 @@ class Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _note(self) -> None:
-        self.found.add(".".join(self.inside))
+        self.found.add(self.place)
 
 
 def places(root: Path) -> set[tuple[str, str]]:

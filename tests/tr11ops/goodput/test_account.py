@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace
@@ -21,6 +23,17 @@ from trainer.contract.files import write_json
 def job(number: str, state: JobState, start: float | None = None, end: float | None = None) -> Job:
     return Job(number, number, None, None, "run", "me", state, nodes=NODES,
                start_time=None if start is None else BEGIN + start, end_time=None if end is None else BEGIN + end)  # fmt: skip
+
+
+def ten_steps(tmp_path: Path) -> Past:
+    """Job 101 on four nodes has done ten steps, until 130 s, and nothing since."""
+    past = Past(tmp_path)
+    past.submit(0, "20260921-000000-00000001", 4)
+    past.attempt(10, "101", ("n1", "n2", "n3", "n4"))
+    past.launch(20)
+    past.phase(30, "training", 0)
+    past.steps(30, 1, 10, 10)
+    return past
 
 
 def seconds(goodput: Goodput) -> dict[str, float]:
@@ -213,12 +226,7 @@ def test_a_lost_batch_host_is_the_cause_that_the_alert_named(tmp_path):
     """Slurm has forgotten the job: only the watchdog saw that it went on without its script, and
     ended it.
     """
-    past = Past(tmp_path)
-    past.submit(0, "20260921-000000-00000001", 4)
-    past.attempt(10, "101", ("n1", "n2", "n3", "n4"))
-    past.launch(20)
-    past.phase(30, "training", 0)
-    past.steps(30, 1, 10, 10)
+    past = ten_steps(tmp_path)
     unseen = account(read_history(past.directory, ()), BEGIN + 1000)
     assert [fault.cause for fault in unseen.faults] == ["no word"]
     past.journal(200, "alert-opened", detector="zombie", severity="CRITICAL", subject="1000_1")
@@ -240,12 +248,7 @@ def test_a_lost_batch_host_is_the_cause_that_the_alert_named(tmp_path):
 
 def test_a_lost_batch_host_that_became_critical_and_was_repaired_by_hand_is_the_cause(tmp_path):
     """It is told first when the host only does not answer: a warning, which becomes worse."""
-    past = Past(tmp_path)
-    past.submit(0, "20260921-000000-00000001", 4)
-    past.attempt(10, "101", ("n1", "n2", "n3", "n4"))
-    past.launch(20)
-    past.phase(30, "training", 0)
-    past.steps(30, 1, 10, 10)
+    past = ten_steps(tmp_path)
     told = {"detector": "node-lost", "subject": "1000_1"}
     past.journal(150, "alert-opened", **told, severity="WARNING")
     silent = account(read_history(past.directory, ()), BEGIN + 1000)
@@ -261,12 +264,7 @@ def test_a_lost_batch_host_that_became_critical_and_was_repaired_by_hand_is_the_
 
 def test_a_hang_that_a_person_ended_is_lost_to_the_hang(tmp_path):
     """`kill --now` is the cure, and was said to be the cause."""
-    past = Past(tmp_path)
-    past.submit(0, "20260921-000000-00000001", 4)
-    past.attempt(10, "101", ("n1", "n2", "n3", "n4"))
-    past.launch(20)
-    past.phase(30, "training", 0)
-    past.steps(30, 1, 10, 10)
+    past = ten_steps(tmp_path)
     past.ended(430, 440, "kill-switch", None)
     goodput = account(read_history(past.directory, ()), BEGIN + 440)
     causes = goodput.by(lambda span: span.cause)
