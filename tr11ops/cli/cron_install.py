@@ -40,6 +40,7 @@ from tr11ops.cron.jobs import chain_schedule, every_job, of_chain, script_comman
 from tr11ops.cron.jobs import table as job_table
 from tr11ops.cron.runner import (
     KEPT_CARD,
+    LONGEST_KEPT_CARD,
     WAYS,
     CronContext,
     child_environment,
@@ -421,17 +422,17 @@ def cron_context_of(
     directory = directory_of(card)
     if way not in WAYS and is_never_launched(directory):
         raise nothing_there(directory)
+    environment = {**child_environment(os.environ), "TR11_RUN": str(path)}
+    kept = json.dumps(resolved(card))
+    if len(kept) < LONGEST_KEPT_CARD:
+        environment[KEPT_CARD] = kept
     return CronContext(
         why_not_there=lambda: why_not_there(directory, open_reader(directory, "auto"), time.time()),
         must_end=must_end or StopEvent(),
         directory=directory,
         way=way,
         folder=Path.cwd(),
-        environment={
-            **child_environment(os.environ),
-            "TR11_RUN": str(path),
-            KEPT_CARD: json.dumps(resolved(card)),
-        },
+        environment=environment,
         command=lambda job: (
             tr11_command(job.words, path, overrides or ())
             if job.script is None

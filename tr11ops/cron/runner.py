@@ -180,6 +180,7 @@ BY_HAND = ("hand", "once")  # rounds in between, which do not change what runs t
 SHOWN_LINES = 20
 CUT_OFF = "what ran it was killed"
 KEPT_CARD = "TR11_KEPT_CARD"  # the card as JSON, for where its own file does not answer
+LONGEST_KEPT_CARD = 120_000  # Linux starts no process with a variable of 128 KiB
 ENTRY = "from tr11ops.cli.main import run; run()"
 
 

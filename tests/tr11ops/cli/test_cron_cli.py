@@ -20,11 +20,13 @@ from tests.tr11ops.cli.local_bench import LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
 from tests.tr11ops.cron.queues import Queue
 from tr11ops.base.observed import Observed, Unknown
+from tr11ops.cli import cron_install
 from tr11ops.cli.common import directory_of
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.base import JobState as SlurmState
 from tr11ops.cron.chain import Link
 from tr11ops.cron.jobs import PeriodicJob
+from tr11ops.cron.runner import KEPT_CARD
 from tr11ops.cron.schedule import Every
 from tr11ops.cron.status import CronView, view
 from tr11ops.runcard.card import load_card
@@ -179,6 +181,18 @@ def cell_round(study: Path, cell: str) -> PeriodicJobState | None:
     found = read_job(directory_of(load_card(folder / "tr11.toml", (), {})), "pulse")
     assert not isinstance(found, Unknown)
     return found
+
+
+@pytest.mark.parametrize(("length", "is_kept"), [(10, True), (200_000, False)])
+def test_a_round_of_a_card_too_long_for_a_variable_can_be_started(
+    bench: LocalBench, table: Path, monkeypatch: pytest.MonkeyPatch, length: int, is_kept: bool
+) -> None:
+    """A mixture of a thousand sets: no process starts with a variable of 128 KiB."""
+    monkeypatch.setattr(cron_install, "resolved", lambda card: {"data": "x" * length})
+    context = cron_install.cron_context_of(load_card(bench.card, ()), bench.card, (), "crontab")
+    done = subprocess.run(["true"], env=dict(context.environment), check=False)
+    assert done.returncode == 0
+    assert (KEPT_CARD in context.environment) is is_kept
 
 
 def test_the_cells_of_a_study_are_watched_too(bench: LocalBench, study: Path) -> None:
