@@ -129,14 +129,8 @@ class LocalScheduler:
         try:
             if request.array is not None:
                 array_of(request.array)
-            for term in parse_dependency(request.dependency).terms if request.dependency else ():
-                if term.job_id is not None and not self._can_depend_on(
-                    term.kind, term.job_id, term.task_id
-                ):
-                    target = (
-                        term.job_id if term.task_id is None else f"{term.job_id}_{term.task_id}"
-                    )
-                    return f"invalid dependency {request.dependency!r}: job {target} is not known"
+            if not all(map(self._is_known, parse_dependency(request.dependency))):
+                return f"invalid dependency {request.dependency!r}: such a job is not known"
         except SchedulerError as error:
             return str(error)
         if request.gpus_per_node:
@@ -146,12 +140,12 @@ class LocalScheduler:
         devices = submitted_environment(request, dict(os.environ)).get(DEVICES_VARIABLE)
         return request_fault(request, settings, open_to(local_nodes(settings, found), devices))
 
-    def _can_depend_on(self, kind: str, job_id: int, task_id: int | None) -> bool:
-        submission = self.store.load(job_id)
-        # one that ended long ago is over; how it ended is not known any more
+    def _is_known(self, awaited: JobReference) -> bool:
+        """Whether there is such a job or task, or was one that is forgotten."""
+        submission = self.store.load(awaited.number)
         if submission is None:
-            return kind in {"after", "afterany"} and 0 < job_id <= self.store.last_id()
-        return task_id is None or find_job(submission, task_id) is not None
+            return 0 < awaited.number <= self.store.last_id()
+        return all(find_job(submission, task) is not None for task in awaited.tasks or ())
 
     # ------------------------------------------------------------------------- looking
     def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:

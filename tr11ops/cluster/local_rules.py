@@ -5,21 +5,19 @@ Pure functions.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
-from enum import Enum
+from collections.abc import Collection, Iterable, Sequence
 
 from tr11ops.base.errors import ArraySyntaxError, SchedulerError
 from tr11ops.base.nvidia import uuids
 from tr11ops.base.units import counted
 from tr11ops.cluster.arrays import ArraySpec, named_tasks, parse_array
-from tr11ops.cluster.base import BatchRequest, JobState
+from tr11ops.cluster.base import BatchRequest
 from tr11ops.cluster.hostlist import compress
 from tr11ops.cluster.local_machine import LocalNode
 from tr11ops.cluster.local_records import (
     PARTITION,
     LocalSettings,
     LocalSubmission,
-    TaskRecord,
     WaitingTask,
 )
 from trainer.contract.record import Record
@@ -58,134 +56,25 @@ def parse_job_id(text: str) -> JobReference:
 
 
 # ----------------------------------------------------------------------------- dependencies
-class DependencyVerdict(Enum):
-    """Whether a dependency lets a job start."""
-
-    MET = "met"
-    WAIT = "wait"
-    NEVER = "never"
-
-
-class DependencyTerm(Record):
-    """One condition: a kind, and the job or array task that it looks at (none for `singleton`)."""
-
-    kind: str
-    job_id: int | None = None
-    task_id: int | None = None
-    delay_seconds: int = 0
-
-
-class Dependency(Record):
-    """Conditions of which all must hold, or, after Slurm's `?` separator, any one."""
-
-    terms: tuple[DependencyTerm, ...]
-    any_one: bool = False
-
-
-DEPENDENCY_KINDS = ("after", "afterany", "afternotok", "afterok", "singleton")
-
-
-def parse_dependency(text: str) -> Dependency:
-    """Read `afterok:12:13_4,singleton` or `afterany:1?afterany:2`. Raises SchedulerError with the
-    fault.
+def parse_dependency(text: str | None) -> tuple[JobReference, ...]:
+    """The jobs and tasks for whose end `afterany:12:13_4` waits, the one kind that tr11 submits.
+    Raises SchedulerError with the fault.
     """
-
-    def fault(rule: str) -> SchedulerError:
-        return SchedulerError(
-            f"invalid dependency {text!r}: {rule}; write it like afterany:12 or afterok:12:13"
-        )
-
-    if "," in text and "?" in text:
-        raise fault("use either , (all) or ? (any), not both")
-    terms: list[DependencyTerm] = []
-    for part in re.split(r"[,?]", text):
-        kind, *targets = part.split(":")
-        if kind not in DEPENDENCY_KINDS:
-            raise fault(f"{kind!r} is not one of {', '.join(DEPENDENCY_KINDS)}")
-        if kind == "singleton":
-            if targets:
-                raise fault("singleton takes no job id")
-            terms.append(DependencyTerm(kind))
-            continue
-        if not targets:
-            raise fault(f"{kind} needs a job id")
-        for target in targets:
-            identifier, plus, minutes = target.partition("+")
-            if plus and (kind != "after" or not minutes.isdecimal()):
-                raise fault(f"{target!r}: a delay in whole minutes is for `after` alone")
-            match = re.fullmatch(r"([0-9]{1,18})(?:_([0-9]{1,6}))?", identifier)
-            if match is None:
-                raise fault(f"{identifier!r} is not a job id")
-            task_id = None
-            if match[2]:
-                task_id = int(match[2])
-            terms.append(
-                DependencyTerm(kind, int(match[1]), task_id, 60 * int(minutes) if plus else 0)
-            )
-    return Dependency(tuple(terms), "?" in text)
+    if text is None:
+        return ()
+    kind, *targets = text.split(":")
+    if kind != "afterany" or not targets:
+        raise SchedulerError(f"invalid dependency {text!r}: write it like afterany:12:13_4")
+    return tuple(map(parse_job_id, targets))
 
 
-def dependency_verdict(
-    dependency: Dependency,
-    submission: LocalSubmission,
-    find: Callable[[int], LocalSubmission | None],
-    others: Iterable[LocalSubmission],
-    now: float,
-) -> DependencyVerdict:
-    """May `submission` start? `find` gives a submission by id (None: aged out), `others` all that
-    are not over.
-    """
-    verdicts = []
-    for term in dependency.terms:
-        if term.job_id is None:
-            earlier = any(
-                other.job_id < submission.job_id
-                and (other.request.name, other.user) == (submission.request.name, submission.user)
-                and not other.is_over
-                for other in others
-            )
-            verdicts.append(DependencyVerdict.WAIT if earlier else DependencyVerdict.MET)
-        else:
-            verdicts.append(_term_verdict(term, find(term.job_id), now))
-    if dependency.any_one:
-        order = (DependencyVerdict.MET, DependencyVerdict.WAIT, DependencyVerdict.NEVER)
-    else:
-        order = (DependencyVerdict.NEVER, DependencyVerdict.WAIT, DependencyVerdict.MET)
-    return next(verdict for verdict in order if verdict in verdicts)
-
-
-def _term_verdict(
-    term: DependencyTerm, target: LocalSubmission | None, now: float
-) -> DependencyVerdict:
-    if target is None:  # only a job that ended long ago is gone; how it ended is not known any more
-        if term.kind in {"after", "afterany"}:
-            return DependencyVerdict.MET
-        return DependencyVerdict.NEVER
-    tasks: Sequence[TaskRecord] = target.tasks
-    waiting: Collection[WaitingTask] = target.waiting
-    dropped = bool(target.dropped)
-    if term.task_id is not None:
-        tasks = [task for task in tasks if task.task_id == term.task_id]
-        waiting = [task for task in waiting if task.task_id == term.task_id]
-        dropped = any(term.task_id in drop.task_ids for drop in target.dropped)
-    if term.kind == "after":
-        starts = [task.start_time for task in tasks] or [target.end_time]
-        if not waiting and now >= max(starts) + term.delay_seconds:
-            return DependencyVerdict.MET
-        return DependencyVerdict.WAIT
-    failed = dropped or any(
-        task.state.is_final and task.state is not JobState.COMPLETED for task in tasks
-    )
-    ended = not waiting and all(task.state.is_final for task in tasks)
-    if term.kind == "afterany":
-        if ended:
-            return DependencyVerdict.MET
-        return DependencyVerdict.WAIT
-    if not ended:
-        return DependencyVerdict.WAIT
-    if failed == (term.kind == "afternotok"):
-        return DependencyVerdict.MET
-    return DependencyVerdict.NEVER
+def has_ended(awaited: JobReference, submission: LocalSubmission | None) -> bool:
+    """Whether all that a dependency names is over; None: a job that is forgotten ended long ago."""
+    if submission is None:
+        return True
+    unfinished = [task.task_id for task in submission.waiting]
+    unfinished += [task.task_id for task in submission.running]
+    return not any(map(awaited.names, unfinished))
 
 
 # ----------------------------------------------------------------------------- admission and

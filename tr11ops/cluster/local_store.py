@@ -206,10 +206,10 @@ class LocalStore:
         """
         active = set(self._numbers("active"))
         needed = {
-            term.job_id
+            awaited.number
             for submission in self.active()
-            if submission.waiting and submission.request.dependency
-            for term in parse_dependency(submission.request.dependency).terms
+            if submission.waiting
+            for awaited in parse_dependency(submission.request.dependency)
         }
         for job_id in set(self._numbers("jobs")) - active - needed:
             folder = self.job_folder(job_id)

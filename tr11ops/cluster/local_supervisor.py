@@ -39,13 +39,7 @@ from tr11ops.cluster.local_machine import (
 from tr11ops.cluster.local_processes import descendants, is_supervisor, kill_task_leftovers, send
 from tr11ops.cluster.local_records import LocalSettings, LocalSubmission, TaskRecord, WaitingTask
 from tr11ops.cluster.local_recovery import recover, task_variables
-from tr11ops.cluster.local_rules import (
-    DependencyVerdict,
-    Placement,
-    choose_nodes,
-    dependency_verdict,
-    parse_dependency,
-)
+from tr11ops.cluster.local_rules import Placement, choose_nodes, has_ended, parse_dependency
 from tr11ops.cluster.local_step import BatchCommand, RunningTask, start_step
 from tr11ops.cluster.local_store import LocalStore
 from tr11ops.cluster.local_view import output_path
@@ -289,21 +283,9 @@ class Supervisor:
         ready = next((task for task in submission.waiting if not task.held), None)
         if ready is None:
             return None, "JobHeldUser"
-        if submission.request.dependency:
-            dependency, active = (
-                parse_dependency(submission.request.dependency),
-                self.store.active(),
-            )
-            verdict = dependency_verdict(
-                dependency, submission, find=self.store.load, others=active, now=time.time()
-            )
-            if verdict is not DependencyVerdict.MET:
-                return (
-                    None,
-                    "Dependency"
-                    if verdict is DependencyVerdict.WAIT
-                    else "DependencyNeverSatisfied",
-                )
+        for awaited in parse_dependency(submission.request.dependency):
+            if not has_ended(awaited, self.store.load(awaited.number)):
+                return None, "Dependency"
         if submission.throttle is not None and len(submission.running) >= submission.throttle:
             return None, "JobArrayTaskLimit"
         return ready, ""

@@ -116,7 +116,7 @@ TAKEN: Mapping[str, str] = {
     "requeue": "the next array task goes on in its place",
     "no-requeue": "tr11's jobs are never requeued",
     "no-kill": "use slurm.spare_nodes",
-    "kill-on-invalid-dep": "tr11 sets it where it is needed",
+    "kill-on-invalid-dep": "an attempt waits for the end of others, however they end",
     "open-mode": "each attempt has its own file",
     "clusters": _BREAKS,
     "input": _BREAKS,

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 import site
 import sysconfig
@@ -60,7 +59,6 @@ def script_engine() -> jinja2.Environment:
 
 
 FLAG = object()  # the value of an option that takes none
-_NEVER_SATISFIED = re.compile(r"\b(afterok|afternotok|aftercorr):")
 
 
 def format_time_limit(seconds: int) -> str:
@@ -104,8 +102,6 @@ def sbatch_options(request: BatchRequest) -> list[str]:
         flags.append("--no-kill")
     if request.hold:
         flags.append("--hold")
-    if request.dependency and _NEVER_SATISFIED.search(request.dependency):
-        flags.append("--kill-on-invalid-dep=yes")  # it would otherwise wait for ever
     return [
         *(argument_of(name, value) for name, value in values if value not in (None, "")),
         *flags,

@@ -31,11 +31,10 @@ from tr11ops.cluster.local_records import (
     simulated_nodes,
 )
 from tr11ops.cluster.local_rules import (
-    DependencyVerdict,
     JobReference,
     array_of,
     choose_nodes,
-    dependency_verdict,
+    has_ended,
     parse_dependency,
     parse_job_id,
 )
@@ -115,27 +114,18 @@ def test_any_text_is_an_array_or_one_line_of_fault(text: str) -> None:
         assert indices
 
 
-@given(
-    st.one_of(st.text(max_size=12), st.from_regex(r"\A(after|afterok|singleton)[:,?+0-9_]{0,9}\Z"))
-)
+@given(st.one_of(st.text(max_size=12), st.from_regex(r"\A(after|afterany)[:,?+0-9_]{0,9}\Z")))
 def test_any_text_is_a_dependency_or_one_line_of_fault(text: str) -> None:
     try:
-        assert parse_dependency(text).terms
+        assert parse_dependency(text)
     except SchedulerError as error:
         assert len(str(error).splitlines()) == 1
 
 
 def test_dependencies_are_read() -> None:
-    dependency = parse_dependency("afterok:12:13_4,after:9+5")
-    assert [
-        (term.kind, term.job_id, term.task_id, term.delay_seconds) for term in dependency.terms
-    ] == [
-        ("afterok", 12, None, 0),
-        ("afterok", 13, 4, 0),
-        ("after", 9, None, 300),
-    ]
-    assert not dependency.any_one
-    assert parse_dependency("afterok:1?afternotok:2").any_one
+    assert parse_dependency(None) == ()
+    awaited = (JobReference(12), JobReference(13, frozenset({4})))
+    assert parse_dependency("afterany:12:13_4") == awaited
 
 
 def test_job_ids_are_read() -> None:
@@ -197,43 +187,13 @@ def test_every_task_is_in_exactly_one_job(one: LocalSubmission) -> None:
 
 
 # ----------------------------------------------------------------------------- decisions
-@given(submissions(), st.booleans())
-def test_dependencies_follow_from_how_tasks_ended(target: LocalSubmission, whole: bool) -> None:
-    states = [task.state for task in target.tasks] + [JobState.CANCELLED for _ in target.dropped]
-    over = not target.waiting and all(state.is_final for state in states)
-    succeeded = over and set(states) == {JobState.COMPLETED}
-
-    def verdict(kind: str, found: LocalSubmission | None) -> DependencyVerdict:
-        dependency = parse_dependency(f"{kind}:3")
-        return dependency_verdict(dependency, submission(), lambda _: found, (), 1000.0)
-
-    assert (verdict("afterany", target) is DependencyVerdict.MET) == over
-    assert (verdict("afterok", target) is DependencyVerdict.MET) == succeeded
-    assert (verdict("afternotok", target) is DependencyVerdict.MET) == (over and not succeeded)
-    assert (verdict("afterok", target) is DependencyVerdict.NEVER) == (over and not succeeded)
-    assert (verdict("afternotok", target) is DependencyVerdict.NEVER) == succeeded
-    assert (verdict("after", target) is DependencyVerdict.MET) == (not target.waiting)
-    assert verdict("afterany", None) is DependencyVerdict.MET
-    assert verdict("afterok", None) is DependencyVerdict.NEVER
-
-
-def test_all_or_any_of_several_conditions() -> None:
-    ended = submission(
-        waiting=(), tasks=(TaskRecord(1, None, NODES[:1], 1.0, JobState.COMPLETED, end_time=2.0),)
-    )
-    running = submission(waiting=(), tasks=(TaskRecord(1, None, NODES[:1], 1.0),))
-    known = {1: ended, 2: running}
-
-    def verdict(text: str, now: float = 10.0) -> DependencyVerdict:
-        return dependency_verdict(parse_dependency(text), submission(), known.get, (), now)
-
-    assert verdict("afterok:1,afterok:2") is DependencyVerdict.WAIT
-    assert verdict("afterok:1?afterok:2") is DependencyVerdict.MET
-    assert verdict("afternotok:1,afterok:2") is DependencyVerdict.NEVER
-    assert verdict("afternotok:1?afterok:2") is DependencyVerdict.WAIT
-    assert verdict("afternotok:1?afternotok:1") is DependencyVerdict.NEVER
-    assert verdict("after:2+1") is DependencyVerdict.WAIT
-    assert verdict("after:2+1", 61.0) is DependencyVerdict.MET
+@given(submissions())
+def test_what_waits_may_start_once_all_that_it_names_has_ended(target: LocalSubmission) -> None:
+    unfinished = {task.task_id for task in (*target.waiting, *target.running)}
+    assert has_ended(JobReference(5), target) == (not unfinished)
+    for number in range(target.array_bounds[3]):
+        assert has_ended(JobReference(5, frozenset({number})), target) == (number not in unfinished)
+    assert has_ended(JobReference(5), None)
 
 
 @given(

@@ -93,17 +93,6 @@ def test_flags_of_a_full_request(request_: BatchRequest) -> None:
         "--hold",
         "--qos=qos",
     }
-    # afterany is always satisfied in the end
-    assert not any("kill-on-invalid-dep" in flag for flag in flags)
-
-
-@pytest.mark.parametrize(
-    "kind", ["afterok:1", "afternotok:1", "aftercorr:1", "afterany:2,afterok:1"]
-)
-def test_a_dependency_that_may_never_be_satisfied_ends_the_job(
-    kind: str, request_: BatchRequest
-) -> None:
-    assert "--kill-on-invalid-dep=yes" in sbatch_options(replace(request_, dependency=kind))
 
 
 def test_command_line_and_script_say_the_same(request_: BatchRequest) -> None:
@@ -115,11 +104,11 @@ def test_command_line_and_script_say_the_same(request_: BatchRequest) -> None:
     )
     full = replace(
         request_, hint="nomultithread", memory_megabytes=2048, begin=1000.2, hold=True, requeue=True,
-        survives_nodes=True, dependency="afterok:1",
+        survives_nodes=True, dependency="afterany:1",
     )  # fmt: skip
     more = {
         "--hint=nomultithread", "--mem=2048M", "--begin=uts1001", "--hold", "--requeue", "--no-kill",
-        "--dependency=afterok:1", "--kill-on-invalid-dep=yes",
+        "--dependency=afterany:1",
     }  # fmt: skip
     assert (
         set(script_options(full))

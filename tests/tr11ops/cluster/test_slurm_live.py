@@ -118,16 +118,6 @@ def test_both_ways_to_print_a_queue_agree(slurm: SlurmScheduler, request_: Batch
     assert jobs[failed].excluded == ("jean-zay-iam02",)
 
 
-def test_a_chain_that_can_never_run_ends(slurm: SlurmScheduler, request_: BatchRequest) -> None:
-    first = slurm.submit(replace(request_, script="#!/bin/bash\nexit 1\n"))
-    second = slurm.submit(replace(request_, dependency=f"afterok:{first}"))
-    third = slurm.submit(
-        replace(request_, dependency=f"afterany:{first}", script="#!/bin/bash\ntrue\n")
-    )
-    until(lambda: has_state(slurm, second, JobState.CANCELLED), "the dead successor is cancelled")
-    until(lambda: has_state(slurm, third, JobState.COMPLETED), "the other successor has run")
-
-
 def test_nine_thousand_queued_tasks_are_one_record_and_one_call(
     slurm: SlurmScheduler, twin: Twin, request_: BatchRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
