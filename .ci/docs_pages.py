@@ -7,11 +7,12 @@ there stays, and fails the strict build.
 
 from __future__ import annotations
 
+import ast
 import json
 import posixpath
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,12 @@ def sources() -> dict[str, str]:
         f"docs/{path.relative_to(ROOT / 'docs')}": str(path.relative_to(ROOT / "docs"))
         for path in sorted((ROOT / "docs").rglob("*.md"))
     }
-    found |= {
-        f"runbooks/{path.name}": f"runbooks/{path.name}"
-        for path in sorted((ROOT / "runbooks").glob("*.md"))
-    }
+    found |= {f"runbooks/{path.name}": f"runbooks/{path.name}" for path in sorted((ROOT / "runbooks").glob("*.md"))}
     return found | {
         "README.md": "index.md", "CONTRIBUTING.md": "contributing/index.md", "CHANGELOG.md": "changelog.md",
         "runbooks/README.md": "runbooks/index.md", "benchmarks/RESULTS.md": "benchmarks.md",
         "docs/reference/cli.md": "reference/cli.md", "docs/reference/detectors.md": "reference/detectors.md",
-        "docs/reference/json.md": "reference/json.md",
+        "docs/reference/json.md": "reference/json.md", "docs/reference/map.md": "reference/map.md",
     }  # fmt: skip
 
 
@@ -44,18 +42,12 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the pages that are not files of docs/."""
     from mkdocs.structure.files import File
 
-    made = {
-        "reference/cli.md": cli_page,
-        "reference/detectors.md": detectors_page,
-        "reference/json.md": json_page,
-    }
+    made = made_pages()
     for source, uri in sources().items():
         if uri in made:
             files.append(File.generated(config, uri, content=made[uri]()))
         elif not source.startswith("docs/"):
-            files.append(
-                File.generated(config, uri, content=(ROOT / source).read_text(encoding="utf-8"))
-            )
+            files.append(File.generated(config, uri, content=(ROOT / source).read_text(encoding="utf-8")))
     return files
 
 
@@ -92,15 +84,19 @@ def _links(text: str, source: str, uri: str, places: dict[str, str]) -> str:
 
 
 # ----------------------------------------------------------------------------- what is made from code
+def made_pages() -> dict[str, Callable[[], str]]:
+    """Pages by their places -> what writes each."""
+    return {
+        "reference/cli.md": cli_page,
+        "reference/detectors.md": detectors_page,
+        "reference/json.md": json_page,
+        "reference/map.md": map_page,
+    }
+
+
 def cell(text: str) -> str:
     """A text in a table's cell, on one line."""
-    return (
-        " ".join(text.split())
-        .replace("|", "\\|")
-        .replace("<", "&lt;")
-        .replace("[bold]", "")
-        .replace("[/bold]", "")
-    )
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("[bold]", "").replace("[/bold]", "")
 
 
 def cli_page() -> str:
@@ -124,24 +120,16 @@ def _command(command: Any, path: str, level: int) -> Iterator[str]:
     if getattr(command, "hidden", False):
         return
     yield from ("#" * level + f" {path}", "")
-    text, _, examples = (
-        (command.help or "").replace("[/bold]", "").replace("[bold]", "").partition("Examples")
-    )
+    text, _, examples = (command.help or "").replace("[/bold]", "").replace("[bold]", "").partition("Examples")
     yield from (text.strip(), "")
     lines = [line.strip() for line in examples.strip(":\n ").splitlines() if line.strip()]
     if lines:
         yield from ("```sh", *lines, "```", "")
-    parameters = [
-        entry
-        for entry in command.params
-        if not getattr(entry, "hidden", False) and entry.name != "help"
-    ]
+    parameters = [entry for entry in command.params if not getattr(entry, "hidden", False) and entry.name != "help"]
     if parameters:
         yield from ("| option | value | meaning |", "|---|---|---|")
         for entry in parameters:
-            names = ", ".join(
-                f"`{name}`" for name in (*shown_spellings(entry), *entry.secondary_opts)
-            )
+            names = ", ".join(f"`{name}`" for name in (*shown_spellings(entry), *entry.secondary_opts))
             is_flag = getattr(entry, "is_flag", False)
             value = "" if is_flag else cell(entry.metavar or "")
             yield f"| {names} | {value} | {cell(getattr(entry, 'help', '') or '')} |"
@@ -198,3 +186,31 @@ def json_page() -> str:
 def _shape(shape: dict[str, list[str]]) -> list[str]:
     rows = [f"| `{key}` | {' or '.join(kinds)} |" for key, kinds in shape.items() if key != "."]
     return ["| key | value |", "|---|---|", *rows, ""]
+
+
+def map_page() -> str:
+    """Every room with its one line, and every file of it with its own, as their docstrings have them."""
+    rooms = sorted({path.parent for package in ("tr11ops", "trainer") for path in (ROOT / package).rglob("*.py")})
+    lines = [
+        "# Map of the code",
+        "",
+        "The rooms, and the files of each. Five walks through them are in the [tour](../tour.md).",
+        "",
+    ]
+    lines += ["| room | files | what it is for |", "|---|---|---|"]
+    tables = []
+    for room in rooms:
+        name = str(room.relative_to(ROOT))
+        files = [path for path in sorted(room.glob("*.py")) if path.name != "__init__.py"]
+        lines.append(f"| `{name}` | {len(files)} | {cell(first_sentence(room / '__init__.py'))} |")
+        if not files:
+            continue
+        tables += [f"## {name}", "", "| file | what is in it |", "|---|---|"]
+        tables += [f"| `{path.name}` | {cell(first_sentence(path))} |" for path in files] + [""]
+    return "\n".join([*lines, "", *tables])
+
+
+def first_sentence(path: Path) -> str:
+    """Of the docstring of a file; empty where it has none."""
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return re.split(r"(?<=[.?!])\s|\n\n", text, maxsplit=1)[0]

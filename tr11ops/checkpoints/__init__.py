@@ -1,0 +1,1 @@
+"""What is saved, who needs it, and what may go."""

@@ -1,0 +1,1 @@
+"""The edge to the scheduler: one protocol, Slurm, and the embedded one."""

@@ -1,0 +1,1 @@
+"""Detectors: a snapshot in, findings out, pure."""

@@ -1,0 +1,1 @@
+"""How each trainer prints a step: one table, and its one reader."""

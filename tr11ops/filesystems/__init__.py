@@ -1,0 +1,1 @@
+"""Disks, quotas and modes of files."""

@@ -1,0 +1,1 @@
+"""Every node-second in one bucket, and advice from that."""

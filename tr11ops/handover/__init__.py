@@ -1,0 +1,1 @@
+"""What happened in a shift, told to the next one."""

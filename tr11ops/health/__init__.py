@@ -1,0 +1,1 @@
+"""Checks that keep a bad node from training, one a file."""

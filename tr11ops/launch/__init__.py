@@ -1,0 +1,1 @@
+"""Before a job exists: what is seen, checked, planned and submitted."""

@@ -1,0 +1,1 @@
+"""Which nodes may be used, and the search for a bad one."""

@@ -1,0 +1,1 @@
+"""One look at scheduler and run directory becomes a snapshot."""

@@ -1,0 +1,1 @@
+"""What is queued: whose it is, held by whom, repaired, stopped."""

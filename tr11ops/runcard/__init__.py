@@ -1,0 +1,1 @@
+"""The run card, its rules, and the numbers that follow from it."""

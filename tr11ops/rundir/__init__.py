@@ -1,0 +1,1 @@
+"""Every path, record, claim and versioned file of the run directory, and the journal."""

@@ -1,0 +1,1 @@
+"""One document of a run, and its forms: screen, JSON, Prometheus, remote."""

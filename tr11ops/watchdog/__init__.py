@@ -1,0 +1,1 @@
+"""Verdict, policy, actions, and what carries them out."""

@@ -1,0 +1,1 @@
+"""Sections of the run card, and the rules between them."""

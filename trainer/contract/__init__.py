@@ -1,0 +1,1 @@
+"""The run directory's formats, which trainer and operations share."""

@@ -1,0 +1,1 @@
+"""What a training starts from, when it saves, and every way to end."""

@@ -1,0 +1,1 @@
+"""Dumps, traces, and what differs between two states."""

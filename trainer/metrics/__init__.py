@@ -1,0 +1,1 @@
+"""One record a step: log line, JSON, TensorBoard."""

@@ -1,0 +1,1 @@
+"""Layers, attention, loss, and the families of models made of them."""

@@ -1,0 +1,1 @@
+"""Who is where, how a parameter is cut, groups and sums."""

@@ -1,0 +1,1 @@
+"""DeepSpeed, and what of it is changed; stages of several parts."""

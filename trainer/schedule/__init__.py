@@ -1,0 +1,1 @@
+"""Rate, batch ramp, curriculum, FLOPs, memory: what follows from the card, pure."""

@@ -1,0 +1,1 @@
+"""What is wrong with the numbers, and going back."""

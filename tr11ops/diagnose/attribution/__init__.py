@@ -1,0 +1,1 @@
+"""Who is to blame, whether a restart helps, and by which evidence."""

@@ -1,0 +1,1 @@
+"""Stacks of a hang, and who stood out."""

@@ -1,0 +1,1 @@
+"""A hub server of the twin, which can be told to fail."""

@@ -1,0 +1,1 @@
+"""A worker that behaves like a trainer, and trains nothing."""

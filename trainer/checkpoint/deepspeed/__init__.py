@@ -1,0 +1,1 @@
+"""The layout of the original training, read and written."""

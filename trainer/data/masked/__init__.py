@@ -1,0 +1,1 @@
+"""Text to samples with masked spans: BERT and T5."""
