@@ -123,7 +123,13 @@ class SlurmScheduler:
     def _jobs_as_table(self, name: str, user: str | None) -> tuple[Job, ...] | None:
         filters = [f"--name={name}", *([f"--user={user}"] if user else [])]
         result = self._run(
-            ["squeue", "--noheader", "--states=all", f"--Format={slurm_table.FORMAT}", *filters]
+            [
+                "squeue",
+                "--noheader",
+                "--states=all",
+                f"--Format={slurm_table.format_of(slurm_table.JOB_COLUMNS)}",
+                *filters,
+            ]
         )
         # a field that this version does not know is left out with a complaint, and exit status 0
         found = None
@@ -214,7 +220,13 @@ class SlurmScheduler:
 
     def _nodes_as_table(self) -> tuple[Node, ...] | None:
         result = self._run(
-            ["sinfo", "--all", "--noheader", "--Node", f"--Format={slurm_table.NODE_FORMAT}"]
+            [
+                "sinfo",
+                "--all",
+                "--noheader",
+                "--Node",
+                f"--Format={slurm_table.format_of(slurm_table.NODE_COLUMNS)}",
+            ]
         )
         found = None
         if result.returncode == 0 and not result.stderr:

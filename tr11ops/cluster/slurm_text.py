@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from tr11ops.base.errors import HostlistError
@@ -17,6 +18,7 @@ from tr11ops.cluster.node_states import state_words
 from tr11ops.cluster.passed_options import gpu_count, gpu_kind_of, gpus_of
 
 SEPARATOR = "\x1f"
+MOST_KEPT = 4096  # readings of texts: thousands of waiting jobs repeat the same few
 _NO_VALUE = {
     "",
     "(null)",
@@ -53,6 +55,7 @@ def job_state(name: str) -> JobState:
     return _STATES.get(name) or JobState.__members__.get(name, JobState.UNKNOWN)
 
 
+@lru_cache(MOST_KEPT)
 def duration_seconds(text: str) -> int | None:
     """Seconds of "4-04:00:00", "1:00:00", "10:00" or "INVALID"; None where there is no number."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text.strip())
@@ -62,6 +65,7 @@ def duration_seconds(text: str) -> int | None:
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
+@lru_cache(MOST_KEPT)
 def limit_seconds(text: str) -> int | None:
     """Seconds of a limit that is printed in whole minutes, or as D-HH:MM:SS; None for no limit."""
     if text.isdigit():
@@ -81,6 +85,7 @@ def time_stamp(text: str) -> float | None:
         return None
 
 
+@lru_cache(MOST_KEPT)
 def node_names(text: str) -> tuple[str, ...]:
     """Names of a host list in a reply; none for an empty value. A form we cannot read stays one
     name, as it is.
@@ -184,6 +189,7 @@ def job_from_record(record: Mapping[str, str]) -> Job:
     )
 
 
+@lru_cache(MOST_KEPT)
 def gpus_per_node(resources: str) -> int:
     """GPUs that a job asks for on each node: of "gres:gpu:8" (22.05), or "gres/gpu:a100:8"; 0 for
     none.
@@ -205,8 +211,11 @@ def shell_exit_code(code: int | None, signal: int | None) -> int | None:
     return code or (128 + signal if signal else code)
 
 
+@lru_cache(MOST_KEPT)
 def exit_pair(text: str) -> tuple[int | None, int | None]:
-    """Exit code and signal of "3:0"; no signal where it is 0."""
+    """Exit code and signal of "3:0", or of a wait status; no signal where it is 0."""
+    if text.isdecimal() and int(text) < NO_TASK:  # one more: infinite
+        return int(text) >> 8, (int(text) & 0x7F) or None
     match = re.fullmatch(r"(\d+):(\d+)", text)
     if match:
         return (int(match[1]), int(match[2]) or None)
@@ -228,21 +237,24 @@ def node_reason(text: str) -> dict[str, Any]:
 
 def nodes_from_scontrol(text: str) -> tuple[Node, ...]:
     """Nodes of `scontrol show nodes`."""
-    return tuple(
-        Node(
-            name=record["NodeName"],
-            states=state_words(record.get("State", "UNKNOWN")),
-            **node_reason(text_value(record.get("Reason", ""))),
-            cpus=int(record.get("CPUTot", "0")),
-            gpus=gpu_count(record.get("Gres", "")),
-            gpu_kind=gpu_kind_of(record.get("Gres", "")),
-            memory_megabytes=int(record.get("RealMemory", "0")),
-            partitions=tuple(filter(None, text_value(record.get("Partitions", "")).split(","))),
-            features=frozenset(
-                filter(None, text_value(record.get("AvailableFeatures", "")).split(","))
-            ),
-        )
-        for record in records(text, "NodeName")
+    return tuple(map(node_from_record, records(text, "NodeName")))
+
+
+def node_from_record(record: Mapping[str, str]) -> Node:
+    """A Node of one record of `scontrol show nodes`."""
+    memory = record.get("RealMemory", "")
+    return Node(
+        name=record["NodeName"],
+        states=state_words(record.get("State", "UNKNOWN")),
+        **node_reason(text_value(record.get("Reason", ""))),
+        cpus=int(record.get("CPUTot", "0")),
+        gpus=gpu_count(record.get("Gres", "")),
+        gpu_kind=gpu_kind_of(record.get("Gres", "")),
+        memory_megabytes=int(memory) if memory.isdigit() else 0,
+        partitions=tuple(filter(None, text_value(record.get("Partitions", "")).split(","))),
+        features=frozenset(
+            filter(None, text_value(record.get("AvailableFeatures", "")).split(","))
+        ),
     )
 
 
