@@ -12,6 +12,7 @@ from torch import Tensor
 from tests.trainer.cases import CPU, fill
 from tests.trainer.spawn import run_ranks
 from trainer.checkpoint.huggingface.mapped import MappedTensor
+from trainer.checkpoint.source import TensorFacts
 from trainer.config.card import TrainerConfig
 from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh
@@ -44,14 +45,13 @@ def _joined(parts: list[tuple[MappedTensor, Tensor]], groups: int) -> Tensor:
 
 def weight_as_theirs(item: MappedTensor, ours: Tensor, groups: int) -> Tensor:
     """What the export would write of our tensor."""
-    shape, rows = item.shape(tuple(ours.shape)), item.rows(groups)
-    if rows is not None:
-        windows = (
-            tuple(slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True))
-            for offsets, sizes in rows.blocks(shape)
-        )
-        ours = torch.cat([ours[window].flatten() for window in windows]).view(shape)
-    return ours.view(*[1] * item.leading, *ours.shape)
+    shape = item.shape(tuple(ours.shape))
+    windows = (
+        tuple(slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True))
+        for offsets, sizes in item.blocks(TensorFacts(shape, ours.dtype), groups)
+    )
+    whole = torch.cat([ours[window].flatten() for window in windows])
+    return whole.view(*[1] * item.leading, *shape)
 
 
 def train_theirs(model: Any, loss_of: Callable[[int], Tensor]) -> list[float]:

@@ -10,11 +10,10 @@ import torch
 from msgspec.structs import asdict
 
 from trainer.checkpoint.commands.export import read_card
-from trainer.checkpoint.huggingface.import_ import HuggingFaceFolder, HuggingFaceModel
-from trainer.checkpoint.huggingface.import_bert import MegatronBertFolder
-from trainer.checkpoint.huggingface.import_llama import LlamaFolder
-from trainer.checkpoint.huggingface.llama import is_llama, llama_config
-from trainer.checkpoint.huggingface.names import bloom_shape, facts_of_card
+from trainer.checkpoint.huggingface.bloom import BLOOM
+from trainer.checkpoint.huggingface.export import architecture_of
+from trainer.checkpoint.huggingface.import_ import HuggingFaceFolder
+from trainer.checkpoint.huggingface.mapped import facts_of_card
 from trainer.checkpoint.publishing import CheckpointInfo, Extras
 from trainer.checkpoint.rewrite import source_bytes, write_checkpoint
 from trainer.config.card import TrainerConfig
@@ -97,21 +96,14 @@ def open_for(folder: Path, card: TrainerConfig) -> HuggingFaceFolder:
     first difference.
     """
     wanted = facts_of_card(card)
-    source: HuggingFaceFolder
-    if card.model.family == "bert":
-        source = MegatronBertFolder(folder, card.precision.dtype)
-    elif card.model.family == "gpt" and is_llama(wanted):
-        try:
-            llama_config(wanted, card.precision.dtype)
-        except CheckpointError as error:
-            raise CheckpointError(f"the run card's model: {error}") from None
-        source = LlamaFolder(folder, card.precision.dtype)
-    else:
-        try:
-            bloom_shape(wanted)
-        except CheckpointError as error:
-            raise CheckpointError(f"the run card's model: {error}") from None
-        source = HuggingFaceModel(folder, card.precision.dtype)
+    theirs = architecture_of(wanted)
+    if theirs.facts is None:
+        theirs = BLOOM  # which says what it is that no model there has
+    try:
+        theirs.config(wanted, card.precision.dtype)
+    except CheckpointError as error:
+        raise CheckpointError(f"the run card's model: {error}") from None
+    source = HuggingFaceFolder(folder, theirs, card.precision.dtype)
     found, tokens = source.rows, card.tokenizer.vocabulary_size
     if tokens is not None and tokens > found:
         raise CheckpointError(

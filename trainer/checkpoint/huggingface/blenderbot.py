@@ -12,14 +12,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.checkpoint.huggingface.mapped import MappedTensor, needed_fact, only
+from trainer.checkpoint.huggingface.mapped import (
+    ROWS_KEY,
+    Architecture,
+    MappedTensor,
+    needed_fact,
+    only,
+)
 from trainer.checkpoint.huggingface.megatron_bert import ACTIVATIONS
 
 MODEL_TYPE = "blenderbot"
 LAYERNORM_EPSILON = 1e-5  # which cannot be set there
-REMARK = (
-    "decoder_start_token_id is not in the checkpoint: to generate text, set it to the id of [BOS]"
-)
 _ENDS = {
     "model.shared.weight": "embedding.word.weight",
     "model.encoder.embed_positions.weight": "embedding.position.weight",
@@ -78,14 +81,14 @@ def t5_config(facts: Mapping[str, Any], dtype: str) -> dict[str, Any]:
         needed_fact(facts, "model.hidden_size"),
         needed_fact(facts, "model.attention_heads"),
     )
-    only(facts, "model.kv_channels", hidden // heads, "Blenderbot")
-    only(facts, "model.layernorm_epsilon", LAYERNORM_EPSILON, "Blenderbot")
+    fixed = {"model.kv_channels": hidden // heads, "model.layernorm_epsilon": LAYERNORM_EPSILON}
+    only(facts, fixed, "Blenderbot")
     layers, ffn = needed_fact(facts, "model.layers"), needed_fact(facts, "model.ffn_hidden_size")
     sides = ("encoder", "decoder")
     return {
         "architectures": ["BlenderbotForConditionalGeneration"],
         "model_type": MODEL_TYPE,
-        "vocab_size": needed_fact(facts, "tokenizer.padded_vocabulary_size"),
+        "vocab_size": needed_fact(facts, ROWS_KEY),
         "d_model": hidden,
         **{f"{side}_layers": layers for side in sides},
         **{f"{side}_attention_heads": heads for side in sides},
@@ -109,3 +112,15 @@ def t5_config(facts: Mapping[str, Any], dtype: str) -> dict[str, Any]:
         "dtype": dtype,
         "torch_dtype": dtype,  # the same, for transformers < 4.56
     }
+
+
+T5 = Architecture(
+    "Blenderbot",
+    (MODEL_TYPE,),
+    t5_tensors,
+    t5_config,
+    std="init_std",
+    remarks=(
+        "decoder_start_token_id is not in the checkpoint: to generate text, set it to the id of [BOS]",
+    ),
+)

@@ -12,35 +12,32 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 
 from trainer.checkpoint.compatibility import check_model
 from trainer.checkpoint.files import digesting
-from trainer.checkpoint.huggingface import blenderbot, llama, megatron_bert
+from trainer.checkpoint.huggingface.blenderbot import T5
+from trainer.checkpoint.huggingface.bloom import BLOOM
+from trainer.checkpoint.huggingface.llama import LLAMA, is_llama
 from trainer.checkpoint.huggingface.mapped import (
-    FusedRows,
-    MappedTensor,
-    StackedMatrix,
-    needed_fact,
-)
-from trainer.checkpoint.huggingface.names import (
+    BLOCK_BYTES,
     DTYPES,
-    ROOT,
     ROWS_KEY,
+    VOCABULARY,
     WORDS,
-    BloomShape,
-    bloom_shape,
-    bloom_tensors,
-    config_document,
+    Architecture,
+    MappedTensor,
+    needed_fact,
+    shape_of,
 )
+from trainer.checkpoint.huggingface.megatron_bert import BERT
 from trainer.checkpoint.huggingface.tokenizer import TokenizerFiles
-from trainer.checkpoint.rewrite import row_blocks
+from trainer.checkpoint.rewrite import row_blocks, tensor_bytes
 from trainer.checkpoint.source import TensorFacts, TensorSource, read_finite
 from trainer.checkpoint.whole_folder import check_target, whole_folder
 from trainer.contract.errors import CheckpointError
@@ -51,7 +48,6 @@ from trainer.contract.units import size
 
 CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
 DEFAULT_SHARD_BYTES = 5 * 10**9
-BLOCK_BYTES = 64 << 20
 
 _SAFETENSORS_NAMES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float16: "F16"}
 _UNITS = {
@@ -67,28 +63,29 @@ _UNITS = {
 }
 
 
+ARCHITECTURES = (BLOOM, LLAMA, BERT, T5)
+
+
+def architecture_of(facts: Mapping[str, Any]) -> Architecture:
+    """Which of theirs a model is written as."""
+    family = facts["model.family"]
+    if family == "gpt":
+        if is_llama(facts):
+            return LLAMA
+        return BLOOM
+    return {"bert": BERT, "t5": T5}[family]
+
+
 class _Item(Record):
-    """A tensor on its way: our name, their full name, its shape and target dtype. `fused`: of which
-    rows it is made.
+    """A tensor on its way: their full name, how it is made of ours, its shape and target dtype."""
 
-    `leading`: dimensions of size 1 that theirs has in front of the shape.
-    """
-
-    key: str
     name: str
+    made: MappedTensor
     facts: TensorFacts
-    fused: FusedRows | StackedMatrix | None = None
-    leading: int = 0
-
-    def blocks(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Offsets and sizes, in our tensor, of what makes up theirs, in order."""
-        if self.fused is None:
-            return row_blocks(self.facts, BLOCK_BYTES)
-        return self.fused.blocks(self.facts.shape)
 
     @property
     def bytes(self) -> int:
-        return math.prod(self.facts.shape) * self.facts.dtype.itemsize
+        return tensor_bytes(self.facts)
 
 
 class ExportPlan(Record):
@@ -98,6 +95,7 @@ class ExportPlan(Record):
 
     source: TensorSource
     shards: tuple[tuple[_Item, ...], ...]
+    groups: int  # heads of keys and values
     config: Mapping[str, Any]
     tokenizer: TokenizerFiles | None
     remarks: tuple[str, ...]
@@ -133,7 +131,7 @@ def plan_export(
     extra: Mapping[str, Any] | None = None,
     vocabulary_size: int | None = None,
 ) -> ExportPlan:
-    """Check that a checkpoint can be a BLOOM, and deal its tensors to shards.
+    """Check that a checkpoint can be one of theirs, and deal its tensors to shards.
 
     `dtype`: bf16, fp32 or fp16; None keeps that of the checkpoint's weights. `max_shard_bytes`: of one file's tensors;
     a larger tensor has a file of its own. `card_facts`: the run card's facts of the model, for what the checkpoint does
@@ -143,44 +141,55 @@ def plan_export(
     """
     saved = source.facts.model
     check_model(saved, card_facts or {})
-    facts = with_unnamed({**(card_facts or {}), **saved})
-    tokens = tokenizer.vocabulary_size if tokenizer is not None else vocabulary_size
-    mapped = _MAPPED.get(_architecture(facts))
-    if mapped is not None:
-        return _plan_mapped(
-            mapped,
-            source,
-            dtype,
-            max_shard_bytes=max_shard_bytes,
-            facts=facts,
-            tokenizer=tokenizer,
-            tokens=tokens,
-            extra=extra or {},
-        )
-    shape, remarks = bloom_shape(facts)
-    stored = source.tensors("weights")
-    _check_tensors(shape, stored)
-    if tokens is not None and (rows := used_rows(source, tokens)) < shape.vocabulary_size:
-        remarks.append(
-            f"{shape.vocabulary_size - rows} empty rows behind the vocabulary are padding: left out"
-        )
-        shape = replace(shape, vocabulary_size=rows)
-    chosen = dtype or _kept_dtype(stored)
-    _check_tokenizer(tokenizer, shape.vocabulary_size)
-    items = [
-        _Item(ours, ROOT + theirs.name, TensorFacts(theirs.shape, DTYPES[chosen]))
-        for ours, theirs in bloom_tensors(shape).items()
+    known = with_unnamed({**(card_facts or {}), **saved})
+    theirs = architecture_of(known)
+    facts = {**theirs.assumed, **known}
+    remarks = [
+        f"{key} is not in the checkpoint: {value!r} assumed (--run CARD tells)"
+        for key, value in theirs.assumed.items()
+        if key not in known
     ]
-    ids = tokenizer.ids if tokenizer else {}
-    config = config_document(shape, chosen, {**(extra or {}), **ids})
+    stored = source.tensors("weights")
+    chosen = DTYPES[dtype or _kept_dtype(stored)]
+    config = theirs.config(facts, str(chosen).removeprefix("torch."))
+    wanted = theirs.tensors(facts)
+    _check_tensors(
+        theirs, {item.key: shape_of(item.key, facts) for item in wanted.values()}, stored
+    )
+    rows, tables = needed_fact(facts, ROWS_KEY), [key for key in VOCABULARY if key in stored]
+    tokens = tokenizer.vocabulary_size if tokenizer is not None else vocabulary_size
+    if theirs.cuts_padding and tokens is not None:
+        used = max(used_rows(source, tokens, key) for key in tables)
+        if used < rows:
+            remarks.append(f"{rows - used} empty rows behind the vocabulary are padding: left out")
+        rows = used
+    _check_tokenizer(tokenizer, rows)
+    items = []
+    for name, item in wanted.items():
+        shape = item.shape(stored[item.key].shape)
+        if item.key in tables:
+            shape = (rows, *shape[1:])
+        items.append(_Item(name, item, TensorFacts(shape, chosen)))
+    given = extra or {}
+    more = {theirs.std: "initializer_range", theirs.length: "seq_length"}
     return ExportPlan(
-        source, _shards(items, max_shard_bytes), config, tokenizer=tokenizer, remarks=tuple(remarks)
+        source,
+        _shards(items, max_shard_bytes),
+        facts.get("model.key_value_heads", 0),
+        config={
+            **config,
+            "vocab_size": rows,
+            **{key: given[ours] for key, ours in more.items() if key and ours in given},
+            **(tokenizer.ids if tokenizer else {}),
+        },
+        tokenizer=tokenizer,
+        remarks=(*theirs.remarks, *remarks),
     )
 
 
 def _kept_dtype(stored: Mapping[str, TensorFacts]) -> str:
     """That of the weights. Raises CheckpointError for one that is not written."""
-    kept = stored[WORDS].dtype
+    kept = next(iter(stored.values())).dtype
     name = next((name for name, kind in DTYPES.items() if kind == kept), None)
     if name is None:
         raise CheckpointError(
@@ -195,106 +204,6 @@ def _check_tokenizer(tokenizer: TokenizerFiles | None, rows: int) -> None:
             f"the tokenizer has {tokenizer.vocabulary_size} tokens and the model {rows} rows; "
             "give the tokenizer that the model was trained with"
         )
-
-
-class _Architecture(Record):
-    """One of theirs whose tensors are made of ours. `std`: its key for the deviation of initial
-    weights. `length`: its key for the tokens of a sample, where positions leave it open.
-    `cuts_padding`: empty rows behind the vocabulary are left out; where a bias of each word learns,
-    none is empty.
-    """
-
-    tensors: Callable[[Mapping[str, Any]], dict[str, MappedTensor]]
-    config: Callable[[Mapping[str, Any], str], JsonObject]
-    std: str
-    length: str | None = None
-    cuts_padding: bool = False
-    remarks: tuple[str, ...] = ()
-
-
-_MAPPED = {
-    "bert": _Architecture(
-        megatron_bert.bert_tensors, megatron_bert.bert_config, "initializer_range"
-    ),
-    "t5": _Architecture(
-        blenderbot.t5_tensors, blenderbot.t5_config, "init_std", remarks=(blenderbot.REMARK,)
-    ),
-    "llama": _Architecture(
-        llama.llama_tensors,
-        llama.llama_config,
-        "initializer_range",
-        "max_position_embeddings",
-        cuts_padding=True,
-    ),
-}
-
-
-def _architecture(facts: Mapping[str, Any]) -> str:
-    """Which of theirs a model is written as."""
-    family: str = facts["model.family"]
-    if family == "gpt" and llama.is_llama(facts):
-        return "llama"
-    return family
-
-
-def _plan_mapped(
-    theirs: _Architecture,
-    source: TensorSource,
-    dtype: str | None,
-    max_shard_bytes: int,
-    facts: Mapping[str, Any],
-    tokenizer: TokenizerFiles | None,
-    tokens: int | None,
-    extra: Mapping[str, Any],
-) -> ExportPlan:
-    """The same of a model whose tensors are made of ours. `tokens`: of the vocabulary, None where
-    no one says.
-    """
-    stored = source.tensors("weights")
-    wanted = theirs.tensors(facts)
-    ours = {item.key for item in wanted.values()}
-    if ours != set(stored):
-        odd = sorted(ours ^ set(stored))
-        raise CheckpointError(
-            f"the checkpoint and a {facts['model.family']} of its layers differ in {odd[0]} (and {len(odd) - 1} more)"
-        )
-    chosen = dtype or _kept_dtype(stored)
-    rows, remarks = needed_fact(facts, ROWS_KEY), list(theirs.remarks)
-    tables = [key for key in (WORDS, llama.HEAD) if key in stored]
-    if theirs.cuts_padding and tokens is not None:
-        used = max(used_rows(source, tokens, key) for key in tables)
-        if used < rows:
-            remarks.append(f"{rows - used} empty rows behind the vocabulary are padding: left out")
-        rows = used
-    _check_tokenizer(tokenizer, rows)
-    config = theirs.config({**facts, ROWS_KEY: rows}, str(DTYPES[chosen]).removeprefix("torch."))
-    groups = facts.get("model.key_value_heads", 0)
-    items = []
-    for name, item in wanted.items():
-        shape = item.shape(stored[item.key].shape)
-        if item.key in tables:
-            shape = (rows, *shape[1:])
-        items.append(
-            _Item(
-                item.key,
-                name,
-                TensorFacts(shape, DTYPES[chosen]),
-                fused=item.rows(groups),
-                leading=item.leading,
-            )
-        )
-    known = {theirs.std: "initializer_range"} | (
-        {theirs.length: "seq_length"} if theirs.length else {}
-    )
-    more = {key: extra[ours] for key, ours in known.items() if ours in extra}
-    ids = tokenizer.ids if tokenizer else {}
-    return ExportPlan(
-        source,
-        _shards(items, max_shard_bytes),
-        {**config, **more, **ids},
-        tokenizer=tokenizer,
-        remarks=tuple(remarks),
-    )
 
 
 def write_export(
@@ -320,7 +229,7 @@ def write_export(
                 name = SINGLE
             else:
                 name = f"model-{number:05d}-of-{count:05d}.safetensors"
-            entries.append(_write_shard(folder, name, shard, source=plan.source, on_bytes=on_bytes))
+            entries.append(_write_shard(folder, name, shard, plan, on_bytes=on_bytes))
             places.update({item.name: name for item in shard})
         if count > 1:
             totals = {"total_parameters": plan.parameters, "total_size": plan.bytes}
@@ -338,11 +247,8 @@ def is_export(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     has_weights = (folder / SINGLE).is_file() or (folder / INDEX).is_file()
-    is_ours = isinstance(config, dict) and config.get("model_type") in (
-        "bloom",
-        megatron_bert.MODEL_TYPE,
-        blenderbot.MODEL_TYPE,
-        *llama.MODEL_TYPES,
+    is_ours = isinstance(config, dict) and any(
+        config.get("model_type") in theirs.model_types for theirs in ARCHITECTURES
     )
     return is_ours and has_weights and not any(path.is_dir() for path in folder.iterdir())
 
@@ -364,22 +270,21 @@ def used_rows(source: TensorSource, tokens: int, key: str = WORDS) -> int:
     return used
 
 
-def _check_tensors(shape: BloomShape, stored: Mapping[str, TensorFacts]) -> None:
-    wanted = bloom_tensors(shape)
-    for key, tensor in wanted.items():
-        if key not in stored:
-            raise CheckpointError(
-                f"the checkpoint has no {key}, which a BLOOM of {shape.layers} layers has"
-            )
-        if stored[key].shape != tensor.shape:
-            raise CheckpointError(
-                f"{key} has shape {stored[key].shape} in the checkpoint, a BLOOM's has {tensor.shape}"
-            )
-    extra = sorted(set(stored) - set(wanted))
-    if extra:
+def _check_tensors(
+    theirs: Architecture,
+    wanted: Mapping[str, tuple[int, ...]],
+    stored: Mapping[str, TensorFacts],
+) -> None:
+    odd = sorted(wanted.keys() ^ stored.keys())
+    if odd:
         raise CheckpointError(
-            f"the checkpoint has {extra[0]} (and {len(extra) - 1} more), which a BLOOM does not have"
+            f"the checkpoint and a {theirs.kind} of its layers differ in {odd[0]} (and {len(odd) - 1} more)"
         )
+    for key, shape in wanted.items():
+        if stored[key].shape != shape:
+            raise CheckpointError(
+                f"{key} has shape {stored[key].shape} in the checkpoint, a {theirs.kind}'s has {shape}"
+            )
 
 
 def _check_space(target: Path, needed: int) -> None:
@@ -408,7 +313,7 @@ def _write_shard(
     folder: Path,
     name: str,
     items: tuple[_Item, ...],
-    source: TensorSource,
+    plan: ExportPlan,
     on_bytes: Callable[[int], None],
 ) -> FileEntry:
     """One safetensors file: the header's length (8 bytes, little-endian), a JSON header, the
@@ -419,7 +324,7 @@ def _write_shard(
     for item in items:
         header[item.name] = {
             "dtype": _SAFETENSORS_NAMES[item.facts.dtype],
-            "shape": [*[1] * item.leading, *item.facts.shape],
+            "shape": [*[1] * item.made.leading, *item.facts.shape],
             "data_offsets": [begin, begin + item.bytes],
         }
         begin += item.bytes
@@ -428,9 +333,10 @@ def _write_shard(
     with digesting(folder / name) as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for item in items:
-            for offsets, sizes in item.blocks():
-                block = read_finite(source, "weights", item.key, offsets=offsets, sizes=sizes)
-                narrow = convert(item.key, block, item.facts.dtype).contiguous()
+            key = item.made.key
+            for offsets, sizes in item.made.blocks(item.facts, plan.groups):
+                block = read_finite(plan.source, "weights", key, offsets=offsets, sizes=sizes)
+                narrow = convert(key, block, item.facts.dtype).contiguous()
                 stream.write(narrow.flatten().view(torch.uint8).numpy().data)
                 on_bytes(narrow.numel() * narrow.element_size())
     return stream.entry(name)

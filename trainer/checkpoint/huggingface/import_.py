@@ -1,20 +1,17 @@
 """A Hugging Face folder as the source of a checkpoint: weights, masters equal to them, and empty
-moments.
-
-What is common to all architectures, and BLOOM.
+moments. The inverse of the export.
 """
 
 from __future__ import annotations
 
 import json
 import zipfile
-from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from msgspec.structs import replace
@@ -22,15 +19,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from trainer.checkpoint.huggingface.export import CONFIG, INDEX, SINGLE, convert, used_rows
-from trainer.checkpoint.huggingface.names import (
+from trainer.checkpoint.huggingface.mapped import (
     DTYPES,
-    HEAD,
-    ROOT,
     ROWS_KEY,
+    VOCABULARY,
     WORDS,
-    bloom_tensors,
-    facts_of_bloom,
-    shape_of_config,
+    Architecture,
+    MappedTensor,
+    shape_of,
 )
 from trainer.checkpoint.rewrite import row_blocks
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts
@@ -46,106 +42,82 @@ TORCH_SINGLE, TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _FLOATS = {"BF16", "F16", "F32", "F64"}
 
 
-class TensorFile(Protocol):
+class TensorFile(Record):
+    """One file of tensors by name. `part_of`: what gives the shape, the type and parts of one, as a
+    tensor does; nothing in the file can run code.
+    """
+
     path: Path
-
-    def names(self) -> list[str]: ...
-
-    def shape(self, name: str) -> tuple[int, ...]: ...
-
-    def read(self, name: str, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor: ...
-
-
-class _SafetensorsFile:
-    """One .safetensors file; opening it checks that its length is what its header says."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        try:
-            self._file = safe_open(str(path), framework="pt")
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"{path} cannot be read ({one_line(error)}); copy it again"
-            ) from None
-
-    def names(self) -> list[str]:
-        return list(self._file.keys())
+    names: tuple[str, ...]
+    part_of: Callable[[str], Any]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        found = self._file.get_slice(name)
-        if found.get_dtype() not in _FLOATS:
+        """Raises CheckpointError for anything but floating-point numbers."""
+        found = self.part_of(name)
+        if isinstance(found, Tensor):
+            dtype, shape, is_float = str(found.dtype), found.shape, found.is_floating_point()
+        else:
+            dtype, shape = found.get_dtype(), found.get_shape()
+            is_float = dtype in _FLOATS
+        if not is_float:
             raise CheckpointError(
-                f"{self.path}: {name} is {found.get_dtype()}; only unquantised models can be imported"
+                f"{self.path}: {name} is {dtype}; only unquantised models can be imported"
             )
-        return tuple(found.get_shape())
+        return tuple(shape)
 
     def read(self, name: str, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
-        return _rectangle(self._file.get_slice(name), offsets, sizes)
+        """A copy of this part of a tensor."""
+        part = tuple(slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True))
+        found: Tensor = self.part_of(name)[part].clone(memory_format=torch.contiguous_format)
+        return found
 
 
-def _rectangle(source: Any, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
-    """A copy of this part of a tensor, or of what gives parts of one as a tensor does."""
-    part = tuple(slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True))
-    copy: Tensor = source[part].clone(memory_format=torch.contiguous_format)
-    return copy
+def _open_safetensors(path: Path) -> TensorFile:
+    """Checks that the file's length is what its header says."""
+    try:
+        file = safe_open(str(path), framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read ({one_line(error)}); copy it again") from None
+    return TensorFile(path, tuple(file.keys()), file.get_slice)
 
 
-class _TorchFile:
-    """One pytorch_model*.bin, mapped into memory; nothing in it can run code."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        if not zipfile.is_zipfile(path):
-            raise CheckpointError(
-                f"{path} is damaged, or of a torch before 1.6; copy it again, or convert it"
-            )
-        try:
-            self._tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except (
-            Exception
-        ) as error:  # the unpickler raises almost anything over a damaged or foreign file
-            raise CheckpointError(
-                f"{path} cannot be read ({one_line(error)}); copy it again"
-            ) from None
-        if not isinstance(self._tensors, dict) or not all(
-            isinstance(item, Tensor) for item in self._tensors.values()
-        ):
-            raise CheckpointError(
-                f"{path} holds something else than tensors by name; it is not a model's file"
-            )
-
-    def names(self) -> list[str]:
-        return list(self._tensors)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        if not self._tensors[name].is_floating_point():
-            raise CheckpointError(
-                f"{self.path}: {name} is {self._tensors[name].dtype}; only unquantised models fit"
-            )
-        return tuple(self._tensors[name].shape)
-
-    def read(self, name: str, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
-        return _rectangle(self._tensors[name], offsets, sizes)
+def _open_torch(path: Path) -> TensorFile:
+    """One pytorch_model*.bin, mapped into memory."""
+    if not zipfile.is_zipfile(path):
+        raise CheckpointError(
+            f"{path} is damaged, or of a torch before 1.6; copy it again, or convert it"
+        )
+    try:
+        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # the unpickler raises almost anything over a damaged file
+        raise CheckpointError(f"{path} cannot be read ({one_line(error)}); copy it again") from None
+    if not isinstance(tensors, dict) or not all(
+        isinstance(item, Tensor) for item in tensors.values()
+    ):
+        raise CheckpointError(
+            f"{path} holds something else than tensors by name; it is not a model's file"
+        )
+    return TensorFile(path, tuple(tensors), tensors.__getitem__)
 
 
 def open_files(folder: Path) -> dict[str, TensorFile]:
     """The file of each tensor in the folder. Raises CheckpointError when one is missing or damaged."""
-    for index, single, kind in (
-        (INDEX, SINGLE, _SafetensorsFile),
-        (TORCH_INDEX, TORCH_SINGLE, _TorchFile),
+    for index, single, open_file in (
+        (INDEX, SINGLE, _open_safetensors),
+        (TORCH_INDEX, TORCH_SINGLE, _open_torch),
     ):
         if (folder / index).is_file():
-            return _open_indexed(folder, index, kind)
+            return _open_indexed(folder, index, open_file)
         if (folder / single).is_file():
-            file: TensorFile = kind(folder / single)
-            return dict.fromkeys(file.names(), file)
+            file = open_file(folder / single)
+            return dict.fromkeys(file.names, file)
     raise CheckpointError(
         f"{folder} has none of {SINGLE}, {INDEX}, {TORCH_SINGLE}, {TORCH_INDEX}; it holds no model"
     )
 
 
 def _open_indexed(
-    folder: Path, index: str, kind: type[_SafetensorsFile] | type[_TorchFile]
+    folder: Path, index: str, open_file: Callable[[Path], TensorFile]
 ) -> dict[str, TensorFile]:
     places = read_json(folder / index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
@@ -158,8 +130,8 @@ def _open_indexed(
             )
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder / name} is missing, {index} names it; copy it again")
-        opened[name] = kind(folder / name)
-    held = {name: set(file.names()) for name, file in opened.items()}
+        opened[name] = open_file(folder / name)
+    held = {name: set(file.names) for name, file in opened.items()}
     for tensor, name in places.items():
         if tensor not in held[name]:
             raise CheckpointError(
@@ -209,16 +181,12 @@ class ImportedTensor(Record):
                 yield name, (count * unit, *self.shape[1:])
 
 
-class HuggingFaceFolder(ABC):
+class HuggingFaceFolder:
     """A folder with a model, as a `TensorSource` of a training's first step (step 0)."""
 
-    kind: str
-    vocabulary: frozenset[str] = frozenset({WORDS})
-    """Our tensors whose rows are those of the vocabulary."""
-
-    def __init__(self, folder: Path, dtype: str):
-        """Open the folder; `dtype` (bf16, fp32, fp16) is what the weights shall have, masters are
-        always fp32.
+    def __init__(self, folder: Path, theirs: Architecture, dtype: str):
+        """Open the folder of a model that is `theirs`; `dtype` (bf16, fp32, fp16) is what the
+        weights shall have, masters are always fp32.
 
         Raises CheckpointError, naming the file, when it is another model, incomplete, or damaged as
         far as headers say.
@@ -227,10 +195,12 @@ class HuggingFaceFolder(ABC):
             raise CheckpointError(
                 f"{folder} is not a folder; give the folder of a Hugging Face model"
             )
-        facts = self.describe(read_json(folder / CONFIG), str(folder / CONFIG))
+        assert theirs.facts is not None
+        facts = theirs.facts(read_json(folder / CONFIG), str(folder / CONFIG))
+        self._theirs = theirs
         self._dtype = DTYPES[dtype]
         self._files = open_files(folder)
-        self._tensors = self.tensors_of(facts, set(self._files))
+        self._tensors = _tensors_of(theirs, facts, self._files)
         self._stored_rows: int = facts[ROWS_KEY]
         self._facts = CheckpointFacts(
             step=0,
@@ -242,24 +212,6 @@ class HuggingFaceFolder(ABC):
         )
         self._check_names(folder)
 
-    @abstractmethod
-    def describe(self, config: JsonObject, path: str) -> JsonObject:
-        """The model's facts, under the card's keys, of its config.json. Raises CheckpointError for
-        another model.
-        """
-
-    @abstractmethod
-    def tensors_of(self, facts: Mapping[str, Any], present: set[str]) -> dict[str, ImportedTensor]:
-        """Our tensors by name, given the names in the files."""
-
-    @abstractmethod
-    def copies(self) -> dict[str, str]:
-        """Names in the files of tensors that may repeat one of ours, which is tied."""
-
-    def is_passed_over(self, name: str) -> bool:
-        """Whether a tensor of the files is no weight."""
-        return False
-
     def with_rows(self, rows: int) -> Self:
         """The same model with `rows` rows of the vocabulary: padding is of zeros, and only zeros
         are cut off.
@@ -267,7 +219,7 @@ class HuggingFaceFolder(ABC):
         The logits of the tokens are unchanged; those of padding are 0. Raises CheckpointError when
         a row that would be cut off is not empty.
         """
-        used = max((used_rows(self, rows, key) for key in self.vocabulary), default=0)
+        used = max(used_rows(self, rows, key) for key in VOCABULARY if key in self._tensors)
         if rows < self._stored_rows and used > rows:
             path = self._files[self._tensors[WORDS].names[0]].path
             raise CheckpointError(
@@ -276,9 +228,7 @@ class HuggingFaceFolder(ABC):
             )
         padded = copy(self)
         padded._tensors = {
-            key: replace(tensor, shape=(rows, *tensor.shape[1:]))
-            if key in self.vocabulary
-            else tensor
+            key: replace(tensor, shape=(rows, *tensor.shape[1:])) if key in VOCABULARY else tensor
             for key, tensor in self._tensors.items()
         }
         padded._facts = replace(self._facts, model={**self._facts.model, ROWS_KEY: rows})
@@ -314,7 +264,7 @@ class HuggingFaceFolder(ABC):
         if part == "optimizer" and kind != "fp32":
             return torch.zeros(tuple(sizes))
         tensor = self._tensors[name]
-        if name in self.vocabulary:
+        if name in VOCABULARY:
             stored = min(sizes[0], self._stored_rows - offsets[0])
         else:
             stored = sizes[0]
@@ -372,15 +322,15 @@ class HuggingFaceFolder(ABC):
                 raise CheckpointError(
                     f"{self._files[name].path}: {name} has shape {found}, {CONFIG} says {shape}"
                 )
-        copies = self.copies()
+        copies = {name: key for name, key in self._theirs.copies.items() if name not in wanted}
         extra = sorted(
             name
-            for name in self._files
-            if name not in wanted and name not in copies and not self.is_passed_over(name)
+            for name in self._files.keys() - wanted.keys() - copies.keys()
+            if not name.endswith(self._theirs.ignored)
         )
         if extra:
             raise CheckpointError(
-                f"{self._files[extra[0]].path}: {extra[0]} is no part of a {self.kind}"
+                f"{self._files[extra[0]].path}: {extra[0]} is no part of a {self._theirs.kind}"
             )
         for name, key in copies.items():
             if name in self._files:
@@ -399,21 +349,23 @@ class HuggingFaceFolder(ABC):
             )
 
 
-class HuggingFaceModel(HuggingFaceFolder):
-    """A BLOOM."""
-
-    kind = "BLOOM language model"
-
-    def describe(self, config: JsonObject, path: str) -> JsonObject:
-        self.shape = shape_of_config(config, path)
-        return facts_of_bloom(self.shape)
-
-    def tensors_of(self, facts: Mapping[str, Any], present: set[str]) -> dict[str, ImportedTensor]:
-        root = ROOT if any(name.startswith(ROOT) for name in present) else ""
-        return {
-            ours: ImportedTensor(theirs.shape, (root + theirs.name,))
-            for ours, theirs in bloom_tensors(self.shape).items()
-        }
-
-    def copies(self) -> dict[str, str]:
-        return {HEAD: WORDS}
+def _tensors_of(
+    theirs: Architecture, facts: Mapping[str, Any], present: Iterable[str]
+) -> dict[str, ImportedTensor]:
+    """Our tensors by name, given the names in the files."""
+    root = ""
+    if not any(name.startswith(theirs.root) for name in present):
+        root = theirs.root
+    parts: dict[str, dict[str, MappedTensor]] = {}
+    for name, item in theirs.tensors(facts).items():
+        parts.setdefault(item.key, {})[name.removeprefix(root)] = item
+    groups = facts.get("model.key_value_heads", facts["model.attention_heads"])
+    return {
+        key: ImportedTensor(
+            shape_of(key, facts),
+            tuple(own),
+            0 if any(item.is_stacked for item in own.values()) else groups,
+            tuple(item.count for item in own.values()),
+        )
+        for key, own in parts.items()
+    }

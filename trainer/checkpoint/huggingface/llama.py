@@ -11,14 +11,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.checkpoint.huggingface.mapped import MappedTensor, needed_fact, only
-from trainer.checkpoint.huggingface.names import ROWS_KEY, WORDS
+from trainer.checkpoint.huggingface.mapped import (
+    HEAD,
+    ROWS_KEY,
+    WORDS,
+    Architecture,
+    MappedTensor,
+    count_of,
+    needed_fact,
+    only,
+)
 from trainer.contract.errors import CheckpointError
 from trainer.contract.record import JsonObject
 from trainer.contract.resumable import UNNAMED
 
 MODEL_TYPES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-HEAD = "head.weight"
 _BLOCK = {
     "input_layernorm": "input_norm",
     "self_attn.o_proj": "attention.dense",
@@ -81,8 +88,7 @@ def llama_config(facts: Mapping[str, Any], dtype: str) -> JsonObject:
     what it cannot say.
     """
     kind = "qwen3" if facts["model.qk_norm"] else "llama"
-    for key, value in _FIXED.items():
-        only(facts, key, value, kind.capitalize())
+    only(facts, _FIXED, kind.capitalize())
     base = needed_fact(facts, "model.rotary_base")
     stretch = _stretch_said(facts)
     return {
@@ -141,44 +147,37 @@ def facts_of_config(config: Mapping[str, Any], path: str) -> JsonObject:
             raise CheckpointError(
                 f"{path}: {key} = {config[key]!r}: only {value!r} can be imported"
             )
-    heads = _count(config, "num_attention_heads", path)
+    heads = count_of(config, path, "num_attention_heads")
     if config.get("num_key_value_heads") is None:
         groups = heads
     else:
-        groups = _count(config, "num_key_value_heads", path)
+        groups = count_of(config, path, "num_key_value_heads")
     if heads % groups:
         raise CheckpointError(
             f"{path}: num_key_value_heads = {groups}: must divide num_attention_heads = {heads}"
         )
-    hidden = _count(config, "hidden_size", path)
+    hidden = count_of(config, path, "hidden_size")
     if config.get("head_dim") is None:
         size = hidden // heads
     else:
-        size = _count(config, "head_dim", path)
+        size = count_of(config, path, "head_dim")
     return (
         UNNAMED
         | _FIXED
         | {
             "model.qk_norm": kind == "qwen3",
-            "model.layers": _count(config, "num_hidden_layers", path),
+            "model.layers": count_of(config, path, "num_hidden_layers"),
             "model.hidden_size": hidden,
             "model.attention_heads": heads,
             "model.key_value_heads": groups,
             "model.kv_channels": size,
-            "model.ffn_hidden_size": _count(config, "intermediate_size", path),
+            "model.ffn_hidden_size": count_of(config, path, "intermediate_size"),
             "model.layernorm_epsilon": _number(config, "rms_norm_eps", 1e-6, path),
             **_rotary_facts(config, path),
             "model.tied_embeddings": bool(config.get("tie_word_embeddings", False)),
-            ROWS_KEY: _count(config, "vocab_size", path),
+            ROWS_KEY: count_of(config, path, "vocab_size"),
         }
     )
-
-
-def _count(config: Mapping[str, Any], key: str, path: str) -> int:
-    value = config.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise CheckpointError(f"{path}: {key} = {value!r}: must be a whole number above 0")
-    return value
 
 
 def _number(config: Mapping[str, Any], key: str, default: float | None, path: str) -> float:
@@ -220,8 +219,21 @@ def _rotary_facts(config: Mapping[str, Any], path: str) -> JsonObject:
         base = _number(said, "rope_theta", base, place)
         if kind == _STRETCHED:
             facts["model.rotary_factor"] = _number(said, "factor", None, place)
-            facts[_LENGTH] = _count(said, _STRETCH[_LENGTH], place)
+            facts[_LENGTH] = count_of(said, place, _STRETCH[_LENGTH])
             for ours in ("model.rotary_low_factor", "model.rotary_high_factor"):
                 facts[ours] = _number(said, _STRETCH[ours], None, place)
         break
     return facts | {"model.rotary_base": base}
+
+
+LLAMA = Architecture(
+    "Llama or Qwen3 language model",
+    tuple(MODEL_TYPES),
+    llama_tensors,
+    llama_config,
+    facts=facts_of_config,
+    copies={"lm_head.weight": WORDS},
+    ignored=(".rotary_emb.inv_freq",),  # a row of numbers that older versions saved
+    length="max_position_embeddings",
+    cuts_padding=True,
+)

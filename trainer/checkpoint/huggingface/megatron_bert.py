@@ -10,7 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.checkpoint.huggingface.mapped import MappedTensor, needed_fact, only
+from trainer.checkpoint.huggingface.mapped import (
+    ROWS_KEY,
+    WORD_BIAS,
+    WORDS,
+    Architecture,
+    MappedTensor,
+    count_of,
+    epsilon_of,
+    needed_fact,
+    only,
+)
 from trainer.contract.errors import CheckpointError
 from trainer.contract.record import JsonObject
 
@@ -66,28 +76,19 @@ def bert_config(facts: Mapping[str, Any], dtype: str) -> JsonObject:
     """The model's config.json, from its facts under the card's keys. Raises CheckpointError for
     what it cannot say.
     """
-    needed = (
-        "layers",
-        "hidden_size",
-        "attention_heads",
-        "ffn_hidden_size",
-        "max_position_embeddings",
-        "activation",
-    )
-    for name in (*(f"model.{each}" for each in needed), "tokenizer.padded_vocabulary_size"):
-        needed_fact(facts, name)
-    hidden, heads = facts["model.hidden_size"], facts["model.attention_heads"]
-    only(facts, "model.kv_channels", hidden // heads, "Megatron-BERT")
+    hidden = needed_fact(facts, "model.hidden_size")
+    heads = needed_fact(facts, "model.attention_heads")
+    only(facts, {"model.kv_channels": hidden // heads}, "Megatron-BERT")
     return {
         "architectures": ["MegatronBertForPreTraining"],
         "model_type": MODEL_TYPE,
-        "vocab_size": facts["tokenizer.padded_vocabulary_size"],
+        "vocab_size": needed_fact(facts, ROWS_KEY),
         "hidden_size": hidden,
-        "num_hidden_layers": facts["model.layers"],
+        "num_hidden_layers": needed_fact(facts, "model.layers"),
         "num_attention_heads": heads,
-        "intermediate_size": facts["model.ffn_hidden_size"],
-        "hidden_act": ACTIVATIONS[facts["model.activation"]],
-        "max_position_embeddings": facts["model.max_position_embeddings"],
+        "intermediate_size": needed_fact(facts, "model.ffn_hidden_size"),
+        "hidden_act": ACTIVATIONS[needed_fact(facts, "model.activation")],
+        "max_position_embeddings": needed_fact(facts, "model.max_position_embeddings"),
         "type_vocab_size": 2,
         "layer_norm_eps": facts.get("model.layernorm_epsilon", 1e-5),
         "hidden_dropout_prob": 0.0,
@@ -103,14 +104,14 @@ def facts_of_config(config: Mapping[str, Any], path: str) -> JsonObject:
     """The model's facts under the card's keys, of its config.json. Raises CheckpointError naming
     `path` and the key.
     """
-    only = {
+    fixed = {
         "model_type": (MODEL_TYPE, None),
         "type_vocab_size": (2, 2),
         "position_embedding_type": ("absolute", "absolute"),
         "tie_word_embeddings": (True, True),
         "is_decoder": (False, False),
     }
-    for key, (value, default) in only.items():
+    for key, (value, default) in fixed.items():
         if config.get(key, default) != value:
             raise CheckpointError(
                 f"{path}: {key} = {config.get(key)!r}: only {value!r} can be imported as a BERT"
@@ -121,23 +122,15 @@ def facts_of_config(config: Mapping[str, Any], path: str) -> JsonObject:
         "model.attention_heads": "num_attention_heads",
         "model.ffn_hidden_size": "intermediate_size",
         "model.max_position_embeddings": "max_position_embeddings",
-        "tokenizer.padded_vocabulary_size": "vocab_size",
+        ROWS_KEY: "vocab_size",
     }
-    facts: JsonObject = {"model.family": "bert"}
-    for ours, theirs in counts.items():
-        value = config.get(theirs)
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise CheckpointError(f"{path}: {theirs} = {value!r}: must be a whole number above 0")
-        facts[ours] = value
+    facts: JsonObject = {"model.family": "bert"} | {
+        ours: count_of(config, path, theirs) for ours, theirs in counts.items()
+    }
     hidden, heads = facts["model.hidden_size"], facts["model.attention_heads"]
     if hidden % heads:
         raise CheckpointError(
             f"{path}: num_attention_heads = {heads}: must divide hidden_size = {hidden}"
-        )
-    epsilon = config.get("layer_norm_eps", 1e-12)
-    if not isinstance(epsilon, float) or not 0.0 < epsilon < 1.0:
-        raise CheckpointError(
-            f"{path}: layer_norm_eps = {epsilon!r}: must be a number between 0 and 1"
         )
     activation = config.get("hidden_act", "gelu")
     if activation not in _READ_ACTIVATIONS:
@@ -148,5 +141,16 @@ def facts_of_config(config: Mapping[str, Any], path: str) -> JsonObject:
         "model.activation": _READ_ACTIVATIONS[activation],
         "model.position_embedding": "absolute",
         "model.embedding_layernorm": False,
-        "model.layernorm_epsilon": epsilon,
+        "model.layernorm_epsilon": epsilon_of(config, path, "layer_norm_eps", 1e-12),
     }
+
+
+BERT = Architecture(
+    "Megatron-BERT for pre-training",
+    (MODEL_TYPE,),
+    bert_tensors,
+    bert_config,
+    facts=facts_of_config,
+    copies={"cls.predictions.decoder.weight": WORDS, "cls.predictions.decoder.bias": WORD_BIAS},
+    ignored=("bert.embeddings.position_ids",),  # a row of numbers that older versions saved
+)

@@ -16,7 +16,7 @@ from torch.nn import functional
 from tests.trainer.cases import CPU, batches
 from tests.trainer.checkpoint.huggingface.models import EXTRAS
 from trainer.checkpoint import randomness, store
-from trainer.checkpoint.huggingface.names import facts_of_card
+from trainer.checkpoint.huggingface.mapped import facts_of_card
 from trainer.checkpoint.publishing import CheckpointInfo, Extras
 from trainer.config.card import TrainerConfig
 from trainer.engine import Engine

@@ -10,7 +10,8 @@ import torch
 
 from tests.trainer.cases import CPU, tiny
 from trainer.checkpoint import randomness, store
-from trainer.checkpoint.huggingface.import_ import HuggingFaceModel
+from trainer.checkpoint.huggingface.bloom import BLOOM
+from trainer.checkpoint.huggingface.import_ import HuggingFaceFolder
 from trainer.checkpoint.publishing import CheckpointInfo, Extras
 from trainer.checkpoint.rewrite import write_checkpoint
 from trainer.config.card import TrainerConfig
@@ -75,7 +76,7 @@ def train_and_save(config: TrainerConfig, folder: Path, draw: Callable[..., Any]
 
 
 def make_checkpoint(model: Path, folder: Path, dtype: str) -> Path:
-    source = HuggingFaceModel(model, dtype)
+    source = HuggingFaceFolder(model, BLOOM, dtype)
     return write_checkpoint(
         folder, source, 0, EXTRAS, CheckpointInfo(source.facts.topology, source.facts.model)
     )

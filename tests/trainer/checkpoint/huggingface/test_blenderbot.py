@@ -13,7 +13,7 @@ from tests.trainer.checkpoint.huggingface.models import train_and_save
 from tests.trainer.spawn import run_ranks
 from tests.trainer.t5_cases import t5_batches, t5_samples, tiny_t5
 from trainer.checkpoint.huggingface.export import is_export, plan_export, write_export
-from trainer.checkpoint.huggingface.names import facts_of_card
+from trainer.checkpoint.huggingface.mapped import facts_of_card
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.contract.errors import CheckpointError
 

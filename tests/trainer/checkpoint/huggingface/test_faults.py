@@ -26,8 +26,9 @@ from tests.trainer.spawn import fork_server
 from trainer.checkpoint.__main__ import main
 from trainer.checkpoint.commands import import_
 from trainer.checkpoint.huggingface import export as huggingface_export
+from trainer.checkpoint.huggingface.bloom import BLOOM
 from trainer.checkpoint.huggingface.export import parse_size, plan_export, write_export
-from trainer.checkpoint.huggingface.import_ import HuggingFaceModel
+from trainer.checkpoint.huggingface.import_ import HuggingFaceFolder
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.source import TensorSource
 from trainer.config.card import TrainerConfig
@@ -216,7 +217,7 @@ def test_a_bad_folder_is_refused_by_the_name_of_its_file(
     monkeypatch.chdir(tmp_path)
     path = damage(copy)
     with pytest.raises(CheckpointError) as caught:
-        HuggingFaceModel(copy, "fp32")
+        HuggingFaceFolder(copy, BLOOM, "fp32")
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "attacked").exists()
@@ -283,7 +284,7 @@ def test_numbers_too_large_for_half_precision(tmp_path: Path) -> None:
     with torch.no_grad():
         made.transformer.ln_f.weight[3] = 1e6
     made.save_pretrained(tmp_path / "hf")
-    source = HuggingFaceModel(tmp_path / "hf", "fp32")
+    source = HuggingFaceFolder(tmp_path / "hf", BLOOM, "fp32")
     with pytest.raises(
         CheckpointError, match=r"final_norm\.weight holds numbers too large for fp16"
     ):

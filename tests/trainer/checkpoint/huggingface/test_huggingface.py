@@ -31,9 +31,10 @@ from tests.trainer.checkpoint.huggingface.models import (
 )
 from tests.trainer.spawn import run_ranks
 from trainer.checkpoint.commands.import_ import open_for
+from trainer.checkpoint.huggingface.bloom import BLOOM, bloom_config
 from trainer.checkpoint.huggingface.export import plan_export, write_export
-from trainer.checkpoint.huggingface.import_ import HuggingFaceModel
-from trainer.checkpoint.huggingface.names import bloom_shape, facts_of_card
+from trainer.checkpoint.huggingface.import_ import HuggingFaceFolder
+from trainer.checkpoint.huggingface.mapped import facts_of_card
 from trainer.checkpoint.huggingface.tokenizer import tokenizer_files
 from trainer.checkpoint.publishing import CheckpointInfo
 from trainer.checkpoint.reader import open_checkpoint
@@ -190,7 +191,7 @@ def test_every_kind_of_file_is_read(tmp_path: Path, kind: str) -> None:
     model = made_by_transformers()
     (tmp_path / "hf").mkdir()
     WRITERS[kind](model, tmp_path / "hf")
-    source = HuggingFaceModel(tmp_path / "hf", "fp32")
+    source = HuggingFaceFolder(tmp_path / "hf", BLOOM, "fp32")
     assert len(source.tensors("weights")) == len(dict(model.named_parameters()))
     value = model.transformer.h[1].mlp.dense_4h_to_h.weight.detach()
     found = source.read("weights", "blocks.1.mlp.down.weight", (3, 17), (40, 100))
@@ -240,7 +241,7 @@ def test_export_of_import_is_the_same(tmp_path: Path, dtype: str, torch_dtype: t
 def test_masters_keep_what_the_precision_of_the_weights_loses(tmp_path: Path) -> None:
     model = made_by_transformers()
     model.save_pretrained(tmp_path / "hf")
-    source = HuggingFaceModel(tmp_path / "hf", "bf16")
+    source = HuggingFaceFolder(tmp_path / "hf", BLOOM, "bf16")
     value = model.transformer.word_embeddings.weight.detach()
     weights = source.read("weights", "embedding.word.weight", (0, 0), (64, 48))
     masters = source.read("optimizer", "embedding.word.weight/fp32", (0, 0), (64, 48))
@@ -335,7 +336,7 @@ def test_the_tokenizer_comes_along(tmp_path: Path, tokenizer: Path) -> None:
     from transformers import AutoConfig, AutoTokenizer
 
     made_by_transformers(vocabulary=384).save_pretrained(tmp_path / "hf")
-    source = HuggingFaceModel(tmp_path / "hf", "fp32")
+    source = HuggingFaceFolder(tmp_path / "hf", BLOOM, "fp32")
     write_export(plan_export(source, tokenizer=tokenizer_files(tokenizer)), tmp_path / "out")
     config = AutoConfig.from_pretrained(tmp_path / "out")
     assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (0, 0, 1)
@@ -357,7 +358,8 @@ def test_a_lone_tokenizer_file_gets_a_config(tmp_path: Path, tokenizer: Path) ->
     files = tokenizer_files(tmp_path / "lone" / "tokenizer.json")
     assert files.ids == {"eos_token_id": 0}
     write_export(
-        plan_export(HuggingFaceModel(tmp_path / "hf", "fp32"), tokenizer=files), tmp_path / "out"
+        plan_export(HuggingFaceFolder(tmp_path / "hf", BLOOM, "fp32"), tokenizer=files),
+        tmp_path / "out",
     )
     assert AutoTokenizer.from_pretrained(tmp_path / "out").eos_token == "<|endoftext|>"
 
@@ -386,7 +388,7 @@ def test_not_a_tokenizer(tmp_path: Path) -> None:
 )
 def test_what_bloom_cannot_express_is_refused(model: dict[str, Any], key: str) -> None:
     with pytest.raises(CheckpointError) as caught:
-        bloom_shape(facts_of_card(tiny(1, 1, "fp32", **model)))
+        bloom_config(facts_of_card(tiny(1, 1, "fp32", **model)), "float32")
     assert str(caught.value).startswith(key)
     assert "\n" not in str(caught.value)
 

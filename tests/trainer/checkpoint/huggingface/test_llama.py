@@ -27,7 +27,7 @@ from trainer.checkpoint.commands.import_ import open_for
 from trainer.checkpoint.deepspeed.write import write_deepspeed_layout
 from trainer.checkpoint.huggingface.export import is_export, plan_export, write_export
 from trainer.checkpoint.huggingface.llama import llama_config
-from trainer.checkpoint.huggingface.names import facts_of_card
+from trainer.checkpoint.huggingface.mapped import facts_of_card
 from trainer.checkpoint.publishing import CheckpointInfo
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.rewrite import write_checkpoint
@@ -230,10 +230,10 @@ def test_another_model_is_refused(tmp_path: Path, values: dict[str, Any], rule: 
 @pytest.mark.parametrize(
     ("model", "key"),
     [
-        ({"position_embedding": "alibi"}, "model.position_embedding = alibi"),
-        ({"norm": "layernorm"}, "model.norm = layernorm"),
-        ({"activation": "gelu"}, "model.activation = gelu"),
-        ({"linear_biases": True, "activation": "gelu"}, "model.activation = gelu"),
+        ({"position_embedding": "alibi"}, "model.position_embedding = 'alibi'"),
+        ({"norm": "layernorm"}, "model.norm = 'layernorm'"),
+        ({"activation": "gelu"}, "model.activation = 'gelu'"),
+        ({"linear_biases": True, "activation": "gelu"}, "model.activation = 'gelu'"),
         ({"embedding_layernorm": True}, "model.embedding_layernorm = True"),
     ],
     ids=str,

@@ -16,7 +16,7 @@ from tests.trainer.checkpoint.huggingface.models import train_and_save
 from tests.trainer.spawn import run_ranks
 from trainer.checkpoint.commands.import_ import open_for
 from trainer.checkpoint.huggingface.export import is_export, plan_export, write_export
-from trainer.checkpoint.huggingface.names import facts_of_card
+from trainer.checkpoint.huggingface.mapped import facts_of_card
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.config.card import TrainerConfig
 from trainer.contract.errors import CheckpointError
@@ -84,6 +84,9 @@ def test_what_it_cannot_say_is_refused(saved: tuple[TrainerConfig, Path, float])
     with pytest.raises(
         CheckpointError, match="Megatron-BERT architecture of Hugging Face has only 8"
     ):
+        plan_export(source)
+    source.facts.model.update({"model.kv_channels": 8, "model.ffn_hidden_size": 7})  # type: ignore[attr-defined]
+    with pytest.raises(CheckpointError, match=r"mlp\.up\.weight has shape .* in the checkpoint, a"):
         plan_export(source)
 
 
