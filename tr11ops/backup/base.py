@@ -17,6 +17,8 @@ from trainer.contract.record import Record
 
 # a path inside the archive, and why it could not be looked at
 Unread: TypeAlias = Callable[[str, str], object]
+# a file's bytes from a place in it on, in pieces of any length
+Pieces: TypeAlias = Callable[[int], Iterator[bytes]]
 
 
 ARCHIVE_RETRIES = RetryPolicy(tries=8, says_all=True)
@@ -43,25 +45,13 @@ class RemoteFile(Record):
     bytes: int
 
 
-class Upload(Protocol):
-    """One file on its way. `offset` bytes are already at the destination, of an earlier try that
-    was cut off.
-    """
+def as_pieces(content: bytes) -> Pieces:
+    """A file that is at hand as what `upload` takes."""
 
-    offset: int
+    def pieces(offset: int) -> Iterator[bytes]:
+        yield content[offset:]
 
-    def write(self, piece: bytes) -> None:
-        """Append a piece, of any length."""
-
-    def finish(self) -> None:
-        """Make the file visible, flushed: it has all its bytes now. An older file of that name is
-        replaced.
-        """
-
-    def leave(self) -> None:
-        """Stop here; what is there may be resumed by the next `upload` of the same path, size and
-        identity.
-        """
+    return pieces
 
 
 class Archive(Protocol):
@@ -84,9 +74,13 @@ class Archive(Protocol):
         they are an error of the whole.
         """
 
-    def upload(self, path: str, size: int, identity: str) -> Upload:
-        """Begin a file of `size` bytes, or go on with it where one of the same identity was left
+    def upload(self, path: str, size: int, identity: str, pieces: Pieces) -> None:
+        """Send a file of `size` bytes, or the rest of it where one of the same identity was left
         unfinished.
+
+        `pieces` is asked once, for the bytes from there on, and to its end. Only then does the file
+        become visible, flushed; an older one of that name is replaced. What `pieces` raises goes
+        through, and what was sent until then is gone on with by the next `upload`.
         """
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:

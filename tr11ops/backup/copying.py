@@ -102,23 +102,16 @@ class Carrier(SharedTransfer):
 
     # ------------------------------------------------------------------ there
     def _send(self, item: Item, far: str, sent: ByteCounter) -> None:
-        def send() -> None:
-            upload = self.archive.upload(far, item.bytes, item.identity)
-            position = upload.offset
+        def pieces(position: int) -> Iterator[bytes]:
             sent.reach(position)
-            try:
-                check_room(self.archive.address, self.archive.free_bytes(), item.bytes - position)
-                for piece in self._pieces(item, position):
-                    self.transfer.sending.take(len(piece))
-                    upload.write(piece)
-                    position += len(piece)
-                    sent.reach(position)
-                upload.finish()
-            except BaseException:
-                upload.leave()
-                raise
+            check_room(self.archive.address, self.archive.free_bytes(), item.bytes - position)
+            for piece in self._pieces(item, position):
+                self.transfer.sending.take(len(piece))
+                yield piece
+                position += len(piece)
+                sent.reach(position)
 
-        self.archive.retry(send, lambda: sent.reached)
+        self.archive.upload(far, item.bytes, item.identity, pieces)
 
     def _learn(self, item: Item, sent: ByteCounter) -> None:
         """Make sure that the digests of an item that was sent before are known."""

@@ -21,7 +21,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
-from tr11ops.backup.base import RemoteFile, Unread, is_unfinished
+from tr11ops.backup.base import Pieces, RemoteFile, Unread, as_pieces, is_unfinished
 from tr11ops.base.errors import ArchiveError, ArchiveFull, ArchivePermanentError, ArchiveUnavailable
 from tr11ops.rundir.links import link_unless_taken, sync_folder
 from trainer.contract.documents import document, read_record
@@ -50,58 +50,53 @@ _REFUSED = {
 }
 
 
-class FolderUpload:
-    """A file on its way into a folder: `part` beside its `place`. Bytes are written at their own
-    offsets, so that two copiers of the same file do each other no harm.
+def write_file(place: Path, part: Path, size: int, pieces: Pieces) -> None:
+    """Write a file as `part` beside its `place`, and give it its name. Bytes are written at their
+    own offsets, so that two copiers of the same file do each other no harm.
     """
-
-    def __init__(self, place: Path, part: Path, size: int) -> None:
-        self._place, self._part, self._size = place, part, size
+    with translated(place):
+        descriptor = _open_part(part)
+    try:
         with translated(place):
-            self._descriptor = _open_part(part)
-            self._is_open = True
-            there = os.fstat(self._descriptor).st_size
-            if there > size:
-                os.ftruncate(self._descriptor, 0)
-                there = 0
-        self.offset = self._position = there
-        self._flushed = there
+            position = os.fstat(descriptor).st_size
+            if position > size:
+                os.ftruncate(descriptor, 0)
+                position = 0
+        flushed = position
+        for piece in pieces(position):
+            with translated(place):
+                position = write_at(descriptor, piece, position)
+                if position - flushed >= WRITEBACK_BYTES:
+                    # of pages that are not yet on disk, this makes the system begin to write them,
+                    # without waiting
+                    let_go(descriptor, flushed, position - flushed)
+                    flushed = position
+        with translated(place):
+            if position != size:
+                raise ArchivePermanentError(f"{place} has {position} bytes instead of {size}")
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    with translated(place):
+        try:
+            part.replace(place)
+        except FileNotFoundError:
+            # another copier of the same file was faster
+            if not place.is_file() or place.stat().st_size != size:
+                raise
+        # else `move` does it, for all files at once
+        if not any(map(is_unfinished, place.parts)):
+            sync_folder(place.parent)
 
-    def write(self, piece: bytes) -> None:
-        view = memoryview(piece)
-        with translated(self._place):
-            while view:
-                written = os.pwrite(self._descriptor, view, self._position)
-                view = view[written:]
-                self._position += written
-            if self._position - self._flushed >= WRITEBACK_BYTES:
-                # of pages that are not yet on disk, this makes the system begin to write them,
-                # without waiting
-                let_go(self._descriptor, self._flushed, self._position - self._flushed)
-                self._flushed = self._position
 
-    def finish(self) -> None:
-        with translated(self._place):
-            if self._position != self._size:
-                raise ArchivePermanentError(
-                    f"{self._place} has {self._position} bytes instead of {self._size}"
-                )
-            os.fsync(self._descriptor)
-            self.leave()
-            try:
-                self._part.replace(self._place)
-            except FileNotFoundError:
-                # another copier of the same file was faster
-                if not self._place.is_file() or self._place.stat().st_size != self._size:
-                    raise
-            # else `move` does it, for all files at once
-            if not any(map(is_unfinished, self._place.parts)):
-                sync_folder(self._place.parent)
-
-    def leave(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            os.close(self._descriptor)
+def write_at(descriptor: int, piece: bytes | memoryview, position: int) -> int:
+    """Write a piece at its place; returns where it ends."""
+    view = memoryview(piece)
+    while view:
+        written = os.pwrite(descriptor, view, position)
+        view = view[written:]
+        position += written
+    return position
 
 
 def part_path(place: Path, identity: str) -> Path:
@@ -259,12 +254,12 @@ class FolderArchive:
                     if stat.S_ISREG(facts.st_mode):
                         yield RemoteFile(path.relative_to(self._folder).as_posix(), facts.st_size)
 
-    def upload(self, path: str, size: int, identity: str) -> FolderUpload:
+    def upload(self, path: str, size: int, identity: str, pieces: Pieces) -> None:
         place = self._place(path)
         with translated(place):
             self._mark()
             make_folders(self._folder, place.parent)
-            return FolderUpload(place, part_path(place, identity), size)
+        write_file(place, part_path(place, identity), size, pieces)
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
         place = self._place(path)
@@ -278,12 +273,8 @@ class FolderArchive:
             let_go(stream.fileno())
 
     def put(self, path: str, content: bytes) -> None:
-        upload = self.upload(path, len(content), hashlib.sha256(content).hexdigest())
-        try:
-            upload.write(content[upload.offset :])
-            upload.finish()
-        finally:
-            upload.leave()
+        identity = hashlib.sha256(content).hexdigest()
+        self.upload(path, len(content), identity, as_pieces(content))
 
     def move(self, path: str, to: str) -> None:
         place, goal = self._place(path), self._place(to)

@@ -142,7 +142,7 @@ def _copy(archive: Archive, folder: Path, far: str, file: CopiedLog, transfer: T
         if not begins_alike:
             far = f"{far}.{digest[:8]}"
     for attempt in range(ATTEMPTS):
-        archive.retry(lambda: _send(archive, content, far=far, file=file, transfer=transfer))
+        _send(archive, content, far=far, file=file, transfer=transfer)
         fault = differs(archive, far, offset=0, length=file.bytes, digest=digest, transfer=transfer)
         if not fault:
             return True
@@ -151,16 +151,13 @@ def _copy(archive: Archive, folder: Path, far: str, file: CopiedLog, transfer: T
 
 
 def _send(archive: Archive, content: Path, far: str, file: CopiedLog, transfer: Transfer) -> None:
-    upload = archive.upload(far, file.bytes, f"{far} {file.bytes} {file.changed}")
-    try:
-        for piece in _pieces(content, upload.offset, file.bytes, transfer.piece_bytes):
+    def pieces(offset: int) -> Iterator[bytes]:
+        for piece in _pieces(content, offset, file.bytes, transfer.piece_bytes):
             transfer.check_stop()
             transfer.sending.take(len(piece))
-            upload.write(piece)
-        upload.finish()
-    except BaseException:
-        upload.leave()
-        raise
+            yield piece
+
+    archive.upload(far, file.bytes, f"{far} {file.bytes} {file.changed}", pieces)
 
 
 def _digest(path: Path, length: int) -> str:

@@ -9,17 +9,16 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-from tr11ops.backup.base import Archive, RemoteFile, Unread, Upload
+from tr11ops.backup.base import Archive, Pieces, RemoteFile, Unread, as_pieces
 from tr11ops.backup.ownership import RunMarker
 from tr11ops.backup.remote_gcs import REQUEST_BYTES, TIMEOUT_SECONDS, BucketAddress, GcsArchive
-from tr11ops.backup.remote_gcs_upload import UploadSessions, sessions_folder
 from tr11ops.backup.remote_http import error_of_exception
+from tr11ops.backup.upload_sessions import UploadSessions, sessions_folder
 from tr11ops.base.errors import (
     ArchiveError,
     ArchivePermanentError,
@@ -67,10 +66,23 @@ class FsspecArchive:
             ]
         yield from files
 
-    def upload(self, path: str, size: int, identity: str) -> Upload:
+    def upload(self, path: str, size: int, identity: str, pieces: Pieces) -> None:
         self._marker.require()
-        part = f"{PARTS}/{secrets.token_hex(8)}"
-        return _PartUpload(self, self._files, path=path, part=self._full(part), size=size)
+        part = self._full(f"{PARTS}/{secrets.token_hex(8)}")
+        try:
+            self._send(path, part, pieces(0))
+            with self.asking(path):
+                arrived = self._files.info(part).get("size")
+            if arrived != size:
+                raise ArchiveUnavailable(
+                    f"{self.address}/{path}: arrived with {arrived} of {size} bytes"
+                )
+        except BaseException:
+            # the connection may be gone; what is left there, the sweep removes
+            with suppress(Exception):
+                self._files.rm_file(part)
+            raise
+        self._publish(part, path)
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
         with self.asking(path):
@@ -92,9 +104,7 @@ class FsspecArchive:
                     yield piece
 
     def put(self, path: str, content: bytes) -> None:
-        upload = self.upload(path, len(content), "")
-        upload.write(content)
-        upload.finish()
+        self.upload(path, len(content), "", as_pieces(content))
 
     def move(self, path: str, to: str) -> None:
         with self.asking(path):
@@ -108,7 +118,7 @@ class FsspecArchive:
                     f"{self.address}/{path} is not there, and cannot get the name {to}"
                 )
             for old, _ in found:
-                self.publish(self._full(old), f"{to}{old[len(path) :]}")
+                self._publish(self._full(old), f"{to}{old[len(path) :]}")
 
     def free_bytes(self) -> int | None:
         return None
@@ -126,7 +136,23 @@ class FsspecArchive:
     def close(self) -> None:
         """Nothing is held."""
 
-    def publish(self, full: str, path: str) -> None:
+    def _send(self, path: str, part: str, pieces: Iterator[bytes]) -> None:
+        """Write a file under a hidden name; errors of `pieces` are none of the archive's."""
+        with self.asking(path):
+            self._files.makedirs(part.rpartition("/")[0], exist_ok=True)
+            stream = self._files.open(part, "wb")
+        try:
+            for piece in pieces:
+                with self.asking(path):
+                    stream.write(piece)
+        except BaseException:
+            with suppress(Exception):
+                stream.close()
+            raise
+        with self.asking(path):
+            stream.close()
+
+    def _publish(self, full: str, path: str) -> None:
         """Give a whole file its name; where that takes copying, the old one goes last."""
         with self.asking(path):
             target = self._full(path)
@@ -178,50 +204,6 @@ class FsspecArchive:
         if path:
             return f"{self._root}/{path}"
         return self._root
-
-
-@dataclass
-class _PartUpload:
-    """A file on its way under a hidden name."""
-
-    archive: FsspecArchive
-    files: Any
-    path: str
-    part: str
-    size: int
-
-    def __post_init__(self) -> None:
-        self.offset = 0
-        self._stream: Any = None
-
-    def write(self, piece: bytes) -> None:
-        with self.archive.asking(self.path):
-            self._open().write(piece)
-
-    def finish(self) -> None:
-        with self.archive.asking(self.path):
-            self._open().close()
-            arrived = self.files.info(self.part).get("size")
-            if arrived != self.size:
-                raise ArchiveUnavailable(
-                    f"{self.archive.address}/{self.path}: arrived with {arrived} of {self.size} bytes"
-                )
-        self.archive.publish(self.part, self.path)
-
-    def leave(self) -> None:
-        if self._stream is not None:
-            # the connection may be gone; what is left there, the sweep removes
-            with suppress(Exception):
-                self._stream.close()
-            with suppress(Exception):
-                self.files.rm_file(self.part)
-            self._stream = None
-
-    def _open(self) -> Any:
-        if self._stream is None:
-            self.files.makedirs(self.part.rpartition("/")[0], exist_ok=True)
-            self._stream = self.files.open(self.part, "wb")
-        return self._stream
 
 
 def _time_of(facts: Mapping[str, Any]) -> float:

@@ -12,36 +12,29 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
-from tr11ops.backup.base import RemoteFile, Unread, Upload
+import httpx2
+
+from tr11ops.backup.base import Pieces, RemoteFile, Unread
 from tr11ops.backup.ownership import RunMarker
-from tr11ops.backup.remote_gcs_upload import (
-    PERSISTED,
-    SessionUpload,
-    SmallUpload,
-    UploadSession,
-    UploadSessions,
-    session_key,
-)
 from tr11ops.backup.remote_http import (
-    BucketAnswer,
     BucketClient,
-    Exchange,
     error_of_status,
     error_of_token,
     message_of,
 )
+from tr11ops.backup.upload_sessions import UploadSession, UploadSessions, session_key
 from tr11ops.base.errors import (
     ArchiveError,
     ArchivePermanentError,
     ArchiveUnavailable,
     ForeignAnswer,
 )
-from tr11ops.base.http import PageTrail, json_object, record_in, wait_of
+from tr11ops.base.http import Headers, PageTrail, json_object, record_in, wait_of
 from trainer.contract.record import Record
 
 # What a bucket of Google's answers, as far as it is used here; all else in an answer is passed
@@ -97,17 +90,14 @@ class RewriteState(Record):
             raise ValueError("not done, and no token to go on with")
 
 
-def is_part(told: str, body: int | None, offset: int, length: int | None) -> bool:
-    """Whether a Content-Range is that of the bytes from `offset` on: `length` of them, or to the
-    file's end.
-
-    `body`: how many bytes the answer has; None where it does not say.
-    """
-    match = _PART.fullmatch(told)
+def is_part(headers: Headers, offset: int, length: int | None) -> bool:
+    """Whether an answer is of the bytes from `offset` on: `length` of them, or to the file's end."""
+    match = _PART.fullmatch(headers.get("Content-Range", ""))
     if match is None:
         return False
     first, last = int(match[1]), int(match[2])
-    if first != offset or (body is not None and body != last - first + 1):
+    count = str(last - first + 1)
+    if first != offset or headers.get("Content-Length", count) != count:
         return False
     if length is None:
         ends = []
@@ -121,9 +111,9 @@ def is_part(told: str, body: int | None, offset: int, length: int | None) -> boo
 REQUEST_BYTES = 64 << 20
 QUANTUM_BYTES = 256 << 10  # a session takes multiples of this, but for its end
 SMALL_BYTES = 4 << 20  # sent in one request, without a session
-PIECE_BYTES = 256 << 10  # what was read of one that is cut off in the middle is read again
 TIMEOUT_SECONDS = 60.0
 _ENDED = {404, 410}  # a session that is over
+_PERSISTED = re.compile(r"bytes=0-(\d{1,18})")  # what the server has of a file
 
 T = TypeVar("T")
 
@@ -172,7 +162,7 @@ class GcsArchive:
 
     def look(self, path: str) -> RemoteFile | None:
         answer = self._client.call("GET", self._object(path, fields="kind,name,size"))
-        if answer.status == 404:
+        if answer.status_code == 404:
             self._require_bucket()
             return None
         return RemoteFile(path, self._facts(answer, path).bytes)
@@ -206,21 +196,47 @@ class GcsArchive:
             if not token:
                 return
 
-    def upload(self, path: str, size: int, identity: str) -> Upload:
+    def upload(self, path: str, size: int, identity: str, pieces: Pieces) -> None:
         self._marker.require()
         if size <= min(SMALL_BYTES, self._bucket.request_bytes):
-            return SmallUpload(self, path, size)
+            self.put(path, b"".join(pieces(0)))
+            return
+        session, sent = self._session(path, size, identity)
+        source = _held_back(pieces(sent))
+        rest: list[bytes] = []
+        while sent < size:
+            end = self._request_end(sent, size)
+            headers = {
+                "Content-Type": "application/octet-stream",
+                "Content-Length": str(end - sent),
+                "Content-Range": f"bytes {sent}-{end - 1}/{size}",
+            }
+            body = _next_bytes(source, rest, end - sent)
+            answer = self._client.call("PUT", session.target, body, headers)
+            sent = end
+            if sent == size:
+                self._finished(session, path, answer)
+            elif answer.status_code != 308:
+                raise self._refused(session, path, answer)
+            elif _held_by_server(answer) < sent:
+                raise ArchiveUnavailable(
+                    f"{self.address}/{path}: the server took only a part of what was sent"
+                )
+        for _ in source:
+            raise ValueError(f"{path}: more than the {size} bytes that were announced")
+
+    def _session(self, path: str, size: int, identity: str) -> tuple[UploadSession, int]:
+        """The session that sends a file, and from where on: one that was left is gone on with."""
         name = self._name(path)
+        server, bucket = self._bucket.endpoint, self._bucket.name
         saved = self._sessions.find(
-            session_key(
-                self._bucket.endpoint, self._bucket.name, name=name, size=size, identity=identity
-            )
+            session_key(server, bucket, name=name, size=size, identity=identity)
         )
         if saved is not None:
             offset = self._persisted(path, saved)
             if offset is not None:
-                return SessionUpload(self, path, saved, offset)
-        return SessionUpload(self, path, self._begin(path, size, identity), 0)
+                return saved, offset
+        return self._begin(path, size, identity), 0
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
         if length == 0:
@@ -231,29 +247,25 @@ class GcsArchive:
                 headers["Range"] = f"bytes={offset}-"
             else:
                 headers["Range"] = f"bytes={offset}-{offset + length - 1}"
-        exchange = self._client.ask("GET", self._object(path, alt="media"), headers=headers)
-        response = exchange.response()
-        if response.status == 416:  # from the end on
-            exchange.abandon()
-            return
-        if response.status == 404:
-            exchange.abandon()
-            self._require_bucket()
-            raise ArchivePermanentError(f"{self.address}/{path}: is not there")
-        if response.status not in {200, 206}:
-            raise self._error(exchange.finish(), path)
-        if offset and response.status != 206:
-            exchange.abandon()
-            raise ArchivePermanentError(
-                f"{self.address}/{path}: the server cannot read from a place inside a file"
-            )
-        if response.status == 206:
-            told = response.headers.get("Content-Range", "")
-            if "Range" not in headers or not is_part(told, response.length, offset, length):
-                exchange.abandon()
-                raise self._foreign()
-            length = None
-        yield from _first(exchange.pieces(response, PIECE_BYTES), length)
+        target = self._object(path, alt="media")
+        with self._client.ask("GET", target, headers=headers) as answer:
+            if answer.status_code == 416:  # from the end on
+                return
+            if answer.status_code == 404:
+                self._require_bucket()
+                raise ArchivePermanentError(f"{self.address}/{path}: is not there")
+            if answer.status_code not in {200, 206}:
+                self._client.finish(answer)
+                raise self._error(answer, path)
+            if offset and answer.status_code != 206:
+                raise ArchivePermanentError(
+                    f"{self.address}/{path}: the server cannot read from a place inside a file"
+                )
+            if answer.status_code == 206:
+                if "Range" not in headers or not is_part(answer.headers, offset, length):
+                    raise self._foreign()
+                length = None
+            yield from _first(answer.iter_raw(), length)
 
     def put(self, path: str, content: bytes) -> None:
         target = self._uploads(uploadType="media", name=self._name(path))
@@ -303,7 +315,7 @@ class GcsArchive:
                 session.begun < older_than and _is_below(session.name, self._bucket.prefix)
             ):
                 answer = self._client.call("DELETE", session.target)
-                if answer.status not in {200, 204, 400, 499, *_ENDED}:
+                if answer.status_code not in {200, 204, 400, 499, *_ENDED}:
                     raise self._error(answer, session.name)
                 self._sessions.forget(session.key)
                 count += 1
@@ -312,48 +324,36 @@ class GcsArchive:
     def close(self) -> None:
         self._client.close()
 
-    # ------------------------------------------------------------------ used by the uploads below
+    # ------------------------------------------------------------------ parts of an upload
 
-    def begin_request(self, session: UploadSession, start: int, end: int) -> Exchange:
-        """Begin to send the bytes from `start` to `end` of a session's file."""
-        headers = {
-            "Content-Type": "application/octet-stream",
-            "Content-Range": f"bytes {start}-{end - 1}/{session.size}",
-        }
-        return self._client.begin("PUT", session.target, end - start, headers)
-
-    def request_end(self, start: int, size: int) -> int:
+    def _request_end(self, start: int, size: int) -> int:
         """Where a request ends that begins at `start`."""
         quanta = max(1, self._bucket.request_bytes // QUANTUM_BYTES)
         return min(size, start + quanta * QUANTUM_BYTES)
 
-    def forget(self, session: UploadSession) -> None:
-        """The session has ended."""
-        self._sessions.forget(session.key)
-
-    def refused(self, session: UploadSession, path: str, answer: BucketAnswer) -> ArchiveError:
+    def _refused(self, session: UploadSession, path: str, answer: httpx2.Response) -> ArchiveError:
         """What an answer other than the expected one means for an upload."""
-        if answer.status in _ENDED:
-            self.forget(session)
+        if answer.status_code in _ENDED:
+            self._sessions.forget(session.key)
             return ArchiveUnavailable(
                 f"{self.address}/{path}: the upload session has ended; the file is sent again"
             )
         error = self._error(answer, path)
         if not isinstance(error, ArchiveUnavailable):
-            self.forget(session)
+            self._sessions.forget(session.key)
         return error
 
-    def finished(self, session: UploadSession, path: str, answer: BucketAnswer) -> None:
+    def _finished(self, session: UploadSession, path: str, answer: httpx2.Response) -> None:
         """Check the object that a session has made. Raises ArchiveUnavailable when it is not whole:
         it is removed.
 
         After an answer that is none the session stays: the server can be asked again what became of
         it.
         """
-        if answer.status not in {200, 201}:
-            raise self.refused(session, path, answer)
+        if answer.status_code not in {200, 201}:
+            raise self._refused(session, path, answer)
         made = self._facts(answer, path)
-        self.forget(session)
+        self._sessions.forget(session.key)
         self._check_size(path, made, session.size)
 
     # ------------------------------------------------------------------ one request each
@@ -376,7 +376,7 @@ class GcsArchive:
         answer = self._client.call(
             "POST", self._uploads(uploadType="resumable", name=name), b"{}", headers
         )
-        if answer.status not in {200, 201}:
+        if answer.status_code not in {200, 201}:
             raise self._error(answer, path)
         location = urlsplit(answer.headers.get("Location", ""))
         if not location.query:
@@ -398,25 +398,22 @@ class GcsArchive:
         """How many bytes of a session's file the server has; None when the session is over."""
         headers = {"Content-Range": f"bytes */{session.size}"}
         answer = self._client.call("PUT", session.target, b"", headers)
-        if answer.status == 308:
-            match = PERSISTED.fullmatch(answer.headers.get("Range", ""))
-            held = 0
-            if match:
-                held = int(match[1]) + 1
+        if answer.status_code == 308:
+            held = _held_by_server(answer)
             if held >= session.size:  # more than a session holds that waits for its end
-                self.forget(session)
+                self._sessions.forget(session.key)
                 return None
             return held // QUANTUM_BYTES * QUANTUM_BYTES
-        if answer.status in _ENDED:
-            self.forget(session)
+        if answer.status_code in _ENDED:
+            self._sessions.forget(session.key)
             return None
-        if answer.status in {200, 201}:  # the last byte had arrived, its answer had not
+        if answer.status_code in {200, 201}:  # the last byte had arrived, its answer had not
             try:
-                self.finished(session, path, answer)
+                self._finished(session, path, answer)
             except ArchiveUnavailable:
                 return None
             return session.size
-        raise self.refused(session, path, answer)
+        raise self._refused(session, path, answer)
 
     def _rewrite(self, path: str, to: str) -> None:
         source, target = quote(self._name(path), safe=""), quote(self._name(to), safe="")
@@ -445,32 +442,32 @@ class GcsArchive:
 
     def _delete(self, path: str) -> None:
         answer = self._client.call("DELETE", self._object(path))
-        if answer.status not in {200, 204, 404}:
+        if answer.status_code not in {200, 204, 404}:
             raise self._error(answer, path)
 
     def _require_bucket(self) -> None:
         """Something is not there: raise ArchivePermanentError when the bucket is not. Asked once."""
         if not self._is_there.is_set():
             answer = self._client.call("GET", self._objects(maxResults="1", fields="kind"))
-            if answer.status == 404:
+            if answer.status_code == 404:
                 raise ArchivePermanentError(
                     f"{self.address}: there is no bucket {self._bucket.name}; check backup.url"
                 )
             self._answered(Listing, answer, "")
             self._is_there.set()
 
-    def _facts(self, answer: BucketAnswer, path: str) -> ObjectFacts:
+    def _facts(self, answer: httpx2.Response, path: str) -> ObjectFacts:
         """The object at `path`, where an answer is about it."""
         found = self._answered(ObjectFacts, answer, path)
         if found.name != self._name(path):
             raise self._foreign()
         return found
 
-    def _answered(self, kind: type[T], answer: BucketAnswer, path: str) -> T:
-        if answer.status not in {200, 201}:
+    def _answered(self, kind: type[T], answer: httpx2.Response, path: str) -> T:
+        if answer.status_code not in {200, 201}:
             raise self._error(answer, path)
         with self._understanding():
-            return record_in(kind, json_object(answer.body))
+            return record_in(kind, json_object(answer.content))
 
     @contextmanager
     def _understanding(self) -> Iterator[None]:
@@ -485,14 +482,18 @@ class GcsArchive:
             f"{self.address}: what answers there does not speak as an object store does"
         )
 
-    def _error(self, answer: BucketAnswer, path: str) -> ArchiveError:
-        if path and answer.status not in {401, 403, 404}:
+    def _error(self, answer: httpx2.Response, path: str) -> ArchiveError:
+        if path and answer.status_code not in {401, 403, 404}:
             where = f"{self.address}/{path}"
         else:
             where = self.address
         wait = wait_of(answer.headers, time.time())
         return error_of_status(
-            answer.status, where, who=self._bucket.who, message=message_of(answer.body), wait=wait
+            answer.status_code,
+            where,
+            who=self._bucket.who,
+            message=message_of(answer.content),
+            wait=wait,
         )
 
     def _authorise(self, headers: dict[str, str]) -> None:
@@ -529,15 +530,49 @@ def _is_below(name: str, prefix: str) -> bool:
     return not prefix or name.startswith(f"{prefix}/")
 
 
-def _first(pieces: Generator[bytes, None, None], length: int | None) -> Iterator[bytes]:
+def _held_by_server(answer: httpx2.Response) -> int:
+    """How many bytes of a session's file the server says it has."""
+    match = _PERSISTED.fullmatch(answer.headers.get("Range", ""))
+    if match is None:
+        return 0
+    return int(match[1]) + 1
+
+
+def _held_back(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Each piece once the next is there: what the source says at its end comes before its last byte
+    is sent, with which the file becomes visible.
+    """
+    last = b""
+    for piece in pieces:
+        if last:
+            yield last
+        last = piece
+    if last:
+        yield last
+
+
+def _next_bytes(source: Iterator[bytes], rest: list[bytes], length: int) -> Iterator[bytes]:
+    """The next so many bytes of a source; what its last piece has beyond is left in `rest`."""
+    while length:
+        if not rest:
+            rest.append(next(source, b""))
+        piece = rest.pop()
+        if not piece:
+            raise ValueError("fewer bytes than were announced")
+        if len(piece) > length:
+            rest.append(piece[length:])
+            piece = piece[:length]
+        length -= len(piece)
+        yield piece
+
+
+def _first(pieces: Iterator[bytes], length: int | None) -> Iterator[bytes]:
     """No more than `length` bytes of an answer, all of it for None."""
-    left = length
-    with closing(pieces):
-        for piece in pieces:
-            if left is None:
-                yield piece
-                continue
-            yield piece[:left]
-            left -= min(left, len(piece))
-            if not left:
-                return
+    for piece in pieces:
+        if length is None:
+            yield piece
+            continue
+        yield piece[:length]
+        length -= min(length, len(piece))
+        if not length:
+            return

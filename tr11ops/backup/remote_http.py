@@ -1,8 +1,8 @@
-"""HTTP for large bodies (sent piece by piece as they come, read piece by piece, in the caller's own
-thread), and what a destination's answer means.
+"""HTTP with a bucket (bodies sent piece by piece as they come, read piece by piece, in the caller's
+own thread), and what a destination's answer means.
 
 There is no event loop and no thread here, so that it survives a fork. Nothing is tried again here:
-that is for anyone who holds the bytes. `timeout` bounds each step (connecting, sending 1 MiB, the
+that is for anyone who holds the bytes. `timeout` bounds each step (connecting, sending a piece, the
 next bytes of an answer), not the whole.
 
 Not gcsfs, which can go on with no file that was cut off: what was tried and is missing is in
@@ -11,19 +11,13 @@ docs/object-store.md.
 
 from __future__ import annotations
 
-import base64
 import errno
-import http.client
 import re
-import select
 import ssl
-import threading
-import urllib.request
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from email.message import Message
-from urllib.parse import unquote, urlsplit
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import httpx2
 
 from tr11ops.base.errors import (
     ArchiveError,
@@ -31,11 +25,9 @@ from tr11ops.base.errors import (
     ArchivePermanentError,
     ArchiveUnavailable,
     ForeignAnswer,
-    StaleConnection,
 )
-from tr11ops.base.http import LARGEST_ANSWER_BYTES, json_object, may_pass
+from tr11ops.base.http import json_object, may_pass, read_whole
 from tr11ops.base.redact import one_line
-from trainer.contract.record import Record
 
 # What a destination's answer means, in one line that holds no secret: try again, never try again,
 # or no room.
@@ -159,16 +151,7 @@ def error_of_token(error: Exception, where: str, who: str) -> ArchiveError:
     return error_of_exception(error, where, who)
 
 
-SLICE_BYTES = 1 << 20
 IDLE_CONNECTIONS = 64  # that are kept
-
-
-class BucketAnswer(Record):
-    """A whole answer."""
-
-    status: int
-    headers: Message
-    body: bytes
 
 
 class BucketClient:
@@ -180,234 +163,84 @@ class BucketClient:
     """
 
     def __init__(
-        self,
-        base: str,
-        timeout: float,
-        shown: str,
-        authorise: Callable[[dict[str, str]], None] = lambda headers: None,
+        self, base: str, timeout: float, shown: str, authorise: Callable[[dict[str, str]], None]
     ) -> None:
-        self._base = urlsplit(base)
+        self._base = base
         self._timeout = timeout
         self._shown = shown
         self._authorise = authorise
-        self._idle: list[http.client.HTTPConnection] = []
-        self._lock = threading.Lock()
-        self._tls = ssl.create_default_context() if self._base.scheme == "https" else None
+        self._client = httpx2.Client(
+            headers={"User-Agent": "tr11", "Accept-Encoding": "identity"},
+            timeout=timeout,
+            verify=ssl.create_default_context(),
+            # a proxy is for what leaves the site
+            trust_env=base.startswith("https:"),
+            limits=httpx2.Limits(max_keepalive_connections=IDLE_CONNECTIONS),
+        )
 
     def call(
-        self, method: str, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None
-    ) -> BucketAnswer:
-        """One request whose body and answer are small enough to be held."""
-        return self.ask(method, target, body, headers).finish()
+        self,
+        method: str,
+        target: str,
+        body: bytes | Iterator[bytes] = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx2.Response:
+        """One request, and its whole answer. What `body` raises goes through."""
+        with self.ask(method, target, body, headers) as answer:
+            self.finish(answer)
+        return answer
 
+    @contextmanager
     def ask(
-        self, method: str, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None
-    ) -> Exchange:
-        """One request whose body is small; the answer's head is there.
-
-        A server may close a connection just when it is used again: then the request goes over a new
-        one, once.
-        """
-        try:
-            return self._ask(method, target, body, headers)
-        except StaleConnection:
-            self.close()
-            return self._ask(method, target, body, headers)
-
-    def _ask(
-        self, method: str, target: str, body: bytes, headers: Mapping[str, str] | None
-    ) -> Exchange:
-        exchange = self.begin(method, target, len(body), headers)
-        exchange.send(body)
-        exchange.response()
-        return exchange
-
-    def begin(
-        self, method: str, target: str, length: int, headers: Mapping[str, str] | None = None
-    ) -> Exchange:
-        """Begin a request whose body of `length` bytes is sent afterwards."""
-        sent = {
-            "User-Agent": "tr11",
-            "Accept-Encoding": "identity",
-            "Content-Length": str(length),
-            **(headers or {}),
-        }
+        self,
+        method: str,
+        target: str,
+        body: bytes | Iterator[bytes] = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> Iterator[httpx2.Response]:
+        """One request whose answer is read inside: where that ends early, the connection is cut."""
+        sent = dict(headers or {})
         self._authorise(sent)
-        connection = self._connection()
-        exchange = Exchange(self, connection, is_reused=connection.sock is not None)
-        with exchange.guarded():
-            connection.putrequest(method, target, skip_accept_encoding=True)
-            for name, value in sent.items():
-                connection.putheader(name, value)
-            connection.endheaders()
-        return exchange
+        try:
+            with self._client.stream(
+                method, self._base + target, content=body, headers=sent
+            ) as answer:
+                yield answer
+        except httpx2.TransportError as error:
+            raise self._away(error) from None
 
-    def keep(self, connection: http.client.HTTPConnection) -> None:
-        """Take back a connection whose answer was read to the end."""
-        with self._lock:
-            if connection.sock is not None and len(self._idle) < IDLE_CONNECTIONS:
-                self._idle.append(connection)
-                return
-        connection.close()
+    def finish(self, answer: httpx2.Response) -> None:
+        """Read the rest of an answer that is small enough to be held."""
+        try:
+            read_whole(answer)
+        except ForeignAnswer as error:
+            raise ArchiveUnavailable(f"{self._shown}: it answers with {error}") from None
 
-    def away(self, error: Exception, is_reused: bool) -> ArchiveError:
-        """What a failure of the network means, on a connection that was used before or a new one."""
-        if is_reused and isinstance(error, BrokenPipeError | ConnectionResetError):
-            return StaleConnection(f"{self._shown}: the connection was closed")
-        if isinstance(error, ssl.SSLCertVerificationError):
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
+
+    def _away(self, error: httpx2.TransportError) -> ArchiveError:
+        """What a failure of the network means."""
+        system = _system_error(error)
+        if isinstance(system, ssl.SSLCertVerificationError):
             return ArchivePermanentError(
-                f"{self._shown}: its certificate is not valid: {one_line(error.verify_message)}"
+                f"{self._shown}: its certificate is not valid: {one_line(system.verify_message)}"
             )
-        if isinstance(error, TimeoutError):
+        if isinstance(error, httpx2.TimeoutException):
             return ArchiveUnavailable(f"{self._shown}: nothing was heard for {self._timeout:g} s")
-        if isinstance(error, OSError):
+        if system is not None:
             return ArchiveUnavailable(
-                f"{self._shown}: {one_line(error.strerror or type(error).__name__)}"
+                f"{self._shown}: {one_line(system.strerror or type(system).__name__)}"
             )
         return ArchiveUnavailable(
             f"{self._shown}: the answer was cut off or is not HTTP ({type(error).__name__})"
         )
 
-    def close(self) -> None:
-        """Close the connections that no one uses."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
 
-    def _connection(self) -> http.client.HTTPConnection:
-        while True:
-            with self._lock:
-                connection = None
-                if self._idle:
-                    connection = self._idle.pop()
-            if connection is None:
-                return self._connect()
-            if connection.sock is not None and not _is_readable(connection):
-                return connection
-            connection.close()  # the server has closed it
-
-    def _connect(self) -> http.client.HTTPConnection:
-        host, port = self._base.hostname or "", self._base.port
-        if self._tls is None:
-            return http.client.HTTPConnection(
-                host, port, timeout=self._timeout, blocksize=SLICE_BYTES
-            )
-        proxy = urllib.request.getproxies().get("https")
-        if not proxy or urllib.request.proxy_bypass(host):
-            return http.client.HTTPSConnection(host, port, timeout=self._timeout, context=self._tls)
-        way = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-        connection = http.client.HTTPSConnection(
-            way.hostname or "", way.port or 3128, timeout=self._timeout, context=self._tls
-        )
-        headers = {}
-        if way.username:
-            pair = f"{unquote(way.username)}:{unquote(way.password or '')}"
-            headers["Proxy-Authorization"] = "Basic " + base64.b64encode(
-                pair.encode("utf-8")
-            ).decode("ascii")
-        connection.set_tunnel(host, port or 443, headers)
-        return connection
-
-
-@dataclass
-class Exchange:
-    """One request on its way, on a connection of its own until its answer was read."""
-
-    client: BucketClient
-    connection: http.client.HTTPConnection
-    is_reused: bool
-
-    def __post_init__(self) -> None:
-        self._response: http.client.HTTPResponse | None = None
-        self._is_early = False  # the answer came before the body was sent
-
-    @contextmanager
-    def guarded(self) -> Iterator[None]:
-        """Turns failures of the network into ArchiveError, and closes the connection after any."""
-        try:
-            yield
-        except (OSError, http.client.HTTPException) as error:
-            self.abandon()
-            raise self.client.away(error, self.is_reused and self._response is None) from None
-        except BaseException:
-            self.abandon()
-            raise
-
-    def send(self, piece: bytes | memoryview) -> None:
-        """Send a piece of the body. A server that answers early is heard in `finish`."""
-        view = memoryview(piece)
-        with self.guarded():
-            for start in range(0, len(view), SLICE_BYTES):
-                if not self._is_early:
-                    self._send(view[start : start + SLICE_BYTES])
-
-    def _send(self, piece: memoryview) -> None:
-        try:
-            self.connection.send(piece)
-        except (BrokenPipeError, ConnectionResetError):
-            with suppress(OSError, http.client.HTTPException):
-                self._response = self.connection.getresponse()
-            if self._response is None:
-                raise
-            self._is_early = True
-
-    @property
-    def was_answered(self) -> bool:
-        """Whether the server has answered before the body's end."""
-        return self._is_early
-
-    def response(self) -> http.client.HTTPResponse:
-        """The answer's head, when the body was sent."""
-        if self._response is None:
-            with self.guarded():
-                self._response = self.connection.getresponse()
-        return self._response
-
-    def finish(self) -> BucketAnswer:
-        """The whole answer, when the body was sent."""
-        response = self.response()
-        with self.guarded():
-            body = response.read(LARGEST_ANSWER_BYTES)
-            if response.length:  # read(n) does not say that the connection ended too early
-                raise http.client.IncompleteRead(body, response.length)
-        self.release(response)
-        return BucketAnswer(response.status, response.headers, body)
-
-    def release(self, response: http.client.HTTPResponse) -> None:
-        """The answer was read to its end: the connection can serve another request."""
-        if self._is_early or response.will_close:
-            self.abandon()
-        else:
-            self.client.keep(self.connection)
-
-    def abandon(self) -> None:
-        """Cut the connection; what the server has not heard by now, it never will."""
-        self.connection.close()
-
-    def pieces(
-        self, response: http.client.HTTPResponse, piece_bytes: int
-    ) -> Generator[bytes, None, None]:
-        """The answer's body. Raises ArchiveUnavailable when it is cut off."""
-        done, wanted = 0, response.length
-        whole = False
-        try:
-            with self.guarded():
-                while piece := response.read(piece_bytes):
-                    done += len(piece)
-                    yield piece
-                if wanted is not None and done != wanted:
-                    raise http.client.IncompleteRead(b"", wanted - done)
-            whole = True
-        finally:
-            if whole:
-                self.release(response)
-            else:  # the reader has enough, or the network has failed
-                self.abandon()
-
-
-def _is_readable(connection: http.client.HTTPConnection) -> bool:
-    """An idle connection with something to read was closed by the server."""
-    poll = select.poll()
-    poll.register(connection.sock, select.POLLIN | select.POLLHUP | select.POLLERR)
-    return bool(poll.poll(0))
+def _system_error(error: BaseException) -> OSError | None:
+    """What the system said, below the words of the library."""
+    below: BaseException | None = error
+    while below is not None and not isinstance(below, OSError):
+        below = below.__cause__ or below.__context__
+    return below

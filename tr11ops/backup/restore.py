@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from tr11ops.backup.base import Archive
-from tr11ops.backup.folder import make_folders
+from tr11ops.backup.folder import make_folders, write_at
 from tr11ops.backup.survey import file_path
 from tr11ops.backup.transfer import ByteCounter, SharedTransfer, Transfer, in_threads
 from tr11ops.base.errors import AlreadyThere, ArchivePermanentError, CopyDamaged, RestoreError
@@ -312,8 +312,7 @@ class _Reader(SharedTransfer):
                     self.transfer.reading.take(len(piece))
                     view = memoryview(piece)[: file.bytes - done]
                     digest.update(view)
-                    _write(stream.fileno(), view, done)
-                    done += len(view)
+                    done = write_at(descriptor, view, done)
                     counted.reach(done)
             except ArchivePermanentError:
                 if self.archive.look(file_path(self._receipt, file)) is not None:
@@ -337,10 +336,3 @@ class _Reader(SharedTransfer):
 
     def _place(self, file: CopiedFile) -> str:
         return f"{self.archive.address}/{self._receipt.location}/{file.path}"
-
-
-def _write(descriptor: int, view: memoryview, position: int) -> None:
-    while view:
-        count = os.pwrite(descriptor, view, position)
-        view = view[count:]
-        position += count

@@ -16,7 +16,7 @@ from typing import TypeVar
 from msgspec import field
 from msgspec.structs import replace
 
-from tr11ops.backup.base import ARCHIVE_RETRIES, Archive, RemoteFile, Unread, Upload
+from tr11ops.backup.base import ARCHIVE_RETRIES, Archive, Pieces, RemoteFile, Unread
 from tr11ops.base.errors import ArchiveUnavailable, CopyStopped
 from tr11ops.base.retry import RetryPolicy, retry
 from tr11ops.runcard.copies import BackupSection
@@ -181,9 +181,6 @@ class Transfer(Record):
 
 # An archive whose every request is tried again while it is unavailable: the one place that applies
 # the policy.
-#
-# Only the sending of a file is not: anyone who sends begins an `upload` again, which goes on where
-# the last one was cut off.
 
 T = TypeVar("T")
 
@@ -241,8 +238,18 @@ class RetriedArchive:
     def list(self, folder: str, unread: Unread | None = None) -> Iterator[RemoteFile]:
         yield from self.retry(lambda: tuple(self.inner.list(folder, unread)))
 
-    def upload(self, path: str, size: int, identity: str) -> Upload:
-        return self.retry(lambda: self.inner.upload(path, size, identity))
+    def upload(self, path: str, size: int, identity: str, pieces: Pieces) -> None:
+        """What was cut off goes on where it ended; a try that got further is no failure."""
+        reached = 0
+
+        def watched(offset: int) -> Iterator[bytes]:
+            nonlocal reached
+            for piece in pieces(offset):
+                yield piece
+                offset += len(piece)
+                reached = max(reached, offset)
+
+        self.retry(lambda: self.inner.upload(path, size, identity, watched), lambda: reached)
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
         """What was cut off goes on at the byte where it ended."""

@@ -46,7 +46,6 @@ The exit code is 1 (needs a person), or the one that stands beside the name.
         ArchivePermanentError
         ArchiveFull
         ArchiveUnavailable  3 (Unavailable too)
-          StaleConnection  3
       CopyError
         SourceDamaged
         CheckpointChanged
@@ -328,10 +327,6 @@ class ArchiveUnavailable(ArchiveError, Unavailable):
     """No answer, or one that may be another at the next try; `wait` is what the destination asked
     for, in seconds.
     """
-
-
-class StaleConnection(ArchiveUnavailable):
-    """A connection that had served before was closed by the server, without an answer."""
 
 
 class CopyError(Tr11Error):

@@ -37,7 +37,7 @@ from tr11ops.base.errors import (
     HubUnavailable,
     NoAnswer,
 )
-from tr11ops.base.http import LARGEST_ANSWER_BYTES, PageTrail, may_pass, wait_of
+from tr11ops.base.http import PageTrail, may_pass, read_whole, wait_of
 from tr11ops.base.redact import one_line, redact
 from tr11ops.hub.base import Credentials, host_of
 
@@ -87,7 +87,12 @@ class _Client(httpx2.Client):
             is_streamed = options.pop("stream", False)
             response = super().send(request, stream=True, **options)
             if not is_streamed:
-                _read(response, host)
+                try:
+                    read_whole(response)
+                except ForeignAnswer as error:
+                    raise HubPermanentError(f"{host} answers with {error}") from None
+                finally:
+                    response.close()
         except (httpx2.TransportError, httpx2.DecodingError) as error:
             raise NoAnswer(f"{host} gives no answer ({why(error)})") from None
         if may_pass(response.status_code):
@@ -99,24 +104,6 @@ class _Client(httpx2.Client):
         if trail is not None and following is not None:
             trail.follow(following)
         return response
-
-
-def _read(response: httpx2.Response, host: str) -> None:
-    """Read an answer whole, as the client does, but no more than the hub ever has to say. Raises
-    HubPermanentError.
-    """
-    pieces, size = [], 0
-    try:
-        for piece in response.iter_bytes():
-            pieces.append(piece)
-            size += len(piece)
-            if size > LARGEST_ANSWER_BYTES:
-                raise HubPermanentError(
-                    f"{host} answers with more than {LARGEST_ANSWER_BYTES >> 20} MiB"
-                )
-    finally:
-        response.close()
-    response._content = b"".join(pieces)  # where the library's own `read` leaves it
 
 
 class _Redacting(logging.Filter):

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tr11ops.backup.base import ARCHIVE_RETRIES, Archive, RemoteFile, Unread, Upload
+from tr11ops.backup.base import ARCHIVE_RETRIES, Archive, Pieces, RemoteFile, Unread
 from tr11ops.backup.copying import copy_source
 from tr11ops.backup.folder import FolderArchive
 from tr11ops.backup.source import read_source
@@ -127,9 +127,17 @@ class OddArchive:
         self._call("list", folder)
         return self._archive.list(folder, unread)
 
-    def upload(self, path: str, size: int, identity: str) -> Upload:
+    def upload(self, path: str, size: int, identity: str, pieces: Pieces) -> None:
         self._call("upload", path)
-        return OddUpload(self, self._archive.upload(path, size, identity), path)
+
+        def watched(offset: int) -> Iterator[bytes]:
+            for piece in pieces(offset):
+                self._call("write", path, offset)
+                yield piece
+                offset += len(piece)
+            self._call("finish", path, offset)
+
+        self._archive.upload(path, size, identity, watched)
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
         self._call("read", path, offset)
@@ -157,22 +165,3 @@ class OddArchive:
 
     def close(self) -> None:
         self._archive.close()
-
-
-class OddUpload:
-    def __init__(self, archive: OddArchive, upload: Upload, path: str) -> None:
-        self._archive, self._upload, self._path = archive, upload, path
-        self.offset = upload.offset
-        self._position = upload.offset
-
-    def write(self, piece: bytes) -> None:
-        self._archive._call("write", self._path, self._position)
-        self._upload.write(piece)
-        self._position += len(piece)
-
-    def finish(self) -> None:
-        self._archive._call("finish", self._path, self._position)
-        self._upload.finish()
-
-    def leave(self) -> None:
-        self._upload.leave()

@@ -5,18 +5,21 @@ A moment is a request's beginning, its answer, or a change of a file here.
 
 from __future__ import annotations
 
-import http.client
 import importlib
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
+from httpcore2._sync.http11 import HTTP11Connection
+
 from tests.tr11ops.backup.forked_deeds import ForkingProcess, die_at, serve
 
 MOMENTS = (
-    (http.client.HTTPConnection, "send"),
-    (http.client.HTTPConnection, "getresponse"),
+    *(
+        (HTTP11Connection, f"_{name}")
+        for name in ("send_request_headers", "send_event", "receive_response_headers")
+    ),
     *((os, name) for name in ("replace", "rename", "unlink", "pwrite", "fsync", "mkdir")),
 )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tr11ops.backup.bucket_cases import Cut, begin
 from tests.tr11ops.backup.copy_cases import (
     RUN,
     VARIANT,
@@ -23,7 +24,7 @@ from tests.tr11ops.backup.copy_cases import (
 )
 from tr11ops.backup import folder
 from tr11ops.backup.archives import archive_address, archive_key, open_archive
-from tr11ops.backup.base import RemoteFile, hidden_name
+from tr11ops.backup.base import RemoteFile, as_pieces, hidden_name
 from tr11ops.backup.folder import MARKER_FILE, FolderArchive, part_path
 from tr11ops.base.errors import ArchiveFull, ArchivePermanentError, ArchiveUnavailable
 from tr11ops.runcard.card import RunCard, load_card, shipped_folder
@@ -56,12 +57,24 @@ class Quota(FolderArchive):
 
 
 def put(archive: FolderArchive, path: str, content: bytes, cut: int | None = None) -> None:
-    upload = archive.upload(path, len(content), "id")
-    upload.write(content[upload.offset : cut])
     if cut is None:
-        upload.finish()
+        archive.upload(path, len(content), "id", as_pieces(content))
     else:
-        upload.leave()
+        begin(archive, path, len(content), content[:cut], identity="id")
+
+
+def begun_at(archive: FolderArchive, path: str, identity: str) -> int:
+    """From where on a file of ten bytes is sent, of which none are."""
+    offsets: list[int] = []
+
+    def pieces(offset: int) -> Iterator[bytes]:
+        offsets.append(offset)
+        raise Cut
+        yield b""
+
+    with pytest.raises(Cut):
+        archive.upload(path, 10, identity, pieces)
+    return offsets[0]
 
 
 # ----------------------------------------------------------------------------- whose archive
@@ -110,7 +123,7 @@ def test_a_file_is_seen_when_it_is_whole(tmp_path: Path) -> None:
     archive = make_archive(tmp_path / "store")
     put(archive, "a/b/c", b"0123456789", cut=4)
     assert archive.look("a/b/c") is None and [file.path for file in archive.list("a")] == []
-    assert archive.upload("a/b/c", 10, "other").offset == 0
+    assert begun_at(archive, "a/b/c", "other") == 0
     put(archive, "a/b/c", b"0123456789")
     assert archive.look("a/b/c") == RemoteFile("a/b/c", 10)
     assert b"".join(archive.read("a/b/c")) == b"0123456789"
@@ -134,12 +147,9 @@ def test_a_part_that_is_too_long_is_begun_again(tmp_path: Path) -> None:
     part = part_path(tmp_path / "store" / "a", "id")
     with part.open("ab") as stream:
         stream.write(b"more than there is to send")
-    upload = archive.upload("a", 10, "id")
-    assert upload.offset == 0
-    upload.write(b"abc")
+    assert begun_at(archive, "a", "id") == 0
     with pytest.raises(ArchivePermanentError, match="3 bytes instead of 10"):
-        upload.finish()
-    upload.leave()
+        archive.upload("a", 10, "id", as_pieces(b"abc"))
     assert archive.look("a") is None
 
 
@@ -157,7 +167,7 @@ def test_another_users_unshared_part_is_begun_again(
         return real(path, *given, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(folder.os, "open", denied)
-    assert archive.upload("a", 10, "id").offset == 0
+    assert begun_at(archive, "a", "id") == 0
     put(archive, "a", b"0123456789")
     assert refused and (tmp_path / "store" / "a").read_bytes() == b"0123456789"
 

@@ -13,10 +13,10 @@ import pytest
 
 from tests.plugins.foreign_answers import FOREIGN_BODIES
 from tests.plugins.object_store_fixture import ObjectStore
-from tests.tr11ops.backup.bucket_cases import LARGE, QUANTUM, get, send, some_bytes
+from tests.tr11ops.backup.bucket_cases import LARGE, QUANTUM, begin, get, send, some_bytes
 from tests.tr11ops.backup.fault_proxy import Fault
 from tests.tr11ops.backup.round_cases import Rounds
-from tr11ops.backup.base import Archive
+from tr11ops.backup.base import Archive, as_pieces
 from tr11ops.base.errors import ArchivePermanentError, ArchiveUnavailable
 
 KIND = {"kind": "storage#objects"}
@@ -126,9 +126,7 @@ def put(archive: Archive) -> None:
 
 def whole(archive: Archive) -> None:
     content = some_bytes(LARGE)
-    upload = archive.upload("large", LARGE, "i")
-    upload.write(content[upload.offset :])
-    upload.finish()
+    archive.upload("large", LARGE, "i", as_pieces(content))
 
 
 @pytest.mark.parametrize("body", FOREIGN_OBJECTS)
@@ -212,9 +210,7 @@ def test_more_than_the_file_is_not_the_whole_file(
     object_store: ObjectStore, archive: Archive, held: int
 ) -> None:
     content = some_bytes(LARGE)
-    upload = archive.upload("x", LARGE, "i")
-    upload.write(content[: 5 * QUANTUM])
-    upload.leave()
+    begin(archive, "x", LARGE, content[: 5 * QUANTUM])
     fault = Fault("answer", "PUT", status=308, headers={"Range": f"bytes=0-{held - 1}"}, body=b"")
     object_store.faults.plant(fault)
     assert send(object_store.open(), "x", content) == 0, "that session is of no use"

@@ -12,8 +12,9 @@ from typing import Any
 import fsspec
 import pytest
 
+from tests.tr11ops.backup.bucket_cases import Cut, begin, send
 from tests.tr11ops.backup.copy_cases import contents, copy, make_checkpoint
-from tr11ops.backup.base import Archive
+from tr11ops.backup.base import Archive, as_pieces
 from tr11ops.backup.remote import PARTS, open_remote
 from tr11ops.backup.survey import list_receipts
 from tr11ops.base.errors import ArchiveError, ArchiveFull, ArchivePermanentError, ArchiveUnavailable
@@ -64,17 +65,17 @@ def test_files_come_and_go(archive: Archive) -> None:
 
 
 def test_nothing_shows_before_finish_the_sweep_takes_the_rest(archive: Archive) -> None:
-    upload = archive.upload("x", 10, "i")
-    upload.write(b"12345")
+    def cut_off(offset: int) -> Iterator[bytes]:
+        yield b"12345"
+        assert paths(archive) == [] and archive.look("x") is None
+        raise Cut
+
+    with pytest.raises(Cut):
+        archive.upload("x", 10, "i", cut_off)
     assert paths(archive) == [] and archive.look("x") is None
-    del upload  # as a process that was killed; some libraries finish a file when it is forgotten
-    assert paths(archive) == [] and archive.look("x") is None
-    upload = archive.upload("x", 10, "i")
-    assert upload.offset == 0
-    upload.write(b"1234567890")
-    upload.finish()
+    assert send(archive, "x", b"1234567890") == 0
     assert paths(archive) == ["x"]
-    archive.upload("y", 10, "i").leave()
+    begin(archive, "y", 10)
     assert archive.sweep(0) == 0
     archive.sweep(1e12)
     assert paths(archive, PARTS) == paths(archive, "none") == []
@@ -82,11 +83,8 @@ def test_nothing_shows_before_finish_the_sweep_takes_the_rest(archive: Archive) 
 
 
 def test_a_file_that_arrives_short_is_not_published(archive: Archive) -> None:
-    upload = archive.upload("x", 10, "i")
-    upload.write(b"12345")
     with pytest.raises(ArchiveUnavailable, match="arrived with 5 of 10 bytes"):
-        upload.finish()
-    upload.leave()
+        archive.upload("x", 10, "i", as_pieces(b"12345"))
     assert archive.look("x") is None
 
 
@@ -116,12 +114,12 @@ def test_a_checkpoint_is_copied_and_found(archive: Archive, tmp_path: Path) -> N
 def test_an_archive_has_one_run(url: str) -> None:
     options: dict[str, Any] = {"auto_mkdir": True} if url.startswith("file") else {}
     open_remote(url, options, run="mine").put("x", b"1")
-    open_remote(url, options, run="mine").upload("x", 1, "i").leave()
+    open_remote(url, options, run="mine").put("y", b"1")
     with pytest.raises(ArchivePermanentError, match="is the archive of 'mine', not of 'other'"):
-        open_remote(url, options, run="other").upload("x", 1, "i")
+        open_remote(url, options, run="other").put("x", b"1")
     open_remote(url, options).put("tr11-archive.json", b"garbage")
     with pytest.raises(ArchivePermanentError, match="cannot be read"):
-        open_remote(url, options, run="other").upload("x", 1, "i")
+        open_remote(url, options, run="other").put("x", b"1")
 
 
 class Response:

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.plugins.object_store_fixture import ObjectStore
+from tests.tr11ops.backup.bucket_cases import begin, send
 from tests.tr11ops.backup.fault_proxy import FaultProxy
 from tr11ops.base.errors import ArchivePermanentError, ArchiveUnavailable
 
@@ -71,13 +72,8 @@ def test_files_go_and_come_over_https(
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     archive = object_store.open(endpoint_url=secure.url)
     content = bytes(range(256)) * 4000
-    upload = archive.upload("x", len(content), "i")
-    upload.write(content[:600_000])
-    upload.leave()
-    upload = archive.upload("x", len(content), "i")
-    assert upload.offset == 512 << 10
-    upload.write(content[upload.offset :])
-    upload.finish()
+    begin(archive, "x", len(content), content[:600_000])
+    assert send(archive, "x", content) == 512 << 10
     assert b"".join(archive.read("x")) == content
 
 

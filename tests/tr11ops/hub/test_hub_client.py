@@ -274,7 +274,7 @@ def test_an_answer_larger_than_any_is_not_read_to_its_end(
     hub_server: HubServer, make_hub: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub_server.create(LOGS.name)
-    monkeypatch.setattr("tr11ops.hub.transport.LARGEST_ANSWER_BYTES", 1 << 20)
+    monkeypatch.setattr("tr11ops.base.http.LARGEST_ANSWER_BYTES", 1 << 20)
     hub_server.garble("info", body="[" * (3 << 20))
     with pytest.raises(HubPermanentError, match="answers with more than 1 MiB"):
         make_hub().head(LOGS)
