@@ -40,7 +40,6 @@ from tr11ops.agent.mitigation import (
 )
 from tr11ops.agent.older_checkpoint import older_sound, point_back, point_to
 from tr11ops.agent.recurrence import (
-    LaunchChecks,
     NodeFault,
     Repetition,
     failing_everywhere,
@@ -48,7 +47,6 @@ from tr11ops.agent.recurrence import (
     is_everywhere,
     may_try_older,
     of_one_family,
-    of_reports,
     of_software,
     of_standing,
     of_trial,
@@ -56,6 +54,7 @@ from tr11ops.agent.recurrence import (
     same_elsewhere,
     suspected_before,
     suspects_to_try_without,
+    with_checks,
 )
 from tr11ops.agent.relaunch import (
     NOT_THE_NODES,
@@ -81,9 +80,7 @@ from tr11ops.agent.step import (
 from tr11ops.agent.traces import (
     last_iteration_since,
     read_faults,
-    read_good_use,
-    read_launch_checks,
-    read_node_faults,
+    read_launches,
     read_progress,
 )
 from tr11ops.base.observed import cause, known, observed
@@ -353,7 +350,7 @@ class Controller:
         watch = LaunchWatch()
         end = self._run(number, nodes, watch)
         marker = self._marker(number)
-        checks = self._judge_checks(record)
+        record = self._judge_checks(record)
         after = read_progress(self._paths)
         reached = last_iteration_since(self._paths, self._job_id, record.start)
         record = replace(record, reached=reached)
@@ -374,7 +371,7 @@ class Controller:
                 suspects=found.suspects,
                 fault=found.fault,
                 progress=is_beyond,
-                checks=_resting_on(found, checks),
+                checks=_resting_on(found, record),
                 failing_checks=tuple(self._failing_checks),
                 began_at=before.checkpoint,
                 times=repeated.times,
@@ -386,31 +383,20 @@ class Controller:
             )
         )
         record = replace(
-            record,
+            _concluded(record, found),
             start=end.start,
             end=end.end,
             first_sign=watch.first_sign,
             exit_status=end.status,
-            cause=found.kind.value,
-            summary=found.summary,
-            confidence=found.confidence,
-            blamed=found.blamed,
-            suspects=found.suspects,
-            avoided=found.avoided,
-            evidence=found.evidence,
-            fault=found.fault,
             srun_lines=tuple(watch.srun_lines[:40]),
             iteration_after=after.iteration,
             checkpoint_after=after.checkpoint,
-            checked=checks.is_known,
             failing_checks=tuple(self._failing_checks),
             failing_because=dict(self._failing_checks),
             older_checkpoint=older,
             restart=restart.answer.value,
             restart_confidence=restart.confidence,
             restart_why=restart.why,
-            failed_checks={name: list(failed) for name, failed in checks.failed.items()},
-            passed_checks={name: list(passed) for name, passed in checks.passed.items()},
         )
         self._write(record)
         if is_beyond and self._context.swaps_nodes:
@@ -502,22 +488,21 @@ class Controller:
             self._tee.line(f"tr11: the end marker cannot be read: {error}")
             return None
 
-    def _judge_checks(self, record: LaunchRecord) -> LaunchChecks:
-        """What the health checks of a launch said. One that fails everywhere condemns no node: it
-        is left out from now on, and the exclusions that rest on it are taken back.
+    def _judge_checks(self, record: LaunchRecord) -> LaunchRecord:
+        """The launch with what its health checks said. One that fails everywhere condemns no node:
+        it is left out from now on, and the exclusions that rest on it are taken back.
         """
-        reports = read_reports(self._folder, record.launch)
-        checks = of_reports(reports, record.start, self._failing_checks)
+        checked = with_checks(record, read_reports(self._folder, record.launch))
         are_machines = self._context.swaps_nodes or self._context.peers is not None
-        if not checks.failed or not are_machines:
-            return checks
-        failing = failing_everywhere(checks, read_launch_checks(self._folders()))
+        if not checked.failed_checks or not are_machines:
+            return checked
+        failing = failing_everywhere(checked, read_launches(self._folders()))
         if failing:
             self._failing_checks |= {check.name: str(check) for check in failing}
             why = f"{'; '.join(map(str, failing))}: it is not the nodes"
             self._mitigation.take_back_of_checks(failing, why)
             self._mitigation.wait()  # the next launch may need the nodes that come back
-        return checks
+        return checked
 
     def _whose_fault(
         self, record: LaunchRecord, watch: LaunchWatch, end: LaunchResult, marker: EndMarker | None
@@ -581,19 +566,6 @@ class Controller:
             *(folder for folder, _ in attempts_before(self._context.directory, self._job_id)),
         )
 
-    def _node_fault(self, record: LaunchRecord, found: Attribution) -> NodeFault:
-        return NodeFault(
-            self._job_id,
-            record.launch,
-            fault=found.fault,
-            reached=record.reached,
-            nodes=found.blamed or found.suspects,
-            summary=found.summary,
-            began_at=record.checkpoint_before,
-            is_suspicion=not found.blamed,
-            start=record.start,
-        )
-
     def _across_attempts(
         self, record: LaunchRecord, found: Attribution, is_beyond: bool
     ) -> Attribution:
@@ -615,19 +587,18 @@ class Controller:
             self._mitigation.clear_suspects(found.fault)
         if found.kind is not Kind.NODE:
             return found
-        last = self._node_fault(record, found)
+        last = NodeFault.of(self._job_id, _concluded(record, found))
         folders = self._folders()
-        before = read_node_faults(folders)
+        faults = read_faults(folders)
+        before = [fault for fault in faults if fault.nodes]
         others = same_elsewhere(last, before)
         if not others and last.is_suspicion:
-            good = read_good_use(folders)
-            return self._once_more(record, found, last, suspected_before(last, before, good))
+            known_before = suspected_before(last, before, read_launches(folders))
+            return self._once_more(record, found, last, known_before)
         if not others:
             return found
         better = of_software(found, last, others)
-        self._mitigation.take_back(
-            (*others, *of_one_family(last, read_faults(folders))), better.summary
-        )
+        self._mitigation.take_back((*others, *of_one_family(last, faults)), better.summary)
         return better
 
     def _once_more(
@@ -667,7 +638,7 @@ class Controller:
         """How often in a row this fault came at this step, since a person last let go what was held
         for one.
         """
-        last = self._node_fault(record, found)
+        last = NodeFault.of(self._job_id, _concluded(record, found))
         earlier = attempts_before(self._context.directory, self._job_id)
         unheld = takewhile(lambda entry: entry[1] is None or not entry[1].held, earlier)
         before = read_faults((self._folder, *(folder for folder, _ in unheld)))
@@ -1007,10 +978,27 @@ class Controller:
         return ""
 
 
-def _resting_on(found: Attribution, checks: LaunchChecks) -> tuple[str, ...]:
+def _concluded(record: LaunchRecord, found: Attribution) -> LaunchRecord:
+    """The launch with whose fault its end was."""
+    return replace(
+        record,
+        cause=found.kind.value,
+        summary=found.summary,
+        confidence=found.confidence,
+        blamed=found.blamed,
+        suspects=found.suspects,
+        avoided=found.avoided,
+        evidence=found.evidence,
+        fault=found.fault,
+    )
+
+
+def _resting_on(found: Attribution, launch: LaunchRecord) -> tuple[str, ...]:
     """The health checks on which the blame of a launch rests; none where it rests on something
     else.
     """
     if found.rule != "health":
         return ()
-    return tuple(name for name, nodes in checks.failed.items() if set(nodes) & set(found.blamed))
+    return tuple(
+        name for name, nodes in launch.failed_checks.items() if set(nodes) & set(found.blamed)
+    )

@@ -10,15 +10,15 @@ it is suspected again, and no other node was in between (`rundir.exclusion` has 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from msgspec import field
 from msgspec.structs import replace
 
 from tr11ops.cluster.hostlist import compress
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind, NodeReport
 from tr11ops.health.everywhere import fails_everywhere
+from tr11ops.rundir.attempts import LaunchRecord
 from tr11ops.rundir.exclusion import GOOD_SECONDS, Exclusion, NodeStanding, family
 from trainer.contract.record import Record
 
@@ -30,22 +30,6 @@ from trainer.contract.record import Record
 SOFTWARE_OR_DATA = "software or data, not the nodes"
 
 _CONDEMNED = re.compile(r"\S+: health check (?P<check>.+?): ")
-
-
-class LaunchChecks(Record):
-    """What the health checks said of the nodes of one launch. `start`: of the launch, seconds since
-    the epoch.
-
-    `failed` and `passed` are nodes by check, for each check that failed anywhere. `left_out`:
-    checks that were not run, because they fail everywhere. `is_known` is False where no node told
-    how its checks ended.
-    """
-
-    start: float
-    failed: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    passed: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    left_out: tuple[str, ...] = ()
-    is_known: bool = True
 
 
 class FailingCheck(Record):
@@ -66,10 +50,8 @@ class FailingCheck(Record):
         return f"health check {self.name} failed on {compress(self.nodes)}{others}"
 
 
-def of_reports(
-    reports: Iterable[NodeReport], start: float, left_out: Iterable[str] = ()
-) -> LaunchChecks:
-    """What the node agents' records say of one launch."""
+def with_checks(launch: LaunchRecord, reports: Iterable[NodeReport]) -> LaunchRecord:
+    """The launch with what its node agents say of the health checks."""
     told = [report for report in reports if report.bad_checks or report.passed_checks]
     failed: dict[str, list[str]] = {}
     for report in told:
@@ -78,11 +60,11 @@ def of_reports(
     passed = {
         name: [report.node for report in told if name in report.passed_checks] for name in failed
     }
-    return LaunchChecks(start, failed, passed, tuple(left_out), is_known=bool(told))
+    return replace(launch, checked=bool(told), failed_checks=failed, passed_checks=passed)
 
 
 def failing_everywhere(
-    last: LaunchChecks, before: Sequence[LaunchChecks]
+    last: LaunchRecord, before: Sequence[LaunchRecord]
 ) -> tuple[FailingCheck, ...]:
     """The checks of `last` that fail everywhere, with what earlier launches (`before`, newest
     first) saw of them.
@@ -90,25 +72,25 @@ def failing_everywhere(
     Of a node its newest answer counts. What was before a launch that passed the check says nothing:
     it was sound then.
     """
-    judged = (_gathered(name, last, before) for name in last.failed)
+    judged = (_gathered(name, last, before) for name in last.failed_checks)
     return tuple(one for one in judged if fails_everywhere(one.nodes, one.passed))
 
 
-def _gathered(name: str, last: LaunchChecks, before: Sequence[LaunchChecks]) -> FailingCheck:
-    failed, passed = set(last.failed[name]), set(last.passed.get(name, ()))
+def _gathered(name: str, last: LaunchRecord, before: Sequence[LaunchRecord]) -> FailingCheck:
+    failed, passed = set(last.failed_checks[name]), set(last.passed_checks.get(name, ()))
     since = last.start
     for one in before:
-        if not one.is_known or name in one.left_out:
+        if not one.checked or name in one.left_out_checks:
             continue
-        if name not in one.failed:
+        if name not in one.failed_checks:
             break
-        failed |= set(one.failed[name]) - passed
-        passed |= set(one.passed.get(name, ())) - failed
+        failed |= set(one.failed_checks[name]) - passed
+        passed |= set(one.passed_checks.get(name, ())) - failed
         since = one.start
     return FailingCheck(name, tuple(sorted(failed)), tuple(sorted(passed)), since)
 
 
-def all_failing_everywhere(launches: Sequence[LaunchChecks]) -> tuple[FailingCheck, ...]:
+def all_failing_everywhere(launches: Sequence[LaunchRecord]) -> tuple[FailingCheck, ...]:
     """The checks that failed everywhere at the time of any of these launches (newest first)."""
     return tuple(
         found
@@ -170,6 +152,30 @@ class NodeFault(Record):
     label: str = ""
     start: float = 0.0  # of the launch, seconds since the epoch
     may_be: tuple[str, ...] = ()  # nodes that may be at fault, also where the cause is unknown
+
+    @classmethod
+    def of(cls, job_id: str, launch: LaunchRecord, label: str = "") -> NodeFault:
+        """The fault that ended a launch."""
+        accused = launch.blamed or launch.suspects
+        is_node = launch.cause == Kind.NODE
+        nodes: tuple[str, ...] = ()
+        if is_node:
+            nodes = accused
+        elif launch.cause == Kind.SOFTWARE:
+            nodes = launch.suspects
+        return cls(
+            job_id,
+            launch.launch,
+            fault=launch.fault,
+            reached=launch.reached,
+            nodes=nodes,
+            summary=launch.summary,
+            began_at=launch.checkpoint_before,
+            is_suspicion=is_node and not launch.blamed,
+            label=label,
+            start=launch.start,
+            may_be=accused if launch.cause in {Kind.NODE, Kind.UNKNOWN} else (),
+        )
 
     @property
     def place(self) -> str:
@@ -251,41 +257,43 @@ def held_because(why: str, summary: str) -> str:
     return f"{why}: {summary}"
 
 
-class GoodUse(Record):
-    """Training that added something on these nodes. `start`: of the launch, seconds since the
-    epoch.
-    """
-
-    nodes: tuple[str, ...]
-    start: float
-    seconds: float
-
-
 def suspected_before(
-    last: NodeFault, before: Sequence[NodeFault], good: Sequence[GoodUse] = ()
+    last: NodeFault, before: Sequence[NodeFault], launches: Sequence[LaunchRecord] = ()
 ) -> tuple[NodeFault, ...]:
     """The suspicions just before `last` that were all of its nodes, newest first, up to the first
     one of others.
 
     `before`: newest first. A suspicion that proved to be the software's does not count, nor does
-    one after which the nodes have trained well for long enough.
+    one after which the nodes have trained well for long enough, in these launches.
     """
     found: list[NodeFault] = []
     for one in without_recurring(before):
         if not one.is_suspicion:
             continue
-        if not set(last.nodes) <= set(one.nodes) or _trained_well(last.nodes, one.start, good):
+        if not set(last.nodes) <= set(one.nodes) or _trained_well(last.nodes, one.start, launches):
             break
         found.append(one)
     return tuple(found)
 
 
-def _trained_well(nodes: Iterable[str], since: float, good: Sequence[GoodUse]) -> bool:
+def _trained_well(nodes: Iterable[str], since: float, launches: Sequence[LaunchRecord]) -> bool:
     """Whether each of these has trained well for long enough since then."""
+    later = [launch for launch in launches if launch.start > since]
     return all(
-        sum(one.seconds for one in good if node in one.nodes and one.start > since) >= GOOD_SECONDS
-        for node in nodes
+        sum(good_seconds(launch, node) for launch in later) >= GOOD_SECONDS for node in nodes
     )
+
+
+def good_seconds(launch: LaunchRecord, node: str) -> float:
+    """How long a node has trained well in a launch: one that added an iteration, and that holds
+    nothing against it.
+    """
+    accused = (*launch.blamed, *launch.suspects)
+    if launch.end is None or node not in launch.nodes or node in accused:
+        return 0.0
+    if (launch.iteration_after or 0) <= (launch.iteration_before or 0):
+        return 0.0
+    return launch.end - launch.start
 
 
 def of_standing(

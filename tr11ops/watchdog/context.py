@@ -7,13 +7,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from tr11ops.agent.recurrence import all_failing_everywhere, rests_on, without_recurring
-from tr11ops.agent.traces import node_fault, read_launch_checks
+from tr11ops.agent.recurrence import (
+    NodeFault,
+    all_failing_everywhere,
+    rests_on,
+    without_recurring,
+)
+from tr11ops.agent.traces import read_launches
 from tr11ops.base.observed import observed
+from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.observe.lease import read_holder
-from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict
+from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict, LaunchRecord
 from tr11ops.rundir.hold_store import read_holds, releasable
 from tr11ops.rundir.kill_switch import read_pause
 from tr11ops.rundir.paths import RunDirectory
@@ -59,28 +64,27 @@ def _blames(directory: RunDirectory) -> Iterator[Blame]:
     A fault that came back elsewhere is no node's, nor is a health check that fails everywhere:
     these blame no one.
     """
-    records: list[tuple[str, dict[str, Any]]] = [
-        (folder.name, read_json(path) or {})
-        for folder in _newest_attempts(directory)
+    folders = _newest_attempts(directory)
+    launches = [
+        (folder.name, LaunchRecord.of(read_json(path) or {}))
+        for folder in folders
         for path in sorted((folder / "launches").glob("*.json"))
     ]
-    faults = [fault for name, record in records if (fault := node_fault(name, record)) is not None]
-    recurring = set(faults) - set(without_recurring(faults))
-    failing = all_failing_everywhere(read_launch_checks(_newest_attempts(directory)))
-    for name, record in records:
-        confidence, end = record.get("confidence"), record.get("end")
-        if record.get("cause") != "node" or not isinstance(confidence, int | float):
+    faults = [NodeFault.of(job_id, launch) for job_id, launch in launches]
+    own = set(without_recurring([fault for fault in faults if fault.nodes]))
+    failing = all_failing_everywhere(read_launches(folders))
+    for fault, (job_id, launch) in zip(faults, launches, strict=True):
+        if launch.cause != Kind.NODE or launch.confidence is None or fault not in own:
             continue
-        if node_fault(name, record) in recurring:
+        when = launch.start if launch.end is None else launch.end
+        if rests_on(failing, launch.evidence, when):
             continue
-        why, lines = str(record.get("summary", "")), tuple(map(str, record.get("evidence") or ()))
-        if isinstance(end, int | float):
-            when = float(end)
-        else:
-            when = float(record.get("start") or 0.0)
-        if rests_on(failing, lines, when):
-            continue
-        for node in record.get("blamed") or ():
+        for node in launch.blamed:
             yield Blame(
-                str(node), float(confidence), why=why, job_id=name, time=when, evidence=lines
+                node,
+                launch.confidence,
+                why=launch.summary,
+                job_id=job_id,
+                time=when,
+                evidence=launch.evidence,
             )

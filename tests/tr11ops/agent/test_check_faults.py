@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tr11ops.agent.recurrence import LaunchChecks, acquitted, failing_everywhere, of_reports
+from tr11ops.agent.recurrence import acquitted, failing_everywhere, with_checks
 from tr11ops.agent.relaunch import (
     AllocationState,
     EndTask,
@@ -18,20 +18,20 @@ from tr11ops.agent.relaunch import (
 )
 from tr11ops.diagnose.attribution.attributors import attribute
 from tr11ops.diagnose.attribution.evidence import Evidence, Kind, NodeReport
+from tr11ops.rundir.attempts import LaunchRecord
 from tr11ops.rundir.exclusion import Exclusion
 
 FANS = "script:fans.sh"
 
 
-def launch(start: float, failed: str = "", passed: str = "", name: str = FANS) -> LaunchChecks:
+def launch(start: float, failed: str = "", passed: str = "", name: str = FANS) -> LaunchRecord:
     """A launch at `start` in which these nodes (one letter each) failed or passed one check."""
-    return LaunchChecks(
-        start, {name: [*failed]} if failed else {}, {name: [*passed]} if failed else {}
-    )
+    checks = {"failed_checks": {name: [*failed]}, "passed_checks": {name: [*passed]}}
+    return LaunchRecord(1, (), start, checked=True, **(checks if failed else {}))  # type: ignore[arg-type]
 
 
-UNTOLD = LaunchChecks(2.5, is_known=False)
-WITHOUT = LaunchChecks(2.5, left_out=(FANS,))
+UNTOLD = LaunchRecord(1, (), 2.5)
+WITHOUT = LaunchRecord(1, (), 2.5, checked=True, left_out_checks=(FANS,))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ WITHOUT = LaunchChecks(2.5, left_out=(FANS,))
     ],
 )
 def test_where_a_check_fails_everywhere(
-    last: LaunchChecks, before: list[LaunchChecks], nodes: str
+    last: LaunchRecord, before: list[LaunchRecord], nodes: str
 ) -> None:
     found = failing_everywhere(last, before)
     assert [one.nodes for one in found] == ([tuple(nodes)] if nodes else [])
@@ -65,7 +65,7 @@ def test_where_a_check_fails_everywhere(
         assert found[0].name == FANS and found[0].since == min(
             one.start
             for one in (last, *before)
-            if FANS in one.failed and set(one.failed[FANS]) & set(nodes)
+            if FANS in one.failed_checks and set(one.failed_checks[FANS]) & set(nodes)
         )
 
 
@@ -114,16 +114,11 @@ def test_reports_tell_who_failed_and_who_passed() -> None:
         NodeReport("a", 75, (f"{FANS}: fan: 3", "memory: full")), NodeReport("b", 0, (), passed_checks=(FANS, "memory")),
         NodeReport("c", None),
     )  # fmt: skip
-    found = of_reports(reports, 1.0, ("clock",))
-    assert found.failed == {FANS: ["a"], "memory": ["a"]} and found.passed == {
-        FANS: ["b"],
-        "memory": ["b"],
-    }
-    assert (
-        found.is_known
-        and found.left_out == ("clock",)
-        and not of_reports((NodeReport("c"),), 1.0).is_known
-    )
+    found = with_checks(WITHOUT, reports)
+    assert found.failed_checks == {FANS: ["a"], "memory": ["a"]}
+    assert found.passed_checks == {FANS: ["b"], "memory": ["b"]}
+    assert found.checked and found.left_out_checks == (FANS,)
+    assert not with_checks(WITHOUT, (NodeReport("c"),)).checked
 
 
 def evidence(*reports: NodeReport, **failing: str) -> Evidence:

@@ -4,13 +4,14 @@ whole histories.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tr11ops.agent.recurrence import (
-    GoodUse,
     NodeFault,
     Repetition,
     held_because,
@@ -27,8 +28,9 @@ from tr11ops.agent.recurrence import (
     suspects_to_try_without,
     without_recurring,
 )
-from tr11ops.agent.traces import node_fault
+from tr11ops.agent.traces import read_faults, read_launches
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
+from tr11ops.rundir.attempts import LaunchRecord
 from tr11ops.rundir.exclusion import Exclusion, NodeStanding
 
 FIRST = NodeFault(
@@ -111,8 +113,6 @@ def test_before_a_first_step_a_new_checkpoint_is_a_new_fault():
     assert same_elsewhere(faults[-1], faults[:-1]) == () and without_recurring(faults) == tuple(
         faults
     )
-    # of an older tr11
-    assert node_fault("11", {"cause": "node", "blamed": ["x2"], "fault": "f"}) is None
 
 
 def test_the_conclusion_says_where_and_blames_no_one():
@@ -146,11 +146,17 @@ def test_a_second_suspicion_of_one_node_counts():
     other = replace(first, nodes=("x9",), reached=20, fault="died: sigkill at 1")
     assert suspected_before(again, [other, first]) == ()  # another node is not fine
     assert suspected_before(again, [first, other]) == (first,)
-    well = GoodUse(("x2", "x9"), first.start + 1, 90_000.0)
+    began = first.start + 1
+    well = LaunchRecord(1, ("x2", "x9"), began, began + 90_000.0, iteration_after=7)
     assert suspected_before(again, [first], [well]) == ()  # it has trained well since
-    assert suspected_before(
-        again, [first], [replace(well, seconds=3600.0), replace(well, nodes=("x9",))]
-    ) == (first,)
+    for one in (
+        replace(well, end=began + 3600.0),
+        replace(well, nodes=("x9",)),
+        replace(well, iteration_before=7),
+        replace(well, suspects=("x2",)),
+        replace(well, end=None),
+    ):
+        assert suspected_before(again, [first], [one]) == (first,)
     found = Attribution(
         Kind.NODE, "rank 3 on x2: died", 0.78, suspects=("x2",), evidence=("srun",), fault="f"
     )
@@ -214,25 +220,27 @@ def test_only_automatic_exclusions_are_taken_back():
     assert innocent((mine, *others), "tr11", (FIRST,)) == (mine,)
 
 
-def test_a_launchs_record_tells_the_nodes_of_its_fault():
-    record = {
-        "launch": 2,
-        "cause": "node",
-        "fault": "f",
-        "blamed": ["x1"],
-        "suspects": ["x7"],
-        "reached": 4,
-    }
-    assert node_fault("11", record) == NodeFault("11", 2, "f", 4, ("x1",), "", may_be=("x1",))
-    assert node_fault("11", {**record, "cause": "software"}) == NodeFault(
-        "11", 2, "f", 4, ("x7",), ""
+def test_a_launch_tells_the_nodes_of_its_fault():
+    launch = LaunchRecord(
+        2, (), 0.0, cause="node", fault="f", blamed=("x1",), suspects=("x7",), reached=4
     )
-    suspicion = node_fault("11", {**record, "blamed": []})
+    fault = NodeFault.of("11", launch)
+    assert fault == NodeFault("11", 2, "f", 4, ("x1",), "", may_be=("x1",))
+    software = NodeFault.of("11", replace(launch, cause="software"))
+    assert software == NodeFault("11", 2, "f", 4, ("x7",), "")
+    suspicion = NodeFault.of("11", replace(launch, blamed=()))
     assert suspicion == NodeFault("11", 2, "f", 4, ("x7",), "", is_suspicion=True, may_be=("x7",))
-    bare = {"launch": 1, "cause": "node", "blamed": ["x1"], "reached": None}
-    assert node_fault("11", bare) == NodeFault("11", 1, "", None, ("x1",), may_be=("x1",))
-    for cause in ("unknown", "operator", None, 7):
-        assert node_fault("11", {**record, "cause": cause}) is None
+    unknown = NodeFault.of("11", replace(launch, cause="unknown"))
+    assert (unknown.nodes, unknown.may_be) == ((), ("x1",))
+
+
+def test_faults_are_those_that_no_one_asked_for(tmp_path: Path) -> None:
+    """Newest first; what is no record is left out."""
+    for number, cause in enumerate(("node", "operator", "", "unknown"), start=1):
+        LaunchRecord(number, ("x1",), 0.0, cause=cause).write(tmp_path / "11")
+    (tmp_path / "11" / "launches" / "5.json").write_text('{"launch": 5, "cause": 7}')
+    assert [fault.launch for fault in read_faults([tmp_path / "11"])] == [4, 1]
+    assert [launch.launch for launch in read_launches([tmp_path / "11"])] == [4, 3, 2, 1]
 
 
 faults = st.builds(
