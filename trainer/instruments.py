@@ -15,7 +15,7 @@ from trainer.engine import Engine, StepResult
 from trainer.metrics.throughput import ThroughputMeter
 from trainer.metrics.writer import Interval, MetricsWriter
 from trainer.parallel.mesh import Mesh
-from trainer.schedule.curriculum import sequence_length_at
+from trainer.schedule.path import sequence_length_at
 from trainer.schedule.progress import Progress
 from trainer.spikes.corruption_watch import CorruptionWatch
 

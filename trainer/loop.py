@@ -52,9 +52,8 @@ from trainer.model.kernels import kernel_for
 from trainer.parallel.agreement import RankGroup, is_of_others
 from trainer.parallel.mesh import Mesh, worker_device
 from trainer.pipeline.partial_losses import Measured
-from trainer.schedule.curriculum import sequence_length_at
 from trainer.schedule.learning_rate import LearningRatePlan
-from trainer.schedule.path import batch_size_at, path_of
+from trainer.schedule.path import batch_size_at, path_of, sequence_length_at
 from trainer.schedule.progress import Progress
 from trainer.schedule.rules import cross_problems
 from trainer.schedule.skip import Skipped

@@ -14,7 +14,7 @@ from tests.twin.runbook_scenarios import (
     submit,
 )
 from tests.twin.runbook_scene import Scene, cure
-from tr11ops.detect.runbooks import page_of
+from tr11ops.detect.registry import page_of
 from tr11ops.rundir.exclusions import exclude
 from tr11ops.twin.faults import inject
 from trainer.contract.end_marker import EndMarker

@@ -26,7 +26,7 @@ from tr11ops.base.shipped import read_shipped
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.slurm import SlurmScheduler
-from tr11ops.detect.runbooks import page_of
+from tr11ops.detect.registry import page_of
 from tr11ops.launch.rehearse import card_text
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.twin.faults import heal

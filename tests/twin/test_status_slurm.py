@@ -24,7 +24,7 @@ from tr11ops.observe import derived
 from tr11ops.observe.look import observe
 from tr11ops.observe.snapshot import RunFacts, Snapshot
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
-from tr11ops.status.build import status_of
+from tr11ops.status.assessment import status_of
 from tr11ops.status.care import nodes
 from tr11ops.twin.twin import Twin
 from tr11ops.watchdog.verdict import Verdict, VerdictWord, judge

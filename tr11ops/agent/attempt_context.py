@@ -17,8 +17,15 @@ from tr11ops.agent.relaunch import AllocationState
 from tr11ops.agent.step import LineTee
 from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import Unknown, observed
-from tr11ops.cluster.base import Job, JobState, Scheduler
-from tr11ops.cluster.node_states import StateAnswer, is_gone, is_silent, may_start
+from tr11ops.cluster.base import (
+    Job,
+    JobState,
+    Scheduler,
+    StateAnswer,
+    is_gone,
+    is_silent,
+    may_start,
+)
 from tr11ops.queue.queued_jobs import Ordering
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.exit_duration import JobTime, exit_time, too_short

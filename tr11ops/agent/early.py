@@ -24,12 +24,12 @@ from tr11ops.agent.controller import Controller
 from tr11ops.agent.step import LineTee, StopFlag
 from tr11ops.base.observed import known, observed
 from tr11ops.base.redact import one_line, signature
-from tr11ops.base.tail import tail_lines
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
 from tr11ops.launch.environment import SetupPlace, decisive_line, exit_words, setup_entry
 from tr11ops.launch.software import identify_code
 from trainer.contract.files import write_json
 from trainer.contract.record import Record
+from trainer.contract.state_file import tail_lines
 
 What = Literal["setup", "late", "agent", "node", "unmounted"]
 LINES_KEPT = 10

@@ -11,8 +11,7 @@ from tr11ops.agent.breaker import fault_of_end
 from tr11ops.agent.mitigation import Mitigation
 from tr11ops.agent.step import LineTee
 from tr11ops.base.errors import SchedulerError
-from tr11ops.cluster.base import Job, JobState
-from tr11ops.cluster.node_states import lost_words
+from tr11ops.cluster.base import Job, JobState, lost_words
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
 from trainer.contract.attempt import ExitTime, request_stop
 

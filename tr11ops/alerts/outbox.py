@@ -28,7 +28,6 @@ from msgspec.structs import replace
 from tr11ops.alerts.state import Message
 from tr11ops.alerts.store import alerts_folder
 from tr11ops.base.observed import cause
-from tr11ops.base.retry import RetryPolicy
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.documents import document, read_record
 from trainer.contract.files import write_atomically, write_beside, write_json
@@ -295,6 +294,8 @@ def delay(name: str, attempts: int, is_refused: bool) -> float:
 
     So that a server which comes back is not met by all messages at once.
     """
+    from tr11ops.base.retry import RetryPolicy
+
     longest = LONGEST_DELAY_REFUSED if is_refused else LONGEST_DELAY
     share = (
         int.from_bytes(hashlib.sha256(f"{name}:{attempts}".encode()).digest()[:4], "big") / 2**32

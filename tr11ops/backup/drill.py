@@ -20,7 +20,6 @@ from pathlib import Path
 
 from tr11ops.backup.archive_round import summarise
 from tr11ops.backup.base import Archive
-from tr11ops.backup.ledger import DrillRecord, write_drill
 from tr11ops.backup.restore import restore_checkpoint
 from tr11ops.backup.round_values import ArchiveLock, BackupContext
 from tr11ops.backup.service import note_record
@@ -30,7 +29,7 @@ from tr11ops.base.observed import cause
 from tr11ops.base.units import duration
 from tr11ops.cron.runner import child_environment
 from tr11ops.rundir.checkpoint_digests import note_numbers
-from tr11ops.rundir.copies import CopyRecord
+from tr11ops.rundir.copies import CopyRecord, DrillRecord, write_drill
 from trainer.contract.manifest import Manifest
 from trainer.contract.record import Record
 

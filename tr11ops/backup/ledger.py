@@ -1,8 +1,6 @@
-"""What the rounds leave for others to read: one file for each archive, the last drill, and the
-summary of all.
+"""What the rounds leave for others to read: one file for each archive, and the summary of all.
 
     state/backup/archives/NAME.json    the last round of one archive: success, fault, rate, re-reading
-    state/backup/drill.json            the last restore that was tried
     state/backup/status.json           for tr11 status and the alerts; made of the records, so it can be made again
 
 The summary's `time` is that of the last success at any archive: absent before the first.
@@ -16,7 +14,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from tr11ops.base.newer import replace_json
-from tr11ops.rundir.copies import CopyRecord, read_copies
+from tr11ops.rundir.copies import CopyRecord, backup_folder, read_copies
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.documents import document, read_record
 from trainer.contract.record import Finite, JsonObject, Record
@@ -49,24 +47,6 @@ class ArchiveState(Record):
     schema: int = SCHEMA
 
 
-class DrillRecord(Record):
-    """One restore that was tried: from where, which step, and what came of it."""
-
-    time: Finite
-    archive: str
-    step: int
-    passed: bool
-    message: str = ""
-    bytes: int = 0
-    seconds: Finite = 0.0
-    schema: int = SCHEMA
-
-
-def backup_folder(directory: RunDirectory) -> Path:
-    """state/backup."""
-    return directory.paths.state / "backup"
-
-
 def archive_file(directory: RunDirectory, archive: str) -> Path:
     """Where the last round of an archive is on record."""
     return backup_folder(directory) / "archives" / f"{archive}.json"
@@ -92,21 +72,6 @@ def last_state(directory: RunDirectory, archive: str) -> ArchiveState | None:
 def write_archive_state(directory: RunDirectory, state: ArchiveState) -> None:
     """Put a round on record. Raises OSError."""
     replace_json(archive_file(directory, state.archive), document(state), SCHEMA)
-
-
-def drill_file(directory: RunDirectory) -> Path:
-    """Where the last drill is on record."""
-    return backup_folder(directory) / "drill.json"
-
-
-def read_drill(directory: RunDirectory) -> DrillRecord | None:
-    """The last drill; None where there was none. Raises OSError, ValueError."""
-    return read_record(DrillRecord, drill_file(directory), "the record of a drill", SCHEMA)
-
-
-def write_drill(directory: RunDirectory, drill: DrillRecord) -> None:
-    """Put a drill on record. Raises OSError."""
-    replace_json(drill_file(directory), document(drill), SCHEMA)
 
 
 # ----------------------------------------------------------------------------- the summary

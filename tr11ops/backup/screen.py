@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tr11ops.backup.due import CopyPlan, Due
-from tr11ops.backup.ledger import ArchiveState, DrillRecord, damage_line, standing
+from tr11ops.backup.ledger import ArchiveState, damage_line, standing
 from tr11ops.backup.source import read_source
 from tr11ops.base.errors import CopyError
 from tr11ops.base.units import counted, duration, first_few, size
-from tr11ops.rundir.copies import CopyRecord
+from tr11ops.rundir.copies import CopyRecord, DrillRecord
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.documents import document
 from trainer.contract.record import JsonObject, Record

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from tr11ops.backup.archives import is_folder, open_archive
 from tr11ops.backup.base import Archive
 from tr11ops.backup.folder import MARKER_FILE
-from tr11ops.backup.ledger import ArchiveState, drill_file, last_state, read_drill
+from tr11ops.backup.ledger import ArchiveState, last_state
 from tr11ops.base.errors import ArchiveError, ArchivePermanentError
 from tr11ops.base.units import duration
 from tr11ops.rundir.clocks import Clocks
@@ -32,8 +32,10 @@ from tr11ops.rundir.copies import (
     CopyRecord,
     Kind,
     Receipt,
+    drill_file,
     read_copies,
     read_copy,
+    read_drill,
     write_copy,
 )
 from tr11ops.rundir.paths import RunDirectory

@@ -189,3 +189,8 @@ def iso_time(moment: float | None) -> str | None:
         return datetime.fromtimestamp(moment, tz=UTC).isoformat(timespec="seconds")
     except (ValueError, OverflowError, OSError):
         return None
+
+
+def format_time_limit(seconds: int) -> str:
+    """`seconds` as Slurm reads it, HH:MM:SS (hours may exceed 24)."""
+    return f"{seconds // 3600:02d}:{seconds % 3600 // 60:02d}:{seconds % 60:02d}"

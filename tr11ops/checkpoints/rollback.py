@@ -36,10 +36,9 @@ from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, chec
 from trainer.contract.files import host_name, now, write_atomically
 from trainer.contract.lease import LeaseClaim, LeaseFolder, clocks_of, trained_into
 from trainer.contract.metrics_record import StepRecord
-from trainer.contract.record import Record
+from trainer.contract.record import IterationRange, Record
 from trainer.contract.recovery import (
     BY_HAND,
-    IterationRange,
     Moves,
     PendingMoves,
     RecoveryEvent,

@@ -10,7 +10,7 @@ import typer
 from tr11ops.backup.archive_round import plan_of, rows_of
 from tr11ops.backup.archives import folder_fault
 from tr11ops.backup.data_sets import data_states
-from tr11ops.backup.ledger import read_archive_state, read_drill
+from tr11ops.backup.ledger import read_archive_state
 from tr11ops.backup.round_values import RoundRequest, owner_of
 from tr11ops.backup.screen import ArchiveView, BackupStatus, status_lines, status_value
 from tr11ops.backup.service import rebuild
@@ -31,7 +31,7 @@ from tr11ops.cli.backup_run import (
 from tr11ops.cli.common import directory_of, in_time, require_directory, say
 from tr11ops.cli.context import JSON, RunContext
 from tr11ops.logs.lines import plain
-from tr11ops.rundir.copies import read_copies
+from tr11ops.rundir.copies import read_copies, read_drill
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard

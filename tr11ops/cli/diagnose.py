@@ -20,11 +20,10 @@ from tr11ops.cli.common import JsonOption, in_time, open_reader, say
 from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.logs import attempt_named, byte_progress
 from tr11ops.cluster.slurm_command import PatientOnce
-from tr11ops.detect.nodes_left import exclusion_limit
+from tr11ops.detect.nodes_left import exclusion_limit, without_bad_nodes
 from tr11ops.detect.numbers import loss_not_finite
-from tr11ops.detect.runbooks import page_of, page_of_word
+from tr11ops.detect.registry import page_of, page_of_word
 from tr11ops.detect.unfinished_end import if_the_data_are_at_fault
-from tr11ops.detect.without_node import without_bad_nodes
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.diagnose.diagnosis import Diagnosis
 from tr11ops.diagnose.signature import FaultClass, NextStep

@@ -30,7 +30,7 @@ from tr11ops.cron.runner import KEPT_CARD
 from tr11ops.launch.session import LaunchJob
 from tr11ops.runcard.card import CardError, card_from_resolved
 from tr11ops.rundir.journal import user_name
-from tr11ops.status.build import status_of
+from tr11ops.status.assessment import status_of
 from tr11ops.watchdog.pulse import Actuator, Pulse, WatchedRun, take_pulse, tell_of_silence
 
 if TYPE_CHECKING:

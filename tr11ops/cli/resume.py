@@ -21,8 +21,8 @@ from tr11ops.queue.held_jobs import can_modify, held_jobs, record_of, release
 from tr11ops.queue.stop import StopView, leaving
 from tr11ops.rundir.hold_store import HoldRecord, held_by_tr11, read_holds
 from tr11ops.rundir.paths import RunDirectory, remove_stop_file
-from trainer.contract.record import Record
-from trainer.contract.recovery import IterationRange, read_recovery
+from trainer.contract.record import IterationRange, Record
+from trainer.contract.recovery import read_recovery
 from trainer.contract.requests import read_request
 
 RESUME_SCHEMA = 1

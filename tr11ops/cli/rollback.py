@@ -36,7 +36,8 @@ from tr11ops.observe.files import read_steps
 from tr11ops.rundir.claims import ClaimTaken
 from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.errors import RangeError
-from trainer.contract.recovery import IterationRange, RecoveryRecord, read_recovery
+from trainer.contract.record import IterationRange
+from trainer.contract.recovery import RecoveryRecord, read_recovery
 from trainer.schedule.skip import parse_range
 
 if TYPE_CHECKING:

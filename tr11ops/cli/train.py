@@ -25,8 +25,7 @@ from tr11ops.launch.preflight import preflight
 from tr11ops.launch.submit import hold_launch_lock, keep_inputs
 from tr11ops.runcard.card import RunCard, load_card, paths_of_refused, resolved
 from tr11ops.runcard.check import Level, verdict
-from tr11ops.runcard.load import apply_overrides, read_tables
-from tr11ops.runcard.secret_references import values_here
+from tr11ops.runcard.load import apply_overrides, read_tables, values_here
 from tr11ops.rundir.journal import Journal, user_name
 from tr11ops.rundir.paths import new_tag
 from trainer.config.base import CardError

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tr11ops.base.shipped import read_shipped
+from tr11ops.base.units import format_time_limit
 from tr11ops.cluster.base import BatchRequest
 from tr11ops.cluster.passed_options import with_gpus
 
@@ -59,11 +60,6 @@ def script_engine() -> jinja2.Environment:
 
 
 FLAG = object()  # the value of an option that takes none
-
-
-def format_time_limit(seconds: int) -> str:
-    """`seconds` as Slurm reads it, HH:MM:SS (hours may exceed 24)."""
-    return f"{seconds // 3600:02d}:{seconds % 3600 // 60:02d}:{seconds % 60:02d}"
 
 
 def sbatch_options(request: BatchRequest) -> list[str]:

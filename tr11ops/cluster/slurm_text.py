@@ -12,9 +12,8 @@ from typing import Any
 
 from tr11ops.base.errors import HostlistError
 from tr11ops.cluster.arrays import NO_TASK, task_numbers
-from tr11ops.cluster.base import Job, JobState, Node, Partition
+from tr11ops.cluster.base import Job, JobState, Node, Partition, state_words
 from tr11ops.cluster.hostlist import expand
-from tr11ops.cluster.node_states import state_words
 from tr11ops.cluster.passed_options import gpu_count, gpu_kind_of, gpus_of
 
 SEPARATOR = "\x1f"

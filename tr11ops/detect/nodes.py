@@ -18,6 +18,7 @@ from tr11ops.detect.nodes_left import (
     cannot_return,
     excluded_in_partition,
     exclusion_limit,
+    fault_of_cap,
     is_last_meant,
     lost_nodes,
     needed_next,
@@ -25,14 +26,15 @@ from tr11ops.detect.nodes_left import (
     note_for_site,
     partition_of,
     spare_nodes,
+    start_next,
     take_back,
     training_count,
     unusable_nodes,
     usable_nodes,
     what_may_be_lost,
+    without_bad_nodes,
 )
 from tr11ops.detect.unfinished_end import known_ends, unfinished_attempts
-from tr11ops.detect.without_node import fault_of_cap, start_next, without_bad_nodes
 from tr11ops.observe import derived
 from tr11ops.observe.lost_host import batch_host, has_lost_its_host, is_zombie
 from tr11ops.observe.snapshot import Attempt, Snapshot

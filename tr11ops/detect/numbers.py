@@ -11,9 +11,8 @@ from tr11ops.base.units import counted, duration
 from tr11ops.detect import series
 from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.detect.nodes_left import excluded_nodes
-from tr11ops.detect.pass_over import after_passing, is_rollback, iterations, pass_over
-from tr11ops.detect.without_node import exclude_command, start_again
+from tr11ops.detect.nodes_left import exclude_command, excluded_nodes, start_again
+from tr11ops.detect.saved import after_passing, is_rollback, iterations, pass_over
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import SOUND_LOSSES, Snapshot, Step
 from tr11ops.observe.training import Corruption

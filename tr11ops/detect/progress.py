@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from tr11ops.base.observed import Unknown, known
-from tr11ops.base.units import counted, duration, size
+from tr11ops.base.units import counted, duration, first_few, size
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.detect import ranks
 from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.detect.kept_stacks import culprit, names_culprit, stacks_since, way_out
+from tr11ops.detect.nodes_left import exclude_command
 from tr11ops.observe import derived, normal_silence
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.observe.training import TRAINING_PHASES
+from tr11ops.rundir.kept_stacks import KeptStacks
 from trainer.contract.phases import Heartbeat
 from trainer.contract.record import Record
 
@@ -179,12 +179,12 @@ def _hangs_of(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
             f"no sign of life for {duration(liveness.silent_for(snapshot.time))} while {liveness.phase}"
             f" (normal: up to {duration(liveness.patience)})"
         )
-        found = ranks.standing(beats, derived.seconds_per_iteration(snapshot))
+        found = progress_of_ranks(beats, derived.seconds_per_iteration(snapshot))
         yield _hang(
             snapshot,
             job,
             how=how,
-            evidence=ranks.describe(found, snapshot.time),
+            evidence=odd_ranks(found, snapshot.time),
             since=liveness.time,
         )
         return
@@ -192,13 +192,11 @@ def _hangs_of(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
     if still:
         since = max(beat.time for beat in still)
         how = (
-            f"{len(still)} of {counted(len(beats), 'rank')}, on {ranks.nodes_of(still)}, stand still for"
+            f"{len(still)} of {counted(len(beats), 'rank')}, on {nodes_of(still)}, stand still for"
             f" {duration(snapshot.time - since)} (normal: up to {duration(liveness.patience)})"
         )
-        found = ranks.RankProgress(beats, still)
-        yield _hang(
-            snapshot, job, how=how, evidence=ranks.describe(found, snapshot.time), since=since
-        )
+        found = RankProgress(beats, still)
+        yield _hang(snapshot, job, how=how, evidence=odd_ranks(found, snapshot.time), since=since)
         return
     yield from _by_stacks(snapshot, job, liveness)
 
@@ -214,9 +212,9 @@ def _by_stacks(snapshot: Snapshot, job: Job, liveness: derived.Liveness) -> Iter
         f"no iteration after {found.iteration} for {duration(snapshot.time - found.since)}"
         f" (normal: up to {duration(found.patience)})"
     )
-    standing = ranks.standing(derived.beats_of(snapshot, job), found.pace)
+    standing = progress_of_ranks(derived.beats_of(snapshot, job), found.pace)
     yield _hang(
-        snapshot, job, how=how, evidence=ranks.describe(standing, snapshot.time), since=found.since
+        snapshot, job, how=how, evidence=odd_ranks(standing, snapshot.time), since=found.since
     )
 
 
@@ -333,3 +331,124 @@ def _of_logs(snapshot: Snapshot, job: Job, title: str, reason: str) -> Finding:
         fix=derived.command(snapshot, "checkpoint-now --wait"),
         then=(derived.command(snapshot, "kill --wait"), derived.command(snapshot, "resume")),
     )
+
+
+# What the stacks that were kept of a hang say of it.
+
+HANGING = frozenset({"hung", "stalled"})  # detectors of jobs whose workers' stacks say why
+
+
+def stacks_since(snapshot: Snapshot, job: Job, moment: float | None) -> KeptStacks | None:
+    """The stacks of this job that were taken after a moment; None where there are none: older ones
+    are of another hang.
+    """
+    names = derived.identifiers(job)
+    found = [one for one in known(snapshot.training.stacks, ()) if one.job_id in names]
+    return next((one for one in found if moment is not None and one.time >= moment), None)
+
+
+def culprit(kept: KeptStacks | None) -> str:
+    """Who holds the others up, in a few words: `rank 5 on node tw07 is stopped (SIGSTOP)`; "" where
+    no rank does.
+    """
+    if kept is None or not kept.ranks:
+        return ""
+    return kept.sentence.partition(";")[0]
+
+
+def names_culprit(kept: KeptStacks | None) -> bool:
+    """Whether one look at the stacks is enough to say that the ranks of one node hold all others
+    up.
+    """
+    return kept is not None and kept.is_certain and bool(kept.ranks) and len(kept.nodes) == 1
+
+
+def way_out(snapshot: Snapshot, job: Job, kept: KeptStacks | None) -> tuple[str, ...]:
+    """What to type, one command after another: a look while nothing was kept of the hang; to leave
+    out the node that surely causes it; to end the job, which cannot save; to go on.
+    """
+    end = derived.command(snapshot, "kill --now --wait"), *derived.go_on(snapshot)
+    if kept is None:
+        return derived.command(snapshot, f"stacks --job {job.job_id}"), *end
+    if not names_culprit(kept):
+        return end
+    return exclude_command(snapshot, kept.nodes[0], culprit(kept)), *end
+
+
+# Which ranks do not stand where the others stand: the first thing to know of a training that hangs.
+
+# per iteration; heartbeats are a second apart at least, so ranks may then show different ones
+QUICK_SECONDS = 2.0
+# ranks that began the same last step have heartbeats no further apart than that
+APART_SECONDS = 1.0
+
+
+class RankProgress(Record):
+    """All ranks' last heartbeats, and those of the odd ones out: fewer than half, behind or in
+    another phase.
+    """
+
+    beats: tuple[Heartbeat, ...]
+    odd: tuple[Heartbeat, ...]
+
+    @property
+    def rest(self) -> tuple[Heartbeat, ...]:
+        odd = frozenset(self.odd)
+        return tuple(beat for beat in self.beats if beat not in odd)
+
+
+def progress_of_ranks(beats: tuple[Heartbeat, ...], pace: float | None) -> RankProgress:
+    """Who is odd among ranks that should be together. `pace`: seconds per iteration, None where it
+    is not known.
+    """
+    if not beats:
+        return RankProgress((), ())
+    top, newest = max(beat.iteration for beat in beats), max(beat.time for beat in beats)
+    quick = pace is not None and pace < QUICK_SECONDS
+    behind = tuple(
+        beat
+        for beat in beats
+        if beat.iteration < top and (not quick or newest - beat.time > APART_SECONDS)
+    )
+    if not behind:
+        usual = Counter(beat.phase for beat in beats).most_common(1)[0][0]
+        behind = tuple(beat for beat in beats if beat.phase != usual)
+    elif 2 * len(behind) >= len(beats):  # then a few are ahead
+        behind = tuple(beat for beat in beats if beat not in behind)
+    return RankProgress(beats, behind if 2 * len(behind) < len(beats) else ())
+
+
+def nodes_of(beats: tuple[Heartbeat, ...]) -> str:
+    """The nodes of these ranks, by name, shortened: `n07, n11`."""
+    return first_few(sorted({beat.host for beat in beats}))
+
+
+def odd_ranks(found: RankProgress, now: float, most: int = 3) -> tuple[str, ...]:
+    """Evidence lines: first who is odd, or that no one is; then the ranks that stood still first."""
+    shown = found.odd or found.beats
+    if found.odd:
+        count, rest = len(found.odd), found.rest
+        if count == 1:
+            who = f"rank {found.odd[0].rank} is"
+        else:
+            who = f"{count} of {counted(len(found.beats), 'rank')} are"
+        first = f"{who} the odd one{'s' * (count > 1)} out, on {nodes_of(found.odd)}; the other {len(rest)}: "
+        lines = [first + _place(rest)]
+    elif len(found.beats) > 1:
+        every = f"all {counted(len(found.beats), 'rank')}"
+        lines = [f"{every} stand together ({_place(found.beats)}): their heartbeats name no node"]
+    else:
+        lines = []
+    oldest = sorted(shown, key=lambda beat: (beat.iteration, beat.time))[:most]
+    return (*lines, *(_line(beat, now) for beat in oldest))
+
+
+def _place(beats: tuple[Heartbeat, ...]) -> str:
+    phases = " or ".join(phase for phase, _ in Counter(beat.phase for beat in beats).most_common(2))
+    low, high = min(beat.iteration for beat in beats), max(beat.iteration for beat in beats)
+    return f"{phases}, iteration {low}" + (f" to {high}" if high > low else "")
+
+
+def _line(beat: Heartbeat, now: float) -> str:
+    age = duration(max(0.0, now - beat.time))
+    return f"rank {beat.rank} on {beat.host}: {beat.phase}, iteration {beat.iteration}, {age} ago"

@@ -11,15 +11,13 @@ from tr11ops.cluster.arrays import array_number, covers, names_of
 from tr11ops.cluster.pending_reasons import Cause, Wait, reason_of_job
 from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import HELD_FOR_FAULT, Finding, Severity
-from tr11ops.detect.nodes_left import fewer_spares, usable_nodes
+from tr11ops.detect.nodes_left import after_hold, fewer_spares, usable_nodes
 from tr11ops.detect.unfinished_end import is_bad, passes_over_the_data
-from tr11ops.detect.without_node import after_hold
 from tr11ops.observe import derived
 from tr11ops.observe.forecast import end_of, no_cover, queue_coverage_seconds, trains_on
 from tr11ops.observe.placement import misplaced
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.queue.held_jobs import held_jobs, record_of
-from tr11ops.queue.repair import way_out
+from tr11ops.queue.held_jobs import held_jobs, record_of, way_out
 from tr11ops.rundir.hold_store import HoldRecord
 
 WANT_OF_NODES = "nodes"  # as `fault`: it asks for more than can be used

@@ -13,6 +13,7 @@ from tr11ops.cluster.pending_reasons import PARTITION_CLOSED, Cause, Wait, reaso
 from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.nodes_left import (
+    fault_of_cap,
     fewer_spares,
     needed_next,
     nodes_of_partition,
@@ -20,12 +21,11 @@ from tr11ops.detect.nodes_left import (
     take_back,
     usable_nodes,
 )
-from tr11ops.detect.without_node import fault_of_cap
 from tr11ops.observe import derived
 from tr11ops.observe.forecast import queue_coverage_seconds
 from tr11ops.observe.placement import is_shut
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.queue.repair import way_out
+from tr11ops.queue.held_jobs import way_out
 from tr11ops.rundir.exclusion import Exclusion
 
 NIGHT_SECONDS = 12 * derived.HOUR

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from statistics import fmean, median, median_high
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -16,16 +17,17 @@ from tr11ops.cluster.hostlist import compress
 from tr11ops.detect import series
 from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.detect.slow_ranks import SlowRank, slow_ranks, windows_to_last
-from tr11ops.detect.without_node import exclude_command, start_again, why_no_other
+from tr11ops.detect.nodes_left import exclude_command, start_again, why_no_other
 from tr11ops.observe import derived, normal_silence
 from tr11ops.observe.forecast import LAST_LINES, last_lines
 from tr11ops.observe.snapshot import Snapshot, Step
 from tr11ops.observe.training import TRAINING_PHASES
-from trainer.contract.compute_record import EVERY_STEPS
 from trainer.contract.metrics_record import StepRecord
 from trainer.contract.phases import Heartbeat
 from trainer.contract.record import Record
+
+if TYPE_CHECKING:
+    from tr11ops.detect.slow_ranks import SlowRank
 
 HISTORY_LINES = 100
 LEAST_HISTORY = 20  # lines of the same launch before its speed is known
@@ -122,17 +124,21 @@ def is_measured_still(snapshot: Snapshot, found: Slowdown) -> bool:
 
     They are written every ten steps; what has none after twenty is not waited for.
     """
-    newest = max(
-        (times.iteration for times in known(snapshot.training.compute_times, ())), default=None
-    )
-    if newest is None or found.final >= found.began + 2 * EVERY_STEPS:
+    times = known(snapshot.training.compute_times, ())
+    if not times:
         return False
-    return newest < found.began + EVERY_STEPS
+    from trainer.contract.compute_record import EVERY_STEPS
+
+    if found.final >= found.began + 2 * EVERY_STEPS:
+        return False
+    return max(one.iteration for one in times) < found.began + EVERY_STEPS
 
 
 def _what_ranks_say(snapshot: Snapshot, found: Slowdown) -> Iterator[str]:
     if not known(snapshot.training.compute_times, ()):
         return
+    from trainer.contract.compute_record import EVERY_STEPS
+
     if is_measured_still(snapshot, found):
         yield f"whether it is one node, the ranks' own compute times say from iteration {found.began + EVERY_STEPS} on"
     else:
@@ -337,11 +343,14 @@ def _finding(snapshot: Snapshot, node: str, evidence: list[str], is_sure: bool) 
 
 def _computing(snapshot: Snapshot, nodes: set[str]) -> Iterator[tuple[str, str]]:
     """Nodes with slow ranks, and the slowest of them."""
+    measured = known(snapshot.training.compute_times, ())
+    if not measured:
+        return
+    from tr11ops.detect.slow_ranks import slow_ranks, windows_to_last
+
     by_node: dict[str, list[SlowRank]] = {}
     windows = windows_to_last(derived.seconds_per_iteration(snapshot))
-    for found in slow_ranks(
-        known(snapshot.training.compute_times, ()), snapshot.run.watch.slow_percent, windows
-    ):
+    for found in slow_ranks(measured, snapshot.run.watch.slow_percent, windows):
         if found.times.host in nodes:
             by_node.setdefault(found.times.host, []).append(found)
     for node, found_here in by_node.items():

@@ -12,8 +12,8 @@ from tr11ops.base.redact import signature
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import NO_CAUSE, Finding, Severity
-from tr11ops.detect.pass_over import after_passing, iterations, pass_over
-from tr11ops.detect.without_node import after_hold
+from tr11ops.detect.nodes_left import after_hold
+from tr11ops.detect.saved import after_passing, iterations, pass_over
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Attempt, Snapshot
 from tr11ops.observe.training import TRAINING_PHASES, LaunchEnd

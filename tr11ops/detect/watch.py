@@ -9,7 +9,7 @@ from tr11ops.base.observed import known, seen
 from tr11ops.base.units import duration
 from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.detect.without_node import exclude_command, start_again
+from tr11ops.detect.nodes_left import exclude_command, start_again
 from tr11ops.observe import derived
 from tr11ops.observe.clock import skews
 from tr11ops.observe.snapshot import Snapshot

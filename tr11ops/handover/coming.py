@@ -25,7 +25,7 @@ from tr11ops.observe.forecast import (
     queue_coverage_seconds,
 )
 from tr11ops.observe.snapshot import EqualSteps, Snapshot, weight_at, work
-from tr11ops.status.build import forecast_of
+from tr11ops.status.assessment import forecast_of
 from tr11ops.status.extra_observations import ExtraObservations
 
 if TYPE_CHECKING:

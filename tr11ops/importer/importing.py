@@ -32,7 +32,7 @@ from tr11ops.runcard.card import RunCard, load_card
 from tr11ops.runcard.load import apply_overrides, dotted, overridden_keys
 from tr11ops.runcard.toml_writer import write_card
 from trainer.config.card import CardError, Problem
-from trainer.config.initial_std import WHAT_IT_COST, too_large
+from trainer.config.model import WHAT_IT_COST, too_large
 from trainer.schedule import flops
 
 # Defects of shape: divisibility, left-over widths, initial weights too large, fused kernels.

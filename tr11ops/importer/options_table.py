@@ -25,7 +25,7 @@ from tr11ops.importer.options import (
     whole_if_possible,
 )
 from tr11ops.importer.results import LeftReason
-from trainer.config.optimizer_names import OLD_NAMES
+from trainer.config.model import OLD_NAMES
 
 # Options of the old trainer that are no key of the run card by themselves, and why. Part of
 # `options_table`.

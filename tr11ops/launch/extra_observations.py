@@ -119,7 +119,7 @@ def read_clocks(paths: RunPaths, now: float) -> tuple[ClockFacts, ...]:
 
 def clock_of_file_system(folder: Path) -> ClockFacts:
     """This machine's clock against the file system's. Raises OSError where nothing can be written."""
-    from trainer.contract.lease import file_system_time
+    from trainer.contract.files import file_system_time
 
     here, stamped = file_system_time(folder)
     return ClockFacts("this machine", here - stamped, "the file system")

@@ -46,7 +46,7 @@ from tr11ops.observe.ownership import Ownership, why_unmounted
 from tr11ops.observe.snapshot import KillSwitch
 from tr11ops.runcard.attention import device_type
 from tr11ops.runcard.card import RunCard
-from tr11ops.runcard.secret_references import unset_here
+from tr11ops.runcard.load import unset_here
 from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.cron_records import PeriodicJobState, read_jobs
 from tr11ops.rundir.datasets import (

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from tr11ops.base.observed import Observed, Unknown
 from tr11ops.base.robust import usual_step_seconds
-from tr11ops.base.tail import tail_lines
 from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import Node
 from tr11ops.cluster.site import Grants, Reservation, ResourceBudget, ResourceLimit
@@ -24,6 +23,7 @@ from tr11ops.runcard.speed import RunHistory
 from trainer.contract.metrics_record import STEP, VALIDATION, MetricsRecord, parse_record
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
+from trainer.contract.state_file import tail_lines
 
 # Whether what the site grants lasts for what is launched: the reservation's end, the hours that
 # are left. Pure.

@@ -22,7 +22,7 @@ from tr11ops.cluster.sbatch_options import code_root, script_engine, script_opti
 from tr11ops.launch.facts import LaunchRequest
 from tr11ops.runcard.card import PathBase, RunCard, resolved
 from tr11ops.runcard.exit_duration import ExitPlan, exit_plan, resolved_with_exit
-from tr11ops.runcard.secret_references import references
+from tr11ops.runcard.load import references
 from tr11ops.runcard.sections import requested
 from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.hold_store import unmarked

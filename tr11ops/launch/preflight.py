@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from tr11ops.base.observed import Unknown, known
-from tr11ops.base.units import counted, duration
+from tr11ops.base.units import counted, duration, format_time_limit
 from tr11ops.cluster.base import Node, Partition
 from tr11ops.cluster.capacity import Lack, NodeNeed, lacking
 from tr11ops.cluster.passed_options import memory_megabytes, options_of, shown
-from tr11ops.cluster.sbatch_options import format_time_limit
 from tr11ops.cluster.site import Reservation, SiteRules
 from tr11ops.launch.chain import chain_checks, coverage_checks, coverage_of, site_checks
 from tr11ops.launch.container import container_checks

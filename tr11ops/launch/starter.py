@@ -14,9 +14,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from tr11ops.base.errors import Refusal
-from tr11ops.base.units import counted
+from tr11ops.base.units import counted, format_time_limit
 from tr11ops.cluster.base import Node, Partition
-from tr11ops.cluster.sbatch_options import format_time_limit
 from tr11ops.cluster.site import SiteRules
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.docs import meaning_of

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from tr11ops.base.errors import ExclusionError, SchedulerError
 from tr11ops.base.observed import cause
 from tr11ops.cluster.arrays import covered
-from tr11ops.cluster.base import Job, JobState, Scheduler
-from tr11ops.cluster.node_states import StateAnswer, may_start
+from tr11ops.cluster.base import Job, JobState, Scheduler, StateAnswer, may_start
 from tr11ops.nodes.view import QueueChange, queue_changes
 from tr11ops.queue.queued_jobs import given_to_scheduler
 from tr11ops.rundir.exclusion import ExclusionLimit, NodeStanding

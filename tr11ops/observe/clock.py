@@ -21,7 +21,7 @@ from tr11ops.observe.operation import ClockReading
 from tr11ops.observe.snapshot import Attempt, Step
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.end_marker import EndMarker
-from trainer.contract.lease import file_system_time
+from trainer.contract.files import file_system_time
 from trainer.contract.phases import Heartbeat
 from trainer.contract.record import Record
 

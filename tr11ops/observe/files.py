@@ -13,9 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from tr11ops.base.observed import Observed, Unknown, cause, known, observed
-from tr11ops.base.tail import tail_lines
 from tr11ops.base.units import number_in
-from tr11ops.dialects.reading import step_record
 from tr11ops.observe.snapshot import (
     SOUND_LOSSES,
     Attempt,
@@ -36,7 +34,7 @@ from trainer.contract.paths import RunPaths, attempt_label
 from trainer.contract.phases import Heartbeat
 from trainer.contract.record import JsonObject, Record
 from trainer.contract.resumable import ResumeNeed, judge, size_faults
-from trainer.contract.state_file import descriptor_of, read_json
+from trainer.contract.state_file import descriptor_of, read_json, tail_lines
 
 # How far the training was at a moment is found in metrics.jsonl by halving: that of weeks is long.
 
@@ -190,6 +188,8 @@ def _metrics_step(line: str) -> Step | None:
 def _log_step(line: str) -> Step | None:
     if "iteration" not in line:
         return None
+    from tr11ops.dialects.reading import step_record
+
     record = step_record(line)
     if record is None:
         return None

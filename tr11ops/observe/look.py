@@ -49,7 +49,6 @@ from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.kill_switch import place_fault
 from tr11ops.rundir.paths import RunDirectory, Submission, parse_comment
 from tr11ops.rundir.state_files import find_damage
-from trainer.contract.attempt import ExitTime
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.origin import Origin
 from trainer.contract.paths import RunPaths
@@ -277,25 +276,28 @@ def _as_launched(
 
 def _launched(directory: RunDirectory, jobs: Iterable[Job]) -> Mapping[str, ExitPlan]:
     """When these jobs leave by their own cards (see RunFacts); without those that cannot be read."""
-    from tr11ops.runcard.exit_duration import resolved_exit_plan
-
     found: dict[str, ExitPlan | None] = {}
     for job in jobs:
         mark = parse_comment(job.comment)
         if mark is not None and mark[0] not in found and not job.state.is_final:
-            found[mark[0]] = resolved_exit_plan(
-                files.read_details(directory.submission(mark[0]).card)
-            )
+            found[mark[0]] = _exit_plan_of(directory.submission(mark[0]).card)
         if job.state.is_active:
             found[job.raw_id] = _as_told(directory.paths, job)
     return {name: plan for name, plan in found.items() if plan is not None}
 
 
-def _as_told(paths: RunPaths, job: Job) -> ExitPlan | None:
-    """When a running attempt leaves: as its agent has told the trainer, else by its own card."""
+def _exit_plan_of(card: Path) -> ExitPlan | None:
+    """When an attempt leaves by a card as it was written for it; None where it cannot be read."""
     from tr11ops.runcard.exit_duration import resolved_exit_plan
 
-    plan = resolved_exit_plan(files.read_details(paths.attempt(job.raw_id) / "card.json"))
+    return resolved_exit_plan(files.read_details(card))
+
+
+def _as_told(paths: RunPaths, job: Job) -> ExitPlan | None:
+    """When a running attempt leaves: as its agent has told the trainer, else by its own card."""
+    from trainer.contract.attempt import ExitTime
+
+    plan = _exit_plan_of(paths.attempt(job.raw_id) / "card.json")
     told = known(observed(partial(ExitTime.read, paths.exit_time(job.raw_id))), None)
     if plan is None or told is None or told.time is None or job.start_time is None:
         return plan

@@ -18,13 +18,10 @@ from msgspec.structs import replace
 
 from tr11ops.base.glyphs import plain
 from tr11ops.base.observed import Observed, Unknown, cause, known, observed
-from tr11ops.base.tail import tail_lines
 from tr11ops.base.units import bytes_of, number_in
-from tr11ops.cluster import slurm_text
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.select import start_of_watchdog
 from tr11ops.observe.files import number_of
-from tr11ops.observe.largest import largest_below
 from tr11ops.observe.operation import (
     ClockReading,
     Copied,
@@ -45,11 +42,18 @@ from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_steps
 from trainer.contract.paths import RunPaths
 from trainer.contract.phases import Heartbeat
-from trainer.contract.state_file import open_for_reading, read_json
+from trainer.contract.state_file import open_for_reading, read_json, tail_lines
 from trainer.contract.units import shortened
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
+
+
+import time
+from collections import Counter, deque
+from contextlib import suppress
+
+from trainer.contract.checkpoint_names import checkpoint_step
 
 RANKS_PER_HOST = 2  # whose heartbeats tell a host's clock; one alone may have been written slowly
 FILES_PER_FOLDER = 64  # of a checkpoint, enough to tell when it was last used
@@ -260,7 +264,9 @@ def read_ended_jobs(site: Path, name: str) -> Observed[tuple[Job, ...]]:
         return ()
     except OSError as error:
         return Unknown(cause(error))
-    return slurm_text.ended_jobs(lines, name)
+    from tr11ops.cluster.slurm_text import ended_jobs
+
+    return ended_jobs(lines, name)
 
 
 # ----------------------------------------------------------------------------- clocks
@@ -348,3 +354,35 @@ def _least(what: str, files: Iterable[Path]) -> LeastUsed | None:
         return None
     moment, path = min(times)
     return LeastUsed(what, path, moment)
+
+
+MOST_ENTRIES = 10_000
+MOST_SECONDS = 0.5
+DEPTH = 3  # names of a path below the directory; what is deeper counts for its folder there
+SHOWN = 3
+
+
+def largest_below(root: Path) -> tuple[dict[str, int], bool]:
+    """The largest things below a directory, on its own file system, with their bytes on disk, the
+    largest first; and whether all of it was seen. Checkpoints are left out: their manifests say how
+    large they are.
+    """
+    sizes: Counter[str] = Counter()
+    folders, seen, until = deque([root]), 0, time.monotonic() + MOST_SECONDS
+    device = root.stat().st_dev
+    while folders and seen < MOST_ENTRIES and time.monotonic() < until:
+        folder = folders.popleft()
+        with suppress(OSError), os.scandir(folder) as entries:  # what cannot be read is not counted
+            for entry in entries:
+                seen += 1
+                if seen > MOST_ENTRIES:
+                    break
+                status = entry.stat(follow_symlinks=False)
+                if status.st_dev != device or checkpoint_step(entry.name) is not None:
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry.path))
+                else:
+                    parts = Path(entry.path).relative_to(root).parts[:DEPTH]
+                    sizes[str(root.joinpath(*parts))] += status.st_blocks * 512
+    return dict(sizes.most_common(SHOWN)), not folders and seen <= MOST_ENTRIES

@@ -28,8 +28,7 @@ from trainer.contract.end_marker import BAD_REASONS, EndMarker
 from trainer.contract.metrics_record import StepRecord
 from trainer.contract.origin import Origin
 from trainer.contract.phases import Heartbeat
-from trainer.contract.record import Record
-from trainer.contract.recovery import IterationRange
+from trainer.contract.record import IterationRange, Record
 from trainer.contract.resumable import ResumeNeed
 from trainer.schedule.skip import parse_ranges
 

@@ -6,13 +6,15 @@ Times are seconds since the epoch, durations seconds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tr11ops.base.observed import Observed
-from tr11ops.rundir.kept_stacks import KeptStacks
-from trainer.contract.compute_record import ComputeTimes
 from trainer.contract.phases import STEPPING
 from trainer.contract.record import Record
+
+if TYPE_CHECKING:
+    from tr11ops.rundir.kept_stacks import KeptStacks
+    from trainer.contract.compute_record import ComputeTimes
 
 TRAINING_PHASES = (*STEPPING, "data-wait")  # in which iterations are to be finished
 

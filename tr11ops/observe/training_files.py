@@ -9,9 +9,9 @@ import os
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tr11ops.base.observed import Observed, Unknown, cause, observed
-from tr11ops.base.tail import tail_lines
 from tr11ops.observe.files import TAIL_BYTES
 from tr11ops.observe.snapshot import Attempt, newest_attempt
 from tr11ops.observe.training import (
@@ -25,13 +25,14 @@ from tr11ops.observe.training import (
 )
 from tr11ops.rundir.attempts import LaunchRecord
 from tr11ops.rundir.kept_stacks import KeptStacks, read_kept_stacks
-from trainer.contract.compute_record import ComputeTimes
-from trainer.contract.corruption import Suspect
 from trainer.contract.documents import read_record
 from trainer.contract.metrics_record import STEP, parse_record
 from trainer.contract.paths import RunPaths
 from trainer.contract.phases import PhaseRecord, parse_phase
-from trainer.contract.state_file import open_for_reading, read_json
+from trainer.contract.state_file import open_for_reading, read_json, tail_lines
+
+if TYPE_CHECKING:
+    from trainer.contract.compute_record import ComputeTimes
 
 PHASES_HEAD_BYTES = 16 << 10  # start-up and load of the first launches
 PHASES_TAIL_BYTES = 48 << 10  # some 600 changes of phase
@@ -197,20 +198,20 @@ def read_corruptions(paths: RunPaths) -> Observed[tuple[Corruption, ...]]:
     def read() -> tuple[Corruption, ...]:
         found: list[Corruption] = []
         for path in paths.corruptions.glob("*.json"):
+            from trainer.contract.corruption import Suspect  # few runs have any
+
             value = read_json(path) or {}
             for entry in value.get("suspects", ()):
                 suspect = Suspect(
                     int(entry["rank"]), str(entry["host"]), str(entry["gpu"]), entry["how"]
                 )
-                when, iteration = float(value["time"]), int(value["iteration"])
-                certain = suspect.how != "undecided"
                 found.append(
                     Corruption(
                         suspect.host,
                         suspect.rank,
-                        time=when,
-                        iteration=iteration,
-                        certain=certain,
+                        time=float(value["time"]),
+                        iteration=int(value["iteration"]),
+                        certain=suspect.how != "undecided",
                         why=str(suspect),
                     )
                 )
@@ -232,6 +233,8 @@ def read_compute_times(paths: RunPaths, job_id: str) -> Observed[tuple[ComputeTi
             names = [entry.name for entry in os.scandir(folder)]
         except FileNotFoundError:
             return ()
+        from trainer.contract.compute_record import ComputeTimes
+
         seen = [
             observed(partial(ComputeTimes.read, folder / name))
             for name in names

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from tr11ops.base import deadline
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.base.observed import Unknown, cause, known
-from tr11ops.cluster.arrays import covered, covers, names_of, split
+from tr11ops.cluster.arrays import array_number, covered, covers, names_of, split
 from tr11ops.cluster.base import Job, JobState, Scheduler
-from tr11ops.cluster.pending_reasons import HeldBy, is_held, reason_of_job
+from tr11ops.cluster.pending_reasons import Cause, HeldBy, Wait, is_held, reason_of_job
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.hold_store import HoldRecord, forget_holds, record_holds
 from tr11ops.rundir.paths import RunDirectory
@@ -216,3 +216,28 @@ def shows(
     if waiting:
         return all(map(is_so, waiting))
     return None
+
+
+def way_out(job: Job) -> str:
+    """What a person can do for a job that waits for one, in words; "" where the reason says nothing
+    of it.
+    """
+    number = array_number(job)
+    replace = "correct the card, then `tr11 launch --replace`"
+    cause = reason_of_job(job).cause
+    if job.reason == "PartitionTimeLimit":
+        return (
+            f"`scontrol update JobId={number} TimeLimit=` with what the partition gives keeps its place in the queue, "
+            "if a start, a save and slurm.signal_seconds_before_limit fit into that; else lower slurm.time_limit in "
+            "the card, and what depends on it"
+        )
+    if cause is Cause.RESERVATION:
+        return f"`scontrol release {number}` lets it go on without a reservation; or {replace}"
+    if cause is Cause.LIMIT and reason_of_job(job).wait is Wait.PASSES:
+        own = "if it alone asks for more (`tr11 launch --replace --dry-run` says it)"
+        return f"it starts when others end; {own}: {replace}"
+    if cause is Cause.LIMIT:
+        return f"more is granted by the site, or another account or QoS is used: {replace}"
+    if cause is Cause.UNKNOWN:
+        return f"`scontrol show job {number}` says more"
+    return ""

@@ -24,7 +24,7 @@ from tr11ops.observe.lost_host import (
     seconds_to_wait,
 )
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.queue.held_jobs import HeldJobs, can_modify, held_jobs
+from tr11ops.queue.held_jobs import HeldJobs, can_modify, held_jobs, way_out
 from tr11ops.rundir.exclusion import ExclusionLimit
 from trainer.contract.record import Record
 
@@ -226,31 +226,6 @@ def plan_replacement(snapshot: Snapshot, user: str) -> Repair:
     steps = _cancel_steps(queued, {job.array_id for job in active}, "the new card takes its place")
     tasks = derived.queued_tasks(queued) + derived.tasks_to_come(snapshot)
     return Repair(tuple(steps), tasks, _last(staying), refusals=tuple(refusals), kind="replaced")
-
-
-def way_out(job: Job) -> str:
-    """What a person can do for a job that waits for one, in words; "" where the reason says nothing
-    of it.
-    """
-    number = array_number(job)
-    replace = "correct the card, then `tr11 launch --replace`"
-    cause = reason_of_job(job).cause
-    if job.reason == "PartitionTimeLimit":
-        return (
-            f"`scontrol update JobId={number} TimeLimit=` with what the partition gives keeps its place in the queue, "
-            "if a start, a save and slurm.signal_seconds_before_limit fit into that; else lower slurm.time_limit in "
-            "the card, and what depends on it"
-        )
-    if cause is Cause.RESERVATION:
-        return f"`scontrol release {number}` lets it go on without a reservation; or {replace}"
-    if cause is Cause.LIMIT and reason_of_job(job).wait is Wait.PASSES:
-        own = "if it alone asks for more (`tr11 launch --replace --dry-run` says it)"
-        return f"it starts when others end; {own}: {replace}"
-    if cause is Cause.LIMIT:
-        return f"more is granted by the site, or another account or QoS is used: {replace}"
-    if cause is Cause.UNKNOWN:
-        return f"`scontrol show job {number}` says more"
-    return ""
 
 
 def _cancel_steps(jobs: Iterable[Job], living: set[str | None], why: str) -> list[RepairStep]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tr11ops.cluster.passed_options import gpu_fault, option_fault, options_of
 from trainer.config.card import ModelSection, ParallelSection, Problem
-from trainer.config.initial_std import WHAT_IT_COST, too_large
+from trainer.config.model import WHAT_IT_COST, too_large
 from trainer.config.rules import Rule
 from trainer.config.stage_units import UNCUT_FAMILIES, uneven_lengths
 from trainer.contract.secret_shapes import is_secret

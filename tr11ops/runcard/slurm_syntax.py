@@ -11,8 +11,8 @@ from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from tr11ops.base.errors import ArraySyntaxError
+from tr11ops.base.units import format_time_limit
 from tr11ops.cluster.arrays import ArraySpec, parse_array, task_numbers
-from tr11ops.cluster.sbatch_options import format_time_limit
 from trainer.config.card import CardError, Problem
 
 _TIME_FORMS = (

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.contract.lease import file_system_time
+from trainer.contract.files import file_system_time
 from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
 

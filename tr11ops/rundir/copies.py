@@ -8,6 +8,7 @@ own record of it.
     ARCHIVE/FOLDER/VARIANT/global_stepN.copy.json              the receipt, written last: every digest was read back
 
     state/backup/copies/ARCHIVE/FOLDER-global_stepN.json       the run's own record, which can be made from the receipt
+    state/backup/drill.json                                    the last restore that was tried
 
 A step that was trained again after a roll-back is another checkpoint: `identity` tells them apart,
 and its copy lies beside the older one, as global_stepN.IDENTITY8. Nothing of an archive is ever
@@ -183,7 +184,7 @@ def read_copies(directory: RunDirectory, every_variant: bool = False) -> tuple[C
     """
     from tr11ops.rundir.checkpoint_digests import read_not_finite  # no screen needs it
 
-    folder = directory.paths.state / "backup" / "copies"
+    folder = backup_folder(directory) / "copies"
     found = []
     for path in sorted(folder.glob("*/*.json")):
         copy = read_copy(path)
@@ -228,7 +229,7 @@ def latest_record(directory: RunDirectory, copy: CopyRecord) -> CopyRecord:
 
 def _path(directory: RunDirectory, copy: CopyRecord) -> Path:
     name = copy.location.replace("/", "-").removesuffix(".tar")
-    return directory.paths.state / "backup" / "copies" / copy.archive / f"{name}.json"
+    return backup_folder(directory) / "copies" / copy.archive / f"{name}.json"
 
 
 def location_of(kind: Kind, variant: str, step: int, identity: str = "") -> str:
@@ -248,3 +249,37 @@ def identity_of_files(folder: Path, files: Iterable[str]) -> str:
 def digest_of_lines(lines: Iterable[str]) -> str:
     """SHA-256 of the lines, in hexadecimal."""
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+# ----------------------------------------------------------------------------- the drill
+class DrillRecord(Record):
+    """One restore that was tried: from where, which step, and what came of it."""
+
+    time: Finite
+    archive: str
+    step: int
+    passed: bool
+    message: str = ""
+    bytes: int = 0
+    seconds: Finite = 0.0
+    schema: int = SCHEMA
+
+
+def backup_folder(directory: RunDirectory) -> Path:
+    """state/backup."""
+    return directory.paths.state / "backup"
+
+
+def drill_file(directory: RunDirectory) -> Path:
+    """Where the last drill is on record."""
+    return backup_folder(directory) / "drill.json"
+
+
+def read_drill(directory: RunDirectory) -> DrillRecord | None:
+    """The last drill; None where there was none. Raises OSError, ValueError."""
+    return read_record(DrillRecord, drill_file(directory), "the record of a drill", SCHEMA)
+
+
+def write_drill(directory: RunDirectory, drill: DrillRecord) -> None:
+    """Put a drill on record. Raises OSError."""
+    replace_json(drill_file(directory), document(drill), SCHEMA)

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from tr11ops.runcard.copies import BackupSection
-from tr11ops.rundir.copies import Kind
 from trainer.contract.record import Record
+
+if TYPE_CHECKING:
+    from tr11ops.rundir.copies import Kind
 
 ArchiveName: TypeAlias = Literal["store", "url"]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tr11ops.runcard.card import RunCard
-from tr11ops.runcard.secret_references import values_here
+from tr11ops.runcard.load import values_here
 from trainer.config.card import DataSection
 from trainer.config.data_rules import MULTIMODAL
 from trainer.config.end_token import end_token_of

@@ -25,6 +25,58 @@ if TYPE_CHECKING:
     from tr11ops.status.document import Status
 
 
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from tr11ops.base.observed import Observed, known
+from tr11ops.base.units import finite
+from tr11ops.cluster.base import Job
+from tr11ops.detect.causes import commands_after, first_cause
+from tr11ops.detect.copies import missing_copies
+from tr11ops.detect.nodes_left import bad_nodes, leaving_nodes
+from tr11ops.detect.registry import page_for
+from tr11ops.detect.unfinished_end import how_it_ended, is_bad
+from tr11ops.detect.watch import is_overdue, is_wanted
+from tr11ops.observe import derived
+from tr11ops.observe.forecast import (
+    end_of,
+    next_checkpoint,
+    no_cover,
+    queue_coverage_seconds,
+    throughput_of,
+)
+from tr11ops.observe.operation import FilesystemRule
+from tr11ops.observe.snapshot import Attempt, KillSwitch
+from tr11ops.observe.training import LaunchEnd
+from tr11ops.queue.held_jobs import standing_holds
+from tr11ops.status.answer import watchdog_missing
+from tr11ops.status.document import (
+    CardWishes,
+    DoneAgain,
+    Finish,
+    LossCourse,
+    RunName,
+    ShownAttempt,
+    ShownCheckpoint,
+    ShownFilesystem,
+    ShownFinding,
+    ShownPeriodicJob,
+    Status,
+    StopFile,
+    step_values,
+)
+from tr11ops.status.extra_observations import node_use
+from tr11ops.watchdog.verdict import VerdictWord
+from trainer.contract.paths import RunPaths
+
+if TYPE_CHECKING:
+    from tr11ops.rundir.disk_usage import Forecast
+    from tr11ops.rundir.hold_store import HoldRecord
+
+
 class Assessment(Record, dict=True):
     """A Snapshot, what the detectors found in it, the verdict, and what was observed beside it."""
 
@@ -45,7 +97,6 @@ class Assessment(Record, dict=True):
     @cached_property
     def status(self) -> Status:
         """All of it as one document: what the screens are drawn from."""
-        from tr11ops.status.build import status_of
 
         return status_of(self.snapshot, self.findings, self.verdict, self.extra)
 
@@ -80,3 +131,263 @@ def nothing_seen(facts: RunFacts, now: float, why: Unknown) -> Assessment:
     """An assessment of a look that saw nothing, for one reason."""
     snapshot = unseen(facts, Moment(now), why)
     return Assessment(snapshot, (), judge(snapshot, ()), ExtraObservations(alerts=why))
+
+
+def status_of(
+    snapshot: Snapshot,
+    findings: tuple[Finding, ...],
+    verdict: Verdict,
+    extra: ExtraObservations = ExtraObservations(),  # noqa: B008  frozen
+) -> Status:
+    """The status of one look. What could not be observed is None, and has a line in `unknown`."""
+    steps = known(snapshot.steps, ())
+    sleep = answer(snapshot, findings, verdict, extra)
+    facts, seen = snapshot.run, snapshot.operation
+    last_step: dict[str, Any] = {}
+    if steps:
+        last_step = {**step_values(steps[-1].record), "tflops": finite(steps[-1].record.tflops)}
+    return Status(
+        time=snapshot.time,
+        run=RunName(facts.name, facts.variant, str(facts.directory), facts.nodes),
+        verdict=verdict.word,
+        why=verdict.why,
+        exit_code=verdict.exit_code,
+        may_sleep=sleep.may_sleep,
+        answer=sleep.text,
+        sleep_needs=sleep.needs,
+        scheduler=snapshot.scheduler or None,
+        jobs=known(snapshot.jobs, None),
+        nodes=_nodes(snapshot),
+        node_use=node_use(snapshot),
+        iteration=derived.iteration(snapshot),
+        total_iterations=derived.total_iterations(snapshot),
+        last_step_time=steps[-1].time if steps else None,
+        seconds_per_iteration=derived.seconds_per_iteration(snapshot),
+        throughput=throughput_of(snapshot, known(extra.best, None)),
+        finish=_finish(snapshot),
+        queue_coverage_seconds=queue_coverage_seconds(snapshot),
+        queue_sure_seconds=queue_coverage_seconds(snapshot, only_sure=True),
+        no_cover=no_cover(snapshot),
+        last_attempts=_attempts(snapshot),
+        last_checkpoint=_checkpoint(snapshot),
+        next_checkpoint=next_checkpoint(snapshot),
+        backup=known(seen.backup, None),
+        sync=known(seen.sync, None),
+        copies_missing=_copies_missing(snapshot),
+        copies_damaged=_damaged_copies(snapshot),
+        copying=known(extra.copying, None),
+        restore_drill=known(extra.drill, None),
+        kill_switch=_stop_file(snapshot.kill_switch, facts.kill_switch),
+        pause=_stop_file(
+            snapshot.pause, RunPaths(facts.directory, facts.name, facts.variant).pause
+        ),
+        holds=_holds(snapshot),
+        exclusions=known(snapshot.exclusions, None),
+        findings=tuple(_finding(finding, findings) for finding in findings),
+        alerts=known(extra.alerts, None),
+        periodic_jobs=_periodic_jobs(snapshot),
+        chains=known(seen.chains, None),
+        filesystems=_filesystems(snapshot),
+        card=_wishes(facts),
+        loss_course=LossCourse.of({step.record.iteration: step.record.lm_loss for step in steps}),
+        done_again=_done_again(snapshot) if verdict.word is VerdictWord.STARTING else None,
+        relaunches=tuple(_relaunches(snapshot)),
+        bad_nodes=tuple(sorted(bad_nodes(snapshot))),
+        leaving_nodes=tuple(leaving_nodes(snapshot)),
+        checkpoint_folders=None
+        if isinstance(snapshot.checkpoints, Unknown)
+        else len(snapshot.checkpoints.steps),
+        watchdog_fault=_watchdog_fault(snapshot, extra),
+        watchdog_acts=facts.watch.act,
+        origin=known(snapshot.origin, None),
+        unknown=(*snapshot.unknowns(), *extra.unknowns()),
+        **last_step,
+    )
+
+
+def _wishes(facts: RunFacts) -> CardWishes:
+    copies = []
+    wanted = facts.operation.copies
+    if wanted is not None and wanted.copies_checkpoints:
+        copies.append("backup")
+    if facts.operation.sync_seconds is not None:
+        copies.append("sync")
+    return CardWishes(
+        facts.card, tuple(copies), tuple(rule.name for rule in facts.operation.filesystems)
+    )
+
+
+def _watchdog_fault(snapshot: Snapshot, extra: ExtraObservations) -> str | None:
+    """Why no watchdog looks; None where one does, or where that is unknown."""
+    if isinstance(snapshot.operation.periodic_jobs, Unknown):
+        return None
+    return watchdog_missing(snapshot, extra) or None
+
+
+def _nodes(snapshot: Snapshot) -> tuple[str, ...] | None:
+    if isinstance(snapshot.jobs, Unknown):
+        return None
+    return tuple(sorted({node for job in snapshot.active_jobs for node in job.nodes}))
+
+
+def _finding(finding: Finding, findings: tuple[Finding, ...]) -> ShownFinding:
+    from tr11ops.alerts.state import fingerprint
+
+    cause = first_cause(finding, findings)
+    consequences = (
+        other
+        for other in findings
+        if other is not finding and first_cause(other, findings) is finding
+    )
+    return ShownFinding(
+        detector=finding.detector,
+        severity=finding.severity.name.lower(),
+        title=finding.title,
+        subject=finding.subject,
+        evidence=finding.evidence,
+        fix=finding.fix or None,
+        runbook=page_for(finding, consequences),
+        then=commands_after(finding, findings),
+        fingerprint=fingerprint(finding.detector, finding.identity),
+        follows_from=None if cause is finding else fingerprint(cause.detector, cause.identity),
+    )
+
+
+def _checkpoint(snapshot: Snapshot) -> ShownCheckpoint | None:
+    sound = snapshot.newest_sound
+    if sound is None or isinstance(snapshot.checkpoints, Unknown):
+        return None
+    return ShownCheckpoint(
+        step=sound.step,
+        age_seconds=None if sound.created is None else max(0.0, snapshot.time - sound.created),
+        verified=sound.verified or None,
+        bytes=sound.bytes,
+        latest=known(snapshot.checkpoints.latest, None),
+        count=len(snapshot.checkpoints.steps),
+    )
+
+
+def _done_again(snapshot: Snapshot) -> DoneAgain | None:
+    """While the training starts, the log still ends with what was lost."""
+    done, newest = derived.iteration(snapshot), snapshot.newest_sound
+    if done is None or newest is None or newest.step >= done:
+        return None
+    return DoneAgain(newest.step, done - newest.step)
+
+
+def _stop_file(stop: Observed[KillSwitch | None], path: Path) -> StopFile | None:
+    if isinstance(stop, Unknown):
+        return None
+    return StopFile(str(path if stop is None else stop.path), stop)
+
+
+# ----------------------------------------------------------------------------- what comes next
+def _finish(snapshot: Snapshot) -> Finish | None:
+    end = end_of(snapshot)
+    if end is None:
+        return None
+    return Finish(
+        earliest=snapshot.time + end.earliest,
+        likely=None if end.likely is None else snapshot.time + end.likely,
+        earliest_seconds=end.earliest,
+        likely_seconds=end.likely,
+        window_seconds=end.window,
+        useful_share=end.share,
+    )
+
+
+# ----------------------------------------------------------------------------- the operation
+def _copies_missing(snapshot: Snapshot) -> int | None:
+    """Copies that the card wants of checkpoints that are here, and that are not on record; None
+    where it is unknown.
+    """
+    if isinstance(snapshot.operation.backup, Unknown) or isinstance(snapshot.checkpoints, Unknown):
+        return None
+    return len(missing_copies(snapshot, snapshot.operation.backup))
+
+
+def _damaged_copies(snapshot: Snapshot) -> int | None:
+    """Copies that were found damaged; None where it is unknown."""
+    if isinstance(snapshot.operation.backup, Unknown):
+        return None
+    if snapshot.operation.backup is None:
+        return 0
+    return len(snapshot.operation.backup.damaged)
+
+
+def _holds(snapshot: Snapshot) -> tuple[HoldRecord, ...] | None:
+    if isinstance(snapshot.operation.holds, Unknown):
+        return None
+    return tuple(standing_holds(snapshot))
+
+
+def _periodic_jobs(snapshot: Snapshot) -> tuple[ShownPeriodicJob, ...] | None:
+    if isinstance(snapshot.operation.periodic_jobs, Unknown):
+        return None
+    return tuple(
+        ShownPeriodicJob(job, is_overdue(job, snapshot.time), is_wanted(snapshot, job))
+        for job in snapshot.operation.periodic_jobs
+    )
+
+
+def _filesystems(snapshot: Snapshot) -> tuple[ShownFilesystem, ...] | None:
+    usages = snapshot.operation.usage
+    if isinstance(usages, Unknown):
+        return None
+    if not usages:
+        return ()
+    from tr11ops.rundir.disk_usage import newest
+
+    rules = {rule.name: rule for rule in snapshot.run.operation.filesystems}
+    return tuple(
+        ShownFilesystem(
+            usage, rules.get(name) or FilesystemRule(name), forecast_of(snapshot, name).full_at
+        )
+        for name, usage in newest(usages).items()
+    )
+
+
+def forecast_of(snapshot: Snapshot, name: str) -> Forecast:
+    """When the file system of this name will be full."""
+    from tr11ops.rundir.disk_usage import forecast
+
+    return forecast(
+        (usage for usage in known(snapshot.operation.usage, ()) if usage.name == name),
+        snapshot.time,
+    )
+
+
+# ----------------------------------------------------------------------------- the attempts
+def _attempts(snapshot: Snapshot) -> tuple[ShownAttempt, ...] | None:
+    """The attempts on record, in their order (the newest first), and how each ended."""
+    if isinstance(snapshot.attempts, Unknown):
+        return None
+    wanted = {attempt.job_id for attempt in snapshot.attempts}
+    jobs = {
+        name: job
+        for job in known(snapshot.jobs, ())
+        for name in (job.job_id, job.raw_id)
+        if name in wanted
+    }
+    return tuple(
+        _attempt(snapshot, attempt, jobs.get(attempt.job_id)) for attempt in snapshot.attempts
+    )
+
+
+def _attempt(snapshot: Snapshot, attempt: Attempt, job: Job | None) -> ShownAttempt:
+    outside = derived.liveness_outside(snapshot)
+    is_over = attempt.end is not None
+    if not is_over and (outside is None or outside.job_id != attempt.job_id):
+        is_over = not isinstance(snapshot.jobs, Unknown) and (job is None or job.state.is_final)
+    if not is_over:
+        return ShownAttempt(attempt, None, is_bad=False)
+    return ShownAttempt(attempt, how_it_ended(attempt, job), is_bad(attempt))
+
+
+def _relaunches(snapshot: Snapshot) -> Iterator[LaunchEnd]:
+    """How the last launch ended of each running attempt that has started its workers again."""
+    for job in snapshot.active_jobs:
+        names = derived.identifiers(job)
+        ends = [end for end in known(snapshot.training.launch_ends, ()) if end.job_id in names]
+        if ends and derived.marker_of(snapshot, names) is None:
+            yield replace(ends[-1], job_id=job.job_id)

@@ -21,13 +21,13 @@ from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.alerts.state import Alert
-    from tr11ops.backup.ledger import DrillRecord
     from tr11ops.cluster.base import Job, Node
     from tr11ops.observe.forecast import NextCheckpoint, NoCover, Throughput
     from tr11ops.observe.operation import CopyStatus, FilesystemRule
     from tr11ops.observe.snapshot import Attempt, KillSwitch
     from tr11ops.observe.training import LaunchEnd
     from tr11ops.rundir.attempts import CodeIdentity
+    from tr11ops.rundir.copies import DrillRecord
     from tr11ops.rundir.cron_records import ChainState, PeriodicJobState
     from tr11ops.rundir.disk_usage import Usage
     from tr11ops.rundir.exclusion import Exclusion

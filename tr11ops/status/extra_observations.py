@@ -20,7 +20,6 @@ from tr11ops.base.observed import (
     unknown_fields,
 )
 from tr11ops.detect.nodes_left import held_nodes, spare_nodes, training_count
-from tr11ops.dialects.reading import step_record
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.metrics_record import parse_record
@@ -30,8 +29,8 @@ from trainer.contract.state_file import descriptor_of
 
 if TYPE_CHECKING:
     from tr11ops.alerts.state import Alert, UndeliveredMessages
-    from tr11ops.backup.ledger import DrillRecord
     from tr11ops.runcard.card import RunCard
+    from tr11ops.rundir.copies import DrillRecord
 
 
 # Looks into a log of any length at a few places: the best throughput that a run ever kept up, for
@@ -103,9 +102,11 @@ def _of_metrics(line: str) -> Rates | None:
 
 
 def _of_log(line: str) -> Rates | None:
-    record = None
-    if "iteration" in line:
-        record = step_record(line)
+    if "iteration" not in line:
+        return None
+    from tr11ops.dialects.reading import step_record
+
+    record = step_record(line)
     if record is None:
         return None
     return (_positive(record.tflops), _positive(record.samples_per_second))
@@ -218,7 +219,7 @@ def _at_work(directory: RunDirectory, card: RunCard, now: float) -> Iterator[Run
 def _drill(directory: RunDirectory, card: RunCard) -> Observed[DrillRecord | None]:
     if not card.backup.store and not card.backup.url:
         return None
-    from tr11ops.backup.ledger import read_drill
+    from tr11ops.rundir.copies import read_drill
 
     return observed(lambda: read_drill(directory))
 

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from tr11ops.base.errors import TwinError
 from tr11ops.base.observed import known, observed
-from tr11ops.base.tail import tail_lines
 from tr11ops.twin import fault_files, fault_site
 from tr11ops.twin.fault_files import TEXTS, restore_script, spoil_script
 from tr11ops.twin.fault_site import ask_client, retried
@@ -24,6 +23,7 @@ from tr11ops.twin.fault_store import InjectedFault
 from tr11ops.twin.processes import NodeContents, ProcessRecord, StepWatch, end, scan, send
 from tr11ops.twin.twin import Twin
 from trainer.contract.metrics_record import MetricsRecord, parse_record
+from trainer.contract.state_file import tail_lines
 
 # Faults that the training itself carries: the stand-in's workers read them from the twin's records
 # (`stand_in.ailments`).

@@ -20,17 +20,17 @@ from tr11ops.cluster.arrays import covers, names_of
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.cluster.pending_reasons import is_held, reason_of
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.detect.kept_stacks import stacks_since
 from tr11ops.detect.nodes_left import (
     blame_stands,
+    exclude_command,
     excluded_nodes,
     exclusion_limit,
     needed_next,
     nodes_of_partition,
     partition_of,
 )
+from tr11ops.detect.progress import stacks_since
 from tr11ops.detect.unfinished_end import ended_at, is_unbegun
-from tr11ops.detect.without_node import exclude_command
 from tr11ops.observe import derived
 from tr11ops.observe.lost_host import (
     batch_host,

@@ -2,10 +2,12 @@
 precision, optimizer.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from trainer.config.base import (
     LARGEST_WIDTH,
@@ -19,7 +21,64 @@ from trainer.config.base import (
     Ways,
     Width,
 )
-from trainer.config.optimizer_names import with_new_names
+from trainer.contract.record import Record
+
+# what the optimizers were called in the large-batch trainer, and the card's keys that mean the same
+OLD_NAMES: Mapping[str, Mapping[str, str]] = {
+    "ptadamw": {"type": "adamw"},
+    "mylamb": {"type": "lamb", "lamb_variant": "floored"},
+    "mylamb2": {"type": "lamb", "lamb_variant": "layer-noise"},
+    "mylamb3": {"type": "lamb", "lamb_variant": "embedding-lr"},
+    "lambtp": {"type": "lamb", "lamb_variant": "paper", "lamb_norms": "local"},
+}
+_FREE = "lamb_norms"  # `lambtp` had four ways of taking norms, of which `local` was the default
+
+
+def with_new_names(section: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The keys of [optimizer] with an old name of its type replaced; all others as they are.
+
+    Raises PydanticCustomError where a key beside it says otherwise.
+    """
+    old = section.get("type")
+    keys = None
+    if isinstance(old, str):
+        keys = OLD_NAMES.get(old)
+    if keys is None:
+        return section
+    for key, value in keys.items():
+        if key not in {"type", _FREE} and section.get(key, value) != value:
+            fix = {"fix": f'leave {key} out, or write type = "{keys["type"]}"'}
+            raise PydanticCustomError(
+                "old_name", f'type = "{old}" means {key} = "{value}", not "{section[key]}"', fix
+            )
+    return {**keys, **section, "type": keys["type"]}
+
+
+LARGEST_RATIO = 2.5  # of the wide bound; 0.02 on 11,600 columns was 3.4 and diverged
+WHAT_IT_COST = (
+    "a 104B training diverged right after its warm-up, twice, and again with another seed"
+)
+
+
+class StdAdvice(Record):
+    """Deviations that a width bears: sqrt(1/(3h)), which trained the 176B model, and at most about
+    sqrt(2/(5h)).
+    """
+
+    narrow: float
+    wide: float
+
+    def __str__(self) -> str:
+        return f"{self.narrow:.2g} (sqrt(1/3h)) or {self.wide:.2g} (sqrt(2/5h))"
+
+
+def too_large(std: float, hidden_size: int) -> StdAdvice | None:
+    """What to use where a deviation is far above what the width bears; None where it is not."""
+    wide = math.sqrt(2 / (5 * hidden_size))
+    if std > LARGEST_RATIO * wide:
+        return StdAdvice(math.sqrt(1 / (3 * hidden_size)), wide)
+    return None
+
 
 DEFAULT_VOCABULARY_MULTIPLE = 128
 GATED_MULTIPLE = 256

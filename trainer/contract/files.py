@@ -7,6 +7,7 @@ import getpass
 import json
 import os
 import pwd
+import secrets
 import socket
 import stat
 import tempfile
@@ -135,3 +136,31 @@ def _ends_cut(path: Path, status: os.stat_result) -> bool:
         stream.seek(status.st_size - 1)
         return stream.read(1) not in (b"\n", b"")
     return False
+
+
+def file_system_time(folder: Path) -> tuple[float, float]:
+    """This machine's time and the file system's, of one moment, by a file in `folder` that is gone
+    when this returns.
+
+    Raises OSError where none can be made.
+    """
+    try:
+        descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o600)
+        probe = None
+    except OSError as error:
+        if isinstance(error, FileNotFoundError | PermissionError):
+            raise
+        # network file systems have no files without names
+        probe = folder / f".clock-{secrets.token_hex(6)}"
+        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o664)
+    try:
+        before = time.time()
+        os.write(descriptor, b".")
+        os.fsync(descriptor)
+        after = time.time()
+        stamped = os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
+        if probe is not None:
+            probe.unlink(missing_ok=True)
+    return (stamped if before <= stamped <= after else (before + after) / 2), stamped

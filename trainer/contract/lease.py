@@ -30,7 +30,7 @@ from msgspec.structs import replace
 from trainer.contract.checkpoint_names import LATEST_FILE
 from trainer.contract.documents import document, record_of_text
 from trainer.contract.errors import HIDDEN_LEASE, LeaseLost
-from trainer.contract.files import host_name, login_name
+from trainer.contract.files import file_system_time, host_name, login_name
 from trainer.contract.numbered_files import NumberedFiles
 from trainer.contract.paths import RunPaths, read_attempt_label
 from trainer.contract.record import Record
@@ -111,34 +111,6 @@ def living_claim(paths: RunPaths, *clocks: float) -> LeaseClaim | None:
     if all(clock - renewed >= LIVING_SECONDS for clock in clocks):
         return None
     return claim or _nameless(epoch)
-
-
-def file_system_time(folder: Path) -> tuple[float, float]:
-    """This machine's time and the file system's, of one moment, by a file in `folder` that is gone
-    when this returns.
-
-    Raises OSError where none can be made.
-    """
-    try:
-        descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o600)
-        probe = None
-    except OSError as error:
-        if isinstance(error, FileNotFoundError | PermissionError):
-            raise
-        # network file systems have no files without names
-        probe = folder / f".clock-{secrets.token_hex(6)}"
-        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o664)
-    try:
-        before = time.time()
-        os.write(descriptor, b".")
-        os.fsync(descriptor)
-        after = time.time()
-        stamped = os.fstat(descriptor).st_mtime
-    finally:
-        os.close(descriptor)
-        if probe is not None:
-            probe.unlink(missing_ok=True)
-    return (stamped if before <= stamped <= after else (before + after) / 2), stamped
 
 
 def clocks_of(paths: RunPaths, now: float) -> tuple[float, ...]:

@@ -31,3 +31,16 @@ JsonObject: TypeAlias = dict[str, Any]
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Record(msgspec.Struct, frozen=True):
     """Base of frozen values; see the module."""
+
+
+class IterationRange(Record, order=True):
+    """Iterations `first` to `last`, both included, counted from 1 as the log does."""
+
+    first: int
+    last: int
+
+    def __contains__(self, iteration: int) -> bool:
+        return self.first <= iteration <= self.last
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}"

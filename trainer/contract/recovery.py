@@ -30,7 +30,7 @@ from trainer.contract.checkpoint_names import (
 from trainer.contract.documents import document, record_of, refuse_newer
 from trainer.contract.files import append_line, now, write_atomically, write_json
 from trainer.contract.paths import MANIFEST_FILE, RunPaths
-from trainer.contract.record import JsonObject, Record
+from trainer.contract.record import IterationRange, JsonObject, Record
 from trainer.contract.replacing import free_name
 from trainer.contract.state_file import read_json
 
@@ -77,19 +77,6 @@ class RollBack(Record):
     def line(self) -> str:
         skipped = f"iterations {self.skip.first} to {self.skip.last} skipped"
         return f"{self.spike.line}; back to step {self.to_step}, {skipped}"
-
-
-class IterationRange(Record, order=True):
-    """Iterations `first` to `last`, both included, counted from 1 as the log does."""
-
-    first: int
-    last: int
-
-    def __contains__(self, iteration: int) -> bool:
-        return self.first <= iteration <= self.last
-
-    def __str__(self) -> str:
-        return f"{self.first}-{self.last}"
 
 
 SCHEMA = 1

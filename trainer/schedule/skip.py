@@ -16,8 +16,7 @@ from collections.abc import Iterable, Sequence
 
 from trainer.config.card import TrainerConfig
 from trainer.contract.errors import RangeError
-from trainer.contract.record import Record
-from trainer.contract.recovery import IterationRange
+from trainer.contract.record import IterationRange, Record
 from trainer.schedule.path import Position, path_of
 
 

@@ -16,9 +16,8 @@ from trainer.config.card import RecoverySection, TrainerConfig
 from trainer.contract.errors import CheckpointError, NotFiniteError
 from trainer.contract.files import now
 from trainer.contract.paths import RunPaths
-from trainer.contract.record import Record
+from trainer.contract.record import IterationRange, Record
 from trainer.contract.recovery import (
-    IterationRange,
     RecoveryRecord,
     RollBack,
     Spike,

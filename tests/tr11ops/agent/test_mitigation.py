@@ -25,8 +25,7 @@ from tr11ops.agent.recurrence import NodeFault
 from tr11ops.agent.step import LineTee
 from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import Unknown
-from tr11ops.cluster.base import Node
-from tr11ops.cluster.node_states import is_loss_alone
+from tr11ops.cluster.base import Node, is_loss_alone
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
 from tr11ops.observe.lost_host import gone_host

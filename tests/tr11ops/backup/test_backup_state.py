@@ -15,7 +15,7 @@ from tests.tr11ops.backup.round_cases import Rounds, flip, receipts_below
 from tr11ops.backup import archive_round
 from tr11ops.backup.archive_round import plan_of, rows_of
 from tr11ops.backup.drill import LoadResult, choose_copy, run_drill
-from tr11ops.backup.ledger import drill_file, read_archive_state, read_drill
+from tr11ops.backup.ledger import read_archive_state
 from tr11ops.backup.round_values import (
     ArchiveLock,
     ArchiveLocked,
@@ -27,7 +27,7 @@ from tr11ops.backup.service import rebuild
 from tr11ops.observe.operation import CopyStatus
 from tr11ops.observe.operation_files import read_copy as read_status
 from tr11ops.rundir.checkpoint_digests import note_numbers
-from tr11ops.rundir.copies import read_copies
+from tr11ops.rundir.copies import drill_file, read_copies, read_drill
 
 
 # ----------------------------------------------------------------------------- drills

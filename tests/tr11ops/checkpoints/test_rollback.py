@@ -34,9 +34,9 @@ from tr11ops.rundir.journal import read_journal
 from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.checkpoints import find_resumable
 from trainer.contract.lease import LeaseClaim, LeaseFolder, read_lease
+from trainer.contract.record import IterationRange
 from trainer.contract.recovery import (
     BY_HAND,
-    IterationRange,
     RecoveryEvent,
     RecoveryRecord,
     read_recovery,

@@ -16,7 +16,7 @@ from tests.tr11ops.status_cases import beats, checkpoints, snapshot
 from tr11ops.base.shipped import page_names, shipped
 from tr11ops.cli.list_runs import _lines
 from tr11ops.detect.registry import detect_all
-from tr11ops.status.build import status_of
+from tr11ops.status.assessment import status_of
 from tr11ops.status.run_list import ListedRun
 from tr11ops.watchdog.verdict import judge
 

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from tr11ops.cluster.base import Node
-from tr11ops.cluster.node_states import (
+from tr11ops.cluster.base import (
     NODE_STATES,
+    Node,
     StateAnswer,
     is_gone,
     is_silent,

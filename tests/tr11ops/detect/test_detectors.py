@@ -37,8 +37,7 @@ from tests.tr11ops.status_cases import (
     wordless,
 )
 from tr11ops.base.observed import known
-from tr11ops.cluster.base import Job, JobState, Node
-from tr11ops.cluster.node_states import lost_words
+from tr11ops.cluster.base import Job, JobState, Node, lost_words
 from tr11ops.detect import registry
 from tr11ops.detect.causes import by_cause
 from tr11ops.detect.finding import Finding, Severity
@@ -52,7 +51,7 @@ from tr11ops.rundir.hold_store import HoldRecord, with_mark
 from tr11ops.rundir.paths import Submission
 from tr11ops.watchdog.verdict import VerdictWord, judge
 from trainer.contract.end_marker import EndMarker
-from trainer.contract.recovery import IterationRange
+from trainer.contract.record import IterationRange
 
 
 def found(given: Snapshot, detector: str) -> list[Finding]:

@@ -57,7 +57,7 @@ from tr11ops.observe.training import TrainingEvent
 from tr11ops.runcard.sections import ResilienceSection
 from tr11ops.rundir.exclusion import KEY, Exclusion
 from tr11ops.rundir.hold_store import HoldRecord
-from tr11ops.status.build import status_of
+from tr11ops.status.assessment import status_of
 from tr11ops.status.care import nodes as row_of_nodes
 from tr11ops.status.extra_observations import ExtraObservations, NodeUse, node_use
 from tr11ops.watchdog.verdict import judge

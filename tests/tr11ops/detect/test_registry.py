@@ -20,8 +20,7 @@ from tr11ops.detect import registry
 from tr11ops.detect.detector import REGISTERED, Detector
 from tr11ops.detect.detector import detector as as_detector
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.detect.registry import DETECTORS
-from tr11ops.detect.runbooks import page_of
+from tr11ops.detect.registry import DETECTORS, page_of
 from tr11ops.observe.operation import OperationObservations
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.observe.training import TrainingObservations

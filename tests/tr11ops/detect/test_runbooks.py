@@ -17,8 +17,7 @@ from tests.tr11ops.detect.pages import FOLDER, PAGES
 from tr11ops.cli import main
 from tr11ops.detect import registry
 from tr11ops.detect.finding import Finding
-from tr11ops.detect.registry import DETECTORS
-from tr11ops.detect.runbooks import WORDS, page_of
+from tr11ops.detect.registry import DETECTORS, WORDS, page_of
 
 README = (FOLDER / "README.md").read_text()
 PARTS = ("**What it means.**", "**How to see it", "**What to type", "**How to know it is over.**")

@@ -57,7 +57,7 @@ from tr11ops.rundir.hold_store import HoldRecord
 from tr11ops.rundir.journal import Journal, JournalEntry, read_journal
 from tr11ops.rundir.journal_lines import lines_of
 from tr11ops.rundir.paths import Submission
-from tr11ops.status.build import status_of
+from tr11ops.status.assessment import status_of
 from tr11ops.status.extra_observations import ExtraObservations
 from tr11ops.watchdog.verdict import judge
 

@@ -23,7 +23,7 @@ from tr11ops.observe.snapshot import Attempt, RunFacts, newest_attempt
 from tr11ops.rundir.attempts import AttemptVerdict
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory, new_tag
-from tr11ops.status.build import status_of
+from tr11ops.status.assessment import status_of
 from tr11ops.watchdog.verdict import judge
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json

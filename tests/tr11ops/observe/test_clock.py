@@ -24,7 +24,7 @@ from tr11ops.observe.operation import ClockReading
 from tr11ops.observe.snapshot import RunFacts, Snapshot
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.watchdog.verdict import Verdict, VerdictWord, judge
-from trainer.contract.lease import file_system_time
+from trainer.contract.files import file_system_time
 from trainer.contract.paths import RunPaths
 from trainer.contract.phases import Heartbeat, write_heartbeat
 

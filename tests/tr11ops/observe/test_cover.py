@@ -29,7 +29,7 @@ from tr11ops.observe.snapshot import Snapshot
 from tr11ops.queue.repair import plan_repair
 from tr11ops.runcard.card import load_card, shipped_folder
 from tr11ops.status.answer import answer
-from tr11ops.status.build import status_of
+from tr11ops.status.assessment import status_of
 from tr11ops.status.extra_observations import ExtraObservations
 from tr11ops.status.rows import jobs
 from tr11ops.watchdog.verdict import judge

@@ -17,7 +17,6 @@ from msgspec import to_builtins
 
 from tests.tr11ops.status_cases import record
 from tr11ops.base.observed import Unknown, known
-from tr11ops.base.tail import tail_lines
 from tr11ops.dialects.reading import step_record
 from tr11ops.goodput.history import read_history
 from tr11ops.observe import files as observe_files
@@ -33,6 +32,7 @@ from tr11ops.observe.snapshot import SOUND_LOSSES
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.metrics_record import StepRecord, format_step
 from trainer.contract.paths import RunPaths
+from trainer.contract.state_file import tail_lines
 
 LOGS = Path(__file__).parents[2] / "data" / "logs"
 

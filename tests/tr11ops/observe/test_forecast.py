@@ -47,7 +47,7 @@ from tr11ops.observe.snapshot import (
 )
 from tr11ops.runcard.card import load_card, shipped_folder
 from tr11ops.runcard.speed import RunHistory
-from tr11ops.status.build import status_of
+from tr11ops.status.assessment import status_of
 from tr11ops.status.extra_observations import PLACE_BYTES, PLACES, best_rates
 from tr11ops.status.prometheus import exposition
 from tr11ops.watchdog.verdict import judge

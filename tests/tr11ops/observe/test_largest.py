@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tr11ops.observe import largest
-from tr11ops.observe.largest import largest_below
+from tr11ops.observe import operation_files as largest
+from tr11ops.observe.operation_files import largest_below
 
 MEGABYTE = 2**20
 

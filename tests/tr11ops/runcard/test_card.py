@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tr11ops.cluster.sbatch_options import format_time_limit
+from tr11ops.base.units import format_time_limit
 from tr11ops.runcard.card import (
     PATH_KEYS,
     RunCard,

@@ -13,7 +13,7 @@ import pytest
 from tr11ops.cluster.base import BatchRequest
 from tr11ops.launch.plan import render_script, resolved_card
 from tr11ops.runcard.card import CardError, load_card
-from tr11ops.runcard.secret_references import unset_here, values_here
+from tr11ops.runcard.load import unset_here, values_here
 
 SMALL = Path(__file__).parents[2] / "data" / "small-card.toml"
 SECRET = "hunter2" + "-Tr0ub4dor"

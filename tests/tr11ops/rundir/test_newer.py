@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.status.publishing import card_of, directory_of
-from tr11ops.backup.ledger import ArchiveState, DrillRecord, write_archive_state, write_drill
+from tr11ops.backup.ledger import ArchiveState, write_archive_state
 from tr11ops.base.errors import NewerFileError
 from tr11ops.base.observed import cause
 from tr11ops.cluster.site import SiteRules, keep_site
 from tr11ops.hub import sync_round
 from tr11ops.rundir import cron_records, hold_store
 from tr11ops.rundir.checkpoint_digests import DigestRecord, note_numbers, write_digest
-from tr11ops.rundir.copies import CopyRecord, write_copy
+from tr11ops.rundir.copies import CopyRecord, DrillRecord, write_copy, write_drill
 from tr11ops.rundir.cron_records import ChainState, PeriodicJobState
 from tr11ops.rundir.journal_heads import write_heads
 from tr11ops.rundir.kept_stacks import KeptStacks, write_kept_stacks

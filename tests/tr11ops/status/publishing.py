@@ -11,7 +11,7 @@ from tr11ops.detect.registry import DETECTORS, detect_all
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.paths import RunDirectory
-from tr11ops.status.build import status_of
+from tr11ops.status.assessment import status_of
 from tr11ops.status.extra_observations import ExtraObservations
 from tr11ops.status.published import GoodputSummary, published_status
 from tr11ops.watchdog.verdict import judge

@@ -21,17 +21,17 @@ from tests.tr11ops.status_cases import (
     steps,
     wordless,
 )
-from tr11ops.backup.ledger import DrillRecord
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Node
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe.operation import CopyStatus
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from tr11ops.rundir.attempts import CodeIdentity
+from tr11ops.rundir.copies import DrillRecord
 from tr11ops.rundir.cron_records import ChainState
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.hold_store import HoldRecord
-from tr11ops.status.build import status_of
+from tr11ops.status.assessment import status_of
 from tr11ops.status.document import Status
 from tr11ops.status.extra_observations import ExtraObservations, RunningCopy
 from tr11ops.watchdog.verdict import judge

@@ -37,7 +37,6 @@ from tests.tr11ops.status_cases import (
 from tests.tr11ops.watchdog.verdict_table import TABLE
 from tr11ops.alerts.service import process
 from tr11ops.alerts.state import Alert, UndeliveredMessages
-from tr11ops.backup.ledger import DrillRecord, write_drill
 from tr11ops.backup.round_values import ArchiveLock
 from tr11ops.base.observed import Observed, Unknown, known
 from tr11ops.cluster.base import JobState, Node
@@ -53,10 +52,11 @@ from tr11ops.runcard.copies import BackupSection
 from tr11ops.runcard.exit_duration import ExitPlan
 from tr11ops.runcard.watching import WatchSection
 from tr11ops.rundir.claims import Claim, ClaimFolder
+from tr11ops.rundir.copies import DrillRecord, write_drill
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.journal import user_name, who_looks
 from tr11ops.status.answer import FIRST, PERSON, UNKNOWN, SleepAnswer, answer, published_answer
-from tr11ops.status.build import status_of
+from tr11ops.status.assessment import status_of
 from tr11ops.status.care import alerts, copies, filesystems, nodes, periodic
 from tr11ops.status.document import Status
 from tr11ops.status.extra_observations import (

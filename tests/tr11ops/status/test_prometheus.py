@@ -30,7 +30,7 @@ from tr11ops.base.observed import Unknown
 from tr11ops.cli.status import target_of
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.status.build import status_of
+from tr11ops.status.assessment import status_of
 from tr11ops.status.document import ShownFilesystem, ShownPeriodicJob, Status
 from tr11ops.status.extra_observations import ExtraObservations
 from tr11ops.status.prometheus import exposition, serve, unknown_whats

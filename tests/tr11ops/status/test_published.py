@@ -29,7 +29,7 @@ from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from tr11ops.observe.training import TrainingObservations
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.status import assessment
-from tr11ops.status.build import status_of
+from tr11ops.status.assessment import status_of
 from tr11ops.status.extra_observations import ExtraObservations
 from tr11ops.status.publish import document
 from tr11ops.status.published import SCHEMA, GoodputSummary, published_status, read_published

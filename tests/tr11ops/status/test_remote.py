@@ -30,7 +30,7 @@ from tr11ops.hub.base import HubRepo, repo_of
 from tr11ops.hub.log_end import end_of_log
 from tr11ops.hub.remote_log import remote_retries, until_answered
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.status.build import status_of
+from tr11ops.status.assessment import status_of
 from tr11ops.status.published import read_published
 from tr11ops.status.remote import (
     LARGEST_FACTS_BYTES,

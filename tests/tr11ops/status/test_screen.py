@@ -41,14 +41,13 @@ from tests.tr11ops.watchdog.verdict_table import TABLE
 from tr11ops.base.glyphs import bar, plain, shows_unicode, sparkline
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Node
-from tr11ops.detect.registry import detect_all
-from tr11ops.detect.runbooks import page_of
+from tr11ops.detect.registry import detect_all, page_of
 from tr11ops.observe.operation import CopyStatus, FilesystemRule
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
 from tr11ops.observe.training import LaunchEnd
 from tr11ops.runcard.copies import BackupSection
 from tr11ops.rundir.attempts import CodeIdentity
-from tr11ops.status.build import status_of
+from tr11ops.status.assessment import status_of
 from tr11ops.status.extra_observations import ExtraObservations
 from tr11ops.status.rows import Screen, incidents_of, jobs
 from tr11ops.status.screen import badge_style, render

@@ -8,8 +8,7 @@ import pytest
 from pydantic import create_model
 
 from trainer.config.base import CardError, validate
-from trainer.config.model import OptimizerSection
-from trainer.config.optimizer_names import OLD_NAMES
+from trainer.config.model import OLD_NAMES, OptimizerSection
 from trainer.optim.build import lamb_rules
 from trainer.optim.lamb import FLOOR, LambRules, NormOf
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.schedule_cards import card
 from trainer.config.card import CurriculumSection
-from trainer.schedule.curriculum import count_lengths, last_step_of_length, sequence_length_at
+from trainer.schedule.path import count_lengths, last_step_of_length, sequence_length_at
 from trainer.schedule.rules import curriculum_problems
 
 TR8B = CurriculumSection(kind="linear", start_length=64, step=8, total_steps=36_000)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.schedule_cards import card, constant, ramped, small_cards
 from trainer.config.card import TrainerConfig
-from trainer.schedule.curriculum import sequence_length_at
-from trainer.schedule.path import START, Position, batch_size_at, path_of
+from trainer.schedule.path import START, Position, batch_size_at, path_of, sequence_length_at
 
 
 @pytest.mark.parametrize(

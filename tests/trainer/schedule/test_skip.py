@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.trainer.schedule_cards import card, constant, ramped, small_cards
 from trainer.config.card import TrainerConfig
 from trainer.contract.errors import RangeError
-from trainer.contract.recovery import IterationRange
+from trainer.contract.record import IterationRange
 from trainer.schedule.path import START, Position, path_of
 from trainer.schedule.rules import skip_problems
 from trainer.schedule.skip import SkipPlan, merge_ranges, next_training_iteration, parse_ranges

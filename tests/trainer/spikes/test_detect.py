@@ -17,8 +17,8 @@ from tests.trainer.schedule_cards import card
 from trainer.config.card import RecoverySection
 from trainer.contract.errors import NotFiniteError
 from trainer.contract.paths import RunPaths
+from trainer.contract.record import IterationRange
 from trainer.contract.recovery import (
-    IterationRange,
     RecoveryRecord,
     RollBack,
     Spike,

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Iterable, Sequence
 
 from tr11ops.base.redact import signature
-from tr11ops.cluster.node_states import is_gone, is_silent, lost_words
+from tr11ops.cluster.base import is_gone, is_silent, lost_words
 from tr11ops.diagnose.attribution.error_text import read_error
 from tr11ops.diagnose.attribution.evidence import Attribution, Evidence, Failure, Kind
 from tr11ops.diagnose.attribution.names import NodeNames

@@ -32,8 +32,8 @@ from trainer.contract.lease import Lease
 from trainer.contract.manifest import FileEntry
 from trainer.contract.metrics_record import SAVE_FAILED, StepRecord, format_step, format_validation
 from trainer.contract.paths import RunPaths, newest_step
-from trainer.contract.record import JsonObject, Record
-from trainer.contract.recovery import IterationRange, read_recovery
+from trainer.contract.record import IterationRange, JsonObject, Record
+from trainer.contract.recovery import read_recovery
 from trainer.contract.requests import RequestAnswer, leave_answer, watch_for_kill_now
 from trainer.control.control_signals import Agreed, ControlSignals
 from trainer.control.exits import end_if_asked, end_now, record_end
@@ -47,10 +47,9 @@ from trainer.control.lifecycle import (
     exit_process,
     steady_clock,
 )
-from trainer.schedule.curriculum import sequence_length_at
 from trainer.schedule.flops import tflops_per_gpu
 from trainer.schedule.learning_rate import plan_of
-from trainer.schedule.path import batch_size_at, path_of
+from trainer.schedule.path import batch_size_at, path_of, sequence_length_at
 from trainer.schedule.progress import Progress
 from trainer.schedule.skip import SkipPlan
 
