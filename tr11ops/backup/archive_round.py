@@ -5,7 +5,7 @@ of re-reading.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,16 @@ from msgspec.structs import replace
 from tr11ops.backup.base import Archive
 from tr11ops.backup.copying import Format, copy_source, work_bytes
 from tr11ops.backup.data_sets import DataState, DataUnit, data_states, read_unit
-from tr11ops.backup.due import CopyPlan, Due, choose, is_whole, oldest, plan_round
+from tr11ops.backup.due import (
+    CopyPlan,
+    Due,
+    StoredFile,
+    choose,
+    is_whole,
+    oldest,
+    plan_round,
+    total_bytes,
+)
 from tr11ops.backup.ledger import (
     ArchiveState,
     after_round,
@@ -26,7 +35,7 @@ from tr11ops.backup.ledger import (
 )
 from tr11ops.backup.log_copies import copy_logs
 from tr11ops.backup.ownership import give_id, is_proven, owner_of, stranger_fault, unproven_fault
-from tr11ops.backup.reread import ReadHistory, RereadFile, pieces_of, read_pieces, total_bytes
+from tr11ops.backup.reread import ReadHistory, read_files
 from tr11ops.backup.round_values import (
     CARDS_ARCHIVES,
     ArchiveLock,
@@ -48,7 +57,7 @@ from tr11ops.base.errors import (
 from tr11ops.base.observed import cause, observed
 from tr11ops.rundir.checkpoint_digests import note_damage, read_not_finite
 from tr11ops.rundir.checkpoint_scan import SavedCheckpoint, list_rows
-from tr11ops.rundir.copies import CopyRecord, Kind, Receipt, location_of, write_copy
+from tr11ops.rundir.copies import CopyRecord, Receipt, location_of, write_copy
 from tr11ops.rundir.identity import run_id
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import read_latest
@@ -93,33 +102,26 @@ class RoundReading:
         """
         now = self.context.clock()
         history = ReadHistory(self.context.directory, self.archive.name, self.context.clock)
-        pieces = self._chosen(history, records, receipts, now)
-        if pieces:
+        chosen = self._chosen(history, records, receipts, now)
+        if chosen:
             try:
-                self._read(history, records, receipts, pieces)
+                self._read(history, records, receipts, chosen)
             finally:
                 self._keep_read(history, records, receipts)
         if not self.request.asked.steps:
             self._read_round = now
-        waits = oldest(
-            (
-                file
-                for place, receipt in receipts.items()
-                for file in history.stored(records[place], receipt)
-            ),
-            now,
-        )
+        waits = oldest(_stored(history, records, receipts), now)
         if waits is None:
             self._unread = None
         else:
             self._unread = now - waits
-        if pieces:
+        if chosen:
             said = {
                 "archive": self.archive.name,
-                "files": len(pieces),
-                "bytes": total_bytes(pieces),
+                "files": len(chosen),
+                "bytes": total_bytes(chosen),
             }
-            faulty = any(records[piece.receipt.location].damaged for piece in pieces)
+            faulty = any(records[stored.receipt.location].damaged for stored in chosen)
             self.journal(
                 "reread", "some are damaged" if faulty else "all as they were copied", said
             )
@@ -138,23 +140,21 @@ class RoundReading:
         history: ReadHistory,
         records: MutableMapping[str, CopyRecord],
         receipts: Mapping[str, Receipt],
-        pieces: Sequence[RereadFile],
+        chosen: Sequence[StoredFile],
     ) -> None:
-        with self.context.watch(f"{self.archive.name} re-read", total_bytes(pieces)) as progress:
+        with self.context.watch(f"{self.archive.name} re-read", total_bytes(chosen)) as progress:
 
-            def tell(piece: RereadFile, fault: str) -> None:
-                history.note(piece, fault)
+            def tell(stored: StoredFile, fault: str) -> None:
+                history.note(stored, fault)
                 if history.is_old():  # a kill in the middle of terabytes loses little
                     self._keep_read(history, records, receipts)
                 self.tally.reread_files += 1
-                self.tally.read_steps.add(piece.receipt.step)
-                self.tally.reread_bytes += piece.file.bytes
+                self.tally.read_steps.add(stored.receipt.step)
+                self.tally.reread_bytes += stored.file.bytes
                 if fault:
-                    progress.say(
-                        f"{self.archive.name}: {piece.receipt.location} {piece.file.path}: {fault}"
-                    )
+                    progress.say(f"{self.archive.name}: {' '.join(stored.place)}: {fault}")
 
-            read_pieces(self.archive, pieces, self.context.transfer(progress), tell)
+            read_files(self.archive, chosen, self.context.transfer(progress), tell)
 
     def _chosen(
         self,
@@ -162,42 +162,39 @@ class RoundReading:
         records: Mapping[str, CopyRecord],
         receipts: Mapping[str, Receipt],
         now: float,
-    ) -> list[RereadFile]:
-        steps = set(self.request.asked.steps)
-        kind: Kind | None = self.request.asked.kind
-        chosen = {
-            place: receipt
-            for place, receipt in receipts.items()
-            if (not steps or receipt.step in steps) and kind in (None, receipt.kind)
-        }
-        if self.request.reading == "all":
-            return [piece for receipt in chosen.values() for piece in pieces_of(receipt)]
-        by_name = {
-            (place, file.path): file for place, receipt in chosen.items() for file in receipt.files
-        }
-        # what was found damaged is looked at in each round: it may have been repaired by hand
-        doubted = {
-            (place, path)
-            for place in chosen
-            for path in records[place].damaged
-            if (place, path) in by_name
-        }
-        state = last_state(self.context.directory, self.archive.name)
+    ) -> list[StoredFile]:
+        asked, backup = self.request.asked, self.context.card.backup
         stored = [
             file
-            for place, receipt in chosen.items()
-            for file in history.stored(records[place], receipt)
+            for file in _stored(history, records, receipts)
+            if (not asked.steps or file.receipt.step in asked.steps)
+            and asked.kind in (None, file.receipt.kind)
         ]
-        backup = self.context.card.backup
+        if self.request.reading == "all":
+            return stored
+        # what was found damaged is looked at in each round: it may have been repaired by hand
+        doubted = {
+            file.place: file
+            for file in stored
+            if file.file.path in records[file.receipt.location].damaged
+        }
+        state = last_state(self.context.directory, self.archive.name)
         turn = choose(
-            [file for file in stored if (file.location, file.path) not in doubted],
+            [file for file in stored if file.place not in doubted],
             now,
             last_round=None if state is None else state.reread_round,
             days=backup.reread_days,
             interval_seconds=backup.interval_hours * 3600,
         )
-        names = [*sorted(doubted), *((file.location, file.path) for file in turn)]
-        return [RereadFile(chosen[place], by_name[place, path]) for place, path in names]
+        return [*doubted.values(), *turn]
+
+
+def _stored(
+    history: ReadHistory, records: Mapping[str, CopyRecord], receipts: Mapping[str, Receipt]
+) -> Iterator[StoredFile]:
+    """All files of an archive's copies."""
+    for location, receipt in receipts.items():
+        yield from history.stored(records[location], receipt)
 
 
 UNFINISHED_SECONDS = 30 * 86_400.0  # an upload that no one went on with for so long is removed

@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 from msgspec.structs import replace
 
 from tr11ops.backup.base import Archive, hidden_name
-from tr11ops.backup.checking import Checker, Filler, PartRange, offsets, stretches_of, tar_layout
+from tr11ops.backup.checking import differs, offsets, placed, tar_layout
 from tr11ops.backup.source import CopySource, SourceFile, read_source
 from tr11ops.backup.survey import TAR_SUFFIX, read_receipt, write_receipt
 from tr11ops.backup.transfer import ByteCounter, SharedTransfer, Transfer, in_threads
@@ -48,7 +48,7 @@ class Item(Record):
     """
 
     path: str
-    parts: tuple[Filler | SourceFile, ...]
+    parts: tuple[SourceFile, ...]
     identity: str
 
     @property
@@ -196,38 +196,27 @@ class Carrier(SharedTransfer):
 
         A tar is read in several places at once.
         """
-        stretches = stretches_of(item.parts, self.transfer.parallel)
-        if len(stretches) == 1:
-            faults = [self._stretch_differs(far, stretches[0], True, is_counted)]
-        else:
-            with ThreadPoolExecutor(len(stretches), thread_name_prefix="backup-read") as threads:
-                begun = [
-                    threads.submit(
-                        self._stretch_differs, far, stretch, stretch is stretches[-1], is_counted
-                    )
-                    for stretch in stretches
-                ]
-                faults = [future.result() for future in begun]
-        faults = [fault for fault in faults if fault is not None]
+
+        def tell(count: int) -> None:
+            self.check()
+            self.transfer.reading.take(count)
+            if is_counted:
+                self.count(count)
+
+        def fault_of(place: tuple[int, SourceFile]) -> str:
+            position, part = place
+            length = None  # to the end: there may be more than was sent
+            if part is not item.parts[-1]:
+                length = part.bytes
+            pieces = self.archive.read(far, position, length)
+            return differs(pieces, part.bytes, part.digest or self._digests[part.path], tell)
+
+        most = min(self.transfer.parallel, len(item.parts))
+        with ThreadPoolExecutor(most, thread_name_prefix="backup-read") as threads:
+            faults = [fault for fault in threads.map(fault_of, placed(item.parts)) if fault]
         if faults:
             return f"{self.archive.address}/{far} did not come back as it was sent: {faults[0]}"
         return None
-
-    def _stretch_differs(
-        self, far: str, stretch: PartRange, is_last: bool, is_counted: bool
-    ) -> str | None:
-        checker, read = (
-            Checker(stretch, self._digests),
-            ByteCounter(self.count if is_counted else None),
-        )
-        for piece in self.archive.read(far, stretch.offset, None if is_last else stretch.bytes):
-            self.check()
-            self.transfer.reading.take(len(piece))
-            fault = checker.feed(piece)
-            if fault is not None:
-                return fault
-            read.reach(checker.position)
-        return checker.end()
 
 
 def check_room(address: str, free: int | None, needed: int) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from msgspec.structs import replace
+
 from tr11ops.base.observed import known
 from tr11ops.runcard.copies import BackupSection
 from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
-from tr11ops.rundir.copies import CopyRecord, Kind
+from tr11ops.rundir.copies import CopiedFile, CopyRecord, Kind, Receipt
 from tr11ops.rundir.copy_policy import WantedCopy, in_order, wanted_copies
 from trainer.contract.record import Record
 
@@ -35,10 +37,14 @@ class StoredFile(Record):
     known.
     """
 
-    location: str
-    path: str
-    bytes: int
-    read: float | None
+    receipt: Receipt
+    file: CopiedFile
+    read: float | None = None
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Of its copy, and in it."""
+        return self.receipt.location, self.file.path
 
 
 def choose(
@@ -61,10 +67,10 @@ def choose(
     ahead = 2 * max(interval_seconds, min(gap, horizon / 4))
     # two rounds by hand in one hour do not read the same again
     spared = min(interval_seconds, horizon) / 2
-    share = sum(file.bytes for file in known) * min(1.0, gap / (PACE * horizon))
+    share = total_bytes(known) * min(1.0, gap / (PACE * horizon))
     chosen = []
     for file in sorted(
-        known, key=lambda file: (file.read is not None, file.read or 0.0, file.location, file.path)
+        known, key=lambda file: (file.read is not None, file.read or 0.0, file.place)
     ):
         if file.read is None:
             age = None
@@ -77,7 +83,7 @@ def choose(
                 continue  # those of which a time is known may be due for all that
             break
         chosen.append(file)
-        share -= max(1, file.bytes)
+        share -= max(1, file.file.bytes)
     return tuple(chosen)
 
 
@@ -97,7 +103,12 @@ def oldest(files: Iterable[StoredFile], now: float) -> float | None:
 def _believed(file: StoredFile, now: float) -> StoredFile:
     if file.read is None or file.read <= now + CLOCK_SECONDS:
         return file
-    return StoredFile(file.location, file.path, file.bytes, None)
+    return replace(file, read=None)
+
+
+def total_bytes(files: Iterable[StoredFile]) -> int:
+    """Bytes of files."""
+    return sum(file.file.bytes for file in files)
 
 
 class Due(WantedCopy):

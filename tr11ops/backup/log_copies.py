@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tr11ops.backup.base import Archive
-from tr11ops.backup.reread import differs
+from tr11ops.backup.reread import fault_of_part
+from tr11ops.backup.source import SourceFile
 from tr11ops.backup.survey import is_well
 from tr11ops.backup.transfer import Transfer, retried
 from tr11ops.base.errors import ArchivePermanentError
@@ -125,25 +126,20 @@ def _known(record: Path, address: str) -> dict[str, tuple[int, int]]:
 def _copy(archive: Archive, folder: Path, far: str, file: CopiedLog, transfer: Transfer) -> bool:
     """Have the file there; returns whether it had to be sent."""
     content = folder / file.path
-    digest = _digest(content, file.bytes)
+    whole = _beginning(content, file.bytes)
     archive = retried(archive, transfer)
     there = archive.look(far)
     if there is not None:
-        begins_alike = there.bytes <= file.bytes and not differs(
-            archive,
-            far,
-            offset=0,
-            length=there.bytes,
-            digest=_digest(content, there.bytes),
-            transfer=transfer,
+        begins_alike = there.bytes <= file.bytes and not fault_of_part(
+            archive, far, _beginning(content, there.bytes), transfer
         )
         if begins_alike and there.bytes == file.bytes:
             return False
         if not begins_alike:
-            far = f"{far}.{digest[:8]}"
+            far = f"{far}.{whole.digest:.8}"
     for attempt in range(ATTEMPTS):
         _send(archive, content, far=far, file=file, transfer=transfer)
-        fault = differs(archive, far, offset=0, length=file.bytes, digest=digest, transfer=transfer)
+        fault = fault_of_part(archive, far, whole, transfer)
         if not fault:
             return True
         transfer.say(f"{far}: {fault}" + ("; sending it again" if attempt < ATTEMPTS - 1 else ""))
@@ -160,12 +156,12 @@ def _send(archive: Archive, content: Path, far: str, file: CopiedLog, transfer: 
     archive.upload(far, file.bytes, f"{far} {file.bytes} {file.changed}", pieces)
 
 
-def _digest(path: Path, length: int) -> str:
-    """SHA-256 of a file's first bytes. Raises FileNotFoundError when it has less."""
+def _beginning(path: Path, length: int) -> SourceFile:
+    """A file's first bytes, by their digest. Raises FileNotFoundError when it has less."""
     digest = hashlib.sha256()
     for piece in _pieces(path, 0, length, 1 << 20):
         digest.update(piece)
-    return digest.hexdigest()
+    return SourceFile(path.name, length, digest.hexdigest())
 
 
 def _pieces(path: Path, start: int, end: int, most: int) -> Iterator[bytes]:

@@ -10,82 +10,53 @@ round, and nothing is concluded.
 
 from __future__ import annotations
 
-import hashlib
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from msgspec.structs import replace
 
 from tr11ops.backup.base import Archive
-from tr11ops.backup.checking import BLOCK, tar_layout
+from tr11ops.backup.checking import BLOCK, differs, placed, tar_layout
 from tr11ops.backup.due import StoredFile
 from tr11ops.backup.source import SourceFile
 from tr11ops.backup.survey import file_path
 from tr11ops.backup.transfer import Transfer, in_threads, retried
 from tr11ops.base.newer import replace_json
-from tr11ops.rundir.copies import CopiedFile, CopyRecord, Receipt, latest_record, write_copy
+from tr11ops.rundir.copies import CopyRecord, Receipt, latest_record, write_copy
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.documents import record_of
-from trainer.contract.record import Finite, Record
+from trainer.contract.record import Finite
 from trainer.contract.state_file import read_json
 
 # by file: where, and what must be there
-Gaps: TypeAlias = Mapping[str, Sequence[tuple[int, bytes]]]
+Gaps: TypeAlias = Mapping[str, Sequence[tuple[int, SourceFile]]]
 SCHEMA = 1
 KEEP_SECONDS = 20.0  # between two writes of what was read
 
 
-class RereadFile(Record):
-    """One file of one copy, to be read back."""
-
-    receipt: Receipt
-    file: CopiedFile
-
-
-def pieces_of(receipt: Receipt) -> tuple[RereadFile, ...]:
-    """All files of a copy."""
-    return tuple(RereadFile(receipt, file) for file in receipt.files)
-
-
 # ----------------------------------------------------------------------------- reading
 def fault_of(
-    archive: Archive, piece: RereadFile, transfer: Transfer, gaps: Gaps | None = None
+    archive: Archive, stored: StoredFile, transfer: Transfer, gaps: Gaps | None = None
 ) -> str:
     """Read one file back; what is wrong with it, "" when it is what was copied. Of a tar, with what
     lies around it.
 
     Raises ArchiveError when that could not be found out, CopyStopped.
     """
-    file, is_tar = piece.file, piece.receipt.format == "tar"
-    path = file_path(piece.receipt, file)
-    fault = differs(
-        archive,
-        path,
-        offset=file.offset or 0,
-        length=file.bytes,
-        digest=file.digest,
-        transfer=transfer,
-        is_part=is_tar,
-    )
-    for position, content in (gaps or {}).get(file.path, ()):
-        if not fault:
-            digest = hashlib.sha256(content).hexdigest()
-            fault = differs(
-                archive,
-                path,
-                offset=position,
-                length=len(content),
-                digest=digest,
-                transfer=transfer,
-                is_part=True,
-            )
-            fault = fault and f"its header in the tar: {fault}"
-    return fault
+    file, is_tar = stored.file, stored.receipt.format == "tar"
+    path = file_path(stored.receipt, file)
+    parts = [(file.offset or 0, SourceFile("", file.bytes, file.digest))]
+    parts += (gaps or {}).get(file.path, ())
+    for number, (offset, part) in enumerate(parts):
+        fault = fault_of_part(archive, path, part, transfer, offset=offset, is_alone=not is_tar)
+        if fault:
+            return f"its header in the tar: {fault}" if number else fault
+    return ""
 
 
 def gaps_of(archive: Archive, receipt: Receipt, transfer: Transfer) -> Gaps:
@@ -107,29 +78,28 @@ def gaps_of(archive: Archive, receipt: Receipt, transfer: Transfer) -> Gaps:
     except tarfile.HeaderError:
         created = 0  # then no header is as it should be, and that is told
     sources = tuple(SourceFile(file.path, file.bytes, file.digest) for file in receipt.files)
-    found: dict[str, list[tuple[int, bytes]]] = {}
-    waiting: list[tuple[int, bytes]] = []
-    position, last = 0, receipt.files[-1].path
-    for part in tar_layout(checkpoint_name(receipt.step), sources, created):
-        if isinstance(part, SourceFile):
+    found: dict[str, list[tuple[int, SourceFile]]] = {}
+    waiting: list[tuple[int, SourceFile]] = []
+    for position, part in placed(tar_layout(checkpoint_name(receipt.step), sources, created)):
+        if part.path:
             found[part.path], waiting = waiting, []
         else:
-            waiting.append((position, part.content))
-        position += part.bytes
-    found[last] += waiting
+            waiting.append((position, part))
+    found[sources[-1].path] += waiting
     return found
 
 
-def differs(
+def fault_of_part(
     archive: Archive,
     path: str,
-    offset: int,
-    length: int,
-    digest: str,
+    part: SourceFile,
     transfer: Transfer,
-    is_part: bool = False,
+    *,
+    offset: int = 0,
+    is_alone: bool = True,
 ) -> str:
     """In what a file of the archive, or a part of one, is not what it should be; "" when it is.
+    `is_alone`: the file has nothing else in it.
 
     Raises ArchiveError, CopyStopped.
     """
@@ -138,31 +108,30 @@ def differs(
     found = archive.look(path)
     if found is None:
         return "missing"
-    if found.bytes < offset + length or (found.bytes != length and not is_part):
-        return f"{found.bytes} bytes, {offset + length} were copied"
-    seen, count = hashlib.sha256(), 0
+    end = offset + part.bytes
+    if found.bytes < end or (found.bytes != end and is_alone):
+        return f"{found.bytes} bytes, {end} were copied"
+    told = 0
+
+    def tell(count: int) -> None:
+        nonlocal told
+        transfer.check_stop()
+        transfer.reading.take(count)
+        transfer.on_bytes(count)
+        told += count
+
     try:
-        for part in archive.read(path, offset, length):
-            transfer.check_stop()
-            transfer.reading.take(len(part))
-            seen.update(part)
-            count += len(part)
-            transfer.on_bytes(len(part))
+        return differs(archive.read(path, offset, part.bytes), part.bytes, part.digest or "", tell)
     except BaseException:
-        transfer.on_bytes(-count)
+        transfer.on_bytes(-told)
         raise
-    if count != length:
-        return f"only {count} of {length} bytes can be read"
-    if seen.hexdigest() == digest:
-        return ""
-    return "other bytes than were copied"
 
 
-def read_pieces(
+def read_files(
     archive: Archive,
-    pieces: Sequence[RereadFile],
+    files: Sequence[StoredFile],
     transfer: Transfer,
-    tell: Callable[[RereadFile, str], None],
+    tell: Callable[[StoredFile, str], None],
 ) -> None:
     """Read all of them, some at a time; `tell` hears of each that was read, one at a time.
 
@@ -170,22 +139,22 @@ def read_pieces(
     """
     lock = threading.Lock()
     gone = threading.Event()
-    tars = {piece.receipt.location: piece.receipt for piece in pieces}
-    gaps = {place: gaps_of(archive, receipt, transfer) for place, receipt in tars.items()}
+    copies = {stored.receipt.location: stored.receipt for stored in files}
+    gaps = {place: gaps_of(archive, receipt, transfer) for place, receipt in copies.items()}
 
-    def one(piece: RereadFile) -> None:
+    def read(stored: StoredFile) -> None:
         if gone.is_set():
             return
-        around = gaps[piece.receipt.location]
-        fault = fault_of(archive, piece, transfer, around)
+        around = gaps[stored.receipt.location]
+        fault = fault_of(archive, stored, transfer, around)
         if fault:  # the way back may have changed it: damage is what is read twice
-            fault = fault_of(archive, piece, transfer, around)
+            fault = fault_of(archive, stored, transfer, around)
         with lock:
-            tell(piece, fault)
+            tell(stored, fault)
 
-    with in_threads(max(1, min(transfer.parallel, len(pieces))), "reread", gone.set) as begin:
-        for piece in pieces:
-            begin(one, piece)
+    with in_threads(max(1, min(transfer.parallel, len(files))), "reread", gone.set) as begin:
+        for stored in files:
+            begin(read, stored)
 
 
 # ----------------------------------------------------------------------------- what is on record
@@ -216,20 +185,18 @@ class ReadHistory:
     def stored(self, record: CopyRecord, receipt: Receipt) -> Iterator[StoredFile]:
         """A copy's files as the rotation sees them."""
         for file in receipt.files:
-            yield StoredFile(
-                receipt.location, file.path, file.bytes, self.last_read(record, file.path)
-            )
+            yield StoredFile(receipt, file, self.last_read(record, file.path))
 
-    def note(self, piece: RereadFile, fault: str) -> None:
+    def note(self, stored: StoredFile, fault: str) -> None:
         """A file was read just now."""
-        location = piece.receipt.location
+        location, path = stored.place
         if fault:
-            self._faults.setdefault(location, {})[piece.file.path] = fault
-            self._of(location).pop(piece.file.path, None)
-            self._sound.get(location, set()).discard(piece.file.path)
+            self._faults.setdefault(location, {})[path] = fault
+            self._of(location).pop(path, None)
+            self._sound.get(location, set()).discard(path)
         else:
-            self._of(location)[piece.file.path] = self._clock()
-            self._sound.setdefault(location, set()).add(piece.file.path)
+            self._of(location)[path] = self._clock()
+            self._sound.setdefault(location, set()).add(path)
         self._changed.add(location)
 
     def is_old(self) -> bool:
@@ -302,8 +269,3 @@ def _times(path: Path) -> dict[str, float]:
         return record_of(dict[str, Finite], (read_json(path) or {}).get("read", {}))
     except ValueError:
         return {}
-
-
-def total_bytes(pieces: Iterable[RereadFile]) -> int:
-    """Bytes of files."""
-    return sum(piece.file.bytes for piece in pieces)

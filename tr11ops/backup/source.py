@@ -125,7 +125,7 @@ def read_source(folder: Path, step: int, kind: Kind) -> CopySource:
         step,
         identity=identity,
         files=files,
-        manifest=_made(MANIFEST_FILE, content),
+        manifest=made(MANIFEST_FILE, content),
         created=manifest.created,
     )
 
@@ -174,7 +174,8 @@ def _manifest_of(manifest: Manifest, files: tuple[SourceFile, ...]) -> bytes:
     ).encode()
 
 
-def _made(path: str, content: bytes) -> SourceFile:
+def made(path: str, content: bytes) -> SourceFile:
+    """A file, or a part of one, that is made for the copy."""
     return SourceFile(path, len(content), hashlib.sha256(content).hexdigest(), content)
 
 

@@ -8,20 +8,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tr11ops.backup.due import DAY_SECONDS, StoredFile, choose, oldest
+from tr11ops.rundir.copies import CopiedFile, Receipt
 
 NOW = 1.7e9
 HOUR = 3600.0
 
 
+COPY = Receipt(
+    run="tr11-test",
+    variant="main",
+    step=1000,
+    kind="full",
+    identity="",
+    location="checkpoints/main/global_step1000",
+    format="files",
+    files=(),
+    copied=0.0,
+    verified=0.0,
+)
+
+
 def archive(*files: tuple[str, int, float | None]) -> list[StoredFile]:
-    return [
-        StoredFile("checkpoints/main/global_step1000", path, size, read)
-        for path, size, read in files
-    ]
+    return [StoredFile(COPY, CopiedFile(path, size, ""), read) for path, size, read in files]
 
 
 def names(files: tuple[StoredFile, ...]) -> list[str]:
-    return [file.path for file in files]
+    return [file.file.path for file in files]
 
 
 def test_never_read_first_then_the_oldest_by_share() -> None:
@@ -85,9 +97,9 @@ def test_every_byte_is_read_in_time_while_the_archive_grows(
     for spacing, arrived in rounds:
         now += spacing * interval
         assert all(now - moment <= days * DAY_SECONDS for _, moment in read.values())
-        files = [StoredFile("copy", name, size, moment) for name, (size, moment) in read.items()]
+        files = archive(*((name, size, moment) for name, (size, moment) in read.items()))
         for file in choose(files, now, last, days, interval):
-            read[file.path] = (file.bytes, now)
+            read[file.file.path] = (file.file.bytes, now)
         for size in arrived:
             read[f"{len(read)}"] = (size, now)
         last = now
@@ -104,12 +116,12 @@ def test_no_round_has_all_the_work(spacings: list[float], count: int) -> None:
     for spacing in spacings:
         now += spacing * DAY_SECONDS
         chosen = choose(
-            [StoredFile("c", name, 10, read) for name, read in files.items()],
+            archive(*((name, 10, read) for name, read in files.items())),
             now,
             last,
             30,
             DAY_SECONDS,
         )
-        files.update({file.path: now for file in chosen})
+        files.update({file.file.path: now for file in chosen})
         most, last = max(most, len(chosen)), now
     assert most <= count / 21 + 2

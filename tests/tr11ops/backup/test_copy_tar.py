@@ -19,7 +19,7 @@ from tests.tr11ops.backup.copy_cases import (
     make_checkpoint,
     quick,
 )
-from tr11ops.backup.checking import Filler, offsets, tar_layout
+from tr11ops.backup.checking import offsets, tar_layout
 from tr11ops.backup.copying import items_of
 from tr11ops.backup.source import SourceFile, read_source
 
@@ -56,7 +56,7 @@ def test_files_above_eight_gigabytes(tmp_path: Path) -> None:
     path = tmp_path / "large.tar"
     with path.open("wb") as stream:
         for part in parts:
-            if isinstance(part, Filler):
+            if part.content is not None:
                 stream.write(part.content)
             else:
                 stream.truncate(stream.seek(part.bytes, io.SEEK_CUR))
