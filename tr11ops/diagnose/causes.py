@@ -170,12 +170,12 @@ def _on_machines(found: Diagnosis, machines: Mapping[str, str]) -> Diagnosis:
     if not machines:
         return found
     root, signs = found.root_cause, found.signs
-    if root is not None and root.node is not None:
-        root = replace(root, node=machines.get(root.node, root.node))
-    if signs.peer is not None:
-        signs = replace(signs, peer=machines.get(signs.peer, signs.peer))
-    if signs.lone_node is not None:
-        signs = replace(signs, lone_node=machines.get(signs.lone_node, signs.lone_node))
+    peer, lone = signs.peer or "", signs.lone_node or ""
+    signs = replace(
+        signs, peer=machines.get(peer, signs.peer), lone_node=machines.get(lone, signs.lone_node)
+    )
+    if root is not None:
+        root = replace(root, node=machines.get(root.node or "", root.node))
     return replace(found, root_cause=root, signs=signs)
 
 
@@ -482,11 +482,10 @@ def _first_report(launch: LogLaunch) -> WorkerFailure | None:
 
 def _may_follow_numbers(root: Sighting) -> bool:
     """Whether an end may be what broken numbers lead to; a training may also run on with them to a
-    clean end.
+    clean end. Where the program itself says that it ended for its numbers, that says more.
     """
-    is_of_scale = "loss scale" in root.text.lower()
-    if root.signature.fault is FaultClass.NUMERICS and root.raised is not None and is_of_scale:
-        return False  # the steps that it skipped for an overflow have no loss, or 0
+    if root.signature.fault is FaultClass.NUMERICS and root.raised is not None:
+        return False
     return root.signature.fault in {
         FaultClass.USER_CODE,
         FaultClass.UNKNOWN,

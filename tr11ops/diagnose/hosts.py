@@ -170,6 +170,7 @@ _ALIASES = (  # what else a machine is called: its address, the pod that runs on
         rf"^(?P<host>{_HOST})\s+(?:Not)?Ready\S*\s.*?\sv\d\S*\s+(?P<alias>{_ADDRESS})(?:\s|$)"
     ),
     re.compile(rf"^(?P<alias>{_ADDRESS})\s+(?P<host>{_HOST})(?:\s+{_HOST})*\s*$"),  # /etc/hosts
+    re.compile(rf"^{_MACHINE}\s+(?P<alias>{_ADDRESS})\s+(?P<host>{_HOST})\s*$"),
     re.compile(rf"\bNodeAddr=(?P<alias>{_ADDRESS}) NodeHostName=(?P<host>{_HOST})\b"),
     re.compile(  # a pod's own words
         rf"^\[pod/(?P<alias>[\w.-]+)[\]/].{{0,300}}\((?:node|host)[ =:](?P<host>{_MACHINE})\)"

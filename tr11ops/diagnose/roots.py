@@ -37,6 +37,8 @@ _OF_A_LOST_PEER = frozenset({"nccl-peer", "nccl-connect", "network-slingshot"})
 # whose reason stands in the next lines
 _SAID_BELOW = {"hub-unavailable": "hub-denied", "nccl-usage": "nccl-same-gpu"}
 NEXT_LINES = 6
+CHAIN_LINES = 60  # from one exception of a chain to the next
+_ECHOES = re.compile(r"(?:^|\.)(?:CancelledError|CalledProcessError|Empty|BrokenBarrierError)$")
 TIMES_BEFORE = 2  # that it trained on after the same line
 _OF_OTHERS = frozenset(
     {FaultClass.NCCL_NETWORK, FaultClass.NCCL_TIMEOUT, FaultClass.RENDEZVOUS, FaultClass.UNKNOWN}
@@ -49,7 +51,7 @@ _SAYS_WHY: Mapping[str, frozenset[str]] = {  # whose reason another line of the 
         frozenset({"slurm-auth"}),
     ),
     "storage-gone": frozenset({"storage-own-disk"}),
-    "container-start": frozenset({"image-refused", "image-busy"}),
+    "container-start": frozenset({"image-refused", "image-busy", "storage-full"}),
     "kubernetes-refused": frozenset({"kubernetes-image-refused", "kubernetes-image-busy"}),
     "oom-kernel-chose": frozenset({"oom-killed"}),
 }
@@ -130,7 +132,7 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
         ),
         default=0.0,
     )
-    for is_no_root in (_is_link_that_came_back, _is_missed_by_no_one, _is_outdone):
+    for is_no_root in (_is_link_that_came_back, _is_missed_by_no_one, _is_outdone, _is_echo):
         left = [one for one in left if not is_no_root(one, left)]
     left = [one for one in left if one.signature.id != _LINK_BACK]
     left = [
@@ -267,6 +269,21 @@ def _is_outdone(one: Sighting, left: Sequence[Sighting]) -> bool:
         return False
     failed = any(other.signature.role in {Role.SUMMARY, Role.CONSEQUENCE} for other in left)
     return bool(graver) or not (failed or _comes_again(one, left))
+
+
+def _is_echo(one: Sighting, left: Sequence[Sighting]) -> bool:
+    """Whether an exception only says that something else was ended or failed, and what its program
+    raised of it follows.
+    """
+    if one.raised is None or _ECHOES.search(one.raised.name) is None:
+        return False
+    return any(
+        other.raised is not None
+        and other.raised.follows
+        and other.origin.writer == one.origin.writer
+        and 0 < _lines_below(other, one) <= CHAIN_LINES
+        for other in left
+    )
 
 
 def _is_link_that_came_back(one: Sighting, left: Sequence[Sighting]) -> bool:

@@ -53,6 +53,7 @@ _ORDER = (
 )
 _EXCEPTION = "python-exception"
 _NO_MEMORY = "cuda-oom"
+_MISSING = "storage-missing-data"
 _SAID_HOST = "said-host"
 _HELD = "memory-held"
 _ABSURD = "memory-absurd"
@@ -75,7 +76,7 @@ _QUOTED = re.compile(
 _RETRIED = re.compile(
     r"\bretry \d+: "
     r"|\b(?:[Rr]etrying|will (?:be )?retr(?:y|ied)|[Tt]rying again|will try again|[Pp]olling again)\b"
-    r"|\b(?:entering retry|backing off)\b"
+    r"|\b(?:entering retry|backing off|will wait for recovery)\b"
     r"|\bthrown while requesting\b"
     r"|\b(?:[Rr]etry|[Aa]ttempt)[ :#]*(?P<try>\d+) ?(?:/|of) ?(?P<tries>\d+)"
 )
@@ -87,7 +88,10 @@ _MILD = re.compile(
     r"|^\[[IW] \w{1,40}\]|: [IW] [a-z_]{1,20}/|\[NeMo [IW] |\bfall(?:s|ing)? back (?:to|on)\b"
 )
 # a program's own word for an error, also where who repeats it calls it a warning
-_OWN_ERROR = re.compile(r" NCCL WARN |\b(?:sbatch|salloc): error: ")
+_OWN_ERROR = re.compile(
+    r" NCCL WARN |CUDA initialization: (?:Unexpected error|CUDA unknown error|CUDA driver init)"
+    r"|\b(?:sbatch|salloc): error: "
+)
 _AT_EXIT = re.compile(  # of Python, which prints what these raise, and goes on
     r"multiprocessing/util\.py.{0,40}in (?:_run_finalizers|_exit_function|_remove_temp_dir)"
 )
@@ -258,6 +262,8 @@ class LogScan:
             return of_nvlink(signature, body)
         if signature.id == _NO_MEMORY:
             return self._by_memory(signature, text)
+        if signature.id == _MISSING and raised is not None:
+            return of_exception("", "", raised.frames) or signature  # by where it was raised
         if signature is not self._exception:
             return signature
         if raised is None:
@@ -276,7 +282,7 @@ class LogScan:
     def _is_in_frame(self, writer: Writer, body: str) -> bool:
         """Whether the line is source code that a traceback quotes."""
         reader = self._tracebacks.get(writer)
-        return reader is not None and reader.is_open and body[:1].isspace()
+        return reader is not None and reader.is_source(body)
 
     def _raised(self, writer: Writer, body: str) -> RaisedException | None:
         reader = self._tracebacks.get(writer)
@@ -429,7 +435,9 @@ class LogScan:
                 )
                 raw = block[line : min(_piece_end(block, at), at + TEXT)].decode("utf-8", "replace")
                 step = step_of(raw, None, PLACE)
-                if step is not None:
+                if step is not None and (
+                    step.iteration is not None or not step.dialect.has_numbers
+                ):
                     if not step.dialect.guess:
                         self._words = self._words[: self._words.index(word) + 1]
                         self._words_here = self._words_here[: self._words_here.index(word) + 1]
@@ -568,8 +576,14 @@ def _piece_end(block: bytes, at: int) -> int:
 
 # whose exceptions tell of a service far away, though a peer's connection breaks in the same words
 _CLIENTS_OF_STORES = re.compile(
-    r"(?:azure|google|botocore|boto3|s3transfer|s3fs|gcsfs|adlfs|oss2|oci|minio|huggingface_hub|wandb)\."
+    r"(?:^|/site-packages/|/dist-packages/)(?:azure|google|botocore|boto3|s3transfer|s3fs|gcsfs|adlfs|oss2"
+    r"|oci|minio|huggingface_hub|wandb)[./]"
 )
+
+
+def _is_of_a_store(raised: RaisedException) -> bool:
+    """Whether a client of a service far away raised it, or called who did."""
+    return any(_CLIENTS_OF_STORES.search(place) for place in (raised.name, *raised.frames))
 
 
 def _best(
@@ -582,7 +596,7 @@ def _best(
     if any(one[0].role is Role.CAUSE and one[0] not in (UNTOLD, generic) for one in matches):
         # a line that begins with its host's name and tells of an error is no mere name
         matches = [one for one in matches if one[0].id != _SAID_HOST]
-    if raised is not None and _CLIENTS_OF_STORES.match(raised.name):
+    if raised is not None and _is_of_a_store(raised):
         matches = [one for one in matches if one[0].role is not Role.SYMPTOM]
     if raised is not None and matches and matches[0][0] is UNTOLD:
         matches = []

@@ -68,9 +68,11 @@ class TracebackReader:
         self._ignored = False
         self._quiet = 0  # lines since the last traceback ended
 
-    @property
-    def is_open(self) -> bool:
-        return self._open is not None
+    def is_source(self, body: str) -> bool:
+        """Whether the line is a frame of the open traceback, or the code that it quotes."""
+        if self._open is None or not body.startswith(self._open.lead):
+            return False
+        return body[len(self._open.lead) :][:1].isspace()
 
     @property
     def is_idle(self) -> bool:
