@@ -37,10 +37,11 @@ from trainer.data.blend import build_blend, normalised
 from trainer.data.check import check_pairs
 from trainer.data.corpus import build_corpus
 from trainer.data.dataset import SampleSource, read_rows
+from trainer.data.groups import split_groups
 from trainer.data.index import build_index_maps, build_sample_index
 from trainer.data.indexed_write import IndexedWriter
 from trainer.data.learn_tokenizer import train_tokenizer
-from trainer.data.sources import ReadOptions, plan_splits
+from trainer.data.sources import ReadOptions, plan_groups
 from trainer.data.stream import SampleReader, SampleStream
 from trainer.data.tokenize import PreprocessRequest, preprocess
 from trainer.data.tokenizer import Tokenizer, load_tokenizer
@@ -357,8 +358,9 @@ def measure_stream(prefix: Path, folder: Path) -> None:
     import torch
 
     samples = 8000
-    plan = plan_splits(
-        [(1.0, prefix)], "1", {"train": samples}, ReadOptions(2048, 1, cache_folder=folder / "maps")
+    plan = plan_groups(
+        split_groups([(1.0, prefix)], "1", {"train": samples}),
+        ReadOptions(2048, 1, cache_folder=folder / "maps"),
     )["train"]
     source = plan.open()
     weights = torch.ones(512, 512)

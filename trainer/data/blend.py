@@ -1,6 +1,4 @@
-"""Which data set each sample comes from, and which part of a data set belongs to training,
-validation and test.
-"""
+"""Which data set of a mixture each sample comes from."""
 
 from __future__ import annotations
 
@@ -13,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.contract.errors import DataError
-from trainer.data.groups import parse_number
 
 # The greedy rule of mixtures, stepped for many columns at once: whichever member is furthest behind
 # is taken next.
@@ -255,34 +252,6 @@ BLEND_SEGMENTS = 1 << 14
 BLEND_CELLS = 1 << 18
 BLEND_WARM_UP = 16
 REACH = 8  # segments run again after a wrong one; times as many each time
-
-
-def parse_split(split: str) -> tuple[float, float, float]:
-    """Shares of training, validation and test from `949,50,1`; they need not sum to anything.
-    Raises DataError.
-    """
-    shares = [parse_number(part, f"split {split!r}") for part in split.split(",")]
-    if not 1 <= len(shares) <= 3 or any(share < 0 for share in shares) or sum(shares) <= 0:
-        raise DataError(
-            f"split {split!r} must be one to three numbers, none negative, such as 949,50,1"
-        )
-    shares += [0.0] * (3 - len(shares))
-    total = sum(shares)
-    return (shares[0] / total, shares[1] / total, shares[2] / total)
-
-
-def split_documents(split: str, count: int) -> tuple[range, range, range]:
-    """The sequences of training, validation and test among `count`.
-
-    Each boundary is the one before plus the rounded share; what is too many or too few at the end
-    is taken from every boundary but the first. Raises DataError for a malformed split.
-    """
-    bounds = [0]
-    for share in parse_split(split):
-        bounds.append(bounds[-1] + round(share * float(count)))
-    excess = bounds[-1] - count
-    bounds[1:] = [max(0, bound - excess) for bound in bounds[1:]]
-    return range(bounds[0], bounds[1]), range(bounds[1], bounds[2]), range(bounds[2], bounds[3])
 
 
 def normalised(weights: Sequence[float]) -> tuple[float, ...]:

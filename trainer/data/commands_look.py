@@ -19,15 +19,13 @@ from trainer.contract.documents import document
 from trainer.contract.errors import DataError, UsageError
 from trainer.contract.files import write_atomically
 from trainer.contract.record import JsonObject, Record
-from trainer.data.blend import parse_split
 from trainer.data.check import as_result, check_pairs, check_raw, describe_check
 from trainer.data.check_rules import DocumentLimits
 from trainer.data.commands_make import add_line_limit, add_tokenizer_options, tokenizer_spec
 from trainer.data.errors import explain_os_errors
-from trainer.data.groups import parse_groups
+from trainer.data.groups import SPLITS, parse_groups, parse_split
 from trainer.data.indexed import IndexedDataset, bin_path
 from trainer.data.progress import Commands, count, inclusive_range, positive, progress_bar, say
-from trainer.data.sources import SPLITS
 from trainer.data.tokenizer import Tokenizer, TokenizerSpec, load_tokenizer, spelled_end_tokens
 
 # Shares of data sets: the groups of a training from a list of ratios, and ratios from the sizes of

@@ -20,9 +20,9 @@ from trainer.contract.documents import document
 from trainer.contract.errors import DataError, InputFault, UsageError
 from trainer.contract.record import JsonObject
 from trainer.contract.sharing import make_shared
-from trainer.data.blend import parse_split
 from trainer.data.corpus import DEFAULT_MIN_BYTES, build_corpus, record_path
 from trainer.data.errors import explain_os_errors
+from trainer.data.groups import parse_split, split_groups
 from trainer.data.half_made import HalfMade, PreprocessProgress
 from trainer.data.indexed import IndexedDataset, bin_path, idx_path
 from trainer.data.indexed_resume import ResumableWriter
@@ -46,7 +46,7 @@ from trainer.data.made import (
 )
 from trainer.data.pair_work import SAVE_SECONDS, PairWork
 from trainer.data.progress import Commands, count, positive, progress_bar, say
-from trainer.data.sources import ReadOptions, plan_splits
+from trainer.data.sources import ReadOptions, plan_groups
 from trainer.data.text_file import TextFile
 from trainer.data.tokenize import PreprocessRequest, preprocess
 from trainer.data.tokenizer import TokenizerSpec, end_token_warning
@@ -488,14 +488,13 @@ def make_index(options: argparse.Namespace) -> JsonObject:
         parse_split(options.split)
     except (DataError, ValueError) as error:
         raise UsageError(str(error)) from error
-    splits = plan_splits(
-        prefixes,
-        options.split,
-        {
-            "train": options.train_samples,
-            "valid": options.valid_samples,
-            "test": options.test_samples,
-        },
+    samples = {
+        "train": options.train_samples,
+        "valid": options.valid_samples,
+        "test": options.test_samples,
+    }
+    splits = plan_groups(
+        split_groups(prefixes, options.split, samples),
         ReadOptions(options.seq_length, options.seed, options.vocab_size, options.cache_dir),
     )
     return {

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.data.index import IndexMaps
-from trainer.data.index_cache import Blend
+from trainer.data.index_cache import Arrays
 from trainer.data.indexed import IndexedDataset
 from trainer.data.rows import NextTokenRow, RowFormat
 
@@ -103,7 +103,7 @@ class BlendedDataset:
     `trainer.data.blend.build_blend`.
     """
 
-    def __init__(self, members: Sequence[SampleSource], order: Blend) -> None:
+    def __init__(self, members: Sequence[SampleSource], order: Arrays) -> None:
         self.members = tuple(members)
         self.row = members[0].row
         self.sets, self.numbers = order

@@ -1,5 +1,5 @@
 """Named, weighted groups of data sets: `NAME: WEIGHT START:END PREFIX, WEIGHT START:END PREFIX,
-...`.
+...`; and which part of a data set belongs to training, validation and test.
 
 One group is trained on; any number of others are validated or tested on, each by itself. A file of
 groups holds one line, each group in double quotes, with one space between them.
@@ -8,13 +8,15 @@ groups holds one line, each group in double quotes, with one space between them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainer.config.data_rules import NAME
 from trainer.contract.errors import DataError
 from trainer.contract.record import Record
 from trainer.data.errors import explain_os_errors
+
+SPLITS = ("train", "valid", "test")
 
 
 class Member(Record):
@@ -32,17 +34,31 @@ class Member(Record):
         return range(round(self.start * count), round(self.end * count))
 
 
+class SplitMember(Record):
+    """One data set of the mixture of which `split` shares out the sequences: the share at `place`."""
+
+    weight: float
+    prefix: str
+    split: str
+    place: int
+
+    def documents(self, count: int) -> range:
+        """The sequences of a data set of `count` that belong to this share. Raises DataError."""
+        return split_documents(self.split, count)[self.place]
+
+
 class DataGroup(Record):
     """A named mixture, e.g. `train`, or one of several validation sets."""
 
     name: str
-    members: tuple[Member, ...]
+    members: tuple[Member | SplitMember, ...]
 
     def __str__(self) -> str:
         """The group as `parse_group` reads it."""
         parts = ", ".join(
             f"{member.weight!r} {member.start!r}:{member.end!r} {member.prefix}"
             for member in self.members
+            if isinstance(member, Member)
         )
         return f"{self.name}: {parts}"
 
@@ -124,6 +140,52 @@ def read_groups_file(path: str | Path) -> tuple[DataGroup, ...]:
         return parse_groups(text[1:-2].split('" "'))
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
+
+
+def parse_split(split: str) -> tuple[float, float, float]:
+    """Shares of training, validation and test from `949,50,1`; they need not sum to anything.
+    Raises DataError.
+    """
+    shares = [parse_number(part, f"split {split!r}") for part in split.split(",")]
+    if not 1 <= len(shares) <= 3 or any(share < 0 for share in shares) or sum(shares) <= 0:
+        raise DataError(
+            f"split {split!r} must be one to three numbers, none negative, such as 949,50,1"
+        )
+    shares += [0.0] * (3 - len(shares))
+    total = sum(shares)
+    return (shares[0] / total, shares[1] / total, shares[2] / total)
+
+
+def split_documents(split: str, count: int) -> tuple[range, range, range]:
+    """The sequences of training, validation and test among `count`.
+
+    Each boundary is the one before plus the rounded share; what is too many or too few at the end
+    is taken from every boundary but the first. Raises DataError for a malformed split.
+    """
+    bounds = [0]
+    for share in parse_split(split):
+        bounds.append(bounds[-1] + round(share * float(count)))
+    excess = bounds[-1] - count
+    bounds[1:] = [max(0, bound - excess) for bound in bounds[1:]]
+    return range(bounds[0], bounds[1]), range(bounds[1], bounds[2]), range(bounds[2], bounds[3])
+
+
+def split_groups(
+    prefixes: Sequence[tuple[float, str | Path]], split: str, samples: Mapping[str, int]
+) -> dict[DataGroup, int]:
+    """`train`, `valid` and `test` of one mixture of (weight, prefix), each with as many samples as
+    asked for.
+
+    A split of which 0 samples are asked is absent. `split` is as `949,50,1`.
+    """
+    return {
+        DataGroup(
+            name,
+            tuple(SplitMember(weight, str(prefix), split, place) for weight, prefix in prefixes),
+        ): samples[name]
+        for place, name in enumerate(SPLITS)
+        if samples.get(name, 0) > 0
+    }
 
 
 def parse_range(text: str, where: str = "") -> tuple[float, float]:

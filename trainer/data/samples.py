@@ -26,40 +26,35 @@ from trainer.config.data_match import (
 from trainer.contract.errors import DataError
 from trainer.contract.record import Record
 from trainer.data.dataset import BlendedDataset, DocumentSource, SampleSource, read_rows
-from trainer.data.groups import DataGroup, Member, parse_groups, read_groups_file
+from trainer.data.groups import (
+    SPLITS,
+    DataGroup,
+    Member,
+    parse_groups,
+    read_groups_file,
+    split_groups,
+)
 from trainer.data.index_cache import digest_sizes
 from trainer.data.indexed import IndexedDataset
 from trainer.data.masked.of_card import masked_task
 from trainer.data.order import OrderName
-from trainer.data.sources import (
-    SPLITS,
-    PlannedSource,
-    ReadOptions,
-    plan_groups,
-    plan_splits,
-    weights_by_size,
-)
+from trainer.data.sources import PlannedSource, ReadOptions, plan_groups, weights_by_size
 from trainer.data.stream import EmptyStream, MicroBatchStream, SampleReader, SampleStream
 from trainer.data.workers import WorkerPool
 from trainer.parallel.mesh import Mesh
 
 
 class WantedData(Record):
-    """What a run reads: named groups, or one mixture of prefixes in three shares; and how many
-    samples of each.
-    """
+    """What a run reads: named groups, and how many samples of each."""
 
     groups: Mapping[DataGroup, int]
-    prefixes: tuple[tuple[float, str], ...]
-    split: str
-    samples: Mapping[str, int]  # of the three shares
     roles: Mapping[str, tuple[str, ...]]  # names of the sources to train, validate and test on
 
     @property
     def all_prefixes(self) -> tuple[str, ...]:
         """Every pair that is read, once."""
         named = [member.prefix for group in self.groups for member in group.members]
-        return tuple(dict.fromkeys([*named, *(prefix for _, prefix in self.prefixes)]))
+        return tuple(dict.fromkeys(named))
 
 
 def wanted_data(config: TrainerConfig, test: bool = False) -> WantedData:
@@ -88,14 +83,10 @@ def wanted_data(config: TrainerConfig, test: bool = False) -> WantedData:
                     f"data group {name} is used for two purposes; give each group a name of its own"
                 )
         return WantedData(
-            {group: samples[role] for role in SPLITS for group in groups[role]},
-            (),
-            "",
-            samples={},
-            roles=roles,
+            {group: samples[role] for role in SPLITS for group in groups[role]}, roles
         )
     roles = {role: (role,) if samples[role] else () for role in SPLITS}
-    return WantedData({}, _weighted(data), data.split, samples=samples, roles=roles)
+    return WantedData(split_groups(_weighted(data), data.split, samples), roles)
 
 
 def _groups_of(data: DataSection, role: str) -> tuple[DataGroup, ...]:
@@ -169,16 +160,7 @@ def plan_data(
         implementation=config.data.implementation,
         other_task=masked_task(config),
     )
-    if wanted.groups:
-        return plan_groups(wanted.groups, reading, is_builder=is_builder, barrier=barrier)
-    return plan_splits(
-        wanted.prefixes,
-        wanted.split,
-        wanted.samples,
-        reading,
-        is_builder=is_builder,
-        barrier=barrier,
-    )
+    return plan_groups(wanted.groups, reading, is_builder=is_builder, barrier=barrier)
 
 
 def missing_test_share(config: TrainerConfig) -> str:
@@ -194,12 +176,8 @@ def missing_test_share(config: TrainerConfig) -> str:
     groups = {
         group: count for group, count in wanted.groups.items() if group.name in wanted.roles["test"]
     }
-    if wanted.groups:
-        shares = {}
-    else:
-        shares = {"test": wanted.samples["test"]}
     try:
-        plan_data(config, replace(wanted, groups=groups, samples=shares))
+        plan_data(config, replace(wanted, groups=groups))
     except DataError as error:
         return str(error)
     return ""

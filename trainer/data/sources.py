@@ -14,17 +14,18 @@ from typing import Protocol
 
 from trainer.contract.errors import DataError
 from trainer.contract.record import Record
-from trainer.data.array_cache import CacheKey
-from trainer.data.blend import member_samples, split_documents
+from trainer.data.blend import member_samples
 from trainer.data.dataset import BlendedDataset, GPTDataset, SampleSource
 from trainer.data.groups import DataGroup
+from trainer.data.index import IndexMaps
 from trainer.data.index_cache import (
+    Arrays,
     BlendKey,
-    IndexMapsCache,
     IndexMapsKey,
+    MapsKey,
     digest_sizes,
-    ensure_blend,
-    wait_for_blend,
+    ensure_arrays,
+    wait_for_arrays,
 )
 from trainer.data.indexed import Implementation, IndexedDataset
 from trainer.data.rows import NextTokenRow, RowFormat
@@ -44,14 +45,11 @@ class SampleTask(Protocol):
     def units(self, data: IndexedDataset) -> int:
         """How many of them there are."""
 
-    def key(self, data: IndexedDataset, name: str, samples: int, units: range) -> CacheKey:
+    def key(self, data: IndexedDataset, name: str, samples: int, units: range) -> MapsKey:
         """Everything that the maps of some units depend on. `name`: of the split."""
 
-    def ensure(self, key: CacheKey, folder: Path, data: IndexedDataset) -> bool:
-        """Build the maps unless sound ones are there; True when they were built. Raises DataError."""
-
-    def open(self, key: CacheKey, folder: Path, data: IndexedDataset) -> SampleSource:
-        """The samples, once the maps are there. Raises DataError when they do not appear in time."""
+    def open(self, arrays: Arrays, samples: int, data: IndexedDataset) -> SampleSource:
+        """So many samples, in the order of the maps."""
 
 
 class NextTokenTask(Record):
@@ -83,15 +81,9 @@ class NextTokenTask(Record):
             sizes_digest=digest_sizes(data.sizes, units),
         )
 
-    def ensure(self, key: CacheKey, folder: Path, data: IndexedDataset) -> bool:
-        """Build the three maps unless they are there."""
-        assert isinstance(key, IndexMapsKey)
-        return IndexMapsCache(folder).ensure(key, data.sizes)
-
-    def open(self, key: CacheKey, folder: Path, data: IndexedDataset) -> GPTDataset:
+    def open(self, arrays: Arrays, samples: int, data: IndexedDataset) -> GPTDataset:
         """The samples in the order of the maps."""
-        assert isinstance(key, IndexMapsKey)
-        return GPTDataset(data, IndexMapsCache(folder).wait(key), self.sequence_length, key.samples)
+        return GPTDataset(data, IndexMaps(*arrays), self.sequence_length, samples)
 
 
 # At the start, token numbers are compared with the vocabulary over all of a .bin up to this size,
@@ -100,7 +92,6 @@ class NextTokenTask(Record):
 FULL_TOKEN_CHECK_BYTES = 64 << 20
 TOKEN_CHECK_PARTS = 256
 TOKEN_CHECK_PART = 16_384
-SPLITS = ("train", "valid", "test")
 
 
 class ReadOptions(Record):
@@ -133,7 +124,7 @@ class PlannedMember(Record):
     """One data set of a planned source: its prefix, and the key and folder of its index maps."""
 
     prefix: str
-    key: CacheKey
+    key: MapsKey
     folder: Path
 
 
@@ -154,34 +145,15 @@ class PlannedSource(Record):
         """Map the files. Raises DataError when something is missing or damaged."""
         members = [
             self.task.open(
-                member.key,
-                member.folder,
+                wait_for_arrays(member.folder, member.key),
+                member.key.samples,
                 IndexedDataset(member.prefix, self.implementation, self.vocabulary_size),
             )
             for member in self.members
         ]
         if self.blend is None:
             return members[0]
-        return BlendedDataset(members, wait_for_blend(self.members[0].folder, self.blend))
-
-
-class _Part(Record):
-    """One data set of a wanted mixture, and which of its sequences, given how many there are."""
-
-    weight: float
-    prefix: str
-    documents: Callable[[int], range]
-
-
-class _Mixture(Record):
-    name: str
-    samples: int
-    parts: tuple[_Part, ...]
-
-
-def _documents_of(split: str, place: int, count: int) -> range:
-    """The documents of the split's part at `place`, of `count` documents."""
-    return split_documents(split, count)[place]
+        return BlendedDataset(members, wait_for_arrays(self.members[0].folder, self.blend))
 
 
 def plan_groups(
@@ -191,57 +163,23 @@ def plan_groups(
     is_builder: bool = True,
     barrier: Callable[[], None] = lambda: None,
 ) -> dict[str, PlannedSource]:
-    """Named mixtures with explicit ranges, each with its number of samples; ready to be opened when
-    this returns.
+    """Named mixtures, each with its number of samples; ready to be opened when this returns.
 
     The rank with `is_builder` builds the index maps and checks the token numbers against the
     vocabulary; every rank that takes part in `barrier` must call this function, and reaches the
     barrier exactly once, whatever fails. Raises DataError: data missing, damaged, too short, out of
     the vocabulary, no space.
     """
-    mixtures = [
-        _Mixture(
-            group.name,
-            samples,
-            tuple(_Part(part.weight, part.prefix, part.documents) for part in group.members),
-        )
-        for group, samples in groups.items()
-    ]
-    return _prepare(mixtures, reading, is_builder, barrier)
-
-
-def plan_splits(
-    prefixes: Sequence[tuple[float, str | Path]],
-    split: str,
-    samples: Mapping[str, int],
-    reading: ReadOptions,
-    *,
-    is_builder: bool = True,
-    barrier: Callable[[], None] = lambda: None,
-) -> dict[str, PlannedSource]:
-    """`train`, `valid` and `test` of one mixture of (weight, prefix), each with as many samples as
-    asked for.
-
-    A split of which 0 samples are asked is absent from the result. `split` is as `949,50,1`.
-    Otherwise as `plan_groups`.
-    """
-    mixtures = [
-        _Mixture(
-            name,
-            samples[name],
-            tuple(
-                _Part(
-                    weight,
-                    str(prefix),
-                    partial(_documents_of, split, place),
-                )
-                for weight, prefix in prefixes
-            ),
-        )
-        for place, name in enumerate(SPLITS)
-        if samples.get(name, 0) > 0
-    ]
-    return _prepare(mixtures, reading, is_builder, barrier)
+    try:
+        opened = _open_all((part.prefix for group in groups for part in group.members), reading)
+        plans = {
+            group.name: _plan(group, samples, opened, reading) for group, samples in groups.items()
+        }
+        if is_builder:
+            _build(plans.values(), opened, reading.vocabulary_size)
+    finally:
+        barrier()
+    return plans
 
 
 def weights_by_size(
@@ -251,22 +189,6 @@ def weights_by_size(
     if len(prefixes) == 1:
         return [1.0]
     return [float(IndexedDataset(prefix, implementation).token_count) for prefix in prefixes]
-
-
-def _prepare(
-    mixtures: Sequence[_Mixture],
-    reading: ReadOptions,
-    is_builder: bool,
-    barrier: Callable[[], None],
-) -> dict[str, PlannedSource]:
-    try:
-        opened = _open_all((part.prefix for mixture in mixtures for part in mixture.parts), reading)
-        plans = {mixture.name: _plan(mixture, opened, reading) for mixture in mixtures}
-        if is_builder:
-            _build(plans.values(), opened, reading.vocabulary_size)
-    finally:
-        barrier()
-    return plans
 
 
 def _open_all(prefixes: Iterable[str], reading: ReadOptions) -> dict[str, IndexedDataset]:
@@ -280,30 +202,30 @@ def _open_all(prefixes: Iterable[str], reading: ReadOptions) -> dict[str, Indexe
 
 
 def _plan(
-    mixture: _Mixture, opened: Mapping[str, IndexedDataset], reading: ReadOptions
+    group: DataGroup, samples: int, opened: Mapping[str, IndexedDataset], reading: ReadOptions
 ) -> PlannedSource:
     """What each member has to provide. A member of which the mixture's part holds nothing is an
     error.
     """
-    weights = [part.weight for part in mixture.parts]
+    weights = [part.weight for part in group.members]
     members = []
-    for part, wanted in zip(mixture.parts, member_samples(weights, mixture.samples), strict=True):
+    for part, wanted in zip(group.members, member_samples(weights, samples), strict=True):
         data = opened[part.prefix]
         count = reading.task.units(data)
         units = part.documents(count)
         if len(units) == 0:
             raise DataError(
-                f"{mixture.name} data: the split gives it none of the {count} {reading.task.unit} of {part.prefix};"
-                f" give more data or a larger share of the split, or ask for no {mixture.name} samples"
+                f"{group.name} data: the split gives it none of the {count} {reading.task.unit} of {part.prefix};"
+                f" give more data or a larger share of the split, or ask for no {group.name} samples"
             )
-        key = reading.task.key(data, mixture.name, wanted, units)
+        key = reading.task.key(data, group.name, wanted, units)
         members.append(PlannedMember(part.prefix, key, reading.folder_for(part.prefix)))
     blend = None
     if len(members) > 1:
-        blend = BlendKey(mixture.name, tuple(weights), mixture.samples)
+        blend = BlendKey(group.name, samples, tuple(weights))
     return PlannedSource(
-        mixture.name,
-        mixture.samples,
+        group.name,
+        samples,
         reading.task,
         implementation=reading.implementation,
         members=tuple(members),
@@ -323,11 +245,12 @@ def _build(
     for plan in plans:
         for member in plan.members:
             try:
-                plan.task.ensure(member.key, member.folder, opened[member.prefix])
+                build = partial(member.key.build, opened[member.prefix])
+                ensure_arrays(member.folder, member.key, build)
             except DataError as error:
                 raise DataError(f"{plan.name} data of {member.prefix}: {error}") from error
         if plan.blend is not None:
-            ensure_blend(plan.members[0].folder, plan.blend)
+            ensure_arrays(plan.members[0].folder, plan.blend, plan.blend.build)
 
 
 def check_token_numbers(data: IndexedDataset, vocabulary_size: int) -> None:

@@ -25,8 +25,9 @@ from trainer.contract.paths import RunPaths
 from trainer.contract.state_file import read_json
 from trainer.control.exits import refusal_elsewhere
 from trainer.control.lifecycle import write_failure
+from trainer.data.groups import split_groups
 from trainer.data.indexed_write import IndexedWriter
-from trainer.data.sources import ReadOptions, plan_splits
+from trainer.data.sources import ReadOptions, plan_groups
 
 SAMPLES, SEED = 16 * 20, 1234
 
@@ -40,8 +41,8 @@ def write_foreign(folder: Path, foreign: int) -> None:
     ends = np.full(60, 40, dtype=np.int32)
     with IndexedWriter(folder / "numbered", "uint16") as writer:
         writer.add_documents(np.arange(60 * 40, dtype=np.uint16), ends)
-    (plan,) = plan_splits(
-        [(1.0, folder / "numbered")], "1", {"train": SAMPLES}, ReadOptions(16, SEED)
+    (plan,) = plan_groups(
+        split_groups([(1.0, folder / "numbered")], "1", {"train": SAMPLES}), ReadOptions(16, SEED)
     ).values()
     tokens[plan.open()[foreign][8]] = VOCABULARY
     with IndexedWriter(folder / "tokens", "uint16") as writer:

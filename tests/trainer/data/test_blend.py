@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from trainer.contract.errors import DataError
 from trainer.data import blend
-from trainer.data.blend import build_blend, member_samples, normalised, parse_split, split_documents
+from trainer.data.blend import build_blend, member_samples, normalised
+from trainer.data.groups import parse_split, split_documents
 
 WEIGHTS = st.lists(st.floats(1e-4, 1.0), min_size=2, max_size=8)
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,6 @@ from msgspec.structs import replace
 from tests.trainer.data.data_helpers import slow_maps
 from trainer.contract.errors import DataError
 from trainer.data import index
-from trainer.data.array_cache import ArrayCache
 from trainer.data.blend import build_blend
 from trainer.data.index import (
     IndexMaps,
@@ -28,14 +29,12 @@ from trainer.data.index import (
     plan_epochs,
 )
 from trainer.data.index_cache import (
-    BLEND_PARTS,
-    PARTS,
     BlendKey,
-    IndexMapsCache,
     IndexMapsKey,
     digest_sizes,
-    ensure_blend,
-    wait_for_blend,
+    ensure_arrays,
+    load_arrays,
+    wait_for_arrays,
 )
 
 SIZES = np.random.RandomState(5).randint(1, 30, 200).astype(np.int32)
@@ -57,6 +56,14 @@ def key(**changes: Any) -> IndexMapsKey:
 
 def arrays(maps: IndexMaps) -> list[Any]:
     return [maps.documents.tolist(), maps.samples.tolist(), maps.shuffle.tolist()]
+
+
+def ensure(folder: Path) -> bool:
+    return ensure_arrays(folder, key(), partial(key().build, SimpleNamespace(sizes=SIZES)))
+
+
+def kept(folder: Path) -> list[Any]:
+    return [part.tolist() for part in wait_for_arrays(folder, key())]
 
 
 def test_sample_index_of_the_definition() -> None:
@@ -231,17 +238,17 @@ def test_digest_depends_on_the_range_alone() -> None:
 
 
 def test_built_once_and_read_after(tmp_path: Path) -> None:
-    cache = IndexMapsCache(tmp_path / "cache")
-    assert cache.load(key(), check_digests=True) is None
-    assert cache.ensure(key(), SIZES) is True
-    times = {path.name: path.stat().st_mtime_ns for path in cache.files.folder.iterdir()}
-    assert cache.ensure(key(), SIZES) is False
-    assert {path.name: path.stat().st_mtime_ns for path in cache.files.folder.iterdir()} == times
+    folder = tmp_path / "cache"
+    assert load_arrays(folder, key(), check_digests=True) is None
+    assert ensure(folder) is True
+    times = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert ensure(folder) is False
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == times
     assert sorted(times) == sorted(
-        [f"{key().stem}.json", *(f"{key().stem}_{part}_idx.npy" for part in PARTS)]
+        [f"{key().stem}.json", *(f"{key().stem}_{part}_idx.npy" for part in key().parts)]
     )
     fresh = build_index_maps(SIZES, range(10, 190), samples=500, sequence_length=16, seed=1234)
-    assert arrays(cache.wait(key())) == arrays(fresh)
+    assert kept(folder) == arrays(fresh)
 
 
 def cut(path: Path) -> None:
@@ -255,29 +262,27 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, flip, Path.unlink, lambda path: path.write_bytes(b"")])
-@pytest.mark.parametrize("victim", [*PARTS, "record"])
+@pytest.mark.parametrize("victim", [*IndexMapsKey.parts, "record"])
 def test_damage_is_found_and_repaired(tmp_path: Path, damage: Any, victim: str) -> None:
-    cache = IndexMapsCache(tmp_path)
-    cache.ensure(key(), SIZES)
-    sound = arrays(cache.wait(key()))
-    damage(
-        cache.files.record_path(key())
-        if victim == "record"
-        else cache.files.part_path(key(), victim)
-    )
-    assert cache.ensure(key(), SIZES) is True
-    assert arrays(cache.wait(key())) == sound
+    ensure(tmp_path)
+    sound = kept(tmp_path)
+    if victim == "record":
+        damage(key().record_path(tmp_path))
+    else:
+        damage(key().part_path(tmp_path, victim))
+    assert ensure(tmp_path) is True
+    assert kept(tmp_path) == sound
 
 
 def test_maps_that_never_appear_are_an_error_and_no_hang(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="did not appear"):
-        IndexMapsCache(tmp_path).wait(key(), seconds=0.0)
+        wait_for_arrays(tmp_path, key(), seconds=0.0)
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"writing index maps to .*file/cache"):
-        IndexMapsCache(tmp_path / "file" / "cache").ensure(key(), SIZES)
+        ensure(tmp_path / "file" / "cache")
 
 
 def blend_key(**changes: Any) -> BlendKey:
@@ -285,16 +290,16 @@ def blend_key(**changes: Any) -> BlendKey:
 
 
 def test_the_order_of_a_mixture_is_kept_and_named_after_it(tmp_path: Path) -> None:
-    assert (
-        ensure_blend(tmp_path, blend_key()) is True and ensure_blend(tmp_path, blend_key()) is False
-    )
-    sets, numbers = wait_for_blend(tmp_path, blend_key())
+    blend = blend_key()
+    assert ensure_arrays(tmp_path, blend, blend.build) is True
+    assert ensure_arrays(tmp_path, blend, blend.build) is False
+    sets, numbers = wait_for_arrays(tmp_path, blend)
     fresh = build_blend([0.5, 0.3, 0.2], 100)
     assert sets.tolist() == fresh[0].tolist() and numbers.tolist() == fresh[1].tolist()
     others = [{"name": "valid"}, {"weights": (0.5, 0.2, 0.3)}, {"samples": 101}, {"revision": 2}]
     assert len({blend_key().stem} | {blend_key(**change).stem for change in others}) == 5
     assert {name for change in others for name in change} == set(BlendKey.__struct_fields__)
-    for part in BLEND_PARTS:
-        flip(ArrayCache(tmp_path).part_path(blend_key(), part))
-        assert ensure_blend(tmp_path, blend_key()) is True
-    assert wait_for_blend(tmp_path, blend_key())[1].tolist() == fresh[1].tolist()
+    for part in blend.parts:
+        flip(blend.part_path(tmp_path, part))
+        assert ensure_arrays(tmp_path, blend, blend.build) is True
+    assert wait_for_arrays(tmp_path, blend)[1].tolist() == fresh[1].tolist()

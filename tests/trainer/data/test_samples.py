@@ -98,7 +98,8 @@ def test_prefixes_without_weights_are_mixed_by_size(folder: Path) -> None:
         sum(map(len, numbered_documents(300))),
         sum(map(len, numbered_documents(200, seed=1))),
     ]
-    assert [weight for weight, _ in wanted_data(config).prefixes] == tokens
+    train = next(group for group in wanted_data(config).groups if group.name == "train")
+    assert [member.weight for member in train.members] == tokens
     with contextlib.closing(opened(config, workers=0)) as samples:
         assert len(samples.source("train")) == 400 and sum(1 for _ in samples.valid()) == 4
     assert (

@@ -19,10 +19,10 @@ from trainer.contract.errors import DataError
 from trainer.data import sources
 from trainer.data.blend import build_blend
 from trainer.data.dataset import SampleSource
-from trainer.data.groups import parse_group
+from trainer.data.groups import parse_group, split_groups
 from trainer.data.rows import NextTokenRow
 from trainer.data.samples import Samples
-from trainer.data.sources import ReadOptions, plan_groups, plan_splits
+from trainer.data.sources import ReadOptions, plan_groups
 from trainer.data.stream import EmptyStream, SampleStream
 
 LENGTH = 16
@@ -33,8 +33,10 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_pair(tmp_path_factory.mktemp("pair") / "numbers", numbered_documents(300))
 
 
-def open_splits(*arguments: Any, **options: Any) -> dict[str, SampleSource]:
-    plans = plan_splits(*arguments, **options)
+def open_splits(
+    prefixes: Any, split: str, samples: Any, reading: ReadOptions, **options: Any
+) -> dict[str, SampleSource]:
+    plans = plan_groups(split_groups(prefixes, split, samples), reading, **options)
     return {name: plan.open() for name, plan in plans.items()}
 
 
@@ -395,7 +397,9 @@ def test_no_token_outside_the_vocabulary_is_read_where_the_look_at_the_start_has
     documents = [[3] * 16 for _ in range(4)]
     documents[2][5] = token
     prefix = write_pair(tmp_path / "late", documents, "int32")
-    plan = plan_splits([(1.0, prefix)], "1", {"train": 40}, ReadOptions(4, 1, 64))["train"]
+    plan = plan_groups(split_groups([(1.0, prefix)], "1", {"train": 40}), ReadOptions(4, 1, 64))[
+        "train"
+    ]
     samples = Samples({"train": plan}, {"train": ("train",)}, 1, 0, 1, workers=workers)
     with contextlib.closing(samples), pytest.raises(DataError) as caught:
         list(samples.train(0, 1))

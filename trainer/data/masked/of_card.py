@@ -5,16 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from trainer.config.card import TrainerConfig
 from trainer.contract.errors import DataError
 from trainer.contract.record import Record
-from trainer.data.array_cache import ArrayCache, CacheKey, key_digest
 from trainer.data.dataset import SampleSource, one_row
-from trainer.data.index_cache import digest_sizes
+from trainer.data.index_cache import Arrays, MapsKey, digest_sizes
 from trainer.data.indexed import IndexedDataset
 from trainer.data.masked.bert import SPECIAL_TOKENS as BERT_SPECIAL_TOKENS
 from trainer.data.masked.bert import BertRules, Sample, bert_sample
@@ -30,32 +28,25 @@ from trainer.data.tokenizer import TokenizerSpec, load_tokenizer
 
 # Raised by one whenever the maths changes, so that nothing of older maths is found.
 MAP_REVISION = 1
-MAP_PARTS = ("samples",)
 
 
-class SampleMapKey(CacheKey):
+class SampleMapKey(MapsKey):
     """Everything that a sample map is a function of: the lengths of the sentences and the documents
     that they form.
     """
 
-    data_set: str
-    name: str
-    samples: int
+    parts = ("samples",)
+
     longest: int
     short_probability: float
     least_sentences: int
-    seed: int
-    first_document: int
-    end_document: int
-    sizes_digest: str
     documents_digest: str
     revision: int = MAP_REVISION
 
     @property
-    def stem(self) -> str:
-        """Beginning of the files' names: readable parts, then a digest of all of the key."""
+    def label(self) -> str:
         size = f"{self.samples}ns_{self.longest}msl_{self.short_probability:0.2f}ssp_{self.seed}s"
-        return f"{self.data_set}_{self.name}_samplemap_{size}_{key_digest(self)}"
+        return f"{self.data_set}_{self.name}_samplemap_{size}"
 
     @classmethod
     def of(
@@ -79,11 +70,10 @@ class SampleMapKey(CacheKey):
             ).hexdigest(),
         )
 
-    def build(self, data: IndexedDataset) -> IntArray:
-        """The map. Raises DataError when no document can be used."""
+    def build(self, data: IndexedDataset) -> Arrays:
         rules = MapRules(self.longest, self.short_probability, self.least_sentences, self.seed)
         begins = np.asarray(data.documents[self.first_document : self.end_document + 1])
-        return build_sample_map(data.sizes, begins, samples=self.samples, rules=rules)
+        return (build_sample_map(data.sizes, begins, samples=self.samples, rules=rules),)
 
 
 class MaskedTask(Record):
@@ -116,20 +106,9 @@ class MaskedTask(Record):
         """Of the sample map of some documents."""
         return SampleMapKey.of(data, name, samples, units, self.map_rules)
 
-    def ensure(self, key: CacheKey, folder: Path, data: IndexedDataset) -> bool:
-        """Build the sample map unless it is there."""
-        assert isinstance(key, SampleMapKey)
-        files = ArrayCache(folder)
-        if files.load(key, MAP_PARTS, check_digests=True) is not None:
-            return False
-        files.write(key, {MAP_PARTS[0]: key.build(data)})
-        return True
-
-    def open(self, key: CacheKey, folder: Path, data: IndexedDataset) -> SampleSource:
+    def open(self, arrays: Arrays, samples: int, data: IndexedDataset) -> SampleSource:
         """The samples in the order of the map."""
-        assert isinstance(key, SampleMapKey)
-        [rows] = ArrayCache(folder).wait(key, MAP_PARTS)
-        return MaskedDataset(data, rows, self, key.samples)
+        return MaskedDataset(data, arrays[0], self, samples)
 
 
 class BertTask(MaskedTask):

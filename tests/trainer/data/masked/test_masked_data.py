@@ -14,13 +14,14 @@ import torch
 from tests.trainer.data.data_helpers import WORDS, run_data, write_lines
 from trainer.contract.errors import DataError
 from trainer.data.dataset import SampleSource
+from trainer.data.groups import split_groups
 from trainer.data.indexed import IndexedDataset
 from trainer.data.indexed_write import IndexedWriter
 from trainer.data.masked.bert import BertRules
 from trainer.data.masked.of_card import BertTask, MaskedTask, T5Task
 from trainer.data.masked.t5 import T5Rules
 from trainer.data.masked.vocabulary import masking_vocabulary
-from trainer.data.sources import PlannedSource, ReadOptions, plan_splits
+from trainer.data.sources import PlannedSource, ReadOptions, plan_groups
 from trainer.data.stream import SampleStream
 from trainer.data.tokenizer import TokenizerSpec, load_tokenizer
 from trainer.data.workers import WorkerPool
@@ -85,7 +86,9 @@ def plan(
     prefix: Path, folder: Path, family: str = "bert", **changes: Any
 ) -> dict[str, PlannedSource]:
     reading = ReadOptions(LENGTH, 9, 512, folder, other_task=task(prefix, family))
-    return plan_splits([(1.0, prefix)], "8,1,1", {"train": 200, "valid": 20}, reading, **changes)
+    return plan_groups(
+        split_groups([(1.0, prefix)], "8,1,1", {"train": 200, "valid": 20}), reading, **changes
+    )
 
 
 @pytest.mark.parametrize("family", ["bert", "t5"])
@@ -166,7 +169,7 @@ def test_maps_are_built_once_and_found_again(prefix: Path, tmp_path: Path) -> No
     made.write_bytes(made.read_bytes()[:-8])
     assert rows_of(plan(prefix, tmp_path)["train"].open(), range(50)) == first
     other = ReadOptions(LENGTH, 9, 512, tmp_path, other_task=task(prefix, "t5"))
-    plan_splits([(1.0, prefix)], "8,1,1", {"train": 200}, other)
+    plan_groups(split_groups([(1.0, prefix)], "8,1,1", {"train": 200}), other)
     assert len(list(tmp_path.glob("*_train_samplemap_*.npy"))) == 2
 
 
@@ -196,9 +199,9 @@ def test_a_mixture_takes_of_both(prefix: Path, tmp_path: Path) -> None:
                 np.full(20, 7, dtype=np.uint16), np.full(4, 5, dtype=np.int32), np.array([4])
             )
     reading = ReadOptions(LENGTH, 9, 512, tmp_path, other_task=task(prefix, "bert"))
-    source = plan_splits([(1.0, prefix), (1.0, tmp_path / "other")], "1", {"train": 100}, reading)[
-        "train"
-    ].open()
+    source = plan_groups(
+        split_groups([(1.0, prefix), (1.0, tmp_path / "other")], "1", {"train": 100}), reading
+    )["train"].open()
     rows = rows_of(source, range(100))
     sevens = [max(set(row[1:10]), key=row[1:10].count) == 7 for row in rows]
     assert 40 <= sum(sevens) <= 60 and len(rows[0]) == source.row.length
@@ -256,7 +259,9 @@ def test_a_token_outside_the_vocabulary_is_refused_when_it_is_read(
         "trainer.data.sources.check_token_numbers", lambda data, vocabulary_size: None
     )
     reading = ReadOptions(LENGTH, 9, 20, tmp_path, other_task=task(prefix, family))
-    source = plan_splits([(1.0, prefix)], "1", {"train": 200}, reading)["train"].open()
+    source = plan_groups(split_groups([(1.0, prefix)], "1", {"train": 200}), reading)[
+        "train"
+    ].open()
     with pytest.raises(
         DataError,
         match=r"p_text_sentence.bin: document \d+ holds token \d+ .*the vocabulary has 20",
