@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from tr11ops.base.errors import TwinError
-from tr11ops.twin.fault_effects import black_hole, slow_down
+from tr11ops.twin.fault_kinds import find_kind
 from tr11ops.twin.fault_store import FaultStore, InjectedFault
 from tr11ops.twin.faults import heal
 from tr11ops.twin.processes import StepWatch
@@ -52,7 +52,7 @@ def _repeated(twin: Twin, fault: InjectedFault) -> Callable[[], float]:
     """What is done again and again while the fault lasts; it returns the seconds until the next
     time.
     """
-    repeat = {"black-hole": black_hole, "slow-node": slow_down}.get(fault.kind)
+    repeat = find_kind(fault.kind).repeat
     if repeat is not None:
         return partial(repeat, StepWatch(twin.folders, fault.target))
     return lambda: LOOK_SECONDS

@@ -47,7 +47,7 @@ def check_script(text: str, folders: TwinFolders) -> Path:
     return path
 
 
-def spoil_script(fault: InjectedFault) -> None:
+def spoil_script(fault: InjectedFault, _folders: TwinFolders) -> None:
     """Keep the script beside itself, and put another text in its place."""
     path = Path(fault.target)
     kept = path.with_name(path.name + KEPT)
@@ -144,20 +144,20 @@ def fill(fault: InjectedFault, folders: TwinFolders) -> None:
             pass  # until the disk says that it is full
 
 
-def make_read_only(fault: InjectedFault) -> None:
+def make_read_only(fault: InjectedFault, _folders: TwinFolders) -> None:
     """Mount the directory over itself, read-only. Raises TwinError where this user may not mount."""
     _mount(["--bind", fault.target, fault.target], fault)
     _mount(["-o", "remount,ro,bind", fault.target], fault)
 
 
-def hide(fault: InjectedFault) -> None:
+def hide(fault: InjectedFault, _folders: TwinFolders) -> None:
     """Mount an empty file system over the directory. Raises TwinError where this user may not
     mount.
     """
     _mount(["-t", "tmpfs", "-o", "size=1m,mode=0755", "tmpfs", fault.target], fault)
 
 
-def tear_state(fault: InjectedFault) -> None:
+def tear_state(fault: InjectedFault, _folders: TwinFolders) -> None:
     """Cut the newest record of a submission in half. Raises TwinError where the directory is no
     run's.
     """

@@ -17,9 +17,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from tr11ops.base.errors import TwinError
-from tr11ops.twin.fault_effects import EFFECTS
 from tr11ops.twin.fault_files import check_directory, check_script
-from tr11ops.twin.fault_kinds import FaultKind, find_kind
+from tr11ops.twin.fault_kinds import KINDS, FaultKind, find_kind
 from tr11ops.twin.fault_store import InjectedFault, new_fault
 from tr11ops.twin.processes import NodeContents, end, scan, send
 from tr11ops.twin.services import ACCOUNT
@@ -197,7 +196,7 @@ def _check_busy(kind: FaultKind, node: str, contents: NodeContents) -> None:
 def _break(twin: Twin, kind: FaultKind, fault: InjectedFault) -> InjectedFault:
     fault = twin.faults.write(fault)
     try:
-        if kind.needs_agent or fault.until is not None:
+        if kind.repeat is not None or fault.until is not None:
             agent = twin.start_helper(
                 f"fault-{kind.name}",
                 [
@@ -210,7 +209,8 @@ def _break(twin: Twin, kind: FaultKind, fault: InjectedFault) -> InjectedFault:
                 ],
             )
             fault = twin.faults.write(replace(fault, agent=agent))
-        fault = twin.faults.complete(EFFECTS[kind.name][0](twin, fault))
+        kind.breaks(twin, fault)
+        fault = twin.faults.complete(twin.faults.find(fault.key) or fault)
     except (TwinError, OSError) as error:
         broken = twin.faults.find(fault.key) or fault
         _heal_one(twin, broken)
@@ -225,7 +225,7 @@ def _heal_one(twin: Twin, fault: InjectedFault) -> Healing:
         send([fault.agent], signal.SIGCONT)
         end([fault.agent], 0.0)  # first, or it would break again what is repaired
     try:
-        text = EFFECTS[fault.kind][1](twin, fault)
+        text = KINDS[fault.kind].undo(twin, fault)
     except (TwinError, OSError, KeyError) as error:
         return Healing(fault, error=" ".join(str(error).split()))
     twin.faults.remove(fault)

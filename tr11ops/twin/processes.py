@@ -49,6 +49,14 @@ class ProcessRecord(Record):
         return self.boot_id == boot_mark() and start_ticks(self.pid) == self.start_ticks
 
 
+def record_of_process(role: str, name: str, pid: int) -> ProcessRecord | None:
+    """A process that runs now; None where there is none, or a zombie."""
+    ticks = start_ticks(pid)
+    if ticks is None:
+        return None
+    return ProcessRecord(role, name, pid=pid, start_ticks=ticks, boot_id=boot_mark())
+
+
 def start_ticks(pid: int) -> int | None:
     """When process `pid` started, in clock ticks since boot; None if there is none or it is a
     zombie.
@@ -122,7 +130,6 @@ def marked(mark: str, configuration: Path) -> tuple[ProcessRecord, ...]:
     mark_entry = f"{MARK}={mark}".encode()
     conf_entry = f"SLURM_CONF={configuration}".encode()
     found: dict[int, ProcessRecord] = {}
-    here = boot_mark()
     children: dict[int, list[int]] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -137,19 +144,15 @@ def marked(mark: str, configuration: Path) -> tuple[ProcessRecord, ...]:
             role = "job"
         else:
             continue
-        ticks = start_ticks(process.pid)
-        if ticks is not None:
-            found[process.pid] = ProcessRecord(
-                role, role, pid=process.pid, start_ticks=ticks, boot_id=here
-            )
+        record = record_of_process(role, role, process.pid)
+        if record is not None:
+            found[process.pid] = record
     waiting = list(found)
     while waiting:
         for child in children.get(waiting.pop(), []):
-            ticks = start_ticks(child)
-            if child not in found and ticks is not None:
-                found[child] = ProcessRecord(
-                    "job", "job", pid=child, start_ticks=ticks, boot_id=here
-                )
+            record = record_of_process("job", "job", child)
+            if child not in found and record is not None:
+                found[child] = record
                 waiting.append(child)
     found.pop(os.getpid(), None)
     return tuple(found.values())
@@ -277,7 +280,7 @@ def scan(folders: TwinFolders, nodes: Iterable[str]) -> dict[str, NodeContents]:
     tasks: dict[str, list[NodeProcess]] = {name: [] for name in wanted}
     children: dict[int, list[int]] = {}
     owner: dict[int, str] = {}
-    here, me = boot_mark(), os.getpid()
+    me = os.getpid()
     for pid in process_ids():
         children.setdefault(parent_of(pid), []).append(pid)
         entries = environment_of(pid)
@@ -285,9 +288,8 @@ def scan(folders: TwinFolders, nodes: Iterable[str]) -> dict[str, NodeContents]:
             continue
         if command_name(pid) == "slurmstepd":
             node = _listens_for(pid, sockets)
-            ticks = start_ticks(pid)
-            if node is not None and ticks is not None:
-                record = ProcessRecord("slurmstepd", node, pid=pid, start_ticks=ticks, boot_id=here)
+            record = record_of_process("slurmstepd", node or "", pid)
+            if node is not None and record is not None:
                 daemons[node].append(
                     NodeProcess(record, parent_of(pid), step=None, rank=None, title=_title(pid))
                 )
@@ -303,9 +305,8 @@ def scan(folders: TwinFolders, nodes: Iterable[str]) -> dict[str, NodeContents]:
                 owner[child] = owner[pid]
                 waiting.append(child)
     for pid, node in owner.items():
-        ticks = start_ticks(pid)
-        if ticks is not None:
-            record = ProcessRecord("job", node, pid=pid, start_ticks=ticks, boot_id=here)
+        record = record_of_process("job", node, pid)
+        if record is not None:
             entries = environment_of(pid)
             tasks[node].append(
                 NodeProcess(
@@ -328,7 +329,6 @@ class StepWatch:
         self._settled: set[int] = set()
         self._young: dict[int, float] = {}
         self._found: dict[int, ProcessRecord] = {}
-        self._boot = boot_mark()
 
     def look(self) -> tuple[ProcessRecord, ...]:
         """All tasks of the node's steps that live now."""
@@ -339,11 +339,9 @@ class StepWatch:
             self._young[pid] = now
         for pid, since in list(self._young.items()):
             if self._is_task(pid):
-                ticks = start_ticks(pid)
-                if ticks is not None:
-                    self._found[pid] = ProcessRecord(
-                        "job", self._node, pid=pid, start_ticks=ticks, boot_id=self._boot
-                    )
+                record = record_of_process("job", self._node, pid)
+                if record is not None:
+                    self._found[pid] = record
                 del self._young[pid]
             elif pid not in living:
                 del self._young[pid]
