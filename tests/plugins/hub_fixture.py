@@ -1,10 +1,10 @@
 """A hub of our own, for tests: it speaks the hub's HTTP API, so the unmodified `huggingface_hub`
 works against it.
 
-    def test_it(hub_server: HubServer, hub: Hub): ...
+    def test_it(hub_server: FaultyHub, hub: Hub): ...
 
 Fixtures
-- `hub_server`: a fresh running `tr11ops.twin.hub.server.HubServer`. Accounts: `hub_server.token` (bot, writes to bot/...
+- `hub_server`: a fresh running `tests.plugins.faulty_hub.FaultyHub`. Accounts: `hub_server.token` (bot, writes to bot/...
   and science/...) and `hub_server.read_token` (reads science/...). `hub_server.url` is the endpoint.
 - `hub_waits`: the list of seconds that `hub` slept: nothing really sleeps.
 - `hub`: `tr11ops.hub.client.Hub` for that server with the writing token, a time-out of 5 s, an hour's patience, and a
@@ -38,17 +38,17 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.plugins.faulty_hub import FaultyHub
 from tr11ops.hub.base import Credentials, Secret, hub_retries
 from tr11ops.hub.client import Hub
-from tr11ops.twin.hub.server import HubServer
 
 TIMEOUT_SECONDS = 5.0
 
 
 @pytest.fixture
-def hub_server() -> Iterator[HubServer]:
+def hub_server() -> Iterator[FaultyHub]:
     """A hub of this test's own."""
-    with HubServer() as server:
+    with FaultyHub() as server:
         yield server
 
 
@@ -59,7 +59,7 @@ def hub_waits() -> list[float]:
 
 
 @pytest.fixture
-def make_hub(hub_server: HubServer, hub_waits: list[float]) -> Callable[..., Hub]:
+def make_hub(hub_server: FaultyHub, hub_waits: list[float]) -> Callable[..., Hub]:
     """Makes edges to the test's hub that sleep in no time."""
 
     def make(

@@ -25,6 +25,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.plugins.faulty_hub import FaultyHub
 from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.copy_cases import make_checkpoint
 from tests.tr11ops.backup.fault_proxy import Fault
@@ -38,7 +39,6 @@ from tr11ops.hub import base as hub_base
 from tr11ops.hub import client as hub_client
 from tr11ops.runcard.card import CardError, RunCard, load_card
 from tr11ops.rundir.paths import RunDirectory
-from tr11ops.twin.hub.server import HubServer
 
 LEGACY_TOKEN = "hf_LegacyDistinctive0123456789abcdef"
 WRONG_TOKEN = "hf_WrongDistinctive0123456789abcdefg"
@@ -93,7 +93,7 @@ class Bench:
     """A run with everything that can hold a secret, and what was said so far."""
 
     folder: Path
-    hub: HubServer
+    hub: FaultyHub
     store: ObjectStore
     parrot: str
     card: Path
@@ -169,7 +169,7 @@ def parrot() -> Iterator[str]:
 @pytest.fixture
 def bench(
     tmp_path: Path,
-    hub_server: HubServer,
+    hub_server: FaultyHub,
     object_store: ObjectStore,
     parrot: str,
     monkeypatch: pytest.MonkeyPatch,

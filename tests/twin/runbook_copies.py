@@ -11,9 +11,9 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
+from tests.plugins.faulty_hub import FaultyHub
 from tests.twin.runbook_scenarios import DAY, saved_now, scenario
 from tests.twin.runbook_scene import Scene
-from tr11ops.twin.hub.server import HubServer
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.files import write_json
 from trainer.contract.manifest import FileEntry, Manifest, file_digest
@@ -85,7 +85,7 @@ def sync_overdue(scene: Scene) -> None:
     scene.train()
     for path in scene.directory.submissions.glob("*/submission.json"):
         write_json(path, {**(read_json(path) or {}), "time": time.time() - 2 * DAY})
-    with HubServer() as hub, patch.dict(os.environ, {"HF_TOKEN": hub.token}):
+    with FaultyHub() as hub, patch.dict(os.environ, {"HF_TOKEN": hub.token}):
         scene.write_card("hub.repository=bot/small-logs", f"hub.endpoint={hub.url}")
         scene.treat("sync-overdue")
         sent = hub.files("bot/small-logs")
@@ -99,7 +99,7 @@ def sync_overdue(scene: Scene) -> None:
 def secret_in_log(scene: Scene) -> None:
     """The training printed a token, and the log was mirrored."""
     scene.train()
-    with HubServer() as hub, patch.dict(os.environ, {"HF_TOKEN": hub.token}):
+    with FaultyHub() as hub, patch.dict(os.environ, {"HF_TOKEN": hub.token}):
         scene.write_card("hub.repository=bot/small-logs", f"hub.endpoint={hub.url}")
         with scene.paths.main_log.open("a") as log:
             log.write(f"using {hub.token}\n")

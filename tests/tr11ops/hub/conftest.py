@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from tests.plugins.faulty_hub import FaultyHub
 from tests.tr11ops.hub.repositories import LOGS
 from tests.tr11ops.hub.sync_cases import Mirror
 from tr11ops.hub.base import Repository
-from tr11ops.twin.hub.server import HubServer
 
 
 @pytest.fixture
-def logs(hub_server: HubServer) -> Repository:
+def logs(hub_server: FaultyHub) -> Repository:
     hub_server.create(LOGS.name)
     hub_server.forget_requests()
     return LOGS

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.plugins.faulty_hub import FaultyHub
 from tr11ops.hub.base import Repository
 from tr11ops.hub.client import Hub
 from tr11ops.hub.masking import masked_crc
@@ -18,7 +19,6 @@ from tr11ops.hub.sync import sync_once
 from tr11ops.hub.sync_files import RunningDigests
 from tr11ops.hub.sync_round import SyncOutcome, SyncSettings
 from tr11ops.rundir.paths import RunDirectory
-from tr11ops.twin.hub.server import HubServer
 from trainer.contract.paths import RunPaths
 
 REPOSITORY = "bot/logs"
@@ -41,7 +41,7 @@ class Mirror:
 
     root: Path
     hub: Hub
-    server: HubServer
+    server: FaultyHub
     patterns: tuple[str, ...] = PATTERNS
     status: bytes | None = None
     now: float = field(default_factory=time.time)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.plugins.faulty_hub import FaultyHub, Window
 from tests.plugins.foreign_answers import FOREIGN_BODIES
 from tests.tr11ops.hub.repositories import LARGE, LOGS
 from tr11ops.base.errors import HubMissing, HubPermanentError, HubUnavailable
@@ -25,12 +26,10 @@ from tr11ops.hub.base import (
     hub_retries,
 )
 from tr11ops.hub.client import Hub
-from tr11ops.twin.hub.server import HubServer
-from tr11ops.twin.hub.state import Window
 
 
 # ----------------------------------------------------------------------------- what it does
-def test_a_repository_is_made_once_and_a_branch_too(hub: Hub, hub_server: HubServer) -> None:
+def test_a_repository_is_made_once_and_a_branch_too(hub: Hub, hub_server: FaultyHub) -> None:
     first = hub.ensure_repository(LOGS, private=True)
     assert hub.ensure_repository(LOGS, private=False) == first == hub.head(LOGS)
     assert (
@@ -47,7 +46,7 @@ def test_a_repository_is_made_once_and_a_branch_too(hub: Hub, hub_server: HubSer
 
 
 def test_a_commit_holds_everything_and_is_read_back(
-    hub: Hub, hub_server: HubServer, logs: Repository, tmp_path: Path
+    hub: Hub, hub_server: FaultyHub, logs: Repository, tmp_path: Path
 ) -> None:
     growing = tmp_path / "main_log.txt"
     growing.write_bytes(b"line\n" * 1000 + b"half a li")
@@ -100,7 +99,7 @@ def test_a_commit_holds_everything_and_is_read_back(
     assert [commit.title for commit in hub_server.history(logs.name)[1:]] == ["new data", "tidy"]
 
 
-def test_pages_are_followed(hub: Hub, hub_server: HubServer, logs: Repository) -> None:
+def test_pages_are_followed(hub: Hub, hub_server: FaultyHub, logs: Repository) -> None:
     hub_server.configure(tree_page=7)
     hub.commit(logs, [Add(f"logs/{number}.txt", b"%d" % number) for number in range(30)], "many")
     assert len(hub.list_tree(logs)) == 31 and hub_server.count("tree") >= 5
@@ -108,7 +107,7 @@ def test_pages_are_followed(hub: Hub, hub_server: HubServer, logs: Repository) -
 
 @pytest.mark.parametrize("part_bytes", [1000, 1024, 4096])
 def test_a_large_file_goes_in_parts(
-    hub: Hub, hub_server: HubServer, logs: Repository, tmp_path: Path, part_bytes: int
+    hub: Hub, hub_server: FaultyHub, logs: Repository, tmp_path: Path, part_bytes: int
 ) -> None:
     content = os.urandom(4096)
     (tmp_path / "x").write_bytes(content + b"grown")
@@ -132,7 +131,7 @@ FAULTS = ("info", "preupload", "lfs-batch", "lfs-put", "lfs-verify", "commit")
 )
 def test_what_may_pass_is_tried_again(
     hub: Hub,
-    hub_server: HubServer,
+    hub_server: FaultyHub,
     hub_waits: list[float],
     logs: Repository,
     kind: str,
@@ -150,7 +149,7 @@ def test_what_may_pass_is_tried_again(
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_broken_connection_is_made_again(
-    hub: Hub, hub_server: HubServer, logs: Repository, kind: str
+    hub: Hub, hub_server: FaultyHub, logs: Repository, kind: str
 ) -> None:
     hub_server.break_off("reset", kind, times=2)
     hub.commit(logs, [Add("w.bin", LARGE), Add("b.txt", b"text")], "one")
@@ -159,7 +158,7 @@ def test_a_broken_connection_is_made_again(
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_lost_answer_makes_no_second_commit(
-    hub: Hub, hub_server: HubServer, logs: Repository, times: int
+    hub: Hub, hub_server: FaultyHub, logs: Repository, times: int
 ) -> None:
     hub_server.break_off("lose", "commit", times=times)
     made = hub.commit(logs, [Add("b.txt", b"text")], "one")
@@ -168,7 +167,7 @@ def test_a_lost_answer_makes_no_second_commit(
 
 
 def test_a_commit_that_comes_late_is_not_made_twice(
-    hub_server: HubServer, make_hub: Callable[..., Hub]
+    hub_server: FaultyHub, make_hub: Callable[..., Hub]
 ) -> None:
     hub_server.create(LOGS.name)
     slow = make_hub(timeout=0.3)
@@ -181,7 +180,7 @@ def test_a_commit_that_comes_late_is_not_made_twice(
 @pytest.mark.parametrize("kind", ["tree", "resolve", "storage-get", "info", "commits"])
 @pytest.mark.parametrize("how", ["truncate", "garble", "reset"])
 def test_a_cut_or_foreign_answer_is_asked_for_again(
-    hub: Hub, hub_server: HubServer, logs: Repository, kind: str, how: str
+    hub: Hub, hub_server: FaultyHub, logs: Repository, kind: str, how: str
 ) -> None:
     hub.commit(logs, [Add("w.bin", LARGE), Add("b.txt", b"text" * 50)], "one")
     _ = hub_server.garble(kind) if how == "garble" else hub_server.break_off(how, kind)
@@ -200,7 +199,7 @@ def test_a_cut_or_foreign_answer_is_asked_for_again(
 @pytest.mark.parametrize("kind", ["info", "preupload", "lfs-batch", "commit", "tree", "commits"])
 @pytest.mark.parametrize("body", FOREIGN_BODIES)
 def test_an_answer_that_is_not_a_hubs_may_be_another_later(
-    hub: Hub, hub_server: HubServer, logs: Repository, kind: str, body: str
+    hub: Hub, hub_server: FaultyHub, logs: Repository, kind: str, body: str
 ) -> None:
     if kind == "commits":
         hub_server.break_off("lose", "commit")
@@ -215,7 +214,7 @@ def test_an_answer_that_is_not_a_hubs_may_be_another_later(
 
 @pytest.mark.parametrize("pages", ["00", "010", "0121"])
 def test_a_listing_whose_pages_come_back_ends(
-    hub_server: HubServer, make_hub: Callable[..., Hub], pages: str
+    hub_server: FaultyHub, make_hub: Callable[..., Hub], pages: str
 ) -> None:
     hub_server.create(LOGS.name)
     hub = make_hub(seconds=0.0)
@@ -229,7 +228,7 @@ def test_a_listing_whose_pages_come_back_ends(
 
 
 def test_patience_begins_again_where_a_long_upload_got_on(
-    hub_server: HubServer, hub_waits: list[float]
+    hub_server: FaultyHub, hub_waits: list[float]
 ) -> None:
     """Four failures, each after ten minutes of sending, with a patience of one minute."""
     hub_server.create(LOGS.name)
@@ -255,7 +254,7 @@ def test_patience_begins_again_where_a_long_upload_got_on(
 
 
 def test_silence_ends(
-    hub_server: HubServer, make_hub: Callable[..., Hub], hub_waits: list[float]
+    hub_server: FaultyHub, make_hub: Callable[..., Hub], hub_waits: list[float]
 ) -> None:
     hub_server.create(LOGS.name)
     said: list[str] = []
@@ -271,7 +270,7 @@ def test_silence_ends(
 
 
 def test_an_answer_larger_than_any_is_not_read_to_its_end(
-    hub_server: HubServer, make_hub: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch
+    hub_server: FaultyHub, make_hub: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub_server.create(LOGS.name)
     monkeypatch.setattr("tr11ops.base.http.LARGEST_ANSWER_BYTES", 1 << 20)
@@ -281,7 +280,7 @@ def test_an_answer_larger_than_any_is_not_read_to_its_end(
 
 
 def test_patience_ends(
-    hub_server: HubServer, make_hub: Callable[..., Hub], hub_waits: list[float]
+    hub_server: FaultyHub, make_hub: Callable[..., Hub], hub_waits: list[float]
 ) -> None:
     hub_server.create(LOGS.name)
     hub = make_hub(seconds=100.0)
@@ -302,7 +301,7 @@ def test_patience_ends(
 
 
 def test_the_commit_limit_is_waited_for(
-    hub_server: HubServer, make_hub: Callable[..., Hub], hub_waits: list[float]
+    hub_server: FaultyHub, make_hub: Callable[..., Hub], hub_waits: list[float]
 ) -> None:
     hub_server.create(LOGS.name)
     hub_server.commit_limit = Window(2, 3600, "commits")

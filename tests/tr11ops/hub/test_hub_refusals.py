@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.plugins.faulty_hub import FaultyHub
 from tests.tr11ops.hub.repositories import LARGE, LOGS
 from tr11ops.base.errors import (
     CredentialsError,
@@ -37,7 +38,6 @@ from tr11ops.hub.base import (
 )
 from tr11ops.hub.client import Hub
 from tr11ops.hub.committing import FileView
-from tr11ops.twin.hub.server import HubServer
 
 
 # ----------------------------------------------------------------------------- what is refused
@@ -55,7 +55,7 @@ from tr11ops.twin.hub.server import HubServer
 )
 def test_what_will_not_pass_is_one_line_with_the_cure(
     hub: Hub,
-    hub_server: HubServer,
+    hub_server: FaultyHub,
     hub_waits: list[float],
     logs: Repository,
     status: int,
@@ -81,7 +81,7 @@ def test_what_will_not_pass_is_one_line_with_the_cure(
 
 
 def test_the_wrong_token_and_none(
-    hub_server: HubServer, make_hub: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch
+    hub_server: FaultyHub, make_hub: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_of_somebody_else_entirely")
     hub_server.create(LOGS.name)
@@ -105,7 +105,7 @@ def test_the_wrong_token_and_none(
     assert make_hub(None).head(Repository("science/open"))
 
 
-def test_a_regular_file_may_not_be_large(hub: Hub, hub_server: HubServer, logs: Repository) -> None:
+def test_a_regular_file_may_not_be_large(hub: Hub, hub_server: FaultyHub, logs: Repository) -> None:
     """The hub asks for what is above 10 MiB as a large object without being told; one that came
     otherwise is refused.
     """
@@ -115,7 +115,7 @@ def test_a_regular_file_may_not_be_large(hub: Hub, hub_server: HubServer, logs: 
         hub_server.put(logs.name, "other.txt", b"x" * (11 << 20))
 
 
-def test_someone_else_commits_meanwhile(hub: Hub, hub_server: HubServer, logs: Repository) -> None:
+def test_someone_else_commits_meanwhile(hub: Hub, hub_server: FaultyHub, logs: Repository) -> None:
     old = hub.head(logs)
     hub_server.put(logs.name, "README.md", b"by hand")
     with pytest.raises(HubConflict, match="someone else has committed meanwhile"):
@@ -130,7 +130,7 @@ def test_someone_else_commits_meanwhile(hub: Hub, hub_server: HubServer, logs: R
 
 
 def test_a_file_that_shrinks_stops_the_commit(
-    hub: Hub, hub_server: HubServer, logs: Repository, tmp_path: Path
+    hub: Hub, hub_server: FaultyHub, logs: Repository, tmp_path: Path
 ) -> None:
     path = tmp_path / "x.bin"
     path.write_bytes(LARGE)
@@ -143,7 +143,7 @@ def test_a_file_that_shrinks_stops_the_commit(
 
 
 def test_a_large_object_that_storage_refuses_is_asked_for_again(
-    hub: Hub, hub_server: HubServer, logs: Repository, hub_waits: list[float]
+    hub: Hub, hub_server: FaultyHub, logs: Repository, hub_waits: list[float]
 ) -> None:
     hub_server.fail("lfs-put", 403, text="Request has expired")
     hub.commit(logs, [Add("w.bin", LARGE)], "one")
@@ -182,7 +182,7 @@ def test_offline_by_wish(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # ----------------------------------------------------------------------------- secrets
 def test_no_secret_leaves_by_any_way(
-    hub_server: HubServer,
+    hub_server: FaultyHub,
     hub: Hub,
     logs: Repository,
     tmp_path: Path,

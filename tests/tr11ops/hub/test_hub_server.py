@@ -33,8 +33,8 @@ from huggingface_hub.utils._http import default_client_factory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tr11ops.twin.hub.server import HubServer
-from tr11ops.twin.hub.state import DEFAULT_ATTRIBUTES, Window, git_blob, is_large_by_rule
+from tests.plugins.faulty_hub import FaultyHub, Window
+from tr11ops.twin.hub.state import DEFAULT_ATTRIBUTES, git_blob, is_large_by_rule
 
 NAME = "science/data"
 
@@ -49,7 +49,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.fixture
 def api(
-    hub_server: HubServer, monkeypatch: pytest.MonkeyPatch, slept: list[float]
+    hub_server: FaultyHub, monkeypatch: pytest.MonkeyPatch, slept: list[float]
 ) -> Iterator[HfApi]:
     """The library as it comes, but for Xet, which has a switch: this hub's storage is plain."""
     set_client_factory(default_client_factory)
@@ -59,7 +59,7 @@ def api(
     set_client_factory(default_client_factory)
 
 
-def test_the_library_writes_and_reads(api: HfApi, hub_server: HubServer, tmp_path: Path) -> None:
+def test_the_library_writes_and_reads(api: HfApi, hub_server: FaultyHub, tmp_path: Path) -> None:
     assert api.whoami()["name"] == "bot"
     assert api.create_repo(NAME, private=True).repo_id == NAME
     assert api.create_repo(NAME, exist_ok=True).repo_id == NAME
@@ -123,7 +123,7 @@ def test_the_library_writes_and_reads(api: HfApi, hub_server: HubServer, tmp_pat
     assert hub_server.authorizations_at_storage() == [] and hub_server.count("storage-get") > 0
 
 
-def test_what_is_there_is_not_sent_again(api: HfApi, hub_server: HubServer, tmp_path: Path) -> None:
+def test_what_is_there_is_not_sent_again(api: HfApi, hub_server: FaultyHub, tmp_path: Path) -> None:
     hub_server.create(NAME)
     hub_server.configure(multipart_from=5000, part_bytes=2000)
     (tmp_path / "x.bin").write_bytes(os.urandom(5001))
@@ -136,7 +136,7 @@ def test_what_is_there_is_not_sent_again(api: HfApi, hub_server: HubServer, tmp_
 
 
 def test_what_the_library_makes_of_the_refusals(
-    api: HfApi, hub_server: HubServer, tmp_path: Path
+    api: HfApi, hub_server: FaultyHub, tmp_path: Path
 ) -> None:
     hub_server.create(NAME)
     with pytest.raises(RepositoryNotFoundError):
@@ -176,7 +176,7 @@ def test_what_the_library_makes_of_the_refusals(
     assert len(hub_server.history(NAME)) == 2  # nothing of all this was made
 
 
-def test_the_limits(api: HfApi, hub_server: HubServer, slept: list[float]) -> None:
+def test_the_limits(api: HfApi, hub_server: FaultyHub, slept: list[float]) -> None:
     hub_server.create(NAME)
     now = [5000.0]
     hub_server.now = lambda: now[0]
@@ -203,7 +203,7 @@ def test_the_limits(api: HfApi, hub_server: HubServer, slept: list[float]) -> No
         api.repo_info(NAME)
 
 
-def test_ranges_and_heads_as_plain_http(hub_server: HubServer) -> None:
+def test_ranges_and_heads_as_plain_http(hub_server: FaultyHub) -> None:
     hub_server.create(NAME, private=False)
     hub_server.put(NAME, "x.txt", b"0123456789")
 
@@ -230,7 +230,7 @@ def test_ranges_and_heads_as_plain_http(hub_server: HubServer) -> None:
     assert headers["ETag"] == f'"{git_blob(b"0123456789")}"'
 
 
-def test_commits_at_once_are_one_after_another(api: HfApi, hub_server: HubServer) -> None:
+def test_commits_at_once_are_one_after_another(api: HfApi, hub_server: FaultyHub) -> None:
     hub_server.create(NAME)
     threads = [threading.Thread(target=lambda n=n: [api.upload_file(path_or_fileobj=b"%d" % n, path_in_repo=f"{n}-{k}", repo_id=NAME) for k in range(3)]) for n in range(4)]  # type: ignore[misc]  # fmt: skip
     for thread in threads:

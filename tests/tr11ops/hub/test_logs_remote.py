@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.plugins.faulty_hub import FaultyHub
 from tests.tr11ops.logs.hub_server import Hub as SmallHub
 from tests.tr11ops.logs.hub_server import serving
 from tests.tr11ops.logs.log_cases import log_of
@@ -23,7 +24,6 @@ from tr11ops.hub.client import Hub
 from tr11ops.hub.remote_log import RemoteFollower, RemoteLog, ask, remote_retries
 from tr11ops.logs.line_filter import LineQuery
 from tr11ops.logs.show import Query
-from tr11ops.twin.hub.server import HubServer
 
 NAME = "bot/tr11-logs"
 LOG = "logs/main/main_log.txt"
@@ -34,7 +34,7 @@ Type = Callable[..., Answer]
 
 
 @pytest.fixture
-def repository(hub_server: HubServer, hub: Hub) -> Iterator[HubServer]:
+def repository(hub_server: FaultyHub, hub: Hub) -> Iterator[FaultyHub]:
     """A hub with a private repository as the sync leaves it: the log among the large files."""
     hub_server.now = lambda: NOW
     hub_server.create(NAME)
@@ -53,7 +53,7 @@ def send(hub: Hub, content: bytes, path: str = LOG) -> None:
 
 @pytest.fixture
 def tr11(
-    repository: HubServer,
+    repository: FaultyHub,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -81,7 +81,7 @@ def tr11(
 
 
 # ----------------------------------------------------------------------------- as it should be
-def test_the_log_lies_in_the_hubs_storage(tr11: Type, repository: HubServer) -> None:
+def test_the_log_lies_in_the_hubs_storage(tr11: Type, repository: FaultyHub) -> None:
     code, out, _ = tr11("logs", "--remote", NAME, "-n", "2")
     assert code == 0 and [line.split("/")[0].split()[-1] for line in out.splitlines()] == [
         "31218",
@@ -91,7 +91,7 @@ def test_the_log_lies_in_the_hubs_storage(tr11: Type, repository: HubServer) -> 
     assert all(seen.range for seen in repository.requests)
 
 
-def test_the_status_of_a_private_repository(tr11: Type, repository: HubServer) -> None:
+def test_the_status_of_a_private_repository(tr11: Type, repository: FaultyHub) -> None:
     code, out, _ = tr11("status", "--remote", NAME, "--json")
     told = json.loads(out)
     assert code == 0 and told["verdict"] == "healthy" and told["log"]["iteration"] == 31219
@@ -100,7 +100,7 @@ def test_the_status_of_a_private_repository(tr11: Type, repository: HubServer) -
     assert code == 0 and "HEALTHY  tr11-176B-ml / main" in out
 
 
-def test_what_else_is_there(tr11: Type, repository: HubServer) -> None:
+def test_what_else_is_there(tr11: Type, repository: FaultyHub) -> None:
     repository.put(NAME, "logs/main/node-checks.txt", b"all well\n")
     repository.put(NAME, "logs/small/main_log.txt", b"small\n")
     assert tr11("logs", "--remote", f"{NAME}/logs/main/node-checks.txt")[1] == "all well\n"
@@ -165,7 +165,7 @@ def faults() -> list[Any]:
 @pytest.mark.parametrize("fault", faults())
 @pytest.mark.parametrize("command", ["logs", "status"])
 def test_a_fault_that_passes_is_waited_out(
-    tr11: Type, repository: HubServer, command: str, fault: Callable[[HubServer], object]
+    tr11: Type, repository: FaultyHub, command: str, fault: Callable[[FaultyHub], object]
 ) -> None:
     fault(repository)
     code, out, err = tr11(command, "--remote", NAME)
@@ -174,13 +174,13 @@ def test_a_fault_that_passes_is_waited_out(
 
 
 @pytest.mark.parametrize("command", ["logs", "status"])
-def test_a_hub_that_stays_away(tr11: Type, repository: HubServer, command: str) -> None:
+def test_a_hub_that_stays_away(tr11: Type, repository: FaultyHub, command: str) -> None:
     repository.is_down = True
     code, out, err = tr11(command, "--remote", NAME)
     assert code == 3 and out == "" and "nothing may be concluded" in err.splitlines()[-1]
 
 
-def test_a_hub_that_is_silent_is_given_up(repository: HubServer) -> None:
+def test_a_hub_that_is_silent_is_given_up(repository: FaultyHub) -> None:
     silent = repository.break_off("hang", "info", times=9)
     with pytest.raises(HubUnavailable, match="no answer"):
         ask(f"{repository.url}/api/models/{NAME}", repository.token, lambda *_: None, timeout=0.2)
@@ -188,7 +188,7 @@ def test_a_hub_that_is_silent_is_given_up(repository: HubServer) -> None:
 
 
 def test_a_limit_of_requests_is_honoured(
-    tr11: Type, repository: HubServer, monkeypatch: pytest.MonkeyPatch
+    tr11: Type, repository: FaultyHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
@@ -198,7 +198,7 @@ def test_a_limit_of_requests_is_honoured(
 
 
 # ----------------------------------------------------------------------------- following
-def test_following_gets_new_bytes_and_sees_a_rewritten_log(repository: HubServer, hub: Hub) -> None:
+def test_following_gets_new_bytes_and_sees_a_rewritten_log(repository: FaultyHub, hub: Hub) -> None:
     said: list[str] = []
     log = RemoteLog(
         f"{repository.url}/{NAME}/resolve/main/{LOG}",

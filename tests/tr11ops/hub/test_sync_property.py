@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.plugins.faulty_hub import FaultyHub
 from tests.tr11ops.hub.sync_cases import REPOSITORY, Mirror
 from tr11ops.hub.base import Credentials, Secret, hub_retries
 from tr11ops.hub.client import Hub
-from tr11ops.twin.hub.server import HubServer
 
 NAMES = ("logs/main/a.txt", "logs/main/b.txt")
 DEEDS = (
@@ -40,8 +40,8 @@ records = st.lists(
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[HubServer]:
-    with HubServer() as running:
+def server() -> Iterator[FaultyHub]:
+    with FaultyHub() as running:
         running.commit_limit = None
         yield running
 
@@ -78,7 +78,7 @@ def do(mirror: Mirror, deed: str, name: str, number: int) -> None:
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(records, st.randoms(use_true_random=False))
-def test_nothing_is_ever_lost(server: HubServer, steps, chance: random.Random) -> None:
+def test_nothing_is_ever_lost(server: FaultyHub, steps, chance: random.Random) -> None:
     server.hub.repos.clear()
     server.create(REPOSITORY)
     with TemporaryDirectory() as folder:

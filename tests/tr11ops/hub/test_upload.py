@@ -19,6 +19,7 @@ import pytest
 import torch
 from msgspec.structs import asdict
 
+from tests.plugins.faulty_hub import FaultyHub
 from tests.waiting import until
 from tr11ops.backup.round_values import ArchiveLock
 from tr11ops.cli.main import execute
@@ -29,7 +30,6 @@ from tr11ops.runcard.card import find_card, load_card, resolved
 from tr11ops.rundir.copies import identity_of
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory
-from tr11ops.twin.hub.server import HubServer
 from trainer.contract.files import append_line
 from trainer.contract.manifest import FileEntry, file_digest
 from trainer.contract.paths import RunPaths
@@ -86,7 +86,7 @@ def _card(url: str) -> list[str]:
 
 @pytest.fixture
 def card(
-    prepared: Path, tmp_path: Path, hub_server: HubServer, monkeypatch: pytest.MonkeyPatch
+    prepared: Path, tmp_path: Path, hub_server: FaultyHub, monkeypatch: pytest.MonkeyPatch
 ) -> list[str]:
     """The card's words on the command line; the run is in the current folder."""
     shutil.copytree(prepared / "run", tmp_path / "run")
@@ -109,7 +109,7 @@ def _directory() -> RunDirectory:
     return RunDirectory(RunPaths(Path("run").resolve(), "demo", "main"), Path("run/kill-switch"))
 
 
-def _models_seen(server: HubServer) -> list[set[str]]:
+def _models_seen(server: FaultyHub) -> list[set[str]]:
     """Which files of a model each commit of the repository shows."""
     return [
         {path for path in commit.files if path != ".gitattributes"}
@@ -121,7 +121,7 @@ def _models_seen(server: HubServer) -> list[set[str]]:
 def test_the_model_comes_back_with_its_logits_and_its_card(
     prepared: Path,
     card: list[str],
-    hub_server: HubServer,
+    hub_server: FaultyHub,
     capfd: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
@@ -202,7 +202,7 @@ def test_the_model_comes_back_with_its_logits_and_its_card(
 
 
 def test_a_second_upload_changes_nothing_another_precision_does(
-    exported: list[str], prepared: Path, hub_server: HubServer, capfd: pytest.CaptureFixture[str]
+    exported: list[str], prepared: Path, hub_server: FaultyHub, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert execute(["upload", "0", *exported]) == 0
     first = capfd.readouterr().out
@@ -231,7 +231,7 @@ def test_a_second_upload_changes_nothing_another_precision_does(
 
 
 def test_what_others_published_is_not_overwritten_unasked(
-    exported: list[str], hub_server: HubServer, capfd: pytest.CaptureFixture[str]
+    exported: list[str], hub_server: FaultyHub, capfd: pytest.CaptureFixture[str]
 ) -> None:
     hub_server.create(MODEL)
     hub_server.put(MODEL, "config.json", b"{}")
@@ -248,7 +248,7 @@ def test_what_others_published_is_not_overwritten_unasked(
 
 
 def test_a_private_model_is_not_published_where_all_can_see_it(
-    exported: list[str], hub_server: HubServer, capfd: pytest.CaptureFixture[str]
+    exported: list[str], hub_server: FaultyHub, capfd: pytest.CaptureFixture[str]
 ) -> None:
     hub_server.create(MODEL, private=False)
     assert execute(["upload", "0", *exported, "--private"]) == 1
@@ -280,7 +280,7 @@ def test_a_private_model_is_not_published_where_all_can_see_it(
 )
 def test_a_refusal_is_one_line(
     card: list[str],
-    hub_server: HubServer,
+    hub_server: FaultyHub,
     capfd: pytest.CaptureFixture[str],
     words: list[str],
     code: int,
@@ -308,7 +308,7 @@ def test_half_a_checkpoint_is_not_published(
 
 
 def test_two_at_once(
-    card: list[str], hub_server: HubServer, capfd: pytest.CaptureFixture[str]
+    card: list[str], hub_server: FaultyHub, capfd: pytest.CaptureFixture[str]
 ) -> None:
     import threading
 
@@ -322,7 +322,7 @@ def test_two_at_once(
     )
 
 
-def test_another_commit_meanwhile_is_built_upon(exported: list[str], hub_server: HubServer) -> None:
+def test_another_commit_meanwhile_is_built_upon(exported: list[str], hub_server: FaultyHub) -> None:
     hub_server.create(MODEL)
     hub_server.on(
         "commit",
@@ -350,7 +350,7 @@ for line in sys.stdin:
 
 
 def test_killed_at_any_request_the_same_command_goes_on(
-    card: list[str], hub_server: HubServer, prepared: Path, tmp_path: Path
+    card: list[str], hub_server: FaultyHub, prepared: Path, tmp_path: Path
 ) -> None:
     """kill -9 in the midst of each kind of request; whatever is seen meanwhile is no model or the
     whole one.
@@ -443,7 +443,7 @@ def _until_json(runner: subprocess.Popen[str]) -> str:
 
 def test_a_hub_that_is_away_is_no_failure_of_the_export(
     exported: list[str],
-    hub_server: HubServer,
+    hub_server: FaultyHub,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,6 @@ ROUTES: tuple[tuple[str, str, str], ...] = (
     ("GET", r"/api/whoami-v2", "whoami"),
     ("POST", r"/api/repos/create", "create"),
     ("POST", r"/api/validate-yaml", "validate-yaml"),
-    ("POST", r"/api/complete_multipart", "lfs-complete"),
     ("GET", _API + r"(?:/revision/(?P<revision>[^/]+))?", "info"),
     ("GET", _API + r"/refs", "refs"),
     ("POST", _API + r"/branch/(?P<branch>[^/]+)", "branch"),
@@ -50,7 +48,7 @@ class HubRequest(Record):
     path: str  # still quoted, without the query
     query: dict[str, list[str]]
     headers: dict[str, str]  # names in lower case
-    body: bytes
+    body: bytes = b""
     parts: Mapping[str, str] = {}  # of the path, by the names of its pattern
 
     def json(self) -> JsonObject:
@@ -76,13 +74,7 @@ class Answer(Record):
         return cls(status, json.dumps(value).encode(), {**JSON, **named})
 
 
-class Settings(Record):
-    """What tests change: sizes of pages, from which size and in which parts a large object is sent."""
-
-    tree_page: int = 1000
-    commits_page: int = 50
-    multipart_from: int = 1 << 40
-    part_bytes: int = 16 << 20
+TREE_PAGE, COMMITS_PAGE = 1000, 50  # entries of an answer
 
 
 @dataclass
@@ -92,11 +84,18 @@ class Api:
     """
 
     hub: HubState
-    settings: Settings
     signature: str
+    tree_page: int = TREE_PAGE
+    commits_page: int = COMMITS_PAGE
 
     def __post_init__(self) -> None:
         self.hub_url = self.storage_url = ""
+
+    def _address(self, kind: str, name: str) -> str:
+        """Where a repository is reached."""
+        if kind == "model":
+            return f"{self.hub_url}/{name}"
+        return f"{self.hub_url}/{kind}s/{name}"
 
     @staticmethod
     def kind_of(method: str, path: str) -> tuple[str, dict[str, str]]:
@@ -122,11 +121,9 @@ class Api:
             raise HubProblem(401, "Invalid credentials in Authorization header")
         return account
 
-    def answer(self, kind: str, parts: dict[str, str], request: HubRequest) -> Answer:
+    def answer(self, kind: str, request: HubRequest) -> Answer:
         if kind == "other":
             raise HubProblem(404, f"Not Found: {request.method} {request.path}")
-        if kind == "lfs-complete":  # its address is signed, it comes without a token
-            return self._complete(request)
         account = self.account(request)
         if kind == "whoami":
             return self._whoami(account)
@@ -135,12 +132,14 @@ class Api:
         if kind == "validate-yaml":
             return self._validate(request)
         repo = self.hub.repo(
-            _KINDS.get(parts.get("kinds", "models"), "model"), parts["name"], account
+            _KINDS.get(request.parts.get("kinds", "models"), "model"),
+            request.parts["name"],
+            account,
         )
         if kind in {"branch", "preupload", "commit", "lfs-batch", "lfs-verify", "chunks-token"}:
             self._require_write(repo, account)
         handler: Callable[..., Answer] = getattr(self, "_" + kind.replace("-", "_"))
-        return handler(repo, replace(request, parts=parts))
+        return handler(repo, request)
 
     @staticmethod
     def _require_write(repo: Repo, account: HubAccount | None) -> None:
@@ -179,11 +178,7 @@ class Api:
             raise HubProblem(
                 403, f"You don't have the rights to create a {kind} under the namespace {owner!r}"
             )
-        if kind == "model":
-            prefix = ""
-        else:
-            prefix = f"{kind}s/"
-        facts = {"url": f"{self.hub_url}/{prefix}{name}", "name": name, "id": name}
+        facts = {"url": self._address(kind, name), "name": name, "id": name}
         try:
             self.hub.create(kind, name, value.get("visibility") == "private", account.name)
         except HubProblem as problem:
@@ -301,7 +296,7 @@ class Api:
         ]
         if not is_recursive:
             items = [item for item in items if "/" not in str(item["path"])[len(start) :]]
-        return self._page(items, request, self.settings.tree_page, "cursor")
+        return self._page(items, request, self.tree_page, "cursor")
 
     def _page(
         self, items: Sequence[Mapping[str, object]], request: HubRequest, size: int, name: str
@@ -327,7 +322,7 @@ class Api:
             }
             for one in repo.lineage(request.parts["revision"])
         ]
-        return self._page(items, request, self.settings.commits_page, "p")
+        return self._page(items, request, self.commits_page, "p")
 
     def _paths_info(self, repo: Repo, request: HubRequest) -> Answer:
         commit = repo.resolve(request.parts["revision"])
@@ -396,11 +391,7 @@ class Api:
         assert account is not None
         lines = [line for line in request.body.split(b"\n") if line.strip()]
         commit = self.hub.commit(repo, request.parts["revision"], lines, account.name)
-        if repo.kind == "model":
-            prefix = ""
-        else:
-            prefix = f"{repo.kind}s/"
-        address = f"{self.hub_url}/{prefix}{repo.name}/commit/{commit.id}"
+        address = f"{self._address(repo.kind, repo.name)}/commit/{commit.id}"
         return Answer.of(
             {"success": True, "commitOid": commit.id, "commitUrl": address, "hookOutput": ""}
         )
@@ -433,26 +424,11 @@ class Api:
             {"repo": f"{repo.kind}:{repo.name}", "size": size, "X-Amz-Signature": self.signature}
         )
         place = f"{self.storage_url}/objects/{oid}"
-        if repo.kind == "model":
-            prefix = ""
-        else:
-            prefix = f"{repo.kind}s/"
         verify = {
-            "href": f"{self.hub_url}/{prefix}{repo.name}.git/info/lfs/objects/verify",
+            "href": f"{self._address(repo.kind, repo.name)}.git/info/lfs/objects/verify",
             "header": {},
         }
-        if size < self.settings.multipart_from:
-            return {"upload": {"href": f"{place}?{query}", "header": {}}, "verify": verify}
-        parts = math.ceil(size / self.settings.part_bytes)
-        header = {str(number): f"{place}?{query}&part={number}" for number in range(1, parts + 1)}
-        complete = f"{self.hub_url}/api/complete_multipart?{query}&oid={oid}"
-        return {
-            "upload": {
-                "href": complete,
-                "header": {"chunk_size": str(self.settings.part_bytes), **header},
-            },
-            "verify": verify,
-        }
+        return {"upload": {"href": f"{place}?{query}", "header": {}}, "verify": verify}
 
     def _lfs_verify(self, repo: Repo, request: HubRequest) -> Answer:
         value = request.json()
@@ -461,23 +437,6 @@ class Api:
             or self.hub.object_path(value["oid"]).stat().st_size != value["size"]
         ):
             raise HubProblem(404, "Object does not exist")
-        return Answer.of({})
-
-    def _complete(self, request: HubRequest) -> Answer:
-        """Put the parts together. The object is there when all of it has the digest that it is
-        named by.
-        """
-        self.check_signature(request)
-        oid = request.query["oid"][0]
-        names = [f"{oid}.part{part['partNumber']}" for part in request.json()["parts"]]
-        draft = self.hub.folder / f"{oid}.whole"
-        with draft.open("wb") as whole:
-            for name, part in zip(names, request.json()["parts"], strict=True):
-                content = (self.hub.folder / name).read_bytes()
-                if part["etag"].strip('"') != hashlib.md5(content).hexdigest():
-                    raise HubProblem(400, "InvalidPart")
-                whole.write(content)
-        self.keep(draft, oid, request)
         return Answer.of({})
 
     # ------------------------------------------------------------------------- storage
@@ -497,10 +456,8 @@ class Api:
         with self.hub.lock:
             self.hub.repos[kind, name].objects.add(oid)
 
-    def storage(self, request: HubRequest, draft: Path | None) -> Answer:
-        """The other host: PUT of an object or a part of one (its bytes are in `draft`), and GET of
-        an object.
-        """
+    def storage(self, request: HubRequest, draft: Path) -> Answer:
+        """The other host: PUT of an object (its bytes are in `draft`), and GET of one."""
         self.check_signature(request)
         oid = request.path.rpartition("/")[2]
         if request.method in {"GET", "HEAD"}:
@@ -513,11 +470,5 @@ class Api:
                 "Content-Type": "application/octet-stream",
             }
             return Answer(200, b"", headers, file=place, is_ranged=True)
-        assert draft is not None
-        if "part" not in request.query:
-            self.keep(draft, oid, request)
-            return Answer(200, b"")
-        with draft.open("rb") as stream:
-            etag = hashlib.file_digest(stream, "md5").hexdigest()
-        draft.replace(self.hub.folder / f"{oid}.part{int(request.query['part'][0])}")
-        return Answer(200, b"", {"ETag": f'"{etag}"'})
+        self.keep(draft, oid, request)
+        return Answer(200, b"")
