@@ -23,7 +23,6 @@ from tr11ops.filesystems.look import FilesystemResult, NicedRunner, look_at, rea
 from tr11ops.filesystems.report import FilesystemReport, judge, lines, value
 from tr11ops.filesystems.sources import SOURCES
 from tr11ops.logs.lines import plain
-from tr11ops.observe.look import facts_of
 from tr11ops.runcard.slurm_syntax import parse_time_limit
 from tr11ops.rundir.disk_usage import Usage, append_usage, read_usage
 from tr11ops.rundir.permissions import PermissionTally, PermissionWalk
@@ -107,9 +106,12 @@ def _report(
     now = time.time()
     with _waiting(f"asking {len(card.filesystems)} file systems"):
         looks = look_at(card.filesystems, NicedRunner(os.environ), now, seconds)
-    rules = facts_of(card).operation.filesystems
     report = judge(
-        card.run.name, rules, looks=looks, history=known(read_usage(directory), ()), now=now
+        card.run.name,
+        card.filesystems,
+        looks=looks,
+        history=known(read_usage(directory), ()),
+        now=now,
     )
     if directory.exists:
         with _waiting("looking at the rights of the run's files"):

@@ -9,24 +9,24 @@ from datetime import UTC
 from msgspec.structs import replace
 
 from tr11ops.base.units import DAY, timestamp
-from tr11ops.observe.operation import FilesystemRule
+from tr11ops.runcard.watching import FilesystemSection
 from tr11ops.rundir.disk_usage import DAY_SECONDS, Forecast, Usage
 
 GIGA, TERA, KILO = 2**30, 2**40, 2**10
 
 
-def with_limits(usage: Usage, rule: FilesystemRule) -> Usage:
+def with_limits(usage: Usage, rule: FilesystemSection) -> Usage:
     """The sample with the card's limits where it has some: they hold instead of what the source
     says.
     """
     return replace(
         usage,
-        bytes_limit=rule.bytes_limit or usage.bytes_limit,
+        bytes_limit=rule.most_bytes or usage.bytes_limit,
         inodes_limit=rule.inodes_limit or usage.inodes_limit,
     )
 
 
-def full(usage: Usage, rule: FilesystemRule) -> tuple[str, ...]:
+def full(usage: Usage, rule: FilesystemSection) -> tuple[str, ...]:
     """One line for each limit that is passed, empty when all is well. A limit that is just reached
     is not passed.
     """
@@ -42,16 +42,13 @@ def full(usage: Usage, rule: FilesystemRule) -> tuple[str, ...]:
         lines.append(
             f"{rule.name} is at {_percent(of_inodes, rule.inodes_percent)}% inodes usage{amounts}"
         )
-    if (
-        rule.least_free is not None
-        and usage.bytes_free is not None
-        and usage.bytes_free < rule.least_free
-    ):
+    least = rule.least_free_bytes
+    if least is not None and usage.bytes_free is not None and usage.bytes_free < least:
         lines.append(f"Shared {rule.name} has {_number(usage.bytes_free / TERA)}TB left")
     return tuple(lines)
 
 
-def filling(found: Forecast, rule: FilesystemRule, now: float) -> str:
+def filling(found: Forecast, rule: FilesystemSection, now: float) -> str:
     """One line when it will be full within the card's days at the trend of the last ones; else
     empty.
     """

@@ -12,8 +12,9 @@ from tr11ops.detect.detector import detector
 from tr11ops.detect.filesystem_rules import filling, full, with_limits
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
-from tr11ops.observe.operation import FilesystemRule, FolderRoom
+from tr11ops.observe.operation import FolderRoom
 from tr11ops.observe.snapshot import Snapshot
+from tr11ops.runcard.watching import FilesystemSection
 from tr11ops.rundir.disk_usage import Usage, forecast, newest
 from trainer.contract.units import size
 
@@ -230,7 +231,7 @@ def _prune(snapshot: Snapshot) -> str:
     return derived.command(snapshot, f"checkpoints prune --keep {KEPT}")
 
 
-def severity_of_usage(usage: Usage, rule: FilesystemRule) -> Severity:
+def severity_of_usage(usage: Usage, rule: FilesystemSection) -> Severity:
     """How loud a full file system is. Half of the room that must be left is as loud as 97 %."""
     shares = [
         percent
@@ -238,7 +239,8 @@ def severity_of_usage(usage: Usage, rule: FilesystemRule) -> Severity:
         if percent is not None
     ]
     free = usage.bytes_free
-    short = rule.least_free is not None and free is not None and free < rule.least_free / 2
+    least = rule.least_free_bytes
+    short = least is not None and free is not None and free < least / 2
     if short or max(shares, default=0.0) >= CRITICAL_PERCENT:
         return Severity.CRITICAL
     return Severity.WARNING

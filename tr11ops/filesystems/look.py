@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from msgspec.structs import asdict
 
 from tr11ops.base.errors import SourceError
 from tr11ops.base.observed import Observed, Unknown
-from tr11ops.base.units import bytes_of
-from tr11ops.filesystems.sources import SOURCES, CommandOutput, UsageReading
+from tr11ops.base.processes import ProbeOutput
+from tr11ops.filesystems.sources import SOURCES, UsageReading
 from tr11ops.runcard.watching import FilesystemSection
 from tr11ops.rundir.disk_usage import Usage
 from tr11ops.rundir.permissions import PermissionTally, PermissionWalk
@@ -33,18 +33,6 @@ LOOK_SECONDS = 0.05
 LAST_SECONDS = 2.0
 
 
-class Runner(Protocol):
-    """Runs one command line to its end, in any thread."""
-
-    def run(self, command: Sequence[str], seconds: float) -> CommandOutput:
-        """Raises SourceError when the command cannot be run or does not end in time."""
-        ...
-
-    def cancel(self) -> None:
-        """End everything that runs, now and from now on."""
-        ...
-
-
 @dataclass
 class NicedRunner:
     """The commands as they are, below `timeout`: should this process be killed, they end by
@@ -55,9 +43,13 @@ class NicedRunner:
     _cancelled: threading.Event = field(default_factory=threading.Event, init=False)
 
     def cancel(self) -> None:
+        """End everything that runs, now and from now on."""
         self._cancelled.set()
 
-    def run(self, command: Sequence[str], seconds: float) -> CommandOutput:
+    def run(self, command: Sequence[str], seconds: float) -> ProbeOutput:
+        """Run one command line to its end, in any thread. Raises SourceError when it cannot be run
+        or does not end in time.
+        """
         try:
             process = subprocess.Popen(
                 [
@@ -96,7 +88,7 @@ class NicedRunner:
             raise SourceError(
                 f"{command[0]} is not there" if status == 127 else f"{command[0]} may not be run"
             )
-        return CommandOutput(text, status, error_text)
+        return ProbeOutput(status, text, error_text)
 
     def _wait(self, process: subprocess.Popen[bytes], name: str, seconds: float) -> int:
         deadline = time.monotonic() + seconds
@@ -141,7 +133,7 @@ class FilesystemResult(Record):
 
 
 def look_at(
-    sections: Sequence[FilesystemSection], runner: Runner, now: float, seconds: float
+    sections: Sequence[FilesystemSection], runner: NicedRunner, now: float, seconds: float
 ) -> tuple[FilesystemResult, ...]:
     """Ask every source, at once; the looks are in the card's order. `seconds` is what a slow source
     may take in all.
@@ -175,7 +167,7 @@ def look_at(
 
 
 def _look(
-    section: FilesystemSection, runner: Runner, now: float, seconds: float
+    section: FilesystemSection, runner: NicedRunner, now: float, seconds: float
 ) -> FilesystemResult:
     source = SOURCES[section.source]
     if source.is_slow:
@@ -215,7 +207,7 @@ def _usage(section: FilesystemSection, reading: UsageReading, now: float) -> Usa
         source=section.source,
         path=section.path or "",
         bytes_used=reading.bytes_used,
-        bytes_limit=bytes_of(section.bytes_limit) if section.bytes_limit else reading.bytes_limit,
+        bytes_limit=section.most_bytes or reading.bytes_limit,
         inodes_used=reading.inodes_used,
         inodes_limit=section.inodes_limit or reading.inodes_limit,
         bytes_free=reading.bytes_free,
@@ -229,17 +221,7 @@ def _usage(section: FilesystemSection, reading: UsageReading, now: float) -> Usa
 HANGING_SECONDS = 30.0
 
 
-class Drift(Record):
-    """`wrong` of the `entries` that were looked at are not as the group needs them. `complete`: all
-    were looked at.
-    """
-
-    entries: int
-    wrong: int
-    complete: bool
-
-
-def read_drift(root: Path, seconds: float, clock: Callable[[], float]) -> Observed[Drift]:
+def read_drift(root: Path, seconds: float, clock: Callable[[], float]) -> Observed[PermissionTally]:
     """Walk the tree below `root` for at most about `seconds` of `clock`."""
     deadline = clock() + seconds
     try:
@@ -254,4 +236,4 @@ def read_drift(root: Path, seconds: float, clock: Callable[[], float]) -> Observ
         tally = walk.run(stop_in_time)
     except OSError as error:
         return Unknown(f"{root}: {error.strerror or error}")
-    return Drift(tally.entries, tally.wrong, tally.folders == tally.folders_found)
+    return tally

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from tr11ops.base.observed import Observed, Unknown
 from tr11ops.base.units import counted, quantity, size
 from tr11ops.detect.filesystem_rules import filling, full, when
-from tr11ops.filesystems.look import Drift, FilesystemResult
-from tr11ops.observe.operation import FilesystemRule
+from tr11ops.filesystems.look import FilesystemResult
+from tr11ops.runcard.watching import FilesystemSection
 from tr11ops.rundir.disk_usage import DAY_SECONDS, Forecast, Kind, Usage, forecast
+from tr11ops.rundir.permissions import PermissionTally
 from trainer.contract.documents import document
 from trainer.contract.record import JsonObject, Record
 
@@ -34,7 +35,7 @@ class FilesystemReport(Record):
     run: str
     time: float
     systems: tuple[Judged, ...]
-    drift: Observed[Drift] | None = None
+    drift: Observed[PermissionTally] | None = None
 
     @property
     def exit_code(self) -> int:
@@ -49,7 +50,7 @@ class FilesystemReport(Record):
 
 def judge(
     run: str,
-    rules: Sequence[FilesystemRule],
+    rules: Sequence[FilesystemSection],
     looks: Sequence[FilesystemResult],
     history: Sequence[Usage],
     now: float,
@@ -140,11 +141,11 @@ def _measure(usage: Usage, kind: Kind) -> str:
     return of_limit
 
 
-def _rights(drift: Observed[Drift] | None) -> Iterator[str]:
+def _rights(drift: Observed[PermissionTally] | None) -> Iterator[str]:
     if isinstance(drift, Unknown):
         yield f"Rights of the run's files are unknown: {drift.why}"
     elif drift is not None and drift.wrong:
-        if drift.complete:
+        if drift.is_complete:
             looked = f"{drift.entries:,}"
         else:
             looked = f"the first {drift.entries:,}"
@@ -190,9 +191,9 @@ def _system(one: Judged, now: float) -> JsonObject:
     }
 
 
-def _drift_value(drift: Observed[Drift] | None) -> JsonObject | None:
+def _drift_value(drift: Observed[PermissionTally] | None) -> JsonObject | None:
     if drift is None:
         return None
     if isinstance(drift, Unknown):
         return {"unknown": drift.why}
-    return document(drift)
+    return {"entries": drift.entries, "wrong": drift.wrong, "complete": drift.is_complete}

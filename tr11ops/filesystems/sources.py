@@ -10,19 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from tr11ops.base.errors import SourceError
+from tr11ops.base.processes import ProbeOutput
 from tr11ops.runcard.watching import FilesystemSection
 from trainer.contract.record import Record
 from trainer.contract.units import shortened
 
 KIBI = 1024
-
-
-class CommandOutput(Record):
-    """What one command printed, and its exit status."""
-
-    text: str
-    status: int = 0
-    error: str = ""
 
 
 class UsageReading(Record):
@@ -53,7 +46,7 @@ class UsageSource(Record):
 
     name: str
     commands: Callable[[FilesystemSection], tuple[tuple[str, ...], ...]]
-    parse: Callable[[Sequence[CommandOutput]], UsageReading]
+    parse: Callable[[Sequence[ProbeOutput]], UsageReading]
     is_slow: bool = False
 
 
@@ -66,7 +59,7 @@ def required_path(filesystem: FilesystemSection, source: str) -> str:
     return filesystem.path
 
 
-def answered(output: CommandOutput) -> str:
+def answered(output: ProbeOutput) -> str:
     """The text of a command that must not fail. Raises SourceError when it failed or printed
     nothing.
     """
@@ -88,7 +81,7 @@ def _idrquota_commands(filesystem: FilesystemSection) -> tuple[tuple[str, ...], 
     return (("idrquota", *filesystem.arguments),)
 
 
-def _idrquota_reading(outputs: Sequence[CommandOutput]) -> UsageReading:
+def _idrquota_reading(outputs: Sequence[ProbeOutput]) -> UsageReading:
     """Exactly two figures like ` (85.3%)`; anything else is not understood, and raises SourceError."""
     text = answered(outputs[0])
     shares = [float(share) / 100 for share in _SHARE.findall(text)]
@@ -109,13 +102,6 @@ _INEXACT = re.compile(r"\[\d[\d.]*[kKMGTPE]?\]\*?")
 _TOTALS = ("Total allocated", "uid ", "gid ", "pid ", "projid ")
 
 
-class Row(Record):
-    """One file system's line: eight words, with the file system before them."""
-
-    filesystem: str
-    words: tuple[str, ...]
-
-
 def reading_of(text: str) -> UsageReading:
     """The fullest file system of the table.
 
@@ -123,13 +109,14 @@ def reading_of(text: str) -> UsageReading:
     there is none. Raises SourceError where no row can be understood, or where a server did not
     answer (figures in brackets).
     """
-    found = [_reading(row) for row in _rows(text)]
+    found = [_reading(filesystem, words) for filesystem, words in _rows(text)]
     if not found:
         raise SourceError("no row of a file system with a quota was found")
     return max(found, key=_share)
 
 
-def _rows(text: str) -> Iterator[Row]:
+def _rows(text: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each file system with its figures: eight words."""
     filesystem = ""
     in_table = False
     for line in text.splitlines():
@@ -149,7 +136,7 @@ def _rows(text: str) -> Iterator[Row]:
             if any(_INEXACT.fullmatch(word) for word in figures):
                 raise SourceError("a server did not answer: the figures in [ ] are not complete")
             if 6 <= len(figures) <= 8 and _COUNT.fullmatch(figures[0]):
-                yield Row(filesystem or words[0], _eight(figures))
+                yield filesystem or words[0], _eight(figures)
             filesystem = ""
 
 
@@ -164,10 +151,10 @@ def _eight(words: tuple[str, ...]) -> tuple[str, ...]:
     return (*words[:3], "-", *words[3:])
 
 
-def _reading(row: Row) -> UsageReading:
-    used, quota, limit, grace, files, file_quota, file_limit, file_grace = row.words
+def _reading(filesystem: str, words: tuple[str, ...]) -> UsageReading:
+    used, quota, limit, grace, files, file_quota, file_limit, file_grace = words
     notes = [
-        f"{row.filesystem}: over its quota of {what}, {_grace_words(left)}"
+        f"{filesystem}: over its quota of {what}, {_grace_words(left)}"
         for what, count, left in (("bytes", used, grace), ("files", files, file_grace))
         if count.endswith("*")
     ]
@@ -214,7 +201,7 @@ def _lfs_commands(filesystem: FilesystemSection) -> tuple[tuple[str, ...], ...]:
     return (("lfs", "quota", *filesystem.arguments, required_path(filesystem, "lfs")),)
 
 
-def _lfs_reading(outputs: Sequence[CommandOutput]) -> UsageReading:
+def _lfs_reading(outputs: Sequence[ProbeOutput]) -> UsageReading:
     return reading_of(answered(outputs[0]))
 
 
@@ -228,7 +215,7 @@ def _quota_commands(filesystem: FilesystemSection) -> tuple[tuple[str, ...], ...
     return (("quota", "-w", *filesystem.arguments, *where),)
 
 
-def _quota_reading(outputs: Sequence[CommandOutput]) -> UsageReading:
+def _quota_reading(outputs: Sequence[ProbeOutput]) -> UsageReading:
     output = outputs[0]
     return reading_of(
         answered(
@@ -259,7 +246,7 @@ def _df_commands(filesystem: FilesystemSection) -> tuple[tuple[str, ...], ...]:
     )
 
 
-def _df_reading(outputs: Sequence[CommandOutput]) -> UsageReading:
+def _df_reading(outputs: Sequence[ProbeOutput]) -> UsageReading:
     """Bytes from the first output, inodes from the second.
 
     The limit is used + available, as in df's own percentage: what is kept back for the superuser is
@@ -280,7 +267,7 @@ def _df_reading(outputs: Sequence[CommandOutput]) -> UsageReading:
     )
 
 
-def _df_row(output: CommandOutput) -> tuple[int | None, int | None]:
+def _df_row(output: ProbeOutput) -> tuple[int | None, int | None]:
     """Used and available of the one row."""
     lines = answered(output).splitlines()
     rows = [match for match in map(_DF_ROW.match, lines[1:]) if match]
@@ -308,7 +295,7 @@ def _du_commands(filesystem: FilesystemSection) -> tuple[tuple[str, ...], ...]:
     return tuple(walks)
 
 
-def _du_reading(outputs: Sequence[CommandOutput]) -> UsageReading:
+def _du_reading(outputs: Sequence[ProbeOutput]) -> UsageReading:
     """The totals. A non-zero exit status is no failure: on a shared tree some folder is always
     closed to us.
     """
@@ -323,7 +310,7 @@ def _du_reading(outputs: Sequence[CommandOutput]) -> UsageReading:
     )
 
 
-def _du_total(output: CommandOutput) -> int:
+def _du_total(output: ProbeOutput) -> int:
     lines = output.text.splitlines()
     match = None
     if lines:

@@ -21,22 +21,9 @@ from trainer.contract.record import Record
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
     from tr11ops.runcard.copies import BackupSection
+    from tr11ops.runcard.watching import FilesystemSection
     from tr11ops.rundir import cron_records as periodic
     from tr11ops.rundir.disk_usage import Usage
-
-
-class FilesystemRule(Record):
-    """From when a watched file system counts as full: one [[filesystems]] table of the card, sizes
-    in bytes.
-    """
-
-    name: str
-    bytes_percent: float = 85.0
-    inodes_percent: float = 85.0
-    bytes_limit: int | None = None
-    inodes_limit: int | None = None
-    least_free: int | None = None
-    forecast_days: float = 14.0
 
 
 class OperationFacts(Record, dict=True):
@@ -52,7 +39,7 @@ class OperationFacts(Record, dict=True):
     allocated_nodes: int | None = None
     copies: BackupSection | None = None
     sync_seconds: float | None = None
-    filesystems: tuple[FilesystemRule, ...] = ()
+    filesystems: tuple[FilesystemSection, ...] = ()
     has_recipients: bool = False  # an alert reaches someone: an address or a delivery URL
     start_of_watchdog: str = "cron install"  # the words of tr11 that start one on this machine
     source: RunCard | None = None  # which lies in `folder`

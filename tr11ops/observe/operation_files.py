@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from tr11ops.base.glyphs import plain
 from tr11ops.base.observed import Observed, Unknown, cause, known, observed
-from tr11ops.base.units import bytes_of, number_in
+from tr11ops.base.units import number_in
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.select import start_of_watchdog
 from tr11ops.observe.files import number_of
@@ -26,7 +26,6 @@ from tr11ops.observe.operation import (
     ClockReading,
     Copied,
     CopyStatus,
-    FilesystemRule,
     FolderRoom,
     LeastUsed,
     OperationFacts,
@@ -70,18 +69,7 @@ def operation_facts(card: RunCard, card_folder: Path = Path()) -> OperationFacts
         allocated_nodes=card.slurm.allocated_nodes,
         copies=backup if backup.store or backup.url else None,
         sync_seconds=60.0 * hub.interval_minutes if hub.repository else None,
-        filesystems=tuple(
-            FilesystemRule(
-                name=entry.name,
-                bytes_percent=entry.bytes_percent,
-                inodes_percent=entry.inodes_percent,
-                bytes_limit=None if entry.bytes_limit is None else bytes_of(entry.bytes_limit),
-                inodes_limit=entry.inodes_limit,
-                least_free=None if entry.least_free is None else bytes_of(entry.least_free),
-                forecast_days=entry.forecast_days,
-            )
-            for entry in card.filesystems
-        ),
+        filesystems=tuple(card.filesystems),
         start_of_watchdog=start_of_watchdog(),
         has_recipients=card.alerts.has_recipients,
         source=card,

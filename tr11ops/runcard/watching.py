@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from tr11ops.base.units import bytes_of
 from tr11ops.runcard.sections import Word
 from tr11ops.runcard.slurm_syntax import TimeLimit
 from trainer.config.base import Days, Hours, SmallCount
@@ -160,6 +161,22 @@ class FilesystemSection(Section):
 
     forecast_days: Days = 14
     """told when it will be full sooner than this"""
+
+    @property
+    def most_bytes(self) -> int | None:
+        """`bytes_limit` as a number."""
+        return _bytes(self.bytes_limit)
+
+    @property
+    def least_free_bytes(self) -> int | None:
+        """`least_free` as a number."""
+        return _bytes(self.least_free)
+
+
+def _bytes(size: str | None) -> int | None:
+    if size is None:
+        return None
+    return bytes_of(size)
 
 
 class CronSection(Section):

@@ -58,6 +58,11 @@ class PermissionTally:
     examples: list[PermissionFault] = field(default_factory=list)
 
     @property
+    def is_complete(self) -> bool:
+        """Whether all were looked at."""
+        return self.folders == self.folders_found
+
+    @property
     def left(self) -> int:
         """Faults that are still there."""
         return self.wrong - self.repaired

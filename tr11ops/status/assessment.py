@@ -48,7 +48,6 @@ from tr11ops.observe.forecast import (
     queue_coverage_seconds,
     throughput_of,
 )
-from tr11ops.observe.operation import FilesystemRule
 from tr11ops.observe.snapshot import Attempt, KillSwitch
 from tr11ops.observe.training import LaunchEnd
 from tr11ops.queue.held_jobs import standing_holds
@@ -336,12 +335,15 @@ def _filesystems(snapshot: Snapshot) -> tuple[ShownFilesystem, ...] | None:
         return None
     if not usages:
         return ()
+    from tr11ops.runcard.watching import FilesystemSection
     from tr11ops.rundir.disk_usage import newest
 
     rules = {rule.name: rule for rule in snapshot.run.operation.filesystems}
     return tuple(
         ShownFilesystem(
-            usage, rules.get(name) or FilesystemRule(name), forecast_of(snapshot, name).full_at
+            usage,
+            rules.get(name) or FilesystemSection.model_construct(name=name),
+            forecast_of(snapshot, name).full_at,
         )
         for name, usage in newest(usages).items()
     )

@@ -30,13 +30,12 @@ from tr11ops.observe.operation import (
     ClockReading,
     Copied,
     CopyStatus,
-    FilesystemRule,
     LeastUsed,
     OperationFacts,
 )
 from tr11ops.observe.snapshot import Checkpoint, Snapshot
 from tr11ops.runcard.copies import BackupSection
-from tr11ops.runcard.watching import WatchSection
+from tr11ops.runcard.watching import FilesystemSection, WatchSection
 from tr11ops.rundir import cron_records as periodic
 from tr11ops.rundir.disk_usage import Usage
 from tr11ops.rundir.exclusion import Exclusion
@@ -44,7 +43,7 @@ from tr11ops.rundir.paths import Submission
 
 UNKNOWN = Unknown("the disk is unreachable")
 TERA = 2.0**40
-RULE = FilesystemRule("SCRATCH", bytes_percent=75, least_free=int(10 * TERA))
+RULE = FilesystemSection(name="SCRATCH", source="df", bytes_percent=75, least_free="10 TiB")
 FACTS = OperationFacts(
     partition="gpu_p5",
     allocated_nodes=48,

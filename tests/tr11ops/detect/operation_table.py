@@ -243,7 +243,7 @@ TABLE: list[tuple[str, Snapshot, Any, list[str]]] = [
     ("full in a week", operated(usage=growing(30, 65)), filesystem_filling, ["INFO"]),
     (
         "full tomorrow",
-        operated(usage=growing(0, 89), facts=facts(filesystems=(replace(RULE, bytes_percent=90),))),
+        operated(usage=growing(0, 89), facts=facts(filesystems=(RULE.model_copy(update={"bytes_percent": 90}),))),
         filesystem_filling,
         ["WARNING"],
     ),

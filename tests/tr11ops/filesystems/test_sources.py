@@ -11,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tr11ops.base.errors import SourceError
-from tr11ops.filesystems.sources import SOURCES, CommandOutput
+from tr11ops.base.processes import ProbeOutput
+from tr11ops.filesystems.sources import SOURCES
 from tr11ops.runcard.watching import FilesystemSection
 
 DATA = Path(__file__).parents[2] / "data" / "filesystems"
 
 
-def output(name: str, status: int = 0, error: str = "") -> CommandOutput:
-    return CommandOutput((DATA / name).read_text(), status, error)
+def output(name: str, status: int = 0, error: str = "") -> ProbeOutput:
+    return ProbeOutput(status, (DATA / name).read_text(), error)
 
 
 def test_idrquota_tells_two_shares() -> None:
@@ -32,7 +33,7 @@ def test_idrquota_tells_two_shares() -> None:
 )
 def test_idrquota_with_other_than_two_figures_is_unknown(text: str) -> None:
     with pytest.raises(SourceError):
-        SOURCES["idrquota"].parse([CommandOutput(text)])
+        SOURCES["idrquota"].parse([ProbeOutput(0, text)])
 
 
 def test_lfs_of_a_group() -> None:
@@ -76,9 +77,9 @@ def test_quota_in_units() -> None:
 
 @pytest.mark.parametrize(
     "found",
-    [output("quota-none.txt"), CommandOutput("", 1, "quota: no such user"), CommandOutput("")],
+    [output("quota-none.txt"), ProbeOutput(1, "", "quota: no such user"), ProbeOutput(0, "")],
 )
-def test_quota_without_a_row_is_unknown(found: CommandOutput) -> None:
+def test_quota_without_a_row_is_unknown(found: ProbeOutput) -> None:
     with pytest.raises(SourceError):
         SOURCES["quota"].parse([found])
 
@@ -99,7 +100,7 @@ def test_df_agrees_with_the_kernel(tmp_path: Path) -> None:
 
     section = FilesystemSection(name="x", source="df", path=str(tmp_path))
     outputs = [
-        CommandOutput(subprocess.check_output(command, text=True))
+        ProbeOutput(0, subprocess.check_output(command, text=True))
         for command in SOURCES["df"].commands(section)
     ]
     usage = shutil.disk_usage(tmp_path)
@@ -116,7 +117,7 @@ def test_du_tolerates_closed_folders_and_says_so() -> None:
     assert "more than it says" in reading.notes[0]
     assert SOURCES["du"].parse([output("du-bytes.txt")]).notes == ()
     with pytest.raises(SourceError, match="Permission denied"):
-        SOURCES["du"].parse([CommandOutput("", 1, error)])
+        SOURCES["du"].parse([ProbeOutput(1, "", error)])
 
 
 def test_du_counts_inodes_only_against_a_limit() -> None:
@@ -144,7 +145,7 @@ def test_what_needs_a_path_says_so() -> None:
 )
 def test_no_output_is_worse_than_unknown(name: str, texts: Sequence[str]) -> None:
     try:
-        reading = SOURCES[name].parse([CommandOutput(text) for text in texts])
+        reading = SOURCES[name].parse([ProbeOutput(0, text) for text in texts])
     except SourceError as error:
         assert "\n" not in str(error)
     else:

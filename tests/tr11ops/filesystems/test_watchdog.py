@@ -20,23 +20,26 @@ from msgspec.structs import replace
 
 from tests.waiting import is_gone, until
 from tr11ops.base.errors import SourceError
-from tr11ops.base.observed import Unknown
+from tr11ops.base.observed import Unknown, seen
+from tr11ops.base.processes import ProbeOutput
 from tr11ops.detect.filesystem_rules import filling, full, when
-from tr11ops.filesystems.look import Drift, FilesystemResult, NicedRunner, look_at, read_drift
+from tr11ops.filesystems.look import FilesystemResult, NicedRunner, look_at, read_drift
 from tr11ops.filesystems.report import FilesystemReport, judge, lines, value
-from tr11ops.filesystems.sources import CommandOutput
-from tr11ops.observe.operation import FilesystemRule
 from tr11ops.runcard.watching import FilesystemSection
 from tr11ops.rundir.disk_usage import DAY_SECONDS, Forecast, Usage
-from tr11ops.rundir.permissions import PermissionWalk
+from tr11ops.rundir.permissions import PermissionTally, PermissionWalk
 
 NOW = 1_650_000_000.0
 GB, TB = 2**30, 2**40
-RULE = FilesystemRule("SCRATCH", bytes_percent=75, inodes_percent=85)
+RULE = FilesystemSection(name="SCRATCH", source="df", bytes_percent=75, inodes_percent=85)
 
 
 def usage(used: float, limit: float = 400 * TB, **more: float) -> Usage:
     return Usage(NOW, "SCRATCH", "du", "/x", bytes_used=used, bytes_limit=limit, **more)  # type: ignore[arg-type]
+
+
+def tally(entries: int, wrong: int, folders: int = 1) -> PermissionTally:
+    return PermissionTally(entries=entries, wrong=wrong, folders=folders)
 
 
 def test_beyond_the_limit_and_not_at_it_and_not_below() -> None:
@@ -47,7 +50,7 @@ def test_beyond_the_limit_and_not_at_it_and_not_below() -> None:
 
 
 def test_inodes_and_what_is_left_of_a_shared_disk() -> None:
-    rule = FilesystemRule("WORKSF", least_free=100 * TB, inodes_percent=85)
+    rule = FilesystemSection(name="WORKSF", source="df", least_free="100 TiB", inodes_percent=85)
     crowded = usage(1, inodes_used=2_600_000, inodes_limit=3_000_000, bytes_free=99.5 * TB)
     assert full(crowded, rule) == (
         "WORKSF is at 86.67% inodes usage (2539K/2930K)", "Shared WORKSF has 100TB left",
@@ -63,7 +66,7 @@ def test_inodes_and_what_is_left_of_a_shared_disk() -> None:
 
 def test_a_share_alone_is_told_with_the_sources_own_report() -> None:
     share = Usage(NOW, "WORK", "idrquota", bytes_share=0.862, inodes_share=0.5)
-    rule = FilesystemRule("WORK")
+    rule = FilesystemSection(name="WORK", source="df")
     assert full(share, rule) == ("WORK is at 86.20% bytes usage",)
     report = judge(
         "tr11-176B-ml",
@@ -92,7 +95,7 @@ def test_one_unknown_hides_no_other() -> None:
         FilesystemResult("SCRATCH", usage(1 * TB)),
         FilesystemResult("SCRATCH", usage(399 * TB)),
     )
-    rules = [FilesystemRule("STORE"), RULE]
+    rules = [FilesystemSection(name="STORE", source="df"), RULE]
     told = list(lines(judge("r", rules, [away, well], [], NOW)))
     assert told == ["1 of 2 file systems are in good standing, the others are unknown",
                     "STORE is unknown: idrquota is not there"]  # fmt: skip
@@ -149,7 +152,8 @@ def test_every_measure_with_debug_and_json_that_parses() -> None:
         FilesystemResult("X", Unknown("why")),
     ]
     report = replace(
-        judge("r", [RULE, FilesystemRule("X")], looks, [], NOW), drift=Drift(100, 7, True)
+        judge("r", [RULE, FilesystemSection(name="X", source="df")], looks, [], NOW),
+        drift=tally(100, 7),
     )
     text = "\n".join(lines(report, debug=True))
     assert (
@@ -165,10 +169,10 @@ def test_every_measure_with_debug_and_json_that_parses() -> None:
 
 
 def test_rights_that_are_well_are_not_mentioned() -> None:
-    assert list(lines(FilesystemReport("r", NOW, (), Drift(5, 0, True)))) == list(
+    assert list(lines(FilesystemReport("r", NOW, (), tally(5, 0)))) == list(
         lines(FilesystemReport("r", NOW, ()))
     )
-    assert "the first 5" in list(lines(FilesystemReport("r", NOW, (), Drift(5, 1, False))))[-1]
+    assert "the first 5" in list(lines(FilesystemReport("r", NOW, (), tally(5, 1, folders=0))))[-1]
     assert "unknown: gone" in list(lines(FilesystemReport("r", NOW, (), Unknown("gone"))))[-1]
 
 
@@ -179,7 +183,8 @@ def test_drift_is_counted_within_a_time(tmp_path: Path) -> None:
         path = tmp_path / f"{number}"
         path.write_text("x")
         path.chmod(0o664 if number else 0o600)
-    assert read_drift(tmp_path, 60.0, time.monotonic) == Drift(4, 1, True)
+    found = seen(read_drift(tmp_path, 60.0, time.monotonic))
+    assert (found.entries, found.wrong, found.is_complete) == (4, 1, True)
     assert isinstance(read_drift(tmp_path / "gone", 60.0, time.monotonic), Unknown)
     (tmp_path / "deep").mkdir(mode=0o770)
     (tmp_path / "deep").chmod(0o2770)
@@ -210,11 +215,11 @@ def test_a_file_system_that_hangs_is_unknown(
 class Fake:
     """Answers with prepared outputs; a source whose answer is missing cannot be run."""
 
-    def __init__(self, outputs: Mapping[str, CommandOutput]) -> None:
+    def __init__(self, outputs: Mapping[str, ProbeOutput]) -> None:
         self.outputs = outputs
         self.seconds: dict[str, float] = {}
 
-    def run(self, command: Sequence[str], seconds: float) -> CommandOutput:
+    def run(self, command: Sequence[str], seconds: float) -> ProbeOutput:
         self.seconds[command[0]] = seconds
         if command[0] not in self.outputs:
             raise SourceError(f"{command[0]} is not there")
@@ -231,9 +236,9 @@ def section(name: str, source: str, **more: object) -> FilesystemSection:
 def test_each_source_is_asked_and_the_cards_limits_hold() -> None:
     fake = Fake(
         {
-            "du": CommandOutput("5000000000000\t/x\n"),
-            "idrquota": CommandOutput("a (86.2%) b (68.7%)"),
-            "df": CommandOutput("nonsense"),
+            "du": ProbeOutput(0, "5000000000000\t/x\n"),
+            "idrquota": ProbeOutput(0, "a (86.2%) b (68.7%)"),
+            "df": ProbeOutput(0, "nonsense"),
         }
     )
     sections = [
@@ -256,7 +261,7 @@ def test_each_source_is_asked_and_the_cards_limits_hold() -> None:
 @pytest.mark.parametrize("digits", ["9" * 30, "9" * 5000])
 def test_figures_without_end_are_unknown(digits: str) -> None:
     [look] = look_at(
-        [section("X", "du", path="/x")], Fake({"du": CommandOutput(f"{digits}\t/x\n")}), NOW, 9.0
+        [section("X", "du", path="/x")], Fake({"du": ProbeOutput(0, f"{digits}\t/x\n")}), NOW, 9.0
     )
     assert isinstance(look.usage, Unknown)
 

@@ -65,9 +65,9 @@ def test_the_facts_of_the_large_run() -> None:
     )
     assert len(facts.used_files) == 2 * 28  # its tokenizer is a hub id, in no cache here
     rules = {rule.name: rule for rule in facts.filesystems}
-    assert rules["SCRATCH"].bytes_limit == 400 * 2**40
+    assert rules["SCRATCH"].most_bytes == 400 * 2**40
     assert (rules["SCRATCH"].bytes_percent, rules["WORKSF"].inodes_limit) == (75, 3_000_000)
-    assert rules["SCRATCH-shared"].least_free == 100 * 2**40
+    assert rules["SCRATCH-shared"].least_free_bytes == 100 * 2**40
     assert facts.periodic_jobs is not None
     assert "pulse" in facts.periodic_jobs
 

@@ -45,12 +45,12 @@ from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.nodes_left import spare_nodes
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe import derived
-from tr11ops.observe.operation import Copied, CopyStatus, FilesystemRule
+from tr11ops.observe.operation import Copied, CopyStatus
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from tr11ops.observe.training import LaunchEnd
 from tr11ops.runcard.copies import BackupSection
 from tr11ops.runcard.exit_duration import ExitPlan
-from tr11ops.runcard.watching import WatchSection
+from tr11ops.runcard.watching import FilesystemSection, WatchSection
 from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.copies import DrillRecord, write_drill
 from tr11ops.rundir.exclusion import Exclusion
@@ -371,7 +371,7 @@ def test_the_fullest_file_system_and_when_it_is_full() -> None:
     ((_, text, style),) = filesystems(shown(snapshot(usage=tuple(grows))))
     assert text.startswith("SCRATCH 80 % of bytes, full in 19 d 23 h")
     assert style == ""
-    rule = FilesystemRule("SCRATCH", bytes_percent=75.0)
+    rule = FilesystemSection(name="SCRATCH", source="df", bytes_percent=75.0)
     ((_, _, style),) = filesystems(
         shown(asked_for(snapshot(usage=tuple(grows)), filesystems=(rule,)))
     )
@@ -381,7 +381,7 @@ def test_the_fullest_file_system_and_when_it_is_full() -> None:
 def test_file_systems_that_no_one_asked_for_have_no_row() -> None:
     assert list(filesystems(shown(snapshot()))) == []
     assert list(filesystems(shown(snapshot(usage=Unknown("unreadable"))))) == []
-    wanted = asked_for(snapshot(), filesystems=(FilesystemRule("SCRATCH"),))
+    wanted = asked_for(snapshot(), filesystems=(FilesystemSection(name="SCRATCH", source="df"),))
     assert [text for _, text, _ in filesystems(shown(wanted))] == [
         "not looked at yet (tr11 fs-watchdog)"
     ]

@@ -42,10 +42,11 @@ from tr11ops.base.glyphs import bar, plain, shows_unicode, sparkline
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Node
 from tr11ops.detect.registry import detect_all, page_of
-from tr11ops.observe.operation import CopyStatus, FilesystemRule
+from tr11ops.observe.operation import CopyStatus
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
 from tr11ops.observe.training import LaunchEnd
 from tr11ops.runcard.copies import BackupSection
+from tr11ops.runcard.watching import FilesystemSection
 from tr11ops.rundir.attempts import CodeIdentity
 from tr11ops.status.assessment import status_of
 from tr11ops.status.extra_observations import ExtraObservations
@@ -308,7 +309,7 @@ def test_the_healthy_screen_fits_24_lines_with_everything_on_it() -> None:
         snapshot().run.operation,
         copies=BackupSection(store="/a", milestone_percent=0),
         sync_seconds=3600.0,
-        filesystems=(FilesystemRule("SCRATCH"),),
+        filesystems=(FilesystemSection(name="SCRATCH", source="df"),),
     )
     given = with_facts(
         snapshot(

@@ -41,12 +41,11 @@ from tr11ops.detect.finding import Severity
 from tr11ops.detect.registry import detect_all, unjudged_detectors
 from tr11ops.observe.operation import (
     ClockReading,
-    FilesystemRule,
     OperationFacts,
     UnwritableDirectory,
 )
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
-from tr11ops.runcard.watching import WatchSection
+from tr11ops.runcard.watching import FilesystemSection, WatchSection
 from tr11ops.rundir.action_log import ActionHistory
 from tr11ops.rundir.attempts import AttemptVerdict
 from tr11ops.rundir.disk_usage import Usage
@@ -61,7 +60,7 @@ from trainer.contract.record import Record
 DOCUMENT = Path(__file__).parents[3] / "docs" / "site-events.md"
 PHASES = ("queued", "starting", "training", "saving", "last hour", "leaving", "idle")
 RUNNING = ("starting", "training", "saving", "last hour")
-ROOM = FilesystemRule("scratch")
+ROOM = FilesystemSection(name="scratch", source="df")
 FACTS = OperationFacts(has_recipients=True, partition="gpu_p13", filesystems=(ROOM,))
 SENT = Submission(
     "20220420-000000-00000000",
