@@ -7,7 +7,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import field
 
@@ -26,7 +27,6 @@ from tr11ops.cluster.base import (
     is_silent,
     may_start,
 )
-from tr11ops.queue.queued_jobs import Ordering
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.exit_duration import JobTime, exit_time, too_short
 from tr11ops.runcard.rules import SIGNAL_SLACK_SECONDS
@@ -35,7 +35,11 @@ from tr11ops.rundir.exclusion import Exclusion, NodeStanding
 from tr11ops.rundir.exclusions import SharedWord, read_shared, read_version
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.attempt import ExitTime
+from trainer.contract.paths import read_attempt_label
 from trainer.contract.record import Record
+
+if TYPE_CHECKING:
+    from tr11ops.cluster.slurm import SlurmScheduler
 
 # ---------------------------------------------------------------------------- the attempt's own job
 # What the scheduler says of it now: whether it lives, until when, on which nodes.
@@ -48,12 +52,6 @@ LOOK_SECONDS = 30.0  # one small call: who shortens a limit to a minute must be 
 # from so long before the trainer leaves on, a longer limit may come at any moment
 NEAR_SECONDS = 120.0
 NEAR_LOOK_SECONDS = 10.0
-
-
-class JobSource(Protocol):
-    """A scheduler that tells of one job."""
-
-    def job(self, job_id: str) -> Job | None: ...
 
 
 def seconds_to_next_look(leaves: float | None, now: float) -> float:
@@ -70,7 +68,7 @@ class JobWatch:
     since the epoch.
     """
 
-    def __init__(self, scheduler: JobSource, job_id: str) -> None:
+    def __init__(self, scheduler: Scheduler, job_id: str) -> None:
         self._scheduler = scheduler
         self._job_id = job_id
         self._over = threading.Event()
@@ -106,23 +104,14 @@ LAUNCH_SECONDS = 60.0  # a launch that has less than this cannot do much
 STATES_SECONDS = 5.0  # how long a relaunch waits for the scheduler's word on its nodes
 
 
-class StepCodes(Protocol):
-    """A scheduler that keeps the exit status of a job's steps, also when what started them was
-    ended first.
-    """
-
-    def step_code(self, job_id: str) -> int | None:
-        """The highest so far, 128 + n after signal n; None where there is none."""
-
-
 class AttemptContext(Record):
     """Where an attempt runs. Both schedulers are None in the foreground, where nothing waits
     anywhere.
 
-    `states` is asked for the nodes' flags between two launches, so it has to give up within
-    seconds. `ordering` is there where the job lives on without a dead node, so that the scheduler
+    `states` is asked for the nodes' flags and the steps' exit codes between two launches, so it has
+    to give up within seconds. `ordering` is there where the job lives on without a dead node, so that the scheduler
     may take it for ended. `peers`: the other machines of a training in the foreground.
-    `step_codes`: asked as `states` is. `written`: the card without what was derived, None where
+    `written`: the card without what was derived, None where
     nothing was. `history`: the run's times before this attempt. `watch`: what the scheduler says of
     the attempt's own job, None where no one can change its limit.
     """
@@ -132,10 +121,9 @@ class AttemptContext(Record):
     environment: Mapping[str, str]
     submission: str
     scheduler: Scheduler | None = None
-    states: Scheduler | None = None
-    ordering: Ordering | None = None
+    states: SlurmScheduler | None = None
+    ordering: SlurmScheduler | None = None
     peers: Peers | None = None
-    step_codes: StepCodes | None = None
     written: RunCard | None = None
     history: RunHistory = field(default_factory=RunHistory)
     watch: JobWatch | None = None
@@ -143,6 +131,24 @@ class AttemptContext(Record):
     @property
     def directory(self) -> RunDirectory:
         return RunDirectory(self.config.paths, self.config.kill_switch)
+
+    @property
+    def job_id(self) -> str:
+        return self.allocation.job_id
+
+    @property
+    def folder(self) -> Path:
+        """Of the attempt's records."""
+        return self.config.paths.attempt(self.job_id)
+
+    @property
+    def partition(self) -> str:
+        """The scheduler's name of where it runs, "" where it does not say."""
+        return self.environment.get("SLURM_JOB_PARTITION", "")
+
+    def label_of(self, job_id: str) -> str:
+        """The number of an attempt of this run, as people see and type it."""
+        return read_attempt_label(self.config.paths, job_id)
 
     @property
     def swaps_nodes(self) -> bool:
@@ -190,11 +196,10 @@ class AttemptObservations:
         A later launch that ended no worse than an earlier one, or than a probe of tr11's, is not
         seen.
         """
-        codes = self._context.step_codes
-        if codes is None:
+        if self._context.states is None:
             return None
         try:
-            found = codes.step_code(self._context.allocation.job_id)
+            found = self._context.states.step_code(self._context.job_id)
         except SchedulerError as error:
             self._tee.line(f"tr11: the scheduler does not tell how the steps ended: {error}")
             return None

@@ -333,10 +333,8 @@ def with_scheduler(context: AttemptContext) -> AttemptContext:
         )
         lives_on = context.config.slurm.spare_nodes > 0
         ordering = slurm if lives_on else None
-        watch = JobWatch(quick, context.allocation.job_id)
-        return replace(
-            context, scheduler=slurm, states=quick, ordering=ordering, step_codes=quick, watch=watch
-        )
+        watch = JobWatch(quick, context.job_id)
+        return replace(context, scheduler=slurm, states=quick, ordering=ordering, watch=watch)
     if context.allocation.kind == "local":
         from tr11ops.cluster.local import LocalScheduler
 

@@ -70,7 +70,7 @@ class JobFollower:
         before, self._leaves = self._leaves, leaves
         watch.leaves = leaves.time
         try:
-            leaves.write(self._context.config.paths.exit_time(self._context.allocation.job_id))
+            leaves.write(self._context.config.paths.exit_time(self._context.job_id))
         except OSError as error:
             self._tee.line(f"tr11: the trainer cannot be told when to leave: {error}")
         if before is not None:
@@ -93,9 +93,8 @@ class JobFollower:
             if node not in self._lost:
                 self._lost.add(node)
                 self._see_to_loss(node, is_spare=node not in launch_nodes)
-        ordering, allocation = self._context.ordering, self._context.allocation
-        if lost and ordering is not None and allocation.array_id is not None:
-            self._mitigation.queue_behind(ordering, allocation.job_id)
+        if lost:
+            self._mitigation.queue_behind(self._context.job_id)
 
     def _see_to_loss(self, node: str, is_spare: bool) -> None:
         words = f"{node} has left the job ({'it is idle' if is_spare else 'it trains'}): the scheduler has lost it"
@@ -103,7 +102,7 @@ class JobFollower:
         self._mitigation.note("node-lost", words, {"node": node})
         if node == self._observations.batch_host:
             self._tee.line(f"tr11: {node} runs the batch script: the trainer shall save and leave")
-            request = self._context.config.paths.stop_request(self._context.allocation.job_id)
+            request = self._context.config.paths.stop_request(self._context.job_id)
             with suppress(OSError):  # the launch's end is looked at again
                 request_stop(request, f"the scheduler has lost {node}, the batch host")
         elif is_spare:
@@ -113,7 +112,7 @@ class JobFollower:
         self._observations.look()
         if self._observations.is_down(node):
             why = f"{node} is down and has left the job"
-            self._mitigation.exclude_nodes(
+            self._mitigation.exclusions.exclude_nodes(
                 Attribution(
                     Kind.NODE, why, CONFIDENCE, (node,), evidence=(why,), fault=f"node {node}"
                 )

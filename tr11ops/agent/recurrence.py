@@ -17,13 +17,13 @@ from msgspec.structs import replace
 
 from tr11ops.cluster.hostlist import compress
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind, NodeReport
-from tr11ops.health.everywhere import fails_everywhere
+from tr11ops.health.base import fails_everywhere
 from tr11ops.rundir.attempts import LaunchRecord
 from tr11ops.rundir.exclusion import GOOD_SECONDS, Exclusion, NodeStanding, family
 from trainer.contract.record import Record
 
 # ---------------------------------------------------------------------- checks that fail everywhere
-# See `health.everywhere`; judged over the launches of a run.
+# See `health.base`; judged over the launches of a run.
 #
 # Its nodes are innocent, those that were excluded before as well, and the launch goes without it.
 
@@ -118,6 +118,16 @@ def rests_on(checks: Sequence[FailingCheck], evidence: Sequence[str], when: floa
     names = {match["check"] for match in matches if match is not None}
     failing = {check.name for check in checks if check.since <= when}
     return all(matches) and bool(names) and names <= failing
+
+
+def condemning_checks(launch: LaunchRecord) -> tuple[str, ...]:
+    """The health checks on which the blame of a launch rests; none where it rests on something
+    else.
+    """
+    if not launch.evidence or _CONDEMNED.match(launch.evidence[0]) is None:
+        return ()
+    blamed = set(launch.blamed)
+    return tuple(name for name, nodes in launch.failed_checks.items() if blamed & set(nodes))
 
 
 NEAR = 1  # iterations: the step in which a rank dies is logged, or just not

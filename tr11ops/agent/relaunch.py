@@ -9,45 +9,17 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
+from tr11ops.agent.recurrence import Repetition, condemning_checks
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.diagnose.attribution.restart import MOST_AT_ONE_STEP
 from tr11ops.diagnose.signature import Restart
+from tr11ops.rundir.attempts import LaunchRecord
 from tr11ops.rundir.exclusion import is_broad
 from trainer.contract.record import Record
 
 NOT_THE_NODES = "the same fault came back on other nodes: it is not the nodes"
 # suspects give way to a spare at once
 _SWAPPED = frozenset({Kind.NODE, Kind.PORT})
-
-
-class FailedLaunch(Record):
-    """One launch that failed, as far as the next decision needs it. `progress`: it added an
-    iteration or checkpoint.
-
-    `checks`: the health checks on which alone its blame rests. `failing_checks`: those that proved to fail everywhere.
-    `began_at`: the step of the checkpoint that it began from, None where there was none. `times`: how many launches in
-    a row, of earlier attempts too, the same fault has ended at the same step. `tried_older`: whether one of these began
-    from an older checkpoint than one before it; `newest_tried`: the newest checkpoint that one of these began from.
-    `older`: the step of an older sound one, where the fault makes it worth a try (see `recurrence.may_try_older`).
-    `restart`: whether a plain restart helps (see `attribution.restart`).
-    `avoided`: suspects that are not used any more, since enough others are free.
-    """
-
-    nodes: tuple[str, ...]
-    kind: Kind
-    blamed: tuple[str, ...] = ()
-    suspects: tuple[str, ...] = ()
-    fault: str = ""
-    progress: bool = False
-    checks: tuple[str, ...] = ()
-    failing_checks: tuple[str, ...] = ()
-    began_at: int | None = None
-    times: int = 1
-    tried_older: bool = False
-    newest_tried: int | None = None
-    older: int | None = None
-    restart: Restart = Restart.UNKNOWN
-    avoided: tuple[str, ...] = ()
 
 
 class RelaunchBudget(Record):
@@ -105,53 +77,60 @@ def first_nodes(situation: AllocationState) -> tuple[str, ...] | None:
 
 
 def decide(
-    history: Sequence[FailedLaunch], situation: AllocationState, budget: RelaunchBudget
+    history: Sequence[LaunchRecord],
+    repeated: Repetition,
+    situation: AllocationState,
+    budget: RelaunchBudget,
 ) -> Decision:
-    """What follows the last launch of `history` (oldest first, all of this attempt, at least one).
+    """What follows the last launch of `history` (oldest first, all of this attempt, at least one),
+    whose fault has `repeated` so often.
 
     A node that was ever blamed is never used again, unless the nodes are one machine's. One that
     was suspected is used again only when there are no others.
     """
-    return _end(history, situation, budget) or _next(history, situation)
+    return _end(history, repeated, situation, budget) or _next(history, situation)
 
 
-def blamed_nodes(history: Sequence[FailedLaunch]) -> tuple[str, ...]:
+def blamed_nodes(history: Sequence[LaunchRecord]) -> tuple[str, ...]:
     """The nodes that were blamed for launches, but for those whose health check proved to fail
     everywhere.
     """
     failing = {check for outcome in history for check in outcome.failing_checks}
-    guilty = (
-        outcome
-        for outcome in history
-        if not outcome.checks or not failing.issuperset(outcome.checks)
-    )
-    return tuple(dict.fromkeys(node for outcome in guilty for node in outcome.blamed))
+    guilty: dict[str, None] = {}
+    for outcome in history:
+        checks = condemning_checks(outcome)
+        if not checks or not failing.issuperset(checks):
+            guilty |= dict.fromkeys(outcome.blamed)
+    return tuple(guilty)
 
 
-def named_twice(history: Sequence[FailedLaunch]) -> tuple[str, ...]:
+def named_twice(history: Sequence[LaunchRecord]) -> tuple[str, ...]:
     """The suspects whom the last two launches have both named, where the cause of both is unknown."""
     last = history[-1]
     named = tuple(
         node for before in history[-2:-1] for node in before.suspects if node in last.suspects
     )
-    is_known = any(outcome.kind is not Kind.UNKNOWN for outcome in history[-2:])
+    is_known = any(outcome.cause != Kind.UNKNOWN for outcome in history[-2:])
     if is_known or is_broad(len(named), len(last.nodes)):
         return ()
     return named
 
 
 def _end(
-    history: Sequence[FailedLaunch], situation: AllocationState, budget: RelaunchBudget
+    history: Sequence[LaunchRecord],
+    repeated: Repetition,
+    situation: AllocationState,
+    budget: RelaunchBudget,
 ) -> Decision | None:
     """Why no other launch may follow, whatever nodes there are; None when one may."""
     last, fruitless, left = history[-1], _fruitless(history), situation.seconds_left
     stop = ""
-    if last.older is None:
-        stop = _why_stop(history)
+    if last.older_checkpoint is None:
+        stop = _why_stop(history, repeated)
     if stop:
         return Stop(stop)
     why = ""
-    if last.kind is Kind.OPERATOR:
+    if last.cause == Kind.OPERATOR:
         why = "it was asked for"
     elif len(history) >= budget.launches:
         why = f"{budget.launches} launches in this allocation are the most allowed"
@@ -164,32 +143,38 @@ def _end(
     return None
 
 
-def _why_stop(history: Sequence[FailedLaunch]) -> str:
+def _why_stop(history: Sequence[LaunchRecord], repeated: Repetition) -> str:
     """Why a person has to look before anything starts again; "" where that is not so."""
     last = history[-1]
-    came_back = last.times > 1
-    if last.kind in {Kind.UNKNOWN, Kind.NUMERICS, Kind.SOFTWARE} and came_back and last.tried_older:
+    came_back = repeated.times > 1
+    if (
+        last.cause in {Kind.UNKNOWN, Kind.NUMERICS, Kind.SOFTWARE}
+        and came_back
+        and repeated.tried_older
+    ):
         return "the same fault came back at the same step, from an older checkpoint too"
-    if last.restart is Restart.CHANGE and not _is_worth_a_try(last):
-        again = f"the same fault came back at the same step, {last.times} times"
-        if last.kind is Kind.UNKNOWN:
+    if last.restart == Restart.CHANGE and not _is_worth_a_try(last, repeated):
+        again = f"the same fault came back at the same step, {repeated.times} times"
+        if last.cause == Kind.UNKNOWN:
             return again
-        return f"{last.kind}: another launch would end the same way"
+        return f"{last.cause}: another launch would end the same way"
     if _is_not_the_nodes(history):
         return NOT_THE_NODES
     return ""
 
 
-def _is_worth_a_try(last: FailedLaunch) -> bool:
+def _is_worth_a_try(last: LaunchRecord, repeated: Repetition) -> bool:
     """Whether one more launch is the cheapest way to know: where the cause is not known, or the
     numbers broke once after a checkpoint, which a fault of memory does too.
     """
-    if last.kind is Kind.UNKNOWN:
-        return last.times < MOST_AT_ONE_STEP
-    return last.kind is Kind.NUMERICS and last.began_at is not None and last.times == 1
+    if last.cause == Kind.UNKNOWN:
+        return repeated.times < MOST_AT_ONE_STEP
+    return (
+        last.cause == Kind.NUMERICS and last.checkpoint_before is not None and repeated.times == 1
+    )
 
 
-def _next(history: Sequence[FailedLaunch], situation: AllocationState) -> Decision:
+def _next(history: Sequence[LaunchRecord], situation: AllocationState) -> Decision:
     """The nodes of the next launch, if there are enough."""
     last = history[-1]
     blamed: set[str] = set()
@@ -199,9 +184,9 @@ def _next(history: Sequence[FailedLaunch], situation: AllocationState) -> Decisi
             *(node for outcome in history for node in outcome.avoided),
         }
     suspected = [
-        node for outcome in history if outcome.kind in _SWAPPED for node in outcome.suspects
+        node for outcome in history if outcome.cause in _SWAPPED for node in outcome.suspects
     ]
-    if last.older is not None:
+    if last.older_checkpoint is not None:
         suspected += last.suspects
     wary = _suspecting(situation, suspected)
     kept = [node for node in last.nodes if node not in suspected]
@@ -209,19 +194,19 @@ def _next(history: Sequence[FailedLaunch], situation: AllocationState) -> Decisi
     again = _choose(wary, dict.fromkeys((*kept, *others)), avoid=blamed)
     if again is None:
         return EndTask(_why_no_nodes(last, situation))
-    if last.older is not None:
-        return Relaunch(again, f"from the older checkpoint of step {last.older}")
-    if last.kind in {Kind.NODE, Kind.HEALTH_CHECK}:
+    if last.older_checkpoint is not None:
+        return Relaunch(again, f"from the older checkpoint of step {last.older_checkpoint}")
+    if last.cause in {Kind.NODE, Kind.HEALTH_CHECK}:
         return Relaunch(again, _why_again(last, again, situation))
-    if last.kind is Kind.PORT and not last.suspects:
+    if last.cause == Kind.PORT and not last.suspects:
         return Relaunch(again, "with another port")
-    if last.kind is Kind.PORT and set(again) != set(last.nodes):
+    if last.cause == Kind.PORT and set(again) != set(last.nodes):
         return Relaunch(again, "the card fixes the port: with rank 0 on another node")
     return _once_more_or_elsewhere(history, situation, again, blamed)
 
 
 def _once_more_or_elsewhere(
-    history: Sequence[FailedLaunch],
+    history: Sequence[LaunchRecord],
     situation: AllocationState,
     again: tuple[str, ...],
     blamed: set[str],
@@ -229,7 +214,7 @@ def _once_more_or_elsewhere(
     """After a fault that points to no node: a second try on the same nodes, then one on others."""
     last = history[-1]
     if _tries(history) < 2:
-        cause = "the cause is unknown" if last.kind is Kind.UNKNOWN else last.kind
+        cause = "the cause is unknown" if last.cause == Kind.UNKNOWN else last.cause
         return Relaunch(again, f"{cause}: once more on the same nodes")
     # of two that are only to be used last, the one that was named now
     wary = _suspecting(situation, last.suspects)
@@ -239,7 +224,7 @@ def _once_more_or_elsewhere(
     return Relaunch(swapped, "it failed again: on other nodes")
 
 
-def _why_no_nodes(last: FailedLaunch, situation: AllocationState) -> str:
+def _why_no_nodes(last: LaunchRecord, situation: AllocationState) -> str:
     if situation.may_reuse:  # machines that joined this one, and nothing can replace
         return f"{', '.join(last.blamed) or 'a node'} is gone: start all nodes again to go on"
     named = ""
@@ -250,15 +235,15 @@ def _why_no_nodes(last: FailedLaunch, situation: AllocationState) -> str:
     return f"{named}no spare node is left"
 
 
-def _why_again(last: FailedLaunch, again: tuple[str, ...], situation: AllocationState) -> str:
+def _why_again(last: LaunchRecord, again: tuple[str, ...], situation: AllocationState) -> str:
     left_out = f"without health check {', '.join(last.failing_checks)}, which fails everywhere"
-    if last.kind is Kind.HEALTH_CHECK:
+    if last.cause == Kind.HEALTH_CHECK:
         return left_out
     why = _why_these_nodes(last, again, situation)
     return f"{why}, and {left_out}" if last.failing_checks else why
 
 
-def _why_these_nodes(last: FailedLaunch, again: tuple[str, ...], situation: AllocationState) -> str:
+def _why_these_nodes(last: LaunchRecord, again: tuple[str, ...], situation: AllocationState) -> str:
     if situation.may_reuse:
         return "on the same machine"
     if last.blamed:
@@ -271,16 +256,16 @@ def _why_these_nodes(last: FailedLaunch, again: tuple[str, ...], situation: Allo
     return f"a spare takes the place of {named}, which is only suspected"
 
 
-def _tries(history: Sequence[FailedLaunch]) -> int:
+def _tries(history: Sequence[LaunchRecord]) -> int:
     """Launches in a row on the last one's nodes that failed for an unknown cause; progress begins
     the count again.
     """
     last, count = history[-1], 0
     for outcome in reversed(history):
-        if outcome.kind is Kind.NODE or set(outcome.nodes) != set(last.nodes):
+        if outcome.cause == Kind.NODE or set(outcome.nodes) != set(last.nodes):
             break
         count += 1
-        if outcome.progress:
+        if outcome.has_progress:
             break
     return count
 
@@ -329,16 +314,16 @@ def _choose(
     return tuple(sorted(able[: situation.needed], key=order.__getitem__))
 
 
-def _fruitless(history: Sequence[FailedLaunch]) -> int:
+def _fruitless(history: Sequence[LaunchRecord]) -> int:
     count = 0
     for outcome in reversed(history):
-        if outcome.progress:
+        if outcome.has_progress:
             break
         count += 1
     return count
 
 
-def _is_not_the_nodes(history: Sequence[FailedLaunch]) -> bool:
+def _is_not_the_nodes(history: Sequence[LaunchRecord]) -> bool:
     """Did the last fault come again and again without progress, each time with another node held
     guilty?
 
@@ -350,9 +335,9 @@ def _is_not_the_nodes(history: Sequence[FailedLaunch]) -> bool:
     times = 0
     for outcome in reversed(history):
         guilty = set(outcome.blamed or outcome.suspects)
-        if outcome.progress or not guilty or outcome.fault != last.fault:
+        if outcome.has_progress or not guilty or outcome.fault != last.fault:
             break
         if not guilty & accused:
             times += 1
         accused |= guilty
-    return times >= (3 if last.kind is Kind.NODE else 2)
+    return times >= (3 if last.cause == Kind.NODE else 2)

@@ -24,12 +24,6 @@ class TrainingProgress(Record):
     iteration: int | None
     checkpoint: int | None
 
-    def is_beyond(self, other: TrainingProgress) -> bool:
-        """Is there an iteration, or a checkpoint, that was not there at the time of `other`?"""
-        return (self.iteration or 0) > (other.iteration or 0) or (self.checkpoint or 0) > (
-            other.checkpoint or 0
-        )
-
 
 def read_progress(paths: RunPaths) -> TrainingProgress:
     """The standing now; None for what cannot be read."""

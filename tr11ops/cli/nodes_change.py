@@ -29,8 +29,8 @@ from tr11ops.cli.nodes_check import (
 from tr11ops.cli.runner import Change, Outcome, carry_out, finish
 from tr11ops.cli.terminal import plain_text
 from tr11ops.health.base import CheckOutcome
+from tr11ops.nodes.check import let_in_without, never_made, read_outcomes
 from tr11ops.nodes.queue_exclusions import exclude_nodes, include_nodes
-from tr11ops.nodes.unmade_checks import let_in_without, never_made, read_outcomes
 from tr11ops.rundir.exclusion import ExclusionLimit, NodeStanding, way_past
 
 if TYPE_CHECKING:

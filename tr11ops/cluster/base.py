@@ -407,3 +407,6 @@ class Scheduler(Protocol):
 
     def exclude(self, job_id: str, nodes: tuple[str, ...]) -> None:
         """Set the excluded nodes of pending work in place, keeping its place in the queue."""
+
+    def set_comment(self, job_id: str, comment: str) -> None:
+        """Set the comment of pending work in place."""

@@ -5,7 +5,7 @@ system it reads.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
@@ -150,3 +150,20 @@ def summary(results: Sequence[CheckResult]) -> str:
     if unknown:
         return f"{told}, {len(unknown)} unknown ({', '.join(entry.name for entry in unknown)})"
     return told
+
+
+# Does a check fail for the nodes' sake, or does it fail everywhere? One that one node fails and the
+# others pass tells something of that node. One that fails on node after node, and that hardly any
+# node passes, tells something of itself (a script that is broken, a service that it asks) or of
+# what all nodes share.
+
+ENOUGH_NODES = 2  # nodes that fail a check, where none passes it
+ENOUGH_BESIDE_OTHERS = 3  # nodes that fail it, where fewer pass it
+
+
+def fails_everywhere(failed: Collection[str], passed: Collection[str]) -> bool:
+    """Whether a check that these nodes failed and those passed tells nothing of the nodes that
+    failed it.
+    """
+    needed = ENOUGH_BESIDE_OTHERS if passed else ENOUGH_NODES
+    return len(failed) >= needed and len(failed) > len(passed)

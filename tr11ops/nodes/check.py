@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +27,15 @@ from tr11ops.base.units import counted
 from tr11ops.cluster.base import Job, JobState, Node, Scheduler
 from tr11ops.cluster.passed_options import of_chosen_nodes, options_of, with_gpus
 from tr11ops.cluster.slurm_command import client_environment
-from tr11ops.health.base import CheckOutcome, CheckResult, summary, worst
-from tr11ops.health.everywhere import fails_everywhere
+from tr11ops.health.base import CheckOutcome, CheckResult, fails_everywhere, summary, worst
 from tr11ops.nodes.health_job import MARK, HealthRequest, check_here, results_of
 from tr11ops.nodes.view import holders_of
 from tr11ops.runcard.sections import SlurmSection
+from tr11ops.rundir.exclusion import Exclusion
+from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.documents import document
 from trainer.contract.record import Record
+from trainer.contract.state_file import read_json
 from trainer.contract.units import shortened
 
 JOB_NAME = "tr11-health"
@@ -236,6 +238,64 @@ def told(node: str, checks: tuple[CheckResult, ...]) -> NodeCheck:
     if outcome is CheckOutcome.WARNING:
         return NodeCheck(node, outcome, f"{summary(checks)}; {could_not}", checks)
     return NodeCheck(node, CheckOutcome.UNKNOWN, could_not, checks)
+
+
+# ----------------------------------------------------------------------------- checks that a site
+# cannot make: what no node that trained could be asked is held against none of them.
+#
+# A check that could not be made tells nothing. Where the other nodes of the newest attempt could
+# not be asked either (no nvidia-smi on any of them, say), the run uses them all the same, and an
+# excluded one may come back likewise. Where they could, this node differs from them, and stays
+# excluded until it is asked, or a person forces it.
+Outcomes = Mapping[str, str]  # of one node: the check and what it said
+
+
+def read_outcomes(directory: RunDirectory) -> dict[str, Outcomes]:
+    """What each node of the newest attempt that has any on record said at its start, by node.
+
+    Raises OSError or ValueError.
+    """
+    for job_id in reversed(directory.attempt_ids()):
+        found: dict[str, Outcomes] = {}
+        for path in sorted((directory.paths.attempt(job_id) / "nodes").glob("*.json")):
+            checks = (read_json(path) or {}).get("checks") or ()
+            found[path.stem] = {str(check["name"]): str(check["result"]) for check in checks}
+        if found:
+            return found
+    return {}
+
+
+def never_made(outcomes: Mapping[str, Outcomes], but: str) -> frozenset[str]:
+    """The checks that no other node than `but` could make, where there is one that was asked."""
+    others = [checks for node, checks in outcomes.items() if node != but and checks]
+    made = {
+        name
+        for checks in others
+        for name, result in checks.items()
+        if result != CheckOutcome.UNKNOWN
+    }
+    return frozenset({name for checks in others for name in checks} - made)
+
+
+def let_in_without(
+    entry: NodeCheck, nowhere: Collection[str], exclusion: Exclusion | None
+) -> tuple[str, ...] | None:
+    """Without which checks a node may be used again: none of them was made `nowhere` else, all
+    others were passed.
+
+    None where it may not: it failed, nothing could be asked there, or what it was excluded for is
+    among them.
+    """
+    unmade = [one.name for one in entry.checks if one.result is CheckOutcome.UNKNOWN]
+    if entry.result is CheckOutcome.BAD or len(unmade) == len(entry.checks):
+        return None
+    if exclusion is None:
+        told = ""
+    else:
+        told = "\n".join((exclusion.why, *exclusion.evidence))
+    if any(name not in nowhere or name in told for name in unmade):
+        return None
+    return tuple(unmade)
 
 
 # ----------------------------------------------------------------------------- a job of its own,

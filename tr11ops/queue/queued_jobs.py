@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, TypeVar
 
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.base.retry import RetryPolicy, retry
@@ -20,6 +20,9 @@ from tr11ops.queue.held_jobs import not_held, shows
 from tr11ops.rundir.hold_store import with_mark
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.record import Record
+
+if TYPE_CHECKING:
+    from tr11ops.cluster.slurm import SlurmScheduler
 
 # Which excluded nodes a scheduler is given: those that it knows. Pure.
 #
@@ -61,26 +64,6 @@ T = TypeVar("T")
 
 PATIENCE_SECONDS = 600.0  # how long a task stays for a scheduler that does not answer
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 20.0
-
-
-class Ordering(Protocol):
-    """A scheduler that can make queued jobs wait for a job, and take a running one back into its
-    queue.
-    """
-
-    def run_after(self, job_id: str, after: str) -> None:
-        """Let pending work start only after the end of job `after`, however that ends."""
-
-    def requeue(self, job_id: str) -> None:
-        """Put a running job back among the pending ones; its processes are ended."""
-
-
-@runtime_checkable
-class Commenting(Protocol):
-    """A scheduler that can change the comment of queued jobs."""
-
-    def set_comment(self, job_id: str, comment: str) -> None:
-        """Set the comment of pending work in place."""
 
 
 class PendingChanges(Record):
@@ -159,7 +142,7 @@ class PendingJobs:
             if is_held(job) and any(covers(name, job) for name in wanted):
                 self.retry(lambda job=job: mark_held(self.scheduler, job, why, is_for_fault))  # type: ignore[misc]
 
-    def run_after(self, ordering: Ordering, job_id: str) -> bool:
+    def run_after(self, ordering: SlurmScheduler, job_id: str) -> bool:
         """Keep the array's other tasks from starting before job `job_id` has ended; False when it
         could not be done.
 
@@ -233,8 +216,6 @@ def mark_held(scheduler: Scheduler, job: Job, why: str, is_for_fault: bool) -> N
     """Have a held job say in its comment that tr11 holds it, and why. Raises SchedulerError as
     `PendingJobs` does.
     """
-    if not isinstance(scheduler, Commenting):
-        raise SchedulerError(f"scheduler {scheduler.name} keeps no comments that can be changed")
     if is_cell(job.comment):
         raise SchedulerError(f"job {job.job_id} shares its comment with other runs")
     [name] = names_of([job], [job])

@@ -212,6 +212,13 @@ class LaunchRecord(Record):
     restart_why: str = ""
     avoided: tuple[str, ...] = ()
 
+    @property
+    def has_progress(self) -> bool:
+        """Whether it added an iteration or a checkpoint."""
+        return (self.iteration_after or 0) > (self.iteration_before or 0) or (
+            self.checkpoint_after or 0
+        ) > (self.checkpoint_before or 0)
+
     @staticmethod
     def path(attempt: Path, launch: int) -> Path:
         return attempt / "launches" / f"{launch}.json"

@@ -136,9 +136,7 @@ def test_a_steps_exit_code_counts_for_the_launch_that_left_it(tmp_path: Path) ->
     """
     card = load_card(shipped_folder() / "demo.toml", [f"run.directory={tmp_path}"], {})
     codes = Steps(134, 134, SchedulerError("silent"), 139, None)
-    place = AttemptContext(
-        card, Allocation("slurm", "7", None, None, NODES), {}, "t", step_codes=codes
-    )
+    place = AttemptContext(card, Allocation("slurm", "7", None, None, NODES), {}, "t", states=codes)
     seen = AttemptObservations(place, LineTee(tmp_path / "log.txt"))
     assert [seen.step_code() for _ in range(4)] == [134, None, None, 139]
     assert "does not tell how the steps ended: silent" in (tmp_path / "log.txt").read_text()

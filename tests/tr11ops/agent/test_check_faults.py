@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from tr11ops.agent.recurrence import acquitted, failing_everywhere, with_checks
+from tr11ops.agent.recurrence import Repetition, acquitted, failing_everywhere, with_checks
 from tr11ops.agent.relaunch import (
     AllocationState,
     EndTask,
-    FailedLaunch,
     Relaunch,
     RelaunchBudget,
     blamed_nodes,
@@ -152,27 +152,42 @@ def allocation(nodes: str, needed: int = 2) -> AllocationState:
     return AllocationState(tuple(nodes), needed, None, 60.0)
 
 
+ONCE = Repetition((None,))
+
+
+def failed(nodes: str, cause: Kind, blamed: str = "", **fields: object) -> LaunchRecord:
+    return LaunchRecord(1, tuple(nodes), 0.0, cause=cause.value, blamed=tuple(blamed), **fields)  # type: ignore[arg-type]
+
+
 def test_the_next_launch_goes_without_the_check_on_the_same_nodes() -> None:
-    last = FailedLaunch(
-        ("a", "b"), Kind.HEALTH_CHECK, fault="checks: fans", failing_checks=("fans",)
-    )
-    decision = decide([last], allocation("ab"), BUDGET)
+    last = failed("ab", Kind.HEALTH_CHECK, fault="checks: fans", failing_checks=("fans",))
+    decision = decide([last], ONCE, allocation("ab"), BUDGET)
     assert decision == Relaunch(("a", "b"), "without health check fans, which fails everywhere")
-    both = FailedLaunch(("a", "b"), Kind.NODE, ("a",), failing_checks=("fans",))
-    decision = decide([both], allocation("abc"), BUDGET)
+    both = failed("ab", Kind.NODE, "a", failing_checks=("fans",))
+    decision = decide([both], ONCE, allocation("abc"), BUDGET)
     assert decision == Relaunch(
         ("b", "c"), "without a, and without health check fans, which fails everywhere"
     )
     # within the budget, as any other
-    assert isinstance(decide([last] * 3, allocation("ab"), BUDGET), EndTask)
+    assert isinstance(decide([last] * 3, ONCE, allocation("ab"), BUDGET), EndTask)
 
 
 def test_a_node_that_was_blamed_for_such_a_check_is_used_again() -> None:
-    first = FailedLaunch(("a", "b"), Kind.NODE, ("a",), fault="node a", checks=("fans",))
-    other = FailedLaunch(("b", "c"), Kind.NODE, ("c",), fault="node c", checks=("fans", "memory"))
-    last = FailedLaunch(("b", "d"), Kind.HEALTH_CHECK, failing_checks=("fans",))
-    assert blamed_nodes([first, other]) == ("a", "c") and blamed_nodes([first, other, last]) == (
-        "c",
+    first = failed(
+        "ab", Kind.NODE, "a", evidence=("a: health check fans: 3",), failed_checks={"fans": ["a"]}
     )
-    decision = decide([first, last], allocation("ab"), BUDGET)
+    other = failed(
+        "bc",
+        Kind.NODE,
+        "c",
+        evidence=("c: health check fans: 3", "c: health check memory: full"),
+        failed_checks={"fans": ["c"], "memory": ["c"]},
+    )
+    last = failed("bd", Kind.HEALTH_CHECK, failing_checks=("fans",))
+    assert blamed_nodes([first, other]) == ("a", "c")
+    assert blamed_nodes([first, other, last]) == ("c",)
+    # blamed for another reason, whatever the check says
+    died = replace(first, evidence=("srun: error: a: task 1: Killed",))
+    assert blamed_nodes([died, last]) == ("a",)
+    decision = decide([first, last], ONCE, allocation("ab"), BUDGET)
     assert isinstance(decision, Relaunch) and decision.nodes == ("a", "b")

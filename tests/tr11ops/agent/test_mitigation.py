@@ -19,8 +19,10 @@ from msgspec.structs import replace
 from tests.tr11ops.agent.queues import Queue, job
 from tests.tr11ops.launch.run_inputs import write_card
 from tests.tr11ops.status_cases import NOW, running, snapshot
+from tr11ops.agent.allocation import Allocation
+from tr11ops.agent.attempt_context import AttemptContext
 from tr11ops.agent.controller import Controller
-from tr11ops.agent.mitigation import ActingAttempt, ConcurrentAttempt, Mitigation
+from tr11ops.agent.mitigation import ConcurrentAttempt, Mitigation
 from tr11ops.agent.recurrence import NodeFault
 from tr11ops.agent.step import LineTee
 from tr11ops.base.errors import SchedulerError
@@ -60,8 +62,11 @@ class Scene:
         self.queue = Queue(job("7", "7", excluded=("x8",)))
         waiting = PendingJobs(self.queue, self.directory, "7", lambda _: None, pause=lambda _: None)  # type: ignore[arg-type]
         self.log = card.paths.main_log
-        attempt = ActingAttempt(card, self.directory, "11", "", number="7_4")
-        self.mitigation = Mitigation(attempt, None, waiting, LineTee(self.log))
+        allocation = Allocation("slurm", "11", "7", 4, ())
+        queue: Any = self.queue
+        self.context = AttemptContext(card, allocation, {}, "", ordering=queue)
+        self.mitigation = Mitigation(self.context, waiting, LineTee(self.log))
+        self.exclusions = self.mitigation.exclusions
 
     @property
     def excluded(self) -> tuple[str, ...]:
@@ -74,16 +79,16 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 def test_a_bad_node_is_on_the_list_and_in_the_queue(scene: Scene):
-    scene.mitigation.exclude_nodes(FOUND)
+    scene.exclusions.exclude_nodes(FOUND)
     scene.mitigation.wait()
-    assert scene.excluded == ("x2", "x8") and not scene.mitigation.refused
+    assert scene.excluded == ("x2", "x8") and not scene.exclusions.refused
 
 
 SUSPECTED = replace(FOUND, blamed=(), suspects=("x2",))
 
 
 def test_a_suspect_is_on_record_and_used_on_until_it_is_avoided(scene: Scene):
-    scene.mitigation.exclude_nodes(SUSPECTED)
+    scene.exclusions.exclude_nodes(SUSPECTED)
     scene.mitigation.wait()
     version = read_version(scene.directory.exclusions)
     assert (version.exclusions, scene.excluded) == ((), ("x8",))
@@ -94,7 +99,7 @@ def test_a_suspect_is_on_record_and_used_on_until_it_is_avoided(scene: Scene):
         "died",
         FOUND.summary,
     )
-    scene.mitigation.exclude_nodes(replace(SUSPECTED, avoided=("x2",)))
+    scene.exclusions.exclude_nodes(replace(SUSPECTED, avoided=("x2",)))
     scene.mitigation.wait()
     version = read_version(scene.directory.exclusions)
     assert [(one.node, one.state) for one in version.exclusions] == [
@@ -112,7 +117,7 @@ def test_the_newest_suspicion_of_a_node_is_on_record(scene: Scene):
         for node, state in (("x2", "suspect"), ("x4", "returned"), ("x5", "returned"))
     ]
     revise(scene.directory, lambda version: replace(version, suspects=tuple(known)))
-    scene.mitigation.exclude_nodes(replace(SUSPECTED, suspects=("x2", "x4")))
+    scene.exclusions.exclude_nodes(replace(SUSPECTED, suspects=("x2", "x4")))
     scene.mitigation.wait()
     new, back, other = read_version(scene.directory.exclusions).suspects
     for entry in (new, back):
@@ -123,32 +128,32 @@ def test_the_newest_suspicion_of_a_node_is_on_record(scene: Scene):
 
 def test_a_node_that_is_surely_bad_takes_the_place_of_one_that_is_avoided(scene: Scene):
     """Where it is not known how many nodes there are, one may be excluded."""
-    scene.mitigation.exclude_nodes(replace(SUSPECTED, suspects=("x1",), avoided=("x1",)))
-    scene.mitigation.exclude_nodes(FOUND)
+    scene.exclusions.exclude_nodes(replace(SUSPECTED, suspects=("x1",), avoided=("x1",)))
+    scene.exclusions.exclude_nodes(FOUND)
     scene.mitigation.wait()
     version = read_version(scene.directory.exclusions)
     assert [(one.node, one.state) for one in version.exclusions] == [("x2", "exclude")]
     assert [(one.node, one.state) for one in version.suspects] == [("x1", "suspect")]
-    assert scene.excluded == ("x2", "x8") and not scene.mitigation.refused
-    scene.mitigation.exclude_nodes(replace(FOUND, blamed=("x3",)))
+    assert scene.excluded == ("x2", "x8") and not scene.exclusions.refused
+    scene.exclusions.exclude_nodes(replace(FOUND, blamed=("x3",)))
     scene.mitigation.wait()
     # an exclusion gives way to none
-    assert scene.excluded == ("x2", "x8") and scene.mitigation.refused
+    assert scene.excluded == ("x2", "x8") and scene.exclusions.refused
 
 
 def test_good_training_gives_an_avoided_node_back_and_clears_a_suspect(scene: Scene):
-    scene.mitigation.exclude_nodes(replace(SUSPECTED, avoided=("x2",)))
+    scene.exclusions.exclude_nodes(replace(SUSPECTED, avoided=("x2",)))
     for seconds, states, excluded in (
         (GOOD_SECONDS / 2, ["avoid"], ("x2", "x8")), (GOOD_SECONDS / 2, ["suspect"], ("x8",)),
         (GOOD_SECONDS - 1, ["suspect"], ("x8",)), (1.0, [], ("x8",)),
     ):  # fmt: skip
-        scene.mitigation.note_good_use(["x1", "x2"], seconds)
+        scene.exclusions.note_good_use(["x1", "x2"], seconds)
         scene.mitigation.wait()
         version = read_version(scene.directory.exclusions)
         assert [one.state for one in (*version.exclusions, *version.suspects)] == states
         assert scene.excluded == excluded
-    scene.mitigation.exclude_nodes(FOUND)
-    scene.mitigation.note_good_use(["x2"], 10 * GOOD_SECONDS)
+    scene.exclusions.exclude_nodes(FOUND)
+    scene.exclusions.note_good_use(["x2"], 10 * GOOD_SECONDS)
     scene.mitigation.wait()
     assert scene.excluded == ("x2", "x8")  # an exclusion ends by a check
 
@@ -158,15 +163,15 @@ def test_the_task_without_the_suspects_tells(scene: Scene):
     follows.
     """
     found = []
-    scene.mitigation.prepare()
+    scene.exclusions.prepare()
     for trains in (True, False):
-        assert scene.mitigation.try_without(("x2",), "died at 3", "2 tasks", ["died"])
-        assert [(entry.node, entry.fault) for entry in scene.mitigation.trial()] == [("x2", "died")]
+        assert scene.exclusions.try_without(("x2",), "died at 3", "2 tasks", ["died"])
+        assert [(entry.node, entry.fault) for entry in scene.exclusions.trial()] == [("x2", "died")]
         assert scene.excluded == ("x2", "x8")
         if trains:
-            scene.mitigation.step_up(scene.mitigation.trial(), "it trained")
+            scene.exclusions.step_up(scene.exclusions.trial())
         else:
-            scene.mitigation.end_trial("it failed", ["x2"])
+            scene.exclusions.end_trial("it failed", ["x2"])
         scene.mitigation.wait()
         version = read_version(scene.directory.exclusions)
         found.append(
@@ -187,17 +192,17 @@ def test_where_the_queue_cannot_be_kept_off_them_no_task_is_tried(
         raise SchedulerError("no")
 
     monkeypatch.setattr(scene.queue, "exclude", refuse)
-    assert not scene.mitigation.try_without(("x2",), "died at 3", "2 tasks", ["died"])
-    assert not scene.mitigation.trial()
+    assert not scene.exclusions.try_without(("x2",), "died at 3", "2 tasks", ["died"])
+    assert not scene.exclusions.trial()
 
 
 def test_an_exclusion_waits_for_no_hold(scene: Scene, monkeypatch: pytest.MonkeyPatch):
     """Slurm may refuse for minutes to have the queued jobs held, or put in order."""
     may_answer = threading.Event()
     monkeypatch.setattr(scene.queue, "run_after", lambda *_: may_answer.wait(300))
-    scene.mitigation.queue_behind(scene.queue, "11")
+    scene.mitigation.queue_behind("11")
     try:
-        scene.mitigation.exclude_nodes(FOUND)
+        scene.exclusions.exclude_nodes(FOUND)
         deadline = time.monotonic() + 300
         while scene.excluded != ("x2", "x8"):
             assert time.monotonic() < deadline
@@ -212,10 +217,10 @@ def test_without_a_record_the_queue_keeps_its_list(scene: Scene, monkeypatch: py
         raise OSError(30, "Read-only file system", "/run/state/exclusions.d")
 
     monkeypatch.setattr("tr11ops.rundir.exclusions._commit", refuse)
-    scene.mitigation.exclude_nodes(FOUND)
+    scene.exclusions.exclude_nodes(FOUND)
     scene.mitigation.wait()
     assert scene.excluded == ("x8",)
-    [(node, why)] = scene.mitigation.refused
+    [(node, why)] = scene.exclusions.refused
     assert node == "x2" and "Read-only file system" in why
     assert "x2 is not excluded: the run's list cannot be written" in scene.log.read_text()
 
@@ -224,10 +229,10 @@ def test_only_what_is_taken_back_leaves_list_and_queue(scene: Scene):
     for node in ("x2", "x8"):
         assert exclude(scene.directory, node, why=FOUND.summary, owner="tr11", days=3, job_id="11")
     assert exclude(scene.directory, "x5", why="Xid 79", owner="ana", days=3)
-    scene.mitigation.refresh()
+    scene.exclusions.refresh()
     assert scene.excluded == ("x2", "x5", "x8")
     fault = NodeFault("11", 1, FOUND.fault, 7, ("x2", "x5", "x8"), FOUND.summary)
-    scene.mitigation.take_back((fault,), "it came back on x4")
+    scene.exclusions.take_back((fault,), "it came back on x4")
     scene.mitigation.wait()
     assert [entry.node for entry in read_version(scene.directory.exclusions).exclusions] == ["x5"]
     assert scene.excluded == ("x5", "x8")  # x8 is the card's own
@@ -241,11 +246,11 @@ def test_only_what_is_taken_back_leaves_list_and_queue(scene: Scene):
 
 def test_a_silent_scheduler_lets_a_node_be_excluded(scene: Scene):
     both = replace(FOUND, blamed=("x2", "x3"))
-    scene.mitigation.exclude_nodes(both)
+    scene.exclusions.exclude_nodes(both)
     scene.mitigation.wait()
-    assert [node for node, _ in scene.mitigation.refused] == [
+    assert [node for node, _ in scene.exclusions.refused] == [
         "x3"
-    ] and scene.mitigation.why_left_in_use().startswith("x3 cannot be excluded: ")
+    ] and scene.exclusions.why_left_in_use().startswith("x3 cannot be excluded: ")
     assert "exclude x3 all the same: `tr11 nodes exclude x3 --force " in scene.log.read_text()
     assert scene.excluded == ("x2", "x8")
     assert "tr11: queued job 7 will not use x2" in scene.log.read_text()
@@ -256,29 +261,29 @@ def test_a_node_that_a_person_excluded_since_is_not_left_in_use(scene: Scene):
     one alone.
     """
     for node in ("x2", "x3", "x4"):
-        scene.mitigation.exclude_nodes(replace(FOUND, blamed=(node,)))
+        scene.exclusions.exclude_nodes(replace(FOUND, blamed=(node,)))
     scene.mitigation.wait()
-    both = scene.mitigation.why_left_in_use()
+    both = scene.exclusions.why_left_in_use()
     assert both.startswith("x[3-4] cannot be excluded: ")
     assert exclude(scene.directory, "x3", why="lost", owner="ana", days=3)
-    one = scene.mitigation.why_left_in_use()
+    one = scene.exclusions.why_left_in_use()
     assert one.startswith("x4 cannot be excluded: ")
     assert "`" not in both + one, "what is typed then is one advice, by the nodes of that moment"
     assert exclude(scene.directory, "x4", why="lost", owner="ana", days=3)
-    assert scene.mitigation.why_left_in_use() == ""
+    assert scene.exclusions.why_left_in_use() == ""
 
 
 def test_where_the_list_cannot_be_read_a_bad_node_counts_as_left_in_use(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ):
-    scene.mitigation.exclude_nodes(replace(FOUND, blamed=("x2", "x3")))
+    scene.exclusions.exclude_nodes(replace(FOUND, blamed=("x2", "x3")))
     scene.mitigation.wait()
 
     def fail(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("tr11ops.agent.mitigation.read_version", fail)
-    assert scene.mitigation.why_left_in_use().startswith("x3 cannot be excluded: ")
+    monkeypatch.setattr("tr11ops.agent.node_exclusions.read_version", fail)
+    assert scene.exclusions.why_left_in_use().startswith("x3 cannot be excluded: ")
 
 
 @pytest.mark.parametrize("is_refused", [True, False])
@@ -345,10 +350,8 @@ def test_a_job_without_its_batch_host_is_ended_alone(scene: Scene, tmp_path: Pat
     (folder / ATTEMPT_FILE).write_text(json.dumps({"array_id": "7", "task_id": 4}))
     ended: list[str] = []
     scheduler: Any = SimpleNamespace(cancel=ended.append)
-    card = load_card(tmp_path / "small.toml", [], {}, directory=tmp_path)
-    mitigation = Mitigation(
-        ActingAttempt(card, scene.directory, "11", ""), scheduler, None, LineTee(scene.log)
-    )
+    context = replace(scene.context, scheduler=scheduler)
+    mitigation = Mitigation(context, None, LineTee(scene.log))
     mitigation.cancel("7")
     mitigation.wait()
     assert ended == ["7_4"]
@@ -356,11 +359,10 @@ def test_a_job_without_its_batch_host_is_ended_alone(scene: Scene, tmp_path: Pat
 
 def test_a_batch_host_that_is_gone_is_left_out_by_the_task_that_ends_its_job(scene: Scene):
     """Its own controller died with it. One that Slurm does not call gone stays."""
-    context = SimpleNamespace(swaps_nodes=True)
-    attempt = SimpleNamespace(label_of=lambda job_id: f"1_{job_id}")
-    controller: Any = SimpleNamespace(
-        _context=context, _attempt=attempt, _mitigation=scene.mitigation
-    )
+    folder = scene.directory.paths.attempt("9")
+    folder.mkdir(parents=True)
+    (folder / ATTEMPT_FILE).write_text(json.dumps({"array_id": "1", "task_id": 9}))
+    controller: Any = SimpleNamespace(_context=scene.context, _exclusions=scene.exclusions)
     Controller._leave_out_dead_host(controller, ConcurrentAttempt("9", True, 0.0))
     scene.mitigation.wait()
     assert not read_version(scene.directory.exclusions).exclusions

@@ -7,20 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from tr11ops.agent import relaunch
+from tr11ops.agent.recurrence import Repetition
 from tr11ops.agent.relaunch import (
     AllocationState,
     Decision,
     EndTask,
-    FailedLaunch,
     Relaunch,
     RelaunchBudget,
     Stop,
-    decide,
     first_nodes,
     named_twice,
 )
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.diagnose.signature import Restart
+from tr11ops.rundir.attempts import LaunchRecord
 
 ALL = tuple(f"x{number}" for number in range(1, 7))
 BUDGET = RelaunchBudget(launches=20, without_progress=3)
@@ -28,14 +29,28 @@ SITUATION = AllocationState(usable=ALL, needed=4, seconds_left=3600.0, seconds_n
 FIRST = ALL[:4]
 
 
-def bad(node: str, nodes: tuple[str, ...] = FIRST, **changes: object) -> FailedLaunch:
-    return replace(
-        FailedLaunch(nodes, Kind.NODE, blamed=(node,), fault=f"died at {node}"), **changes
-    )  # type: ignore[arg-type]
+def failed(
+    nodes: tuple[str, ...], cause: Kind, progress: bool = False, **fields: object
+) -> LaunchRecord:
+    return LaunchRecord(1, nodes, 0.0, cause=cause.value, iteration_after=int(progress), **fields)  # type: ignore[arg-type]
 
 
-def unknown(nodes: tuple[str, ...] = FIRST, **changes: object) -> FailedLaunch:
-    return replace(FailedLaunch(nodes, Kind.UNKNOWN, fault="error at 3"), **changes)  # type: ignore[arg-type]
+def bad(node: str, nodes: tuple[str, ...] = FIRST, **fields: object) -> LaunchRecord:
+    return failed(nodes, Kind.NODE, **{"blamed": (node,), "fault": f"died at {node}", **fields})  # type: ignore[arg-type]
+
+
+def unknown(nodes: tuple[str, ...] = FIRST, **fields: object) -> LaunchRecord:
+    return failed(nodes, Kind.UNKNOWN, fault="error at 3", **fields)  # type: ignore[arg-type]
+
+
+def decide(
+    history: list[LaunchRecord],
+    situation: AllocationState,
+    budget: RelaunchBudget,
+    began_at: tuple[int | None, ...] = (None,),
+) -> Decision:
+    """`began_at`: of the launches in a row that the last one's fault has ended, newest first."""
+    return relaunch.decide(history, Repetition(began_at), situation, budget)
 
 
 def relaunched(decision: Decision) -> tuple[str, ...]:
@@ -50,8 +65,8 @@ def test_a_spare_takes_the_bad_nodes_place_and_the_others_stay():
         assert nodes == tuple(sorted({*FIRST, "x5"} - {node}))
 
 
-def suspect(node: str, nodes: tuple[str, ...] = FIRST, **changes: object) -> FailedLaunch:
-    return bad(node, nodes, blamed=(), suspects=(node,), **changes)
+def suspect(node: str, nodes: tuple[str, ...] = FIRST, **fields: object) -> LaunchRecord:
+    return bad(node, nodes, blamed=(), suspects=(node,), **fields)
 
 
 def test_a_suspect_is_swapped_and_comes_back_when_no_other_is_left():
@@ -113,18 +128,16 @@ def test_more_bad_nodes_than_spares_end_the_task():
 
 @pytest.mark.parametrize("kind", [Kind.CONFIGURATION, Kind.STORAGE, Kind.NUMERICS])
 def test_what_other_nodes_would_meet_too_burns_no_launch(kind):
-    last = FailedLaunch(FIRST, kind, progress=True, restart=Restart.CHANGE)
+    last = failed(FIRST, kind, progress=True, restart=Restart.CHANGE)
     assert isinstance(decide([last], SITUATION, BUDGET), Stop)
 
 
 def test_storage_that_comes_back_by_itself_is_tried_again():
-    passing = FailedLaunch(
-        FIRST, Kind.STORAGE, fault="evicted", progress=True, restart=Restart.PLAIN
-    )
+    passing = failed(FIRST, Kind.STORAGE, fault="evicted", progress=True, restart=Restart.PLAIN)
     again = decide([passing], SITUATION, BUDGET)
     assert (relaunched(again), again.why) == (FIRST, "storage: once more on the same nodes")
-    came_back = replace(passing, times=2, restart=Restart.CHANGE)
-    assert isinstance(decide([passing, came_back], SITUATION, BUDGET), Stop)
+    came_back = replace(passing, restart=Restart.CHANGE)
+    assert isinstance(decide([passing, came_back], SITUATION, BUDGET, (None, None)), Stop)
 
 
 def test_an_unknown_cause_is_tried_on_the_nodes_then_on_others():
@@ -158,8 +171,8 @@ def test_a_fault_that_follows_the_rank_is_not_the_nodes():
 
 
 def test_a_taken_port_is_cured_by_another_or_by_another_node():
-    def taken(nodes: tuple[str, ...] = FIRST, suspects: tuple[str, ...] = ()) -> FailedLaunch:
-        return FailedLaunch(nodes, Kind.PORT, suspects=suspects, fault="port taken")
+    def taken(nodes: tuple[str, ...] = FIRST, suspects: tuple[str, ...] = ()) -> LaunchRecord:
+        return failed(nodes, Kind.PORT, suspects=suspects, fault="port taken")
 
     free = decide([taken()], SITUATION, BUDGET)
     assert (relaunched(free), free.why) == (FIRST, "with another port")
@@ -178,36 +191,31 @@ def test_a_taken_port_is_cured_by_another_or_by_another_node():
 
 
 def test_a_fault_that_comes_back_at_one_step_is_bounded_and_tries_an_older_checkpoint():
-    again = unknown(began_at=20, times=2, progress=False)
+    first, again = unknown(checkpoint_before=20, progress=True), unknown(checkpoint_before=20)
     # on other nodes
-    assert relaunched(decide([unknown(began_at=20, progress=True), again], SITUATION, BUDGET))
-    third = [
-        unknown(began_at=20, progress=True),
-        again,
-        replace(again, times=3, restart=Restart.CHANGE),
-    ]
-    assert "3 times" in decide(third, SITUATION, RelaunchBudget(20, 9)).why
+    assert relaunched(decide([first, again], SITUATION, BUDGET, (20, 20)))
+    third = [first, again, replace(again, restart=Restart.CHANGE)]
+    assert "3 times" in decide(third, SITUATION, RelaunchBudget(20, 9), (20, 20, 20)).why
     for kind in (Kind.UNKNOWN, Kind.NUMERICS, Kind.SOFTWARE):
-        older = replace(again, kind=kind, older=10, suspects=("x2",))
-        tried = decide([older], SITUATION, BUDGET)
+        older = replace(again, cause=kind.value, older_checkpoint=10, suspects=("x2",))
+        tried = decide([older], SITUATION, BUDGET, (20, 20))
         assert (relaunched(tried), tried.why) == (
             ("x1", "x3", "x4", "x5"),
             "from the older checkpoint of step 10",
         )
-        late = decide([older], replace(SITUATION, seconds_left=5.0), BUDGET)
+        late = decide([older], replace(SITUATION, seconds_left=5.0), BUDGET, (20, 20))
         assert isinstance(late, EndTask)  # the next task does
-        in_vain = replace(again, kind=kind, began_at=10, times=3, tried_older=True, newest_tried=20)
-        assert (
-            "from an older checkpoint too"
-            in decide([in_vain], SITUATION, RelaunchBudget(20, 9)).why
-        )
+        in_vain = replace(again, cause=kind.value, checkpoint_before=10)
+        decision = decide([in_vain], SITUATION, RelaunchBudget(20, 9), (10, 20, 20))
+        assert "from an older checkpoint too" in decision.why
 
 
 def test_numbers_that_are_not_finite_get_a_second_try_after_a_checkpoint_alone():
-    first = FailedLaunch(FIRST, Kind.NUMERICS, fault="nan", progress=True, restart=Restart.CHANGE)
+    first = failed(FIRST, Kind.NUMERICS, fault="nan", progress=True, restart=Restart.CHANGE)
     assert isinstance(decide([first], SITUATION, BUDGET), Stop)
-    assert relaunched(decide([replace(first, began_at=20)], SITUATION, BUDGET)) == FIRST
-    assert isinstance(decide([replace(first, began_at=20, times=2)], SITUATION, BUDGET), Stop)
+    resumed = replace(first, checkpoint_before=20)
+    assert relaunched(decide([resumed], SITUATION, BUDGET, (20,))) == FIRST
+    assert isinstance(decide([resumed], SITUATION, BUDGET, (20, 20)), Stop)
 
 
 def test_budgets_of_launches_progress_and_time():
@@ -262,7 +270,7 @@ def test_it_ends_within_its_budget_and_no_blamed_node_returns(
     usable = tuple(f"n{number}" for number in range(needed + spares))
     situation = AllocationState(usable, needed, None, 60.0, may_reuse=one_machine)
     nodes = first_nodes(situation)
-    history: list[FailedLaunch] = []
+    history: list[LaunchRecord] = []
     blamed: set[str] = set()
     for kind, place, progress, fault in course:
         assert nodes is not None
@@ -272,13 +280,13 @@ def test_it_ends_within_its_budget_and_no_blamed_node_returns(
         guilty = (nodes[place % needed],) if kind in (Kind.NODE, Kind.UNKNOWN) else ()
         is_node = kind is Kind.NODE
         history.append(
-            FailedLaunch(
+            failed(
                 nodes,
                 kind,
-                guilty if is_node else (),
-                () if is_node else guilty,
-                fault and f"{fault} at {place}",
                 progress,
+                blamed=guilty if is_node else (),
+                suspects=() if is_node else guilty,
+                fault=fault and f"{fault} at {place}",
             )
         )
         blamed.update(history[-1].blamed)
@@ -288,5 +296,5 @@ def test_it_ends_within_its_budget_and_no_blamed_node_returns(
         nodes = decision.nodes
     assert not isinstance(decision, Relaunch)
     assert len(history) <= launches
-    tail = [outcome.progress for outcome in history][-fruitless - 1 :]
+    tail = [outcome.has_progress for outcome in history][-fruitless - 1 :]
     assert len(tail) <= fruitless or any(tail)

@@ -13,7 +13,9 @@ from tests.tr11ops.agent.queues import Queue
 from tests.tr11ops.detect.operation_cases import operated
 from tests.tr11ops.launch.run_inputs import write_card
 from tests.tr11ops.status_cases import pending, running
-from tr11ops.agent.mitigation import ActingAttempt, Mitigation
+from tr11ops.agent.allocation import Allocation
+from tr11ops.agent.attempt_context import AttemptContext
+from tr11ops.agent.node_exclusions import NodeExclusions
 from tr11ops.agent.step import LineTee
 from tr11ops.cli.nodes_check import NodesContext
 from tr11ops.cluster.base import Job, Node, Partition
@@ -122,11 +124,13 @@ def test_everyone_who_asks_gets_the_same_answer(
     scheduler = LocalScheduler()
     scheduler.nodes = lambda: CLUSTER  # type: ignore[method-assign]
     queue = PendingJobs(Queue(*jobs), directory, None, lambda _: None, pause=lambda _: None)  # type: ignore[arg-type]
-    attempt = ActingAttempt(card, directory, "11", "", job.partition if job is not None else "")
-    mitigation = Mitigation(attempt, scheduler, queue, LineTee(tmp_path / "log"))
-    mitigation.prepare()
-    mitigation.wait()
-    assert mitigation._limit == seen
+    environment = {"SLURM_JOB_PARTITION": job.partition if job is not None else ""}
+    allocation = Allocation("slurm", "11", None, None, ())
+    context = AttemptContext(card, allocation, environment, "", scheduler)
+    exclusions = NodeExclusions(context, queue, LineTee(tmp_path / "log"))
+    exclusions.prepare()
+    exclusions.wait()
+    assert exclusions._limit == seen
     assert seen is not None and (seen.most, seen.needed) == (most, needed)
 
 
