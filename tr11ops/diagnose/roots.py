@@ -38,18 +38,23 @@ _OF_A_LOST_PEER = frozenset({"nccl-peer", "nccl-connect", "network-slingshot"})
 _SAID_BELOW = {"hub-unavailable": "hub-denied", "nccl-usage": "nccl-same-gpu"}
 NEXT_LINES = 6
 CHAIN_LINES = 60  # from one exception of a chain to the next
-_ECHOES = re.compile(r"(?:^|\.)(?:CancelledError|CalledProcessError|Empty|BrokenBarrierError)$")
+_ECHOES = re.compile(  # and what a library of connections says of a service that its client names
+    r"(?:^|\.)(?:CancelledError|CalledProcessError|Empty|BrokenBarrierError)$"
+    r"|^(?:urllib3|httpcore|h11|anyio|http\.client)\."
+)
 TIMES_BEFORE = 2  # that it trained on after the same line
 _OF_OTHERS = frozenset(
     {FaultClass.NCCL_NETWORK, FaultClass.NCCL_TIMEOUT, FaultClass.RENDEZVOUS, FaultClass.UNKNOWN}
 )
 _WRAPPER = "checkpoint-wrapper"
+_HCCL = "hccl-wrapped"
 REPLAYED_ELSEWHERE = "replayed-elsewhere"
 _SAYS_WHY: Mapping[str, frozenset[str]] = {  # whose reason another line of the launch gives
     **dict.fromkeys(
         ("slurm-launch", "slurm-submit", "slurm-submit-error", "slurm-empty-answer"),
         frozenset({"slurm-auth"}),
     ),
+    "slurm-controller": frozenset({"slurm-submit"}),
     "storage-gone": frozenset({"storage-own-disk"}),
     "container-start": frozenset({"image-refused", "image-busy", "storage-full"}),
     "kubernetes-refused": frozenset({"kubernetes-image-refused", "kubernetes-image-busy"}),
@@ -273,8 +278,15 @@ def _is_outdone(one: Sighting, left: Sequence[Sighting]) -> bool:
 
 def _is_echo(one: Sighting, left: Sequence[Sighting]) -> bool:
     """Whether an exception only says that something else was ended or failed, and what its program
-    raised of it follows.
+    raised of it follows; or that a collective of HCCL did, and its code follows.
     """
+    if one.signature.id == _HCCL:
+        return any(
+            other.signature.family == one.signature.family
+            and other.signature.confidence > one.signature.confidence
+            and 0 < _lines_below(other, one) <= NEXT_LINES
+            for other in left
+        )
     if one.raised is None or _ECHOES.search(one.raised.name) is None:
         return False
     return any(

@@ -147,6 +147,22 @@ LOGS = {
         Restart.CHANGE,
         "412231",
     ),
+    "a collective of HCCL, and below it the code that says how it failed": Told(
+        "RuntimeError: InnerRunOpApi:OpParamMaker.cpp:281 OPS function error: HcclAllreduce, error code is 6\n"
+        "[ERROR] 2025-04-08-18:07:20 (PID:1, Device:1, RankID:1) ERR01100 OPS call acl api failed.\n"
+        "EI0006: [PID: 1] 2025-04-08-18:07:20.444.401 Getting socket times out. Reason: Remote Rank did not send\n",
+        FaultClass.NCCL_TIMEOUT,
+        Restart.PLAIN,
+        "EI0006",
+    ),
+    "a controller that came back, and refused": Told(
+        "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n"
+        "sbatch: error: QOSMaxSubmitJobPerUserLimit\n"
+        "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit)\n",
+        FaultClass.SLURM_SUBMIT,
+        Restart.CHANGE,
+        "sbatch: error: QOSMax",
+    ),
 }
 
 
