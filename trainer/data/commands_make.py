@@ -7,10 +7,9 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +22,7 @@ from trainer.contract.sharing import make_shared
 from trainer.data.corpus import DEFAULT_MIN_BYTES, build_corpus, record_path
 from trainer.data.errors import explain_os_errors
 from trainer.data.groups import parse_split, split_groups
-from trainer.data.half_made import HalfMade, PreprocessProgress
 from trainer.data.indexed import IndexedDataset, bin_path, idx_path
-from trainer.data.indexed_resume import ResumableWriter
 from trainer.data.indexed_write import partial_path
 from trainer.data.learn_tokenizer import (
     LearntType,
@@ -36,15 +33,8 @@ from trainer.data.learn_tokenizer import (
     train_tokenizer,
 )
 from trainer.data.lines import MAX_LINE_MIB, MIB, BadLine, read_pieces, texts_of
-from trainer.data.made import (
-    begin_record,
-    check_pair,
-    end_record,
-    pair_record,
-    recorded_pair,
-    was_interrupted,
-)
-from trainer.data.pair_work import SAVE_SECONDS, PairWork
+from trainer.data.made import was_interrupted
+from trainer.data.pair_work import SAVE_SECONDS, PairWork, PreprocessProgress, make_pair
 from trainer.data.progress import Commands, count, positive, progress_bar, say
 from trainer.data.sources import ReadOptions, plan_groups
 from trainer.data.text_file import TextFile
@@ -78,40 +68,34 @@ def merge(
     Raises DataError: an input is absent or damaged, types differ, no space, another writer of the same prefix.
     """
     sources = _sources(prefixes, output)
-    check_pair(output, force)
-    described = _describe(prefixes)
-    half = HalfMade(str(output), described)
-    if not force and (published := half.published()) is not None:
-        return _finish(output, described, half, published)
-    _check_space(sources, output)
     total = sum(source.token_count for source in sources)
 
     def of_all(progress: PreprocessProgress) -> str:
         return f"{progress.mark.tokens:,} of {total:,} tokens"
 
-    with recorded_pair(output), ResumableWriter(output, sources[0].dtype) as writer:
-        work = PairWork(half, writer, save_seconds)
-        progress = work.begin(force, tell)
-        if progress is not None:
-            tell(f"goes on behind {of_all(progress)}, where an earlier run was interrupted")
-        with work.kept_on_failure(tell, of_all):
-            on_bytes(writer.token_count * writer.dtype.itemsize)
-            for tokens, lengths, document_ends in _blocks(sources, writer.sequence_count):
-                writer.add_sequences(tokens, lengths, document_ends)
-                work.did(work.tally)
-                on_bytes(len(tokens))
-                work.save_when_due()
-            report = {"tokens": writer.token_count, "dtype": str(writer.dtype)}
-            work.save(report)
-        begin_record(pair_record(output), described)
-    return _finish(output, described, half, report)
+    def fill(pair: PairWork) -> JsonObject:
+        writer = pair.writer
+        _check_space(sources, output)
+        if pair.progress is not None:
+            tell(f"goes on behind {of_all(pair.progress)}, where an earlier run was interrupted")
+        on_bytes(writer.mark.tokens * writer.dtype.itemsize)
+        for tokens, lengths, document_ends in _blocks(sources, writer.mark.sequences):
+            writer.add_sequences(tokens, lengths, document_ends)
+            pair.did(pair.tally)
+            on_bytes(len(tokens))
+            pair.save_when_due()
+        return {"tokens": writer.mark.tokens, "dtype": str(writer.dtype)}
 
-
-def _finish(
-    output: Path | str, described: Mapping[str, Any], half: HalfMade, report: Mapping[str, Any]
-) -> int:
-    end_record(pair_record(output), described, report)
-    half.remove()
+    report = make_pair(
+        str(output),
+        _describe(prefixes),
+        sources[0].dtype,
+        fill,
+        kept=of_all,
+        force=force,
+        tell=tell,
+        save_seconds=save_seconds,
+    )
     return int(report["tokens"])
 
 
@@ -229,7 +213,7 @@ def add_commands(commands: Commands) -> None:
     command = commands.add_parser(
         "preprocess", help="tokenize JSON lines into PREFIX_KEY_document.bin and .idx"
     )
-    command.set_defaults(run=make_pair, sentence=_pair_sentence)
+    command.set_defaults(run=tokenize, sentence=_pair_sentence)
     command.add_argument("--input", type=Path, required=True)
     add_tokenizer_options(command)
     command.add_argument("--output-prefix", required=True)
@@ -405,7 +389,7 @@ def _texts(
                 yield text
 
 
-def make_pair(options: argparse.Namespace) -> JsonObject:
+def tokenize(options: argparse.Namespace) -> JsonObject:
     """Tokenize JSON lines into an indexed pair."""
     spec = tokenizer_spec(options)
     if spec is None:

@@ -1,4 +1,6 @@
-"""Writing a `.bin`/`.idx` pair: streamed, locked against a second writer, visible only when whole."""
+"""Writing a `.bin`/`.idx` pair: streamed, locked against a second writer, visible only when whole; in
+one life of a process, or in several.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import zlib
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -13,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.contract.errors import DataError
+from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared, open_shared
 from trainer.data.errors import explain_os_errors
 from trainer.data.indexed import HEADER, MAGIC, VERSION, bin_path, idx_path, type_code
@@ -22,43 +26,68 @@ from trainer.data.indexed import HEADER, MAGIC, VERSION, bin_path, idx_path, typ
 NO_LOCKS_HERE = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
 
 
+CHECK_BYTES = 8 << 20
+
+
+class ResumeMark(Record):
+    """How much of a half-made pair there is: tokens, sequences and documents, each with its CRC-32."""
+
+    tokens: int = 0
+    tokens_crc: int = 0
+    sequences: int = 0
+    sequences_crc: int = 0
+    documents: int = 0
+    documents_crc: int = 0
+
+
 class IndexedWriter:
     """Writes one pair. Use it as a context manager: leaving normally publishes, leaving by an
-    exception removes.
+    exception removes what was not saved.
 
     Tokens go to hidden `.NAME.bin.partial` beside the target. Publishing flushes both files to disk, takes an old
     index away first and renames the new one last, so that a reader sees the old pair, no pair, or the new pair.
-    What a killed writer leaves behind is overwritten by the next one, unless `keep_partial`. A second writer of the
-    same prefix is refused.
+    `begin` may go on from what an earlier writer saved; until it is called, by what is added at the latest, nothing on
+    disk changes. `save` brings all up to a mark to disk, with lengths and documents in hidden files beside the tokens;
+    what was saved stays when the writer is left by an exception, unless `forget` was called.
+    A second writer of the same prefix is refused.
     Raises DataError when the folder cannot be written, the disk is full, or another process is writing the prefix.
     """
 
-    def __init__(
-        self, prefix: Path | str, dtype: npt.DTypeLike, keep_partial: bool = False
-    ) -> None:
+    def __init__(self, prefix: Path | str, dtype: npt.DTypeLike) -> None:
         self.prefix = Path(prefix)
         self.dtype: np.dtype[Any] = np.dtype(dtype).newbyteorder("<")
         self.code = type_code(self.dtype)
+        self.mark = ResumeMark()  # behind all that was added
         self._sizes: list[npt.NDArray[np.int32]] = []
         self._documents: list[npt.NDArray[np.int64]] = [np.zeros(1, dtype=np.int64)]
-        self._sequences = 0
-        self._document_count = 0
-        self.token_count = 0
+        # The marks behind each of the last pieces: the saved one, then those that are not saved.
+        self._marks = [self.mark]
+        self._begun = self._keeps = False
         self._partial_bin = partial_path(bin_path(prefix))
         self._partial_idx = partial_path(idx_path(prefix))
+        self._lengths_file, self._documents_file = extra_files(prefix)
         with explain_os_errors("creating", self._partial_bin):
             make_shared(self.prefix.parent)
-            self._stream = _open_exclusively(self._partial_bin, self.prefix, keep_partial)
+            self._stream = _open_exclusively(self._partial_bin, self.prefix)
 
-    @property
-    def sequence_count(self) -> int:
-        """Sequences written so far."""
-        return self._sequences
+    def begin(self, mark: ResumeMark | None = None) -> bool:
+        """Go on behind `mark`; at the beginning where it is None, or where the files do not hold
+        what it says.
 
-    @property
-    def document_count(self) -> int:
-        """Documents written so far."""
-        return self._document_count
+        Returns whether it goes on. Raises DataError when the files cannot be read or written.
+        """
+        with explain_os_errors("reading", self._partial_bin):
+            goes_on = mark is not None and mark.sequences > 0 and self._holds(mark)
+        if goes_on and mark is not None:
+            self.mark, self._marks = mark, [mark]
+        self._keeps, self._begun = goes_on, True
+        with explain_os_errors("writing", self._partial_bin):
+            self._cut_to(self.mark)
+            self._stream.seek(0, os.SEEK_END)
+        if goes_on:
+            self._sizes.append(np.fromfile(self._lengths_file, dtype="<i4"))
+            self._documents.append(np.fromfile(self._documents_file, dtype="<i8"))
+        return goes_on
 
     def add_documents(
         self, tokens: bytes | npt.NDArray[Any], lengths: npt.NDArray[np.int32]
@@ -77,6 +106,8 @@ class IndexedWriter:
         """Append sequences; `document_ends` are the numbers of sequences, of these, after which a
         document ends.
         """
+        if not self._begun:
+            self.begin()
         if isinstance(tokens, bytes):
             data = tokens
         else:
@@ -88,20 +119,44 @@ class IndexedWriter:
             )
         with explain_os_errors("writing", self._partial_bin):
             self._stream.write(data)
-        self._append_lengths(lengths, document_ends)
+        before, sizes = self.mark, np.asarray(lengths, dtype="<i4")
+        ends = np.asarray(document_ends, dtype="<i8") + before.sequences
+        self._sizes.append(sizes)
+        self._documents.append(ends)
+        self.mark = ResumeMark(
+            tokens=before.tokens + count,
+            tokens_crc=zlib.crc32(data, before.tokens_crc),
+            sequences=before.sequences + len(sizes),
+            sequences_crc=zlib.crc32(sizes.tobytes(), before.sequences_crc),
+            documents=before.documents + len(ends),
+            documents_crc=zlib.crc32(ends.tobytes(), before.documents_crc),
+        )
+        self._marks.append(self.mark)
 
-    def _append_lengths(
-        self, lengths: npt.NDArray[np.int32], document_ends: npt.NDArray[np.int64]
-    ) -> None:
-        self._sizes.append(np.asarray(lengths, dtype=np.int32))
-        self._documents.append(np.asarray(document_ends, dtype=np.int64) + self._sequences)
-        self._sequences += len(lengths)
-        self._document_count += len(document_ends)
-        self.token_count += int(np.sum(lengths, dtype=np.int64))
+    def save(self, mark: ResumeMark) -> None:
+        """Bring all up to `mark`, of this writer, to disk. Raises DataError; what was saved before
+        is then as it was.
+        """
+        pieces = self._marks.index(mark)
+        part = slice(len(self._sizes) - len(self._marks) + 1, None)
+        with explain_os_errors("writing", self._partial_bin):
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
+            saved = self._marks[0]
+            _write_at(self._lengths_file, 4 * saved.sequences, self._sizes[part][:pieces])
+            # The first part is the zero that every list of documents begins with.
+            ends = self._documents[1:][part]
+            _write_at(self._documents_file, 8 * saved.documents, ends[:pieces])
+        self._keeps = True
+        del self._marks[:pieces]
+
+    def forget(self) -> None:
+        """Keep nothing when the writer is left by an exception."""
+        self._keeps = False
 
     def publish(self) -> None:
         """Make the pair visible. Raises DataError when there is nothing in it."""
-        if self.token_count == 0:
+        if self.mark.tokens == 0:
             raise DataError(
                 f"{self.prefix}: there is not one token to write; check the input and the key of its text"
             )
@@ -120,7 +175,9 @@ class IndexedWriter:
     def _write_index(self) -> None:
         documents = np.concatenate(self._documents)
         with self._partial_idx.open("wb") as stream:
-            stream.write(HEADER.pack(MAGIC, VERSION, self.code, self._sequences, len(documents)))
+            stream.write(
+                HEADER.pack(MAGIC, VERSION, self.code, self.mark.sequences, len(documents))
+            )
             for sizes in self._sizes:
                 stream.write(sizes.astype("<i4", copy=False).tobytes())
             offset = 0
@@ -139,12 +196,49 @@ class IndexedWriter:
         self._partial_idx.chmod(0o664)
 
     def discard(self) -> None:
-        """Take away what was written and not published."""
-        self._partial_bin.unlink(missing_ok=True)
-        self._partial_idx.unlink(missing_ok=True)
-        # closing flushes, which fails again on a full disk; the file is gone anyway
+        """Take away what was not saved; all, where nothing was. What was there before `begin` is
+        not this writer's.
+        """
+        if not self._begun:
+            self._leave_untouched()
+        elif not self._keeps:
+            for path in (self._partial_bin, self._partial_idx, *extra_files(self.prefix)):
+                path.unlink(missing_ok=True)
+        # closing flushes, which fails again on a full disk
         with contextlib.suppress(OSError):
             self._stream.close()
+        if self._keeps:
+            # what stays behind the mark is cut off when the work goes on
+            with contextlib.suppress(OSError):
+                self._cut_to(self._marks[0])
+
+    def _leave_untouched(self) -> None:
+        with contextlib.suppress(OSError):
+            others = any(map(os.path.lexists, extra_files(self.prefix)))
+            if not others and not self._partial_bin.stat().st_size:
+                self._partial_bin.unlink()  # opening made it
+
+    def _parts_of(self, mark: ResumeMark) -> tuple[tuple[Path, int, int], ...]:
+        """The files, how long they are at a mark, and the CRC-32 of so much."""
+        return (
+            (self._partial_bin, mark.tokens * self.dtype.itemsize, mark.tokens_crc),
+            (self._lengths_file, 4 * mark.sequences, mark.sequences_crc),
+            (self._documents_file, 8 * mark.documents, mark.documents_crc),
+        )
+
+    def _cut_to(self, mark: ResumeMark) -> None:
+        for path, size, _ in self._parts_of(mark):
+            if path.exists():
+                os.truncate(path, size)
+
+    def _holds(self, mark: ResumeMark) -> bool:
+        try:
+            return all(
+                path.stat().st_size >= size and _crc_of(path, size) == wanted
+                for path, size, wanted in self._parts_of(mark)
+            )
+        except FileNotFoundError:
+            return False
 
     def __enter__(self) -> Self:
         return self
@@ -165,9 +259,15 @@ def partial_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
 
 
-def _open_exclusively(path: Path, prefix: Path, keep: bool) -> IO[bytes]:
-    """Open for writing, empty unless what is there is to be kept, with a lock that ends with this
-    process.
+def extra_files(prefix: Path | str) -> tuple[Path, Path]:
+    """Where a half-made pair has the lengths of its sequences (int32) and the ends of its documents
+    (int64).
+    """
+    return partial_path(Path(f"{prefix}.lengths")), partial_path(Path(f"{prefix}.documents"))
+
+
+def _open_exclusively(path: Path, prefix: Path) -> IO[bytes]:
+    """Open for writing, with what is there, and with a lock that ends with this process.
 
     Raises DataError when another process has it.
     """
@@ -189,14 +289,33 @@ def _open_exclusively(path: Path, prefix: Path, keep: bool) -> IO[bytes]:
         raise DataError(
             f"another process is writing {prefix}; wait for it, or give another output prefix"
         )
-    if not keep:
-        os.ftruncate(descriptor, 0)
     return os.fdopen(descriptor, "wb", buffering=1 << 20)
 
 
 def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _crc_of(path: Path, size: int) -> int:
+    crc = 0
+    with path.open("rb") as stream:
+        while size and (data := stream.read(min(size, CHECK_BYTES))):
+            crc = zlib.crc32(data, crc)
+            size -= len(data)
+    return crc
+
+
+def _write_at(path: Path, offset: int, parts: list[npt.NDArray[Any]]) -> None:
+    descriptor = open_shared(path, os.O_WRONLY)
+    try:
+        view = memoryview(b"".join(part.tobytes() for part in parts))
+        while view:
+            count = os.pwrite(descriptor, view, offset)
+            view, offset = view[count:], offset + count
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

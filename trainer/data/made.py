@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from os.path import lexists
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from trainer.contract.errors import DataError
 from trainer.contract.files import write_json
 from trainer.data.errors import explain_os_errors
-from trainer.data.indexed import bin_path, idx_path
 
 
 def check_replaceable(
@@ -72,34 +69,6 @@ def end_record(record: Path, request: Mapping[str, Any], report: Mapping[str, An
     """Say what was made. Raises DataError."""
     with explain_os_errors("writing", record):
         write_json(record, {"request": dict(request), "report": dict(report)})
-
-
-# ----------------------------------------------------------------------------- pairs
-def pair_record(prefix: Path | str) -> Path:
-    """Where a pair keeps what it was made from."""
-    return Path(f"{prefix}.report.json")
-
-
-def pair_is_unchanged(prefix: Path | str, report: Mapping[str, Any]) -> bool:
-    """Whether a pair still holds as many tokens as its report says. Raises as the file system and
-    the report do.
-    """
-    return bool(
-        bin_path(prefix).stat().st_size == report["tokens"] * np.dtype(report["dtype"]).itemsize
-    )
-
-
-def recorded_pair(prefix: Path | str) -> AbstractContextManager[None]:
-    """`recorded` for a pair."""
-    return recorded(pair_record(prefix), (bin_path(prefix), idx_path(prefix)))
-
-
-def check_pair(prefix: Path | str, force: bool) -> None:
-    """`check_replaceable` for a pair."""
-    outputs = (bin_path(prefix), idx_path(prefix))
-    check_replaceable(
-        outputs, pair_record(prefix), lambda report: pair_is_unchanged(prefix, report), force
-    )
 
 
 def _is_ours(record: Path, is_unchanged: Callable[[Mapping[str, Any]], bool]) -> bool:

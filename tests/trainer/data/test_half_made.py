@@ -20,7 +20,7 @@ import pytest
 from tests.trainer.data.data_helpers import ROOT, run_data, texts, write_lines
 from tests.trainer.data.lives import run_lives
 from trainer.contract.errors import DataError
-from trainer.data import half_made, indexed_resume
+from trainer.data import indexed_write, pair_work
 from trainer.data.indexed import bin_path, idx_path
 from trainer.data.tokenize import PreprocessRequest, preprocess
 
@@ -305,7 +305,7 @@ def test_what_stops_the_look_at_what_is_left_takes_nothing_away(
     request = asked(tmp_path, tokenizer_folder)
     interrupt(request, 3)
     left = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    room = {"_crc_of": indexed_resume, "read_json": half_made}[name]
+    room = {"_crc_of": indexed_write, "read_json": pair_work}[name]
     whole, calls = getattr(room, name), itertools.count(1)
 
     def failing(*arguments: Any) -> Any:
@@ -340,8 +340,8 @@ def test_a_record_that_cannot_be_read_on_the_way_out_is_kept(
 
     def stop(*_: int) -> None:
         if next(pieces) == 3:
-            monkeypatch.setattr(half_made, "read_json", failing)
-            monkeypatch.setattr(half_made.HalfMade, "_write", failing)
+            monkeypatch.setattr(pair_work, "read_json", failing)
+            monkeypatch.setattr(pair_work.HalfMade, "_write", failing)
             raise Stop
 
     told: list[str] = []
