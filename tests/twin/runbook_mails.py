@@ -24,6 +24,7 @@ LOOKS = {  # detectors whose mail can only say where to look, and why nothing mo
     "slow": "which node it is, is not known: slow-node has the cure",
     "loss-spike": "a spike that comes back needs nothing",
     "gradient-norm": "a spike that comes back needs nothing",
+    "validation-loss-rises": "whether it is the data or the learning rate, both courses tell",
     "limit-changed": "it saves; who changed the limit may change it back",
     "directory-unseen": "the run directory's file system must be mounted",
     "switch-unseen": "the kill switch's file system must be mounted",

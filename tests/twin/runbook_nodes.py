@@ -10,7 +10,7 @@ from tests.twin.runbook_scenarios import DAY, nodes_of, saved_now, scenario
 from tests.twin.runbook_scene import Scene
 from tr11ops.rundir.exclusions import exclude, read_version
 from tr11ops.twin.faults import inject
-from trainer.contract.files import write_json
+from trainer.contract.files import append_line, write_json
 
 
 @scenario("exclusion-cap", card=("resilience.exclusion_cap_percent=20",))
@@ -115,6 +115,27 @@ def wild_numbers(scene: Scene) -> None:
 
     scene.until(steps_after, "steps of the next launch")
     assert steps_after()[0] <= first
+
+
+@scenario("validation-loss-rises", card=("evaluation.iterations=1",))
+def evaluations_rise(scene: Scene) -> None:
+    """Each evaluation since the newest checkpoint was worse than the one before."""
+    before = saved_now(scene)
+    scene.train(steps=8)
+    now = scene.steps()[-1]
+    for place, iteration in enumerate(range(before + 1, before + 4)):
+        line = {
+            "kind": "validation",
+            "name": "valid",
+            "iteration": iteration,
+            "lm_loss": 2.0 + place,
+        }
+        append_line(
+            scene.paths.metrics, json.dumps({**line, "time": now["time"], "job_id": now["job_id"]})
+        )
+    scene.treat("validation-loss-rises", STEP=str(before), FIRST=str(before + 1))
+    scene.train()
+    assert "validation-loss-rises" not in scene.findings(), "what was rolled back does not count"
 
 
 # a jump shows in fifty lines: with steps of two seconds no load lets them pass before the mail

@@ -70,6 +70,7 @@ _OF_TRAINING = _OF_SPEED | {
     "loss-spike",
     "loss-not-finite",
     "gradient-norm",
+    "validation-loss-rises",
     "silent-corruption",
     "counters-jump",
 }

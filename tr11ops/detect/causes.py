@@ -93,6 +93,7 @@ CAUSES: Mapping[str, tuple[CauseLink, ...]] = {
     "slow": _of_run("slow-node"),
     "loss-spike": _of_run("loss-not-finite"),
     "gradient-norm": _of_run("loss-not-finite", "loss-spike"),
+    "validation-loss-rises": _of_run("loss-not-finite", "loss-spike"),
     "counters-jump": NONE,
     "check-failing": NONE,
     "log-not-growing": NONE,

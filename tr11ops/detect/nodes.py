@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -266,7 +265,9 @@ def _about_node(
     node: Node,
     *,
     evidence: tuple[str, ...] = (),
-    **more: Any,
+    fix: str = "",
+    by_itself: str = "",
+    since: float | None = None,
 ) -> Finding:
     return Finding(
         node_lost.name,
@@ -275,7 +276,9 @@ def _about_node(
         subject=job.job_id,
         identity=(node.name,),
         evidence=(_state_of(node), *evidence),
-        **more,
+        fix=fix,
+        by_itself=by_itself,
+        since=since,
     )
 
 

@@ -1,21 +1,21 @@
-"""The training's numbers: losses, gradient norms, counters, and sums that are wrong."""
+"""The training's numbers: losses, gradient norms and counters."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from itertools import pairwise
+from operator import attrgetter
 
 from tr11ops.base.observed import Unknown, known, seen
-from tr11ops.base.units import counted, duration
+from tr11ops.base.units import counted
 from tr11ops.detect import series
 from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.detect.nodes_left import exclude_command, excluded_nodes, start_again
 from tr11ops.detect.saved import after_passing, is_rollback, iterations, pass_over
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import SOUND_LOSSES, Snapshot, Step
-from tr11ops.observe.training import Corruption
+from tr11ops.observe.training import Validation
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.metrics_record import StepRecord
 from trainer.contract.units import shortened
@@ -352,6 +352,61 @@ def gradient_norm(snapshot: Snapshot) -> Iterator[Finding]:
     )
 
 
+RISE = 1.02  # times the lowest: a difference of two evaluations that is no noise
+
+
+@detector(
+    "validation-loss-rises",
+    needs=("jobs", "steps", "training.validations"),
+    bound="2 evaluations in a row more than 2 % above the lowest, the last no lower than the one before",
+    severities="WARNING",
+)
+def validation_loss_rises(snapshot: Snapshot) -> Iterator[Finding]:
+    """The loss on texts that are not trained on rises: the model learns its data by heart, or unlearns.
+
+    What to do: compare both losses (`tr11 report`); go back to a checkpoint from before, past the data,
+    or end the training there.
+
+    One finding for each set of texts. What the training has gone back behind does not count.
+    """
+    if not snapshot.active_jobs:
+        return
+    courses: dict[str, list[Validation]] = {}
+    for one in seen(snapshot.training.validations):
+        course = courses.setdefault(one.name, [])
+        while course and course[-1].iteration >= one.iteration:
+            course.pop()
+        if not _is_undone(one, seen(snapshot.steps)):
+            course.append(one)
+    for name, course in courses.items():
+        if len(course) < 3:  # the lowest, and two that have risen
+            continue
+        *before, risen, last = course
+        lowest = min(before, key=attrgetter("loss"))
+        if not RISE * lowest.loss < risen.loss <= last.loss:
+            continue
+        yield Finding(
+            validation_loss_rises.name,
+            Severity.WARNING,
+            f"the loss on {name} has risen by {last.loss / lowest.loss - 1:.1%} since iteration {lowest.iteration}",
+            subject=name,
+            identity=(name,),
+            evidence=tuple(
+                f"iteration {one.iteration}: loss {one.loss:.4g}" for one in (lowest, risen, last)
+            ),
+            fix=derived.command(snapshot, "report"),
+            since=lowest.time,
+        )
+
+
+def _is_undone(one: Validation, steps: tuple[Step, ...]) -> bool:
+    """Whether the training has gone back behind this evaluation since."""
+    return any(
+        step.time is not None and step.time > one.time and step.record.iteration <= one.iteration
+        for step in steps
+    )
+
+
 SAME_RATE = 0.01  # relative: what the log rounds, and dropped updates, may change
 SCHEDULE_RATE = (
     # relative: what a schedule may change beyond its slope, where it turns from one course to the
@@ -504,47 +559,3 @@ def _line(snapshot: Snapshot, step: Step) -> str:
         f"{job}iteration {record.iteration}: consumed samples {record.consumed_samples},"
         f" learning rate {record.learning_rate:.3E}, global batch size {record.global_batch_size}"
     )
-
-
-QUOTED = 3
-
-
-@detector(
-    "silent-corruption",
-    needs=("training.corruptions", "exclusions"),
-    bound="one bit",
-    severities="CRITICAL",
-)
-def silent_corruption(snapshot: Snapshot) -> Iterator[Finding]:
-    """A worker computed something else than it did before, or than the other replicas did: its node may
-    not train on.
-
-    What to do: exclude the node, stop, and go back to a checkpoint from before the error.
-
-    CRITICAL for each suspect node, until it is excluded. Of two that differ without a third,
-    each is a suspect.
-    """
-    by_node: dict[str, list[Corruption]] = {}
-    for found in seen(snapshot.training.corruptions):
-        by_node.setdefault(found.node, []).append(found)
-    excluded = excluded_nodes(snapshot)
-    for node, entries in by_node.items():
-        if node in excluded:
-            continue
-        is_certain = any(entry.certain for entry in entries)
-        last = entries[-1]
-        yield Finding(
-            silent_corruption.name,
-            Severity.CRITICAL,
-            f"{node} computes wrongly"
-            if is_certain
-            else f"{node} or another node computes wrongly",
-            subject=node,
-            identity=(node,),
-            evidence=(
-                *(f"iteration {entry.iteration}: {entry.why}" for entry in entries[-QUOTED:]),
-                f"last found {duration(max(0.0, snapshot.time - last.time))} ago",
-            ),
-            fix=exclude_command(snapshot, node, "it computes something else than the others"),
-            then=start_again(snapshot, node),
-        )

@@ -1,4 +1,4 @@
-"""Whether the training is as quick as it was, and which node is slow."""
+"""Whether the training is as quick as it was, and which node is slow, or computes wrongly."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from tr11ops.base.observed import known
+from tr11ops.base.observed import known, seen
 from tr11ops.base.robust import robust_sigma
-from tr11ops.base.units import counted
+from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import JobState
 from tr11ops.cluster.hostlist import compress
 from tr11ops.detect import series
 from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import Finding, Severity
-from tr11ops.detect.nodes_left import exclude_command, start_again, why_no_other
+from tr11ops.detect.nodes_left import exclude_command, excluded_nodes, start_again, why_no_other
 from tr11ops.observe import derived, normal_silence
 from tr11ops.observe.forecast import LAST_LINES, last_lines
 from tr11ops.observe.snapshot import Snapshot, Step
-from tr11ops.observe.training import TRAINING_PHASES
+from tr11ops.observe.training import TRAINING_PHASES, Corruption
 from trainer.contract.metrics_record import StepRecord
 from trainer.contract.phases import Heartbeat
 from trainer.contract.record import Record
@@ -390,3 +390,47 @@ def _warned(snapshot: Snapshot, nodes: tuple[str, ...]) -> Iterator[tuple[str, s
     for warning in known(snapshot.training.node_warnings, ()):
         if warning.node in nodes:
             yield warning.node, f"health check {warning.check} said at the start: {warning.why}"
+
+
+QUOTED = 3
+
+
+@detector(
+    "silent-corruption",
+    needs=("training.corruptions", "exclusions"),
+    bound="one bit",
+    severities="CRITICAL",
+)
+def silent_corruption(snapshot: Snapshot) -> Iterator[Finding]:
+    """A worker computed something else than it did before, or than the other replicas did: its node may
+    not train on.
+
+    What to do: exclude the node, stop, and go back to a checkpoint from before the error.
+
+    CRITICAL for each suspect node, until it is excluded. Of two that differ without a third,
+    each is a suspect.
+    """
+    by_node: dict[str, list[Corruption]] = {}
+    for found in seen(snapshot.training.corruptions):
+        by_node.setdefault(found.node, []).append(found)
+    excluded = excluded_nodes(snapshot)
+    for node, entries in by_node.items():
+        if node in excluded:
+            continue
+        is_certain = any(entry.certain for entry in entries)
+        last = entries[-1]
+        yield Finding(
+            silent_corruption.name,
+            Severity.CRITICAL,
+            f"{node} computes wrongly"
+            if is_certain
+            else f"{node} or another node computes wrongly",
+            subject=node,
+            identity=(node,),
+            evidence=(
+                *(f"iteration {entry.iteration}: {entry.why}" for entry in entries[-QUOTED:]),
+                f"last found {duration(max(0.0, snapshot.time - last.time))} ago",
+            ),
+            fix=exclude_command(snapshot, node, "it computes something else than the others"),
+            then=start_again(snapshot, node),
+        )

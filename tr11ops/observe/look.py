@@ -210,7 +210,7 @@ def observe(
     ahead = skews(known(operation.clocks, ()), facts.watch.clock_skew_seconds)
     living = frozenset(job.raw_id for job in known(mine, ()) if job.state.is_active)
     beats = known(heartbeats, ())
-    training = see_training(paths, attempts)
+    training = see_training(paths, attempts, facts.evaluates)
     return Snapshot(
         time=moment.time,
         run=_as_launched(directory, facts, known(mine, ()), known(attempts, ())),

@@ -136,6 +136,11 @@ class RunFacts(Record, dict=True):
     need: ResumeNeed = ResumeNeed()
     source: RunCard | None = None
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether the training is evaluated on other texts; also where no card says."""
+        return self.source is None or self.source.evaluation.iterations > 0
+
     @cached_property
     def exit_plan(self) -> ExitPlan | None:
         """When an attempt leaves by the card as it is now; None without one."""

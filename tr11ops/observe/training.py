@@ -43,6 +43,15 @@ class TrainingEvent(Record):
     values: Mapping[str, Any] = {}
 
 
+class Validation(Record):
+    """The loss after `iteration` on one set of texts that is not trained on, by the name of the set."""
+
+    name: str
+    iteration: int
+    loss: float
+    time: float
+
+
 class LogFile(Record):
     """A log that is there: `bytes` long, last written to at `changed` by the file system's clock."""
 
@@ -115,6 +124,7 @@ class TrainingObservations(Record):
 
     phases: Observed[tuple[Phase, ...]] = ()  # of the kept attempts; oldest first in each
     events: Observed[tuple[TrainingEvent, ...]] = ()  # oldest first
+    validations: Observed[tuple[Validation, ...]] = ()  # as they were written
     logs: Observed[tuple[LogFile, ...]] = ()
     node_warnings: Observed[tuple[NodeWarning, ...]] = ()  # of the newest attempt
     # of the newest attempts, the newest of them first

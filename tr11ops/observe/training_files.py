@@ -5,6 +5,7 @@ Only tails of large files are read. A failed read is `Unknown` with its reason, 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tr11ops.base.observed import Observed, Unknown, cause, observed
-from tr11ops.observe.files import TAIL_BYTES
+from tr11ops.observe.derived import ROLL_BACK, ROLL_BACK_EVENTS
+from tr11ops.observe.files import LONGEST_TAIL_BYTES, TAIL_BYTES
 from tr11ops.observe.snapshot import Attempt, newest_attempt
 from tr11ops.observe.training import (
     Corruption,
@@ -22,11 +24,12 @@ from tr11ops.observe.training import (
     Phase,
     TrainingEvent,
     TrainingObservations,
+    Validation,
 )
 from tr11ops.rundir.attempts import LaunchRecord
 from tr11ops.rundir.kept_stacks import KeptStacks, read_kept_stacks
 from trainer.contract.documents import read_record
-from trainer.contract.metrics_record import STEP, parse_record
+from trainer.contract.metrics_record import STEP, VALIDATION, MetricsRecord, parse_record
 from trainer.contract.paths import RunPaths
 from trainer.contract.phases import PhaseRecord, parse_phase
 from trainer.contract.state_file import open_for_reading, read_json, tail_lines
@@ -37,16 +40,23 @@ if TYPE_CHECKING:
 PHASES_HEAD_BYTES = 16 << 10  # start-up and load of the first launches
 PHASES_TAIL_BYTES = 48 << 10  # some 600 changes of phase
 EVENTS_KEPT = 100
+EVALUATED_OR_BACK = (b'"kind": "validation"', b'"kind": "roll-back')
 OTHER_RESULTS = ("warning", "bad")
 LAUNCHES_OF_ATTEMPTS = 3  # the newest ones whose launches are looked into
 
 
-def see_training(paths: RunPaths, attempts: Observed[tuple[Attempt, ...]]) -> TrainingObservations:
-    """Everything here, of the attempts that were seen."""
+def see_training(
+    paths: RunPaths, attempts: Observed[tuple[Attempt, ...]], evaluates: bool = True
+) -> TrainingObservations:
+    """Everything here, of the attempts that were seen. `evaluates`: whether the card asks for
+    validation.
+    """
+    validations = read_validations(paths) if evaluates else ()
     if isinstance(attempts, Unknown):
         return TrainingObservations(
             phases=attempts,
             events=read_events(paths),
+            validations=validations,
             logs=read_logs(paths),
             node_warnings=attempts,
             launch_ends=attempts,
@@ -59,6 +69,7 @@ def see_training(paths: RunPaths, attempts: Observed[tuple[Attempt, ...]]) -> Tr
     return TrainingObservations(
         phases=read_phases(paths, [attempt.job_id for attempt in attempts]),
         events=read_events(paths),
+        validations=validations,
         logs=read_logs(paths),
         node_warnings=() if newest is None else read_node_warnings(paths, newest.job_id),
         launch_ends=_recent_launch_ends(paths, attempts[:LAUNCHES_OF_ATTEMPTS]),
@@ -155,6 +166,39 @@ def _event(line: str) -> TrainingEvent | None:
         name: item for name, item in record.values.items() if name not in {"kind", "time", "job_id"}
     }
     return TrainingEvent(record.kind, record.time, record.job_id, rest)
+
+
+def read_validations(paths: RunPaths) -> Observed[tuple[Validation, ...]]:
+    """The evaluations in the last 8 MiB of metrics.jsonl, some 13,000 steps, as they were written;
+    none where there is no such file. What was no number, or was rolled back, is left out.
+    """
+    try:
+        lines, _ = tail_lines(paths.metrics, LONGEST_TAIL_BYTES, holding=EVALUATED_OR_BACK)
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        return Unknown(cause(error))
+    found: list[Validation] = []
+    before_roll_back: list[list[Validation]] = []
+    for record in filter(None, map(parse_record, lines)):
+        to, one = record.integer("to"), _validation(record)
+        if one is not None:
+            found.append(one)
+        elif record.kind == ROLL_BACK and to is not None:
+            before_roll_back.append(found)
+            found = [one for one in found if one.iteration <= to]
+        elif record.kind in ROLL_BACK_EVENTS and before_roll_back:
+            found = before_roll_back.pop()  # an undo takes back the last one
+    return tuple(found)
+
+
+def _validation(record: MetricsRecord) -> Validation | None:
+    loss = record.number("lm_loss")
+    if record.kind != VALIDATION or not math.isfinite(loss):
+        return None
+    if record.iteration is None or record.time is None:
+        return None
+    return Validation(str(record.values.get("name", "")), record.iteration, loss, record.time)
 
 
 def read_logs(paths: RunPaths) -> Observed[tuple[LogFile, ...]]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from tr11ops.agent.mitigation import switch_of
-from tr11ops.base.observed import Unknown, cause, known, observed
+from tr11ops.base.observed import Observed, Unknown, cause, known, observed
 from tr11ops.base.units import duration
 from tr11ops.detect.finding import Finding
 from tr11ops.detect.registry import detect_all, unjudged_detectors
@@ -236,20 +236,16 @@ def tell_of_silence(
     began, notes = time.monotonic(), list[str]()
     facts = facts_of(run.card, run.typed)
     snapshot = observe(run.directory, facts, run.reader, time.time(), silence=silence)
-    findings = detect_all(snapshot)
-    verdict = judge(snapshot, findings)
-    reported = remarks(snapshot, findings, verdict, Unknown(silence))
-    alerts = None
+    pulse = _judged(snapshot, detect_all(snapshot), Unknown(silence))
     if not dry_run:
-        alerts = _alert(
-            run,
-            findings,
-            snapshot=snapshot,
-            verdict=verdict,
-            email=email,
-            notes=notes,
-            situation=_condition_alone(verdict, snapshot),
-        )
+        pulse = _told(run, pulse, situation=_condition_alone(pulse), email=email, notes=notes)
+    return replace(pulse, notes=tuple(notes), seconds=time.monotonic() - began)
+
+
+def _judged(snapshot: Snapshot, findings: tuple[Finding, ...], pause: Observed[str]) -> Pulse:
+    """A pass that has looked, and neither told nor done anything yet."""
+    verdict = judge(snapshot, findings)
+    reported = remarks(snapshot, findings, verdict, pause)
     return Pulse(
         snapshot,
         findings,
@@ -257,9 +253,6 @@ def tell_of_silence(
         reported=reported,
         plan=Plan(),
         lines=lines(snapshot, verdict, reported),
-        notes=tuple(notes),
-        alerts=alerts,
-        seconds=time.monotonic() - began,
     )
 
 
@@ -324,15 +317,13 @@ def _pass(
     is_there = directory.exists and not snapshot.unmounted
     if not dry_run and is_there:
         snapshot, findings = _with_stacks(run, snapshot, findings, notes)
-    verdict = judge(snapshot, findings)
     ledger = read_journal(directory.journal, since=now - KEPT_SECONDS)
     policy_context = read_policy_context(directory, run.user, now, may_act=actuator is not None)
-    reported = remarks(snapshot, findings, verdict, policy_context.pause)
-    first = lines(snapshot, verdict, reported)
-    alerts = None
+    pulse = _judged(snapshot, findings, policy_context.pause)
+    verdict = pulse.verdict
     history, settled = _history(directory, ledger, now, notes), tuple[ActionRecord, ...]()
     if not dry_run and is_there:
-        _log(directory.paths.main_log, first, notes)
+        _log(directory.paths.main_log, pulse.lines, notes)
     if not dry_run and (is_there or snapshot.unmounted):
 
         def expected() -> Plan:
@@ -345,23 +336,14 @@ def _pass(
 
         situation = _situation(
             run,
-            snapshot,
+            pulse,
             expected=expected,
             history=history,
             may_act=watchdog_lock is not None,
             why_not=why_not,
-            verdict=verdict,
             notes=notes,
         )
-        alerts = _alert(
-            run,
-            findings,
-            snapshot=snapshot,
-            verdict=verdict,
-            email=email,
-            notes=notes,
-            situation=situation,
-        )
+        pulse = _told(run, pulse, situation=situation, email=email, notes=notes)
     if watchdog_lock is not None:
         history, settled = _settled(history, snapshot, directory, notes)
     intended = plan(
@@ -378,24 +360,20 @@ def _pass(
             now=now,
         )
     records = _records(intended, done, settled)
-    second = lines(snapshot, verdict, reported, records)[len(first) :]
+    second = lines(snapshot, verdict, pulse.reported, records)[len(pulse.lines) :]
     if not dry_run and is_there:
         _log(directory.paths.main_log, second, notes)
         _keep_journal_heads(directory, now, notes)
         untold = publish(run.card.resilience.shared_exclusions, directory)
         notes += [untold] if untold else []
-    return Pulse(
-        snapshot,
-        findings,
-        verdict=verdict,
-        reported=reported,
+    return replace(
+        pulse,
         plan=intended,
-        lines=(*first, *second),
+        lines=(*pulse.lines, *second),
         acts=watchdog_lock is not None,
         done=done,
         settled=settled,
         notes=tuple(dict.fromkeys(notes)),
-        alerts=alerts,
     )
 
 
@@ -501,12 +479,11 @@ def _settled(
 # ----------------------------------------------------------------------------- notifying
 def _situation(
     run: WatchedRun,
-    snapshot: Snapshot,
+    pulse: Pulse,
     expected: Callable[[], Plan],
     history: ActionHistory,
     may_act: bool,
     why_not: str,
-    verdict: Verdict,
     notes: list[str],
 ) -> RunSituation:
     """What the mails say of the run. The plan is that of this moment: what is told comes before
@@ -518,50 +495,42 @@ def _situation(
         return situation_of(
             run.directory,
             run.card,
-            snapshot=snapshot,
-            ledger=None,
+            snapshot=pulse.snapshot,
             intended=expected(),
             action_history=history,
             may_act=may_act,
             why_not=why_not,
-            verdict=verdict,
+            verdict=pulse.verdict,
         )
     except (
         Exception
     ) as error:  # no fault of the plan or the forecast may keep people from hearing of the run
         notes.append(f"the mails do not say how the run is doing: {cause(error)}")
-        return _condition_alone(verdict, snapshot)
+        return _condition_alone(pulse)
 
 
-def _condition_alone(verdict: Verdict, snapshot: Snapshot) -> RunSituation:
+def _condition_alone(pulse: Pulse) -> RunSituation:
     from tr11ops.alerts.situation import RunSituation
     from tr11ops.watchdog.situation import condition_of
 
-    return RunSituation(condition=condition_of(verdict, snapshot), knows_acts=False)
+    return RunSituation(condition=condition_of(pulse.verdict, pulse.snapshot), knows_acts=False)
 
 
-def _alert(
-    run: WatchedRun,
-    findings: tuple[Finding, ...],
-    snapshot: Snapshot,
-    verdict: Verdict,
-    email: bool,
-    notes: list[str],
-    situation: RunSituation,
-) -> AlertOutcome | None:
+def _told(
+    run: WatchedRun, pulse: Pulse, situation: RunSituation, email: bool, notes: list[str]
+) -> Pulse:
     """Tell the people; what cannot be sent now is kept on disk by the service, and said here."""
     from tr11ops.alerts.service import process
     from tr11ops.runcard.card import CardError
 
-    seen = seen_something(snapshot, verdict)
-    hidden = unjudged_detectors(snapshot)
+    snapshot = pulse.snapshot
     try:
         outcome = process(
             run.directory,
             run.card,
-            findings=findings,
-            blind=hidden,
-            observed=seen,
+            findings=pulse.findings,
+            blind=unjudged_detectors(snapshot),
+            observed=pulse.observed,
             now=snapshot.time,
             deliver=email,
             typed=run.typed,
@@ -570,9 +539,9 @@ def _alert(
         )
     except (OSError, ValueError, CardError) as error:
         notes.append(f"no one could be alerted: {cause(error)}")
-        return None
+        return pulse
     notes += outcome.notes
-    return outcome
+    return replace(pulse, alerts=outcome)
 
 
 def _log(path: Path, texts: tuple[str, ...], notes: list[str]) -> None:

@@ -23,7 +23,6 @@ from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from tr11ops.rundir.action_log import LETS_IT_ACT, ActionHistory, Result
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
-from tr11ops.rundir.journal import Ledger
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.watchdog.actions import Plan
 from tr11ops.watchdog.verdict import Verdict, VerdictWord
@@ -36,7 +35,6 @@ def situation_of(
     directory: RunDirectory,
     card: RunCard,
     snapshot: Snapshot,
-    ledger: Ledger | None = None,
     intended: Plan = Plan(),  # noqa: B008  frozen
     action_history: ActionHistory = ActionHistory(),  # noqa: B008  frozen
     may_act: bool = False,
@@ -53,7 +51,7 @@ def situation_of(
     @cache
     def spent() -> Goodput:
         return account(
-            read_history(directory, snapshot.jobs, ledger, snapshot.scheduler), snapshot.time
+            read_history(directory, snapshot.jobs, scheduler=snapshot.scheduler), snapshot.time
         )
 
     def since(moment: float, until: float | None = None) -> Spell | None:

@@ -142,12 +142,14 @@ def read_json(path: Path, largest: int = LARGEST_BYTES) -> dict[str, Any] | None
     return value
 
 
-def tail_lines(path: Path, size: int) -> tuple[list[str], bool]:
+def tail_lines(
+    path: Path, size: int, holding: tuple[bytes, ...] = (b"",)
+) -> tuple[list[str], bool]:
     """The whole lines in the last `size` bytes of a file, and whether these are all of the file's
     lines.
 
-    A line cut by the window, and a last line without its newline (being written), are left out.
-    Invalid UTF-8 is replaced. Raises OSError as the file system does.
+    A line cut by the window, and a last line without its newline (being written), are left out, and
+    so are those with none of the texts of `holding`. Invalid UTF-8 is replaced. Raises OSError as the file system does.
     """
     with open_for_reading(path) as stream:
         end = stream.seek(0, os.SEEK_END)
@@ -158,4 +160,5 @@ def tail_lines(path: Path, size: int) -> tuple[list[str], bool]:
     if start:
         cut = whole.find(b"\n") + 1
         whole = whole[cut:]
-    return whole.decode("utf-8", errors="replace").split("\n")[:-1], start == 0
+    lines = [line for line in whole.split(b"\n")[:-1] if any(text in line for text in holding)]
+    return [line.decode("utf-8", errors="replace") for line in lines], start == 0

@@ -29,7 +29,7 @@ from tests.tr11ops.status_cases import (
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.observe.snapshot import Attempt, Checkpoint, KillSwitch, Snapshot, Step
-from tr11ops.observe.training import LaunchEnd, TrainingEvent
+from tr11ops.observe.training import LaunchEnd, TrainingEvent, Validation
 from tr11ops.runcard.exit_duration import ExitPlan
 from tr11ops.rundir.paths import Submission
 
@@ -135,9 +135,20 @@ FAILED = (
     ),
 )
 
+RISEN = tuple(
+    Validation("valid", 1000 * place, 2.0 + 0.1 * place, NOW - DAY + place) for place in (1, 2, 3)
+)
+
 # name, snapshot, detector, expected severities
 TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     ("nothing anywhere", idle(), "down", ["CRITICAL"]),
+    (
+        "evaluations rise",
+        changed(snapshot(), validations=RISEN),
+        "validation-loss-rises",
+        ["WARNING"],
+    ),
+    ("one rise", changed(snapshot(), validations=RISEN[:2]), "validation-loss-rises", []),
     ("queued", idle(jobs=(pending(),)), "down", []),
     (
         "a limit as in the card",

@@ -49,6 +49,7 @@ IDENTITY = {  # what of a finding is its identity
     "loss-not-finite": ONE,
     "loss-spike": ONE,
     "gradient-norm": ONE,
+    "validation-loss-rises": "set of texts",
     "counters-jump": "iteration",
     "silent-corruption": "node",
     "slow": ONE,

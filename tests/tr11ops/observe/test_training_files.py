@@ -16,10 +16,11 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from tests.tr11ops.status_cases import NOW, record
-from tr11ops.base.observed import Unknown
-from tr11ops.observe.files import TAIL_BYTES, read_attempts
+from tr11ops.base.observed import Unknown, known
+from tr11ops.observe.files import LONGEST_TAIL_BYTES, TAIL_BYTES, read_attempts
 from tr11ops.observe.look import facts_of
 from tr11ops.observe.snapshot import Attempt, newest_attempt
+from tr11ops.observe.training import Validation
 from tr11ops.observe.training_files import (
     EVENTS_KEPT,
     PHASES_HEAD_BYTES,
@@ -31,6 +32,7 @@ from tr11ops.observe.training_files import (
     read_logs,
     read_node_warnings,
     read_phases,
+    read_validations,
     see_training,
 )
 from tr11ops.runcard.card import load_card, shipped_folder
@@ -185,6 +187,41 @@ def test_many_events_in_a_log_of_gigabytes(paths: RunPaths) -> None:
 
 
 # ----------------------------------------------------------------------------- logs, nodes, facts
+def validation(iteration: int, loss: object, **more: object) -> str:
+    """A line of metrics.jsonl, as the trainer writes it."""
+    value = {"kind": "validation", "name": "valid", "iteration": iteration, "lm_loss": loss}
+    return json.dumps({**value, "time": NOW + iteration, "job_id": "7", **more})
+
+
+def test_evaluations_are_found_behind_thousands_of_steps(paths: RunPaths) -> None:
+    """Beyond the tail that holds events: a large run evaluates every thousand steps."""
+    step = json.dumps({"kind": "step", "note": "x" * (2 * TAIL_BYTES)})
+    lines = (
+        validation(100, 2.5), step, validation(200, None), validation(300, 2.4, time="late"),
+        validation(400, 2.3, name="code"), step, '{"kind": "validation"', validation(500, 2.2),
+    )  # fmt: skip
+    for line in lines:
+        append_line(paths.metrics, line)
+    assert read_validations(paths) == (
+        Validation("valid", 100, 2.5, NOW + 100),
+        Validation("code", 400, 2.3, NOW + 400),
+        Validation("valid", 500, 2.2, NOW + 500),
+    )
+    assert see_training(paths, ()).validations == read_validations(paths)
+    assert see_training(paths, (), evaluates=False).validations == ()
+    back = {"kind": "roll-back", "time": NOW + 501, "to": 400, "by": "ana"}
+    append_line(paths.metrics, json.dumps(back))
+    assert [one.iteration for one in known(read_validations(paths), ())] == [100, 400]
+    append_line(paths.metrics, json.dumps({**back, "kind": "roll-back-undone", "to": 500}))
+    assert [one.iteration for one in known(read_validations(paths), ())] == [100, 400, 500]
+    append_line(paths.metrics, "x" * LONGEST_TAIL_BYTES)
+    assert read_validations(paths) == (), "no more is read of a log of gigabytes"
+    paths.metrics.unlink()
+    assert read_validations(paths) == ()
+    paths.metrics.mkdir()
+    assert isinstance(read_validations(paths), Unknown)
+
+
 def test_sizes_and_ages_of_the_logs(paths: RunPaths) -> None:
     assert read_logs(paths) == ()
     paths.main_log.write_bytes(b"x" * 77)

@@ -98,7 +98,6 @@ def test_progress_loss_end_and_acts(action_history: Past, card: RunCard) -> None
         action_history.directory,
         card,
         given,
-        None,
         Plan((cancel,), ("x",)),
         Deeds((done, refused)),
         True,
