@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,11 +27,19 @@ from tr11ops.alerts.people import (
 from tr11ops.alerts.reading import current_alert_state, incidents, kept_here, open_alerts, waiting
 from tr11ops.alerts.sending import policy_for
 from tr11ops.base.errors import NoSuchAlert, Refusal
-from tr11ops.base.observed import Unknown, known, observed
+from tr11ops.base.observed import Observed, Unknown, known, observed
 from tr11ops.base.units import counted, duration
 from tr11ops.cli.common import in_time, named_card, say
-from tr11ops.cli.context import DRY_RUN, JSON, REASON, RunContext, emit
-from tr11ops.cli.runner import UNCHANGED, Change, Outcome, carry_out
+from tr11ops.cli.runner import (
+    DRY_RUN,
+    JSON,
+    REASON,
+    UNCHANGED,
+    Outcome,
+    RunContext,
+    carry_out,
+    unasked,
+)
 from tr11ops.cli.terminal import USUAL, local_time, plain_text, show, table
 from tr11ops.observe.look import facts_of, observe
 from tr11ops.observe.operation_files import read_unwritable_directories
@@ -41,7 +50,7 @@ from trainer.contract.documents import document
 if TYPE_CHECKING:
     from tr11ops.alerts.changes import Change as AlertChange
     from tr11ops.alerts.situation import RunSituation
-    from tr11ops.alerts.state import Alert, Incident
+    from tr11ops.alerts.state import Alert, Incident, UndeliveredMessages
     from tr11ops.rundir.paths import RunDirectory
 
 SCHEMA = 1
@@ -133,7 +142,7 @@ def ack(
     fingerprints: Fingerprints = None,
     everything: AllOption = False,
     who: WhoOption = "",
-) -> None:
+) -> Outcome:
     """Say that someone works on it: no escalation and no repeats for 24 hours, unless it becomes
     worse.
 
@@ -143,7 +152,8 @@ def ack(
     """
     context.seen()
     name = _name(who)
-    _do(context, _chosen(context, fingerprints, everything), *acknowledge(name, context.reason))
+    chosen = _chosen(context, fingerprints, everything)
+    return _do(context, chosen, *acknowledge(name, context.reason))
 
 
 def snooze(
@@ -153,7 +163,7 @@ def snooze(
         str, typer.Option("--for", metavar="TIME", help="How long: 30m, 2h, 1d.")
     ] = "2h",
     everything: AllOption = False,
-) -> None:
+) -> Outcome:
     """No message about it for so long, unless it becomes worse. Then it is said once again.
 
     Examples:
@@ -165,7 +175,7 @@ def snooze(
     except ValueError as error:
         raise Refusal(f"--for {error}", exit_code=2) from None
     name = _name("")
-    _do(context, _chosen(context, fingerprints, everything), *put_off(name, seconds))
+    return _do(context, _chosen(context, fingerprints, everything), *put_off(name, seconds))
 
 
 def assign(
@@ -174,7 +184,7 @@ def assign(
     to: Annotated[
         str, typer.Argument(metavar="WHO", help="A name, or a mail address, which is told.")
     ],
-) -> None:
+) -> Outcome:
     """Give it to someone. A mail address hears of it at once, and of all that follows.
 
     Examples:
@@ -183,14 +193,14 @@ def assign(
     if not to.strip():
         raise Refusal("WHO: is empty; give a name or a mail address", exit_code=2)
     context.seen()
-    _do(context, (fingerprint,), *give(to))
+    return _do(context, (fingerprint,), *give(to))
 
 
 def resolve(
     context: Annotated[RunContext, JSON, DRY_RUN, REASON],
     fingerprints: Fingerprints = None,
     everything: AllOption = False,
-) -> None:
+) -> Outcome:
     """Say that it is over. Those who were told hear it; if the next look sees the fault, it is open
     again.
 
@@ -201,7 +211,7 @@ def resolve(
         raise Refusal("--reason is needed: those who were told of it will ask", exit_code=2)
     context.seen()
     name = _name("")
-    _do(context, _chosen(context, fingerprints, everything), *close(name, context.reason))
+    return _do(context, _chosen(context, fingerprints, everything), *close(name, context.reason))
 
 
 # ----------------------------------------------------------------------------- how
@@ -227,7 +237,7 @@ def _chosen(
     return tuple(alert.fingerprint for alert in found)
 
 
-def _do(context: RunContext, typed: Sequence[str], change: AlertChange, kind: str) -> None:
+def _do(context: RunContext, typed: Sequence[str], change: AlertChange, kind: str) -> Outcome:
     """Change the alerts that were typed, or show which they are; `kind` is the journal's word for
     it.
     """
@@ -236,7 +246,7 @@ def _do(context: RunContext, typed: Sequence[str], change: AlertChange, kind: st
     def preview() -> Outcome:
         alert_state = current_alert_state(directory)
         alerts = tuple(dict.fromkeys(resolve_prefix(alert_state, name) for name in typed))
-        return _changed(context, alerts, f"would-be-{action}", f"would be {action}", UNCHANGED)
+        return _changed(alerts, f"would-be-{action}", f"would be {action}", UNCHANGED)
 
     def apply() -> Outcome:
         wanted = [
@@ -247,11 +257,10 @@ def _do(context: RunContext, typed: Sequence[str], change: AlertChange, kind: st
             directory, context.card, wanted=wanted, now=time.time(), typed=named_card(context.run)
         )
         notes = [f"tr11: {plain_text(fault)}" for fault in faults]
-        return _changed(context, alerts, action, action, *notes)
+        return _changed(alerts, action, action, *notes)
 
     try:
-        shown = preview() if context.dry_run else Outcome()
-        carry_out(context, Change((), "", apply, shown, unchanged=""))
+        return carry_out(context, unasked(apply, preview))
     except NoSuchAlert as error:
         elsewhere = kept_elsewhere(directory)
         more = ""
@@ -262,20 +271,15 @@ def _do(context: RunContext, typed: Sequence[str], change: AlertChange, kind: st
         raise Refusal(f"the alerts cannot be read: {error}", exit_code=3) from None
 
 
-def _changed(
-    context: RunContext, alerts: Sequence[Alert], action: str, done: str, *notes: str
-) -> Outcome:
+def _changed(alerts: Sequence[Alert], action: str, done: str, *notes: str) -> Outcome:
     """The answer; for a person all of it is on stderr."""
     document = {
         "schema": SCHEMA,
         "action": action,
         "alerts": [alert_values(alert) for alert in alerts],
     }
-    lines: list[str] = []
-    if not context.as_json:
-        lines = [f"{done}: {alert.fingerprint} {plain_text(alert.title)}" for alert in alerts]
-        lines = lines or ["no alert is open"]
-    return Outcome(document, notes=(*lines, *notes), indent=None)
+    lines = [f"{done}: {alert.fingerprint} {plain_text(alert.title)}" for alert in alerts]
+    return Outcome(document, notes=notes, remarks=lines or ["no alert is open"], indent=None)
 
 
 # ----------------------------------------------------------------------------- the commands
@@ -298,7 +302,7 @@ def list_alerts(
     everything: Annotated[
         bool, typer.Option("--all", help="Also incidents that are over.")
     ] = False,
-) -> None:
+) -> Outcome:
     """Open alerts, the most severe first, with who looks after them. Asks no scheduler.
 
     Examples:
@@ -306,7 +310,6 @@ def list_alerts(
       tr11 alerts list --all --json
     """
     context.seen()
-    now = time.time()
     found, past, left = in_time(
         lambda: (
             open_alerts(context.directory),
@@ -319,21 +322,27 @@ def list_alerts(
     if isinstance(past, Unknown):
         raise Refusal(f"the alerts cannot be read: {past.why}", exit_code=3)
     over = tuple(incident for incident in past if incident.resolved is not None)
-    if context.as_json:
-        if isinstance(left, Unknown):
-            queue = None
-        else:
-            queue = {"count": left.count, "since": left.since}
-        ended = [document(incident) for incident in over]
-        values = {
-            "schema": SCHEMA,
-            "alerts": [alert_values(alert) for alert in found],
-            "over": ended,
-        }
-        emit({**values, "waiting": queue})
-        return
+    queue = None
+    if not isinstance(left, Unknown):
+        queue = {"count": left.count, "since": left.since}
+    values = {
+        "schema": SCHEMA,
+        "alerts": [alert_values(alert) for alert in found],
+        "over": [document(incident) for incident in over],
+        "waiting": queue,
+    }
+    return Outcome(values, screen=partial(_show, context.directory, found, over, left))
+
+
+def _show(
+    directory: RunDirectory,
+    found: Sequence[Alert],
+    over: Sequence[Incident],
+    left: Observed[UndeliveredMessages],
+) -> None:
+    """The table, and what else a person has to know of the alerts."""
     made = table("SEVERITY", "ALERT", "SINCE", "WHO", "WHAT")
-    for row in rows(found, over, now):
+    for row in rows(found, over, time.time()):
         made.add_row(*map(plain_text, row))
     made.columns[3].no_wrap = False  # who looks after it may be several people
     if found or over:
@@ -348,7 +357,7 @@ def list_alerts(
         say(f"{what} to be sent since {local_time(left.since)}{trouble}")
     if not found:
         say("no alert is open")
-    elsewhere = in_time(lambda: kept_elsewhere(context.directory))
+    elsewhere = in_time(partial(kept_elsewhere, directory))
     if elsewhere:
         say(f"tr11: {elsewhere}")
 
@@ -371,7 +380,7 @@ def test(
             help="Mail to this address alone; may be repeated.",
         ),
     ] = None,
-) -> None:
+) -> Outcome:
     """Send a real test message to everyone whom the card names, and say of each whether a server
     took it. What waits to be sent on a route that takes the test goes out with it.
 
@@ -393,35 +402,34 @@ def test(
         raise Refusal(
             "no one would be told: set alerts.recipients, alerts.rota or alerts.urls_file in the card"
         )
-    if context.as_json:
-        values = [
-            {"route": route, "to": who, "taken": not trouble, "trouble": trouble}
-            for route, who, trouble in results
-        ]
-        emit({"schema": SCHEMA, "results": values})
-    else:
-        made = table("ROUTE", "TO", "RESULT")
-        for route, who, trouble in results:
-            made.add_row(*map(plain_text, (route, who, trouble or "taken")))
-        show(made)
+    values = [
+        {"route": route, "to": who, "taken": not trouble, "trouble": trouble}
+        for route, who, trouble in results
+    ]
+    made = table("ROUTE", "TO", "RESULT")
+    for route, who, trouble in results:
+        made.add_row(*map(plain_text, (route, who, trouble or "taken")))
     taken = frozenset(route for route, _, trouble in results if not trouble)
     sent, troubles = send_what_waits(
         context.directory, context.card, taken=taken, now=time.time(), typed=named_card(context.run)
     )
+    notes = list(troubles)
     if sent:
-        say(
-            f"{counted(sent, 'message that had waited was', 'messages that had waited were')} sent as well"
-        )
-    for trouble in troubles:
-        say(trouble)
+        waited = counted(sent, "message that had waited was", "messages that had waited were")
+        notes.insert(0, f"{waited} sent as well")
     routes = {route for route, _, trouble in results if trouble}
     if "mail" in routes:
-        say(
+        notes.append(
             "mail goes to alerts.smtp_host and alerts.smtp_port of the card: name a server that takes mail from here"
         )
     if routes - {"mail"}:
-        say("delivery URLs are the lines of alerts.urls_file")
-    raise typer.Exit(1 if routes else 0)
+        notes.append("delivery URLs are the lines of alerts.urls_file")
+    return Outcome(
+        {"schema": SCHEMA, "results": values},
+        notes=notes,
+        exit_code=1 if routes else 0,
+        screen=partial(show, made),
+    )
 
 
 @app.command()
@@ -433,7 +441,7 @@ def digest(
     again: Annotated[
         bool, typer.Option("--again", help="With --send: whatever was sent already.")
     ] = False,
-) -> None:
+) -> Outcome:
     """Show the daily summary, or send it. The watchdog sends it by itself, once a day, at
     alerts.digest_time.
 
@@ -464,8 +472,7 @@ def digest(
                 situation=situation,
             )
             value = {"schema": SCHEMA, "subject": subject, "lines": list(lines)}
-            context.emit(value, map(plain_text, (subject, "", *lines)))
-            return
+            return Outcome(value, map(plain_text, (subject, "", *lines)))
         message, notes = send_digest(
             context.directory,
             context.card,
@@ -476,29 +483,27 @@ def digest(
         )
     except ValueError as error:
         raise Refusal(f"the alerts cannot be read: {error}", exit_code=3) from None
-    for line in notes:
-        say(f"tr11: {plain_text(line)}")
-    reachable = policy_for(context.directory, context.card).is_reachable
-    if context.as_json:
-        if message is None or not reachable:
-            sent = None
-        else:
-            sent = {"subject": message.subject, "to": list(message.to)}
-        emit({"schema": SCHEMA, "sent": sent, "notes": list(notes)})
-    elif not reachable:
-        say("no one is told: set alerts.recipients, alerts.rota or alerts.urls_file in the card")
+    sent = None
+    if not policy_for(context.directory, context.card).is_reachable:
+        text = "no one is told: set alerts.recipients, alerts.rota or alerts.urls_file in the card"
     elif message is None:
-        say("no digest is due: today's was sent, or the card wants none (--again sends one)")
+        text = "no digest is due: today's was sent, or the card wants none (--again sends one)"
     else:
+        sent = {"subject": message.subject, "to": list(message.to)}
         fate = "queued, and sent later" if notes else "sent"
-        say(f"{message.subject}: {fate} to {', '.join(message.to) or 'the URLs'}")
+        text = f"{message.subject}: {fate} to {', '.join(message.to) or 'the URLs'}"
+    return Outcome(
+        {"schema": SCHEMA, "sent": sent, "notes": list(notes)},
+        notes=[f"tr11: {plain_text(line)}" for line in notes],
+        remarks=(text,),
+    )
 
 
 @app.command()
 def rota(
     context: Annotated[RunContext, JSON],
     turns: Annotated[int, typer.Option("--turns", min=1, max=100, help="How many to show.")] = 4,
-) -> None:
+) -> Outcome:
     """Who is on duty now, and who follows.
 
     Examples:
@@ -511,22 +516,13 @@ def rota(
         end = policy.turn_ends(begin)
         found.append((policy.on_duty(begin)[0], begin, end))
         begin = end
-    if context.as_json:
-        values = [{"who": who, "from": since, "until": until} for who, since, until in found]
-        recipients = list(policy.recipients)
-        emit({"schema": SCHEMA, "turns": values, "recipients": recipients})
-        return
+    values = [{"who": who, "from": since, "until": until} for who, since, until in found]
+    recipients = list(policy.recipients)
+    value = {"schema": SCHEMA, "turns": values, "recipients": recipients}
     if not found:
-        say(
-            "the card has no rota: "
-            + (
-                f"all goes to {', '.join(policy.recipients)}"
-                if policy.recipients
-                else "no one is told"
-            )
-        )
-        return
+        told = f"all goes to {', '.join(recipients)}" if recipients else "no one is told"
+        return Outcome(value, remarks=(f"the card has no rota: {told}",))
     made = table("ON DUTY", "UNTIL")
     for place, (who, _, until) in enumerate(found):
         made.add_row(plain_text(who + (" (now)" if place == 0 else "")), said(until, policy))
-    show(made)
+    return Outcome(value, screen=partial(show, made))

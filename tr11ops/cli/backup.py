@@ -23,13 +23,13 @@ from tr11ops.cli.backup_run import (
     StepsArgument,
     asked_of,
     open_backup,
+    planned_copies,
     read_back,
     require_archives,
     run_copies,
-    show_plan,
 )
 from tr11ops.cli.common import directory_of, in_time, require_directory, say
-from tr11ops.cli.context import JSON, RunContext
+from tr11ops.cli.runner import JSON, Outcome, RunContext
 from tr11ops.logs.lines import plain
 from tr11ops.rundir.copies import read_copies, read_drill
 
@@ -48,7 +48,7 @@ def status(
             "--rebuild", help="First make the records again from the receipts at the destination."
         ),
     ] = False,
-) -> None:
+) -> Outcome:
     """For each archive: its copies, the last success, how far re-reading is, what is damaged, what
     is due, who copies.
 
@@ -73,8 +73,9 @@ def status(
         screen = in_time(lambda: _screen(card, archives))
     except (OSError, ValueError) as error:
         raise Unobserved(f"what is copied is not known: {error}; try --rebuild") from None
-    context.emit(status_value(screen), map(plain, status_lines(screen)))
-    raise typer.Exit(max(code, 1 if screen.needs_person else 0))
+    if screen.needs_person:
+        code = max(code, 1)
+    return Outcome(status_value(screen), map(plain, status_lines(screen)), exit_code=code)
 
 
 def _rebuild(card: RunCard, archives: tuple[str, ...], is_quiet: bool) -> int:
@@ -145,7 +146,7 @@ def plan(
     steps: StepsArgument = None,
     to: ArchiveOption = None,
     kind: KindOption = None,
-) -> None:
+) -> Outcome:
     """What the next round copies where and why, how long that takes, what is copied already, and
     what is not copied.
 
@@ -159,7 +160,7 @@ def plan(
     card, _ = context.seen(missing=None)
     archives = require_archives(card, to, steps)
     context.require_mounted()
-    show_plan(card, asked_of(steps, kind), archives, context.as_json)
+    return planned_copies(card, asked_of(steps, kind), archives)
 
 
 app.command("run")(run_copies)

@@ -17,9 +17,8 @@ from tr11ops.backup.survey import list_receipts
 from tr11ops.base.errors import ArchiveError, Refusal
 from tr11ops.base.units import MINUTE, size, timestamp
 from tr11ops.cli.backup_run import open_backup, require_archives
-from tr11ops.cli.common import require_directory, say
-from tr11ops.cli.context import DRY_RUN, YES, RunContext, emit
-from tr11ops.cli.runner import Change, Outcome, carry_out
+from tr11ops.cli.common import require_directory
+from tr11ops.cli.runner import DRY_RUN, YES, Change, Outcome, RunContext, carry_out
 from tr11ops.rundir.copies import read_copies
 from tr11ops.rundir.identity import adopt_run_id, require_run_id, run_id, short
 
@@ -33,8 +32,8 @@ SCHEMA = 1
 
 
 # ----------------------------------------------------------------------------- restore --list
-def list_candidates(card: RunCard, step: int, source: str | None, as_json: bool) -> None:
-    """Print every copy of a step, of any run, in the archives that are meant. Raises Refusal where
+def list_candidates(card: RunCard, step: int, source: str | None, as_json: bool) -> Outcome:
+    """Every copy of a step, of any run, in the archives that are meant. Raises Refusal where
     none answers.
     """
     names = require_archives(card, [source] if source else None, [step], "--from")
@@ -55,35 +54,30 @@ def list_candidates(card: RunCard, step: int, source: str | None, as_json: bool)
                     found += [(archive.name, one) for one in listed if one.receipt.step == step]
             except (ArchiveError, OSError, ValueError) as error:
                 faults.append(f"{name}: {error}")
-    for fault in faults:
-        say(fault)
-    if as_json:
-        emit({"schema": SCHEMA, "step": step, "copies": [_value(*entry) for entry in found]})
-    elif found:
-        _table(found)
-    else:
-        typer.echo(f"no copy of step {step} with a receipt in {' or '.join(names)}")
+    document = {"schema": SCHEMA, "step": step, "copies": [_value(*entry) for entry in found]}
+    code, lines = 0, list(_table(found))
+    if not found:
+        code, lines = 1, [f"no copy of step {step} with a receipt in {' or '.join(names)}"]
     if faults:
-        raise typer.Exit(3)
-    raise typer.Exit(0 if found else 1)
+        code = 3
+    return Outcome(document, lines, tuple(faults), exit_code=code)
 
 
-def _table(found: list[tuple[str, Candidate]]) -> None:
-    typer.echo(f"{'IDENTITY':<10}{'COPY':<9}{'IN':<9}{'SIZE':>10}  {'COPIED (UTC)':<18}RUN")
+def _table(found: list[tuple[str, Candidate]]) -> Iterator[str]:
+    yield f"{'IDENTITY':<10}{'COPY':<9}{'IN':<9}{'SIZE':>10}  {'COPIED (UTC)':<18}RUN"
     for archive, one in sorted(found, key=lambda entry: (entry[1].receipt.identity, entry[0])):
         receipt = one.receipt
         if one.is_ours:
             whose = "this run"
         else:
             whose = f"another: {one.run_id[:8] or receipt.run}"
-        typer.echo(
+        yield (
             f"{receipt.identity[:8]:<10}{receipt.kind:<9}{archive[:8]:<9}{size(receipt.bytes):>10}  "
             f"{_day(receipt.copied):<18}{whose}"
         )
 
 
 def _day(moment: float) -> str:
-
     return timestamp(moment, UTC, MINUTE)
 
 
@@ -106,7 +100,7 @@ def _value(archive: str, one: Candidate) -> dict[str, object]:
 def adopt(
     context: Annotated[RunContext, YES, DRY_RUN],
     archive: Annotated[str, typer.Argument(metavar="store|url", help="Which archive of the card.")],
-) -> None:
+) -> Outcome:
     """Say that an archive is this run's: one that is older than run ids, or that of a run directory
     that was lost.
 
@@ -123,7 +117,7 @@ def adopt(
     require_directory(directory)
     try:
         with open_backup(card, False) as backup, closing(backup.opened(archive)) as opened:
-            carry_out(context, _adoption(backup, opened))
+            return carry_out(context, _adoption(backup, opened))
     except (OSError, ValueError) as error:
         raise Refusal(f"nothing was changed: {error}") from None
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import replace
 
 from tr11ops.backup.data_sets import newest_copies
 from tr11ops.backup.drill import choose_copy, run_drill
@@ -33,7 +34,6 @@ from tr11ops.cli import completion
 from tr11ops.cli.backup_owner import list_candidates
 from tr11ops.cli.backup_run import (
     KindOption,
-    ReasonOption,
     archive_errors,
     asked_of,
     open_backup,
@@ -47,7 +47,7 @@ from tr11ops.cli.checkpoints import (
     put_numbers_on_record,
 )
 from tr11ops.cli.common import directory_of, say
-from tr11ops.cli.context import JSON, RunContext, answer, emit
+from tr11ops.cli.runner import DRY_RUN, JSON, REASON, Outcome, RunContext, carry_out, unasked
 from tr11ops.logs.lines import plain
 from tr11ops.rundir.checkpoint_digests import DigestRecord, note_damage, put_on_record
 from tr11ops.rundir.copies import CopyRecord, Kind, Receipt, identity_of, read_copies
@@ -68,8 +68,8 @@ SCHEMA = 1
 
 
 # ----------------------------------------------------------------------------- data
-def list_data(card: RunCard, source: str | None, as_json: bool) -> None:
-    """Print the newest copy of each data set in the archives that are meant."""
+def list_data(card: RunCard, source: str | None, as_json: bool) -> Outcome:
+    """The newest copy of each data set in the archives that are meant."""
     found: dict[str, Mapping[str, Receipt]] = {}
     with archive_errors(), open_backup(card, as_json) as backup:
         for name in _archives(card, source):
@@ -85,21 +85,22 @@ def list_data(card: RunCard, source: str | None, as_json: bool) -> None:
             f"{unit}: {size(made.bytes)}, copied {iso_time(made.copied)}" for unit, made in copies
         ]
         lines += [f"{archive_name}: {text}" for text in shown or ["no data set"]]
-    answer(as_json, {"schema": SCHEMA, "data": value}, lines)
+    return Outcome({"schema": SCHEMA, "data": value}, lines)
 
 
-def restore_data(
-    card: RunCard, name: str, into: Path, source: str | None, dry_run: bool, why: str, as_json: bool
-) -> None:
+def restore_data(context: RunContext, name: str, into: Path, source: str | None) -> Outcome:
     """Bring a data set back, or "all", from the first archive that has it: every digest is
     compared, nothing replaced.
 
     The tokenizer becomes a folder of that name in `into`. Raises Refusal.
     """
+    card = context.card
     archives = _archives(card, source)
-    with archive_errors(), open_backup(card, as_json) as backup:
+    would = "would come" if context.dry_run else "is restored"
+    with archive_errors(), open_backup(card, context.as_json) as backup:
         there: set[str] = set()
         done: list[str] = []
+        lines = []
         for key in archives:
             with closing(backup.opened(key)) as archive:
                 found = newest_copies(archive, card.run.variant)
@@ -115,15 +116,12 @@ def restore_data(
                         target = into / unit
                     else:
                         target = into
-                    if not dry_run:
-                        _restore(
-                            backup, archive, unit=unit, receipt=found[unit], target=target, why=why
-                        )
-                    if not as_json:
-                        would = "would come" if dry_run else "is restored"
-                        typer.echo(
-                            f"{unit} ({size(found[unit].bytes)}) {would} from the {archive.name} into {target}"
-                        )
+                    receipt = found[unit]
+                    if not context.dry_run:
+                        _restore(backup, archive, unit, receipt, target=target, why=context.reason)
+                    lines.append(
+                        f"{unit} ({size(receipt.bytes)}) {would} from the {archive.name} into {target}"
+                    )
                     done.append(unit)
             if done and name != ALL:
                 break
@@ -131,8 +129,13 @@ def restore_data(
             raise Refusal(
                 f"no copy of data {name!r} in {' or '.join(archives)}; there is {', '.join(sorted(there)) or 'none'}"
             )
-    if as_json:
-        emit({"schema": SCHEMA, "dry_run": dry_run, "into": str(into), "data": done})
+    document = {
+        "schema": SCHEMA,
+        "dry_run": context.dry_run,
+        "into": str(into),
+        "data": done,
+    }
+    return Outcome(document, lines)
 
 
 def _restore(
@@ -176,7 +179,7 @@ FromOption = Annotated[
 
 
 def restore(
-    context: Annotated[RunContext, JSON],
+    context: Annotated[RunContext, JSON, DRY_RUN, REASON],
     step: Annotated[
         int | None, typer.Argument(metavar="[STEP]", min=0, autocompletion=completion.steps)
     ] = None,
@@ -221,11 +224,7 @@ def restore(
             help="Look at every number: is one NaN or infinite? Exit code 1 if so. Default: where they can be read.",
         ),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be restored.")
-    ] = False,
-    why: ReasonOption = "",
-) -> None:
+) -> Outcome:
     """Bring a checkpoint back: every digest is compared, only what is whole gets its name. Repeat
     it when cut off.
 
@@ -247,22 +246,11 @@ def restore(
         raise WrongUsage("restore what? Give a STEP, or --data NAME")
     if data is not None:
         if only_list:
-            list_data(context.card, source, context.as_json)
-            return
-        restore_data(
-            context.card,
-            data,
-            into=_given(into),
-            source=source,
-            dry_run=dry_run,
-            why=why,
-            as_json=context.as_json,
-        )
-        return
+            return list_data(context.card, source, context.as_json)
+        return restore_data(context, data, _given(into), source)
     assert step is not None
     if only_list:
-        list_candidates(context.card, step, source, context.as_json)
-        return
+        return list_candidates(context.card, step, source, context.as_json)
     into = _given(into)
     card = context.card
     if Path(os.path.realpath(into)).is_relative_to(os.path.realpath(context.directory.root)):
@@ -284,43 +272,54 @@ def restore(
         if latest:
             _require_movable(backup, into, step)
         _warn(card, archive, receipt)
-        made = into / (f"global_step{step}" if file is None else Path(file).name)
-        numbers = None
-        if not dry_run:
-            made = _restored(backup, archive, found=found, into=into, file=file, why=why)
-            if file is None:
-                numbers = _numbers_of(made, values)
-            if numbers is not None and found.is_ours and backup.directory.exists:
-                put_numbers_on_record(
-                    backup.directory,
-                    step,
-                    receipt.identity,
-                    numbers,
-                    why="found by a restore",
-                    kind=receipt.kind,
-                )
-            refused = numbers is not None and _is_refused(numbers, values)
-            if latest and not refused:
+
+        def outcome(made: Path, would: str, numbers: ValuesFound | None = None) -> Outcome:
+            what = f"({receipt.kind}, {size(receipt.bytes)})"
+            if file is not None:
+                what = f"({receipt.kind}): {file}"
+            document = {
+                "schema": SCHEMA,
+                "dry_run": context.dry_run,
+                "path": str(made),
+                "step": step,
+                "kind": receipt.kind,
+                "values": None if numbers is None else numbers.to_json(),
+                "from": receipt.location,
+                "bytes": receipt.bytes,
+            }
+            line = f"{archive.address}/{receipt.location} {what} {would} {made}"
+            return Outcome(document, (line,))
+
+        def preview() -> Outcome:
+            name = f"global_step{step}" if file is None else Path(file).name
+            return outcome(into / name, "would become")
+
+        def apply() -> Outcome:
+            made = _restored(backup, archive, found=found, into=into, file=file, why=context.reason)
+            if file is not None:
+                return outcome(made, "is now")
+            numbers = _numbers_of(made, values)
+            shown = outcome(made, "is now", numbers)
+            is_refused, notes = False, [NOT_LOOKED_AT]
+            if numbers is not None:
+                is_refused = _is_refused(numbers, values)
+                notes = [f"step {step}: {'BAD ' if is_refused else ''}{numbers}"]
+                if found.is_ours and backup.directory.exists:
+                    put_numbers_on_record(
+                        backup.directory,
+                        step,
+                        receipt.identity,
+                        numbers,
+                        why="found by a restore",
+                        kind=receipt.kind,
+                    )
+            if latest and is_refused:
+                notes.append("latest is left as it is")
+            elif latest:
                 _move_latest(backup, into, step, made)
-    shown = {
-        "schema": SCHEMA,
-        "dry_run": dry_run,
-        "path": str(made),
-        "step": step,
-        "kind": receipt.kind,
-        "values": None if numbers is None else numbers.to_json(),
-    }
-    would = "would become" if dry_run else "is now"
-    if file is None:
-        what = f"({receipt.kind}, {size(receipt.bytes)})"
-    else:
-        what = f"({receipt.kind}): {file}"
-    line = f"{archive.address}/{receipt.location} {what} {would} {made}"
-    context.emit({**shown, "from": receipt.location, "bytes": receipt.bytes}, [line])
-    if numbers is not None:
-        _say_numbers(step, numbers, values, latest)
-    elif not dry_run and file is None:
-        say(NOT_LOOKED_AT)
+            return replace(shown, notes=notes, exit_code=1 if is_refused else 0)
+
+        return carry_out(context, unasked(apply, preview))
 
 
 def _numbers_of(made: Path, asked: bool | None) -> ValuesFound | None:
@@ -356,17 +355,6 @@ def _why_unreadable(made: Path) -> str:
 def _is_refused(numbers: ValuesFound, asked: bool | None) -> bool:
     """Bad numbers are refused; numbers that no one could look at, where someone asked for it."""
     return bool(numbers.not_finite) or (bool(asked) and not numbers.is_sound)
-
-
-def _say_numbers(step: int, numbers: ValuesFound, asked: bool | None, latest: bool) -> None:
-    """Raises typer.Exit where they are refused."""
-    refused = _is_refused(numbers, asked)
-    say(f"step {step}: {'BAD ' if refused else ''}{numbers}")
-    if not refused:
-        return
-    if latest:
-        say("latest is left as it is")
-    raise typer.Exit(1)
 
 
 def _require_use(
@@ -548,7 +536,7 @@ def drill(
             help="Where there is room; default: the run directory.",
         ),
     ] = None,
-) -> None:
+) -> Outcome:
     """Try a restore: the newest verified whole copy, into a fresh folder, read by the trainer, then
     removed.
 
@@ -580,11 +568,11 @@ def drill(
         raise Refusal(f"a drill goes on already: {taken}") from None
     result = "passed" if done.passed else "FAILED"
     took = f"{size(done.bytes)} in {duration(done.seconds)}"
-    context.emit(
+    return Outcome(
         document(done),
         [f"drill {result}: step {done.step} from the {done.archive}, {took}: {done.message}"],
+        exit_code=0 if done.passed else 1,
     )
-    raise typer.Exit(0 if done.passed else 1)
 
 
 # ----------------------------------------------------------------------------- finding a copy

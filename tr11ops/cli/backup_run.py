@@ -48,8 +48,17 @@ from tr11ops.cli.common import (
     require_directory,
     say,
 )
-from tr11ops.cli.context import JSON, SCHEDULER, RunContext, answer, emit
 from tr11ops.cli.progress import ByteProgress
+from tr11ops.cli.runner import (
+    DRY_RUN,
+    JSON,
+    REASON,
+    SCHEDULER,
+    Change,
+    Outcome,
+    RunContext,
+    unasked,
+)
 from tr11ops.cron.table_programs import Invocation
 from tr11ops.rundir.copies import CopyRecord, Receipt, read_copies
 from tr11ops.rundir.journal import Journal, user_name
@@ -99,8 +108,8 @@ def archive_errors() -> Iterator[None]:
 
 
 # ----------------------------------------------------------------------------- plan
-def show_plan(card: RunCard, asked: Asked, archives: Sequence[str], as_json: bool) -> None:
-    """Print the plan of a round. Raises Refusal where the records or the checkpoints cannot be
+def planned_copies(card: RunCard, asked: Asked, archives: Sequence[str]) -> Outcome:
+    """The plan of a round. Raises Refusal where the records or the checkpoints cannot be
     read.
     """
     directory = directory_of(card)
@@ -129,12 +138,11 @@ def show_plan(card: RunCard, asked: Asked, archives: Sequence[str], as_json: boo
     else:
         data = {name: data_states(card, copies, name) for name in names}
     shown = (card.run.name, card.run.variant, weighed, rates, faults)
-    answer(
-        as_json,
+    return Outcome(
         {**plan_value(*shown), "data": data_value(data)},
         chain(plan_lines(*shown), data_lines(data)),
+        exit_code=1 if faults else 0,
     )
-    raise typer.Exit(1 if faults else 0)
 
 
 def _require_here(steps: Sequence[int], rows: Sequence[SavedCheckpoint], made: CopyPlan) -> None:
@@ -165,19 +173,13 @@ KindOption = Annotated[
         "--kind", metavar="full|weights|spike|data", help="Only these; with STEP: what to copy."
     ),
 ]
-ReasonOption = Annotated[
-    str, typer.Option("--reason", metavar="TEXT", help="Why; for the journal.")
-]
 
 
 def run_copies(
-    context: Annotated[RunContext, SCHEDULER, JSON],
+    context: Annotated[RunContext, SCHEDULER, JSON, DRY_RUN, REASON],
     steps: StepsArgument = None,
     to: ArchiveOption = None,
     kind: KindOption = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the plan, and do nothing.")
-    ] = False,
     limit: Annotated[
         float | None,
         typer.Option(
@@ -200,8 +202,7 @@ def run_copies(
     submit: Annotated[
         bool, typer.Option("--submit", help="As a job, unless one is queued.")
     ] = False,
-    why: ReasonOption = "",
-) -> None:
+) -> Change:
     """One round: due copies, each read back; logs; the share of re-reading; then prune, where the
     card wants that.
 
@@ -224,38 +225,31 @@ def run_copies(
     archives = require_archives(card, to, steps)
     context.require_mounted()
     require_directory(directory)
-    if dry_run:
-        show_plan(card, asked, archives, context.as_json)
-        return
-    if submit:
-        words = [
-            "backup",
-            "run",
-            *map(str, steps or ()),
-            *_options(to, kind, limit=limit, parallel=parallel, no_logs=no_logs, why=why),
-        ]
-        _submit(
-            card,
-            context.card_path,
-            overrides=context.overrides,
-            words=words,
-            kind=context.scheduler,
-            as_json=context.as_json,
-        )
-        return
 
-    reading: Any = "share"
-    if asked.steps:
-        reading = "none"
-    request = RoundRequest(
-        archives, asked, logs=not no_logs and not asked.steps, reading=reading, why=why
-    )
-    with open_backup(card, context.as_json) as backup:
-        done = run_round(backup, request)
-        pruned = None
-        if card.backup.prune and not asked.steps and not backup.stop.is_set():
-            pruned = _prune(card, backup)
-    _finish(done, pruned, context.as_json, if_busy=1 if asked.steps else 0)
+    def apply() -> Outcome:
+        if submit:
+            options = _options(
+                to, kind, limit=limit, parallel=parallel, no_logs=no_logs, why=context.reason
+            )
+            return _submit(card, context, ["backup", "run", *map(str, steps or ()), *options])
+        reading: Any = "share"
+        if asked.steps:
+            reading = "none"
+        request = RoundRequest(
+            archives,
+            asked,
+            logs=not no_logs and not asked.steps,
+            reading=reading,
+            why=context.reason,
+        )
+        with open_backup(card, context.as_json) as backup:
+            done = run_round(backup, request)
+            pruned = None
+            if card.backup.prune and not asked.steps and not backup.stop.is_set():
+                pruned = _prune(card, backup)
+        return _came_of_it(done, pruned, if_busy=1 if asked.steps else 0)
+
+    return unasked(apply, partial(planned_copies, card, asked, archives))
 
 
 def read_back(
@@ -271,7 +265,7 @@ def read_back(
     due: Annotated[
         bool, typer.Option("--due", help="This round's share of the rotation alone; for cron.")
     ] = False,
-) -> None:
+) -> Outcome:
     """Read copies back from their archives, every byte, and compare them with their receipts.
 
     Damage goes on record: status and alerts tell of it, and the next `tr11 backup run` repairs it
@@ -306,7 +300,7 @@ def read_back(
         raise Refusal(
             f"step {unread[0]}: there is no copy of it in {' or '.join(archives)}; see tr11 backup status"
         )
-    _finish(done, None, context.as_json, if_busy=3)
+    return _came_of_it(done, None, if_busy=3)
 
 
 # ----------------------------------------------------------------------------- what was asked
@@ -431,49 +425,41 @@ def _prune(card: RunCard, backup: BackupContext) -> PruneResult | None:
     return None
 
 
-def _submit(
-    card: RunCard, path: Path, overrides: Sequence[str], words: list[str], kind: str, as_json: bool
-) -> None:
+def _submit(card: RunCard, context: RunContext, words: list[str]) -> Outcome:
     directory = directory_of(card)
     folder = Path.cwd()
     invocation = Invocation(
         card,
-        (folder / path).absolute(),
-        overrides=tuple(overrides or ()),
+        (folder / context.card_path).absolute(),
+        overrides=context.overrides,
         folder=folder,
         environment=dict(os.environ),
     )
-    submit_context = SubmitContext(
-        invocation, directory, open_scheduler(kind_to_watch(directory, kind)), tuple(words)
-    )
+    scheduler = open_scheduler(kind_to_watch(directory, context.scheduler))
+    submit_context = SubmitContext(invocation, directory, scheduler, tuple(words))
     try:
         queued = submit(submit_context)
     except ValueError as error:
         raise Refusal(str(error)) from None
+    text = f"job {queued.job_id} is there already ({queued.state}): nothing was submitted"
     if queued.is_new:
         Journal(directory.journal).write(
             "backup-submitted", "", {"job": queued.job_id, "words": words}
         )
-    if as_json:
-        values = {
-            "schema": SCHEMA,
-            "job_id": queued.job_id,
-            "new": queued.is_new,
-            "state": queued.state or None,
-        }
-        emit(values)
-        return
-    new = f"job {queued.job_id} makes the round; its output: {directory.paths.state / 'backup' / 'slurm'}"
-    say(
-        new
-        if queued.is_new
-        else f"job {queued.job_id} is there already ({queued.state}): nothing was submitted"
-    )
+        outputs = directory.paths.state / "backup" / "slurm"
+        text = f"job {queued.job_id} makes the round; its output: {outputs}"
+    values = {
+        "schema": SCHEMA,
+        "job_id": queued.job_id,
+        "new": queued.is_new,
+        "state": queued.state or None,
+    }
+    return Outcome(values, remarks=(text,))
 
 
 # ----------------------------------------------------------------------------- what came of it
-def _finish(done: RoundResult, pruned: PruneResult | None, as_json: bool, if_busy: int) -> None:
-    """Print it and leave. `if_busy`: the exit code where another process is at it, and all else is
+def _came_of_it(done: RoundResult, pruned: PruneResult | None, if_busy: int) -> Outcome:
+    """What is answered. `if_busy`: the exit code where another process is at it, and all else is
     fine.
     """
     busy = if_busy if any(tally.busy for tally in done.tallies) else 0
@@ -482,5 +468,4 @@ def _finish(done: RoundResult, pruned: PruneResult | None, as_json: bool, if_bus
     if pruned is not None:
         steps = tuple(outcome.step for outcome in pruned.outcomes if outcome.result == "removed")
         shown = RoundPruning(steps, pruned.freed, pruned.ended_early)
-    answer(as_json, round_value(done, shown, code), round_lines(done, shown))
-    raise typer.Exit(code)
+    return Outcome(round_value(done, shown, code), round_lines(done, shown), exit_code=code)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,8 +27,8 @@ from tr11ops.cli.checkpoints_keep import (
     unpin,
 )
 from tr11ops.cli.common import directory_of, say
-from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.progress import ByteProgress
+from tr11ops.cli.runner import JSON, Outcome, RunContext
 from tr11ops.cli.trainer_child import (
     ask_checkpoint_module,
     card_file,
@@ -166,7 +166,7 @@ def verify(
     values: Annotated[
         bool, typer.Option("--values", help="Then look at every number: is one NaN or infinite?")
     ] = False,
-) -> None:
+) -> Outcome:
     """Read every byte, compare with the manifest's digests, and put the result on record for
     everyone.
 
@@ -192,37 +192,40 @@ def verify(
         raise Refusal(
             "interrupted; what was read whole is on record, and `verify --stale 1` goes on"
         ) from None
+    numbers = {}
     if values:
         numbers = _values(chosen, readings)
-    else:
-        numbers = {}
     identities = {entry.step: entry.identity for entry in chosen}
     for step, found in numbers.items():
         say(f"step {step}: {'' if found.is_sound else 'BAD '}{found}")
         put_numbers_on_record(
             directory_of(card), step, identities[step], found, why="found by verify --values"
         )
-    if context.as_json:
-        shown = [
-            {
-                **document(reading),
-                "bad": list(reading.bad),
-                "values": numbers[reading.step].to_json() if reading.step in numbers else None,
-            }
-            for reading in readings
-        ]
-        emit({"schema": SCHEMA, "checkpoints": shown}, indent=None)
-    elif chosen:
-        print(_summary(readings))
+    shown = [
+        {
+            **document(reading),
+            "bad": list(reading.bad),
+            "values": numbers[reading.step].to_json() if reading.step in numbers else None,
+        }
+        for reading in readings
+    ]
+    code = _verdict(readings, named=bool(steps))
+    if not all(found.is_sound for found in numbers.values()):
+        code = 1
+    line, remarks = "nothing to read", list[str]()
+    if chosen:
+        line = _summary(readings)
         if not values and any(reading.result == "fine" for reading in readings):
-            say(NOT_LOOKED_AT)
-    else:
-        print(
-            "nothing to read"
-            + ("" if stale is None else f": all were read in the last {counted(stale, 'day')}")
-        )
-    is_sound = all(found.is_sound for found in numbers.values())
-    raise typer.Exit(_verdict(readings, named=bool(steps)) if is_sound else 1)
+            remarks = [NOT_LOOKED_AT]
+    elif stale is not None:
+        line += f": all were read in the last {counted(stale, 'day')}"
+    return Outcome(
+        {"schema": SCHEMA, "checkpoints": shown},
+        (line,),
+        remarks=remarks,
+        exit_code=code,
+        indent=None,
+    )
 
 
 def _values(
@@ -446,8 +449,10 @@ def _place(text: str, context: RunContext) -> str:
     return str(named if named is not None else resolve_step(context.card, text))
 
 
-def _run(ctx: typer.Context, **instead: object) -> NoReturn:
-    raise typer.Exit(run_trainer_module("trainer.checkpoint", child_words(ctx, **instead)))
+def _run(ctx: typer.Context, **instead: object) -> Outcome:
+    """The child's answer is the command's."""
+    words = child_words(ctx, **instead)
+    return Outcome(exit_code=run_trainer_module("trainer.checkpoint", words))
 
 
 # ----------------------------------------------------------------------------- what is kept
@@ -477,7 +482,7 @@ def inspect(
     verify: Annotated[
         bool, typer.Option("--verify", help="Compare every file's digest: reads all bytes.")
     ] = False,
-) -> None:
+) -> Outcome:
     """What a checkpoint holds: facts, files, tensors with their least, greatest and mean value and
     norm.
 
@@ -486,7 +491,7 @@ def inspect(
     Examples:
       tr11 checkpoints inspect latest --tensors '*norm*' --verify
     """
-    _run(ctx, step=_place(step, context))
+    return _run(ctx, step=_place(step, context))
 
 
 @app.command()
@@ -507,7 +512,7 @@ def diff(
             help="Allowed |a - b|, relative to the tensor's greatest.",
         ),
     ] = 0.0,
-) -> None:
+) -> Outcome:
     """Compare two states number by number, name where they first differ, and say which kind of
     fault that is.
 
@@ -519,7 +524,7 @@ def diff(
       tr11 checkpoints diff 800 latest
       tr11 checkpoints diff dumps-a dumps-b
     """
-    _run(ctx, a=_state(a, context), b=_state(b, context))
+    return _run(ctx, a=_state(a, context), b=_state(b, context))
 
 
 def _state(text: str, context: RunContext) -> str:
@@ -565,7 +570,7 @@ def export(
     verify: Annotated[
         bool, typer.Option(help="Compare the digests of the weights first; reads them twice.")
     ] = True,
-) -> None:
+) -> Outcome:
     """Write a checkpoint's weights as a Hugging Face model: config, weights, tokenizer.
 
     A BLOOM, Llama or Qwen3, a Megatron-BERT, or a Blenderbot (T5), as the model is.
@@ -587,7 +592,7 @@ def export(
     else:
         place = resolve_step(card, step)
     with _card_file(card) as card_option:
-        _run(ctx, step=place, **card_option)
+        return _run(ctx, step=place, **card_option)
 
 
 @app.command("import")
@@ -597,7 +602,7 @@ def import_(
     folder: Annotated[
         Path, typer.Argument(metavar="HF_DIR", help="Folder with config.json and the weights.")
     ],
-) -> None:
+) -> Outcome:
     """Make the first checkpoint of a run from a Hugging Face model, so that a training starts.
 
     A BLOOM, Llama, Qwen3 or Megatron-BERT.
@@ -612,7 +617,7 @@ def import_(
       tr11 checkpoints import bloom-560m --run my-card.toml
     """
     with _card_file(context.card) as card_option:
-        _run(ctx, folder=folder.expanduser().absolute(), **card_option)
+        return _run(ctx, folder=folder.expanduser().absolute(), **card_option)
 
 
 @contextmanager
@@ -658,7 +663,7 @@ def reshape(
     verify: Annotated[
         bool, typer.Option(help="Compare all digests first; reads everything twice.")
     ] = True,
-) -> None:
+) -> Outcome:
     """Write a checkpoint in the other layout; in DeepSpeed's, for the topology that its engine will
     have.
 
@@ -669,4 +674,4 @@ def reshape(
     Examples:
       tr11 checkpoints reshape 95000 -o reshaped --format deepspeed --tensor 4 --pipeline 12 --data 4
     """
-    _run(ctx, step=_place(step, context))
+    return _run(ctx, step=_place(step, context))

@@ -18,9 +18,8 @@ from tr11ops.checkpoints.retention import LEAST_KEPT, counts
 from tr11ops.checkpoints.screen import decisions_summary, decisions_table, table
 from tr11ops.cli import completion
 from tr11ops.cli.common import directory_of, in_time_for_all, say
-from tr11ops.cli.context import DRY_RUN, JSON, REASON, YES, RunContext, emit
 from tr11ops.cli.progress import ByteProgress
-from tr11ops.cli.runner import Change, Outcome, carry_out, finish
+from tr11ops.cli.runner import DRY_RUN, JSON, REASON, YES, Change, Outcome, RunContext
 from tr11ops.rundir.checkpoint_pins import pin as put_pin
 from tr11ops.rundir.checkpoint_pins import unpin as take_pin
 from tr11ops.rundir.clocks import Clocks
@@ -60,7 +59,7 @@ def prune(
     everything: Annotated[
         bool, typer.Option("--all", help="Show each one that is kept, too.")
     ] = False,
-) -> None:
+) -> Change:
     """Remove checkpoints that the card's backup section does not keep, after showing each and why.
 
     Never the last two complete, nor one that is pinned, in use, or lacks a copy that the card wants
@@ -74,7 +73,7 @@ def prune(
     card = context.card
     context.require_mounted()
     pruner = Pruner.of(card, user_name(), context.reason, keep, set_aside=set_aside)
-    carry_out(context, _change(context, pruner, _planned(pruner), everything))
+    return _change(context, pruner, _planned(pruner), everything)
 
 
 def remove(
@@ -87,7 +86,7 @@ def remove(
             autocompletion=completion.steps,
         ),
     ],
-) -> None:
+) -> Change | Outcome:
     """Remove these checkpoints by the rules of prune: never one that is in use, pinned, or lacks a
     wanted copy.
 
@@ -109,10 +108,9 @@ def remove(
     if not plan.victims:
         lines = tuple(_lines(plan, True))
         code = 3 if plan.catalogue.read_errors else 1
-        finish(context, Outcome(_plan_document(plan, True), lines, exit_code=code, indent=None))
-        return
+        return Outcome(_plan_document(plan, True), lines, exit_code=code, indent=None)
     stays = len(plan.victims) < len(plan.decisions)
-    carry_out(context, _change(context, pruner, plan, True, code=1 if stays else 0))
+    return _change(context, pruner, plan, True, code=1 if stays else 0)
 
 
 def _planned(pruner: Pruner) -> PrunePlan:
@@ -132,7 +130,7 @@ def _change(
     not_known = "tr11: nothing may be removed while this is not known:"
     preview = Outcome(
         _plan_document(plan, everything),
-        notes=tuple(f"{not_known} {read_error}" for read_error in read_errors),
+        notes=[f"{not_known} {read_error}" for read_error in read_errors],
         exit_code=code,
         indent=None,
     )
@@ -142,7 +140,7 @@ def _change(
         return Outcome(
             _result_document(plan, result, everything),
             tuple(_conclusion(result)),
-            (f"tr11: {result.ended_early}",) if result.ended_early and not context.as_json else (),
+            remarks=(f"tr11: {result.ended_early}",) if result.ended_early else (),
             exit_code=1 if result.failed else code,
             indent=None,
         )
@@ -246,7 +244,7 @@ Step = Annotated[
 # ----------------------------------------------------------------------------- list
 def list_checkpoints(
     context: Annotated[RunContext, JSON],
-) -> None:
+) -> Outcome:
     """What the run has saved: whether it is whole, was read, is copied, is pinned, and what uses
     it.
 
@@ -268,22 +266,20 @@ def list_checkpoints(
     card, _ = context.seen(missing=None)
     context.require_mounted()
     catalogue = in_time_for_all(lambda: open_catalogue(card))
-    if context.as_json:
-        emit(_document(catalogue), indent=None)
-    elif catalogue.checkpoints or catalogue.quarantined:
-        print(table(catalogue, time.time()))
-    else:
-        print(f"no checkpoint in {catalogue.folder}")
-    if catalogue.fault:
-        say(f"tr11: {catalogue.fault}")
-    unread = [
-        read_error for read_error in catalogue.read_errors if not read_error.startswith("latest: ")
+    line = f"no checkpoint in {catalogue.folder}"
+    if catalogue.checkpoints or catalogue.quarantined:
+        line = table(catalogue, time.time())
+    code = 0
+    notes = [
+        f"tr11: not known, so nothing may be removed: {read_error}"
+        for read_error in catalogue.read_errors
+        if not read_error.startswith("latest: ")
     ]
-    for read_error in unread:
-        say(f"tr11: not known, so nothing may be removed: {read_error}")
+    if notes:
+        code = 3
     if catalogue.fault:
-        raise typer.Exit(1)
-    raise typer.Exit(3 if unread else 0)
+        code, notes = 1, [f"tr11: {catalogue.fault}", *notes]
+    return Outcome(_document(catalogue), (line,), notes, exit_code=code, indent=None)
 
 
 def open_catalogue(card: RunCard) -> Catalogue:
@@ -371,7 +367,7 @@ def step_number(text: str, catalogue: Catalogue) -> int:
 def pin(
     context: Annotated[RunContext, JSON, REASON],
     step: Step,
-) -> None:
+) -> Outcome:
     """Keep a checkpoint here, whatever the policy says, until someone unpins it.
 
     Examples:
@@ -395,13 +391,13 @@ def pin(
         )
     if entry.no_resume:
         say(f"tr11: no training resumes from step {entry.step}: {entry.no_resume}")
-    _tell(context, entry.step, "pinned" if is_new else "pinned already")
+    return _told(entry.step, "pinned" if is_new else "pinned already")
 
 
 def unpin(
     context: Annotated[RunContext, JSON],
     step: Step,
-) -> None:
+) -> Outcome:
     """Leave a checkpoint to the policy again; also one that is here no more.
 
     Examples:
@@ -419,7 +415,7 @@ def unpin(
         pinned = ", ".join(str(entry.step) for entry in catalogue.pins) or "nothing"
         raise Refusal(f"step {number} is not pinned; pinned is {pinned}")
     _note(directory, "checkpoint-unpinned", checkpoint_name(number), number)
-    _tell(context, number, "unpinned")
+    return _told(number, "unpinned")
 
 
 def _unwritten(error: OSError | ValueError) -> Refusal:
@@ -438,7 +434,6 @@ def _note(directory: RunDirectory, kind: str, why: str, step: int) -> None:
         say(f"tr11: the journal could not be written: {error}")
 
 
-def _tell(context: RunContext, step: int, what: str) -> None:
-    context.emit(
-        {"schema": SCHEMA, "step": step, "result": what}, [f"step {step}: {what}"], indent=None
-    )
+def _told(step: int, what: str) -> Outcome:
+    value = {"schema": SCHEMA, "step": step, "result": what}
+    return Outcome(value, (f"step {step}: {what}",), indent=None)

@@ -15,8 +15,8 @@ import typer
 from tr11ops.base.deadline import watch_files
 from tr11ops.base.errors import Refusal, Unobserved, WrongUsage
 from tr11ops.base.units import counted, finite, timestamp
-from tr11ops.cli.common import JsonOption, directory_of, read_card, require_file, say
-from tr11ops.cli.context import JSON, RunContext, answer
+from tr11ops.cli.common import directory_of, read_card, require_file
+from tr11ops.cli.runner import JSON, NO_RUN, Outcome, RunContext
 from tr11ops.curves.compare import LINES, ROWS, CurveComparison, compare, text_plot
 from tr11ops.curves.curve import (
     CurveAxis,
@@ -150,6 +150,7 @@ PageOption = Annotated[
 
 
 def compare_runs(
+    context: Annotated[RunContext, NO_RUN, JSON],
     *,
     runs: Annotated[
         list[str],
@@ -175,8 +176,7 @@ def compare_runs(
         ),
     ] = LINES,
     output: PageOption = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Outcome:
     """Lay the curves of runs over each other: a table, a plot, and how the others differ from the
     first.
 
@@ -218,9 +218,11 @@ def compare_runs(
         except OSError as error:
             raise Refusal(f"--output {output}: {error.strerror or error}") from None
     screen = _screen(courses, curves, compared=compared, axis=by, value=value, within=within)
-    answer(as_json, _document(courses, compared, axis=by, value=value, within=within), screen)
-    if output is not None:
-        say(f"written: {output}")
+    return Outcome(
+        _document(courses, compared, axis=by, value=value, within=within),
+        screen,
+        () if output is None else (f"written: {output}",),
+    )
 
 
 def _with_names_of_their_own(courses: Sequence[NamedCourse]) -> list[NamedCourse]:
@@ -321,7 +323,7 @@ def numbers(
             help="Logs, metrics.jsonl, cards or run directories, else the card's run.",
         ),
     ] = None,
-) -> None:
+) -> Outcome:
     """Judge the numbers of a log: spikes, falls of throughput, restarts, gradient norms that
     repeat, missing losses.
 
@@ -339,11 +341,11 @@ def numbers(
         courses = [course_of(context.seen(missing=None)[0])]
     judged = [(course, judge(course.steps())) for course in courses]
     lines = (line for one in judged for line in _lines(*one))
-    context.emit(
-        {"schema": NUMBERS_SCHEMA, "runs": [_judged_document(*one) for one in judged]}, lines
+    return Outcome(
+        {"schema": NUMBERS_SCHEMA, "runs": [_judged_document(*one) for one in judged]},
+        lines,
+        exit_code=1 if any(judgement.wrong for _, judgement in judged) else 0,
     )
-    if any(judgement.wrong for _, judgement in judged):
-        raise typer.Exit(1)
 
 
 def _judged_document(course: NamedCourse, judged: CurveJudgement) -> dict[str, object]:

@@ -6,6 +6,7 @@ import difflib
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,8 +15,8 @@ from tr11ops.base.errors import WrongUsage
 from tr11ops.base.glyphs import plain
 from tr11ops.base.units import counted, duration, size
 from tr11ops.cli import completion
-from tr11ops.cli.common import JsonOption, say
-from tr11ops.cli.context import JSON, RunContext, answer, emit
+from tr11ops.cli.common import say
+from tr11ops.cli.runner import JSON, NO_RUN, Outcome, RunContext
 from tr11ops.cli.terminal import draws_unicode
 from tr11ops.cluster.local_view import this_machine
 from tr11ops.cluster.select import has_slurm
@@ -59,7 +60,7 @@ def estimate(
     all_levels: Annotated[
         bool, typer.Option("--levels", help="Show every level of the batch ramp.")
     ] = False,
-) -> None:
+) -> Outcome:
     """Every number that follows from a run card, and from the steps that the run has measured so
     far; nothing is run.
 
@@ -88,9 +89,10 @@ def estimate(
     found = derive(
         card, seconds_per_iteration, assumed_tflops=tflops, asked_attempts=tasks, steps=_steps(card)
     )
-    if context.as_json:
-        emit(found.to_json())
-        return
+    return Outcome(found.to_json(), screen=partial(_show, found, all_levels))
+
+
+def _show(found: Estimate, all_levels: bool) -> None:
     from rich.console import Console
 
     console = Console(width=SCREEN_WIDTH, highlight=False)
@@ -402,7 +404,7 @@ def show(
             "--resolved", help="With every default, variables put in, paths made absolute."
         ),
     ] = False,
-) -> None:
+) -> Outcome:
     """Print the run card as TOML, with what --set changes.
 
     With --resolved, a variable that is not defined here stays as written. What a key means: `tr11
@@ -430,7 +432,7 @@ def show(
         "card": tables,
         "derived": derived,
     }
-    context.emit(document, [write_card(_without_none(tables), {}, [str(path)]).rstrip("\n")])
+    return Outcome(document, [write_card(_without_none(tables), {}, [str(path)]).rstrip("\n")])
 
 
 def _without_none(tables: dict[str, Any]) -> dict[str, Any]:
@@ -449,6 +451,7 @@ def _written(value: Any) -> Any:
 # ----------------------------------------------------------------------------- what a key means
 @app.command()
 def explain(
+    context: Annotated[RunContext, NO_RUN, JSON],
     key: Annotated[
         str | None,
         typer.Argument(
@@ -458,9 +461,7 @@ def explain(
             autocompletion=completion.card_keys,
         ),
     ] = None,
-    *,
-    as_json: JsonOption = False,
-) -> None:
+) -> Outcome:
     """Say what a key of the run card means: its value, its default, what it does. No card is read.
 
     Examples:
@@ -470,25 +471,15 @@ def explain(
       tr11 config explain spare_nodes
     """
     sections = list(card_sections())
-    if key is None:
-        document = {
-            "schema": SCHEMA,
-            "sections": [_section_object(section) for section in sections],
-            "keys": [],
-        }
-        answer(
-            as_json,
-            document,
-            _shown(line for section in sections for line in _section_lines(section)),
-        )
-        return
-    shown, keys = _meant(key.strip("[]"), sections)
+    shown, keys = sections, list[CardKey]()
+    if key is not None:
+        shown, keys = _meant(key.strip("[]"), sections)
     document = {
         "schema": SCHEMA,
         "sections": [_section_object(section) for section in shown],
         "keys": [_key_object(one) for one in keys],
     }
-    answer(as_json, document, _shown(_lines(shown, keys)))
+    return Outcome(document, _shown(_lines(shown, keys)))
 
 
 def _meant(word: str, sections: Sequence[CardSection]) -> tuple[list[CardSection], list[CardKey]]:

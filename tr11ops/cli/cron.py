@@ -16,7 +16,6 @@ from tr11ops.base.observed import cause
 from tr11ops.base.stop_signals import StopEvent, obeying
 from tr11ops.base.units import counted, duration
 from tr11ops.cli.common import directory_of, in_time, open_scheduler, read_card, say
-from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.cron_install import (
     WATCHING,
     CellWatch,
@@ -30,6 +29,7 @@ from tr11ops.cli.cron_install import (
     remove,
     run_rounds,
 )
+from tr11ops.cli.runner import JSON, Outcome, RunContext
 from tr11ops.cli.terminal import plain_text, show, table
 from tr11ops.cron.jobs import find_job, of_chain, unknown_skips, wanted
 from tr11ops.cron.output import stamp
@@ -64,7 +64,7 @@ app = typer.Typer(
 @app.command("list")
 def list_jobs(
     context: Annotated[RunContext, JSON],
-) -> None:
+) -> Outcome:
     """Which periodic jobs the card wants, and when.
 
     Examples:
@@ -78,9 +78,6 @@ def list_jobs(
         say(
             f"cron.skip: {name!r} is no periodic job, there are {', '.join(job.name for job in jobs)}"
         )
-    if context.as_json:
-        emit({"schema": SCHEMA, "jobs": [_job_values(job) for job in jobs]})
-        return
     made = table("JOB", "WHEN", "COMMAND", "WHAT")
     for job in jobs:
         if job.unwanted:
@@ -88,7 +85,8 @@ def list_jobs(
         else:
             when = str(job.schedule)
         made.add_row(job.name, when, job.command_words, job.what)
-    show(made)
+    value = {"schema": SCHEMA, "jobs": [_job_values(job) for job in jobs]}
+    return Outcome(value, screen=partial(show, made))
 
 
 def _job_values(job: PeriodicJob) -> dict[str, Any]:
@@ -118,7 +116,7 @@ def run_jobs(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only what went wrong.")] = False,
     way: Annotated[str, typer.Option("--way", hidden=True)] = "",
     chain: Annotated[str, typer.Option("--chain", hidden=True)] = "",
-) -> None:
+) -> Outcome | None:
     """Run the periodic jobs in the foreground, each when it is due, until Ctrl-C or TERM.
 
     The job that runs at that moment is waited for; a second signal ends it too.
@@ -173,7 +171,7 @@ def run_jobs(
         )
     if is_daemon:
         _run_daemon(cron_context, card, jobs=wanted(jobs), context=context, cells=cells)
-        return
+        return None
     if name is not None:
         try:
             chosen: tuple[PeriodicJob, ...] = (find_job(jobs, name),)
@@ -190,9 +188,14 @@ def run_jobs(
         with obeying(lambda _: must_end.set()):
             cells.look(must_end)
             cells.wait()
-    _show_rounds(rounds, of_cells, cron_context=cron_context, quiet=quiet, as_json=context.as_json)
-    raise typer.Exit(
-        max((exit_code(done) for done in (*rounds, *(done for _, done in of_cells))), default=0)
+    values = [
+        *(_round_object(done, None) for done in rounds),
+        *(_round_object(done, cell) for cell, done in of_cells),
+    ]
+    return Outcome(
+        {"schema": SCHEMA, "rounds": values},
+        screen=partial(_show_rounds, rounds, of_cells, cron_context, quiet=quiet),
+        exit_code=max(map(exit_code, (*rounds, *(done for _, done in of_cells))), default=0),
     )
 
 
@@ -279,14 +282,7 @@ def _show_rounds(
     of_cells: Sequence[tuple[str, CronRound]],
     cron_context: CronContext | None,
     quiet: bool,
-    as_json: bool,
 ) -> None:
-    if as_json:
-        values = [_round_object(done, None) for done in rounds] + [
-            _round_object(done, cell) for cell, done in of_cells
-        ]
-        emit({"schema": SCHEMA, "rounds": values})
-        return
     shown = [done for done in rounds if not quiet or exit_code(done)]
     for done in shown:
         assert cron_context is not None  # or there were no rounds of it
@@ -315,7 +311,7 @@ def _round_object(done: CronRound, cell: str | None) -> dict[str, Any]:
 @app.command()
 def status(
     context: Annotated[RunContext, JSON],
-) -> None:
+) -> Outcome:
     """Do the periodic jobs run? The verdict first, then one row for each.
 
     Exit code 0: they do; 1: a job failed, is overdue, or a chain is dead; 3: it could not be seen.
@@ -334,11 +330,8 @@ def status(
         now=now,
         in_table=lambda: in_crontab(context),
     )
-    if context.as_json:
-        emit(_status_values(seen))
-    else:
-        _show_status(seen, now)
-    raise typer.Exit(seen.exit_code)
+    shown = partial(_show_status, seen, now)
+    return Outcome(_status_values(seen), screen=shown, exit_code=seen.exit_code)
 
 
 def _show_status(seen: CronView, now: float) -> None:

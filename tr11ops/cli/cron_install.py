@@ -30,8 +30,7 @@ from tr11ops.cli.common import (
     read_card,
     say,
 )
-from tr11ops.cli.context import DRY_RUN, JSON, YES, RunContext
-from tr11ops.cli.runner import Change, Outcome, carry_out
+from tr11ops.cli.runner import DRY_RUN, JSON, YES, Change, Outcome, RunContext
 from tr11ops.cluster.select import has_slurm
 from tr11ops.cron.chain import ChainContext, JobPlacement, begin_link, choose_placement
 from tr11ops.cron.chain import install as have_chain
@@ -99,7 +98,7 @@ def install(
     context: Annotated[RunContext, JSON, YES, DRY_RUN],
     way: WayOption = None,
     round_seconds: RoundSecondsOption = None,
-) -> None:
+) -> Change:
     """Have the periodic jobs run by themselves. Type it again to repair what is broken.
 
     [bold]crontab[/bold]: a line in your crontab on this machine; on a login node it is the best
@@ -121,20 +120,17 @@ def install(
         raise Refusal(f"{directory.root} does not exist: launch the run first, or check --run")
     chosen = _way(way, directory, installing=True)
     if chosen == "slurm":
-        carry_out(context, _chains_to_install(context, invocation, jobs, round_seconds))
-        return
+        return _chains_to_install(context, invocation, jobs, round_seconds)
     crontab = _run_crontab(chosen, invocation, directory, jobs)
     change = _table_errors(lambda: plan_install(crontab, time.time()))
     changes = _changed_intervals(directory, jobs)
-    carry_out(
-        context, _crontab_change(context, crontab, change=change, action="install", lines=changes)
-    )
+    return _crontab_change(context, crontab, change=change, action="install", lines=changes)
 
 
 def remove(
     context: Annotated[RunContext, JSON, YES, DRY_RUN],
     way: WayOption = None,
-) -> None:
+) -> Change:
     """Take back what `tr11 cron install` did. A job that runs at this moment runs to its end.
 
     Examples:
@@ -143,11 +139,10 @@ def remove(
     invocation, directory, jobs = opened(context)
     chosen = _way(way, directory, installing=False)
     if chosen == "slurm":
-        carry_out(context, _chains_to_end(context, invocation, jobs))
-        return
+        return _chains_to_end(context, invocation, jobs)
     crontab = _run_crontab(chosen, invocation, directory, jobs)
     change = _table_errors(lambda: plan_removal(crontab))
-    carry_out(context, _crontab_change(context, crontab, change=change, action="remove", lines=()))
+    return _crontab_change(context, crontab, change=change, action="remove", lines=())
 
 
 # ----------------------------------------------------------------------------- how
@@ -304,11 +299,11 @@ def _chains_to_install(
         if new:
             _note(directory, "cron-installed", "slurm", {"jobs": new})
         return _outcome(
-            context, "installed" if new else "unchanged", "slurm", [link.job_id for link in links]
+            "installed" if new else "unchanged", "slurm", [link.job_id for link in links]
         )
 
     question = "Have these jobs queue themselves?" if chains else ""
-    return Change(lines, question, apply, _outcome(context, "would-install", "slurm"))
+    return Change(lines, question, apply, _outcome("would-install", "slurm"))
 
 
 def _chains_to_end(
@@ -326,10 +321,10 @@ def _chains_to_end(
         for number in cancelled:
             say(f"cancelled: job {number}")
         _note(directory, "cron-removed", "slurm", {"cancelled": cancelled})
-        return _outcome(context, "removed", "slurm", cancelled)
+        return _outcome("removed", "slurm", cancelled)
 
     lines = ["the hourly and the daily chain end: queued jobs are cancelled"]
-    return Change(lines, "End both chains?", apply, _outcome(context, "would-remove", "slurm"))
+    return Change(lines, "End both chains?", apply, _outcome("would-remove", "slurm"))
 
 
 def _placement(invocation: Invocation) -> JobPlacement:
@@ -372,14 +367,14 @@ def _crontab_change(
     def apply() -> Outcome:
         _table_errors(lambda: apply_change(crontab, change))
         if not change.difference:
-            return _outcome(context, "unchanged", program)
+            return _outcome("unchanged", program)
         _note(crontab.directory, f"cron-{past}", program, {})
-        return _outcome(context, past, program)
+        return _outcome(past, program)
 
     question = ""
     if change.difference:
         question = f"Change your {program}?"
-    preview = _outcome(context, f"would-{action}" if change.difference else "unchanged", program)
+    preview = _outcome(f"would-{action}" if change.difference else "unchanged", program)
     return Change(lines, question, apply, preview)
 
 
@@ -395,10 +390,11 @@ def _note(directory: RunDirectory, kind: str, way: str, data: dict[str, Any]) ->
         Journal(directory.journal).write(kind, "", {"way": way, "host": host_name(), **data})
 
 
-def _outcome(context: RunContext, action: str, way: str, jobs: Sequence[str] = ()) -> Outcome:
+def _outcome(action: str, way: str, jobs: Sequence[str] = ()) -> Outcome:
     document = {"schema": SCHEMA, "action": action, "way": way, "jobs": list(jobs)}
-    is_shown = not context.as_json and not action.startswith("would")
-    return Outcome(document, notes=(f"{way}: {action}",) if is_shown else ())
+    if action.startswith("would"):
+        return Outcome(document)
+    return Outcome(document, remarks=(f"{way}: {action}",))
 
 
 WATCHING = "pulse"
@@ -592,7 +588,7 @@ def link(
     due: Annotated[int, typer.Option("--due")],
     round_seconds: RoundSecondsOption = None,
     kept_card: Annotated[Path | None, typer.Option("--kept-card")] = None,
-) -> None:
+) -> Outcome | None:
     """What one link of a chain runs; the batch script of `tr11 cron install --way slurm` calls it.
 
     A run directory that is not mounted here ends no chain: exit code 3, and the next link looks
@@ -625,7 +621,7 @@ def link(
     begun = begin_link(own, token, due, number)
     if begun.leave:
         say(f"leaving: {begun.leave}")
-        return
+        return None
     rounds = replace(
         cron_context_of(invocation.card, invocation.card_path, context.overrides, "slurm"),
         seconds_left=seconds_left,
@@ -655,7 +651,7 @@ def link(
         time.sleep(RETRY_SECONDS)
         begun = begin_link(own, token, due, number)
     prune_outputs(directory, time.time())
-    raise typer.Exit(1 if begun.owed else max((exit_code(one) for one in done), default=0))
+    return Outcome(exit_code=1 if begun.owed else max(map(exit_code, done), default=0))
 
 
 def _watch_unseen(rounds: CronContext, begun: Begun, jobs: tuple[PeriodicJob, ...]) -> NoReturn:

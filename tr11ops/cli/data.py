@@ -5,11 +5,11 @@ as a child.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
-from tr11ops.cli.context import RunContext
+from tr11ops.cli.runner import Outcome, RunContext
 from tr11ops.cli.trainer_child import card_file, child_words, run_trainer_module
 
 app = typer.Typer(
@@ -60,8 +60,9 @@ MaxLine = Annotated[
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes; all cores if not given.")]
 
 
-def _run(ctx: typer.Context, **instead: object) -> NoReturn:
-    raise typer.Exit(run_trainer_module("trainer.data", child_words(ctx, **instead)))
+def _run(ctx: typer.Context, **instead: object) -> int:
+    """The child's exit code is the command's."""
+    return run_trainer_module("trainer.data", child_words(ctx, **instead))
 
 
 @app.command()
@@ -76,7 +77,7 @@ def corpus(
     min_bytes: Annotated[int, typer.Option(min=1, help="Least UTF-8 bytes of text.")] = 20_000_000,
     force: Force = False,
     json: Json = False,
-) -> None:
+) -> int:
     """Build a real corpus from text that every Python installation carries.
 
     Documentation topics, docstrings and sources of the standard library, then of installed
@@ -85,7 +86,7 @@ def corpus(
     Examples:
       tr11 data corpus --output data/corpus.jsonl
     """
-    _run(ctx)
+    return _run(ctx)
 
 
 @app.command()
@@ -110,7 +111,7 @@ def tokenizer(
     max_line_mib: MaxLine = 16,
     force: Force = False,
     json: Json = False,
-) -> None:
+) -> int:
     """Learn a tokenizer: byte-level BPE (any text can be encoded; <|endoftext|> is id 0), or
     WordPiece for BERT and T5.
 
@@ -118,7 +119,7 @@ def tokenizer(
       tr11 data tokenizer --corpus data/corpus.jsonl --vocab-size 4096 --output data/tokenizer
       tr11 data tokenizer --corpus data/corpus.jsonl --tokenizer-type bert_wordpiece_lower --output data/wordpiece
     """
-    _run(ctx)
+    return _run(ctx)
 
 
 @app.command()
@@ -155,7 +156,7 @@ def preprocess(
     max_line_mib: MaxLine = 16,
     force: Force = False,
     json: Json = False,
-) -> None:
+) -> int:
     """Tokenize JSON lines into the memory-mapped format that Megatron reads, in the order of the
     lines.
 
@@ -166,7 +167,7 @@ def preprocess(
       tr11 data preprocess --input data/corpus.jsonl --tokenizer data/tokenizer --output-prefix data/demo
       tr11 data preprocess --input dump.jsonl.zst --tokenizer data/tokenizer --output-prefix data/dump
     """
-    _run(ctx)
+    return _run(ctx)
 
 
 @app.command()
@@ -180,13 +181,13 @@ def merge(
     ],
     force: Force = False,
     json: Json = False,
-) -> None:
+) -> int:
     """Join indexed pairs of one token type into one.
 
     Examples:
       tr11 data merge data/part0_text_document data/part1_text_document --output-prefix data/all_text_document
     """
-    _run(ctx)
+    return _run(ctx)
 
 
 @app.command()
@@ -210,13 +211,13 @@ def index(
         Path | None, typer.Option(help="Folder for the maps; beside each pair if not given.")
     ] = None,
     json: Json = False,
-) -> None:
+) -> int:
     """Build the index maps beforehand, so that no node of a large training waits for them.
 
     Examples:
       tr11 data index data/demo_text_document --seq-length 128 --train-samples 50000
     """
-    _run(ctx)
+    return _run(ctx)
 
 
 @app.command()
@@ -228,13 +229,13 @@ def inspect(
     ] = None,
     sequences: Annotated[int, typer.Option(min=0, help="Beginnings to show.")] = 3,
     json: Json = False,
-) -> None:
+) -> int:
     """Show what an indexed pair holds: type, sequences, documents, tokens, lengths, beginnings.
 
     Examples:
       tr11 data inspect data/demo_text_document --tokenizer data/tokenizer
     """
-    _run(ctx)
+    return _run(ctx)
 
 
 @app.command()
@@ -275,7 +276,7 @@ def check(
         Path | None, typer.Option(help="Folder for digests, 28 bytes a document.")
     ] = None,
     json: Json = False,
-) -> None:
+) -> int:
     """Look for what spoils a training: storms of one symbol (such as backslashes), documents that
     are there twice, empty ones and overlong ones, tokens outside the vocabulary, damaged files.
 
@@ -285,7 +286,7 @@ def check(
       tr11 data check data/demo_text_document --tokenizer data/tokenizer
       tr11 data check --raw data/corpus.jsonl.zst
     """
-    _run(ctx)
+    return _run(ctx)
 
 
 @app.command()
@@ -305,7 +306,7 @@ def text(
         bool, typer.Option("--ids", "--tokens", help="Token ids, without the text.")
     ] = False,
     json: Json = False,
-) -> None:
+) -> Outcome:
     """Show what the training of a card read: text, data set and documents of each sample, by the
     training's own code.
 
@@ -315,12 +316,14 @@ def text(
     """
     card = context.card
     with card_file(card) as name:
-        _run(
-            ctx,
-            card=name,
-            replicas=card.data_parallel_degree,
-            samples=samples and samples.replace(":", "-"),
-            iterations=iterations and iterations.replace(":", "-"),
+        return Outcome(
+            exit_code=_run(
+                ctx,
+                card=name,
+                replicas=card.data_parallel_degree,
+                samples=samples and samples.replace(":", "-"),
+                iterations=iterations and iterations.replace(":", "-"),
+            )
         )
 
 
@@ -344,7 +347,7 @@ def ratios(
         Path, typer.Option(metavar="FILE", help="File of quoted groups, for data.*_groups_file.")
     ],
     json: Json = False,
-) -> None:
+) -> int:
     """Write the file of groups of a training or a test, or of a validation: the mixture, and each
     language by itself.
 
@@ -354,7 +357,7 @@ def ratios(
     Examples:
       tr11 data ratios --dataset-ratios-path ratios.json --split valid --output valid-splits.txt
     """
-    _run(ctx)
+    return _run(ctx)
 
 
 @app.command()
@@ -370,11 +373,11 @@ def probabilities(
         Path | None, typer.Option(metavar="JSON", help="Write them as a list of ratios.")
     ] = None,
     json: Json = False,
-) -> None:
+) -> int:
     """Shares of data sets in a mixture: each one's part of all tokens to the power of alpha,
     normalised.
 
     Examples:
       tr11 data probabilities --alpha 0.3 data/en_text_document data/fr_text_document --output ratios.json
     """
-    _run(ctx)
+    return _run(ctx)

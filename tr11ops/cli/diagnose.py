@@ -16,9 +16,9 @@ from tr11ops.base.errors import Refusal
 from tr11ops.base.observed import Unknown, cause, known, observed
 from tr11ops.base.shipped import page_lines, page_names, page_title, pages_about
 from tr11ops.base.units import duration
-from tr11ops.cli.common import JsonOption, in_time, open_reader, say
-from tr11ops.cli.context import JSON, RunContext, emit
+from tr11ops.cli.common import in_time, open_reader, say
 from tr11ops.cli.logs import attempt_named, byte_progress
+from tr11ops.cli.runner import JSON, NO_RUN, Outcome, RunContext
 from tr11ops.cluster.slurm_command import PatientOnce
 from tr11ops.detect.nodes_left import exclusion_limit, without_bad_nodes
 from tr11ops.detect.numbers import loss_not_finite
@@ -107,6 +107,7 @@ MOST_SHOWN = 4
 
 
 def runbook(
+    context: Annotated[RunContext, NO_RUN, JSON],
     name: Annotated[
         str | None,
         typer.Argument(
@@ -116,8 +117,7 @@ def runbook(
             autocompletion=page_names,
         ),
     ] = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Outcome:
     """Print the page that says what to do about an alert; without NAME, list the pages.
 
     `tr11 status` and each alert's mail name the page.
@@ -129,31 +129,17 @@ def runbook(
     """
     pages = page_names()
     if name is None:
-        titles = {page: page_title(page) for page in pages}
-        if as_json:
-            emit(
-                {
-                    "schema": SCHEMA,
-                    "pages": [{"name": page, "title": title} for page, title in titles.items()],
-                }
-            )
-            return
-        typer.echo("Read one with `tr11 runbook NAME`:")
-        for page in titles:
-            typer.echo(f"  {page}")
-        return
+        listed = [{"name": page, "title": page_title(page)} for page in pages]
+        shown = ("Read one with `tr11 runbook NAME`:", *(f"  {page}" for page in pages))
+        return Outcome({"schema": SCHEMA, "pages": listed}, shown)
     page = name.removeprefix("runbooks/").removesuffix(".md")
     if page not in pages:
         page = (page_of_word(page) or page_of(page)).removesuffix(".md")
     if page not in pages:
         raise Refusal(f"NAME {name!r}: there is no such page; {_hint(page, pages)}", exit_code=2)
-    title, lines = page_title(page), page_lines(f"{page}.md", WIDTH)
-    if as_json:
-        emit({"schema": SCHEMA, "name": page, "title": title, "lines": list(lines)})
-        return
-    typer.echo(title)
-    for line in lines:
-        typer.echo(line)
+    title, lines = page_title(page), list(page_lines(f"{page}.md", WIDTH))
+    document = {"schema": SCHEMA, "name": page, "title": title, "lines": lines}
+    return Outcome(document, (title, *lines))
 
 
 def _hint(word: str, pages: tuple[str, ...]) -> str:
@@ -189,7 +175,7 @@ def diagnose(
     every: Annotated[
         bool, typer.Option("--all", help="Judge every launch in the logs, not the last alone.")
     ] = False,
-) -> None:
+) -> Outcome:
     """Say what ended a training, who is to blame, whether a restart helps, each with its
     confidence, and what to do.
 
@@ -224,13 +210,11 @@ def diagnose(
         say(
             f"tr11: {sight.silence}: how the run stands now is not known, and what to do is said in general"
         )
+    document = found[-1].document()
     if every:
-        more = {"launches": [one.document() for one in found]}
-    else:
-        more = {}
-    context.emit({**found[-1].document(), **more}, _lines(found))
-    if any(one.step.value != "none" for one in found[-1:]):
-        raise typer.Exit(NEEDS_PERSON)
+        document = {**document, "launches": [one.document() for one in found]}
+    code = 0 if found[-1].step is NextStep.NONE else NEEDS_PERSON
+    return Outcome(document, _lines(found), exit_code=code)
 
 
 class _Sight:

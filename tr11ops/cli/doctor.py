@@ -14,9 +14,9 @@ from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted
 from tr11ops.cli.common import open_scheduler
-from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.launch import VerifyOption, prepare
 from tr11ops.cli.launch_view import check_lines, checks_value, first_data_lines
+from tr11ops.cli.runner import JSON, SCHEDULER, Outcome, RunContext
 from tr11ops.cli.terminal import USUAL
 from tr11ops.launch.environment import environment_checks, setup_checks
 from tr11ops.launch.session import LaunchJob, check_launch
@@ -33,7 +33,7 @@ def doctor(
         typer.Option("--array", metavar="1-10", help="As if so many attempts were launched."),
     ] = None,
     verify: VerifyOption = False,
-) -> None:
+) -> Outcome:
     """Is everything in place to launch a card from here? Nothing is launched, and nothing left
     behind.
 
@@ -48,23 +48,18 @@ def doctor(
     """
     job, checks = _look(context, array, verify)
     code = verdict(checks)
-    if context.as_json:
-        value = {
-            "schema": DOCTOR_SCHEMA,
-            "exit_code": code,
-            "card": job.card.run.name if job else None,
-        }
-        emit({**value, "checks": checks_value(checks)})
-    else:
-        for line in check_lines(checks, USUAL):
-            typer.echo(line)
-        if job is not None and code:
-            for line in first_data_lines(job.card):
-                typer.echo(line)
-        counts = {level: sum(check.level is level for check in checks) for level in Level}
-        said = [f"{count} {level}" for level, count in counts.items() if count]
-        typer.echo("\n" + ", ".join(said))
-    raise typer.Exit(code)
+    value = {
+        "schema": DOCTOR_SCHEMA,
+        "exit_code": code,
+        "card": job.card.run.name if job else None,
+        "checks": checks_value(checks),
+    }
+    lines = list(check_lines(checks, USUAL))
+    if job is not None and code:
+        lines += first_data_lines(job.card)
+    counts = {level: sum(check.level is level for check in checks) for level in Level}
+    said = [f"{count} {level}" for level, count in counts.items() if count]
+    return Outcome(value, [*lines, "", ", ".join(said)], exit_code=code)
 
 
 def _look(

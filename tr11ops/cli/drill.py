@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,8 +24,7 @@ from tr11ops.cli.common import (
     say,
     timeout_option,
 )
-from tr11ops.cli.context import DRY_RUN, JSON, SCHEDULER, YES, RunContext
-from tr11ops.cli.runner import Change, Outcome, carry_out
+from tr11ops.cli.runner import DRY_RUN, JSON, SCHEDULER, YES, Change, Outcome, RunContext
 from tr11ops.cli.terminal import drawing_console
 from tr11ops.launch.drill import NAMES, Drill, PhaseResult, overrides_for, phases_of, proof
 from tr11ops.runcard.card import load_card
@@ -45,7 +45,7 @@ def drill(
     ] = "00:30:00",
     timeout: Annotated[float, timeout_option("Give up after this long, queueing included.")] = 7200,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the rehearsal's checkpoints.")] = False,
-) -> None:
+) -> Change:
     """Prove that a stop signal saves in every phase, before the scheduler would kill.
 
     Submits a short rehearsal of the card, in a directory of its own beside the run's: one array
@@ -106,12 +106,14 @@ def drill(
         is_fine = all(result.is_fine for result in results)
         if not keep and is_fine:
             shutil.rmtree(directory.paths.checkpoints, ignore_errors=True)
-        if not context.as_json:
-            _table(results, kept, place)
-        return Outcome({**value, "proof": str(kept)}, exit_code=0 if is_fine else 1)
+        return Outcome(
+            {**value, "proof": str(kept)},
+            exit_code=0 if is_fine else 1,
+            screen=partial(_table, results, kept, place),
+        )
 
     unchanged = "nothing was submitted (--dry-run)"
-    carry_out(context, Change(lines, "Submit the rehearsal?", apply, unchanged=unchanged))
+    return Change(lines, "Submit the rehearsal?", apply, unchanged=unchanged)
 
 
 def _launch(path: Path, changes: list[str], tasks: int, scheduler: str) -> tuple[str, str]:

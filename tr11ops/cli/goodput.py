@@ -9,6 +9,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import replace
 
 from tr11ops.base.errors import SchedulerError, Unobserved, WrongUsage
 from tr11ops.base.invocation import for_this_card
@@ -23,7 +24,7 @@ from tr11ops.cli.common import (
     kind_to_watch,
     open_scheduler,
 )
-from tr11ops.cli.context import JSON, SCHEDULER, RunContext
+from tr11ops.cli.runner import JSON, SCHEDULER, Outcome, RunContext
 from tr11ops.cli.terminal import draws_unicode
 from tr11ops.goodput.account import Goodput, account
 from tr11ops.goodput.advise import Advice, CardSettings, is_worth_it
@@ -35,6 +36,7 @@ from tr11ops.launch.margins import room_before_limit
 from tr11ops.observe.snapshot import course_of, steps_left
 from tr11ops.runcard.exit_duration import exit_plan
 from trainer.contract.documents import document
+from trainer.contract.errors import UNOBSERVED
 from trainer.contract.record import JsonObject, Record
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ def goodput(
         float | None,
         typer.Option("--price", metavar="PER_NODE_HOUR", help="Show what it cost, too."),
     ] = None,
-) -> None:
+) -> Outcome:
     """Where every node-second went: useful, redone, saves, start-up, queue, ...; sums are exact.
 
     A node-second counts from the first submission on, in exactly one line. While nothing is held,
@@ -78,22 +80,21 @@ def goodput(
         raise WrongUsage(f"--by {by!r}: must be one of {', '.join(BY)}")
     if price is not None and not 0 <= price < 1e9:
         raise WrongUsage(f"--price {price:g}: must be 0 or more, in any currency")
-    if since is None:
-        begin = None
-    else:
+    begin = None
+    if since is not None:
         begin = moment_of(since, time.time())
-
     look = look_back(context)
-    if begin is None:
-        shown = look.goodput
-    else:
-        shown = look.goodput.since(begin)
+    shown = look.goodput
+    if begin is not None:
+        shown = shown.since(begin)
     paper = Paper(terminal_width(), draws_unicode(), None, price)
-    context.emit(
+    outcome = Outcome(
         goodput_document(shown, look.history, None, price), screen(shown, look.history, by, paper)
     )
-    if isinstance(look.history.attempts, Unknown):
-        raise Unobserved(f"the run's past could not be read: {look.history.attempts.why}")
+    if not isinstance(look.history.attempts, Unknown):
+        return outcome
+    why = f"the run's past could not be read: {look.history.attempts.why}"
+    return replace(outcome, fault=why, exit_code=UNOBSERVED)
 
 
 class LookBack(Record):
@@ -155,7 +156,7 @@ def advise(
             "--mtbf", metavar="HOURS", help="Mean time between faults of the run to plan with."
         ),
     ] = None,
-) -> None:
+) -> Outcome:
     """What the run's own past calls for, and the node-hours that it would have saved.
 
     Save interval (Young and Daly, from measured saves and faults), spares, tasks to the end, margin
@@ -176,7 +177,7 @@ def advise(
     if isinstance(look.history.attempts, Unknown):
         raise Unobserved(f"the run's past could not be read: {look.history.attempts.why}")
     found = conclude(look.history, look.goodput, situation_of(look, mtbf))
-    context.emit(_document(look, found), _lines(look, found))
+    return Outcome(_document(look, found), _lines(look, found))
 
 
 def situation_of(look: LookBack, mtbf_hours: float | None) -> CardSettings:

@@ -21,7 +21,7 @@ from tr11ops.base.observed import Observed, Unknown, cause, known, observed
 from tr11ops.base.units import duration, span_seconds
 from tr11ops.base.units import since as since_when
 from tr11ops.cli.common import in_time, open_reader, require_file, say
-from tr11ops.cli.context import JSON, SCHEDULER, RunContext
+from tr11ops.cli.runner import JSON, SCHEDULER, Outcome, RunContext
 from tr11ops.cli.terminal import draws_unicode
 from tr11ops.goodput.account import account
 from tr11ops.goodput.history import read_history
@@ -89,7 +89,7 @@ def handover(
             help="The days as an entry of a chronicle, to edit: faults, evidence, cost.",
         ),
     ] = False,
-) -> None:
+) -> Outcome:
     """What happened since the last shift, what is open, and what comes next.
 
     Records in the journal that it was made, for `--since last` of the next one. DATE is 2022-05-01,
@@ -152,8 +152,7 @@ def handover(
         say(f"written: {output}")
     if not dry_run and not as_chronicle and not start:
         _record(directory, begun, now)
-    if material.verdict.word is VerdictWord.UNKNOWN:
-        raise typer.Exit(3)
+    return Outcome(exit_code=3 if material.verdict.word is VerdictWord.UNKNOWN else 0)
 
 
 def _start(

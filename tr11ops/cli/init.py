@@ -16,15 +16,12 @@ from tr11ops.base.glyphs import plain
 from tr11ops.base.units import counted, quantity
 from tr11ops.cli import completion
 from tr11ops.cli.common import (
-    JsonOption,
-    SchedulerOption,
-    SetOption,
     card_path,
     is_terminal,
     open_scheduler,
     say,
 )
-from tr11ops.cli.context import emit
+from tr11ops.cli.runner import JSON, NO_RUN, SCHEDULER, SET, Outcome, RunContext
 from tr11ops.cluster.base import Scheduler
 from tr11ops.cluster.site import SiteRules, read_site
 from tr11ops.importer.importing import import_script as read
@@ -54,6 +51,7 @@ WIDTH = 100
 
 
 def import_script(
+    context: Annotated[RunContext, NO_RUN, SET, JSON],
     script: Annotated[
         Path,
         typer.Argument(metavar="OLD.slurm", help="Batch script of a Megatron-DeepSpeed training."),
@@ -64,12 +62,10 @@ def import_script(
             "--output", "-o", metavar="CARD.toml", help="Where the card goes; else to stdout."
         ),
     ] = None,
-    overrides: SetOption = None,
     force: Annotated[
         bool, typer.Option("--force", help="Write over a card that is there.")
     ] = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Outcome:
     """Turn an old batch script into a run card. The script is read, never run.
 
     What is not in the card, what was changed and what is wrong with the script is told with its
@@ -85,7 +81,7 @@ def import_script(
     if output is not None and output.exists() and not force:
         raise WrongUsage(f"{output}: is already there; --force writes over it")
     try:
-        imported = read(script, overrides or [])
+        imported = read(script, list(context.overrides))
     except ScriptError as error:
         raise WrongUsage(f"{script}: {error}") from None
     if output is not None:
@@ -95,17 +91,11 @@ def import_script(
             raise WrongUsage(f"{output}: is already there; --force writes over it") from None
         except OSError as error:
             raise WrongUsage(f"{output}: {error.strerror or error}") from None
-    if as_json:
-        emit(imported.to_json(str(output) if output else None))
-    else:
-        lines = list(report(imported, output))
-        if output is None:
-            print(imported.text, end="")
-            say("\n".join(lines))
-        else:
-            print("\n".join(lines))
-    if imported.exit_code:
-        raise typer.Exit(imported.exit_code)
+    document = imported.to_json(str(output) if output else None)
+    lines, remarks = list(report(imported, output)), list[str]()
+    if output is None:
+        lines, remarks = [imported.text.removesuffix("\n")], ["\n".join(lines)]
+    return Outcome(document, lines, remarks=remarks, exit_code=imported.exit_code)
 
 
 def report(imported: Imported, output: Path | None) -> Iterator[str]:
@@ -203,6 +193,7 @@ EXAMPLE = "toy"
 
 
 def init(
+    context: Annotated[RunContext, NO_RUN, SCHEDULER, SET],
     *,
     preset: Annotated[
         str | None,
@@ -263,9 +254,7 @@ def init(
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Ask nothing: take what is proposed.")
     ] = False,
-    scheduler: SchedulerOption = "auto",
-    overrides: SetOption = None,
-) -> None:
+) -> Outcome:
     """Write a starter card for this cluster.
 
     Partition, limits, GPUs, cores and accounts come from the scheduler. Only what cannot be known
@@ -290,7 +279,7 @@ def init(
     if preset is not None and preset not in PRESETS:
         raise WrongUsage(f"--preset {preset!r}: must be one of {', '.join(PRESETS)}")
     goal = _tokens(tokens)
-    edge = open_scheduler(scheduler)
+    edge = open_scheduler(context.scheduler)
     found = partition_choices(edge.partitions(), edge.nodes())
     if not found:
         raise Refusal(
@@ -301,7 +290,7 @@ def init(
             "no one can be asked here (not a terminal): add --yes, and --set for what you know",
         )
     site = _site(edge)
-    overrides = [*(overrides or []), *_of_options(account, mail, urls_file, act)]
+    overrides = [*context.overrides, *_of_options(account, mail, urls_file, act)]
     asker = _Asker(_given(overrides), ask=not yes)
     source, base = _start(asker, preset, example)
     base = _with_tokens(asker, base, goal)
@@ -325,11 +314,13 @@ def init(
     tables = _completed(starter_tables(base, answers), asker, overrides)
     _watching(tables, asker)
     _write(output, starter_text(tables, answers, site, source.name))
+    notes = [f"written: {output}; look it over, then `tr11 doctor --run {output}`"]
     if "rehearsal" in read_tables(source):
-        say(
-            f"[rehearsal] of {source.name} is left out: this card trains; to rehearse, add the section (docs/twin.md)"
+        notes.insert(
+            0,
+            f"[rehearsal] of {source.name} is left out: this card trains; to rehearse, add the section (docs/twin.md)",
         )
-    say(f"written: {output}; look it over, then `tr11 doctor --run {output}`")
+    return Outcome(notes=notes)
 
 
 def _of_options(

@@ -23,7 +23,6 @@ from tr11ops.cli.common import (
     open_scheduler,
     say,
 )
-from tr11ops.cli.context import DRY_RUN, JSON, REASON, YES, RunContext, emit
 from tr11ops.cli.launch_view import (
     first_data_lines,
     launch_value,
@@ -31,7 +30,15 @@ from tr11ops.cli.launch_view import (
     shortage_notes,
     view_lines,
 )
-from tr11ops.cli.runner import Change, Outcome, carry_out
+from tr11ops.cli.runner import (
+    DRY_RUN,
+    JSON,
+    REASON,
+    YES,
+    Change,
+    Outcome,
+    RunContext,
+)
 from tr11ops.cluster.hostlist import expand
 from tr11ops.launch.facts import LaunchRequest
 from tr11ops.launch.kubernetes import job_name, kubernetes_problems, manifest, not_carried
@@ -92,8 +99,8 @@ def _shown(value: Any) -> str:
 
 
 # ----------------------------------------------------------------------------- kubernetes
-def show_manifest(context: RunContext, given: list[str], nodes: int | None) -> None:
-    """Print the objects of a card. `given`: options that a Job has no use for. Raises CardError,
+def manifest_of(context: RunContext, given: list[str], nodes: int | None) -> Outcome:
+    """The objects of a card. `given`: options that a Job has no use for. Raises CardError,
     Refusal.
     """
     if given:
@@ -103,20 +110,18 @@ def show_manifest(context: RunContext, given: list[str], nodes: int | None) -> N
         text = "tr11 writes the objects and does not talk to a cluster"
         raise WrongUsage(f"{text}: add --dry-run and pipe it into `kubectl apply -f -`")
     path = card_path(context.run)
-    if nodes is None:
-        sizes = []
-    else:
-        sizes = [f"slurm.nodes={nodes}"]
+    sizes = [f"slurm.nodes={nodes}"] * (nodes is not None)
     card = load_card(path, [*context.overrides, *sizes], os.environ)
     problems = list(kubernetes_problems(card))
     if problems or card.kubernetes is None:
         raise CardError(str(path), problems)
     objects = manifest(card, card.kubernetes)
-    for line in not_carried(card):
-        say(f"tr11: {line}")
-    if context.as_json:
-        emit({"schema": MANIFEST_SCHEMA, "name": job_name(card), "objects": objects})
-        return
+    value = {"schema": MANIFEST_SCHEMA, "name": job_name(card), "objects": objects}
+    notes = [f"tr11: {line}" for line in not_carried(card)]
+    return Outcome(value, notes=notes, screen=partial(_print_yaml, objects))
+
+
+def _print_yaml(objects: list[JsonObject]) -> None:
     import yaml
 
     class Dumper(yaml.SafeDumper):  # type: ignore[misc]  # the library has no types
@@ -200,7 +205,7 @@ def launch(
             "--allow-namesake", help="Launch although another run of yours has the same name."
         ),
     ] = False,
-) -> None:
+) -> Change | Outcome:
     """Check a run card, show the plan, and submit it.
 
     Nothing is submitted or created when a check refuses. What the training would start from (its own newest checkpoint,
@@ -234,8 +239,7 @@ def launch(
             "--replace": replace_queue,
             "--verify": verify,
         }
-        show_manifest(context, [name for name, value in useless.items() if value], nodes)
-        return
+        return manifest_of(context, [name for name, value in useless.items() if value], nodes)
     given = {"--repair": repair, "--rehearse": rehearse, "--replace": replace_queue}
     named = [option for option, is_given in given.items() if is_given]
     if len(named) > 1:
@@ -254,12 +258,11 @@ def launch(
         allow_namesake=allow_namesake,
     )
     if rehearse:
-        change = _rehearsal(context, read)
-    elif repair or replace_queue:
-        change = queue_change(_prepared(partial(read, context.overrides)), context, replace_queue)
-    else:
-        change = _submission(context, _prepared(partial(read, context.overrides)))
-    carry_out(context, change)
+        return _rehearsal(context, read)
+    job = _prepared(partial(read, context.overrides))
+    if repair or replace_queue:
+        return queue_change(job, context, replace_queue)
+    return _submission(context, job)
 
 
 def _prepared(read: Callable[[], LaunchJob]) -> LaunchJob:
@@ -315,10 +318,10 @@ def _differences(main: RunCard | None, job: LaunchJob) -> JsonObject:
 
 def _refused(context: RunContext, view: LaunchView, value: JsonObject) -> Outcome:
     """The answer where a check refuses."""
-    notes: tuple[str, ...] = ()
+    notes: list[str] = []
     if context.as_json:
-        notes = tuple(f"tr11: {check}" for check in view.faults)
-    return Outcome(value, ("nothing was submitted",), notes, view.exit_code)
+        notes = [f"tr11: {check}" for check in view.faults]
+    return Outcome(value, ("nothing was submitted",), notes, exit_code=view.exit_code)
 
 
 def _send(context: RunContext, job: LaunchJob, view: LaunchView, main: RunCard | None) -> Outcome:

@@ -18,8 +18,7 @@ from tr11ops.base.errors import Refusal, Unobserved
 from tr11ops.base.invocation import for_this_card
 from tr11ops.base.units import counted
 from tr11ops.cli.common import named_card
-from tr11ops.cli.context import RunContext
-from tr11ops.cli.runner import UNCHANGED, Change, Outcome
+from tr11ops.cli.runner import UNCHANGED, Change, Outcome, RunContext
 from tr11ops.cli.terminal import hanging
 from tr11ops.detect.nodes_left import exclusion_limit
 from tr11ops.launch.plan import plan_value
@@ -86,7 +85,7 @@ def queue_change(job: LaunchJob, context: RunContext, replaces: bool) -> Change:
             notes.append(text)
         document = {"schema": REPAIR_SCHEMA, **_value(repair), "done": done}
         document |= {"submitted": list(result.submitted), "failed": list(result.failed)}
-        return Outcome(document, (text,) if text else (), tuple(notes), exit_code=code)
+        return Outcome(document, (text,) if text else (), notes, exit_code=code)
 
     def apply() -> Outcome:
         result = carry_out_repair(job, repair, view=view, plan_again=plan, why=context.reason)

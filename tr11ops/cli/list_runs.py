@@ -15,16 +15,13 @@ from tr11ops.base.errors import Late, WrongUsage
 from tr11ops.base.observed import Unknown, cause
 from tr11ops.base.units import counted, duration
 from tr11ops.cli.common import (
-    JsonOption,
-    SchedulerOption,
     directory_of,
     kind_to_watch,
     late_words,
     looking,
     open_if_there,
-    say,
 )
-from tr11ops.cli.context import answer
+from tr11ops.cli.runner import JSON, NO_RUN, SCHEDULER, Outcome, RunContext
 from tr11ops.cluster.base import Overview
 from tr11ops.cluster.select import SharedOverview
 from tr11ops.observe.look import facts_of
@@ -37,6 +34,7 @@ SCHEMA = 1
 
 
 def list_runs(
+    context: Annotated[RunContext, NO_RUN, SCHEDULER, JSON],
     *,
     roots: Annotated[
         list[Path] | None,
@@ -47,9 +45,7 @@ def list_runs(
             help="Folders; else this one.",
         ),
     ] = None,
-    scheduler: SchedulerOption = "auto",
-    as_json: JsonOption = False,
-) -> None:
+) -> Outcome:
     """The runs below some folders, a line each: verdict, iteration, loss, time left.
 
     Each is looked at as `tr11 status` does, with the card of its newest launch; folders four levels
@@ -71,11 +67,12 @@ def list_runs(
             return found
         return SharedOverview(looking(found))
 
-    found = list(_looked_at(places, silent, scheduler, edge))
-    answer(as_json, {"schema": SCHEMA, "runs": [run.document() for run in found]}, _lines(found))
+    found = list(_looked_at(places, silent, context.scheduler, edge))
+    notes = []
     if not found:
-        say(f"no run was launched below {', '.join(map(str, places))}")
-    raise typer.Exit(exit_code_of(found))
+        notes = [f"no run was launched below {', '.join(map(str, places))}"]
+    document = {"schema": SCHEMA, "runs": [run.document() for run in found]}
+    return Outcome(document, _lines(found), notes, exit_code=exit_code_of(found))
 
 
 def _is_folder_that_answers(root: Path) -> bool:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Annotated, TypeVar
@@ -27,7 +28,7 @@ from tr11ops.base.errors import (
 from tr11ops.base.units import since as moment_of
 from tr11ops.cli import completion
 from tr11ops.cli.common import EndpointOption, SinceOption, VariantOption, is_terminal, say
-from tr11ops.cli.context import JSON, RunContext, emit
+from tr11ops.cli.runner import JSON, Outcome, RunContext
 from tr11ops.hub.base import HubRepo, find_credentials, repo_of
 from tr11ops.hub.remote_log import TRIES, RemoteFollower, RemoteLog, remote_retries
 from tr11ops.logs import show
@@ -186,21 +187,24 @@ def no_attempt(attempt: str | None, launches: int) -> Refusal:
     )
 
 
-def show_summary(path: Path, as_json: bool) -> None:
+def summary_of_file(path: Path) -> Outcome:
+    """The whole log in one table."""
     descriptor = descriptor_of(path)
     try:
-        print_summary(FileReader(descriptor), os.fstat(descriptor).st_size, str(path), as_json)
+        return summary_of(FileReader(descriptor), os.fstat(descriptor).st_size, str(path))
     finally:
         os.close(descriptor)
 
 
-def print_summary(reader: LogReader, size: int, name: str, as_json: bool) -> None:
+def summary_of(reader: LogReader, size: int, name: str) -> Outcome:
+    """The same of any log."""
     with byte_progress(size) as advance:
         found = summarise(reader, size, advance)
-    if as_json:
-        emit(value(found, name))
-        return
-    for line in lines(found, name):
+    return Outcome(value(found, name), screen=partial(_print_lines, list(lines(found, name))))
+
+
+def _print_lines(shown: list[str]) -> None:
+    for line in shown:
         print_line(line, flush=False)
 
 
@@ -224,10 +228,9 @@ def show_remote(
     query: Query,
     every: float | None,
     summary: bool,
-    as_json: bool,
     endpoint: str | None = None,
     variant: str | None = None,
-) -> None:
+) -> Outcome | None:
     """The log of a hub repository; with `every` (seconds) on and on. Raises Refusal."""
     repo, token = remote_repo(repository, endpoint)
     if repo.path and variant is not None:
@@ -244,8 +247,7 @@ def show_remote(
     )
     try:
         if summary:
-            print_summary(log, log.size(), repository, as_json)
-            return
+            return summary_of(log, log.size(), repository)
         follower = RemoteFollower(log, query, say)
         for line in follower.begin():
             print_line(line, flush=False)
@@ -265,6 +267,7 @@ def show_remote(
         raise Unobserved(f"--remote {repository}: {error}: nothing may be concluded") from None
     except NoSuchAttempt as error:
         raise no_attempt(query.wanted.attempt, error.launches) from None
+    return None
 
 
 def remote_repo(repository: str, endpoint: str | None) -> tuple[HubRepo, str | None]:
@@ -375,7 +378,7 @@ def logs(
     endpoint: EndpointOption = None,
     variant: VariantOption = None,
     summary: Annotated[bool, typer.Option("--summary", help="The whole log in one table.")] = False,
-) -> None:
+) -> Outcome | None:
     """Show the end of the run's log, or the part that you ask for, and follow it with -f.
 
     Examples:
@@ -401,22 +404,20 @@ def logs(
     try:
         if remote is not None:
             pause = every if follow else None
-            show_remote(
+            return show_remote(
                 remote,
                 _of_attempt(query, attempt),
                 every=pause,
                 summary=summary,
-                as_json=context.as_json,
                 endpoint=endpoint,
                 variant=variant,
             )
-            return
         directory = None if file is not None else context.directory
         if directory is not None and attempt is not None:
             attempt = attempt_named(directory, attempt)
         if summary:
-            show_summary(one_log(file, directory, has_workers=places[2]), context.as_json)
-        elif places[2] and directory is not None:
+            return summary_of_file(one_log(file, directory, has_workers=places[2]))
+        if places[2] and directory is not None:
             find = workers(directory, ranks_of(rank), frozenset(node or ()), attempt)
             if not follow:
                 require_workers(directory, find(), rank=rank, node=node, attempt=attempt)
@@ -426,6 +427,7 @@ def logs(
     except KeyboardInterrupt:
         if not follow:
             raise
+    return None
 
 
 def _check(places: Sequence[bool], needs_summary: bool, every: float, attempt: str | None) -> None:

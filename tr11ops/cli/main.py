@@ -361,7 +361,7 @@ def _row(name: str, entry: LazyCommand) -> str:
 
 def load(name: str) -> Any:
     """Import one command's module and build its parser."""
-    from tr11ops.cli.context import with_run_options
+    from tr11ops.cli.runner import with_run_options
 
     entry = COMMANDS[name]
     target = getattr(importlib.import_module(f"tr11ops.cli.{entry.module}"), entry.attribute)

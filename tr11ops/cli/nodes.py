@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import textwrap
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +15,6 @@ from tr11ops.base.errors import Unobserved, WrongUsage
 from tr11ops.base.units import counted
 from tr11ops.cli import completion
 from tr11ops.cli.common import say, timeout_option
-from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.nodes_bench import bench_nodes, search_nodes
 from tr11ops.cli.nodes_change import exclude, include, let_in, readmit
 from tr11ops.cli.nodes_check import (
@@ -29,6 +29,7 @@ from tr11ops.cli.nodes_check import (
     tell_other_runs,
     write_note,
 )
+from tr11ops.cli.runner import JSON, SCHEDULER, Outcome, RunContext
 from tr11ops.cli.terminal import local_time, plain_text, show, table
 from tr11ops.cluster.hostlist import compress, expand
 from tr11ops.health.base import CheckOutcome
@@ -79,7 +80,7 @@ def list_nodes(
         bool, typer.Option("--all", help="Also nodes of other partitions.")
     ] = False,
     report: ReportOption = None,
-) -> None:
+) -> Outcome | None:
     """Nodes with their state, this run's exclusions and suspicions, and the jobs that hold them.
 
     Examples:
@@ -90,7 +91,7 @@ def list_nodes(
     wanted = set(nodes_context.resolve(nodes or ()))
     if report is not None:
         write_note(nodes_context, sorted(wanted), report)
-        return
+        return None
     if everything or wanted:
         chosen = nodes_context.nodes
     else:
@@ -107,25 +108,28 @@ def list_nodes(
         )
         if (not wanted or row.name in wanted) and (row.exclusion is not None or not excluded)
     ]
-    if context.as_json:
-        emit({"schema": SCHEMA, "nodes": [_row_values(row, now) for row in found]})
-        return
+    shut = []
+    if excluded or wanted:
+        shut = _shut_lines(
+            [node for node in chosen if node.name in wanted or not wanted], nodes_context
+        )
+    return Outcome(
+        {"schema": SCHEMA, "nodes": [_row_values(row, now) for row in found]},
+        remarks=(_count(found),),
+        screen=partial(_show_rows, found, now, shut),
+    )
+
+
+def _show_rows(found: Sequence[NodeRow], now: float, shut: Sequence[str]) -> None:
     made = table("NODE", "STATE", "JOBS", "EXCLUDED BY", "EXPIRY", "WHY")
     for row in found:
         made.add_row(*map(plain_text, _row_words(row, now)))
     show(made)
-    for row in found:
-        for line in _standing_lines(row):
+    for line in (*(line for row in found for line in _standing_lines(row)), *shut):
+        if line.startswith("  tr11 "):  # to be copied as it is
+            print(line)
+        else:
             print(textwrap.fill(plain_text(line), 80, subsequent_indent="  "))
-    if excluded or wanted:
-        for line in _shut_lines(
-            [node for node in chosen if node.name in wanted or not wanted], nodes_context
-        ):
-            is_command = line.startswith("  ")  # to be copied as it is
-            print(
-                line if is_command else textwrap.fill(plain_text(line), 80, subsequent_indent="  ")
-            )
-    say(_count(found))
 
 
 def _count(found: Sequence[NodeRow]) -> str:
@@ -214,7 +218,7 @@ def check(
         ),
     ] = False,
     timeout: Annotated[float, timeout_option("A node that has not answered is unknown.")] = 120,
-) -> None:
+) -> Outcome:
     """Run the health checks on nodes, each in a small job of its own, or beside our running job.
 
     Exit code 0: all well; 1: a node is bad; 3: a node, or a part of its checks, could not be
@@ -259,42 +263,41 @@ def check(
         )
         readmitted, failed = list(done.nodes), done.failures
     tell_other_runs(nodes_context)
-    if context.as_json:
-        values = [result_values(entry) for entry in results]
-        found = {
-            "schema": SCHEMA,
-            "nodes": values,
-            "readmitted": readmitted,
-            "prolonged": prolonged,
-            "failed": failed,
-        }
-        emit(found)
-    else:
-        _show_checks(results)
-        for name in readmitted:
-            print(f"{name}: may be used again")
-        for name in prolonged:
-            print(
-                f"{name}: stays excluded for {counted(nodes_context.card.resilience.exclusion_days, 'more day')}"
-            )
-        for line in failed:
-            print(line)
+    more = counted(nodes_context.card.resilience.exclusion_days, "more day")
+    lines = [
+        *(f"{name}: may be used again" for name in readmitted),
+        *(f"{name}: stays excluded for {more}" for name in prolonged),
+        *failed,
+    ]
+    code, notes = 0, list[str]()
     unjudged = sum(not entry.is_judged and entry.node not in may_come for entry in results)
     if unjudged:
         doubtful = counted(unjudged, "node is", "nodes are")
-        say(f"{doubtful} not known to be fine, of {len(results)}; what a site cannot check: {SKIP}")
-    bad = bool(failed) or any(entry.result is CheckOutcome.BAD for entry in results)
-    if bad:
-        raise typer.Exit(1)
-    raise typer.Exit(3 if unjudged else 0)
+        text = (
+            f"{doubtful} not known to be fine, of {len(results)}; what a site cannot check: {SKIP}"
+        )
+        code, notes = 3, [text]
+    if failed or any(entry.result is CheckOutcome.BAD for entry in results):
+        code = 1
+    found = {
+        "schema": SCHEMA,
+        "nodes": [result_values(entry) for entry in results],
+        "readmitted": readmitted,
+        "prolonged": prolonged,
+        "failed": failed,
+    }
+    shown = partial(_show_checks, results, lines)
+    return Outcome(found, notes=notes, exit_code=code, screen=shown)
 
 
-def _show_checks(results: Sequence[NodeCheck]) -> None:
+def _show_checks(results: Sequence[NodeCheck], lines: Sequence[str]) -> None:
     made = table("NODE", "RESULT", "WHY")
     for entry in results:
         made.add_row(*map(plain_text, (entry.node, entry.result.upper(), entry.why)))
     if results:
         show(made)
+    for line in lines:
+        print(line)
 
 
 # ----------------------------------------------------------------------------- exclude
@@ -308,7 +311,7 @@ app.command()(include)
 def history(
     context: Annotated[RunContext, JSON],
     nodes: SomeNodes = None,
-) -> None:
+) -> Outcome:
     """What happened to nodes in this run: excluded, checked, included; by whom and why. Asks no
     scheduler.
 
@@ -329,11 +332,6 @@ def history(
     events = [
         event for event in events_of(ledger, entries) if not wanted or event["node"] in wanted
     ]
-    for fault in ledger.faults:
-        say(f"tr11: {fault}")
-    if context.as_json:
-        emit({"schema": SCHEMA, "events": events})
-        return
     made = table("WHEN", "NODE", "WHAT", "WHO", "WHY")
     for event in events:
         if event["kind"] == EXCLUDED:
@@ -350,6 +348,9 @@ def history(
             why.removeprefix(f"{node}: "),
         )
         made.add_row(*map(plain_text, words))
-    show(made)
-    if not events:
-        say("nothing is recorded of nodes")
+    return Outcome(
+        {"schema": SCHEMA, "events": events},
+        notes=[f"tr11: {fault}" for fault in ledger.faults],
+        remarks=() if events else ("nothing is recorded of nodes",),
+        screen=partial(show, made),
+    )

@@ -8,6 +8,7 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +17,6 @@ from tr11ops.base.errors import SchedulerError, Unobserved, WrongUsage
 from tr11ops.base.units import counted
 from tr11ops.cli import completion
 from tr11ops.cli.common import is_terminal, say, span_option, timeout_option
-from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.nodes_check import (
     SCHEMA,
     NodesContext,
@@ -25,6 +25,15 @@ from tr11ops.cli.nodes_check import (
     open_nodes_context,
     planned_folder,
     shared_folder,
+)
+from tr11ops.cli.runner import (
+    DRY_RUN,
+    JSON,
+    SCHEDULER,
+    Change,
+    Outcome,
+    RunContext,
+    unasked,
 )
 from tr11ops.cli.terminal import plain_text, show, table
 from tr11ops.cluster.base import JobState
@@ -60,6 +69,7 @@ from tr11ops.nodes.search import (
 from tr11ops.nodes.spares import PooledGroups, SpareGroups, spares_of
 from trainer.contract.paths import read_attempt_label
 from trainer.contract.record import JsonObject
+from trainer.contract.sharing import make_shared
 
 FreeNodes = Annotated[
     list[str] | None,
@@ -75,7 +85,7 @@ SHOWN = 5
 
 
 def search_nodes(
-    context: Annotated[RunContext, SCHEDULER, JSON],
+    context: Annotated[RunContext, SCHEDULER, JSON, DRY_RUN],
     nodes: FreeNodes = None,
     command: Annotated[
         str | None,
@@ -108,10 +118,7 @@ def search_nodes(
             "--spares/--no-spares", help="Also the nodes that a running attempt holds as spares."
         ),
     ] = True,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the first round; run nothing.")
-    ] = False,
-) -> None:
+) -> Change:
     """Find the one or two bad nodes among many: jobs on disjoint groups, regrouped by what failed,
     until one is sure.
 
@@ -151,44 +158,47 @@ def search_nodes(
         label = read_attempt_label(nodes_context.directory.paths, job_id)
         say(f"spares of job {label}, searched inside it: {compress(held)}")
     model = FaultModel(detection=detection)
-    if dry_run:
+
+    def preview() -> Outcome:
         groups = plan_round(
             names, model.suspicions(names), model=model, least=least, chance=random.Random(0)
         )
-        for line in [
-            f"{counted(len(groups), 'job')} in the first round:",
-            *(f"  {compress(group)}" for group in groups),
-        ]:
-            typer.echo(line)
-        return
-    folder = shared_folder(nodes_context)
-    request = GroupRequest((), command or PROBE, seconds)
-    done: list[SearchRound] = []
-    try:
-        run: Callable[[Sequence[tuple[str, ...]]], Sequence[GroupTest]] = LocalGroups(request)
-        if _is_slurm(nodes_context):
-            settings = job_settings(nodes_context, folder)
-            environment = with_code(dict(os.environ), settings.code_root)
-            inside = SpareGroups(
-                nodes_context.directory.paths,
-                holders,
-                request=request,
-                environment=environment,
-                runs=lambda job_id: _runs(nodes_context, job_id),
-            )
-            run = PooledGroups(
-                holders, SlurmGroups(nodes_context.scheduler, settings, request), inside
-            )
-        for one in search(names, run, model, least=least, most_rounds=rounds):
-            done.append(one)
-            if not context.as_json:
-                for line in _round_lines(len(done), one):
-                    typer.echo(line)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)  # what a job still writes is left behind
-    result = result_of(done)
-    context.emit(_search_document(result, names), _verdict_lines(result, nodes_context))
-    raise typer.Exit(_exit_code(result))
+        lines = (f"  {compress(group)}" for group in groups)
+        return Outcome(lines=(f"{counted(len(groups), 'job')} in the first round:", *lines))
+
+    def apply() -> Outcome:
+        folder = shared_folder(nodes_context)
+        request = GroupRequest((), command or PROBE, seconds)
+        done: list[SearchRound] = []
+        try:
+            run: Callable[[Sequence[tuple[str, ...]]], Sequence[GroupTest]] = LocalGroups(request)
+            if _is_slurm(nodes_context):
+                settings = job_settings(nodes_context, folder)
+                inside = SpareGroups(
+                    nodes_context.directory.paths,
+                    holders,
+                    request=request,
+                    environment=with_code(dict(os.environ), settings.code_root),
+                    runs=partial(_runs, nodes_context),
+                )
+                run = PooledGroups(
+                    holders, SlurmGroups(nodes_context.scheduler, settings, request), inside
+                )
+            for one in search(names, run, model, least=least, most_rounds=rounds):
+                done.append(one)
+                if not context.as_json:
+                    for line in _round_lines(len(done), one):
+                        typer.echo(line)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)  # what a job still writes is left behind
+        result = result_of(done)
+        return Outcome(
+            _search_document(result, names),
+            _verdict_lines(result, nodes_context),
+            exit_code=_exit_code(result),
+        )
+
+    return unasked(apply, preview)
 
 
 def _is_slurm(nodes_context: NodesContext) -> bool:
@@ -307,7 +317,7 @@ COLUMNS = {
 
 
 def bench_nodes(
-    context: Annotated[RunContext, SCHEDULER, JSON],
+    context: Annotated[RunContext, SCHEDULER, JSON, DRY_RUN],
     nodes: FreeNodes = None,
     repeats: Annotated[
         int,
@@ -347,10 +357,7 @@ def bench_nodes(
     timeout: Annotated[
         float, timeout_option("A node that has not ended by then is unknown.")
     ] = 300,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the batch script; run nothing.")
-    ] = False,
-) -> None:
+) -> Change:
     """Find nodes that are slower than the others: matrix products, copies, all-reduces in pairs, on
     all nodes at once.
 
@@ -371,10 +378,7 @@ def bench_nodes(
         say(f"left out: {node}: {why}")
     if not names:
         raise Unobserved("no node is free to be measured: `tr11 nodes list` shows who uses them")
-    if dry_run:
-        folder = planned_folder(nodes_context)
-    else:
-        folder = shared_folder(nodes_context)
+    folder = planned_folder(nodes_context)
     request = BenchRequest(
         tuple(names),
         str(folder),
@@ -385,31 +389,34 @@ def bench_nodes(
         command=command,
         on_slurm=nodes_context.scheduler.name == "slurm",
     )
-    try:
-        run = (
-            SlurmBench(nodes_context.scheduler, job_settings(nodes_context, folder), request)
-            if request.on_slurm
-            else LocalBench(request)
-        )
-        if dry_run:
-            for line in _plan_lines(run, request):
-                typer.echo(line)
-            return
-        with _progress(len(names)) as advance:
-            answers = run(advance)
-    finally:
-        if not dry_run:
+    run: SlurmBench | LocalBench = LocalBench(request)
+    if request.on_slurm:
+        run = SlurmBench(nodes_context.scheduler, job_settings(nodes_context, folder), request)
+
+    def preview() -> Outcome:
+        return Outcome(lines=_plan_lines(run, request))
+
+    def apply() -> Outcome:
+        make_shared(folder)
+        try:
+            with _progress(len(names)) as advance:
+                answers = run(advance)
+        finally:
             shutil.rmtree(folder, ignore_errors=True)  # what a job still writes is left behind
-    found = judge_speeds(answers)
-    to_exclude = _exclude_command(found, nodes_context)
-    if context.as_json:
-        context.emit(_document(found, left_out, to_exclude))
-    else:
-        _show(found, to_exclude)
-    outcomes = {entry.outcome for entry in found}
-    if SLOW in outcomes:
-        raise typer.Exit(1)
-    raise typer.Exit(3 if UNKNOWN in outcomes else 0)
+        found = judge_speeds(answers)
+        to_exclude = _exclude_command(found, nodes_context)
+        outcomes, code = {entry.outcome for entry in found}, 0
+        if SLOW in outcomes:
+            code = 1
+        elif UNKNOWN in outcomes:
+            code = 3
+        return Outcome(
+            _document(found, left_out, to_exclude),
+            exit_code=code,
+            screen=partial(_show, found, to_exclude),
+        )
+
+    return unasked(apply, preview)
 
 
 # ----------------------------------------------------------------------------- what is shown

@@ -15,7 +15,6 @@ from tr11ops.cli.common import (
     say,
     timeout_option,
 )
-from tr11ops.cli.context import DRY_RUN, JSON, REASON, SCHEDULER, YES, RunContext
 from tr11ops.cli.nodes_check import (
     SCHEMA,
     NodesContext,
@@ -26,7 +25,7 @@ from tr11ops.cli.nodes_check import (
     tell_other_runs,
     write_note,
 )
-from tr11ops.cli.runner import Change, Outcome, carry_out, finish
+from tr11ops.cli.runner import DRY_RUN, JSON, REASON, SCHEDULER, YES, Change, Outcome, RunContext
 from tr11ops.cli.terminal import plain_text
 from tr11ops.health.base import CheckOutcome
 from tr11ops.nodes.check import let_in_without, never_made, read_outcomes
@@ -72,7 +71,7 @@ def exclude(
         ),
     ] = False,
     report: ReportOption = None,
-) -> None:
+) -> Change:
     """Keep the run off these nodes: from now on, and in the work that is queued already, which
     keeps its place.
 
@@ -125,7 +124,6 @@ def exclude(
         if report is not None:
             write_note(nodes_context, names, report)
         return _outcome(
-            context,
             "excluded",
             names=done.nodes,
             changes=done.changes,
@@ -133,8 +131,8 @@ def exclude(
             may_exclude=left,
         )
 
-    preview = _outcome(context, "would-exclude", names, changes, may_exclude=left)
-    carry_out(context, Change(lines, f"Exclude {_shown(names)}?", apply, preview, unchanged=""))
+    preview = _outcome("would-exclude", names, changes, may_exclude=left)
+    return Change(lines, f"Exclude {_shown(names)}?", apply, preview, unchanged="")
 
 
 def _refuse_too_many(
@@ -205,7 +203,6 @@ def _running_lines(nodes_context: NodesContext, names: Sequence[str]) -> list[st
 
 
 def _outcome(
-    context: RunContext,
     action: str,
     names: Sequence[str],
     changes: Sequence[QueueChange] = (),
@@ -216,9 +213,6 @@ def _outcome(
 
     `may_exclude`: how many more nodes may be excluded then.
     """
-    notes = [f"tr11: {line}" for line in failed]
-    if not context.as_json:
-        notes.append(f"{action}: {','.join(names) or 'nothing'}")
     value: dict[str, Any] = {
         "schema": SCHEMA,
         "action": action,
@@ -231,7 +225,12 @@ def _outcome(
     }
     if may_exclude is not None:
         value["may_exclude"] = may_exclude
-    return Outcome(value, notes=tuple(notes), exit_code=1 if failed else 0)
+    return Outcome(
+        value,
+        notes=[f"tr11: {line}" for line in failed],
+        remarks=(f"{action}: {','.join(names) or 'nothing'}",),
+        exit_code=1 if failed else 0,
+    )
 
 
 # ----------------------------------------------------------------------------- include
@@ -240,7 +239,7 @@ def include(
     nodes: ExcludedNodes,
     force: Annotated[bool, typer.Option("--force", help="Without a passed health check.")] = False,
     timeout: Annotated[float, timeout_option("A node that has not answered has not passed.")] = 120,
-) -> None:
+) -> Change | Outcome:
     """Let the run use excluded or avoided nodes again, once they have passed the health checks.
 
     Each is used as a spare first, until it has trained well for a day. A check that no node of the
@@ -267,8 +266,7 @@ def include(
                 f"{node.name} is {'+'.join(sorted(node.states))}{reason} by the site's hand, and stays so"
             )
     if not names:
-        finish(context, _outcome(context, "included", ()))
-        return
+        return _outcome("included", ())
     if not force:
         _refuse_unfit(nodes_context, never_checked(nodes_context, names))
     changes = nodes_context.queue_preview(remove=names)
@@ -281,22 +279,19 @@ def include(
     def apply() -> Outcome:
         done = readmit(nodes_context, names, context.reason)
         tell_other_runs(nodes_context)
-        return _outcome(
-            context, "included", names=done.nodes, changes=done.changes, failed=done.failures
-        )
+        return _outcome("included", names=done.nodes, changes=done.changes, failed=done.failures)
 
-    change = Change(
+    return Change(
         [
             *(f"include {name}{_already(nodes_context, name)}" for name in names),
             *_queue_lines(changes),
         ],
         f"Include {_shown(names)}?",
         apply,
-        _outcome(context, "would-include", names, changes),
+        _outcome("would-include", names, changes),
         prove=None if force else prove,
         unchanged="",
     )
-    carry_out(context, change)
 
 
 def _refuse_unfit(nodes_context: NodesContext, results: Sequence[NodeCheck]) -> None:

@@ -47,7 +47,7 @@ from trainer.contract.record import JsonObject, Record
 from trainer.contract.sharing import make_shared
 
 if TYPE_CHECKING:
-    from tr11ops.cli.context import RunContext
+    from tr11ops.cli.runner import RunContext
     from tr11ops.cluster.base import Job, Node, Partition, Scheduler
     from tr11ops.nodes.check import Answering, NodeCheck, Way
     from tr11ops.runcard.card import RunCard

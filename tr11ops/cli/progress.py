@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 from tr11ops.base.units import duration, size
 from tr11ops.cli.common import say
-from tr11ops.cli.context import emit
+from tr11ops.cli.runner import Outcome, emit
 from tr11ops.cli.terminal import drawing_console
 from trainer.contract.errors import Tr11Error
 
@@ -100,12 +100,12 @@ class Watcher:
             return f"{age}{trouble}{doing}every {self.seconds:g} s; Ctrl-C ends"
 
 
-def look_again(look: Callable[[], WatchFrame], seconds: float, as_json: bool) -> int:
-    """Look again and again until Ctrl-C; returns the exit code of the last look."""
+def look_again(look: Callable[[], WatchFrame], seconds: float, as_json: bool) -> Outcome:
+    """Look again and again until Ctrl-C; the exit code is that of the last look."""
     console = drawing_console()
     if as_json or not console.is_terminal or console.is_dumb_terminal:
-        return watch_lines(look, seconds, as_json, console)
-    return watch_live(look, seconds, console)
+        return Outcome(exit_code=watch_lines(look, seconds, as_json, console))
+    return Outcome(exit_code=watch_live(look, seconds, console))
 
 
 def watch_lines(

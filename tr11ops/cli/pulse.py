@@ -14,7 +14,6 @@ from tr11ops.base import deadline
 from tr11ops.base.errors import Refusal, SchedulerError
 from tr11ops.base.observed import Unknown
 from tr11ops.cli.common import (
-    DryRunOption,
     directory_of,
     in_time,
     kind_to_watch,
@@ -24,8 +23,8 @@ from tr11ops.cli.common import (
     open_if_there,
     say,
 )
-from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
 from tr11ops.cli.launch import prepare
+from tr11ops.cli.runner import DRY_RUN, JSON, SCHEDULER, Outcome, RunContext
 from tr11ops.cron.runner import KEPT_CARD
 from tr11ops.launch.session import LaunchJob
 from tr11ops.runcard.card import CardError, card_from_resolved
@@ -41,7 +40,7 @@ PULSE_SCHEMA = 1
 
 
 def pulse(
-    context: Annotated[RunContext, SCHEDULER, JSON],
+    context: Annotated[RunContext, SCHEDULER, JSON, DRY_RUN],
     *,
     act: Annotated[
         bool | None,
@@ -53,8 +52,7 @@ def pulse(
     no_email: Annotated[
         bool, typer.Option("--no-email", help="Alert no one; the log is written all the same.")
     ] = False,
-    dry_run: DryRunOption = False,
-) -> None:
+) -> Outcome:
     """One look by the watchdog: a line in the run's log, alerts, and, with --act, what repairs the
     run.
 
@@ -78,6 +76,7 @@ def pulse(
     else:
         kind = in_time(lambda: kind_to_watch(directory, kind))
     reader, hand = in_time(lambda: _edges(kind))
+    dry_run = context.dry_run
     allowed = card.watch.act if act is None else act
     actuator = None
     if allowed and hand is not None:
@@ -95,14 +94,12 @@ def pulse(
     # before the answer: a last line that names a fault of a file is a command that broke
     for note in result.notes:
         say(f"tr11: {note}")
-    if context.as_json:
-        emit(document(result, dry_run))
-    else:
-        for line in result.lines:
-            typer.echo(line)
-    if dry_run:
-        say("nothing was written, sent or changed (--dry-run)")
-    raise typer.Exit(result.verdict.exit_code)
+    return Outcome(
+        document(result, dry_run),
+        result.lines,
+        ("nothing was written, sent or changed (--dry-run)",) if dry_run else (),
+        exit_code=result.verdict.exit_code,
+    )
 
 
 def _card(context: RunContext) -> RunCard:

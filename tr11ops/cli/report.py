@@ -11,9 +11,9 @@ import typer
 
 from tr11ops.base.errors import Refusal, WrongUsage
 from tr11ops.base.units import size
-from tr11ops.cli.common import in_time_for_all, open_reader, require_file, say
+from tr11ops.cli.common import in_time_for_all, open_reader, require_file
 from tr11ops.cli.compare import FromOption, ToOption, range_of_options
-from tr11ops.cli.context import SCHEDULER, RunContext
+from tr11ops.cli.runner import SCHEDULER, Outcome, RunContext
 from tr11ops.observe.look import facts_of
 from tr11ops.report.build import page_of
 from tr11ops.report.material import gather
@@ -41,7 +41,7 @@ def report(
             "--zone", metavar="NAME", help="Time zone, e.g. Europe/Paris. Else alerts.time_zone."
         ),
     ] = None,
-) -> None:
+) -> Outcome | None:
     """Write the whole run as one page of HTML that needs no network: to mail, to keep, to put
     beside the logs.
 
@@ -74,11 +74,11 @@ def report(
     text = render(page)
     if to_stdout:
         typer.echo(text, nl=False)
-        return
+        return None
     _write(output, text)
-    for line in material.read_errors:
-        say(f"unknown: {line}")
-    say(f"{output}: {size(len(text))}, {len(page.sections)} parts")
+    unknown = (f"unknown: {line}" for line in material.read_errors)
+    written = f"{output}: {size(len(text))}, {len(page.sections)} parts"
+    return Outcome(notes=(*unknown, written))
 
 
 def _zone(name: str) -> ZoneInfo:

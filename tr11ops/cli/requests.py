@@ -15,8 +15,16 @@ from msgspec.structs import replace
 from tr11ops.base.errors import Refusal, Unobserved
 from tr11ops.base.units import counted, duration
 from tr11ops.cli.common import say, timeout_option
-from tr11ops.cli.context import DRY_RUN, JSON, REASON, SCHEDULER, YES, RunContext
-from tr11ops.cli.runner import Change, Outcome, carry_out
+from tr11ops.cli.runner import (
+    DRY_RUN,
+    JSON,
+    REASON,
+    SCHEDULER,
+    YES,
+    Change,
+    Outcome,
+    RunContext,
+)
 from tr11ops.cli.stopping import StopContext, put_request, record, run_to_stop, standing_lines
 from tr11ops.queue.stop import StopView, acknowledgements, leaving
 from trainer.contract.paths import read_attempt_label
@@ -181,7 +189,7 @@ def checkpoint_now(
     timeout: Annotated[
         float | None, timeout_option("With --wait: give up after this long.")
     ] = None,
-) -> None:
+) -> Change:
     """Save a checkpoint at the next step, and train on. The receipt is the checkpoint's step.
 
     Examples:
@@ -196,7 +204,7 @@ def checkpoint_now(
     if before is not None:
         lines.append(f"a checkpoint has been asked for already, by {before}")
         question = ""
-    carry_out(context, Change(lines, question, partial(_checkpoint, training, before, wait)))
+    return Change(lines, question, partial(_checkpoint, training, before, wait))
 
 
 def _checkpoint(training: TrainingRequest, before: Request | None, wait: bool) -> Outcome:
@@ -229,7 +237,7 @@ def compute_check(
     context: Annotated[RunContext, SCHEDULER, YES, DRY_RUN, REASON],
     *,
     timeout: PatienceOption = None,
-) -> None:
+) -> Change:
     """Check every rank's arithmetic after the next step: one micro batch is computed twice and
     compared bit for bit.
 
@@ -242,7 +250,7 @@ def compute_check(
     """
     training = _training_to_ask(context, "checked", timeout)
     lines = training.lines("one micro batch is computed twice after the next step")
-    carry_out(context, Change(lines, "Ask for a check?", partial(_check, training)))
+    return Change(lines, "Ask for a check?", partial(_check, training))
 
 
 def _check(training: TrainingRequest) -> Outcome:
@@ -268,7 +276,7 @@ def profile(
         ),
     ] = False,
     timeout: PatienceOption = None,
-) -> None:
+) -> Change:
     """Trace the next steps of one rank: kernels, calls, and on GPUs a snapshot of the memory.
 
     The file lands in the attempt's folder; open it with ui.perfetto.dev. The traced steps are
@@ -291,7 +299,7 @@ def profile(
             f"{counted(steps, 'step')} of rank {rank}",
             partial(_profile, training, steps, rank),
         )
-    carry_out(context, Change(training.lines(what), "Ask for a profile?", apply))
+    return Change(training.lines(what), "Ask for a profile?", apply)
 
 
 def _profile(training: TrainingRequest, steps: int, rank: int) -> Outcome:

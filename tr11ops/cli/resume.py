@@ -8,8 +8,16 @@ from typing import Annotated
 
 from tr11ops.base.errors import Unobserved
 from tr11ops.cli.common import say
-from tr11ops.cli.context import DRY_RUN, JSON, REASON, SCHEDULER, YES, RunContext
-from tr11ops.cli.runner import Change, Outcome, carry_out
+from tr11ops.cli.runner import (
+    DRY_RUN,
+    JSON,
+    REASON,
+    SCHEDULER,
+    YES,
+    Change,
+    Outcome,
+    RunContext,
+)
 from tr11ops.cli.stopping import StopContext, record, require_switch, run_to_stop, standing_lines
 from tr11ops.cli.terminal import USUAL, hanging, plain_text
 from tr11ops.cluster.arrays import covered, names_of, split
@@ -59,7 +67,7 @@ class Undoing(Record):
         return (*self.foreign, *self.others, *self.left_over, *(job for job, _ in self.refused))
 
 
-def resume(context: Annotated[RunContext, SCHEDULER, JSON, YES, DRY_RUN, REASON]) -> None:
+def resume(context: Annotated[RunContext, SCHEDULER, JSON, YES, DRY_RUN, REASON]) -> Change:
     """Let a stopped or paused run go on: release the kill switch, the pause, and what tr11 holds in
     the queue.
 
@@ -80,7 +88,7 @@ def resume(context: Annotated[RunContext, SCHEDULER, JSON, YES, DRY_RUN, REASON]
       tr11 resume --reason "new data is in place"
     """
     plan = plan_resumption(run_to_stop(context, is_releasing=True), context)
-    carry_out(context, Change(plan.lines(), plan.question, plan.apply, plan.outcome("dry-run")))
+    return Change(plan.lines(), plan.question, plan.apply, plan.outcome("dry-run"))
 
 
 def plan_resumption(run: StopContext, context: RunContext) -> Resumption:

@@ -27,9 +27,18 @@ from tr11ops.checkpoints.rollback import carry_out as move_checkpoints
 from tr11ops.cli import completion
 from tr11ops.cli.checkpoints import read_them
 from tr11ops.cli.checkpoints_keep import open_catalogue
-from tr11ops.cli.common import agree, say
-from tr11ops.cli.context import DRY_RUN, JSON, REASON, SCHEDULER, YES, RunContext
-from tr11ops.cli.runner import Change, Outcome, carry_out
+from tr11ops.cli.common import say
+from tr11ops.cli.runner import (
+    DRY_RUN,
+    JSON,
+    REASON,
+    SCHEDULER,
+    YES,
+    Change,
+    Outcome,
+    RunContext,
+    carry_out,
+)
 from tr11ops.cli.stopping import StopContext, run_to_stop
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.observe.files import read_steps
@@ -72,7 +81,7 @@ def rollback(
     undo: Annotated[
         bool, typer.Option("--undo", help="Put back what the last roll-back changed.")
     ] = False,
-) -> None:
+) -> Change | Outcome:
     """Go back to an older checkpoint: newer ones are set aside, and the next launch resumes from
     STEP.
 
@@ -102,18 +111,10 @@ def rollback(
     if step is None and not undo and record.pending is None:
         raise WrongUsage("go back to which step? Give one (tr11 checkpoints list), or --undo")
     if record.pending is not None:
-        say(f"an earlier roll-back was cut off: {_unfinished(record)}")
-        if context.dry_run:
-            raise Refusal(
-                "`tr11 rollback` finishes it; then plan again. Nothing was changed (--dry-run)"
-            )
-        agree("Finish it?", context.yes)
-        record = _finish(run, record, context.reason)
+        finished = carry_out(context, _end_of(run, view, record, context))
         if step is None and not undo:
-            step = read_latest(run.directory.paths.checkpoints)
-            _say_done(run, view, step)
-            context.emit({"schema": SCHEMA, "action": "finished", "to_step": step})
-            return
+            return finished
+        record = _read_record(run)
     plan = _plan(
         run, view, record=record, step=step, skip=wanted, catalogue=open_catalogue(run.card)
     )
@@ -127,10 +128,8 @@ def rollback(
         if is_back:
             _verify(run, plan.to_step)
         _apply(run, view, record=record, step=step, skip=wanted, shown=plan, why=context.reason)
-        _say_done(run, view, plan.to_step)
-        return Outcome(
-            _document(run, view, plan, "rolled-back" if is_back else "undone", wider=wider)
-        )
+        document = _document(run, view, plan, "rolled-back" if is_back else "undone", wider=wider)
+        return Outcome(document, notes=_done(run, view, plan.to_step))
 
     nothing = None
     if plan.changes_nothing:
@@ -140,7 +139,27 @@ def rollback(
         )
     preview = Outcome(_document(run, view, plan, "planned", wider=wider))
     question = "Go back?" if is_back else "Put it back?"
-    carry_out(context, Change(lines, question, apply, preview, nothing=nothing))
+    return Change(lines, question, apply, preview, nothing=nothing)
+
+
+def _end_of(
+    run: StopContext, view: StopView, record: RecoveryRecord, context: RunContext
+) -> Change:
+    """The end of a roll-back that was cut off."""
+
+    def apply() -> Outcome:
+        _finish(run, context.reason)
+        step = read_latest(run.directory.paths.checkpoints)
+        document = {"schema": SCHEMA, "action": "finished", "to_step": step}
+        return Outcome(document, notes=_done(run, view, step))
+
+    refusal = None
+    if context.dry_run:
+        refusal = Refusal(
+            "`tr11 rollback` finishes it; then plan again. Nothing was changed (--dry-run)"
+        )
+    lines = [f"an earlier roll-back was cut off: {_unfinished(record)}"]
+    return Change(lines, "Finish it?", apply, refusal=refusal)
 
 
 def _parse_skip(text: str) -> Skip:
@@ -271,11 +290,11 @@ def _apply(
         raise _cut_off(error) from None
 
 
-def _finish(run: StopContext, record: RecoveryRecord, why: str) -> RecoveryRecord:
+def _finish(run: StopContext, why: str) -> None:
     try:
         with claimed(run.directory):
             ended = _refuse_a_living_trainer(run, run.look())
-            return finish_pending(
+            finish_pending(
                 run.directory,
                 _read_record(run),
                 who=run.user,
@@ -359,9 +378,8 @@ def _unfinished(record: RecoveryRecord) -> str:
     return f"{len(record.pending.moves)} to rename, {record.pending.latest or 'nothing'} to resume from"
 
 
-def _say_done(run: StopContext, view: StopView, step: int | None) -> None:
-    say(f"done: the next launch resumes from step {step}")
-    say(f"next:       {_next(run, view)}")
+def _done(run: StopContext, view: StopView, step: int | None) -> tuple[str, str]:
+    return f"done: the next launch resumes from step {step}", f"next:       {_next(run, view)}"
 
 
 def _document(

@@ -1,40 +1,168 @@
-"""The one way in which a command changes something: it shows its plan, asks, does it, and answers.
+"""The runner of commands: the run that a command line means, the options that several commands have,
+and the one way in which a command answers, and in which it changes something.
 
-A command makes a `Change` of what was typed and of what it sees, and hands it to `carry_out`, which
-alone obeys --dry-run, --yes and --json and ends with the exit code.
+A command takes one `RunContext`, and returns an `Outcome`, which is its answer, or a `Change`, which
+`carry_out` makes one of: it shows its plan, asks, does it, and says what came of it.
+`with_run_options` gives the command the options that name a run: --run, --set and --scheduler
+always, but where the parameter says `NO_RUN`; --json, --yes, --dry-run and --reason where it asks
+for them. They are declared and obeyed here alone, and here exit codes are made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+import functools
+import inspect
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
+from tr11ops.base.deadline import watch_files
 from tr11ops.base.errors import Refusal
-from tr11ops.cli.common import agree, require_answer, say
-from trainer.contract.record import JsonObject, Record
+from tr11ops.base.invocation import INVOCATION_CARD
+from tr11ops.cli.common import (
+    DryRunOption,
+    JsonOption,
+    ReasonOption,
+    RunOption,
+    SchedulerOption,
+    SetOption,
+    YesOption,
+    agree,
+    card_path,
+    check_scheduler_word,
+    directory_of,
+    has_card,
+    in_time,
+    looking,
+    not_mounted,
+    nothing_there,
+    open_reader,
+    read_card,
+    require_answer,
+    say,
+)
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
-    from tr11ops.cli.context import RunContext
+    from tr11ops.runcard.card import RunCard
+    from tr11ops.rundir.paths import RunDirectory
 
+# of the options that every command with a RunContext has
+RUN_NAMES = frozenset({"run", "overrides", "scheduler"})
+# Of the options that a command has besides: Annotated[RunContext, JSON, SCHEDULER].
+JSON, SCHEDULER, YES, DRY_RUN, REASON = "as_json", "scheduler", "yes", "dry_run", "reason"
+# Of a command that is not about one run: only the options that it asks for, --set among them.
+NO_RUN, SET = "no run", "overrides"
+
+
+class RunContext(Record, dict=True):
+    """The run that a command line means. Card and directory are read when they are first asked for,
+    once.
+    """
+
+    run: str | None = None  # as it was typed
+    overrides: tuple[str, ...] = ()
+    scheduler: str = "auto"
+    as_json: bool = False
+    yes: bool = False
+    dry_run: bool = False
+    reason: str = ""
+
+    @property
+    def card_path(self) -> Path:
+        """Where the run card lies. Raises CardError when there is none."""
+        return card_path(self.run)
+
+    @property
+    def has_card(self) -> bool:
+        """Whether the command line means any card."""
+        return has_card(self.run)
+
+    @cached_property
+    def card(self) -> RunCard:
+        """Raises CardError; Refusal, with exit code 3, where its file system does not answer."""
+        card = in_time(partial(read_card, self.run, self.overrides))
+        watch_files(card.paths.root)
+        return card
+
+    @cached_property
+    def directory(self) -> RunDirectory:
+        """The run directory that the card names; it need not be there, but its file system has
+        answered. Raises CardError; Refusal, with exit code 3, where it does not answer.
+        """
+        found = directory_of(self.card)
+        in_time(lambda: found.exists)
+        return found
+
+    def card_with_undefined(self) -> RunCard:
+        """The card, where a variable that it names need not be defined. Raises CardError."""
+        return in_time(partial(read_card, self.run, self.overrides, keep_undefined=True))
+
+    def seen(self, missing: int | None = 1) -> tuple[RunCard, RunDirectory]:
+        """Card and run directory, both looked at within the deadline of a look.
+
+        `missing`: the exit code where the run directory is not there; None where it need not be.
+        Raises CardError; Refusal where it is not there, and with exit code 3 where the look is late.
+        """
+
+        def is_there() -> bool:
+            return self.directory.exists
+
+        if missing is not None and not in_time(is_there):
+            self.require_mounted()
+            raise nothing_there(self.directory, missing)
+        return self.card, self.directory
+
+    def require_mounted(self) -> None:
+        """Raises Refusal, with exit code 3, where what is seen is not the directory that the run's
+        jobs came from.
+
+        There nothing is missing, nothing is new, and nothing may be removed. The scheduler is asked
+        only where no launch is on record.
+        """
+        why = self.why_unmounted()
+        if why:
+            raise not_mounted(self.directory, why)
+
+    def why_unmounted(self) -> str:
+        """Why what is seen is not the directory that the run's jobs were queued from; "" where it
+        is.
+        """
+        from tr11ops.base.observed import Unknown
+        from tr11ops.observe.ownership import look_for_directory
+
+        reader = in_time(partial(open_reader, self.directory, self.scheduler))
+        if not isinstance(reader, Unknown):
+            reader = looking(reader)
+        return in_time(partial(look_for_directory, self.directory, reader, time.time()))
+
+
+# ----------------------------------------------------------------------------- answer and change
 UNCHANGED = "nothing was changed (--dry-run)"
 
 
 class Outcome(Record):
-    """What a command answers: with --json the document, if there is one, else the lines; then the
-    notes, on stderr.
+    """What a command answers: with --json the document, if there is one, else what `screen` draws,
+    or the lines; then, on stderr, the remarks, which are for a person alone, and the notes.
 
     `indent` is the document's, None for one line. `fault`: what is missing all the same, "" for
     nothing; it is the last line on stderr. `exit_code` is the command's.
     """
 
-    document: JsonObject | None = None
-    lines: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    document: Mapping[str, Any] | None = None
+    lines: Iterable[str] = ()
+    notes: Sequence[str] = ()
+    remarks: Sequence[str] = ()
     exit_code: int = 0
     fault: str = ""
     indent: int | None = 1
+    screen: Callable[[], None] | None = None
 
 
 class Change(Record):
@@ -53,7 +181,7 @@ class Change(Record):
     lines: Iterable[str]
     question: str
     apply: Callable[[], Outcome]
-    preview: Outcome = Outcome()
+    preview: Outcome | Callable[[], Outcome] = Outcome()
     refusal: Refusal | None = None
     nothing: Outcome | None = None
     prove: Callable[[], None] | None = None
@@ -61,10 +189,36 @@ class Change(Record):
     is_answer: bool = False
 
 
-def carry_out(context: RunContext, change: Change) -> None:
-    """Show the change, ask, apply it and answer; with --dry-run only show it. Raises Refusal and
-    typer.Exit.
+def answer(context: RunContext, said: Change | Outcome | None) -> int:
+    """Print what a command says, once its change is carried out; returns the exit code. Raises
+    Refusal and typer.Abort.
     """
+    if isinstance(said, Change):
+        said = carry_out(context, said)
+    if said is None:  # it has shown all there is while it went on
+        return 0
+    if context.as_json:
+        if said.document is not None:
+            emit(said.document, said.indent)
+    elif said.screen is not None:
+        said.screen()
+    else:
+        for line in said.lines:
+            typer.echo(line)
+    if not context.as_json:
+        for remark in said.remarks:
+            say(remark)
+    for note in said.notes:
+        say(note)
+    if said.fault and not (context.as_json and said.document):
+        raise Refusal(said.fault, said.exit_code)
+    if said.fault:  # the document is the whole of what is printed with --json
+        say(f"tr11: {said.fault}")
+    return said.exit_code
+
+
+def carry_out(context: RunContext, change: Change) -> Outcome:
+    """Show the change, ask, and apply it; with --dry-run only show it. Raises Refusal."""
     tell = typer.echo if change.is_answer and not context.as_json else say
     for line in change.lines:
         tell(line)
@@ -73,27 +227,112 @@ def carry_out(context: RunContext, change: Change) -> None:
     if context.dry_run:
         if change.unchanged:
             say(change.unchanged)
-        finish(context, change.preview)
-        return
+        if isinstance(change.preview, Outcome):
+            return change.preview
+        return change.preview()
     if change.nothing is not None:
-        finish(context, change.nothing)
-        return
+        return change.nothing
     if change.prove is not None:
         require_answer(context.yes)
         change.prove()
     if change.question:
         agree(change.question, context.yes)
-    finish(context, change.apply())
+    return change.apply()
 
 
-def finish(context: RunContext, outcome: Outcome) -> None:
-    """Print a command's answer and end with its exit code. Raises Refusal and typer.Exit."""
-    context.emit(outcome.document, outcome.lines, outcome.indent)
-    for note in outcome.notes:
-        say(note)
-    if outcome.fault and not (context.as_json and outcome.document):
-        raise Refusal(outcome.fault, outcome.exit_code)
-    if outcome.fault:  # the document is the whole of what is printed with --json
-        say(f"tr11: {outcome.fault}")
-    if outcome.exit_code:
-        raise typer.Exit(outcome.exit_code)
+def unasked(apply: Callable[[], Outcome], preview: Callable[[], Outcome]) -> Change:
+    """A change that no one is asked about, as it takes nothing away: --dry-run shows the preview in
+    its place.
+    """
+    return Change((), "", apply, preview, unchanged="")
+
+
+def emit(document: Mapping[str, Any], indent: int | None = 1) -> None:
+    """One JSON document on standard output; `indent` None for one line of a stream. What JSON
+    cannot say is null.
+    """
+    try:
+        text = json.dumps(document, indent=indent, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(document), indent=indent, allow_nan=False)
+    print(text, flush=True)
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for every number that is none, or is infinite."""
+    if isinstance(value, Mapping):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+# ----------------------------------------------------------------------------- the options
+# Every command about a run takes it, so that one line of options does for all; a page shows it where it counts.
+_UnusedScheduler = Annotated[
+    str, typer.Option("--scheduler", hidden=True, callback=check_scheduler_word)
+]
+_OPTIONS: Mapping[str, tuple[Any, Any]] = {
+    "yes": (YesOption, False),
+    "dry_run": (DryRunOption, False),
+    "reason": (ReasonOption, ""),
+    "run": (RunOption, None),
+    "scheduler": (SchedulerOption, "auto"),
+    "as_json": (JsonOption, False),
+    "overrides": (SetOption, None),
+}
+
+
+def with_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command as the parser takes it: its RunContext is made of options of their own, which
+    come last on its page; what it returns is printed, and the exit code returned.
+
+    A command without a RunContext, or that has its options already, comes back as it is.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    parameter = next((name for name, hint in hints.items() if _flags(hint) is not None), None)
+    if parameter is None or hasattr(command, "__wrapped__"):
+        return command
+    flags = _flags(hints[parameter]) or ()
+    wanted = set(flags) if NO_RUN in flags else {*RUN_NAMES, *flags}
+    options = {name: option for name, option in _OPTIONS.items() if name in wanted}
+    if SCHEDULER in options and SCHEDULER not in flags:
+        options[SCHEDULER] = (_UnusedScheduler, "auto")
+    if SCHEDULER in hints:  # one of the command's own, which says more
+        del options[SCHEDULER]
+
+    @functools.wraps(command)
+    def with_options(**values: Any) -> int:
+        given = {name: values.pop(name) for name in options}
+        given["overrides"] = tuple(given.get("overrides") or ())
+        INVOCATION_CARD.set(given.get("run") or "")
+        context = RunContext(**given)
+        return answer(context, command(**values, **{parameter: context}))
+
+    own = [one for name, one in inspect.signature(command).parameters.items() if name != parameter]
+    own = [
+        one.replace(annotation=hints[one.name], kind=inspect.Parameter.KEYWORD_ONLY) for one in own
+    ]
+    more = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        )
+        for name, (annotation, default) in options.items()
+    ]
+    with_options.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]
+    with_options.__annotations__ = {one.name: one.annotation for one in (*own, *more)}
+    return with_options
+
+
+def _flags(hint: Any) -> tuple[str, ...] | None:
+    """What a RunContext's annotation asks for besides --run and --set; None for another
+    parameter's.
+    """
+    if hint is RunContext:
+        return ()
+    arguments = get_args(hint)
+    if get_origin(hint) is Annotated and arguments[0] is RunContext:
+        return arguments[1:]
+    return None

@@ -23,8 +23,8 @@ from tr11ops.cli.common import (
     open_scheduler,
     timeout_option,
 )
-from tr11ops.cli.context import JSON, SCHEDULER, RunContext
 from tr11ops.cli.progress import look_again
+from tr11ops.cli.runner import JSON, SCHEDULER, Outcome, RunContext
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def stacks(
     timeout: Annotated[
         float | None, timeout_option("Give up on a node that is silent for this long [20].")
     ] = None,
-) -> None:
+) -> Outcome:
     """Say what every worker of the running attempt does now: which rank holds the others up, and
     where it hangs.
 
@@ -94,10 +94,9 @@ def stacks(
         directory, edge, job, NODE_SECONDS if timeout is None else timeout, shows=not watch
     )
     if watch:
-        raise typer.Exit(look_again(view.look, seconds or WATCH_SECONDS, context.as_json))
+        return look_again(view.look, seconds or WATCH_SECONDS, context.as_json)
     frame = view.look()
-    context.emit(frame.document(), frame.lines())
-    raise typer.Exit(frame.exit_code)
+    return Outcome(frame.document(), frame.lines(), exit_code=frame.exit_code)
 
 
 class _Frame(Record):

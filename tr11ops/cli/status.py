@@ -24,7 +24,7 @@ from tr11ops.cli.common import (
     looking,
     say,
 )
-from tr11ops.cli.context import JSON, SCHEDULER, RunContext, emit
+from tr11ops.cli.runner import JSON, SCHEDULER, Outcome, RunContext
 from tr11ops.cli.terminal import drawing_console, lines_to_fill, status_screen
 from trainer.contract.record import Record
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from tr11ops.base.observed import Unknown
+    from tr11ops.cli.progress import WatchFrame
     from tr11ops.cluster.base import Overview
     from tr11ops.observe.snapshot import RunFacts
     from tr11ops.runcard.card import RunCard
@@ -110,10 +111,8 @@ def status_remote(
     seconds: float | None,
     watch: bool,
     as_json: bool,
-) -> int:
-    """Show the run's status from outside, once or again and again; returns the exit code. Raises
-    Refusal.
-    """
+) -> Outcome:
+    """The run's status from outside, once or again and again. Raises Refusal."""
     every = REMOTE_WATCH_SECONDS if seconds is None else seconds
     if watch and every < SHORTEST_REMOTE_WATCH_SECONDS:
         raise Refusal(
@@ -127,12 +126,14 @@ def status_remote(
 
         ready, reader.is_watching = [look], True  # the first is there already
         return look_again(lambda: ready.pop() if ready else reader.look(), every, as_json)
-    if as_json:
-        emit(look.document())
-    else:
-        console = drawing_console()
-        console.print(look.screen(console.width))
-    return look.exit_code
+    return Outcome(look.document(), exit_code=look.exit_code, screen=partial(_draw, look))
+
+
+def _draw(look: WatchFrame, fills: bool = False) -> None:
+    """One look on standard output; `fills`: with as much as the terminal has room for."""
+    console = drawing_console()
+    height = lines_to_fill(console) if fills else None
+    console.print(look.screen(console.width, height))
 
 
 def remote_reader(
@@ -202,7 +203,7 @@ def status(
     ] = None,
     endpoint: EndpointOption = None,
     variant: VariantOption = None,
-) -> None:
+) -> Outcome:
     """One screen: is the run healthy, and since when.
 
     Exit code 0: healthy, starting, queued, finished, or stopped by someone; 1: stalled, down, or
@@ -235,15 +236,13 @@ def status(
                 2,
             )
 
-        raise typer.Exit(
-            status_remote(
-                remote,
-                endpoint,
-                variant=variant,
-                seconds=seconds,
-                watch=watch,
-                as_json=context.as_json,
-            )
+        return status_remote(
+            remote,
+            endpoint,
+            variant=variant,
+            seconds=seconds,
+            watch=watch,
+            as_json=context.as_json,
         )
     if endpoint is not None or variant is not None:
         raise Refusal("--endpoint and --variant go with --remote OWNER/NAME", exit_code=2)
@@ -258,20 +257,17 @@ def status(
             )
         view = _view(context, digests)
         if isinstance(target, tuple):
-            raise typer.Exit(_serve(view, *target))
-        raise typer.Exit(_write_metrics(view, target, seconds or WATCH_SECONDS if watch else None))
+            return _serve(view, *target)
+        every = seconds or WATCH_SECONDS if watch else None
+        return Outcome(exit_code=_write_metrics(view, target, every))
     view = in_time(lambda: _view(context, digests))
     if watch:
         from tr11ops.cli.progress import look_again
 
-        raise typer.Exit(look_again(view.look, seconds or WATCH_SECONDS, context.as_json))
+        return look_again(view.look, seconds or WATCH_SECONDS, context.as_json)
     look = view.look()
-    if context.as_json:
-        emit(look.document())
-    else:
-        console = drawing_console()
-        console.print(look.screen(console.width, lines_to_fill(console)))
-    raise typer.Exit(look.exit_code)
+    shown = partial(_draw, look, fills=True)
+    return Outcome(look.document(), exit_code=look.exit_code, screen=shown)
 
 
 class StatusResult(Record):
@@ -403,7 +399,7 @@ def _write_metrics(view: View, path: Path, seconds: float | None) -> int:
         return code
 
 
-def _serve(view: View, host: str, port: int) -> int:
+def _serve(view: View, host: str, port: int) -> Outcome:
     """Serve the metrics until Ctrl-C or SIGTERM."""
     from tr11ops.base.stop_signals import StopEvent, obeying
     from tr11ops.status.prometheus import serve
@@ -424,7 +420,7 @@ def _serve(view: View, host: str, port: int) -> int:
         say(f"metrics on http://{place}:{bound}/metrics; Ctrl-C ends")
         over.wait()
         end()
-    return 0
+    return Outcome()
 
 
 class _Source:

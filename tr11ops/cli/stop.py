@@ -15,9 +15,17 @@ from tr11ops.base import deadline
 from tr11ops.base.errors import Late, Refusal, Unobserved
 from tr11ops.base.units import counted, duration
 from tr11ops.cli.common import say, timeout_option
-from tr11ops.cli.context import DRY_RUN, JSON, REASON, SCHEDULER, YES, RunContext
 from tr11ops.cli.resume import Resumption, plan_resumption
-from tr11ops.cli.runner import Change, Outcome, carry_out
+from tr11ops.cli.runner import (
+    DRY_RUN,
+    JSON,
+    REASON,
+    SCHEDULER,
+    YES,
+    Change,
+    Outcome,
+    RunContext,
+)
 from tr11ops.cli.stopping import (
     StopContext,
     StopWait,
@@ -46,7 +54,7 @@ NOW_MINUTES = 1.0  # what does not end within this time after `--now` is cancell
 
 
 # ----------------------------------------------------------------------------- pause
-def pause(context: Annotated[RunContext, SCHEDULER, JSON, YES, DRY_RUN, REASON]) -> None:
+def pause(context: Annotated[RunContext, SCHEDULER, JSON, YES, DRY_RUN, REASON]) -> Change:
     """Stop after this task: the running attempt trains to its limit, queued jobs are held.
 
     `tr11 resume` lets it go on. It works for another person's run too: rights to write in its
@@ -67,15 +75,12 @@ def pause(context: Annotated[RunContext, SCHEDULER, JSON, YES, DRY_RUN, REASON])
     refusal = None
     if view.unmounted and view.is_idle:
         refusal = Unobserved(f"nothing was paused: {view.unmounted}")
-    carry_out(
-        context,
-        Change(
-            plan.lines(),
-            question,
-            apply=plan.apply,
-            preview=plan.outcome("dry-run", plan.exempt),
-            refusal=refusal,
-        ),
+    return Change(
+        plan.lines(),
+        question,
+        apply=plan.apply,
+        preview=plan.outcome("dry-run", plan.exempt),
+        refusal=refusal,
     )
 
 
@@ -188,7 +193,7 @@ def kill(
         ),
     ] = False,
     timeout: Annotated[float, timeout_option("With --wait: give up after this long.")] = 3600,
-) -> None:
+) -> Change:
     """Save and stop a run, with all that is queued of it; nothing is lost.
 
     The running job saves a checkpoint at its next iteration and leaves. Queued jobs are held at
@@ -205,8 +210,7 @@ def kill(
       tr11 kill --release
     """
     if release:
-        _release(context)
-        return
+        return _release(context)
     run = run_to_stop(context)
     view = run.look(needs_directory=False)
     has_switch = require_switch(run, view)
@@ -224,15 +228,12 @@ def kill(
         patience=patience,
         as_json=context.as_json,
     )
-    carry_out(
-        context,
-        Change(
-            stop.lines(),
-            stop.question,
-            apply=stop.apply,
-            preview=Outcome(stop.document("dry-run")),
-            refusal=stop.refusal,
-        ),
+    return Change(
+        stop.lines(),
+        stop.question,
+        apply=stop.apply,
+        preview=Outcome(stop.document("dry-run")),
+        refusal=stop.refusal,
     )
 
 
@@ -538,18 +539,17 @@ def _unsaved_end(run: StopContext, view: StopView, kind: str, minutes: float) ->
 
 
 # ----------------------------------------------------------------------------- kill --release
-def _release(context: RunContext) -> None:
+def _release(context: RunContext) -> Change:
     """What `tr11 resume` does; a switch alone is not enough where queued jobs were held with it."""
     run = run_to_stop(context, is_releasing=True)
     was_set = run.read(run.directory.kill_switch_is_set)
     plan = plan_resumption(run, context)
     preview = _released(plan.outcome("dry-run"), plan, was_set)
-    carry_out(
-        context,
-        Change(
-            plan.lines(), plan.question, lambda: _released(plan.apply(), plan, was_set), preview
-        ),
-    )
+
+    def apply() -> Outcome:
+        return _released(plan.apply(), plan, was_set)
+
+    return Change(plan.lines(), plan.question, apply, preview)
 
 
 def _released(outcome: Outcome, plan: Resumption, was_set: bool) -> Outcome:

@@ -50,7 +50,7 @@ from tr11ops.rundir.kill_switch import (
 from trainer.contract.record import JsonObject, Record
 
 if TYPE_CHECKING:
-    from tr11ops.cli.context import RunContext
+    from tr11ops.cli.runner import RunContext
     from tr11ops.cluster.base import Job, Overview, Scheduler
     from tr11ops.runcard.card import RunCard
     from tr11ops.rundir.paths import RunDirectory

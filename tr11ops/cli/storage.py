@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,8 +18,8 @@ from msgspec.structs import replace
 from tr11ops.base.errors import SourceError, WrongUsage
 from tr11ops.base.glyphs import escaped
 from tr11ops.base.observed import Unknown, known
-from tr11ops.cli.common import is_terminal, named_card, say, timeout_option
-from tr11ops.cli.context import JSON, RunContext, emit
+from tr11ops.cli.common import is_terminal, named_card, timeout_option
+from tr11ops.cli.runner import DRY_RUN, JSON, Change, Outcome, RunContext, unasked
 from tr11ops.filesystems.look import FilesystemResult, NicedRunner, look_at, read_drift
 from tr11ops.filesystems.report import FilesystemReport, judge, lines, value
 from tr11ops.filesystems.sources import SOURCES
@@ -43,7 +44,7 @@ MOST_SECONDS = 7 * 86400.0  # of one `du`
 
 
 def fs_watchdog(
-    context: Annotated[RunContext, JSON],
+    context: Annotated[RunContext, JSON, DRY_RUN],
     *,
     no_email: Annotated[
         bool,
@@ -52,15 +53,11 @@ def fs_watchdog(
     debug: Annotated[
         bool, typer.Option("--debug", "-d", help="Show every measure, not only what is wrong.")
     ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Show what would be asked; ask nothing and keep nothing."),
-    ] = False,
     timeout: Annotated[
         float | None,
         timeout_option("For `du`; default: 3/4 of the periodic job's limit.", unit="m"),
     ] = None,
-) -> None:
+) -> Change:
     """Are the file systems getting full? Asks each `filesystems` table's source and keeps a sample
     of it.
 
@@ -73,21 +70,24 @@ def fs_watchdog(
     if timeout is not None and not 0 < timeout <= MOST_SECONDS:
         raise WrongUsage(f"--timeout {timeout:g} s: must be above 0 and at most 10080 minutes")
     card = context.card
-    if dry_run:
-        _show_plan(card, context.as_json)
-        return
-    directory = context.directory
-    report, looks = _report(card, directory, seconds_of(card, timeout))
-    kept = _keep(directory, looks, report.time)
-    context.emit({**value(report), "kept": not kept}, map(plain, lines(report, debug)))
-    if kept:
-        say(kept)
-    if not no_email and directory.exists:
-        for note in _alert(
-            directory, card, looks=looks, now=report.time, typed=named_card(context.run)
-        ):
-            say(note)
-    raise typer.Exit(report.exit_code)
+
+    def apply() -> Outcome:
+        directory = context.directory
+        report, looks = _report(card, directory, seconds_of(card, timeout))
+        unkept = _keep(directory, looks, report.time)
+        notes = [unkept] if unkept else []
+        samples = _samples(looks)
+        if samples and not no_email and directory.exists:
+            typed = named_card(context.run)
+            notes += alert(directory, card, samples=samples, now=report.time, typed=typed).notes
+        return Outcome(
+            {**value(report), "kept": not unkept},
+            map(plain, lines(report, debug)),
+            notes,
+            exit_code=report.exit_code,
+        )
+
+    return unasked(apply, partial(_planned, card))
 
 
 def seconds_of(card: RunCard, seconds: float | None) -> float:
@@ -138,26 +138,12 @@ def _keep(directory: RunDirectory, looks: tuple[FilesystemResult, ...], now: flo
     return ""
 
 
-def _alert(
-    directory: RunDirectory,
-    card: RunCard,
-    looks: tuple[FilesystemResult, ...],
-    now: float,
-    typed: str,
-) -> tuple[str, ...]:
-    """Hand the samples to the alerts; returns what went wrong there."""
-    samples = _samples(looks)
-    if not samples:
-        return ()
-
-    return alert(directory, card, samples=samples, now=now, typed=typed).notes
-
-
 def _samples(looks: tuple[FilesystemResult, ...]) -> list[Usage]:
     return [look.usage for look in looks if not isinstance(look.usage, Unknown)]
 
 
-def _show_plan(card: RunCard, as_json: bool) -> None:
+def _planned(card: RunCard) -> Outcome:
+    """What would be asked."""
     plan: dict[str, list[str]] = {}
     for section in card.filesystems:
         try:
@@ -166,12 +152,13 @@ def _show_plan(card: RunCard, as_json: bool) -> None:
             ]
         except SourceError as error:
             raise WrongUsage(f"[[filesystems]] {section.name}: {error}") from None
-    if as_json:
-        emit({"schema": 1, "dry_run": True, "commands": plan})
-        return
-    for name, commands in plan.items():
-        typer.echo("\n".join(f"{name}: would run {command}" for command in commands))
-    typer.echo("nothing was asked, nothing was kept (--dry-run)")
+    would = [
+        f"{name}: would run {command}" for name, commands in plan.items() for command in commands
+    ]
+    return Outcome(
+        {"schema": 1, "dry_run": True, "commands": plan},
+        (*would, "nothing was asked, nothing was kept (--dry-run)"),
+    )
 
 
 @contextmanager
@@ -224,7 +211,7 @@ def check(
     paths: PathsArgument = None,
     *,
     group: GroupOption = None,
-) -> None:
+) -> Outcome:
     """Look at every file and folder; change nothing. Links are not followed.
 
     Exit code 0: all is well; 1: something is wrong; 2: wrong usage.
@@ -233,19 +220,16 @@ def check(
       tr11 perms check
       tr11 perms check $SCRATCH/checkpoints $WORK/code --group six
     """
-    raise typer.Exit(_walk(paths, group, context, repair=False, dry_run=False))
+    return _walk(paths, group, context, repair=False)
 
 
 @app.command()
 def fix(
-    context: Annotated[RunContext, JSON],
+    context: Annotated[RunContext, JSON, DRY_RUN],
     paths: PathsArgument = None,
     *,
     group: GroupOption = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be changed; change nothing.")
-    ] = False,
-) -> None:
+) -> Outcome:
     """Give what you own to the group: files g+rw, folders g+rwxs. Of what others own, it says whom
     to ask.
 
@@ -255,7 +239,7 @@ def fix(
       tr11 perms fix --dry-run
       tr11 perms fix
     """
-    raise typer.Exit(_walk(paths, group, context, repair=not dry_run, dry_run=dry_run))
+    return _walk(paths, group, context, repair=not context.dry_run)
 
 
 def _walk(
@@ -264,11 +248,9 @@ def _walk(
     context: RunContext,
     *,
     repair: bool,
-    dry_run: bool,
-) -> int:
-    if paths and not context.has_card:
-        card = None
-    else:
+) -> Outcome:
+    card = None
+    if not paths or context.has_card:
         card = context.card
     roots = paths or ([context.directory.root, *map(Path, card.perms.folders)] if card else [])
     option, wanted_group = "--group", group
@@ -277,7 +259,7 @@ def _walk(
     missing = [str(root) for root in roots if not root.is_dir()]
     if missing:
         raise WrongUsage(f"{missing[0]} is not a folder: nothing was looked at")
-    values, left = [], 0
+    values, shown, left = [], list[str](), 0
     for root in roots:
         if wanted_group is not None:
             wanted = _group_number(option, wanted_group)
@@ -288,16 +270,9 @@ def _walk(
             tally = walk.run(show)
         left += tally.left
         values.append(_value(root, wanted, tally))
-        if not context.as_json:
-            for line in _lines(
-                root, wanted, tally=tally, repair=repair, dry_run=dry_run, user=os.geteuid()
-            ):
-                typer.echo(line)
-    if context.as_json:
-        emit({"schema": PERMS_SCHEMA, "mended": repair, "left": left, "trees": values})
-    if left:
-        return 1
-    return 0
+        shown += _lines(root, wanted, tally, repair=repair, dry_run=context.dry_run)
+    document = {"schema": PERMS_SCHEMA, "mended": repair, "left": left, "trees": values}
+    return Outcome(document, shown, exit_code=1 if left else 0)
 
 
 def _group_number(option: str, name: str) -> int:
@@ -342,9 +317,9 @@ def _progress(root: Path) -> Iterator[Callable[[PermissionTally], None]]:
 
 
 def _lines(
-    root: Path, group: int, tally: PermissionTally, repair: bool, dry_run: bool, user: int
+    root: Path, group: int, tally: PermissionTally, repair: bool, dry_run: bool
 ) -> Iterator[str]:
-    name = _group_name(group)
+    name, user = _group_name(group), os.geteuid()
     yield f"{escaped(str(root))}: {tally.entries:,} files and folders, group {name}: {tally.wrong:,} wrong"
     for fault in tally.examples[:SHOWN]:
         if fault.owner == user:

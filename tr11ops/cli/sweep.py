@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import textwrap
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Annotated, Any
@@ -17,13 +17,8 @@ import typer
 from tr11ops.base.errors import SweepError, Unobserved, WrongUsage
 from tr11ops.base.units import counted, timestamp
 from tr11ops.cli.common import (
-    DryRunOption,
-    JsonOption,
-    SchedulerOption,
-    YesOption,
     open_scheduler,
     require_file,
-    say,
 )
 from tr11ops.cli.compare import (
     PLOT_LINES,
@@ -35,28 +30,36 @@ from tr11ops.cli.compare import (
     comparison_lines,
     range_of_options,
 )
-from tr11ops.cli.context import JSON, SCHEDULER, RunContext, answer, emit
 from tr11ops.cli.launch_view import first_data_lines
-from tr11ops.cli.runner import UNCHANGED, Change, Outcome, carry_out
+from tr11ops.cli.runner import (
+    DRY_RUN,
+    JSON,
+    NO_RUN,
+    REASON,
+    SCHEDULER,
+    UNCHANGED,
+    YES,
+    Change,
+    Outcome,
+    RunContext,
+    unasked,
+)
 from tr11ops.cli.sweep_view import (
     SCHEMA,
     AtOnceOption,
     FolderArgument,
-    WhyOption,
     aligned,
-    cell_checks,
     cell_job,
     look_at,
+    of_array,
     open_study,
     send_array,
-    show_cell_checks,
     show_table,
     study_status,
 )
 from tr11ops.cluster.base import Scheduler
 from tr11ops.curves.compare import ROWS, text_plot
 from tr11ops.launch.rehearse import card_text
-from tr11ops.launch.session import LaunchJob, LaunchView
 from tr11ops.queue.stop import Signalled
 from tr11ops.report.page import render
 from tr11ops.runcard.card import RunCard, load_card
@@ -75,7 +78,7 @@ from tr11ops.sweep.results import (
     result_values,
     study_result,
 )
-from tr11ops.sweep.submit import SentArray, check_cells, exit_code_of
+from tr11ops.sweep.submit import SentArray, check_cells
 from trainer.contract.files import write_atomically
 from trainer.schedule.learning_rate import warmup_samples_of
 from trainer.schedule.path import path_of
@@ -83,14 +86,11 @@ from trainer.schedule.path import path_of
 
 # ----------------------------------------------------------------------------- change
 def resume_study(
+    context: Annotated[RunContext, NO_RUN, DRY_RUN, REASON, SCHEDULER, JSON],
     folder: FolderArgument = Path(),
     *,
     at_once: AtOnceOption = None,
-    why: WhyOption = "",
-    dry_run: DryRunOption = False,
-    scheduler: SchedulerOption = "auto",
-    as_json: JsonOption = False,
-) -> None:
+) -> Change | Outcome:
     """Take up the cells that failed, were stopped, or never began. What is done, runs or waits is
     left alone.
 
@@ -102,19 +102,16 @@ def resume_study(
       tr11 sweep resume demo-sweep
     """
     study = open_study(folder)
-    look = look_at(study, scheduler)
+    look = look_at(study, context.scheduler)
     unseen = [cell for cell in look.cells if cell.state is CellState.UNKNOWN]
     if unseen:
         raise Unobserved(f"cell {unseen[0].name}: {unseen[0].why}; nothing was submitted")
     chosen = open_cells(look.cells)
-    if not as_json:
+    if not context.as_json:
         show_table(look)
     if not chosen:
-        if as_json:
-            emit({**look.document(), "submitted": False, "job_id": None, "taken_up": []})
-        else:
-            typer.echo("\nnothing to take up: every cell is done, runs or waits")
-        return
+        document = {**look.document(), "submitted": False, "job_id": None, "taken_up": []}
+        return Outcome(document, ("\nnothing to take up: every cell is done, runs or waits",))
     edge = look.scheduler
     if edge is None:
         raise Unobserved(f"{look.no_scheduler}; nothing was submitted")
@@ -128,51 +125,46 @@ def resume_study(
         if cell.card
     }
     names = {cell.number: cell.name for cell in chosen}
-    sent = None
-    if dry_run:
-        sent = SentArray("", {}, check_cells(jobs))
-    sent = sent or send_array(
-        study.folder, study.manifest.name, jobs=jobs, scheduler=edge, limit=limit, why=why
-    )
-    show_cell_checks(names, sent.views, as_json)
-    if as_json:
-        if sent.job_id or dry_run:
-            taken = list(names.values())
-        else:
-            taken = []
-        emit(
-            {
-                **look.document(),
-                "submitted": bool(sent.job_id),
-                "job_id": sent.job_id or None,
-                "taken_up": taken,
-                **cell_checks(names, sent.views),
-            }
+    taken = ", ".join(names.values())
+
+    def outcome(sent: SentArray, text: str) -> Outcome:
+        document = {
+            **look.document(),
+            "submitted": bool(sent.job_id),
+            "job_id": sent.job_id or None,
+            "taken_up": list(names.values()) if sent.job_id or context.dry_run else [],
+        }
+        return of_array(context, names, sent, document, lines=(text,))
+
+    def preview() -> Outcome:
+        text = f"\nwould take up: {taken}; nothing was submitted (--dry-run)"
+        return outcome(SentArray("", {}, check_cells(jobs)), text)
+
+    def apply() -> Outcome:
+        sent = send_array(
+            study.folder,
+            study.manifest.name,
+            jobs=jobs,
+            scheduler=edge,
+            limit=limit,
+            why=context.reason,
         )
-    elif sent.job_id:
-        typer.echo(
-            f"\nsubmitted: array {sent.job_id} ({edge.name}) for {', '.join(names.values())}"
-        )
-    elif dry_run:
-        typer.echo(
-            f"\nwould take up: {', '.join(names.values())}; nothing was submitted (--dry-run)"
-        )
-    else:
-        typer.echo("nothing was submitted")
-    raise typer.Exit(sent.exit_code)
+        text = "nothing was submitted"
+        if sent.job_id:
+            text = f"\nsubmitted: array {sent.job_id} ({edge.name}) for {taken}"
+        return outcome(sent, text)
+
+    return unasked(apply, preview)
 
 
 def stop_study(
+    context: Annotated[RunContext, NO_RUN, YES, DRY_RUN, SCHEDULER, JSON],
     folder: FolderArgument = Path(),
     *,
     now: Annotated[
         bool, typer.Option("--now", help="End at once: what is not saved is lost.")
     ] = False,
-    yes: YesOption = False,
-    dry_run: DryRunOption = False,
-    scheduler: SchedulerOption = "auto",
-    as_json: JsonOption = False,
-) -> None:
+) -> Change:
     """Stop a study: what runs saves and leaves, queued jobs are cancelled. `tr11 sweep resume`
     takes it up again.
 
@@ -184,7 +176,7 @@ def stop_study(
       tr11 sweep stop demo-sweep --yes
     """
     study = open_study(folder)
-    look = look_at(study, scheduler)
+    look = look_at(study, context.scheduler)
     edge = look.scheduler
     if edge is None:
         raise Unobserved(f"{look.no_scheduler}; nothing was stopped")
@@ -212,11 +204,11 @@ def stop_study(
             )
         document = {
             "schema": SCHEMA,
-            "dry_run": dry_run,
+            "dry_run": context.dry_run,
             "asked": list(done.asked),
             "refused": [{"job_id": job_id, "why": reason} for job_id, reason in missed],
         }
-        return Outcome(document, texts, tuple(notes), exit_code=1 if missed else 0)
+        return Outcome(document, texts, notes, exit_code=1 if missed else 0)
 
     def apply() -> Outcome:
         return outcome(stop_cells(look.cells, edge, user_name(), now))
@@ -226,8 +218,8 @@ def stop_study(
         nothing = outcome(Signalled())
         if not elsewhere:
             nothing = preview = outcome(Signalled(), "nothing of it runs or waits")
-    change = Change(
-        () if as_json else lines,
+    return Change(
+        () if context.as_json else lines,
         "Stop these?",
         apply,
         preview,
@@ -235,11 +227,11 @@ def stop_study(
         unchanged="",
         is_answer=True,
     )
-    carry_out(RunContext(as_json=as_json, yes=yes, dry_run=dry_run), change)
 
 
 # ----------------------------------------------------------------------------- compare
 def compare_cells(
+    context: Annotated[RunContext, NO_RUN, SCHEDULER, JSON],
     folder: FolderArgument = Path(),
     *,
     cells: Annotated[
@@ -268,9 +260,7 @@ def compare_cells(
         ),
     ] = None,
     output: PageOption = None,
-    scheduler: SchedulerOption = "auto",
-    as_json: JsonOption = False,
-) -> None:
+) -> Outcome:
     """Compare the cells: results, then the loss against samples and against wall time.
 
     `valid.` is the last validation loss. `~` marks a difference that may be noise: less than two
@@ -294,9 +284,8 @@ def compare_cells(
             )
         if study.cards[name].card is None:
             raise WrongUsage(f"--cell {name}: {study.cards[name].fault}")
-    look = look_at(study, scheduler)
-    for fault in look.faults:
-        say(f"tr11: {fault}")
+    look = look_at(study, context.scheduler)
+    notes = [f"tr11: {fault}" for fault in look.faults]
     states = {cell.name: cell.state.value for cell in look.cells}
     chosen = list(dict.fromkeys(cells or known))
     try:
@@ -310,13 +299,12 @@ def compare_cells(
         raise Unobserved(str(error)) from None
     if output is not None:
         write_atomically(output, render(page_of_study(result, timestamp(time.time(), None))))
-    answer(
-        as_json,
+        notes.append(f"written: {output}")
+    return Outcome(
         {**_compare_document(result), **within.document()},
         _screen(result, len(chosen), str(within)),
+        notes,
     )
-    if output is not None:
-        say(f"written: {output}")
 
 
 def _screen(result: StudyResult, count: int, within: str) -> Iterator[str]:
@@ -375,7 +363,7 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def sweep(
     ctx: typer.Context,
-    context: Annotated[RunContext, SCHEDULER, JSON],
+    context: Annotated[RunContext, SCHEDULER, JSON, DRY_RUN, REASON],
     *,
     grid: Annotated[
         list[str] | None,
@@ -409,12 +397,10 @@ def sweep(
         ),
     ] = None,
     at_once: AtOnceOption = None,
-    why: WhyOption = "",
-    dry_run: DryRunOption = False,
-) -> None:
+) -> Change | None:
     """Plan a study and submit it."""
     if ctx.invoked_subcommand is not None:
-        return
+        return None
     plan = _planned(context, grid or [], rule=rule, equal=equal_samples, name=name, folder=folder)
     require_free(plan)
     scheduler = open_scheduler(context.scheduler)
@@ -422,19 +408,50 @@ def sweep(
     jobs = {
         cell.number: cell_job(cell.card, _text(plan, cell.card), scheduler) for cell in plan.cells
     }
-    if not context.as_json:
-        _show_plan(plan, limit)
-    views = check_cells(jobs)
-    code = exit_code_of(views.values())
-    if code or dry_run:
-        _show_outcome(plan, jobs, views=views, as_json=context.as_json, dry_run=dry_run)
-        raise typer.Exit(code)
-    manifest = manifest_of(plan, context.card_path, limit)
-    create(plan, manifest, {cell.name: jobs[cell.number].card_toml for cell in plan.cells})
-    sent = send_array(
-        plan.request.folder, manifest.name, jobs=jobs, scheduler=scheduler, limit=limit, why=why
+    names = {cell.number: cell.name for cell in plan.cells}
+    folder = plan.request.folder
+
+    def outcome(sent: SentArray, *lines: str) -> Outcome:
+        document = {
+            **_document(plan, sent.job_id),
+            "exit_code": sent.exit_code,
+            "dry_run": context.dry_run,
+        }
+        return of_array(context, names, sent, document, lines=lines)
+
+    def apply() -> Outcome:
+        manifest = manifest_of(plan, context.card_path, limit)
+        create(plan, manifest, {cell.name: jobs[cell.number].card_toml for cell in plan.cells})
+        sent = send_array(
+            folder,
+            manifest.name,
+            jobs=jobs,
+            scheduler=scheduler,
+            limit=limit,
+            why=context.reason,
+        )
+        text = f"nothing was submitted; `tr11 sweep resume {folder}` tries again"
+        if sent.job_id:
+            text = (
+                f"submitted: array {sent.job_id} ({scheduler.name}); "
+                f"watch it with `tr11 sweep status {folder} --watch`"
+            )
+        return outcome(sent, text)
+
+    checked, nothing = SentArray("", {}, check_cells(jobs)), None
+    preview = outcome(checked, "\nnothing was submitted (--dry-run)")
+    if checked.exit_code:
+        data = first_data_lines(next(iter(jobs.values())).card)
+        nothing = preview = outcome(checked, *data, "nothing was submitted")
+    return Change(
+        () if context.as_json else _plan_lines(plan, limit),
+        "",
+        apply,
+        preview,
+        nothing=nothing,
+        unchanged="",
+        is_answer=True,
     )
-    _show_sent(plan.request.folder, plan, jobs=jobs, sent=sent, as_json=context.as_json)
 
 
 def _planned(
@@ -497,14 +514,12 @@ def _text(plan: SweepPlan, card: RunCard) -> str:
 
 
 # ----------------------------------------------------------------------------- words
-def _show_plan(plan: SweepPlan, limit: int) -> None:
+def _plan_lines(plan: SweepPlan, limit: int) -> Iterator[str]:
     """A row for each cell: its settings by its name, and what follows from them."""
     request = plan.request
-    typer.echo(f"sweep {request.name}: {counted(len(plan.cells), 'cell')} in {request.folder}")
-    typer.echo(
-        "one array, "
-        + (f"{limit} at a time" if limit else "as many at a time as the scheduler starts")
-    )
+    yield f"sweep {request.name}: {counted(len(plan.cells), 'cell')} in {request.folder}"
+    at_once = str(limit or "as many")
+    yield f"one array, {at_once} at a time{'' if limit else ' as the scheduler starts'}"
     rows = [("cell", "batch", "rate", "warm-up", "steps", "samples")]
     for cell in plan.cells:
         end = path_of(cell.card).end
@@ -518,64 +533,7 @@ def _show_plan(plan: SweepPlan, limit: int) -> None:
                 f"{end.consumed_samples:,}",
             )
         )
-    typer.echo("")
-    for line in aligned(rows):
-        typer.echo(line)
-    typer.echo("")
-
-
-def _show_outcome(
-    plan: SweepPlan,
-    jobs: Mapping[int, LaunchJob],
-    views: Mapping[int, LaunchView],
-    as_json: bool,
-    dry_run: bool,
-) -> None:
-    """What a dry run, or a refusal, shows."""
-    names = {cell.number: cell.name for cell in plan.cells}
-    code = exit_code_of(views.values())
-    show_cell_checks(names, views, as_json)
-    if as_json:
-        emit(
-            {
-                **_document(plan, ""),
-                "exit_code": code,
-                "dry_run": dry_run,
-                **cell_checks(names, views),
-            }
-        )
-        return
-    if code:
-        for line in first_data_lines(next(iter(jobs.values())).card):
-            typer.echo(line)
-        typer.echo("nothing was submitted")
-    else:
-        typer.echo("\nnothing was submitted (--dry-run)")
-
-
-def _show_sent(
-    folder: Path, plan: SweepPlan, jobs: Mapping[int, LaunchJob], sent: SentArray, as_json: bool
-) -> None:
-    names = {cell.number: cell.name for cell in plan.cells}
-    show_cell_checks(names, sent.views, as_json)
-    if as_json:
-        checks = cell_checks(names, sent.views)
-        emit(
-            {
-                **_document(plan, sent.job_id),
-                "exit_code": sent.exit_code,
-                "dry_run": False,
-                **checks,
-            }
-        )
-    elif sent.job_id:
-        edge = next(iter(jobs.values())).scheduler.name
-        typer.echo(
-            f"submitted: array {sent.job_id} ({edge}); watch it with `tr11 sweep status {folder} --watch`"
-        )
-    else:
-        typer.echo(f"nothing was submitted; `tr11 sweep resume {folder}` tries again")
-    raise typer.Exit(sent.exit_code)
+    yield from ("", *aligned(rows), "")
 
 
 def _document(plan: SweepPlan, job_id: str) -> dict[str, Any]:

@@ -18,19 +18,16 @@ from tr11ops.base.observed import Unknown
 from tr11ops.base.units import finite
 from tr11ops.cli.common import (
     CLUSTERS,
-    JsonOption,
-    SchedulerOption,
     directory_of,
     in_time,
     looking,
     open_if_there,
     open_scheduler,
     read_card,
-    say,
 )
-from tr11ops.cli.context import emit
 from tr11ops.cli.launch_view import check_lines, checks_value
 from tr11ops.cli.progress import look_again
+from tr11ops.cli.runner import JSON, NO_RUN, SCHEDULER, Outcome, RunContext
 from tr11ops.cli.terminal import USUAL, drawing_console
 from tr11ops.cluster.select import SharedOverview
 from tr11ops.launch.facts import LaunchRequest
@@ -80,9 +77,6 @@ AtOnceOption = Annotated[
         help="Cells that may run at the same time, 0: no limit; without: none, on the embedded scheduler 1.",
     ),
 ]
-WhyOption = Annotated[
-    str, typer.Option("--reason", metavar="TEXT", help="Kept in the journal of each cell.")
-]
 
 
 def cell_job(card: RunCard, text: str, scheduler: Scheduler) -> LaunchJob:
@@ -122,12 +116,36 @@ def send_array(
     return sent
 
 
-def show_cell_checks(
-    names: Mapping[int, str], views: Mapping[int, LaunchView], as_json: bool
-) -> None:
-    """What is not fine, once for all cells that share it; what refuses is said on stderr too where
-    stdout is JSON.
+def of_array(
+    context: RunContext,
+    names: Mapping[int, str],
+    sent: SentArray,
+    document: JsonObject,
+    lines: Sequence[str],
+) -> Outcome:
+    """The answer about an array that was sent, or would be. What is not fine of its cells stands
+    before the `lines`; what refuses is said on stderr too where stdout is JSON.
     """
+    found = [(where, check) for where, check in _not_fine(names, sent.views)]
+    shown = (replace(check, text=f"{where}: {check.text}") for where, check in found)
+    refused: tuple[str, ...] = ()
+    if context.as_json:
+        refused = tuple(
+            f"tr11: {where}: {check}" for where, check in found if check.level is not Level.WARNING
+        )
+    checks = {names[number]: checks_value(view.checks) for number, view in sent.views.items()}
+    return Outcome(
+        {**document, "checks": checks},
+        (*check_lines(shown), *lines),
+        refused,
+        exit_code=sent.exit_code,
+    )
+
+
+def _not_fine(
+    names: Mapping[int, str], views: Mapping[int, LaunchView]
+) -> Iterator[tuple[str, PreflightCheck]]:
+    """Every check that is not fine, once for all cells that share it, behind their names."""
     found: dict[str, tuple[PreflightCheck, list[str]]] = {}
     for number, view in views.items():
         for check in view.checks:
@@ -136,15 +154,10 @@ def show_cell_checks(
                     names[number]
                 )
     for check, cells in found.values():
+        where = ", ".join(cells)
         if len(cells) == len(views):
             where = "every cell"
-        else:
-            where = ", ".join(cells)
-        if not as_json:
-            for line in check_lines([replace(check, text=f"{where}: {check.text}")]):
-                typer.echo(line)
-        elif check.level is not Level.WARNING:
-            say(f"tr11: {where}: {check}")
+        yield where, check
 
 
 def _without_folder(check: PreflightCheck, name: str) -> str:
@@ -152,11 +165,6 @@ def _without_folder(check: PreflightCheck, name: str) -> str:
     folder.
     """
     return f"{check.level} {check}".replace(name, "CELL")
-
-
-def cell_checks(names: Mapping[int, str], views: Mapping[int, LaunchView]) -> JsonObject:
-    """Every cell's checks, for --json."""
-    return {"checks": {names[number]: checks_value(view.checks) for number, view in views.items()}}
 
 
 # ----------------------------------------------------------------------------- the commands
@@ -349,14 +357,13 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def study_status(
+    context: Annotated[RunContext, NO_RUN, SCHEDULER, JSON],
     folder: FolderArgument = Path(),
     *,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Refresh in place until Ctrl-C.")
     ] = False,
-    scheduler: SchedulerOption = "auto",
-    as_json: JsonOption = False,
-) -> None:
+) -> Outcome:
     """The cells of a study: state, iteration, loss, tokens a second.
 
     Exit code 0: none failed; 1: one failed; 3: one could not be seen.
@@ -366,13 +373,13 @@ def study_status(
       tr11 sweep status --watch
     """
     study = open_study(folder)
+    seen = partial(look_at, study, context.scheduler)
     if watch:
-        raise typer.Exit(look_again(partial(look_at, study, scheduler), WATCH_SECONDS, as_json))
-    look = look_at(study, scheduler)
-    if as_json:
-        emit(look.document())
-    else:
-        show_table(look)
-    for fault in look.faults:
-        say(f"tr11: {fault}")
-    raise typer.Exit(look.exit_code)
+        return look_again(seen, WATCH_SECONDS, context.as_json)
+    look = seen()
+    return Outcome(
+        look.document(),
+        notes=[f"tr11: {fault}" for fault in look.faults],
+        exit_code=look.exit_code,
+        screen=partial(show_table, look),
+    )

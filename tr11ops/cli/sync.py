@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,8 +27,8 @@ from tr11ops.base.observed import cause
 from tr11ops.base.stop_signals import StopEvent, obeying
 from tr11ops.base.units import counted, duration, size
 from tr11ops.cli.common import agree, directory_of, is_terminal, say
-from tr11ops.cli.context import JSON, RunContext, emit
 from tr11ops.cli.progress import ByteProgress, by_file
+from tr11ops.cli.runner import DRY_RUN, JSON, Change, Outcome, RunContext, answer, unasked
 from tr11ops.hub.base import Progress, Repository, find_credentials, hub_retries
 from tr11ops.hub.client import Hub
 from tr11ops.hub.sync import preview, sync_once
@@ -55,7 +56,7 @@ PATIENCE_SECONDS = 300.0  # of one question to the hub; every next round asks ag
 
 
 def sync(
-    context: Annotated[RunContext, JSON],
+    context: Annotated[RunContext, JSON, DRY_RUN],
     *,
     once: Annotated[
         bool, typer.Option("--once", help="One synchronisation; the default. cron calls this.")
@@ -72,9 +73,6 @@ def sync(
             "--rebuild", help="Believe no record: compare every file with what the hub has."
         ),
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be sent; change nothing.")
-    ] = False,
     public: Annotated[
         bool,
         typer.Option(
@@ -88,7 +86,7 @@ def sync(
             "--revoked", help="The secrets found in the logs are invalid now: end their alerts."
         ),
     ] = False,
-) -> None:
+) -> Change | Outcome | None:
     """Mirror logs and TensorBoard events to the hub: what fits hub.patterns below NAME-logs, in one
     commit.
 
@@ -103,15 +101,15 @@ def sync(
       tr11 sync --dry-run
       tr11 sync --every 1h
     """
+    dry_run = context.dry_run
     if every is not None and (once or dry_run):
         raise WrongUsage(f"--every and {'--once' if once else '--dry-run'}: leave one out")
     if public and dry_run:
         raise WrongUsage("--public and --dry-run: leave one out")
     if revoked and (once or dry_run or public or rebuild or context.as_json or every is not None):
         raise WrongUsage("--revoked stands alone: leave the other options out")
-    if every is None:
-        interval = None
-    else:
+    interval = None
+    if every is not None:
         interval = _seconds(every)
     card = context.card
     if card.hub.repository is None:
@@ -119,47 +117,37 @@ def sync(
             'hub.repository: is not set, so nothing is mirrored; set it to "OWNER/NAME"',
         )
     if revoked:
-        _revoked(card)
-        return
+        return _revoked(card)
     if interval is not None:
         keep_waiting()
         _follow(context, interval, rebuild, public)
-        return
+        return None
     context.require_mounted()
-    with _one_line():
-        if not directory_of(card).paths.published.is_dir():
-            _nothing_yet(card, context.as_json)
-            return
+    published = directory_of(card).paths.published
+    value = {"schema": SCHEMA, "repository": card.hub.repository}
 
-        with ExitStack() as shown:
+    def one_round(send: Callable[[SyncSettings, bool], SyncOutcome]) -> Outcome:
+        with _one_line(), ExitStack() as shown:
+            if not published.is_dir():
+                text = f"{published} does not exist yet: nothing was logged, so nothing is mirrored"
+                return Outcome({**value, "sent": [], "commits": []}, notes=(text,))
             setting = _setting(card, shown, context.as_json)
             try:
                 if public:
                     _confirm_public(setting)
-                if dry_run:
-                    outcome = preview(setting, rebuild)
-                else:
-                    outcome = _once(setting, rebuild)
+                return _outcome(send(setting, rebuild), dry_run)
             except Busy as owner:
-                say(f"tr11 sync runs already: {owner}")
-                if context.as_json:
-                    emit(
-                        {"schema": SCHEMA, "repository": card.hub.repository, "busy": str(owner)},
-                        indent=None,
-                    )
-                return
-        _show(outcome, context.as_json, dry_run)
-    raise typer.Exit(1 if outcome.faults else 0)
+                notes = (f"tr11 sync runs already: {owner}",)
+                return Outcome({**value, "busy": str(owner)}, notes=notes, indent=None)
+
+    return unasked(partial(one_round, _once), partial(one_round, preview))
 
 
-def _revoked(card: RunCard) -> None:
+def _revoked(card: RunCard) -> Outcome:
     """End the alerts of the secrets that were found. Nothing is sent."""
     with _one_line():
         ended = write_revoked(directory_of(card), time.time())
-    for secret in ended:
-        print(f"{secret}: revoked")
-    if not ended:
-        print("no secret is open")
+    return Outcome(lines=[f"{secret}: revoked" for secret in ended] or ["no secret is open"])
 
 
 def _once(setting: SyncSettings, rebuild: bool) -> SyncOutcome:
@@ -191,13 +179,6 @@ def _seconds(text: str) -> float:
         return seconds_of(text)
     except ValueError as error:
         raise WrongUsage(f"--every {text!r}: {error}") from None
-
-
-def _nothing_yet(card: RunCard, as_json: bool) -> None:
-    folder = directory_of(card).paths.published
-    say(f"{folder} does not exist yet: nothing was logged, so nothing is mirrored")
-    if as_json:
-        emit({"schema": SCHEMA, "repository": card.hub.repository, "sent": [], "commits": []})
 
 
 @contextmanager
@@ -278,31 +259,28 @@ def _follow(context: RunContext, interval: float, rebuild: bool, public: bool) -
         pending[0] = False
         return outcome
 
+    def show(outcome: SyncOutcome) -> None:
+        answer(context, _outcome(outcome, is_preview=False))
+
     say(
         f"mirroring {card.run.name} to {card.hub.repository} every {duration(interval)}; Ctrl-C ends it"
     )
     with obeying(obey), suppress(_Ended):
         clock = LoopClock(time.monotonic, stop.wait, random.random)
-        follow(
-            one_round,
-            interval,
-            clock=clock,
-            show=lambda outcome: _show(outcome, as_json, is_preview=False),
-            say=say,
-        )
+        follow(one_round, interval, clock=clock, show=show, say=say)
     say("ended")
 
 
 # ----------------------------------------------------------------------------- what is shown
-def _show(outcome: SyncOutcome, as_json: bool, is_preview: bool) -> None:
-    if as_json:
-        emit(_values(outcome, is_preview), indent=None)
-        return
-    for note in (*outcome.notes, *outcome.faults):
-        say(str(note))
-    for send in outcome.sends[:SHOWN_FILES] if is_preview else ():
-        print(_line(send))
-    print(_summary(outcome, is_preview), flush=True)
+def _outcome(outcome: SyncOutcome, is_preview: bool) -> Outcome:
+    sends = outcome.sends[:SHOWN_FILES] if is_preview else ()
+    return Outcome(
+        _values(outcome, is_preview),
+        (*map(_line, sends), _summary(outcome, is_preview)),
+        remarks=[*map(str, (*outcome.notes, *outcome.faults))],
+        exit_code=1 if outcome.faults else 0,
+        indent=None,
+    )
 
 
 def _line(send: Send) -> str:

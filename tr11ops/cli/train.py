@@ -17,7 +17,7 @@ from tr11ops.base.errors import Refusal, RendezvousError, WrongUsage
 from tr11ops.cli import completion
 from tr11ops.cli.checkpoints import resolve_step
 from tr11ops.cli.common import directory_of, open_scheduler, read_card, say, span_option
-from tr11ops.cli.context import JSON, RunContext
+from tr11ops.cli.runner import JSON, Outcome, RunContext
 from tr11ops.cluster.sbatch_options import code_root
 from tr11ops.launch.facts import LaunchRequest, observe_launch
 from tr11ops.launch.plan import agent_command, resolved_card
@@ -75,7 +75,7 @@ def evaluate(
             "--workers", min=1, metavar="N", help="Processes; default: tensor x pipeline."
         ),
     ] = None,
-) -> None:
+) -> Outcome:
     """Mean loss (nats per token) of a checkpoint, and with --json the loss of every window.
 
     Weights alone are loaded: no optimizer, any tensor x pipeline x data shape, whatever shape wrote
@@ -124,7 +124,7 @@ def evaluate(
         raise Refusal("the evaluation ended without a result; what the workers said is above")
     if "refused" in found:
         raise WrongUsage(f"refused: {found['refused']}")
-    context.emit({"schema": SCHEMA, **found}, [_sentence(found)], indent=None)
+    return Outcome({"schema": SCHEMA, **found}, (_sentence(found),), indent=None)
 
 
 def _workers_of(context: RunContext) -> int:
@@ -212,7 +212,7 @@ def train(
             "--until-finished", help="Exit code 1 after a stop from which the training is to go on."
         ),
     ] = False,
-) -> None:
+) -> Outcome:
     """Train here and now, without a scheduler.
 
     All workers of the card run on this machine, which plays its nodes. With --node-rank and
@@ -248,7 +248,7 @@ def train(
             path, [*context.overrides, f"slurm.nodes={rendezvous.nodes}", *workers_size], os.environ
         )
     if rendezvous is not None and rendezvous.rank > 0:
-        raise typer.Exit(_join(card, rendezvous, seconds, until_finished))
+        return Outcome(exit_code=_join(card, rendezvous, seconds, until_finished))
     directory = directory_of(card)
     request = LaunchRequest(on_scheduler=False)
     facts = observe_launch(
@@ -260,7 +260,7 @@ def train(
             say(f"tr11: {check.level}: {check}")
     code = verdict(checks)
     if code:
-        raise typer.Exit(code)
+        return Outcome(exit_code=code)
     if card.slurm.setup:
         say("tr11: slurm.setup is for a job's shell and is not run here")
 
@@ -289,7 +289,7 @@ def train(
     os.set_inheritable(lock, True)
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(sys.executable, command, {**_environment(card), "TR11_JOB_ID": job_id})
+    return os.execve(sys.executable, command, {**_environment(card), "TR11_JOB_ID": job_id})
 
 
 def _tell_node_0(

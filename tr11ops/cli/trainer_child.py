@@ -18,7 +18,7 @@ from typing import Any
 import typer
 
 from tr11ops.base.processes import die_with_parent
-from tr11ops.cli.context import RUN_NAMES
+from tr11ops.cli.runner import RUN_NAMES
 from tr11ops.runcard.card import RunCard, resolved
 from trainer.contract.attempt import HELD_BACK
 

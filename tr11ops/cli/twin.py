@@ -10,6 +10,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,8 +19,8 @@ import typer
 from tr11ops.base.errors import Refusal, TwinError, WrongUsage
 from tr11ops.base.units import counted, duration
 from tr11ops.cli import completion
-from tr11ops.cli.common import JsonOption, say, span_option
-from tr11ops.cli.context import emit
+from tr11ops.cli.common import say, span_option
+from tr11ops.cli.runner import JSON, NO_RUN, Outcome, RunContext
 from tr11ops.cli.terminal import drawing_console
 from tr11ops.cluster.hostlist import compress, expand
 from tr11ops.twin.fault_kinds import KINDS, find_kind
@@ -61,6 +62,7 @@ DirectoryOption = Annotated[
 
 
 def fault(
+    context: Annotated[RunContext, NO_RUN, JSON],
     kind: Annotated[
         str | None,
         typer.Argument(
@@ -96,8 +98,7 @@ def fault(
     ] = None,
     name: NameOption = "default",
     directory: DirectoryOption = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Outcome:
     """Break a twin on purpose: a node, a worker, the controller, a directory. Nothing but the twin
     is touched.
 
@@ -113,28 +114,26 @@ def fault(
       tr11 twin fault disk-full --path $PWD/run
     """
     if kind is None:
-        _show_kinds(as_json)
-        return
+        return _kinds()
     try:
         find_kind(kind)
         nodes = _expand(node)
     except TwinError as error:
         raise WrongUsage(str(error)) from error
-    done = []
+    done, said = [], []
     try:
         twin = Twin.find(name, directory)
         for each in nodes:
             injection = inject(twin, kind, node=each, path=path, seconds=seconds, reason=reason)
             done.append(fault_object(injection.fault))
-            if not as_json:
-                say(_sentence(twin, injection.fault, injection.was_there))
+            said.append(_sentence(twin, injection.fault, injection.was_there))
     except TwinError as error:
         raise Refusal(str(error), exit_code=2 if str(error).startswith("--") else 1) from error
-    if as_json:
-        emit({"schema": FAULT_SCHEMA, "faults": done}, indent=2)
+    return Outcome({"schema": FAULT_SCHEMA, "faults": done}, remarks=said, indent=2)
 
 
 def heal(
+    context: Annotated[RunContext, NO_RUN, JSON],
     *,
     kind: Annotated[
         str | None, typer.Option("--kind", metavar="KIND", help="Only faults of this kind.")
@@ -144,8 +143,7 @@ def heal(
     ] = None,
     name: NameOption = "default",
     directory: DirectoryOption = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Outcome:
     """Undo every fault of a twin, no matter who made it; also one whose maker has crashed.
 
     Exit code 0: nothing is broken any more; 1: something could not be repaired, and may be tried
@@ -158,19 +156,17 @@ def heal(
         healed = heal_twin(Twin.find(name, directory), kind=kind, target=node)
     except TwinError as error:
         raise Refusal(str(error)) from error
-    errors = [healing for healing in healed if healing.error]
-    if as_json:
-        rows = [
-            {**fault_object(healing.fault), "text": healing.text, "error": healing.error}
-            for healing in healed
-        ]
-        emit({"schema": FAULT_SCHEMA, "healed": rows}, indent=2)
-    else:
-        for healing in healed:
-            say(f"{healing.fault}: {healing.text or 'NOT healed: ' + healing.error}")
-        if not healed:
-            say("nothing was broken")
-    raise typer.Exit(1 if errors else 0)
+    rows = [
+        {**fault_object(healing.fault), "text": healing.text, "error": healing.error}
+        for healing in healed
+    ]
+    said = [f"{one.fault}: {one.text or 'NOT healed: ' + one.error}" for one in healed]
+    return Outcome(
+        {"schema": FAULT_SCHEMA, "healed": rows},
+        remarks=said or ["nothing was broken"],
+        exit_code=1 if any(healing.error for healing in healed) else 0,
+        indent=2,
+    )
 
 
 def fault_object(fault: InjectedFault) -> JsonObject:
@@ -220,14 +216,15 @@ def _expand(nodes: str | None) -> list[str | None]:
         raise TwinError(f"--node {nodes!r} is not a list of nodes ({error})") from None
 
 
-def _show_kinds(as_json: bool) -> None:
-    if as_json:
-        rows = [
-            {"name": kind.name, "target": kind.target, "does": kind.does, "heals": kind.heals}
-            for kind in KINDS.values()
-        ]
-        emit({"schema": FAULT_SCHEMA, "kinds": rows}, indent=2)
-        return
+def _kinds() -> Outcome:
+    rows = [
+        {"name": kind.name, "target": kind.target, "does": kind.does, "heals": kind.heals}
+        for kind in KINDS.values()
+    ]
+    return Outcome({"schema": FAULT_SCHEMA, "kinds": rows}, indent=2, screen=_show_kinds)
+
+
+def _show_kinds() -> None:
     from rich.table import Table
 
     table = Table(
@@ -396,8 +393,11 @@ def down(
 
 @app.command()
 def status(
-    *, name: NameOption = "default", directory: DirectoryOption = None, as_json: JsonOption = False
-) -> None:
+    context: Annotated[RunContext, NO_RUN, JSON],
+    *,
+    name: NameOption = "default",
+    directory: DirectoryOption = None,
+) -> Outcome:
     """What runs, what the twin's controller says of its nodes, and which faults were given to it.
 
     Exit code 0: healthy; 1: a daemon has ended or a node is down; 3: the controller does not
@@ -410,13 +410,11 @@ def status(
     seen = twin.status()
     with _refusals():
         faults = active(twin)
-    if as_json:
-        emit(_as_object(twin, seen, faults), indent=2)
-    else:
-        _show(seen, faults)
-    if seen.is_healthy:
-        raise typer.Exit(0)
-    raise typer.Exit(1 if seen.answers or seen.dead else 3)
+    code = 0
+    if not seen.is_healthy:
+        code = 1 if seen.answers or seen.dead else 3
+    document, shown = _as_object(twin, seen, faults), partial(_show, seen, faults)
+    return Outcome(document, exit_code=code, indent=2, screen=shown)
 
 
 @app.command()

@@ -23,10 +23,18 @@ from tr11ops.base.observed import cause
 from tr11ops.base.units import size
 from tr11ops.cli.checkpoints import Step, TokenizerOption, resolve_step
 from tr11ops.cli.common import directory_of, say
-from tr11ops.cli.context import DRY_RUN, JSON, SCHEDULER, YES, RunContext
 from tr11ops.cli.goodput import look_back
 from tr11ops.cli.progress import ByteProgress, by_file
-from tr11ops.cli.runner import Change, Outcome, carry_out
+from tr11ops.cli.runner import (
+    DRY_RUN,
+    JSON,
+    SCHEDULER,
+    YES,
+    Change,
+    Outcome,
+    RunContext,
+    carry_out,
+)
 from tr11ops.cli.trainer_child import ask_checkpoint_module
 from tr11ops.goodput.until_checkpoint import past_until
 from tr11ops.hub.base import DEFAULT_BRANCH, Repository, endpoint_of, find_credentials, hub_retries
@@ -263,7 +271,7 @@ def upload(
             "--work", metavar="DIR", help="Where the export goes meanwhile; else state/upload."
         ),
     ] = None,
-) -> None:
+) -> Outcome:
     """Publish a checkpoint as a model on the hub, with a card written from the run: all of it in
     one commit.
 
@@ -299,7 +307,7 @@ def upload(
         )
         facts = _facts(job, _past(job, context))
         hub = _hub(card)
-        carry_out(context, _planned(job, facts, hub, context.as_json))
+        return carry_out(context, _planned(job, facts, hub, context.as_json))
 
 
 @contextmanager

@@ -225,7 +225,7 @@ def invoke(case: Case, line: str) -> Answer:
         contextlib.redirect_stdout(said),
         contextlib.redirect_stderr(said),
     ):
-        patch.setattr("tr11ops.cli.context.read_card", lambda *_, **__: case.card)
+        patch.setattr("tr11ops.cli.runner.read_card", lambda *_, **__: case.card)
         code = execute([group, *line.removeprefix("checkpoints ").split()])
     assert "an error of tr11 itself" not in said.getvalue(), said.getvalue()
     return Answer(code, said.getvalue())

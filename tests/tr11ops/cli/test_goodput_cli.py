@@ -120,6 +120,10 @@ def test_a_past_that_cannot_be_read_is_unknown(past, capsys):
     attempts.write_text("a file where a folder belongs")
     assert "could not be read" in typed(capsys, "goodput", expect=3)
     assert "could not be read" in typed(capsys, "advise", expect=3)
+    assert execute(["goodput", "--json", "--scheduler", "local"]) == 3
+    told = capsys.readouterr()
+    assert json.loads(told.out)["schema"] == 1, "one object, and no second one for the error"
+    assert "could not be read" in told.err
 
 
 def test_garbage_is_left_out_and_said(past, capsys):

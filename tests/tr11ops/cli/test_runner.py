@@ -7,11 +7,9 @@ from __future__ import annotations
 import json
 
 import pytest
-import typer
 
 from tr11ops.base.errors import Refusal
-from tr11ops.cli.context import RunContext
-from tr11ops.cli.runner import UNCHANGED, Change, Outcome, carry_out
+from tr11ops.cli.runner import UNCHANGED, Change, Outcome, RunContext, answer, unasked
 
 DONE = Outcome({"done": True}, ("done",), ("a note",))
 PREVIEW = Outcome({"done": False}, ("would be done",))
@@ -47,7 +45,7 @@ def thing(monkeypatch: pytest.MonkeyPatch) -> Thing:
 def test_a_change_is_shown_proved_asked_and_applied_in_this_order(
     thing: Thing, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    carry_out(RunContext(yes=True), thing.change(prove=thing.prove))
+    answer(RunContext(yes=True), thing.change(prove=thing.prove))
     assert thing.events == ["proved", "Do it?", "applied"]
     assert capsys.readouterr() == ("done\n", "the plan\na note\n")
 
@@ -69,7 +67,7 @@ def test_a_dry_run_shows_the_plan_and_its_preview_alone(
     out: str,
     err: str,
 ) -> None:
-    carry_out(RunContext(dry_run=True), thing.change(prove=thing.prove, **attributes))
+    answer(RunContext(dry_run=True), thing.change(prove=thing.prove, **attributes))
     assert thing.events == []
     assert capsys.readouterr() == (out, err)
 
@@ -77,7 +75,7 @@ def test_a_dry_run_shows_the_plan_and_its_preview_alone(
 def test_with_json_the_document_is_all_of_standard_output(
     thing: Thing, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    carry_out(RunContext(yes=True, as_json=True), thing.change(is_answer=True))
+    answer(RunContext(yes=True, as_json=True), thing.change(is_answer=True))
     shown = capsys.readouterr()
     assert json.loads(shown.out) == {"done": True}
     assert shown.err == "the plan\na note\n"
@@ -86,9 +84,8 @@ def test_with_json_the_document_is_all_of_standard_output(
 def test_where_there_is_nothing_to_do_no_one_is_asked(
     thing: Thing, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(typer.Exit) as ended:
-        carry_out(RunContext(), thing.change(prove=thing.prove, nothing=NOTHING))
-    assert (ended.value.exit_code, thing.events) == (1, [])
+    assert answer(RunContext(), thing.change(prove=thing.prove, nothing=NOTHING)) == 1
+    assert thing.events == []
     assert capsys.readouterr().out == "nothing to do\n"
 
 
@@ -96,12 +93,51 @@ def test_a_plan_that_is_refused_is_shown_all_the_same(
     thing: Thing, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(Refusal, match="someone else's"):
-        carry_out(RunContext(yes=True), thing.change(refusal=Refusal("it is someone else's")))
+        answer(RunContext(yes=True), thing.change(refusal=Refusal("it is someone else's")))
     assert thing.events == []
     assert capsys.readouterr().err == "the plan\n"
 
 
 def test_nothing_long_begins_where_no_one_can_be_asked(thing: Thing) -> None:
     with pytest.raises(Refusal, match="add --yes"):
-        carry_out(RunContext(), thing.change(prove=thing.prove))
+        answer(RunContext(), thing.change(prove=thing.prove))
     assert thing.events == []
+
+
+@pytest.mark.parametrize(("dry_run", "out"), [(False, "done\n"), (True, "would be done\n")])
+def test_a_preview_is_made_only_where_it_is_asked_for(
+    thing: Thing, capsys: pytest.CaptureFixture[str], dry_run: bool, out: str
+) -> None:
+    def preview() -> Outcome:
+        thing.events.append("previewed")
+        return PREVIEW
+
+    assert answer(RunContext(dry_run=dry_run), unasked(thing.apply, preview)) == 0
+    assert thing.events == ["previewed" if dry_run else "applied"]
+    assert capsys.readouterr().out == out
+
+
+@pytest.mark.parametrize(
+    ("as_json", "out", "err"), [(False, "drawn\n", "remark\nnote\n"), (True, "{}\n", "note\n")]
+)
+def test_a_screen_and_remarks_are_for_a_person_alone(
+    capsys: pytest.CaptureFixture[str], as_json: bool, out: str, err: str
+) -> None:
+    outcome = Outcome({}, notes=["note"], remarks=["remark"], screen=lambda: print("drawn"))
+    assert answer(RunContext(as_json=as_json), outcome) == 0
+    assert capsys.readouterr() == (out, err)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_is_missing_all_the_same_is_one_line_and_the_exit_code(
+    capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    outcome = Outcome({"seen": []}, exit_code=3, fault="nothing could be read")
+    if as_json:  # one object is all of standard output
+        assert answer(RunContext(as_json=True), outcome) == 3
+        shown = capsys.readouterr()
+        assert (json.loads(shown.out), shown.err) == ({"seen": []}, "tr11: nothing could be read\n")
+        return
+    with pytest.raises(Refusal, match="nothing could be read") as refused:
+        answer(RunContext(), outcome)
+    assert refused.value.exit_code == 3
