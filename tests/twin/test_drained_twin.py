@@ -15,8 +15,8 @@ from tests.tr11ops.launch.run_inputs import write_card
 from tests.twin.small_run import enter, recorded_comment
 from tests.waiting import until
 from tr11ops.cli import pulse as pulse_command
-from tr11ops.cli.runner import RunContext
 from tr11ops.cli.main import execute
+from tr11ops.cli.runner import RunContext
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.pending_reasons import Wait, reason_of_job
 from tr11ops.cluster.slurm import SlurmScheduler

@@ -18,8 +18,8 @@ from tests.twin.small_run import SmallRun, enter
 from tests.waiting import until
 from tr11ops.base import deadline
 from tr11ops.cli import pulse as command
-from tr11ops.cli.runner import RunContext
 from tr11ops.cli.main import execute
+from tr11ops.cli.runner import RunContext
 from tr11ops.cluster.base import BatchRequest, JobState
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.rundir.action_log import Result
