@@ -41,8 +41,8 @@ from trainer.config.deepspeed_settings import deepspeed_settings
 from trainer.contract.record import Record
 from trainer.engine import Engine, init_distributed
 from trainer.model.block import TransformerBlock
-from trainer.model.family import Layer, initialise_stage, logical_parameters
-from trainer.model.gpt import TIED_KEY, TIED_NAME, gpt_layers
+from trainer.model.family import TIED_KEY, TIED_NAME, Layer, initialise_stage, logical_parameters
+from trainer.model.gpt import gpt_layers
 from trainer.model.initial import ZEROS, Initial
 from trainer.model.layers import new_parameter
 from trainer.model.loss import LanguageModelHead

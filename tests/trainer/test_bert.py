@@ -246,7 +246,7 @@ def test_the_projection_adds_a_bias(pieces: int, monkeypatch: pytest.MonkeyPatch
     attached = loss.Attach.apply(
         hidden, embedding.weight, slot, bias, torch.zeros(2, requires_grad=True)
     )
-    found = loss.projection_loss(attached, embedding, wanted, slot, None, bias.detach())  # type: ignore[arg-type]
+    found, _ = loss.projection_loss(attached, embedding, wanted, slot, None, bias.detach())  # type: ignore[arg-type]
     plain = functional.cross_entropy(
         hidden @ embedding.weight.t() + bias, wanted, ignore_index=IGNORED
     )

@@ -30,6 +30,7 @@ from trainer.config.card import CardError, TrainerConfig
 from trainer.config.kernel_choice import Device, compiler_obstacle
 from trainer.engine import Engine
 from trainer.model import compiled, kernels, matmul
+from trainer.model.attention import BlockSetup
 from trainer.model.block import TransformerBlock
 from trainer.model.compiled import Compiler, compiler_for
 from trainer.model.documents import DocumentRules, Stream, document_numbers, hidden_of, joined
@@ -65,9 +66,8 @@ def blocks(
     if model.position_embedding == "rotary":
         rotary = Rotary(rotary_frequencies(model, CPU), rules is not None)
     kernel = build_kernel(model, ALONE, rules, config.precision.dtype)
-    made = [
-        TransformerBlock(model, ALONE, kernel, rotary, part, compiler) for _ in range(model.layers)
-    ]
+    setup = BlockSetup(model, ALONE, kernel, rotary, compiler)
+    made = [TransformerBlock(setup, part) for _ in range(model.layers)]
     stage = [(f"blocks.{index}.", block) for index, block in enumerate(made)]
     initialise_stage(stage, 1, ALONE)
     give_words(stage, 2)

@@ -21,8 +21,14 @@ from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
 from trainer.engine import Engine
 from trainer.model.documents import DocumentRules
-from trainer.model.family import Layer, initialise_stage, logical_parameters, replicated_parameters
-from trainer.model.gpt import TIED_NAME, gpt_layers
+from trainer.model.family import (
+    TIED_NAME,
+    Layer,
+    initialise_stage,
+    logical_parameters,
+    replicated_parameters,
+)
+from trainer.model.gpt import gpt_layers
 from trainer.model.loss import LanguageModelHead
 from trainer.optim.build import parameter_groups
 from trainer.parallel.mesh import Mesh

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trainer.config.card import ModelSection
+from trainer.contract.record import Record
+from trainer.model.compiled import Compiler
 from trainer.model.initial import output_projection_std
 from trainer.model.kernels import Kernel, drops_by_place
 from trainer.model.layers import ColumnParallelLinear, RMSNorm, RowParallelLinear
@@ -29,16 +31,55 @@ class AttentionContext(NamedTuple):
     angles: tuple[Tensor, Tensor] | None = None
 
 
+class BlockSetup(Record):
+    """What all blocks of a worker are made of, and share.
+
+    `rotary`: None unless positions are rotary. `compiler`: what compiles the parts of a block; None
+    leaves them as they are. `in_float8`: the linear layers multiply in 8-bit floats.
+    """
+
+    model: ModelSection
+    mesh: Mesh
+    kernel: Kernel
+    rotary: Rotary | None = None
+    compiler: Compiler | None = None
+    in_float8: bool = False
+
+    def column(self, outputs: int, matrices: int = 1) -> ColumnParallelLinear:
+        """A projection out of the residual stream."""
+        return ColumnParallelLinear(
+            self.model.hidden_size,
+            outputs,
+            std=self.model.init_std,
+            mesh=self.mesh,
+            in_float8=self.in_float8,
+            has_bias=self.model.linear_biases,
+            matrices=matrices,
+        )
+
+    def row(self, inputs: int) -> RowParallelLinear:
+        """A projection that writes into the residual stream."""
+        return RowParallelLinear(
+            inputs,
+            self.model.hidden_size,
+            std=output_projection_std(self.model.init_std, self.model.layers),
+            mesh=self.mesh,
+            in_float8=self.in_float8,
+            has_bias=self.model.linear_biases,
+        )
+
+
 class _Attention(nn.Module):
     """What both kinds share: the inner part, between the projections.
 
-    `kernel` is shared by all blocks of a worker. `recompute`: the inner part is computed again in
-    the backward pass, which keeps the first projections' results alone.
+    `recompute`: it is computed again in the backward pass, which keeps the first projections'
+    results alone.
     """
 
-    def __init__(self, model: ModelSection, mesh: Mesh, kernel: Kernel, recompute: bool):
+    def __init__(self, setup: BlockSetup, kernel: Kernel, recompute: bool):
         super().__init__()
-        self.mesh = mesh
+        model = setup.model
+        self.mesh = mesh = setup.mesh
         self.kernel = kernel
         self.head_size = model.head_size
         # `draws`: the kernel drops by itself, from the generators
@@ -83,43 +124,21 @@ class SelfAttention(_Attention):
 
     A group is a head of keys and values with the heads of queries that share it: one, unless the
     card says otherwise.
-
-    `rotary` (None unless positions are rotary) is shared by all blocks of a worker, as the kernel
-    is. `in_float8`: the projections multiply in 8-bit floats.
     """
 
-    def __init__(
-        self,
-        model: ModelSection,
-        mesh: Mesh,
-        kernel: Kernel,
-        rotary: Rotary | None,
-        recompute: bool = False,
-        in_float8: bool = False,
-    ):
-        super().__init__(model, mesh, kernel, recompute)
-        width, biases = model.attention_heads * model.head_size, model.linear_biases
-        self.rotary = rotary
+    def __init__(self, setup: BlockSetup, recompute: bool = False):
+        super().__init__(setup, setup.kernel, recompute)
+        model, width = setup.model, setup.model.attention_heads * self.head_size
+        self.rotary = setup.rotary
         self.queries = model.attention_heads // model.groups  # of a group
-        fused = width + 2 * model.groups * model.head_size
-        self.query_key_value = ColumnParallelLinear(
-            model.hidden_size,
-            fused,
-            std=model.init_std,
-            mesh=mesh,
-            in_float8=in_float8,
-            has_bias=biases,
-        )
+        self.query_key_value = setup.column(width + 2 * model.groups * self.head_size)
         self.query_norm = self.key_norm = None
         if model.qk_norm:
             self.query_norm, self.key_norm = (
-                RMSNorm(model.head_size, model.layernorm_epsilon, mesh, in_region=True)
+                RMSNorm(self.head_size, model.layernorm_epsilon, self.mesh, in_region=True)
                 for _ in range(2)
             )
-        std = output_projection_std(model.init_std, model.layers)
-        self.dense = RowParallelLinear(
-            width, model.hidden_size, std=std, mesh=mesh, in_float8=in_float8, has_bias=biases
-        )
+        self.dense = setup.row(width)
 
     def forward(self, hidden: Tensor, documents: Tensor | None = None) -> Tensor:
         """[batch, sequence, hidden] -> the same; `documents`: document numbers [batch, sequence],
@@ -163,26 +182,11 @@ class CrossAttention(_Attention):
     head size].
     """
 
-    def __init__(
-        self, model: ModelSection, mesh: Mesh, kernel: Kernel, recompute: bool, in_float8: bool
-    ):
-        super().__init__(model, mesh, kernel, recompute)
-        size, width, std = (
-            model.hidden_size,
-            model.attention_heads * model.head_size,
-            model.init_std,
-        )
-        self.query = ColumnParallelLinear(size, width, std=std, mesh=mesh, in_float8=in_float8)
-        self.key_value = ColumnParallelLinear(
-            size, 2 * width, std=std, mesh=mesh, in_float8=in_float8
-        )
-        self.dense = RowParallelLinear(
-            width,
-            size,
-            std=output_projection_std(std, model.layers),
-            mesh=mesh,
-            in_float8=in_float8,
-        )
+    def __init__(self, setup: BlockSetup, kernel: Kernel, recompute: bool):
+        super().__init__(setup, kernel, recompute)
+        width = setup.model.attention_heads * self.head_size
+        self.query, self.key_value = setup.column(width), setup.column(2 * width)
+        self.dense = setup.row(width)
 
     def mix(self, query: Tensor, key_value: Tensor, mask: Any) -> Tensor:
         """What lies between the projections: [batch, own sequence, width] and [batch, other

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.config.card import DataSection, ModelSection, TrainerConfig
-from trainer.config.kernel_choice import recomputed_part
-from trainer.model.block import GELU_FORMS, TransformerBlock
+from trainer.model.attention import BlockSetup
+from trainer.model.block import GELU_FORMS
 from trainer.model.compiled import Compiler
 from trainer.model.documents import IGNORED, Stream, hidden_of, joined
-from trainer.model.family import Family, Layer, LossParts
+from trainer.model.family import TIED_KEY, Family, Layer, LossParts, block_layers
 from trainer.model.initial import ZEROS, Initial
 from trainer.model.kernels import build_kernel
 from trainer.model.layers import (
@@ -30,7 +30,7 @@ from trainer.model.layers import (
     embed_marked,
     new_parameter,
 )
-from trainer.model.loss import Attach, LanguageModelHead, Slot, projection_loss
+from trainer.model.loss import LanguageModelHead, Slot, projection_loss
 from trainer.model.matmul import linear
 from trainer.model.random import Dropout
 from trainer.parallel.comm import reduce_from_tensor_region, stretch
@@ -86,27 +86,6 @@ class PretrainingHead(LanguageModelHead):
     is done when.
     """
 
-    def __init__(self, mesh: Mesh):
-        super().__init__(mesh)
-        self._beside: tuple[Tensor, Tensor] | None = None
-        self._waiting: tuple[VocabularyParallelEmbedding, Slot, Tensor, Tensor] | None = None
-
-    def take(self, word_bias: Tensor, order_logits: Tensor) -> None:
-        """What goes past the projection: the words' bias, and the order's logits [batch, 2], of
-        this micro batch.
-        """
-        self._beside = word_bias, order_logits
-
-    def attach(self, embedding: VocabularyParallelEmbedding, stream: Stream) -> Tensor:
-        """Hidden states of the words' head, with the projection's weight, its bias and the order's
-        logits attached.
-        """
-        assert self._beside is not None, "the heads come before the projection"
-        slot, beside = Slot(), self._beside
-        self._waiting = (embedding, slot, *beside)
-        hidden, _ = hidden_of(stream)
-        return Attach.apply(self._enter(hidden, self.group), embedding.weight, slot, *beside)
-
     def loss(self, hidden: Tensor, labels: Any) -> Tensor:
         """Mean cross-entropy of the masked words, plus that of the order; an fp32 scalar, alike on
         all tensor ranks.
@@ -115,16 +94,14 @@ class PretrainingHead(LanguageModelHead):
         zero: not counted), and whether the sentences were swapped [batch], below zero where that is
         not asked. Raises RuntimeError unless `attach` made `hidden` just before.
         """
-        if self._waiting is None:
-            raise RuntimeError("loss() needs hidden states that attach() has just prepared")
         places, words, swapped = labels
-        (embedding, slot, bias, logits), self._waiting = self._waiting, None
+        embedding, slot, (bias, logits) = self.prepared()
         chosen = hidden.reshape(-1, hidden.shape[-1]).index_select(0, places)
         if torch.is_grad_enabled():
             right = None
         else:
             right = torch.zeros((), device=hidden.device)
-        loss = projection_loss(
+        loss, _ = projection_loss(
             chosen,
             embedding,
             wanted=words,
@@ -211,9 +188,6 @@ class _OrderLoss(torch.autograd.Function):
         return gradient, None, None, None
 
 
-TIED_KEY = "embedding"
-
-
 class BertFamily(Family):
     """Masked words and the order of two sentences. Layers hand on hidden states and a mark of each
     token.
@@ -221,7 +195,6 @@ class BertFamily(Family):
     A mark is 0 for padding, 1 for a token of the first type and 2 for one of the second.
     """
 
-    tied_name: ClassVar[str] = "embedding.word.weight"
     fields: ClassVar[tuple[str, ...]] = (
         "text",
         "types",
@@ -260,15 +233,10 @@ class BertFamily(Family):
         if model.hidden_dropout > 0.0:
             layers.append(Layer(Dropout, (model.hidden_dropout, mesh), "embedding.dropout."))
         precision = config.precision
-        block = (model, mesh, build_kernel(model, mesh, None, precision.dtype), None)
-        layers += [
-            Layer(
-                TransformerBlock,
-                (*block, recomputed_part(model, index), compiler, precision.float8),
-                f"blocks.{index}.",
-            )
-            for index in range(model.layers)
-        ]
+        kernel = build_kernel(model, mesh, None, precision.dtype)
+        layers += block_layers(
+            BlockSetup(model, mesh, kernel, compiler=compiler, in_float8=precision.float8)
+        )
         layers.append(Layer(LayerNorm, norm, "final_norm."))
         layers.append(Layer(PretrainingHeads, (model, vocabulary, mesh, head), "heads."))
         layers.append(Layer(*words, tied_key=TIED_KEY, forward=head.attach))

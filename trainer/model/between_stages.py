@@ -9,8 +9,6 @@ With sequence parallelism what they hold is a share already.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -20,7 +18,7 @@ from trainer.config.stage_units import sends_shares
 from trainer.contract.record import Record
 from trainer.model.documents import Stream, hidden_of, joined
 from trainer.model.families import family_of
-from trainer.parallel.comm import share_of, whole_of
+from trainer.parallel.comm import exchange, share_of, whole_of
 from trainer.parallel.mesh import Mesh
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -40,17 +38,19 @@ class StageBorders(Record):
 
     def enter(self, stream: Stream) -> Stream:
         """What a stage's layers take, of what came from the stage before."""
-        if self.group is None:
-            return stream
         share, documents = hidden_of(stream)
-        return joined(_Join.apply(share, self.hidden_size, self.group), documents)
+        return joined(exchange(share, self.group, self._join, _cut), documents)
 
     def leave(self, stream: Stream) -> Stream:
         """What is sent to the next stage, of what a stage's layers gave."""
-        if self.group is None:
-            return stream
         hidden, documents = hidden_of(stream)
-        return joined(_Cut.apply(hidden, self.group), documents)
+        return joined(exchange(hidden, self.group, _cut, self._join), documents)
+
+    def _join(self, share: Tensor, group: ProcessGroup) -> Tensor:
+        """The inverse of `_cut`."""
+        batch, part = share.shape
+        shape = batch, part * group.size() // self.hidden_size, self.hidden_size
+        return whole_of(share, torch.Size(shape), group)
 
 
 class MessageShape(Record):
@@ -86,32 +86,8 @@ class MessageShape(Record):
         return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.shapes]
 
 
-class _Cut(torch.autograd.Function):
+def _cut(hidden: Tensor, group: ProcessGroup) -> Tensor:
     """[batch, sequence, features] -> this rank's share of its elements, [batch, sequence x features
     / tensor].
     """
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.shape, ctx.group = hidden.shape, group
-        return share_of(hidden, group).view(hidden.shape[0], -1)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return whole_of(gradient, ctx.shape, ctx.group), None
-
-
-class _Join(torch.autograd.Function):
-    """The inverse of `_Cut`."""
-
-    @staticmethod
-    def forward(ctx: Any, share: Tensor, features: int, group: ProcessGroup) -> Tensor:
-        ctx.shape, ctx.group = share.shape, group
-        batch, part = share.shape
-        return whole_of(
-            share, torch.Size((batch, part * group.size() // features, features)), group
-        )
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return share_of(gradient, ctx.group).view(ctx.shape), None, None
+    return share_of(hidden, group).view(hidden.shape[0], -1)

@@ -8,21 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainer.config.card import ModelSection
 from trainer.config.kernel_choice import Recomputed
-from trainer.model.attention import AttentionContext, SelfAttention
-from trainer.model.compiled import Compiler, uncompiled
+from trainer.model.attention import AttentionContext, BlockSetup, SelfAttention
+from trainer.model.compiled import uncompiled
 from trainer.model.documents import Stream, hidden_of, joined
-from trainer.model.initial import output_projection_std
-from trainer.model.kernels import Kernel
-from trainer.model.layers import (
-    ColumnParallelLinear,
-    RowParallelLinear,
-    norm_class,
-)
-from trainer.model.positions import Rotary
+from trainer.model.layers import norm_class
 from trainer.model.random import Dropout
-from trainer.parallel.mesh import Mesh
 
 
 def gated_silu(both: Tensor) -> Tensor:
@@ -63,29 +54,12 @@ class MultilayerPerceptron(nn.Module):
     up goes down.
     """
 
-    def __init__(self, model: ModelSection, mesh: Mesh, in_float8: bool = False):
+    def __init__(self, setup: BlockSetup):
         super().__init__()
-        std, biases = model.init_std, model.linear_biases
+        model = setup.model
         self.approximate = GELU_FORMS.get(model.activation)
-        matrices = 2 if model.is_gated else 1
-        self.up = ColumnParallelLinear(
-            model.hidden_size,
-            model.ffn,
-            std=std,
-            mesh=mesh,
-            in_float8=in_float8,
-            has_bias=biases,
-            matrices=matrices,
-        )
-        down_std = output_projection_std(std, model.layers)
-        self.down = RowParallelLinear(
-            model.ffn,
-            model.hidden_size,
-            std=down_std,
-            mesh=mesh,
-            in_float8=in_float8,
-            has_bias=biases,
-        )
+        self.up = setup.column(model.ffn, matrices=2 if model.is_gated else 1)
+        self.down = setup.row(model.ffn)
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.down(self.activate(self.up(hidden)))
@@ -102,36 +76,19 @@ class TransformerBlock(nn.Module):
     by.
 
     `recomputed`: what the backward pass computes again; of a whole block the engine takes care.
-    `compiler`: what compiles the parts of a block, shared by all of a worker; None leaves them as
-    they are. `in_float8`: the four linear layers multiply in 8-bit floats.
     """
 
-    def __init__(
-        self,
-        model: ModelSection,
-        mesh: Mesh,
-        kernel: Kernel,
-        rotary: Rotary | None,
-        recomputed: Recomputed = "nothing",
-        compiler: Compiler | None = None,
-        in_float8: bool = False,
-    ):
+    def __init__(self, setup: BlockSetup, recomputed: Recomputed = "nothing"):
         super().__init__()
-        self.run = compiler or uncompiled
+        model, mesh = setup.model, setup.mesh
+        self.run = setup.compiler or uncompiled
         self.is_cut = mesh.tensor_group is not None
         self.recomputed = recomputed
         norm = norm_class(model)
         self.input_norm = norm(model.hidden_size, model.layernorm_epsilon, mesh)
-        self.attention = SelfAttention(
-            model,
-            mesh,
-            kernel=kernel,
-            rotary=rotary,
-            recompute=recomputed == "attention",
-            in_float8=in_float8,
-        )
+        self.attention = SelfAttention(setup, recomputed == "attention")
         self.post_attention_norm = norm(model.hidden_size, model.layernorm_epsilon, mesh)
-        self.mlp = MultilayerPerceptron(model, mesh, in_float8)
+        self.mlp = MultilayerPerceptron(setup)
         self.attention_dropout, self.mlp_dropout = (
             Dropout(model.hidden_dropout, mesh) for _ in range(2)
         )

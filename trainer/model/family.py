@@ -8,18 +8,24 @@ fields a micro batch is made of, what the loss is, and what is tied.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from trainer.config.card import DataSection, TrainerConfig
+from trainer.config.kernel_choice import recomputed_part
 from trainer.contract.record import Record
+from trainer.model.attention import BlockSetup
+from trainer.model.block import TransformerBlock
 from trainer.model.compiled import Compiler
 from trainer.model.initial import initialise
+from trainer.model.loss import LanguageModelHead
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.micro_batch import Batch
 from trainer.parallel.shard import sharding_of
+
+TIED_KEY, TIED_NAME = "embedding", "embedding.word.weight"
 
 
 class Layer(Record):
@@ -37,6 +43,21 @@ class Layer(Record):
     forward: Callable[[Any, Any], Any] | None = None
 
 
+def block_layers(
+    setup: BlockSetup,
+    kind: type[TransformerBlock] = TransformerBlock,
+    *rest: Any,
+    first: int = 0,
+) -> list[Layer]:
+    """The model's blocks of a kind, numbered from `first` on. `rest`: what the kind takes beside
+    the set-up, and what of a block is recomputed.
+    """
+    return [
+        Layer(kind, (setup, recomputed_part(setup.model, index), *rest), f"blocks.{first + index}.")
+        for index in range(setup.model.layers)
+    ]
+
+
 class LossParts(Record):
     """Names of what a head measures of each micro batch: `losses`, of which the loss is the sum,
     and `scores`, which it measures where nothing is trained. Each is a mean over the micro batch,
@@ -49,30 +70,16 @@ class LossParts(Record):
     scores: tuple[str, ...] = ()
 
 
-class Head(Protocol):
-    """The end of a model: its last layer, which the family makes of it, gives what `loss` takes."""
-
-    @property
-    def measured(self) -> Mapping[str, Tensor]:
-        """The parts of the last loss by name, fp32 scalars, alike on all tensor ranks; scores only
-        where no gradients were asked for.
-        """
-
-    def loss(self, hidden: Tensor, labels: Any) -> Tensor:
-        """An fp32 scalar, the same on all tensor ranks, from the last layer's output and a batch's
-        second part.
-        """
-
-
 class Family(ABC):
     """A kind of model. One object of each is in `trainer.model.families`.
 
-    `tied_name`: the logical name of the weight of which the last stage has a copy. `fields`: what
+    `tied_name`: the logical name of the weight of which the last stage has a copy, by default the
+    word embedding's. `fields`: what
     the data gives of each micro batch, by name; a family may take them as a plain tuple in this
     order instead.
     """
 
-    tied_name: ClassVar[str]
+    tied_name: ClassVar[str] = TIED_NAME
     fields: ClassVar[tuple[str, ...]]
 
     def parts(self, config: TrainerConfig) -> LossParts:
@@ -82,7 +89,7 @@ class Family(ABC):
         return LossParts()
 
     @abstractmethod
-    def head(self, config: TrainerConfig, mesh: Mesh) -> Head:
+    def head(self, config: TrainerConfig, mesh: Mesh) -> LanguageModelHead:
         """The model's end, one object for each engine."""
 
     @abstractmethod

@@ -15,11 +15,10 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from trainer.config.card import DataSection, ModelSection, TrainerConfig
-from trainer.config.kernel_choice import recomputed_part
-from trainer.model.block import TransformerBlock
+from trainer.model.attention import BlockSetup
 from trainer.model.compiled import Compiler, compiles_small_parts
 from trainer.model.documents import DocumentRules, labels_without_ends
-from trainer.model.family import Family, Layer, LossParts
+from trainer.model.family import TIED_KEY, Family, Layer, LossParts, block_layers
 from trainer.model.kernels import build_kernel
 from trainer.model.layers import LearnedPositions, VocabularyParallelEmbedding, norm_class
 from trainer.model.loss import LM, LanguageModelHead, Z
@@ -27,9 +26,6 @@ from trainer.model.positions import Rotary, rotary_frequencies
 from trainer.model.random import Dropout
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.micro_batch import Batch
-
-TIED_KEY = "embedding"
-TIED_NAME = "embedding.word.weight"
 
 
 def gpt_layers(
@@ -69,15 +65,10 @@ def gpt_layers(
         layers.append(Layer(*norm, "embedding.norm."))
     if model.hidden_dropout > 0.0:
         layers.append(Layer(Dropout, (model.hidden_dropout, mesh), "embedding.dropout."))
-    block = (model, mesh, build_kernel(model, mesh, documents, dtype), rotary)
-    layers += [
-        Layer(
-            TransformerBlock,
-            (*block, recomputed_part(model, index), compiler, in_float8),
-            f"blocks.{index}.",
-        )
-        for index in range(model.layers)
-    ]
+    kernel = build_kernel(model, mesh, documents, dtype)
+    layers += block_layers(
+        BlockSetup(model, mesh, kernel, rotary, compiler=compiler, in_float8=in_float8)
+    )
     layers.append(Layer(*norm, "final_norm."))
     if model.tied_embeddings:
         layers.append(Layer(*embedding, tied_key=TIED_KEY, forward=head.attach))
@@ -90,7 +81,6 @@ def gpt_layers(
 class GPTFamily(Family):
     """A causal language model. Its micro batches are pairs of tensors [batch, sequence]."""
 
-    tied_name: ClassVar[str] = TIED_NAME
     fields: ClassVar[tuple[str, ...]] = ("tokens", "labels")
 
     def parts(self, config: TrainerConfig) -> LossParts:

@@ -211,18 +211,25 @@ class LanguageModelHead:
         self.z = z
         self._enter = gather_sequence if mesh.sequence_parallel else copy_to_tensor_region
         self.measured: dict[str, Tensor] = {}
-        self._pending: tuple[VocabularyParallelEmbedding, Slot] | None = None
+        self._beside: tuple[Tensor, ...] = ()
+        self._pending: tuple[VocabularyParallelEmbedding, Slot, tuple[Tensor, ...]] | None = None
+
+    def take(self, *beside: Tensor) -> None:
+        """What goes past the projection in this micro batch: a bias of this worker's words, and
+        the logits of a loss of its own, where a family has these.
+        """
+        self._beside = beside
 
     def attach(self, embedding: VocabularyParallelEmbedding, stream: Stream) -> Tensor:
         """Final hidden states [batch, sequence, features] -> the same, with the projection's weight
-        attached.
+        attached, and what goes past it.
 
         With sequence parallelism this rank's stretch comes in, and the whole sequence goes out.
         """
         slot = Slot()
-        self._pending = (embedding, slot)
+        self._pending = embedding, slot, self._beside
         hidden, _ = hidden_of(stream)
-        return Attach.apply(self._enter(hidden, self.group), embedding.weight, slot)
+        return Attach.apply(self._enter(hidden, self.group), embedding.weight, slot, *self._beside)
 
     def loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Mean cross-entropy over the labels [batch, sequence]; an fp32 scalar, the same on all
@@ -234,18 +241,26 @@ class LanguageModelHead:
         a mean of its own, as in Megatron); where none counts the loss is zero.
         Raises RuntimeError unless `attach` made `hidden` just before.
         """
+        embedding, slot, beside = self.prepared()
+        loss, added = projection_loss(
+            hidden.reshape(-1, hidden.shape[-1]),
+            embedding,
+            wanted=labels.reshape(-1),
+            slot=slot,
+            group=self.group,
+            bias=beside[0].detach() if beside else None,
+            z=self.z,
+        )
+        if self.z:
+            self.measured = {LM: loss.detach() - added, Z: added}
+        return loss
+
+    def prepared(self) -> tuple[VocabularyParallelEmbedding, Slot, tuple[Tensor, ...]]:
+        """What `attach` has left for the loss of its micro batch: once."""
         if self._pending is None:
             raise RuntimeError("loss() needs hidden states that attach() has just prepared")
-        (embedding, slot), self._pending = self._pending, None
-        flat, wanted = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
-        if not self.z:
-            return projection_loss(flat, embedding, wanted=wanted, slot=slot, group=self.group)
-        added = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        loss = projection_loss(
-            flat, embedding, wanted=wanted, slot=slot, group=self.group, penalty=(self.z, added)
-        )
-        self.measured = {LM: loss.detach() - added, Z: added}
-        return loss
+        pending, self._pending = self._pending, None
+        return pending
 
 
 def projection_loss(
@@ -256,37 +271,28 @@ def projection_loss(
     group: ProcessGroup | None,
     bias: Tensor | None = None,
     hits: Tensor | None = None,
-    penalty: tuple[float, Tensor] | None = None,
-) -> Tensor:
+    z: float = 0.0,
+) -> tuple[Tensor, Tensor]:
     """Mean cross-entropy of the labels `wanted` [tokens], given hidden states `flat` [tokens,
-    features].
+    features], with a z-loss of factor `z`; and what of it that is.
 
     `bias`: of this worker's words, detached; its gradient goes to the slot beside the weight's.
     `hits`: an fp32 scalar to which the share of labels that have the largest logit is added, where
-    no gradients are asked for. `penalty`: the factor of a z-loss, which is added to the loss, and
-    an fp32 scalar to which it is added by itself.
+    no gradients are asked for.
     """
-    if penalty is not None:
-        z, alone = penalty
-    else:
-        z, alone = (0.0, None)
     weight = embedding.weight.detach().to(compute_dtype(flat))
     rows = _Rows(embedding.first_row, group, None if bias is None else bias.to(weight.dtype), z)
     counted = (wanted >= 0).sum().clamp(min=1).float()
     if torch.is_grad_enabled() and flat.requires_grad:
-        loss, squares = _ProjectionLoss.apply(flat, weight, wanted, counted, (rows, slot))
-    else:
-        found = torch.zeros_like(counted)
-        seen = None if hits is None else found
-        sums = _cross_entropy(
-            flat.to(weight.dtype), weight, labels=wanted, rows=rows, gradients=None, hits=seen
-        )
-        loss, squares = _mean_losses(*sums, counted, z)
-        if hits is not None:
-            hits += found / counted
-    if alone is not None:
-        alone += squares
-    return loss
+        return _ProjectionLoss.apply(flat, weight, wanted, counted, (rows, slot))
+    found = torch.zeros_like(counted)
+    seen = None if hits is None else found
+    sums = _cross_entropy(
+        flat.to(weight.dtype), weight, labels=wanted, rows=rows, gradients=None, hits=seen
+    )
+    if hits is not None:
+        hits += found / counted
+    return _mean_losses(*sums, counted, z)
 
 
 def _mean_losses(

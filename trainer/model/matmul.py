@@ -52,7 +52,7 @@ def linear(
     """
     if not in_float8 and compute_dtype(inputs) == inputs.dtype:
         return functional.linear(inputs, weight, bias)
-    return _Linear.apply(inputs, weight, bias, in_float8)
+    return _Linear.apply(inputs, weight, bias, in_float8, (None, False))
 
 
 def column_linear(
@@ -69,7 +69,7 @@ def column_linear(
     The same as `copy_to_tensor_region` or `gather_sequence` followed by `linear`, but it keeps only
     the inputs it was given, and exchanges the inputs' gradients while it computes the weight's.
     """
-    return _ColumnLinear.apply(inputs, weight, bias, (group, is_cut), in_float8)
+    return _Linear.apply(inputs, weight, bias, in_float8, (group, is_cut))
 
 
 def _wide_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -110,60 +110,41 @@ _FLOAT8 = _Products(float8.product, float8.input_gradient, float8.weight_gradien
 
 class _Linear(torch.autograd.Function):
     """A linear layer computed in fp32, or in 8-bit floats, that keeps only its inputs for the
-    backward pass.
+    backward pass. With a `group` it is the entrance of a tensor region: see `column_linear`.
     """
 
-    @staticmethod
-    def forward(
-        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, in_float8: bool
-    ) -> Tensor:
-        ctx.in_float8 = in_float8
-        ctx.save_for_backward(inputs, weight)
-        return (_FLOAT8 if in_float8 else _WIDE).forward(inputs, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        inputs, weight = ctx.saved_tensors
-        products = _FLOAT8 if ctx.in_float8 else _WIDE
-        to_bias = None
-        if ctx.needs_input_grad[2]:
-            to_bias = _bias_gradient(gradient)
-        return (
-            products.input_gradient(gradient, weight),
-            products.weight_gradient(gradient, inputs),
-            to_bias,
-            None,
-        )
-
-
-class _ColumnLinear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         inputs: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        place: tuple[ProcessGroup, bool],
         in_float8: bool,
+        place: tuple[ProcessGroup | None, bool],
     ) -> Tensor:
-        ctx.group, ctx.is_cut = place
-        ctx.products = _FLOAT8 if in_float8 else _WIDE
+        ctx.in_float8, ctx.place = in_float8, place
         ctx.save_for_backward(inputs, weight)
-        return ctx.products.forward(
-            start_gather(inputs, ctx.group)() if ctx.is_cut else inputs, weight, bias
-        )
+        group, is_cut = place
+        if group is not None and is_cut:
+            inputs = start_gather(inputs, group)()
+        return (_FLOAT8 if in_float8 else _WIDE).forward(inputs, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         inputs, weight = ctx.saved_tensors
-        whole = start_gather(inputs, ctx.group) if ctx.is_cut else None
-        to_inputs = ctx.products.input_gradient(gradient, weight)
+        group, is_cut = ctx.place
+        products = _FLOAT8 if ctx.in_float8 else _WIDE
+        whole = start_gather(inputs, group) if is_cut else None
+        to_inputs = products.input_gradient(gradient, weight)
         if whole is not None:
             inputs = whole()
-        exchange = start_reduce_scatter if ctx.is_cut else start_all_reduce
-        exchanged = exchange(to_inputs, ctx.group)
-        to_weight = ctx.products.weight_gradient(gradient, inputs)
+        exchanged = None
+        if group is not None:
+            exchanged = (start_reduce_scatter if is_cut else start_all_reduce)(to_inputs, group)
+        to_weight = products.weight_gradient(gradient, inputs)
         to_bias = None
         if ctx.needs_input_grad[2]:
             to_bias = _bias_gradient(gradient)
-        return exchanged(), to_weight, to_bias, None, None
+        if exchanged is not None:
+            to_inputs = exchanged()
+        return to_inputs, to_weight, to_bias, None, None

@@ -14,11 +14,12 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 
-from trainer.config.card import DataSection, ModelSection, TrainerConfig
-from trainer.config.kernel_choice import Recomputed, recomputed_part
-from trainer.model.attention import AttentionContext, CrossAttention
+from trainer.config.card import DataSection, TrainerConfig
+from trainer.config.kernel_choice import Recomputed
+from trainer.model.attention import AttentionContext, BlockSetup, CrossAttention
 from trainer.model.block import (
     TransformerBlock,
     activated,
@@ -29,7 +30,7 @@ from trainer.model.block import (
 )
 from trainer.model.compiled import Compiler
 from trainer.model.documents import IGNORED, Stream, hidden_of, joined
-from trainer.model.family import Family, Layer
+from trainer.model.family import TIED_KEY, Family, Layer, block_layers
 from trainer.model.initial import ZEROS
 from trainer.model.kernels import Kernel, build_causal_kernel, build_kernel
 from trainer.model.layers import (
@@ -39,7 +40,7 @@ from trainer.model.layers import (
     embed_marked,
     new_parameter,
 )
-from trainer.model.loss import Attach, LanguageModelHead, Slot, projection_loss
+from trainer.model.loss import LanguageModelHead
 from trainer.model.random import Dropout
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.micro_batch import Batch
@@ -69,84 +70,53 @@ class PositionsOfBoth(LearnedPositions):
         )
 
 
-class EncoderBlock(TransformerBlock):
-    """A block of the encoder: its tokens attend to one another, but to no padding (mark 0)."""
+def sides_of(stream: Stream, encoder: int) -> tuple[Tensor, Tensor]:
+    """Hidden states of the encoder's tokens, so many, and of the decoder's."""
+    hidden, _ = hidden_of(stream)
+    return hidden[:, :encoder], hidden[:, encoder:]
 
-    def __init__(
-        self,
-        encoder: int,
-        model: ModelSection,
-        mesh: Mesh,
-        kernel: Kernel,
-        recomputed: Recomputed,
-        compiler: Compiler | None,
-        in_float8: bool,
-    ):
-        super().__init__(
-            model,
-            mesh,
-            kernel=kernel,
-            rotary=None,
-            recomputed=recomputed,
-            compiler=compiler,
-            in_float8=in_float8,
-        )
-        self.encoder = encoder
+
+class OneSidedBlock(TransformerBlock):
+    """A block that works on one side and hands on the other as it is."""
+
+    def __init__(self, setup: BlockSetup, recomputed: Recomputed):
+        super().__init__(setup, recomputed)
+        self.encoder = setup.model.sequence_length
 
     def forward(self, stream: Stream) -> Stream:
-        hidden, marks = hidden_of(stream)
+        _, marks = hidden_of(stream)
         assert marks is not None
-        text, answer = hidden[:, : self.encoder], hidden[:, self.encoder :]
-        text = self._compute(text, self.attention.context(text, marks[:, : self.encoder]))
+        text, answer = self.worked_on(*sides_of(stream, self.encoder), marks[:, : self.encoder])
         return joined(torch.cat((text, answer), dim=1), marks)
 
+    def worked_on(self, text: Tensor, answer: Tensor, marks: Tensor) -> tuple[Tensor, Tensor]:
+        """Both sides behind the block. `marks`: of the encoder's tokens; padding is marked 0."""
+        raise NotImplementedError
 
-class DecoderBlock(TransformerBlock):
+
+class EncoderBlock(OneSidedBlock):
+    """A block of the encoder: its tokens attend to one another, but to no padding."""
+
+    def worked_on(self, text: Tensor, answer: Tensor, marks: Tensor) -> tuple[Tensor, Tensor]:
+        return self._compute(text, self.attention.context(text, marks)), answer
+
+
+class DecoderBlock(OneSidedBlock):
     """A block of the decoder: its tokens attend to those before them, then to the encoder's result;
-    then the MLP.
-
-    `kernel`: for its own tokens, `cross_kernel`: for the encoder's.
+    then the MLP. `cross_kernel`: for the encoder's tokens.
     """
 
-    def __init__(
-        self,
-        encoder: int,
-        model: ModelSection,
-        mesh: Mesh,
-        kernel: Kernel,
-        cross_kernel: Kernel,
-        recomputed: Recomputed,
-        compiler: Compiler | None,
-        in_float8: bool,
-    ):
-        super().__init__(
-            model,
-            mesh,
-            kernel=kernel,
-            rotary=None,
-            recomputed=recomputed,
-            compiler=compiler,
-            in_float8=in_float8,
-        )
-        self.encoder = encoder
-        self.cross_attention = CrossAttention(
-            model,
-            mesh,
-            kernel=cross_kernel,
-            recompute=recomputed == "attention",
-            in_float8=in_float8,
-        )
+    def __init__(self, setup: BlockSetup, recomputed: Recomputed, cross_kernel: Kernel):
+        super().__init__(setup, recomputed)
+        model, mesh = setup.model, setup.mesh
+        self.cross_attention = CrossAttention(setup, cross_kernel, recomputed == "attention")
         self.cross_dropout = Dropout(model.hidden_dropout, mesh)
         self.post_cross_attention_norm = LayerNorm(model.hidden_size, model.layernorm_epsilon, mesh)
 
-    def forward(self, stream: Stream) -> Stream:
-        hidden, marks = hidden_of(stream)
-        assert marks is not None
-        text, answer = hidden[:, : self.encoder], hidden[:, self.encoder :]
+    def worked_on(self, text: Tensor, answer: Tensor, marks: Tensor) -> tuple[Tensor, Tensor]:
         context = self.attention.context(answer, None)
-        cross_mask = self.cross_attention.kernel.mask(text, self.encoder, marks[:, : self.encoder])
-        answer = self._decode(answer, text, context, cross_mask)
-        return joined(torch.cat((text, answer), dim=1), marks)
+        cross_mask = self.cross_attention.kernel.mask(text, self.encoder, marks)
+        return text, self._decode(answer, text, context, cross_mask)
 
     def _decode(
         self, hidden: Tensor, text: Tensor, context: AttentionContext, cross_mask: Any
@@ -199,61 +169,17 @@ class EncoderNorm(LayerNorm):
         self.encoder = encoder
 
     def forward(self, stream: Stream) -> Stream:
-        hidden, marks = hidden_of(stream)
-        text = super().forward(hidden[:, : self.encoder])
-        return joined(torch.cat((text, hidden[:, self.encoder :]), dim=1), marks)
+        text, answer = sides_of(stream, self.encoder)
+        return joined(torch.cat((super().forward(text), answer), dim=1), hidden_of(stream)[1])
 
 
 class DecoderNorm(EncoderNorm):
     """The LayerNorm behind the decoder's blocks. The encoder's side ends here."""
 
     def forward(self, stream: Stream) -> Tensor:
-        hidden, _ = hidden_of(stream)
-        answer: Tensor = LayerNorm.forward(self, hidden[:, self.encoder :])
-        return answer
-
-
-class SpanHead(LanguageModelHead):
-    """The tied output projection with a bias of each word. See `LanguageModelHead` for what is done
-    when.
-    """
-
-    def __init__(self, mesh: Mesh):
-        super().__init__(mesh)
-        self._bias: Tensor | None = None
-        self._waiting: tuple[VocabularyParallelEmbedding, Slot, Tensor] | None = None
-
-    def take(self, word_bias: Tensor) -> None:
-        """The bias of this worker's words, which goes past the projection."""
-        self._bias = word_bias
-
-    def attach(self, embedding: VocabularyParallelEmbedding, stream: Stream) -> Tensor:
-        """The decoder's hidden states, with the projection's weight and its bias attached."""
-        assert self._bias is not None, "the bias comes before the projection"
-        slot, bias = Slot(), self._bias
-        self._waiting = (embedding, slot, bias)
-        hidden, _ = hidden_of(stream)
-        return Attach.apply(self._enter(hidden, self.group), embedding.weight, slot, bias)
-
-    def loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy over the decoder's labels [batch, decoder]; an fp32 scalar, alike on
-        all tensor ranks.
-
-        Labels below zero do not count. Raises RuntimeError unless `attach` made `hidden` just
-        before.
-        """
-        if self._waiting is None:
-            raise RuntimeError("loss() needs hidden states that attach() has just prepared")
-        (embedding, slot, bias), self._waiting = self._waiting, None
-        flat = hidden.reshape(-1, hidden.shape[-1])
-        return projection_loss(
-            flat,
-            embedding,
-            wanted=labels.reshape(-1),
-            slot=slot,
-            group=self.group,
-            bias=bias.detach(),
-        )
+        _, answer = sides_of(stream, self.encoder)
+        normed: Tensor = LayerNorm.forward(self, answer)
+        return normed
 
 
 class WordBias(nn.Module):
@@ -261,7 +187,7 @@ class WordBias(nn.Module):
     pass as they are.
     """
 
-    def __init__(self, vocabulary_size: int, mesh: Mesh, head: SpanHead):
+    def __init__(self, vocabulary_size: int, mesh: Mesh, head: LanguageModelHead):
         super().__init__()
         self.head = head
         self.word_bias = new_parameter((vocabulary_size,), mesh, 0, ZEROS)
@@ -271,7 +197,6 @@ class WordBias(nn.Module):
         return stream
 
 
-TIED_KEY = "embedding"
 TOKEN_MARK = 1  # padding is marked 0
 
 
@@ -280,7 +205,6 @@ class T5Family(Family):
     of each token.
     """
 
-    tied_name: ClassVar[str] = "embedding.word.weight"
     fields: ClassVar[tuple[str, ...]] = (
         "text_enc",
         "text_dec",
@@ -290,12 +214,12 @@ class T5Family(Family):
         "dec_mask",
     )
 
-    def head(self, config: TrainerConfig, mesh: Mesh) -> SpanHead:
+    def head(self, config: TrainerConfig, mesh: Mesh) -> LanguageModelHead:
         """The tied output projection, its bias and its cross-entropy."""
-        return SpanHead(mesh)
+        return LanguageModelHead(mesh)
 
     def layers(
-        self, config: TrainerConfig, mesh: Mesh, head: SpanHead, compiler: Compiler | None
+        self, config: TrainerConfig, mesh: Mesh, head: LanguageModelHead, compiler: Compiler | None
     ) -> list[Layer]:
         """Tokens of both sides and their marks in, hidden states of the decoder for `head.loss`
         out.
@@ -318,20 +242,12 @@ class T5Family(Family):
             layers.append(Layer(Dropout, (model.hidden_dropout, mesh), "embedding.dropout."))
         padded = build_kernel(model, mesh, None, precision.dtype)
         causal = build_causal_kernel(model, mesh, precision.dtype)
-        rest = [
-            (recomputed_part(model, index), compiler, precision.float8)
-            for index in range(model.layers)
-        ]
-        side = (encoder, model, mesh)
-        layers += [
-            Layer(EncoderBlock, (*side, padded, *last), f"blocks.{index}.")
-            for index, last in enumerate(rest)
-        ]
+        setup = BlockSetup(model, mesh, padded, compiler=compiler, in_float8=precision.float8)
+        layers += block_layers(setup, EncoderBlock)
         layers.append(Layer(EncoderNorm, norm, "encoder_norm."))
-        layers += [
-            Layer(DecoderBlock, (*side, causal, padded, *last), f"blocks.{index}.")
-            for index, last in enumerate(rest, model.layers)
-        ]
+        layers += block_layers(
+            replace(setup, kernel=causal), DecoderBlock, padded, first=model.layers
+        )
         layers.append(Layer(DecoderNorm, norm, "final_norm."))
         layers.append(Layer(WordBias, (vocabulary, mesh, head), "head."))
         layers.append(Layer(*words, tied_key=TIED_KEY, forward=head.attach))

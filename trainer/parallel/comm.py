@@ -23,29 +23,24 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 Pending = Callable[[], Tensor]
+Collective = Callable[[Tensor, ProcessGroup], Tensor]
 
 
 def copy_to_tensor_region(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
     """Enter a region where each worker uses the same input differently: identity, gradients are
     summed.
     """
-    if group is None:
-        return tensor
-    return _Copy.apply(tensor, group)
+    return exchange(tensor, group, _unchanged, _summed)
 
 
 def reduce_from_tensor_region(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
     """Leave such a region: partial results are summed, the gradient passes unchanged."""
-    if group is None:
-        return tensor
-    return _Reduce.apply(tensor, group)
+    return exchange(tensor, group, _summed, _unchanged)
 
 
 def gather_sequence(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
     """Join the workers' stretches along dimension 1; the gradients are summed and cut again."""
-    if group is None:
-        return tensor
-    return _Gather.apply(tensor, group)
+    return exchange(tensor, group, _gathered, _summed_and_cut)
 
 
 def reduce_scatter_sequence(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
@@ -53,9 +48,7 @@ def reduce_scatter_sequence(tensor: Tensor, group: ProcessGroup | None) -> Tenso
 
     Raises ValueError when the sequence cannot be cut evenly.
     """
-    if group is None:
-        return tensor
-    return _ReduceScatter.apply(tensor, group)
+    return exchange(tensor, group, _summed_and_cut, _gathered)
 
 
 def stretch(length: int, group: ProcessGroup) -> slice:
@@ -144,44 +137,39 @@ def _after(work: Any, result: Pending) -> Pending:
     return wait
 
 
-class _Copy(torch.autograd.Function):
+class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return start_all_reduce(gradient, ctx.group)(), None
-
-
-class _Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: ProcessGroup) -> Tensor:
-        return start_all_reduce(tensor.detach(), group)()
+    def forward(
+        ctx: Any, tensor: Tensor, group: ProcessGroup, there: Collective, back: Collective
+    ) -> Tensor:
+        ctx.group, ctx.back = group, back
+        return there(tensor.detach(), group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return gradient, None
+        return ctx.back(gradient, ctx.group), None, None, None
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        return start_gather(tensor, group)()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return start_reduce_scatter(gradient, ctx.group)(), None
+def exchange(
+    tensor: Tensor, group: ProcessGroup | None, there: Collective, back: Collective
+) -> Tensor:
+    """What `there` gives of the tensor; its gradient comes back by `back`."""
+    if group is None:
+        return tensor
+    return _Exchange.apply(tensor, group, there, back)
 
 
-class _ReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        return start_reduce_scatter(tensor, group)()
+def _unchanged(tensor: Tensor, group: ProcessGroup) -> Tensor:
+    return tensor.view_as(tensor)
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return start_gather(gradient, ctx.group)(), None
+
+def _summed(tensor: Tensor, group: ProcessGroup) -> Tensor:
+    return start_all_reduce(tensor, group)()
+
+
+def _gathered(tensor: Tensor, group: ProcessGroup) -> Tensor:
+    return start_gather(tensor, group)()
+
+
+def _summed_and_cut(tensor: Tensor, group: ProcessGroup) -> Tensor:
+    return start_reduce_scatter(tensor, group)()

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.contract.record import Record
-from trainer.model.family import Head, LossParts
+from trainer.model.family import LossParts
+from trainer.model.loss import LanguageModelHead
 from trainer.parallel.mesh import Mesh
 
 
@@ -45,7 +46,7 @@ class PartialLosses:
     """
 
     names: LossParts
-    head: Head
+    head: LanguageModelHead
     mesh: Mesh
 
     def __post_init__(self) -> None:
@@ -53,7 +54,7 @@ class PartialLosses:
         self._expected = 0
 
     @classmethod
-    def of(cls, names: LossParts, head: Head, mesh: Mesh) -> Self | None:
+    def of(cls, names: LossParts, head: LanguageModelHead, mesh: Mesh) -> Self | None:
         """None for a family whose loss is one."""
         if names.losses or names.scores:
             return cls(names, head, mesh)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tests.trainer.cases import tiny
 from trainer.model import kernels
-from trainer.model.attention import SelfAttention
+from trainer.model.attention import BlockSetup, SelfAttention
 from trainer.model.kernels import BACKENDS, DenseKernel, FlexKernel, PaddedKernel
 from trainer.model.positions import alibi_slopes
 from trainer.model.random import Drop, is_kept, least_kept, row_words
@@ -238,7 +238,7 @@ def test_only_torchs_fused_kernels_draw(monkeypatch: pytest.MonkeyPatch) -> None
         DenseKernel(None, False, CPU, BACKENDS["efficient"]),
     )
     for kernel, draws in ((flexes, False), (fused, True), (DenseKernel(None, False, CPU), False)):
-        attention = SelfAttention(model, Mesh(1, 1, 2, 0, CPU), kernel, None).train()
+        attention = SelfAttention(BlockSetup(model, Mesh(1, 1, 2, 0, CPU), kernel)).train()
         assert attention.draws == draws
 
 

@@ -16,7 +16,7 @@ from tests.trainer.inductor import QUICK
 from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
 from trainer.engine import Engine
-from trainer.model.attention import SelfAttention
+from trainer.model.attention import BlockSetup, SelfAttention
 from trainer.model.kernels import CausalKernel
 from trainer.model.positions import Rotary, plain_frequencies, rotated, stretched
 from trainer.parallel.mesh import Mesh
@@ -205,7 +205,7 @@ def test_heads_of_any_width() -> None:
     model = tiny(
         kv_channels=12, hidden_size=20, attention_heads=3, position_embedding="absolute"
     ).model
-    layer = SelfAttention(model, ALONE, CausalKernel(), None)
+    layer = SelfAttention(BlockSetup(model, ALONE, CausalKernel()))
     assert layer.query_key_value.weight.shape == (108, 20) and layer.dense.weight.shape == (20, 36)
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.3)

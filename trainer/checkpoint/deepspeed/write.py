@@ -54,7 +54,7 @@ from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import FileEntry
 from trainer.contract.resumable import UNNAMED, with_unnamed
-from trainer.model.gpt import TIED_NAME
+from trainer.model.family import TIED_NAME
 from trainer.parallel.shard import Sharding
 from trainer.parallel.state import MASTERS, rectangles
 
