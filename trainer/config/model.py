@@ -298,10 +298,8 @@ class OptimizerSection(Section):
     mylamb2, mylamb3, lambtp
     """
 
-    lamb_variant: Literal["paper", "nvlamb", "apex", "floored", "embedding-lr", "layer-noise"] = (
-        "paper"
-    )
-    """lamb: all tensors adapt (`nvlamb`: of clipped gradients); only those with weight decay
+    lamb_variant: Literal["paper", "apex", "floored", "embedding-lr", "layer-noise"] = "paper"
+    """lamb: all tensors adapt; only those with weight decay
     (`apex`); all, weights' norms at least 1e-5 an element (`floored`); also large tensors step
     further (`embedding-lr`); also momentum and noise are normalised apart (`layer-noise`)
     """

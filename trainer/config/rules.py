@@ -434,7 +434,7 @@ _LAMB_KEYS = ("lamb_variant", "lamb_norms", "embedding_alpha")
 
 
 def optimizer_problems(config: TrainerConfig) -> Iterator[Problem]:
-    """Keys of LAMB without LAMB, and what a variant needs."""
+    """Keys of LAMB without LAMB, and of a variant without that."""
     section = config.optimizer
     defaults = {key: OptimizerSection.model_fields[key].default for key in _LAMB_KEYS}
     changed = [key for key, default in defaults.items() if getattr(section, key) != default]
@@ -449,11 +449,6 @@ def optimizer_problems(config: TrainerConfig) -> Iterator[Problem]:
             section.embedding_alpha,
             rule,
             "leave it out, or use that variant",
-        )
-    if section.type == "lamb" and section.lamb_variant == "nvlamb" and not section.clip_grad:
-        rule = "must be above 0 for nvlamb, which adapts to clipped gradients"
-        yield Problem(
-            "optimizer.clip_grad", section.clip_grad, rule, 'use 1.0, or lamb_variant = "paper"'
         )
 
 

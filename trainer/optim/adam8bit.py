@@ -9,7 +9,7 @@ blocks. A block that ZeRO-1 cuts in two is two blocks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,13 @@ import torch
 from torch import Tensor
 
 from trainer.contract.record import Record
-from trainer.optim.interface import MOMENTS, PartitionShare, TrainingOptimizer, chunk_elements
+from trainer.optim.interface import (
+    MOMENTS,
+    PartitionShare,
+    StepNumbers,
+    TrainingOptimizer,
+    chunk_elements,
+)
 
 # Eight-bit codes of block-wise scaled numbers: many significant steps near the largest, seven
 # decades below it.
@@ -241,22 +247,17 @@ class Adam8bit(TrainingOptimizer):
             self.state[partition]["runs"][share.name] = MomentRun(share.start, spans, moments)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]
         """Update the shares of every partition that has a gradient."""
-        if closure is None:
-            loss = None
-        else:
-            loss = closure()
         for group in self.param_groups:
             for partition in group["params"]:
                 if partition.grad is None:
                     continue
                 state = self.state[partition]
                 state["step"] += 1
-                update = _Update.of(group, int(state["step"].item()))
+                numbers = StepNumbers.of(group, int(state["step"].item()))
                 for run in state["runs"].values():
-                    _step_run(run, partition.data, partition.grad, update)
-        return loss
+                    _step_run(run, partition.data, partition.grad, numbers)
 
     @torch.no_grad()
     def moments(self, share: PartitionShare) -> dict[str, Tensor]:
@@ -281,32 +282,7 @@ class Adam8bit(TrainingOptimizer):
         return run
 
 
-class _Update(Record):
-    """The numbers of one step of a group. `rate`: learning rate over the first moment's bias
-    correction.
-    """
-
-    beta1: float
-    beta2: float
-    epsilon: float
-    decay: float
-    rate: float
-    root_correction: float
-
-    @classmethod
-    def of(cls, group: Mapping[str, Any], step: int) -> _Update:
-        (beta1, beta2), learning_rate = group["betas"], group["lr"]
-        return cls(
-            beta1,
-            beta2,
-            group["eps"],
-            decay=1.0 - learning_rate * group["weight_decay"],
-            rate=learning_rate / (1.0 - beta1**step),
-            root_correction=math.sqrt(1.0 - beta2**step),
-        )
-
-
-def _step_run(run: MomentRun, masters: Tensor, gradients: Tensor, update: _Update) -> None:
+def _step_run(run: MomentRun, masters: Tensor, gradients: Tensor, numbers: StepNumbers) -> None:
     """Decode, step and encode a run, span by span.
 
     Only single multiplications, additions, divisions and roots: each is rounded alike on every
@@ -314,13 +290,13 @@ def _step_run(run: MomentRun, masters: Tensor, gradients: Tensor, update: _Updat
     of a weight stay equal.
     """
     first, second = run.moments
+    decay = 1.0 - numbers.learning_rate * numbers.decay
+    rate = numbers.learning_rate / numbers.mean_bias
     for span in run.spans:
         place = slice(run.start + span.start, run.start + span.stop)
         weights, gradient = masters[place], gradients[place]
         mean, square = first.read(span), second.read(span)
-        mean.mul_(update.beta1).add_(gradient * (1.0 - update.beta1))
-        square.mul_(update.beta2).add_((gradient * gradient).mul_(1.0 - update.beta2))
-        root = square.sqrt().div_(update.root_correction).add_(update.epsilon)
-        weights.mul_(update.decay).sub_((mean / root).mul_(update.rate))
+        numbers.advance(mean, square, gradient)
+        weights.mul_(decay).sub_((mean / numbers.root(square)).mul_(rate))
         first.write(span, mean)
         second.write(span, square)

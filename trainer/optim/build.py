@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from msgspec.structs import replace
 from torch import nn
 
 from trainer.config.card import OptimizerSection
@@ -40,18 +41,21 @@ def build_optimizer(
     return AdamW(groups, learning_rate, betas, section.epsilon)
 
 
+VARIANTS = {
+    "paper": LambRules(),
+    "apex": LambRules(adapts_all=False),
+    "floored": LambRules(floor=FLOOR),
+    "embedding-lr": LambRules(floor=FLOOR, corrects_mean=False),
+    "layer-noise": LambRules(floor=FLOOR),
+}
+
+
 def lamb_rules(section: OptimizerSection) -> LambRules:
     """What a card's variant of LAMB means."""
-    variant, norm_of = section.lamb_variant, NormOf(section.lamb_norms)
-    if variant == "embedding-lr":
-        return LambRules(
-            floor=FLOOR,
-            corrects_mean=False,
-            embedding_alpha=section.embedding_alpha,
-            norm_of=norm_of,
-        )
-    floor = FLOOR if variant in {"floored", "layer-noise"} else 0.0
-    return LambRules(adapts_all=variant != "apex", floor=floor, norm_of=norm_of)
+    rules = replace(VARIANTS[section.lamb_variant], norm_of=NormOf(section.lamb_norms))
+    if section.lamb_variant == "embedding-lr":
+        return replace(rules, embedding_alpha=section.embedding_alpha)
+    return rules
 
 
 def parameter_groups(

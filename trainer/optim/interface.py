@@ -71,6 +71,48 @@ def shares_of(named: Iterable[tuple[str, nn.Parameter]]) -> list[PartitionShare]
     return shares
 
 
+class StepNumbers(Record):
+    """The numbers of one step of a parameter group. `mean_bias`, `root_bias`: what moments are
+    divided by.
+    """
+
+    beta1: float
+    beta2: float
+    epsilon: float
+    decay: float
+    learning_rate: float
+    step: int
+    mean_bias: float
+    root_bias: float
+
+    @classmethod
+    def of(cls, group: Mapping[str, Any], step: int, corrects_mean: bool = True) -> StepNumbers:
+        beta1, beta2 = group["betas"]
+        return cls(
+            beta1=beta1,
+            beta2=beta2,
+            epsilon=group["eps"],
+            decay=group["weight_decay"],
+            learning_rate=group["lr"],
+            step=step,
+            mean_bias=1.0 - beta1**step if corrects_mean else 1.0,
+            root_bias=math.sqrt(1.0 - beta2**step),
+        )
+
+    def advance(self, mean: Tensor, squares: Tensor, gradient: Tensor) -> None:
+        """Take a gradient into the moments."""
+        mean.mul_(self.beta1).add_(gradient * (1.0 - self.beta1))
+        squares.mul_(self.beta2).add_((gradient * gradient).mul_(1.0 - self.beta2))
+
+    def root(self, squares: Tensor) -> Tensor:
+        """What a step divides by: a new tensor."""
+        return squares.sqrt().div_(self.root_bias).add_(self.epsilon)
+
+    def scaled(self, moment: Tensor, squares: Tensor) -> Tensor:
+        """A moment over the root of the second one, both with their biases corrected: a new tensor."""
+        return (moment / self.mean_bias).div_(self.root(squares))
+
+
 def chunk_elements(device: torch.device) -> int:
     """How many elements of a partition are worked on at a time where that takes temporary tensors."""
     if device.type == "cpu":

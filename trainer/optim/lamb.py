@@ -12,8 +12,7 @@ step while the training goes on.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, ClassVar
 
@@ -22,7 +21,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.contract.record import Record
-from trainer.optim.interface import MOMENTS, FlatStateOptimizer, PartitionShare, chunk_elements
+from trainer.optim.interface import (
+    MOMENTS,
+    FlatStateOptimizer,
+    PartitionShare,
+    StepNumbers,
+    chunk_elements,
+)
 from trainer.parallel.mesh import Mesh
 
 # Norms of whole logical tensors, of which tensor ranks hold slices and ZeRO-1's partitions hold
@@ -156,44 +161,6 @@ class LambRules(Record):
     norm_of: NormOf = NormOf.EXACT
 
 
-class LambStep(Record):
-    """The numbers of one step of a parameter group. `mean_bias`, `root_bias`: what moments are
-    divided by.
-    """
-
-    beta1: float
-    beta2: float
-    epsilon: float
-    decay: float
-    learning_rate: float
-    step: int
-    mean_bias: float
-    root_bias: float
-
-    @classmethod
-    def of(cls, group: Mapping[str, Any], step: int, corrects_mean: bool) -> LambStep:
-        (beta1, beta2), decay = group["betas"], group["weight_decay"]
-        if corrects_mean:
-            mean_bias = 1.0 - beta1**step
-        else:
-            mean_bias = 1.0
-        return cls(
-            beta1=beta1,
-            beta2=beta2,
-            epsilon=group["eps"],
-            decay=decay,
-            learning_rate=group["lr"],
-            step=step,
-            mean_bias=mean_bias,
-            root_bias=math.sqrt(1.0 - beta2**step),
-        )
-
-    def scaled(self, moment: Tensor, squares: Tensor) -> Tensor:
-        """A moment over the root of the second one, both with their biases corrected: a new tensor."""
-        root = squares.sqrt().div_(self.root_bias).add_(self.epsilon)
-        return (moment / self.mean_bias).div_(root)
-
-
 class Chunk(Record):
     """Live views of some elements of one tensor: master weights, gradient, and the state by name."""
 
@@ -252,23 +219,19 @@ class Lamb(FlatStateOptimizer):
         self._norms = TensorNorms(self._mesh, shares, 1 + self.directions, self._tied_copies)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]
         """Update the shares of every partition that has a gradient. Collective over all ranks.
 
         ZeRO-1 steps its groups one by one where the weights are not bf16: `param_groups` is then
         one of them.
         """
-        if closure is None:
-            loss = None
-        else:
-            loss = closure()
         stepped = []
         for group in self.param_groups:
             for partition in group["params"]:
                 if partition.grad is not None:
                     state = self.state[partition]
                     state["step"] += 1
-                    numbers = LambStep.of(
+                    numbers = StepNumbers.of(
                         group, int(state["step"].item()), self.rules.corrects_mean
                     )
                     stepped.append((partition, numbers))
@@ -289,7 +252,6 @@ class Lamb(FlatStateOptimizer):
         for share, chunk, numbers in self._chunks(stepped):
             if knows:
                 self.advance(chunk, numbers)
-            if knows:
                 directions = self.directions_of(chunk, numbers)
             else:
                 directions = self.held(chunk, numbers)
@@ -301,7 +263,6 @@ class Lamb(FlatStateOptimizer):
                 self._count(share, chunk.weights)
         if keeps:
             self._norms.reduce()
-        return loss
 
     def _count(self, share: PartitionShare, *parts: Tensor | None) -> None:
         """Take weights and directions of some elements, in this order, into the norms."""
@@ -352,15 +313,12 @@ class Lamb(FlatStateOptimizer):
         return all(len(sums.get(name, ())) == self.directions for name in self._norms.number)
 
     # ------------------------------------------------------------------ one chunk
-    def advance(self, chunk: Chunk, numbers: LambStep) -> None:
+    def advance(self, chunk: Chunk, numbers: StepNumbers) -> None:
         """Take the gradient into the moments."""
         mean, squares = (chunk.state[name] for name in MOMENTS)
-        mean.mul_(numbers.beta1).add_(chunk.gradient * (1.0 - numbers.beta1))
-        squares.mul_(numbers.beta2).add_(
-            (chunk.gradient * chunk.gradient).mul_(1.0 - numbers.beta2)
-        )
+        numbers.advance(mean, squares, chunk.gradient)
 
-    def directions_of(self, chunk: Chunk, numbers: LambStep) -> tuple[Tensor, ...]:
+    def directions_of(self, chunk: Chunk, numbers: StepNumbers) -> tuple[Tensor, ...]:
         """In which directions the weights go, each before its ratio: new tensors."""
         mean, squares = (chunk.state[name] for name in MOMENTS)
         direction = numbers.scaled(mean, squares)
@@ -372,12 +330,16 @@ class Lamb(FlatStateOptimizer):
         """
         chunk.gradient.copy_(directions[0])
 
-    def held(self, chunk: Chunk, numbers: LambStep) -> tuple[Tensor, ...]:
+    def held(self, chunk: Chunk, numbers: StepNumbers) -> tuple[Tensor, ...]:
         """What `hold` put by."""
         return (chunk.gradient,)
 
     def move(
-        self, chunk: Chunk, numbers: LambStep, directions: tuple[Tensor, ...], rates: list[Tensor]
+        self,
+        chunk: Chunk,
+        numbers: StepNumbers,
+        directions: tuple[Tensor, ...],
+        rates: list[Tensor],
     ) -> None:
         """Move the weights along each direction, by its rate (a scalar). The directions are used
         up.
@@ -386,8 +348,8 @@ class Lamb(FlatStateOptimizer):
             chunk.weights.sub_(direction.mul_(rate))
 
     def _chunks(
-        self, stepped: Iterable[tuple[Tensor, LambStep]]
-    ) -> Iterator[tuple[PartitionShare, Chunk, LambStep]]:
+        self, stepped: Iterable[tuple[Tensor, StepNumbers]]
+    ) -> Iterator[tuple[PartitionShare, Chunk, StepNumbers]]:
         for partition, numbers in stepped:
             state = {name: self.state[partition][name] for name in self.state_names}
             assert partition.grad is not None
@@ -397,7 +359,7 @@ class Lamb(FlatStateOptimizer):
                     yield share, Chunk(partition.data[place], partition.grad[place], held), numbers
 
     # ------------------------------------------------------------------ ratios
-    def _rates(self, numbers: LambStep, knows: bool) -> list[Tensor]:
+    def _rates(self, numbers: StepNumbers, knows: bool) -> list[Tensor]:
         """For each direction what a tensor's is multiplied by: rate, ratio and embedding factor;
         fp32 [tensors].
 
@@ -405,7 +367,7 @@ class Lamb(FlatStateOptimizer):
         """
         return [self._rates_of(kind, numbers, knows) for kind in self._directions]
 
-    def _rates_of(self, kind: int, numbers: LambStep, knows: bool) -> Tensor:
+    def _rates_of(self, kind: int, numbers: StepNumbers, knows: bool) -> Tensor:
         norms, rules = self._norms, self.rules
         first = numbers.step == 1 and rules.norm_of in {NormOf.MEAN_WEIGHT, NormOf.STALE}
         if rules.norm_of is NormOf.LOCAL or first:

@@ -356,10 +356,6 @@ PARTS = ("parallel.virtual_stages=2", "model.layers=6", "batch.ramp=none")  # so
             ["optimizer.type=lamb", "optimizer.embedding_alpha=2.0"],
             "optimizer.embedding_alpha = 2.0: belongs to optimizer.lamb_variant = \"embedding-lr\"; leave it out",
         ),
-        (
-            ["optimizer.type=lamb", "optimizer.lamb_variant=nvlamb", "optimizer.clip_grad=0"],
-            "optimizer.clip_grad = 0.0: must be above 0 for nvlamb, which adapts to clipped gradients; use 1.0",
-        ),
         (["slurm.nodes=3"], "parallel = 'tensor 2 x pipeline 2': the number of workers (6 = nodes x"),
         (["batch.ramp=none", "batch.global_batch_size=36"], "batch.global_batch_size = 36: must be divisible by"),
         (["run.exit_duration_minutes=9"], "run.exit_duration_minutes = 9.0: must be below slurm.time_limit"),
