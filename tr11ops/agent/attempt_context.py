@@ -246,7 +246,7 @@ class AttemptObservations:
         be read keeps no one from training: it is said.
         """
         directory = self._context.directory
-        version = observed(lambda: read_version(directory.exclusions))
+        version = observed(read_version, directory.exclusions)
         if isinstance(version, Unknown):
             self._tee.line(f"tr11: the list of excluded nodes cannot be read: {version.why}")
             return frozenset(), ()

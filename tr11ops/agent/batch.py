@@ -163,7 +163,7 @@ def run_attempt(
         stop = StopFlag()
     stop.install(STOP_SIGNALS)
     value, config = read_resolved(card)
-    history = known(observed(lambda: read_history(config.paths)), RunHistory())
+    history = known(observed(read_history, config.paths), RunHistory())
     written = card_as_written(value, str(card))
     value, leaves = derived_again(value, str(card), history)
     config = card_from_resolved(value, str(card))
@@ -274,7 +274,7 @@ def final_word(
     containers again.
     """
     folder = config.paths.attempt(environment.get("TR11_JOB_ID", ""))
-    verdict = known(observed(lambda: AttemptVerdict.read(folder)), None)
+    verdict = known(observed(AttemptVerdict.read, folder), None)
     if verdict is None:
         return status, "its verdict cannot be read"
     detail = ""
@@ -297,7 +297,7 @@ def look_after_switch(directory: RunDirectory, name: str, say: Callable[[str], N
             "(runbook: switch-unseen)"
         )
     elif observed(lambda: look_at_switch(directory).note):
-        marked = observed(lambda: mark_switch(directory, name))
+        marked = observed(mark_switch, directory, name)
         if isinstance(marked, Unknown):
             say(f"tr11: the place of the kill switch could not be marked: {marked.why}")
     return fault

@@ -149,7 +149,7 @@ WANTED_FAULTS = frozenset(map(_wanted, WANTED))
 
 def _newest_checkpoint(paths: RunPaths) -> int | None:
     """The step of the newest checkpoint, 0 for none; None where it cannot be told."""
-    newest = observed(lambda: read_latest(paths.checkpoints))
+    newest = observed(read_latest, paths.checkpoints)
     if isinstance(newest, Unknown):
         return None
     return newest or 0

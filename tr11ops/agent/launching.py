@@ -371,9 +371,7 @@ class Launches:
         self, record: LaunchRecord, found: Attribution, last: NodeFault, before: Sequence[NodeFault]
     ) -> Attribution:
         """What a suspicion is beside those just before it, the run's list and the other runs' word."""
-        version = known(
-            observed(lambda: read_version(self._context.directory.exclusions)), Version(0, ())
-        )
+        version = known(observed(read_version, self._context.directory.exclusions), Version(0, ()))
         shared = self._observations.shared()
         states, told = [], []
         for node in last.nodes:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from trainer.contract.record import Record
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class Unknown(Record):
@@ -49,10 +50,10 @@ def cause(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def observed(read: Callable[[], T]) -> Observed[T]:
+def observed(read: Callable[P, T], *given: P.args, **named: P.kwargs) -> Observed[T]:
     """What `read` returns; `Unknown` when the file system or the content refuses."""
     try:
-        return read()
+        return read(*given, **named)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
         return Unknown(cause(error))
 

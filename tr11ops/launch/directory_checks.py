@@ -57,7 +57,7 @@ def queue_checks(
     names = set(request.replaces)
     replaced = [job for job in found if {job.job_id, job.raw_id, array_number(job)} & names]
     ours = [job for job in found if job not in replaced]
-    namesakes, unclear = without_unclear(namesakes, facts.submissions)
+    namesakes, unclear = without_unclear(namesakes, tuple(facts.submissions))
     if unclear and not request.beside_namesakes:
         yield unknown("queue", unclear)
     yield from _namesake_checks(namesakes, request, facts.user)

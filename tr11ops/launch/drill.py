@@ -242,9 +242,7 @@ class Drill:
             saved = None
         else:
             saved = seen[newest]
-        verdict = known(
-            observed(lambda: AttemptVerdict.read(self.directory.paths.attempt(job_id))), None
-        )
+        verdict = known(observed(AttemptVerdict.read, self.directory.paths.attempt(job_id)), None)
         word = ""
         if verdict is not None and job_id:
             word = verdict.message
@@ -291,9 +289,7 @@ class Drill:
     def _marker(self, job_id: str) -> EndMarker | None:
         if not job_id:
             return None
-        return known(
-            observed(lambda: EndMarker.read(self.directory.paths.end_marker(job_id))), None
-        )
+        return known(observed(EndMarker.read, self.directory.paths.end_marker(job_id)), None)
 
     def _complete(self) -> list[int]:
         """Steps whose checkpoint has its manifest."""
@@ -309,13 +305,13 @@ class Drill:
         if step is None:
             return ()
         folder = self.directory.paths.checkpoint(step)
-        manifest = observed(lambda: Manifest.read(folder))
+        manifest = observed(Manifest.read, folder)
         if manifest is None or isinstance(manifest, Unknown):
             return ("it has no readable manifest",)
-        faults = observed(lambda: tuple(manifest_faults(folder, manifest, read_digests=True)))
+        faults = observed(manifest_faults, folder, manifest, read_digests=True)
         if isinstance(faults, Unknown):
             return (faults.why,)
-        return faults
+        return tuple(faults)
 
 
 def observed_job(scheduler: Scheduler, job_id: str) -> Job | None:

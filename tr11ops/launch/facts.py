@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from msgspec import field
 from msgspec.structs import replace
 
 from tr11ops.base.errors import SchedulerError
-from tr11ops.base.observed import Observed, Unknown, cause, known
+from tr11ops.base.observed import Observed, Unknown, cause, known, observed
 from tr11ops.cluster.base import Job, Node, Partition, Scheduler
 from tr11ops.cluster.rehearsal import rehearsal_refusal
 from tr11ops.cluster.select import start_of_watchdog
@@ -74,6 +74,9 @@ from trainer.contract.state_file import read_json
 from trainer.schedule.path import START, Position
 from trainer.schedule.progress import Progress
 from trainer.schedule.start import StartSource, loaded_source, own_source
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class LaunchRequest(Record):
@@ -166,7 +169,7 @@ class LaunchFacts(Record):
     nodes: Observed[tuple[Node, ...]]
     partitions: Observed[tuple[Partition, ...]]
     after: Observed[Job | None]
-    submissions: Observed[tuple[Submission, ...]]
+    submissions: Observed[Sequence[Submission]]
     elsewhere: tuple[str, ...]  # what another scheduler still has of this run
     foreground: Observed[tuple[str, ...]]  # trainings without a scheduler that live on this machine
     exclusions: Observed[tuple[Exclusion, ...]]
@@ -223,17 +226,17 @@ def observe_launch(
     there are none. The queue is asked before anything else: what an earlier launch left in doubt is
     found there, or in the attempts' records.
     """
-    submissions = _observed(lambda: tuple(directory.read_submissions()))
+    submissions = _observed(directory.read_submissions)
     own = scheduler.name if scheduler else ""
-    jobs = _observed(lambda: scheduler.jobs() if scheduler else ())
+    jobs = _observed(scheduler.jobs) if scheduler else ()
 
-    def ask(read: Callable[[], Any]) -> Any:
+    def ask(read: Callable[P, T], *given: P.args, **named: P.kwargs) -> Observed[T]:
         """One more question; none to a scheduler that was silent, for each would cost its whole
         time-out.
         """
         if isinstance(jobs, Unknown):
             return jobs
-        return _observed(read)
+        return _observed(read, *given, **named)
 
     moment = now()
     has_data = card.rehearsal is None
@@ -244,39 +247,39 @@ def observe_launch(
         time=moment,
         user=user,
         jobs=jobs,
-        nodes=ask(lambda: scheduler.nodes() if scheduler else ()),
-        partitions=ask(lambda: scheduler.partitions() if scheduler else ()),
-        after=ask(lambda: scheduler.job(request.after) if scheduler and request.after else None),
+        nodes=ask(scheduler.nodes) if scheduler else (),
+        partitions=ask(scheduler.partitions) if scheduler else (),
+        after=ask(scheduler.job, request.after) if scheduler and request.after else None,
         submissions=submissions,
-        elsewhere=_elsewhere(directory, known(submissions, ()), own, other_scheduler),
-        foreground=_observed(lambda: foreground_trainings(directory)),
+        elsewhere=_elsewhere(directory, known(submissions, []), own, other_scheduler),
+        foreground=_observed(foreground_trainings, directory),
         exclusions=read_exclusions(directory.exclusions),
         directory=look_at_directory(directory),
         kill_switch=read_kill_switch(directory.kill_switch),
-        switch_location=_observed(lambda: look_at_switch(directory)),
+        switch_location=_observed(look_at_switch, directory),
         switch_was_marked=os.path.lexists(directory.paths.state / MARKED_FILE),
         datasets=tuple(look_at(prefix) for prefix in prefixes_of(card.data)) if has_data else (),
         tokenizer=look_at_tokenizer(card, workers_environment(card, os.environ))
         if has_data
         else TokenizerFacts(),
-        checkpoints=_observed(lambda: look_at_checkpoints(card, request.read_digests)),
-        finished=_observed(lambda: _finished(directory)),
+        checkpoints=_observed(look_at_checkpoints, card, request.read_digests),
+        finished=_observed(_finished, directory),
         host=host_name(),
         site=rules,
-        grants=ask(lambda: grants(rules)) if grants and isinstance(rules, SiteRules) else None,
-        traces=_observed(lambda: read_traces(directory, known(submissions, ()))),
-        history=_observed(lambda: read_history(directory.paths)),
-        clocks=_observed(lambda: _clocks(directory, moment)),
-        access=_observed(lambda: read_access(directory)),
+        grants=ask(grants, rules) if grants and isinstance(rules, SiteRules) else None,
+        traces=_observed(read_traces, directory, known(submissions, [])),
+        history=_observed(read_history, directory.paths),
+        clocks=_observed(_clocks, directory, moment),
+        access=_observed(read_access, directory),
         pause=read_pause(directory),
-        holder=_observed(lambda: read_holder(directory.paths, now())),
-        without_maps=_observed(lambda: prefixes_without_maps(card)) if has_data else (),
-        archives=_observed(lambda: look_at_archives(card)),
+        holder=_observed(read_holder, directory.paths, now()),
+        without_maps=_observed(prefixes_without_maps, card) if has_data else (),
+        archives=_observed(look_at_archives, card),
         periodic_jobs=read_jobs(directory),
         start_of_watchdog=start_of_watchdog(),
         scheduler=own,
         container=look_at_container(card),
-        damaged=_observed(lambda: find_damage(directory)),
+        damaged=_observed(find_damage, directory),
         rehearsal_refusal="" if has_data else rehearsal_refusal(os.environ),
         unmounted=why_unmounted(directory, jobs, moment),
         unset=unset_here(card.slurm.environment, os.environ),
@@ -299,10 +302,11 @@ def _clocks(directory: RunDirectory, moment: float) -> tuple[ClockFacts, ...]:
     return tuple(found)
 
 
-def _observed(read: Callable[[], Any]) -> Any:
+def _observed(read: Callable[P, T], *given: P.args, **named: P.kwargs) -> Observed[T]:
+    """As `observed`; a scheduler may refuse too."""
     try:
-        return read()
-    except (SchedulerError, OSError, ValueError, KeyError, TypeError) as error:
+        return observed(read, *given, **named)
+    except SchedulerError as error:
         return Unknown(cause(error))
 
 
@@ -310,7 +314,7 @@ def _observed(read: Callable[[], Any]) -> Any:
 # already
 def _elsewhere(
     directory: RunDirectory,
-    submissions: tuple[Submission, ...],
+    submissions: Sequence[Submission],
     own: str,
     other_scheduler: Callable[[str], Scheduler],
 ) -> tuple[str, ...]:
@@ -349,7 +353,7 @@ def look_at_directory(directory: RunDirectory) -> DirectoryFacts:
     missing = tuple(
         parent for parent in reversed(directory.root.parents) if not os.path.lexists(parent)
     )
-    return DirectoryFacts(fault, free, _observed(lambda: _free_inodes(nearest)), missing)
+    return DirectoryFacts(fault, free, _observed(_free_inodes, nearest), missing)
 
 
 def _free_inodes(path: Path) -> int | None:
@@ -379,7 +383,7 @@ def look_at_checkpoints(card: RunCard, read_digests: bool = False) -> LaunchChec
     other = loaded_source(card)
     if other is not None and not found.steps and found.latest is None:
         found = _look_in(other, read_digests)
-    return replace(found, origin=_observed(lambda: Origin.read(card.paths)))
+    return replace(found, origin=_observed(Origin.read, card.paths))
 
 
 def _look_in(source: StartSource, read_digests: bool) -> LaunchCheckpoints:
@@ -402,7 +406,7 @@ def _look_in(source: StartSource, read_digests: bool) -> LaunchCheckpoints:
     cursor: Observed[Mapping[str, Any] | None] = None
     if found.step is not None:
         place = folder / checkpoint_name(found.step)
-        cursor = _observed(lambda: read_json(place / CURSOR_FILE))
+        cursor = _observed(read_json, place / CURSOR_FILE)
     if found.manifest is None:
         was_cut = None
     else:
@@ -429,7 +433,7 @@ def _sequences_were_cut(folder: Path, job_id: str) -> bool | None:
     if paths is None:
         value = None
     else:
-        value = _observed(lambda: read_json(paths.attempt(job_id) / "card.json"))
+        value = _observed(read_json, paths.attempt(job_id) / "card.json")
     parallel = None
     if isinstance(value, dict):
         parallel = value.get("parallel")

@@ -124,7 +124,7 @@ def look(card: RunCard | None, directory: RunDirectory, scheduler: Overview) -> 
         running=tuple(job for job in found.jobs if job.state.is_active),
         queued=queued,
         queued_tasks=sum(max(1, len(job.pending_tasks)) for job in queued),
-        foreground=known(observed(lambda: foreground_trainings(directory)), ()),
+        foreground=known(observed(foreground_trainings, directory), ()),
         iteration=iteration,
         checkpoint=newest.step if newest else None,
         read_error=read_error,
