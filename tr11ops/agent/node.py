@@ -48,7 +48,7 @@ from tr11ops.cluster.rehearsal import is_rehearsal
 from tr11ops.health.base import EXIT_BAD_NODE, CheckOutcome, CheckResult, NodeRequirements, worst
 from tr11ops.health.host import exported_folder
 from tr11ops.health.registry import chosen, run_checks
-from tr11ops.health.system import ThisNode
+from tr11ops.health.system import System
 from tr11ops.rundir.attempts import launch_line
 from trainer.contract.attempt import STOP_SIGNALS, request_stop
 from trainer.contract.documents import document
@@ -281,7 +281,7 @@ def check_node(task: NodeTask, settings: NodeSettings) -> tuple[CheckResult, ...
         interfaces=tuple(filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(","))),
     )
     results = run_checks(
-        chosen(wanted, settings.check_scripts, settings.skip_checks), ThisNode(), wanted
+        chosen(wanted, settings.check_scripts, settings.skip_checks), System(), wanted
     )
     if settings.fault:
         return (CheckResult("card", CheckOutcome.UNKNOWN, settings.fault), *results)

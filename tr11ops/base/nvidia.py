@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from tr11ops.base.errors import Unanswered
-from tr11ops.base.processes import Commands, ProbeOutput
+from tr11ops.base.processes import LocalCommands, ProbeOutput
 from trainer.contract.record import Record
 from trainer.contract.units import shortened
 
@@ -40,7 +40,7 @@ class Gpu(Record):
     memory_megabytes: int = 0
 
 
-def list_gpus(system: Commands, seconds: float) -> tuple[Gpu, ...]:
+def list_gpus(system: LocalCommands, seconds: float) -> tuple[Gpu, ...]:
     """The GPUs as the driver lists them now, in its order; none where it says that there are none.
 
     Raises Unanswered where there is no nvidia-smi, or where it does not answer as it should.
@@ -75,7 +75,7 @@ def _is_divided(row: dict[str, str]) -> bool:
     return row.get(_DIVIDED, "").lower() == "enabled"
 
 
-def _slices(system: Commands, seconds: float) -> dict[str, list[tuple[str, str, str]]]:
+def _slices(system: LocalCommands, seconds: float) -> dict[str, list[tuple[str, str, str]]]:
     """(number, profile, UUID) of each slice, by its GPU's number."""
     output = ask(system, ["-L"], seconds)
     if output.status != 0:
@@ -118,7 +118,7 @@ def uuids(gpus: Iterable[Gpu]) -> tuple[str, ...]:
 
 
 def query(
-    system: Commands, fields: Sequence[str], seconds: float, what: str = "gpu"
+    system: LocalCommands, fields: Sequence[str], seconds: float, what: str = "gpu"
 ) -> list[dict[str, str]]:
     """`nvidia-smi --query-WHAT=fields`, by field name. Values such as `[N/A]` lose their brackets.
 
@@ -141,7 +141,7 @@ def query(
     return [dict(zip(fields, row, strict=True)) for row in rows]
 
 
-def ask(system: Commands, arguments: Sequence[str], seconds: float) -> ProbeOutput:
+def ask(system: LocalCommands, arguments: Sequence[str], seconds: float) -> ProbeOutput:
     """Run nvidia-smi. Raises Unanswered when there is none or it takes too long."""
     try:
         return system.command(["nvidia-smi", *arguments], seconds)

@@ -11,7 +11,6 @@ import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
 
 import psutil
 
@@ -29,19 +28,13 @@ class ProbeOutput(Record):
     error: str = ""
 
 
-class Commands(Protocol):
-    """A machine on which programs can be run."""
+class LocalCommands:
+    """This machine, on which programs can be run."""
 
     def command(self, arguments: Sequence[str], seconds: float) -> ProbeOutput:
         """Run a command. Raises FileNotFoundError when there is none, Unanswered when it takes too
         long.
         """
-
-
-class LocalCommands:
-    """`Commands` of this machine."""
-
-    def command(self, arguments: Sequence[str], seconds: float) -> ProbeOutput:
         # A session of its own: what the command starts is ended with it, and holds no pipe open.
         process = subprocess.Popen(
             list(arguments),

@@ -1,16 +1,13 @@
-"""What every health check shares: its result, what the run wants of a node, and the view of the
-system it reads.
+"""What every health check shares: its result, what the run wants of a node, and what it reads of the
+system.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
 
-from tr11ops.base.processes import Commands
 from tr11ops.base.units import counted
 from trainer.contract.record import Record
 
@@ -92,37 +89,6 @@ class SharedMemoryFile(Record):
     name: str
     bytes: int
     age: float
-
-
-class System(Commands, Protocol):
-    """The node as the checks see it. File system calls raise OSError, as the file system does."""
-
-    def read(self, path: str) -> str:
-        """The text of a small file."""
-
-    def names(self, folder: str) -> tuple[str, ...]:
-        """Names in a folder, sorted; none when there is no such folder."""
-
-    def space(self, folder: str) -> Space:
-        """The space of the file system that holds a folder."""
-
-    def write_probe(self, folder: str) -> float:
-        """Write, flush to disk, read and remove a small file; the seconds that took."""
-
-    def now(self) -> float:
-        """Seconds since the epoch, by this node's clock."""
-
-    def trainer_processes(self) -> tuple[TrainerProcess, ...]:
-        """This user's processes that belong to trainings, this agent's own left out."""
-
-    def end(self, pids: Iterable[int]) -> tuple[int, ...]:
-        """End processes by their ids; returns those that are still there."""
-
-    def segments(self, names: re.Pattern[str]) -> tuple[SharedMemoryFile, ...]:
-        """This user's files in /dev/shm of such names that no living process uses."""
-
-    def remove_segment(self, name: str) -> None:
-        """Remove one file of /dev/shm."""
 
 
 def worst(results: Iterable[CheckResult]) -> CheckOutcome:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tr11ops.base.errors import Unanswered
 from tr11ops.base.units import first_few
-from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System
+from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements
+
+if TYPE_CHECKING:
+    from tr11ops.health.system import System
 
 _INTERFACES = "/sys/class/net"
 _DEVICES = "/sys/class/infiniband"

@@ -6,14 +6,17 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tr11ops.base.errors import Unanswered
 from tr11ops.base.processes import ProbeOutput
 from tr11ops.health import gpu, host, network
-from tr11ops.health.base import Answer, CheckOutcome, CheckResult, NodeRequirements, System
+from tr11ops.health.base import Answer, CheckOutcome, CheckResult, NodeRequirements
 from trainer.contract.record import Record
 from trainer.contract.units import shortened
+
+if TYPE_CHECKING:
+    from tr11ops.health.system import System
 
 # A site's own checks: executables whose exit status is the verdict and whose first line of output
 # is the why.
@@ -122,7 +125,7 @@ def _is_misuse(output: ProbeOutput) -> bool:
     )
 
 
-CheckFunction = Callable[[System, NodeRequirements], Answer]
+CheckFunction: TypeAlias = "Callable[[System, NodeRequirements], Answer]"
 
 
 class HealthCheck(Record):

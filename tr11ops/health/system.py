@@ -25,23 +25,29 @@ _MAPPED = re.compile(r" /dev/shm/(.+?)(?: \(deleted\))?$", re.MULTILINE)
 _KEEPERS = ("slurmstepd", "tr11ops.agent.node", "tr11ops.agent.batch", "tr11ops.cluster.local_")
 
 
-class ThisNode(LocalCommands):
-    """`System` over Linux' own files and commands."""
+class System(LocalCommands):
+    """The node as the checks see it, by Linux' own files and commands. File system calls raise
+    OSError, as the file system does.
+    """
 
     def read(self, path: str) -> str:
+        """The text of a small file."""
         return Path(path).read_text(encoding="utf-8", errors="replace")
 
     def names(self, folder: str) -> tuple[str, ...]:
+        """Names in a folder, sorted; none when there is no such folder."""
         try:
             return tuple(sorted(entry.name for entry in os.scandir(folder)))
         except FileNotFoundError:
             return ()
 
     def space(self, folder: str) -> Space:
+        """The space of the file system that holds a folder."""
         usage = shutil.disk_usage(folder)
         return Space(usage.total, usage.free)
 
     def write_probe(self, folder: str) -> float:
+        """Write, flush to disk, read and remove a small file; the seconds that took."""
         began = time.monotonic()
         descriptor, name = tempfile.mkstemp(prefix=".tr11-probe-", dir=folder)
         try:
@@ -58,13 +64,18 @@ class ThisNode(LocalCommands):
         return time.monotonic() - began
 
     def now(self) -> float:
+        """Seconds since the epoch, by this node's clock."""
         return time.time()
 
     def trainer_processes(self) -> tuple[TrainerProcess, ...]:
+        """This user's processes that belong to trainings, this agent's own left out."""
         return tuple(_trainer_processes())
 
     def end(self, pids: Iterable[int]) -> tuple[int, ...]:
-        """TERM, then KILL after two seconds; three more to go."""
+        """End processes by their ids; returns those that are still there.
+
+        TERM, then KILL after two seconds; three more to go.
+        """
         processes = []
         for pid in pids:
             with suppress(psutil.Error):
@@ -77,6 +88,7 @@ class ThisNode(LocalCommands):
         return tuple(process.pid for process in processes)
 
     def segments(self, names: re.Pattern[str]) -> tuple[SharedMemoryFile, ...]:
+        """This user's files in /dev/shm of such names that no living process uses."""
         now, own = time.time(), os.geteuid()
         found = []
         for entry in os.scandir(SHARED_MEMORY):
@@ -95,6 +107,7 @@ class ThisNode(LocalCommands):
         return tuple(segment for segment in found if segment.name not in used)
 
     def remove_segment(self, name: str) -> None:
+        """Remove one file of /dev/shm."""
         (SHARED_MEMORY / name).unlink()
 
 

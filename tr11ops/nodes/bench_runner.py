@@ -16,7 +16,7 @@ from tr11ops.base.errors import SchedulerError
 from tr11ops.cluster.base import Scheduler
 from tr11ops.nodes.bench_job import BenchRequest, measure, read_answers, run_bench
 from tr11ops.nodes.bench_outliers import NodeAnswer
-from tr11ops.nodes.check import POLL_SECONDS, SETTLE_SECONDS, EndedJobs, JobSettings, submit_to
+from tr11ops.nodes.check import POLL_SECONDS, EndedJobs, JobSettings, submit_to
 from tr11ops.nodes.group_runner import START_SECONDS
 from trainer.contract.documents import document
 from trainer.contract.record import Record
@@ -63,7 +63,7 @@ class SlurmBench(Record):
 
     def _wait(self, job_id: str, found: dict[str, NodeAnswer], progress: Progress) -> str:
         """Wait for the answers; why those that are missing are."""
-        ends, gone = EndedJobs(self.scheduler), None
+        ends = EndedJobs(self.scheduler)
         deadline = time.monotonic() + self.deadline
         while time.monotonic() < deadline:
             for answer in read_answers(Path(self.request.folder)):
@@ -73,9 +73,7 @@ class SlurmBench(Record):
             if len(found) == len(self.request.nodes):
                 return ""
             if (ended := ends.of(job_id)) is not None:
-                gone = gone or time.monotonic()
-                if time.monotonic() - gone > SETTLE_SECONDS:
-                    return f"the job ended without its answer: {ended}"
+                return f"the job ended without its answer: {ended}"
             time.sleep(POLL_SECONDS)
         return f"no answer: the job did not start, or not end, within {self.deadline:g} s"
 

@@ -8,6 +8,7 @@ one is not checked. Where this machine plays the nodes, each check is a process 
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -309,18 +310,11 @@ class SubmittedCheck:
     scheduler: Scheduler
     ends: EndedJobs
 
-    def __post_init__(self) -> None:
-        self._gone_since: float | None = None
-
     def answer(self) -> NodeCheck | None:
         if self.job.paths.result_pickle.exists():
             return self._read()
         ended = self.ends.of(self.job.job_id)
         if ended is None:
-            return None
-        if self._gone_since is None:
-            self._gone_since = time.monotonic()
-        if time.monotonic() - self._gone_since < SETTLE_SECONDS:
             return None
         return NodeCheck(self.node, CheckOutcome.UNKNOWN, f"{DIED}: {ended}{self._last_line()}")
 
@@ -356,11 +350,11 @@ class EndedJobs:
 
     def __init__(self, scheduler: Scheduler):
         self._scheduler = scheduler
-        self._ends: dict[str, str] = {}
+        self._ends: dict[str, tuple[str, float]] = {}
         self._next = time.monotonic() + LOOK_SECONDS
 
     def of(self, job_id: str) -> str | None:
-        """How the job ended, in words; None while it is not known to have ended."""
+        """How the job ended, in words, once its result has had time to be seen; None before."""
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + LOOK_SECONDS
             with suppress(SchedulerError):  # silent for now; the time-out counts
@@ -369,8 +363,12 @@ class EndedJobs:
                         code = ""
                         if job.exit_code:
                             code = f", exit code {job.exit_code}"
-                        self._ends[job.raw_id] = f"{job.state}{code}"
-        return self._ends.get(job_id)
+                        end = (f"{job.state}{code}", time.monotonic())
+                        self._ends.setdefault(job.raw_id, end)
+        how, since = self._ends.get(job_id, ("", math.inf))
+        if time.monotonic() - since < SETTLE_SECONDS:
+            return None
+        return how
 
 
 def submit_check(

@@ -18,7 +18,6 @@ from tr11ops.cluster.base import Scheduler
 from tr11ops.nodes.check import (
     POLL_SECONDS,
     PROCESSES_AT_ONCE,
-    SETTLE_SECONDS,
     EndedJobs,
     JobSettings,
     submit_to,
@@ -68,15 +67,13 @@ class SlurmGroups(Record):
     def _wait(
         self, groups: Sequence[tuple[str, ...]], jobs: dict[int, Any], found: dict[int, GroupTest]
     ) -> None:
-        ends, gone = EndedJobs(self.scheduler), dict[int, float]()
+        ends = EndedJobs(self.scheduler)
         deadline = time.monotonic() + self.request.seconds + START_SECONDS
         while jobs and time.monotonic() < deadline:
             for index, job in list(jobs.items()):
                 if job.paths.result_pickle.exists():
                     found[index] = _read(groups[index], job)
                 elif (ended := ends.of(job.job_id)) is not None:
-                    if time.monotonic() - gone.setdefault(index, time.monotonic()) < SETTLE_SECONDS:
-                        continue
                     # The job itself died, on nodes that were well a moment ago: that is what is
                     # searched for.
                     found[index] = GroupTest(

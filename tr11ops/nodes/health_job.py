@@ -17,7 +17,7 @@ from tr11ops.base.processes import adopt_orphans, end_descendants
 from tr11ops.health.base import CheckResult, NodeRequirements
 from tr11ops.health.host import exported_folder
 from tr11ops.health.registry import chosen, run_checks
-from tr11ops.health.system import ThisNode
+from tr11ops.health.system import System
 from trainer.contract.documents import document, record_of
 from trainer.contract.record import JsonObject, Record
 
@@ -62,7 +62,7 @@ def check_here(request: Mapping[str, Any]) -> list[JsonObject]:
         skip = asked.skip
     return [
         document(result)
-        for result in run_checks(chosen(wanted, asked.scripts, skip), ThisNode(), wanted)
+        for result in run_checks(chosen(wanted, asked.scripts, skip), System(), wanted)
     ]
 
 

@@ -33,7 +33,7 @@ from tr11ops.health.base import (
     worst,
 )
 from tr11ops.health.registry import CHECKS, NAMES, HealthCheck, SiteScript, chosen, run_checks
-from tr11ops.health.system import ThisNode
+from tr11ops.health.system import System
 from tr11ops.runcard.card import load_card, resolved, shipped_folder
 from tr11ops.runcard.sections import CheckScript, ResilienceSection
 
@@ -137,7 +137,7 @@ def test_the_exported_folder_for_temporary_files_is_looked_at(tmp_path: Path) ->
     assert host.exported_folder({"TMPDIR": "", "TMP": "/scratch"}) == Path("/scratch")
     assert host.exported_folder({}) == Path(tempfile.gettempdir())
     gone = replace(WANTED, temporary=tmp_path / "gone")
-    assert host.check_local_disk(ThisNode(), gone) == (
+    assert host.check_local_disk(System(), gone) == (
         "warning", f"{tmp_path}/gone (TMPDIR) is not there: programs put temporary files elsewhere",
     )  # fmt: skip
     full = RecordedSystem(
@@ -255,14 +255,14 @@ def script(folder: Path, body: str) -> str:
 def test_a_scripts_exit_code_and_first_line(
     tmp_path: Path, body: str, result: str, words: str
 ) -> None:
-    outcome, why = registry.run_script(ThisNode(), WANTED, SiteScript(script(tmp_path, body)))
+    outcome, why = registry.run_script(System(), WANTED, SiteScript(script(tmp_path, body)))
     assert outcome == result and words in why
 
 
 @pytest.mark.parametrize("body", ["exit 2", "kill -9 $$", "exit 127"])
 def test_a_broken_script_says_nothing_of_the_node(tmp_path: Path, body: str) -> None:
     with pytest.raises(Unanswered):
-        registry.run_script(ThisNode(), WANTED, SiteScript(script(tmp_path, body)))
+        registry.run_script(System(), WANTED, SiteScript(script(tmp_path, body)))
 
 
 # Exit codes of gcm (gcm.health_checks.types.ExitCode), of the Nagios plugin interface, and of LBNL
@@ -278,7 +278,7 @@ def test_the_exit_codes_of_gcm_and_of_nagios_plugins(
 ) -> None:
     path = script(tmp_path, f'echo "{word} $1 $2"; exit {GCM[word]}')
     outcome, why = registry.run_script(
-        ThisNode(), WANTED, SiteScript(path, ("check-zombie", "fair cluster"), dialect)
+        System(), WANTED, SiteScript(path, ("check-zombie", "fair cluster"), dialect)
     )
     assert (outcome, why) == (OF_GCM[word], f"{word} check-zombie fair cluster")
 
@@ -290,13 +290,13 @@ def test_arguments_that_a_check_refuses_say_nothing_of_the_node(
     """click and argparse end with 2 then, which would be CRITICAL."""
     refused = "echo 'Usage: health_checks check-zombie [OPTIONS] CLUSTER' >&2; echo 'Error: No such option: -z' >&2; exit 2"
     with pytest.raises(Unanswered, match="does not take its arguments: Error: No such option: -z"):
-        registry.run_script(ThisNode(), WANTED, SiteScript(script(tmp_path, refused), (), dialect))
+        registry.run_script(System(), WANTED, SiteScript(script(tmp_path, refused), (), dialect))
     for status in (4, 127):
         with pytest.raises(
             Unanswered, match=f"exit status {status}, which is no verdict in {dialect}"
         ):
             registry.run_script(
-                ThisNode(), WANTED, SiteScript(script(tmp_path, f"exit {status}"), (), dialect)
+                System(), WANTED, SiteScript(script(tmp_path, f"exit {status}"), (), dialect)
             )
 
 
@@ -310,9 +310,9 @@ def test_the_exit_codes_of_nhc(tmp_path: Path, status: int, result: str | None) 
     own = SiteScript(script(tmp_path, f'echo "{words}"; exit {status}'), (), "nhc")
     if result is None:
         with pytest.raises(Unanswered, match=f"exit status {status}"):
-            registry.run_script(ThisNode(), WANTED, own)
+            registry.run_script(System(), WANTED, own)
     else:
-        assert registry.run_script(ThisNode(), WANTED, own) == (result, words)
+        assert registry.run_script(System(), WANTED, own) == (result, words)
 
 
 def test_the_card_knows_the_dialects_and_keeps_the_old_form(tmp_path: Path) -> None:
@@ -335,10 +335,10 @@ def test_the_card_knows_the_dialects_and_keeps_the_old_form(tmp_path: Path) -> N
 
 def test_a_script_that_is_not_there_or_hangs(tmp_path: Path) -> None:
     with pytest.raises(Unanswered, match="No such file"):
-        registry.run_script(ThisNode(), WANTED, SiteScript(str(tmp_path / "none")))
+        registry.run_script(System(), WANTED, SiteScript(str(tmp_path / "none")))
     hanging = script(tmp_path, "sleep 600 & echo $! > " + str(tmp_path / "pid") + "; wait")
     with pytest.raises(Unanswered, match="no answer within"):
-        registry.run_script(ThisNode(), replace(WANTED, seconds=1.0), SiteScript(hanging))
+        registry.run_script(System(), replace(WANTED, seconds=1.0), SiteScript(hanging))
     pid = int((tmp_path / "pid").read_text())
     until(lambda: is_gone(pid), "the end of what the script started")
 
@@ -385,7 +385,7 @@ def test_each_own_script_runs_itself(tmp_path: Path) -> None:
     first, second = script(tmp_path / "one", "echo 1; exit 0"), script(tmp_path, "echo 2; exit 1")
     mine = chosen(WANTED, [first, second], NAMES)
     assert [check.name for check in mine] == ["script:own.sh", "script:own.sh-2"]
-    assert [(entry.result, entry.why) for entry in run_checks(mine, ThisNode(), WANTED)] == [
+    assert [(entry.result, entry.why) for entry in run_checks(mine, System(), WANTED)] == [
         ("fine", "1"),
         ("bad", "2"),
     ]
@@ -427,7 +427,7 @@ def test_this_machine_is_checked_without_harm(tmp_path: Path) -> None:
     wanted = NodeRequirements(
         "nowhere", folder=tmp_path, temporary=tmp_path, controller_time=time.time()
     )
-    results = {entry.name: entry for entry in run_checks(chosen(wanted), ThisNode(), wanted)}
+    results = {entry.name: entry for entry in run_checks(chosen(wanted), System(), wanted)}
     for name in ("run-directory", "memory", "leftovers", "clock"):
         assert results[name].result in {"fine", "warning"}, results[name]
     assert list(tmp_path.iterdir()) == []
@@ -444,7 +444,7 @@ def test_a_workers_shared_memory_is_its_own_while_it_lives() -> None:
     )
     name = child.stdout.readline().strip()
     try:
-        node = ThisNode()
+        node = System()
         assert name not in {segment.name for segment in node.segments(host.OURS)}
         child.kill()
         child.communicate()
@@ -479,7 +479,7 @@ def test_an_abandoned_trainer_is_found_by_its_surroundings(tmp_path: Path) -> No
     )
     pid = int(done.stdout)
     try:
-        node = ThisNode()
+        node = System()
         found = [one for one in node.trainer_processes() if one.pid == pid]
         assert [(one.job_id, one.launch, one.node, one.name) for one in found] == [
             ("old", "1", "lost-node", "trainer")
