@@ -54,7 +54,6 @@ from trainer.contract.paths import (
     RunPaths,
     attempt_label,
 )
-from trainer.contract.record import Record
 from trainer.contract.sharing import share_file
 from trainer.contract.state_file import read_json
 
@@ -135,13 +134,6 @@ def _compared(card: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-class Gathered(Record):
-    """The machines that have joined this one, and the stop signals that any of them heard."""
-
-    peers: Peers
-    stop: StopFlag
-
-
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 SCHEDULER_SECONDS = 20.0  # for what may take its time; it is asked again
 
@@ -151,16 +143,13 @@ def run_attempt(
     submission: str,
     foreground_nodes: int | None,
     environment: Mapping[str, str],
-    gathered: Gathered | None = None,
+    peers: Peers | None = None,
 ) -> int:
     """Run one attempt to its end; returns the batch script's exit status.
 
-    With `gathered`, the foreground's nodes are machines of their own, which have joined this one.
+    With `peers`, the foreground's nodes are machines of their own, which have joined this one.
     """
-    if gathered is not None:
-        stop = gathered.stop
-    else:
-        stop = StopFlag()
+    stop = StopFlag() if peers is None else peers.stop
     stop.install(STOP_SIGNALS)
     value, config = read_resolved(card)
     history = known(observed(read_history, config.paths), RunHistory())
@@ -168,23 +157,25 @@ def run_attempt(
     value, leaves = derived_again(value, str(card), history)
     config = card_from_resolved(value, str(card))
     allocation = read_allocation(environment, foreground_nodes)
-    if gathered is not None:
-        allocation = replace(allocation, nodes=gathered.peers.names)
+    if peers is not None:
+        allocation = replace(allocation, nodes=peers.names)
     claims: list[socket.socket] = []  # on its GPUs, as long as this process lives
     if allocation.kind == "foreground":
-        if gathered is not None:
-            nodes_here = 1
-        else:
-            nodes_here = len(allocation.nodes)
+        nodes_here = len(allocation.nodes) if peers is None else 1
         environment, claims = claim_gpus(nodes_here * config.slurm.gpus_per_node, environment)
     attempt = config.paths.attempt(allocation.job_id)
     tee = LineTee(config.paths.main_log)
-    attempt_context = AttemptContext(
-        config, allocation, environment, submission, written=written, history=history
+    attempt_context = with_scheduler(
+        AttemptContext(
+            config,
+            allocation,
+            environment,
+            submission,
+            peers=peers,
+            written=written,
+            history=history,
+        )
     )
-    attempt_context = with_scheduler(attempt_context)
-    if gathered is not None:
-        attempt_context = replace(attempt_context, peers=gathered.peers)
     why = _begin(attempt_context, tee)
     if why:
         tee.line(f"tr11: job {allocation.label} leaves without training: {why}")
@@ -225,7 +216,7 @@ def run_with_peers(options: argparse.Namespace, environment: Mapping[str, str]) 
     key = write_meeting_key(config.paths, rendezvous.master)
     peers, status, why = None, EXIT_ERROR, "it failed"
     try:
-        peers = Peers(rendezvous, ours, key=key, stop_signals=stop.received, say=say)
+        peers = Peers(rendezvous, ours, key=key, stop=stop, say=say)
         say(f"tr11: node 0 of {rendezvous.nodes} waits at {rendezvous.master} for the others")
         directory = RunDirectory(config.paths, config.kill_switch)
         why = peers.gather(
@@ -237,7 +228,7 @@ def run_with_peers(options: argparse.Namespace, environment: Mapping[str, str]) 
                 options.submission,
                 foreground_nodes=rendezvous.nodes,
                 environment=environment,
-                gathered=Gathered(peers, stop),
+                peers=peers,
             )
             status, why = final_word(config, environment, status, options.until_finished)
         elif why:

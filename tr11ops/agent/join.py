@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import IO, Any
 
 from tr11ops.agent.channel import Channel, greet
@@ -29,6 +28,7 @@ from tr11ops.base.processes import CONTROLLER_VARIABLE, adopt_orphans, end_desce
 from tr11ops.base.units import duration
 from tr11ops.rundir.identity import meeting_file, read_meeting_key
 from trainer.contract.attempt import STOP_SIGNALS
+from trainer.contract.documents import record_of
 from trainer.contract.end_marker import EXIT_ERROR, EXIT_FINE, EXIT_REFUSED
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
@@ -224,8 +224,7 @@ class _Part:
 
     def _start(self, words: Mapping[str, Any], began: float | None) -> None:
         """Start the node agent of a launch; a thread sends its lines, and at last its exit code."""
-        paths = {name: Path(words[name]) for name in ("attempt", "card")}
-        launch = WorkerLaunch(**{**words, **paths, "nodes": tuple(words["nodes"])})
+        launch = record_of(WorkerLaunch, words)
         own = {
             CONTROLLER_VARIABLE: str(os.getpid()),
             "TR11_JOB_ID": launch.job_id,

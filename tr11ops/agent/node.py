@@ -18,9 +18,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -207,17 +207,6 @@ class NodeTask(Record):
         }
 
 
-@dataclass
-class Course:
-    """What has happened to this launch on this node so far; set by signal handlers and by the
-    reader of the output.
-    """
-
-    received: list[int] = field(default_factory=list)
-    failed: threading.Event = field(default_factory=threading.Event)
-    workers: WorkerWatch = field(default_factory=WorkerWatch)
-
-
 def run(task: NodeTask) -> int:
     """Check the node and run its workers to their end.
 
@@ -226,24 +215,24 @@ def run(task: NodeTask) -> int:
     """
     parent = int(os.environ.get(CONTROLLER_VARIABLE) or os.getppid())
     adopt_orphans()
-    course = Course()
+    received: list[int] = []
     for number in STOP_SIGNALS:
-        signal.signal(number, lambda received, _frame: course.received.append(received))
+        signal.signal(number, lambda got, _frame: received.append(got))
     settings = NodeSettings.read(task.card)
     record = NodeRecord(task.attempt, task.node_rank, task.launch)
     results = check_node(task, settings)
     record.write(checks=[document(entry) for entry in results])
     if _report(results) is CheckOutcome.BAD:
-        _wait_for_others(task, course)
+        _wait_for_others(task, received)
         record.write(end=time.time(), exit_status=EXIT_BAD_NODE)
         return EXIT_BAD_NODE
-    if signal.SIGTERM in course.received:  # the step is being ended
+    if signal.SIGTERM in received:  # the step is being ended
         record.write(end=time.time(), exit_status=128 + signal.SIGTERM)
         return 128 + signal.SIGTERM
-    return _run_workers(task, settings, record=record, course=course, parent=parent)
+    return Workers(task, settings, record, received).run(parent)
 
 
-def _wait_for_others(task: NodeTask, course: Course) -> None:
+def _wait_for_others(task: NodeTask, received: Sequence[int]) -> None:
     """Stay until each node has told how its checks ended: Slurm ends the step when this agent
     leaves, and what fails on one node alone is told from what fails everywhere by the answers of
     the others.
@@ -251,7 +240,7 @@ def _wait_for_others(task: NodeTask, course: Course) -> None:
     from tr11ops.diagnose.attribution.records import read_reports  # 30 ms, for a bad node alone
 
     until = time.monotonic() + OTHERS_SECONDS
-    while signal.SIGTERM not in course.received and time.monotonic() < until:
+    while signal.SIGTERM not in received and time.monotonic() < until:
         told = [
             one
             for one in read_reports(task.attempt, task.launch)
@@ -306,47 +295,207 @@ def _report(results: tuple[CheckResult, ...]) -> CheckOutcome:
     return worst(results)
 
 
-def _run_workers(
-    task: NodeTask, settings: NodeSettings, record: NodeRecord, course: Course, parent: int
-) -> int:
-    make_shared(task.attempt / "torchrun" / str(task.node_rank))
-    process = subprocess.Popen(
-        task.command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=task.environment(settings),
-        start_new_session=True,
-        preexec_fn=_prepare_torchrun,  # noqa: PLW1509  no thread runs any more, unless a check hangs in the kernel
-    )
-    assert process.stdout is not None
-    pump = threading.Thread(target=_pass_on, args=(process.stdout, task, course), daemon=True)
-    pump.start()
-    watch = MemoryWatch(host_name(), lambda line: print(line, flush=True))
-    status = _wait(
-        process, task, settings=settings, course=course, parent=parent, watch=watch, record=record
-    )
-    ended = end_descendants(grace_seconds=settings.end_within_seconds / 4)
-    pump.join(timeout=5.0)
-    record.write(
-        end=time.time(),
-        exit_status=status,
-        ended_processes=ended,
-        memory=watch.record(),
-        swept_shared_memory=list(watch.sweep()),
-        **_what_failed(task, course, has_failed=status != 0),
-    )
-    return status
-
-
-def _what_failed(task: NodeTask, course: Course, has_failed: bool = True) -> dict[str, Any]:
-    """What is known of a failure when it is told. It is kept then: this agent may be killed before
-    all that it has started is gone.
+class Workers:
+    """The workers of one launch on this node: torchrun, and all that it starts. `received`: the
+    stop signals so far.
     """
-    is_first = has_failed and task.node_rank == 0
-    return {
-        "failed_workers": course.workers.failures,
-        "port_holder": holder_of(task.master_port) if is_first else "",
-    }
+
+    def __init__(
+        self, task: NodeTask, settings: NodeSettings, record: NodeRecord, received: Sequence[int]
+    ) -> None:
+        self._task = task
+        self._settings = settings
+        self._record = record
+        self._received = received
+        self._watch = WorkerWatch()
+        self._memory = MemoryWatch(host_name(), partial(print, flush=True))
+        self._has_failed = threading.Event()  # by the first words about it
+        self._failed_since: float | None = None
+        self._done_since: float | None = None
+        self._asked = self._told = 0
+
+    def run(self, parent: int) -> int:
+        """Run them to their end, or until the process `parent` has gone; torchrun's exit status."""
+        task = self._task
+        make_shared(task.attempt / "torchrun" / str(task.node_rank))
+        process = subprocess.Popen(
+            task.command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=task.environment(self._settings),
+            start_new_session=True,
+            preexec_fn=_prepare_torchrun,  # noqa: PLW1509  no thread runs any more, unless a check hangs in the kernel
+        )
+        assert process.stdout is not None
+        pump = threading.Thread(target=self._pass_on, args=(process.stdout,), daemon=True)
+        pump.start()
+        status = self._wait(process, parent)
+        ended = end_descendants(grace_seconds=self._settings.end_within_seconds / 4)
+        pump.join(timeout=5.0)
+        self._keep(
+            has_failed=status != 0,
+            end=time.time(),
+            exit_status=status,
+            ended_processes=ended,
+            swept_shared_memory=list(self._memory.sweep()),
+        )
+        return status
+
+    def _keep(self, has_failed: bool, **more: Any) -> None:
+        """Keep what is known of a failure when it is told: this agent may be killed before all that
+        it has started is gone.
+        """
+        holder = ""
+        if has_failed and self._task.node_rank == 0:
+            holder = holder_of(self._task.master_port)
+        self._record.write(
+            memory=self._memory.record(),
+            failed_workers=self._watch.failures,
+            port_holder=holder,
+            **more,
+        )
+
+    def _wait(self, process: subprocess.Popen[bytes], parent: int) -> int:
+        """The exit status. What runs on is the caller's to end."""
+        while True:
+            try:
+                status = process.wait(timeout=0.2)
+                if status < 0 and not self._is_done():
+                    self._record_death("launcher", rank=None, number=-status, what="torchrun")
+                return exit_status(status)
+            except subprocess.TimeoutExpired:
+                pass
+            if os.getppid() != parent:
+                return CONTROLLER_GONE
+            self._look(process.pid)
+            if len(self._received) > self._asked:
+                number = self._received[self._asked]
+                self._asked += 1
+                if number == signal.SIGTERM and launch_has_failed(
+                    self._task.attempt, self._task.launch
+                ):
+                    return 128 + number  # because of it: no one is left to save with
+                self._ask(process.pid)
+            overdue = self._overdue(process)
+            if overdue is not None:
+                return overdue
+
+    def _is_done(self) -> bool:
+        return trainer_is_done(self._task.attempt, self._task.launch)
+
+    def _look(self, pid: int) -> None:
+        """Notice and keep what has happened since the last look. `pid`: of torchrun."""
+        self._watch.look(pid)
+        if len(self._watch.failures) > self._told:
+            self._told = len(self._watch.failures)
+            self._keep(has_failed=True)
+        if self._memory.sample(pid):
+            self._record.write(memory=self._memory.record())
+        if self._failed_since is None and self._has_failed.is_set():
+            self._failed_since = time.monotonic()
+            self._memory.look_at_tree(pid)
+        if self._done_since is None and self._is_done():
+            self._done_since = time.monotonic()
+
+    def _overdue(self, process: subprocess.Popen[bytes]) -> int | None:
+        """The exit status where the others outstay a failure, or all outstay the training; else
+        None.
+        """
+        now, within = time.monotonic(), self._settings.end_within_seconds
+        if self._failed_since is not None and now - self._failed_since > within / 2:
+            print(
+                f"tr11: {host_name()}: a worker failed, but the others stay: ending them",
+                flush=True,
+            )
+            return EXIT_ERROR
+        patience = min(QUIT_SECONDS, within)
+        if self._done_since is not None and now - self._done_since > patience:
+            print(
+                f"tr11: the trainer ended {patience:.0f} s ago, but its processes stay: ending them",
+                flush=True,
+            )
+            end_descendants(grace_seconds=5.0)
+            process.wait()
+            return 0
+        return None
+
+    def _ask(self, pid: int) -> None:
+        """Ask the trainer to save and leave: by the file, or, where no file can be written, by a
+        signal to the workers.
+        """
+        request = self._task.attempt / STOP_REQUEST_FILE
+        try:
+            request_stop(request, f"signal to the node agent of {host_name()}")
+        except OSError as error:
+            print(
+                f"tr11: no stop request can be written, signalling the workers: {error}", flush=True
+            )
+            signal_children(pid, signal.SIGUSR1)
+
+    def _record_death(self, name: str, rank: int | None, number: int, what: str) -> None:
+        """Keep what a killed process cannot say itself; its peers' own words are of the connection
+        that it took along.
+        """
+        if number in STOP_SIGNALS:
+            return  # told to go before it could listen: by a cancellation, not by a fault
+        death = Death(what, host_name(), number=number, launch=self._task.launch, rank=rank)
+        try:
+            death.write(self._task.attempt, name)
+        except OSError as problem:
+            print(f"tr11: {death.host}: {death} (not recorded: {problem})", flush=True)
+
+    def _pass_on(self, stream: IO[bytes]) -> None:
+        """Copy the workers' lines to our output, and below the launch's own line to
+        `workers/NODE/rank-R.log` (R: global).
+
+        Whatever cannot be written, the reading goes on: a full pipe would stop the training.
+        """
+        task = self._task
+        folder = task.attempt / "workers" / host_name()
+        count = counted(task.node_count, "node")
+        beginning = launch_line(task.job_id, label_in(task.attempt), task.launch, count)
+        files: dict[int, IO[bytes]] = {}
+        for line in stream:
+            match = _RANK_PREFIX.match(line)
+            if match is None:
+                self._hear(line)
+            else:
+                rank = self._rank(match[1])
+                # a full disk must not silence the main log, which says the same
+                with suppress(OSError):
+                    if rank not in files:
+                        make_shared(folder)
+                        log = open_shared(folder / f"rank-{rank}.log", os.O_WRONLY | os.O_APPEND)
+                        files[rank] = os.fdopen(log, "ab", buffering=0)
+                        files[rank].write(f"{beginning}\n".encode())
+                    files[rank].write(line[match.end() :])
+            with suppress(OSError):
+                os.write(sys.stdout.fileno(), line)
+        for file in files.values():
+            file.close()
+
+    def _rank(self, local: bytes) -> int:
+        return self._task.node_rank * self._task.workers + int(local)
+
+    def _hear(self, line: bytes) -> None:
+        """Keep what torchrun and the launcher say of failed workers, and of themselves."""
+        if _FAILING.search(line):
+            self._has_failed.set()
+        if told := _TOLD.match(line):
+            rank, how = int(told[1]), told[3].decode("utf-8", "replace")
+            self._watch.told(rank, int(told[2]), how)
+            by = _SIGNAL.search(how)
+            number = signal_number(by[1]) if by else None
+            # afterwards it is torchrun that ends them
+            if number is not None and not self._has_failed.is_set():
+                self._record_death(f"killed-{rank}", rank=rank, number=number, what="the worker")
+        if launcher := _LAUNCHER.match(line):
+            with suppress(OSError):  # the log says it too
+                error = launcher[1].decode("utf-8", "replace")
+                keep_launchers_word(self._task.attempt, self._task.launch, host_name(), error)
+        if killed := _KILLED.search(line):
+            rank, number = self._rank(killed[2]), int(killed[1])
+            self._record_death(f"killed-{rank}", rank=rank, number=number, what="the worker")
 
 
 def _prepare_torchrun() -> None:
@@ -359,152 +508,6 @@ def _prepare_torchrun() -> None:
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     die_with_parent(signal.SIGTERM)
-
-
-def _wait(
-    process: subprocess.Popen[bytes],
-    task: NodeTask,
-    settings: NodeSettings,
-    course: Course,
-    parent: int,
-    watch: MemoryWatch,
-    record: NodeRecord,
-) -> int:
-    done_since: float | None = None
-    failed_since: float | None = None
-    asked = told = 0
-    while True:
-        try:
-            status = process.wait(timeout=0.2)
-            if status < 0 and not trainer_is_done(task.attempt, task.launch):
-                _record_death(task, "launcher", rank=None, number=-status, what="torchrun")
-            return exit_status(status)
-        except subprocess.TimeoutExpired:
-            pass
-        if os.getppid() != parent:
-            return CONTROLLER_GONE  # the caller ends what runs here
-        course.workers.look(process.pid)
-        if len(course.workers.failures) > told:
-            told = len(course.workers.failures)
-            record.write(memory=watch.record(), **_what_failed(task, course))
-        if watch.sample(process.pid):
-            record.write(memory=watch.record())
-        if len(course.received) > asked:
-            number = course.received[asked]
-            asked += 1
-            if number == signal.SIGTERM and launch_has_failed(task.attempt, task.launch):
-                return 128 + number  # the step is ended because of it: no one is left to save with
-            _ask(process, task)
-        if failed_since is None and course.failed.is_set():
-            failed_since = time.monotonic()
-            watch.look_at_tree(process.pid)
-        if done_since is None and trainer_is_done(task.attempt, task.launch):
-            done_since = time.monotonic()
-        if (
-            failed_since is not None
-            and time.monotonic() - failed_since > settings.end_within_seconds / 2
-        ):
-            print(
-                f"tr11: {host_name()}: a worker failed, but the others stay: ending them",
-                flush=True,
-            )
-            return EXIT_ERROR  # the caller ends what runs here
-        patience = min(QUIT_SECONDS, settings.end_within_seconds)
-        if done_since is not None and time.monotonic() - done_since > patience:
-            print(
-                f"tr11: the trainer ended {patience:.0f} s ago, but its processes stay: ending them",
-                flush=True,
-            )
-            end_descendants(grace_seconds=5.0)
-            process.wait()
-            return 0
-
-
-def _ask(process: subprocess.Popen[bytes], task: NodeTask) -> None:
-    """Ask the trainer to save and leave: by the file, or, where no file can be written, by a signal
-    to the workers.
-    """
-    try:
-        request_stop(task.attempt / STOP_REQUEST_FILE, f"signal to the node agent of {host_name()}")
-    except OSError as error:
-        print(f"tr11: no stop request can be written, signalling the workers: {error}", flush=True)
-        signal_children(process.pid, signal.SIGUSR1)
-
-
-def _record_death(task: NodeTask, name: str, rank: int | None, number: int, what: str) -> None:
-    """Keep what a killed process cannot say itself; its peers' own words are of the connection that
-    it took along.
-    """
-    if number in STOP_SIGNALS:
-        return  # told to go before it could listen: by a cancellation, not by a fault
-    death = Death(what, host_name(), number=number, launch=task.launch, rank=rank)
-    try:
-        death.write(task.attempt, name)
-    except OSError as problem:
-        print(f"tr11: {death.host}: {death} (not recorded: {problem})", flush=True)
-
-
-def _pass_on(stream: IO[bytes], task: NodeTask, course: Course) -> None:
-    """Copy the workers' lines to our output, and below the launch's own line to
-    `workers/NODE/rank-R.log` (R: global).
-
-    Whatever cannot be written, the reading goes on: a full pipe would stop the training. What
-    torchrun and the launcher say of failed workers is kept in `course`.
-    """
-    folder = task.attempt / "workers" / host_name()
-    count = counted(task.node_count, "node")
-    beginning = launch_line(task.job_id, label_in(task.attempt), task.launch, count)
-    files: dict[int, IO[bytes]] = {}
-    for line in stream:
-        match = _RANK_PREFIX.match(line)
-        if match:
-            rank = task.node_rank * task.workers + int(match.group(1))
-            # a full disk must not silence the main log, which says the same
-            with suppress(OSError):
-                if rank not in files:
-                    make_shared(folder)
-                    log = open_shared(folder / f"rank-{rank}.log", os.O_WRONLY | os.O_APPEND)
-                    files[rank] = os.fdopen(log, "ab", buffering=0)
-                    files[rank].write(f"{beginning}\n".encode())
-                files[rank].write(line[match.end() :])
-        if not match and _FAILING.search(line):
-            course.failed.set()
-        if match:
-            told = None
-        else:
-            told = _TOLD.match(line)
-        if told:
-            rank, how = int(told[1]), told[3].decode("utf-8", "replace")
-            course.workers.told(rank, int(told[2]), how)
-            by = _SIGNAL.search(how)
-            number = signal_number(by[1]) if by else None
-            # afterwards it is torchrun that ends them
-            if number is not None and not course.failed.is_set():
-                _record_death(
-                    task,
-                    f"killed-{rank}",
-                    rank=rank,
-                    number=number,
-                    what="the worker",
-                )
-        if match:
-            launcher = None
-        else:
-            launcher = _LAUNCHER.match(line)
-        if launcher:
-            with suppress(OSError):  # the log says it too
-                error = launcher[1].decode("utf-8", "replace")
-                keep_launchers_word(task.attempt, task.launch, host_name(), error)
-        killed = _KILLED.search(line)
-        if killed and not match:
-            rank = task.node_rank * task.workers + int(killed.group(2))
-            _record_death(
-                task, f"killed-{rank}", rank=rank, number=int(killed.group(1)), what="the worker"
-            )
-        with suppress(OSError):
-            os.write(sys.stdout.fileno(), line)
-    for file in files.values():
-        file.close()
 
 
 def main(arguments: list[str] | None = None) -> int:

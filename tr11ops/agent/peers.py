@@ -16,17 +16,16 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any
 
 from tr11ops.agent.channel import Channel, Greeting
 from tr11ops.agent.rendezvous import Rendezvous
-from tr11ops.agent.step import WorkerLaunch
+from tr11ops.agent.step import StopFlag, WorkerLaunch
 from tr11ops.base.errors import ChannelLost
 from tr11ops.base.redact import one_line
 from tr11ops.base.units import counted, duration
 from tr11ops.runcard.differences import differences
-from trainer.contract.documents import document
+from trainer.contract.documents import document, record_of
 from trainer.contract.files import write_json
 from trainer.contract.record import Record
 
@@ -43,21 +42,6 @@ class Newcomer(Record):
     host: str
     version: str
     card: Mapping[str, Any]
-
-    @classmethod
-    def of_words(cls, words: Mapping[str, Any]) -> Newcomer:
-        """Raises ValueError when it is none."""
-        try:
-            card = words["card"]
-            return cls(
-                int(words["nodes"]),
-                int(words["rank"]),
-                host=str(words["host"]),
-                version=str(words["version"]),
-                card=dict(card),
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"it does not say what it is ({error})") from None
 
 
 def objection(ours: Newcomer, other: Newcomer) -> str:
@@ -166,8 +150,8 @@ class RemoteNode:
 
 
 class Peers:
-    """The other machines of one attempt, by node rank. `say` gets a line for each that comes or
-    goes.
+    """The other machines of one attempt, by node rank. `stop` hears the signals of all; `say` gets
+    a line for each that comes or goes.
     """
 
     def __init__(
@@ -175,13 +159,13 @@ class Peers:
         rendezvous: Rendezvous,
         ours: Newcomer,
         key: bytes,
-        stop_signals: list[int],
+        stop: StopFlag,
         say: Callable[[str], None],
     ) -> None:
         self.rendezvous = rendezvous
+        self.stop = stop
         self._ours = ours
         self._key = key
-        self._stop_signals = stop_signals
         self._say = say
         self._lock = threading.Lock()
         self._nodes: dict[int, RemoteNode] = {}
@@ -251,12 +235,12 @@ class Peers:
 
     def _take_in(self, channel: Channel, greeting: Greeting) -> RemoteNode | None:
         try:
-            newcomer = Newcomer.of_words(greeting.hello)
+            newcomer = record_of(Newcomer, greeting.hello)
             against = inability(newcomer, greeting.hello.get("unable")) or objection(
                 self._ours, newcomer
             )
         except ValueError as error:
-            newcomer, against = None, str(error)
+            newcomer, against = None, f"it does not say what it is ({error})"
         with self._lock:
             if self._complete:
                 greeting.put_off("the training is under way with all its nodes")
@@ -298,8 +282,8 @@ class Peers:
                 ):  # as if it had come to this node; two Ctrl-C on one node end all at once
                     signals += 1
                     number = int(words["signal"])
-                    if not self._stop_signals or (signals > 1 and number == signal.SIGINT):
-                        self._stop_signals.append(number)
+                    if not self.stop.received or (signals > 1 and number == signal.SIGINT):
+                        self.stop.received.append(number)
         except (ChannelLost, ValueError, TypeError) as error:
             self._lose(node, str(error))
 
@@ -333,11 +317,7 @@ class Peers:
     # ------------------------------------------------------------------ a launch
     def start(self, launch: WorkerLaunch) -> list[RemoteAgent]:
         """Start this launch's agent on every other machine, in the order of their ranks."""
-        words = {
-            name: str(value) if isinstance(value, Path) else value
-            for name, value in document(launch).items()
-        }
-        started = []
+        words, started = document(launch), []
         for _, node in sorted(self._nodes.items()):
             node.agent, node.launch = RemoteAgent(node.channel), launch
             started.append(node.agent)
