@@ -10,7 +10,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,6 @@ from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import user_of
 from trainer.contract.record import Record
 from trainer.contract.sharing import make_shared
-
-Change = Callable[[Alert, float], Alert]
 
 LONGEST_WHO = 100
 LONGEST_WHY = 300
@@ -63,78 +61,58 @@ def resolve_prefix(alert_state: AlertState, typed: str) -> Alert:
     return found[0]
 
 
-def apply(
-    alert_state: AlertState,
-    fingerprint: str,
-    change: Change,
-    kind: str,
-    who: str,
-    why: str,
-    now: float,
-) -> AlertState:
-    """The alert state after one person's change of one alert, with its entry for the journal."""
-    alert = resolve_prefix(alert_state, fingerprint)
-    after = change(alert, now)
-    more: dict[str, float | str | None] = {}
-    if kind == SNOOZED:
-        more["until"] = after.snoozed_until
-    elif kind == ASSIGNED:
-        more["owner"] = after.owner
-    event = event_of(
-        after, kind, who=clean(who, LONGEST_WHO), why=clean(why, LONGEST_WHY), now=now, **more
-    )
-    return alert_state.with_alert(after).with_events((event,))
+class AlertChange(Record):
+    """What a person does about an alert: `kind` is the journal's word for it, `who` does it and why.
 
-
-def acknowledge(who: str, why: str = "") -> tuple[Change, str]:
-    """Someone works on it: no escalation and no repeats for 24 hours. The last one to say so has
-    it.
+    `seconds`: how long a snooze lasts; `owner`: whom it is assigned to.
     """
-    name, reason = clean(who, LONGEST_WHO), clean(why, LONGEST_WHY)
 
-    def change(alert: Alert, now: float) -> Alert:
+    kind: str
+    who: str = ""
+    why: str = ""
+    seconds: float = 0.0
+    owner: str = ""
+
+    def of(self, alert: Alert, now: float) -> Alert:
+        """The alert after it."""
+        who, why = clean(self.who, LONGEST_WHO), clean(self.why, LONGEST_WHY)
+        if self.kind == SNOOZED:
+            return replace(alert, snoozed_until=now + self.seconds, snoozed_by=who, remind=False)
+        if self.kind == ASSIGNED:
+            return replace(alert, owner=clean(self.owner, LONGEST_WHO))
+        if self.kind == RESOLVED:
+            return replace(alert, resolved_at=now, until=now, resolved_by=who, resolved_why=why)
         return replace(
             alert,
-            acknowledged_by=name,
+            acknowledged_by=who,
             acknowledged_at=now,
-            acknowledged_why=reason,
-            first_acknowledged_by=alert.first_acknowledged_by or name,
+            acknowledged_why=why,
+            first_acknowledged_by=alert.first_acknowledged_by or who,
             remind=False,
         )
 
-    return change, ACKNOWLEDGED
 
-
-def snooze(who: str, seconds: float) -> tuple[Change, str]:
-    """No message about it for so long, unless it becomes worse; then it is said once again."""
-    name = clean(who, LONGEST_WHO)
-
-    def change(alert: Alert, now: float) -> Alert:
-        return replace(alert, snoozed_until=now + seconds, snoozed_by=name, remind=False)
-
-    return change, SNOOZED
-
-
-def assign(owner: str) -> tuple[Change, str]:
-    """Someone looks after it. A mail address gets it, and all that follows about it."""
-    name = clean(owner, LONGEST_WHO)
-
-    def change(alert: Alert, now: float) -> Alert:
-        return replace(alert, owner=name)
-
-    return change, ASSIGNED
-
-
-def resolve(who: str, why: str) -> tuple[Change, str]:
-    """It is over, a person says. Should the next look see it still, the same incident is open
-    again.
+def apply(
+    alert_state: AlertState, fingerprint: str, change: AlertChange, who: str, why: str, now: float
+) -> AlertState:
+    """The alert state after one person's change of one alert, with its entry for the journal, which
+    has `who` typed it and `why`.
     """
-    name, reason = clean(who, LONGEST_WHO), clean(why, LONGEST_WHY)
-
-    def change(alert: Alert, now: float) -> Alert:
-        return replace(alert, resolved_at=now, until=now, resolved_by=name, resolved_why=reason)
-
-    return change, RESOLVED
+    after = change.of(resolve_prefix(alert_state, fingerprint), now)
+    more: dict[str, float | str | None] = {}
+    if change.kind == SNOOZED:
+        more["until"] = after.snoozed_until
+    elif change.kind == ASSIGNED:
+        more["owner"] = after.owner
+    event = event_of(
+        after,
+        change.kind,
+        who=clean(who, LONGEST_WHO),
+        why=clean(why, LONGEST_WHY),
+        now=now,
+        **more,
+    )
+    return alert_state.with_alert(after).with_events((event,))
 
 
 def seconds_of(text: str) -> float:
@@ -161,20 +139,18 @@ def seconds_of(text: str) -> float:
 
 LARGEST_BYTES = 64 << 10
 MOST_AT_ONCE = 200
+_KINDS = {"ack": ACKNOWLEDGED, "snooze": SNOOZED, "assign": ASSIGNED, "resolve": RESOLVED}
 SETTLED_SECONDS = 120.0  # a younger file that makes no sense may be still on its way
 
 
 class Reply(Record):
-    """One file: what it asks for, or why it asks for nothing (`fault`). `name` is the file's, `who`
-    its author.
+    """One file: what it asks for of which alert, or why it asks for nothing (`fault`). `name` is the
+    file's.
     """
 
     name: str
-    action: str = ""
     fingerprint: str = ""
-    who: str = ""
-    why: str = ""
-    argument: str = ""
+    change: AlertChange = AlertChange(ACKNOWLEDGED)
     fault: str = ""
 
     @property
@@ -252,24 +228,16 @@ def parse(name: str, text: str, owner: str) -> Reply:
         why = rest.strip()
         if action in {"snooze", "assign"}:
             argument, _, why = why.partition(" ")
-    if action not in {"ack", "snooze", "assign", "resolve"} or not fingerprint:
+    if action not in _KINDS or not fingerprint:
         raise ValueError("says neither ack, snooze, assign nor resolve with a fingerprint")
-    reply = Reply(name, action, fingerprint=fingerprint, who=who, why=why, argument=argument)
-    _change(reply)
-    return reply
-
-
-def _change(reply: Reply) -> tuple[Change, str]:
-    """Raises ValueError where a length of time or a name is missing."""
-    if reply.action == "snooze":
-        return snooze(reply.who, seconds_of(reply.argument))
-    if reply.action == "assign":
-        if not reply.argument:
-            raise ValueError("does not say to whom")
-        return assign(reply.argument)
-    if reply.action == "resolve":
-        return resolve(reply.who, reply.why or "closed by file")
-    return acknowledge(reply.who, reply.why)
+    change = AlertChange(_KINDS[action], who, why)
+    if action == "snooze":
+        change = replace(change, seconds=seconds_of(argument))
+    elif action == "assign" and not argument:
+        raise ValueError("does not say to whom")
+    elif action == "assign":
+        change = replace(change, owner=argument)
+    return Reply(name, fingerprint, change)
 
 
 def apply_replies(
@@ -281,16 +249,12 @@ def apply_replies(
         try:
             if reply.fault:
                 raise ValueError(reply.fault)
-            name = resolve_prefix(alert_state, reply.fingerprint).fingerprint
-            change, kind = _change(reply)
+            change = reply.change
+            if change.kind == RESOLVED and not change.why:
+                change = replace(change, why="closed by file")
+            why = reply.change.why or f"answer by file {reply.shown}"
             alert_state = apply(
-                alert_state,
-                name,
-                change=change,
-                kind=kind,
-                who=reply.who,
-                why=reply.why or f"answer by file {reply.shown}",
-                now=now,
+                alert_state, reply.fingerprint, change, who=change.who, why=why, now=now
             )
         except ValueError as error:
             refused[reply.name] = clean(str(error), 200)

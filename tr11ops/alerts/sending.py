@@ -4,7 +4,7 @@ talks to the servers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from tr11ops.alerts.incidents import SENT, WATCHDOG
 from tr11ops.alerts.mail_route import MailRoute
 from tr11ops.alerts.outbox import DeliveryReport, OutboxEntry, Route, deliver, queue
 from tr11ops.alerts.policy import Policy, policy_of
-from tr11ops.alerts.state import AlertState, Message, event_of
+from tr11ops.alerts.state import AlertEvent, AlertState, Message, event_of
 from tr11ops.alerts.store import StoredAlerts, commit
 from tr11ops.alerts.url_route import UrlRoute
 from tr11ops.base.observed import cause
@@ -27,13 +27,6 @@ if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
 
 LEFT_BEHIND_SECONDS = 120.0  # what a process decided and did not carry out by then, it never will
-
-
-def policy_for(directory: RunDirectory, card: RunCard, typed: str = "") -> Policy:
-    """The card's rules for messages of this run from this machine."""
-    return policy_of(
-        card, mark=directory.mark, host=host_name(), folder=str(Path.cwd()), typed=typed
-    )
 
 
 def about(alert_state: AlertState, message: Message) -> dict[str, Any]:
@@ -49,49 +42,6 @@ def about(alert_state: AlertState, message: Message) -> dict[str, Any]:
     return {**event_of(alert, SENT, who=WATCHDOG, why="", now=message.time).data, **data}
 
 
-# ----------------------------------------------------------------------------- outbox and journal
-def flush(
-    directory: RunDirectory,
-    stored: StoredAlerts,
-    mine: tuple[Message, ...],
-    policy: Policy,
-    now: float,
-) -> list[str]:
-    """Carry out what the alert state has decided: queue its messages, write its journal entries,
-    and strike both off.
-
-    Only what this process decided (`mine`, and events of `now`), and what a killed one left behind.
-    Returns troubles.
-    """
-    ours = {message.id for message in mine}
-    notes: list[str] = []
-    queued, written = set(), set()
-    for message in stored.alert_state.messages:
-        if message.id in ours or _is_left_behind(message.time, now):
-            try:
-                queue(directory, message, routes_of(message, policy))
-                queued.add(message.id)
-            except OSError as error:
-                notes.append(f"outbox: {cause(error)}")
-    journal = Journal(directory.journal)
-    for event in stored.alert_state.events:
-        if event.time == now or _is_left_behind(event.time, now):
-            try:
-                journal.write(
-                    event.kind, event.why, {**event.data, "event": event.id}, event.who, event.time
-                )
-                written.add(event.id)
-            except OSError as error:
-                notes.append(f"the journal could not be written: {cause(error)}")
-                break
-    if queued or written:
-        try:
-            commit(directory, lambda alert_state: (_struck(alert_state, queued, written), None))
-        except (OSError, ValueError) as error:
-            notes.append(f"the alert state cannot be kept: {cause(error)}")
-    return notes
-
-
 def _is_left_behind(time: float, now: float) -> bool:
     return abs(now - time) > LEFT_BEHIND_SECONDS
 
@@ -104,14 +54,6 @@ def _struck(alert_state: AlertState, queued: set[str], written: set[str]) -> Ale
     )
 
 
-def routes_of(message: Message, policy: Policy) -> tuple[str, ...]:
-    return (
-        *(("mail",) if message.to else ()),
-        *(("urls",) if policy.has_urls and message.urls else ()),
-    )
-
-
-# ----------------------------------------------------------------------------- sending
 class ClosedRoute(Record):
     """Where the card names no delivery URLs any more, messages for them are given up."""
 
@@ -121,68 +63,140 @@ class ClosedRoute(Record):
         return DeliveryReport(is_over=True, trouble="")
 
 
-def routes(card: RunCard, policy: Policy, now: Callable[[], float]) -> tuple[Route, ...]:
-    """The ways to people that the card names."""
-    rules = card.alerts
-    local = policy.host if policy.host.isascii() else "localhost"
-    sender = rules.sender or f"tr11@{local}"
-    known, most = policy.addresses, rules.delivery_seconds
-    mail: Route = MailRoute(
-        rules.smtp_host,
-        rules.smtp_port,
-        sender=sender,
-        local=local,
-        clock=now,
-        known=known,
-        deadline=most,
-    )
-    urls: Route
-    if rules.urls_file is None:
-        urls = ClosedRoute()
-    else:
-        urls = UrlRoute(Path(rules.urls_file), deadline=most)
-    return mail, urls
+class Sender(Record):
+    """What one process tells people of a run at one moment: by the card's rules, from a directory's alert state.
 
-
-def send_waiting(
-    directory: RunDirectory,
-    card: RunCard,
-    policy: Policy,
-    alert_state: AlertState,
-    now: float,
-    seconds: float,
-    only: frozenset[str] | None = None,
-    proven: frozenset[str] = frozenset(),
-) -> tuple[int, list[str]]:
-    """Send the queued messages; returns how many deliveries were done, and the troubles. `proven`:
-    see `deliver`.
+    `directory` is where that, the messages and the journal are; `policy` says who hears what.
     """
-    try:
-        done = deliver(
-            directory,
-            routes(card, policy, lambda: now),
-            now=lambda: now,
-            seconds=seconds,
-            only=only,
-            proven=proven,
+
+    directory: RunDirectory
+    card: RunCard
+    policy: Policy
+    now: float
+
+    @classmethod
+    def of(cls, directory: RunDirectory, card: RunCard, now: float, typed: str = "") -> Sender:
+        """By the card's rules, from this machine; `typed` is the card as the person named it."""
+        policy = policy_of(
+            card, mark=directory.mark, host=host_name(), folder=str(Path.cwd()), typed=typed
         )
-    except OSError as error:
-        return 0, [f"outbox: {cause(error)}"]
-    notes = list(done.troubles)
-    journal = Journal(directory.journal)
-    for entry in done.sent:
-        data = {
-            **about(alert_state, entry.message),
-            "route": entry.route,
-            "to": list(entry.done),
-            "left_out": list(entry.left),
-        }
-        if not entry.done and not entry.left:
-            continue
+        return cls(directory, card, policy, now)
+
+    def routes_of(self, message: Message) -> tuple[str, ...]:
+        return (
+            *(("mail",) if message.to else ()),
+            *(("urls",) if self.policy.has_urls and message.urls else ()),
+        )
+
+    def routes(self) -> tuple[Route, Route]:
+        """The ways to people that the card names: mail, and delivery URLs."""
+        rules, host = self.card.alerts, self.policy.host
+        local = host if host.isascii() else "localhost"
+        mail = MailRoute(
+            rules.smtp_host,
+            rules.smtp_port,
+            sender=rules.sender or f"tr11@{local}",
+            local=local,
+            clock=self._clock,
+            known=self.policy.addresses,
+            deadline=rules.delivery_seconds,
+        )
+        if rules.urls_file is None:
+            return mail, ClosedRoute()
+        return mail, UrlRoute(Path(rules.urls_file), deadline=rules.delivery_seconds)
+
+    def _clock(self) -> float:
+        return self.now
+
+    def flush(self, stored: StoredAlerts, mine: tuple[Message, ...]) -> list[str]:
+        """Carry out what the alert state has decided: queue its messages, write its journal entries,
+        and strike both off.
+
+        Only what this process decided (`mine`, and events of now), and what a killed one left
+        behind. Returns troubles.
+        """
+        ours = {message.id for message in mine}
+        notes: list[str] = []
+        queued, written = set(), set()
+        for message in stored.alert_state.messages:
+            if message.id in ours or _is_left_behind(message.time, self.now):
+                try:
+                    queue(self.directory, message, self.routes_of(message))
+                    queued.add(message.id)
+                except OSError as error:
+                    notes.append(f"outbox: {cause(error)}")
+        for event in stored.alert_state.events:
+            if event.time == self.now or _is_left_behind(event.time, self.now):
+                trouble = self._record(event)
+                if trouble:
+                    notes.append(trouble)
+                    break
+                written.add(event.id)
+        if queued or written:
+            try:
+                commit(
+                    self.directory,
+                    lambda alert_state: (_struck(alert_state, queued, written), None),
+                )
+            except (OSError, ValueError) as error:
+                notes.append(f"the alert state cannot be kept: {cause(error)}")
+        return notes
+
+    def send(
+        self,
+        alert_state: AlertState,
+        seconds: float,
+        only: Iterable[Message] | None = None,
+        proven: frozenset[str] = frozenset(),
+    ) -> tuple[int, list[str]]:
+        """Send what is queued, or `only` these messages; returns how many deliveries were done, and
+        the troubles. `proven`: see `deliver`.
+        """
+        ids = None if only is None else frozenset(message.id for message in only)
         try:
-            journal.write(
-                SENT, entry.message.subject, {**data, "event": f"{entry.name}-sent"}, WATCHDOG, now
+            done = deliver(
+                self.directory, self.routes(), self._clock, seconds, only=ids, proven=proven
             )
         except OSError as error:
-            notes.append(f"the journal could not be written: {cause(error)}")
-    return len(done.sent), notes
+            return 0, [f"outbox: {cause(error)}"]
+        notes = list(done.troubles)
+        for entry in done.sent:
+            if not entry.done and not entry.left:
+                continue
+            data = {
+                **about(alert_state, entry.message),
+                "route": entry.route,
+                "to": list(entry.done),
+                "left_out": list(entry.left),
+            }
+            event = AlertEvent(
+                f"{entry.name}-sent",
+                SENT,
+                who=WATCHDOG,
+                why=entry.message.subject,
+                time=self.now,
+                data=data,
+            )
+            trouble = self._record(event)
+            notes += [trouble] if trouble else []
+        return len(done.sent), notes
+
+    def carry_out(
+        self, stored: StoredAlerts, messages: tuple[Message, ...], seconds: float
+    ) -> list[str]:
+        """`flush` what was decided, and send these messages; returns troubles."""
+        notes = self.flush(stored, messages)
+        if messages:
+            notes += self.send(stored.alert_state, seconds, messages)[1]
+        return notes
+
+    def _record(self, event: AlertEvent) -> str:
+        """Write an entry of the journal; what went wrong, or ""."""
+        data = {**event.data, "event": event.id}
+        try:
+            Journal(self.directory.journal).write(
+                event.kind, event.why, data, event.who, event.time
+            )
+        except OSError as error:
+            return f"the journal could not be written: {cause(error)}"
+        return ""

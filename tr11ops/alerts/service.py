@@ -26,7 +26,7 @@ from tr11ops.alerts.notify import tell
 from tr11ops.alerts.outbox import OutboxEntry, queue, waiting_entries
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.reading import waiting
-from tr11ops.alerts.sending import about, flush, policy_for, routes, routes_of, send_waiting
+from tr11ops.alerts.sending import Sender, about
 from tr11ops.alerts.situation import UNKNOWN_SITUATION, RunSituation, watchdog_says
 from tr11ops.alerts.state import (
     Alert,
@@ -72,29 +72,17 @@ class AlertOutcome(Record):
 
 
 def process(
-    directory: RunDirectory,
-    card: RunCard,
-    findings: Iterable[Finding],
-    blind: frozenset[str],
-    observed: bool,
-    now: float,
-    deliver: bool = True,
-    typed: str = "",
-    situation: RunSituation = UNKNOWN_SITUATION,
-    unmounted: str = "",
+    sender: Sender, sight: AlertInput, deliver: bool = True, unmounted: str = ""
 ) -> AlertOutcome:
-    """Take in a look at the run at `now`: keep the alert state, queue and send messages, call the
-    dead-man URL.
+    """Take in a look at the run: keep the alert state, queue and send messages, call the dead-man
+    URL.
 
-    `blind` are the detectors that could not judge; with `observed` False no detector could, and no
-    absence counts. `deliver` False sends nothing: messages are recorded as suppressed, and the next
-    look that may send says them. `typed` is the card as the person named it; `situation` is what
-    messages say of the run. `unmounted`: why the run directory that is seen is not the run's, so
-    that everything is kept on this machine. Nothing that disk, network or mail server do is raised:
-    it is a note.
+    `deliver` False sends nothing: messages are recorded as suppressed, and the next look that may
+    send says them. `unmounted`: why the run directory that is seen is not the run's, so that
+    everything is kept on this machine. Nothing that disk, network or mail server do is raised: it
+    is a note.
     """
-    policy = policy_for(directory, card, typed)
-    sight = AlertInput(tuple(findings), blind, observed=observed, time=now, situation=situation)
+    directory = sender.directory
     try:
         if unmounted:  # what is written there would be hidden when the run's own directory is back
             raise OSError(errno.ENODEV, unmounted)
@@ -103,7 +91,7 @@ def process(
             raise FileNotFoundError(errno.ENOENT, "there is no run directory", str(directory.root))
         # one that takes the alert state but no message would keep all quiet
         require_room(alerts_folder(directory))
-        return _recorded(directory, card, policy=policy, sight=sight, deliver=deliver)
+        return _recorded(sender, sight, deliver)
     except (OSError, NewerSchema) as error:
         trouble = error
     if isinstance(trouble, OSError) and (unmounted or directory.exists):
@@ -114,53 +102,49 @@ def process(
             if not unmounted:
                 home = directory
                 _take_over(directory, local)
-            here = replace(policy, kept_in=str(local.root))
-            done = _recorded(local, card, policy=here, sight=sight, deliver=deliver, home=home)
+            here = replace(sender.policy, kept_in=str(local.root))
+            done = _recorded(
+                replace(sender, directory=local, policy=here), sight, deliver, home=home
+            )
             return replace(done, notes=(note, *done.notes))
-    return _without_record(
-        directory, card, policy=policy, sight=sight, deliver=deliver, trouble=trouble
-    )
+    return _without_record(sender, sight, deliver, trouble)
 
 
-def process_some(
-    directory: RunDirectory, card: RunCard, findings: Iterable[Finding], now: float, typed: str
-) -> AlertOutcome:
+def process_some(sender: Sender, findings: Iterable[Finding]) -> AlertOutcome:
     """Take in findings of one kind, seen by themselves: no other alert is judged, none is closed
     (the pulse does that), and the dead-man URL is not called.
     """
     everybody = frozenset(detector.name for detector in DETECTORS)
-    return process(directory, card, findings, everybody, observed=False, now=now, typed=typed)
+    return process(sender, AlertInput(tuple(findings), everybody, observed=False))
 
 
 class AlertInput(Record):
-    """What one look found at `time`, who could not judge, whether anything was seen, and how the
-    run is doing.
+    """What one look found, `blind` detectors that could not judge, and how the run is doing, as
+    messages say it. With `observed` False no detector could judge, and no absence counts.
     """
 
     found: tuple[Finding, ...]
     blind: frozenset[str]
     observed: bool
-    time: float
     situation: RunSituation = UNKNOWN_SITUATION
 
-    def of(self, alert_state: AlertState, policy: Policy) -> AlertState:
+    def of(self, alert_state: AlertState, policy: Policy, now: float) -> AlertState:
         """The alert state with this look taken in."""
-        blind = _blind(alert_state, self.blind, self.observed)
-        situation = self.situation
+        blind, situation = self.blind, self.situation
+        if not self.observed:
+            blind |= {alert.detector for alert in alert_state.alerts}
         looked = look(
             alert_state,
             self.found,
             blind=blind,
             policy=policy,
-            now=self.time,
+            now=now,
             trained=situation.trained,
         )
-        ended = (_over_when_it_went_on(alert, situation, self.time) for alert in looked.alerts)
-        looked = replace(looked, alerts=tuple(ended))
-        if not situation.knows_acts:
-            return looked
-        said = (replace(alert, watchdog=watchdog_says(alert, situation)) for alert in looked.alerts)
-        return replace(looked, alerts=tuple(said))
+        alerts = [_over_when_it_went_on(alert, situation, now) for alert in looked.alerts]
+        if situation.knows_acts:
+            alerts = [replace(alert, watchdog=watchdog_says(alert, situation)) for alert in alerts]
+        return replace(looked, alerts=tuple(alerts))
 
 
 def _over_when_it_went_on(alert: Alert, situation: RunSituation, now: float) -> Alert:
@@ -176,20 +160,15 @@ def _over_when_it_went_on(alert: Alert, situation: RunSituation, now: float) -> 
 
 
 def _recorded(
-    store: RunDirectory,
-    card: RunCard,
-    policy: Policy,
-    sight: AlertInput,
-    deliver: bool,
-    home: RunDirectory | None = None,
+    sender: Sender, sight: AlertInput, deliver: bool, home: RunDirectory | None = None
 ) -> AlertOutcome:
-    """As `process`, with alert state, outbox and journal in `store`. Raises OSError or NewerSchema
-    when it takes no alert state.
+    """As `process`, with alert state, outbox and journal where the sender has them. Raises OSError
+    or NewerSchema when that takes no alert state.
 
-    `home` is the run directory that cannot be written, where `store` is its fallback: what its
+    `home` is the run directory that cannot be written, where the sender's is its fallback: what its
     alert state knows counts, and what it has not sent yet is sent from here.
     """
-    now = sight.time
+    store, policy, now = sender.directory, sender.policy, sender.now
     if home is None:
         known_there = AlertState()
     else:
@@ -207,7 +186,7 @@ def _recorded(
                 alert_state,
             )
         answered, refused = apply_replies(alert_state, replies, now)
-        looked = replace(sight.of(answered, policy), looked_by=who_looks())
+        looked = replace(sight.of(answered, policy, now), looked_by=who_looks())
         after, messages = tell(looked, policy, now, before, situation=sight.situation)
         if not deliver:
             after = looked.with_events(_suppressed(looked, message, now) for message in messages)
@@ -222,20 +201,13 @@ def _recorded(
     if not policy.is_reachable:
         notes.append("no one is told of anything: set alerts.recipients in the card")
     mine = messages if home is None else stored.alert_state.messages
-    notes += flush(store, stored, mine=mine if deliver else (), policy=policy, now=now)
+    notes += sender.flush(stored, mine if deliver else ())
     sent = 0
     if deliver:
-        sent, troubles = send_waiting(
-            store,
-            card,
-            policy=policy,
-            alert_state=stored.alert_state,
-            now=now,
-            seconds=DELIVERY_SECONDS,
-        )
+        sent, troubles = sender.send(stored.alert_state, DELIVERY_SECONDS)
         notes += troubles
     if sight.observed:
-        notes += _ping(card)
+        notes += _ping(sender.card)
     left = waiting(store)
     if isinstance(left, Unknown) and not any(left.why in note for note in notes):
         notes.append(f"outbox: {left.why}")
@@ -283,34 +255,22 @@ def _suppressed(alert_state: AlertState, message: Message, now: float) -> AlertE
     )
 
 
-def _blind(alert_state: AlertState, blind: frozenset[str], observed: bool) -> frozenset[str]:
-    """Who could not judge: everyone, where nothing was observed."""
-    if observed:
-        return blind
-    return blind | {alert.detector for alert in alert_state.alerts}
-
-
 def _without_record(
-    directory: RunDirectory,
-    card: RunCard,
-    policy: Policy,
-    sight: AlertInput,
-    deliver: bool,
-    trouble: Exception,
+    sender: Sender, sight: AlertInput, deliver: bool, trouble: Exception
 ) -> AlertOutcome:
     """Where nothing can be written, those on duty hear of it all the same, though at each look
     again.
     """
     notes = [f"alerts cannot be recorded, so messages go out again at each look: {cause(trouble)}"]
-    notes += _ping(card) if sight.observed else []
-    looked = sight.of(_known_state(directory), policy)
-    now = sight.time
+    notes += _ping(sender.card) if sight.observed else []
+    policy, now = sender.policy, sender.now
+    looked = sight.of(_known_state(sender.directory), policy, now)
     names = frozenset(alert.fingerprint for alert in looked.alerts)
     after, messages = tell(looked, policy, now, only=names, situation=sight.situation)
     sent, away = 0, set[str]()
     for message in messages if deliver else ():
-        for route in routes(card, policy, lambda: now):
-            if route.name in routes_of(message, policy) and route.name not in away:
+        for route in sender.routes():
+            if route.name in sender.routes_of(message) and route.name not in away:
                 report = route.send(OutboxEntry(message, route.name, left=message.to))
                 sent += report.is_over
                 away |= {route.name} if report.is_unreachable else set()

@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.alerts.changes import acknowledge, resolve_prefix, seconds_of
-from tr11ops.alerts.changes import assign as give
-from tr11ops.alerts.changes import resolve as close
-from tr11ops.alerts.changes import snooze as put_off
+from tr11ops.alerts.changes import AlertChange, resolve_prefix, seconds_of
+from tr11ops.alerts.incidents import ACKNOWLEDGED, ASSIGNED, RESOLVED, SNOOZED
 from tr11ops.alerts.mail_text.shared import moment as said
 from tr11ops.alerts.people import (
-    PersonalChange,
     change_alerts,
     read_digest,
     send_digest,
@@ -25,7 +22,7 @@ from tr11ops.alerts.people import (
     send_what_waits,
 )
 from tr11ops.alerts.reading import current_alert_state, incidents, kept_here, open_alerts, waiting
-from tr11ops.alerts.sending import policy_for
+from tr11ops.alerts.sending import Sender
 from tr11ops.base.errors import NoSuchAlert, Refusal
 from tr11ops.base.observed import Observed, Unknown, known, observed
 from tr11ops.base.units import counted, duration
@@ -48,7 +45,6 @@ from tr11ops.watchdog.situation import situation_of
 from trainer.contract.documents import document
 
 if TYPE_CHECKING:
-    from tr11ops.alerts.changes import Change as AlertChange
     from tr11ops.alerts.situation import RunSituation
     from tr11ops.alerts.state import Alert, Incident, UndeliveredMessages
     from tr11ops.rundir.paths import RunDirectory
@@ -151,9 +147,8 @@ def ack(
       tr11 alerts ack --all
     """
     context.seen()
-    name = _name(who)
-    chosen = _chosen(context, fingerprints, everything)
-    return _do(context, chosen, *acknowledge(name, context.reason))
+    change = AlertChange(ACKNOWLEDGED, _name(who), context.reason)
+    return _do(context, _chosen(context, fingerprints, everything), change)
 
 
 def snooze(
@@ -174,8 +169,8 @@ def snooze(
         seconds = seconds_of(length)
     except ValueError as error:
         raise Refusal(f"--for {error}", exit_code=2) from None
-    name = _name("")
-    return _do(context, _chosen(context, fingerprints, everything), *put_off(name, seconds))
+    change = AlertChange(SNOOZED, user_name(), seconds=seconds)
+    return _do(context, _chosen(context, fingerprints, everything), change)
 
 
 def assign(
@@ -193,7 +188,7 @@ def assign(
     if not to.strip():
         raise Refusal("WHO: is empty; give a name or a mail address", exit_code=2)
     context.seen()
-    return _do(context, (fingerprint,), *give(to))
+    return _do(context, (fingerprint,), AlertChange(ASSIGNED, owner=to))
 
 
 def resolve(
@@ -210,8 +205,8 @@ def resolve(
     if not context.reason.strip():
         raise Refusal("--reason is needed: those who were told of it will ask", exit_code=2)
     context.seen()
-    name = _name("")
-    return _do(context, _chosen(context, fingerprints, everything), *close(name, context.reason))
+    change = AlertChange(RESOLVED, user_name(), context.reason)
+    return _do(context, _chosen(context, fingerprints, everything), change)
 
 
 # ----------------------------------------------------------------------------- how
@@ -237,11 +232,13 @@ def _chosen(
     return tuple(alert.fingerprint for alert in found)
 
 
-def _do(context: RunContext, typed: Sequence[str], change: AlertChange, kind: str) -> Outcome:
-    """Change the alerts that were typed, or show which they are; `kind` is the journal's word for
-    it.
-    """
-    directory, action = context.directory, kind.removeprefix("alert-")
+def _sender(context: RunContext) -> Sender:
+    return Sender.of(context.directory, context.card, time.time(), named_card(context.run))
+
+
+def _do(context: RunContext, typed: Sequence[str], change: AlertChange) -> Outcome:
+    """Change the alerts that were typed, or show which they are."""
+    directory, action = context.directory, change.kind.removeprefix("alert-")
 
     def preview() -> Outcome:
         alert_state = current_alert_state(directory)
@@ -249,12 +246,8 @@ def _do(context: RunContext, typed: Sequence[str], change: AlertChange, kind: st
         return _changed(alerts, f"would-be-{action}", f"would be {action}", UNCHANGED)
 
     def apply() -> Outcome:
-        wanted = [
-            PersonalChange(name, change, kind=kind, who=user_name(), why=context.reason)
-            for name in typed
-        ]
         alerts, faults = change_alerts(
-            directory, context.card, wanted=wanted, now=time.time(), typed=named_card(context.run)
+            _sender(context), typed, change, who=user_name(), why=context.reason
         )
         notes = [f"tr11: {plain_text(fault)}" for fault in faults]
         return _changed(alerts, action, action, *notes)
@@ -391,13 +384,7 @@ def test(
       tr11 alerts test --address ana@example.org
     """
     context.seen(missing=None)
-    results = send_test(
-        context.directory,
-        context.card,
-        to=tuple(to or ()),
-        now=time.time(),
-        typed=named_card(context.run),
-    )
+    results = send_test(_sender(context), tuple(to or ()))
     if not results:
         raise Refusal(
             "no one would be told: set alerts.recipients, alerts.rota or alerts.urls_file in the card"
@@ -410,9 +397,7 @@ def test(
     for route, who, trouble in results:
         made.add_row(*map(plain_text, (route, who, trouble or "taken")))
     taken = frozenset(route for route, _, trouble in results if not trouble)
-    sent, troubles = send_what_waits(
-        context.directory, context.card, taken=taken, now=time.time(), typed=named_card(context.run)
-    )
+    sent, troubles = send_what_waits(_sender(context), taken)
     notes = list(troubles)
     if sent:
         waited = counted(sent, "message that had waited was", "messages that had waited were")
@@ -452,39 +437,25 @@ def digest(
     context.seen()
     if again and not send:
         raise Refusal("--again goes with --send", exit_code=2)
-    now = time.time()
+    sender = _sender(context)
     unasked = Unknown("the scheduler was not asked")
 
     def look() -> RunSituation:
-        snapshot = observe(
-            context.directory, facts_of(context.card, named_card(context.run)), unasked, now
-        )
+        facts = facts_of(context.card, named_card(context.run))
+        snapshot = observe(context.directory, facts, unasked, sender.now)
         return situation_of(context.directory, context.card, snapshot)
 
     situation = in_time(look)
     try:
         if not send:
-            subject, lines = read_digest(
-                context.directory,
-                context.card,
-                now=now,
-                typed=named_card(context.run),
-                situation=situation,
-            )
+            subject, lines = read_digest(sender, situation)
             value = {"schema": SCHEMA, "subject": subject, "lines": list(lines)}
             return Outcome(value, map(plain_text, (subject, "", *lines)))
-        message, notes = send_digest(
-            context.directory,
-            context.card,
-            now=now,
-            again=again,
-            typed=named_card(context.run),
-            situation=situation,
-        )
+        message, notes = send_digest(sender, situation, again)
     except ValueError as error:
         raise Refusal(f"the alerts cannot be read: {error}", exit_code=3) from None
     sent = None
-    if not policy_for(context.directory, context.card).is_reachable:
+    if not sender.policy.is_reachable:
         text = "no one is told: set alerts.recipients, alerts.rota or alerts.urls_file in the card"
     elif message is None:
         text = "no digest is due: today's was sent, or the card wants none (--again sends one)"
@@ -510,8 +481,9 @@ def rota(
       tr11 alerts rota --turns 8
     """
     context.seen(missing=None)
-    policy = policy_for(context.directory, context.card, named_card(context.run))
-    found, begin = [], time.time()
+    sender = _sender(context)
+    policy, begin = sender.policy, sender.now
+    found = []
     for _ in range(turns if policy.rota else 0):
         end = policy.turn_ends(begin)
         found.append((policy.on_duty(begin)[0], begin, end))

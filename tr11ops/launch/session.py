@@ -56,13 +56,14 @@ def report_shortage(job: LaunchJob, now: float, typed: str) -> AlertOutcome | No
     """Hand it to the alerts, who tell those on duty and the site's support; None where a second
     look finds enough.
     """
+    from tr11ops.alerts.sending import Sender
     from tr11ops.alerts.service import process_some
 
     findings = tuple(
         nodes_short.detect(observe(job.directory, facts_of(job.card, typed), job.scheduler, now))
     )
     if findings:
-        return process_some(job.directory, job.card, findings=findings, now=now, typed=typed)
+        return process_some(Sender.of(job.directory, job.card, now, typed), findings)
     return None
 
 

@@ -24,6 +24,7 @@ def alert(
     directory: RunDirectory, card: RunCard, samples: Sequence[Usage], now: float, typed: str
 ) -> AlertOutcome:
     """Tell the alerts what these samples show, also where a full disk did not let them be kept."""
+    from tr11ops.alerts.sending import Sender
     from tr11ops.alerts.service import process_some
 
     snapshot = observe(
@@ -32,4 +33,4 @@ def alert(
     earlier = (sample for sample in known(snapshot.operation.usage, ()) if sample.time < now)
     snapshot = replace(snapshot, operation=replace(snapshot.operation, usage=(*earlier, *samples)))
     findings = (*filesystem_full.detect(snapshot), *filesystem_filling.detect(snapshot))
-    return process_some(directory, card, findings=findings, now=now, typed=typed)
+    return process_some(Sender.of(directory, card, now, typed), findings)

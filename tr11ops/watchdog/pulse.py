@@ -520,23 +520,16 @@ def _told(
     run: WatchedRun, pulse: Pulse, situation: RunSituation, email: bool, notes: list[str]
 ) -> Pulse:
     """Tell the people; what cannot be sent now is kept on disk by the service, and said here."""
-    from tr11ops.alerts.service import process
+    from tr11ops.alerts.sending import Sender
+    from tr11ops.alerts.service import AlertInput, process
     from tr11ops.runcard.card import CardError
 
     snapshot = pulse.snapshot
+    hidden = unjudged_detectors(snapshot)
+    sight = AlertInput(pulse.findings, hidden, pulse.observed, situation)
     try:
-        outcome = process(
-            run.directory,
-            run.card,
-            findings=pulse.findings,
-            blind=unjudged_detectors(snapshot),
-            observed=pulse.observed,
-            now=snapshot.time,
-            deliver=email,
-            typed=run.typed,
-            situation=situation,
-            unmounted=snapshot.unmounted,
-        )
+        sender = Sender.of(run.directory, run.card, snapshot.time, run.typed)
+        outcome = process(sender, sight, email, snapshot.unmounted)
     except (OSError, ValueError, CardError) as error:
         notes.append(f"no one could be alerted: {cause(error)}")
         return pulse

@@ -16,7 +16,8 @@ from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP
 
 from tests.tr11ops.launch.run_inputs import write_card
-from tr11ops.alerts.service import AlertOutcome, process
+from tr11ops.alerts.sending import Sender
+from tr11ops.alerts.service import AlertInput, AlertOutcome, process
 from tr11ops.alerts.store import read_alert_state
 from tr11ops.cli.common import directory_of
 from tr11ops.detect.finding import Finding, Severity
@@ -146,16 +147,10 @@ class Office:
         observed: bool = True,
         deliver: bool = True,
     ) -> AlertOutcome:
-        return process(
-            self.directory,
-            self.card,
-            findings,
-            frozenset(blind),
-            observed,
-            now,
-            deliver=deliver,
-            typed="tr11.toml",
-        )
+        return process(self.sender(now), AlertInput(findings, frozenset(blind), observed), deliver)
+
+    def sender(self, now: float) -> Sender:
+        return Sender.of(self.directory, self.card, now, "tr11.toml")
 
     @property
     def alert_state(self) -> Any:

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from tests.tr11ops.alerts.office import ANA, CRITICAL, HOUR, INFO, MINUTE, NOON, WARNING, finding
 from tests.tr11ops.status_cases import record
 from tests.tr11ops.status_cases import steps as logged_steps
-from tr11ops.alerts.changes import acknowledge, resolve
-from tr11ops.alerts.incidents import look
+from tr11ops.alerts.changes import AlertChange
+from tr11ops.alerts.incidents import ACKNOWLEDGED, RESOLVED, look
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.service import AlertInput
@@ -335,13 +335,12 @@ def test_a_fault_has_lasted_until_the_training_went_on_not_until_the_look(
     steps = course((-5, 1, "7_1"), (3, 6, "7_1"))
     trains = RunSituation(condition=TRAINS, trained=NOON + 6 * MINUTE, steps=steps)
 
-    def seen(*found: Finding, minute: int) -> AlertInput:
-        return AlertInput(
-            found, frozenset(), observed=True, time=NOON + minute * MINUTE, situation=trains
-        )
+    def seen(*found: Finding) -> AlertInput:
+        return AlertInput(found, frozenset(), observed=True, situation=trains)
 
-    state = seen(at(HANG, MINUTE), minute=seen_at).of(AlertState(), POLICY)
-    (alert,) = seen(minute=6).of(state, POLICY).alerts
+    hang = seen(at(HANG, MINUTE))
+    state = hang.of(AlertState(), POLICY, NOON + seen_at * MINUTE)
+    (alert,) = seen().of(state, POLICY, NOON + 6 * MINUTE).alerts
     assert alert.end == NOON + ends * MINUTE
 
 
@@ -498,7 +497,7 @@ def test_a_fault_that_a_later_attempt_meets_again_calls_again_who_took_it_on() -
     )
     looks.see(bad, condition=ENDED)
     looks.state = looks.state.with_alert(
-        acknowledge("ana")[0](looks.state.open_alerts[0], looks.now)
+        AlertChange(ACKNOWLEDGED, "ana").of(looks.state.open_alerts[0], looks.now)
     )
     trains = replace(bad, severity=INFO, is_to_be_passed=True)
     assert looks.see(trains, condition=TRAINS, trained=1.0) == []
@@ -573,7 +572,7 @@ def test_a_person_who_says_that_it_is_over_is_not_kept_waiting() -> None:
     looks = Looks()
     looks.see(HANG, condition=ENDED)
     looks.state = looks.state.with_alert(
-        resolve("ana", "false alarm")[0](looks.state.open_alerts[0], looks.now)
+        AlertChange(RESOLVED, "ana", "false alarm").of(looks.state.open_alerts[0], looks.now)
     )
     (message,) = looks.see(condition=UNSEEN)
     assert message.kind == "replaced"
@@ -584,7 +583,7 @@ def test_what_comes_back_before_its_all_clear_calls_again_who_took_it_on() -> No
     looks = Looks()
     looks.see(HANG, condition=ENDED)
     looks.state = looks.state.with_alert(
-        acknowledge("ana")[0](looks.state.open_alerts[0], looks.now)
+        AlertChange(ACKNOWLEDGED, "ana").of(looks.state.open_alerts[0], looks.now)
     )
     assert [looks.see(condition=STARTS) for _ in range(2)] == [[], []]
     (message,) = looks.see(HANG, condition=ENDED)

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.tr11ops.alerts.office import ANA, CRITICAL, INFO, LIST, MINUTE, NOON, WARNING, finding
-from tr11ops.alerts.changes import acknowledge, apply, resolve_prefix
+from tr11ops.alerts.changes import AlertChange, apply, resolve_prefix
 from tr11ops.alerts.incidents import ACKNOWLEDGED, look
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.policy import Policy
@@ -79,9 +79,9 @@ def test_that_a_cure_has_not_helped_is_said_also_where_no_look_came_between(
     """The fault is as severe as before, in another attempt, which a person has let start."""
     watch = Watch()
     (first,) = watch.sees(fault, *consequences)
-    change, _ = acknowledge("ana")
+    change = AlertChange(ACKNOWLEDGED, "ana")
     watch.alert_state = apply(
-        watch.alert_state, watch.alert.fingerprint, change, ACKNOWLEDGED, "ana", "", watch.now
+        watch.alert_state, watch.alert.fingerprint, change, "ana", "", watch.now
     )
     assert watch.sees(fault, *consequences) == ()
     title = fault.title.replace("20_3", "20_4")
@@ -257,9 +257,9 @@ def test_a_cause_that_is_found_later_goes_on_with_the_alert_of_its_consequence()
     watch = Watch()
     (first,) = watch.sees(HELD)
     began = watch.alert.began
-    change, _ = acknowledge("ana")
+    change = AlertChange(ACKNOWLEDGED, "ana")
     watch.alert_state = apply(
-        watch.alert_state, watch.alert.fingerprint, change, ACKNOWLEDGED, "ana", "", watch.now
+        watch.alert_state, watch.alert.fingerprint, change, "ana", "", watch.now
     )
     (second,) = watch.sees(HELD, FAULT)
     assert second.kind == "cause" and "SIGSEGV" in second.subject

@@ -28,8 +28,10 @@ from tests.tr11ops.alerts.office import (
     finding,
     run_days,
 )
-from tr11ops.alerts.changes import acknowledge, assign, snooze
-from tr11ops.alerts.people import PersonalChange, change_alerts
+from tr11ops.alerts.changes import AlertChange
+from tr11ops.alerts.incidents import ACKNOWLEDGED, ASSIGNED, SNOOZED
+from tr11ops.alerts.people import change_alerts
+from tr11ops.alerts.sending import Sender
 
 ROTA = (f'rota=["{ANA}","{BEN}","{CLEO}"]', f'recipients=["{LIST}"]', 'rota_start="2022-05-02"')
 EVERYBODY = (ANA, BEN, CLEO, LIST)
@@ -37,12 +39,10 @@ EVERYBODY = (ANA, BEN, CLEO, LIST)
 Make = Callable[..., Office]
 
 
-def do(
-    office: Office, now: float, made: tuple[object, str], who: str = "ana", why: str = ""
-) -> None:
+def do(office: Office, now: float, made: AlertChange, who: str = "ana", why: str = "") -> None:
     """One person's change of the one open alert."""
     name = office.alert_state.open_alerts[0].fingerprint
-    change_alerts(office.directory, office.card, [PersonalChange(name, *made, who, why)], now)  # type: ignore[arg-type]
+    change_alerts(Sender.of(office.directory, office.card, now), [name], made, who, why)
 
 
 def test_a_day_of_a_critical_fault_that_no_one_takes(office: Make, mailbox: Mailbox) -> None:
@@ -74,7 +74,7 @@ def test_escalation_by_the_minute_and_acknowledgement(office: Make, mailbox: Mai
 def test_an_acknowledgement_stops_it_for_a_day(office: Make, mailbox: Mailbox) -> None:
     desk = office(*ROTA)
     desk.look(NOON, finding())
-    do(desk, NOON + 10 * MINUTE, acknowledge("ana", "on it"))
+    do(desk, NOON + 10 * MINUTE, AlertChange(ACKNOWLEDGED, "ana", "on it"))
     log = run_days(desk, mailbox, NOON + HOUR, 48, lambda now: [finding()], "UTC")
     assert [(when, to) for when, to, _ in log] == [
         (
@@ -171,8 +171,8 @@ def test_info_is_in_the_digest_alone(office: Make, mailbox: Mailbox) -> None:
 def test_a_fault_that_becomes_worse_is_said_again(office: Make, mailbox: Mailbox) -> None:
     desk = office(*ROTA)
     desk.look(NOON, finding("disk-full", WARNING, "SCRATCH"))
-    do(desk, NOON + MINUTE, acknowledge("ana"))
-    do(desk, NOON + MINUTE, snooze("ana", 5 * HOUR))
+    do(desk, NOON + MINUTE, AlertChange(ACKNOWLEDGED, "ana"))
+    do(desk, NOON + MINUTE, AlertChange(SNOOZED, "ana", seconds=5 * HOUR))
     desk.look(NOON + 10 * MINUTE, finding("disk-full", CRITICAL, "SCRATCH"))
     assert mailbox.subjects == [
         "[WARNING] small: disk-full it is",
@@ -190,7 +190,7 @@ def test_a_fault_that_becomes_worse_is_said_again(office: Make, mailbox: Mailbox
 def test_a_snooze_ends_with_a_word(office: Make, mailbox: Mailbox) -> None:
     desk = office(*ROTA)
     desk.look(NOON, finding())
-    do(desk, NOON + MINUTE, snooze("ana", 3 * HOUR))
+    do(desk, NOON + MINUTE, AlertChange(SNOOZED, "ana", seconds=3 * HOUR))
     log = run_days(desk, mailbox, NOON + HOUR, 4, lambda now: [finding()], "UTC")
     assert [(when, to) for when, to, _ in log] == [("02 16:00", (ANA,))]
 
@@ -289,7 +289,7 @@ def test_what_a_mail_says_to_type_works_from_any_folder(office: Make, mailbox: M
 def test_anyone_who_has_no_address_gets_no_mail(office: Make, mailbox: Mailbox) -> None:
     desk = office(*ROTA)
     desk.look(NOON, finding())
-    do(desk, NOON + MINUTE, assign("eve @ example.org"))
+    do(desk, NOON + MINUTE, AlertChange(ASSIGNED, owner="eve @ example.org"))
     looked = desk.look(NOON + 2 * MINUTE, finding())
     assert len(mailbox.mails) == 1 and not [note for note in looked.notes if "eve" in note]
 

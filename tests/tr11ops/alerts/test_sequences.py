@@ -27,7 +27,7 @@ from tests.tr11ops.alerts.office import (
     finding,
 )
 from tr11ops.alerts import incidents
-from tr11ops.alerts.changes import acknowledge, assign, resolve, snooze
+from tr11ops.alerts.changes import AlertChange
 from tr11ops.alerts.incidents import OPENED
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.policy import BACK_SECONDS, FLAP_SECONDS, Policy
@@ -68,10 +68,12 @@ def person(alert_state: AlertState, action: str, now: float) -> AlertState:
     if not action or not alert_state.open_alerts:
         return alert_state
     made = {
-        "ack": acknowledge("ana"), "snooze": snooze("ana", 2 * HOUR), "assign": assign(BEN),
-        "resolve": resolve("ana", "false alarm"),
-    }  # fmt: skip
-    return alert_state.with_alert(made[action][0](alert_state.open_alerts[0], now))
+        "ack": AlertChange(incidents.ACKNOWLEDGED, "ana"),
+        "snooze": AlertChange(incidents.SNOOZED, "ana", seconds=2 * HOUR),
+        "assign": AlertChange(incidents.ASSIGNED, owner=BEN),
+        "resolve": AlertChange(incidents.RESOLVED, "ana", "false alarm"),
+    }
+    return alert_state.with_alert(made[action].of(alert_state.open_alerts[0], now))
 
 
 @given(

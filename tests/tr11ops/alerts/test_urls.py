@@ -195,7 +195,7 @@ def test_the_test_message_reports_each_route(
         f'recipients=["{ANA}","ben@example.org"]', f'urls_file="{secret_file(tmp_path, url(web))}"'
     )
     mailbox.recipient_answers = {"ben@example.org": "550 no"}
-    results = send_test(desk.directory, desk.card, (), NOON)
+    results = send_test(desk.sender(NOON), ())
     assert [(route, who, bool(trouble)) for route, who, trouble in results] == [
         ("mail", ANA, False),
         ("mail", "ben@example.org", True),

@@ -16,7 +16,8 @@ from tests.tr11ops.alerts.office import ANA, BEN, CRITICAL, HOUR, WARNING, Mailb
 from tests.tr11ops.cli.local_bench import Answer, LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
 from tr11ops.alerts.reading import waiting
-from tr11ops.alerts.service import process
+from tr11ops.alerts.sending import Sender
+from tr11ops.alerts.service import AlertInput, process
 from tr11ops.alerts.state import UndeliveredMessages
 from tr11ops.alerts.store import commit
 from tr11ops.detect.finding import Finding
@@ -55,15 +56,8 @@ def look(bench: LocalBench, settings: list[str]) -> Callable[..., None]:
 
     def do(*findings: Finding, ago: float = 0.0) -> None:
         card = load_card(bench.card, settings[1::2], {})
-        process(
-            run_directory(bench),
-            card,
-            findings,
-            frozenset(),
-            True,
-            time.time() - ago,
-            typed="tr11.toml",
-        )
+        sender = Sender.of(run_directory(bench), card, time.time() - ago, "tr11.toml")
+        process(sender, AlertInput(findings, frozenset(), True))
 
     return do
 

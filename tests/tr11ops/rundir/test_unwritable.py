@@ -22,8 +22,9 @@ from tests.tr11ops.cron.rounds import job, place, run_directory
 from tests.tr11ops.launch.run_inputs import write_checkpoint
 from tests.twin.runbook_scene import cure
 from tests.twin.small_run import recorded_comment
-from tr11ops.alerts.changes import acknowledge
-from tr11ops.alerts.people import PersonalChange, change_alerts
+from tr11ops.alerts.changes import AlertChange
+from tr11ops.alerts.incidents import ACKNOWLEDGED
+from tr11ops.alerts.people import change_alerts
 from tr11ops.alerts.reading import open_alerts
 from tr11ops.alerts.state import Alert, AlertState, incident_of, merged
 from tr11ops.base.observed import known
@@ -221,9 +222,10 @@ def test_an_alert_is_listed_and_taken_on_while_nothing_can_be_written(
     if not is_known_before:
         desk.look(NOON + 60, finding())
     (shown,) = known(open_alerts(desk.directory), ())
-    change, kind = acknowledge("ana", "on it")
-    wanted = [PersonalChange(shown.fingerprint, change, kind, "ana", "on it")]
-    (taken,), notes = change_alerts(desk.directory, desk.card, wanted, NOON + 120)
+    change = AlertChange(ACKNOWLEDGED, "ana", "on it")
+    (taken,), notes = change_alerts(
+        desk.sender(NOON + 120), [shown.fingerprint], change, "ana", "on it"
+    )
     assert taken.is_acknowledged and any("is kept in" in note for note in notes)
     assert known(open_alerts(desk.directory), ())[0].acknowledged_by == "ana"
     desk.look(NOON + 3 * 3600, finding())  # neither escalated nor repeated

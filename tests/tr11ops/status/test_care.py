@@ -35,7 +35,8 @@ from tests.tr11ops.status_cases import (
     wordless,
 )
 from tests.tr11ops.watchdog.verdict_table import TABLE
-from tr11ops.alerts.service import process
+from tr11ops.alerts.sending import Sender
+from tr11ops.alerts.service import AlertInput, process
 from tr11ops.alerts.state import Alert, UndeliveredMessages
 from tr11ops.backup.round_values import ArchiveLock
 from tr11ops.base.observed import Observed, Unknown, known
@@ -624,7 +625,8 @@ def test_a_pulse_leaves_who_looked_and_when(tmp_path: Path) -> None:
     directory = directory_of(card)
     directory.paths.state.mkdir(parents=True)
     assert observe_extra(directory, card, snapshot()).looked is None
-    process(directory, card, (), frozenset(), observed=True, now=NOW, deliver=False)
+    sight = AlertInput((), frozenset(), observed=True)
+    process(Sender.of(directory, card, NOW), sight, deliver=False)
     seen = observe_extra(directory, card, snapshot())
     assert (seen.looked, seen.looked_by) == (NOW, who_looks())
 

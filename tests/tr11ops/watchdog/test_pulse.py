@@ -21,7 +21,7 @@ from tests.tr11ops.disk_scheduler import DiskScheduler
 from tests.tr11ops.launch.run_inputs import write_card
 from tests.tr11ops.watchdog.counting import slurm_commands
 from tr11ops.alerts.outbox import waiting_entries
-from tr11ops.alerts.service import AlertOutcome
+from tr11ops.alerts.service import AlertInput, AlertOutcome
 from tr11ops.alerts.store import read_alert_state
 from tr11ops.base import deadline
 from tr11ops.base.observed import Unknown
@@ -72,12 +72,12 @@ class Scene:
         monkeypatch.setattr("tr11ops.alerts.service.process", self.process)
 
     def process(
-        self, directory: object, card: object, findings: Any, blind: frozenset[str], observed: bool, now: float,
-        deliver: bool = True, typed: str = "", situation: object = None, unmounted: str = "",
-    ) -> AlertOutcome:  # fmt: skip
-        self.alerts.append(([finding.detector for finding in findings], blind, observed, deliver))
-        self.situations.append(situation)
-        self.titles.append([finding.title for finding in findings])
+        self, sender: object, sight: AlertInput, deliver: bool, unmounted: str
+    ) -> AlertOutcome:
+        detectors = [finding.detector for finding in sight.found]
+        self.alerts.append((detectors, sight.blind, sight.observed, deliver))
+        self.situations.append(sight.situation)
+        self.titles.append([finding.title for finding in sight.found])
         return AlertOutcome(notes=("the mail server is unreachable",))
 
     def pulse(self, reader: Any = None, actuator: Actuator | None = None, **options: Any) -> Pulse:
