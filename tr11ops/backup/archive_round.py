@@ -259,7 +259,7 @@ class ArchiveRound:
         self._listed: tuple[float, tuple[str, ...]] | None = None
 
     def run(self) -> None:
-        """All that is asked for. Raises ArchiveError, CopyError, ArchiveLocked, OSError,
+        """All that is asked for. Raises ArchiveError, CopyError, ClaimTaken, OSError,
         ValueError.
         """
         moment = self.context.clock()

@@ -134,7 +134,7 @@ def run_drill(
 ) -> DrillRecord:
     """Restore `copy` into a fresh folder, look into it, put it on record, and remove the folder.
 
-    Raises ArchiveLocked when another drill is at it, CopyStopped, OSError.
+    Raises ClaimTaken when another drill is at it, CopyStopped, OSError.
     """
     folder = (into or context.directory.root) / FOLDER
     began = time.monotonic()

@@ -25,7 +25,6 @@ from tr11ops.rundir.claims import Claim, ClaimFolder, ClaimTaken
 from tr11ops.rundir.copies import CopyRecord
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.errors import Tr11Error
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
@@ -43,22 +42,6 @@ CLAIM_SECONDS = 1800.0  # how long others on other hosts wait for one that was k
 RENEW_SECONDS = 120.0
 
 
-class ArchiveLocked(Tr11Error):
-    """Another process copies to this archive now."""
-
-    def __init__(self, owner: Claim | None) -> None:
-        step = None
-        if owner is not None:
-            step = owner.data.get("step")
-        doing = ""
-        if step is not None:
-            doing = f" (step {step})"
-        super().__init__(
-            f"{owner} is at it{doing}" if owner is not None else "someone else has just begun"
-        )
-        self.owner = owner
-
-
 def claims_of(directory: RunDirectory, archive: str) -> ClaimFolder:
     """The claims on copying to one archive."""
     return ClaimFolder(directory, f"copy-{archive}")
@@ -74,7 +57,7 @@ def owner_of(directory: RunDirectory, archive: str, now: float) -> Claim | None:
 
 @dataclass
 class ArchiveLock:
-    """The turn of this process on one archive: a context manager. Raises ArchiveLocked, OSError as
+    """The turn of this process on one archive: a context manager. Raises ClaimTaken, OSError as
     it begins.
     """
 
@@ -93,10 +76,7 @@ class ArchiveLock:
         self.lost = ""
 
     def __enter__(self) -> ArchiveLock:
-        try:
-            self._claim = self._folder.acquire(self.clock(), CLAIM_SECONDS)
-        except ClaimTaken as taken:
-            raise ArchiveLocked(taken.owner or self._folder.newest()) from None
+        self._claim = self._folder.acquire(self.clock(), CLAIM_SECONDS)
         self._thread = threading.Thread(target=self._renew, name="turn", daemon=True)
         self._thread.start()
         return self
@@ -116,12 +96,12 @@ class ArchiveLock:
         self._write({} if step is None else {"step": step})
 
     def check(self) -> None:
-        """Raise ArchiveLocked when the turn was lost."""
+        """Raise ClaimTaken when the turn was lost."""
         newest = self._folder.newest()
         if self._claim is None or newest is None or newest.epoch != self._claim.epoch:
             self.lost = f"the turn was lost to {newest}"
             self.stop.set()
-            raise ArchiveLocked(newest)
+            raise ClaimTaken(newest)
 
     def _write(self, data: dict[str, int] | None = None) -> None:
         with self._lock:
@@ -135,7 +115,7 @@ class ArchiveLock:
         while not self._over.wait(self.renew_seconds):
             try:
                 self._write()
-            except ArchiveLocked:
+            except ClaimTaken:
                 return
             except OSError:
                 # the claim stands for a while without being renewed, and the work itself tells of

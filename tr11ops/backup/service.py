@@ -18,7 +18,6 @@ from tr11ops.backup.ledger import after_round, last_state, write_archive_state
 from tr11ops.backup.round_values import (
     CARDS_ARCHIVES,
     ArchiveLock,
-    ArchiveLocked,
     ArchiveTally,
     BackupContext,
     RoundRequest,
@@ -27,6 +26,7 @@ from tr11ops.backup.round_values import (
 from tr11ops.backup.survey import forget_unreadable
 from tr11ops.base.errors import ArchiveError, CopyError, CopyStopped
 from tr11ops.base.observed import cause
+from tr11ops.rundir.claims import ClaimTaken
 from tr11ops.rundir.copies import CopyRecord, Receipt, latest_record, read_copies, write_copy
 from tr11ops.rundir.identity import require_run_id
 from tr11ops.rundir.journal import Journal
@@ -109,12 +109,12 @@ def _one_archive(context: BackupContext, request: RoundRequest, name: str) -> Ar
             work = ArchiveRound(context, request, archive=archive, lock=turn, tally=tally)
             try:
                 work.run()
-            except (ArchiveError, CopyError, ArchiveLocked, OSError, ValueError) as error:
+            except (ArchiveError, CopyError, ClaimTaken, OSError, ValueError) as error:
                 tally.note_fault(error)
             if not turn.lost:
                 work.keep()
-    except ArchiveLocked as taken:
-        tally.busy = str(taken)
+    except ClaimTaken as taken:
+        tally.busy = taken.at_work
     except (OSError, ValueError) as error:
         tally.note_fault(error)
     finally:

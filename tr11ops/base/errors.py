@@ -36,7 +36,6 @@ The exit code is 1 (needs a person), or the one that stands beside the name.
       Uncertain
     checkpoints
       LatestRefused
-      PruneBusy
       RemovalStopped
       NotPossible
       TrainerAlive
@@ -62,7 +61,6 @@ The exit code is 1 (needs a person), or the one that stands beside the name.
           PublicRepository
       CredentialsError
       FileChanged
-      Busy
     alerts and logs
       NoSuchAlert
       NewerSchema
@@ -75,9 +73,9 @@ The exit code is 1 (needs a person), or the one that stands beside the name.
       SweepError
       TwinError  2
 
-Some that carry a value of their room stay there (`rundir.claims.ClaimTaken`,
-`backup.round_values.ArchiveLocked`). The trainer's are in `trainer.contract.errors`. The text of each is
-one line: what, where, the rule, the fix.
+One that carries a value of its room stays there: `rundir.claims.ClaimTaken`, where another process is at
+it. The trainer's are in `trainer.contract.errors`. The text of each is one line: what, where, the rule,
+the fix.
 """
 
 from __future__ import annotations
@@ -288,10 +286,6 @@ class LatestRefused(Tr11Error):
     """`latest` must not be moved, and is as before. One line."""
 
 
-class PruneBusy(Tr11Error):
-    """Another prune of this run is at it. One line."""
-
-
 class RemovalStopped(Tr11Error):
     """Someone asked to stop: what is hidden is finished by the next prune."""
 
@@ -418,10 +412,6 @@ class CredentialsError(Tr11Error, ValueError):
 
 class FileChanged(Tr11Error):
     """A file is not what it was when its sending began. The text is one line."""
-
-
-class Busy(Tr11Error):
-    """Another process is at it; the text says which."""
 
 
 # ----------------------------------------------------------------------------- alerts and logs

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec import field
 from msgspec.structs import asdict, replace
 
-from tr11ops.base.errors import PruneBusy, RemovalStopped
+from tr11ops.base.errors import RemovalStopped
 from tr11ops.checkpoints.catalogue import Catalogue, read_catalogue
 from tr11ops.checkpoints.quarantine import (
     doomed_name,
@@ -45,7 +45,7 @@ from tr11ops.checkpoints.retention import (
 )
 from tr11ops.rundir.checkpoint_pins import state_folder
 from tr11ops.rundir.checkpoint_scan import NO_CARD, SavedCheckpoint
-from tr11ops.rundir.claims import Claim, ClaimFolder, ClaimTaken
+from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.clocks import Clocks, read_clocks
 from tr11ops.rundir.copies import CopyRecord, identity_of
 from tr11ops.rundir.fallback import keep_reserve, with_reserve
@@ -352,7 +352,7 @@ class Pruner(Record):
         """Remove what may go; of the (name, identity) pairs in `agreed` alone, where a person has
         seen them.
 
-        Raises PruneBusy, and OSError when the claim or the journal cannot be written: nothing was
+        Raises ClaimTaken, and OSError when the claim or the journal cannot be written: nothing was
         removed then. On a full disk the run's reserve is given up for them, and set aside again
         when there is room again.
         """
@@ -367,10 +367,7 @@ class Pruner(Record):
 
     def _claim(self) -> tuple[ClaimFolder, Claim]:
         claims = ClaimFolder(self.directory, CLAIM)
-        try:
-            return claims, claims.acquire(time.time(), CLAIM_SECONDS)
-        except ClaimTaken as taken:
-            raise PruneBusy(f"a prune is running already: {taken}") from None
+        return claims, claims.acquire(time.time(), CLAIM_SECONDS)
 
     def _run(
         self, claims: ClaimFolder, mine: Claim, agreed: Collection[tuple[str, str]] | None

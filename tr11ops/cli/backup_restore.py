@@ -19,7 +19,7 @@ from tr11ops.backup.data_sets import newest_copies
 from tr11ops.backup.drill import choose_copy, run_drill
 from tr11ops.backup.restorable import Candidate, cautions, restorable
 from tr11ops.backup.restore import restore_checkpoint, restore_file
-from tr11ops.backup.round_values import ArchiveLocked, BackupContext
+from tr11ops.backup.round_values import BackupContext
 from tr11ops.base.errors import (
     AlreadyThere,
     CopyDamaged,
@@ -50,6 +50,7 @@ from tr11ops.cli.common import directory_of, say
 from tr11ops.cli.runner import DRY_RUN, JSON, REASON, Outcome, RunContext, carry_out, unasked
 from tr11ops.logs.lines import plain
 from tr11ops.rundir.checkpoint_digests import DigestRecord, note_damage, put_on_record
+from tr11ops.rundir.claims import ClaimTaken
 from tr11ops.rundir.copies import CopyRecord, Kind, Receipt, identity_of, read_copies
 from tr11ops.rundir.identity import adopt_run_id, run_id
 from tr11ops.rundir.journal import user_name
@@ -564,8 +565,8 @@ def drill(
             closing(backup.opened(copy.archive)) as archive,
         ):
             done = run_drill(backup, archive, copy, into)
-    except ArchiveLocked as taken:
-        raise Refusal(f"a drill goes on already: {taken}") from None
+    except ClaimTaken as taken:
+        raise Refusal(f"a drill goes on already: {taken.at_work}") from None
     result = "passed" if done.passed else "FAILED"
     took = f"{size(done.bytes)} in {duration(done.seconds)}"
     return Outcome(

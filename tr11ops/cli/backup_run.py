@@ -37,7 +37,7 @@ from tr11ops.backup.screen import (
 )
 from tr11ops.backup.service import note_damage, run_round
 from tr11ops.backup.submit import SubmitContext, submit
-from tr11ops.base.errors import CopyDamaged, PruneBusy, Refusal, Unobserved, WrongUsage
+from tr11ops.base.errors import CopyDamaged, Refusal, Unobserved, WrongUsage
 from tr11ops.base.stop_signals import STOP_SIGNALS, StopEvent, obeying
 from tr11ops.checkpoints.prune import Pruner, PruneResult
 from tr11ops.cli.common import (
@@ -60,6 +60,7 @@ from tr11ops.cli.runner import (
     unasked,
 )
 from tr11ops.cron.table_programs import Invocation
+from tr11ops.rundir.claims import ClaimTaken
 from tr11ops.rundir.copies import CopyRecord, Receipt, read_copies
 from tr11ops.rundir.journal import Journal, user_name
 
@@ -417,8 +418,8 @@ def _prune(card: RunCard, backup: BackupContext) -> PruneResult | None:
     """Remove what the policy does not keep. Says why it did not come about."""
     try:
         return Pruner.of(card, user_name(), "backup.prune, after a round", stop=backup.stop).run()
-    except PruneBusy as error:
-        say(f"prune: {error}")
+    except ClaimTaken as taken:
+        say(f"prune: a prune is running already: {taken}")
     except OSError as error:
         why = f"{error.filename or card.paths.root}: {error.strerror or error}"
         return PruneResult(ended_early=f"nothing is removed that cannot be recorded: {why}")

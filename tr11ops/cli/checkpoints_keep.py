@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec.structs import replace
 
-from tr11ops.base.errors import PruneBusy, Refusal, Unobserved, WrongUsage
+from tr11ops.base.errors import Refusal, Unobserved, WrongUsage
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted, size
 from tr11ops.checkpoints.catalogue import Catalogue, read_catalogue
@@ -22,6 +22,7 @@ from tr11ops.cli.progress import ByteProgress
 from tr11ops.cli.runner import DRY_RUN, JSON, REASON, YES, Change, Outcome, RunContext
 from tr11ops.rundir.checkpoint_pins import pin as put_pin
 from tr11ops.rundir.checkpoint_pins import unpin as take_pin
+from tr11ops.rundir.claims import ClaimTaken
 from tr11ops.rundir.clocks import Clocks
 from tr11ops.rundir.journal import Journal, user_name
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_step
@@ -184,8 +185,8 @@ def _remove(pruner: Pruner, plan: PrunePlan, quiet: bool) -> PruneResult:
             return replace(pruner, progress=progress.advance, tell=tell).run(agreed)
         except KeyboardInterrupt:
             raise Refusal("interrupted; what was begun is finished by the next prune") from None
-        except PruneBusy as error:
-            raise Refusal(f"nothing was removed: {error}") from None
+        except ClaimTaken as taken:
+            raise Refusal(f"nothing was removed: a prune is running already: {taken}") from None
         except OSError as error:
             where = ""
             if error.filename:

@@ -15,7 +15,6 @@ import typer
 
 from tr11ops.base.deadline import keep_waiting
 from tr11ops.base.errors import (
-    Busy,
     CredentialsError,
     HubPermanentError,
     HubUnavailable,
@@ -43,6 +42,7 @@ from tr11ops.hub.sync_round import (
     write_confirmed,
     write_revoked,
 )
+from tr11ops.rundir.claims import ClaimTaken
 from tr11ops.status.publish import document
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def sync(
                 if public:
                     _confirm_public(setting)
                 return _outcome(send(setting, rebuild), dry_run)
-            except Busy as owner:
+            except ClaimTaken as owner:
                 notes = (f"tr11 sync runs already: {owner}",)
                 return Outcome({**value, "busy": str(owner)}, notes=notes, indent=None)
 

@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from tr11ops import __version__
-from tr11ops.backup.round_values import ArchiveLock, ArchiveLocked
+from tr11ops.backup.round_values import ArchiveLock
 from tr11ops.base.errors import HubUnavailable, Refusal, Unobserved, WrongUsage
 from tr11ops.base.observed import cause
 from tr11ops.base.units import size
@@ -43,6 +43,7 @@ from tr11ops.hub.model_card import ModelFacts, TrainingHistory, model_card
 from tr11ops.hub.upload import ROOM, Work, model_facts, overwritten, publish, read_losses
 from tr11ops.runcard.card import RunCard, resolved
 from tr11ops.runcard.copies import REPOSITORY
+from tr11ops.rundir.claims import ClaimTaken
 from tr11ops.rundir.copies import identity_of
 from tr11ops.rundir.datasets import tokenizer_place, workers_environment
 from tr11ops.rundir.journal import Journal
@@ -317,8 +318,8 @@ def _one_line() -> Iterator[None]:
         yield
     except HubUnavailable as error:
         raise Unobserved(f"{error}; the same command goes on") from None
-    except ArchiveLocked as error:
-        raise Refusal(f"this step is being uploaded already: {error}") from None
+    except ClaimTaken as taken:
+        raise Refusal(f"this step is being uploaded already: {taken.at_work}") from None
     except OSError as error:
         raise Refusal(cause(error)) from None
 

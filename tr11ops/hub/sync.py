@@ -18,7 +18,6 @@ from functools import partial
 from msgspec.structs import replace
 
 from tr11ops.base.errors import (
-    Busy,
     FileChanged,
     HubConflict,
     HubError,
@@ -55,7 +54,7 @@ from tr11ops.hub.sync_round import (
     write_success,
 )
 from tr11ops.observe.operation import FoundSecret
-from tr11ops.rundir.claims import Claim, ClaimFolder, ClaimTaken
+from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.journal import Journal
 from trainer.contract.record import Record
 
@@ -101,13 +100,11 @@ class SyncRound:
     # ------------------------------------------------------------------ the claim
     def take(self) -> Claim | None:
         """The claim on this run's mirror; None where none can be written, which costs safety
-        nothing. Raises Busy.
+        nothing. Raises ClaimTaken.
         """
         setting, folder = self.setting, ClaimFolder(self.setting.directory, CLAIM)
         try:
             return folder.acquire(setting.clock(), CLAIM_SECONDS)
-        except ClaimTaken as taken:
-            raise Busy(str(taken)) from None
         except OSError as error:
             self.tell(
                 f"two at once are not kept apart now: no claim can be written ({error.strerror or error})"
@@ -462,7 +459,7 @@ def sync_once(
 ) -> SyncOutcome:
     """Bring the repository up to date. `running` is kept from round to round by who does many.
 
-    Raises Busy, HubUnavailable, HubPermanentError, and OSError when the mirrored folder cannot be
+    Raises ClaimTaken, HubUnavailable, HubPermanentError, and OSError when the mirrored folder cannot be
     read.
     """
     work = SyncRound(setting, running or RunningDigests())
@@ -488,7 +485,7 @@ def sync_once(
 
 def preview(setting: SyncSettings, rebuild: bool = False) -> SyncOutcome:
     """What `sync_once` would send now. Nothing is changed anywhere. Raises as it does, but for
-    Busy.
+    ClaimTaken.
     """
     work = SyncRound(setting, RunningDigests())
     try:

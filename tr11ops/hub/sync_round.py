@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from tr11ops.base.errors import Busy, HubError, HubUnavailable
+from tr11ops.base.errors import HubError, HubUnavailable
 from tr11ops.base.newer import replace_json
 from tr11ops.base.observed import cause
 from tr11ops.base.retry import RetryPolicy
@@ -19,6 +19,7 @@ from tr11ops.base.units import duration, span_seconds
 from tr11ops.hub.base import HubFile, Progress, Repository
 from tr11ops.hub.sync_plan import Note, Send, Stamp
 from tr11ops.observe.operation import FoundSecret, found_secrets
+from tr11ops.rundir.claims import ClaimTaken
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.documents import document, record_of
@@ -294,8 +295,8 @@ def follow(
         begin = clock.steady()
         try:
             outcome = round_()
-        except (HubError, Busy, OSError) as error:
-            if isinstance(error, Busy):
+        except (HubError, ClaimTaken, OSError) as error:
+            if isinstance(error, ClaimTaken):
                 text = f"it runs already: {error}"
             else:
                 text = cause(error)

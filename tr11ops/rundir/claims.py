@@ -90,8 +90,18 @@ class ClaimTaken(Tr11Error):
     """Someone else has the thing; `owner` is None where he was faster by a moment."""
 
     def __init__(self, owner: Claim | None) -> None:
-        super().__init__(str(owner) if owner is not None else "someone else, since this moment")
+        super().__init__(str(owner or "someone else, since this moment"))
         self.owner = owner
+
+    @property
+    def at_work(self) -> str:
+        """Who is at it, and which step of the training it is about, where it is about one."""
+        if self.owner is None:
+            return "someone else has just begun"
+        step = self.owner.data.get("step")
+        if step is None:
+            return f"{self} is at it"
+        return f"{self} is at it (step {step})"
 
 
 class ClaimFolder:

@@ -18,7 +18,6 @@ from tr11ops.backup.drill import LoadResult, choose_copy, run_drill
 from tr11ops.backup.ledger import read_archive_state
 from tr11ops.backup.round_values import (
     ArchiveLock,
-    ArchiveLocked,
     ArchiveTally,
     RoundRequest,
     card_archives,
@@ -27,6 +26,7 @@ from tr11ops.backup.service import rebuild
 from tr11ops.observe.operation import CopyStatus
 from tr11ops.observe.operation_files import read_copy as read_status
 from tr11ops.rundir.checkpoint_digests import note_numbers
+from tr11ops.rundir.claims import ClaimTaken
 from tr11ops.rundir.copies import drill_file, read_copies, read_drill
 
 
@@ -104,7 +104,7 @@ def test_a_drill_restores_the_newest_copy_and_leaves_nothing(rounds: Rounds) -> 
     flip(rounds.far(400, "weights/a"), 2)
     failed = run_drill(rounds.place(), archive, copy, look=look)
     assert not failed.passed and "weights/a is damaged" in failed.message and len(seen) == 1
-    with ArchiveLock(rounds.directory, "drill", rounds.stop), pytest.raises(ArchiveLocked):
+    with ArchiveLock(rounds.directory, "drill", rounds.stop), pytest.raises(ClaimTaken):
         run_drill(rounds.place(), archive, copy, look=look)
 
 

@@ -19,13 +19,11 @@ from tests.tr11ops.backup.round_nursery import RoundNursery
 from tr11ops.backup.round_values import (
     CLAIM_SECONDS,
     ArchiveLock,
-    ArchiveLocked,
     claims_of,
     owner_of,
 )
-from tr11ops.base.errors import PruneBusy
 from tr11ops.checkpoints.prune import Pruner
-from tr11ops.rundir.claims import Claim
+from tr11ops.rundir.claims import Claim, ClaimTaken
 from trainer.contract.checkpoint_names import checkpoint_steps
 
 KILLS = 50
@@ -111,7 +109,7 @@ def test_two_backups_and_a_prune_at_once(tmp_path: Path) -> None:
         while not over.is_set():
             try:
                 action()  # type: ignore[operator]
-            except PruneBusy:
+            except ClaimTaken:
                 continue
             except BaseException as error:
                 errors.append(error)
@@ -177,7 +175,7 @@ def test_a_turn_that_was_lost_stops_the_work(rounds: Rounds) -> None:
         folder = claims_of(rounds.directory, "store")
         theirs = folder.take(Claim.of_this_process(NOW, 10.0, "theirs"), folder.newest())
         assert theirs is not None
-        with pytest.raises(ArchiveLocked):
+        with pytest.raises(ClaimTaken):
             turn.copying(100)
         assert stop.is_set() and turn.lost
     newest = folder.newest()

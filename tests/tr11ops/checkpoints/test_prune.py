@@ -19,13 +19,12 @@ import pytest
 from msgspec.structs import replace
 
 from tests.tr11ops.checkpoints.shelf import NOW, Shelf, policy
-from tr11ops.base.errors import PruneBusy
 from tr11ops.checkpoints import prune as pruning
 from tr11ops.checkpoints.prune import BEGUN, FAILED, LEFT, REMOVED, hide
 from tr11ops.checkpoints.quarantine import doomed_name, hidden_name, list_quarantined
 from tr11ops.runcard.copies import BackupSection
 from tr11ops.rundir.checkpoint_pins import pin, state_folder
-from tr11ops.rundir.claims import Claim, ClaimFolder
+from tr11ops.rundir.claims import Claim, ClaimFolder, ClaimTaken
 from tr11ops.rundir.clocks import Clocks, read_clocks
 from tr11ops.rundir.fallback import RESERVE_BYTES, RESERVE_FILE, keep_reserve, spend_reserve
 from tr11ops.rundir.journal import JournalEntry, read_journal
@@ -330,7 +329,7 @@ def test_one_prune_at_a_time(shelf: Shelf) -> None:
     claims = ClaimFolder(shelf.directory, "prune")
     mine = claims.take(Claim.of_this_process(time.time(), 60), None)
     assert mine is not None
-    with pytest.raises(PruneBusy, match=f"a prune is running already: process {os.getpid()}"):
+    with pytest.raises(ClaimTaken, match=f"process {os.getpid()}"):
         shelf.pruner().run()
     claims.write(replace(mine, held=False))
     assert shelf.pruner().run().freed == 256

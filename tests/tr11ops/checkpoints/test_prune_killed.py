@@ -13,12 +13,11 @@ import pytest
 
 from tests.forks import exit_code, forked, killed_at
 from tests.tr11ops.checkpoints.shelf import NOW, Shelf
-from tr11ops.base.errors import PruneBusy
 from tr11ops.checkpoints import prune as pruning
 from tr11ops.checkpoints.prune import BEGUN, REMOVED
 from tr11ops.checkpoints.quarantine import list_quarantined
 from tr11ops.rundir.checkpoint_pins import pin
-from tr11ops.rundir.claims import Claim, ClaimFolder
+from tr11ops.rundir.claims import Claim, ClaimFolder, ClaimTaken
 from tr11ops.rundir.journal import read_journal
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.checkpoints import find_resumable, partial_path
@@ -71,7 +70,7 @@ def test_killed_before_each_effect_the_next_one_finishes(memory: Path) -> None:
 def prune(shelf: Shelf) -> None:
     try:
         shelf.pruner().run()
-    except PruneBusy:
+    except ClaimTaken:
         os._exit(BUSY)
 
 

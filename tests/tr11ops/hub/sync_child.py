@@ -18,11 +18,11 @@ import huggingface_hub.lfs  # noqa: F401  what a round would import
 import tr11ops.hub.committing
 import tr11ops.hub.transport  # noqa: F401
 from tests.tr11ops.hub.sync_cases import PATTERNS, REPOSITORY
-from tr11ops.base.errors import Busy
 from tr11ops.hub.base import Repository, find_credentials, hub_retries
 from tr11ops.hub.client import Hub
 from tr11ops.hub.sync import sync_once
 from tr11ops.hub.sync_round import SyncSettings
+from tr11ops.rundir.claims import ClaimTaken
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.paths import RunPaths
 
@@ -40,7 +40,7 @@ def one_round(root: Path, url: str) -> None:
     )
     try:
         sync_once(setting)
-    except Busy as owner:
+    except ClaimTaken as owner:
         print(f"busy: {owner}", file=sys.stderr)
 
 

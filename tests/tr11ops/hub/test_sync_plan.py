@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tr11ops.base.errors import Busy, HubPermanentError, HubUnavailable
+from tr11ops.base.errors import HubPermanentError, HubUnavailable
 from tr11ops.hub.base import HubFile
 from tr11ops.hub.sync_plan import (
     MOST_BYTES,
@@ -25,6 +25,7 @@ from tr11ops.hub.sync_plan import (
     superseded_name,
 )
 from tr11ops.hub.sync_round import LoopClock, SyncOutcome, follow, seconds_of
+from tr11ops.rundir.claims import ClaimTaken
 
 paths = st.sampled_from(
     ["logs/main/a.txt", "tensorboard/main/events.out.tfevents.1", "logs/main/facts.json", "logs/b"]
@@ -168,12 +169,12 @@ def test_a_refusal_and_another_one_at_it_do_not_end_it():
         fake,
         HubPermanentError("the token is wrong"),
         HubPermanentError("the token is wrong"),
-        Busy("process 7"),
+        ClaimTaken(None),
         None,
     )
     assert [line.partition(";")[0] for line in said[:2]] == [
         "the token is wrong",
-        "it runs already: process 7",
+        "it runs already: someone else, since this moment",
     ] and shown == 1
 
 

@@ -15,10 +15,10 @@ import pytest
 from msgspec.structs import replace
 
 from tests.tr11ops.hub.sync_cases import EVENTS, LOG, REPOSITORY, Mirror, other, record
-from tr11ops.base.errors import Busy, HubPermanentError, HubUnavailable
+from tr11ops.base.errors import HubPermanentError, HubUnavailable
 from tr11ops.hub.sync import preview, sync_once
 from tr11ops.hub.sync_round import read_state
-from tr11ops.rundir.claims import Claim, ClaimFolder
+from tr11ops.rundir.claims import Claim, ClaimFolder, ClaimTaken
 from tr11ops.rundir.journal import read_journal
 
 
@@ -116,7 +116,7 @@ def test_the_second_of_two_leaves_and_says_who_is_at_it(mirror):
     mirror.write(LOG, b"one\n")
     folder = ClaimFolder(mirror.directory, "hub-sync")
     claim = folder.take(Claim.of_this_process(mirror.now, 3600), None)
-    with pytest.raises(Busy, match=f"process {os.getpid()} of "):
+    with pytest.raises(ClaimTaken, match=f"process {os.getpid()} of "):
         mirror.sync()
     assert mirror.server.count() == 0
     folder.write(replace(claim, held=False))
