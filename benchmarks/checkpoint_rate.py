@@ -34,8 +34,8 @@ import torch
 import torch.distributed as dist
 
 from trainer.checkpoint import store
-from trainer.checkpoint.store import CheckpointInfo, Extras
-from trainer.checkpoint.writer import AsyncSaver, Finished
+from trainer.checkpoint.publishing import CheckpointInfo, Extras, Finished
+from trainer.checkpoint.writer import AsyncSaver
 from trainer.parallel.state import FRAGMENT_KINDS, Fragment, LocalTensor, ShardedState
 
 PIECE = 8 << 20

@@ -53,8 +53,8 @@ from torch.nn.attention import SDPBackend
 
 from tr11ops.agent.allocation import free_port
 from trainer.checkpoint import store
-from trainer.checkpoint.store import CheckpointInfo, Extras
-from trainer.checkpoint.writer import AsyncSaver, Finished
+from trainer.checkpoint.publishing import CheckpointInfo, Extras, Finished
+from trainer.checkpoint.writer import AsyncSaver
 from trainer.config.card import TrainerConfig
 from trainer.config.kernel_choice import HOPPER, choose_kernel, float8_obstacle
 from trainer.contract.attempt import AttemptIdentity

@@ -8,7 +8,7 @@ from tests.trainer.cases import CPU, batches
 from tests.trainer.resumes import SIZE
 from trainer.checkpoint import randomness, store
 from trainer.checkpoint.deepspeed.collective import load_deepspeed, save_deepspeed
-from trainer.checkpoint.store import Extras
+from trainer.checkpoint.publishing import Extras
 from trainer.config.card import TrainerConfig
 from trainer.contract.resumable import OPTIMIZER_SUMS
 from trainer.control.resume import checkpoint_info

@@ -118,7 +118,7 @@ def attend_on_nodes(config: TrainerConfig, failing: tuple[int, ...]) -> tuple[st
     rank = int(os.environ["RANK"])
     os.environ["TR11_NODE_NAME"] = f"n{rank + 1}"
     if rank in failing:
-        store._write = writer._write = refuse_writing
+        store.write_named = writer._write = refuse_writing
     trainer = trainer_of(OnNode, config, "7")
     return trained(trainer)[0], trainer.steps_done, trainer.lines
 

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from trainer.checkpoint.sharded_files import TensorPiece, tiling_fault
+from trainer.checkpoint.sharded_files import TensorPiece
+from trainer.checkpoint.source import TensorFacts, precision_name
 from trainer.contract.errors import CheckpointError
 from trainer.contract.resumable import model_fault
 
-_PRECISIONS = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}
 _NARROW = {torch.bfloat16, torch.float16}  # every value of theirs is one of fp32
 
 
@@ -27,12 +26,11 @@ def check_model(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
 
 def check_pieces(
     part: str,
-    stored: Mapping[str, TensorStorageMetadata],
+    stored: Mapping[str, TensorFacts],
     pieces: Iterable[TensorPiece],
     widening: bool,
 ) -> None:
-    """Check that every piece of this rank can be filled: name, shape, dtype, and that the stored
-    chunks are complete.
+    """Check that every piece of this rank can be filled: name, shape, dtype.
 
     `widening`: bf16 and fp16 may be read into fp32. Raises CheckpointError: the first fault, both
     values, the fix.
@@ -44,22 +42,19 @@ def check_pieces(
                 f"its {part} lack {piece.key}, which this run's model has; use the run card that wrote it, "
                 "or another run.variant"
             )
-        if tuple(found.size) != piece.global_shape:
+        if found.shape != piece.global_shape:
             raise CheckpointError(
-                f"it is of another model: {piece.key} has shape {tuple(found.size)} in the checkpoint and "
+                f"it is of another model: {piece.key} has shape {found.shape} in the checkpoint and "
                 f"{piece.global_shape} in this run; use the run card that wrote it, or another run.variant"
             )
-        _check_dtype(piece, found.properties.dtype, widening)
-        fault = tiling_fault(piece.key, found)
-        if fault:
-            raise CheckpointError(f"it is damaged: {fault}; resume from another step")
+        _check_dtype(piece, found.dtype, widening)
 
 
 def _check_dtype(piece: TensorPiece, saved: torch.dtype, widening: bool) -> None:
     wanted = piece.tensor.dtype
     if saved == wanted or (widening and saved in _NARROW and wanted == torch.float32):
         return
-    names = [_PRECISIONS.get(dtype, str(dtype).removeprefix("torch.")) for dtype in (saved, wanted)]
+    names = [precision_name(dtype) for dtype in (saved, wanted)]
     raise CheckpointError(
         f"{piece.key} is {names[0]} in the checkpoint and {names[1]} in this run; a training resumes in the precision "
         f'it was saved in: set precision.dtype = "{names[0]}"'

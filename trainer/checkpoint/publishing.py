@@ -8,9 +8,11 @@ import contextlib
 import io
 import json
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from trainer.contract.record import Record
 from trainer.contract.replacing import Report
 from trainer.contract.resumable import CURSOR_FILE, RNG, ResumeNeed, has_resumable, lack_of
 from trainer.contract.sharing import make_shared
-from trainer.parallel.agreement import one_line
+from trainer.parallel.agreement import RankGroup, one_line
 
 Fence = Callable[[], None]  # raises when this trainer may not publish any more
 
@@ -45,6 +47,22 @@ class CheckpointInfo(Record):
     run_card_hash: str = ""
     versions: Mapping[str, str] = {}
     job_id: str = ""
+
+
+class Finished(Record):
+    """A save that has become a checkpoint; `bytes` of all files of all ranks.
+
+    `seconds`: from the request until this rank heard of the end. `stall`: of these, how long the
+    training stood still (in `start`, and in `wait` if that was called); `waited`: of these, for an
+    earlier save to end.
+    """
+
+    step: int
+    folder: Path
+    bytes: int
+    seconds: float
+    stall: float
+    waited: float = 0.0
 
 
 class Extras(Record):
@@ -148,6 +166,60 @@ def make_manifest(
         versions={name: str(version) for name, version in info.versions.items()},
         job_id=info.job_id,
     )
+
+
+def save_together(
+    ranks: RankGroup,
+    folder: Path,
+    step: int,
+    extras: Extras,
+    info: CheckpointInfo,
+    *,
+    names: list[str],
+    write: Callable[[Path], list[FileEntry]],
+    fence: Fence | None,
+    report: Report,
+) -> Finished:
+    """The checkpoint that all ranks' files make, those that `write` writes below a hidden folder,
+    which has the inner folders `names`. Collective.
+
+    Raises CheckpointError on every rank; nothing of it is then left.
+    """
+    started = time.perf_counter()
+    what = not_saved(folder, step)
+    partial = ranks.on_first(what, prepare, folder, step, names=names, report=report)
+    try:
+        entries = ranks.collect(ranks.each(what, write, partial))
+        manifest = make_manifest(step, extras, info, tuple(chain.from_iterable(entries)))
+        total = ranks.on_first(
+            what, publish, folder, partial, manifest=manifest, fence=fence, report=report
+        )
+    except CheckpointError:
+        if ranks.rank == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+    seconds = time.perf_counter() - started
+    return Finished(step, folder / checkpoint_name(step), total, seconds=seconds, stall=seconds)
+
+
+def not_saved(folder: Path, step: int) -> str:
+    """How the fault of a save begins."""
+    return f"checkpoint of step {step} was not saved in {folder}"
+
+
+def publish_alone(
+    partial: Path,
+    entries: list[FileEntry],
+    step: int,
+    extras: Extras,
+    info: CheckpointInfo,
+    latest: bool,
+    fence: Fence | None,
+) -> None:
+    """Make what one process wrote into the folder of `new_checkpoint` the checkpoint of its step."""
+    files = (*entries, *write_extras(partial, 0, step, extras))
+    manifest = make_manifest(step, extras, info, files)
+    publish(partial.parent, partial, manifest, latest=latest, fence=fence)
 
 
 def publish(

@@ -24,16 +24,19 @@ from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts, Tensor
 from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import FileEntry, Manifest, file_digest
 from trainer.contract.paths import MANIFEST_FILE
-from trainer.contract.resumable import CURSOR_FILE, OPTIMIZER, WEIGHTS, has_original_layout
+from trainer.contract.resumable import (
+    CURSOR_FILE,
+    OPTIMIZER,
+    OPTIMIZER_PREFIXES,
+    WEIGHTS,
+    WEIGHTS_PREFIXES,
+    has_original_layout,
+)
 from trainer.parallel.agreement import one_line
 
 T = TypeVar("T")
 
-# How the files of each part begin, in the topology-free layout and in the original's.
-_PREFIXES: dict[str, tuple[str, ...]] = {
-    WEIGHTS: (f"{WEIGHTS}/", "layer_"),
-    OPTIMIZER: (f"{OPTIMIZER}/", "bf16_zero_", "zero_"),
-}
+_PREFIXES = {WEIGHTS: WEIGHTS_PREFIXES, OPTIMIZER: OPTIMIZER_PREFIXES}
 _PIECE_BYTES = 64 << 20  # read at once when only a part of each row is wanted
 
 

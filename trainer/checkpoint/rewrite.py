@@ -30,14 +30,12 @@ from trainer.checkpoint.publishing import (
     CheckpointInfo,
     Extras,
     Fence,
-    make_manifest,
     new_checkpoint,
-    publish,
-    write_extras,
+    publish_alone,
 )
 from trainer.checkpoint.save_plan import INDEX_FILE
 from trainer.checkpoint.sharded_files import STEP_KEY
-from trainer.checkpoint.source import Part, TensorFacts, TensorSource, read_finite
+from trainer.checkpoint.source import PARTS, Part, TensorFacts, TensorSource, read_finite
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import FileEntry
@@ -72,23 +70,16 @@ def write_checkpoint(
     source is damaged or holds NaN or infinity, or when the disk refuses; nothing of the new checkpoint is then left.
     """
     with new_checkpoint(folder, step) as partial:
-        entries = _write_part(partial, "weights", source, on_bytes)
-        entries += _write_part(partial, "optimizer", source, on_bytes)
-        entries += write_extras(partial, 0, step, extras)
-        publish(
-            folder,
-            partial,
-            make_manifest(step, extras, info, tuple(entries)),
-            latest=latest,
-            fence=fence,
-        )
+        entries = [
+            entry for part in PARTS for entry in _write_part(partial, part, source, on_bytes)
+        ]
+        publish_alone(partial, entries, step, extras, info=info, latest=latest, fence=fence)
     return folder / checkpoint_name(step)
 
 
 def source_bytes(source: TensorSource) -> int:
     """Bytes of all tensors of a source."""
-    parts: tuple[Part, ...] = ("weights", "optimizer")
-    return sum(tensor_bytes(facts) for part in parts for facts in source.tensors(part).values())
+    return sum(tensor_bytes(facts) for part in PARTS for facts in source.tensors(part).values())
 
 
 def tensor_bytes(facts: TensorFacts) -> int:

@@ -32,6 +32,8 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
+from trainer.checkpoint.source import TensorFacts
+from trainer.contract.errors import CheckpointError
 from trainer.contract.record import Record
 from trainer.parallel.agreement import RankGroup
 from trainer.parallel.state import Fragment, LocalTensor, rectangles
@@ -115,14 +117,22 @@ def by_index(pieces: Iterable[TensorPiece]) -> dict[MetadataIndex, TensorPiece]:
     return found
 
 
-def read_index(folder: Path) -> dict[str, TensorStorageMetadata]:
-    """What a folder holds: logical name -> dtype, shape, chunks. Raises OSError or a pickle error
-    when damaged.
+def read_index(folder: Path) -> dict[str, TensorFacts]:
+    """What a folder holds, by logical name. Raises OSError or a pickle error when damaged,
+    CheckpointError when the chunks of a tensor are not all there.
     """
-    return cast(
+    found = cast(
         dict[str, TensorStorageMetadata],
         FileSystemReader(folder).read_metadata().state_dict_metadata,
     )
+    for key, stored in sorted(found.items()):
+        fault = tiling_fault(key, stored)
+        if fault:
+            raise CheckpointError(f"it is damaged: {fault}; resume from another step")
+    return {
+        key: TensorFacts(tuple(stored.size), stored.properties.dtype)
+        for key, stored in found.items()
+    }
 
 
 def read(folder: Path, pieces: list[TensorPiece], ranks: RankGroup) -> None:

@@ -14,6 +14,19 @@ from trainer.parallel.replica_check import is_finite
 from trainer.parallel.state import MASTERS, MOMENT_KINDS
 
 Part = Literal["weights", "optimizer"]
+PARTS: tuple[Part, ...] = ("weights", "optimizer")
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
+"""Precisions of a training, under the names that a card has for them."""
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """What torch calls it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def precision_name(dtype: torch.dtype) -> str:
+    """What a card calls it; of another than a card's, what torch does."""
+    return next((name for name, kind in DTYPES.items() if kind == dtype), dtype_name(dtype))
 
 
 class TensorFacts(Record):
@@ -70,7 +83,7 @@ def read_finite(
     values = source.read(part, key, offsets, sizes)
     if not is_finite(values):
         raise CheckpointError(
-            f"{key} ({part}) holds NaN or infinity as {str(values.dtype).removeprefix('torch.')}: nothing is made of"
+            f"{key} ({part}) holds NaN or infinity as {dtype_name(values.dtype)}: nothing is made of"
             " it; take another checkpoint, or a dtype that holds its numbers"
         )
     return values

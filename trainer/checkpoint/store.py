@@ -10,7 +10,6 @@ them, and all succeed or all raise CheckpointError.
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Iterable, Mapping
 from itertools import chain
@@ -28,11 +27,10 @@ from trainer.checkpoint.publishing import (
     CheckpointInfo,
     Extras,
     Fence,
+    Finished,
     extra_files,
-    make_manifest,
-    prepare,
-    publish,
-    write_extras,
+    not_saved,
+    save_together,
     write_named,
 )
 from trainer.checkpoint.save_plan import INDEX_FILE, FolderShare, plan_share
@@ -57,34 +55,10 @@ from trainer.contract.resumable import (
 from trainer.parallel.agreement import RankGroup, one_line
 from trainer.parallel.state import ShardedState
 
-__all__ = [
-    "CheckpointInfo",
-    "Extras",
-    "Loaded",
-    "SaveResult",
-    "find_resumable",
-    "load",
-    "make_manifest",
-    "prepare",
-    "publish",
-    "save",
-    "write_extras",
-]
-
 START_ANOTHER = (
     "; use another step, or start another run from it with checkpoint.load and "
     "checkpoint.load_optimizer = false"
 )
-
-
-class SaveResult(Record):
-    """A finished save: its folder, wall seconds (all ranks wait for the slowest), bytes of all
-    files of all ranks.
-    """
-
-    folder: Path
-    seconds: float
-    bytes: int
 
 
 class Loaded(Record):
@@ -111,46 +85,45 @@ def save(
     *,
     group: dist.ProcessGroup | None = None,
     save_optimizer: bool = True,
-    save_random_state: bool = True,
     fence: Fence | None = None,
     report: Report = lambda line: None,
-) -> SaveResult:
+) -> Finished:
     """Write the checkpoint of `step` below `folder` (checkpoints/VARIANT) and make `latest` name
     it. Collective.
 
     `group`: all ranks, with a CPU back-end; None is the default group, or this process alone without one.
     `save_optimizer`: without it the checkpoint is the weights alone, and only a load that does without the optimizer
-    takes it. `save_random_state`: without it a load derives random streams again. `fence`, `report`: see `publish`;
-    of rank 0.
+    takes it. Without `extras.rng` a load derives random streams again. `fence`, `report`: see `publish`; of rank 0.
     What bears the step's name already makes room (see `trainer.contract.replacing`). Folders that killed saves left
     are removed first, so no AsyncSaver may be at work on the folder.
     Raises CheckpointError on every rank (disk full, no rights, ranks whose parts do not fit together); the partial
     folder is then removed, and `latest` and all older checkpoints are as before.
     """
     ranks = RankGroup(group)
-    started = time.perf_counter()
-    what = f"checkpoint of step {step} was not saved in {folder}"
-    if save_random_state:
-        chosen = extras
-    else:
-        chosen = Extras(extras.cursor)
+    what = not_saved(folder, step)
     parts = ranks.each(what, saved_parts, state, save_optimizer)
     shares = {name: plan_share(pieces, ranks, what) for name, pieces in parts.items()}
-    partial = ranks.on_first(what, prepare, folder, step, names=list(parts), report=report)
-    try:
-        entries = ranks.each(
-            what, _write, partial, ranks.rank, step=step, parts=parts, shares=shares, extras=chosen
-        )
-        written = tuple(chain.from_iterable(ranks.collect(entries)))
-        manifest = make_manifest(step, extras, info, written)
-        total = ranks.on_first(
-            what, publish, folder, partial, manifest=manifest, fence=fence, report=report
-        )
-    except CheckpointError:
-        if ranks.rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-        raise
-    return SaveResult(folder / checkpoint_name(step), time.perf_counter() - started, total)
+
+    def write(partial: Path) -> list[FileEntry]:
+        """Tensors are read when a file's turn comes."""
+        files: dict[str, Iterable[Bytes]] = {
+            f"{name}/{share.file}": share.contents(sharded_files.by_index(parts[name]))
+            for name, share in shares.items()
+            if share.placed
+        }
+        return write_named(partial, files | small_files(ranks.rank, step, shares, extras))
+
+    return save_together(
+        ranks,
+        folder,
+        step,
+        extras,
+        info=info,
+        names=list(parts),
+        write=write,
+        fence=fence,
+        report=report,
+    )
 
 
 def saved_parts(state: ShardedState, save_optimizer: bool) -> dict[str, list[TensorPiece]]:
@@ -161,24 +134,6 @@ def saved_parts(state: ShardedState, save_optimizer: bool) -> dict[str, list[Ten
     if save_optimizer:
         return parts
     return {WEIGHTS: parts[WEIGHTS]}
-
-
-def _share_files(
-    rank: int,
-    step: int,
-    parts: Mapping[str, list[TensorPiece]],
-    shares: Mapping[str, FolderShare],
-    extras: Extras,
-) -> dict[str, Iterable[Bytes]]:
-    """All files that this rank writes, by their path in the checkpoint; tensors are read when a
-    file's turn comes.
-    """
-    large = {
-        f"{name}/{share.file}": share.contents(sharded_files.by_index(parts[name]))
-        for name, share in shares.items()
-        if share.placed
-    }
-    return {**large, **small_files(rank, step, shares, extras)}
 
 
 def small_files(
@@ -193,18 +148,6 @@ def small_files(
         if share.index is not None
     }
     return {**indexes, **extra_files(rank, step, extras)}
-
-
-def _write(
-    partial: Path,
-    rank: int,
-    step: int,
-    parts: Mapping[str, list[TensorPiece]],
-    shares: Mapping[str, FolderShare],
-    extras: Extras,
-) -> list[FileEntry]:
-    files = _share_files(rank, step, parts, shares=shares, extras=extras)
-    return write_named(partial, files)
 
 
 def load(

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 from torch import Tensor
 
 from trainer.checkpoint import sharded_files, store
@@ -33,7 +34,16 @@ from trainer.checkpoint.files import (
     view_of,
     write_files,
 )
-from trainer.checkpoint.publishing import Fence
+from trainer.checkpoint.publishing import (
+    CheckpointInfo,
+    Extras,
+    Fence,
+    Finished,
+    make_manifest,
+    not_saved,
+    prepare,
+    publish,
+)
 from trainer.checkpoint.save_plan import FolderShare, plan_share, signature
 from trainer.checkpoint.sharded_files import TensorPiece
 from trainer.checkpoint.staging import (
@@ -43,7 +53,6 @@ from trainer.checkpoint.staging import (
     ready_staging,
     shortage,
 )
-from trainer.checkpoint.store import CheckpointInfo, Extras
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.errors import CheckpointError, lost_a_rank
 from trainer.contract.files import host_name
@@ -56,22 +65,6 @@ from trainer.parallel.state import ShardedState
 # Written and hashed at a time beside the training. For each block threads ask the interpreter,
 # whose lock the thread that gives the GPU its work holds, some ten times.
 BACKGROUND_BLOCK = 64 << 20
-
-
-class Finished(Record):
-    """A save that has become a checkpoint.
-
-    `seconds`: from the request until this rank heard of the end. `stall`: of these, how long the
-    training stood still (in `start`, and in `wait` if that was called); `waited`: of these, for an
-    earlier save to end.
-    """
-
-    step: int
-    folder: Path
-    bytes: int
-    seconds: float
-    stall: float
-    waited: float
 
 
 class Failed(Record):
@@ -185,7 +178,6 @@ class AsyncSaver:
         info: CheckpointInfo,
         *,
         save_optimizer: bool = True,
-        save_random_state: bool = True,
     ) -> None:
         """Copy this rank's share to host memory and return; the rest happens in the background.
         Collective.
@@ -197,17 +189,13 @@ class AsyncSaver:
         began = time.perf_counter()
         self._finish_flight()
         waited = time.perf_counter() - began
-        what = self._what(step)
-        if save_random_state:
-            chosen = extras
-        else:
-            chosen = Extras(extras.cursor)
+        what = not_saved(self.folder, step)
         try:
             parts = self._ranks.each(what, store.saved_parts, state, save_optimizer)
             reason = self._make_room(parts, what)
             if reason is None:
                 partial = self._ranks.on_first(
-                    what, store.prepare, self.folder, step, names=list(parts), report=self.report
+                    what, prepare, self.folder, step, names=list(parts), report=self.report
                 )
         except CheckpointError as fault:
             self._fail(step, fault)
@@ -215,21 +203,15 @@ class AsyncSaver:
         if reason is not None:
             self.report(f"checkpoint of step {step} is saved while the training waits: {reason}")
             self._save_at_once(
-                step,
-                state,
-                chosen,
-                info=info,
-                save_optimizer=save_optimizer,
-                began=began,
-                waited=waited,
+                step, state, extras, info, save_optimizer=save_optimizer, began=began
             )
             return
-        written = self._copy_and_write(step, partial, parts, chosen)
+        written = self._copy_and_write(step, partial, parts, extras)
         stall = time.perf_counter() - began
         self._flight = _Flight(
             step,
             partial,
-            chosen,
+            extras,
             info=info,
             written=written,
             started=began,
@@ -270,27 +252,13 @@ class AsyncSaver:
         info: CheckpointInfo,
         *,
         save_optimizer: bool = True,
-        save_random_state: bool = True,
     ) -> list[Outcome]:
         """Finish the save under way, then save while the training waits; outcomes as of `wait`.
         Collective.
         """
         began = time.perf_counter()
         self._finish_flight()
-        waited = time.perf_counter() - began
-        if save_random_state:
-            chosen = extras
-        else:
-            chosen = Extras(extras.cursor)
-        self._save_at_once(
-            step,
-            state,
-            chosen,
-            info=info,
-            save_optimizer=save_optimizer,
-            began=began,
-            waited=waited,
-        )
+        self._save_at_once(step, state, extras, info, save_optimizer=save_optimizer, began=began)
         return self.wait()
 
     def close(self) -> None:
@@ -327,7 +295,7 @@ class AsyncSaver:
         """From written to publishing, or from published to the end; waits for anyone who is not so
         far.
         """
-        what = self._what(flight.step)
+        what = not_saved(self.folder, flight.step)
         try:
             if not flight.publishing:
                 entries = self._ranks.collect(self._ranks.each(what, flight.written.result))
@@ -362,10 +330,8 @@ class AsyncSaver:
     def _publish(self, flight: _Flight, entries: list[list[FileEntry]]) -> int:
         """Make the written folder a checkpoint; returns its bytes. In the background of rank 0."""
         written = tuple(chain.from_iterable(entries))
-        manifest = store.make_manifest(flight.step, flight.extras, flight.info, written)
-        return store.publish(
-            self.folder, flight.partial, manifest, fence=self.fence, report=self.report
-        )
+        manifest = make_manifest(flight.step, flight.extras, flight.info, written)
+        return publish(self.folder, flight.partial, manifest, fence=self.fence, report=self.report)
 
     def _save_at_once(
         self,
@@ -373,16 +339,17 @@ class AsyncSaver:
         state: ShardedState,
         extras: Extras,
         info: CheckpointInfo,
+        *,
         save_optimizer: bool,
         began: float,
-        waited: float,
     ) -> None:
+        waited = time.perf_counter() - began
         try:
             saved = store.save(
                 self.folder,
                 step,
                 state,
-                extras=extras,
+                extras,
                 info=info,
                 group=self.group,
                 save_optimizer=save_optimizer,
@@ -393,17 +360,12 @@ class AsyncSaver:
             self._fail(step, fault)
             return
         seconds = time.perf_counter() - began
-        self._outcomes.append(
-            Finished(step, saved.folder, saved.bytes, seconds=seconds, stall=seconds, waited=waited)
-        )
+        self._outcomes.append(replace(saved, seconds=seconds, stall=seconds, waited=waited))
 
     def _fail(self, step: int, fault: CheckpointError) -> None:
         if lost_a_rank(fault):
             raise fault
         self._outcomes.append(Failed(step, fault))
-
-    def _what(self, step: int) -> str:
-        return f"checkpoint of step {step} was not saved in {self.folder}"
 
     # ------------------------------------------------------------------ the copy
     def _make_room(self, parts: Mapping[str, list[TensorPiece]], what: str) -> str | None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from trainer.checkpoint import randomness, store
 from trainer.checkpoint.deepspeed.collective import load_deepspeed
-from trainer.checkpoint.store import CheckpointInfo
+from trainer.checkpoint.publishing import CheckpointInfo
 from trainer.config.card import TrainerConfig
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_step
 from trainer.contract.errors import CheckpointError

@@ -9,9 +9,8 @@ from typing import Any
 from trainer.checkpoint import randomness
 from trainer.checkpoint.deepspeed.collective import save_deepspeed
 from trainer.checkpoint.deepspeed.content import OptimizerSettings
-from trainer.checkpoint.publishing import Fence
-from trainer.checkpoint.store import Extras
-from trainer.checkpoint.writer import AsyncSaver, Failed, Finished, Outcome
+from trainer.checkpoint.publishing import Extras, Fence, Finished
+from trainer.checkpoint.writer import AsyncSaver, Failed, Outcome
 from trainer.config.card import TrainerConfig
 from trainer.config.data_match import CURSOR_KEY
 from trainer.contract.documents import document
@@ -141,14 +140,11 @@ class Saver:
             self._tell([self._save_original_layout(state, progress, plan)])
             return time.perf_counter() - began
         extras = self._extras(progress, plan)
-        options = {
-            "save_optimizer": settings.save_optimizer,
-            "save_random_state": settings.save_random_state,
-        }
+        keeps = settings.save_optimizer
         if settings.asynchronous:
-            self._writer.start(step, state, extras, self._info, **options)
+            self._writer.start(step, state, extras, self._info, save_optimizer=keeps)
         else:
-            self._tell(self._writer.save_now(step, state, extras, self._info, **options))
+            self._tell(self._writer.save_now(step, state, extras, self._info, save_optimizer=keeps))
         return time.perf_counter() - began
 
     def poll(self) -> None:
@@ -173,15 +169,10 @@ class Saver:
     def _save_original_layout(
         self, state: ShardedState, progress: Progress, plan: LearningRatePlan
     ) -> Outcome:
-        folder, step, began = (
-            self._config.paths.checkpoints,
-            progress.iteration,
-            time.perf_counter(),
-        )
         try:
-            saved = save_deepspeed(
-                folder,
-                step,
+            return save_deepspeed(
+                self._config.paths.checkpoints,
+                progress.iteration,
                 state,
                 extras=self._extras(progress, plan),
                 info=self._info,
@@ -195,9 +186,7 @@ class Saver:
         except CheckpointError as fault:
             if lost_a_rank(fault):
                 raise
-            return Failed(step, fault)
-        seconds = time.perf_counter() - began
-        return Finished(step, saved.folder, saved.bytes, seconds=seconds, stall=seconds, waited=0.0)
+            return Failed(progress.iteration, fault)
 
     def _settings(self, progress: Progress, plan: LearningRatePlan) -> OptimizerSettings:
         section = self._config.optimizer

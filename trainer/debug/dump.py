@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from trainer.checkpoint import randomness
 from trainer.checkpoint.fingerprint import fingerprint, state_digest, table_head, table_row
+from trainer.checkpoint.source import dtype_name, precision_name
 from trainer.config.run import DebugSection
 from trainer.contract.files import host_name, now, write_atomically
 from trainer.contract.sharing import make_shared
@@ -38,7 +39,6 @@ from trainer.parallel.mesh import Mesh
 from trainer.parallel.shard import sharding_of
 
 Named = Iterable[tuple[str, nn.Parameter]]
-_SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _MODULUS = 1 << 64
 
 
@@ -120,7 +120,7 @@ class DebugDumps:
             lines = [f"{name}={parameter.detach()}" for name, parameter in parameters]
         else:
             if parameters:
-                dtype = _SHORT.get(parameters[0][1].dtype, "other")
+                dtype = precision_name(parameters[0][1].dtype)
             else:
                 dtype = "other"
             stem = fingerprint_stem(iteration, self._place, moment, dtype)
@@ -155,7 +155,7 @@ class DebugDumps:
             shape=local,
             global_shape=whole,
             offsets=offsets,
-            dtype=str(parameter.dtype).removeprefix("torch."),
+            dtype=dtype_name(parameter.dtype),
             sharding_dim=sharding.dim,
             replicated=sharding.dim is None and self._mesh.tensor > 1,
             tied=name == self._family.tied_name and self._mesh.pipeline > 1,

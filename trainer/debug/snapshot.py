@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 from torch import Tensor
 
 from trainer.checkpoint.fingerprint import Fingerprint, state_digest
-from trainer.checkpoint.source import Part, TensorSource
+from trainer.checkpoint.source import PARTS, Part, TensorSource, dtype_name
 from trainer.contract.errors import CheckpointError
 from trainer.contract.record import Record
 from trainer.contract.units import shortened
@@ -122,7 +122,7 @@ def checkpoint_snapshot(source: TensorSource, place: Path, label: str) -> StateS
     """
     facts = source.facts
     copies = []
-    for part in cast(tuple[Part, ...], ("weights", "optimizer")):
+    for part in PARTS:
         for key, tensor in source.tensors(part).items():
             if part == "optimizer":
                 name, _, kind = key.rpartition("/")
@@ -140,7 +140,7 @@ def checkpoint_snapshot(source: TensorSource, place: Path, label: str) -> StateS
                     global_shape=shape,
                     offsets=(0,) * len(shape),
                     shape=shape,
-                    dtype=str(tensor.dtype).removeprefix("torch."),
+                    dtype=dtype_name(tensor.dtype),
                     read=_source_reader(source, part, key),
                 )
             )

@@ -8,7 +8,7 @@ import torch
 
 from tests.trainer.checkpoint.synthetic import Model, Shape, state
 from trainer.checkpoint import store
-from trainer.checkpoint.store import CheckpointInfo, Extras
+from trainer.checkpoint.publishing import CheckpointInfo, Extras
 
 
 def save(folder: Path, step: int, spoil: bool = False) -> Path:

@@ -37,6 +37,7 @@ def train(what: dict[str, Any]) -> int:
 
     from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
     from trainer.checkpoint import store
+    from trainer.checkpoint.publishing import CheckpointInfo, Extras
     from trainer.contract.checkpoint_names import checkpoint_name
     from trainer.contract.checkpoints import fence_off
     from trainer.contract.errors import CheckpointError
@@ -48,7 +49,7 @@ def train(what: dict[str, Any]) -> int:
     torch.set_num_threads(1)
     paths = RunPaths(Path(what["root"]), what["name"], "main")
     model, shape, facts = Model(what["layers"], 4, 8), Shape(), what["facts"]
-    info = store.CheckpointInfo(shape.topology, facts)
+    info = CheckpointInfo(shape.topology, facts)
     lease = Lease.begin(paths, "7", what["launch"])
     holder = lease.take()
     assert holder is None, f"kept out by {holder}"
@@ -69,9 +70,7 @@ def train(what: dict[str, Any]) -> int:
         wanted = state(model, shape, 0, int(loaded.cursor["token"]))
         assert not differences(filled, wanted), f"{place} was loaded, and is not what was saved"
     step = (found or 0) + what["gain"]
-    extras = store.Extras(
-        {"consumed_samples": step, "consumed_tokens": step, "token": what["token"]}
-    )
+    extras = Extras({"consumed_samples": step, "consumed_tokens": step, "token": what["token"]})
     store.save(
         paths.checkpoints, step, state(model, shape, 0, what["token"]), extras, info,
         save_optimizer=what["optimizer"], fence=lease.check,

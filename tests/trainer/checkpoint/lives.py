@@ -23,7 +23,7 @@ from pathlib import Path
 from tests.trainer.checkpoint import world
 from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
 from trainer.checkpoint import store
-from trainer.checkpoint.store import CheckpointInfo, Extras
+from trainer.checkpoint.publishing import CheckpointInfo, Extras
 from trainer.checkpoint.writer import AsyncSaver, Failed
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_steps
 from trainer.contract.errors import CheckpointError, lost_a_rank

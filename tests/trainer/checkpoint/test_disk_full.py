@@ -17,8 +17,8 @@ import torch.distributed as dist
 from tests.trainer.checkpoint import world
 from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
 from trainer.checkpoint import store
-from trainer.checkpoint.store import CheckpointInfo, Extras
-from trainer.checkpoint.writer import AsyncSaver, Failed, Finished
+from trainer.checkpoint.publishing import CheckpointInfo, Extras, Finished
+from trainer.checkpoint.writer import AsyncSaver, Failed
 from trainer.contract.errors import CheckpointError
 
 MODEL = Model(layers=2, hidden=64, vocabulary=64)

@@ -19,8 +19,8 @@ from tests.forks import die_at, killed_at
 from tests.trainer.checkpoint import lives, world
 from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
 from trainer.checkpoint import store
-from trainer.checkpoint.store import CheckpointInfo, Extras
-from trainer.checkpoint.writer import AsyncSaver, Finished
+from trainer.checkpoint.publishing import CheckpointInfo, Extras, Finished
+from trainer.checkpoint.writer import AsyncSaver
 from trainer.contract.checkpoint_names import checkpoint_steps
 from trainer.contract.errors import CheckpointError
 from trainer.contract.replacing import SUPERSEDED_SUFFIX

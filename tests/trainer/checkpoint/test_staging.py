@@ -20,9 +20,9 @@ from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
 from tests.trainer.spawn import run_ranks
 from trainer.checkpoint import files, store, writer
 from trainer.checkpoint.files import copy_bytes
+from trainer.checkpoint.publishing import CheckpointInfo, Extras, Finished
 from trainer.checkpoint.staging import Staging
-from trainer.checkpoint.store import CheckpointInfo, Extras
-from trainer.checkpoint.writer import AsyncSaver, Finished
+from trainer.checkpoint.writer import AsyncSaver
 from trainer.config.card import TrainerConfig
 from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from tests.trainer.checkpoint import world
 from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
 from trainer.checkpoint import randomness, store
-from trainer.checkpoint.store import CheckpointInfo, Extras
+from trainer.checkpoint.publishing import CheckpointInfo, Extras
 from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import Manifest, manifest_faults
@@ -182,7 +182,7 @@ def test_weights_alone_are_enough_for_evaluation(memory: Path) -> None:
 def test_a_checkpoint_may_be_weights_alone(memory: Path) -> None:
     mine = state(MODEL, Shape(), 0, 3, dtype=torch.float16)
     result = store.save(
-        memory, 3, mine, extras(3), info(Shape()), save_optimizer=False, save_random_state=False
+        memory, 3, mine, Extras(extras(3).cursor), info(Shape()), save_optimizer=False
     )
     assert sorted(path.name for path in result.folder.iterdir()) == [
         "cursor.json",
@@ -203,9 +203,7 @@ def test_a_checkpoint_may_be_weights_alone(memory: Path) -> None:
 
 
 def test_a_training_is_told_of_random_state_that_was_not_saved(memory: Path) -> None:
-    store.save(
-        memory, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()), save_random_state=False
-    )
+    store.save(memory, 3, state(MODEL, Shape(), 0, 3), Extras(extras(3).cursor), info(Shape()))
     loaded = store.load(memory, 3, state(MODEL, Shape(), 0, None), info(Shape()))
     assert loaded.rng is None
     assert any("random-number" in remark for remark in loaded.remarks)

@@ -20,8 +20,8 @@ from msgspec.structs import replace
 from tests.trainer.checkpoint import world
 from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
 from trainer.checkpoint import store
-from trainer.checkpoint.store import CheckpointInfo, Extras
-from trainer.checkpoint.writer import AsyncSaver, Failed, Finished, Outcome
+from trainer.checkpoint.publishing import CheckpointInfo, Extras, Finished
+from trainer.checkpoint.writer import AsyncSaver, Failed, Outcome
 from trainer.contract.checkpoint_names import checkpoint_steps, read_latest
 from trainer.contract.errors import CheckpointError, lost_a_rank
 from trainer.contract.manifest import Manifest
@@ -155,10 +155,9 @@ def test_weights_alone_and_no_random_state(memory: Path) -> None:
     saver.start(
         2,
         state(MODEL, Shape(), 0, 2),
-        extras(2),
+        Extras(extras(2).cursor),
         ALONE,
         save_optimizer=False,
-        save_random_state=False,
     )
     saver.start(3, state(MODEL, Shape(), 0, 3), extras(3), ALONE)
     assert [outcome.step for outcome in saver.wait()] == [1, 2, 3]

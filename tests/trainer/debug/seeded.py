@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from tests.trainer.cases import CPU, batches, tiny
 from trainer import engine as engine_module
 from trainer.checkpoint import randomness, store
-from trainer.checkpoint.store import CheckpointInfo, Extras
+from trainer.checkpoint.publishing import CheckpointInfo, Extras
 from trainer.config.card import DebugSection, TrainerConfig
 from trainer.contract.record import Record
 from trainer.debug.dump import DebugDumps

@@ -7,11 +7,10 @@ import math
 import time
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import cast
 
 from trainer.checkpoint.fingerprint import EMPTY, fingerprint
 from trainer.checkpoint.reader import open_checkpoint
-from trainer.checkpoint.source import CheckpointFacts, Part, TensorSource
+from trainer.checkpoint.source import PARTS, CheckpointFacts, TensorSource, dtype_name
 from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import Manifest, file_digest, manifest_faults
 from trainer.contract.paths import MANIFEST_FILE, RunPaths, read_attempt_label
@@ -22,7 +21,6 @@ from trainer.data.progress import progress_bar
 HELP = "what a checkpoint holds: facts, files, tensors and their numbers"
 
 PIECE_ELEMENTS = 1 << 24
-PARTS = cast(tuple[Part, ...], ("weights", "optimizer"))
 _EXIT_UNOBSERVED = 3
 
 
@@ -156,7 +154,7 @@ def _tensors(source: TensorSource, pattern: str | None) -> list[JsonObject]:
             "part": part,
             "name": key,
             "shape": list(facts.shape),
-            "dtype": str(facts.dtype).removeprefix("torch."),
+            "dtype": dtype_name(facts.dtype),
         }
         for part, key, facts in held
     ]

@@ -8,10 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.commands.inspect import PARTS
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.rewrite import CHUNK_BYTES, row_blocks, source_bytes, tensor_bytes
-from trainer.checkpoint.source import TensorSource
+from trainer.checkpoint.source import PARTS, TensorSource
 from trainer.contract.errors import CheckpointError
 from trainer.contract.record import JsonObject
 from trainer.data.progress import progress_bar

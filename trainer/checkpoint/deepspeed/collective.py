@@ -7,7 +7,6 @@ it holds, whatever topology wrote it.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
@@ -17,11 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
 from trainer.checkpoint import sharded_files
 from trainer.checkpoint.compatibility import check_complete, check_model, check_pieces
@@ -49,16 +43,15 @@ from trainer.checkpoint.publishing import (
     CheckpointInfo,
     Extras,
     Fence,
+    Finished,
     make_manifest,
-    prepare,
-    publish,
+    not_saved,
+    save_together,
     write_extras,
 )
 from trainer.checkpoint.sharded_files import TensorPiece
 from trainer.checkpoint.source import Part, TensorSource
-from trainer.checkpoint.store import Loaded, SaveResult
-from trainer.contract.checkpoint_names import checkpoint_name
-from trainer.contract.errors import CheckpointError
+from trainer.checkpoint.store import Loaded
 from trainer.contract.manifest import FileEntry, Manifest
 from trainer.contract.replacing import Report
 from trainer.contract.resumable import RNG
@@ -70,28 +63,11 @@ from trainer.parallel.state import ShardedState
 def fill(part: Part, pieces: Iterable[TensorPiece], source: TensorSource) -> None:
     """Fill this rank's live pieces of a part from any source, whatever topology wrote it.
 
-    Check names, shapes and dtypes first (`check_source`). Raises CheckpointError, naming the file,
+    Check names, shapes and dtypes first (`check_pieces`). Raises CheckpointError, naming the file,
     when the source is damaged; the pieces then hold a mixture.
     """
     for piece in pieces:
         piece.tensor.copy_(source.read(part, piece.key, piece.offsets, tuple(piece.tensor.shape)))
-
-
-def check_source(
-    part: Part, pieces: Iterable[TensorPiece], source: TensorSource, widening: bool
-) -> None:
-    """Check that every piece can be filled: name, shape, dtype (`widening`: bf16 into fp32). Raises
-    CheckpointError.
-    """
-    held = {
-        key: TensorStorageMetadata(
-            TensorProperties(dtype=facts.dtype),
-            torch.Size(facts.shape),
-            [ChunkStorageMetadata(torch.Size([0] * len(facts.shape)), torch.Size(facts.shape))],
-        )
-        for key, facts in source.tensors(part).items()
-    }
-    check_pieces(part, held, pieces, widening)
 
 
 def load_deepspeed(
@@ -127,9 +103,10 @@ def load_deepspeed(
     if not weights_only:
         parts["optimizer"] = ranks.each(what, sharded_files.fragment_pieces, state.fragments)
     for part, pieces in parts.items():
-        ranks.each(what, check_source, part, pieces, source=source, widening=weights_only)
+        held = source.tensors(part)
+        ranks.each(what, check_pieces, part, held, pieces=pieces, widening=weights_only)
         known = set().union(*ranks.gather({piece.key for piece in pieces}))
-        ranks.each(what, check_complete, part, source.tensors(part), wanted=known)
+        ranks.each(what, check_complete, part, held, wanted=known)
     for part, pieces in parts.items():
         ranks.each(what, fill, part, pieces, source=source)
     same = Degrees.of(facts.topology) == Degrees.of(info.topology)
@@ -184,7 +161,7 @@ def save_deepspeed(
     group: dist.ProcessGroup | None = None,
     fence: Fence | None = None,
     report: Report = lambda line: None,
-) -> SaveResult:
+) -> Finished:
     """Write the checkpoint of `step` below `folder` in the original layout, and make `latest` name
     it. Collective.
 
@@ -196,34 +173,27 @@ def save_deepspeed(
     before.
     """
     ranks = RankGroup(group)
-    started = time.perf_counter()
-    what = f"checkpoint of step {step} was not saved in {folder}"
     # a rank may hold nothing but padding
     with_optimizer = save_optimizer and any(ranks.gather(bool(state.fragments)))
     share = ranks.each(
-        what,
+        not_saved(folder, step),
         _Share,
         state,
         mesh,
         layers=int(info.model["model.layers"]),
         with_optimizer=with_optimizer,
     )
-    partial = ranks.on_first(what, prepare, folder, step, names=[])
-    try:
-        entries = ranks.each(
-            what, _write_share, partial, share, extras=extras, info=info, settings=settings
-        )
-        entries += ranks.each(what, write_extras, partial, ranks.rank, step=step, extras=extras)
-        written = tuple(chain.from_iterable(ranks.gather(entries)))
-        manifest = make_manifest(step, extras, info, written)
-        total = ranks.on_first(
-            what, publish, folder, partial, manifest=manifest, fence=fence, report=report
-        )
-    except CheckpointError:
-        if ranks.rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-        raise
-    return SaveResult(folder / checkpoint_name(step), time.perf_counter() - started, total)
+
+    def write(partial: Path) -> list[FileEntry]:
+        entries = [
+            write_file(partial, name, contents)
+            for name, contents in _files(share, extras, info, settings)
+        ]
+        return entries + write_extras(partial, ranks.rank, step, extras)
+
+    return save_together(
+        ranks, folder, step, extras, info=info, names=[], write=write, fence=fence, report=report
+    )
 
 
 class _Share:
@@ -293,15 +263,6 @@ def _own_copy(tensor: Tensor) -> Tensor:
     if own and plain.is_contiguous():
         return plain
     return plain.clone(memory_format=torch.contiguous_format)
-
-
-def _write_share(
-    partial: Path, share: _Share, extras: Extras, info: CheckpointInfo, settings: OptimizerSettings
-) -> list[FileEntry]:
-    return [
-        write_file(partial, name, contents)
-        for name, contents in _files(share, extras, info, settings)
-    ]
 
 
 def _files(

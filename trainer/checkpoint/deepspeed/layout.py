@@ -30,13 +30,12 @@ from trainer.checkpoint.deepspeed.inspect import (
 )
 from trainer.checkpoint.deepspeed.optimizer import OptimizerLayout, inspect_optimizer
 from trainer.checkpoint.deepspeed.states import OpenFiles, attributes
-from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts
+from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts, precision_name
 from trainer.contract.errors import CheckpointError
 from trainer.contract.resumable import is_universal
 from trainer.parallel.state import EXTRA_KINDS, FRAGMENT_KINDS
 
 OWN_KEY = "tr11"  # where tr11 keeps, in the rank files, what the original has no field for
-_PRECISIONS = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}
 _POSITION_KINDS = {1: "rotary", 2: "absolute", 3: "alibi"}
 _LEAST_OPEN_FILES = 32
 
@@ -156,9 +155,7 @@ def _model(layout: Layout) -> dict[str, Any]:
         "model.ffn_hidden_size": weights["blocks.0.mlp.up.weight"].facts.shape[0],
         "model.embedding_layernorm": "embedding.norm.weight" in weights,
         "tokenizer.padded_vocabulary_size": vocabulary,
-        "precision.dtype": _PRECISIONS.get(
-            weights["blocks.0.mlp.up.weight"].facts.dtype, "unknown"
-        ),
+        "precision.dtype": precision_name(weights["blocks.0.mlp.up.weight"].facts.dtype),
     }
     if "num_attention_heads" in arguments:
         facts["model.attention_heads"] = arguments["num_attention_heads"]

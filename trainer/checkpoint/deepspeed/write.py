@@ -43,13 +43,11 @@ from trainer.checkpoint.publishing import (
     CheckpointInfo,
     Extras,
     Fence,
-    make_manifest,
     new_checkpoint,
-    publish,
-    write_extras,
+    publish_alone,
 )
 from trainer.checkpoint.rewrite import row_blocks
-from trainer.checkpoint.source import Part, TensorFacts, TensorSource, read_finite, state_kinds
+from trainer.checkpoint.source import PARTS, TensorFacts, TensorSource, read_finite, state_kinds
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import FileEntry
@@ -91,14 +89,7 @@ def write_deepspeed_layout(
             write_file(partial, name, contents, on_bytes)
             for name, contents in _files(plan, source, extras.cursor, info=info, settings=settings)
         ]
-        entries += write_extras(partial, 0, step, extras)
-        publish(
-            folder,
-            partial,
-            make_manifest(step, extras, info, tuple(entries)),
-            latest=latest,
-            fence=fence,
-        )
+        publish_alone(partial, entries, step, extras, info=info, latest=latest, fence=fence)
     return folder / checkpoint_name(step)
 
 
@@ -107,12 +98,11 @@ def layout_bytes(source: TensorSource, topology: Mapping[str, int]) -> int:
     rank.
     """
     tensor = topology.get("tensor", 1)
-    parts: tuple[Part, ...] = ("weights", "optimizer")
     return sum(
         math.prod(facts.shape)
         * facts.dtype.itemsize
         * (1 if cut_dimension(key.split("/")[0]) is not None else tensor)
-        for part in parts
+        for part in PARTS
         for key, facts in source.tensors(part).items()
     )
 

@@ -26,7 +26,6 @@ from trainer.checkpoint.huggingface.bloom import BLOOM
 from trainer.checkpoint.huggingface.llama import LLAMA, is_llama
 from trainer.checkpoint.huggingface.mapped import (
     BLOCK_BYTES,
-    DTYPES,
     ROWS_KEY,
     VOCABULARY,
     WORDS,
@@ -38,7 +37,14 @@ from trainer.checkpoint.huggingface.mapped import (
 from trainer.checkpoint.huggingface.megatron_bert import BERT
 from trainer.checkpoint.huggingface.tokenizer import TokenizerFiles
 from trainer.checkpoint.rewrite import row_blocks, tensor_bytes
-from trainer.checkpoint.source import TensorFacts, TensorSource, read_finite
+from trainer.checkpoint.source import (
+    DTYPES,
+    TensorFacts,
+    TensorSource,
+    dtype_name,
+    precision_name,
+    read_finite,
+)
 from trainer.checkpoint.whole_folder import check_target, whole_folder
 from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import FileEntry
@@ -151,7 +157,7 @@ def plan_export(
     ]
     stored = source.tensors("weights")
     chosen = DTYPES[dtype or _kept_dtype(stored)]
-    config = theirs.config(facts, str(chosen).removeprefix("torch."))
+    config = theirs.config(facts, dtype_name(chosen))
     wanted = theirs.tensors(facts)
     _check_tensors(
         theirs, {item.key: shape_of(item.key, facts) for item in wanted.values()}, stored
@@ -190,8 +196,8 @@ def plan_export(
 def _kept_dtype(stored: Mapping[str, TensorFacts]) -> str:
     """That of the weights. Raises CheckpointError for one that is not written."""
     kept = next(iter(stored.values())).dtype
-    name = next((name for name, kind in DTYPES.items() if kind == kept), None)
-    if name is None:
+    name = precision_name(kept)
+    if name not in DTYPES:
         raise CheckpointError(
             f"the weights are {kept}; choose one with --dtype: {', '.join(DTYPES)}"
         )

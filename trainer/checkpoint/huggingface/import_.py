@@ -20,7 +20,6 @@ from torch import Tensor
 
 from trainer.checkpoint.huggingface.export import CONFIG, INDEX, SINGLE, convert, used_rows
 from trainer.checkpoint.huggingface.mapped import (
-    DTYPES,
     ROWS_KEY,
     VOCABULARY,
     WORDS,
@@ -29,7 +28,7 @@ from trainer.checkpoint.huggingface.mapped import (
     shape_of,
 )
 from trainer.checkpoint.rewrite import row_blocks
-from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts
+from trainer.checkpoint.source import DTYPES, CheckpointFacts, Part, TensorFacts
 from trainer.contract.errors import CheckpointError
 from trainer.contract.record import JsonObject, Record
 from trainer.parallel.agreement import one_line

@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
-
 from trainer.checkpoint.rewrite import row_blocks
 from trainer.checkpoint.source import TensorFacts
 from trainer.config.card import TrainerConfig
@@ -17,7 +15,6 @@ from trainer.contract.record import JsonObject, Record
 from trainer.contract.resumable import model_facts
 from trainer.schedule.ends import TOKEN_TYPES
 
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
 ROWS_KEY = "tokenizer.padded_vocabulary_size"
 WORDS = "embedding.word.weight"
 """Our name of the word embedding, whose rows are those of the vocabulary."""
