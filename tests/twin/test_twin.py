@@ -12,7 +12,8 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ from tr11ops.cluster.pending_reasons import Cause, reason_of, reason_of_job
 from tr11ops.cluster.process_marks import boot_mark
 from tr11ops.cluster.site import read_grants, read_site
 from tr11ops.cluster.slurm import SlurmScheduler
+from tr11ops.cluster.slurm_command import CommandResult, ask_about_site
 from tr11ops.twin.faults import active, heal, inject
 from tr11ops.twin.machine import accepts, is_free, search_path
 from tr11ops.twin.plan import TwinPlan, TwinPorts
@@ -434,9 +436,9 @@ def test_accounting_tells_of_ended_jobs_and_used_up_hours(home: Path, tmp_path: 
         until(lambda: f"{job_id}|FAILED|3:0" in client(twin, *wanted), "sacct tells of the job")
 
         slurm, user = SlurmScheduler(twin.environment), getpass.getuser()
-        rules = read_site(user, twin.environment)
+        rules = read_site(user, asking(twin))
         assert rules.enforces_limits and ACCOUNT in rules.accounts
-        assert read_grants(rules, user, None, None, None, twin.environment).budgets == ()
+        assert read_grants(rules, user, None, None, None, ask=asking(twin)).budgets == ()
         inject(twin, "limit-exhausted")
         waiting = slurm.submit(replace(request, name="limited"))
         until(
@@ -445,7 +447,7 @@ def test_accounting_tells_of_ended_jobs_and_used_up_hours(home: Path, tmp_path: 
         )
         job = slurm.job(waiting)
         assert job is not None and reason_of_job(job).cause is Cause.LIMIT
-        [budget] = read_grants(rules, user, None, None, None, twin.environment).budgets
+        [budget] = read_grants(rules, user, None, None, None, ask=asking(twin)).budgets
         assert (budget.owner, budget.resource, budget.left) == (f"account {ACCOUNT}", "cpu", 0)
         heal(twin)
         until(
@@ -462,7 +464,7 @@ def limits_of_qualities(
     """The default QoS of a user and the QoS of a partition limit a job that names neither; a frozen
     slurmdbd is said.
     """
-    rules = read_site(user, twin.environment)
+    rules = read_site(user, asking(twin))
     for words in (
         ["add", "qos", "small", "set", "GrpTRES=node=1", "MaxTRESPerJob=node=1"],
         [
@@ -480,7 +482,7 @@ def limits_of_qualities(
         client(twin, "sacctmgr", "-i", *words)
 
     def limits() -> list[str]:
-        found = read_grants(rules, user, None, None, None, twin.environment).limits
+        found = read_grants(rules, user, None, None, None, ask=asking(twin)).limits
         return [f"{one.owner} {one.resource}={one.limit}" for one in found]
 
     until(
@@ -499,12 +501,17 @@ def limits_of_qualities(
     database = twin.process("slurmdbd").pid
     os.kill(database, signal.SIGSTOP)
     try:
-        frozen = read_site(user, twin.environment)
+        frozen = read_site(user, asking(twin))
         assert "did not answer within 8 s" in frozen.untold
         # what is asked of the database is not waited for long
         assert limits() == ["QoS part of the partition cpu=4"]
     finally:
         os.kill(database, signal.SIGCONT)
+
+
+def asking(twin: Twin) -> Callable[..., CommandResult]:
+    """Questions about this twin's site."""
+    return partial(ask_about_site, environment=twin.environment)
 
 
 def limits_of_each_user(
@@ -513,7 +520,7 @@ def limits_of_each_user(
     """What a QoS gives each user, and one that comes before the partition's: by tr11's reading, and
     by Slurm itself.
     """
-    rules = read_site(user, twin.environment)
+    rules = read_site(user, asking(twin))
     over, below = (
         ("Flags=OverPartQOS", "MaxTRESPerUser=node=1"),
         ("MaxTRESPerAccount=node=1", "MaxJobsPerUser=3"),
@@ -538,7 +545,7 @@ def limits_of_each_user(
         )
 
     def limits(quality: str) -> list[str]:
-        found = read_grants(rules, user, None, quality, None, twin.environment).limits
+        found = read_grants(rules, user, None, quality, None, ask=asking(twin)).limits
         return [f"{one.owner} {one.resource}={one.limit} {one.of_each}".strip() for one in found]
 
     expected = {

@@ -26,9 +26,15 @@ from typing import IO, Any
 
 import psutil
 
-from tr11ops.agent.exit_records import Death, keep_launchers_word, trainer_is_done
+from tr11ops.agent.exit_records import (
+    Death,
+    NodeRecord,
+    NodeSettings,
+    keep_launchers_word,
+    launch_has_failed,
+    trainer_is_done,
+)
 from tr11ops.agent.memory_watch import MemoryWatch, WorkerWatch
-from tr11ops.agent.node_record import NodeRecord, NodeSettings, launch_has_failed
 from tr11ops.agent.worker_environment import (
     FLIGHT_RECORDS,
     prepare_caches,

@@ -5,7 +5,7 @@ its clock), and what it grants a run.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
@@ -14,9 +14,8 @@ from tr11ops.base.errors import NewerFileError, SchedulerError, SchedulerUnreach
 from tr11ops.base.newer import replace_json
 from tr11ops.cluster.slurm_command import (
     COMMAND_SECONDS,
-    CommandRunner,
+    CommandResult,
     ask_about_site,
-    run_command,
 )
 from tr11ops.cluster.slurm_text import limit_seconds, node_names, records, time_stamp
 from trainer.contract.record import Record
@@ -58,11 +57,7 @@ class SiteRules(Record):
         return self.largest_array_size is None or self.largest_array_size > 1
 
 
-def read_site(
-    user: str,
-    environment: Mapping[str, str] | None = None,
-    runner: CommandRunner = run_command,
-) -> SiteRules:
+def read_site(user: str, ask: Callable[..., CommandResult] = ask_about_site) -> SiteRules:
     """Ask `scontrol show config`, and `sacctmgr` where the site keeps accounts.
 
     Raises SchedulerUnreachable when the controller does not answer. An accounting database that
@@ -70,13 +65,13 @@ def read_site(
     asked a second time.
     """
 
-    def ask(*arguments: str, seconds: float = COMMAND_SECONDS) -> str | None:
-        result = ask_about_site(arguments, environment, runner, seconds)
+    def told(*arguments: str, seconds: float = COMMAND_SECONDS) -> str | None:
+        result = ask(arguments, timeout_seconds=seconds)
         if result.returncode == 0:
             return result.stdout
         return None
 
-    shown = ask("scontrol", "show", "config")
+    shown = told("scontrol", "show", "config")
     if shown is None:
         raise SchedulerUnreachable("scontrol show config failed: the controller does not answer")
     settings = {match["key"]: match["value"].strip() for match in _SETTING.finditer(shown)}
@@ -89,9 +84,9 @@ def read_site(
         every = ("sacctmgr", "-nP", "show", "qos", "format=name,maxsubmitpu")
         try:
             accounts, qualities, limits = _account_limits(
-                ask(*own, seconds=ACCOUNTING_SECONDS) or ""
+                told(*own, seconds=ACCOUNTING_SECONDS) or ""
             )
-            limits += _quality_limits(ask(*every, seconds=ACCOUNTING_SECONDS) or "", qualities)
+            limits += _quality_limits(told(*every, seconds=ACCOUNTING_SECONDS) or "", qualities)
         except SchedulerUnreachable as error:
             untold = str(error)
     enforced = settings.get("AccountingStorageEnforce", "")
@@ -239,9 +234,8 @@ def read_grants(
     account: str | None,
     quality: str | None,
     reservation: str | None,
-    environment: Mapping[str, str] | None = None,
-    runner: CommandRunner = run_command,
     partition: str | None = None,
+    ask: Callable[..., CommandResult] = ask_about_site,
 ) -> Grants:
     """Ask `scontrol`; only for what the card names and the site enforces. None: the user's default,
     or the site's.
@@ -251,8 +245,8 @@ def read_grants(
     each user and account: they are left out.
     """
 
-    def ask(*words: str) -> str:
-        result = ask_about_site(["scontrol", "--oneliner", "show", *words], environment, runner)
+    def show(*words: str) -> str:
+        result = ask(["scontrol", "--oneliner", "show", *words])
         if result.returncode != 0:
             said = (result.stderr or result.stdout).strip().splitlines()
             raise SchedulerError(said[-1] if said else f"scontrol show {words[0]} failed")
@@ -260,16 +254,14 @@ def read_grants(
 
     found = None
     if reservation:
-        found = _reservation(ask("reservation"), reservation)
+        found = _reservation(show("reservation"), reservation)
     if not rules.enforces_limits:
         return Grants(found)
-    text = ask("assoc_mgr", "flags=assoc,qos")
+    text = show("assoc_mgr", "flags=assoc,qos")
     associations = list(_associations(text, user, account))
-    wanted = quality or _default_quality(
-        rules, user, associations=associations, environment=environment, runner=runner
-    )
-    of_partition = _partition_quality(ask("partition"), partition)
-    told = _told_qualities(rules, {of_partition, wanted}, environment, runner)
+    wanted = quality or _default_quality(rules, user, associations, ask)
+    of_partition = _partition_quality(show("partition"), partition)
+    told = _told_qualities(rules, {of_partition, wanted}, ask)
     qualities = list(
         _qualities(
             text, of_partition, wanted, "OverPartQOS" in told.get(wanted, {}).get("Flags", "")
@@ -377,8 +369,7 @@ _TOLD = (
 def _told_qualities(
     rules: SiteRules,
     names: Collection[str],
-    environment: Mapping[str, str] | None,
-    runner: CommandRunner,
+    ask: Callable[..., CommandResult],
 ) -> dict[str, Mapping[str, str]]:
     """What the accounting database alone tells of these QoS, by name; the controller shows it of
     those in use only.
@@ -389,7 +380,7 @@ def _told_qualities(
         return {}
     asked = ("sacctmgr", "-nP", "show", "qos", f"format={','.join(_TOLD)}")
     try:
-        result = ask_about_site(asked, environment, runner, ACCOUNTING_SECONDS)
+        result = ask(asked, timeout_seconds=ACCOUNTING_SECONDS)
     except SchedulerUnreachable:
         return {}
     rows = [
@@ -441,8 +432,7 @@ def _default_quality(
     rules: SiteRules,
     user: str,
     associations: Sequence[Level],
-    environment: Mapping[str, str] | None,
-    runner: CommandRunner,
+    ask: Callable[..., CommandResult],
 ) -> str:
     """The QoS that a job gets which asks for none: the association's default, its only one, or the
     site's `normal`.
@@ -457,7 +447,7 @@ def _default_quality(
     whose = (f"user={user}", f"account={account}")
     asked = ("sacctmgr", "-nP", "show", "assoc", *whose, "format=partition,qos,defaultqos")
     try:
-        result = ask_about_site(asked, environment, runner, ACCOUNTING_SECONDS)
+        result = ask(asked, timeout_seconds=ACCOUNTING_SECONDS)
     except SchedulerUnreachable:
         return ""
     rows = [line.split("|") for line in result.stdout.splitlines() if line.count("|") == 2]

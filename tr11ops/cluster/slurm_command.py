@@ -120,9 +120,8 @@ class PatientOnce:
 
 def ask_about_site(
     arguments: Sequence[str],
-    environment: Mapping[str, str] | None,
-    runner: CommandRunner,
     timeout_seconds: float = COMMAND_SECONDS,
+    environment: Mapping[str, str] | None = None,
 ) -> CommandResult:
     """One question, with `environment` over this process's own; times come as seconds since the
     epoch.
@@ -130,7 +129,7 @@ def ask_about_site(
     variables = client_environment({**os.environ, **(environment or {})}) | {
         "SLURM_TIME_FORMAT": "%s"
     }
-    return runner(
+    return run_command(
         arguments, standard_input="", environment=variables, timeout_seconds=timeout_seconds
     )
 

@@ -1,214 +1,179 @@
-"""Whether a run is free to start in its directory: room, rights, clocks, no one else in it, and no
-job of it that runs or waits elsewhere. Pure.
+"""Whether a run is free to start in its directory: room, rights, clocks, stop switches, no one else
+in it, and the folders for its copies. What is looked up, and the checks of it.
 """
 
 from __future__ import annotations
 
-import re
+import os
 import shlex
+import shutil
+import stat
 from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tr11ops.base.observed import Unknown, known
+from tr11ops.backup.archives import folder_fault, folder_of, is_folder, overlap, same_device
+from tr11ops.base.observed import Observed, Unknown, known, observed
 from tr11ops.base.units import duration, size
-from tr11ops.cluster.arrays import array_number
-from tr11ops.cluster.base import Job, JobState
-from tr11ops.launch.facts import LaunchFacts, LaunchRequest
-from tr11ops.observe.ownership import ENDED_SECONDS, own_jobs, ways_to_see, without_unclear
+from tr11ops.observe.files import read_heartbeats
+from tr11ops.observe.ownership import ENDED_SECONDS, ways_to_see
 from tr11ops.runcard.card import PathBase, RunCard
 from tr11ops.runcard.check import Level, PreflightCheck, ok, refused, unknown, warning
-from tr11ops.rundir.paths import (
-    BEING_SUBMITTED,
-    DAMAGED,
-    RunDirectory,
-    Submission,
-    is_in_doubt,
-    job_of_tag,
-)
+from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.state_files import Damage
+from trainer.contract.files import user_of
+from trainer.contract.paths import RunPaths
+from trainer.contract.record import Record
 from trainer.schedule.flops import checkpoint_bytes, count_parameters, deepspeed_checkpoint_files
 
-# Whether a run is free to start: what of it runs or waits already, here and elsewhere. Pure.
-
-
-def queue_checks(
-    directory: RunDirectory, request: LaunchRequest, facts: LaunchFacts
-) -> Iterator[PreflightCheck]:
-    """Checks that nothing of this run could train beside what is launched now."""
-    if isinstance(facts.jobs, Unknown):
-        yield unknown("queue", f"the scheduler did not say what is queued ({facts.jobs.why})")
-        return
-    if isinstance(facts.submissions, Unknown):
-        yield unknown("queue", f"earlier submissions could not be read ({facts.submissions.why})")
-        return
-    if isinstance(facts.foreground, Unknown):
-        yield unknown("queue", f"earlier attempts could not be read ({facts.foreground.why})")
-        return
-    for place in facts.foreground:
-        yield refused(
-            "queue", f"this run is already running: {place}", "stop it first (`tr11 kill`)"
-        )
-    for place in facts.elsewhere:
-        yield refused(
-            "queue",
-            f"this run is already queued or running: {place}",
-            "stop it first (`tr11 kill`)",
-        )
-    found, namesakes = own_jobs(directory, facts.jobs, facts.submissions, facts.scheduler)
-    names = set(request.replaces)
-    replaced = [job for job in found if {job.job_id, job.raw_id, array_number(job)} & names]
-    ours = [job for job in found if job not in replaced]
-    namesakes, unclear = without_unclear(namesakes, tuple(facts.submissions))
-    if unclear and not request.beside_namesakes:
-        yield unknown("queue", unclear)
-    yield from _namesake_checks(namesakes, request, facts.user)
-    yield from _lost_checks(facts, facts.jobs)
-    doubtful = [job for job in ours if job.state is JobState.UNKNOWN]
-    if doubtful:
-        yield unknown("queue", f"the state of job {doubtful[0].job_id} of this run is unknown")
-    elif request.after is None:
-        yield from _first_in_line(ours, replaced, facts.user)
-    else:
-        yield from _behind(request.after, ours, facts)
-
-
-def _namesake_checks(
-    namesakes: Iterable[Job], request: LaunchRequest, user: str
-) -> Iterator[PreflightCheck]:
-    """A user's own job of the same name is most likely this very run, launched from another folder
-    or another card.
-    """
-    for job in namesakes:
-        if job.user != user or request.beside_namesakes:
-            yield warning(
-                "queue", f"job {job.job_id} of {job.user} has the same name, but is not of this run"
-            )
-            continue
-        state = "running" if job.state.is_active else "queued"
-        where = job.working_directory or "another run directory"
-        yield refused(
-            "namesake",
-            f"your job {job.job_id} has this run's name and is {state} in {where}",
-            "if that is the run you mean, give its card or its folder; a second training of that name takes"
-            " --allow-namesake, or a run.name of its own",
-        )
-
-
-# ----------------------------------------------------------------------------- submissions whose
-# answer was lost
-SUBMITTING_SECONDS = 150.0  # a client that still submits has been at it for less
-
-
-def without_trace(facts: LaunchFacts, jobs: Iterable[Job]) -> list[Submission]:
-    """The submissions in doubt of which neither the queue nor the run directory knows a job."""
-    listed, traces = tuple(jobs), known(facts.traces, {})
-    doubtful = (entry for entry in known(facts.submissions, ()) if is_in_doubt(entry))
-    return [entry for entry in doubtful if job_of_tag(entry.tag, listed, traces) is None]
-
-
-def _lost_checks(facts: LaunchFacts, jobs: Iterable[Job]) -> Iterator[PreflightCheck]:
-    if isinstance(facts.traces, Unknown):
-        yield unknown(
-            "queue", f"the records of the attempts could not be read ({facts.traces.why})"
-        )
-        return
-    for entry in without_trace(facts, jobs):
-        age = facts.time - entry.time
-        if (
-            entry.note == BEING_SUBMITTED
-            and entry.host != facts.host
-            and 0 <= age < SUBMITTING_SECONDS
-        ):
-            rule = f"{entry.user} has begun to launch this run on {entry.host} {duration(age)} ago"
-            yield refused("queue", rule, f"look again in {duration(SUBMITTING_SECONDS - age)}")
-        else:
-            if entry.note.startswith(DAMAGED):
-                lost = f"whose record is {entry.note}"
-            else:
-                lost = "whose answer was lost"
-            rule = f"the scheduler has no trace of submission {entry.tag}, {lost}"
-            yield warning("queue", rule, "if its job should come after all, it leaves at once")
-
-
-# ----------------------------------------------------------------------------- the line
-def _first_in_line(ours: list[Job], replaced: list[Job], user: str) -> Iterator[PreflightCheck]:
-    if not ours:
-        nothing, but = "nothing of this run is queued or running", ""
-        if replaced:
-            but = f" but {', '.join(job.job_id for job in replaced)}, in whose place this comes"
-        yield ok("queue", f"{nothing}{but}")
-        return
-    job = max(ours, key=lambda entry: (entry.state.is_active, array_number(entry)))
-    if job.user in {"", user}:
-        whose = ""
-    else:
-        whose = f" of {job.user}"
-    state = "running" if job.state.is_active else "queued"
-    more = ""
-    if len(ours) > 1:
-        more = f" (and {len(ours) - 1} more)"
-    last = max((array_number(entry) for entry in ours), key=_as_number)
-    rule = f"this run is already {state}: job {job.job_id}{whose}{more}"
-    yield refused(
-        "queue", rule, f"queue behind it with `--after {last}`, or stop it with `tr11 kill`"
-    )
-
-
-def _behind(after: str, ours: list[Job], facts: LaunchFacts) -> Iterator[PreflightCheck]:
-    """With `--after`, everything of this run must be over when the new job starts: it is the
-    target, or before it.
-    """
-    if isinstance(facts.after, Unknown):
-        yield unknown(
-            "--after", f"the scheduler did not say whether job {after} exists ({facts.after.why})"
-        )
-        return
-    if facts.after is None:
-        listed = ", ".join(sorted({array_number(job) for job in ours})) or "none"
-        yield refused(
-            "--after", f"the scheduler knows no job {after}", f"jobs of this run: {listed}", 2
-        )
-        return
-    if array_number(facts.after) not in {array_number(job) for job in ours}:
-        if facts.after.state.is_final:
-            yield warning("--after", f"job {after} is over: the new one may start at once")
-        else:
-            yield warning("--after", f"job {after} ({facts.after.name}) is not of this run")
-    whole_array = "_" not in after
-    if whole_array:
-        before = _all_before(array_number(facts.after), ours)
-    else:
-        before = set()
-    beside = [job for job in ours if array_number(job) not in before]
-    if beside:
-        last = max((array_number(job) for job in ours), key=_as_number)
-        rule = f"job {beside[0].job_id} of this run could run at the same time"
-        yield refused("--after", rule, f"use `--after {last}`")
-    else:
-        yield ok("queue", f"starts after job {after}")
-
-
-def _all_before(target: str, ours: list[Job]) -> set[str]:
-    """The target and every submission that it waits for, however far back."""
-    before, fresh = {target}, {target}
-    while fresh:
-        awaited = [
-            re.sub(r"_\S*", "", job.dependency) for job in ours if array_number(job) in fresh
-        ]
-        fresh = {number for text in awaited for number in re.findall(r"\d+", text)} - before
-        before |= fresh
-    return before
-
-
-def _as_number(text: str) -> tuple[int, str]:
-    if text.isdecimal():
-        return (int(text), "")
-    return (0, text)
+if TYPE_CHECKING:
+    from tr11ops.launch.facts import LaunchFacts
 
 
 CHECKPOINTS_OF_ROOM = 2
+RECENT_BEATS_SECONDS = 7 * 86400.0
 CLOCK_SECONDS = 5.0  # beyond this, times in logs and records of two nodes cannot be put in order
 
 
+# ----------------------------------------------------------------------------- what is there
+class DirectoryFacts(Record):
+    """Whether the run directory can be written to. `fault` is empty when it can, or could be made.
+
+    `free_inodes` is None where the file system does not count them. `missing_parents`: folders
+    above the run directory that are not there, the highest first; a launch makes them.
+    """
+
+    fault: str
+    free_bytes: Observed[int]
+    free_inodes: Observed[int | None] = None
+    missing_parents: tuple[Path, ...] = ()
+
+
+def look_at_directory(directory: RunDirectory) -> DirectoryFacts:
+    """Look at the folders that the run writes to, or at the nearest existing parent of those that
+    are missing.
+    """
+    paths = directory.paths
+    fault = ""
+    for wanted in (directory.root, paths.state, paths.checkpoints, paths.logs, directory.journal):
+        folder = _nearest(wanted)
+        if not folder.is_dir():
+            fault = f"{folder} is not a folder"
+        elif not os.access(folder, os.W_OK | os.X_OK):
+            fault = f"{folder} cannot be written to"
+        if fault:
+            break
+    nearest = _nearest(paths.checkpoints)
+    free = observed(lambda: shutil.disk_usage(nearest).free)
+    missing = tuple(
+        parent for parent in reversed(directory.root.parents) if not os.path.lexists(parent)
+    )
+    return DirectoryFacts(fault, free, observed(_free_inodes, nearest), missing)
+
+
+def _free_inodes(path: Path) -> int | None:
+    counted = os.statvfs(path)
+    if counted.f_files:
+        return counted.f_favail
+    return None
+
+
+def _nearest(path: Path) -> Path:
+    """The path itself if something is there, else its nearest parent that exists."""
+    while not os.path.lexists(path) and path != path.parent:
+        path = path.parent
+    return path
+
+
+class ClockFacts(Record):
+    """How far one clock is ahead of another, in seconds (below zero: behind)."""
+
+    what: str
+    ahead: float
+    against: str
+
+
+class AccessFault(Record):
+    """One folder or file of the run that the group cannot work with, and whose it is."""
+
+    path: Path
+    fault: str
+    owner: str
+
+
+def compared_clocks(directory: RunDirectory, moment: float) -> tuple[ClockFacts, ...]:
+    """Clocks that can be compared; on a run directory that is still to be made, or read-only, there
+    is none of here.
+    """
+    found = list(read_clocks(directory.paths, moment))
+    try:
+        found.append(clock_of_file_system(directory.paths.state))
+    except OSError:
+        # no files without names on this file system: the nodes' heartbeats remain
+        return tuple(found)
+    return tuple(found)
+
+
+def read_clocks(paths: RunPaths, now: float) -> tuple[ClockFacts, ...]:
+    """Each node's clock at its newest heartbeat, against the file system's, which stamped the same
+    file.
+
+    Heartbeats of more than a week ago are left out: clocks change. One entry a host.
+    """
+    beats, _ = read_heartbeats(paths)
+    newest: dict[str, ClockFacts] = {}
+    for beat in sorted(known(beats, ()), key=lambda beat: beat.time):
+        if now - beat.time > RECENT_BEATS_SECONDS:
+            continue
+        try:
+            stamp = paths.heartbeat(beat.rank).stat().st_mtime
+        except FileNotFoundError:
+            continue
+        newest[beat.host] = ClockFacts(f"node {beat.host}", beat.time - stamp, "the file system")
+    return tuple(newest[host] for host in sorted(newest))
+
+
+def clock_of_file_system(folder: Path) -> ClockFacts:
+    """This machine's clock against the file system's. Raises OSError where nothing can be written."""
+    from trainer.contract.files import file_system_time
+
+    here, stamped = file_system_time(folder)
+    return ClockFacts("this machine", here - stamped, "the file system")
+
+
+def read_access(directory: RunDirectory) -> tuple[AccessFault, ...]:
+    """The folders of the run in which the group cannot write, or whose new files would get another
+    group.
+    """
+    paths = directory.paths
+    wanted = (
+        directory.root,
+        paths.state,
+        paths.attempts,
+        directory.submissions,
+        paths.checkpoints,
+        paths.logs,
+    )
+    found = []
+    group = directory.root.stat().st_gid if directory.exists else None
+    for folder in (*wanted, directory.journal):
+        try:
+            status = folder.stat()
+        except FileNotFoundError:
+            continue
+        faults = []
+        if status.st_mode & 0o070 != 0o070:
+            faults.append("not writable for its group")
+        if not status.st_mode & stat.S_ISGID:
+            faults.append("without the setgid bit")
+        if status.st_gid != group:
+            faults.append("of another group than the run directory")
+        if faults:
+            found.append(AccessFault(folder, ", ".join(faults), user_of(status.st_uid)))
+    return tuple(found)
+
+
+# ----------------------------------------------------------------------------- room, rights, clocks
 def base_checks(base: PathBase, directory: RunDirectory) -> Iterator[PreflightCheck]:
     """A warning where the run goes on from the folder that its paths were once taken from, and not
     from its card's.
@@ -433,3 +398,59 @@ def short(names: Iterable[str], most: int = 4) -> str:
     return ", ".join(listed[:most]) + (
         f" and {len(listed) - most} more" if len(listed) > most else ""
     )
+
+
+# ----------------------------------------------------------------------------- folders for copies
+# Whether those that the card names are others than the run directory, on another disk at best.
+class ArchiveFacts(Record):
+    """A folder of [backup]. `overlap`: how it overlaps with the run directory; `is_same_device`: on
+    its file system.
+
+    `fault`: why no round could use it now, "" where one could.
+    """
+
+    key: str
+    folder: str
+    overlap: str
+    is_same_device: bool
+    fault: str = ""
+
+
+def look_at_archives(card: RunCard) -> tuple[ArchiveFacts, ...]:
+    """The card's archives that are folders; what lies behind a network is not asked."""
+    found = []
+    for key in ("store", "url"):
+        address = getattr(card.backup, key)
+        if address is not None and is_folder(address):
+            folder = folder_of(address)
+            is_same = same_device(folder, card.paths)
+            shared = overlap(folder, card.paths)
+            if shared:
+                fault = ""
+            else:
+                fault = folder_fault(key, card)
+            found.append(
+                ArchiveFacts(
+                    f"backup.{key}",
+                    str(folder),
+                    overlap=shared,
+                    is_same_device=is_same,
+                    fault=fault,
+                )
+            )
+    return tuple(found)
+
+
+def archive_checks(archives: tuple[ArchiveFacts, ...]) -> Iterator[PreflightCheck]:
+    """Refuses an archive that is the run directory by whatever name, warns of one on the same file
+    system.
+    """
+    for archive in archives:
+        if archive.overlap:
+            rule = f"{archive.folder}: {archive.overlap}, so a copy there is no copy"
+            yield refused(archive.key, rule, "name a folder of another file system", 2)
+        elif archive.fault:
+            yield warning(archive.key, f"nothing can be copied there: {archive.fault}")
+        elif archive.is_same_device:
+            rule = f"{archive.folder} lies on the file system of the run directory: one fault takes both"
+            yield warning(archive.key, rule, "name a folder of another file system")

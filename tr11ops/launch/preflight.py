@@ -9,25 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from tr11ops.base.observed import Unknown, known
-from tr11ops.base.units import counted, duration, format_time_limit
+from tr11ops.base.units import counted, format_time_limit
 from tr11ops.cluster.base import Node, Partition
 from tr11ops.cluster.capacity import Lack, NodeNeed, lacking
 from tr11ops.cluster.passed_options import memory_megabytes, options_of, shown
 from tr11ops.cluster.site import Reservation, SiteRules
 from tr11ops.launch.chain import chain_checks, coverage_checks, coverage_of, site_checks
 from tr11ops.launch.container import container_checks
+from tr11ops.launch.data_checks import data_checks, map_checks, tokenizer_checks
 from tr11ops.launch.directory_checks import (
+    archive_checks,
     damage_checks,
     directory_checks,
     holder_checks,
     not_mounted,
-    queue_checks,
     short,
     switch_checks,
 )
-from tr11ops.launch.extra_observations import archive_checks
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest
 from tr11ops.launch.margins import grant_checks, is_measured, margin_checks
+from tr11ops.launch.queue_checks import queue_checks
 from tr11ops.launch.resume import checkpoint_checks, saving_checks
 from tr11ops.nodes.names import card_exclusions
 from tr11ops.queue.queued_jobs import Given, given_to_scheduler
@@ -38,13 +39,10 @@ from tr11ops.runcard.exit_duration import ExitPlan, exit_plan
 from tr11ops.runcard.gpu_memory import memory_checks
 from tr11ops.runcard.rules import card_warnings
 from tr11ops.runcard.speed import RunHistory, with_gpus_of
-from tr11ops.rundir.datasets import DatasetFacts
 from tr11ops.rundir.exclusions import due_for_recheck
 from tr11ops.rundir.paths import RunDirectory
 from trainer.config.first_loss import first_loss
 from trainer.config.kernel_choice import INSTALL_IT
-
-INDEX_RATE = 4e6  # documents and samples a second for which one core builds index maps
 
 
 def preflight(
@@ -105,9 +103,9 @@ def _checks(
         yield from memory_checks(completed)
         yield from _first_loss(card)
         yield from _compiler_checks(facts)
-        yield from _data_checks(card, facts)
-        yield from _map_checks(card, facts)
-        yield from _tokenizer_checks(card, facts)
+        yield from data_checks(card, facts)
+        yield from map_checks(card, facts)
+        yield from tokenizer_checks(card, facts)
     if not facts.directory.fault:  # what cannot be a run directory has no state to be read
         yield from queue_checks(directory, request, facts)
         yield from holder_checks(card, directory, facts)
@@ -392,91 +390,3 @@ def _wanted_nodes(card: RunCard) -> str:
     if spares:
         return f"{card.slurm.nodes} + {spares} spare"
     return str(card.slurm.nodes)
-
-
-# ----------------------------------------------------------------------------- the data
-def _data_checks(card: RunCard, facts: LaunchFacts) -> Iterator[PreflightCheck]:
-    tokens = documents = 0
-    for dataset in facts.datasets:
-        if dataset.unreadable:
-            yield refused(
-                "data.prefixes", dataset.unreadable, "make it readable for the run's user"
-            )
-        elif dataset.fault:
-            yield refused(
-                "data.prefixes",
-                dataset.fault,
-                "correct the path, or make the dataset (`tr11 data preprocess`)",
-            )
-        else:
-            yield from _size_checks(card, dataset)
-        tokens += dataset.tokens
-        documents += dataset.documents
-    if not any(dataset.fault or dataset.unreadable for dataset in facts.datasets):
-        sizes = f"{counted(documents, 'document')}, {counted(tokens, 'token')}"
-        yield ok("data", f"{counted(len(facts.datasets), 'indexed dataset')}, {sizes}")
-
-
-def _size_checks(card: RunCard, dataset: DatasetFacts) -> Iterator[PreflightCheck]:
-    """One sample must fit. The parts of a split follow documents, so what they hold in tokens is an
-    estimate here.
-    """
-    sample = card.model.sequence_length + 1
-    need = f"one sample takes {sample:,} (model.sequence_length + 1)"
-    if dataset.tokens < sample:
-        rule = f"{dataset.prefix} has {dataset.tokens:,} tokens, {need}"
-        yield refused("data.prefixes", rule, "give more data, or lower model.sequence_length", 2)
-        return
-    if card.data.uses_groups:
-        return  # each group names its own parts; the trainer counts them exactly
-    shares = [float(share) for share in card.data.split.split(",")]
-    parts = [("training", shares[0])]
-    if card.evaluation.iterations > 0:
-        parts.append(("validation", shares[1]))
-    for part, share in parts:
-        tokens = int(dataset.tokens * share / sum(shares))
-        if tokens < sample:
-            rule = f"{card.data.split} leaves {part} about {tokens:,} tokens of {dataset.prefix}, {need}"
-            yield warning("data.split", rule, "give more data, or a larger share")
-
-
-def _map_checks(card: RunCard, facts: LaunchFacts) -> Iterator[PreflightCheck]:
-    """Index maps that are missing are built at the start of the training, by one worker while all
-    others wait.
-    """
-    missing = facts.without_maps
-    if isinstance(missing, Unknown):
-        yield warning(
-            "index maps",
-            f"they could not be looked for ({missing.why}); they are built if they are missing",
-        )
-    elif missing:
-        documents = sum(
-            dataset.documents for dataset in facts.datasets if dataset.prefix in missing
-        )
-        seconds = (documents + card.batch.train_samples) / INDEX_RATE
-        count = f"{len(missing)} of {len(facts.datasets)} data sets"
-        yield ok(
-            "index maps",
-            f"{count} have none yet: built at the start, in about {duration(max(1.0, seconds))}",
-        )
-    else:
-        yield ok("index maps", "there for every data set")
-
-
-def _tokenizer_checks(card: RunCard, facts: LaunchFacts) -> Iterator[PreflightCheck]:
-    tokenizer, rows = facts.tokenizer, card.tokenizer.padded_vocabulary_size
-    if tokenizer.fault:
-        yield refused("tokenizer.path", tokenizer.fault, tokenizer.fix)
-    elif tokenizer.size is not None and tokenizer.size > rows:
-        rule = f"{rows} is below the tokenizer's {tokenizer.size} tokens"
-        yield refused("tokenizer.padded_vocabulary_size", rule, f"use {tokenizer.size} or more", 2)
-    elif tokenizer.end_fault and card.model.looks_ahead:
-        yield refused(
-            "tokenizer", tokenizer.end_fault, "the training loads it, and would end there"
-        )
-    elif tokenizer.end_fault:
-        fix = "the training reads ids alone; `tr11 data preprocess` and `tr11 checkpoints export` refuse it"
-        yield warning("tokenizer", tokenizer.end_fault, fix)
-    elif tokenizer.size is not None:
-        yield ok("tokenizer", f"{tokenizer.size:,} tokens in {rows:,} rows")

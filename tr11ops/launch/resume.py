@@ -1,34 +1,164 @@
 """What a launch would resume from, whether the card fits it, and whether the trainer would refuse
-what is queued. Pure.
+what is queued. What is looked up, and the checks of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tr11ops.base.observed import Unknown, known
+from msgspec.structs import replace
+
+from tr11ops.base.observed import Observed, Unknown, known, observed
 from tr11ops.cluster.arrays import array_number
 from tr11ops.cluster.base import Job
-from tr11ops.launch.facts import LaunchCheckpoints, LaunchFacts, look_at_checkpoints
+from tr11ops.observe.derived import finish_time, newest_marker
+from tr11ops.observe.files import read_attempts, read_steps, read_steps_and_latest
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.check import Level, PreflightCheck, ok, refused, unknown, warning
 from tr11ops.runcard.exit_duration import card_as_written
 from tr11ops.rundir.paths import RunDirectory, Submission, parse_comment
 from trainer.config.data_match import DataRecord, data_facts, decisive_differences, fact_differences
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name
+from trainer.contract.checkpoints import refusal
 from trainer.contract.errors import CheckpointError
-from trainer.contract.manifest import Manifest
+from trainer.contract.manifest import Manifest, manifest_faults
+from trainer.contract.origin import Origin
+from trainer.contract.paths import RunPaths
+from trainer.contract.record import Record
+from trainer.contract.resumable import CURSOR_FILE, ResumeSearch, foreign_step, search, size_faults
 from trainer.contract.state_file import read_json
 from trainer.schedule.learning_rate import plan_of
-from trainer.schedule.path import path_of
+from trainer.schedule.path import START, Position, path_of
+from trainer.schedule.progress import Progress
 from trainer.schedule.start import (
     NAMES,
     StartSource,
     agreed_settings,
+    loaded_source,
     no_start,
+    own_source,
     schedule_differences,
 )
+
+if TYPE_CHECKING:
+    from tr11ops.launch.facts import LaunchFacts
+
+
+class LaunchCheckpoints(Record):
+    """The checkpoints that the training would start from, judged and tried as the trainer does it
+    (see `trainer.contract.resumable`): the run's own, and where it has none, those that
+    `checkpoint.load` names.
+
+    `steps`: all that have a folder, ascending. `latest`: what that file names, None when it is
+    missing. `refusal`: why the trainer would resume from none of them, "" when it would. `foreign`:
+    the step that it would take of those that another tool wrote, without manifests. `cursor`: of
+    the one that was found; None where its layout keeps it among tensors, which nothing here reads.
+    `origin`: what the run itself had begun with.
+    """
+
+    source: StartSource
+    steps: tuple[int, ...]
+    latest: Observed[int | None]
+    found: ResumeSearch
+    refusal: str = ""
+    verified: str = "sizes"
+    foreign: int | None = None
+    cursor: Observed[Mapping[str, Any] | None] = None
+    # whether the attempt that saved it had sequence parallelism; None: not recorded
+    cut_sequences: bool | None = None
+    origin: Observed[Origin | None] = None
+
+    @property
+    def start(self) -> Position:
+        """Where the training goes on, as far as is known without reading tensors; the beginning
+        where it is fresh.
+        """
+        if self.source.is_fresh:
+            return START
+        if isinstance(self.cursor, Mapping):
+            return Progress.from_cursor(self.cursor).position
+        manifest = self.found.manifest
+        if manifest is not None:
+            return Position(manifest.step, manifest.consumed_samples, manifest.consumed_tokens)
+        return START
+
+
+def look_at_checkpoints(card: RunCard, read_digests: bool = False) -> LaunchCheckpoints:
+    """Look where the trainer would look, in its order. Raises OSError as the file system does."""
+    own = own_source(card)
+    found = _look_in(own, read_digests)
+    other = loaded_source(card)
+    if other is not None and not found.steps and found.latest is None:
+        found = _look_in(other, read_digests)
+    return replace(found, origin=observed(Origin.read, card.paths))
+
+
+def _look_in(source: StartSource, read_digests: bool) -> LaunchCheckpoints:
+    folder = source.folder
+    steps, latest = read_steps_and_latest(folder)
+    foreign = foreign_step(folder)
+    if foreign is not None:
+        return LaunchCheckpoints(source, steps, latest, ResumeSearch(None, None), foreign=foreign)
+    faults_of = partial(manifest_faults, read_digests=True) if read_digests else size_faults
+    found = search(
+        folder,
+        steps,
+        latest=latest if isinstance(latest, int) else None,
+        need=source.need,
+        faults_of=faults_of,
+    )
+    problem = ""
+    if steps:
+        problem = refusal(folder, steps, found)
+    cursor: Observed[Mapping[str, Any] | None] = None
+    if found.step is not None:
+        place = folder / checkpoint_name(found.step)
+        cursor = observed(read_json, place / CURSOR_FILE)
+    if found.manifest is None:
+        was_cut = None
+    else:
+        was_cut = _sequences_were_cut(folder, found.manifest.job_id)
+    verified = "digests" if read_digests else "sizes"
+    return LaunchCheckpoints(
+        source,
+        steps,
+        latest=latest,
+        found=found,
+        refusal=problem,
+        verified=verified,
+        foreign=None,
+        cursor=cursor,
+        cut_sequences=was_cut,
+    )
+
+
+def _sequences_were_cut(folder: Path, job_id: str) -> bool | None:
+    """By the resolved card of the attempt that saved into `folder`, which says it whether or not
+    the card did.
+    """
+    paths = RunPaths.of_checkpoints(folder)
+    if paths is None:
+        value = None
+    else:
+        value = observed(read_json, paths.attempt(job_id) / "card.json")
+    parallel = None
+    if isinstance(value, dict):
+        parallel = value.get("parallel")
+    said = None
+    if isinstance(parallel, dict):
+        said = parallel.get("sequence_parallel")
+    if isinstance(said, bool):
+        return said
+    return None
+
+
+def read_finished(directory: RunDirectory) -> float | None:
+    steps = known(read_steps(directory.paths), ())
+    iteration = steps[-1].record.iteration if steps else None
+    return finish_time(newest_marker(known(read_attempts(directory.paths), ())), iteration)
 
 
 def checkpoint_checks(

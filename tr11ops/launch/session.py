@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -213,15 +214,7 @@ def _try(
     """
     name = job.scheduler.name
     try:
-        excluded = excluded_nodes(request, facts).nodes
-        plan = plan_launch(
-            job.card,
-            job.directory,
-            request=request,
-            excluded=excluded,
-            tag=tag,
-            history=known(facts.history, None),
-        )
+        plan = _plan(job, request, facts, tag)
         result = job.scheduler.test(plan.test_request)
     except SchedulerUnreachable as error:
         return None, unknown("scheduler", f"it did not answer the trial ({error})")
@@ -235,6 +228,17 @@ def _try(
         rule = f"{name} cannot place it at this moment ({result.message}): it is queued, and waits for its nodes"
         return plan, warning("scheduler", rule)
     return None, refused_by_scheduler(job.card, name, result.message)
+
+
+def _plan(job: LaunchJob, request: LaunchRequest, facts: LaunchFacts, tag: str) -> LaunchPlan:
+    return plan_launch(
+        job.card,
+        job.directory,
+        request=request,
+        excluded=excluded_nodes(request, facts).nodes,
+        tag=tag,
+        history=known(facts.history, None),
+    )
 
 
 # What the scheduler says of a request, and the key of the card that it is about.
@@ -323,44 +327,20 @@ def _submit_chain(
     left = 0
     if chain.kind == "self":
         left = chain.tasks - 1
-    kind = "" if chain.kind == "single" else chain.kind
-    done = [
-        submit(
-            plan,
-            job.scheduler,
-            card_toml=job.card_toml,
-            user=job.user,
-            why=why,
-            chain=kind,
-            left=left,
-        )
-    ]
+    send = partial(
+        submit,
+        scheduler=job.scheduler,
+        card_toml=job.card_toml,
+        user=job.user,
+        why=why,
+        chain="" if chain.kind == "single" else chain.kind,
+    )
+    done = [send(plan, left=left)]
     for _ in range(chain.tasks - 1 if chain.kind == "afterany" else 0):
         request = replace(
             job.request, array=None, tasks=1, after=done[-1].job_id, chain=chain, replaces=()
         )
-        excluded, history = (
-            excluded_nodes(request, view.facts).nodes,
-            known(view.facts.history, None),
-        )
-        following = plan_launch(
-            job.card,
-            job.directory,
-            request=request,
-            excluded=excluded,
-            tag=new_tag(),
-            history=history,
-        )
-        done.append(
-            submit(
-                following,
-                job.scheduler,
-                card_toml=job.card_toml,
-                user=job.user,
-                why=why,
-                chain=kind,
-            )
-        )
+        done.append(send(_plan(job, request, view.facts, new_tag())))
     return tuple(done)
 
 

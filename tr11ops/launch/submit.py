@@ -22,9 +22,9 @@ from tr11ops.base.errors import LaunchBusy, SchedulerError, SchedulerUnreachable
 from tr11ops.base.observed import known
 from tr11ops.base.units import timestamp
 from tr11ops.cluster.base import Scheduler
-from tr11ops.launch.directory_checks import without_trace
 from tr11ops.launch.facts import LaunchFacts
 from tr11ops.launch.plan import LaunchPlan
+from tr11ops.launch.queue_checks import without_trace
 from tr11ops.launch.software import software_versions
 from tr11ops.rundir.fallback import keep_reserve
 from tr11ops.rundir.identity import require_run_id

@@ -21,8 +21,8 @@ from tests.waiting import is_gone, until
 from tr11ops.agent import allocation
 from tr11ops.agent.allocation import Allocation, free_port, master_address, read_allocation
 from tr11ops.agent.batch import read_resolved
+from tr11ops.agent.exit_records import NodeSettings
 from tr11ops.agent.node import NodeTask, holder_of
-from tr11ops.agent.node_record import NodeSettings
 from tr11ops.agent.step import LineTee, WorkerLaunch, srun_command
 from tr11ops.diagnose.attribution.attributors import attribute
 from tr11ops.diagnose.attribution.evidence import Evidence

@@ -14,7 +14,7 @@ from tests.tr11ops.backup.lose_it import Case, copied
 from tests.tr11ops.backup.round_cases import CARD
 from tr11ops.backup import archives as overlapping
 from tr11ops.backup.archives import parse_mounts, place_of
-from tr11ops.launch.extra_observations import archive_checks, look_at_archives
+from tr11ops.launch.directory_checks import archive_checks, look_at_archives
 from tr11ops.runcard.card import load_card
 from tr11ops.runcard.check import Level
 from trainer.config.base import CardError

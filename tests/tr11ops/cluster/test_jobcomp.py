@@ -88,10 +88,10 @@ def test_the_site_tells_where_the_log_is(tmp_path: Path) -> None:
             CommandResult(0, shown, "") if arguments[0] == "scontrol" else CommandResult(1, "", "")
         )
 
-    site = read_site("ana", {}, runner)  # type: ignore[arg-type]
+    site = read_site("ana", runner)  # type: ignore[arg-type]
     assert site.job_completions == "/twin/logs/jobcomp.txt"
     assert site.version == "22.05.8"
     keep_site(tmp_path / "site.json", site)
     assert '"job_completions": "/twin/logs/jobcomp.txt"' in (tmp_path / "site.json").read_text()
     shown = shown.replace("jobcomp/filetxt", "jobcomp/none")
-    assert read_site("ana", {}, runner).job_completions == ""  # type: ignore[arg-type]
+    assert read_site("ana", runner).job_completions == ""  # type: ignore[arg-type]

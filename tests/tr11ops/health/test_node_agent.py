@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from tests.waiting import is_gone, until
+from tr11ops.agent.exit_records import NodeSettings, launch_has_failed
 from tr11ops.agent.memory_watch import MemoryWatch, WorkerWatch, descendants
-from tr11ops.agent.node_record import NodeSettings, launch_has_failed
 from tr11ops.diagnose.attribution.records import read_reports
 from tr11ops.health.base import EXIT_BAD_NODE
 

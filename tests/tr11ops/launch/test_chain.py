@@ -127,7 +127,7 @@ def test_the_rules_are_read_from_slurms_own_words() -> None:
     def runner(arguments: Any, **_: Any) -> CommandResult:
         return CommandResult(0, CONFIG if arguments[0] == "scontrol" else answers[arguments[3]], "")
 
-    site = read_site("me", {}, runner)
+    site = read_site("me", runner)
     assert (site.largest_array_size, site.jobs, site.version, site.clock) == (
         1001,
         10_000,
@@ -141,7 +141,7 @@ def test_the_rules_are_read_from_slurms_own_words() -> None:
     )
     assert site.submitted_jobs == 20  # the least of those that hold for this user
     free = read_site(
-        "me", {}, lambda arguments, **_: CommandResult(0, CONFIG.replace(",limits", ""), "")
+        "me", lambda arguments, **_: CommandResult(0, CONFIG.replace(",limits", ""), "")
     )
     assert free.submitted_jobs is None
 
@@ -155,7 +155,7 @@ def test_an_accounting_database_that_is_frozen_is_asked_once_and_shortly() -> No
             raise SchedulerUnreachable("sacctmgr did not answer within 8 s")
         return CommandResult(0, CONFIG, "")
 
-    site = read_site("me", {}, runner)
+    site = read_site("me", runner)
     assert asked[1:] == [("sacctmgr", ACCOUNTING_SECONDS)] and ACCOUNTING_SECONDS <= 10
     assert (site.largest_array_size, site.submitted_jobs, site.enforces_limits) == (
         1001,

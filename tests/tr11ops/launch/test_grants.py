@@ -50,7 +50,7 @@ def runner(arguments: Sequence[str], **_: Any) -> CommandResult:
 
 @pytest.mark.parametrize("account", ["proj", None])
 def test_the_limits_from_user_to_root_and_of_the_qos_alone(account: str | None) -> None:
-    found = read_grants(ENFORCED, "ana", account, "long", "r1", {}, runner)
+    found = read_grants(ENFORCED, "ana", account, "long", "r1", ask=runner)
     assert found.reservation == Reservation("r1", 1795370000.0, 1795380000.0, ("n1", "n2"))
     assert found.budgets == (
         ResourceBudget("account proj", "cpu", 600_000, 7), ResourceBudget("account lab", "gres/gpu", 6000, 5400),
@@ -97,7 +97,7 @@ def test_the_default_qos_and_that_of_the_partition_count_as_slurm_has_them(
             return CommandResult(0, PARTITIONS.format(quality=of_partition), "")
         return CommandResult(0, LIMITS + QUALITIES, "")
 
-    found = read_grants(ENFORCED, "ana", None, None, None, {}, told, "gpu")
+    found = read_grants(ENFORCED, "ana", None, None, None, "gpu", told)
     assert found.longest_job == 60 * longest
     said = [
         f"{one.owner} {one.resource}={one.limit}"
@@ -108,7 +108,7 @@ def test_the_default_qos_and_that_of_the_partition_count_as_slurm_has_them(
     shadowed = any(one.resource == "node" and one.owner == "account lab" for one in found.limits)
     assert shadowed is not any("node=2" in each or "node=8" in each for each in limits)
     # the site's default partition
-    unnamed = read_grants(ENFORCED, "ana", None, None, None, {}, told)
+    unnamed = read_grants(ENFORCED, "ana", None, None, None, ask=told)
     assert unnamed == found
 
 
@@ -128,7 +128,7 @@ def test_what_each_user_and_account_may_have_and_which_qos_comes_first(is_told: 
         counts = "UsageRaw=0 GrpJobs=4(1) GrpSubmitJobs=N(0)"
         return CommandResult(0, LIMITS + QUALITIES.replace("UsageRaw=0", counts), "")
 
-    found = read_grants(ENFORCED, "ana", None, "small", None, {}, told, "gpu")
+    found = read_grants(ENFORCED, "ana", None, "small", None, "gpu", told)
     said = [f"{one.owner} {one.resource}={one.limit} {one.of_each}".strip() for one in found.limits]
     if not is_told:
         assert "QoS part of the partition node=8" in said and not any(
@@ -177,7 +177,7 @@ def test_a_flexible_reservation_gives_other_nodes_too() -> None:
     def flexible(*_: Any, **__: Any) -> CommandResult:
         return CommandResult(0, RESERVATIONS.format(flags="FLEX,SPEC_NODES"), "")
 
-    found = read_grants(SiteRules(), "ana", None, None, "r1", {}, flexible).reservation
+    found = read_grants(SiteRules(), "ana", None, None, "r1", ask=flexible).reservation
     assert found is not None and found.nodes == ()
 
 
@@ -185,10 +185,10 @@ def test_what_is_not_enforced_is_not_asked_and_a_refusal_said() -> None:
     def refuse(arguments: Sequence[str], **_: Any) -> CommandResult:
         return CommandResult(1, "", "slurm_load_assoc_mgr_info: Access/permission denied\n")
 
-    assert read_grants(SiteRules(), "ana", None, None, None, {}, refuse) == Grants()
-    assert read_grants(SiteRules(), "ana", None, None, "r2", {}, runner).reservation is None
+    assert read_grants(SiteRules(), "ana", None, None, None, ask=refuse) == Grants()
+    assert read_grants(SiteRules(), "ana", None, None, "r2", ask=runner).reservation is None
     with pytest.raises(SchedulerError, match="permission denied"):
-        read_grants(ENFORCED, "ana", None, None, None, {}, refuse)
+        read_grants(ENFORCED, "ana", None, None, None, ask=refuse)
 
 
 def checks(folder: Path, grants: Any, tasks: int = 10, reservation: bool = False) -> list[str]:

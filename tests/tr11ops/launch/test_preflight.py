@@ -19,9 +19,14 @@ from tests.tr11ops.launch.run_inputs import write_checkpoint, write_dataset
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import JobState, Node
 from tr11ops.cluster.site import Grants, Reservation, SiteRules
-from tr11ops.launch.directory_checks import bytes_of_a_save, files_of_checkpoint
-from tr11ops.launch.extra_observations import AccessFault, ClockFacts, read_access
-from tr11ops.launch.facts import look_at_directory
+from tr11ops.launch.directory_checks import (
+    AccessFault,
+    ClockFacts,
+    bytes_of_a_save,
+    files_of_checkpoint,
+    look_at_directory,
+    read_access,
+)
 from tr11ops.launch.preflight import excluded_nodes
 from tr11ops.observe.lease import LeaseHolder
 from tr11ops.queue.queued_jobs import Given

@@ -11,8 +11,8 @@ from tests.tr11ops.job_queue import Queue
 from tests.tr11ops.status_cases import NOW, pending, running
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect.state import namesake
-from tr11ops.launch.directory_checks import queue_checks
 from tr11ops.launch.facts import LaunchRequest, observe_launch
+from tr11ops.launch.queue_checks import queue_checks
 from tr11ops.observe.derived import other_variants
 from tr11ops.observe.lease import foreground_trainings
 from tr11ops.observe.look import facts_of, observe

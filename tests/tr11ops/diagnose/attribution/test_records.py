@@ -8,7 +8,7 @@ import json
 import os
 from pathlib import Path
 
-from tr11ops.agent.node_record import NodeRecord, own_addresses
+from tr11ops.agent.exit_records import NodeRecord, own_addresses
 from tr11ops.diagnose.attribution.attributors import attribute
 from tr11ops.diagnose.attribution.evidence import Evidence, Kind
 from tr11ops.diagnose.attribution.records import (
