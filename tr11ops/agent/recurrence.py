@@ -245,16 +245,24 @@ def of_software(found: Attribution, last: NodeFault, others: Sequence[NodeFault]
     else:
         where = f"after iteration {last.reached}"
     places = " and ".join(names)
-    summary = f"{SOFTWARE_OR_DATA}: the same fault came back {where} on {places}: {found.summary}"
+    summary = f"the same fault came back {where} on {places}"
     said = (*(f"{one.place}: {one.summary}" for one in others), *found.evidence)
+    return _no_nodes(found, summary, said, suspects=last.nodes)
+
+
+def _no_nodes(
+    found: Attribution, summary: str, evidence: Sequence[str], suspects: tuple[str, ...] = ()
+) -> Attribution:
+    """The conclusion in place of `found` that it is no node's."""
     return replace(
         found,
         kind=Kind.SOFTWARE,
-        summary=summary,
+        summary=f"{SOFTWARE_OR_DATA}: {summary}: {found.summary}",
         confidence=SURE,
         blamed=(),
-        suspects=last.nodes,
-        evidence=said,
+        avoided=(),
+        suspects=suspects,
+        evidence=tuple(evidence),
     )
 
 
@@ -348,22 +356,12 @@ def of_trial(
     that were left out.
     """
     names = ", ".join(entry.node for entry in left_out)
-    summary = f"{SOFTWARE_OR_DATA}: the same fault came back without {names}: {found.summary}"
     said = (
         *found.evidence,
         f"it ran on {', '.join(nodes)}",
         *(line for one in left_out for line in one.evidence[:1]),
     )
-    return replace(
-        found,
-        kind=Kind.SOFTWARE,
-        summary=summary,
-        confidence=SURE,
-        blamed=(),
-        avoided=(),
-        suspects=(),
-        evidence=said,
-    )
+    return _no_nodes(found, f"the same fault came back without {names}", said)
 
 
 class Repetition(Record):

@@ -398,11 +398,11 @@ def job_settings(
 
 def _starter(
     nodes_context: NodesContext, folder: Path, on_slurm: bool
-) -> Callable[[Way], Answering]:
+) -> Callable[[Way], Answering | NodeCheck]:
     card, nodes = nodes_context.card, {node.name: node for node in nodes_context.nodes}
     ends, slots = checking.EndedJobs(nodes_context.scheduler), Semaphore(checking.PROCESSES_AT_ONCE)
 
-    def start(way: Way) -> Answering:
+    def start(way: Way) -> Answering | NodeCheck:
         node = nodes.get(way.node)
         gpus = card.slurm.gpus_per_node
         if on_slurm:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -26,6 +27,7 @@ from tr11ops.cluster.slurm_command import (
 )
 from tr11ops.cluster.slurm_text import exit_pair, shell_exit_code
 
+T = TypeVar("T")
 _UNREACHABLE = re.compile(
     r"unable to (contact|connect)|timed out|connection (refused|reset|failure)|communication|zero bytes|"
     r"could not establish a configuration|unable to establish controller|transport endpoint|standby mode|munge|"
@@ -97,8 +99,7 @@ class SlurmScheduler:
         self._environment = client_environment({**os.environ, **(environment or {})})
         self._runner = runner
         self._timeout_seconds = timeout_seconds
-        self._has_table = True
-        self._has_node_table = True
+        self._without_table: set[str] = set()  # commands whose table cannot be read here
 
     # -- what is
     # --------------------------------------------------------------------------------------------------
@@ -112,32 +113,37 @@ class SlurmScheduler:
         scontrol's records, as Slurm keeps them.
         """
         found = None
-        if self._has_table and name:
-            found = self._jobs_as_table(name, user)
+        if name:
+            columns = slurm_table.format_of(slurm_table.JOB_COLUMNS)
+            filters = [f"--name={name}", *([f"--user={user}"] if user else [])]
+            found = self._table(
+                ["squeue", "--noheader", "--states=all", f"--Format={columns}", *filters],
+                slurm_table.jobs_from_table,
+            )
         if found is None or any(map(_is_merged, found)):
             found = tuple(self._records())
         return tasks_apart(
             job for job in found if name in (None, job.name) and user in (None, job.user)
         )
 
-    def _jobs_as_table(self, name: str, user: str | None) -> tuple[Job, ...] | None:
-        filters = [f"--name={name}", *([f"--user={user}"] if user else [])]
-        result = self._run(
-            [
-                "squeue",
-                "--noheader",
-                "--states=all",
-                f"--Format={slurm_table.format_of(slurm_table.JOB_COLUMNS)}",
-                *filters,
-            ]
-        )
+    def _table(
+        self, arguments: list[str], read: Callable[[str], tuple[T, ...] | None]
+    ) -> tuple[T, ...] | None:
+        """What a command prints as a table; None where this version prints it otherwise, and is not
+        asked again.
+        """
+        command = arguments[0]
+        if command in self._without_table:
+            return None
+        result = self._run(arguments)
         # a field that this version does not know is left out with a complaint, and exit status 0
         found = None
         if result.returncode == 0 and not result.stderr:
-            found = slurm_table.jobs_from_table(result.stdout)
-        if found is None and _UNREACHABLE.search(_message(result, "squeue")):
-            raise SchedulerUnreachable(_message(result, "squeue"))
-        self._has_table = found is not None
+            found = read(result.stdout)
+        if found is None and _UNREACHABLE.search(_message(result, command)):
+            raise SchedulerUnreachable(_message(result, command))
+        if found is None:
+            self._without_table.add(command)
         return found
 
     def job(self, job_id: str) -> Job | None:
@@ -211,29 +217,13 @@ class SlurmScheduler:
         Where the table cannot be read `scontrol show nodes` is asked, which reads the same in every
         version, and tells no partition's state.
         """
-        found = None
-        if self._has_node_table:
-            found = self._nodes_as_table()
+        columns = slurm_table.format_of(slurm_table.NODE_COLUMNS)
+        found = self._table(
+            ["sinfo", "--all", "--noheader", "--Node", f"--Format={columns}"],
+            slurm_table.nodes_from_table,
+        )
         if found is None:
             found = slurm_text.nodes_from_scontrol(self._ask(["scontrol", "show", "nodes"]))
-        return found
-
-    def _nodes_as_table(self) -> tuple[Node, ...] | None:
-        result = self._run(
-            [
-                "sinfo",
-                "--all",
-                "--noheader",
-                "--Node",
-                f"--Format={slurm_table.format_of(slurm_table.NODE_COLUMNS)}",
-            ]
-        )
-        found = None
-        if result.returncode == 0 and not result.stderr:
-            found = slurm_table.nodes_from_table(result.stdout)
-        if found is None and _UNREACHABLE.search(_message(result, "sinfo")):
-            raise SchedulerUnreachable(_message(result, "sinfo"))
-        self._has_node_table = found is not None
         return found
 
     def partitions(self) -> tuple[Partition, ...]:

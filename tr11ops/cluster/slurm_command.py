@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 from tr11ops.base.errors import SchedulerUnreachable
 from trainer.contract.record import Record
@@ -92,27 +92,14 @@ class PatientOnce:
         self.silence = ""
 
     def __call__(
-        self,
-        arguments: Sequence[str],
-        *,
-        standard_input: str,
-        environment: Mapping[str, str],
-        timeout_seconds: float,
-        directory: Path | None = None,
-        until: str | None = None,
+        self, arguments: Sequence[str], *, timeout_seconds: float, **settings: Any
     ) -> CommandResult:
         """As `CommandRunner` says."""
         if self.silence:
             raise SchedulerUnreachable(self.silence)
+        seconds = min(timeout_seconds, self._seconds)
         try:
-            return run_command(
-                arguments,
-                standard_input=standard_input,
-                environment=environment,
-                timeout_seconds=min(timeout_seconds, self._seconds),
-                directory=directory,
-                until=until,
-            )
+            return run_command(arguments, timeout_seconds=seconds, **settings)
         except SchedulerUnreachable as error:
             self.silence = str(error)
             raise

@@ -131,7 +131,7 @@ def ways(
 
 def check_nodes(
     ways: Sequence[Way],
-    start: Callable[[Way], Answering],
+    start: Callable[[Way], Answering | NodeCheck],
     timeout: float,
     progress: Callable[[NodeCheck], None],
     are_machines: bool = True,
@@ -154,8 +154,12 @@ def check_nodes(
         for way in ways:
             if way.never:
                 finish(NodeCheck(way.node, CheckOutcome.UNKNOWN, way.never))
+                continue
+            begun = start(way)
+            if isinstance(begun, NodeCheck):
+                finish(begun)
             else:
-                under_way[way.node] = start(way)
+                under_way[way.node] = begun
         deadline = time.monotonic() + timeout
         while under_way and time.monotonic() < deadline:
             for name, check in list(under_way.items()):
@@ -373,13 +377,13 @@ class EndedJobs:
 
 def submit_check(
     way: Way, request: HealthRequest, settings: JobSettings, scheduler: Scheduler, ends: EndedJobs
-) -> Answering:
+) -> Answering | NodeCheck:
     """Start the check of one node in a job of its own, under Slurm."""
     try:
         job = submit_to(settings, (way.node,), 5, check_here, document(request))
     except Exception as error:  # a refusal of sbatch comes as submitit's own kind of error
         why = f"no health job could be started: {cause(error)}"
-        return UnstartedCheck(NodeCheck(way.node, CheckOutcome.UNKNOWN, why))
+        return NodeCheck(way.node, CheckOutcome.UNKNOWN, why)
     return SubmittedCheck(job, way.node, scheduler, ends)
 
 
@@ -444,18 +448,6 @@ def _further_options(settings: JobSettings, is_alone: bool) -> dict[str, str | b
     if settings.slurm.reservation:
         found["reservation"] = settings.slurm.reservation
     return found
-
-
-class UnstartedCheck(Record):
-    """A check that could not be started: its answer is there at once."""
-
-    result: NodeCheck
-
-    def answer(self) -> NodeCheck | None:
-        return self.result
-
-    def stop(self) -> None:
-        return
 
 
 @contextmanager
