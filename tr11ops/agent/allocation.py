@@ -31,7 +31,8 @@ def gpus_of_node(environment: Mapping[str, str], nodes: Sequence[str], name: str
     devices = environment.get(DEVICES_VARIABLE, "").split(",")
     if len(nodes) < 2 or len(devices) % len(nodes):
         return {}
-    each, place = len(devices) // len(nodes), list(nodes).index(name)
+    each = len(devices) // len(nodes)
+    place = list(nodes).index(name)
     return {DEVICES_VARIABLE: ",".join(devices[each * place : each * (place + 1)])}
 
 

@@ -172,7 +172,7 @@ class AttemptObservations:
 
     def __init__(self, context: AttemptContext, tee: LineTee) -> None:
         self._context = context
-        self._tee = tee
+        self._say = tee.say
         self.started = time.time()
         self._step_code: int | None = None
         self._told: set[str] = set()
@@ -187,7 +187,7 @@ class AttemptObservations:
         try:
             self.states = {node.name: node.states for node in self._context.states.nodes()}
         except SchedulerError as error:
-            self._tee.line(f"tr11: the scheduler does not tell the nodes' states: {error}")
+            self._say(f"the scheduler does not tell the nodes' states: {error}")
 
     def step_code(self) -> int | None:
         """The highest exit status of the job's steps, where it is another one than at the last
@@ -201,7 +201,7 @@ class AttemptObservations:
         try:
             found = self._context.states.step_code(self._context.job_id)
         except SchedulerError as error:
-            self._tee.line(f"tr11: the scheduler does not tell how the steps ended: {error}")
+            self._say(f"the scheduler does not tell how the steps ended: {error}")
             return None
         before, self._step_code = self._step_code, found
         if found != before:
@@ -216,7 +216,8 @@ class AttemptObservations:
         if context.swaps_nodes:
             barred, entries = self._on_record()
         else:
-            barred, entries = (frozenset(), ())
+            barred = frozenset()
+            entries = ()
         watched = {entry.node for entry in entries}
         barred |= frozenset(context.peers.lost() if context.peers is not None else ())
         barred |= frozenset(self.lost_nodes())
@@ -248,7 +249,7 @@ class AttemptObservations:
         directory = self._context.directory
         version = observed(read_version, directory.exclusions)
         if isinstance(version, Unknown):
-            self._tee.line(f"tr11: the list of excluded nodes cannot be read: {version.why}")
+            self._say(f"the list of excluded nodes cannot be read: {version.why}")
             return frozenset(), ()
         watched = (*version.suspects, *self.shared().entries)
         return frozenset(entry.node for entry in version.exclusions), tuple(
@@ -265,12 +266,13 @@ class AttemptObservations:
         for line in found.faults:
             if line not in self._told:
                 self._told.add(line)
-                self._tee.line(f"tr11: {line}")
+                self._say(line)
         return found
 
     def _seconds_left(self) -> float | None:
         """Seconds until the trainer of a new launch would be told to leave; None without any limit."""
-        config, job = self._context.config, self.job_time()
+        config = self._context.config
+        job = self.job_time()
         times = []
         if job is not None and job.end is not None:
             early = config.slurm.signal_seconds_before_limit

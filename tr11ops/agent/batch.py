@@ -102,10 +102,12 @@ def _last(paths: RunPaths, job_id: str) -> tuple[str, dict[str, Any]] | None:
 def _records(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     old, new = ({str(node) for node in record.get("nodes") or ()} for record in (then, now))
     if old != new:
-        added, gone = sorted(new - old), sorted(old - new)
+        added = sorted(new - old)
+        gone = sorted(old - new)
         parts = [f"with {short(added)}" if added else "", f"without {short(gone)}" if gone else ""]
         yield f"nodes: {', '.join(filter(None, parts))}"
-    before, after = versions_of(then), versions_of(now)
+    before = versions_of(then)
+    after = versions_of(now)
     # what an older tr11 did not record is not known to be another
     both = before.keys() & after.keys()
     for text in differences(
@@ -178,7 +180,7 @@ def run_attempt(
     )
     why = _begin(attempt_context, tee)
     if why:
-        tee.line(f"tr11: job {allocation.label} leaves without training: {why}")
+        tee.say(f"job {allocation.label} leaves without training: {why}")
         return EXIT_FINE
     for stale in (END_MARKER_FILE, STOP_REQUEST_FILE, EXIT_TIME_FILE, VERDICT_FILE):
         (attempt / stale).unlink(missing_ok=True)  # a requeued job comes back under the same number
@@ -190,9 +192,9 @@ def run_attempt(
     write_json(attempt / "attempt.json", {**record, "changes": changes})
     write_json(attempt / "card.json", value)
     for line in changes:
-        tee.line(f"tr11: {line}")
+        tee.say(f"{line}")
     if leaves.is_derived:
-        tee.line(f"tr11: the trainer leaves after {leaves.minutes:g} min, {leaves.why}")
+        tee.say(f"the trainer leaves after {leaves.minutes:g} min, {leaves.why}")
     try:
         return Controller(attempt_context, stop, tee).run()
     finally:
@@ -214,7 +216,9 @@ def run_with_peers(options: argparse.Namespace, environment: Mapping[str, str]) 
     stop.install(STOP_SIGNALS)
     ours = Newcomer(rendezvous.nodes, 0, host=host_name(), version=__version__, card=value)
     key = write_meeting_key(config.paths, rendezvous.master)
-    peers, status, why = None, EXIT_ERROR, "it failed"
+    peers = None
+    status = EXIT_ERROR
+    why = "it failed"
     try:
         peers = Peers(rendezvous, ours, key=key, stop=stop, say=say)
         say(f"tr11: node 0 of {rendezvous.nodes} waits at {rendezvous.master} for the others")
@@ -318,10 +322,8 @@ def with_scheduler(context: AttemptContext) -> AttemptContext:
     if context.allocation.kind == "slurm":
         from tr11ops.cluster.slurm import SlurmScheduler
 
-        slurm, quick = (
-            SlurmScheduler(timeout_seconds=SCHEDULER_SECONDS),
-            SlurmScheduler(timeout_seconds=STATES_SECONDS),
-        )
+        slurm = SlurmScheduler(timeout_seconds=SCHEDULER_SECONDS)
+        quick = SlurmScheduler(timeout_seconds=STATES_SECONDS)
         lives_on = context.config.slurm.spare_nodes > 0
         ordering = slurm if lives_on else None
         watch = JobWatch(quick, context.job_id)

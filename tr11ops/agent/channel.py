@@ -130,7 +130,9 @@ class Greeting:
         self.hello: dict[str, Any] = {}
         if isinstance(hello, dict):
             self.hello = hello
-        self._channel, self._key, self._nonce = channel, key, str(said.get("nonce"))
+        self._channel = channel
+        self._key = key
+        self._nonce = str(said.get("nonce"))
         if not hmac.compare_digest(
             str(said.get("proof")), proof(key, "hello", challenge, self.hello)
         ):

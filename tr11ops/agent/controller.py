@@ -82,6 +82,7 @@ class Controller:
         self._folder = context.folder
         self._stop = stop
         self._tee = tee
+        self._say = tee.say
         self._observations = AttemptObservations(context, tee)
         waiting = None
         if context.scheduler is not None:
@@ -214,7 +215,8 @@ class Controller:
 
     def _leave_for_another(self) -> int | None:
         """The exit status of an attempt beside which another one trains; None where none does."""
-        ordering, scheduler = self._context.ordering, self._context.scheduler
+        ordering = self._context.ordering
+        scheduler = self._context.scheduler
         if ordering is None or scheduler is None or self._context.allocation.array_id is None:
             return None
         other = concurrent_attempt(self._context, scheduler)
@@ -252,12 +254,12 @@ class Controller:
         until they have.
         """
         lost = f"job {self._context.label_of(other.job_id)} has lost its batch host"
-        self._tee.line(f"tr11: {lost}, its trainers may live: they shall save and leave")
+        self._say(f"{lost}, its trainers may live: they shall save and leave")
         try:
             who = f"job {self._context.allocation.label}, which goes on in its place"
             request_stop(self._paths.stop_request(other.job_id), who)
         except OSError as error:
-            self._tee.line(f"tr11: they cannot be asked: {error}")
+            self._say(f"they cannot be asked: {error}")
         until = time.monotonic() + ZOMBIE_SECONDS
         found: ConcurrentAttempt | None = other
         while (
@@ -312,10 +314,8 @@ class Controller:
             return False
         if marker.reason == "exit-duration":
             return True
-        left, early = (
-            self._observations.seconds_to_limit(),
-            self._config.slurm.signal_seconds_before_limit,
-        )
+        left = self._observations.seconds_to_limit()
+        early = self._config.slurm.signal_seconds_before_limit
         if marker.reason != "signal" or left is None or early is None:
             return False
         return left < early + SIGNAL_SLACK_SECONDS
@@ -362,7 +362,7 @@ class Controller:
         try:
             write_json(self._paths.end_marker(self._job_id), document(marker))
         except OSError as error:
-            self._tee.line(f"tr11: the end marker cannot be written: {error}")
+            self._say(f"the end marker cannot be written: {error}")
         return marker
 
     def _why_hold(self, marker: EndMarker) -> str:
@@ -382,8 +382,8 @@ class Controller:
         """The end of an attempt whose agent never began: a bad node is excluded, a bad card holds
         queued jobs.
         """
-        self._tee.line(
-            f"tr11: job {self._context.allocation.label} could not start ({found.kind}): {found.summary}"
+        self._say(
+            f"job {self._context.allocation.label} could not start ({found.kind}): {found.summary}"
         )
         data = {
             "cause": found.kind.value,
@@ -489,8 +489,8 @@ class Controller:
         self._observations.look()
         why_not = self._exclusions.why_not_leave_out(suspects, self._observations.states)
         if why_not:
-            self._tee.line(
-                f"tr11: no task can be tried without {compress(suspects)}, which may be at fault: {why_not}"
+            self._say(
+                f"no task can be tried without {compress(suspects)}, which may be at fault: {why_not}"
             )
             return False
         return self._exclusions.try_without(
@@ -521,8 +521,8 @@ class Controller:
     def _tell(self, record: LaunchRecord, found: Attribution, decision: Decision) -> None:
         what = {"Relaunch": "starting again", "EndTask": "ending this task", "Stop": "stopping"}
         line = f"{what[type(decision).__name__]}: {decision.why}"
-        self._tee.line(f"tr11: launch {record.launch} failed ({found.kind}): {found.summary}")
-        self._tee.line(f"tr11: {line}")
+        self._say(f"launch {record.launch} failed ({found.kind}): {found.summary}")
+        self._say(line)
         self._launches.write(replace(record, decision=line))
         data = {
             "launch": record.launch,

@@ -136,7 +136,7 @@ def record(end: EarlyEnd, card: Path, submission: str, environment: Mapping[str,
         )
         write_json(folder / "card.json", value)
     except OSError as error:  # the queued jobs matter more
-        tee.line(f"tr11: the attempt cannot be recorded: {error}")
+        tee.say(f"the attempt cannot be recorded: {error}")
     found = judge(end, config.slurm.setup, config.slurm.setup_minutes)
     return Controller(attempt_context, StopFlag(), tee).end_without_launch(found)
 

@@ -33,7 +33,7 @@ class JobFollower:
         self._context = context
         self._observations = observations
         self._mitigation = mitigation
-        self._tee = tee
+        self._say = tee.say
         self._leaves: ExitTime | None = None  # what the trainer was told last
         self._job: Job | None = None  # as it was when its nodes were looked at last
         self._lost: set[str] = set()  # nodes that have left it
@@ -52,19 +52,19 @@ class JobFollower:
         """End the job where its batch host is lost to the scheduler: the end of this process does
         not end it.
         """
-        scheduler, host = self._context.states, self._observations.batch_host
+        scheduler = self._context.states
+        host = self._observations.batch_host
         if scheduler is None or host not in self._observations.lost_nodes():
             return
         label = self._context.allocation.label  # its number may be the whole array's
-        self._tee.line(
-            f"tr11: ending job {label}: the scheduler has lost {host}, which runs its batch script"
-        )
+        self._say(f"ending job {label}: the scheduler has lost {host}, which runs its batch script")
         with suppress(SchedulerError):  # the next task, or the watchdog, sees to it
             scheduler.cancel(label)
 
     def _follow_limit(self) -> None:
         """Have the trainer leave by the limit of the job as it is now."""
-        watch, leaves = self._context.watch, self._observations.exit_time()
+        watch = self._context.watch
+        leaves = self._observations.exit_time()
         if watch is None or leaves is None or leaves == self._leaves:
             return
         before, self._leaves = self._leaves, leaves
@@ -72,13 +72,13 @@ class JobFollower:
         try:
             leaves.write(self._context.config.paths.exit_time(self._context.job_id))
         except OSError as error:
-            self._tee.line(f"tr11: the trainer cannot be told when to leave: {error}")
+            self._say(f"the trainer cannot be told when to leave: {error}")
         if before is not None:
             at = "by no clock"
             if leaves.time is not None:
                 at = f"at {datetime.fromtimestamp(leaves.time):%H:%M:%S}"
             words = f"the trainer leaves {at} now" + (f": {leaves.why}" if leaves.why else "")
-            self._tee.line(f"tr11: {words}")
+            self._say(words)
             self._mitigation.note("limit-changed", words, {"exit_time": leaves.time})
 
     def _follow_nodes(self, launch_nodes: Sequence[str]) -> None:
@@ -98,10 +98,10 @@ class JobFollower:
 
     def _see_to_loss(self, node: str, is_spare: bool) -> None:
         words = f"{node} has left the job ({'it is idle' if is_spare else 'it trains'}): the scheduler has lost it"
-        self._tee.line(f"tr11: {words}")
+        self._say(words)
         self._mitigation.note("node-lost", words, {"node": node})
         if node == self._observations.batch_host:
-            self._tee.line(f"tr11: {node} runs the batch script: the trainer shall save and leave")
+            self._say(f"{node} runs the batch script: the trainer shall save and leave")
             request = self._context.config.paths.stop_request(self._context.job_id)
             with suppress(OSError):  # the launch's end is looked at again
                 request_stop(request, f"the scheduler has lost {node}, the batch host")

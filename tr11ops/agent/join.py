@@ -101,7 +101,8 @@ def _connect(
     joining: Joining, received: list[int], say: Callable[[str], None]
 ) -> tuple[Channel, str] | int:
     """Node 0's connection and the name that this node has there, or the exit status."""
-    rendezvous, said = joining.rendezvous, ""
+    rendezvous = joining.rendezvous
+    said = ""
     until = time.monotonic() + joining.wait_seconds
     while True:
         try:

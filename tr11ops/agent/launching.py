@@ -88,6 +88,7 @@ class Launches:
         self._exclusions = mitigation.exclusions
         self._stop = stop
         self._tee = tee
+        self._say = tee.say
         self.follower = JobFollower(context, observations, mitigation, tee)
         self.outcomes: list[LaunchRecord] = []
         self.repeated = Repetition(())
@@ -173,7 +174,8 @@ class Launches:
 
     def _run(self, number: int, nodes: tuple[str, ...], watch: LaunchWatch) -> LaunchResult:
         slurm = self._config.slurm
-        allocation, peers = replace(self._context.allocation, nodes=nodes), self._context.peers
+        allocation = replace(self._context.allocation, nodes=nodes)
+        peers = self._context.peers
         port = slurm.master_port or free_port()
         launch = WorkerLaunch(
             number=number,
@@ -241,7 +243,7 @@ class Launches:
         try:
             record.write(self._folder)
         except OSError as error:
-            self._tee.line(f"tr11: the record of launch {record.launch} cannot be written: {error}")
+            self._say(f"the record of launch {record.launch} cannot be written: {error}")
             return f"{self._folder}: {error.strerror or error}"
         return ""
 
@@ -249,7 +251,7 @@ class Launches:
         try:
             return EndMarker.of_launch(self._folder, number)
         except (OSError, ValueError) as error:
-            self._tee.line(f"tr11: the end marker cannot be read: {error}")
+            self._say(f"the end marker cannot be read: {error}")
             return None
 
     def _judge_checks(self, record: LaunchRecord) -> LaunchRecord:
@@ -373,9 +375,11 @@ class Launches:
         """What a suspicion is beside those just before it, the run's list and the other runs' word."""
         version = known(observed(read_version, self._context.directory.exclusions), Version(0, ()))
         shared = self._observations.shared()
-        states, told = [], []
+        states = []
+        told = []
         for node in last.nodes:
-            own, others = version.on_record(node), shared.of(node)
+            own = version.on_record(node)
+            others = shared.of(node)
             faults = [one.fault for one in before]
             broad = is_broad(len(last.nodes), len(record.nodes))
             states.append(
@@ -392,9 +396,7 @@ class Launches:
         if state is NodeStanding.AVOID:
             why_not = self._exclusions.why_not_leave_out(last.nodes, self._observations.states)
             if why_not:
-                self._tee.line(
-                    f"tr11: {compress(last.nodes)} is suspected again and used on: {why_not}"
-                )
+                self._say(f"{compress(last.nodes)} is suspected again and used on: {why_not}")
                 return found
         return of_standing(found, last, before=before, state=state, known=told)
 
@@ -421,16 +423,16 @@ class Launches:
         try:
             return older_sound(self._paths, newest, ResumeNeed.of(self._config))
         except (OSError, ValueError) as error:
-            self._tee.line(
-                f"tr11: whether an older checkpoint can be tried cannot be told: {cause(error)}"
-            )
+            self._say(f"whether an older checkpoint can be tried cannot be told: {cause(error)}")
             return None
 
     def choose_checkpoint(self, record: LaunchRecord) -> None:
         """Let the next launch begin from the older checkpoint that is to be tried, or from the
         newest one again.
         """
-        older, newest, repeated = record.older_checkpoint, record.checkpoint_before, self.repeated
+        older = record.older_checkpoint
+        newest = record.checkpoint_before
+        repeated = self.repeated
         need = ResumeNeed.of(self._config)
         try:
             if older is not None:
@@ -439,17 +441,17 @@ class Launches:
                     f"launches that begin from step {newest} end at iteration {record.reached}, {repeated.times} times "
                     f"so far: the training goes on from the older checkpoint of step {older}"
                 )
-                self._tee.line(f"tr11: {why}; step {newest} stays where it is")
+                self._say(f"{why}; step {newest} stays where it is")
                 self._mitigation.note("older-checkpoint", why, {"doubted": newest, "step": older})
             elif repeated.tried_older and point_back(
                 self._paths, newest, newest=repeated.newest_tried, need=need, job_id=self._job_id
             ):
                 again = repeated.newest_tried
                 why = f"the older checkpoint of step {newest} was no cure: step {again} is resumed from again"
-                self._tee.line(f"tr11: {why}")
+                self._say(why)
                 self._mitigation.note("older-checkpoint", why, {"step": again})
         except (OSError, ValueError) as error:
-            self._tee.line(f"tr11: the checkpoint to begin from cannot be chosen: {cause(error)}")
+            self._say(f"the checkpoint to begin from cannot be chosen: {cause(error)}")
 
 
 def ended_by(directory: RunDirectory) -> str:

@@ -24,7 +24,8 @@ from tr11ops.health.system import SHARED_MEMORY, mapped, own_pids
 SAMPLE_SECONDS = 2.0
 # reading every worker's size and maps costs more than reading two numbers of the node
 TREE_SECONDS = 10.0
-LOW_SHARE, ENOUGH_SHARE = 0.05, 0.10
+LOW_SHARE = 0.05
+ENOUGH_SHARE = 0.10
 LOW_BYTES = 1 << 30  # below this much it is low, however small the share
 _KILOBYTES = re.compile(r"^(VmRSS|VmHWM):\s+(\d+) kB$", re.MULTILINE)
 _KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
@@ -79,7 +80,8 @@ class MemoryWatch:
             self._judge("memory", free, self.total, pid)
         with suppress(OSError):
             status = os.statvfs(self.shared_memory)
-            free, room = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+            free = status.f_bavail * status.f_frsize
+            room = status.f_blocks * status.f_frsize
             lowest = self.lowest_shared_memory
             if lowest is None:
                 self.lowest_shared_memory = free

@@ -82,7 +82,7 @@ class Mitigation(Background):
         try:
             change()
         except OSError as error:
-            self._tee.line(f"tr11: what is held could not be put on record: {error}")
+            self._say(f"what is held could not be put on record: {error}")
             return False
         return (self._context.folder / "attempt.json").exists()
 
@@ -95,9 +95,7 @@ class Mitigation(Background):
             where = "who holds it, and why, is in the comment of"
         except SchedulerError as error:
             where = f"no record remains ({error}); release by hand what is held of"
-        self._tee.line(
-            f"tr11: the run directory is away or cannot be written: {where} job {', '.join(held)}"
-        )
+        self._say(f"the run directory is away or cannot be written: {where} job {', '.join(held)}")
 
     def has_longer(self, seconds: float) -> bool:
         """Whether any of the queued jobs has a limit beyond these seconds; an unknown queue has
@@ -108,7 +106,7 @@ class Mitigation(Background):
         try:
             queued = self._waiting.retry(self._waiting.look)
         except SchedulerError as error:
-            self._tee.line(f"tr11: the limits of the queued jobs are not known: {error}")
+            self._say(f"the limits of the queued jobs are not known: {error}")
             return False
         return any(
             job.time_limit_seconds is None or job.time_limit_seconds > seconds for job in queued
@@ -131,11 +129,9 @@ class Mitigation(Background):
         label = self._context.label_of(job_id)
         try:
             self._context.scheduler.cancel(label)  # its number may be the whole array's
-            self._tee.line(f"tr11: job {label} had lost its batch host: cancelled")
+            self._say(f"job {label} had lost its batch host: cancelled")
         except SchedulerError as error:
-            self._tee.line(
-                f"tr11: job {label} has lost its batch host and cannot be cancelled: {error}"
-            )
+            self._say(f"job {label} has lost its batch host and cannot be cancelled: {error}")
 
     def give_back(self, ordering: SlurmScheduler) -> None:
         """Put this very task back into the queue, and wait to be ended: it has done nothing, and is
@@ -145,7 +141,7 @@ class Mitigation(Background):
             ordering.requeue(self._context.job_id)
         except SchedulerError as error:
             words = "cannot be put back into the queue: its task is used up"
-            self._tee.line(f"tr11: job {self._context.allocation.label} {words}: {error}")
+            self._say(f"job {self._context.allocation.label} {words}: {error}")
 
     def release(self) -> None:
         """Undo `hold`: its reason has gone."""
@@ -169,7 +165,7 @@ class Mitigation(Background):
                 kind, why, {"job_id": self._context.job_id, **data}, AUTOMATIC_OWNER
             )
         except OSError as error:
-            self._tee.line(f"tr11: the journal cannot be written: {error}")
+            self._say(f"the journal cannot be written: {error}")
 
     # ------------------------------------------------------------------ the end
     def wait(self) -> None:
@@ -207,13 +203,13 @@ class Mitigation(Background):
         detail = ""
         if verdict.exit_status != EXIT_FINE:
             detail = f": {verdict.message}"
-        self._tee.line(
-            f"tr11: attempt {self._context.allocation.label} ended: {verdict.reason}{where}{detail}"
+        self._say(
+            f"attempt {self._context.allocation.label} ended: {verdict.reason}{where}{detail}"
         )
         self.wait()
         untold = publish(self._context.config.resilience.shared_exclusions, self._context.directory)
         if untold:
-            self._tee.line(f"tr11: {untold}")
+            self._say(untold)
         self.close()
         return verdict.exit_status
 
@@ -223,7 +219,7 @@ class Mitigation(Background):
         try:
             verdict.write(self._context.folder)
         except OSError as error:
-            self._tee.line(f"tr11: the verdict could not be recorded: {error}")
+            self._say(f"the verdict could not be recorded: {error}")
             return False
         return is_there
 
@@ -239,19 +235,16 @@ class Mitigation(Background):
                 changes = self._held.result()
             # what was held before is no one's to release after a switch; after a fault nothing of
             # it may start either
-            held, complete = changes.changed if switch else changes.numbers, changes.complete
+            held = changes.changed if switch else changes.numbers
+            complete = changes.complete
             if error is not None:
-                self._tee.line(
-                    f"tr11: {type(error).__name__} while the waiting tasks were held: {error}"
-                )
+                self._say(f"{type(error).__name__} while the waiting tasks were held: {error}")
         if verdict.exit_status != EXIT_FINE and held:
-            self._tee.line(
-                f"tr11: ALERT: job {', '.join(held)} is held, nothing trains: {why} (runbook: array-held)"
+            self._say(
+                f"ALERT: job {', '.join(held)} is held, nothing trains: {why} (runbook: array-held)"
             )
         if not complete:
-            self._tee.line(
-                "tr11: not all that waits could be held: the next task will not train either"
-            )
+            self._say("not all that waits could be held: the next task will not train either")
         if held or not complete:
             data = {
                 "jobs": list(held),

@@ -407,7 +407,8 @@ class Workers:
         """The exit status where the others outstay a failure, or all outstay the training; else
         None.
         """
-        now, within = time.monotonic(), self._settings.end_within_seconds
+        now = time.monotonic()
+        within = self._settings.end_within_seconds
         if self._failed_since is not None and now - self._failed_since > within / 2:
             print(
                 f"tr11: {host_name()}: a worker failed, but the others stay: ending them",
@@ -488,7 +489,8 @@ class Workers:
         if _FAILING.search(line):
             self._has_failed.set()
         if told := _TOLD.match(line):
-            rank, how = int(told[1]), told[3].decode("utf-8", "replace")
+            rank = int(told[1])
+            how = told[3].decode("utf-8", "replace")
             self._watch.told(rank, int(told[2]), how)
             by = _SIGNAL.search(how)
             number = signal_number(by[1]) if by else None
@@ -500,7 +502,8 @@ class Workers:
                 error = launcher[1].decode("utf-8", "replace")
                 keep_launchers_word(self._task.attempt, self._task.launch, host_name(), error)
         if killed := _KILLED.search(line):
-            rank, number = self._rank(killed[2]), int(killed[1])
+            rank = self._rank(killed[2])
+            number = int(killed[1])
             self._record_death(f"killed-{rank}", rank=rank, number=number, what="the worker")
 
 

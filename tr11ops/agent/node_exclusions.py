@@ -54,7 +54,7 @@ class Background:
     """Has things done one after another, in a thread of its own."""
 
     def __init__(self, tee: LineTee) -> None:
-        self._tee = tee
+        self._say = tee.say
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=type(self).__name__)
         self._begun: list[Future[Any]] = []
 
@@ -69,9 +69,7 @@ class Background:
         for future in self._begun:
             error = future.exception()
             if error is not None:
-                self._tee.line(
-                    f"tr11: {type(error).__name__} while the fault was dealt with: {error}"
-                )
+                self._say(f"{type(error).__name__} while the fault was dealt with: {error}")
         self._begun.clear()
 
     def close(self) -> None:
@@ -118,7 +116,8 @@ class NodeExclusions(Background):
         """Begin to put suspects on record: they are used on, after the others. The newest suspicion
         of a node counts; an exclusion stays.
         """
-        now, fault = time.time(), family(found.fault)
+        now = time.time()
+        fault = family(found.fault)
 
         def change(version: Version) -> Version:
             for node in found.suspects:
@@ -152,9 +151,9 @@ class NodeExclusions(Background):
             evidence=found.evidence,
         )
         for node in done.nodes:
-            self._tee.line(f"tr11: {node} is avoided while enough others are free: {found.summary}")
+            self._say(f"{node} is avoided while enough others are free: {found.summary}")
         for node, fault in done.refused:
-            self._tee.line(f"tr11: {node} is not avoided: {fault}")
+            self._say(f"{node} is not avoided: {fault}")
 
     @in_background
     def _exclude(self, found: Attribution) -> None:
@@ -165,13 +164,13 @@ class NodeExclusions(Background):
             found.blamed, NodeStanding.EXCLUDE, "", found.summary, evidence=found.evidence
         )
         for node in done.nodes:
-            self._tee.line(f"tr11: {node} is excluded for {days}: {found.summary}")
+            self._say(f"{node} is excluded for {days}: {found.summary}")
         for node, fault in done.refused:
             self.refused.append((node, fault))
             past = ""
             if fault in self._limit_words:
                 past = f"; to exclude {node} all the same: `{way_past(node)}`"
-            self._tee.line(f"tr11: {node} is not excluded: {fault}{past}")
+            self._say(f"{node} is not excluded: {fault}{past}")
 
     def _make_room(self, nodes: Sequence[str], limit: ExclusionLimit) -> None:
         """Use nodes again that are only avoided, where the cap has no room for these, which are
@@ -192,7 +191,7 @@ class NodeExclusions(Background):
         if back and not limit.forbids(nodes, left):
             why = f"the cap has room for one that is surely bad alone: {', '.join(nodes)}"
             for node in self._give_back(back, why, then=NodeStanding.SUSPECT).nodes:
-                self._tee.line(f"tr11: {node} is not avoided any more: {why}")
+                self._say(f"{node} is not avoided any more: {why}")
 
     def _leave_out(
         self,
@@ -223,9 +222,7 @@ class NodeExclusions(Background):
         try:
             revise(self._context.directory, change)
         except (OSError, ValueError) as error:
-            self._tee.line(
-                f"tr11: what is suspected of nodes cannot be put on record: {cause(error)}"
-            )
+            self._say(f"what is suspected of nodes cannot be put on record: {cause(error)}")
 
     @in_background
     def note_good_use(self, nodes: Sequence[str], seconds: float) -> None:
@@ -262,8 +259,8 @@ class NodeExclusions(Background):
         """
         done = self._leave_out(nodes, NodeStanding.SUSPECT, fault=fault, why=why, evidence=evidence)
         if not done.refused and not done.failed and done.unread is None:
-            self._tee.line(
-                f"tr11: the next task runs without {compress(nodes)}, to tell whether it is the nodes: {why}"
+            self._say(
+                f"the next task runs without {compress(nodes)}, to tell whether it is the nodes: {why}"
             )
             return True
         self.end_trial("the next task could not be kept off them", done.nodes)
@@ -287,7 +284,7 @@ class NodeExclusions(Background):
             self._leave_out(
                 (entry.node,), NodeStanding.AVOID, fault=entry.fault, why=why, evidence=()
             )
-            self._tee.line(f"tr11: {entry.node} is avoided while enough others are free: {why}")
+            self._say(f"{entry.node} is avoided while enough others are free: {why}")
 
     def trial(self) -> tuple[Exclusion, ...]:
         """The nodes that this task runs without, to tell whether they are at fault."""
@@ -362,7 +359,7 @@ class NodeExclusions(Background):
         try:
             return read_version(self._context.directory.exclusions).exclusions
         except (OSError, ValueError) as error:
-            self._tee.line(f"tr11: {without}, the run's list cannot be read: {cause(error)}")
+            self._say(f"{without}, the run's list cannot be read: {cause(error)}")
             return ()
 
     def _give_back(
@@ -378,9 +375,9 @@ class NodeExclusions(Background):
     def _include(self, entries: Sequence[Exclusion], why: str) -> None:
         done = self._give_back([entry.node for entry in entries], why)
         for node in done.nodes:
-            self._tee.line(f"tr11: {node} is not excluded any more: {why}")
+            self._say(f"{node} is not excluded any more: {why}")
         for node, fault in done.refused:
-            self._tee.line(f"tr11: {node} stays excluded: {fault}")
+            self._say(f"{node} stays excluded: {fault}")
 
     def _queue(self) -> RunQueue | None:
         """The run's queued jobs, asked for as long as a silent scheduler may come back."""
@@ -400,22 +397,20 @@ class NodeExclusions(Background):
             gone = (
                 f"{compress(done.left_out)}: unknown to the scheduler, left out of what it is given"
             )
-            self._tee.line(f"tr11: {gone}; on the run's list it stays")
+            self._say(f"{gone}; on the run's list it stays")
         for change in done.changes:
-            added, removed = (
-                set(change.after) - set(change.before),
-                set(change.before) - set(change.after),
-            )
+            added = set(change.after) - set(change.before)
+            removed = set(change.before) - set(change.after)
             if added:
                 words = [f"will not use {compress(added)}"]
             else:
                 words = []
             words += [f"may use {compress(removed)} again"] if removed else []
-            self._tee.line(f"tr11: queued job {change.job_id} {' and '.join(words)}")
+            self._say(f"queued job {change.job_id} {' and '.join(words)}")
         for line in done.failed:
-            self._tee.line(f"tr11: {line}")
+            self._say(line)
         if done.unread is not None:
-            self._tee.line(f"tr11: the queued jobs keep their exclude lists: {cause(done.unread)}")
+            self._say(f"the queued jobs keep their exclude lists: {cause(done.unread)}")
 
     @in_background
     def prepare(self) -> None:
@@ -435,9 +430,7 @@ class NodeExclusions(Background):
             else:
                 queued = ()
         except SchedulerError as error:
-            self._tee.line(
-                f"tr11: the scheduler does not tell how many nodes may be excluded: {error}"
-            )
+            self._say(f"the scheduler does not tell how many nodes may be excluded: {error}")
             return
         card = self._context.config
         limit = ExclusionLimit.of_run(

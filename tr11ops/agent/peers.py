@@ -240,7 +240,8 @@ class Peers:
                 self._ours, newcomer
             )
         except ValueError as error:
-            newcomer, against = None, f"it does not say what it is ({error})"
+            newcomer = None
+            against = f"it does not say what it is ({error})"
         with self._lock:
             if self._complete:
                 greeting.put_off("the training is under way with all its nodes")
@@ -297,7 +298,8 @@ class Peers:
         if not node.lost:
             self._say(f"tr11: node {node.rank} ({node.name}) has left before the start: {why}")
             return
-        agent, launch = node.agent, node.launch
+        agent = node.agent
+        launch = node.launch
         if agent is not None and launch is not None and agent.poll() is None:
             self._say(f"tr11: node {node.rank} ({node.name}) is lost: {why}")
             record = {"rank": None, "host": node.name, "time": time.time(), "launch": launch.number}
@@ -317,9 +319,11 @@ class Peers:
     # ------------------------------------------------------------------ a launch
     def start(self, launch: WorkerLaunch) -> list[RemoteAgent]:
         """Start this launch's agent on every other machine, in the order of their ranks."""
-        words, started = document(launch), []
+        words = document(launch)
+        started = []
         for _, node in sorted(self._nodes.items()):
-            node.agent, node.launch = RemoteAgent(node.channel), launch
+            node.agent = RemoteAgent(node.channel)
+            node.launch = launch
             started.append(node.agent)
             try:
                 if node.lost:
@@ -353,7 +357,8 @@ class Peers:
 
 def _listen(rendezvous: Rendezvous) -> socket.socket:
     """Raises OSError when the port is taken."""
-    address, port = (rendezvous.host if _is_loopback(rendezvous.host) else ""), rendezvous.port
+    address = rendezvous.host if _is_loopback(rendezvous.host) else ""
+    port = rendezvous.port
     if address == "" and socket.has_dualstack_ipv6():
         return socket.create_server(
             (address, rendezvous.port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=512

@@ -77,7 +77,8 @@ def failing_everywhere(
 
 
 def _gathered(name: str, last: LaunchRecord, before: Sequence[LaunchRecord]) -> FailingCheck:
-    failed, passed = set(last.failed_checks[name]), set(last.passed_checks.get(name, ()))
+    failed = set(last.failed_checks[name])
+    passed = set(last.passed_checks.get(name, ()))
     since = last.start
     for one in before:
         if not one.checked or name in one.left_out_checks:
@@ -132,7 +133,8 @@ def condemning_checks(launch: LaunchRecord) -> tuple[str, ...]:
 
 NEAR = 1  # iterations: the step in which a rank dies is logged, or just not
 # nodes; two may die alike side by side before a step is done, three hardly do
-ENOUGH, ENOUGH_BEFORE_A_STEP = 2, 3
+ENOUGH = 2
+ENOUGH_BEFORE_A_STEP = 3
 SURE = 0.9
 ALMOST_SURE = 0.8
 # rules that conclude from the workers' own first errors

@@ -123,7 +123,9 @@ def _end(
     budget: RelaunchBudget,
 ) -> Decision | None:
     """Why no other launch may follow, whatever nodes there are; None when one may."""
-    last, fruitless, left = history[-1], _fruitless(history), situation.seconds_left
+    last = history[-1]
+    fruitless = _fruitless(history)
+    left = situation.seconds_left
     stop = ""
     if last.older_checkpoint is None:
         stop = _why_stop(history, repeated)
@@ -260,7 +262,8 @@ def _tries(history: Sequence[LaunchRecord]) -> int:
     """Launches in a row on the last one's nodes that failed for an unknown cause; progress begins
     the count again.
     """
-    last, count = history[-1], 0
+    last = history[-1]
+    count = 0
     for outcome in reversed(history):
         if outcome.cause == Kind.NODE or set(outcome.nodes) != set(last.nodes):
             break

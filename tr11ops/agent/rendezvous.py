@@ -126,13 +126,16 @@ def _number(name: str, text: str, least: int, most: int) -> int:
 def _master(
     master: str | None, variables: Mapping[str, str], said: list[str]
 ) -> tuple[str | None, int | None]:
-    address, port = variables.get("MASTER_ADDR"), variables.get("MASTER_PORT")
+    address = variables.get("MASTER_ADDR")
+    port = variables.get("MASTER_PORT")
     if master is None:
         if (address is None) != (port is None):
             if port is None:
-                there, absent = ("MASTER_ADDR", "MASTER_PORT")
+                there = "MASTER_ADDR"
+                absent = "MASTER_PORT"
             else:
-                there, absent = ("MASTER_PORT", "MASTER_ADDR")
+                there = "MASTER_PORT"
+                absent = "MASTER_ADDR"
             raise RendezvousError(
                 f"{there} is set and {absent} is not: set both, or give --master HOST:PORT, or unset it"
             )

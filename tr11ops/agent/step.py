@@ -200,8 +200,12 @@ class LineTee:
                             )
 
     def line(self, text: str) -> None:
-        """Write one line of tr11's own."""
+        """Write one line."""
         self.write((text + "\n").encode())
+
+    def say(self, text: str) -> None:
+        """Write one line of tr11's own."""
+        self.line(f"tr11: {text}")
 
     def copy(self, stream: IO[bytes], keep: Callable[[bytes], None]) -> None:
         """Copy a stream line by line until it ends; `keep` sees every line too."""
@@ -284,13 +288,15 @@ def run_launch(
     hosts: tuple[str, ...]
     children: list[AgentProcess]
     if allocation.kind == "slurm":
-        kept, hosts = "srun", (host_name(),)
+        kept = "srun"
+        hosts = (host_name(),)
         # A job with spares is submitted with --no-kill; a step that inherited that would hide a
         # dead node.
         inherited = {name: value for name, value in environment.items() if name != "SLURM_NO_KILL"}
         children = [_start(srun_command(launch), inherited)]
     else:
-        kept, hosts = "the node agent", launch.nodes
+        kept = "the node agent"
+        hosts = launch.nodes
         mine = {CONTROLLER_VARIABLE: str(os.getpid())}
         children = [
             _start(
@@ -423,17 +429,17 @@ class _Running:
         name = signal.Signals(number).name
         self._asked += 1
         if self._asked == 1:
-            self._tee.line(f"tr11: {name} received: asking the trainer to save and leave")
+            self._tee.say(f"{name} received: asking the trainer to save and leave")
             _ask(self._children, self._launch, self._tee, name)
         elif number == signal.SIGINT:
-            self._tee.line("tr11: interrupted again: ending the workers now")
+            self._tee.say("interrupted again: ending the workers now")
             self._ending = True
             self._end(2.0)
 
     def _end_all(self) -> None:
         """End what is left: srun, when it is told to go, tells the nodes that it can reach."""
         self._ending = self._watch.overdue = True
-        self._tee.line("tr11: a node failed and the others did not follow: ending them")
+        self._tee.say("a node failed and the others did not follow: ending them")
         self._end(self._end_within_seconds / 4)
 
     def _patience(self, codes: list[int | None]) -> float:
@@ -457,6 +463,6 @@ def _ask(children: Sequence[AgentProcess], launch: WorkerLaunch, tee: LineTee, n
     try:
         request_stop(launch.attempt / STOP_REQUEST_FILE, f"{name} to the batch script")
     except OSError as error:
-        tee.line(f"tr11: no stop request can be written, signalling the node agents: {error}")
+        tee.say(f"no stop request can be written, signalling the node agents: {error}")
         for child in children:  # srun passes USR1 on to each agent
             child.send_signal(signal.SIGUSR1)

@@ -48,7 +48,8 @@ def prepare_caches(temporary: Path) -> bool:
 
 
 def _bound(folder: Path) -> None:
-    files, total = [], 0
+    files = []
+    total = 0
     for path in folder.rglob("*"):
         with suppress(OSError):  # another launch's, on its way
             found = path.lstat()

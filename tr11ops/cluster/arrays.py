@@ -98,7 +98,9 @@ def _range(part: str) -> range | None:
     match = _RANGE.fullmatch(part)
     if match is None:
         return None
-    first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+    first = int(match[1])
+    last = int(match[2] or match[1])
+    step = int(match[3] or 1)
     if step:
         return range(first, last + 1, step)
     return range(0)
@@ -230,7 +232,8 @@ def split(job: Job, names: Iterable[str]) -> tuple[Job | None, Job | None]:
     """The part of a waiting job that these names cover, and the part that they do not; None for
     nothing.
     """
-    tasks, covered = set(tasks_of(job)), set[int]()
+    tasks = set(tasks_of(job))
+    covered = set[int]()
     for name in names:
         number, meant = _read(name)
         if number != array_number(job):
@@ -307,7 +310,8 @@ def _name(number: str, tasks: set[int]) -> str:
 
 
 def _only(job: Job, tasks: set[int]) -> Job:
-    name, single = _name(array_number(job), tasks), min(tasks) if len(tasks) == 1 else None
+    name = _name(array_number(job), tasks)
+    single = min(tasks) if len(tasks) == 1 else None
     return replace(job, job_id=name, task_id=single, pending_tasks=tuple(sorted(tasks)))
 
 

@@ -36,7 +36,9 @@ class NodeState(Record):
     suffix: str = ""
 
 
-_YES, _NO, _UNKNOWN = StateAnswer.YES, StateAnswer.NO, StateAnswer.UNKNOWN
+_YES = StateAnswer.YES
+_NO = StateAnswer.NO
+_UNKNOWN = StateAnswer.UNKNOWN
 
 NODE_STATES = (
     #         name                starts    runs_on   other spellings
@@ -345,40 +347,6 @@ class Overview(Protocol):
 
     name: str
 
-    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]: ...
-
-    def nodes(self) -> tuple[Node, ...]: ...
-
-
-@runtime_checkable
-class SchedulerClock(Protocol):
-    """A scheduler that tells its time."""
-
-    def clock(self) -> float:
-        """Its time, in seconds since the epoch. Raises SchedulerError."""
-
-
-@runtime_checkable
-class JobRecords(Protocol):
-    """A scheduler that tells of one job all that it keeps of it."""
-
-    def job(self, job_id: str) -> Job | None:
-        """The job as it is now; None where the scheduler no longer knows it. Raises SchedulerError."""
-
-
-class Scheduler(Protocol):
-    """The edge to a scheduler. Every call has a time-out and raises SchedulerUnreachable when it
-    passes.
-    """
-
-    name: str
-
-    def submit(self, request: BatchRequest) -> str:
-        """Submit, and return the job id. Raises SchedulerError with the scheduler's reason."""
-
-    def test(self, request: BatchRequest) -> TestResult:
-        """Would this request be accepted? Submits nothing."""
-
     def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
         """All jobs the scheduler still knows (also recently ended ones), in one call."""
 
@@ -389,6 +357,26 @@ class Scheduler(Protocol):
 
     def nodes(self) -> tuple[Node, ...]:
         """All nodes, in one call."""
+
+
+@runtime_checkable
+class SchedulerClock(Protocol):
+    """A scheduler that tells its time."""
+
+    def clock(self) -> float:
+        """Its time, in seconds since the epoch. Raises SchedulerError."""
+
+
+class Scheduler(Overview, Protocol):
+    """The edge to a scheduler. Every call has a time-out and raises SchedulerUnreachable when it
+    passes.
+    """
+
+    def submit(self, request: BatchRequest) -> str:
+        """Submit, and return the job id. Raises SchedulerError with the scheduler's reason."""
+
+    def test(self, request: BatchRequest) -> TestResult:
+        """Would this request be accepted? Submits nothing."""
 
     def partitions(self) -> tuple[Partition, ...]:
         """All partitions, in one call."""

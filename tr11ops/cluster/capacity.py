@@ -69,7 +69,8 @@ def why_no_room(job: Job, nodes: Iterable[Node]) -> str:
 
     Nodes count as they are built, whatever their state is now.
     """
-    listed, found = tuple(nodes), []
+    listed = tuple(nodes)
+    found = []
     for name in filter(None, job.partition.split(",")):
         there = [node for node in listed if name in node.partitions]
         fits = len(there) - len(lacking(NodeNeed(gpus=job.gpus_per_node), there))

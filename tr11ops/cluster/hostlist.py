@@ -84,7 +84,9 @@ def _ranges(digits: set[str]) -> list[str]:
 
 def _split(text: str) -> list[str]:
     """Parts between the commas that stand outside brackets."""
-    parts, part, inside = [], "", False
+    parts = []
+    part = ""
+    inside = False
     for character in text.strip():
         if character == "," and not inside:
             parts.append(part.strip())
@@ -125,7 +127,8 @@ def _expand_ranges(ranges: str) -> list[str]:
         match = _RANGE.fullmatch(entry.strip())
         if match is None:
             raise HostlistError(f"{entry!r} is neither a number nor a range like 01-26")
-        first, last = match[1], match[2] or match[1]
+        first = match[1]
+        last = match[2] or match[1]
         count = int(last) - int(first) + 1
         if count < 1:
             raise HostlistError(f"the range {entry!r} runs backwards")

@@ -42,7 +42,8 @@ def descendants(pid: int) -> list[psutil.Process]:
                 found.append(child)
 
     def lineage(process: psutil.Process) -> set[int]:
-        line, current = set(), process.pid
+        line = set()
+        current = process.pid
         while current in parents and current not in line:
             line.add(current)
             current = parents[current]

@@ -69,17 +69,23 @@ class RunningTask:
         """How a task ended, as changes of its record."""
         code, number = self.outcome or (None, None)
         if self.ending is not None:
-            state, reason = self.ending, "TimeLimit" if self.ending is JobState.TIMEOUT else ""
+            state = self.ending
+            reason = "TimeLimit" if self.ending is JobState.TIMEOUT else ""
         elif self.outcome is None:
-            state, reason = JobState.NODE_FAIL, "KeeperDied"
+            state = JobState.NODE_FAIL
+            reason = "KeeperDied"
         elif self.error:
-            state, reason = JobState.FAILED, f"the batch script could not start: {self.error}"
+            state = JobState.FAILED
+            reason = f"the batch script could not start: {self.error}"
         elif number is not None:
-            state, reason = JobState.FAILED, f"RaisedSignal:{number}"
+            state = JobState.FAILED
+            reason = f"RaisedSignal:{number}"
         elif code == 0:
-            state, reason = (JobState.COMPLETED, "")
+            state = JobState.COMPLETED
+            reason = ""
         else:
-            state, reason = (JobState.FAILED, "NonZeroExitCode")
+            state = JobState.FAILED
+            reason = "NonZeroExitCode"
         end = {
             "state": state,
             "reason": reason,

@@ -131,7 +131,8 @@ class Supervisor:
                 if "batch" in message:
                     task.batch = mark(message["batch"])
                 elif "error" in message:
-                    task.error, task.outcome = message["error"], (1, None)
+                    task.error = message["error"]
+                    task.outcome = (1, None)
                 else:
                     task.outcome = (message.get("code", 0), message.get("signal"))
             if task.batch is not None:
@@ -266,7 +267,8 @@ class Supervisor:
         """The nodes. The driver is asked for GPUs only where the next task wants some and could
         start now.
         """
-        submission, found = self.store.load(self.job_id), GpuList()
+        submission = self.store.load(self.job_id)
+        found = GpuList()
         if (
             submission is None
             or not submission.request.gpus_per_node
@@ -362,7 +364,9 @@ def _has_exited(pid: int) -> bool:
 
 def main(arguments: list[str]) -> int:
     """Detach, take over the submission, say so to the starter by exit status 0, and work."""
-    folder, job_id, lock = Path(arguments[0]), int(arguments[1]), int(arguments[2])
+    folder = Path(arguments[0])
+    job_id = int(arguments[1])
+    lock = int(arguments[2])
     os.set_inheritable(lock, False)  # held until this process ends, and by no other
     ready_read, ready_write = os.pipe()
     if os.fork():

@@ -45,7 +45,8 @@ def output_path(submission: LocalSubmission, task: TaskRecord | None = None) -> 
         }
 
     def replaced(match: re.Match[str]) -> str:
-        width, value = match[1], values.get(match[2], match[0])
+        width = match[1]
+        value = values.get(match[2], match[0])
         if width and isinstance(value, int):
             return str(value).zfill(min(int(width), 10))
         return str(value)

@@ -232,10 +232,13 @@ def with_gpus(options: Options, gpus: int) -> Options:
     """
     if any(_gpus_named(name, value) == gpus for name, value in options):
         return options
-    kind, by_node, found = "", False, []
+    kind = ""
+    by_node = False
+    found = []
     for name, value in options:
         if name == "gpus-per-node":
-            kind, by_node = gpu_kind_of(f"gpu:{value}"), True
+            kind = gpu_kind_of(f"gpu:{value}")
+            by_node = True
         elif name == "gres":
             kind = kind or gpu_kind_of(value)
             found.append(

@@ -32,11 +32,9 @@ def _fault(environment: Mapping[str, str]) -> str:
     conf = Path(environment.get("SLURM_CONF") or "/etc/slurm/slurm.conf")
     try:
         record = json.loads((conf.parent / "twin.json").read_text(encoding="utf-8"))
-        name, cluster, nodes = (
-            str(record["plan"]["name"]),
-            str(record["cluster"]),
-            list(record["nodes"]),
-        )
+        name = str(record["plan"]["name"])
+        cluster = str(record["cluster"])
+        nodes = list(record["nodes"])
         port = int(record["first_port"])
         lines = conf.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError, TypeError, KeyError):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
 from tr11ops.base.errors import SchedulerError
-from tr11ops.cluster.base import Job, JobRecords, Node, Overview, Scheduler, SchedulerClock
+from tr11ops.cluster.base import Job, Node, Overview, Scheduler, SchedulerClock
 
 # Asks a scheduler before the answer is needed: its commands take their time, and so do our own
 # imports.
@@ -54,19 +54,13 @@ class AskedAhead:
 
     def job(self, job_id: str) -> Job | None:
         """As a Scheduler's. Raises SchedulerError."""
-        return _record_of(self._scheduler, job_id)
+        return self._scheduler.job(job_id)
 
     def clock(self) -> float:
         """As a Scheduler's, where it has one. Raises SchedulerError."""
         if not isinstance(self._scheduler, SchedulerClock):
             raise SchedulerError("this scheduler does not tell its time")
         return self._scheduler.clock()
-
-
-def _record_of(scheduler: Overview, job_id: str) -> Job | None:
-    if not isinstance(scheduler, JobRecords):
-        raise SchedulerError("this scheduler does not tell of one job")
-    return scheduler.job(job_id)
 
 
 class _Answer(Generic[T]):
@@ -175,7 +169,7 @@ class SharedOverview:
 
     def job(self, job_id: str) -> Job | None:
         """As a Scheduler's, asked each time. Raises SchedulerError."""
-        return _record_of(self._scheduler, job_id)
+        return self._scheduler.job(job_id)
 
     def _asked(self, call: Callable[[], tuple[T, ...]]) -> tuple[T, ...]:
         if self._error is not None:

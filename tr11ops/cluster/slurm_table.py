@@ -87,7 +87,8 @@ def nodes_from_table(text: str) -> tuple[Node, ...] | None:
         return None
     found: dict[str, Node] = {}
     for row in rows:
-        name, partition = row["NodeName"], (row["Partition"],)
+        name = row["NodeName"]
+        partition = (row["Partition"],)
         if name not in found:
             found[name] = node_from_record({**row, "Reason": _reason(row)})
         node = found[name]
@@ -125,7 +126,9 @@ def _output(row: Mapping[str, str]) -> str:
     """The file that a pattern such as "logs/%x-%A_%a.out" names; codes that say nothing here stay
     as they are.
     """
-    pattern, number, task = text_value(row["StdOut"]), row["JobId"], row["ArrayTaskId"]
+    pattern = text_value(row["StdOut"])
+    number = row["JobId"]
+    task = row["ArrayTaskId"]
     if "%" not in pattern:
         return pattern and posixpath.join(row["WorkDir"], pattern)
     known = {"%": "%", "x": row["JobName"], "u": row["UserId"], "A": row.get("ArrayJobId", number)}

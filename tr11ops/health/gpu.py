@@ -56,11 +56,9 @@ def check_gpu_memory(system: System, wanted: NodeRequirements) -> Answer:
 
 
 # ---------------------------------------------------------------------------- repairs of the memory
-_PENDING, _FAILED, _PAGES = (
-    "remapped_rows.pending",
-    "remapped_rows.failure",
-    "retired_pages.pending",
-)
+_PENDING = "remapped_rows.pending"
+_FAILED = "remapped_rows.failure"
+_PAGES = "retired_pages.pending"
 _YES = {"yes", "1"}
 _NO = {"no", "0"}
 
@@ -165,7 +163,8 @@ def check_nvlink(system: System, wanted: NodeRequirements) -> Answer:
     links: dict[str, list[float]] = {}
     gpu = ""
     for line in output.text.splitlines():
-        head, link = _GPU.match(line.strip()), _LINK.match(line.strip())
+        head = _GPU.match(line.strip())
+        link = _LINK.match(line.strip())
         if head:
             gpu = head[1]
             links[gpu] = []
@@ -197,12 +196,15 @@ def check_nvlink(system: System, wanted: NodeRequirements) -> Answer:
 _HELD_BY_HARDWARE = {0x8: "hardware slowdown", 0x40: "too hot (hardware)", 0x80: "power brake"}
 _HELD_BY_DRIVER = {0x20: "too hot (driver)", 0x2: "clocks set by hand"}
 # since driver 535, and before
-_REASONS, _OLD_REASONS = "clocks_event_reasons.active", "clocks_throttle_reasons.active"
+_REASONS = "clocks_event_reasons.active"
+_OLD_REASONS = "clocks_throttle_reasons.active"
 
 
 def check_throttling(system: System, wanted: NodeRequirements) -> Answer:
     """Bad when the hardware holds a GPU back; a warning when the driver or a person does."""
-    bad, doubtful, told = [], [], 0
+    bad = []
+    doubtful = []
+    told = 0
     for index, reasons in _clock_reasons(system, wanted):
         try:
             bits = int(reasons, 16)
@@ -239,7 +241,8 @@ def _clock_reasons(system: System, wanted: NodeRequirements) -> list[tuple[str, 
 
 
 # ----------------------------------------------------------------------------- PCIe
-_PCIE_WIDTH, _PCIE_WIDEST = "pcie.link.width.current", "pcie.link.width.max"
+_PCIE_WIDTH = "pcie.link.width.current"
+_PCIE_WIDEST = "pcie.link.width.max"
 
 
 def check_pcie(system: System, wanted: NodeRequirements) -> Answer:

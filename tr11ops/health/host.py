@@ -136,7 +136,8 @@ def sweep(system: System) -> int:
 
 
 # ----------------------------------------------------------------------------- memory
-BAD_MEMORY_SHARE, DOUBTFUL_MEMORY_SHARE = 0.05, 0.25
+BAD_MEMORY_SHARE = 0.05
+DOUBTFUL_MEMORY_SHARE = 0.25
 
 
 def available(meminfo: str) -> tuple[int, int]:
@@ -198,9 +199,11 @@ def _named(processes: list[TrainerProcess]) -> str:
 
 
 # ----------------------------------------------------------------------------- clock
-BEHIND_DOUBTFUL, BEHIND_BAD = 2.0, 60.0
+BEHIND_DOUBTFUL = 2.0
+BEHIND_BAD = 60.0
 # starting the agent takes its time too, on a loaded cluster minutes
-AHEAD_DOUBTFUL, AHEAD_BAD = 300.0, 3600.0
+AHEAD_DOUBTFUL = 300.0
+AHEAD_BAD = 3600.0
 
 
 def check_clock(system: System, wanted: NodeRequirements) -> Answer:

@@ -33,12 +33,10 @@ if TYPE_CHECKING:
 #   check that cannot be run, or is not there), 129 to 143 (a signal, or its time-out), 145 (an
 #   earlier one still runs).
 
-_FINE, _WARNING, _BAD, _UNKNOWN = (
-    CheckOutcome.FINE,
-    CheckOutcome.WARNING,
-    CheckOutcome.BAD,
-    CheckOutcome.UNKNOWN,
-)
+_FINE = CheckOutcome.FINE
+_WARNING = CheckOutcome.WARNING
+_BAD = CheckOutcome.BAD
+_UNKNOWN = CheckOutcome.UNKNOWN
 _MONITORING = {0: _FINE, 1: _WARNING, 2: _BAD, 3: _UNKNOWN}
 _NHC_OWN = {10, 126, 127}
 _LONGEST = 200
@@ -227,15 +225,12 @@ def _run(
     try:
         outcome, why = check.function(system, wanted)
     except Unanswered as error:
-        outcome, why = CheckOutcome.UNKNOWN, str(error)
+        outcome = CheckOutcome.UNKNOWN
+        why = str(error)
     except OSError as error:
-        outcome, why = (
-            CheckOutcome.UNKNOWN,
-            f"{error.filename or 'the system'}: {error.strerror or error}",
-        )
+        outcome = CheckOutcome.UNKNOWN
+        why = f"{error.filename or 'the system'}: {error.strerror or error}"
     except Exception as error:
-        outcome, why = (
-            CheckOutcome.UNKNOWN,
-            f"the check itself failed: {type(error).__name__}: {error}",
-        )
+        outcome = CheckOutcome.UNKNOWN
+        why = f"the check itself failed: {type(error).__name__}: {error}"
     results[place] = CheckResult(check.name, outcome, why)

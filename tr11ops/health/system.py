@@ -89,7 +89,8 @@ class System(LocalCommands):
 
     def segments(self, names: re.Pattern[str]) -> tuple[SharedMemoryFile, ...]:
         """This user's files in /dev/shm of such names that no living process uses."""
-        now, own = time.time(), os.geteuid()
+        now = time.time()
+        own = os.geteuid()
         found = []
         for entry in os.scandir(SHARED_MEMORY):
             if not names.fullmatch(entry.name) or _maker_lives(entry.name):
@@ -177,7 +178,8 @@ def _trainer_processes() -> Iterator[TrainerProcess]:
 
 def _label(environment: Mapping[str, str]) -> str:
     """What people call the attempt of the process that has this environment."""
-    array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
+    array = environment.get("SLURM_ARRAY_JOB_ID")
+    task = environment.get("SLURM_ARRAY_TASK_ID")
     return attempt_label({"array_id": array, "task_id": task}, environment.get("TR11_JOB_ID", ""))
 
 

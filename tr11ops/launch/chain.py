@@ -53,9 +53,11 @@ def choose_chain(wanted: str, array: ArraySpec | None, site: SiteRules | None) -
     """
     if array is None:
         return QueueChain("single", 1)
-    tasks, rules = len(array), site or SiteRules()
+    tasks = len(array)
+    rules = site or SiteRules()
     few = min(2, tasks)
-    array_fault, crowd_fault = _array_fault(array, rules), _crowd_fault(tasks, rules)
+    array_fault = _array_fault(array, rules)
+    crowd_fault = _crowd_fault(tasks, rules)
     faults: dict[ChainKind, str] = {
         "array": array_fault or crowd_fault,
         "afterany": crowd_fault,
@@ -144,13 +146,16 @@ def coverage_of(card: RunCard, tasks: int, history: RunHistory, resumed_iteratio
     The run's own measured step, else an assumed speed of its GPUs; other steps are scaled as `tr11
     estimate` does.
     """
-    task, course, basis = attempt_seconds(card), course_of(card), ""
+    task = attempt_seconds(card)
+    course = course_of(card)
+    basis = ""
     full: float | None = None
     if history.step is not None and history.step_iteration is not None:
         full = history.step / weight_at(course, history.step_iteration)
         basis = f"measured: {history.step:.4g} s a step"
     elif (rate := assumed_rate(card)) is not None:
-        full, basis = seconds_at(card, rate[0]), f"assumed: {rate[0]:g} TFLOPs a GPU"
+        full = seconds_at(card, rate[0])
+        basis = f"assumed: {rate[0]:g} TFLOPs a GPU"
     if full is None:
         return Coverage(tasks, task, None)
     remaining = full * work(

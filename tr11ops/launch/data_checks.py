@@ -71,7 +71,8 @@ def prefixes_without_maps(card: RunCard) -> tuple[str, ...]:
     """The prefixes for which no index map of this card's sequence length and seed is there; they
     are built at start.
     """
-    length, seed = card.model.sequence_length, card.run.seed
+    length = card.model.sequence_length
+    seed = card.run.seed
     missing = []
     for prefix in prefixes_of(card.data):
         path = Path(prefix)
@@ -79,7 +80,8 @@ def prefixes_without_maps(card: RunCard) -> tuple[str, ...]:
             folder = path.parent
         else:
             folder = Path(card.data.cache)
-        start, middle = f"{path.name}_", f"ns_{length}sl_{seed}s_"
+        start = f"{path.name}_"
+        middle = f"ns_{length}sl_{seed}s_"
         try:
             names = [entry.name for entry in os.scandir(folder)]
         except (FileNotFoundError, NotADirectoryError):
@@ -116,7 +118,8 @@ def map_checks(card: RunCard, facts: LaunchFacts) -> Iterator[PreflightCheck]:
 
 
 def tokenizer_checks(card: RunCard, facts: LaunchFacts) -> Iterator[PreflightCheck]:
-    tokenizer, rows = facts.tokenizer, card.tokenizer.padded_vocabulary_size
+    tokenizer = facts.tokenizer
+    rows = card.tokenizer.padded_vocabulary_size
     if tokenizer.fault:
         yield refused("tokenizer.path", tokenizer.fault, tokenizer.fix)
     elif tokenizer.size is not None and tokenizer.size > rows:

@@ -241,7 +241,8 @@ def bytes_of_a_save(card: RunCard, directory: RunDirectory, facts: LaunchFacts) 
 def _space_checks(
     card: RunCard, directory: RunDirectory, facts: LaunchFacts
 ) -> Iterator[PreflightCheck]:
-    each, free = bytes_of_a_save(card, directory, facts), facts.directory.free_bytes
+    each = bytes_of_a_save(card, directory, facts)
+    free = facts.directory.free_bytes
     needed = CHECKPOINTS_OF_ROOM * each
     if isinstance(free, Unknown):
         yield warning(
@@ -269,7 +270,8 @@ def files_of_checkpoint(card: RunCard) -> int:
 def _inode_checks(
     card: RunCard, directory: RunDirectory, facts: LaunchFacts
 ) -> Iterator[PreflightCheck]:
-    free, needed = facts.directory.free_inodes, CHECKPOINTS_OF_ROOM * files_of_checkpoint(card)
+    free = facts.directory.free_inodes
+    needed = CHECKPOINTS_OF_ROOM * files_of_checkpoint(card)
     if isinstance(free, Unknown):
         yield warning(
             "inodes", f"the free inodes below {directory.root} could not be read ({free.why})"
@@ -322,7 +324,8 @@ def _clock_checks(facts: LaunchFacts) -> Iterator[PreflightCheck]:
 # other trainers
 def switch_checks(directory: RunDirectory, facts: LaunchFacts) -> Iterator[PreflightCheck]:
     """Nothing stops the run, and no other trainer is in its directory."""
-    switch, location = facts.kill_switch, facts.switch_location
+    switch = facts.kill_switch
+    location = facts.switch_location
     if isinstance(location, Unknown):
         yield unknown("kill switch", f"its place cannot be seen ({location.why})")
     elif location.other_run:

@@ -87,7 +87,8 @@ def judge(phase: str, sight: Sight, margin: float, resumed_from: int | None) -> 
 
     `resumed_from`: the newest checkpoint before the task. In the start-up there is nothing to save.
     """
-    sent, marker = sight.sent, sight.marker
+    sent = sight.sent
+    marker = sight.marker
     if sent is None or sight.saved is None:
         saved = None
     else:
@@ -210,11 +211,15 @@ class Drill:
         return tuple(results)
 
     def _drill(self, task: int, phase: str, deadline: float) -> Sight:
-        job_id, sent, sent_in, said = "", None, "", ""
+        job_id = ""
+        sent = None
+        sent_in = ""
+        said = ""
         begun_at = max(self._complete(), default=0)
         # a checkpoint's step, and when it was first there
         seen = dict.fromkeys(self._complete(), self.clock())
-        marker, left = None, None
+        marker = None
+        left = None
         while self.clock() < deadline:
             job = self._job(task)
             if job is not None and (job.state.is_active or job.state.is_final):

@@ -60,7 +60,8 @@ def _python_checks() -> Iterator[PreflightCheck]:
         )
     else:
         yield ok("python", f"{version} ({sys.executable})")
-    found, missing = [], []
+    found = []
+    missing = []
     for name in NEEDED:
         try:
             found.append(f"{name} {metadata.version(name)}")
@@ -268,7 +269,10 @@ def setup_checks(
     except OSError as error:
         yield warning("slurm.setup", f"{shown} could not be tried here ({error.strerror or error})")
         return
-    status, said, left, places = tried.status, tried.said, tried.left, tried.places
+    status = tried.status
+    said = tried.said
+    left = tried.left
+    places = tried.places
     at = places.get("at")
     if left is None and at is not None and at.number is None:
         rule = f"after it Python does not start ({exit_words(status)} on this machine), and so would it"
@@ -393,7 +397,8 @@ def _run(lines: list[str], environment: Mapping[str, str]) -> SetupTrial:
         filter(None, [str(root) if root else "", environment.get("PYTHONPATH", "")])
     )
     with tempfile.TemporaryDirectory() as folder:
-        output, places = Path(folder) / "left.json", Path(folder) / "places"
+        output = Path(folder) / "left.json"
+        places = Path(folder) / "places"
         variables = {
             **environment,
             **({"PYTHONPATH": path} if path else {}),
@@ -420,7 +425,8 @@ def _run(lines: list[str], environment: Mapping[str, str]) -> SetupTrial:
                 os.killpg(shell.pid, signal.SIGKILL)
                 raise
         printed = [_OF_BASH.sub("", line.strip()) for line in said.splitlines() if line.strip()]
-        left, told = None, ""
+        left = None
+        told = ""
         if output.is_file():
             left = json.loads(output.read_text(encoding="utf-8"))
         if places.is_file():

@@ -56,8 +56,10 @@ def grant_checks(
 def _reservation_check(
     card: RunCard, tasks: int, found: Reservation | None, now: float
 ) -> PreflightCheck:
-    name, limit = card.slurm.reservation, card.time_limit_seconds
-    key, fix = "slurm.reservation", "name the new one in the card, or take it out"
+    name = card.slurm.reservation
+    limit = card.time_limit_seconds
+    key = "slurm.reservation"
+    fix = "name the new one in the card, or take it out"
     if found is None:
         return refused(key, f"{name!r} is no reservation here (any more)", fix, 2)
     if found.end is None:
@@ -88,7 +90,8 @@ def _limit_checks(card: RunCard, tasks: int, limit: ResourceLimit) -> Iterator[P
     """A limit below what one task asks for, which the scheduler tells as if other jobs used it up;
     or below what all of them are, so that it would not take them.
     """
-    slurm, nodes = card.slurm, card.slurm.allocated_nodes
+    slurm = card.slurm
+    nodes = card.slurm.allocated_nodes
     needs = {
         "node": nodes,
         "gres/gpu": nodes * slurm.gpus_per_node,
@@ -121,7 +124,8 @@ def minutes_of_task(card: RunCard, resource: str, nodes: tuple[Node, ...]) -> fl
     """Minutes of a resource that one task takes at most; None for one that tr11 cannot count, such
     as billing.
     """
-    slurm, minutes = card.slurm, card.time_limit_seconds / 60
+    slurm = card.slurm
+    minutes = card.time_limit_seconds / 60
     # a node is taken whole
     fewest_cpus = min((node.cpus for node in nodes if node.cpus), default=slurm.cpus_per_task)
     counted = {"node": 1, "gres/gpu": slurm.gpus_per_node, "cpu": fewest_cpus}.get(resource)
@@ -133,7 +137,8 @@ def minutes_of_task(card: RunCard, resource: str, nodes: tuple[Node, ...]) -> fl
 def _budget_check(
     card: RunCard, tasks: int, budget: ResourceBudget, is_safe: bool, nodes: tuple[Node, ...]
 ) -> PreflightCheck:
-    left, granted = max(0.0, budget.left) / 60, budget.limit / 60
+    left = max(0.0, budget.left) / 60
+    granted = budget.limit / 60
     what = f"{budget.owner} has {left:,.0f} of {granted:,.0f} {budget.resource} hours left"
     fix = "ask the site for more, or set another slurm.account or slurm.quality_of_service"
     need = minutes_of_task(card, budget.resource, nodes)

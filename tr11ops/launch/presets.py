@@ -19,7 +19,8 @@ MOST_TOKENS = 10**15
 # sections that name people, archives and groups of a site
 OF_ITS_SITE = ("hub", "backup", "alerts", "cron", "perms")
 # at most this part of the training warms up, or has a smaller batch
-WARMUP_SHARE, RAMP_SHARE = 100, 20
+WARMUP_SHARE = 100
+RAMP_SHARE = 20
 
 
 class Preset(Record):
@@ -207,11 +208,14 @@ def with_tokens(tables: Mapping[str, Any], tokens: int) -> dict[str, Any]:
 
     They count as they did: samples, or steps of the full batch.
     """
-    batch, schedule = dict(tables["batch"]), dict(tables.get("schedule", {}))
+    batch = dict(tables["batch"])
+    schedule = dict(tables.get("schedule", {}))
     samples = -(-tokens // int(tables["model"]["sequence_length"]))
-    unit, whole = "samples", samples
+    unit = "samples"
+    whole = samples
     if "train_samples" not in batch:
-        unit, whole = "iterations", -(-samples // int(batch["global_batch_size"]))
+        unit = "iterations"
+        whole = -(-samples // int(batch["global_batch_size"]))
     before = int(batch[f"train_{unit}"])
     batch[f"train_{unit}"] = whole
     for key in (f"decay_{unit}", f"cooldown_{unit}"):

@@ -96,7 +96,8 @@ SUBMITTING_SECONDS = 150.0  # a client that still submits has been at it for les
 
 def without_trace(facts: LaunchFacts, jobs: Iterable[Job]) -> list[Submission]:
     """The submissions in doubt of which neither the queue nor the run directory knows a job."""
-    listed, traces = tuple(jobs), known(facts.traces, {})
+    listed = tuple(jobs)
+    traces = known(facts.traces, {})
     doubtful = (entry for entry in known(facts.submissions, ()) if is_in_doubt(entry))
     return [entry for entry in doubtful if job_of_tag(entry.tag, listed, traces) is None]
 
@@ -127,7 +128,8 @@ def _lost_checks(facts: LaunchFacts, jobs: Iterable[Job]) -> Iterator[PreflightC
 
 def _first_in_line(ours: list[Job], replaced: list[Job], user: str) -> Iterator[PreflightCheck]:
     if not ours:
-        nothing, but = "nothing of this run is queued or running", ""
+        nothing = "nothing of this run is queued or running"
+        but = ""
         if replaced:
             but = f" but {', '.join(job.job_id for job in replaced)}, in whose place this comes"
         yield ok("queue", f"{nothing}{but}")
@@ -184,7 +186,8 @@ def _behind(after: str, ours: list[Job], facts: LaunchFacts) -> Iterator[Preflig
 
 def _all_before(target: str, ours: list[Job]) -> set[str]:
     """The target and every submission that it waits for, however far back."""
-    before, fresh = {target}, {target}
+    before = {target}
+    fresh = {target}
     while fresh:
         awaited = [
             re.sub(r"_\S*", "", job.dependency) for job in ours if array_number(job) in fresh

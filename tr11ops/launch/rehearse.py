@@ -16,9 +16,12 @@ from tr11ops.runcard.toml_writer import write_card
 from trainer.config.rules import batch_problems
 
 SUFFIX = "rehearsal"
-NODES, MINUTES, LIMIT = 2, 20, "00:30:00"
+NODES = 2
+MINUTES = 20
+LIMIT = "00:30:00"
 EXIT_INTERVAL = 10
-LARGEST_HIDDEN, LAYERS = 1024, 2
+LARGEST_HIDDEN = 1024
+LAYERS = 2
 SIGNAL_SECONDS = 300
 REMOVED = ("run.kill_switch", "checkpoint.load", "hub.repository", "backup.store", "backup.url")
 
@@ -62,7 +65,8 @@ def _shape(card: RunCard, workers: int) -> dict[str, Any]:
         pipeline = 2
     else:
         pipeline = 1
-    hidden, heads = card.model.hidden_size, card.model.attention_heads
+    hidden = card.model.hidden_size
+    heads = card.model.attention_heads
     shape: dict[str, Any] = {
         "parallel.tensor": tensor,
         "parallel.pipeline": pipeline,
@@ -117,7 +121,8 @@ def differences(main: RunCard, other: RunCard) -> tuple[tuple[str, Any, Any], ..
     """Every key on which two cards differ: (key, value in the first, value in the second); None
     where it is unset.
     """
-    first, second = flat(main.model_dump(mode="json")), flat(other.model_dump(mode="json"))
+    first = flat(main.model_dump(mode="json"))
+    second = flat(other.model_dump(mode="json"))
     keys = sorted(
         {*first, *second},
         key=lambda key: (list(RunCard.model_fields).index(key.split(".")[0]), key),

@@ -218,7 +218,10 @@ def _empty_checks(card: RunCard, found: LaunchCheckpoints) -> Iterator[Preflight
 def _resume_checks(
     card: RunCard, found: LaunchCheckpoints, manifest: Manifest
 ) -> Iterator[PreflightCheck]:
-    steps, latest, passed, source = found.steps, found.latest, found.found.passed, found.source
+    steps = found.steps
+    latest = found.latest
+    passed = found.found.passed
+    source = found.source
     name = checkpoint_name(manifest.step)
     will = "will be resumed" if source.is_own else "is the start"
     if isinstance(latest, Unknown):
@@ -239,7 +242,8 @@ def _resume_checks(
     yield from _settings_checks(card, found, name)
     if manifest.topology.get("tensor", 1) > 1:
         yield from _sequence_checks(card, found, name)
-    saved_on, verified = _topology(card, manifest), f"{found.verified} verified"
+    saved_on = _topology(card, manifest)
+    verified = f"{found.verified} verified"
     if source.is_own:
         began = known(found.origin, None)
         lineage = ""
@@ -263,7 +267,8 @@ def _finished_checks(
     manifest = found.found.manifest
     if found.refusal or manifest is None or path_of(card, found.start).segments:
         return
-    name, end = checkpoint_name(manifest.step), f"{card.batch.train_samples:,} samples"
+    name = checkpoint_name(manifest.step)
+    end = f"{card.batch.train_samples:,} samples"
     if card.batch.train_tokens is not None:
         end = f"{end} or {card.batch.train_tokens:,} tokens"
     key = "batch.train_samples" if card.batch.train_tokens is None else "batch.train_tokens"
@@ -321,7 +326,8 @@ def _data_checks(
     """What the card says otherwise of the data; what the files hold, the trainer compares."""
     if record is None or source.is_fresh:
         return
-    saved, now = record.facts, data_facts(card)
+    saved = record.facts
+    now = data_facts(card)
     decisive = decisive_differences(saved, now)
     others = [text for text in fact_differences(saved, now).values() if text not in decisive]
     if decisive and card.data.on_resume == "match" and source.is_own:
@@ -344,10 +350,12 @@ def _sequence_checks(
     card: RunCard, found: LaunchCheckpoints, name: str
 ) -> Iterator[PreflightCheck]:
     """A card that cuts sequences otherwise than before, maybe by default alone."""
-    before, now = found.cut_sequences, bool(card.parallel.sequence_parallel)
+    before = found.cut_sequences
+    now = bool(card.parallel.sequence_parallel)
     if before is None or before == now or card.parallel.tensor == 1:
         return
-    here, there = str(now).lower(), str(before).lower()
+    here = str(now).lower()
+    there = str(before).lower()
     rule = f"is {here}, and {name} was trained with {there}: sums round otherwise from there"
     yield warning("parallel.sequence_parallel", rule, f"say {there} in the card to go on as before")
 

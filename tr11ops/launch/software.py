@@ -27,7 +27,9 @@ from tr11ops.rundir.attempts import PATCH_FILE, CodeIdentity
 from trainer.contract.files import write_atomically
 
 PACKAGES = ("torch", "deepspeed", "numpy", "transformers")
-NOT_INSTALLED, NONE, UNKNOWN = "not installed", "none", "unknown"
+NOT_INSTALLED = "not installed"
+NONE = "none"
+UNKNOWN = "unknown"
 DRIVER_FILES = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
 PATCH_BYTES = 256 << 10  # of the changes that are kept
 READ_BYTES = 8 << 20  # of the changes that are read at all

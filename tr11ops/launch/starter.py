@@ -35,7 +35,8 @@ from trainer.schedule.devices import device_peak
 # indexed dataset.
 
 # what `tr11 data preprocess` adds to its --output-prefix
-DOCUMENTS, SENTENCES = "_text_document", "_text_sentence"
+DOCUMENTS = "_text_document"
+SENTENCES = "_text_sentence"
 MOST_DATASETS = 3  # a mixture of many is no one's first try
 
 
@@ -150,7 +151,8 @@ class PartitionChoice(Record):
         most = ""
         if limit:
             most = f", at most {format_time_limit(limit)}"
-        nodes, cores = counted(self.nodes, "node"), counted(self.cpus, "core")
+        nodes = counted(self.nodes, "node")
+        cores = counted(self.cpus, "core")
         return f"{self.partition.name}: {self.usable} of {nodes}{gpus}, {cores} each{most}"
 
 
@@ -167,7 +169,8 @@ def partition_choices(
         usable = [node for node in own if node.is_usable]
         if own and partition.is_up:
             of = usable or own
-            gpus, cpus = min(node.gpus for node in of), min(node.cpus for node in of)
+            gpus = min(node.gpus for node in of)
+            cpus = min(node.cpus for node in of)
             kinds = {node.gpu_kind for node in of}
             kind = ""
             if len(kinds) == 1:
@@ -217,11 +220,9 @@ def starter_tables(base: Mapping[str, Any], answers: Answers) -> dict[str, dict[
     cluster's.
     """
     tables = {name: dict(table) for name, table in base.items() if isinstance(table, Mapping)}
-    run, slurm, choice = (
-        tables.setdefault("run", {}),
-        tables.setdefault("slurm", {}),
-        answers.choice,
-    )
+    run = tables.setdefault("run", {})
+    slurm = tables.setdefault("slurm", {})
+    choice = answers.choice
     before = dict(slurm)
     for key in (*_OF_ANOTHER_CLUSTER, *_OF_OTHER_NODES, "setup", "spare_nodes", "comment"):
         slurm.pop(key, None)
@@ -292,8 +293,10 @@ def _fit(tables: dict[str, dict[str, Any]], workers: int) -> None:
     """Make topology and batch fit the number of workers: the example's degrees halved until they
     divide it.
     """
-    parallel, batch = tables.setdefault("parallel", {}), tables.setdefault("batch", {})
-    tensor, pipeline = int(parallel.get("tensor", 1)), int(parallel.get("pipeline", 1))
+    parallel = tables.setdefault("parallel", {})
+    batch = tables.setdefault("batch", {})
+    tensor = int(parallel.get("tensor", 1))
+    pipeline = int(parallel.get("pipeline", 1))
     while workers % (tensor * pipeline):
         if pipeline > 1:
             pipeline //= 2

@@ -170,7 +170,8 @@ def record_before(
     """Keep what is about to be sent, and that it is. Raises OSError when the run directory cannot
     be written to.
     """
-    directory, request = plan.directory, plan.request
+    directory = plan.directory
+    request = plan.request
     paths = directory.submission(plan.tag)
     write_atomically(paths.script, request.script)
     keep_inputs(paths, card_toml, plan.card)
@@ -230,7 +231,8 @@ def settle(
     doubtful = [entry for entry in known(facts.submissions, ()) if is_in_doubt(entry)]
     if not doubtful:
         return
-    jobs, traces = known(facts.jobs, ()), known(facts.traces, {})
+    jobs = known(facts.jobs, ())
+    traces = known(facts.traces, {})
     if without_trace(facts, jobs):
         time.sleep(LOOKUP_PAUSE_SECONDS)
         jobs = scheduler.jobs()

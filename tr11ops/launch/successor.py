@@ -141,7 +141,8 @@ def queue_successor(job: BatchJob, record: Submission) -> Submission:
 
     Raises SchedulerError as `submit` does, LaunchBusy while another launch is under way, OSError.
     """
-    directory, scheduler = job.directory, job.scheduler
+    directory = job.directory
+    scheduler = job.scheduler
     with launch_lock(directory.launch_lock):
         for earlier in directory.read_submissions():
             awaited = (earlier.dependency or "").split(":")[1:]

@@ -97,7 +97,8 @@ def run_bench(request: Mapping[str, Any]) -> int:
 
 def measure(asked: BenchRequest, rank: int) -> NodeAnswer:
     """One node's answer; what it had said before it failed, or was given up, counts."""
-    node, words = asked.nodes[rank], asked.words(rank)
+    node = asked.nodes[rank]
+    words = asked.words(rank)
     if asked.on_slurm:
         environment = dict(os.environ)
     else:
@@ -119,7 +120,8 @@ def measure(asked: BenchRequest, rank: int) -> NodeAnswer:
     try:
         text, _ = process.communicate(timeout=asked.seconds)
     except subprocess.TimeoutExpired:
-        late, text = True, _ended(process)
+        late = True
+        text = _ended(process)
     finally:
         # what a command left behind, or all of it when we are interrupted
         _signal(process, signal.SIGKILL)

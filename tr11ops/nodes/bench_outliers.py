@@ -81,7 +81,8 @@ def read_answer(node: str, lines: Iterable[str], why: str = "") -> NodeAnswer:
     """The answer in a probe's lines. What is no sample is skipped; values must be finite and above
     zero.
     """
-    hardware, units = "", dict[str, str]()
+    hardware = ""
+    units = dict[str, str]()
     samples: dict[str, dict[str, list[float]]] = {}
     for line in lines:
         text = line.strip()
@@ -126,7 +127,9 @@ APART, WIDE_APART = 1.0, 0.5  # at most, its best sample divided by the worst of
 FAR_MEASUREMENTS = 2  # one alone may be chance where samples scatter widely
 MIN_FAR_SAMPLES = 3
 MIN_PEERS = 3  # of two nodes no one knows which is the usual one
-FINE, SLOW, UNKNOWN = "fine", "slow", "unknown"
+FINE = "fine"
+SLOW = "slow"
+UNKNOWN = "unknown"
 
 
 class Measurement(Record):
@@ -225,7 +228,8 @@ def _compared(name: str, peers: Sequence[NodeAnswer]) -> dict[str, Measurement]:
         for answer in peers
         if answer.node in values
     }
-    typical, few = median(errors.values()), 1 + FEW / len(values)
+    typical = median(errors.values())
+    few = 1 + FEW / len(values)
     found = {}
     for node, value in values.items():
         spread = max(away, typical, errors[node])

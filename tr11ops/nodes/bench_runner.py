@@ -46,7 +46,8 @@ class SlurmBench(Record):
 
     def __call__(self, progress: Progress) -> tuple[NodeAnswer, ...]:
         """Every node's answer, in the order of the request; `progress` gets each as it comes."""
-        nodes, found = self.request.nodes, dict[str, NodeAnswer]()
+        nodes = self.request.nodes
+        found = dict[str, NodeAnswer]()
         try:
             job = submit_to(
                 self.settings, nodes, self.minutes, run_bench, document(self.request), is_alone=True
@@ -86,7 +87,8 @@ class LocalBench(Record):
     request: BenchRequest
 
     def __call__(self, progress: Progress) -> tuple[NodeAnswer, ...]:
-        asked, answers = replace(self.request, on_slurm=False), []
+        asked = replace(self.request, on_slurm=False)
+        answers = []
         for rank in range(len(asked.nodes)):
             answers.append(measure(asked, rank))
             progress(answers[-1])

@@ -106,7 +106,8 @@ def ways(
     holders = holders_of(job for job in jobs if job.name != JOB_NAME)
     found = []
     for name in names:
-        node, held = by_name.get(name), holders.get(name, ())
+        node = by_name.get(name)
+        held = holders.get(name, ())
         mine = [job for job in held if job.user == user and job.state is JobState.RUNNING]
         if node is None:
             found.append(Way(name, never="the scheduler does not know it"))
@@ -232,10 +233,8 @@ def told(node: str, checks: tuple[CheckResult, ...]) -> NodeCheck:
     """One node's result from its checks. A node is fine when all were made: what one of them would
     have found is not known. (The node agent uses such a node, because it must not empty a cluster.)
     """
-    outcome, unmade = (
-        worst(checks),
-        [entry for entry in checks if entry.result is CheckOutcome.UNKNOWN],
-    )
+    outcome = worst(checks)
+    unmade = [entry for entry in checks if entry.result is CheckOutcome.UNKNOWN]
     if not unmade or outcome in {CheckOutcome.BAD, CheckOutcome.UNKNOWN}:
         return NodeCheck(node, outcome, summary(checks), checks)
     names = ", ".join(entry.name for entry in unmade)
@@ -487,7 +486,8 @@ class ProcessCheck:
     """
 
     def __init__(self, way: Way, request: HealthRequest, code_root: Path | None, slots: Semaphore):
-        self._node, self._slots = way.node, slots
+        self._node = way.node
+        self._slots = slots
         self._environment = with_code(client_environment(dict(os.environ)), code_root)
         self._command = [
             sys.executable,

@@ -207,7 +207,8 @@ def sync_queue_exclusions(
     unread: Exception | None = None
     try:
         for _ in range(MOST_ROUNDS):
-            version, known = read_version(directory.exclusions), queue.known()
+            version = read_version(directory.exclusions)
+            known = queue.known()
             listed = {entry.node for entry in version.exclusions}
             left_out = given_to_scheduler(sorted(listed), known).left_out
             for change in queue_changes(

@@ -114,7 +114,8 @@ def _pronoun(count: int) -> str:
 
 def words_of(node: Node) -> str:
     """What the scheduler says of a node: its state, why, since when (UTC) and by whom."""
-    state, why = "+".join(sorted(node.states)), _one_line(node.reason)
+    state = "+".join(sorted(node.states))
+    why = _one_line(node.reason)
     since = ""
     if node.reason_time is not None:
         since = f" since {timestamp(node.reason_time, UTC)}"
@@ -175,7 +176,8 @@ def rows(
     holders = holders_of(jobs)
     found = []
     for name in sorted({*by_name, *excluded}):
-        node, entry = by_name.get(name), excluded.get(name)
+        node = by_name.get(name)
+        entry = excluded.get(name)
         found.append(
             NodeRow(
                 name=name,
@@ -229,7 +231,8 @@ def queue_changes(
     `known` are the cluster's nodes: no list is given any other name, also where the job had it so
     far.
     """
-    added, removed = set(add), set(remove) - set(keep)
+    added = set(add)
+    removed = set(remove) - set(keep)
     found = []
     for job in jobs:
         if job.state is JobState.PENDING:

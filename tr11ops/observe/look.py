@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.base.observed import Observed, Unknown, all_unknown, cause, known, observed
 from tr11ops.cluster.arrays import array_number
-from tr11ops.cluster.base import Job, JobRecords, JobState, Node, Overview
+from tr11ops.cluster.base import Job, JobState, Node, Overview
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.observe import files
 from tr11ops.observe.clock import (
@@ -429,7 +429,7 @@ def _excluded_now(
     job: Job, submitted: tuple[str, ...], scheduler: Overview | Unknown
 ) -> tuple[str, ...]:
     """What the scheduler excludes from a job; what it was `submitted` with where it does not say."""
-    if not isinstance(scheduler, JobRecords):
+    if isinstance(scheduler, Unknown):
         return submitted
     record = known(_call(lambda: scheduler.job(job.job_id)), None)
     return submitted if record is None else record.excluded

@@ -63,7 +63,8 @@ def known_names(scheduler: Scheduler) -> frozenset[str] | None:
 T = TypeVar("T")
 
 PATIENCE_SECONDS = 600.0  # how long a task stays for a scheduler that does not answer
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 20.0
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 20.0
 
 
 class PendingChanges(Record):

@@ -124,7 +124,8 @@ def plan_repair(
     def may(job: Job) -> bool:
         return user is None or can_modify(job, user)
 
-    gone, never = {job.job_id for job in lost}, {job.job_id for job in dead}
+    gone = {job.job_id for job in lost}
+    never = {job.job_id for job in dead}
     every = (*snapshot.active_jobs, *snapshot.pending_jobs)
     holds = held_jobs(pending, held, is_automatic)
     bad = tuple(_lost_hosts(snapshot, filter(may, lost)))
@@ -211,7 +212,8 @@ def plan_replacement(snapshot: Snapshot, user: str) -> Repair:
     """
     if unseen := _unseen(snapshot):
         return Repair(read_errors=(unseen,))
-    others, active = derived.other_variants(snapshot), snapshot.active_jobs
+    others = derived.other_variants(snapshot)
+    active = snapshot.active_jobs
     queued = tuple(job for job in snapshot.pending_jobs if job.job_id not in others)
     staying = (*active, *(job for job in snapshot.pending_jobs if job.job_id in others))
     foreign = [job for job in queued if not can_modify(job, user)]
@@ -280,11 +282,13 @@ def _left_alone(
 ) -> Iterator[str]:
     for job in active:
         if has_lost_its_host(snapshot, job) and not is_zombie(snapshot, job):
-            wait, host = seconds_to_wait(snapshot, job), batch_host(snapshot, job)
+            wait = seconds_to_wait(snapshot, job)
+            host = batch_host(snapshot, job)
             yield f"job {job.job_id} has lost its batch host {host}, but was alive: look again in {duration(wait)}"
     sure = derived.sure_jobs(snapshot)
     for job in pending:
-        row, number = reason_of_job(job), array_number(job)
+        row = reason_of_job(job)
+        number = array_number(job)
         if row.wait is Wait.PASSES and job not in sure:
             yield f"job {number} cannot start as things are: {derived.why_not_starting(snapshot, job)}"
         elif row.wait is Wait.SITE:

@@ -99,7 +99,8 @@ def look(card: RunCard | None, directory: RunDirectory, scheduler: Overview) -> 
 
     Without a card any sound checkpoint counts.
     """
-    read_error, found = "", OwnJobs()
+    read_error = ""
+    found = OwnJobs()
     try:
         found = read_own_jobs(directory, scheduler)
     except SchedulerError as error:
@@ -218,7 +219,8 @@ class Signalled(Record):
 
 def stop_by_scheduler(view: StopView, scheduler: Scheduler, user: str, now: bool) -> Signalled:
     """Stop what runs without a file: USR1 makes it save and leave; `now` cancels it, unsaved."""
-    asked, refused = [], []
+    asked = []
+    refused = []
     for job in view.running:
         if not can_modify(job, user):
             refused.append((job.job_id, f"{job.user} owns it"))
@@ -301,7 +303,9 @@ def wait_for_end(
 
     A scheduler that does not answer is asked again: its silence ends nothing.
     """
-    said, changed, is_explained = "", time.monotonic(), False
+    said = ""
+    changed = time.monotonic()
+    is_explained = False
     while True:
         endings = tuple(_ending(directory, job, scheduler) for job in jobs)
         if all(ending.is_over for ending in endings):
@@ -312,7 +316,9 @@ def wait_for_end(
             text = f"{text}; {answered}"
         if text != said:
             progress(text)
-            said, changed, is_explained = text, time.monotonic(), False
+            said = text
+            changed = time.monotonic()
+            is_explained = False
         elif not is_explained and time.monotonic() - changed >= QUIET_SECONDS:
             waiting = [
                 job.raw_id

@@ -161,6 +161,9 @@ class NoScheduler:
     def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
         raise SchedulerUnreachable(self._why)
 
+    def job(self, job_id: str) -> Job | None:
+        raise SchedulerUnreachable(self._why)
+
     def nodes(self) -> tuple[Node, ...]:
         raise SchedulerUnreachable(self._why)
 

@@ -67,6 +67,9 @@ class Answers:
         self.calls.append("nodes")
         return (Node("n01", frozenset({"idle"}), partitions=("gpu",)),)
 
+    def job(self, job_id: str) -> Job | None:
+        return None
+
 
 @dataclass
 class Records(Answers):
