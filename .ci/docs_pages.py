@@ -28,7 +28,10 @@ def sources() -> dict[str, str]:
         f"docs/{path.relative_to(ROOT / 'docs')}": str(path.relative_to(ROOT / "docs"))
         for path in sorted((ROOT / "docs").rglob("*.md"))
     }
-    found |= {f"runbooks/{path.name}": f"runbooks/{path.name}" for path in sorted((ROOT / "runbooks").glob("*.md"))}
+    found |= {
+        f"runbooks/{path.name}": f"runbooks/{path.name}"
+        for path in sorted((ROOT / "runbooks").glob("*.md"))
+    }
     return found | {
         "README.md": "index.md", "CONTRIBUTING.md": "contributing/index.md", "CHANGELOG.md": "changelog.md",
         "runbooks/README.md": "runbooks/index.md", "benchmarks/RESULTS.md": "benchmarks.md",
@@ -47,7 +50,9 @@ def on_files(files: Any, config: Any) -> Any:
         if uri in made:
             files.append(File.generated(config, uri, content=made[uri]()))
         elif not source.startswith("docs/"):
-            files.append(File.generated(config, uri, content=(ROOT / source).read_text(encoding="utf-8")))
+            files.append(
+                File.generated(config, uri, content=(ROOT / source).read_text(encoding="utf-8"))
+            )
     return files
 
 
@@ -96,7 +101,13 @@ def made_pages() -> dict[str, Callable[[], str]]:
 
 def cell(text: str) -> str:
     """A text in a table's cell, on one line."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("[bold]", "").replace("[/bold]", "")
+    return (
+        " ".join(text.split())
+        .replace("|", "\\|")
+        .replace("<", "&lt;")
+        .replace("[bold]", "")
+        .replace("[/bold]", "")
+    )
 
 
 def cli_page() -> str:
@@ -120,16 +131,24 @@ def _command(command: Any, path: str, level: int) -> Iterator[str]:
     if getattr(command, "hidden", False):
         return
     yield from ("#" * level + f" {path}", "")
-    text, _, examples = (command.help or "").replace("[/bold]", "").replace("[bold]", "").partition("Examples")
+    text, _, examples = (
+        (command.help or "").replace("[/bold]", "").replace("[bold]", "").partition("Examples")
+    )
     yield from (text.strip(), "")
     lines = [line.strip() for line in examples.strip(":\n ").splitlines() if line.strip()]
     if lines:
         yield from ("```sh", *lines, "```", "")
-    parameters = [entry for entry in command.params if not getattr(entry, "hidden", False) and entry.name != "help"]
+    parameters = [
+        entry
+        for entry in command.params
+        if not getattr(entry, "hidden", False) and entry.name != "help"
+    ]
     if parameters:
         yield from ("| option | value | meaning |", "|---|---|---|")
         for entry in parameters:
-            names = ", ".join(f"`{name}`" for name in (*shown_spellings(entry), *entry.secondary_opts))
+            names = ", ".join(
+                f"`{name}`" for name in (*shown_spellings(entry), *entry.secondary_opts)
+            )
             is_flag = getattr(entry, "is_flag", False)
             value = "" if is_flag else cell(entry.metavar or "")
             yield f"| {names} | {value} | {cell(getattr(entry, 'help', '') or '')} |"
@@ -190,7 +209,13 @@ def _shape(shape: dict[str, list[str]]) -> list[str]:
 
 def map_page() -> str:
     """Every room with its one line, and every file of it with its own, as their docstrings have them."""
-    rooms = sorted({path.parent for package in ("tr11ops", "trainer") for path in (ROOT / package).rglob("*.py")})
+    rooms = sorted(
+        {
+            path.parent
+            for package in ("tr11ops", "trainer")
+            for path in (ROOT / package).rglob("*.py")
+        }
+    )
     lines = [
         "# Map of the code",
         "",

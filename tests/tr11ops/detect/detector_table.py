@@ -28,6 +28,8 @@ from tests.tr11ops.status_cases import (
 )
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Job, JobState, Node
+from tr11ops.detect import registry
+from tr11ops.detect.finding import Finding
 from tr11ops.observe.snapshot import Attempt, Checkpoint, KillSwitch, Snapshot, Step
 from tr11ops.observe.training import LaunchEnd, TrainingEvent, Validation
 from tr11ops.runcard.exit_duration import ExitPlan
@@ -754,3 +756,12 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
         [],
     ),
 ]
+
+
+def found(given: Snapshot, detector: str) -> list[Finding]:
+    """The findings of one detector, whatever the others say."""
+    return [finding for finding in registry.detect_all(given) if finding.detector == detector]
+
+
+def severities(given: Snapshot, detector: str) -> list[str]:
+    return [finding.severity.name for finding in found(given, detector)]

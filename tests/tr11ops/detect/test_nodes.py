@@ -1,0 +1,314 @@
+"""What is said of nodes that are lost, silent or spare."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from tests.tr11ops.detect.detector_table import (
+    BEGAN_WITH_TWO,
+    FIFTY,
+    SWITCH,
+    UNKNOWN,
+    found,
+    nodes_with,
+    spared,
+)
+from tests.tr11ops.status_cases import (
+    DAY,
+    HOUR,
+    NOW,
+    beats,
+    changed,
+    pending,
+    running,
+    snapshot,
+    steps,
+    wordless,
+)
+from tr11ops.cluster.base import Job, JobState, Node, lost_words
+from tr11ops.detect import registry
+from tr11ops.detect.causes import by_cause
+from tr11ops.detect.finding import Severity
+from tr11ops.observe.forecast import queue_coverage_seconds
+from tr11ops.observe.training import LaunchEnd
+from tr11ops.rundir.exclusion import Exclusion
+from tr11ops.rundir.hold_store import HoldRecord
+
+HOST_ATTEMPT = replace(wordless("1007"), nodes=tuple(f"n{number:02d}" for number in range(1, 49)))
+
+
+@pytest.mark.parametrize(("queued", "seconds"), [((), 0), ((pending((8,)),), 359_400.0)])
+def test_a_task_without_its_batch_host_covers_nothing_and_is_not_the_last_of_the_queue(
+    queued: tuple[Job, ...], seconds: float
+) -> None:
+    seen = snapshot(
+        jobs=(running(), *queued),
+        nodes=(Node("n01", frozenset({"down"})),),
+        attempts=(HOST_ATTEMPT,),
+    )
+    assert queue_coverage_seconds(seen) == seconds
+    assert [one.title for one in found(seen, "chain-end")] == [
+        "the last task of the queue is waiting"
+    ] * len(queued)
+
+
+@pytest.mark.parametrize(
+    ("queued", "then"),
+    [
+        ((), ("tr11 launch --array 1-10",)),
+        ((pending(),), ()),
+        ((pending(reason="JobHeldUser"),), ("scontrol release 1000",)),
+    ],
+)
+def test_a_lost_batch_host_with_nothing_queued_names_the_launch_too(
+    queued: tuple[Job, ...], then: tuple[str, ...]
+) -> None:
+    """The repair cancels the job alone, and nothing would be left."""
+    down = (Node("n01", frozenset({"down"})),)
+    (lost,) = found(
+        snapshot(jobs=(running(), *queued), nodes=down, attempts=(HOST_ATTEMPT,)), "node-lost"
+    )
+    assert (lost.fix, lost.then) == ("tr11 launch --repair", then)
+
+
+def test_a_silent_batch_host_promises_nothing_and_has_no_cure_before_it_is_known_to_be_lost() -> (
+    None
+):
+    silent = nodes_with({"n01": {"allocated", "not_responding"}})
+    for queued in ((), (pending(),)):
+        (one,) = found(snapshot(jobs=(running(), *queued), nodes=silent), "node-lost")
+        assert (one.severity, one.fix, one.by_itself) == (Severity.WARNING, "", "")
+        assert one.title == (
+            "n01, which runs the batch script of job 1000_7, does not answer the scheduler"
+        )
+        assert one.evidence[1].startswith("its workers: training, last sign of life ")
+        behind = "behind it is queued: job 1000_[8-10%1]"
+        nothing = "nothing is queued behind it: `tr11 launch --array 1-10 --after 1000` queues more"
+        assert one.evidence[2].endswith(behind if queued else nothing)
+
+
+@pytest.mark.parametrize("state", ["down", "not_responding"])
+def test_a_spare_that_is_lost_trains_nothing_and_needs_no_one(state: str) -> None:
+    """One that trains, or that the launch before was lost by, is told as before."""
+    nodes = (Node("n50", frozenset({"allocated", state})),)
+    given = changed(spared(), nodes=nodes, launch_nodes=FIFTY[:48])
+    (spare,) = found(given, "node-lost")
+    assert "n50, a spare" in spare.title and (spare.severity, spare.fix) == (Severity.WARNING, "")
+    assert spare.by_itself.startswith("No rank runs there.") and len(spare.evidence) == 1
+    blamed = (LaunchEnd("1007", 1, NOW, "n50: lost to the scheduler", blamed=("n50",)),)
+    for other in (
+        changed(given, launch_nodes=FIFTY[2:]),
+        changed(given, launch_ends=blamed),
+        changed(given, launch_nodes=UNKNOWN),
+    ):
+        (one,) = found(other, "node-lost")
+        assert "a spare" not in one.title and "The run goes on" in one.by_itself.replace(
+            "If it is lost, the", "The"
+        )
+
+
+def test_a_lost_batch_host_that_another_job_sees_to_is_one_warning_without_a_command() -> None:
+    """Its zombie follows from it, and was CRITICAL beside it, with a command that was not needed."""
+    following = running(
+        job_id="1000_8", raw_id="1008", task_id=8, nodes=("n49", "n50"), start_time=NOW - 5.0
+    )
+    seen = snapshot(
+        jobs=(running(), following),
+        nodes=nodes_with({"n01": {"down"}}),
+        attempts=(HOST_ATTEMPT,),
+        heartbeats=beats(age=HOUR),
+        steps=(),
+    )
+    (told,) = [one for one in by_cause(registry.detect_all(seen)) if one.detector == "node-lost"]
+    assert [one.detector for one in told.consequences] == ["zombie"]
+    assert (told.severity, told.fix, told.then) == (Severity.WARNING, "", ())
+    assert told.by_itself.startswith(
+        "Job 1000_8, which has its own nodes, ends job 1000_7 before it trains, and excludes n01"
+    )
+    assert "should job 1000_8 not come to train, `tr11 launch --repair`" in told.evidence[1]
+    for without in (
+        replace(seen, jobs=(running(),)),
+        replace(seen, jobs=(running(), replace(following, array_id="2000"))),
+        replace(seen, jobs=(running(), replace(following, state=JobState.COMPLETING))),
+        replace(seen, steps=steps(1, 31220, "1008", 1.0)),
+    ):
+        findings = by_cause(registry.detect_all(without))
+        (told,) = [one for one in findings if one.detector == "node-lost"]
+        assert (told.severity, told.fix) == (Severity.CRITICAL, "tr11 launch --repair")
+        assert told.by_itself == "", "no job ends it that is of another launch, leaves or trains"
+
+
+NEXT_TASK = running(job_id="1000_8", raw_id="1008", task_id=8, nodes=("n49",))
+
+
+HELD_TASKS = pending(reason="JobHeldUser")
+
+
+HELD_BY_US = HoldRecord("1000", "tr11", NOW - 60, "n07 is lost", is_for_fault=True)
+
+
+RUNS, STARTS = (
+    f"The run goes on in job {job} by itself: there is nothing to type."
+    for job in ("1000_8", "1000_[8-10%1], which is queued,")
+)
+
+
+# what is queued when the job without its host has ended; what is said then, and what is to be typed
+AFTER_ITS_HOST: list[tuple[str, dict[str, Any], str, list[str]]] = [
+    ("another task runs", {"jobs": (NEXT_TASK, pending())}, RUNS, []),
+    ("it leaves", {"jobs": (replace(NEXT_TASK, state=JobState.COMPLETING), pending())}, STARTS, []),
+    ("tasks wait", {"jobs": (pending(),)}, STARTS, []),
+    ("tr11 holds them", {"jobs": (HELD_TASKS,), "holds": (HELD_BY_US,)}, "", ["tr11 resume"]),
+    ("a person does", {"jobs": (HELD_TASKS,)}, "", ["scontrol release 1000"]),
+    ("none can ever start", {"jobs": (pending(reason="DependencyNeverSatisfied"),)}, "", ["tr11 launch --repair"]),
+    ("none is there", {"jobs": ()}, "", ["tr11 launch --array 1-10"]),
+    ("the run is stopped", {"jobs": (), "kill_switch": SWITCH}, "", []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("queued", "says", "typed"),
+    [row[1:] for row in AFTER_ITS_HOST],
+    ids=[row[0] for row in AFTER_ITS_HOST],
+)
+def test_what_follows_a_job_that_ended_with_its_host_is_what_the_queue_is_now(
+    queued: dict[str, Any], says: str, typed: list[str]
+) -> None:
+    """A launch was advised where held tasks were queued, and no word said that what waits goes on."""
+    unseen = {"attempts": (HOST_ATTEMPT,), "heartbeats": (), "steps": ()}
+    base = snapshot(nodes=nodes_with({"n01": {"down"}}), **unseen)
+    (told,) = found(changed(base, **queued), "node-lost")
+    assert told.title.endswith("has lost n01, which ran its batch script, and has ended")
+    assert (told.by_itself, [line for line in (told.fix, *told.then) if line]) == (says, typed)
+
+
+@pytest.mark.parametrize(
+    ("state", "signal", "is_lost"),
+    [
+        (JobState.FAILED, None, False),
+        (JobState.COMPLETED, None, False),
+        (JobState.FAILED, 9, True),
+        (JobState.NODE_FAIL, None, True),
+        (JobState.CANCELLED, None, True),
+    ],
+)
+def test_a_node_that_is_lost_later_did_not_end_the_script_that_it_ran(
+    state: JobState, signal: int | None, is_lost: bool
+) -> None:
+    """The host of an attempt without an end marker died two minutes after it: its mail blamed it."""
+    code = None if signal else 1
+    over = replace(NEXT_TASK, job_id="1000_7", raw_id=HOST_ATTEMPT.job_id, state=state)
+    over = replace(over, exit_code=code, exit_signal=signal)
+    seen = snapshot(
+        jobs=(over, pending()),
+        nodes=nodes_with({"n01": {"down"}}),
+        attempts=(HOST_ATTEMPT,),
+        heartbeats=(),
+        steps=(),
+    )
+    assert bool(found(seen, "node-lost")) is is_lost
+
+
+def test_a_lost_node_promises_no_task_that_is_held() -> None:
+    nodes = (*nodes_with({"n07": {"allocated", "down"}}), Node("n49", frozenset({"idle"})))
+    (one,) = found(snapshot(jobs=(running(), HELD_TASKS), nodes=nodes), "node-lost")
+    assert one.by_itself.endswith(
+        "on a spare, if the attempt has one; what is queued does not start by itself."
+    )
+    silent = nodes_with({"n01": {"allocated", "not_responding"}})
+    (host,) = found(snapshot(jobs=(running(), HELD_TASKS), nodes=silent), "node-lost")
+    assert host.evidence[2].endswith(
+        "what is queued behind it does not start by itself: `scontrol release 1000`"
+    )
+
+
+SPARED = running(nodes=FIFTY, node_count=50)
+
+
+GOES_ON = "job 1000_[8-10%1]"
+
+
+NO_SPARE: list[tuple[str, dict[str, Any], str]] = [
+    ("both are there", {"nodes": spared().nodes}, ""),
+    ("one is left", {"nodes": spared("n50").nodes}, ""),
+    ("none is", {}, f"behind it is queued: {GOES_ON}"),
+    ("and nothing is queued", {"jobs": (SPARED,)}, "nothing is queued behind it: `tr11 launch --array 1-10 --after 1000` queues more"),
+    ("and what is queued is held", {"jobs": (SPARED, HELD_TASKS)}, "does not start by itself: `scontrol release 1000`"),
+    ("Slurm took them out of the job", {"jobs": (replace(SPARED, nodes=FIFTY[:48]), pending())}, f"behind it is queued: {GOES_ON}"),
+    ("it began without one", {"attempts": (replace(BEGAN_WITH_TWO, nodes=FIFTY[:48]),), "jobs": (running(), pending()), "nodes": spared().nodes}, ""),
+    ("it leaves", {"jobs": (replace(SPARED, state=JobState.COMPLETING), pending())}, ""),
+    ("its nodes are unknown", {"nodes": UNKNOWN}, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("queue", "behind"), [row[1:] for row in NO_SPARE], ids=[row[0] for row in NO_SPARE]
+)
+def test_the_last_spare_that_is_gone_is_told_with_what_the_next_loss_does(
+    queue: dict[str, Any], behind: str
+) -> None:
+    """No word was said: the next loss ended an attempt with which all seemed well."""
+    said = found(spared("n07", "n50", **queue), "no-spare")
+    assert bool(said) is bool(behind)
+    for one in said:
+        assert (one.severity, one.subject) == (Severity.INFO, "1000_7")
+        assert one.title == "job 1000_7 runs on without a spare node: at the next loss it ends"
+        assert one.evidence[-1].endswith(behind)
+
+
+def test_where_the_workers_have_ended_nothing_runs_on_without_a_spare() -> None:
+    over = spared("n07", "n50", heartbeats=beats(60.0, "ended"))
+    assert found(over, "no-spare") == [] != found(spared("n07", "n50"), "no-spare")
+
+
+def test_a_lost_node_that_was_the_last_spare_is_told_with_it() -> None:
+    findings = registry.detect_all(spared("n07", "n50"))
+    told = [one for one in by_cause(findings) if one.detector == "node-lost"]
+    assert [one.detector for one in told[0].consequences] == ["no-spare"]
+
+
+@pytest.mark.parametrize(
+    ("queued", "words"),
+    [((pending(),), "in the next queued task"), ((), "if the attempt has one; nothing is queued")],
+)
+@pytest.mark.parametrize("state", ["down", "not_responding"])
+def test_a_node_that_may_be_lost_promises_no_next_task_where_nothing_is_queued(
+    queued: tuple[Job, ...], words: str, state: str
+) -> None:
+    nodes = (*nodes_with({"n07": {"allocated", state}}), Node("n49", frozenset({"idle"})))
+    (one,) = found(snapshot(jobs=(running(), *queued), nodes=nodes), "node-lost")
+    assert words in one.by_itself and "may run on" not in one.title
+    (last,) = found(snapshot(jobs=(running(), *queued), nodes=nodes[:-1]), "node-lost")
+    assert "does not go on by itself: too few nodes are left for it." in last.by_itself
+
+
+@pytest.mark.parametrize("why", [lost_words(["n06"]), "n06: its agent does not answer"])
+@pytest.mark.parametrize("states", [{"allocated", "not_responding"}, {"down", "not_responding"}])
+def test_a_node_that_the_run_went_on_without_is_said_to_be_lost(states: set[str], why: str) -> None:
+    """Also where the launch ended before the scheduler had noticed anything."""
+    nodes = (
+        *(node for node in snapshot().nodes if node.name != "n06"),
+        Node("n06", frozenset(states)),
+    )  # type: ignore[union-attr]
+    end = LaunchEnd("1007", 1, NOW - 600, why, "starting again", ("n06",))
+    (finding,) = found(snapshot(nodes=nodes, launch_ends=(end,)), "node-lost")
+    assert (
+        finding.title == "job 1000_7 has lost n06, and went on without it at 2022-05-01 11:50 UTC"
+    )
+    assert (finding.fix, finding.since) == ("", NOW - 600)
+    assert finding.by_itself == "There is nothing to type."
+    (before,) = found(snapshot(nodes=nodes, launch_ends=(end,), steps=steps(age=HOUR)), "node-lost")
+    assert "went on" not in before.title, "nothing is trained since"
+
+
+def test_many_excluded_nodes_date_from_the_last_of_them() -> None:
+    listed = tuple(
+        Exclusion(node=f"n{number:02d}", since=NOW - age, owner="tr11")
+        for number, age in ((1, DAY), (2, 60))
+    )
+    nodes = tuple(Node(f"n{number:02d}", frozenset({"idle"})) for number in range(1, 51))
+    (finding,) = found(snapshot(nodes=nodes, exclusions=listed), "exclusion-cap")
+    assert finding.since == NOW - 60

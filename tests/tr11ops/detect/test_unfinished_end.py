@@ -1,0 +1,279 @@
+"""What is said of attempts that ended badly: which are one incident, and what lets the run go on."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from tests.tr11ops.detect.detector_table import (
+    UNKNOWN,
+    found,
+)
+from tests.tr11ops.status_cases import (
+    HOUR,
+    NOW,
+    changed,
+    checkpoints,
+    idle,
+    pending,
+    running,
+    snapshot,
+    steps,
+    wordless,
+)
+from tr11ops.cluster.base import JobState
+from tr11ops.detect.finding import Severity
+from tr11ops.observe.snapshot import Attempt
+from tr11ops.observe.training import LaunchEnd, Phase
+from tr11ops.rundir.hold_store import HoldRecord
+
+
+def test_a_check_that_fails_everywhere_is_shown_by_its_own_failures() -> None:
+    """Not by what else ended that launch, or a later one."""
+    shown = {"script:fans.sh": "health check script:fans.sh failed on n[01-48]"}
+    ends = (
+        LaunchEnd("1007", 1, NOW - 60, "n02: health check disk: full", failing_checks=shown),
+        LaunchEnd("1007", 2, NOW, "rank 3 died", failing_checks=shown),
+    )
+    [finding] = found(snapshot(launch_ends=ends), "check-failing")
+    assert finding.evidence == tuple(shown.values())
+
+
+def failed(job_id: str, age: float, cause: str, why: str) -> Attempt:
+    return replace(wordless(job_id, age=age), cause=cause, held_because=why)
+
+
+def test_ends_of_different_causes_are_different_incidents() -> None:
+    """Each is told with its own cause, and none of them is counted with another."""
+    lost = failed("1005", 3 * HOUR, "node", "n07 does not answer")
+    away = failed("1006", 2 * HOUR, "storage", "/scratch is not mounted")
+    bad = failed("1007", HOUR, "software", "the same fault came back after iteration 8")
+    three = found(idle(attempts=(lost, away, bad), steps=()), "unfinished-end")
+    assert [(one.title, one.identity) for one in three] == [
+        ("attempt 1000_7 failed: the same fault came back after iteration 8", ("software",)),
+        ("attempt 1000_6 failed: /scratch is not mounted", ("storage",)),
+        ("attempt 1000_5 failed: n07 does not answer", ("node",)),
+    ]
+    assert three[0].severity is Severity.CRITICAL, (
+        "three in a row, and nothing was trained in between"
+    )
+
+
+SIGSEGV = "died: the worker was ended by sigsegv"
+
+
+def suspicion(job_id: str, age: float, node: str, rank: int = 3) -> tuple[Attempt, LaunchEnd]:
+    """An attempt whose worker died on a node, which alone is no proof."""
+    why = f"the second time on {node}: rank {rank} on {node}: the worker was ended by SIGSEGV"
+    end = LaunchEnd(
+        job_id, 2, NOW - age, why, reached=31_220, suspects=(node,), fault=f"{SIGSEGV} at {rank}"
+    )
+    bad = replace(wordless(job_id, age=age, failure=why), cause="node", fault=end.fault)
+    return bad, end
+
+
+def test_no_node_is_named_as_guilty_while_the_next_attempt_will_tell() -> None:
+    bad, end = suspicion("1007", HOUR, "iam02")
+    (finding,) = found(
+        idle(attempts=(bad,), launch_ends=(end,), jobs=(pending(),), steps=()), "unfinished-end"
+    )
+    assert finding.title == (
+        "attempt 1000_7 failed: the second time: rank 3: the worker was ended by SIGSEGV; whether it is a node's fault,"
+        " the next attempt tells"
+    )
+    assert "seen on iam02, which alone proves nothing against it" in finding.evidence
+    held = pending(reason="JobHeldAdmin")
+    (alone,) = found(
+        idle(attempts=(bad,), launch_ends=(end,), jobs=(held,), steps=()), "unfinished-end"
+    )
+    assert "on iam02" in alone.title, (
+        "no attempt follows by itself: a person has to look, and hears where"
+    )
+    proof = replace(end, blamed=("iam02",), suspects=())
+    blamed = replace(bad, blamed=("iam02",))
+    (sure,) = found(
+        idle(attempts=(blamed,), launch_ends=(proof,), jobs=(pending(),), steps=()),
+        "unfinished-end",
+    )
+    assert "on iam02" in sure.title and sure.identity == ("node", f"{SIGSEGV} at 3")
+
+
+def test_a_suspicion_that_proves_to_be_the_programs_is_one_incident_with_it() -> None:
+    """Whichever rank had it, and whatever it was taken for at first: the later end says who is
+    cleared.
+    """
+    first, end = suspicion("1006", 2 * HOUR, "iam02", rank=5)
+    verdict = "software or data, not the nodes: the same fault came back on iam02 and iam04"
+    last = replace(failed("1007", HOUR, "software", verdict), fault=f"{SIGSEGV} at 3")
+    ends = (
+        end,
+        LaunchEnd("1007", 1, NOW - HOUR, verdict, suspects=("iam04",), fault=last.fault),
+    )
+    seen = idle(attempts=(first, last), launch_ends=ends, steps=())
+    (before,) = found(idle(attempts=(first,), launch_ends=(end,), steps=()), "unfinished-end")
+    (finding,) = found(seen, "unfinished-end")
+    assert finding.identity == before.identity == (SIGSEGV,)
+    assert finding.title == f"the last 2 attempts failed: {verdict}"
+    assert "suspected before, and cleared by it: iam02" in finding.evidence
+    (older,) = found(changed(seen, launch_ends=ends[1:]), "unfinished-end")
+    assert older.title == finding.title, "also when its launches are not looked into any more"
+    (unsure,) = found(replace(seen, exclusions=UNKNOWN), "unfinished-end")
+    assert not any("cleared" in line for line in unsure.evidence)
+
+
+def test_two_faults_of_one_class_are_two_incidents() -> None:
+    first, last = (
+        replace(failed(name, HOUR, "unknown", ""), fault=fault)
+        for name, fault in (("1006", "a at 1"), ("1007", "b at 1"))
+    )
+    two = found(idle(attempts=(first, last), steps=()), "unfinished-end")
+    assert {one.identity for one in two} == {("a",), ("b",)}
+
+
+def test_ends_of_unknown_cause_are_one_fault_only_where_the_same_is_known_of_them() -> None:
+    """The batch host of one was lost, and of the other nothing is known: neither failed by both."""
+    lost = "n07, which ran the batch script, was lost with it"
+    last = wordless("1007", HOUR, failure=lost)
+    two = found(idle(attempts=(wordless("1006", 2 * HOUR), last), steps=()), "unfinished-end")
+    assert [one.title for one in two] == [
+        f"attempt 1000_7 failed: {lost}",
+        "attempt 1000_6 ended without the trainer's end marker",
+    ]
+    other = wordless("1006", 2 * HOUR, failure=lost.replace("n07", "n12"))
+    (one,) = found(idle(attempts=(other, last), steps=()), "unfinished-end")
+    assert one.title == f"the last 2 attempts failed, 1000_7 because {lost}"
+
+
+def test_a_queue_that_a_leaving_attempt_holds_is_not_told_as_its_end() -> None:
+    """The mail said to launch more tasks, into the same fault."""
+    job, held = running(start_time=NOW - HOUR), pending(reason="JobHeldAdmin")
+    hold = HoldRecord("1000", "tr11", NOW - 20, "the same fault came back", is_for_fault=True)
+    seen = snapshot(jobs=(job, held), holds=(hold,))
+    assert found(seen, "chain-end") == []
+    by_person = replace(hold, is_for_fault=False)
+    assert found(snapshot(jobs=(job, held), holds=(by_person,)), "chain-end") != []
+
+
+def test_a_fault_that_a_later_attempt_trained_past_is_over_whatever_ended_that_one() -> None:
+    lost = failed("1006", 2 * HOUR, "node", "n07 does not answer")
+    bad = failed("1007", HOUR, "software", "the same fault came back after iteration 8")
+    trained = idle(attempts=(lost, bad), steps=steps(job_id="1007", age=HOUR))
+    severities = {one.identity: one.severity for one in found(trained, "unfinished-end")}
+    assert severities == {("software",): Severity.WARNING}
+
+
+@pytest.mark.parametrize(
+    ("reached", "severity"),
+    [(31_215, Severity.WARNING), (31_220, Severity.WARNING), (31_221, None)],
+)
+def test_several_ends_are_over_once_a_later_attempt_has_come_past_the_last_of_them(
+    reached: int, severity: Severity | None
+) -> None:
+    """And then no word is left of them: the run is well."""
+    first = failed("1005", 3 * HOUR, "software", "SIGSEGV")
+    second = failed("1006", 2 * HOUR, "software", "SIGSEGV")
+    ends = (
+        LaunchEnd("1005", 1, NOW - 3 * HOUR, "SIGSEGV", reached=31_220, began_at=31_200),
+        LaunchEnd("1006", 1, NOW - 2 * HOUR, "SIGSEGV", reached=31_210, began_at=31_200),
+        LaunchEnd("1007", 1, NOW - HOUR, reached=reached, began_at=31_200),
+    )
+    living = Attempt("1007", NOW - HOUR, None)
+    standing = found(
+        snapshot(attempts=(first, second, living), launch_ends=ends, steps=()), "unfinished-end"
+    )
+    assert [(one.severity, one.is_to_be_passed) for one in standing] == (
+        [] if severity is None else [(severity, True)]
+    )
+
+
+def test_a_cause_that_the_scheduler_alone_knows_tells_incidents_apart() -> None:
+    job = running(
+        raw_id="1006", job_id="1000_6", task_id=6, state=JobState.NODE_FAIL, end_time=NOW - 2 * HOUR
+    )
+    two = found(
+        idle(jobs=(job,), attempts=(wordless("1006", 2 * HOUR), wordless("1007"))), "unfinished-end"
+    )
+    assert [one.identity for one in two] == [("unknown",)]
+
+
+@pytest.mark.parametrize(
+    ("cause", "reached", "says"),
+    [
+        ("software", 31_350, True),
+        ("unknown", 31_350, True),
+        ("node", 31_350, False),
+        ("software", None, False),
+    ],
+)
+def test_a_fault_that_came_back_at_one_step_names_the_command_that_passes_over_it(
+    cause: str, reached: int | None, says: bool
+) -> None:
+    bad = failed("1007", HOUR, cause, "the same fault came back after iteration 31350")
+    ends = (LaunchEnd("1007", 1, NOW - HOUR, reached=reached, began_at=31_200),)
+    (finding,) = found(idle(attempts=(bad,), launch_ends=ends), "unfinished-end")
+    command = "to pass over the data of iteration 31351, if they are at fault: `tr11 rollback 31200 --skip 31351-31351`"
+    assert (command in finding.evidence) is says
+    free = replace(bad, held_because="", failure="SIGSEGV")  # the next task tries it by itself
+    (finding,) = found(idle(attempts=(free,), launch_ends=ends), "unfinished-end")
+    assert command not in finding.evidence
+
+
+def test_a_fault_that_followed_the_data_over_the_nodes_has_the_cure_as_its_command() -> None:
+    """What its mail says to type is what lets the run go on, and not only where to look."""
+    bad = failed(
+        "1007", HOUR, "software", "the same fault came back after iteration 31350 on n1 and n2"
+    )
+    ends = tuple(LaunchEnd("1007", launch, NOW - HOUR, reached=31_350) for launch in (1, 2))
+    held = pending(reason="JobHeldAdmin")
+    seen = idle(attempts=(bad,), launch_ends=ends, jobs=(held,))
+    (finding,) = found(seen, "unfinished-end")
+    assert (finding.fix, finding.then) == (
+        "tr11 rollback 31200 --skip 31351-31351",
+        ("tr11 resume",),
+    )
+    assert any("`tr11 diagnose --job 1000_7` says where" in line for line in finding.evidence)
+    unsaved = replace(seen, checkpoints=checkpoints(steps=(), latest=None, examined=()))
+    (finding,) = found(unsaved, "unfinished-end")
+    assert finding.fix == "tr11 launch --replace --set 'data.skip_ranges=[\"31351-31351\"]'"
+    (once,) = found(changed(seen, launch_ends=ends[:1]), "unfinished-end")
+    assert once.fix == "tr11 diagnose --job 1000_7", "one end alone is no sign of the data"
+
+
+@pytest.mark.parametrize(
+    ("phases", "cured"),
+    [(("starting", "loading"), False), (("starting", "loading", "training", "ended"), True)],
+)
+def test_what_dies_in_its_first_iteration_met_the_data_and_what_dies_before_did_not(
+    phases: tuple[str, ...], cured: bool
+) -> None:
+    """A save came just before the bad sample: no launch finishes an iteration after it."""
+    why = "the same fault came back before its first iteration on n1 and n2 and n3"
+    bad = replace(failed("1007", HOUR, "software", why), fault=SIGSEGV)
+    ends = tuple(
+        LaunchEnd("1007", launch, NOW - HOUR, began_at=31_200, fault=SIGSEGV) for launch in (1, 2)
+    )
+    seen = idle(
+        attempts=(bad,),
+        launch_ends=ends,
+        jobs=(pending(reason="JobHeldAdmin"),),
+        phases=tuple(
+            Phase("1007", end.launch, name, 31_200, NOW) for end in ends for name in phases
+        ),
+    )
+    (finding,) = found(seen, "unfinished-end")
+    expected = "tr11 rollback 31200 --skip 31201-31201" if cured else "tr11 diagnose --job 1000_7"
+    assert finding.fix == expected
+    stopped = (replace(ends[0], fault="operator"), ends[1])
+    (once,) = found(changed(seen, launch_ends=stopped), "unfinished-end")
+    assert once.fix == "tr11 diagnose --job 1000_7", "a stop at that place is no sign of the data"
+
+
+def test_what_a_leaving_attempt_holds_for_its_fault_is_told_with_its_end() -> None:
+    job, queued = running(start_time=NOW - HOUR), pending(reason="JobHeldAdmin")
+    hold = HoldRecord("1000", "tr11", NOW - 20, "the same fault came back", is_for_fault=True)
+    (leaving,) = found(snapshot(jobs=(job, queued), holds=(hold,)), "held")
+    assert leaving.severity is Severity.INFO
+    (stays,) = found(
+        snapshot(jobs=(job, queued), holds=(replace(hold, time=NOW - HOUR / 2),)), "held"
+    )
+    assert stays.severity is Severity.WARNING
