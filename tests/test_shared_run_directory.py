@@ -18,10 +18,9 @@ from tr11ops.queue.stop import Request, place_request
 from tr11ops.rundir.hold_store import forget_holds, record_holds
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.files import append_line, write_unflushed
+from trainer.contract.files import append_line, make_shared, open_shared, write_unflushed
 from trainer.contract.paths import RunPaths
 from trainer.contract.phases import PhaseWriter
-from trainer.contract.sharing import make_shared, open_shared
 from trainer.control.launcher import _reify_shared
 from trainer.data.corpus import _write_lines
 
@@ -29,7 +28,7 @@ from trainer.data.corpus import _write_lines
 OTHER_FOLDERS = {
     "tr11ops/backup/folder.py": "flushes each to disk; opens them with share_folder",
     "trainer/checkpoint/files.py": "must not be there before; opens it with share_folder",
-    "trainer/contract/sharing.py": "this is the way",
+    "trainer/contract/files.py": "this is the way",
     "tr11ops/backup/remote.py": "on a remote store",
 }
 

@@ -53,10 +53,9 @@ from trainer.parallel.agreement import RankGroup, is_of_others
 from trainer.parallel.mesh import Mesh, worker_device
 from trainer.pipeline.partial_losses import Measured
 from trainer.schedule.learning_rate import LearningRatePlan
-from trainer.schedule.path import batch_size_at, path_of, sequence_length_at
+from trainer.schedule.path import Skipped, batch_size_at, path_of, sequence_length_at
 from trainer.schedule.progress import Progress
 from trainer.schedule.rules import cross_problems
-from trainer.schedule.skip import Skipped
 from trainer.spikes.corruption_watch import choose_kernels
 from trainer.spikes.recovery import SpikeWatch
 

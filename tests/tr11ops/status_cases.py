@@ -10,7 +10,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from tr11ops.cluster.base import Job, JobState, Node
-from tr11ops.observe.operation import OperationFacts
+from tr11ops.observe.observations import OperationFacts
 from tr11ops.observe.snapshot import Attempt, Checkpoint, Checkpoints, RunFacts, Snapshot, Step
 from tr11ops.runcard.exit_duration import ExitPlan
 from tr11ops.runcard.watching import WatchSection

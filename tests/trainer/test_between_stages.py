@@ -11,7 +11,7 @@ from tests.trainer.cases import CPU, assemble, batches, copy_state, tiny
 from tests.trainer.recorder import Entry, recorded
 from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
-from trainer.config.stage_units import sends_shares
+from trainer.config.model import sends_shares
 from trainer.contract.record import Record
 from trainer.engine import Engine
 from trainer.model import between_stages

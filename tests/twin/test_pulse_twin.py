@@ -23,7 +23,7 @@ from tr11ops.cli.runner import RunContext
 from tr11ops.cluster.base import BatchRequest, JobState
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.rundir.action_log import Result
-from tr11ops.rundir.kept_stacks import stacks_folder
+from tr11ops.rundir.attempts import stacks_folder
 from tr11ops.rundir.paths import new_tag
 from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.plan import TwinPlan

@@ -15,7 +15,7 @@ import pytest
 from tests.plugins.twin_fixture import require_slurm
 from tests.tr11ops.diagnose.stacks.processes import require_stacks
 from tests.twin.operation import Operation
-from tr11ops.rundir.kept_stacks import stacks_folder
+from tr11ops.rundir.attempts import stacks_folder
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.plan import TwinPlan

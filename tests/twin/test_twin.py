@@ -27,8 +27,8 @@ from tests.waiting import PATIENCE_SECONDS, until
 from tr11ops.backup.remote import open_remote
 from tr11ops.base.errors import SchedulerError, TwinError
 from tr11ops.cluster.base import BatchRequest, JobState
+from tr11ops.cluster.local_records import boot_mark
 from tr11ops.cluster.pending_reasons import Cause, reason_of, reason_of_job
-from tr11ops.cluster.process_marks import boot_mark
 from tr11ops.cluster.site import read_grants, read_site
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.cluster.slurm_command import CommandResult, ask_about_site

@@ -40,13 +40,12 @@ from tr11ops.runcard.differences import differences
 from tr11ops.runcard.exit_duration import card_as_written, derived_again
 from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.attempts import VERDICT_FILE, AttemptVerdict, CodeIdentity, code_of, versions_of
-from tr11ops.rundir.identity import remove_meeting_key, write_meeting_key
 from tr11ops.rundir.kill_switch import look_at_switch, mark_switch, place_fault
-from tr11ops.rundir.paths import RunDirectory
+from tr11ops.rundir.paths import RunDirectory, remove_meeting_key, write_meeting_key
 from trainer.config.card import CardError, Problem
 from trainer.contract.documents import document
 from trainer.contract.end_marker import EXIT_ERROR, EXIT_FINE, EXIT_REFUSED
-from trainer.contract.files import host_name, write_json
+from trainer.contract.files import host_name, share_file, write_json
 from trainer.contract.paths import (
     END_MARKER_FILE,
     EXIT_TIME_FILE,
@@ -54,7 +53,6 @@ from trainer.contract.paths import (
     RunPaths,
     attempt_label,
 )
-from trainer.contract.sharing import share_file
 from trainer.contract.state_file import read_json
 
 # What an attempt has otherwise than the one before it: card, versions, code, nodes.

@@ -26,7 +26,7 @@ from tr11ops.agent.step import WorkerLaunch
 from tr11ops.base.errors import ChannelBusy, ChannelLost, ChannelRefused
 from tr11ops.base.processes import CONTROLLER_VARIABLE, adopt_orphans, end_descendants
 from tr11ops.base.units import duration
-from tr11ops.rundir.identity import meeting_file, read_meeting_key
+from tr11ops.rundir.paths import meeting_file, read_meeting_key
 from trainer.contract.attempt import STOP_SIGNALS
 from trainer.contract.documents import record_of
 from trainer.contract.end_marker import EXIT_ERROR, EXIT_FINE, EXIT_REFUSED

@@ -59,10 +59,9 @@ from tr11ops.rundir.attempts import launch_line
 from trainer.contract.attempt import STOP_SIGNALS, request_stop
 from trainer.contract.documents import document
 from trainer.contract.end_marker import EXIT_ERROR
-from trainer.contract.files import host_name, user_of
+from trainer.contract.files import host_name, make_shared, open_shared, user_of
 from trainer.contract.paths import STOP_REQUEST_FILE, label_in
 from trainer.contract.record import Record
-from trainer.contract.sharing import make_shared, open_shared
 from trainer.contract.units import signal_number
 
 # Who listens on a TCP port of this host: what is seen of it without any right.

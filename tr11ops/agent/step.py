@@ -26,10 +26,9 @@ from tr11ops.base.processes import CONTROLLER_VARIABLE, adopt_orphans, end_desce
 from tr11ops.diagnose.attribution.srun import PREFIXES, parse_lines
 from tr11ops.runcard.sections import ContainerSection
 from trainer.contract.attempt import request_stop
-from trainer.contract.files import host_name
+from trainer.contract.files import host_name, make_shared, open_shared
 from trainer.contract.paths import STOP_REQUEST_FILE
 from trainer.contract.record import Record
-from trainer.contract.sharing import make_shared, open_shared
 
 # how long the other nodes may go on when one has failed after the trainer's end marker
 DONE_GRACE_SECONDS = 5.0

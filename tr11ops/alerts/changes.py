@@ -24,9 +24,8 @@ from tr11ops.alerts.store import alerts_folder
 from tr11ops.base.errors import NoSuchAlert
 from tr11ops.base.units import span_seconds
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.files import user_of
+from trainer.contract.files import make_shared, user_of
 from trainer.contract.record import Record
-from trainer.contract.sharing import make_shared
 
 LONGEST_WHO = 100
 LONGEST_WHY = 300

@@ -30,10 +30,9 @@ from tr11ops.alerts.store import alerts_folder
 from tr11ops.base.observed import cause
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.documents import document, read_record
-from trainer.contract.files import write_atomically, write_beside, write_json
+from trainer.contract.files import make_shared, write_atomically, write_beside, write_json
 from trainer.contract.numbered_files import NumberedFiles
 from trainer.contract.record import Record
-from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import read_text
 
 SCHEMA = 1

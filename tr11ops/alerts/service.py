@@ -46,8 +46,8 @@ from tr11ops.detect.registry import DETECTORS
 from tr11ops.rundir.fallback import fallback_of, require_room
 from tr11ops.rundir.journal import who_looks
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.files import make_shared
 from trainer.contract.record import Record
-from trainer.contract.sharing import make_shared
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard

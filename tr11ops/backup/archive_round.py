@@ -58,8 +58,7 @@ from tr11ops.base.observed import cause, observed
 from tr11ops.rundir.checkpoint_digests import note_damage, read_not_finite
 from tr11ops.rundir.checkpoint_scan import SavedCheckpoint, list_rows
 from tr11ops.rundir.copies import CopyRecord, Receipt, location_of, write_copy
-from tr11ops.rundir.identity import run_id
-from tr11ops.rundir.paths import RunDirectory
+from tr11ops.rundir.paths import RunDirectory, run_id
 from trainer.contract.checkpoint_names import read_latest
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from tr11ops.backup.folder import FolderArchive
 from tr11ops.base.deadline import watch_files, within
 from tr11ops.base.errors import ArchiveError, ArchivePermanentError, Late
 from tr11ops.rundir.copies import read_copies
-from tr11ops.rundir.identity import run_id
-from tr11ops.rundir.paths import RunDirectory, nearest_folder
+from tr11ops.rundir.paths import RunDirectory, nearest_folder, run_id
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 

@@ -25,8 +25,8 @@ from tr11ops.backup.base import Pieces, RemoteFile, Unread, as_pieces, is_unfini
 from tr11ops.base.errors import ArchiveError, ArchiveFull, ArchivePermanentError, ArchiveUnavailable
 from tr11ops.rundir.links import link_unless_taken, sync_folder
 from trainer.contract.documents import document, read_record
+from trainer.contract.files import share_folder
 from trainer.contract.record import Record
-from trainer.contract.sharing import share_folder
 
 # Files of an archive that is a folder: writing one that is whole or not there, and what the
 # system's errors mean.

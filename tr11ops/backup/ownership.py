@@ -14,7 +14,7 @@ from tr11ops.backup.base import Archive
 from tr11ops.backup.folder import MARKER_FILE, Owner, marker_text
 from tr11ops.base.errors import ArchivePermanentError
 from tr11ops.rundir.copies import Receipt
-from tr11ops.rundir.identity import short
+from tr11ops.rundir.paths import short
 from trainer.contract.documents import record_of_text
 
 ID_FILE = "tr11-archive-id.json"

@@ -22,7 +22,7 @@ from tr11ops.backup.survey import TAR_SUFFIX, list_receipts
 from tr11ops.base.errors import RestoreError
 from tr11ops.base.units import iso_time
 from tr11ops.rundir.copies import CHECKPOINT_KINDS, FOLDERS, CopiedFile, Kind, Receipt
-from tr11ops.rundir.identity import short
+from tr11ops.rundir.paths import short
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step
 from trainer.contract.documents import record_of
 from trainer.contract.manifest import FileEntry

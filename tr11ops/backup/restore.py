@@ -27,9 +27,9 @@ from tr11ops.base.errors import AlreadyThere, ArchivePermanentError, CopyDamaged
 from tr11ops.rundir.copies import CopiedFile, Receipt
 from tr11ops.rundir.links import sync_folder
 from trainer.contract.checkpoint_names import checkpoint_name
+from trainer.contract.files import make_shared, open_shared
 from trainer.contract.manifest import Manifest, file_digest, manifest_faults
 from trainer.contract.paths import MANIFEST_FILE
-from trainer.contract.sharing import make_shared, open_shared
 
 HASH_BYTES = 4 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")

@@ -28,9 +28,8 @@ from tr11ops.base.errors import ArchiveError, CopyError, CopyStopped
 from tr11ops.base.observed import cause
 from tr11ops.rundir.claims import ClaimTaken
 from tr11ops.rundir.copies import CopyRecord, Receipt, latest_record, read_copies, write_copy
-from tr11ops.rundir.identity import require_run_id
 from tr11ops.rundir.journal import Journal
-from tr11ops.rundir.paths import RunDirectory
+from tr11ops.rundir.paths import RunDirectory, require_run_id
 
 # Damage of a copy goes on record no matter who found it, a restore and a drill too: so the next
 # round repairs it.

@@ -19,12 +19,11 @@ from tr11ops.cluster.base import BatchRequest, Job, Scheduler
 from tr11ops.cluster.passed_options import of_any_job, options_of
 from tr11ops.cron.chain import LOOKUP_PAUSE_SECONDS, LOOKUPS, find_lost
 from tr11ops.cron.table_programs import Invocation, script_of
-from tr11ops.runcard.sections import requested
-from tr11ops.runcard.slurm_syntax import parse_time_limit
+from tr11ops.runcard.sections import parse_time_limit, requested
 from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.files import make_shared
 from trainer.contract.record import Record
-from trainer.contract.sharing import make_shared
 
 TEMPLATE = ("cron", "scheduler", "backup.slurm.j2")
 JOB_NAME = "tr11-backup"

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from tr11ops.base.observed import Observed, Unknown, known, observed
 from tr11ops.checkpoints.quarantine import QuarantinedCheckpoint, list_quarantined, superseded_names
-from tr11ops.cluster.process_marks import is_alive
+from tr11ops.cluster.local_records import is_alive
 from tr11ops.rundir.checkpoint_digests import read_digest, read_not_finite
 from tr11ops.rundir.checkpoint_pins import Pin, read_pins
 from tr11ops.rundir.checkpoint_scan import NO_CARD, SavedCheckpoint, list_rows, read_row

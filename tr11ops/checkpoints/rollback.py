@@ -23,7 +23,7 @@ from tr11ops.checkpoints.catalogue import Catalogue
 from tr11ops.checkpoints.prune import CLAIM
 from tr11ops.checkpoints.quarantine import names_of
 from tr11ops.cluster.base import Scheduler
-from tr11ops.cluster.process_marks import start_mark
+from tr11ops.cluster.local_records import start_mark
 from tr11ops.observe.lease import ROLLBACK, LeaseHolder, foreground_trainings, read_holder
 from tr11ops.queue.stop import StopView
 from tr11ops.rundir.checkpoint_digests import DigestRecord

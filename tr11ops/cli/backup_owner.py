@@ -20,7 +20,7 @@ from tr11ops.cli.backup_run import open_backup, require_archives
 from tr11ops.cli.common import require_directory
 from tr11ops.cli.runner import DRY_RUN, YES, Change, Outcome, RunContext, carry_out
 from tr11ops.rundir.copies import read_copies
-from tr11ops.rundir.identity import adopt_run_id, require_run_id, run_id, short
+from tr11ops.rundir.paths import adopt_run_id, require_run_id, run_id, short
 
 if TYPE_CHECKING:
     from tr11ops.backup.base import Archive

@@ -52,8 +52,8 @@ from tr11ops.logs.lines import plain
 from tr11ops.rundir.checkpoint_digests import DigestRecord, note_damage, put_on_record
 from tr11ops.rundir.claims import ClaimTaken
 from tr11ops.rundir.copies import CopyRecord, Kind, Receipt, identity_of, read_copies
-from tr11ops.rundir.identity import adopt_run_id, run_id
 from tr11ops.rundir.journal import user_name
+from tr11ops.rundir.paths import adopt_run_id, run_id
 from trainer.contract.documents import document
 from trainer.contract.files import host_name
 from trainer.contract.manifest import Manifest

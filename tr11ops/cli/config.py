@@ -26,7 +26,7 @@ from tr11ops.runcard.docs import CardKey, CardSection, card_sections
 from tr11ops.runcard.estimate import Duration, Estimate
 from tr11ops.runcard.estimate import estimate as derive
 from tr11ops.runcard.load import apply_overrides, read_tables, secret_values
-from tr11ops.runcard.slurm_syntax import parse_attempts
+from tr11ops.runcard.sections import parse_attempts
 from tr11ops.runcard.speed import with_gpus_of
 from tr11ops.runcard.toml_writer import write_card
 from trainer.config.card import CardError

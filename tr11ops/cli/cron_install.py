@@ -59,13 +59,12 @@ from tr11ops.cron.table_programs import (
 from tr11ops.cron.table_programs import apply as apply_change
 from tr11ops.observe.ownership import was_never_launched, why_not_there
 from tr11ops.runcard.card import CardError, card_from_resolved, resolved
-from tr11ops.runcard.slurm_syntax import parse_time_limit
+from tr11ops.runcard.sections import parse_time_limit
 from tr11ops.rundir.cron_records import CHAINS, cron_folder, read_chains, read_job, read_jobs
 from tr11ops.rundir.fallback import existing_fallback
 from tr11ops.rundir.journal import Journal
 from tr11ops.sweep.manifest import CARD, studies_in
-from trainer.contract.files import host_name, write_json
-from trainer.contract.sharing import make_shared
+from trainer.contract.files import host_name, make_shared, write_json
 from trainer.contract.state_file import read_json
 
 if TYPE_CHECKING:

@@ -29,9 +29,8 @@ from tr11ops.cli.terminal import drawing_console
 from tr11ops.launch.drill import NAMES, Drill, PhaseResult, overrides_for, phases_of, proof
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.files import write_json
+from trainer.contract.files import make_shared, write_json
 from trainer.contract.record import JsonObject
-from trainer.contract.sharing import make_shared
 
 LAUNCH_SECONDS = 600.0
 

@@ -67,9 +67,9 @@ from tr11ops.nodes.search import (
     search,
 )
 from tr11ops.nodes.spares import PooledGroups, SpareGroups, spares_of
+from trainer.contract.files import make_shared
 from trainer.contract.paths import read_attempt_label
 from trainer.contract.record import JsonObject
-from trainer.contract.sharing import make_shared
 
 FreeNodes = Annotated[
     list[str] | None,

@@ -41,10 +41,9 @@ from tr11ops.rundir.exclusion import (
 )
 from tr11ops.rundir.exclusions import SharedWord, publish, read_shared, read_version, record_check
 from tr11ops.rundir.journal import user_name
-from trainer.contract.files import now
+from trainer.contract.files import make_shared, now
 from trainer.contract.paths import read_attempt_label
 from trainer.contract.record import JsonObject, Record
-from trainer.contract.sharing import make_shared
 
 if TYPE_CHECKING:
     from tr11ops.cli.runner import RunContext

@@ -47,7 +47,7 @@ from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.errors import RangeError
 from trainer.contract.record import IterationRange
 from trainer.contract.recovery import RecoveryRecord, read_recovery
-from trainer.schedule.skip import parse_range
+from trainer.schedule.path import parse_range
 
 if TYPE_CHECKING:
     from tr11ops.checkpoints.catalogue import Catalogue

@@ -24,7 +24,7 @@ from tr11ops.filesystems.look import FilesystemResult, NicedRunner, look_at, rea
 from tr11ops.filesystems.report import FilesystemReport, judge, lines, value
 from tr11ops.filesystems.sources import SOURCES
 from tr11ops.logs.lines import plain
-from tr11ops.runcard.slurm_syntax import parse_time_limit
+from tr11ops.runcard.sections import parse_time_limit
 from tr11ops.rundir.disk_usage import Usage, append_usage, read_usage
 from tr11ops.rundir.permissions import PermissionTally, PermissionWalk
 from tr11ops.watchdog.filesystem_alerts import alert

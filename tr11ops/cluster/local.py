@@ -34,6 +34,7 @@ from tr11ops.cluster.local_records import (
     LocalSubmission,
     TaskRecord,
     WaitingTask,
+    is_alive,
 )
 from tr11ops.cluster.local_recovery import launch_supervisor, recover
 from tr11ops.cluster.local_rules import (
@@ -46,7 +47,6 @@ from tr11ops.cluster.local_rules import (
 )
 from tr11ops.cluster.local_store import NODES_VARIABLE, LocalStore, default_folder, nodes_of
 from tr11ops.cluster.local_view import find_job, node_view, submission_jobs
-from tr11ops.cluster.process_marks import is_alive
 from trainer.contract.files import login_name
 
 START_PATIENCE_SECONDS = 10.0

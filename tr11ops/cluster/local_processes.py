@@ -11,8 +11,7 @@ from collections.abc import Collection
 import psutil
 
 from tr11ops.base.processes import is_living
-from tr11ops.cluster.local_records import SUPERVISOR_MODULE, ProcessMark
-from tr11ops.cluster.process_marks import is_alive
+from tr11ops.cluster.local_records import SUPERVISOR_MODULE, ProcessMark, is_alive
 
 KILL_SECONDS = 10.0  # what is still there after so many has hung in the kernel
 

@@ -13,9 +13,8 @@ from msgspec.structs import replace
 import tr11ops
 from tr11ops.base.errors import SchedulerError
 from tr11ops.cluster.base import JobState
-from tr11ops.cluster.local_records import SUPERVISOR_MODULE, TaskRecord
+from tr11ops.cluster.local_records import SUPERVISOR_MODULE, TaskRecord, boot_mark
 from tr11ops.cluster.local_store import LocalStore
-from tr11ops.cluster.process_marks import boot_mark
 
 START_PATIENCE_SECONDS = 120.0
 

@@ -22,8 +22,7 @@ from pathlib import Path
 from tr11ops.base.processes import adopt_orphans, show_as
 from tr11ops.cluster.base import JobState
 from tr11ops.cluster.local_processes import descendants, send
-from tr11ops.cluster.local_records import ProcessMark
-from tr11ops.cluster.process_marks import mark
+from tr11ops.cluster.local_records import ProcessMark, mark
 from trainer.contract.record import Record
 
 

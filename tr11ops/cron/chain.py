@@ -31,13 +31,12 @@ from tr11ops.cron.output import stamp
 from tr11ops.cron.schedule import Schedule, slack
 from tr11ops.cron.table_programs import Invocation, link_script
 from tr11ops.runcard.card import RunCard
-from tr11ops.runcard.sections import requested
-from tr11ops.runcard.slurm_syntax import parse_time_limit
+from tr11ops.runcard.sections import parse_time_limit, requested
 from tr11ops.rundir.claims import TOLERANCE_SECONDS, Claim, ClaimFolder
 from tr11ops.rundir.cron_records import ChainState, chain_file, cron_folder, write_chain
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.files import make_shared
 from trainer.contract.record import Record
-from trainer.contract.sharing import make_shared
 
 # ----------------------------------------------------------------------------- where a chain runs
 # On a partition without GPUs, beside the training and not behind it.

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from tr11ops.base.deadline import SILENCE_SECONDS, is_silent
 from tr11ops.cron.schedule import DAY_SECONDS, Daily, Every, Schedule, is_due
 from tr11ops.runcard.card import CardError, RunCard
-from tr11ops.runcard.slurm_syntax import parse_time_limit
+from tr11ops.runcard.sections import parse_time_limit
 from tr11ops.rundir.paths import RunDirectory
 from trainer.config.card import Problem, nearest
 from trainer.contract.record import Record

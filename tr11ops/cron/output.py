@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tr11ops.base.observed import cause
-from trainer.contract.sharing import make_shared, open_shared
+from trainer.contract.files import make_shared, open_shared
 from trainer.contract.units import shortened
 
 LARGEST_LOG_BYTES = 1 << 20  # then it becomes NAME.log.1, and the older one goes

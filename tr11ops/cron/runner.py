@@ -24,8 +24,7 @@ from tr11ops.base import deadline
 from tr11ops.base.observed import Unknown, cause, known, observed
 from tr11ops.base.stop_signals import StopEvent
 from tr11ops.base.units import duration
-from tr11ops.cluster.local_records import ProcessMark
-from tr11ops.cluster.process_marks import is_alive, mark
+from tr11ops.cluster.local_records import ProcessMark, is_alive, mark
 from tr11ops.cluster.sbatch_options import code_root
 from tr11ops.cron.jobs import PeriodicJob, due, wanted
 from tr11ops.cron.output import RoundOutput, stamp

@@ -34,10 +34,9 @@ from tr11ops.cron.schedule import Daily, Schedule
 from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.cron_records import CHAINS, cron_folder
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.files import write_atomically
+from trainer.contract.files import make_shared, write_atomically
 from trainer.contract.record import Record
 from trainer.contract.secret_shapes import is_secret
-from trainer.contract.sharing import make_shared
 from trainer.contract.units import shortened
 
 # ----------------------------------------------------------------------------- scripts

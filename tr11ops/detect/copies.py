@@ -9,7 +9,7 @@ from tr11ops.base.units import duration, first_few
 from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe import derived
-from tr11ops.observe.operation import CopyStatus
+from tr11ops.observe.observations import CopyStatus
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.copy_policy import ArchiveName, WantedCopy, wanted_copies
 

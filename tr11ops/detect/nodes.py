@@ -36,8 +36,8 @@ from tr11ops.detect.nodes_left import (
 from tr11ops.detect.unfinished_end import known_ends, unfinished_attempts
 from tr11ops.observe import derived
 from tr11ops.observe.lost_host import batch_host, has_lost_its_host, is_zombie
+from tr11ops.observe.observations import LaunchEnd
 from tr11ops.observe.snapshot import Attempt, Snapshot
-from tr11ops.observe.training import LaunchEnd
 from tr11ops.queue.held_jobs import standing_holds
 from tr11ops.rundir.exclusion import KEY, kept_off, percent_for
 from tr11ops.rundir.exclusions import due_for_recheck

@@ -14,8 +14,8 @@ from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.saved import after_passing, is_rollback, iterations, pass_over
 from tr11ops.observe import derived
+from tr11ops.observe.observations import Validation
 from tr11ops.observe.snapshot import SOUND_LOSSES, Snapshot, Step
-from tr11ops.observe.training import Validation
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.metrics_record import StepRecord
 from trainer.contract.units import shortened

@@ -16,9 +16,9 @@ from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.nodes_left import exclude_command
 from tr11ops.observe import derived, normal_silence
+from tr11ops.observe.observations import TRAINING_PHASES
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.observe.training import TRAINING_PHASES
-from tr11ops.rundir.kept_stacks import KeptStacks
+from tr11ops.rundir.attempts import KeptStacks
 from trainer.contract.phases import Heartbeat
 from trainer.contract.record import Record
 

@@ -13,12 +13,12 @@ from tr11ops.detect.detector import detector
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.storage import make_room
 from tr11ops.observe import derived, normal_silence
+from tr11ops.observe.observations import TrainingEvent
 from tr11ops.observe.snapshot import Checkpoint, Snapshot
-from tr11ops.observe.training import TrainingEvent
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.errors import RangeError
 from trainer.contract.metrics_record import SAVE_FAILED
-from trainer.schedule.skip import merge_ranges, parse_range
+from trainer.schedule.path import merge_ranges, parse_range
 
 FALLS_BACK = "A resume takes the newest checkpoint that is whole."
 

@@ -20,8 +20,8 @@ from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.nodes_left import exclude_command, excluded_nodes, start_again, why_no_other
 from tr11ops.observe import derived, normal_silence
 from tr11ops.observe.forecast import LAST_LINES, last_lines
+from tr11ops.observe.observations import TRAINING_PHASES, Corruption
 from tr11ops.observe.snapshot import Snapshot, Step
-from tr11ops.observe.training import TRAINING_PHASES, Corruption
 from trainer.contract.metrics_record import StepRecord
 from trainer.contract.phases import Heartbeat
 from trainer.contract.record import Record

@@ -15,8 +15,8 @@ from tr11ops.detect.finding import NO_CAUSE, Finding, Severity
 from tr11ops.detect.nodes_left import after_hold
 from tr11ops.detect.saved import after_passing, iterations, pass_over
 from tr11ops.observe import derived
+from tr11ops.observe.observations import TRAINING_PHASES, LaunchEnd
 from tr11ops.observe.snapshot import Attempt, Snapshot
-from tr11ops.observe.training import TRAINING_PHASES, LaunchEnd
 from tr11ops.queue.held_jobs import standing_holds
 from tr11ops.rundir.exclusion import family
 from trainer.contract.end_marker import BAD_REASONS

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from tr11ops.base.observed import Observed, Unknown
 from tr11ops.base.units import counted, quantity, size
-from tr11ops.detect.filesystem_rules import filling, full, when
+from tr11ops.detect.storage import filling, full, when
 from tr11ops.filesystems.look import FilesystemResult
 from tr11ops.runcard.watching import FilesystemSection
 from tr11ops.rundir.disk_usage import DAY_SECONDS, Forecast, Kind, Usage, forecast

@@ -48,7 +48,7 @@ from tr11ops.goodput.timeline import (
     pieces_of,
     starts_of,
 )
-from tr11ops.runcard.slurm_syntax import parse_attempts
+from tr11ops.runcard.sections import parse_attempts
 from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord
 from tr11ops.rundir.paths import Submission
 from trainer.config.card import CardError

@@ -25,7 +25,7 @@ from tr11ops.cluster.base import Job, JobState
 from tr11ops.goodput.history_values import AttemptHistory, CheckpointMark, History, Period, StepMark
 from tr11ops.observe.files import read_submissions
 from tr11ops.observe.ownership import Ownership
-from tr11ops.runcard.slurm_syntax import parse_time_limit
+from tr11ops.runcard.sections import parse_time_limit
 from tr11ops.rundir.action_log import Result, replay
 from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord, last_sign_in, told_end
 from tr11ops.rundir.exclusions import EXCLUDED, INCLUDED

@@ -53,7 +53,7 @@ from tr11ops.hub.sync_round import (
     write_state,
     write_success,
 )
-from tr11ops.observe.operation import FoundSecret
+from tr11ops.observe.observations import FoundSecret
 from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.journal import Journal
 from trainer.contract.record import Record

@@ -18,7 +18,7 @@ from tr11ops.base.retry import RetryPolicy
 from tr11ops.base.units import duration, span_seconds
 from tr11ops.hub.base import HubFile, Progress, Repository
 from tr11ops.hub.sync_plan import Note, Send, Stamp
-from tr11ops.observe.operation import FoundSecret, found_secrets
+from tr11ops.observe.observations import FoundSecret, found_secrets
 from tr11ops.rundir.claims import ClaimTaken
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory

@@ -31,11 +31,10 @@ from tr11ops.hub.client import Hub
 from tr11ops.hub.model_card import UNKNOWN, Dataset, ModelFacts, Rows, TrainingHistory, identity_in
 from trainer.config.data import data_set_name
 from trainer.contract.documents import record_of
-from trainer.contract.files import write_json
+from trainer.contract.files import make_shared, write_json
 from trainer.contract.manifest import FileEntry, Manifest, file_digest
 from trainer.contract.metrics_record import STEP, VALIDATION, records
 from trainer.contract.record import JsonObject, Record
-from trainer.contract.sharing import make_shared
 from trainer.schedule.flops import count_parameters
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from tr11ops.importer.options import Builder
 from tr11ops.importer.results import LeftReason
 from tr11ops.importer.sbatch import RUN_NAME
 from tr11ops.runcard.rules import advised_exit_minutes
-from tr11ops.runcard.slurm_syntax import parse_time_limit
+from tr11ops.runcard.sections import parse_time_limit
 from trainer.config.model import gated_width
 
 _GPT2_ENTRIES = 50_257

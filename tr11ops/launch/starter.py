@@ -21,7 +21,7 @@ from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.docs import meaning_of
 from tr11ops.runcard.load import read_tables
 from tr11ops.runcard.rules import advised_exit_minutes
-from tr11ops.runcard.slurm_syntax import parse_time_limit
+from tr11ops.runcard.sections import parse_time_limit
 from tr11ops.runcard.speed import memory_gb
 from tr11ops.runcard.toml_writer import schema_of, write_card
 from tr11ops.rundir.datasets import TOKENIZER_FILE, prefixes_of

@@ -27,7 +27,6 @@ from tr11ops.launch.plan import LaunchPlan
 from tr11ops.launch.queue_checks import without_trace
 from tr11ops.launch.software import software_versions
 from tr11ops.rundir.fallback import keep_reserve
-from tr11ops.rundir.identity import require_run_id
 from tr11ops.rundir.journal import Journal, user_name
 from tr11ops.rundir.kill_switch import mark_switch
 from tr11ops.rundir.paths import (
@@ -38,9 +37,9 @@ from tr11ops.rundir.paths import (
     SubmissionPaths,
     is_in_doubt,
     job_of_tag,
+    require_run_id,
 )
-from trainer.contract.files import host_name, write_atomically, write_json
-from trainer.contract.sharing import make_shared, open_shared
+from trainer.contract.files import host_name, make_shared, open_shared, write_atomically, write_json
 from trainer.contract.state_file import is_damage, set_aside
 
 LOOKUPS = 5

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import Observed, Unknown, cause
 from tr11ops.cluster.base import SchedulerClock
-from tr11ops.observe.operation import ClockReading
+from tr11ops.observe.observations import ClockReading
 from tr11ops.observe.snapshot import Attempt, Step
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.end_marker import EndMarker

@@ -17,9 +17,9 @@ from tr11ops.cluster.arrays import array_number
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.pending_reasons import PARTITION_CLOSED, JobReason, Wait, reason_of_job
 from tr11ops.observe import normal_silence
+from tr11ops.observe.observations import TRAINING_PHASES, TrainingEvent
 from tr11ops.observe.placement import is_shut, misplaced, too_few_usable
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot, newest_attempt
-from tr11ops.observe.training import TRAINING_PHASES, TrainingEvent
 from tr11ops.rundir.paths import parse_comment
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.phases import Heartbeat

@@ -28,7 +28,12 @@ from tr11ops.observe.clock import (
     moment_of,
     skews,
 )
-from tr11ops.observe.operation import OperationObservations
+from tr11ops.observe.observations import (
+    LaunchEnd,
+    OperationObservations,
+    Readmission,
+    TrainingObservations,
+)
 from tr11ops.observe.operation_files import operation_facts, see_operation
 from tr11ops.observe.ownership import Ownership, why_unmounted, without_unclear
 from tr11ops.observe.placement import with_reasons_of_now
@@ -39,7 +44,6 @@ from tr11ops.observe.snapshot import (
     Step,
     newest_attempt,
 )
-from tr11ops.observe.training import LaunchEnd, Readmission, TrainingObservations
 from tr11ops.observe.training_files import see_training
 from tr11ops.rundir.action_log import DAY_SECONDS, replay
 from tr11ops.rundir.attempts import last_sign_in, told_end

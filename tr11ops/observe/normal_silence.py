@@ -6,8 +6,8 @@ Before anything was learned, the bounds are those that suit the largest run.
 from __future__ import annotations
 
 from tr11ops.base.observed import known
+from tr11ops.observe.observations import TRAINING_PHASES, Phase
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.observe.training import TRAINING_PHASES, Phase
 
 # shorter silences say nothing: files on shared file systems are seen late
 STALL_FLOOR_SECONDS = 120.0

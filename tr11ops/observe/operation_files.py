@@ -22,7 +22,7 @@ from tr11ops.base.units import number_in
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.select import start_of_watchdog
 from tr11ops.observe.files import number_of
-from tr11ops.observe.operation import (
+from tr11ops.observe.observations import (
     ClockReading,
     Copied,
     CopyStatus,

@@ -15,8 +15,12 @@ from msgspec import field
 
 from tr11ops.base.observed import Observed, Unknown, known, observed_fields, unknown_fields
 from tr11ops.cluster.base import Job, JobState, Node
-from tr11ops.observe.operation import OperationFacts, OperationObservations
-from tr11ops.observe.training import Readmission, TrainingObservations
+from tr11ops.observe.observations import (
+    OperationFacts,
+    OperationObservations,
+    Readmission,
+    TrainingObservations,
+)
 from tr11ops.runcard.sections import ResilienceSection
 from tr11ops.runcard.watching import WatchSection
 from tr11ops.rundir.attempts import AttemptEnd, CodeIdentity, why_held
@@ -30,7 +34,7 @@ from trainer.contract.origin import Origin
 from trainer.contract.phases import Heartbeat
 from trainer.contract.record import IterationRange, Record
 from trainer.contract.resumable import ResumeNeed
-from trainer.schedule.skip import parse_ranges
+from trainer.schedule.path import parse_ranges
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from tr11ops.base.observed import Observed, Unknown, cause, observed
 from tr11ops.observe.derived import ROLL_BACK, ROLL_BACK_EVENTS
 from tr11ops.observe.files import LONGEST_TAIL_BYTES, TAIL_BYTES
-from tr11ops.observe.snapshot import Attempt, newest_attempt
-from tr11ops.observe.training import (
+from tr11ops.observe.observations import (
     Corruption,
     LaunchEnd,
     LogFile,
@@ -26,8 +25,8 @@ from tr11ops.observe.training import (
     TrainingObservations,
     Validation,
 )
-from tr11ops.rundir.attempts import LaunchRecord
-from tr11ops.rundir.kept_stacks import KeptStacks, read_kept_stacks
+from tr11ops.observe.snapshot import Attempt, newest_attempt
+from tr11ops.rundir.attempts import KeptStacks, LaunchRecord, read_kept_stacks
 from trainer.contract.documents import read_record
 from trainer.contract.metrics_record import STEP, VALIDATION, MetricsRecord, parse_record
 from trainer.contract.paths import RunPaths

@@ -29,12 +29,12 @@ from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.fallback import with_reserve
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.end_marker import EndMarker
+from trainer.contract.files import make_shared, open_shared
 from trainer.contract.lease import LeaseClaim, clocks_of, living_claim
 from trainer.contract.phases import Heartbeat
 from trainer.contract.record import Record
 from trainer.contract.requests import Request
 from trainer.contract.resumable import ResumeNeed
-from trainer.contract.sharing import make_shared, open_shared
 
 STOP_SIGNAL = "USR1"
 MISSING_NAMED = 3  # ranks that are named; the rest is counted

@@ -41,8 +41,9 @@ from tr11ops.runcard.sections import (
     RehearsalSection,
     ResilienceSection,
     SlurmSection,
+    parse_attempts,
+    parse_time_limit,
 )
-from tr11ops.runcard.slurm_syntax import parse_attempts, parse_time_limit
 from tr11ops.runcard.watching import AlertsSection, CronSection, FilesystemSection, WatchSection
 from trainer.config.base import is_private, left_out, salvage
 from trainer.config.card import CardError, Problem, TrainerConfig, derive_numbers, validate

@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from tr11ops.runcard.sections import Word
-from tr11ops.runcard.slurm_syntax import TimeLimit
+from tr11ops.runcard.sections import TimeLimit, Word
 from trainer.config.base import Days, Hours
 from trainer.config.card import Section
 from trainer.contract.secret_names import is_secret_name

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from tr11ops.base.units import duration
 from tr11ops.runcard.card import RunCard, card_from_resolved, resolved
 from tr11ops.runcard.rules import advised_exit_minutes
-from tr11ops.runcard.slurm_syntax import parse_time_limit
+from tr11ops.runcard.sections import parse_time_limit
 from tr11ops.runcard.speed import RunHistory, assumed_speed
 from trainer.contract.attempt import ExitTime
 from trainer.contract.record import JsonObject, Record

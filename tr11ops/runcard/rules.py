@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from tr11ops.cluster.passed_options import gpu_fault, option_fault, options_of
 from trainer.config.card import ModelSection, ParallelSection, Problem
-from trainer.config.model import WHAT_IT_COST, too_large
+from trainer.config.model import UNCUT_FAMILIES, WHAT_IT_COST, too_large, uneven_lengths
 from trainer.config.rules import Rule
-from trainer.config.stage_units import UNCUT_FAMILIES, uneven_lengths
 from trainer.contract.secret_shapes import is_secret
 from trainer.schedule.devices import device_peak
 from trainer.schedule.flops import busiest_stage, stage_layout

@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from tr11ops.base.units import bytes_of
-from tr11ops.runcard.sections import Word
-from tr11ops.runcard.slurm_syntax import TimeLimit
+from tr11ops.runcard.sections import TimeLimit, Word
 from trainer.config.base import Days, Hours, SmallCount
 from trainer.config.card import Section
 

@@ -20,8 +20,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tr11ops.cluster.local_records import ProcessMark
-from tr11ops.cluster.process_marks import is_alive, mark
+from tr11ops.cluster.local_records import ProcessMark, is_alive, mark
 from tr11ops.rundir.journal import user_name
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.documents import document, record_of_text

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.contract.files import file_system_time
+from trainer.contract.files import file_system_time, make_shared
 from trainer.contract.record import Record
-from trainer.contract.sharing import make_shared
 
 
 class Clocks(Record):

@@ -70,7 +70,7 @@ class Receipt(Record):
     copied: Finite
     verified: Finite
     host: str = ""
-    run_id: str = ""  # see `tr11ops.rundir.identity`; "" in a receipt that is older than ids
+    run_id: str = ""  # see `tr11ops.rundir.paths`; "" in a receipt that is older than ids
     schema: int = SCHEMA
 
     @property

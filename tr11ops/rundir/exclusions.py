@@ -20,9 +20,8 @@ from tr11ops.base.errors import ExclusionError
 from tr11ops.base.newer import why_only_read
 from tr11ops.base.observed import cause
 from tr11ops.rundir.exclusion import Exclusion, ExclusionLimit, NodeStanding
-from tr11ops.rundir.identity import run_id
 from tr11ops.rundir.journal import Journal, Ledger
-from tr11ops.rundir.paths import RunDirectory
+from tr11ops.rundir.paths import RunDirectory, run_id
 from tr11ops.rundir.versioned import VersionedFile
 from trainer.contract.documents import document, record_of
 from trainer.contract.record import JsonObject, Record

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.files import make_shared
 from trainer.contract.paths import RunPaths
-from trainer.contract.sharing import make_shared
 
 # ---------------------------------------------------------------- room that is set aside
 

@@ -29,10 +29,9 @@ from typing import Any
 from msgspec.structs import asdict, replace
 
 from trainer.contract.documents import record_of_text
-from trainer.contract.files import host_name, login_name
+from trainer.contract.files import host_name, login_name, make_shared, open_shared
 from trainer.contract.record import Finite, Record
 from trainer.contract.secret_shapes import without_secrets
-from trainer.contract.sharing import make_shared, open_shared
 from trainer.contract.state_file import is_damage
 
 GENESIS = "0" * 64  # what the first entry of a file names as its predecessor

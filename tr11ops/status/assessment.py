@@ -48,8 +48,8 @@ from tr11ops.observe.forecast import (
     queue_coverage_seconds,
     throughput_of,
 )
+from tr11ops.observe.observations import LaunchEnd
 from tr11ops.observe.snapshot import Attempt, KillSwitch
-from tr11ops.observe.training import LaunchEnd
 from tr11ops.queue.held_jobs import standing_holds
 from tr11ops.status.answer import watchdog_missing
 from tr11ops.status.document import (

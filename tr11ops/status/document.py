@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from tr11ops.alerts.state import Alert
     from tr11ops.cluster.base import Job, Node
     from tr11ops.observe.forecast import NextCheckpoint, NoCover, Throughput
-    from tr11ops.observe.operation import CopyStatus
+    from tr11ops.observe.observations import CopyStatus, LaunchEnd
     from tr11ops.observe.snapshot import Attempt, KillSwitch
-    from tr11ops.observe.training import LaunchEnd
     from tr11ops.runcard.watching import FilesystemSection
     from tr11ops.rundir.attempts import CodeIdentity
     from tr11ops.rundir.copies import DrillRecord

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tr11ops.base.units import counted, duration, size, timestamp
 from tr11ops.hub.log_end import LogEnd
 from tr11ops.observe.forecast import Throughput
-from tr11ops.observe.operation import CopyStatus
+from tr11ops.observe.observations import CopyStatus
 from tr11ops.status import care, rows
 from tr11ops.status.document import (
     CardWishes,

@@ -20,9 +20,8 @@ from tr11ops.rundir.journal import user_name
 from tr11ops.rundir.versioned import VersionedFile
 from tr11ops.sweep.plan import SweepPlan
 from trainer.contract.documents import document, record_of
-from trainer.contract.files import now, write_atomically
+from trainer.contract.files import make_shared, now, write_atomically
 from trainer.contract.record import JsonObject, Record
-from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import read_json
 
 SCHEMA = 1

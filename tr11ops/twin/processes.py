@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from tr11ops.cluster.process_marks import boot_mark, start_mark
+from tr11ops.cluster.local_records import boot_mark, start_mark
 from tr11ops.twin.plan import TwinFolders
 from trainer.contract.documents import document, record_of_text
 from trainer.contract.record import Record

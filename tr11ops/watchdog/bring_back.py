@@ -22,8 +22,7 @@ from tr11ops.base.observed import cause
 from tr11ops.rundir.cron_records import cron_folder, take_in_rounds
 from tr11ops.rundir.fallback import abandoned_fallback, require_room
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.files import write_atomically
-from trainer.contract.sharing import make_shared, open_shared
+from trainer.contract.files import make_shared, open_shared, write_atomically
 
 
 def bring_back(directory: RunDirectory) -> tuple[str, ...]:

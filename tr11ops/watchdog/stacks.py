@@ -2,7 +2,7 @@
 names who holds the others up, and before the job is ended, for without them no one learns why it
 hung.
 
-They are collected as `tr11 stacks` collects them, and kept as `tr11ops.rundir.kept_stacks` says.
+They are collected as `tr11 stacks` collects them, and kept as `tr11ops.rundir.attempts` says.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from tr11ops.diagnose.stacks.look import StacksLook
 from tr11ops.diagnose.stacks.records import look_at_records
 from tr11ops.diagnose.stacks.screen import lines, text_of
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.rundir.kept_stacks import KeptStacks, stacks_folder, write_kept_stacks
-from trainer.contract.files import write_atomically
+from tr11ops.rundir.attempts import KeptStacks, stacks_folder, write_kept_stacks
+from trainer.contract.files import make_shared, write_atomically
 from trainer.contract.paths import RunPaths
-from trainer.contract.sharing import make_shared
 
 NODE_SECONDS = 60.0  # a node that has not answered by then is dead itself
 BEFORE_MAIL_SECONDS = 30.0  # of a hang that no one has been told of yet

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainer.contract.files import open_shared, share_folder
 from trainer.contract.manifest import FileEntry
-from trainer.contract.sharing import open_shared, share_folder
 
 # of memory, file offsets and lengths that bypass the page cache
 ALIGNMENT = max(4096, mmap.PAGESIZE)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trainer.checkpoint.files import make_folder, sync_folder
 from trainer.contract.errors import CheckpointError
-from trainer.contract.sharing import make_shared
+from trainer.contract.files import make_shared
 from trainer.parallel.agreement import one_line
 
 

@@ -36,6 +36,7 @@ from trainer.config.model import (
     ParallelSection,
     PrecisionSection,
     TokenizerSection,
+    is_cut_by_default,
 )
 from trainer.config.run import (
     DEFAULT_INTERVAL_MINUTES,
@@ -45,7 +46,6 @@ from trainer.config.run import (
     RecoverySection,
     RunSection,
 )
-from trainer.config.stage_units import is_cut_by_default
 from trainer.contract.paths import RunPaths
 
 __all__ = [

@@ -16,8 +16,7 @@ from trainer.config.card import (
     RampSection,
     TrainerConfig,
 )
-from trainer.config.model import ModelSection, OptimizerSection
-from trainer.config.stage_units import Units, units_of
+from trainer.config.model import ModelSection, OptimizerSection, Units, units_of
 
 Rule: TypeAlias = Callable[[], Iterable[Problem]]
 

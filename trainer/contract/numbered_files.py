@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.contract.sharing import make_shared, open_shared
+from trainer.contract.files import make_shared, open_shared
 from trainer.contract.state_file import LARGEST_BYTES, content_of
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}

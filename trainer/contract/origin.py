@@ -15,9 +15,9 @@ from typing import Any
 
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.documents import read_record, record_of, write_record
+from trainer.contract.files import make_shared
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
-from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import read_json
 
 ORIGIN_KEY = "origin"  # of a cursor

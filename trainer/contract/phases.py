@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.contract.documents import document, read_record, record_of_text
-from trainer.contract.files import write_unflushed
+from trainer.contract.files import make_shared, open_shared, write_unflushed
 from trainer.contract.record import Finite, Record
-from trainer.contract.sharing import make_shared, open_shared
 from trainer.contract.state_file import read_bytes
 
 

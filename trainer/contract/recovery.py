@@ -2,7 +2,7 @@
 discarded.
 
 Written before the trainer goes back, so a fault in between repeats the roll-back and loses nothing.
-The ranges are data; skipping itself is `trainer.schedule.skip`'s, a pure function of the iteration.
+The ranges are data; skipping itself is `trainer.schedule.path`'s, a pure function of the iteration.
 What a person's roll-back (or its undo) renames is written here first too, then done rename by
 rename; a kill in between leaves a record that the next start of a training, or the next `tr11
 rollback`, finishes.
@@ -147,7 +147,7 @@ class RecoveryRecord(Record):
 
     @property
     def ranges(self) -> tuple[IterationRange, ...]:
-        """What `trainer.schedule.skip.SkipPlan.of` adds to the card's ranges."""
+        """What `trainer.schedule.path.SkipPlan.of` adds to the card's ranges."""
         return tuple(event.skip for event in self.events if not event.skips_nothing)
 
     @property

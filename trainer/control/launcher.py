@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.contract.end_marker import EXIT_ERROR
-from trainer.contract.files import host_name
-from trainer.contract.sharing import share_folder
+from trainer.contract.files import host_name, share_folder
 from trainer.contract.units import signal_name
 from trainer.control.loading import without_collections
 

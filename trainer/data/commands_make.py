@@ -17,8 +17,8 @@ from rich.progress import Progress
 
 from trainer.contract.documents import document
 from trainer.contract.errors import DataError, InputFault, UsageError
+from trainer.contract.files import make_shared
 from trainer.contract.record import JsonObject
-from trainer.contract.sharing import make_shared
 from trainer.data.corpus import DEFAULT_MIN_BYTES, build_corpus, record_path
 from trainer.data.errors import explain_os_errors
 from trainer.data.groups import parse_split, split_groups

@@ -25,8 +25,8 @@ from typing import Any
 from msgspec.structs import asdict
 
 from trainer.contract.errors import DataError
+from trainer.contract.files import make_shared
 from trainer.contract.record import JsonObject, Record
-from trainer.contract.sharing import make_shared
 from trainer.data.errors import explain_os_errors
 from trainer.data.made import begin_record, check_replaceable, end_record, recorded
 

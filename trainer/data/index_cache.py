@@ -19,10 +19,9 @@ import numpy.typing as npt
 
 from trainer.contract.documents import document, record_of
 from trainer.contract.errors import DataError
-from trainer.contract.files import write_json
+from trainer.contract.files import make_shared, write_json
 from trainer.contract.manifest import file_digest
 from trainer.contract.record import JsonObject, Record
-from trainer.contract.sharing import make_shared
 from trainer.contract.state_file import read_json
 from trainer.data.blend import build_blend
 from trainer.data.errors import explain_os_errors

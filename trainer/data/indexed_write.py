@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.contract.errors import DataError
+from trainer.contract.files import make_shared, open_shared
 from trainer.contract.record import Record
-from trainer.contract.sharing import make_shared, open_shared
 from trainer.data.errors import explain_os_errors
 from trainer.data.indexed import HEADER, MAGIC, VERSION, bin_path, idx_path, type_code
 

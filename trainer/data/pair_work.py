@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from trainer.contract.documents import document, record_of
 from trainer.contract.errors import DataError, InputFault
+from trainer.contract.files import open_shared
 from trainer.contract.record import JsonObject, Record
-from trainer.contract.sharing import open_shared
 from trainer.contract.state_file import read_json
 from trainer.data.encode import EncodeTally
 from trainer.data.errors import explain_os_errors

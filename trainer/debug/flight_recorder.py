@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.contract.files import make_shared
 from trainer.contract.paths import RunPaths
 from trainer.contract.requests import read_request
-from trainer.contract.sharing import make_shared
 
 
 def record_path(paths: RunPaths, job_id: str, launch: int, rank: int, request: int = 0) -> Path:

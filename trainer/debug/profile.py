@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from trainer.contract.attempt import AttemptIdentity, tell
+from trainer.contract.files import make_shared
 from trainer.contract.paths import RunPaths
 from trainer.contract.requests import MOST_PROFILED_STEPS, Request, RequestAnswer, leave_answer
-from trainer.contract.sharing import make_shared
 from trainer.contract.units import size
 
 LARGEST_TRACE = 512 << 20  # bytes before it is packed: no viewer opens more

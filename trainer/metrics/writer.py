@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.config.card import LoggingSection
 from trainer.contract.attempt import tell
-from trainer.contract.files import append_line
+from trainer.contract.files import append_line, make_shared
 from trainer.contract.metrics_record import (
     LAYER_NUMBERS,
     LAYERS,
@@ -30,7 +30,6 @@ from trainer.contract.metrics_record import (
 )
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import JsonObject, Record
-from trainer.contract.sharing import make_shared
 from trainer.schedule.progress import Progress
 
 LM = "lm"  # the loss of what is predicted, beside others of which the whole is the sum

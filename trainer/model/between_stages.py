@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from trainer.config.card import TrainerConfig
-from trainer.config.stage_units import sends_shares
+from trainer.config.model import sends_shares
 from trainer.contract.record import Record
 from trainer.model.documents import Stream, hidden_of, joined
 from trainer.model.families import family_of

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from trainer.config.card import ModelSection, OptimizerSection, ParallelSection, PrecisionSection
 from trainer.config.kernel_choice import recomputed_between, recomputed_blocks
-from trainer.config.stage_units import units_of
+from trainer.config.model import units_of
 from trainer.contract.record import Record
 from trainer.schedule.ends import MASK_PROBABILITY, ends_of, predicted_tokens, tokens_at_the_end
 from trainer.schedule.interleaving import idle_passes

@@ -17,8 +17,13 @@ from trainer.config.kernel_choice import (
     recomputed_between,
     recomputed_part,
 )
-from trainer.config.model import ModelSection, OptimizerSection, ParallelSection, PrecisionSection
-from trainer.config.stage_units import sends_shares
+from trainer.config.model import (
+    ModelSection,
+    OptimizerSection,
+    ParallelSection,
+    PrecisionSection,
+    sends_shares,
+)
 from trainer.contract.record import Record
 from trainer.schedule import flops
 from trainer.schedule.ends import (

@@ -19,8 +19,7 @@ from trainer.config.data_rules import (
 from trainer.config.rules import Rule, shape_rules
 from trainer.contract.errors import RangeError
 from trainer.schedule.learning_rate import decay_samples_of, plan_of, warmup_samples_of
-from trainer.schedule.path import count_lengths
-from trainer.schedule.skip import parse_range
+from trainer.schedule.path import count_lengths, parse_range
 
 
 def schedule_problems(config: TrainerConfig) -> list[Problem]:

@@ -31,7 +31,7 @@ from trainer.contract.recovery import (
 )
 from trainer.engine import StepResult
 from trainer.parallel.agreement import RankGroup
-from trainer.schedule.skip import SkipPlan
+from trainer.schedule.path import SkipPlan
 
 # Loss spikes: seen in the numbers of each step, answered by a flag or by going back and passing
 # over data. Pure.

@@ -19,7 +19,7 @@ from tr11ops.backup.ledger import last_state
 from tr11ops.backup.restorable import restorable
 from tr11ops.backup.restore import restore_checkpoint
 from tr11ops.base.errors import ArchiveFull, ArchivePermanentError, ArchiveUnavailable
-from tr11ops.observe.operation import Copied, CopyStatus
+from tr11ops.observe.observations import Copied, CopyStatus
 from tr11ops.observe.operation_files import read_copy
 
 

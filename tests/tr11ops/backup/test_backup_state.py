@@ -23,7 +23,7 @@ from tr11ops.backup.round_values import (
     card_archives,
 )
 from tr11ops.backup.service import rebuild
-from tr11ops.observe.operation import CopyStatus
+from tr11ops.observe.observations import CopyStatus
 from tr11ops.observe.operation_files import read_copy as read_status
 from tr11ops.rundir.checkpoint_digests import note_numbers
 from tr11ops.rundir.claims import ClaimTaken

@@ -15,7 +15,7 @@ from tests.tr11ops.backup.round_cases import DAY, flip
 from tr11ops.backup.data_sets import units_of
 from tr11ops.backup.source import read_source
 from tr11ops.rundir.copies import identity_of
-from tr11ops.rundir.identity import require_run_id, run_id
+from tr11ops.rundir.paths import require_run_id, run_id
 
 # --------------------------------------------------------------------- another run of the same name
 

@@ -43,7 +43,7 @@ from trainer.contract.recovery import (
     settle,
     write_recovery,
 )
-from trainer.schedule.skip import SkipPlan
+from trainer.schedule.path import SkipPlan
 
 CONFIG = card(batch={"train_samples": 100_000})
 

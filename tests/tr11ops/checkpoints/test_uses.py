@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from tests.tr11ops.checkpoints.shelf import Shelf
 from tr11ops.checkpoints.catalogue import LEASE_SECONDS, Uses, read_uses, restart_uses
-from tr11ops.cluster.process_marks import mark
+from tr11ops.cluster.local_records import mark
 from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.clocks import Clocks, read_clocks
 from trainer.contract.checkpoints import find_resumable

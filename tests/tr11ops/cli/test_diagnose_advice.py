@@ -13,8 +13,8 @@ from tr11ops.diagnose.causes import judge
 from tr11ops.diagnose.diagnosis import Diagnosis
 from tr11ops.diagnose.screen import lines
 from tr11ops.diagnose.sighting import LogLaunch
+from tr11ops.observe.observations import LaunchEnd
 from tr11ops.observe.snapshot import SOUND_LOSSES, Attempt
-from tr11ops.observe.training import LaunchEnd
 from tr11ops.runcard.sections import ResilienceSection
 
 TWICE = "software or data, not the nodes: the same fault came back on n08 and n40: rank 1 on n40: it was ended by SIGSEGV"

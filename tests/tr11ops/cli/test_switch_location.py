@@ -15,7 +15,6 @@ from tests.tr11ops.cli.local_bench import LocalBench
 from tr11ops.agent.batch import look_after_switch
 from tr11ops.cli.common import directory_of
 from tr11ops.runcard.card import load_card
-from tr11ops.rundir.identity import adopt_run_id, require_run_id
 from tr11ops.rundir.kill_switch import (
     NEVER_MARKED,
     SwitchLocation,
@@ -24,7 +23,7 @@ from tr11ops.rundir.kill_switch import (
     mark_switch,
     place_fault,
 )
-from tr11ops.rundir.paths import RunDirectory
+from tr11ops.rundir.paths import RunDirectory, adopt_run_id, require_run_id
 from trainer.contract.paths import RunPaths
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from tests.tr11ops.cron.looking import state_of
 from tests.tr11ops.cron.rounds import job, place, run_directory
 from tests.waiting import until
-from tr11ops.cluster.process_marks import mark
+from tr11ops.cluster.local_records import mark
 from tr11ops.cron.output import HEAD_BYTES, LARGEST_LOG_BYTES, TAIL_BYTES
 from tr11ops.cron.runner import CUT_OFF, failure, run_due, run_job
 from tr11ops.rundir.claims import Claim, ClaimFolder

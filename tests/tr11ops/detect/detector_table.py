@@ -30,8 +30,8 @@ from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.detect import registry
 from tr11ops.detect.finding import Finding
+from tr11ops.observe.observations import LaunchEnd, TrainingEvent, Validation
 from tr11ops.observe.snapshot import Attempt, Checkpoint, KillSwitch, Snapshot, Step
-from tr11ops.observe.training import LaunchEnd, TrainingEvent, Validation
 from tr11ops.runcard.exit_duration import ExitPlan
 from tr11ops.rundir.paths import Submission
 

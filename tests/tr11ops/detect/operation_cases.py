@@ -26,7 +26,7 @@ from tr11ops.detect.speed import silent_corruption
 from tr11ops.detect.state import damaged_state, switch_unseen
 from tr11ops.detect.storage import filesystem_filling, filesystem_full, purge_near
 from tr11ops.detect.watch import clock_skew, cron_dead, periodic_job_failed
-from tr11ops.observe.operation import (
+from tr11ops.observe.observations import (
     ClockReading,
     Copied,
     CopyStatus,

@@ -43,15 +43,17 @@ from tr11ops.detect.speed import silent_corruption
 from tr11ops.detect.state import damaged_state, kill_switch_left_on, switch_unseen
 from tr11ops.detect.storage import filesystem_filling, filesystem_full, purge_near
 from tr11ops.detect.watch import clock_skew, cron_dead, periodic_job_failed
-from tr11ops.observe.operation import (
+from tr11ops.observe.observations import (
     CopyStatus,
+    Corruption,
     FolderRoom,
     FoundSecret,
+    LaunchEnd,
     LeastUsed,
+    Readmission,
     UnwritableDirectory,
 )
 from tr11ops.observe.snapshot import Checkpoint, Checkpoints, KillSwitch, Snapshot
-from tr11ops.observe.training import Corruption, LaunchEnd, Readmission
 from tr11ops.runcard.watching import WatchSection
 from tr11ops.rundir import cron_records as periodic
 from tr11ops.rundir.exclusion import Exclusion

@@ -33,7 +33,7 @@ from tr11ops.detect import registry
 from tr11ops.detect.causes import by_cause
 from tr11ops.detect.finding import Severity
 from tr11ops.observe.forecast import queue_coverage_seconds
-from tr11ops.observe.training import LaunchEnd
+from tr11ops.observe.observations import LaunchEnd
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.hold_store import HoldRecord
 

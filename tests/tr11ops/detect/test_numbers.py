@@ -20,8 +20,8 @@ from tests.tr11ops.status_cases import (
     with_facts,
 )
 from tr11ops.detect.finding import Severity
+from tr11ops.observe.observations import LaunchEnd, Phase, TrainingEvent
 from tr11ops.observe.snapshot import Snapshot, Step
-from tr11ops.observe.training import LaunchEnd, Phase, TrainingEvent
 from tr11ops.watchdog.verdict import VerdictWord, judge
 from trainer.contract.record import IterationRange
 

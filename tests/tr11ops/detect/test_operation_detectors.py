@@ -51,9 +51,8 @@ from tr11ops.detect.site import nodes_short, queued_too_long
 from tr11ops.detect.speed import silent_corruption
 from tr11ops.detect.storage import filesystem_full, purge_near
 from tr11ops.detect.watch import clock_skew
-from tr11ops.observe.operation import FolderRoom, LeastUsed, UnwritableDirectory
+from tr11ops.observe.observations import FolderRoom, LeastUsed, TrainingEvent, UnwritableDirectory
 from tr11ops.observe.snapshot import Checkpoint, Checkpoints, Snapshot
-from tr11ops.observe.training import TrainingEvent
 from tr11ops.runcard.sections import ResilienceSection
 from tr11ops.rundir.exclusion import KEY, Exclusion
 from tr11ops.rundir.hold_store import HoldRecord

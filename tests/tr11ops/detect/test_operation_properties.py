@@ -35,7 +35,7 @@ from tests.tr11ops.status_cases import (
 from tr11ops.detect import registry
 from tr11ops.detect.copies import backup_overdue, copy_grace
 from tr11ops.detect.watch import clock_skew, is_overdue, round_grace
-from tr11ops.observe.operation import CopyStatus, LeastUsed
+from tr11ops.observe.observations import CopyStatus, LeastUsed
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.runcard.copies import BackupSection
 from tr11ops.rundir import cron_records as periodic

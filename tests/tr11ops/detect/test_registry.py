@@ -21,9 +21,8 @@ from tr11ops.detect.detector import REGISTERED, Detector
 from tr11ops.detect.detector import detector as as_detector
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.registry import DETECTORS, page_of
-from tr11ops.observe.operation import OperationObservations
+from tr11ops.observe.observations import OperationObservations, TrainingObservations
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.observe.training import TrainingObservations
 
 ROOT = Path(__file__).parents[3]
 AWAY = Unknown("the disk is unreachable")

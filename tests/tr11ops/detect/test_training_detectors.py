@@ -25,10 +25,10 @@ from tests.tr11ops.status_cases import HOUR, NOW, changed, facts_with, record, s
 from tr11ops.detect import registry
 from tr11ops.detect.causes import by_cause
 from tr11ops.observe import normal_silence
+from tr11ops.observe.observations import LaunchEnd, Phase, TrainingEvent
 from tr11ops.observe.snapshot import Snapshot, Step
-from tr11ops.observe.training import LaunchEnd, Phase, TrainingEvent
 from tr11ops.runcard.watching import WatchSection
-from tr11ops.rundir.kept_stacks import KeptStacks
+from tr11ops.rundir.attempts import KeptStacks
 from tr11ops.watchdog.verdict import VerdictWord, judge
 from trainer.contract.phases import Heartbeat
 

@@ -33,8 +33,8 @@ from tests.tr11ops.status_cases import (
 from tr11ops.detect import registry
 from tr11ops.detect.finding import Severity
 from tr11ops.detect.speed import is_measured_still, slowdown
+from tr11ops.observe.observations import LaunchEnd, LogFile, NodeWarning, Phase, TrainingEvent
 from tr11ops.observe.snapshot import Checkpoint, Snapshot, Step
-from tr11ops.observe.training import LaunchEnd, LogFile, NodeWarning, Phase, TrainingEvent
 from tr11ops.watchdog.verdict import VerdictWord, judge
 from trainer.config.run import RecoverySection
 from trainer.contract.compute_record import ComputeTimes

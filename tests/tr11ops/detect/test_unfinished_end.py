@@ -23,8 +23,8 @@ from tests.tr11ops.status_cases import (
 )
 from tr11ops.cluster.base import JobState
 from tr11ops.detect.finding import Severity
+from tr11ops.observe.observations import LaunchEnd, Phase
 from tr11ops.observe.snapshot import Attempt
-from tr11ops.observe.training import LaunchEnd, Phase
 from tr11ops.rundir.hold_store import HoldRecord
 
 

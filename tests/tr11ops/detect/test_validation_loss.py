@@ -7,8 +7,8 @@ import pytest
 from tests.tr11ops.status_cases import NOW, changed, idle, snapshot, steps
 from tr11ops.base.observed import Unknown
 from tr11ops.detect.numbers import validation_loss_rises
+from tr11ops.observe.observations import Validation
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.observe.training import Validation
 
 EVERY = 1000
 

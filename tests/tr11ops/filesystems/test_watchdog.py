@@ -22,7 +22,7 @@ from tests.waiting import is_gone, until
 from tr11ops.base.errors import SourceError
 from tr11ops.base.observed import Unknown, seen
 from tr11ops.base.processes import ProbeOutput
-from tr11ops.detect.filesystem_rules import filling, full, when
+from tr11ops.detect.storage import filling, full, when
 from tr11ops.filesystems.look import FilesystemResult, NicedRunner, look_at, read_drift
 from tr11ops.filesystems.report import FilesystemReport, judge, lines, value
 from tr11ops.runcard.watching import FilesystemSection

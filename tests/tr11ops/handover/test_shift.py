@@ -46,7 +46,7 @@ from tr11ops.handover.coming import coming_events
 from tr11ops.handover.shift import Handover, HandoverMaterial, Happened, hand_over, last_handover
 from tr11ops.handover.text import WIDTH, document, markdown
 from tr11ops.observe.files import PastProgress, progress_at
-from tr11ops.observe.operation import CopyStatus
+from tr11ops.observe.observations import CopyStatus
 from tr11ops.observe.snapshot import KillSwitch, Snapshot, course_of
 from tr11ops.runcard.card import load_card, shipped_folder
 from tr11ops.runcard.copies import BackupSection

@@ -16,7 +16,7 @@ from tr11ops.base.errors import HubPermanentError, PublicRepository
 from tr11ops.hub.masking import KEY_LINES, Masks, MaskSearch, whole_events
 from tr11ops.hub.sync import preview
 from tr11ops.hub.sync_round import read_found, write_confirmed, write_revoked
-from tr11ops.observe.operation import CopyStatus
+from tr11ops.observe.observations import CopyStatus
 from tr11ops.observe.operation_files import read_copy
 from tr11ops.rundir.journal import read_journal
 

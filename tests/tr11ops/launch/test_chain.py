@@ -21,7 +21,7 @@ from tr11ops.launch.margins import margin_checks, read_history, room_before_limi
 from tr11ops.runcard.card import RunCard, load_card, shipped_folder
 from tr11ops.runcard.check import Level
 from tr11ops.runcard.estimate import estimate
-from tr11ops.runcard.slurm_syntax import parse_attempts
+from tr11ops.runcard.sections import parse_attempts
 from tr11ops.runcard.speed import RunHistory
 from trainer.contract.files import write_json
 from trainer.contract.metrics_record import StepRecord, format_step

@@ -35,10 +35,9 @@ from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.kill_switch import mark_of
 from tr11ops.rundir.paths import Submission, new_tag
-from trainer.contract.files import write_json
+from trainer.contract.files import make_shared, write_json
 from trainer.contract.lease import Lease, LeaseClaim
 from trainer.contract.phases import Heartbeat, write_heartbeat
-from trainer.contract.sharing import make_shared
 
 
 def test_a_sound_launch_is_all_ok_and_leaves_no_trace(bench: Bench) -> None:

@@ -20,7 +20,7 @@ from tr11ops.detect.finding import Severity
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe.clock import moment_of, skews
 from tr11ops.observe.look import look_now, observe
-from tr11ops.observe.operation import ClockReading
+from tr11ops.observe.observations import ClockReading
 from tr11ops.observe.snapshot import RunFacts, Snapshot
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.watchdog.verdict import Verdict, VerdictWord, judge

@@ -24,7 +24,7 @@ from tr11ops.cluster.site import SiteRules, keep_site
 from tr11ops.observe import operation_files as reading
 from tr11ops.observe.files import read_attempts
 from tr11ops.observe.look import facts_of, observe
-from tr11ops.observe.operation import Copied, CopyStatus, FolderRoom
+from tr11ops.observe.observations import Copied, CopyStatus, FolderRoom
 from tr11ops.observe.snapshot import Attempt, RunFacts
 from tr11ops.runcard.card import load_card, shipped_folder
 from tr11ops.runcard.exit_duration import ExitPlan

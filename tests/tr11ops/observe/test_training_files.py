@@ -19,8 +19,8 @@ from tests.tr11ops.status_cases import NOW, record
 from tr11ops.base.observed import Unknown, known
 from tr11ops.observe.files import LONGEST_TAIL_BYTES, TAIL_BYTES, read_attempts
 from tr11ops.observe.look import facts_of
+from tr11ops.observe.observations import Validation
 from tr11ops.observe.snapshot import Attempt, newest_attempt
-from tr11ops.observe.training import Validation
 from tr11ops.observe.training_files import (
     EVENTS_KEPT,
     PHASES_HEAD_BYTES,

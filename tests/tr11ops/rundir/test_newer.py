@@ -16,11 +16,11 @@ from tr11ops.base.observed import cause
 from tr11ops.cluster.site import SiteRules, keep_site
 from tr11ops.hub import sync_round
 from tr11ops.rundir import cron_records, hold_store
+from tr11ops.rundir.attempts import KeptStacks, write_kept_stacks
 from tr11ops.rundir.checkpoint_digests import DigestRecord, note_numbers, write_digest
 from tr11ops.rundir.copies import CopyRecord, DrillRecord, write_copy, write_drill
 from tr11ops.rundir.cron_records import ChainState, PeriodicJobState
 from tr11ops.rundir.journal_heads import write_heads
-from tr11ops.rundir.kept_stacks import KeptStacks, write_kept_stacks
 from tr11ops.rundir.kill_switch import mark_switch
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.state_files import STATE_FILES

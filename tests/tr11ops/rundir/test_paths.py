@@ -19,9 +19,8 @@ from tr11ops.rundir.paths import (
     parse_comment,
     remove_stop_file,
 )
-from trainer.contract.files import write_json
+from trainer.contract.files import make_shared, write_json
 from trainer.contract.paths import RunPaths
-from trainer.contract.sharing import make_shared
 
 
 def directory(root: Path) -> RunDirectory:

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from tr11ops.rundir.exclusion import Exclusion, NodeStanding
 from tr11ops.rundir.exclusions import exclude, include, publish, read_shared, read_version, revise
-from tr11ops.rundir.identity import require_run_id, run_id
-from tr11ops.rundir.paths import RunDirectory
+from tr11ops.rundir.paths import RunDirectory, require_run_id, run_id
 from trainer.contract.paths import RunPaths
 
 

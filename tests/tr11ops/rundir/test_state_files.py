@@ -25,9 +25,8 @@ from tr11ops.detect.state import damaged_state
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord
 from tr11ops.rundir.exclusions import exclude
-from tr11ops.rundir.identity import require_run_id
 from tr11ops.rundir.journal import read_journal
-from tr11ops.rundir.paths import RunDirectory
+from tr11ops.rundir.paths import RunDirectory, require_run_id
 from tr11ops.rundir.state_files import SET_ASIDE, find_damage, set_damage_aside
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.errors import DamagedFile

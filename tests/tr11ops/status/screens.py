@@ -24,7 +24,7 @@ from tests.tr11ops.status_cases import (
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Node
 from tr11ops.detect.registry import detect_all
-from tr11ops.observe.operation import CopyStatus
+from tr11ops.observe.observations import CopyStatus
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from tr11ops.rundir.attempts import CodeIdentity
 from tr11ops.rundir.copies import DrillRecord

@@ -46,9 +46,8 @@ from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.nodes_left import spare_nodes
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe import derived
-from tr11ops.observe.operation import Copied, CopyStatus
+from tr11ops.observe.observations import Copied, CopyStatus, LaunchEnd
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
-from tr11ops.observe.training import LaunchEnd
 from tr11ops.runcard.copies import BackupSection
 from tr11ops.runcard.exit_duration import ExitPlan
 from tr11ops.runcard.watching import FilesystemSection, WatchSection

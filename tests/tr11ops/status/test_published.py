@@ -24,9 +24,8 @@ from tr11ops.base.observed import Unknown, all_unknown, observed_fields
 from tr11ops.cluster.base import JobState
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe.clock import Moment
-from tr11ops.observe.operation import CopyStatus, OperationObservations
+from tr11ops.observe.observations import CopyStatus, OperationObservations, TrainingObservations
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
-from tr11ops.observe.training import TrainingObservations
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.status import assessment
 from tr11ops.status.assessment import status_of

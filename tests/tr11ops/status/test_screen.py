@@ -42,9 +42,8 @@ from tr11ops.base.glyphs import bar, plain, shows_unicode, sparkline
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Node
 from tr11ops.detect.registry import detect_all, page_of
-from tr11ops.observe.operation import CopyStatus
+from tr11ops.observe.observations import CopyStatus, LaunchEnd
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
-from tr11ops.observe.training import LaunchEnd
 from tr11ops.runcard.copies import BackupSection
 from tr11ops.runcard.watching import FilesystemSection
 from tr11ops.rundir.attempts import CodeIdentity

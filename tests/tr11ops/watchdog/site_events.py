@@ -39,7 +39,7 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.detect.finding import Severity
 from tr11ops.detect.registry import detect_all, unjudged_detectors
-from tr11ops.observe.operation import (
+from tr11ops.observe.observations import (
     ClockReading,
     OperationFacts,
     UnwritableDirectory,

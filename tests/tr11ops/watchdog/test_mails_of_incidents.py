@@ -30,9 +30,14 @@ from tr11ops.base.observed import known
 from tr11ops.cluster.base import JobState, Node
 from tr11ops.detect.finding import Severity
 from tr11ops.detect.registry import detect_all, unjudged_detectors
-from tr11ops.observe.operation import FolderRoom, UnwritableDirectory
+from tr11ops.observe.observations import (
+    FolderRoom,
+    LaunchEnd,
+    Readmission,
+    TrainingEvent,
+    UnwritableDirectory,
+)
 from tr11ops.observe.snapshot import Attempt, Snapshot
-from tr11ops.observe.training import LaunchEnd, Readmission, TrainingEvent
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.hold_store import HoldRecord
 from tr11ops.watchdog.situation import condition_of

@@ -33,13 +33,13 @@ from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe.lease import LeaseHolder
+from tr11ops.observe.observations import Readmission
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
-from tr11ops.observe.training import Readmission
 from tr11ops.runcard.sections import ResilienceSection
 from tr11ops.runcard.watching import WatchSection
 from tr11ops.rundir.action_log import ActionHistory, ActionRecord, ProgressRecord, Result
+from tr11ops.rundir.attempts import KeptStacks
 from tr11ops.rundir.exclusion import Exclusion
-from tr11ops.rundir.kept_stacks import KeptStacks
 from tr11ops.rundir.paths import Submission
 from tr11ops.watchdog.actions import (
     Action,

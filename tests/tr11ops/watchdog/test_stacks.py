@@ -12,7 +12,7 @@ import pytest
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.cluster.slurm_command import CommandResult
 from tr11ops.diagnose.stacks.worker import Frame, NodeStacks, WorkerStack
-from tr11ops.rundir.kept_stacks import read_kept_stacks, stacks_folder
+from tr11ops.rundir.attempts import read_kept_stacks, stacks_folder
 from tr11ops.watchdog.stacks import keep_stacks
 from trainer.contract.paths import RunPaths
 

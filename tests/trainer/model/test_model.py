@@ -16,7 +16,7 @@ from tests.trainer.cases import CPU, Logical, batches, fill, samples, tiny
 from tests.trainer.softmax_ways import WAYS, take
 from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
-from trainer.config.stage_units import BLOCK, EMBEDDING, OTHERS
+from trainer.config.model import BLOCK, EMBEDDING, OTHERS
 from trainer.engine import Engine
 from trainer.model import initial, loss, matmul
 from trainer.model.bert import PretrainingHeads, TokenTypes

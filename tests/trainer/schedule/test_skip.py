@@ -12,9 +12,16 @@ from tests.trainer.schedule_cards import card, constant, ramped, small_cards
 from trainer.config.card import TrainerConfig
 from trainer.contract.errors import RangeError
 from trainer.contract.record import IterationRange
-from trainer.schedule.path import START, Position, path_of
+from trainer.schedule.path import (
+    START,
+    Position,
+    SkipPlan,
+    merge_ranges,
+    next_training_iteration,
+    parse_ranges,
+    path_of,
+)
 from trainer.schedule.rules import skip_problems
-from trainer.schedule.skip import SkipPlan, merge_ranges, next_training_iteration, parse_ranges
 
 
 def test_ranges_are_read_sorted_and_merged() -> None:

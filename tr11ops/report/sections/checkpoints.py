@@ -7,7 +7,7 @@ from datetime import tzinfo
 
 from tr11ops.base.observed import Unknown
 from tr11ops.base.units import quantity, size
-from tr11ops.observe.operation import CopyStatus
+from tr11ops.observe.observations import CopyStatus
 from tr11ops.report.material import ReportMaterial
 from tr11ops.report.page import Column, ReportSection, Styled, table
 from tr11ops.report.sections.formats import ROWS_SHOWN, clock, moment

@@ -49,9 +49,8 @@ from trainer.control.lifecycle import (
 )
 from trainer.schedule.flops import tflops_per_gpu
 from trainer.schedule.learning_rate import plan_of
-from trainer.schedule.path import batch_size_at, path_of, sequence_length_at
+from trainer.schedule.path import SkipPlan, batch_size_at, path_of, sequence_length_at
 from trainer.schedule.progress import Progress
-from trainer.schedule.skip import SkipPlan
 
 DATA_LOOK_SECONDS = 1.0  # between two looks for data
 PIECE_SECONDS = 0.1  # of a pause
