@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple, TypeVar
@@ -31,7 +32,6 @@ from tr11ops.goodput.causes import (
     NODE,
     OPERATOR,
     UNSEEN,
-    ClassifiedSegment,
     Interruption,
     LaunchChain,
     Settled,
@@ -55,210 +55,6 @@ from trainer.config.card import CardError
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.record import Record
 
-# The time in which a run held no nodes: did it wait for them, did someone stop it, or could nothing
-# start? Pure.
-
-STOPPED = frozenset({"kill-switch", "pause"})
-
-
-class Idle(NamedTuple):
-    """From `start` to `end` (microseconds) nothing was held. `after`: the place of the attempt
-    before, -1 for none.
-    """
-
-    start: int
-    end: int
-    bucket: Bucket
-    nodes: int
-    after: int
-
-
-def idle_of(
-    history: History, attempts: Sequence[AttemptHistory], ends: Sequence[int], now: int
-) -> Iterator[Idle]:
-    """All time from the first submission to `now` in which none of `attempts` (with these ends)
-    held nodes.
-
-    A run whose last attempt has finished the training is over then, unless more was submitted
-    since.
-    """
-    submissions = known(history.submissions, ())
-    begins = [micro(attempt.start) for attempt in attempts]
-    moments = [*(micro(entry.time) for entry in submissions), *begins]
-    if not moments:
-        return
-    at, last = min(moments), -1
-    for index, (begin, end) in enumerate(zip(begins, ends, strict=True)):
-        if begin > at:
-            yield from _cut(at, min(begin, now), last=last, history=history, attempts=attempts)
-        if end >= at or last < 0:
-            last = index
-        at = max(at, end)
-    if at >= now:
-        return
-    newer = [micro(entry.time) for entry in submissions if micro(entry.time) > at]
-    if last >= 0 and _reason(attempts[last]) == "finished":
-        if not newer:
-            return
-        at = min(newer)
-    for idle in _cut(at, now, last=last, history=history, attempts=attempts):
-        nothing_waits = idle.bucket is Bucket.QUEUE and history.waits is False and bool(attempts)
-        yield idle._replace(bucket=Bucket.RESTART_GAP) if nothing_waits else idle
-
-
-def _cut(
-    start: int, end: int, last: int, history: History, attempts: Sequence[AttemptHistory]
-) -> Iterator[Idle]:
-    """One idle stretch, cut where a submission, a stop or a hold begins or ends."""
-    submissions = known(history.submissions, ())
-    moments = {
-        start,
-        end,
-        *(micro(entry.time) for entry in submissions),
-        *edges((*history.pauses, *history.holds)),
-    }
-    for begin, until in pairwise(sorted(moment for moment in moments if start <= moment <= end)):
-        bucket = _bucket(begin, last, history, attempts)
-        yield Idle(
-            begin,
-            until,
-            bucket=bucket,
-            nodes=_wanted(begin, last, submissions, attempts),
-            after=last,
-        )
-
-
-def _bucket(moment: int, last: int, history: History, attempts: Sequence[AttemptHistory]) -> Bucket:
-    if any(period.holds_at(moment) for period in history.pauses):
-        return Bucket.OPERATOR_PAUSE
-    submissions = known(history.submissions, ())
-    before = None
-    if last >= 0:
-        before = attempts[last]
-    let_go = max(
-        [micro(entry.time) for entry in submissions if micro(entry.time) <= moment]
-        + [
-            micro(period.end)
-            for period in (*history.pauses, *history.holds)
-            if period.end is not None and micro(period.end) <= moment
-        ],
-        default=-1,
-    )
-    if before is not None and let_go < micro(before.last_sign):
-        by_hand = before.kind == "foreground" and _reason(before) == "signal"
-        if _reason(before) in STOPPED or by_hand:
-            return Bucket.OPERATOR_PAUSE  # anyone who set the switch by hand left no other trace
-    if any(period.holds_at(moment) for period in history.holds):
-        return Bucket.RESTART_GAP
-    begun = attempts[: last + 1]
-    waits = any(micro(entry.time) <= moment and _left(entry, begun) > 0 for entry in submissions)
-    if waits:
-        return Bucket.QUEUE
-    return Bucket.RESTART_GAP
-
-
-def _left(entry: Submission, begun: Sequence[AttemptHistory]) -> int:
-    """Tasks of a submission that have not started."""
-    try:
-        if entry.array:
-            tasks = len(parse_attempts(entry.array))
-        else:
-            tasks = 1
-    except CardError:
-        tasks = 1
-    return tasks - sum(attempt.submission == entry.tag for attempt in begun)
-
-
-def _wanted(
-    moment: int, last: int, submissions: Sequence[Submission], attempts: Sequence[AttemptHistory]
-) -> int:
-    """The nodes that the newest submission asked for; without one, those of the attempt before."""
-    asked = [entry.nodes for entry in submissions if micro(entry.time) <= moment]
-    if asked:
-        return asked[-1]
-    if attempts:
-        return len(set(attempts[max(last, 0)].nodes))
-    return 0
-
-
-def _reason(attempt: AttemptHistory) -> str:
-    """The trainer's own word on the end, "" where there is none."""
-    if isinstance(attempt.marker, EndMarker):
-        return attempt.marker.reason
-    return ""
-
-
-# How many of an attempt's nodes worked, were spare, or were lost, from moment to moment. Pure.
-
-
-class NodeUsage(NamedTuple):
-    """From `start` to `end` (microseconds): nodes in use, or about to be; nodes held in reserve;
-    nodes lost.
-    """
-
-    start: int
-    end: int
-    working: int
-    spare: int
-    lost: int
-
-
-def node_usage_of(
-    attempt: AttemptHistory, exclusions: Sequence[Period], begin: int, end: int
-) -> list[NodeUsage]:
-    """The attempt's nodes from `begin` to `end`, without a gap; the numbers always add up to all
-    nodes.
-
-    Between two launches the nodes of the next one count as working. Lost is a node that a launch's
-    end was blamed on, or that was excluded, unless a later launch uses it.
-    """
-    nodes = frozenset(attempt.nodes)
-    launches = launches_of(attempt)
-    near = [period for period in exclusions if period.what in nodes and micro(period.start) < end]
-    moments = {begin, end} | edges(launches) | edges(near)
-    crews: list[NodeUsage] = []
-    for start, until in pairwise(sorted(moment for moment in moments if begin <= moment <= end)):
-        working, lost = _at(start, nodes, launches, near)
-        counts = (len(working), len(nodes) - len(working) - len(lost), len(lost))
-        if crews and crews[-1][2:] == counts:
-            crews[-1] = crews[-1]._replace(end=until)
-        else:
-            crews.append(NodeUsage(start, until, *counts))
-    return crews
-
-
-def _at(
-    moment: int,
-    nodes: frozenset[str],
-    launches: Sequence[LaunchRecord],
-    exclusions: Sequence[Period],
-) -> tuple[frozenset[str], frozenset[str]]:
-    """The nodes that worked and those that were lost at one moment."""
-    active = chosen = None
-    blamed: set[str] = set()
-    for launch in launches:
-        begun = micro(launch.start) <= moment
-        over = launch.end is not None and micro(launch.end) <= moment
-        if begun and not over:
-            active = launch
-        if begun or chosen is None or micro(chosen.start) <= moment:
-            chosen = launch  # the one that runs, else the next, else the last
-        if begun and over:
-            blamed.update(launch.blamed or (launch.suspects if launch.cause == "node" else ()))
-    if active is not None:
-        chosen = active
-        used = frozenset(active.nodes) & nodes
-    else:
-        used = frozenset[str]()
-    excluded = {period.what for period in exclusions if period.holds_at(moment)}
-    lost = (nodes & (blamed | excluded)) - used
-    if chosen is not None:
-        meant = frozenset(chosen.nodes) & nodes
-    else:
-        meant = nodes
-    return meant - lost, lost
-
-
 Key = TypeVar("Key")
 NO_ATTEMPT = ""  # the job's number of spans in which nothing was held
 
@@ -275,11 +71,11 @@ class AccountSpan(NamedTuple):
     end: int
     bucket: Bucket
     nodes: int
-    spare: int
-    held: bool
-    job_id: str
-    launch: int
-    cause: str
+    spare: int = 0
+    held: bool = False
+    job_id: str = NO_ATTEMPT
+    launch: int = 0
+    cause: str = ""
     is_wall: bool = True
 
     @property
@@ -460,28 +256,7 @@ def account(history: History, now: float) -> Goodput:
     spans: list[AccountSpan] = []
     for index, told in enumerate(judged(pieces, chain, kept)):
         spans += _spread(settled[index], chain.named(index, told), history)
-    idle = idle_of(history, [one.attempt for one in settled], [one.end for one in settled], moment)
-    for gap in idle:
-        if gap.bucket is Bucket.OPERATOR_PAUSE:
-            cause = OPERATOR
-        else:
-            cause = chain.last_cause(gap.after)
-        bucket = gap.bucket
-        if isinstance(history.attempts, Unknown):
-            bucket, cause = Bucket.UNKNOWN, UNSEEN
-        spans.append(
-            AccountSpan(
-                gap.start,
-                gap.end,
-                bucket=bucket,
-                nodes=gap.nodes,
-                spare=0,
-                held=False,
-                job_id=NO_ATTEMPT,
-                launch=0,
-                cause=cause,
-            )
-        )
+    spans += _Idle(history, chain).spans(moment)
     spans = sorted(span for span in spans if span.start < span.end and span.nodes)
     begin = min((span.start for span in spans), default=moment)
     end = max((span.end for span in spans), default=moment)
@@ -509,8 +284,7 @@ def _newest_step(history: History, settled: Sequence[Settled]) -> int:
     if not settled or isinstance(history.checkpoints, Unknown):
         return FAR
     last = settled[-1].attempt
-    finished = isinstance(last.marker, EndMarker) and last.marker.reason == "finished"
-    if finished or (last.ended is None and last.is_running is not False):
+    if _reason(last) == "finished" or (last.ended is None and last.is_running is not False):
         return FAR
     found = [mark.step for mark in history.checkpoints]
     for one in settled:
@@ -520,11 +294,19 @@ def _newest_step(history: History, settled: Sequence[Settled]) -> int:
     return max(found, default=0)
 
 
+def _reason(attempt: AttemptHistory) -> str:
+    """The trainer's own word on the end, "" where there is none."""
+    if isinstance(attempt.marker, EndMarker):
+        return attempt.marker.reason
+    return ""
+
+
+# ----------------------------------------------------------------------------- nodes that were held
 def _spread(
-    one: Settled, pieces: Sequence[ClassifiedSegment], history: History
+    one: Settled, pieces: Sequence[AttemptSegment], history: History
 ) -> Iterator[AccountSpan]:
     """An attempt's pieces times its nodes."""
-    usages = node_usage_of(one.attempt, history.exclusions, one.begin, one.end)
+    usages = _node_usage(one, history.exclusions)
     place = 0
     for piece in pieces:
         while place < len(usages) and usages[place].end <= piece.start:
@@ -532,31 +314,185 @@ def _spread(
         for usage in usages[place:]:
             if usage.start >= piece.end:
                 break
-            start, end = max(piece.start, usage.start), min(piece.end, usage.end)
-            busy = usage.working + usage.spare
-            job_id = one.attempt.job_id
-            if busy:
-                yield AccountSpan(
-                    start,
-                    end,
-                    bucket=piece.bucket,
-                    nodes=busy,
-                    spare=usage.spare,
-                    held=True,
-                    job_id=job_id,
-                    launch=piece.launch,
-                    cause=piece.cause,
-                )
+            span = AccountSpan(
+                max(piece.start, usage.start),
+                min(piece.end, usage.end),
+                bucket=piece.bucket,
+                nodes=usage.busy,
+                spare=usage.spare,
+                held=True,
+                job_id=one.attempt.job_id,
+                launch=piece.launch,
+                cause=piece.cause,
+            )
+            if usage.busy:
+                yield span
             if usage.lost:
-                yield AccountSpan(
-                    start,
-                    end,
+                yield span._replace(
                     bucket=Bucket.NODE_LOST,
                     nodes=usage.lost,
                     spare=0,
-                    held=True,
-                    job_id=job_id,
-                    launch=piece.launch,
                     cause=NODE,
-                    is_wall=not busy,
+                    is_wall=not usage.busy,
                 )
+
+
+class NodeUsage(NamedTuple):
+    """From `start` to `end` (microseconds): nodes that are not lost, how many of them are held in
+    reserve, and nodes lost.
+    """
+
+    start: int
+    end: int
+    busy: int
+    spare: int
+    lost: int
+
+
+def _node_usage(one: Settled, exclusions: Sequence[Period]) -> list[NodeUsage]:
+    """The attempt's nodes from its begin to its end, without a gap; the numbers always add up to
+    all nodes.
+
+    Between two launches the nodes of the next one count as working. Lost is a node that a launch's
+    end was blamed on, or that was excluded, unless a later launch uses it.
+    """
+    nodes = frozenset(one.attempt.nodes)
+    launches = launches_of(one.attempt)
+    near = [
+        period for period in exclusions if period.what in nodes and micro(period.start) < one.end
+    ]
+    moments = {one.begin, one.end} | edges(launches) | edges(near)
+    found: list[NodeUsage] = []
+    for start, until in pairwise(sorted(at for at in moments if one.begin <= at <= one.end)):
+        excluded = {period.what for period in near if period.holds_at(start)}
+        working, lost = _working_and_lost(start, nodes, launches, excluded)
+        counts = (len(nodes - lost), len(nodes - lost - working), len(lost))
+        if found and found[-1][2:] == counts:
+            found[-1] = found[-1]._replace(end=until)
+        else:
+            found.append(NodeUsage(start, until, *counts))
+    return found
+
+
+def _working_and_lost(
+    moment: int, nodes: frozenset[str], launches: Sequence[LaunchRecord], excluded: set[str]
+) -> tuple[frozenset[str], frozenset[str]]:
+    """The nodes that worked and those that were lost at one moment."""
+    active = chosen = None
+    gone = set(excluded)
+    for launch in launches:
+        begun = micro(launch.start) <= moment
+        over = launch.end is not None and micro(launch.end) <= moment
+        if begun and not over:
+            active = launch
+        if begun or chosen is None or micro(chosen.start) <= moment:
+            chosen = launch  # the one that runs, else the next, else the last
+        if begun and over:
+            gone.update(launch.blamed or (launch.suspects if launch.cause == "node" else ()))
+    if active is not None:
+        chosen = active
+        gone.difference_update(active.nodes)
+    lost = nodes & gone
+    if chosen is None:
+        return nodes - lost, lost
+    return (nodes & set(chosen.nodes)) - lost, lost
+
+
+# ----------------------------------------------------------------------------- none were held
+STOPPED = frozenset({"kill-switch", "pause"})
+
+
+class _Idle:
+    """The time in which a run held no nodes: did it wait for them, did someone stop it, or could
+    nothing start?
+    """
+
+    def __init__(self, history: History, chain: LaunchChain) -> None:
+        self._history, self._chain = history, chain
+        self._submissions = known(history.submissions, ())
+        self._attempts = [one.attempt for one in chain.settled]
+
+    def spans(self, now: int) -> Iterator[AccountSpan]:
+        """All time from the first submission to `now` in which no attempt held nodes.
+
+        A run whose last attempt has finished the training is over then, unless more was submitted
+        since.
+        """
+        submitted = [micro(entry.time) for entry in self._submissions]
+        moments = [*submitted, *(one.begin for one in self._chain.settled)]
+        if not moments:
+            return
+        at, last = min(moments), -1
+        for index, one in enumerate(self._chain.settled):
+            if one.begin > at:
+                yield from self._cut(at, one.begin, last)
+            if one.end >= at or last < 0:
+                last = index
+            at = max(at, one.end)
+        if at < now and last >= 0 and _reason(self._attempts[last]) == "finished":
+            at = min((moment for moment in submitted if moment > at), default=now)
+        nothing_waits = self._history.waits is False and bool(self._attempts)
+        for span in self._cut(at, now, last) if at < now else ():
+            if span.bucket is Bucket.QUEUE and nothing_waits:
+                yield span._replace(bucket=Bucket.RESTART_GAP)
+            else:
+                yield span
+
+    def _cut(self, start: int, end: int, last: int) -> Iterator[AccountSpan]:
+        """One idle stretch behind the attempt at place `last` (-1: none), cut where a submission, a
+        stop or a hold begins or ends.
+        """
+        history = self._history
+        moments = {start, end, *edges((*history.pauses, *history.holds))}
+        moments |= {micro(entry.time) for entry in self._submissions}
+        for begin, until in pairwise(sorted(at for at in moments if start <= at <= end)):
+            bucket, cause = self._bucket(begin, last), self._chain.last_cause(last)
+            if bucket is Bucket.OPERATOR_PAUSE:
+                cause = OPERATOR
+            elif bucket is Bucket.UNKNOWN:
+                cause = UNSEEN
+            yield AccountSpan(begin, until, bucket, self._wanted(begin, last), cause=cause)
+
+    def _bucket(self, moment: int, last: int) -> Bucket:
+        history = self._history
+        if isinstance(history.attempts, Unknown):
+            return Bucket.UNKNOWN
+        if any(period.holds_at(moment) for period in history.pauses):
+            return Bucket.OPERATOR_PAUSE
+        stops = (*history.pauses, *history.holds)
+        let_go = [micro(entry.time) for entry in self._submissions]
+        let_go += [micro(period.end) for period in stops if period.end is not None]
+        let_go_last = max((at for at in let_go if at <= moment), default=-1)
+        if last >= 0 and let_go_last < micro(self._attempts[last].last_sign):
+            before = self._attempts[last]
+            by_hand = before.kind == "foreground" and _reason(before) == "signal"
+            if _reason(before) in STOPPED or by_hand:
+                return (
+                    Bucket.OPERATOR_PAUSE
+                )  # anyone who set the switch by hand left no other trace
+        if any(period.holds_at(moment) for period in history.holds):
+            return Bucket.RESTART_GAP
+        begun = self._attempts[: last + 1]
+        if any(
+            micro(entry.time) <= moment and _left(entry, begun) > 0 for entry in self._submissions
+        ):
+            return Bucket.QUEUE
+        return Bucket.RESTART_GAP
+
+    def _wanted(self, moment: int, last: int) -> int:
+        """The nodes that the newest submission asked for; without one, those of the attempt before."""
+        asked = [entry.nodes for entry in self._submissions if micro(entry.time) <= moment]
+        if asked:
+            return asked[-1]
+        if self._attempts:
+            return len(set(self._attempts[max(last, 0)].nodes))
+        return 0
+
+
+def _left(entry: Submission, begun: Sequence[AttemptHistory]) -> int:
+    """Tasks of a submission that have not started."""
+    tasks = 1
+    if entry.array:
+        with suppress(CardError):
+            tasks = len(parse_attempts(entry.array))
+    return tasks - sum(attempt.submission == entry.tag for attempt in begun)

@@ -7,7 +7,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -96,7 +95,7 @@ class LaunchChain:
     """
 
     def __init__(self, settled: Sequence[Settled], starts: Sequence[Sequence[Start]]) -> None:
-        self._settled = settled
+        self.settled = settled
         self._starts = starts
         self._ends: list[dict[int, EndCause | None]] = []
         self._before: list[dict[int, str]] = []
@@ -142,7 +141,7 @@ class LaunchChain:
             found.append(earliest)
         return found[::-1]
 
-    def named(self, index: int, pieces: Sequence[ClassifiedSegment]) -> list[ClassifiedSegment]:
+    def named(self, index: int, pieces: Sequence[AttemptSegment]) -> list[AttemptSegment]:
         """The pieces, each with the cause of what it lost."""
         ends, before = self._ends[index], self._before[index]
         first = {start.launch: start.at for start in reversed(self._starts[index])}
@@ -177,7 +176,7 @@ class LaunchChain:
         work.
         """
         trained = sorted(start.at for own in self._starts for start in own)
-        for one, ends in zip(self._settled, self._ends, strict=True):
+        for one, ends in zip(self.settled, self._ends, strict=True):
             attempt = one.attempt
             found = [
                 (launch.first_sign or launch.end, ends[launch.launch], launch.launch)
@@ -213,20 +212,9 @@ def _end_without_launch(attempt: AttemptHistory) -> EndCause | None:
     return end_without_word(attempt)
 
 
-class ClassifiedSegment(NamedTuple):
-    """A piece of an attempt, judged: what it was spent on and what caused the loss."""
-
-    start: int
-    end: int
-    bucket: Bucket
-    launch: int
-    cause: str
-    to_the_end: bool = False
-
-
 def judged(
     pieces: Sequence[Sequence[AttemptSegment]], chain: LaunchChain, kept: int
-) -> list[list[ClassifiedSegment]]:
+) -> list[list[AttemptSegment]]:
     """Tell training that was kept from training that was lost: backwards, for only what came later
     knows it.
     """
@@ -240,7 +228,7 @@ def judged(
     )
     starts = chain.starts()
     low, cause = kept, chain.last_cause(len(pieces) - 1)
-    told: list[list[ClassifiedSegment]] = [[] for _ in pieces]
+    told: list[list[AttemptSegment]] = [[] for _ in pieces]
     takeovers = chain.takeovers()
     for start, index, place in order:
         while starts and starts[-1][0] > start:
@@ -249,22 +237,19 @@ def judged(
                 low, cause = iteration, why
         piece = pieces[index][place]
         if piece.bucket is not Bucket.USEFUL:
-            told[index].append(ClassifiedSegment(*piece[:4], "", piece.to_the_end))
+            told[index].append(piece)
         elif start >= takeovers[index]:
-            told[index].append(
-                ClassifiedSegment(*piece[:2], Bucket.REDONE, piece.launch, SUPERSEDED)
-            )
+            told[index].append(piece.judged(Bucket.REDONE, SUPERSEDED))
         else:
             told[index] += reversed(list(_split(piece, low, cause)))
     return [_merged(reversed(own)) for own in told]
 
 
-def _split(piece: AttemptSegment, low: int, cause: str) -> Iterator[ClassifiedSegment]:
+def _split(piece: AttemptSegment, low: int, cause: str) -> Iterator[AttemptSegment]:
     """A piece of training, divided between what was kept (up to iteration `low`) and what was lost."""
+    useful, lost = piece.judged(Bucket.USEFUL), piece.judged(Bucket.REDONE, cause)
     if piece.is_partial:
-        yield ClassifiedSegment(
-            piece.start, piece.end, bucket=Bucket.REDONE, launch=piece.launch, cause=cause
-        )
+        yield lost
         return
     count = piece.upto - piece.done
     if count <= 0 or piece.upto <= low:
@@ -272,22 +257,16 @@ def _split(piece: AttemptSegment, low: int, cause: str) -> Iterator[ClassifiedSe
     else:
         kept = max(0, low - piece.done)
     if kept == count:
-        yield ClassifiedSegment(
-            piece.start, piece.end, bucket=Bucket.USEFUL, launch=piece.launch, cause=""
-        )
+        yield useful
         return
     middle = piece.start + (piece.end - piece.start) * kept // count
     if kept:
-        yield ClassifiedSegment(
-            piece.start, middle, bucket=Bucket.USEFUL, launch=piece.launch, cause=""
-        )
-    yield ClassifiedSegment(
-        middle, piece.end, bucket=Bucket.REDONE, launch=piece.launch, cause=cause
-    )
+        yield useful._replace(end=middle)
+    yield lost._replace(start=middle)
 
 
-def _merged(pieces: Iterable[ClassifiedSegment]) -> list[ClassifiedSegment]:
-    merged: list[ClassifiedSegment] = []
+def _merged(pieces: Iterable[AttemptSegment]) -> list[AttemptSegment]:
+    merged: list[AttemptSegment] = []
     for piece in pieces:
         if piece.start == piece.end:
             continue

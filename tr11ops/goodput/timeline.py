@@ -75,8 +75,8 @@ class PhaseMark(NamedTuple):
 
 
 class AttemptSegment(NamedTuple):
-    """A stretch of one attempt. Of training (`bucket` USEFUL) it is known which iterations it was
-    spent on.
+    """A stretch of one attempt, what it was spent on, and what caused the loss. Of training (`bucket`
+    USEFUL) it is known which iterations it was spent on.
 
     These are `done` + 1 to `upto`; a piece that led to no whole iteration `is_partial`, and what it
     did is lost.
@@ -90,6 +90,13 @@ class AttemptSegment(NamedTuple):
     upto: int = 0
     is_partial: bool = False
     to_the_end: bool = False  # a hang that lasted until the launch ended
+    cause: str = ""
+
+    def judged(self, bucket: Bucket, cause: str = "") -> AttemptSegment:
+        """Of a stretch of training, whether it was kept: which iterations it was does not matter
+        then.
+        """
+        return AttemptSegment(self.start, self.end, bucket, self.launch, cause=cause)
 
 
 class Start(Record):

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from trainer.contract.record import Record
 from trainer.contract.units import shortened
 
@@ -21,22 +23,8 @@ class Column(Record):
 
 class Cell(Record):
     """One cell's text. `style`: "critical" or "warning" where it is to stand out, "code" for a
-    command, "time".
-
-    `swatch` is the class of a small square of colour before the text. `title` is the column's, for
-    narrow screens.
+    command, "time". `swatch` is the class of a small square of colour before the text.
     """
-
-    text: str
-    title: str = ""
-    style: str = ""
-    swatch: str = ""
-    is_number: bool = False
-    is_wide: bool = False
-
-
-class Styled(Record):
-    """A cell's text with a style or a swatch, see Cell."""
 
     text: str
     style: str = ""
@@ -101,33 +89,19 @@ class Page(Record):
         return any(section.charts for section in self.sections)
 
 
-def table(columns: Sequence[Column], rows: Sequence[Sequence[str | Styled]]) -> Table | None:
-    """A table of texts; None without rows."""
-    if not rows:
-        return None
-    cells = (
-        tuple(_cell(cell, column) for cell, column in zip(row, columns, strict=True))
-        for row in rows
-    )
-    return Table(tuple(columns), tuple(cells))
-
-
 LONGEST_CELL = 300  # characters: a rank's error may have as many lines
 
 
-def _cell(cell: str | Styled, column: Column) -> Cell:
-    if isinstance(cell, Styled):
-        text = cell
-    else:
-        text = Styled(cell)
-    return Cell(
-        shortened(text.text, LONGEST_CELL),
-        column.title,
-        style=text.style,
-        swatch=text.swatch,
-        is_number=column.is_number,
-        is_wide=column.is_wide,
-    )
+def table(columns: Sequence[Column], rows: Sequence[Sequence[str | Cell]]) -> Table | None:
+    """A table of texts; None without rows."""
+    if not rows:
+        return None
+    return Table(tuple(columns), tuple(tuple(map(_cell, row)) for row in rows))
+
+
+def _cell(given: str | Cell) -> Cell:
+    cell = given if isinstance(given, Cell) else Cell(given)
+    return replace(cell, text=shortened(cell.text, LONGEST_CELL))
 
 
 FOLDER = Path(__file__).parent / "assets"

@@ -26,7 +26,7 @@ from tr11ops.curves.curve import CurvePlace, CurveRange
 from tr11ops.observe.snapshot import RunFacts
 from tr11ops.report.build import page_of
 from tr11ops.report.material import ReportMaterial, gather
-from tr11ops.report.page import Column, Styled, render, table
+from tr11ops.report.page import Cell, Column, render, table
 from tr11ops.report.sections.nodes import NodeThroughput, throughput_by_node
 from tr11ops.report.sections.training import with_gaps
 from tr11ops.report.series import (
@@ -466,7 +466,7 @@ def test_it_fits_desktop_and_phone_and_fetches_nothing(
 
 def test_an_error_text_of_a_rank_takes_no_more_than_its_cell() -> None:
     text = f"rank 3 on n17 failed: {'Connection closed by peer [10.0.0.17]:41123 ' * 30}; launch 2 starts"
-    made = table((Column("end", is_wide=True),), [(text,), (Styled(text, "critical"),)])
+    made = table((Column("end", is_wide=True),), [(text,), (Cell(text, "critical"),)])
     assert made is not None
     for (cell,) in made.rows:
         assert len(cell.text) <= 300 and cell.text.startswith("rank 3 on n17")

@@ -8,7 +8,7 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import duration
 from tr11ops.goodput.history_values import AttemptHistory
 from tr11ops.report.material import ReportMaterial
-from tr11ops.report.page import Column, ReportSection, Styled, table
+from tr11ops.report.page import Cell, Column, ReportSection, table
 from tr11ops.report.sections.formats import ROWS_SHOWN, moment
 from tr11ops.rundir.attempts import version_words
 from tr11ops.rundir.journal_lines import lines_of
@@ -93,23 +93,23 @@ def _length(attempt: AttemptHistory) -> str:
     return f"about {lived}"
 
 
-def _ending(attempt: AttemptHistory) -> Styled:
+def _ending(attempt: AttemptHistory) -> Cell:
     if isinstance(attempt.marker, EndMarker):
         bad = attempt.marker.reason in BAD_REASONS
         text = f"{attempt.marker.reason}: {attempt.marker.message}"
         if bad:
-            return Styled(text, "critical")
-        return Styled(attempt.marker.reason)
+            return Cell(text, "critical")
+        return Cell(attempt.marker.reason)
     if attempt.is_running:
-        return Styled("running")
+        return Cell("running")
     if attempt.ended is None:
-        return Styled("no exit record", "warning")
+        return Cell("no exit record", "warning")
     verdict = attempt.verdict
     if verdict is not None and not isinstance(verdict, Unknown):
         message = verdict.message
     else:
         message = "no end marker"
-    return Styled(message, "critical")
+    return Cell(message, "critical")
 
 
 def actions(material: ReportMaterial, zone: tzinfo) -> ReportSection:

@@ -9,7 +9,7 @@ from tr11ops.base.observed import Unknown
 from tr11ops.base.units import quantity, size
 from tr11ops.observe.observations import CopyStatus
 from tr11ops.report.material import ReportMaterial
-from tr11ops.report.page import Column, ReportSection, Styled, table
+from tr11ops.report.page import Cell, Column, ReportSection, table
 from tr11ops.report.sections.formats import ROWS_SHOWN, clock, moment
 
 
@@ -23,13 +23,13 @@ def checkpoints(material: ReportMaterial, zone: tzinfo) -> ReportSection:
     rows = [
         (
             f"{row.step:,}",
-            Styled("-") if row.created is None else moment(row.created, zone),
+            Cell("-") if row.created is None else moment(row.created, zone),
             size(row.bytes),
             row.shape,
             "-" if row.consumed_tokens is None else quantity(row.consumed_tokens),
-            Styled(row.state, "critical")
+            Cell(row.state, "critical")
             if row.faults
-            else Styled(row.state + (", latest" if row.is_latest else "")),
+            else Cell(row.state + (", latest" if row.is_latest else "")),
         )
         for row in list(material.checkpoints)[::-1][:ROWS_SHOWN]
     ]

@@ -6,7 +6,7 @@ from datetime import tzinfo
 
 from tr11ops.base.units import MINUTE, timestamp
 from tr11ops.detect.finding import Severity
-from tr11ops.report.page import Styled
+from tr11ops.report.page import Cell
 
 ROWS_SHOWN = 500
 
@@ -18,9 +18,9 @@ def clock(time: float | None, zone: tzinfo) -> str:
     return timestamp(time, zone, MINUTE)
 
 
-def moment(time: float, zone: tzinfo) -> Styled:
+def moment(time: float, zone: tzinfo) -> Cell:
     """The same as a table's cell, which is not broken."""
-    return Styled(clock(time, zone), "time")
+    return Cell(clock(time, zone), "time")
 
 
 def hours(count: float) -> str:
@@ -32,7 +32,7 @@ def hours(count: float) -> str:
     return f"{count:.4f}"
 
 
-def severity(found: Severity) -> Styled:
+def severity(found: Severity) -> Cell:
     """A severity; information does not stand out."""
     name = found.name.lower()
-    return Styled(name, name if found > Severity.INFO else "")
+    return Cell(name, name if found > Severity.INFO else "")

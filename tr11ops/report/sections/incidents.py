@@ -11,7 +11,7 @@ from tr11ops.detect.finding import Finding
 from tr11ops.goodput.causes import Interruption
 from tr11ops.goodput.history_values import History
 from tr11ops.report.material import ReportMaterial
-from tr11ops.report.page import Column, ReportSection, Styled, table
+from tr11ops.report.page import Cell, Column, ReportSection, table
 from tr11ops.report.sections.formats import ROWS_SHOWN, moment, severity
 
 
@@ -26,7 +26,7 @@ def open_findings(material: ReportMaterial) -> ReportSection | None:
             severity(finding.severity),
             _with_consequences(finding),
             "; ".join(finding.evidence[:3]),
-            Styled(finding.fix, "code"),
+            Cell(finding.fix, "code"),
         )
         for finding in by_cause(material.findings)
     ]
@@ -59,9 +59,9 @@ def faults(material: ReportMaterial, zone: tzinfo) -> ReportSection:
             noticed = "-"
         else:
             noticed = duration(fault.time - before)
-        recovered = Styled("not yet", "warning")
+        recovered = Cell("not yet", "warning")
         if fault.recovered is not None:
-            recovered = Styled(duration(fault.recovered - fault.time))
+            recovered = Cell(duration(fault.recovered - fault.time))
         label = labels.get(fault.job_id, fault.job_id)
         rows.append(
             (moment(fault.time, zone), label, str(fault.launch), fault.cause, noticed, recovered)
@@ -102,9 +102,9 @@ def alerts(material: ReportMaterial, zone: tzinfo) -> ReportSection:
             incident.title,
             duration(max(0.0, incident.opened - incident.lasted_from)),
             incident.acknowledged_by or "-",
-            Styled("open", "warning")
+            Cell("open", "warning")
             if incident.lasted_to is None
-            else Styled(duration(incident.lasted_to - incident.lasted_from)),
+            else Cell(duration(incident.lasted_to - incident.lasted_from)),
         )
         for incident in material.incidents[-ROWS_SHOWN:]
     ]

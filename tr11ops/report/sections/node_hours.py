@@ -5,7 +5,7 @@ from __future__ import annotations
 from tr11ops.goodput.timeline import Bucket
 from tr11ops.report.charts.bars import BarRow, bars
 from tr11ops.report.material import ReportMaterial
-from tr11ops.report.page import Column, ReportSection, Styled, table
+from tr11ops.report.page import Cell, Column, ReportSection, table
 from tr11ops.report.sections.formats import hours
 
 ATTEMPTS_CHARTED = 60
@@ -18,7 +18,7 @@ def node_hours(material: ReportMaterial, with_charts: bool) -> ReportSection:
         return ReportSection("goodput", title, empty="nothing was submitted yet")
     rows = [
         (
-            Styled(bucket.value, swatch=colour(bucket)),
+            Cell(bucket.value, swatch=colour(bucket)),
             hours(amount.node_hours),
             f"{100 * amount.node_micros / total.node_micros:.2f} %",
             hours(amount.spare_micros / 3.6e9),
@@ -27,7 +27,7 @@ def node_hours(material: ReportMaterial, with_charts: bool) -> ReportSection:
         if amount.node_micros
     ]
     rows.append(
-        (Styled("all"), hours(total.node_hours), "100.00 %", hours(total.spare_micros / 3.6e9))
+        (Cell("all"), hours(total.node_hours), "100.00 %", hours(total.spare_micros / 3.6e9))
     )
     columns = (
         Column("bucket"),

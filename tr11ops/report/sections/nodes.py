@@ -11,7 +11,7 @@ from tr11ops.base.observed import known
 from tr11ops.goodput.history_values import AttemptHistory
 from tr11ops.report.charts.bars import BarRow, NodeSpan, bars, timeline
 from tr11ops.report.material import ReportMaterial
-from tr11ops.report.page import Column, ReportSection, Styled, table
+from tr11ops.report.page import Cell, Column, ReportSection, table
 from tr11ops.report.sections.formats import ROWS_SHOWN, hours
 from tr11ops.report.series import TrainingSeries
 from trainer.contract.record import Record
@@ -49,7 +49,7 @@ def nodes(material: ReportMaterial, zone: tzinfo, with_charts: bool) -> ReportSe
             fast = f"{speed[node].tflops:.4g}"
         else:
             fast = "-"
-        state = Styled("excluded", "critical") if now else ""
+        state = Cell("excluded", "critical") if now else ""
         rows.append((node, hours(spent["trained"]), hours(spent["spare"]), fast, state, why))
     columns = (
         Column("node"),
