@@ -27,7 +27,7 @@ from tr11ops.cluster.rehearsal import is_rehearsal, rehearsal_refusal
 from tr11ops.dialects.reading import step_record
 from tr11ops.runcard.card import RunCard, load_card, shipped_cards, shipped_folder
 from tr11ops.twin.faults import inject
-from tr11ops.twin.plan import TwinFolders, TwinPlan, TwinPorts, slurm_conf, twin_record
+from tr11ops.twin.plan import TwinFolders, TwinPlan, TwinPorts, TwinSite, slurm_conf, twin_record
 from tr11ops.twin.stand_in import checkpoint, launcher
 from tr11ops.twin.stand_in.crew import RankLost, StandInGroup
 from tr11ops.twin.twin import Twin
@@ -44,8 +44,9 @@ from trainer.schedule.progress import Progress
 def twin_files(tmp_path: Path) -> TwinFolders:
     """The two files by which a twin is known."""
     plan, folders = TwinPlan(name="known", nodes=2), TwinFolders(tmp_path)
-    folders.record.write_text(json.dumps(twin_record(plan, TwinPorts(20032), "m")))
-    folders.slurm_conf.write_text(slurm_conf(plan, folders, TwinPorts(20032), "root", (22, 5)))
+    site = TwinSite(plan, folders, TwinPorts(plan, 20032), "m")
+    folders.record.write_text(json.dumps(twin_record(site)))
+    folders.slurm_conf.write_text(slurm_conf(site, "root", (22, 5)))
     return folders
 
 

@@ -10,14 +10,26 @@ import pytest
 from tr11ops.base.errors import TwinError
 from tr11ops.cluster.hostlist import expand
 from tr11ops.twin.machine import BLOCK, claimed_ports, default_directory, is_free
-from tr11ops.twin.plan import TwinFolders, TwinPlan, TwinPorts, cgroup_conf, gres_conf, slurm_conf
+from tr11ops.twin.plan import (
+    TwinFolders,
+    TwinPlan,
+    TwinPorts,
+    TwinSite,
+    cgroup_conf,
+    gres_conf,
+    slurm_conf,
+)
 
 FOLDERS = TwinFolders(Path("/var/lib/tr11/twin/default"))
 
 
+def site_of(plan: TwinPlan) -> TwinSite:
+    return TwinSite(plan, FOLDERS, TwinPorts(plan, 21_000), "m")
+
+
 def conf(plan: TwinPlan, version: tuple[int, int] = (22, 5)) -> dict[str, list[str]]:
     values: dict[str, list[str]] = {}
-    for line in slurm_conf(plan, FOLDERS, TwinPorts(21_000), "alice", version).splitlines():
+    for line in slurm_conf(site_of(plan), "alice", version).splitlines():
         key, _, value = line.partition("=")
         values.setdefault(key, []).append(value)
     return values
@@ -58,9 +70,9 @@ def test_newer_versions_get_what_they_need() -> None:
 
 
 def test_gpus_are_files_since_slurm_refuses_a_bare_count() -> None:
-    assert "File=/var/lib/tr11/twin/default/gpus/gpu[0-7]" in gres_conf(TwinPlan(), FOLDERS)
-    assert "File=/var/lib/tr11/twin/default/gpus/gpu0\n" in gres_conf(TwinPlan(gpus=1), FOLDERS)
-    assert "gpu" not in gres_conf(TwinPlan(gpus=0), FOLDERS)
+    assert "File=/var/lib/tr11/twin/default/gpus/gpu[0-7]" in gres_conf(site_of(TwinPlan()))
+    assert "File=/var/lib/tr11/twin/default/gpus/gpu0\n" in gres_conf(site_of(TwinPlan(gpus=1)))
+    assert "gpu" not in gres_conf(site_of(TwinPlan(gpus=0)))
 
 
 @pytest.mark.parametrize(

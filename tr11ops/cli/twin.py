@@ -356,7 +356,7 @@ def up(
     )
     use = twin.command("env")
     say(f'use it: eval "$({use})"')
-    for line in advice(plan, twin.ports):
+    for line in advice(twin):
         say(line)
     typer.echo(twin.folders.root)
 

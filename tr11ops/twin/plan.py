@@ -231,8 +231,9 @@ class TwinFolders(Record):
 
 
 class TwinPorts(Record):
-    """The TCP ports of one twin: consecutive, from `first`."""
+    """The TCP ports of a twin of this shape: consecutive, from `first`."""
 
+    plan: TwinPlan
     first: int
 
     @property
@@ -243,43 +244,50 @@ class TwinPorts(Record):
         """Port of the node at `index` in `TwinPlan.node_names`."""
         return self.first + 1 + index
 
-    def accounting(self, plan: TwinPlan) -> int:
+    @property
+    def accounting(self) -> int:
         """Port of slurmdbd."""
-        return self.first + 1 + len(plan.node_names)
+        return self.node(len(self.plan.node_names))
 
-    def hub(self, plan: TwinPlan) -> int:
-        """Port of the hub."""
-        return self.accounting(plan) + int(plan.accounting)
+    @property
+    def hub(self) -> int:
+        return self.accounting + int(self.plan.accounting)
 
-    def store(self, plan: TwinPlan) -> int:
+    @property
+    def store(self) -> int:
         """Port of the object store."""
-        return self.hub(plan) + int(plan.hub)
+        return self.hub + int(self.plan.hub)
 
 
-def twin_record(plan: TwinPlan, ports: TwinPorts, mark: str) -> JsonObject:
+class TwinSite(Record):
+    """One twin: its shape, its folders and ports, and the mark of its processes."""
+
+    plan: TwinPlan
+    folders: TwinFolders
+    ports: TwinPorts
+    mark: str
+
+
+def twin_record(site: TwinSite) -> JsonObject:
     """What is written beside slurm.conf: by it the twin is found again, and known as one
     (`cluster.rehearsal`).
     """
     return {
-        "plan": plan.to_json(),
-        "first_port": ports.first,
-        "mark": mark,
-        "cluster": plan.cluster,
-        "nodes": list(plan.node_names),
+        "plan": site.plan.to_json(),
+        "first_port": site.ports.first,
+        "mark": site.mark,
+        "cluster": site.plan.cluster,
+        "nodes": list(site.plan.node_names),
     }
 
 
 def slurm_conf(
-    plan: TwinPlan,
-    folders: TwinFolders,
-    ports: TwinPorts,
-    user: str,
-    slurm_version: tuple[int, int],
-    without: Collection[str] = (),
+    site: TwinSite, user: str, slurm_version: tuple[int, int], without: Collection[str] = ()
 ) -> str:
     """The text of slurm.conf, run as `user`; `slurm_version` is such as (22, 5). `without`: GPU
     nodes to leave out.
     """
+    plan, folders, ports = site.plan, site.folders, site.ports
     lines = [
         f"ClusterName={plan.cluster}",
         "SlurmctldHost=localhost(127.0.0.1)",
@@ -328,7 +336,7 @@ def slurm_conf(
         lines += [
             "AccountingStorageType=accounting_storage/slurmdbd",
             "AccountingStorageHost=127.0.0.1",
-            f"AccountingStoragePort={ports.accounting(plan)}",
+            f"AccountingStoragePort={ports.accounting}",
             f"AccountingStoragePass={folders.munge_socket}",
             "AccountingStorageEnforce=safe",  # limits hold, as at a site that grants hours
             "JobAcctGatherType=jobacct_gather/linux",
@@ -375,11 +383,12 @@ def _port_range(first: int, count: int) -> str:
     return f"[{first}-{first + count - 1}]"
 
 
-def gres_conf(plan: TwinPlan, folders: TwinFolders) -> str:
+def gres_conf(site: TwinSite) -> str:
     """The text of gres.conf: each GPU is a link to /dev/null.
 
     Slurm refuses a bare count of GPUs, and sets CUDA_VISIBLE_DEVICES only for character devices.
     """
+    plan, folders = site.plan, site.folders
     lines = ["AutoDetect=off"]
     if plan.gpus:
         if plan.gpus == 1:
@@ -399,19 +408,19 @@ def cgroup_conf(slurm_version: tuple[int, int]) -> str:
     return "CgroupAutomount=no\n"
 
 
-def slurmdbd_conf(plan: TwinPlan, folders: TwinFolders, ports: TwinPorts, user: str) -> str:
+def slurmdbd_conf(site: TwinSite, user: str) -> str:
     """The text of slurmdbd.conf; the database is reached through its socket (environment
     MYSQL_UNIX_PORT).
     """
     lines = [
         "AuthType=auth/munge",
-        f"AuthInfo=socket={folders.munge_socket}",
+        f"AuthInfo=socket={site.folders.munge_socket}",
         "DbdHost=localhost",
         "DbdAddr=127.0.0.1",
-        f"DbdPort={ports.accounting(plan)}",
+        f"DbdPort={site.ports.accounting}",
         f"SlurmUser={user}",
-        f"LogFile={folders.logs}/slurmdbd.log",
-        f"PidFile={folders.run}/slurmdbd.pid",
+        f"LogFile={site.folders.logs}/slurmdbd.log",
+        f"PidFile={site.folders.run}/slurmdbd.pid",
         "StorageType=accounting_storage/mysql",
         "StorageHost=localhost",
         "StorageUser=root",

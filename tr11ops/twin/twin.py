@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -42,6 +41,7 @@ from tr11ops.twin.plan import (
     TwinFolders,
     TwinPlan,
     TwinPorts,
+    TwinSite,
     cgroup_conf,
     gres_conf,
     slurm_conf,
@@ -90,18 +90,12 @@ class TwinStatus(Record):
         )
 
 
-@dataclass
-class Twin:
+class Twin(TwinSite):
     """One twin. `Twin.up(plan)` starts it, `Twin.find(...)` takes hold of a running one, `down()`
     ends it.
 
     As a context manager it is taken down at the end of the block.
     """
-
-    plan: TwinPlan
-    folders: TwinFolders
-    ports: TwinPorts
-    mark: str
 
     # -- life
     # ------------------------------------------------------------------------------------------------------
@@ -143,7 +137,7 @@ class Twin:
                 )
             check_memory(plan)
             with claimed_ports(plan.ports_needed) as first:
-                twin = cls(plan, folders, TwinPorts(first), secrets.token_hex(16))
+                twin = cls(plan, folders, TwinPorts(plan, first), secrets.token_hex(16))
                 try:
                     twin._start(programs, progress, time.monotonic() + deadline_seconds)
                 except TwinError as error:
@@ -199,7 +193,7 @@ class Twin:
         """The variables which make Slurm's clients speak to this twin, `tr11 twin` mean it, and
         others its services.
         """
-        beside = services.client_variables(self.plan, self.ports, self.mark)
+        beside = services.client_variables(self)
         meant = {NAME_VARIABLE: self.plan.name, HOME_VARIABLE: str(self.folders.root.parent)}
         return {"SLURM_CONF": str(self.folders.slurm_conf), **meant, **beside}
 
@@ -233,14 +227,8 @@ class Twin:
         started again.
         """
         programs = find_programs(search_path(os.environ))
-        text = slurm_conf(
-            self.plan,
-            self.folders,
-            ports=self.ports,
-            user=_user(),
-            slurm_version=slurm_version(programs["slurmctld"]),
-            without=without,
-        )
+        version = slurm_version(programs["slurmctld"])
+        text = slurm_conf(self, _user(), version, without)
         write_file(self.folders.slurm_conf, text, 0o644)
 
     @property
@@ -318,12 +306,8 @@ class Twin:
             raise TwinError(
                 f"{folders.record} cannot be read ({error}): remove {folders.root} by hand"
             ) from error
-        return cls(
-            TwinPlan.from_json(value["plan"]),
-            folders,
-            TwinPorts(value["first_port"]),
-            value["mark"],
-        )
+        plan = TwinPlan.from_json(value["plan"])
+        return cls(plan, folders, TwinPorts(plan, value["first_port"]), value["mark"])
 
     def _start(self, programs: Mapping[str, str], progress: Progress, deadline: float) -> None:
         user = _user()
@@ -333,31 +317,20 @@ class Twin:
         )
         munged = self._spawn(programs, "munged")
         _await(self.folders.munge_socket.exists, munged, self.folders, deadline)
+        environment = self.client_environment
         if self.plan.accounting:
             progress("starting the accounting database")
-            environment = self.client_environment
-            database = services.start_database(programs, self.folders, user, environment)
+            database = services.start_database(self, programs, user, environment)
             _await(lambda: listens(self.folders.database_socket), database, self.folders, deadline)
-            slurmdbd = services.start_slurmdbd(programs, self.folders, environment)
-            _await(
-                lambda: accepts(self.ports.accounting(self.plan)), slurmdbd, self.folders, deadline
-            )
+            slurmdbd = services.start_slurmdbd(self, programs, environment)
+            _await(lambda: accepts(self.ports.accounting), slurmdbd, self.folders, deadline)
         if self.plan.hub:
-            hub = services.start_hub(
-                self.plan,
-                self.folders,
-                ports=self.ports,
-                environment=self.client_environment,
-                mark=self.mark,
-            )
-            _await(lambda: accepts(self.ports.hub(self.plan)), hub, self.folders, deadline)
+            hub = services.start_hub(self, environment)
+            _await(lambda: accepts(self.ports.hub), hub, self.folders, deadline)
         if self.plan.store:
-            program, environment = services.store_program(), self.client_environment
-            store = services.start_store(
-                program, self.plan, folders=self.folders, ports=self.ports, environment=environment
-            )
-            _await(lambda: accepts(self.ports.store(self.plan)), store, self.folders, deadline)
-            services.make_bucket(self.plan, self.ports, deadline)
+            store = services.start_store(self, services.store_program(), environment)
+            _await(lambda: accepts(self.ports.store), store, self.folders, deadline)
+            services.make_bucket(self, deadline)
         controller = self._spawn(programs, "slurmctld")
         for name in self.plan.node_names:
             self._spawn(programs, name)
@@ -370,7 +343,7 @@ class Twin:
             waiting = [name for name in self.plan.node_names if states.get(name) != "idle"]
             if not waiting:
                 if self.plan.accounting:
-                    services.add_account(self.client_environment, user)
+                    services.add_account(environment, user)
                 return
             if len(waiting) < waiting_before:
                 progress(
@@ -399,18 +372,13 @@ class Twin:
             folders.gpus,
         ):
             make_folder(folder)
-        write_file(
-            folders.record,
-            json.dumps(twin_record(self.plan, self.ports, self.mark), indent=1) + "\n",
-            0o644,
-        )
-        write_file(
-            folders.slurm_conf,
-            slurm_conf(self.plan, folders, ports=self.ports, user=user, slurm_version=version),
-            0o644,
-        )
-        write_file(folders.root / "gres.conf", gres_conf(self.plan, folders), 0o644)
-        write_file(folders.root / "cgroup.conf", cgroup_conf(version), 0o644)
+        for path, text in {
+            folders.record: json.dumps(twin_record(self), indent=1) + "\n",
+            folders.slurm_conf: slurm_conf(self, user, version),
+            folders.root / "gres.conf": gres_conf(self),
+            folders.root / "cgroup.conf": cgroup_conf(version),
+        }.items():
+            write_file(path, text, 0o644)
         for index in range(self.plan.gpus):
             (folders.gpus / f"gpu{index}").symlink_to(os.devnull)
         key = folders.munge / "key"
@@ -419,9 +387,7 @@ class Twin:
             stream.write(secrets.token_bytes(128))
         if self.plan.accounting:
             folders.database.mkdir(mode=0o700)
-            write_file(
-                folders.slurmdbd_conf, slurmdbd_conf(self.plan, folders, self.ports, user), 0o600
-            )
+            write_file(folders.slurmdbd_conf, slurmdbd_conf(self, user), 0o600)
 
     @property
     def client_environment(self) -> dict[str, str]:
