@@ -20,13 +20,14 @@ from msgspec.structs import replace
 
 from tr11ops.alerts.grouping import MessagePart, grouped
 from tr11ops.alerts.incidents import WATCHDOG, is_worth_a_message
-from tr11ops.alerts.mail_text.alert import alert_message
+from tr11ops.alerts.mail_text.alert import AlertMails
 from tr11ops.alerts.mail_text.daily_summary import digest_message, finished_message
 from tr11ops.alerts.mail_text.site import site_message
 from tr11ops.alerts.policy import BACK_SECONDS, FLAP_SECONDS, Policy, unique
 from tr11ops.alerts.situation import UNKNOWN_SITUATION, RunSituation
 from tr11ops.alerts.state import OVER, Alert, AlertState, Message, UndeliveredMessages, elapsed
 from tr11ops.detect.finding import Severity
+from trainer.contract.record import Record
 
 _MAIL_ADDRESS = re.compile(r"[^@\s,]+@[^@\s,]+")
 SITE_DETECTORS = frozenset({"nodes-short"})  # what only the site can repair
@@ -52,6 +53,7 @@ def tell(
     the messages say of the run.
     """
     standing = tuple(alert for alert in alert_state.open_alerts if is_worth_a_message(alert))
+    table = _Telling(policy, now, situation, standing)
     parts: dict[str, MessagePart] = {}
     alerts: list[Alert] = []
     for alert in alert_state.alerts:
@@ -59,25 +61,17 @@ def tell(
             alerts.append(alert)
             continue
         if alert.is_open:
-            part = _word(alert, policy, now)
+            part = table.word(alert)
         else:
-            part = _all_clear(alert, standing, situation=situation, policy=policy, now=now)
-        after = _stepped(alert, part, policy, now)
+            part = table.all_clear(alert)
+        after = table.stepped(alert, part)
         if part is not None and policy.is_reachable:
             parts[alert.fingerprint] = replace(part, alert=after)
         elif part is not None and part.kind in OVER:  # no one is left to wait for it
             after = replace(after, said=None)
         alerts.append(after)
     messages = [
-        alert_message(
-            group.parts,
-            group.to,
-            policy=policy,
-            now=now,
-            situation=situation,
-            urls=group.urls,
-            standing=standing,
-        )
+        AlertMails(policy, now, situation, standing).message(group.parts, group.to, group.urls)
         for group in grouped(parts.values())
         if group.to or (group.urls and policy.has_urls)
     ]
@@ -141,33 +135,115 @@ def _held_at(alert: Alert, is_over: bool) -> str:
 
 
 # ----------------------------------------------------------------------------- the table
-def _is_silent(alert: Alert, policy: Policy, now: float) -> bool:
-    """Whether nothing is said of an alert at this time of day, or ever."""
-    return not is_worth_a_message(alert) or (
-        alert.severity < Severity.CRITICAL and policy.is_quiet(now)
-    )
+class _Telling(Record):
+    """The table at one moment; `standing` are the open alerts that are worth a message."""
 
+    policy: Policy
+    now: float
+    situation: RunSituation
+    standing: tuple[Alert, ...]
 
-def _all_clear(
-    alert: Alert,
-    standing: tuple[Alert, ...],
-    situation: RunSituation,
-    policy: Policy,
-    now: float,
-) -> MessagePart | None:
-    """That a fault is over: once the run is well. Where it is not after an hour, what stands in the
-    fault's place. A warning that comes and goes is over when an hour was free of it.
-    """
-    if alert.said is None or _is_silent(alert, policy, now):
+    def _is_silent(self, alert: Alert) -> bool:
+        """Whether nothing is said of an alert at this time of day, or ever."""
+        return not is_worth_a_message(alert) or (
+            alert.severity < Severity.CRITICAL and self.policy.is_quiet(self.now)
+        )
+
+    def all_clear(self, alert: Alert) -> MessagePart | None:
+        """That a fault is over: once the run is well. Where it is not after an hour, what stands in the
+        fault's place. A warning that comes and goes is over when an hour was free of it.
+        """
+        if alert.said is None or self._is_silent(alert):
+            return None
+        is_critical = any(other.severity is Severity.CRITICAL for other in self.standing)
+        by_person = alert.resolved_by not in {"", WATCHDOG}
+        is_settled = by_person or elapsed(alert.resolved_at, self.now) >= FLAP_SECONDS
+        if (
+            not is_critical
+            and self.situation.proves_end_of(alert)
+            and (is_settled or not _flaps(alert))
+        ):
+            return MessagePart(alert, "cleared", alert.told)
+        if is_settled:
+            return MessagePart(alert, "replaced", alert.told)
         return None
-    is_critical = any(other.severity is Severity.CRITICAL for other in standing)
-    by_person = alert.resolved_by not in {"", WATCHDOG}
-    is_settled = by_person or elapsed(alert.resolved_at, now) >= FLAP_SECONDS
-    if not is_critical and situation.proves_end_of(alert) and (is_settled or not _flaps(alert)):
-        return MessagePart(alert, "cleared", alert.told)
-    if is_settled:
-        return MessagePart(alert, "replaced", alert.told)
-    return None
+
+    def word(self, alert: Alert) -> MessagePart | None:
+        if self._is_silent(alert):
+            return None
+        # the last look did not see it, or not so bad: the next will tell
+        passing = alert.clear_looks or alert.milder_looks
+        if alert.snoozed_until is not None or passing:
+            return None
+        aware = unique((*self.policy.on_duty(self.now), *alert.told, *_mail(alert.owner)))
+        if alert.said is None:
+            return self._first_word(alert, aware)
+        return self._further_word(alert, alert.said, aware=aware)
+
+    def _first_word(self, alert: Alert, aware: tuple[str, ...]) -> MessagePart | None:
+        """About a fault of which people know nothing, or think that it is over.
+
+        What is back is said at once, for an all-clear said that there was nothing; again within an hour
+        (`BACK_SECONDS` of what is critical) only where it is worse than all that they heard of it.
+        """
+        if alert.is_acknowledged:
+            return None
+        if not alert.sends:
+            return MessagePart(alert, "opened", aware)
+        is_worse = alert.severity > (alert.heard or Severity.WARNING)
+        pause = BACK_SECONDS if alert.severity is Severity.CRITICAL else FLAP_SECONDS
+        if is_worse or elapsed(alert.returned, self.now) >= pause:
+            return MessagePart(alert, "reopened", aware)
+        return None
+
+    def _further_word(
+        self, alert: Alert, said: Severity, aware: tuple[str, ...]
+    ) -> MessagePart | None:
+        """About a fault that people know of: that what was done has not helped, that it is worse, or
+        that no one has taken it on.
+        """
+        if alert.is_uncured:
+            return MessagePart(alert, "uncured", aware)
+        if alert.severity > said:
+            return MessagePart(alert, "raised", aware)
+        if alert.has_new_cause:  # also to one who has it: another command helps
+            return MessagePart(alert, "cause", aware)
+        if alert.is_acknowledged:
+            return None
+        if alert.remind:
+            return MessagePart(alert, "again", aware)
+        return self._escalation(alert) or self._repetition(alert, aware)
+
+    def _escalation(self, alert: Alert) -> MessagePart | None:
+        """The next to be asked; None where that is no one new."""
+        steps = self._steps_due(alert)
+        if steps <= alert.escalated:
+            return None
+        to = self.policy.escalation(steps, alert.told, self.now)
+        if set(to) - set(alert.told):
+            return MessagePart(alert, "escalated", to)
+        return None
+
+    def _steps_due(self, alert: Alert) -> int:
+        if alert.severity < Severity.CRITICAL or alert.alarmed is None:
+            return 0
+        return self.policy.steps_due(elapsed(alert.alarmed, self.now))
+
+    def stepped(self, alert: Alert, part: MessagePart | None) -> Alert:
+        """Steps of the escalation that are over, whether or not they found anyone new."""
+        stands_unanswered = alert.is_open and alert.said is not None and not alert.is_acknowledged
+        if (
+            not stands_unanswered
+            or alert.snoozed_until is not None
+            or (part and part.kind != "escalated")
+        ):
+            return alert
+        return replace(alert, escalated=max(alert.escalated, self._steps_due(alert)))
+
+    def _repetition(self, alert: Alert, aware: tuple[str, ...]) -> MessagePart | None:
+        if elapsed(alert.last_sent, self.now) < self.policy.repeat_hours * 3600.0:
+            return None
+        return MessagePart(alert, "repeated", aware)
 
 
 def _flaps(alert: Alert) -> bool:
@@ -177,92 +253,6 @@ def _flaps(alert: Alert) -> bool:
     heard = max(alert.severity, alert.heard or alert.severity)
     is_back = alert.returned is not None and heard < Severity.CRITICAL
     return is_back and elapsed(alert.start, alert.end or alert.start) < FLAP_SECONDS
-
-
-def _word(alert: Alert, policy: Policy, now: float) -> MessagePart | None:
-    if _is_silent(alert, policy, now):
-        return None
-    # the last look did not see it, or not so bad: the next will tell
-    passing = alert.clear_looks or alert.milder_looks
-    if alert.snoozed_until is not None or passing:
-        return None
-    aware = unique((*policy.on_duty(now), *alert.told, *_mail(alert.owner)))
-    if alert.said is None:
-        return _first_word(alert, aware, now)
-    return _further_word(alert, alert.said, aware=aware, policy=policy, now=now)
-
-
-def _first_word(alert: Alert, aware: tuple[str, ...], now: float) -> MessagePart | None:
-    """About a fault of which people know nothing, or think that it is over.
-
-    What is back is said at once, for an all-clear said that there was nothing; again within an hour
-    (`BACK_SECONDS` of what is critical) only where it is worse than all that they heard of it.
-    """
-    if alert.is_acknowledged:
-        return None
-    if not alert.sends:
-        return MessagePart(alert, "opened", aware)
-    is_worse = alert.severity > (alert.heard or Severity.WARNING)
-    pause = BACK_SECONDS if alert.severity is Severity.CRITICAL else FLAP_SECONDS
-    if is_worse or elapsed(alert.returned, now) >= pause:
-        return MessagePart(alert, "reopened", aware)
-    return None
-
-
-def _further_word(
-    alert: Alert, said: Severity, aware: tuple[str, ...], policy: Policy, now: float
-) -> MessagePart | None:
-    """About a fault that people know of: that what was done has not helped, that it is worse, or
-    that no one has taken it on.
-    """
-    if alert.is_uncured:
-        return MessagePart(alert, "uncured", aware)
-    if alert.severity > said:
-        return MessagePart(alert, "raised", aware)
-    if alert.has_new_cause:  # also to one who has it: another command helps
-        return MessagePart(alert, "cause", aware)
-    if alert.is_acknowledged:
-        return None
-    if alert.remind:
-        return MessagePart(alert, "again", aware)
-    return _escalation(alert, policy, now) or _repetition(alert, aware, policy, now)
-
-
-def _escalation(alert: Alert, policy: Policy, now: float) -> MessagePart | None:
-    """The next to be asked; None where that is no one new."""
-    steps = _steps_due(alert, policy, now)
-    if steps <= alert.escalated:
-        return None
-    to = policy.escalation(steps, alert.told, now)
-    if set(to) - set(alert.told):
-        return MessagePart(alert, "escalated", to)
-    return None
-
-
-def _steps_due(alert: Alert, policy: Policy, now: float) -> int:
-    if alert.severity < Severity.CRITICAL or alert.alarmed is None:
-        return 0
-    return policy.steps_due(elapsed(alert.alarmed, now))
-
-
-def _stepped(alert: Alert, part: MessagePart | None, policy: Policy, now: float) -> Alert:
-    """Steps of the escalation that are over, whether or not they found anyone new."""
-    stands_unanswered = alert.is_open and alert.said is not None and not alert.is_acknowledged
-    if (
-        not stands_unanswered
-        or alert.snoozed_until is not None
-        or (part and part.kind != "escalated")
-    ):
-        return alert
-    return replace(alert, escalated=max(alert.escalated, _steps_due(alert, policy, now)))
-
-
-def _repetition(
-    alert: Alert, aware: tuple[str, ...], policy: Policy, now: float
-) -> MessagePart | None:
-    if elapsed(alert.last_sent, now) < policy.repeat_hours * 3600.0:
-        return None
-    return MessagePart(alert, "repeated", aware)
 
 
 def _mail(name: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from tr11ops.alerts.changes import AlertChange, apply, resolve_prefix
 from tr11ops.alerts.grouping import MessagePart
 from tr11ops.alerts.mail_route import is_address
-from tr11ops.alerts.mail_text.alert import alert_message
+from tr11ops.alerts.mail_text.alert import AlertMails
 from tr11ops.alerts.mail_text.daily_summary import digest, digest_message, trial_message
 from tr11ops.alerts.notify import digest_readers, tell, told
 from tr11ops.alerts.outbox import OutboxEntry
@@ -90,7 +90,7 @@ def _assignments(
         if alert is None or old is None or alert.owner == old.owner or not is_address(alert.owner):
             continue
         part = MessagePart(alert, "assigned", (alert.owner,))
-        message = alert_message((part,), part.to, policy, now)
+        message = AlertMails(policy, now).message((part,), part.to)
         messages.append(message)
         alert_state = alert_state.with_alert(told(part, (message,), now))
     return replace(alert_state, messages=(*alert_state.messages, *messages)), tuple(messages)

@@ -40,6 +40,7 @@ from tr11ops.base.invocation import for_card, only_looks
 from tr11ops.base.shipped import page_lines
 from tr11ops.base.units import counted, duration, node_time
 from tr11ops.detect.finding import Severity
+from trainer.contract.record import Record
 
 MOST_PARTS = 20  # of one message that are told in full; the others by their title
 MOST_TITLES = 80
@@ -72,89 +73,370 @@ _SHORT = {
 }
 
 
-def alert_message(
-    parts: Sequence[MessagePart],
-    to: tuple[str, ...],
-    policy: Policy,
-    now: float,
-    situation: RunSituation = UNKNOWN_SITUATION,
-    urls: bool = True,
-    standing: Sequence[Alert] = (),
-) -> Message:
-    """The message that says these parts to `to`. The same parts and people give the same id, no
-    matter who makes it.
+class AlertMails(Record):
+    """The messages of one moment about a run's alerts: by whose rules, and how the run is doing then.
 
     `standing`: all alerts of the run that are open and worth a message, the most severe first.
     """
-    first = parts[0]
-    alerts = tuple(part.alert for part in parts)
-    names = [f"{alert.fingerprint}-{stamp(alert.began)}-{alert.sends + 1}" for alert in alerts]
-    told = {address for part in parts for address in part.to}
-    name = names[0]
-    if len(names) > 1 or told != set(to):
-        name += (
-            "-" + hashlib.sha256(repr((names, to)).encode("utf-8", "surrogatepass")).hexdigest()[:8]
+
+    policy: Policy
+    now: float
+    situation: RunSituation = UNKNOWN_SITUATION
+    standing: Sequence[Alert] = ()
+
+    def message(
+        self, parts: Sequence[MessagePart], to: tuple[str, ...], urls: bool = True
+    ) -> Message:
+        """The message that says these parts to `to`. The same parts and people give the same id, no
+        matter who makes it.
+        """
+        first = parts[0]
+        alerts = tuple(part.alert for part in parts)
+        names = [f"{alert.fingerprint}-{stamp(alert.began)}-{alert.sends + 1}" for alert in alerts]
+        told = {address for part in parts for address in part.to}
+        name = names[0]
+        if len(names) > 1 or told != set(to):
+            name += (
+                "-"
+                + hashlib.sha256(repr((names, to)).encode("utf-8", "surrogatepass")).hexdigest()[:8]
+            )
+        make = self._one if len(parts) == 1 else self._several
+        head = self._first_lines(first)
+        body = (*head, *make(parts, to))
+        return Message(
+            id=name,
+            kind=first.kind,
+            alert=first.alert.fingerprint,
+            alerts=tuple(alert.fingerprint for alert in alerts),
+            kinds=tuple(part.kind for part in parts),
+            detector=first.alert.detector,
+            severity=first.alert.severity,
+            subject=self._subject(parts),
+            body="\n".join(body) + "\n",
+            appendix="\n".join(self._pages(parts)),
+            to=to,
+            urls=urls,
+            time=self.now,
+            message_id=message_identity(name, self.policy),
+            thread=" ".join(
+                dict.fromkeys(
+                    word for alert in alerts for word in alert.thread.split()[:MOST_THREADS]
+                )
+            ),
         )
-    make = _one if len(parts) == 1 else _several
-    head = _first_lines(first, policy, now=now, situation=situation, standing=standing)
-    body = (*head, *make(parts, to, policy, now, situation))
-    return Message(
-        id=name,
-        kind=first.kind,
-        alert=first.alert.fingerprint,
-        alerts=tuple(alert.fingerprint for alert in alerts),
-        kinds=tuple(part.kind for part in parts),
-        detector=first.alert.detector,
-        severity=first.alert.severity,
-        subject=_subject(parts, policy, situation, standing),
-        body="\n".join(body) + "\n",
-        appendix="\n".join(_pages(parts, policy)),
-        to=to,
-        urls=urls,
-        time=now,
-        message_id=message_identity(name, policy),
-        thread=" ".join(
-            dict.fromkeys(word for alert in alerts for word in alert.thread.split()[:MOST_THREADS])
-        ),
-    )
 
+    def _subject(self, parts: Sequence[MessagePart]) -> str:
+        first = parts[0]
+        # what is over is no further fault
+        others = sum(part.kind not in OVER or first.kind in OVER for part in parts[1:])
+        more = ""
+        if others:
+            more = f" (and {others} more)"
+        title = first.alert.known_as if first.kind in OVER else first.alert.title
+        if first.kind == "replaced":
+            return self._not_ok(self._instead(), first.alert, more)
+        if first.kind == "cleared":
+            tag = f"[OK] {clean(self.policy.run, LONGEST_RUN)}: {what_is_over(first.alert, self.situation)}: "
+        else:
+            tag = f"[{first.alert.severity.name}] {clean(self.policy.run, LONGEST_RUN)}: "
+            if first.alert.is_uncured:
+                title = f"not cured, {title}"
+        return f"{tag}{_headline(title, LONGEST_SUBJECT - len(tag) - len(more))}{more}"
 
-def _subject(
-    parts: Sequence[MessagePart],
-    policy: Policy,
-    situation: RunSituation,
-    standing: Sequence[Alert],
-) -> str:
-    first = parts[0]
-    # what is over is no further fault
-    others = sum(part.kind not in OVER or first.kind in OVER for part in parts[1:])
-    more = ""
-    if others:
-        more = f" (and {others} more)"
-    title = first.alert.known_as if first.kind in OVER else first.alert.title
-    if first.kind == "replaced":
-        return _not_ok(policy, _instead(situation, standing), first.alert, more)
-    if first.kind == "cleared":
-        tag = f"[OK] {clean(policy.run, LONGEST_RUN)}: {what_is_over(first.alert, situation)}: "
-    else:
-        tag = f"[{first.alert.severity.name}] {clean(policy.run, LONGEST_RUN)}: "
-        if first.alert.is_uncured:
-            title = f"not cured, {title}"
-    return f"{tag}{_headline(title, LONGEST_SUBJECT - len(tag) - len(more))}{more}"
+    def _not_ok(self, stands: str, over: Alert, more: str) -> str:
+        """The subject of an all-clear of a run that is not well: what stands now comes first, and has
+        the room; what is over has what is left, or goes by its detector's name.
+        """
+        tag, between = f"[NOT OK] {clean(self.policy.run, LONGEST_RUN)}: ", " (over: "
+        room = LONGEST_SUBJECT - len(tag) - len(between) - len(")") - len(more)
+        said = _headline(stands, room - LONGEST_DETECTOR)
+        left = room - len(said)
+        title = over.known_as.replace(": ", ", ")
+        if left < LEAST_OVER and len(title) > left:
+            title = over.detector
+        return f"{tag}{said}{between}{clean(title, left)}){more}"
 
+    def _instead(self) -> str:
+        """What is in the place of a fault that is over, where the run is not known to be well."""
+        if self.standing and self.standing[0].severity is Severity.CRITICAL:
+            return self.standing[0].title
+        if self.situation.condition is None:
+            return "how the run is doing is not known"
+        return self.situation.condition.words
 
-def _not_ok(policy: Policy, now: str, over: Alert, more: str) -> str:
-    """The subject of an all-clear of a run that is not well: what stands now comes first, and has
-    the room; what is over has what is left, or goes by its detector's name.
-    """
-    tag, between = f"[NOT OK] {clean(policy.run, LONGEST_RUN)}: ", " (over: "
-    room = LONGEST_SUBJECT - len(tag) - len(between) - len(")") - len(more)
-    said = _headline(now, room - LONGEST_DETECTOR)
-    left = room - len(said)
-    title = over.known_as.replace(": ", ", ")
-    if left < LEAST_OVER and len(title) > left:
-        title = over.detector
-    return f"{tag}{said}{between}{clean(title, left)}){more}"
+    def _one(self, parts: Sequence[MessagePart], to: tuple[str, ...]) -> Iterator[str]:
+        """What follows on its first lines."""
+        (part,) = parts
+        alert = part.alert
+        news = self._news(part)
+        if news:
+            yield ""
+            yield from wrapped(news)
+        if part.kind not in OVER:
+            yield ""
+            yield from self._to_take_it_on((alert,))
+        yield ""
+        yield from self._state(part)
+        if alert.evidence:
+            yield ""
+            yield "It was:" if part.kind in OVER else "Evidence:"
+            for line in alert.evidence:
+                yield from wrapped(line, "  ")
+        yield ""
+        yield from _people(part, to)
+
+    def _first_lines(self, part: MessagePart) -> Iterator[str]:
+        """What, since when, what tr11 does, what to type."""
+        alert = part.alert
+        if part.kind in OVER:
+            yield from self._all_clear(part)
+            return
+        title = _sentence(alert.title)
+        if alert.is_uncured:
+            title = f"Not cured: {alert.title}"
+        what = f"{title}. {self._since(alert.start)}"
+        yield from wrapped(
+            for_card(self.policy.typed, f"{what} {what_tr11_does(alert, self.situation)}".rstrip())
+        )
+        yield from self._type(alert, is_cured(alert, self.situation))
+
+    def _at(self, seconds: float) -> str:
+        return moment(seconds, self.policy)
+
+    def _since(self, start: float) -> str:
+        """A sentence of its own: a title may say "for 31 min" or "since iteration 5" of what it is
+        about.
+        """
+        age = self.now - start
+        ago = f"{duration(age)} ago" if age >= 1 else "just now"
+        return f"This began at {self._at(start)}, {ago}."
+
+    def _all_clear(self, part: MessagePart) -> Iterator[str]:
+        """That it is over, and how the run is now: no one is sent to bed while it is down."""
+        alert = part.alert
+        end = self.now if alert.end is None else alert.end
+        by = "" if alert.resolved_by in {"", "tr11"} else f"{alert.resolved_by}: "
+        lasted = f"lasted {duration(end - alert.start)}, from {self._at(alert.start)} to"
+        first = alert.comes_and_goes_since
+        if first is not None:
+            lasted = f"came and went from {self._at(first)} to"
+        what = f"{_sentence(what_is_over(alert, self.situation))}: {alert.known_as}"
+        over = f"{what}. It {lasted} {self._at(end)} ({by}{alert.resolved_why})."
+        resume = words = ""
+        if self.situation.condition is not None:
+            resume, words = (
+                self.situation.condition.resume,
+                f" Now {self.situation.condition.words}.",
+            )
+
+        # their commands would be against what this very look has seen
+        passing = [
+            other
+            for other in self.standing
+            if other.clear_looks and self.situation.proves_end_of(other)
+        ]
+        asks = any(
+            other.fix or other.commands_after for other in self.standing if other not in passing
+        )
+        if part.kind == "replaced":
+            is_ill = bool(self.standing) and self.standing[0].severity is Severity.CRITICAL
+            but = "But the run is not well" if is_ill else "But that the run is well is not known"
+            yield from wrapped(f"{over} {but}. Now: {self._instead()}.")
+        else:
+            nodes = "".join(f" {sentence}" for sentence in nodes_now(alert, self.situation))
+            yield from wrapped(
+                f"{over}{self._training_goes_on(alert)}{nodes}{words}"
+                + ("" if resume or asks else " Nothing to type.")
+            )
+        for other in self.standing[:MOST_STANDING]:
+            if other in passing:
+                yield from wrapped(
+                    f"Not seen any more, {other.severity.name}: {other.title} (since"
+                    f" {self._at(other.start)}). It is over if the next looks do not see it.",
+                    "",
+                    "  ",
+                )
+                continue
+            yield from wrapped(
+                f"Still open, {other.severity.name}: {other.title} (since {self._at(other.start)}).",
+                "",
+                "  ",
+            )
+            yield from self._type(other, is_cured(other, self.situation))
+        if resume:
+            yield "It goes on only when it is resumed. When it may, type:"
+            yield from (*enter(self.policy), f"  {resume}")
+
+    def _training_goes_on(self, alert: Alert) -> str:
+        """A sentence: since when the training goes on that stood still, in which job, and in which it
+        is now; "" where it did not, or unknown.
+        """
+        step = self.situation.went_on(alert)
+        if step is None or step.time is None:
+            return ""
+        job = self.situation.labels.get(step.job_id, step.job_id)
+        at = f"{self._at(step.time)}: job {job}, from step {step.record.iteration:,}"
+        last = self.situation.steps[-1].job_id
+        if last == step.job_id:
+            return f" Training goes on since {at}."
+        return f" Training went on at {at}; now it is job {self.situation.labels.get(last, last)}."
+
+    def _type(self, alert: Alert, is_cured: bool) -> Iterator[str]:
+        after = alert.commands_after
+        if alert.fix:
+            yield "Type nothing now. Only if that fails:" if is_cured else "Type:"
+            yield from (*enter(self.policy), f"  {alert.fix}")
+        if after:
+            yield _when(alert.fix)
+            yield from (*enter(self.policy), *(f"  {command}" for command in after))
+        if alert.consequences:
+            yield ""
+            yield "What follows from it:"
+            for one in alert.consequences:
+                yield from wrapped(one.title, "- ", "  ")
+
+    def _news(self, part: MessagePart) -> str:
+        alert = part.alert
+        if alert.is_uncured:
+            return (
+                f"What was done since has not helped: it went on after {alert.held_at}, and {alert.subject}"
+                " has ended in the same way."
+            )
+        if part.kind == "escalated":
+            return f"No one has acknowledged this for {duration(self.now - (alert.alarmed or alert.began))}."
+        if part.kind == "assigned":
+            return f"This is now yours ({alert.owner})."
+        if part.kind == "reopened" and alert.called_over is not None:
+            between = max(0.0, alert.start - alert.called_over)
+            return f"This came back {duration(between)} after its all-clear."
+        news = _NEWS.get(part.kind, "")
+        if part.kind == "raised" and alert.has_new_cause:
+            news += f" {_NEWS['cause']}"
+        if part.kind == "raised" and alert.first_acknowledged_by:
+            news += (
+                f" {alert.first_acknowledged_by} took on the lesser fault; this is no one's yet."
+            )
+        return news
+
+    def _to_take_it_on(self, alerts: Sequence[Alert]) -> Iterator[str]:
+        """How to acknowledge, of all that works here."""
+        names = " ".join(alert.fingerprint for alert in alerts[:MOST_PARTS])
+        lines = textwrap.wrap(
+            command(f"ack {names}", self.policy),
+            WIDTH - 4,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        yield "To take it on, so that no one else is called:"
+        yield from enter(self.policy)
+        yield from (f"  {line} \\" for line in lines[:-1])
+        yield f"  {lines[-1]}"
+        line = f"ack {alerts[0].fingerprint}"
+        each = ", and a file for each other alert" if len(alerts) > 1 else ""
+        there, where = self.policy.directory, ""
+        if self.policy.kept_in:
+            there, where = self.policy.kept_in, f" on {self.policy.host}"
+        yield from wrapped(
+            f"or write the line `{line}` into a file in {there}/state/alerts/replies/{where}{each}"
+        )
+        yield "Replies to this mail are not read."
+
+    def _state(self, part: MessagePart) -> Iterator[str]:
+        if self.situation.progress:
+            yield from wrapped(f"Progress: {self.situation.progress}", "", " " * 10)
+        yield from self._cost(part)
+        yield from place(self.policy)
+
+    def _cost(self, part: MessagePart) -> Iterator[str]:
+        """What an incident has cost: of one that is over, to its own end."""
+        began = min(part.alert.start, self.now)
+        is_over = part.kind == "cleared"
+        cost = (
+            self.situation.cost_until_over(part.alert) if is_over else self.situation.cost_of(began)
+        )
+        if cost is None:
+            return
+        when, spell = self._at(cost[0]), cost[1]
+        when = f"from {self._at(began)} to {when}" if is_over else f"since {when}"
+        if spell.lost_hours >= LEAST_COST_HOURS:
+            share = f"{node_time(spell.lost_hours, spell.wanted_hours)} lost"
+            yield from wrapped(f"Cost:     {share} {when}", "", " " * 10)
+
+    def _several(self, parts: Sequence[MessagePart], to: tuple[str, ...]) -> Iterator[str]:
+        """What follows on the first lines of the first of them."""
+        news = [part.alert for part in parts if part.kind not in OVER]
+        over = len(parts) - len(news)
+        counts = [counted(len(news), "alert")] * bool(news) + [f"{over} over"] * bool(over)
+        yield from wrapped(f"All in this mail: {' and '.join(counts)}.")
+        if news:
+            yield ""
+            yield from self._to_take_it_on(news)
+        yield ""
+        for number, part in enumerate(parts[:MOST_PARTS], 1):
+            yield from self._numbered(number, part)
+        for part in parts[MOST_PARTS:MOST_TITLES]:
+            yield from wrapped(
+                f"- {part.alert.fingerprint} {_short(part)}: {part.alert.title}", "  "
+            )
+        if len(parts) > MOST_TITLES:
+            yield f"  and {len(parts) - MOST_TITLES} more: {command('list', self.policy)}"
+        yield ""
+        first = min(parts, key=attrgetter("alert.start"))
+        yield from self._state(first)
+        yield ""
+        yield from wrapped(f"This goes to: {', '.join(to) or 'the delivery URLs'}.")
+
+    def _numbered(self, number: int, part: MessagePart) -> Iterator[str]:
+        alert = part.alert
+        if part.kind in OVER:
+            label, title = "over", alert.known_as
+        else:
+            label, title = f"{alert.severity.name}, {_short(part)}", alert.title
+        yield from wrapped(
+            f"{number}. {label}: {title} ({duration((alert.end or self.now) - alert.start)})",
+            "",
+            "   ",
+        )
+        if part.kind in OVER:
+            return
+        news = self._news(part)
+        if news:
+            yield from wrapped(news, "   ")
+        for line in alert.evidence[:PART_EVIDENCE]:
+            yield from wrapped(line, "   ")
+        if alert.fix:
+            when = "If tr11 fails, type" if is_cured(alert, self.situation) else "Type"
+            yield f"   {when}: {from_anywhere(alert.fix, self.policy)}"
+        for command_after in alert.commands_after:
+            yield f"   Then: {from_anywhere(command_after, self.policy)}"
+        for one in alert.consequences:
+            yield from wrapped(f"From it follows: {one.title}", "   ")
+        yield f"   Alert: {alert.fingerprint}"
+
+    def _pages(self, parts: Sequence[MessagePart]) -> Iterator[str]:
+        """The pages of the runbook that treat what stands, for the mail alone."""
+        pages = tuple(
+            dict.fromkeys(
+                part.alert.runbook for part in parts if part.kind not in OVER and part.alert.runbook
+            )
+        )
+        shown = [(page, lines) for page in pages[:MOST_PAGES] if (lines := page_lines(page, WIDTH))]
+        if not shown:
+            return
+        yield "What follows is the runbook. Before its commands, type:"
+        yield from enter(self.policy)
+        if self.policy.typed:
+            yield f"  {run_variable(self.policy)}"
+        for page, lines in shown:
+            yield ""
+            head = f"---- tr11 runbook {page.removesuffix('.md')} "
+            yield head + "-" * max(4, WIDTH - len(head))
+            yield from lines
+        left = pages[MOST_PAGES:]
+        if left:
+            yield from wrapped(
+                f"See also: {', '.join(f'`tr11 runbook {page[:-3]}`' for page in left)}."
+            )
 
 
 def _headline(title: str, most: int) -> str:
@@ -175,157 +457,7 @@ def _sentence(title: str) -> str:
     return title
 
 
-def _instead(situation: RunSituation, standing: Sequence[Alert]) -> str:
-    """What is in the place of a fault that is over, where the run is not known to be well."""
-    if standing and standing[0].severity is Severity.CRITICAL:
-        return standing[0].title
-    if situation.condition is None:
-        return "how the run is doing is not known"
-    return situation.condition.words
-
-
 # ----------------------------------------------------------------------------- one alert
-def _one(
-    parts: Sequence[MessagePart],
-    to: tuple[str, ...],
-    policy: Policy,
-    now: float,
-    situation: RunSituation,
-) -> Iterator[str]:
-    """What follows on its first lines."""
-    (part,) = parts
-    alert = part.alert
-    news = _news(part, now)
-    if news:
-        yield ""
-        yield from wrapped(news)
-    if part.kind not in OVER:
-        yield ""
-        yield from _to_take_it_on((alert,), policy)
-    yield ""
-    yield from _state(part, policy, situation, now)
-    if alert.evidence:
-        yield ""
-        yield "It was:" if part.kind in OVER else "Evidence:"
-        for line in alert.evidence:
-            yield from wrapped(line, "  ")
-    yield ""
-    yield from _people(part, to)
-
-
-def _first_lines(
-    part: MessagePart,
-    policy: Policy,
-    now: float,
-    situation: RunSituation,
-    standing: Sequence[Alert],
-) -> Iterator[str]:
-    """What, since when, what tr11 does, what to type."""
-    alert = part.alert
-    if part.kind in OVER:
-        yield from _all_clear(part, policy, now=now, situation=situation, standing=standing)
-        return
-    title = _sentence(alert.title)
-    if alert.is_uncured:
-        title = f"Not cured: {alert.title}"
-    what = f"{title}. {_since(alert.start, policy, now)}"
-    yield from wrapped(
-        for_card(policy.typed, f"{what} {what_tr11_does(alert, situation)}".rstrip())
-    )
-    yield from _type(alert, policy, is_cured(alert, situation))
-
-
-def _since(start: float, policy: Policy, now: float) -> str:
-    """A sentence of its own: a title may say "for 31 min" or "since iteration 5" of what it is
-    about.
-    """
-    age = now - start
-    ago = f"{duration(age)} ago" if age >= 1 else "just now"
-    return f"This began at {moment(start, policy)}, {ago}."
-
-
-def _all_clear(
-    part: MessagePart,
-    policy: Policy,
-    now: float,
-    situation: RunSituation,
-    standing: Sequence[Alert],
-) -> Iterator[str]:
-    """That it is over, and how the run is now: no one is sent to bed while it is down."""
-    alert = part.alert
-    end = now if alert.end is None else alert.end
-    by = "" if alert.resolved_by in {"", "tr11"} else f"{alert.resolved_by}: "
-    lasted = f"lasted {duration(end - alert.start)}, from {moment(alert.start, policy)} to"
-    first = alert.comes_and_goes_since
-    if first is not None:
-        lasted = f"came and went from {moment(first, policy)} to"
-    what = f"{_sentence(what_is_over(alert, situation))}: {alert.known_as}"
-    over = f"{what}. It {lasted} {moment(end, policy)} ({by}{alert.resolved_why})."
-    resume = words = ""
-    if situation.condition is not None:
-        resume, words = situation.condition.resume, f" Now {situation.condition.words}."
-
-    # their commands would be against what this very look has seen
-    passing = [other for other in standing if other.clear_looks and situation.proves_end_of(other)]
-    asks = any(other.fix or other.commands_after for other in standing if other not in passing)
-    if part.kind == "replaced":
-        is_ill = bool(standing) and standing[0].severity is Severity.CRITICAL
-        but = "But the run is not well" if is_ill else "But that the run is well is not known"
-        yield from wrapped(f"{over} {but}. Now: {_instead(situation, standing)}.")
-    else:
-        nodes = "".join(f" {sentence}" for sentence in nodes_now(alert, situation))
-        yield from wrapped(
-            f"{over}{_training_goes_on(alert, policy, situation)}{nodes}{words}"
-            + ("" if resume or asks else " Nothing to type.")
-        )
-    for other in standing[:MOST_STANDING]:
-        if other in passing:
-            yield from wrapped(
-                f"Not seen any more, {other.severity.name}: {other.title} (since"
-                f" {moment(other.start, policy)}). It is over if the next looks do not see it.",
-                "",
-                "  ",
-            )
-            continue
-        yield from wrapped(
-            f"Still open, {other.severity.name}: {other.title} (since {moment(other.start, policy)}).",
-            "",
-            "  ",
-        )
-        yield from _type(other, policy, is_cured(other, situation))
-    if resume:
-        yield "It goes on only when it is resumed. When it may, type:"
-        yield from (*enter(policy), f"  {resume}")
-
-
-def _training_goes_on(alert: Alert, policy: Policy, situation: RunSituation) -> str:
-    """A sentence: since when the training goes on that stood still, in which job, and in which it
-    is now; "" where it did not, or unknown.
-    """
-    step = situation.went_on(alert)
-    if step is None or step.time is None:
-        return ""
-    job = situation.labels.get(step.job_id, step.job_id)
-    at = f"{moment(step.time, policy)}: job {job}, from step {step.record.iteration:,}"
-    now = situation.steps[-1].job_id
-    if now == step.job_id:
-        return f" Training goes on since {at}."
-    return f" Training went on at {at}; now it is job {situation.labels.get(now, now)}."
-
-
-def _type(alert: Alert, policy: Policy, is_cured: bool) -> Iterator[str]:
-    after = alert.commands_after
-    if alert.fix:
-        yield "Type nothing now. Only if that fails:" if is_cured else "Type:"
-        yield from (*enter(policy), f"  {alert.fix}")
-    if after:
-        yield _when(alert.fix)
-        yield from (*enter(policy), *(f"  {command}" for command in after))
-    if alert.consequences:
-        yield ""
-        yield "What follows from it:"
-        for one in alert.consequences:
-            yield from wrapped(one.title, "- ", "  ")
 
 
 def _when(fix: str) -> str:
@@ -335,70 +467,6 @@ def _when(fix: str) -> str:
     if fix.startswith("tr11 doctor"):
         return "When what it refuses is repaired, type:"
     return "When it is repaired, type:"
-
-
-def _news(part: MessagePart, now: float) -> str:
-    alert = part.alert
-    if alert.is_uncured:
-        return (
-            f"What was done since has not helped: it went on after {alert.held_at}, and {alert.subject}"
-            " has ended in the same way."
-        )
-    if part.kind == "escalated":
-        return f"No one has acknowledged this for {duration(now - (alert.alarmed or alert.began))}."
-    if part.kind == "assigned":
-        return f"This is now yours ({alert.owner})."
-    if part.kind == "reopened" and alert.called_over is not None:
-        between = max(0.0, alert.start - alert.called_over)
-        return f"This came back {duration(between)} after its all-clear."
-    news = _NEWS.get(part.kind, "")
-    if part.kind == "raised" and alert.has_new_cause:
-        news += f" {_NEWS['cause']}"
-    if part.kind == "raised" and alert.first_acknowledged_by:
-        news += f" {alert.first_acknowledged_by} took on the lesser fault; this is no one's yet."
-    return news
-
-
-def _to_take_it_on(alerts: Sequence[Alert], policy: Policy) -> Iterator[str]:
-    """How to acknowledge, of all that works here."""
-    names = " ".join(alert.fingerprint for alert in alerts[:MOST_PARTS])
-    lines = textwrap.wrap(
-        command(f"ack {names}", policy), WIDTH - 4, break_long_words=False, break_on_hyphens=False
-    )
-    yield "To take it on, so that no one else is called:"
-    yield from enter(policy)
-    yield from (f"  {line} \\" for line in lines[:-1])
-    yield f"  {lines[-1]}"
-    line = f"ack {alerts[0].fingerprint}"
-    each = ", and a file for each other alert" if len(alerts) > 1 else ""
-    there, where = policy.directory, ""
-    if policy.kept_in:
-        there, where = policy.kept_in, f" on {policy.host}"
-    yield from wrapped(
-        f"or write the line `{line}` into a file in {there}/state/alerts/replies/{where}{each}"
-    )
-    yield "Replies to this mail are not read."
-
-
-def _state(part: MessagePart, policy: Policy, situation: RunSituation, now: float) -> Iterator[str]:
-    if situation.progress:
-        yield from wrapped(f"Progress: {situation.progress}", "", " " * 10)
-    yield from _cost(part, policy, situation, now)
-    yield from place(policy)
-
-
-def _cost(part: MessagePart, policy: Policy, situation: RunSituation, now: float) -> Iterator[str]:
-    """What an incident has cost: of one that is over, to its own end."""
-    began = min(part.alert.start, now)
-    is_over = part.kind == "cleared"
-    cost = situation.cost_until_over(part.alert) if is_over else situation.cost_of(began)
-    if cost is None:
-        return
-    when, spell = moment(cost[0], policy), cost[1]
-    when = f"from {moment(began, policy)} to {when}" if is_over else f"since {when}"
-    if spell.lost_hours >= LEAST_COST_HOURS:
-        share = f"{node_time(spell.lost_hours, spell.wanted_hours)} lost"
-        yield from wrapped(f"Cost:     {share} {when}", "", " " * 10)
 
 
 def _people(part: MessagePart, to: tuple[str, ...]) -> Iterator[str]:
@@ -411,33 +479,6 @@ def _people(part: MessagePart, to: tuple[str, ...]) -> Iterator[str]:
 
 
 # ----------------------------------------------------------------------------- several alerts
-def _several(
-    parts: Sequence[MessagePart],
-    to: tuple[str, ...],
-    policy: Policy,
-    now: float,
-    situation: RunSituation,
-) -> Iterator[str]:
-    """What follows on the first lines of the first of them."""
-    news = [part.alert for part in parts if part.kind not in OVER]
-    over = len(parts) - len(news)
-    counts = [counted(len(news), "alert")] * bool(news) + [f"{over} over"] * bool(over)
-    yield from wrapped(f"All in this mail: {' and '.join(counts)}.")
-    if news:
-        yield ""
-        yield from _to_take_it_on(news, policy)
-    yield ""
-    for number, part in enumerate(parts[:MOST_PARTS], 1):
-        yield from _numbered(number, part, policy=policy, now=now, situation=situation)
-    for part in parts[MOST_PARTS:MOST_TITLES]:
-        yield from wrapped(f"- {part.alert.fingerprint} {_short(part)}: {part.alert.title}", "  ")
-    if len(parts) > MOST_TITLES:
-        yield f"  and {len(parts) - MOST_TITLES} more: {command('list', policy)}"
-    yield ""
-    first = min(parts, key=attrgetter("alert.start"))
-    yield from _state(first, policy, situation, now)
-    yield ""
-    yield from wrapped(f"This goes to: {', '.join(to) or 'the delivery URLs'}.")
 
 
 def _short(part: MessagePart) -> str:
@@ -447,61 +488,7 @@ def _short(part: MessagePart) -> str:
     return _SHORT.get(part.kind, part.kind)
 
 
-def _numbered(
-    number: int, part: MessagePart, policy: Policy, now: float, situation: RunSituation
-) -> Iterator[str]:
-    alert = part.alert
-    if part.kind in OVER:
-        label, title = "over", alert.known_as
-    else:
-        label, title = f"{alert.severity.name}, {_short(part)}", alert.title
-    yield from wrapped(
-        f"{number}. {label}: {title} ({duration((alert.end or now) - alert.start)})",
-        "",
-        "   ",
-    )
-    if part.kind in OVER:
-        return
-    news = _news(part, now)
-    if news:
-        yield from wrapped(news, "   ")
-    for line in alert.evidence[:PART_EVIDENCE]:
-        yield from wrapped(line, "   ")
-    if alert.fix:
-        when = "If tr11 fails, type" if is_cured(alert, situation) else "Type"
-        yield f"   {when}: {from_anywhere(alert.fix, policy)}"
-    for command_after in alert.commands_after:
-        yield f"   Then: {from_anywhere(command_after, policy)}"
-    for one in alert.consequences:
-        yield from wrapped(f"From it follows: {one.title}", "   ")
-    yield f"   Alert: {alert.fingerprint}"
-
-
 # ----------------------------------------------------------------------------- the runbook
-def _pages(parts: Sequence[MessagePart], policy: Policy) -> Iterator[str]:
-    """The pages of the runbook that treat what stands, for the mail alone."""
-    pages = tuple(
-        dict.fromkeys(
-            part.alert.runbook for part in parts if part.kind not in OVER and part.alert.runbook
-        )
-    )
-    shown = [(page, lines) for page in pages[:MOST_PAGES] if (lines := page_lines(page, WIDTH))]
-    if not shown:
-        return
-    yield "What follows is the runbook. Before its commands, type:"
-    yield from enter(policy)
-    if policy.typed:
-        yield f"  {run_variable(policy)}"
-    for page, lines in shown:
-        yield ""
-        head = f"---- tr11 runbook {page.removesuffix('.md')} "
-        yield head + "-" * max(4, WIDTH - len(head))
-        yield from lines
-    left = pages[MOST_PAGES:]
-    if left:
-        yield from wrapped(
-            f"See also: {', '.join(f'`tr11 runbook {page[:-3]}`' for page in left)}."
-        )
 
 
 def run_variable(policy: Policy) -> str:
