@@ -74,7 +74,8 @@ class AlertChange(Record):
 
     def of(self, alert: Alert, now: float) -> Alert:
         """The alert after it."""
-        who, why = clean(self.who, LONGEST_WHO), clean(self.why, LONGEST_WHY)
+        who = clean(self.who, LONGEST_WHO)
+        why = clean(self.why, LONGEST_WHY)
         if self.kind == SNOOZED:
             return replace(alert, snoozed_until=now + self.seconds, snoozed_by=who, remind=False)
         if self.kind == ASSIGNED:
@@ -266,7 +267,8 @@ def put_away(
     """Move the files out of the way; returns one line for each that was refused, or that could not
     be moved.
     """
-    folder, notes = replies_folder(directory), []
+    folder = replies_folder(directory)
+    notes = []
     for reply in replies:
         target = folder / ("refused" if reply.name in refused else "done")
         try:

@@ -102,11 +102,13 @@ def look(
                 over.append(alert)
             after, news = _seen_again(alert, finding, policy, now)
         elif alert.is_open and alert.fingerprint in recovering.values():
-            after, news = alert, ()
+            after = alert
+            news = ()
         elif alert.is_open and (finding is not None or alert.detector not in blind):
             after, news = _not_seen(alert, policy, now, trained)
         else:
-            after, news = alert, ()
+            after = alert
+            news = ()
         seen.pop(alert.fingerprint, None)
         after, more = _expired(after, now)
         changed.append(after)
@@ -140,7 +142,8 @@ def _is_of_another(alert: Alert, finding: Finding) -> bool:
     if alert.is_open or alert.said is not None:
         return False
     if finding.identity:
-        over, began = alert.called_over, finding.since
+        over = alert.called_over
+        began = finding.since
         is_later = over is not None and began is not None and began > over
         return finding.detector in ENDS and is_later
     subject = clean(finding.subject, LONGEST_TITLE)

@@ -102,7 +102,8 @@ def tell(
 
 def told(part: MessagePart, messages: Iterable[Message], now: float) -> Alert:
     """The alert after what one look has said of it."""
-    alert, identities = part.alert, tuple(message.message_id for message in messages)
+    alert = part.alert
+    identities = tuple(message.message_id for message in messages)
     is_over = part.kind in OVER
     after = replace(
         alert,

@@ -37,7 +37,9 @@ def change_alerts(
     NoSuchAlert, OSError as the file system does, and ValueError when the alert state was written by
     a newer tr11.
     """
-    policy, now, asked = sender.policy, sender.now, tuple(typed)
+    policy = sender.policy
+    now = sender.now
+    asked = tuple(typed)
 
     def change(
         alert_state: AlertState,
@@ -131,7 +133,8 @@ def send_digest(
     Returns it, or None when it went out before, and notes. Raises OSError and ValueError as
     `change_alerts`.
     """
-    policy, now = sender.policy, sender.now
+    policy = sender.policy
+    now = sender.now
     left = known(waiting(sender.directory), None)
 
     def change(alert_state: AlertState) -> tuple[AlertState, Message | None]:

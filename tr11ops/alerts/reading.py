@@ -19,7 +19,8 @@ def current_alert_state(directory: RunDirectory) -> AlertState:
     """What is known of the alerts, wherever it is kept. Raises OSError and ValueError as
     `read_alert_state` does.
     """
-    home, local = read_alert_state(directory).alert_state, kept_here(directory)
+    home = read_alert_state(directory).alert_state
+    local = kept_here(directory)
     if local is None:
         return home
     return merged(home, local)

@@ -90,7 +90,8 @@ class Sender(Record):
 
     def routes(self) -> tuple[Route, Route]:
         """The ways to people that the card names: mail, and delivery URLs."""
-        rules, host = self.card.alerts, self.policy.host
+        rules = self.card.alerts
+        host = self.policy.host
         local = host if host.isascii() else "localhost"
         mail = MailRoute(
             rules.smtp_host,
@@ -117,7 +118,8 @@ class Sender(Record):
         """
         ours = {message.id for message in mine}
         notes: list[str] = []
-        queued, written = set(), set()
+        queued = set()
+        written = set()
         for message in stored.alert_state.messages:
             if message.id in ours or _is_left_behind(message.time, self.now):
                 try:

@@ -130,7 +130,8 @@ class AlertInput(Record):
 
     def of(self, alert_state: AlertState, policy: Policy, now: float) -> AlertState:
         """The alert state with this look taken in."""
-        blind, situation = self.blind, self.situation
+        blind = self.blind
+        situation = self.situation
         if not self.observed:
             blind |= {alert.detector for alert in alert_state.alerts}
         looked = look(
@@ -168,7 +169,9 @@ def _recorded(
     `home` is the run directory that cannot be written, where the sender's is its fallback: what its
     alert state knows counts, and what it has not sent yet is sent from here.
     """
-    store, policy, now = sender.directory, sender.policy, sender.now
+    store = sender.directory
+    policy = sender.policy
+    now = sender.now
     if home is None:
         known_there = AlertState()
     else:
@@ -263,11 +266,13 @@ def _without_record(
     """
     notes = [f"alerts cannot be recorded, so messages go out again at each look: {cause(trouble)}"]
     notes += _ping(sender.card) if sight.observed else []
-    policy, now = sender.policy, sender.now
+    policy = sender.policy
+    now = sender.now
     looked = sight.of(_known_state(sender.directory), policy, now)
     names = frozenset(alert.fingerprint for alert in looked.alerts)
     after, messages = tell(looked, policy, now, only=names, situation=sight.situation)
-    sent, away = 0, set[str]()
+    sent = 0
+    away = set[str]()
     for message in messages if deliver else ():
         for route in sender.routes():
             if route.name in sender.routes_of(message) and route.name not in away:

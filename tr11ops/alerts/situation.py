@@ -178,13 +178,15 @@ class RunSituation(Record):
         longest = _longest_gap(pairs)
         resumed: Step | None = None
         for before, after in pairs:
-            last, first = before.time or 0.0, after.time or 0.0
+            last = before.time or 0.0
+            first = after.time or 0.0
             if first <= alert.start or (end is not None and last > end):
                 continue  # the one before it began, or a later interruption
             if after.job_id != before.job_id:
                 return after
             if first - last > longest:
-                longest, resumed = first - last, after
+                longest = first - last
+                resumed = after
         return resumed
 
     def _pairs_of_steps(self) -> list[tuple[Step, Step]]:

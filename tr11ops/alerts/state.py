@@ -189,7 +189,8 @@ class Alert(Record):
     @property
     def comes_and_goes_since(self) -> float | None:
         """Since when it comes and goes, by what people were told; None where it stood all the time."""
-        first, told = self.first_since, self.opened
+        first = self.first_since
+        told = self.opened
         if self.returned is not None:
             first = told = self.returned
         if self.start > told:

@@ -329,7 +329,9 @@ def install(context: ChainContext) -> Installed:
     """
     busy = f"others install the {context.name} chain at this moment: look again in a minute"
     for _ in range(LOOKUPS):
-        newest, links, now = context.claims.newest(), context.links(), context.clock()
+        newest = context.claims.newest()
+        links = context.links()
+        now = context.clock()
         if newest is not None and newest.held:
             living = [
                 link for link in links if is_living(link, newest.token, context.schedule, now)
@@ -426,7 +428,8 @@ def begin_link(context: ChainContext, token: str, due: int, number: str) -> Begu
 
     Where the run directory is not mounted the chain goes on, and nothing is made in its place.
     """
-    leave, unseen = _why_leave(context, token), _why_unseen(context)
+    leave = _why_leave(context, token)
+    unseen = _why_unseen(context)
     if leave:
         return Begun(leave)
     try:
@@ -436,7 +439,8 @@ def begin_link(context: ChainContext, token: str, due: int, number: str) -> Begu
             return Begun(f"job {first.job.raw_id} is the same link")
         later = next((link for link in links if link.due > due), None)
         if later is not None:
-            next_point, job_id = later.due, later.job.raw_id
+            next_point = later.due
+            job_id = later.job.raw_id
         else:
             next_point = due_after(context.schedule, due, context.clock())
             job_id = queue_link(context, token, due=next_point, begin=next_point, by=number)

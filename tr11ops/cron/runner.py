@@ -245,7 +245,8 @@ def tr11_command(words: Iterable[str], card: Path, overrides: Iterable[str] = ()
 
 def child_environment(base: Mapping[str, str]) -> dict[str, str]:
     """`base` so that Python finds this installation, and writes at once."""
-    root, path = code_root(), base.get("PYTHONPATH", "")
+    root = code_root()
+    path = base.get("PYTHONPATH", "")
     found = {**base, "PYTHONUNBUFFERED": "1"}
     if root is not None and str(root) not in path.split(":"):
         if path:
@@ -488,7 +489,8 @@ def _end(
     try:
         kept = _record_end(context, ended) or kept
     except OSError as error:
-        result, kept = "not recorded", f"its end is not recorded: {cause(error)}"
+        result = "not recorded"
+        kept = f"its end is not recorded: {cause(error)}"
     notes = "; ".join(text for text in (why, kept) if text)
     return CronRound(
         job.name, result, why=notes, state=ended, lines=tuple(output.lines()[-SHOWN_LINES:])

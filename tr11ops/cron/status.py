@@ -178,7 +178,8 @@ def _job_problems(rows: Sequence[JobRow], now: float, is_installed: bool) -> lis
     is_new = all(state.runs == 1 and now < state.started + LEAST_GRACE_SECONDS for state in states)
     found = []
     for row in wanted:
-        name, state = row.job.name, row.state
+        name = row.job.name
+        state = row.state
         if state is None:
             if not is_new:
                 found.append(CronProblem(f"{name} never ran", f"tr11 cron run {name}"))
@@ -264,7 +265,8 @@ def look(
     `in_table` says whether this machine's cron has the run's lines; it is asked only where no job
     ever ran.
     """
-    states, chains = read_jobs(directory), read_chains(directory)
+    states = read_jobs(directory)
+    chains = read_chains(directory)
     local = existing_fallback(directory)
     names = [chain.name for chain in known(chains, ())]
     living = {

@@ -178,7 +178,8 @@ def replaced(table: bytes, mark: str, run: str, lines: Sequence[str]) -> bytes:
     Raises TableError when the marks in the table are not one block: a person has edited it.
     """
     first, last = marks(mark, run)
-    begin_word, end_word = first.partition(b": ")[0], last
+    begin_word = first.partition(b": ")[0]
+    end_word = last
     rows = table.splitlines(keepends=True)
     begins = [index for index, row in enumerate(rows) if row.startswith(begin_word)]
     ends = [index for index, row in enumerate(rows) if row.rstrip(b"\r\n") == end_word]

@@ -202,7 +202,8 @@ class Goodput(Record):
 
     def between(self, begin: float, end: float) -> Goodput:
         """The part of the account from `begin` to `end`."""
-        first, last = micro(max(begin, self.begin)), micro(min(end, self.end))
+        first = micro(max(begin, self.begin))
+        last = micro(min(end, self.end))
         return replace(
             self,
             begin=first / 1e6,
@@ -221,7 +222,8 @@ def _sum(spans: Iterable[AccountSpan]) -> Amount:
 
 def _clipped(spans: Iterable[AccountSpan], first: int, last: int) -> Iterator[AccountSpan]:
     for span in spans:
-        start, end = max(span.start, first), min(span.end, last)
+        start = max(span.start, first)
+        end = min(span.end, last)
         if start < end:
             yield span._replace(start=start, end=end)
 
@@ -408,7 +410,8 @@ class _Idle:
     """
 
     def __init__(self, history: History, chain: LaunchChain) -> None:
-        self._history, self._chain = history, chain
+        self._history = history
+        self._chain = chain
         self._submissions = known(history.submissions, ())
         self._attempts = [one.attempt for one in chain.settled]
 
@@ -422,7 +425,8 @@ class _Idle:
         moments = [*submitted, *(one.begin for one in self._chain.settled)]
         if not moments:
             return
-        at, last = min(moments), -1
+        at = min(moments)
+        last = -1
         for index, one in enumerate(self._chain.settled):
             if one.begin > at:
                 yield from self._cut(at, one.begin, last)
@@ -446,7 +450,8 @@ class _Idle:
         moments = {start, end, *edges((*history.pauses, *history.holds))}
         moments |= {micro(entry.time) for entry in self._submissions}
         for begin, until in pairwise(sorted(at for at in moments if start <= at <= end)):
-            bucket, cause = self._bucket(begin, last), self._chain.last_cause(last)
+            bucket = self._bucket(begin, last)
+            cause = self._chain.last_cause(last)
             if bucket is Bucket.OPERATOR_PAUSE:
                 cause = OPERATOR
             elif bucket is Bucket.UNKNOWN:

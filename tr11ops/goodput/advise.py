@@ -84,7 +84,8 @@ def bounds_of_mtbf(observed: float, faults: int) -> tuple[float, float]:
 
 def _mean_with_tail(count: int, tail: float) -> float:
     """The mean of the Poisson distribution that gives at most `count` with probability `tail`."""
-    low, high = 0.0, 2.0 * count + 20.0
+    low = 0.0
+    high = 2.0 * count + 20.0
     while 1 - more_than(count, high) > tail:
         high *= 2
     for _ in range(60):
@@ -114,7 +115,8 @@ def fault_rate(observed: float, faults: int, gpus: int, given: float | None = No
     if observed > 0:
         low, high = bounds_of_mtbf(observed, faults)
     else:
-        low, high = (0.0, math.inf)
+        low = 0.0
+        high = math.inf
     if given is not None:
         return FaultRate(given, low, high=high, faults=faults, source="as given")
     if faults >= FEWEST_FAULTS and observed > 0:
@@ -288,7 +290,8 @@ def too_little(goodput: Goodput) -> str:
     held = goodput.held_wall_seconds
     if held >= LEAST_HELD_SECONDS or len(goodput.faults) >= FEWEST_FAULTS:
         return ""
-    hours, faults = LEAST_HELD_SECONDS / 3600, len(goodput.faults)
+    hours = LEAST_HELD_SECONDS / 3600
+    faults = len(goodput.faults)
     if faults:
         count = counted(faults, "fault")
     else:
@@ -402,7 +405,8 @@ def _spares(found: MeasuredCosts, goodput: Goodput, situation: CardSettings) -> 
 
     best = min(range(MOST_SPARES + 1), key=cost)
     now = situation.spares
-    out_now, out_then = more_than(now, expected), more_than(best, expected)
+    out_now = more_than(now, expected)
+    out_then = more_than(best, expected)
     task = duration(situation.task_seconds)
     each = f"one in {rate.mtbf / 3600:,.0f} node-hours ({rate.source})"
     why = (

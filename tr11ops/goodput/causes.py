@@ -27,8 +27,13 @@ from trainer.contract.record import Record
 
 # who gave a sign within these lives, where the scheduler does not say otherwise
 FRESH_SECONDS = 120.0
-FIRST_START, ROLL_BACK, STALL, SUPERSEDED = "first start", "roll-back", "stall", "superseded"
-OPERATOR, NODE, UNSEEN = "operator", "node", "unknown"
+FIRST_START = "first start"
+ROLL_BACK = "roll-back"
+STALL = "stall"
+SUPERSEDED = "superseded"
+OPERATOR = "operator"
+NODE = "node"
+UNSEEN = "unknown"
 FAR = 1 << 62
 
 
@@ -49,7 +54,8 @@ def settle(attempts: Sequence[AttemptHistory], now: float) -> list[Settled]:
     """
     settled: list[Settled] = []
     for index, attempt in enumerate(attempts):
-        begin, following = min(micro(attempt.start), micro(now)), attempts[index + 1 : index + 2]
+        begin = min(micro(attempt.start), micro(now))
+        following = attempts[index + 1 : index + 2]
         unseen = end = micro(now)
         shown = attempt
         if attempt.ended is not None:
@@ -135,7 +141,8 @@ class LaunchChain:
 
     def takeovers(self) -> list[int]:
         """For each attempt, when a later one began to train: what it did from then on is lost."""
-        found, earliest = [FAR], FAR
+        found = [FAR]
+        earliest = FAR
         for own in reversed(self._starts[1:]):
             earliest = min(earliest, own[0].at if own else FAR)
             found.append(earliest)
@@ -143,7 +150,8 @@ class LaunchChain:
 
     def named(self, index: int, pieces: Sequence[AttemptSegment]) -> list[AttemptSegment]:
         """The pieces, each with the cause of what it lost."""
-        ends, before = self._ends[index], self._before[index]
+        ends = self._ends[index]
+        before = self._before[index]
         first = {start.launch: start.at for start in reversed(self._starts[index])}
         found = []
         for piece in pieces:
@@ -227,14 +235,16 @@ def judged(
         reverse=True,
     )
     starts = chain.starts()
-    low, cause = kept, chain.last_cause(len(pieces) - 1)
+    low = kept
+    cause = chain.last_cause(len(pieces) - 1)
     told: list[list[AttemptSegment]] = [[] for _ in pieces]
     takeovers = chain.takeovers()
     for start, index, place in order:
         while starts and starts[-1][0] > start:
             _, iteration, why = starts.pop()
             if iteration < low:
-                low, cause = iteration, why
+                low = iteration
+                cause = why
         piece = pieces[index][place]
         if piece.bucket is not Bucket.USEFUL:
             told[index].append(piece)
@@ -247,7 +257,8 @@ def judged(
 
 def _split(piece: AttemptSegment, low: int, cause: str) -> Iterator[AttemptSegment]:
     """A piece of training, divided between what was kept (up to iteration `low`) and what was lost."""
-    useful, lost = piece.judged(Bucket.USEFUL), piece.judged(Bucket.REDONE, cause)
+    useful = piece.judged(Bucket.USEFUL)
+    lost = piece.judged(Bucket.REDONE, cause)
     if piece.is_partial:
         yield lost
         return

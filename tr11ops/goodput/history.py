@@ -53,11 +53,13 @@ def read_attempts(
     ledger: Ledger,
 ) -> tuple[AttemptHistory, ...]:
     found = []
-    lost, cancelled = lost_hosts(ledger), _cancelled(ledger)
+    lost = lost_hosts(ledger)
+    cancelled = _cancelled(ledger)
     by_number = {job.raw_id: job for job in known(jobs, ())}
     beats = _heartbeat_times(directory.paths)
     for job_id in directory.attempt_ids():
-        sign, job = max(last_steps.get(job_id, 0.0), beats.get(job_id, 0.0)), by_number.get(job_id)
+        sign = max(last_steps.get(job_id, 0.0), beats.get(job_id, 0.0))
+        job = by_number.get(job_id)
         attempt = observed(
             lambda job_id=job_id, job=job, sign=sign: _read_attempt(
                 directory.paths, job_id, jobs=jobs, job=job, sign=sign, read_errors=read_errors
@@ -290,7 +292,8 @@ def read_history(
     `scheduler` is its name, "" where it is not known: another one's numbers are other jobs'.
     `ledger` is the run's journal where the caller has read it already.
     """
-    paths, read_errors = directory.paths, list[str]()
+    paths = directory.paths
+    read_errors = list[str]()
     metrics = observed(lambda: read_metrics(paths.metrics))
     steps: Observed[tuple[StepMark, ...]]
     if isinstance(metrics, Unknown):
@@ -362,7 +365,8 @@ def read_metrics(path: Path) -> _Metrics:
     for record in records(path):
         if record.time is None:
             continue
-        iteration, seconds = record.iteration, record.number("seconds_per_iteration")
+        iteration = record.iteration
+        seconds = record.number("seconds_per_iteration")
         if record.kind == VALIDATION:
             found.validations.append(record.time)
         elif record.kind == STEP and iteration is not None and record.job_id:

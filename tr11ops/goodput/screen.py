@@ -90,7 +90,9 @@ def screen(goodput: Goodput, history: History, by: str | None, paper: Paper) -> 
 
 
 def _verdict(goodput: Goodput, paper: Paper) -> Iterator[str]:
-    total, useful, ratio = goodput.total, goodput.useful_of_held, goodput.effective_time_ratio
+    total = goodput.total
+    useful = goodput.useful_of_held
+    ratio = goodput.effective_time_ratio
     held = f"{paper.amount(total.held_micros)} {paper.unit} held"
     cost = ""
     if paper.price is not None:
@@ -107,7 +109,8 @@ def _verdict(goodput: Goodput, paper: Paper) -> Iterator[str]:
 
 
 def _bucket_rows(goodput: Goodput, paper: Paper) -> Iterator[str]:
-    total, buckets = goodput.total, goodput.buckets
+    total = goodput.total
+    buckets = goodput.buckets
     cost = ""
     if paper.price is not None:
         cost = f"{'cost':>13}"
@@ -148,7 +151,8 @@ def _figures(amount: Amount, share: float, paper: Paper) -> str:
 
 
 def _fault_rows(goodput: Goodput, paper: Paper) -> Iterator[str]:
-    between, recover = goodput.seconds_between_faults, goodput.seconds_to_recover
+    between = goodput.seconds_between_faults
+    recover = goodput.seconds_to_recover
     if between is None:
         yield paper.fit(f"no fault in {duration(goodput.held_wall_seconds)} with nodes held")
         return

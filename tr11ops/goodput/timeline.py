@@ -225,11 +225,13 @@ def _inferred(
         (b.iteration - a.iteration for a, b in pairwise(steps) if b.iteration > a.iteration),
         default=1,
     )
-    first, number = steps[0], launch.launch
+    first = steps[0]
+    number = launch.launch
     begun = micro(first.time - (first.seconds or 0.0) * stride)
     yield PhaseMark(begun, "training", first.iteration - stride, number)
     for before, after in pairwise(steps):
-        begin, end = micro(before.time), micro(after.time)
+        begin = micro(before.time)
+        end = micro(after.time)
         if after.iteration <= before.iteration:  # it went back to an earlier step
             yield PhaseMark(begin, "training", after.iteration - stride, number)
             continue
@@ -270,7 +272,8 @@ def _inferred(
 # by iteration
 def starts_of(marks: Sequence[PhaseMark]) -> Iterator[Start]:
     """Each time that training began at another iteration than it had come to."""
-    launch, reached = 0, -1
+    launch = 0
+    reached = -1
     for mark in marks:
         if mark.phase in STEPPING and (mark.launch != launch or mark.iteration < reached):
             yield Start(mark.at, mark.iteration, mark.launch, mark.launch == launch)
@@ -373,10 +376,12 @@ def _training(
         (b[0] - a[0]) // (b[1] - a[1]) for a, b in pairwise([(mark.at, mark.iteration), *cuts])
     )
     pace = rates[len(rates) // 2] if len(rates) >= 3 or (usual is None and rates) else usual
-    at, done = mark.at, mark.iteration
+    at = mark.at
+    done = mark.iteration
     for moment, iteration in cuts:
         yield from _steps(at, moment, done=done, upto=iteration, pace=pace, launch=mark.launch)
-        at, done = moment, iteration
+        at = moment
+        done = iteration
     if at >= until:
         return
     in_order = _goes_on(following)
@@ -409,15 +414,15 @@ def _training(
 def _cuts(mark: PhaseMark, until: int, moments: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """The steps of this stretch that lead on, each later than the one before."""
     cuts: list[tuple[int, int]] = []
-    at, done = mark.at, mark.iteration
-    first, last = (
-        bisect_right(moments, (at, sys.maxsize)),
-        bisect_right(moments, (until, sys.maxsize)),
-    )
+    at = mark.at
+    done = mark.iteration
+    first = bisect_right(moments, (at, sys.maxsize))
+    last = bisect_right(moments, (until, sys.maxsize))
     for moment, iteration in moments[first:last]:
         if moment > at and iteration > done:
             cuts.append((moment, iteration))
-            at, done = moment, iteration
+            at = moment
+            done = iteration
     return cuts
 
 

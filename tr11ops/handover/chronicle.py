@@ -40,7 +40,8 @@ def chronicle(handover: Handover, zone: tzinfo | None) -> str:
 
 
 def _lines(given: Handover, zone: tzinfo | None) -> Iterator[str]:
-    first, last = timestamp(given.since, zone, DAY), timestamp(given.until, zone, DAY)
+    first = timestamp(given.since, zone, DAY)
+    last = timestamp(given.until, zone, DAY)
     if first == last:
         days = first
     else:

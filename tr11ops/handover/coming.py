@@ -64,7 +64,8 @@ def _saves(snapshot: Snapshot) -> Iterator[Happened]:
 def _queue(snapshot: Snapshot, extra: ExtraObservations) -> Iterator[Happened]:
     if snapshot.kill_switch is not None:
         return
-    end, covered = end_of(snapshot), queue_coverage_seconds(snapshot, only_sure=True)
+    end = end_of(snapshot)
+    covered = queue_coverage_seconds(snapshot, only_sure=True)
     left = math.inf if end is None else end.earliest
     for job in snapshot.active_jobs:
         limit = derived.task_seconds(snapshot, job)
@@ -95,7 +96,8 @@ def _milestones(
     """Where the batch grows, the warm-up and the decay end, an evaluation is due, the training is
     finished.
     """
-    end, done = end_of(snapshot), derived.iteration(snapshot)
+    end = end_of(snapshot)
+    done = derived.iteration(snapshot)
     # nothing trains: nothing is reached
     if end is None or done is None or next_checkpoint(snapshot) is None:
         return
@@ -123,7 +125,8 @@ def _points(card: RunCard, done: int) -> Iterator[tuple[int, str]]:
     from trainer.schedule.learning_rate import plan_of
     from trainer.schedule.path import path_of
 
-    path, plan = path_of(card), plan_of(card)
+    path = path_of(card)
+    plan = plan_of(card)
     levels = path.batch_levels
     for before, level in pairwise(levels):
         if level.first_iteration > done:
@@ -163,7 +166,8 @@ def _seconds_to(
 
 # ----------------------------------------------------------------------------- the operation
 def _operation(snapshot: Snapshot, extra: ExtraObservations) -> Iterator[Happened]:
-    now, check = snapshot.time, derived.command(snapshot, "nodes check --due")
+    now = snapshot.time
+    check = derived.command(snapshot, "nodes check --due")
     for entry in known(snapshot.exclusions, ()):
         if entry.until is not None:
             yield Happened(max(now, entry.until), f"{entry.node} is due for a check (`{check}`)")

@@ -216,7 +216,8 @@ def last_handover(entries: Iterable[JournalEntry]) -> JournalEntry | None:
 
 # ----------------------------------------------------------------------------- what happened
 def _progress(material: HandoverMaterial, since: float, until: float) -> ShiftProgress | None:
-    begun, ended = material.begun or PastProgress(0, 0, 0, None), material.ended
+    begun = material.begun or PastProgress(0, 0, 0, None)
+    ended = material.ended
     if ended is None:
         return None
     part = material.goodput.between(since, until)
@@ -334,7 +335,8 @@ def _changes(
     for before, after in pairwise(ordered):
         if not since <= after.time < until or before.card_hash == after.card_hash:
             continue
-        first, second = cards.get(before.tag), cards.get(after.tag)
+        first = cards.get(before.tag)
+        second = cards.get(after.tag)
         if after.job_id is not None:
             name = f"job {after.job_id}"
         else:
@@ -366,7 +368,8 @@ def _attempt_changes(snapshot: Snapshot, since: float, until: float) -> Iterator
 
 # ----------------------------------------------------------------------------- what is open
 def _open(material: HandoverMaterial) -> Iterator[Happened]:
-    snapshot, alerts = material.snapshot, material.extra.alerts
+    snapshot = material.snapshot
+    alerts = material.extra.alerts
     yield from _alerts(snapshot, material.findings, known(alerts, ()))
     yield from _faults(material.findings, known(alerts, ()), snapshot.time)
     seen = not isinstance(snapshot.jobs, Unknown)
@@ -390,7 +393,8 @@ def _alerts(
     from tr11ops.alerts.state import fingerprint
     from tr11ops.detect.registry import unjudged_detectors
 
-    now, unjudged = snapshot.time, unjudged_detectors(snapshot)
+    now = snapshot.time
+    unjudged = unjudged_detectors(snapshot)
     found = {fingerprint(finding.detector, finding.identity) for finding in findings}
     for alert in alerts:
         owner = alert.owner or alert.acknowledged_by

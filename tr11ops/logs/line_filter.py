@@ -126,7 +126,9 @@ class LineFilter:
                 yield SEPARATOR
             yield from self._before
             self._before.clear()
-            self._after, self._passed_over, self._shown = self._wanted.context, False, True
+            self._after = self._wanted.context
+            self._passed_over = False
+            self._shown = True
             yield line
         elif self._after > 0:
             self._after -= 1
@@ -167,7 +169,8 @@ class LineFilter:
         if level is None:
             return True
         prefix = PREFIX.match(text)
-        process, said = prefix[0] if prefix else "", body(text)
+        process = prefix[0] if prefix else ""
+        said = body(text)
         if TRACEBACK in said or said.startswith(_CHAINED):
             self._tracebacks.add(process)
             return level <= ERROR

@@ -15,7 +15,10 @@ from tr11ops.diagnose.lines import plain as without_escapes
 from tr11ops.dialects.reading import StepNumbers, step_of
 
 LEVELS: Mapping[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
-INFO, WARNING, ERROR, CRITICAL = 20, 30, 40, 50
+INFO = 20
+WARNING = 30
+ERROR = 40
+CRITICAL = 50
 INDENT = "    "  # of the lines that a long one is folded into
 NARROWEST = 20  # characters; less is not folded for
 

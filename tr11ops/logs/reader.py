@@ -37,7 +37,8 @@ def tail_offset(reader: LogReader, size: int, count: int) -> int:
     """
     if count <= 0:
         return size
-    position, found = size, 0
+    position = size
+    found = 0
     while position > 0:
         start = max(0, position - BLOCK_BYTES)
         block = reader.read(start, position - start)
@@ -71,7 +72,8 @@ def whole_blocks(reader: LogReader, start: int, end: int) -> Iterator[bytes]:
     """[start, end) in blocks that end with a line, but for the last one. A line of more than 1 MiB
     comes in pieces.
     """
-    position, rest = start, b""
+    position = start
+    rest = b""
     while position < end and (
         block := reader.read(position, min(LARGE_BLOCK_BYTES, end - position))
     ):

@@ -69,7 +69,8 @@ def _plain_step_value(match: re.Match[bytes]) -> float | None:
 def _step_value(match: re.Match[bytes]) -> float | None:
     """The line is read as all readers of it do: its number may be that of a step of an epoch."""
     block = match.string
-    start, end = block.rfind(b"\n", 0, match.start()) + 1, block.find(b"\n", match.end())
+    start = block.rfind(b"\n", 0, match.start()) + 1
+    end = block.find(b"\n", match.end())
     found = iteration_of(block[start : end if end >= 0 else len(block)].decode("utf-8", "replace"))
     if found is None:
         return None
@@ -148,7 +149,8 @@ class Marks:
         """Where values rise, a place before all lines of at least this value, and within LEAF_BYTES
         of the first.
         """
-        low, high = 0, self.size
+        low = 0
+        high = self.size
         while high - low > LEAF_BYTES:
             middle = (low + high) // 2
             mark = self.next(middle)
@@ -163,11 +165,13 @@ class Marks:
         limit = self.size if end is None else end
         position = max(0, offset - 1)
         at_line = offset <= 0
-        rest, length = b"", BLOCK_BYTES // 4
+        rest = b""
+        length = BLOCK_BYTES // 4
         while position < limit and (
             block := self.reader.read(position, min(length, limit - position))
         ):
-            data, base = rest + block, position - len(rest)
+            data = rest + block
+            base = position - len(rest)
             position += len(block)
             length = min(2 * length, LARGEST_BLOCK_BYTES)
             if not at_line:
@@ -183,7 +187,8 @@ class Marks:
             yield from self._marks(data[:whole], base)
             rest = data[whole:]
             if len(rest) > LONGEST_LINE_BYTES:
-                rest, at_line = b"", False
+                rest = b""
+                at_line = False
 
     def _marks(self, data: bytes, base: int) -> Iterator[LineMark]:
         last_line = -1
@@ -212,7 +217,8 @@ def step_regions(reader: LogReader, size: int, first: int, last: int) -> list[Re
     if newest is None:
         return []
     density = _density(marks, newest)
-    waiting, found = [Region(0, size)], list[Region]()
+    waiting = [Region(0, size)]
+    found = list[Region]()
     while waiting:
         part = waiting.pop()
         begin = marks.next(part.start)
@@ -220,10 +226,8 @@ def step_regions(reader: LogReader, size: int, first: int, last: int) -> list[Re
             continue
         end = marks.next(part.end) or newest
         slack = (part.end - part.start) * density
-        low, high = (
-            max(0.0, min(begin.value, end.value) - slack),
-            max(begin.value, end.value) + slack,
-        )
+        low = max(0.0, min(begin.value, end.value) - slack)
+        high = max(begin.value, end.value) + slack
         if low > last or high < first:
             continue
         if (first <= low and high <= last) or part.end - part.start <= LEAF_BYTES:
@@ -294,7 +298,8 @@ def attempt_regions(reader: LogReader, size: int, attempt: str) -> tuple[list[Re
     Reads the whole log: nothing else says where an attempt begins.
     """
     regions: list[Region] = []
-    launches, begun = 0, -1
+    launches = 0
+    begun = -1
     for offset, name in _launches(reader, size):
         launches += 1
         if begun >= 0 and name != attempt:

@@ -52,7 +52,8 @@ def iterations(text: str) -> tuple[int, int]:
         raise ValueError("is no range of iterations: give 100-200, 100-, -200 or 100")
     if match[3]:
         return int(match[3]), int(match[3])
-    first, last = int(match[1] or 0), int(match[2] or LAST_ITERATION)
+    first = int(match[1] or 0)
+    last = int(match[2] or LAST_ITERATION)
     if first > last:
         raise ValueError("is an empty range: the first iteration comes first")
     return first, last
@@ -64,9 +65,11 @@ def numbers(text: str) -> frozenset[int]:
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", part.strip())
         if match:
-            first, last = (int(match[1]), int(match[2] or match[1]))
+            first = int(match[1])
+            last = int(match[2] or match[1])
         else:
-            first, last = (1, 0)
+            first = 1
+            last = 0
         if first > last or last - first > MOST_RANKS:
             raise ValueError("is no list of ranks: give 0, 0,8 or 0-7")
         found |= set(range(first, last + 1))
@@ -165,7 +168,8 @@ def may_hold(wanted: LineQuery) -> Callable[[bytes], bool] | None:
         matches = _may_match(wanted.pattern)
     if is_severe is None or matches is None:
         return is_severe or matches
-    severe, match = is_severe, matches
+    severe = is_severe
+    match = matches
     return lambda block: match(block) and severe(block)
 
 
@@ -337,7 +341,8 @@ class Follower:
             return
         try:
             status = os.fstat(descriptor)
-            self._identity, self._offset = (status.st_dev, status.st_ino), status.st_size
+            self._identity = (status.st_dev, status.st_ino)
+            self._offset = status.st_size
             beginning = Beginning(
                 FileReader(descriptor), status.st_size, self.query, self._feed.line_filter
             )
@@ -359,11 +364,9 @@ class Follower:
             identity = (status.st_dev, status.st_ino)
             if identity != self._identity or status.st_size < self._offset:
                 yield from self.unfinished()
-                self._identity, self._offset, self._feed = (
-                    identity,
-                    0,
-                    LineFeed(LineFilter(self.query.wanted)),
-                )
+                self._identity = identity
+                self._offset = 0
+                self._feed = LineFeed(LineFilter(self.query.wanted))
             while block := os.pread(descriptor, BLOCK_BYTES, self._offset):
                 self._offset += len(block)
                 yield from self._feed.take(block)

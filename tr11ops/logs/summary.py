@@ -29,10 +29,12 @@ _VALIDATION = re.compile(
     r"(\S+) loss at iteration (\d{1,15}) \| lm loss value: *([-+.\dEe]+|nan|-?inf) \|"
 )
 _STAMP = re.compile(r"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\] ")
-_CONSUMED, _LOSS = b" | consumed samples", b" lm loss: "
+_CONSUMED = b" | consumed samples"
+_LOSS = b" lm loss: "
 # Iterations, totals (0 where it is not told), losses; a loss that is missing is NaN.
 StepColumns = tuple[list[int], list[int], list[float]]
-_HEAD, _BAR = b"iteration %8d/%8d", ord("|")
+_HEAD = b"iteration %8d/%8d"
+_BAR = ord("|")
 _HEAD_BYTES = len(_HEAD % (1, 1))  # of numbers of up to eight digits
 _EVALUATION = re.compile(rb" loss at iteration \d{1,15} \| lm loss value: ")
 _PULSES = {
@@ -132,7 +134,8 @@ def summarise(
 ) -> Summary:
     """Read the first `size` bytes of a log. Raises OSError as the reader does."""
     scan = _Scan(Summary(bytes=size))
-    position, rest = 0, b""
+    position = 0
+    rest = b""
     while position < size and (block := reader.read(position, min(SCAN_BYTES, size - position))):
         position += len(block)
         data = rest + block
@@ -229,7 +232,8 @@ class _Scan:
         self._close_silence()
         found = self._summary
         self._previous = found.last = iterations[-1]
-        self._ended, found.total = None, total
+        self._ended = None
+        found.total = total
         found.steps += len(iterations)
         found.highest = max(iterations[-1], found.highest or 0)
         if math.isfinite(sum(losses)):
@@ -265,7 +269,8 @@ class _Scan:
         return self._summary
 
     def _step(self, iteration: int, total: int, loss: float) -> None:
-        found, before = self._summary, self._previous
+        found = self._summary
+        before = self._previous
         self._close_silence()
         if self._start is not None:
             _keep(found.starts, LoggedStart(self._start.before, iteration, self._start.attempt))
@@ -277,10 +282,12 @@ class _Scan:
                 self._interval = iteration - before  # not every step is logged
             else:
                 _keep(found.gaps, (before, iteration))
-        self._previous, self._ended = iteration, None
+        self._previous = iteration
+        self._ended = None
         found.steps += 1
         found.first = iteration if found.first is None else found.first
-        found.last, found.total = iteration, total
+        found.last = iteration
+        found.total = total
         found.highest = max(iteration, found.highest or 0)
         self._loss(iteration, loss)
 
@@ -292,14 +299,16 @@ class _Scan:
         found.first_loss = loss if found.first_loss is None else found.first_loss
         found.last_loss = loss
         if found.lowest_loss is None or loss < found.lowest_loss:
-            found.lowest_loss, found.lowest_at = loss, iteration
+            found.lowest_loss = loss
+            found.lowest_at = iteration
 
     def _begin(self, attempt: str) -> None:
         if self._start is not None and not attempt:
             return  # the trainer's own line after the agent's; or said by more than one rank
         if self._start is not None:
             _keep(self._summary.starts, self._start)
-        self._start, self._ended = LoggedStart(self._previous, None, attempt), None
+        self._start = LoggedStart(self._previous, None, attempt)
+        self._ended = None
 
     def _end(self, how: str) -> None:
         if how != self._ended:  # each rank may say it
@@ -319,7 +328,8 @@ class _Scan:
         if self._running_count >= SILENT_PULSES and self._previous is not None:
             first, last = self._running
             _keep(self._summary.silences, Silence(self._previous, first, last, self._running_count))
-        self._running, self._running_count = [], 0
+        self._running = []
+        self._running_count = 0
 
 
 def _following(iterations: list[int], before: int, interval: int) -> int:
@@ -344,7 +354,10 @@ def _step_lines(block: bytes, start: int, end: int) -> StepColumns:
     iterations: list[int] = []
     totals: list[int] = []
     losses: list[float] = []
-    iteration, step, total, width = -1, 0, 0, 0
+    iteration = -1
+    step = 0
+    total = 0
+    width = 0
     at = block.find(_CONSUMED, start, end)
     while at >= 0:
         line_end = block.find(b"\n", at)
@@ -355,7 +368,8 @@ def _step_lines(block: bytes, start: int, end: int) -> StepColumns:
         ):
             iteration += step
         else:
-            before, numbers = iteration, _numbers(block[max(start, at - 64) : at])
+            before = iteration
+            numbers = _numbers(block[max(start, at - 64) : at])
             iteration, total = numbers or (-1, 0)
             step = 0
             if numbers and before >= 0:

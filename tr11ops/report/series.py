@@ -226,14 +226,13 @@ def points_of(found: Iterable[MetricsRecord]) -> Iterator[Point]:
     """Steps, validations and measures of layers among records that say when they were written."""
     tokens = samples = 0
     for record in found:
-        iteration, number = record.iteration, record.number
+        iteration = record.iteration
+        number = record.number
         if iteration is None or record.time is None:
             continue
         if record.kind == STEP:
-            tokens, samples = (
-                record.integer("consumed_tokens") or 0,
-                record.integer("consumed_samples") or 0,
-            )
+            tokens = record.integer("consumed_tokens") or 0
+            samples = record.integer("consumed_samples") or 0
             yield StepPoint(
                 record.time,
                 iteration,
@@ -270,7 +269,8 @@ def thinned(points: Iterable[StepPoint], most: int) -> tuple[tuple[StepPoint, ..
     per_stretch = 7  # points that stand for a stretch
     limit = max(1, most // per_stretch)
     stretches: list[list[StepPoint]] = []
-    width, total = 1, 0
+    width = 1
+    total = 0
     for point in points:
         if total % width == 0:
             if len(stretches) == 2 * limit:

@@ -69,7 +69,8 @@ def restore_script(fault: InjectedFault) -> bool:
 
 # what fills the disk: a file that no run needs, which `du` shows
 CORE_DUMP = Path("core-dumps/core.python.4711")
-_LEAST_DUMP_BYTES, _MOST_DUMP_BYTES = 16 << 20, 256 << 20
+_LEAST_DUMP_BYTES = 16 << 20
+_MOST_DUMP_BYTES = 256 << 20
 _MOST_BYTES = 1 << 30
 _PAGE = 4096
 
@@ -116,7 +117,8 @@ def fill(fault: InjectedFault, folders: TwinFolders) -> None:
     the disk is taken away, but for CORE_DUMP. Raises TwinError where this user may not mount, or
     where the copy would not fit into memory.
     """
-    disk, target = _disk(fault, folders), Path(fault.target)
+    disk = _disk(fault, folders)
+    target = Path(fault.target)
     before = _listing(target)
     size = sum(-(-entry.bytes // _PAGE) * _PAGE for entry in before.values())
     if size > _MOST_BYTES:
@@ -171,7 +173,8 @@ def uncover(fault: InjectedFault, folders: TwinFolders) -> None:
     """Take away what was laid over the directory; does nothing when nothing is. Raises TwinError
     when it stays.
     """
-    disk, target = _disk(fault, folders), Path(fault.target)
+    disk = _disk(fault, folders)
+    target = Path(fault.target)
     _unmount(target, _layers(target, disk, fault))
     if fault.kind == "disk-full" and _list_file(disk).exists():
         _take_changes(target, disk)
@@ -232,7 +235,8 @@ def _take_changes(target: Path, disk: Path) -> None:
     before = {
         name: record_of(_Seen, value) for name, value in (read_json(_list_file(disk)) or {}).items()
     }
-    copy, below = _listing(disk / "copy"), _listing(target)
+    copy = _listing(disk / "copy")
+    below = _listing(target)
     copy.pop(str(CORE_DUMP), None)
     for name, entry in before.items():
         if name not in copy and below.get(name) == entry:

@@ -287,7 +287,9 @@ def slurm_conf(
     """The text of slurm.conf, run as `user`; `slurm_version` is such as (22, 5). `without`: GPU
     nodes to leave out.
     """
-    plan, folders, ports = site.plan, site.folders, site.ports
+    plan = site.plan
+    folders = site.folders
+    ports = site.ports
     lines = [
         f"ClusterName={plan.cluster}",
         "SlurmctldHost=localhost(127.0.0.1)",
@@ -388,7 +390,8 @@ def gres_conf(site: TwinSite) -> str:
 
     Slurm refuses a bare count of GPUs, and sets CUDA_VISIBLE_DEVICES only for character devices.
     """
-    plan, folders = site.plan, site.folders
+    plan = site.plan
+    folders = site.folders
     lines = ["AutoDetect=off"]
     if plan.gpus:
         if plan.gpus == 1:

@@ -55,7 +55,8 @@ Progress = Callable[[str], None]
 PORT_SECONDS = 10.0  # how long a controller's port may stay taken after its end
 
 # Which twin a shell speaks to: its name, and the folder of the twins.
-NAME_VARIABLE, HOME_VARIABLE = "TR11_TWIN", "TR11_TWIN_DIR"
+NAME_VARIABLE = "TR11_TWIN"
+HOME_VARIABLE = "TR11_TWIN_DIR"
 
 
 class NodeStatus(Record):
@@ -474,7 +475,8 @@ def _home(directory: Path | None) -> Path:
 
 def _reuse(running: Twin, plan: TwinPlan) -> Twin:
     if running.plan != plan:
-        ours, theirs = plan.to_json(), running.plan.to_json()
+        ours = plan.to_json()
+        theirs = running.plan.to_json()
         different = ", ".join(
             f"{key} {theirs[key]} (asked: {ours[key]})" for key in ours if ours[key] != theirs[key]
         )

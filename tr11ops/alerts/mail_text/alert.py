@@ -147,7 +147,8 @@ class AlertMails(Record):
         """The subject of an all-clear of a run that is not well: what stands now comes first, and has
         the room; what is over has what is left, or goes by its detector's name.
         """
-        tag, between = f"[NOT OK] {clean(self.policy.run, LONGEST_RUN)}: ", " (over: "
+        tag = f"[NOT OK] {clean(self.policy.run, LONGEST_RUN)}: "
+        between = " (over: "
         room = LONGEST_SUBJECT - len(tag) - len(between) - len(")") - len(more)
         said = _headline(stands, room - LONGEST_DETECTOR)
         left = room - len(said)
@@ -224,10 +225,8 @@ class AlertMails(Record):
         over = f"{what}. It {lasted} {self._at(end)} ({by}{alert.resolved_why})."
         resume = words = ""
         if self.situation.condition is not None:
-            resume, words = (
-                self.situation.condition.resume,
-                f" Now {self.situation.condition.words}.",
-            )
+            resume = self.situation.condition.resume
+            words = f" Now {self.situation.condition.words}."
 
         # their commands would be against what this very look has seen
         passing = [
@@ -333,9 +332,11 @@ class AlertMails(Record):
         yield f"  {lines[-1]}"
         line = f"ack {alerts[0].fingerprint}"
         each = ", and a file for each other alert" if len(alerts) > 1 else ""
-        there, where = self.policy.directory, ""
+        there = self.policy.directory
+        where = ""
         if self.policy.kept_in:
-            there, where = self.policy.kept_in, f" on {self.policy.host}"
+            there = self.policy.kept_in
+            where = f" on {self.policy.host}"
         yield from wrapped(
             f"or write the line `{line}` into a file in {there}/state/alerts/replies/{where}{each}"
         )
@@ -356,7 +357,8 @@ class AlertMails(Record):
         )
         if cost is None:
             return
-        when, spell = self._at(cost[0]), cost[1]
+        when = self._at(cost[0])
+        spell = cost[1]
         when = f"from {self._at(began)} to {when}" if is_over else f"since {when}"
         if spell.lost_hours >= LEAST_COST_HOURS:
             share = f"{node_time(spell.lost_hours, spell.wanted_hours)} lost"
@@ -389,9 +391,11 @@ class AlertMails(Record):
     def _numbered(self, number: int, part: MessagePart) -> Iterator[str]:
         alert = part.alert
         if part.kind in OVER:
-            label, title = "over", alert.known_as
+            label = "over"
+            title = alert.known_as
         else:
-            label, title = f"{alert.severity.name}, {_short(part)}", alert.title
+            label = f"{alert.severity.name}, {_short(part)}"
+            title = alert.title
         yield from wrapped(
             f"{number}. {label}: {title} ({duration((alert.end or self.now) - alert.start)})",
             "",

@@ -52,7 +52,8 @@ def digest(
     """Subject and lines of the summary: how far the training came, what is open, what ended since
     the last one.
     """
-    count, over = len(alert_state.open_alerts), len(_ended(alert_state, now))
+    count = len(alert_state.open_alerts)
+    over = len(_ended(alert_state, now))
     words = "nothing to report"
     if count:
         words = counted(count, "open alert")
@@ -85,7 +86,8 @@ def _digest_lines(
     backlog: UndeliveredMessages | None,
     situation: RunSituation,
 ) -> Iterator[str]:
-    since, ended = _since(alert_state, now), _ended(alert_state, now)
+    since = _since(alert_state, now)
+    ended = _ended(alert_state, now)
     yield from _training(situation, since, policy)
     yield from place(policy)
     yield f"At:       {moment(now, policy)}"

@@ -53,7 +53,8 @@ def timeline(spans: Sequence[NodeSpan], colours: Mapping[str, str], zone: tzinfo
     """One line a node: when it did what. `colours`: class of each kind and its meaning, the later
     ones on top.
     """
-    low, high = min(span.begin for span in spans), max(span.end for span in spans)
+    low = min(span.begin for span in spans)
+    high = max(span.end for span in spans)
     scale = Scale(low, max(high, low + 1.0))
     by_node: dict[str, list[NodeSpan]] = {}
     for span in sorted(spans, key=lambda span: (span.node, span.begin)):
@@ -98,11 +99,13 @@ def _path(kind: str, spans: Sequence[NodeSpan], scale: Scale) -> str:
 def _merged(spans: Sequence[NodeSpan], scale: Scale) -> Iterator[tuple[float, float]]:
     begin = end = -2.0
     for span in spans:
-        first, last = WIDTH * (scale.at(span.begin) or 0.0), WIDTH * (scale.at(span.end) or 0.0)
+        first = WIDTH * (scale.at(span.begin) or 0.0)
+        last = WIDTH * (scale.at(span.end) or 0.0)
         if first - end > MERGE:
             if end > -1.0:
                 yield begin, end
-            begin, end = first, last
+            begin = first
+            end = last
         end = max(end, last)
     if end > -1.0:
         yield begin, end

@@ -145,7 +145,9 @@ def _y(scale: Scale, value: float) -> float | None:
 
 def _path(curve: Curve, scale: Scale, heights: Scale) -> tuple[str, str]:
     """The line as SVG writes it, broken where data are missing, and a dot for each value."""
-    line, dots, is_down = [], [], False
+    line = []
+    dots = []
+    is_down = False
     for point in curve.points:
         if point is None:
             x = None
@@ -178,7 +180,8 @@ def number(value: float) -> str:
 # ----------------------------------------------------------------------------- incidents
 def _marks(markers: Sequence[IncidentMarker], scale: Scale) -> Iterator[str]:
     for marker in markers:
-        x, kind = _x(scale, marker.x) or 0.0, marker.severity.name.lower()
+        x = _x(scale, marker.x) or 0.0
+        kind = marker.severity.name.lower()
         if marker.end is None:
             end = None
         else:
@@ -205,9 +208,11 @@ def _marker_names(markers: Sequence[IncidentMarker], scale: Scale) -> Iterator[s
         # near the right edge the name stands to the left of its line
         is_flipped = share + width > 1.0
         if is_flipped:
-            begin, end = (share - width, share)
+            begin = share - width
+            end = share
         else:
-            begin, end = (share, share + width)
+            begin = share
+            end = share + width
         lane = next((index for index, used in enumerate(ends) if used <= begin), None)
         if lane is None:
             continue
@@ -256,7 +261,9 @@ def _panel_data(panel: Panel, scale: Scale) -> dict[str, object]:
     flat = [
         round(place, 4) for x, y in places if x is not None and y is not None for place in (x, y)
     ]
-    low, high = heights.low, heights.high
+    low = heights.low
+    high = heights.high
     if not (math.isfinite(low) and math.isfinite(high)):
-        low, high = 0.0, 1.0
+        low = 0.0
+        high = 1.0
     return {"low": low, "high": high, "log": heights.is_log, "points": flat}

@@ -9,7 +9,9 @@ from datetime import datetime, tzinfo
 from trainer.contract.record import Record
 
 NICE = (1.0, 2.0, 5.0, 10.0)
-MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
+MINUTE = 60.0
+HOUR = 3600.0
+DAY = 86400.0
 MOST_TIMES = 7
 TIME_STEPS = (
     *(seconds * 1.0 for seconds in (1, 2, 5, 10, 15, 30)),
@@ -36,7 +38,8 @@ class Scale(Record):
             if log:
                 return cls(0.1, 1.0, True)
             return cls(0.0, 1.0)
-        low, high = min(shown), max(shown)
+        low = min(shown)
+        high = max(shown)
         if log:
             if high > low:
                 factor = (high / low) ** 0.04
@@ -57,7 +60,8 @@ class Scale(Record):
     def ticks(self, most: int = 5) -> list[float]:
         """Round values inside the axis, at most `most` or so."""
         if self.is_log:
-            first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+            first = math.floor(math.log10(self.low))
+            last = math.ceil(math.log10(self.high))
             for choice in ((1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)):
                 found = [
                     digit * 10.0**power for power in range(first, last + 1) for digit in choice

@@ -17,7 +17,8 @@ from trainer.contract.end_marker import BAD_REASONS, EndMarker
 
 def attempts(material: ReportMaterial, zone: tzinfo) -> ReportSection:
     """One row an attempt."""
-    title, found = "Attempts", material.history.attempts
+    title = "Attempts"
+    found = material.history.attempts
     if isinstance(found, Unknown):
         return ReportSection("attempts", title, empty=f"cannot be read: {found.why}")
     steps: dict[str, list[int]] = {}

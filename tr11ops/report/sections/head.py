@@ -38,7 +38,8 @@ def verdict_class(material: ReportMaterial) -> str:
 
 def share(material: ReportMaterial) -> float | None:
     """Progress in percent; None where the end is not known."""
-    done, total = derived.iteration(material.snapshot), derived.total_iterations(material.snapshot)
+    done = derived.iteration(material.snapshot)
+    total = derived.total_iterations(material.snapshot)
     if done is None or not total:
         return None
     return min(100.0, round(100.0 * done / total, 2))
@@ -46,8 +47,10 @@ def share(material: ReportMaterial) -> float | None:
 
 def sentence(material: ReportMaterial, zone: tzinfo) -> str:
     """The run in one sentence: how far, for how long, how well, how often it failed, when it ends."""
-    goodput, steps = material.goodput, known(material.snapshot.steps, ())
-    done, total = derived.iteration(material.snapshot), derived.total_iterations(material.snapshot)
+    goodput = material.goodput
+    steps = known(material.snapshot.steps, ())
+    done = derived.iteration(material.snapshot)
+    total = derived.total_iterations(material.snapshot)
     if done is None:
         return "The training has not logged an iteration yet."
     of = ""
@@ -78,7 +81,8 @@ def eta(material: ReportMaterial, zone: tzinfo) -> str:
 
 def progress(material: ReportMaterial, zone: tzinfo) -> str:
     """How far the training is, and when that was seen."""
-    done, total = derived.iteration(material.snapshot), derived.total_iterations(material.snapshot)
+    done = derived.iteration(material.snapshot)
+    total = derived.total_iterations(material.snapshot)
     if done is None:
         return "no iteration yet"
     text = f"iteration {done:,}" + (f" of {total:,}" if total else "")
@@ -94,7 +98,8 @@ def progress(material: ReportMaterial, zone: tzinfo) -> str:
 
 def tiles(material: ReportMaterial, zone: tzinfo) -> Iterator[Tile]:
     """One number each; what is not known has none, but for the ETA."""
-    goodput, steps = material.goodput, known(material.snapshot.steps, ())
+    goodput = material.goodput
+    steps = known(material.snapshot.steps, ())
     if steps:
         last = steps[-1].record
         yield Tile("loss", f"{last.lm_loss:.4g}")

@@ -13,7 +13,8 @@ ATTEMPTS_CHARTED = 60
 
 def node_hours(material: ReportMaterial, with_charts: bool) -> ReportSection:
     """The buckets of `tr11 goodput`."""
-    total, title = material.goodput.total, "Where the node-hours went"
+    total = material.goodput.total
+    title = "Where the node-hours went"
     if not total.node_micros:
         return ReportSection("goodput", title, empty="nothing was submitted yet")
     rows = [

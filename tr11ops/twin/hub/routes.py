@@ -173,7 +173,8 @@ class Api:
         if account is None:
             raise HubProblem(401, "Invalid username or password.")
         owner = value.get("organization") or account.name
-        name, kind = f"{owner}/{value['name']}", value.get("type") or "model"
+        name = f"{owner}/{value['name']}"
+        kind = value.get("type") or "model"
         if not account.may_write or not account.is_in(owner):
             raise HubProblem(
                 403, f"You don't have the rights to create a {kind} under the namespace {owner!r}"
@@ -367,7 +368,8 @@ class Api:
         commit = repo.resolve(request.parts["revision"])
         told = []
         for file in request.json()["files"]:
-            path, size = file["path"], file["size"]
+            path = file["path"]
+            size = file["size"]
             is_large = self.hub.uses_large(
                 commit, path, size, base64.b64decode(file.get("sample", ""))
             )
@@ -412,7 +414,8 @@ class Api:
     def _lfs_batch(self, repo: Repo, request: HubRequest) -> Answer:
         told = []
         for wanted in request.json()["objects"]:
-            oid, size = wanted["oid"], wanted["size"]
+            oid = wanted["oid"]
+            size = wanted["size"]
             entry: dict[str, object] = {"oid": oid, "size": size, "authenticated": True}
             if oid not in repo.objects:
                 entry["actions"] = self._actions(repo, oid, size)

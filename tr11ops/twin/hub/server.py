@@ -53,7 +53,8 @@ class HubServer:
         self.url, self.storage_url = (
             f"http://127.0.0.1:{server.server_port}" for server in self._servers
         )
-        self.api.hub_url, self.api.storage_url = self.url, self.storage_url
+        self.api.hub_url = self.url
+        self.api.storage_url = self.storage_url
         self._threads = [
             threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
             for server in self._servers
@@ -91,7 +92,8 @@ class _Listener(ThreadingHTTPServer):
         owner: HubServer,
         host: str,
     ) -> None:
-        self.owner, self.host = owner, host
+        self.owner = owner
+        self.host = host
         super().__init__(address, handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -169,14 +171,19 @@ class HubHandler(BaseHTTPRequestHandler):
             size = answer.file.stat().st_size
         else:
             size = len(answer.body)
-        begin, end, status, headers = 0, size, answer.status, dict(answer.headers)
+        begin = 0
+        end = size
+        status = answer.status
+        headers = dict(answer.headers)
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if answer.is_ranged and wanted is not None:
             begin = int(wanted[1])
             if wanted[2]:
                 end = min(size, int(wanted[2]) + 1)
             if begin >= size:
-                status, begin, end = 416, 0, 0
+                status = 416
+                begin = 0
+                end = 0
                 headers["Content-Range"] = f"bytes */{size}"
             else:
                 status = 206

@@ -31,7 +31,10 @@ class HubProblem(Exception):
 
     def __init__(self, status: int, text: str, code: str = "", **more: str) -> None:
         super().__init__(text)
-        self.status, self.text, self.code, self.more = status, text, code, more
+        self.status = status
+        self.text = text
+        self.code = code
+        self.more = more
 
 
 class HubAccount(Record):
@@ -84,7 +87,8 @@ class Repo:
 
     def lineage(self, revision: str) -> list[Commit]:
         """The commits of a revision, newest first."""
-        found, current = [], self.resolve(revision)
+        found = []
+        current = self.resolve(revision)
         while True:
             found.append(current)
             if current.parent is None:
@@ -96,7 +100,8 @@ class HubState:
     """The state; every method that changes it holds the lock."""
 
     def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
-        self.folder, self.clock = folder, clock
+        self.folder = folder
+        self.clock = clock
         self.lock = threading.RLock()
         self.accounts: dict[str, HubAccount] = {}  # by token
         self.repos: dict[tuple[str, str], Repo] = {}
@@ -160,12 +165,16 @@ class HubState:
             if branch not in repo.branches:
                 raise HubProblem(404, f"Invalid rev id: {branch}", "RevisionNotFound")
             head = repo.resolve(branch)
-            files, title, message = dict(head.files), "", ""
+            files = dict(head.files)
+            title = ""
+            message = ""
             for line in lines:
                 entry = json.loads(line)
-                key, value = entry["key"], entry["value"]
+                key = entry["key"]
+                value = entry["value"]
                 if key == "header":
-                    title, message = value["summary"], value.get("description", "")
+                    title = value["summary"]
+                    message = value.get("description", "")
                     if value.get("parentCommit") not in {None, head.id}:
                         raise HubProblem(
                             412, "A commit has happened since. Please refresh and try again."

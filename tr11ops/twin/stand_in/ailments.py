@@ -27,8 +27,12 @@ BAD_SAMPLE_RANK = 1
 # Of so many lines of a wild training these are not as before: a minority of each kind. The
 # detectors learn from the last hundred lines, so what is wild on each line would become the usual
 # within seconds where steps are fast.
-WILD_PERIOD, WILD_NORMS, ORDINARY_LOSSES, WILD_LOSSES = 20, (0, 1, 2), (4, 12), (8,)
-WILD_NORM, WILD_LOSS = 500.0, 40.0
+WILD_PERIOD = 20
+WILD_NORMS = (0, 1, 2)
+ORDINARY_LOSSES = (4, 12)
+WILD_LOSSES = (8,)
+WILD_NORM = 500.0
+WILD_LOSS = 40.0
 
 
 class Ailments:
@@ -38,10 +42,8 @@ class Ailments:
 
     def __init__(self, config: TrainerConfig, environment: Mapping[str, str]) -> None:
         self._config = config
-        self._node, self._job = (
-            environment.get("SLURMD_NODENAME", ""),
-            environment.get("SLURM_JOB_ID", ""),
-        )
+        self._node = environment.get("SLURMD_NODENAME", "")
+        self._job = environment.get("SLURM_JOB_ID", "")
         conf = environment.get("SLURM_CONF")
         self._store = FaultStore(TwinFolders(Path(conf).parent)) if conf else None
         self._run = str(config.paths.root.resolve())

@@ -96,7 +96,8 @@ def publish(
         encoding="utf-8",
     )
     entry = FileEntry(CURSOR_FILE, cursor.stat().st_size, file_digest(cursor))
-    parallel, model = config.parallel, config.model
+    parallel = config.parallel
+    model = config.model
     manifest = Manifest(
         step=progress.iteration,
         consumed_samples=progress.consumed_samples,

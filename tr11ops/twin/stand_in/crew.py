@@ -148,7 +148,8 @@ class _Link:
     def __init__(self, connection: socket.socket, name: str) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(None)
-        self.connection, self.name = connection, name
+        self.connection = connection
+        self.name = name
         self._buffer = b""
 
     def send(self, value: Any) -> None:

@@ -71,7 +71,8 @@ def run(
     """Pretend to train until something says stop, leave an end marker, and end this process with
     its exit status.
     """
-    paths, rank = config.paths, seat.rank
+    paths = config.paths
+    rank = seat.rank
     ailments = Ailments(config, os.environ)
     ailments.mistake_the_time()
     attempt = AttemptIdentity.from_environment(os.environ, paths)
@@ -104,7 +105,8 @@ def run(
 
 def _fail(training: StandIn, error: Exception) -> str:
     """Say and record why this rank ends, as the trainer does; returns the end reason."""
-    paths, iteration = training.config.paths, training.progress.iteration
+    paths = training.config.paths
+    iteration = training.progress.iteration
     rank = training.seat.rank
     if isinstance(error, RankLost):
         reason = end_with_another(paths, training.attempt, rank, error=error, iteration=iteration)
@@ -145,13 +147,15 @@ class StandIn:
             port=self.seat.port,
             timeout_seconds=self.pace.collective_seconds,
         )
-        self.progress, self.chain = Progress(), checkpoint.FIRST_LINK
+        self.progress = Progress()
+        self.chain = checkpoint.FIRST_LINK
         self.saved_step: int | None = None
         self.failed_saves = FailedSaves()
         self.last_save = self.started
         self.steps_done = 0
         self.lease: Lease | None = None
-        parallel, seat = self.config.parallel, self.seat
+        parallel = self.config.parallel
+        seat = self.seat
         place = RankPosition.of(seat.rank, seat.world, parallel.tensor, parallel.pipeline)
         self.compute = ComputeRecord(self.config.paths, self.attempt, seat.rank, place)
 
@@ -169,7 +173,8 @@ class StandIn:
         self.group.join()
         self._say(f"tr11: REHEARSAL: {self.seat.world} stand-in workers; nothing is trained")
         age = self.group.meet("start", time.monotonic() - self.started, max)
-        paths, run = self.config.paths, self.config.run
+        paths = self.config.paths
+        run = self.config.run
         limits = StopConditions(
             self.config.kill_switch,
             run.exit_duration_minutes,
@@ -223,7 +228,8 @@ class StandIn:
 
     # ------------------------------------------------------------------ the loop
     def _loop(self) -> StopDecision:
-        total, settings = self.course.total_iterations, self.config.checkpoint
+        total = self.course.total_iterations
+        settings = self.config.checkpoint
         evaluation = self.config.evaluation
         while self.progress.iteration < total:
             agreed = self._ready("training")
@@ -275,7 +281,8 @@ class StandIn:
 
     def _step(self, total: int) -> None:
         """One step: a pause, and a meeting of all ranks in place of the gradients' reduction."""
-        config, began = self.config, time.perf_counter()
+        config = self.config
+        began = time.perf_counter()
         samples = batch_size_at(self.progress.consumed_samples, config.batch)
         length = sequence_length_at(
             self.progress.iteration + 1, config.curriculum, config.model.sequence_length
@@ -392,7 +399,8 @@ class StandIn:
     # ------------------------------------------------------------------ saving and leaving
     def _save(self) -> str:
         """Save this iteration; returns the fault, and keeps all older checkpoints, when that fails."""
-        step, folder = self.progress.iteration, self.config.paths.checkpoints
+        step = self.progress.iteration
+        folder = self.config.paths.checkpoints
         self.last_save = time.monotonic()
         if step in {0, self.saved_step}:
             return ""
@@ -417,7 +425,8 @@ class StandIn:
                 again = "if the next fails there too, the training leaves that node"
                 self._say(f"tr11: WARNING: {self.failed_saves}: {again}")
             return str(fault)
-        self.saved_step, self.failed_saves = step, FailedSaves()
+        self.saved_step = step
+        self.failed_saves = FailedSaves()
         self._say(f"  successfully saved checkpoint at iteration {step:7d} to {folder}")
         self._say(f"time (ms) | save-checkpoint: {(time.perf_counter() - began) * 1000:.2f}")
         return ""
