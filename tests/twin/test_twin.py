@@ -587,9 +587,7 @@ def test_hub_and_store_stand_beside_it(home: Path) -> None:
         options = {"endpoint_url": known["STORAGE_EMULATOR_HOST"], "token": "anon"}
         archive = open_remote(f"gs://{BUCKET}/run", options, environment={})
         assert archive.look("none") is None
-        assert twin.status().is_healthy and known["HF_TOKEN"] not in "".join(
-            advice(twin)
-        )
+        assert twin.status().is_healthy and known["HF_TOKEN"] not in "".join(advice(twin))
         # another twin may have their ports soon after
         servers = (twin.process("hub"), twin.process("store"))
         assert all(server.is_alive for server in servers)
