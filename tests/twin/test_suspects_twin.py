@@ -149,7 +149,7 @@ def test_what_another_run_suspects_is_avoided_with_the_first_suspicion_here(
         NODES[1], "it died", "tr11", state="suspect", fault="died: the worker was ended by sigkill"
     )
     other = site / f"{'1' * 32}.json"
-    other.write_text(ledger_text(Version(1, (), suspects=(known,))))
+    other.write_text(ledger_text(1, Version(1, (), suspects=(known,))))
     stage.launch(3, *FOUR, f"resilience.shared_exclusions={site}")
     first = stage.train()
     inject(stage.twin, "worker-crash", node=NODES[1])

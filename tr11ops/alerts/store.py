@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -65,15 +66,17 @@ def commit(
     always faster, and ValueError when the alert state was written by a newer tr11.
     """
 
-    def following() -> tuple[int, str, tuple[StoredAlerts, T]]:
-        stored = _read(directory)
-        alert_state, more = change(stored.alert_state)
-        made = replace(stored, number=stored.number + 1, alert_state=alert_state)
-        return made.number, _text(made), (made, more)
+    more: list[T] = []
 
-    done = _versions(directory).commit(following, lambda: _newest(directory))
+    def changed(stored: StoredAlerts) -> StoredAlerts:
+        alert_state, found = change(stored.alert_state)
+        more.append(found)
+        return replace(stored, alert_state=alert_state)
+
+    done = _versions(directory).commit(partial(_newest, directory), changed, _text)
     assert done is not None
-    return done
+    number, made = done
+    return replace(made, number=number), more[-1]
 
 
 # ----------------------------------------------------------------------------- how
@@ -111,14 +114,14 @@ def _read(directory: RunDirectory) -> StoredAlerts:
     return StoredAlerts(highest, AlertState(), damage)
 
 
-def _newest(directory: RunDirectory) -> tuple[int, str]:
+def _newest(directory: RunDirectory) -> tuple[int, StoredAlerts]:
     stored = _read(directory)
-    return stored.number, _text(stored)
+    return stored.number, stored
 
 
 # ----------------------------------------------------------------------------- text
-def _text(version: StoredAlerts) -> str:
-    value = {"schema": SCHEMA, "version": version.number, **document(version.alert_state)}
+def _text(number: int, version: StoredAlerts) -> str:
+    value = {"schema": SCHEMA, "version": number, **document(version.alert_state)}
     return json.dumps(value, separators=(",", ":"), ensure_ascii=True) + "\n"
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from tr11ops.rundir.paths import RunDirectory
@@ -84,20 +85,7 @@ def _commit(
     leaves all as it is.
     """
     versions = _versions(directory)
-
-    def following() -> tuple[int, str, bool] | None:
-        number, pins = _read(versions)
-        changed = change(pins)
-        if changed is None:
-            return None
-        return (number + 1, _text(number + 1, changed), True)
-
-    return versions.commit(following, lambda: _newest(versions)) is not None
-
-
-def _newest(versions: VersionedFile) -> tuple[int, str]:
-    number, pins = _read(versions)
-    return number, _text(number, pins)
+    return versions.commit(partial(_read, versions), change, _text) is not None
 
 
 def _read(versions: VersionedFile) -> tuple[int, tuple[Pin, ...]]:

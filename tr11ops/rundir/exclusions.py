@@ -361,36 +361,31 @@ def _commit(path: Path, change: Callable[[Version], Version | None]) -> Version 
     Raises OSError as the file system does, TimeoutError when others were always faster,
     ExclusionError where a newer tr11 has written it.
     """
-    versions = _versions(path)
 
-    def following() -> tuple[int, str, Version] | None:
-        # before it is read: a version that comes in between must not be passed over
-        taken = versions.numbers()
+    def read() -> tuple[int, Version]:
         version, newer = _read(path)
         if newer:
             raise ExclusionError(newer)
-        changed = change(version)
-        if changed is None:
-            return None
-        number = max([version.number, *taken]) + 1  # beyond one that a power cut left empty
-        made = Version(number, _by_name(changed.exclusions), suspects=_by_name(changed.suspects))
-        return number, ledger_text(made), made
+        return version.number, version
 
-    return versions.commit(following, lambda: _published(path))
+    done = _versions(path).commit(read, change, ledger_text)
+    if done is None:
+        return None
+    return _in_order(*done)
 
 
-def _by_name(entries: Iterable[Exclusion]) -> tuple[Exclusion, ...]:
-    return tuple(sorted(entries, key=lambda entry: entry.node))
+def _in_order(number: int, version: Version) -> Version:
+    """The version of a number, its nodes by name."""
+    exclusions, suspects = (
+        tuple(sorted(entries, key=lambda entry: entry.node))
+        for entries in (version.exclusions, version.suspects)
+    )
+    return Version(number, exclusions, suspects)
 
 
-def ledger_text(version: Version) -> str:
+def ledger_text(number: int, version: Version) -> str:
     """The ledger as it is written."""
-    return json.dumps({"schema": SCHEMA, **document(version)}, indent=1) + "\n"
-
-
-def _published(path: Path) -> tuple[int, str]:
-    newest = read_version(path)
-    return newest.number, ledger_text(newest)
+    return json.dumps({"schema": SCHEMA, **document(_in_order(number, version))}, indent=1) + "\n"
 
 
 def _note(directory: RunDirectory, kind: str, why: str, data: JsonObject, who: str) -> None:
@@ -466,22 +461,27 @@ def publish(folder: str | None, directory: RunDirectory) -> str:
             return ""  # not launched yet: nothing is on record
         shared = VersionedFile(Path(folder) / f"{own}.json", SHARED_VERSIONS_KEPT)
 
-        def following() -> tuple[int, str, str] | None:
-            # before the run's list is read: who comes in between has read no newer one
-            taken = shared.numbers()
-            text = ledger_text(read_version(directory.exclusions))
-            if taken and shared.file(taken[-1]).read_text(encoding="utf-8") == text:
-                return None
-            return max(taken, default=0) + 1, text, text
-
-        def newest() -> tuple[int, str]:
-            number = shared.numbers()[-1]
+        def read() -> tuple[int, str]:
+            number = max(shared.numbers(), default=0)
+            if not number:
+                return 0, ""
             return number, shared.file(number).read_text(encoding="utf-8")
 
-        shared.commit(following, newest)
+        def change(text: str) -> str | None:
+            known = read_version(directory.exclusions)
+            now = ledger_text(known.number, known)
+            if now == text:
+                return None
+            return now
+
+        shared.commit(read, change, _as_it_is)
     except (OSError, ValueError) as error:
         return f"other runs cannot be told of nodes: {folder}: {cause(error)}"
     return ""
+
+
+def _as_it_is(_: int, text: str) -> str:
+    return text
 
 
 def _entries(path: Path) -> list[Exclusion]:

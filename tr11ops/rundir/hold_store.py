@@ -346,26 +346,17 @@ def _commit(directory: RunDirectory, change: Callable[[JsonObject], JsonObject])
     Raises OSError; NewerFileError where a newer tr11 has written it.
     """
     paths = directory.paths
-    versions = _versions(paths)
 
-    def following() -> tuple[int, str, bool]:
-        # before it is read: a version that comes in between must not be passed over
-        taken = versions.numbers()
+    def read() -> tuple[int, JsonObject]:
         _refuse_newer(paths)
         try:
             value = _newest(paths)
         except ValueError:
             # what is damaged is replaced; what cannot be read now may hold others' holds
             value = {}
-        number = max([_number(value), *taken]) + 1
-        return number, _text_of(number, change(value)), True
+        return _number(value), value
 
-    with_reserve(directory, lambda: versions.commit(following, lambda: _published(paths)))
-
-
-def _published(paths: RunPaths) -> tuple[int, str]:
-    value = _newest(paths)
-    return _number(value), _text_of(_number(value), value)
+    with_reserve(directory, partial(_versions(paths).commit, read, change, _text_of))
 
 
 def _text_of(number: int, value: JsonObject) -> str:

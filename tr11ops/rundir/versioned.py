@@ -71,38 +71,42 @@ class VersionedFile(Record):
 
     def commit(
         self,
-        following: Callable[[], tuple[int, str, T] | None],
-        newest: Callable[[], tuple[int, str]],
-    ) -> T | None:
-        """Put in place what `following` makes of the newest version, and return the last of its
-        three values.
+        read: Callable[[], tuple[int, T]],
+        change: Callable[[T], T | None],
+        text: Callable[[int, T], str],
+    ) -> tuple[int, T] | None:
+        """Put in place what `change` makes of the newest version, and return it with its number.
 
-        It may run several times, each time another host was faster; where it returns None all stays
-        as it is. `newest` is what is copied then (see `publish`); without the copy, which is for
-        people, the change counts all the same. Raises TimeoutError when others were always faster.
+        `read` gives the newest version, and its number; `text` is what a file says. `change` may
+        run several times, each time another host was faster; where it returns None all stays as it
+        is. Without the copy, which is for people, the change counts all the same. Raises
+        TimeoutError when others were always faster.
         """
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
-            made = following()
+            # before it is read: a version that comes in between must not be passed over
+            taken = self.numbers()
+            number, value = read()
+            made = change(value)
             if made is None:
                 return None
-            number, text, found = made
-            if self.put(number, text):
+            number = max([number, *taken]) + 1  # beyond one that a power cut left empty
+            if self.put(number, text(number, made)):
                 with suppress(OSError, ValueError):
-                    self.publish(newest)
+                    self.publish(read, text)
                 self.tidy()
-                return found
+                return number, made
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"{self.folder} was changed by others for {PATIENCE_SECONDS:.0f} s on end"
                 )
             time.sleep(0.005 + secrets.randbelow(20) / 1000)
 
-    def publish(self, newest: Callable[[], tuple[int, str]]) -> None:
-        """Copy the newest version (number and text), and again if a newer one came meanwhile."""
+    def publish(self, read: Callable[[], tuple[int, T]], text: Callable[[int, T], str]) -> None:
+        """Copy the newest version, and again if a newer one came meanwhile."""
         while True:
-            number, text = newest()
-            write_atomically(self.copy, text)
+            number, value = read()
+            write_atomically(self.copy, text(number, value))
             numbers = self.numbers()
             if not numbers or numbers[-1] <= number:
                 return

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -135,11 +136,13 @@ def create(plan: SweepPlan, manifest: SweepManifest, texts: Mapping[str, str]) -
     """
     folder = plan.request.folder
     make_shared(folder / "arrays")
-    made = _file(folder).commit(
-        lambda: None if _file(folder).numbers() else (1, _text(manifest), manifest),
-        lambda: (1, _text(manifest)),
-    )
-    if made is None:
+
+    def made(known: SweepManifest | None) -> SweepManifest | None:
+        if known is not None:
+            return None
+        return manifest
+
+    if _file(folder).commit(partial(_newest, folder), made, _text) is None:
         raise SweepError(
             f"{folder} has just become a sweep, by someone else; look with `tr11 sweep status {folder}`",
             1,
@@ -151,20 +154,21 @@ def create(plan: SweepPlan, manifest: SweepManifest, texts: Mapping[str, str]) -
 def add_array(folder: Path, array: SweepArray) -> SweepManifest:
     """Put an array on record. Raises OSError, SweepError where the manifest cannot be read."""
 
-    def following() -> tuple[int, str, SweepManifest] | None:
-        taken = _file(folder).numbers()
-        known = require_manifest(folder)
-        number = max([known.version, *taken]) + 1
-        fresh = replace(known, version=number, arrays=(*known.arrays, array))
-        return number, _text(fresh), fresh
+    def changed(known: SweepManifest | None) -> SweepManifest:
+        if known is None:
+            known = require_manifest(folder)
+        return replace(known, arrays=(*known.arrays, array))
 
-    def newest() -> tuple[int, str]:
-        known = require_manifest(folder)
-        return known.version, _text(known)
+    done = _file(folder).commit(partial(_newest, folder), changed, _text)
+    assert done is not None and done[1] is not None  # `changed` always makes one
+    return replace(done[1], version=done[0])
 
-    done = _file(folder).commit(following, newest)
-    assert done is not None  # `following` always makes one
-    return done
+
+def _newest(folder: Path) -> tuple[int, SweepManifest | None]:
+    known = read_manifest(folder)
+    if known is None:
+        return 0, None
+    return known.version, known
 
 
 def require_manifest(folder: Path) -> SweepManifest:
@@ -208,8 +212,10 @@ def _file(folder: Path) -> VersionedFile:
     return VersionedFile(folder / FILE, VERSIONS_KEPT)
 
 
-def _text(manifest: SweepManifest) -> str:
-    return json.dumps({"schema": SCHEMA, **document(manifest)}, indent=1) + "\n"
+def _text(number: int, manifest: SweepManifest | None) -> str:
+    assert manifest is not None  # nothing is written where there is none
+    value = document(replace(manifest, version=number))
+    return json.dumps({"schema": SCHEMA, **value}, indent=1) + "\n"
 
 
 # Which study a word on a command line means: a folder, or the name that a study has.

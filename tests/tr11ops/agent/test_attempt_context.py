@@ -86,7 +86,7 @@ def test_what_is_on_record_is_used_after_the_others(tmp_path: Path) -> None:
     card = load_card(shipped_folder() / "demo.toml", changes, {})
     directory = RunDirectory(card.paths, card.kill_switch)
     other = Version(1, (Exclusion("n3", "Xid 79", "tr11"),))
-    (site / f"{'1' * 32}.json").write_text(ledger_text(other))
+    (site / f"{'1' * 32}.json").write_text(ledger_text(other.number, other))
     (site / f"{'2' * 32}.json").write_text("{")
     exclude(directory, "n1", why="it died", owner="tr11", days=14)
     exclude(directory, "n2", why="Xid 79", owner="tr11", days=14)
