@@ -53,6 +53,7 @@ from tr11ops.diagnose.waits import (
     helps_where_one_works,
     helps_where_ranks_parted,
     rank_behind,
+    rank_waited_for,
     what_is_missing,
 )
 
@@ -511,7 +512,10 @@ def _of_root(
     if signature.fault is not FaultClass.STORAGE:  # which all share: one rank meets it first
         silent_rank = _absent_rank([root, *found.symptoms])
         if silent_rank is None:
-            silent_rank = rank_behind([one.text for one in launch.sightings])
+            said = [one.text for one in launch.sightings]
+            silent_rank = rank_behind(said)
+            if silent_rank is None:
+                silent_rank = rank_waited_for(said)
     if silent_rank is not None and signature.fault is FaultClass.NCCL_TIMEOUT:
         quoted = places.of_absent_rank(quoted, silent_rank)
     elif signature.fault is FaultClass.NCCL_TIMEOUT:

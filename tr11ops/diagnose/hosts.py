@@ -113,7 +113,7 @@ _MAPPED = re.compile(rf"\b(?P<first>\d+)-(?P<last>\d+)[ :=]+(?P<host>{_HOST})\b(
 _TO = r"(?:-|\.\.|to|through|\u2013)"
 _RANKS_ON = (
     re.compile(
-        rf"\branks? (?P<first>\d+) ?{_TO} ?(?P<last>\d+)\b.{{0,12}}?(?:on|->|=>|:|=|at|@) ?(?:host |node )?"
+        rf"\branks? (?P<first>\d+) ?{_TO} ?(?P<last>\d+)\b[^)]{{0,12}}?(?:on|->|=>|:|=|at|@) ?(?:host |node )?"
         rf"(?P<host>{_HOST})\b"
     ),
     re.compile(
@@ -122,7 +122,8 @@ _RANKS_ON = (
     ),
     re.compile(rf"\b[Rr]ank[ :=#]+(?P<first>\d+)\b.{{0,40}}?{_ON_HOST}(?P<host>{_HOST})\b"),
     re.compile(rf"\[[Rr]ank ?(?P<first>\d+)\].{{0,60}}?{_ON_HOST}(?P<host>{_HOST})\b"),
-    re.compile(rf"\brank (?P<first>\d+), (?P<host>{_HOST})\b"),
+    re.compile(rf"\b[Rr]ank (?P<first>\d+)(?:, | \()(?P<host>{_HOST})\b"),
+    re.compile(rf"\b(?P<host>{_HOST}) \((?P<first>\d+) ?{_TO} ?(?P<last>\d+)\)"),
     re.compile(rf"\[\d+,(?P<first>\d+)\]<std(?:err|out|diag)>: ?(?P<host>{_HOST}): "),
     re.compile(
         rf"(?:^|[\s|])(?P<host>{_HOST}):\d+:\d+ \[\d+\] NCCL INFO .{{0,80}}?\brank (?P<first>\d+) nranks \d+"

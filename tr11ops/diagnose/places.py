@@ -44,7 +44,7 @@ HEAD_CHARACTERS = 90  # in which the host of a line stands
 _WORKER_LOG = re.compile(r"(?:^|/)workers/(?P<node>[^/]+)/rank-(?P<rank>\d+)\.log$")
 _ANY_NUMBER = re.compile(r"\d+")
 _DAEMONS = (
-    r"(?:dmesg|syslog|kern(?:el)?(?:\.log)?|messages|journal(?:ctl)?|slurmd|console"
+    r"(?:dmesg(?:-[A-Za-z](?=[._-]))?|syslog|kern(?:el)?(?:\.log)?|messages|journal(?:ctl)?|slurmd|console"
     r"|nvidia-bug-report|nvidia-smi|ipmi(?:tool)?(?:[-_]?sel)?|bmc|node-?monitor|(?:nv-?)?fabric-?manager)"
 )
 _DAEMON_LOG = re.compile(

@@ -86,6 +86,7 @@ _TAKEN_NODE = re.compile(r"\bPreempted\s+node/(\S+)")
 _LINK_BACK = "link-back"
 _DEGRADED = "port-monitor-down"
 _SERVER_BACK = "storage-back"
+_REQUEUED, _NODE_LOST, _TERMINAL_CLOSED = "slurm-requeued", "slurm-node-fail", "terminal-closed"
 _CANCELLED: Any = {  # what a step's end is where nothing came before it
     "role": Role.STOP,
     "fault": FaultClass.SLURM_USER_CANCEL,
@@ -153,6 +154,7 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
         _is_want_of_a_lost_node,
         _is_loss_of_a_taken_node,
         _is_of_a_second_try,
+        _follows_from_a_loss,
     ):
         left = [one for one in left if not is_no_root(one, left)]
     ends_of_files = {launch.file: launch.last_time for launch in launches}
@@ -360,14 +362,23 @@ def _is_vague_of_a_daemon(one: Sighting, left: Sequence[Sighting]) -> bool:
 
 
 def _is_server_that_came_back(one: Sighting, left: Sequence[Sighting]) -> bool:
-    """Whether a node's kernel had a file server back before it told of a GPU that broke for good."""
+    """Whether a node's kernel had a file server back before it told of a GPU that broke for good, or
+    of the storage once more.
+    """
     if one.signature.fault is not FaultClass.STORAGE or not is_daemons_log(one.file):
         return False
     later = [other for other in left if other.file == one.file and is_before(one, other)]
     back = first_of([other for other in later if other.signature.id == _SERVER_BACK])
-    return back is not None and any(
-        other.signature.family == KERNELS and _is_lost_gpu(other) and is_before(back, other)
+    if back is None:
+        return False
+    return any(
+        is_before(back, other)
+        and (
+            other.signature.fault is FaultClass.STORAGE
+            or (other.signature.family == KERNELS and _is_lost_gpu(other))
+        )
         for other in later
+        if other is not back and other.signature.id != _SERVER_BACK
     )
 
 
@@ -408,6 +419,18 @@ def _is_loss_of_a_taken_node(one: Sighting, left: Sequence[Sighting]) -> bool:
         return False
     taken = [_TAKEN_NODE.search(other.text) for other in left if other.file == one.file]
     return any(found is not None and one.named.get("node", found[1]) == found[1] for found in taken)
+
+
+def _follows_from_a_loss(one: Sighting, left: Sequence[Sighting]) -> bool:
+    """Whether a job was put back into the queue because a node of it was lost, or a terminal was
+    closed because the machine at its other end was taken back.
+    """
+    if one.signature.id == _REQUEUED:
+        losses = [other for other in left if other.signature.id == _NODE_LOST]
+        return any("node" in other.named for other in losses)
+    if one.signature.id == _TERMINAL_CLOSED:
+        return any(other.signature.fault is FaultClass.SLURM_PREEMPTED for other in left)
+    return False
 
 
 def _is_of_a_second_try(one: Sighting, left: Sequence[Sighting]) -> bool:

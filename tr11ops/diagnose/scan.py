@@ -69,7 +69,7 @@ _OF_THE_PAST = re.compile(  # what is told of an earlier job, or is repaired
 _OF_OTHER_SERVICES = re.compile(r"/system\.slice/(?!slurm|docker|kube|containerd|cri-)")
 # Commands, comments, source in boxes and settings name errors and are none.
 _QUOTED = re.compile(
-    r"\s*(?:(?!\w*(?:HOST|NODE|ADDR))[A-Z][A-Z0-9_]{3,}=\S*\s*$"
+    r"\s*(?:(?!\w*(?:HOST|NODE|ADDR)|EXIT_CODE=)[A-Z][A-Z0-9_]{3,}=\S*\s*$"
     r"|\++ \S|# |#SBATCH\b|\$ |echo |export |declare -x |\u2502|[\w-]+ \.{3,} )"
     r"|\s{2,}(?:(?:raise|if|elif|return|assert|except|with|for|while)\b|print\(|self\.|(?!what\()[\w.]+\()"
 )

@@ -18,13 +18,16 @@ _EVERY_RANK = "0"
 _ENQUEUED = re.compile(
     r"\bRank (?P<rank>\d+)\] +failure detected by watchdog.{0,60}last enqueued work: (?P<number>\d+)"
 )
-_WAITED = re.compile(r"(?:client socket has t|T)imed out after (?P<wait>\d+) ?(?P<unit>m?s)")
+_WAITED = re.compile(
+    r"(?:(?:client socket has t|T)imed out after|Timeout waiting for key: .{1,80}? after) (?P<wait>\d+) ?(?P<unit>m?s)"
+)
 # of an address that did not answer, and of tasks that never came to it
 _UNREACHED = re.compile(
     r"trying to connect to|connection to the C10d store has failed|No route to host"
     r"|PjRT_Client_Connect|tasks_to_register"
 )
 _OF_CONNECTIONS = frozenset({FaultClass.RENDEZVOUS, FaultClass.NCCL_NETWORK})
+_NO_WORD_OF = re.compile(r"\bnot received the Notify record from remote rank: ?\[(?P<rank>\d+)\]")
 _BUSY = "rank-busy"
 WITNESSES = 2  # others who agree
 LONG_SECONDS = 1800  # who is only late, as a machine that boots, comes sooner
@@ -107,6 +110,14 @@ def stuck_ranks(texts: Sequence[str]) -> list[Stuck]:
             rank, Stuck(rank, int(found["number"]), found["operation"], group is not None)
         )
     return list(first.values())
+
+
+def rank_waited_for(texts: Sequence[str]) -> int | None:
+    """The one rank of which several ranks say that its word did not come; None for none."""
+    named = [int(found["rank"]) for text in texts if (found := _NO_WORD_OF.search(text))]
+    if len(named) >= WITNESSES and len(set(named)) == 1:
+        return named[0]
+    return None
 
 
 def rank_behind(texts: Sequence[str]) -> int | None:
