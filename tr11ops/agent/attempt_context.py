@@ -100,7 +100,6 @@ class JobWatch:
             self.look()
 
 
-LAUNCH_SECONDS = 60.0  # a launch that has less than this cannot do much
 STATES_SECONDS = 5.0  # how long a relaunch waits for the scheduler's word on its nodes
 
 
@@ -229,7 +228,6 @@ class AttemptObservations:
             if context.swaps_nodes
             else min(context.config.slurm.nodes, len(nodes)),
             seconds_left=self._seconds_left(),
-            seconds_needed=LAUNCH_SECONDS,
             reluctant=frozenset(
                 node
                 for node in usable

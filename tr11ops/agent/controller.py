@@ -37,7 +37,6 @@ from tr11ops.agent.relaunch import (
     Decision,
     EndTask,
     Relaunch,
-    RelaunchBudget,
     Stop,
     blamed_nodes,
     decide,
@@ -141,7 +140,7 @@ class Controller:
                 self._launches.outcomes,
                 self._launches.repeated,
                 self._observations.situation(),
-                self._budget(),
+                self._config.resilience,
             )
             self._tell(record, found, decision)
             if isinstance(decision, Stop) and decision.why == NOT_THE_NODES:
@@ -275,10 +274,6 @@ class Controller:
         return found
 
     # ------------------------------------------------------------------ what happened
-
-    def _budget(self) -> RelaunchBudget:
-        resilience = self._config.resilience
-        return RelaunchBudget(resilience.launches_per_attempt, resilience.launches_without_progress)
 
     # ------------------------------------------------------------------ ends of the job itself
     def _leave_ended_job(self, record: LaunchRecord, found: Attribution, over: JobEnd) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from trainer.contract.documents import record_of
+from trainer.contract.documents import document, record_of
 from trainer.contract.end_marker import EXIT_ERROR, EndMarker
 from trainer.contract.files import host_name, write_json
 from trainer.contract.record import Record
@@ -44,38 +44,26 @@ def forget_earlier_life(attempt: Path, launch: int) -> None:
                     path.unlink()
 
 
-def keep_launchers_word(attempt: Path, launch: int, host: str, error: str) -> None:
-    """Keep why the launcher of a node failed by itself. Raises OSError when it cannot be written."""
-    value = {"rank": None, "host": host, "time": time.time(), "launch": launch, "error": error}
-    write_json(attempt / "failures" / f"launcher-{host}.json", value)
-
-
-class Death(Record):
-    """A process that signal `number` ended, so that it cannot tell of it itself. `rank`: of a
-    worker, else None.
+class Failure(Record):
+    """What failed on a host, as it is kept in `failures/`; `rank` of a worker, else None. `signal`:
+    that ended it, so that it cannot tell of it itself.
     """
 
-    what: str
-    host: str
-    number: int
+    error: str
     launch: int
     rank: int | None = None
+    signal: int | None = None
 
-    def __str__(self) -> str:
-        return f"{self.what} was ended by {signal_name(self.number)}"
+    @classmethod
+    def killed(cls, what: str, number: int, launch: int, rank: int | None = None) -> Failure:
+        return cls(f"{what} was ended by {signal_name(number)}", launch, rank, number)
 
-    def write(self, attempt: Path, name: str) -> None:
+    def write(self, attempt: Path, name: str, host: str) -> None:
         """Keep it as `failures/NAME-HOST.json`. Raises OSError when it cannot be written."""
-        value = {
-            "rank": self.rank,
-            "host": self.host,
-            "time": time.time(),
-            "launch": self.launch,
-            "error": str(self),
-        }
-        write_json(
-            attempt / "failures" / f"{name}-{self.host}.json", {**value, "signal": self.number}
-        )
+        value = {"host": host, "time": time.time(), **document(self)}
+        if self.signal is None:
+            del value["signal"]
+        write_json(attempt / "failures" / f"{name}-{host}.json", value)
 
 
 # ----------------------------------------------------------------------------- the node's agent

@@ -27,10 +27,9 @@ from typing import IO, Any
 import psutil
 
 from tr11ops.agent.exit_records import (
-    Death,
+    Failure,
     NodeRecord,
     NodeSettings,
-    keep_launchers_word,
     launch_has_failed,
     trainer_is_done,
 )
@@ -444,11 +443,11 @@ class Workers:
         """
         if number in STOP_SIGNALS:
             return  # told to go before it could listen: by a cancellation, not by a fault
-        death = Death(what, host_name(), number=number, launch=self._task.launch, rank=rank)
+        death = Failure.killed(what, number, self._task.launch, rank)
         try:
-            death.write(self._task.attempt, name)
+            death.write(self._task.attempt, name, host_name())
         except OSError as problem:
-            print(f"tr11: {death.host}: {death} (not recorded: {problem})", flush=True)
+            print(f"tr11: {host_name()}: {death.error} (not recorded: {problem})", flush=True)
 
     def _pass_on(self, stream: IO[bytes]) -> None:
         """Copy the workers' lines to our output, and below the launch's own line to
@@ -499,7 +498,8 @@ class Workers:
         if launcher := _LAUNCHER.match(line):
             with suppress(OSError):  # the log says it too
                 error = launcher[1].decode("utf-8", "replace")
-                keep_launchers_word(self._task.attempt, self._task.launch, host_name(), error)
+                failure = Failure(error, self._task.launch)
+                failure.write(self._task.attempt, "launcher", host_name())
         if killed := _KILLED.search(line):
             rank = self._rank(killed[2])
             number = int(killed[1])

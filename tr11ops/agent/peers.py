@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from tr11ops.agent.channel import Channel, Greeting
+from tr11ops.agent.exit_records import Failure
 from tr11ops.agent.rendezvous import Rendezvous
 from tr11ops.agent.step import StopFlag, WorkerLaunch
 from tr11ops.base.errors import ChannelLost
@@ -26,7 +27,6 @@ from tr11ops.base.redact import one_line
 from tr11ops.base.units import counted, duration
 from tr11ops.runcard.differences import differences
 from trainer.contract.documents import document, record_of
-from trainer.contract.files import write_json
 from trainer.contract.record import Record
 
 EXIT_LOST = 255  # of an agent whose machine is gone
@@ -302,13 +302,9 @@ class Peers:
         launch = node.launch
         if agent is not None and launch is not None and agent.poll() is None:
             self._say(f"tr11: node {node.rank} ({node.name}) is lost: {why}")
-            record = {"rank": None, "host": node.name, "time": time.time(), "launch": launch.number}
+            text = f"the connection to the agent of node {node.rank} was lost: {why}"
             with suppress(OSError):
-                text = f"the connection to the agent of node {node.rank} was lost: {why}"
-                write_json(
-                    launch.attempt / "failures" / f"lost-{node.name}.json",
-                    {**record, "error": text},
-                )
+                Failure(text, launch.number).write(launch.attempt, "lost", node.name)
             agent.end_with(EXIT_LOST)
 
     def lost(self) -> dict[str, str]:

@@ -13,6 +13,7 @@ from tr11ops.agent.recurrence import Repetition, condemning_checks
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.diagnose.attribution.restart import MOST_AT_ONE_STEP
 from tr11ops.diagnose.signature import Restart
+from tr11ops.runcard.sections import ResilienceSection
 from tr11ops.rundir.attempts import LaunchRecord
 from tr11ops.rundir.exclusion import is_broad
 from trainer.contract.record import Record
@@ -20,13 +21,7 @@ from trainer.contract.record import Record
 NOT_THE_NODES = "the same fault came back on other nodes: it is not the nodes"
 # suspects give way to a spare at once
 _SWAPPED = frozenset({Kind.NODE, Kind.PORT})
-
-
-class RelaunchBudget(Record):
-    """Most launches in one allocation, and most in a row that come to nothing new."""
-
-    launches: int
-    without_progress: int
+LAUNCH_SECONDS = 60.0  # a launch that has less than this cannot do much
 
 
 class AllocationState(Record):
@@ -43,7 +38,6 @@ class AllocationState(Record):
     usable: tuple[str, ...]
     needed: int
     seconds_left: float | None
-    seconds_needed: float
     reluctant: frozenset[str] = frozenset()
     suspected: tuple[str, ...] = ()
     may_reuse: bool = False
@@ -80,7 +74,7 @@ def decide(
     history: Sequence[LaunchRecord],
     repeated: Repetition,
     situation: AllocationState,
-    budget: RelaunchBudget,
+    resilience: ResilienceSection,
 ) -> Decision:
     """What follows the last launch of `history` (oldest first, all of this attempt, at least one),
     whose fault has `repeated` so often.
@@ -88,7 +82,7 @@ def decide(
     A node that was ever blamed is never used again, unless the nodes are one machine's. One that
     was suspected is used again only when there are no others.
     """
-    return _end(history, repeated, situation, budget) or _next(history, situation)
+    return _end(history, repeated, situation, resilience) or _next(history, situation)
 
 
 def blamed_nodes(history: Sequence[LaunchRecord]) -> tuple[str, ...]:
@@ -120,7 +114,7 @@ def _end(
     history: Sequence[LaunchRecord],
     repeated: Repetition,
     situation: AllocationState,
-    budget: RelaunchBudget,
+    resilience: ResilienceSection,
 ) -> Decision | None:
     """Why no other launch may follow, whatever nodes there are; None when one may."""
     last = history[-1]
@@ -134,11 +128,11 @@ def _end(
     why = ""
     if last.cause == Kind.OPERATOR:
         why = "it was asked for"
-    elif len(history) >= budget.launches:
-        why = f"{budget.launches} launches in this allocation are the most allowed"
-    elif fruitless >= budget.without_progress:
+    elif len(history) >= resilience.launches_per_attempt:
+        why = f"{resilience.launches_per_attempt} launches in this allocation are the most allowed"
+    elif fruitless >= resilience.launches_without_progress:
         why = f"{fruitless} launches in a row added no iteration"
-    elif left is not None and left < situation.seconds_needed:
+    elif left is not None and left < LAUNCH_SECONDS:
         why = f"{max(left, 0.0):.0f} s of the allocation are left to train in"
     if why:
         return EndTask(why)

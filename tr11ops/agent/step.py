@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from tr11ops.agent.allocation import Allocation, gpus_of_node
-from tr11ops.agent.exit_records import Death, trainer_is_done
+from tr11ops.agent.exit_records import Failure, trainer_is_done
 from tr11ops.base.processes import CONTROLLER_VARIABLE, adopt_orphans, end_descendants, exit_status
 from tr11ops.diagnose.attribution.srun import PREFIXES, parse_lines
 from tr11ops.runcard.sections import ContainerSection
@@ -354,7 +354,7 @@ def _record(
         code = child.poll()
         if code is not None and code < 0:
             with suppress(OSError):  # the log says it too
-                Death(what, host, -code, launch.number).write(launch.attempt, "agent")
+                Failure.killed(what, -code, launch.number).write(launch.attempt, "agent", host)
 
 
 def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:

@@ -12,12 +12,12 @@ from tr11ops.agent.relaunch import (
     AllocationState,
     EndTask,
     Relaunch,
-    RelaunchBudget,
     blamed_nodes,
     decide,
 )
 from tr11ops.diagnose.attribution.attributors import attribute
 from tr11ops.diagnose.attribution.evidence import Evidence, Kind, NodeReport
+from tr11ops.runcard.sections import ResilienceSection
 from tr11ops.rundir.attempts import LaunchRecord
 from tr11ops.rundir.exclusion import Exclusion
 
@@ -145,11 +145,11 @@ def test_a_check_that_fails_everywhere_blames_no_node() -> None:
     assert attribute(evidence(*later, fans="...")).kind is Kind.UNKNOWN
 
 
-BUDGET = RelaunchBudget(20, 3)
+BUDGET = ResilienceSection()
 
 
 def allocation(nodes: str, needed: int = 2) -> AllocationState:
-    return AllocationState(tuple(nodes), needed, None, 60.0)
+    return AllocationState(tuple(nodes), needed, None)
 
 
 ONCE = Repetition((None,))

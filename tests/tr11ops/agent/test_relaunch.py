@@ -14,18 +14,26 @@ from tr11ops.agent.relaunch import (
     Decision,
     EndTask,
     Relaunch,
-    RelaunchBudget,
     Stop,
     first_nodes,
     named_twice,
 )
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.diagnose.signature import Restart
+from tr11ops.runcard.sections import ResilienceSection
 from tr11ops.rundir.attempts import LaunchRecord
 
 ALL = tuple(f"x{number}" for number in range(1, 7))
-BUDGET = RelaunchBudget(launches=20, without_progress=3)
-SITUATION = AllocationState(usable=ALL, needed=4, seconds_left=3600.0, seconds_needed=60.0)
+
+
+def budget(launches: int, without_progress: int) -> ResilienceSection:
+    return ResilienceSection(
+        launches_per_attempt=launches, launches_without_progress=without_progress
+    )
+
+
+BUDGET = budget(20, 3)
+SITUATION = AllocationState(usable=ALL, needed=4, seconds_left=3600.0)
 FIRST = ALL[:4]
 
 
@@ -46,11 +54,11 @@ def unknown(nodes: tuple[str, ...] = FIRST, **fields: object) -> LaunchRecord:
 def decide(
     history: list[LaunchRecord],
     situation: AllocationState,
-    budget: RelaunchBudget,
+    resilience: ResilienceSection,
     began_at: tuple[int | None, ...] = (None,),
 ) -> Decision:
     """`began_at`: of the launches in a row that the last one's fault has ended, newest first."""
-    return relaunch.decide(history, Repetition(began_at), situation, budget)
+    return relaunch.decide(history, Repetition(began_at), situation, resilience)
 
 
 def relaunched(decision: Decision) -> tuple[str, ...]:
@@ -78,7 +86,7 @@ def test_a_suspect_is_swapped_and_comes_back_when_no_other_is_left():
         suspect("x3", ("x1", "x3", "x4", "x5")),
         suspect("x6", ("x1", "x4", "x5", "x6")),
     ]
-    third = decide(course, SITUATION, RelaunchBudget(20, 9))
+    third = decide(course, SITUATION, budget(20, 9))
     # one that was suspected earlier, not the last one
     assert relaunched(third) == ("x1", "x2", "x4", "x5")
     alone = decide([suspect("x2")], replace(SITUATION, usable=FIRST), BUDGET)
@@ -101,7 +109,7 @@ def test_the_last_suspect_comes_after_all_that_are_to_be_used_last():
         suspect("x5", ("x1", "x2", "x3", "x5")),
         suspect("x1", ("x1", "x2", "x3", "x6")),
     ]
-    third = decide(course, SITUATION, RelaunchBudget(20, 9))
+    third = decide(course, SITUATION, budget(20, 9))
     assert relaunched(third) == ("x2", "x3", "x4", "x6")
     watched = replace(SITUATION, reluctant=frozenset({"x5", "x6"}))
     assert relaunched(decide([suspect("x2")], watched, BUDGET)) == ("x1", "x3", "x4", "x5")
@@ -167,7 +175,7 @@ def test_a_fault_that_follows_the_rank_is_not_the_nodes():
     same = [bad("x1", fault="abort"), bad("x2", other, fault="abort")]
     assert isinstance(decide(same, SITUATION, BUDGET), Relaunch)
     same.append(bad("x3", ("x3", "x4", "x5", "x6"), fault="abort"))
-    assert isinstance(decide(same, SITUATION, RelaunchBudget(20, 9)), Stop)
+    assert isinstance(decide(same, SITUATION, budget(20, 9)), Stop)
 
 
 def test_a_taken_port_is_cured_by_another_or_by_another_node():
@@ -195,7 +203,7 @@ def test_a_fault_that_comes_back_at_one_step_is_bounded_and_tries_an_older_check
     # on other nodes
     assert relaunched(decide([first, again], SITUATION, BUDGET, (20, 20)))
     third = [first, again, replace(again, restart=Restart.CHANGE)]
-    assert "3 times" in decide(third, SITUATION, RelaunchBudget(20, 9), (20, 20, 20)).why
+    assert "3 times" in decide(third, SITUATION, budget(20, 9), (20, 20, 20)).why
     for kind in (Kind.UNKNOWN, Kind.NUMERICS, Kind.SOFTWARE):
         older = replace(again, cause=kind.value, older_checkpoint=10, suspects=("x2",))
         tried = decide([older], SITUATION, BUDGET, (20, 20))
@@ -206,7 +214,7 @@ def test_a_fault_that_comes_back_at_one_step_is_bounded_and_tries_an_older_check
         late = decide([older], replace(SITUATION, seconds_left=5.0), BUDGET, (20, 20))
         assert isinstance(late, EndTask)  # the next task does
         in_vain = replace(again, cause=kind.value, checkpoint_before=10)
-        decision = decide([in_vain], SITUATION, RelaunchBudget(20, 9), (10, 20, 20))
+        decision = decide([in_vain], SITUATION, budget(20, 9), (10, 20, 20))
         assert "from an older checkpoint too" in decision.why
 
 
@@ -229,9 +237,7 @@ def test_budgets_of_launches_progress_and_time():
 
 
 def test_one_machine_playing_all_nodes_starts_again_on_them():
-    here = AllocationState(
-        usable=FIRST, needed=4, seconds_left=None, seconds_needed=60.0, may_reuse=True
-    )
+    here = AllocationState(usable=FIRST, needed=4, seconds_left=None, may_reuse=True)
     assert relaunched(decide([bad("x2")], here, BUDGET)) == FIRST
     assert relaunched(decide([bad("x2"), bad("x2")], here, BUDGET)) == FIRST
     assert isinstance(decide([bad("x2")] * 3, here, BUDGET), EndTask)
@@ -266,9 +272,9 @@ events = st.tuples(kinds, st.integers(0, 3), st.booleans(), st.sampled_from(["a"
 def test_it_ends_within_its_budget_and_no_blamed_node_returns(
     needed, spares, launches, fruitless, one_machine, course
 ):
-    budget = RelaunchBudget(launches, fruitless)
+    resilience = budget(launches, fruitless)
     usable = tuple(f"n{number}" for number in range(needed + spares))
-    situation = AllocationState(usable, needed, None, 60.0, may_reuse=one_machine)
+    situation = AllocationState(usable, needed, None, may_reuse=one_machine)
     nodes = first_nodes(situation)
     history: list[LaunchRecord] = []
     blamed: set[str] = set()
@@ -290,7 +296,7 @@ def test_it_ends_within_its_budget_and_no_blamed_node_returns(
             )
         )
         blamed.update(history[-1].blamed)
-        decision = decide(history, situation, budget)
+        decision = decide(history, situation, resilience)
         if not isinstance(decision, Relaunch):
             break
         nodes = decision.nodes
