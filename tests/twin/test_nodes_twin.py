@@ -22,8 +22,8 @@ from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest, Job
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.health.base import EXIT_BAD_NODE
-from tr11ops.nodes.queue_exclusions import RunQueue, sync_queue_exclusions
-from tr11ops.queue.queued_jobs import PendingJobs, known_names
+from tr11ops.nodes.queue_exclusions import RunQueue, known_names, sync_queue_exclusions
+from tr11ops.queue.queued_jobs import PendingJobs
 from tr11ops.rundir.attempts import LaunchRecord
 from tr11ops.rundir.exclusions import read_version
 from tr11ops.rundir.journal import user_name

@@ -12,8 +12,7 @@ import pytest
 from tests.plugins.twin_fixture import require_slurm
 from tests.twin.small_run import SmallRun
 from tr11ops.cli.main import execute
-from tr11ops.nodes.queue_exclusions import RunQueue, exclude_nodes
-from tr11ops.queue.queued_jobs import known_names
+from tr11ops.nodes.queue_exclusions import RunQueue, exclude_nodes, known_names
 from tr11ops.rundir.exclusion import NodeStanding
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, read_version
 from tr11ops.twin.faults import heal, inject

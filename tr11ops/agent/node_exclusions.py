@@ -29,10 +29,11 @@ from tr11ops.nodes.queue_exclusions import (
     RunQueue,
     exclude_nodes,
     include_nodes,
+    known_names,
     sync_queue_exclusions,
     why_not_leave_out,
 )
-from tr11ops.queue.queued_jobs import PendingJobs, known_names
+from tr11ops.queue.queued_jobs import PendingJobs
 from tr11ops.rundir.exclusion import (
     NOT_EXCLUDABLE,
     Exclusion,

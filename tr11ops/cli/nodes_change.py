@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tr11ops.nodes.check import NodeCheck
-    from tr11ops.nodes.queue_exclusions import ExclusionResult
-    from tr11ops.nodes.view import QueueChange
+    from tr11ops.nodes.queue_exclusions import ExclusionResult, QueueChange
 
 NODES_HELP = "Names or host lists: jean-zay-iam[01-03]."
 Nodes = Annotated[

@@ -27,8 +27,8 @@ from tr11ops.launch.preflight import chosen_partition
 from tr11ops.nodes import check as checking
 from tr11ops.nodes.health_job import HealthRequest
 from tr11ops.nodes.names import card_exclusions, resolve
-from tr11ops.nodes.queue_exclusions import RunQueue
-from tr11ops.nodes.view import QueueChange, is_lost, is_shut, queue_changes, support_note
+from tr11ops.nodes.queue_exclusions import QueueChange, RunQueue, queue_changes
+from tr11ops.nodes.view import is_lost, is_shut, support_note
 from tr11ops.observe.files import read_submissions
 from tr11ops.observe.ownership import own_jobs, why_unmounted
 from tr11ops.rundir.exclusion import (

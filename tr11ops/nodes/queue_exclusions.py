@@ -13,14 +13,91 @@ from msgspec.structs import replace
 
 from tr11ops.base.errors import ExclusionError, SchedulerError
 from tr11ops.base.observed import cause
-from tr11ops.cluster.arrays import covered
+from tr11ops.cluster.arrays import covered, names_of
 from tr11ops.cluster.base import Job, JobState, Scheduler, StateAnswer, may_start
-from tr11ops.nodes.view import QueueChange, queue_changes
-from tr11ops.queue.queued_jobs import given_to_scheduler
 from tr11ops.rundir.exclusion import ExclusionLimit, NodeStanding
 from tr11ops.rundir.exclusions import exclude, include, read_version
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.record import Record
+
+# ------------------------------------------------------------------------ what a scheduler is given
+# Of the excluded nodes those that it knows.
+#
+# A site removes and renames nodes. Slurm refuses a whole list for one name that it does not know, a
+# new submission's as well as a change of queued work, and keeps such names in the list of work that
+# was queued before. So what the scheduler does not know is left out of what it is given, and stays on
+# the run's list: under its name it may come back.
+
+
+class Given(Record):
+    """`nodes` are what the scheduler is given, `left_out` what it does not know; each once, in the
+    order asked.
+    """
+
+    nodes: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+
+
+def given_to_scheduler(names: Iterable[str], known: Collection[str] | None) -> Given:
+    """`known` are the names of all nodes of the cluster; None or empty where they could not be
+    read: all are given.
+    """
+    every = tuple(dict.fromkeys(names))
+    if not known:
+        return Given(every)
+    there = frozenset(known)
+    return Given(tuple(n for n in every if n in there), tuple(n for n in every if n not in there))
+
+
+def known_names(scheduler: Scheduler) -> frozenset[str] | None:
+    """The names of the cluster's nodes; None where the scheduler does not tell them."""
+    try:
+        return frozenset(node.name for node in scheduler.nodes())
+    except SchedulerError:
+        return None
+
+
+class QueueChange(Record):
+    """A queued job whose exclude list changes in place. `user` owns it: Slurm lets no one else
+    change it.
+
+    `job_id` is how the scheduler shows it, `name` how it is named to the scheduler: all tasks,
+    without a throttle.
+    """
+
+    job_id: str
+    name: str
+    user: str
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+
+def queue_changes(
+    jobs: Iterable[Job],
+    known: Collection[str] | None,
+    add: Iterable[str] = (),
+    remove: Iterable[str] = (),
+    keep: Iterable[str] = (),
+) -> tuple[QueueChange, ...]:
+    """What becomes of the exclude lists of the pending jobs. `keep` are names that are not taken
+    off in any case.
+
+    `known` are the cluster's nodes: no list is given any other name, also where the job had it so
+    far.
+    """
+    added = set(add)
+    removed = set(remove) - set(keep)
+    found = []
+    for job in jobs:
+        if job.state is JobState.PENDING:
+            after = given_to_scheduler(sorted((set(job.excluded) | added) - removed), known).nodes
+            if set(after) != set(given_to_scheduler(job.excluded, known).nodes):
+                [name] = names_of([job], [job])
+                found.append(
+                    QueueChange(job.job_id, name, user=job.user, before=job.excluded, after=after)
+                )
+    return tuple(found)
+
 
 # ------------------------------------------------------------------------ may suspects be left out?
 # Only while enough others are free, within the cap.

@@ -10,10 +10,8 @@ from datetime import UTC
 
 from tr11ops.base.glyphs import plain
 from tr11ops.base.units import timestamp
-from tr11ops.cluster.arrays import names_of
-from tr11ops.cluster.base import Job, JobState, Node
+from tr11ops.cluster.base import Job, Node
 from tr11ops.cluster.hostlist import compress
-from tr11ops.queue.queued_jobs import given_to_scheduler
 from tr11ops.rundir.exclusion import Exclusion, kept_off
 from trainer.contract.record import Record
 
@@ -201,45 +199,3 @@ def holders_of(jobs: Iterable[Job]) -> Mapping[str, tuple[Job, ...]]:
             for name in job.nodes:
                 found[name] = (*found.get(name, ()), job)
     return found
-
-
-class QueueChange(Record):
-    """A queued job whose exclude list changes in place. `user` owns it: Slurm lets no one else
-    change it.
-
-    `job_id` is how the scheduler shows it, `name` how it is named to the scheduler: all tasks,
-    without a throttle.
-    """
-
-    job_id: str
-    name: str
-    user: str
-    before: tuple[str, ...]
-    after: tuple[str, ...]
-
-
-def queue_changes(
-    jobs: Iterable[Job],
-    known: Collection[str] | None,
-    add: Iterable[str] = (),
-    remove: Iterable[str] = (),
-    keep: Iterable[str] = (),
-) -> tuple[QueueChange, ...]:
-    """What becomes of the exclude lists of the pending jobs. `keep` are names that are not taken
-    off in any case.
-
-    `known` are the cluster's nodes: no list is given any other name, also where the job had it so
-    far.
-    """
-    added = set(add)
-    removed = set(remove) - set(keep)
-    found = []
-    for job in jobs:
-        if job.state is JobState.PENDING:
-            after = given_to_scheduler(sorted((set(job.excluded) | added) - removed), known).nodes
-            if set(after) != set(given_to_scheduler(job.excluded, known).nodes):
-                [name] = names_of([job], [job])
-                found.append(
-                    QueueChange(job.job_id, name, user=job.user, before=job.excluded, after=after)
-                )
-    return tuple(found)

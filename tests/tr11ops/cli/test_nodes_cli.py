@@ -34,7 +34,8 @@ from tr11ops.nodes.check import (
 )
 from tr11ops.nodes.health_job import HealthRequest, results_of
 from tr11ops.nodes.names import resolve
-from tr11ops.nodes.view import queue_changes, support_note
+from tr11ops.nodes.queue_exclusions import queue_changes
+from tr11ops.nodes.view import support_note
 from tr11ops.rundir.exclusion import Exclusion, NodeStanding
 from tr11ops.rundir.exclusions import exclude, read_version, revise
 

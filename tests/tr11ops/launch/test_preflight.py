@@ -28,8 +28,8 @@ from tr11ops.launch.directory_checks import (
     read_access,
 )
 from tr11ops.launch.preflight import excluded_nodes
+from tr11ops.nodes.queue_exclusions import Given
 from tr11ops.observe.lease import LeaseHolder
-from tr11ops.queue.queued_jobs import Given
 from tr11ops.runcard.sections import RehearsalSection
 from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.exclusion import Exclusion
