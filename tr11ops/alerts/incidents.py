@@ -427,13 +427,7 @@ def _with_another(cause: Alert, alert: Alert) -> Alert:
     )
     if cause.is_acknowledged or not alert.is_acknowledged:
         return joined
-    return replace(
-        joined,
-        acknowledged_by=alert.acknowledged_by,
-        acknowledged_at=alert.acknowledged_at,
-        acknowledged_why=alert.acknowledged_why,
-        first_acknowledged_by=cause.first_acknowledged_by or alert.first_acknowledged_by,
-    )
+    return joined.acknowledged_as(alert)
 
 
 def _merged(findings: Iterable[Finding]) -> dict[str, Finding]:

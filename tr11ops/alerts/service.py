@@ -233,7 +233,7 @@ def _take_over(directory: RunDirectory, local: RunDirectory) -> None:
     """Queue in the fallback directory the messages of an outbox that takes no claim. Raises
     OSError.
     """
-    for entry in known(read_observed(lambda: waiting_entries(directory)), ()):
+    for entry in known(read_observed(waiting_entries, directory), ()):
         queue(local, entry.message, (entry.route,))
 
 

@@ -210,6 +210,16 @@ class Alert(Record):
     def is_acknowledged(self) -> bool:
         return self.acknowledged_at is not None
 
+    def acknowledged_as(self, other: Alert) -> Alert:
+        """With the acknowledgement of another alert of the same incident."""
+        return replace(
+            self,
+            acknowledged_by=other.acknowledged_by,
+            acknowledged_at=other.acknowledged_at,
+            acknowledged_why=other.acknowledged_why,
+            first_acknowledged_by=self.first_acknowledged_by or other.first_acknowledged_by,
+        )
+
 
 class Incident(Record):
     """What remains of an alert for reports. Times as in `Alert`; `resolved` is None while the fault
@@ -450,11 +460,4 @@ def _later(one: Alert, other: Alert) -> Alert:
         return newer
     if (older.acknowledged_at or 0.0) < newer.opened:
         return newer
-    return replace(
-        newer,
-        acknowledged_by=older.acknowledged_by,
-        acknowledged_at=older.acknowledged_at,
-        acknowledged_why=older.acknowledged_why,
-        first_acknowledged_by=newer.first_acknowledged_by or older.first_acknowledged_by,
-        owner=newer.owner or older.owner,
-    )
+    return replace(newer.acknowledged_as(older), owner=newer.owner or older.owner)

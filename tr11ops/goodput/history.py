@@ -61,9 +61,13 @@ def read_attempts(
         sign = max(last_steps.get(job_id, 0.0), beats.get(job_id, 0.0))
         job = by_number.get(job_id)
         attempt = observed(
-            lambda job_id=job_id, job=job, sign=sign: _read_attempt(
-                directory.paths, job_id, jobs=jobs, job=job, sign=sign, read_errors=read_errors
-            )  # type: ignore[misc]
+            _read_attempt,
+            directory.paths,
+            job_id,
+            jobs=jobs,
+            job=job,
+            sign=sign,
+            read_errors=read_errors,
         )
         if isinstance(attempt, Unknown):
             name = read_attempt_label(directory.paths, job_id)
@@ -131,11 +135,11 @@ def _read_attempt(
     start = _checked(record["start"])
     label = attempt_label(record, job_id)
     launches = tuple(_launches(folder, label, read_errors))
-    phases = observed(lambda: read_phases(paths.phases(job_id)))
+    phases = observed(read_phases, paths.phases(job_id))
     if isinstance(phases, Unknown):
         read_errors.append(f"phases of attempt {label}: {phases.why}")
-    verdict = observed(lambda: AttemptVerdict.read(folder))
-    marker = observed(lambda: EndMarker.read(paths.end_marker(job_id)))
+    verdict = observed(AttemptVerdict.read, folder)
+    marker = observed(EndMarker.read, paths.end_marker(job_id))
     began = known(phases, ())
     signs = [start, sign, *(record.time for record in began)]
     signs += [
@@ -150,7 +154,7 @@ def _read_attempt(
     ended, is_running = _end(verdict, jobs, job)
     if ended is None:
         signs.append(last_sign_in(folder))
-    card = known(observed(lambda: read_json(folder / "card.json")), None) or {}
+    card = known(observed(read_json, folder / "card.json"), None) or {}
     if job is not None and job.start_time is not None and job.nodes:
         start = min(start, job.start_time)  # the nodes were held from then on
     return AttemptHistory(
@@ -259,7 +263,7 @@ def _heartbeat_times(paths: RunPaths) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for path in paths.heartbeats.glob("*.json"):
-        value = observed(lambda path=path: read_json(path))  # type: ignore[misc]
+        value = observed(read_json, path)
         moment = None
         if isinstance(value, dict):
             moment = number_in(value.get("time"))
@@ -294,38 +298,27 @@ def read_history(
     """
     paths = directory.paths
     read_errors = list[str]()
-    metrics = observed(lambda: read_metrics(paths.metrics))
-    steps: Observed[tuple[StepMark, ...]]
-    if isinstance(metrics, Unknown):
-        steps = metrics
-    else:
-        steps = tuple(metrics.steps)
-    if isinstance(steps, Unknown):
-        read_errors.append(f"steps: {steps.why}")
-    last_steps = {step.job_id: step.time for step in known(steps, ())}
-    if ledger is None:
-        ledger = read_journal(directory.journal)
+    ledger = ledger or read_journal(directory.journal)
+    metrics = observed(read_metrics, paths.metrics)
+    read_errors += _unread(steps=metrics)
+    found = known(metrics, _Metrics())
+    last_steps = {step.job_id: step.time for step in found.steps}
     attempts = observed(
-        lambda: read_attempts(
-            directory, jobs, last_steps=last_steps, read_errors=read_errors, ledger=ledger
-        )
+        read_attempts,
+        directory,
+        jobs,
+        last_steps=last_steps,
+        read_errors=read_errors,
+        ledger=ledger,
     )
     if not isinstance(attempts, Unknown):
-        lives = (life for attempt in attempts for life in lives_of(attempt, known(steps, ())))
+        lives = (life for attempt in attempts for life in lives_of(attempt, found.steps))
         attempts = tuple(sorted(lives, key=lambda attempt: (attempt.start, attempt.job_id)))
-    if isinstance(attempts, Unknown):
-        read_errors.append(f"attempts: {attempts.why}")
-    if isinstance(jobs, Unknown) and any(attempt.ended is None for attempt in known(attempts, ())):
-        read_errors.append(f"jobs: {jobs.why}")
     submissions, unread = read_submissions(directory)
-    if isinstance(submissions, Unknown):
-        read_errors.append(f"submissions: {submissions.why}")
+    asked = jobs if any(attempt.ended is None for attempt in known(attempts, ())) else ()
+    read_errors += _unread(attempts=attempts, jobs=asked, submissions=submissions)
     read_errors += unread
     read_errors += [str(fault) for fault in ledger.faults if fault.kind != "torn"][:3]
-    if isinstance(metrics, _Metrics):
-        found = metrics
-    else:
-        found = _Metrics()
     return History(
         name=paths.name,
         variant=paths.variant,
@@ -333,8 +326,8 @@ def read_history(
         if isinstance(submissions, Unknown)
         else tuple(reversed(submissions)),
         attempts=attempts,
-        steps=steps,
-        checkpoints=observed(lambda: _read_checkpoints(paths)),
+        steps=metrics if isinstance(metrics, Unknown) else tuple(found.steps),
+        checkpoints=observed(_read_checkpoints, paths),
         pauses=_pauses(ledger.entries, directory),
         holds=_holds(ledger.entries),
         exclusions=_exclusions(ledger.entries),
@@ -342,6 +335,11 @@ def read_history(
         waits=_waits(directory, jobs, known(submissions, ()), scheduler),
         read_errors=tuple(read_errors),
     )
+
+
+def _unread(**parts: object) -> list[str]:
+    """What could not be read, and why."""
+    return [f"{name}: {part.why}" for name, part in parts.items() if isinstance(part, Unknown)]
 
 
 def _waits(

@@ -70,7 +70,7 @@ def gather(
     history = read_history(directory, snapshot.jobs, ledger, snapshot.scheduler)
     latest = None if isinstance(snapshot.checkpoints, Unknown) else snapshot.checkpoints.latest
     named = latest if isinstance(latest, int) else None
-    series = observed(lambda: read_series(directory.paths.metrics, within))
+    series = observed(read_series, directory.paths.metrics, within)
     rows = observed(lambda: tuple(list_rows(directory.paths.checkpoints, named)))
     seen = incidents(directory)
     parts = (("metrics", series), ("alerts", seen), ("checkpoints", rows))

@@ -56,7 +56,7 @@ def fatal_iteration(run: Path) -> int:
 def last_step(run: Path) -> MetricsRecord | None:
     """The last step that a run below this folder has logged; None when there is none."""
     for path in run.glob("*-logs/logs/*/metrics.jsonl"):
-        lines, _ = known(observed(lambda path=path: tail_lines(path, TAIL_BYTES)), ([], True))  # type: ignore[misc]
+        lines, _ = known(observed(tail_lines, path, TAIL_BYTES), ([], True))
         found = (
             record
             for line in reversed(lines)
