@@ -41,8 +41,8 @@ def coming_events(
     until = snapshot.time + seconds
     events = [
         *_saves(snapshot),
-        *_queue(snapshot, extra),
-        *_milestones(snapshot, extra, card, until),
+        *_queue(snapshot),
+        *_milestones(snapshot, card, until),
         *_operation(snapshot, extra),
     ]
     yield from (event for event in events if event.time <= until)
@@ -61,7 +61,7 @@ def _saves(snapshot: Snapshot) -> Iterator[Happened]:
         yield Happened(snapshot.time + following.seconds, f"the next checkpoint{name} is due")
 
 
-def _queue(snapshot: Snapshot, extra: ExtraObservations) -> Iterator[Happened]:
+def _queue(snapshot: Snapshot) -> Iterator[Happened]:
     if snapshot.kill_switch is not None:
         return
     end = end_of(snapshot)
@@ -90,9 +90,7 @@ def _queue(snapshot: Snapshot, extra: ExtraObservations) -> Iterator[Happened]:
 
 
 # ----------------------------------------------------------------------------- the schedule
-def _milestones(
-    snapshot: Snapshot, extra: ExtraObservations, card: RunCard, until: float
-) -> Iterator[Happened]:
+def _milestones(snapshot: Snapshot, card: RunCard, until: float) -> Iterator[Happened]:
     """Where the batch grows, the warm-up and the decay end, an evaluation is due, the training is
     finished.
     """
