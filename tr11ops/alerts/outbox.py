@@ -94,13 +94,6 @@ class Route(Protocol):
     def send(self, entry: OutboxEntry) -> DeliveryReport: ...
 
 
-class Delivery(Record):
-    """What one round of sending did."""
-
-    sent: tuple[OutboxEntry, ...] = ()
-    troubles: tuple[str, ...] = ()
-
-
 # ----------------------------------------------------------------------------- queue
 def queue(directory: RunDirectory, message: Message, routes: tuple[str, ...]) -> None:
     """Put a message on its routes, unless it is there, or was sent, already. Raises OSError as the
@@ -172,9 +165,9 @@ def deliver(
     seconds: float,
     only: frozenset[str] | None = None,
     proven: frozenset[str] = frozenset(),
-) -> Delivery:
+) -> tuple[list[OutboxEntry], list[str]]:
     """Send the messages, as `in_turn` has it, for at most about `seconds`; what is not sent waits
-    for the next round.
+    for the next round. Returns what was sent, and the troubles.
 
     As soon as one message of a route is due, all are tried, so that an incident's messages arrive
     in their order. A route that cannot be reached is left for this round; so is one that fails in
@@ -212,7 +205,7 @@ def deliver(
                 sent.append(replace(entry, done=(*entry.done, *report.done), left=report.withdrawn))
             failures += MOST_FAILURES if report.is_unreachable else report.is_broken
     tidy(directory)
-    return Delivery(tuple(sent), tuple(dict.fromkeys(troubles)))
+    return sent, list(dict.fromkeys(troubles))
 
 
 def _try(

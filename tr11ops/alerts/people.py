@@ -19,7 +19,6 @@ from tr11ops.alerts.sending import Sender
 from tr11ops.alerts.situation import RunSituation
 from tr11ops.alerts.state import Alert, AlertState, Message, merged
 from tr11ops.alerts.store import commit, read_alert_state
-from tr11ops.alerts.url_route import UrlRoute
 from tr11ops.base.observed import cause, known
 from tr11ops.rundir.fallback import fallback_of
 
@@ -106,7 +105,7 @@ def send_test(sender: Sender, to: tuple[str, ...]) -> tuple[tuple[str, str, str]
     for address in message.to:
         report = mail.send(OutboxEntry(replace(message, to=(address,)), "mail", left=(address,)))
         results.append(("mail", address, "" if report.done else report.trouble or "was not taken"))
-    if isinstance(urls, UrlRoute) and not to:
+    if not to:
         results += [("urls", name, trouble) for name, trouble in urls.send_each(message)]
     return tuple(results)
 

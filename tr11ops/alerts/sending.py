@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from tr11ops.alerts.incidents import SENT, WATCHDOG
 from tr11ops.alerts.mail_route import MailRoute
-from tr11ops.alerts.outbox import DeliveryReport, OutboxEntry, Route, deliver, queue
+from tr11ops.alerts.outbox import deliver, queue
 from tr11ops.alerts.policy import Policy, policy_of
 from tr11ops.alerts.state import AlertEvent, AlertState, Message, event_of
 from tr11ops.alerts.store import StoredAlerts, commit
@@ -54,15 +54,6 @@ def _struck(alert_state: AlertState, queued: set[str], written: set[str]) -> Ale
     )
 
 
-class ClosedRoute(Record):
-    """Where the card names no delivery URLs any more, messages for them are given up."""
-
-    name: str = "urls"
-
-    def send(self, entry: OutboxEntry) -> DeliveryReport:
-        return DeliveryReport(is_over=True, trouble="")
-
-
 class Sender(Record):
     """What one process tells people of a run at one moment: by the card's rules, from a directory's alert state.
 
@@ -88,7 +79,7 @@ class Sender(Record):
             *(("urls",) if self.policy.has_urls and message.urls else ()),
         )
 
-    def routes(self) -> tuple[Route, Route]:
+    def routes(self) -> tuple[MailRoute, UrlRoute]:
         """The ways to people that the card names: mail, and delivery URLs."""
         rules = self.card.alerts
         host = self.policy.host
@@ -102,9 +93,8 @@ class Sender(Record):
             known=self.policy.addresses,
             deadline=rules.delivery_seconds,
         )
-        if rules.urls_file is None:
-            return mail, ClosedRoute()
-        return mail, UrlRoute(Path(rules.urls_file), deadline=rules.delivery_seconds)
+        urls = None if rules.urls_file is None else Path(rules.urls_file)
+        return mail, UrlRoute(urls, deadline=rules.delivery_seconds)
 
     def _clock(self) -> float:
         return self.now
@@ -156,13 +146,12 @@ class Sender(Record):
         """
         ids = None if only is None else frozenset(message.id for message in only)
         try:
-            done = deliver(
+            sent, notes = deliver(
                 self.directory, self.routes(), self._clock, seconds, only=ids, proven=proven
             )
         except OSError as error:
             return 0, [f"outbox: {cause(error)}"]
-        notes = list(done.troubles)
-        for entry in done.sent:
+        for entry in sent:
             if not entry.done and not entry.left:
                 continue
             data = {
@@ -181,7 +170,7 @@ class Sender(Record):
             )
             trouble = self._record(event)
             notes += [trouble] if trouble else []
-        return len(done.sent), notes
+        return len(sent), notes
 
     def carry_out(
         self, stored: StoredAlerts, messages: tuple[Message, ...], seconds: float

@@ -28,10 +28,11 @@ DEADLINE_SECONDS = 30.0
 
 class UrlRoute(Record):
     """Every URL of a file that its owner alone can read. Which of them have a message is kept by
-    their hashes.
+    their hashes. Without a file, where the card names no URLs any more, messages for them are given
+    up.
     """
 
-    path: Path
+    path: Path | None
     timeout: float = TIMEOUT_SECONDS
     deadline: float = DEADLINE_SECONDS
     name: str = "urls"
@@ -51,6 +52,8 @@ class UrlRoute(Record):
         self, message: Message, done: frozenset[str] = frozenset()
     ) -> tuple[tuple[str, str], ...]:
         """(URL as it may be shown, trouble or "") of every URL that is not in `done`."""
+        if self.path is None:
+            return ()
         try:
             urls = secret_lines(self.path)
         except PrivateFileError as error:
