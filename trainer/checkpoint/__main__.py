@@ -18,12 +18,11 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from trainer.contract.attempt import hear_signals
-from trainer.contract.errors import CheckpointError, UsageError
+from trainer.contract.errors import Tr11Error
 from trainer.contract.record import JsonObject
 
 EXIT_FINE = 0
 EXIT_NEEDS_PERSON = 1
-EXIT_USAGE = 2
 EXIT_UNOBSERVED = 3
 
 SCHEMA = 1
@@ -124,10 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def explain(error: BaseException) -> tuple[int, str]:
     """The exit code and the one line for an error."""
-    if isinstance(error, UsageError):
-        return EXIT_USAGE, str(error)
-    if isinstance(error, CheckpointError):
-        return EXIT_NEEDS_PERSON, " ".join(str(error).split())
+    if isinstance(error, Tr11Error):
+        return error.exit_code, " ".join(str(error).split())
     if isinstance(error, KeyboardInterrupt):
         return EXIT_NEEDS_PERSON, "stopped; nothing was left half-written"
     if isinstance(error, OSError):

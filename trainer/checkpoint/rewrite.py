@@ -90,16 +90,23 @@ def tensor_bytes(facts: TensorFacts) -> int:
 def row_blocks(
     facts: TensorFacts, most_bytes: int
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Offsets and sizes of blocks of whole rows that tile a tensor in order, none above
-    `most_bytes` unless one row is.
+    """`blocks_of` a tensor, none above `most_bytes` unless one row is."""
+    return blocks_of(facts.shape, most_bytes // facts.dtype.itemsize)
+
+
+def blocks_of(
+    shape: tuple[int, ...], most: int
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Offsets and sizes of blocks of whole rows that tile a tensor in order, none of more than
+    `most` elements unless one row has.
 
     A tensor without dimensions or elements is one block.
     """
-    if not facts.shape or not math.prod(facts.shape):
-        yield (0,) * len(facts.shape), facts.shape
+    if not math.prod(shape) or not shape:
+        yield (0,) * len(shape), shape
         return
-    rows, rest = facts.shape[0], facts.shape[1:]
-    height = max(1, most_bytes // (math.prod(rest) * facts.dtype.itemsize))
+    rows, rest = shape[0], shape[1:]
+    height = max(1, most // math.prod(rest))
     for top in range(0, rows, height):
         yield (top, *(0 for _ in rest)), (min(height, rows - top), *rest)
 

@@ -17,7 +17,6 @@ from trainer.contract.errors import DataError, UsageError
 
 EXIT_FINE = 0
 EXIT_NEEDS_PERSON = 1
-EXIT_USAGE = 2
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -59,10 +58,8 @@ def _run(options: argparse.Namespace) -> int:
         sys.stdout.flush()
         if not getattr(options, "is_fine", lambda result: True)(result):
             return EXIT_NEEDS_PERSON
-    except UsageError as error:
-        return _refuse(f"tr11 data: {error}", EXIT_USAGE)
-    except DataError as error:
-        return _refuse(f"tr11 data: {error}", EXIT_NEEDS_PERSON)
+    except (UsageError, DataError) as error:
+        return _refuse(f"tr11 data: {error}", error.exit_code)
     except BrokenPipeError:
         # the reader is gone: say nothing more to it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

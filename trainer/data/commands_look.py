@@ -234,10 +234,9 @@ def inspect_pair(
     for at in range(0, data.token_count, 1 << 22):
         largest = max(largest, int(data.tokens[at : at + (1 << 22)].max()))
         if tokenizer is None:
-            foreign = None
-        else:
-            foreign = data.foreign_token(at, at + (1 << 22), tokenizer.vocabulary_size)
-        if tokenizer is not None and foreign is not None:
+            continue
+        foreign = data.foreign_token(at, at + (1 << 22), tokenizer.vocabulary_size)
+        if foreign is not None:
             raise DataError(
                 f"{foreign}; the vocabulary of {tokenizer.path} has {tokenizer.vocabulary_size}: the data was made with"
                 " another tokenizer; give that one"
@@ -272,20 +271,19 @@ def inspect_pair(
     )
 
 
-def describe(inspection: Inspection) -> str:
+def describe(result: JsonObject) -> str:
     """An inspection as lines of text."""
-    facts = document(inspection)
-    facts.pop("peeks")
+    facts = {name: value for name, value in result.items() if name != "peeks"}
     width = max(map(len, facts))
     lines = [
         f"{name.replace('_', ' '):<{width}}  {_grouped(value)}" for name, value in facts.items()
     ]
-    for peek in inspection.peeks:
-        if peek.text is not None:
-            shown = repr(peek.text)
+    for peek in result["peeks"]:
+        if peek["text"] is not None:
+            shown = repr(peek["text"])
         else:
-            shown = " ".join(map(str, peek.ids))
-        lines.append(f"sequence {peek.sequence} ({peek.tokens:,} tokens): {shown}")
+            shown = " ".join(map(str, peek["ids"]))
+        lines.append(f"sequence {peek['sequence']} ({peek['tokens']:,} tokens): {shown}")
     return "\n".join(lines)
 
 
@@ -298,7 +296,7 @@ def _grouped(value: object) -> str:
 def add_commands(commands: Commands) -> None:
     """Declare the commands."""
     command = commands.add_parser("inspect", help="what a pair holds")
-    command.set_defaults(run=show_pair, sentence=_inspection)
+    command.set_defaults(run=show_pair, sentence=describe)
     command.add_argument("prefix", metavar="PREFIX")
     command.add_argument("--tokenizer", type=Path)
     command.add_argument("--sequences", type=count, default=3)
@@ -354,12 +352,6 @@ def show_pair(options: argparse.Namespace) -> JsonObject:
     if options.tokenizer is not None:
         tokenizer = load_tokenizer(options.tokenizer)
     return document(inspect_pair(options.prefix, tokenizer, options.sequences))
-
-
-def _inspection(result: JsonObject) -> str:
-    return describe(
-        Inspection(**{**result, "peeks": tuple(Peek(**peek) for peek in result["peeks"])})
-    )
 
 
 def check(options: argparse.Namespace) -> JsonObject:

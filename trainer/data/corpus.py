@@ -15,17 +15,17 @@ import os
 import re
 import sys
 import sysconfig
-import tempfile
 import tokenize
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
+from trainer.contract.documents import record_of
 from trainer.contract.errors import DataError
-from trainer.contract.files import make_shared
+from trainer.contract.files import write_atomically
 from trainer.contract.record import JsonObject, Record
 from trainer.data.errors import explain_os_errors
 from trainer.data.made import begin_record, check_replaceable, end_record, recorded
@@ -168,7 +168,7 @@ def build_corpus(
 
     Deterministic for one installation; written whole or not at all. A complete corpus of the same recipe is kept unless
     `force`, and a file that this function did not make is replaced with `force` alone. `on_bytes` hears of the text
-    gathered. Holds the text in memory (about `min_bytes`).
+    gathered. Holds the text in memory (about `min_bytes`, and its lines as well when it writes).
     Raises DataError when the installation carries less than `min_bytes`, another file is there, or the file cannot be
     written.
     """
@@ -240,21 +240,9 @@ def _origin(source: str) -> str:
 
 
 def _write_lines(output: Path, documents: list[Document]) -> None:
+    lines = [json.dumps(asdict(document), ensure_ascii=False) + "\n" for document in documents]
     with explain_os_errors("writing", output):
-        make_shared(output.parent)
-        descriptor, name = tempfile.mkstemp(prefix=f".{output.name}.", dir=output.parent)
-        temporary = Path(name)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-                for document in documents:
-                    stream.write(json.dumps(asdict(document), ensure_ascii=False) + "\n")
-                stream.flush()
-                os.fsync(stream.fileno())
-            temporary.chmod(0o664)
-            temporary.replace(output)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        write_atomically(output, "".join(lines))
 
 
 def record_path(output: Path) -> Path:
@@ -266,7 +254,9 @@ def _complete(output: Path, request: JsonObject) -> CorpusReport | None:
     """The report of a corpus that is already there, whole, and of the same request."""
     try:
         record = json.loads(record_path(output).read_text(encoding="utf-8"))
-        report = CorpusReport(**{**record["report"], "path": str(output), "already_complete": True})
+        report = replace(
+            record_of(CorpusReport, record["report"]), path=str(output), already_complete=True
+        )
         if record["request"] == request and output.stat().st_size == report.file_bytes:
             return report
     except (OSError, ValueError, KeyError, TypeError):

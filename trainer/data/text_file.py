@@ -9,12 +9,11 @@ before it.
 
 from __future__ import annotations
 
-import codecs
 import lzma
 import shlex
 import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, Self, cast
@@ -152,51 +151,24 @@ def decoding_errors() -> tuple[type[Exception], ...]:
         return (zlib.error, lzma.LZMAError)
 
 
-HEAD_BYTES = 8  # enough to tell
+# UTF-32 comes first: the mark of UTF-16 is the beginning of one of its marks.
+_FOREIGN = [(bits, order) for bits in (32, 16) for order in ("little", "big")]
 
 
-class ForeignEncoding(Record):
-    """An encoding that is not UTF-8: its name for people, and the name that iconv knows it by."""
-
-    name: str
-    iconv: str
-
-
-# The marks of UTF-32 come first: that of UTF-16 is the beginning of one of them.
-_MARKS: Sequence[tuple[bytes, ForeignEncoding]] = (
-    (
-        codecs.BOM_UTF32_LE,
-        ForeignEncoding("UTF-32, little-endian, with a byte-order mark", "UTF-32"),
-    ),
-    (codecs.BOM_UTF32_BE, ForeignEncoding("UTF-32, big-endian, with a byte-order mark", "UTF-32")),
-    (
-        codecs.BOM_UTF16_LE,
-        ForeignEncoding("UTF-16, little-endian, with a byte-order mark", "UTF-16"),
-    ),
-    (codecs.BOM_UTF16_BE, ForeignEncoding("UTF-16, big-endian, with a byte-order mark", "UTF-16")),
-)
-_UNMARKED: Sequence[tuple[str, ForeignEncoding]] = (
-    ("utf-32-le", ForeignEncoding("UTF-32, little-endian, without a byte-order mark", "UTF-32LE")),
-    ("utf-32-be", ForeignEncoding("UTF-32, big-endian, without a byte-order mark", "UTF-32BE")),
-    ("utf-16-le", ForeignEncoding("UTF-16, little-endian, without a byte-order mark", "UTF-16LE")),
-    ("utf-16-be", ForeignEncoding("UTF-16, big-endian, without a byte-order mark", "UTF-16BE")),
-)
-
-
-def foreign_encoding(head: bytes) -> ForeignEncoding | None:
-    """The encoding of a text that begins with `head` and is not UTF-8; None when nothing says that
-    it is not.
+def foreign_encoding(head: bytes) -> tuple[str, str] | None:
+    """The encoding of a text that begins with `head` and is not UTF-8, its name for people and the
+    one that iconv knows it by; None when nothing says that it is not.
 
     Without a mark, a text is told by its first character, which in JSON lines is a space or of
     ASCII.
     """
-    for mark, encoding in _MARKS:
-        if head.startswith(mark):
-            return encoding
-    for codec, encoding in _UNMARKED:
-        width = 4 if codec.startswith("utf-32") else 2
+    for bits, order in _FOREIGN:
+        if head.startswith("\ufeff".encode(f"utf-{bits}-{order[0]}e")):
+            return f"UTF-{bits}, {order}-endian, with a byte-order mark", f"UTF-{bits}"
+    for bits, order in _FOREIGN:
+        codec, width = f"UTF-{bits}{order[0].upper()}E", bits // 8
         if len(head) >= width and _is_ascii(head[:width].decode(codec, "replace")):
-            return encoding
+            return f"UTF-{bits}, {order}-endian, without a byte-order mark", codec
     return None
 
 
@@ -304,6 +276,7 @@ class TextFile:
         encoding = foreign_encoding(self._ahead)
         if encoding is None:
             return
+        shown, known_as = encoding
         kind = self.compression
         name = self.path.name
         for suffix in kind.suffixes if kind else ():
@@ -312,14 +285,12 @@ class TextFile:
             shlex.quote(str(self.path)),
             shlex.quote(str(self.path.with_name(f"utf8-{name}"))),
         )
-        convert = f"iconv -f {encoding.iconv} -t UTF-8"
+        convert = f"iconv -f {known_as} -t UTF-8"
         if kind:
             command = f"{kind.to_stdout} {source} | {convert} > {target}"
         else:
             command = f"{convert} {source} > {target}"
-        raise InputFault(
-            f"{self.path} is {encoding.name}, and UTF-8 is read; convert it: {command}"
-        )
+        raise InputFault(f"{self.path} is {shown}, and UTF-8 is read; convert it: {command}")
 
     # ------------------------------------------------------------------------- the text
     def _text(self, size: int) -> bytes:

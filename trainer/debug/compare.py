@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from trainer.checkpoint.fingerprint import EMPTY, Fingerprint, fingerprint
+from trainer.checkpoint.rewrite import blocks_of
 from trainer.contract.record import Record
 from trainer.debug.record import RankCoordinates
 from trainer.debug.snapshot import KINDS, Kind, StateSnapshot, TensorCopy, owners
@@ -137,23 +139,20 @@ def _by_place(a: list[TensorCopy], b: list[TensorCopy], rule: _Rule) -> Iterator
     for key, one in left.items():
         other = right.get(key)
         if other is None:
-            yield Difference(
-                one.kind, one.name, one.place, replicated=one.replicated, delta=None, only="a"
-            )
+            yield _difference(one, None, only="a")
             continue
         delta = copies_delta(one, other, rule)
         if delta is not None:
-            yield Difference(one.kind, one.name, one.place, replicated=one.replicated, delta=delta)
+            yield _difference(one, delta)
     for key, other in right.items():
         if key not in left:
-            yield Difference(
-                other.kind,
-                other.name,
-                other.place,
-                replicated=other.replicated,
-                delta=None,
-                only="b",
-            )
+            yield _difference(other, None, only="b")
+
+
+def _difference(
+    copy: TensorCopy, delta: Delta | None, only: Literal["a", "b"] | None = None
+) -> Difference:
+    return Difference(copy.kind, copy.name, copy.place, copy.replicated, delta=delta, only=only)
 
 
 def _by_whole(a: list[TensorCopy], b: list[TensorCopy], rule: _Rule) -> Iterator[Difference]:
@@ -198,7 +197,7 @@ def _located(
         if (copy.kind, copy.name) == key:
             delta = _read_delta(whole, copy, rule, swapped)
             if delta is not None:
-                yield Difference(*key, copy.place, copy.replicated, delta)
+                yield _difference(copy, delta)
 
 
 def copies_delta(one: TensorCopy, other: TensorCopy, rule: _Rule) -> Delta | None:
@@ -226,7 +225,7 @@ def _joined(copies: list[TensorCopy], rule: _Rule) -> Fingerprint:
     for copy in copies:
         numbers = copy.numbers
         if numbers is None:
-            for offsets, sizes in _pieces(copy.shape):
+            for offsets, sizes in blocks_of(copy.shape, PIECE_ELEMENTS):
                 piece = _read(copy, offsets, sizes)
                 begin = [base + inner for base, inner in zip(copy.offsets, offsets, strict=True)]
                 found = found.joined(fingerprint(piece, copy.global_shape, begin))
@@ -278,7 +277,7 @@ def _read_delta(
     `copy`.
     """
     seen = _Seen(rule)
-    for offsets, sizes in _pieces(copy.shape):
+    for offsets, sizes in blocks_of(copy.shape, PIECE_ELEMENTS):
         begin = [base + inner for base, inner in zip(copy.offsets, offsets, strict=True)]
         one, other = _window(whole, begin, sizes), _read(copy, offsets, sizes)
         if swapped:
@@ -292,7 +291,7 @@ class _Seen:
 
     def __init__(self, rule: _Rule):
         self.rule = rule
-        self.count = 0
+        self.count = self.different = 0
         self.scale = 0.0
         self.worst = Delta(0, 0, 0.0)
 
@@ -313,19 +312,15 @@ class _Seen:
         gaps = torch.where(unequal & (gaps.isnan() | gaps.isinf()), torch.inf, gaps)
         place = int(gaps.argmax())
         largest, index = float(gaps.flatten()[place]), _unravel(place, a.shape)
-        before = self.worst
-        total = different + (before.different or 0)
-        if largest > before.largest:
+        self.different += different
+        if largest > self.worst.largest:
             at = tuple(base + inner for base, inner in zip(begin, index, strict=True))
-            self.worst = Delta(0, total, largest, at=at, a=float(a[index]), b=float(b[index]))
-        else:
-            self.worst = Delta(0, total, before.largest, at=before.at, a=before.a, b=before.b)
+            self.worst = Delta(0, 0, largest, at=at, a=float(a[index]), b=float(b[index]))
 
     def verdict(self) -> Delta | None:
-        worst = self.worst
-        if not worst.different or not self.rule.exceeds(worst.largest, self.scale):
+        if not self.different or not self.rule.exceeds(self.worst.largest, self.scale):
             return None
-        return Delta(self.count, worst.different, worst.largest, at=worst.at, a=worst.a, b=worst.b)
+        return replace(self.worst, count=self.count, different=self.different)
 
 
 def _unravel(place: int, shape: Sequence[int]) -> tuple[int, ...]:
@@ -334,16 +329,6 @@ def _unravel(place: int, shape: Sequence[int]) -> tuple[int, ...]:
         place, inner = divmod(place, size)
         index.append(inner)
     return tuple(reversed(index))
-
-
-def _pieces(shape: tuple[int, ...]) -> Iterator[tuple[list[int], list[int]]]:
-    """The rectangle of `shape` as blocks of rows of at most PIECE_ELEMENTS numbers."""
-    if not shape:
-        yield [], []
-        return
-    rows = max(1, PIECE_ELEMENTS // max(1, math.prod(shape[1:])))
-    for row in range(0, shape[0], rows):
-        yield [row, *(0 for _ in shape[1:])], [min(rows, shape[0] - row), *shape[1:]]
 
 
 def _read(copy: TensorCopy, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:

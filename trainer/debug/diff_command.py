@@ -16,11 +16,18 @@ from trainer.checkpoint.reader import open_checkpoint
 from trainer.contract.errors import CheckpointError, UsageError
 from trainer.contract.resumable import OPTIMIZER_SUMS
 from trainer.data.progress import progress_bar
-from trainer.debug import report
 from trainer.debug.compare import Difference, OnNumbers, Violation, differences, violations
 from trainer.debug.record import MOMENTS, Moment, companions
+from trainer.debug.report import (
+    KINDS,
+    DiffFinding,
+    DiffVerdict,
+    FaultKind,
+    describe,
+    document,
+    show_value,
+)
 from trainer.debug.snapshot import StateSnapshot, checkpoint_snapshot, dump_snapshots
-from trainer.debug.verdict import KINDS, DiffFinding, DiffVerdict, FaultKind, show_value
 
 # What kind of fault a difference is: pure rules over what two states, or the ranks of one, show.
 
@@ -444,6 +451,7 @@ def _partner(ones: Sequence[StateSnapshot], other: StateSnapshot) -> StateSnapsh
     return ones[0]
 
 
+__all__ = ["HELP", "configure", "describe", "exit_code", "run"]
 HELP = "compare two states: checkpoints of any layout and shape, or debug dumps"
 
 
@@ -488,13 +496,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "a": options.a,
         "b": options.b,
         "tolerance": options.tolerance,
-        **report.document(verdict),
+        **document(verdict),
     }
-
-
-def describe(result: dict[str, Any]) -> str:
-    """The verdict as text."""
-    return report.describe(result)
 
 
 def exit_code(result: dict[str, Any]) -> int:

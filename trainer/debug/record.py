@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from msgspec.structs import replace
+
 from trainer.checkpoint.fingerprint import Fingerprint
-from trainer.contract.documents import document
+from trainer.contract.documents import document, record_of
 from trainer.contract.errors import CheckpointError
 from trainer.contract.files import write_json
 from trainer.contract.record import Record
@@ -108,25 +110,12 @@ class DumpRecord(Record):
             value = json.loads(path.read_text(encoding="utf-8"))
             if value.pop("schema") > SCHEMA:
                 raise CheckpointError(f"{path} was written by a newer tr11; read it with that one")
-            parameters = tuple(
-                ParameterRecord(
-                    **{
-                        **item,
-                        **{key: tuple(item[key]) for key in ("shape", "global_shape", "offsets")},
-                        "numbers": Fingerprint.from_document(item["numbers"]),
-                    }
-                )
-                for item in value.pop("parameters")
-            )
-            place, facts = RankCoordinates(**value.pop("place")), StepFacts(**value.pop("facts"))
-            return cls(**value, place=place, facts=facts, parameters=parameters, folder=path.parent)
-        except (
-            KeyError,
-            TypeError,
-            AttributeError,
-            json.JSONDecodeError,
-            UnicodeDecodeError,
-        ) as error:
+            for item in value["parameters"]:
+                item["numbers"] = Fingerprint.from_document(item["numbers"])
+            return replace(record_of(cls, value), folder=path.parent)
+        except CheckpointError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"{path} is not a dump's companion: {type(error).__name__}: {error}"
             ) from None

@@ -1,17 +1,77 @@
-"""A diff's verdict for programs (JSON values) and for people (text of at most 80 columns)."""
+"""What a diff answers: kinds of fault, findings, a verdict; for programs (JSON values) and for people
+(text of at most 80 columns).
+"""
 
 from __future__ import annotations
 
 import math
 import textwrap
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
-from msgspec import to_builtins
-
+from trainer.contract import documents
+from trainer.contract.record import JsonObject, Record
 from trainer.debug.compare import Delta
 from trainer.debug.record import RankCoordinates
-from trainer.debug.verdict import DiffFinding, DiffVerdict, FaultKind
+
+# Causes before consequences: a wrong optimizer step explains weights that differ later, not the
+# other way round.
+FaultKind = Literal[
+    "model",
+    "missing",
+    "optimizer-step",
+    "schedule",
+    "data-order",
+    "random-state",
+    "counters",
+    "tied-copy",
+    "tensor-duplicate",
+    "data-replica",
+    "weight",
+    "master-weight",
+    "moment",
+]
+KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+
+
+class DiffFinding(Record):
+    """One kind of fault where it is first seen. `names`: all tensors (or facts) of this kind there,
+    the first first.
+
+    `between`: titles of the two states, or of the one state whose own copies disagree. `place`: who
+    holds the first, `places`: all who hold it so. `detail`: sentences on what was seen. `later`:
+    further places in time of this kind.
+    """
+
+    kind: FaultKind
+    between: tuple[str, ...]
+    names: tuple[str, ...]
+    detail: tuple[str, ...] = ()
+    place: RankCoordinates | None = None
+    places: tuple[RankCoordinates, ...] = ()
+    delta: Delta | None = None
+    later: int = 0
+
+
+class DiffVerdict(Record):
+    """What a diff found, in the order of time and then of causes.
+
+    `compared`: titles of the pairs of states; `numbers`: how many were compared; `remarks`: lines
+    that are no fault.
+    """
+
+    findings: tuple[DiffFinding, ...]
+    compared: tuple[tuple[str, str], ...]
+    numbers: int
+    remarks: tuple[str, ...]
+
+
+def show_value(value: Any) -> str:
+    """A fact for people: whole numbers in full, others with all the digits that tell them apart."""
+    if isinstance(value, float):
+        return f"{value!r}"
+    return str(value)
+
 
 WIDTH = 80
 _SHOWN_NAMES = 4
@@ -88,62 +148,33 @@ MEANING: Mapping[FaultKind, tuple[str, str, str]] = {
 
 
 # ----------------------------------------------------------------------------- for programs
-def document(verdict: DiffVerdict) -> dict[str, Any]:
+def document(verdict: DiffVerdict) -> JsonObject:
     """The verdict as JSON values. Numbers that JSON does not have are the strings "nan" and "inf"."""
-    first = verdict.first_tensor
+    findings = [_finding(finding) for finding in verdict.findings]
+    first = next((finding for finding in findings if finding["delta"] is not None), None)
+    divergence = None
+    if first is not None:
+        divergence = {"tensor": first["names"][0]} | {
+            key: first[key] for key in ("kind", "between", "place", "delta")
+        }
     return {
-        "equal": not verdict.findings,
-        "first_divergence": None if first is None else _located(first),
-        "findings": [_finding(finding) for finding in verdict.findings],
-        "compared": [list(pair) for pair in verdict.compared],
+        "equal": not findings,
+        "first_divergence": divergence,
+        "findings": findings,
+        "compared": verdict.compared,
         "numbers": verdict.numbers,
-        "remarks": list(verdict.remarks),
+        "remarks": verdict.remarks,
     }
 
 
-def _located(finding: DiffFinding) -> dict[str, Any]:
-    return {
-        "tensor": finding.names[0],
-        "kind": finding.kind,
-        "between": list(finding.between),
-        "place": _place(finding.place),
-        "delta": _delta(finding.delta),
-    }
-
-
-def _finding(finding: DiffFinding) -> dict[str, Any]:
+def _finding(finding: DiffFinding) -> JsonObject:
     title, means, look_at = MEANING[finding.kind]
-    return {
-        "kind": finding.kind,
-        "title": title,
-        "means": means,
-        "look_at": look_at,
-        "between": list(finding.between),
-        "names": list(finding.names),
-        "detail": list(finding.detail),
-        "place": _place(finding.place),
-        "places": [_place(place) for place in finding.places],
-        "delta": _delta(finding.delta),
-        "later": finding.later,
-    }
-
-
-def _place(place: RankCoordinates | None) -> dict[str, int] | None:
-    if place is None:
-        return None
-    return to_builtins(place)
-
-
-def _delta(delta: Delta | None) -> dict[str, Any] | None:
-    if delta is None:
-        return None
-    numbers = {name: _number(getattr(delta, name)) for name in ("largest", "a", "b")}
-    return {
-        "count": delta.count,
-        "different": delta.different,
-        "at": delta.at and list(delta.at),
-        **numbers,
-    }
+    shown = documents.document(finding)
+    if finding.delta is not None:
+        shown["delta"] |= {
+            name: _number(getattr(finding.delta, name)) for name in ("largest", "a", "b")
+        }
+    return {**shown, "title": title, "means": means, "look_at": look_at}
 
 
 def _number(value: float | None) -> float | str | None:

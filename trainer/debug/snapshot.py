@@ -4,8 +4,9 @@ all ranks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -14,7 +15,7 @@ from msgspec.structs import asdict
 from torch import Tensor
 
 from trainer.checkpoint.fingerprint import Fingerprint, state_digest
-from trainer.checkpoint.source import PARTS, Part, TensorSource, dtype_name
+from trainer.checkpoint.source import PARTS, TensorSource, dtype_name
 from trainer.contract.errors import CheckpointError
 from trainer.contract.record import Record
 from trainer.contract.units import shortened
@@ -141,7 +142,7 @@ def checkpoint_snapshot(source: TensorSource, place: Path, label: str) -> StateS
                     offsets=(0,) * len(shape),
                     shape=shape,
                     dtype=dtype_name(tensor.dtype),
-                    read=_source_reader(source, part, key),
+                    read=partial(source.read, part, key),
                 )
             )
     return StateSnapshot(
@@ -156,10 +157,6 @@ def checkpoint_snapshot(source: TensorSource, place: Path, label: str) -> StateS
         is_checkpoint=True,
         source=source,
     )
-
-
-def _source_reader(source: TensorSource, part: Part, key: str) -> Reader:
-    return lambda offsets, sizes: source.read(part, key, offsets, sizes)
 
 
 def _saved_random_state(place: Path) -> dict[int, dict[str, str]]:
@@ -200,9 +197,6 @@ def _snapshot(records: list[DumpRecord], label: str) -> StateSnapshot:
             f"{other.folder} holds dumps of {first.moment} {first.iteration} on two shapes, "
             f"{dict(first.topology)} and {dict(other.topology)}; keep each run's dumps in a folder of its own"
         )
-    world = 1
-    for degree in first.topology.values():
-        world *= degree
     held = {record.place.rank for record in records}
     return StateSnapshot(
         label=label,
@@ -219,7 +213,9 @@ def _snapshot(records: list[DumpRecord], label: str) -> StateSnapshot:
         copies=tuple(copy for record in records for copy in _copies(record)),
         model={},
         is_checkpoint=False,
-        missing=tuple(rank for rank in range(world) if rank not in held),
+        missing=tuple(
+            rank for rank in range(math.prod(first.topology.values())) if rank not in held
+        ),
     )
 
 
@@ -239,7 +235,7 @@ def _copies(record: DumpRecord) -> Iterator[TensorCopy]:
             replicated=parameter.replicated,
             place=record.place,
             numbers=parameter.numbers,
-            read=None if tensors is None else tensors.reader(parameter.name),
+            read=None if tensors is None else partial(tensors.read, parameter.name),
         )
 
 
@@ -264,19 +260,13 @@ class _TensorFile:
                 f"{self.path} cannot be read ({said}); use a dump of fingerprints"
             ) from None
 
-    def reader(self, name: str) -> Reader:
-        """Reads rectangles of one tensor. The reader raises CheckpointError when the file is not
-        what it should be.
-        """
-
-        def read(offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
-            tensor = self._tensors.get(name)
-            if tensor is None:
-                raise CheckpointError(
-                    f"{self.path} lacks {name}, which its companion names; dump again"
-                )
-            for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
-                tensor = tensor.narrow(dim, offset, size)
-            return tensor
-
-        return read
+    def read(self, name: str, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
+        """A rectangle of one tensor. Raises CheckpointError when the file is not what it should be."""
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise CheckpointError(
+                f"{self.path} lacks {name}, which its companion names; dump again"
+            )
+        for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+            tensor = tensor.narrow(dim, offset, size)
+        return tensor

@@ -14,8 +14,8 @@ from trainer.checkpoint.fingerprint import fingerprint
 from trainer.debug.compare import Difference, differences
 from trainer.debug.diff_command import judge, pair_up
 from trainer.debug.record import Moment, RankCoordinates
+from trainer.debug.report import DiffFinding, DiffVerdict
 from trainer.debug.snapshot import Kind, Reader, StateSnapshot, TensorCopy
-from trainer.debug.verdict import DiffFinding, DiffVerdict
 
 SHAPES: dict[str, tuple[tuple[int, ...], int | None]] = {
     "embedding.word.weight": ((8, 4), 0),

@@ -27,6 +27,7 @@ from trainer.debug.dump import DebugDumps
 from trainer.debug.record import StepFacts
 from trainer.engine import Engine
 from trainer.model import gpt
+from trainer.model.family import TIED_NAME
 from trainer.model.layers import LayerNorm, VocabularyParallelEmbedding
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.state import ShardedState
@@ -129,7 +130,7 @@ class UnreducedHead(Engine):
     def build(cls, config: TrainerConfig, mesh: Mesh, for_training: bool = True) -> Engine:
         engine = super().build(config, mesh, for_training)
         leave_out(
-            engine, {id(item) for name, item in engine.named_parameters() if name == gpt.TIED_NAME}
+            engine, {id(item) for name, item in engine.named_parameters() if name == TIED_NAME}
         )
         return engine
 

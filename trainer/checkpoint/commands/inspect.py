@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trainer.checkpoint.fingerprint import EMPTY, fingerprint
 from trainer.checkpoint.reader import open_checkpoint
+from trainer.checkpoint.rewrite import blocks_of
 from trainer.checkpoint.source import PARTS, CheckpointFacts, TensorSource, dtype_name
 from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import Manifest, file_digest, manifest_faults
@@ -164,17 +165,9 @@ def _tensors(source: TensorSource, pattern: str | None) -> list[JsonObject]:
         task = bar.add_task("reading", total=sum(math.prod(facts.shape) for _, _, facts in held))
         for entry, (part, key, facts) in zip(shown, held, strict=True):
             numbers = EMPTY
-            rows = max(1, PIECE_ELEMENTS // max(1, math.prod(facts.shape[1:])))
-            for row in range(0, facts.shape[0] if facts.shape else 1, rows):
-                if facts.shape:
-                    offsets = [row, *(0 for _ in facts.shape[1:])]
-                    sizes = [min(rows, facts.shape[0] - row), *facts.shape[1:]]
-                else:
-                    offsets = []
-                    sizes = []
-                numbers = numbers.joined(
-                    fingerprint(source.read(part, key, offsets, sizes), facts.shape, offsets)
-                )
+            for offsets, sizes in blocks_of(facts.shape, PIECE_ELEMENTS):
+                piece = source.read(part, key, offsets, sizes)
+                numbers = numbers.joined(fingerprint(piece, facts.shape, offsets))
                 bar.update(task, advance=math.prod(sizes))
             entry.update(numbers.document())
     return shown
