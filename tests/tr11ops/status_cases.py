@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec import to_builtins
 from msgspec.structs import replace
 
 from tr11ops.cluster.base import Job, JobState, Node
-from tr11ops.observe.observations import OperationFacts
 from tr11ops.observe.snapshot import Attempt, Checkpoint, Checkpoints, RunFacts, Snapshot, Step
 from tr11ops.runcard.exit_duration import ExitPlan
-from tr11ops.runcard.watching import WatchSection
+from tr11ops.runcard.watching import AlertsSection, WatchSection
 from tr11ops.rundir import cron_records as periodic
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json
@@ -25,8 +24,6 @@ from trainer.contract.phases import Heartbeat
 NOW = 1_651_406_400.0  # 2022-05-01 12:00:00 UTC
 HOUR = 3600.0
 DAY = 86400.0
-
-Facts = TypeVar("Facts", RunFacts, OperationFacts)
 
 
 def record(iteration: int = 31219, **changes: Any) -> StepRecord:
@@ -159,7 +156,7 @@ def cron_job(name: str = "pulse", **changes: Any) -> periodic.PeriodicJobState:
     return periodic.PeriodicJobState(**{**values, **changes})
 
 
-def facts_with(facts: Facts, **changes: Any) -> Facts:
+def facts_with(facts: RunFacts, **changes: Any) -> RunFacts:
     """The facts with others in them; what is worked out of a card may be stated instead."""
     fields = {name: changes.pop(name) for name in facts.__struct_fields__ if name in changes}
     changed = replace(facts, **fields)
@@ -178,9 +175,9 @@ def snapshot(**changes: Any) -> Snapshot:
         total_iterations=115311,
         checkpoint_interval=100,
         watch=WatchSection(act=True, resubmissions_per_day=0),
-        operation=OperationFacts(has_recipients=True),
+        alerts=AlertsSection(recipients=["ann@example.org"]),
     )
-    facts = facts_with(facts, exit_plan=ExitPlan(5990.0))
+    facts = facts_with(facts, exit_plan=ExitPlan(5990.0), start_of_watchdog="cron install")
     values: dict[str, Any] = {
         "time": NOW,
         "run": facts,

@@ -73,7 +73,7 @@ def _evidence(
 
 def copy_grace(snapshot: Snapshot) -> float:
     """How long a copy may be due before anyone hears of it, in seconds."""
-    copies = snapshot.run.operation.copies
+    copies = snapshot.run.copies
     if copies is None:
         return derived.DAY * GRACE_ROUNDS
     return max(derived.DAY, 3600.0 * copies.interval_hours) * GRACE_ROUNDS
@@ -81,7 +81,7 @@ def copy_grace(snapshot: Snapshot) -> float:
 
 def missing_copies(snapshot: Snapshot, backup: CopyStatus | None) -> tuple[WantedCopy, ...]:
     """Copies that the card wants of checkpoints that are here, and that are not on record, by step."""
-    policy = snapshot.run.operation.copies
+    policy = snapshot.run.copies
     if policy is None or isinstance(snapshot.checkpoints, Unknown):
         return ()
     copied = () if backup is None or backup.copied is None else backup.copied
@@ -206,7 +206,7 @@ def sync_overdue(snapshot: Snapshot) -> Iterator[Finding]:
     Silent where the card names no repository. One that was never reached counts from the first
     submission.
     """
-    interval, sync = snapshot.run.operation.sync_seconds, seen(snapshot.operation.sync)
+    interval, sync = snapshot.run.sync_seconds, seen(snapshot.operation.sync)
     if interval is None:
         return
     if sync is None:

@@ -37,7 +37,7 @@ def partition_of(snapshot: Snapshot) -> str:
     """
     queued = partitions_of(with_room(snapshot.pending_jobs, known(snapshot.nodes, ())))
     named = [job.partition for job in known(snapshot.jobs, ()) if job.partition]
-    return queued or snapshot.run.operation.partition or (named[0] if named else "")
+    return queued or snapshot.run.partition or (named[0] if named else "")
 
 
 def nodes_of_partition(snapshot: Snapshot, partition: str) -> tuple[Node, ...]:
@@ -51,7 +51,7 @@ def needed_nodes(snapshot: Snapshot) -> int | None:
     """How many nodes one attempt asks for by the card, spares included; None where that does not
     say it.
     """
-    return snapshot.run.operation.allocated_nodes or snapshot.run.nodes
+    return snapshot.run.allocated_nodes or snapshot.run.nodes
 
 
 def needed_next(snapshot: Snapshot) -> int | None:

@@ -59,7 +59,7 @@ def filesystem_full(snapshot: Snapshot) -> Iterator[Finding]:
         )
     yield from _no_room_for_a_save(snapshot, {folder.path for folder in shut})
     samples = newest(known(snapshot.operation.usage, ()))
-    for rule in snapshot.run.operation.filesystems:
+    for rule in snapshot.run.filesystems:
         sample = samples.get(rule.name)
         if sample is None:
             continue
@@ -266,7 +266,7 @@ def filesystem_filling(snapshot: Snapshot) -> Iterator[Finding]:
     """
     samples = seen(snapshot.operation.usage)
     last = newest(samples)
-    for rule in snapshot.run.operation.filesystems:
+    for rule in snapshot.run.filesystems:
         if rule.name not in last or full(with_limits(last[rule.name], rule), rule):
             continue
         own = [with_limits(sample, rule) for sample in samples if sample.name == rule.name]

@@ -60,7 +60,7 @@ def periodic_job_failed(snapshot: Snapshot) -> Iterator[Finding]:
 
 def is_wanted(snapshot: Snapshot, job: PeriodicJobState) -> bool:
     """Whether the card wants this job at all: records of others stay behind."""
-    wanted = snapshot.run.operation.periodic_jobs
+    wanted = snapshot.run.periodic_jobs
     return wanted is None or job.name in wanted
 
 

@@ -34,7 +34,7 @@ from tr11ops.observe.observations import (
     Readmission,
     TrainingObservations,
 )
-from tr11ops.observe.operation_files import operation_facts, see_operation
+from tr11ops.observe.operation_files import see_operation
 from tr11ops.observe.ownership import Ownership, why_unmounted, without_unclear
 from tr11ops.observe.placement import with_reasons_of_now
 from tr11ops.observe.snapshot import (
@@ -131,7 +131,12 @@ def facts_of(card: RunCard, typed: str = "") -> RunFacts:
         watch=card.watch,
         resilience=card.resilience,
         recovery=card.recovery,
-        operation=operation_facts(card, Path(typed).parent),
+        partition=card.slurm.partition or "",
+        allocated_nodes=card.slurm.allocated_nodes,
+        backup=card.backup,
+        hub=card.hub,
+        alerts=card.alerts,
+        filesystems=tuple(card.filesystems),
         need=ResumeNeed.of(card),
         source=card,
     )

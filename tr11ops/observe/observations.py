@@ -1,37 +1,25 @@
 """What is seen beside steps and heartbeats: of the training itself, and of the operation around it
-(copies, clocks, purges, holds), with what its card says of them. The types, and no reading.
+(copies, clocks, purges, holds). The types, and no reading.
 
 Frozen values only. Times are seconds since the epoch, durations seconds.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
-from functools import cached_property
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tr11ops.base.observed import Observed, known, observed
+from tr11ops.base.observed import Observed
 from tr11ops.cluster.base import Job
 from tr11ops.rundir.hold_store import HoldRecord
-from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.phases import STEPPING
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
-    from tr11ops.runcard.card import RunCard
-    from tr11ops.runcard.copies import BackupSection
-    from tr11ops.runcard.watching import FilesystemSection
     from tr11ops.rundir import cron_records as periodic
-    from tr11ops.rundir.disk_usage import Usage
-
-
-from typing import TYPE_CHECKING, Any
-
-from trainer.contract.phases import STEPPING
-
-if TYPE_CHECKING:
     from tr11ops.rundir.attempts import KeptStacks
+    from tr11ops.rundir.disk_usage import Usage
     from trainer.contract.compute_record import ComputeTimes
 
 
@@ -155,66 +143,6 @@ class TrainingObservations(Record):
     compute_times: Observed[tuple[ComputeTimes, ...]] = ()
     # of the newest attempts' hangs, the last look of each
     stacks: Observed[tuple[KeptStacks, ...]] = ()
-
-
-class OperationFacts(Record, dict=True):
-    """What the run card says of the operation, as far as watching needs it. None or empty: not
-    asked for.
-
-    `allocated_nodes` are those that one attempt asks for, spares included. `copies` says which
-    checkpoints are copied away; None where there is no archive. `sync_seconds`: between two copies of
-    the logs.
-    """
-
-    partition: str = ""
-    allocated_nodes: int | None = None
-    copies: BackupSection | None = None
-    sync_seconds: float | None = None
-    filesystems: tuple[FilesystemSection, ...] = ()
-    has_recipients: bool = False  # an alert reaches someone: an address or a delivery URL
-    start_of_watchdog: str = "cron install"  # the words of tr11 that start one on this machine
-    source: RunCard | None = None  # which lies in `folder`
-    folder: Path = Path()
-
-    @cached_property
-    def used_files(self) -> tuple[Path, ...]:
-        """Datasets and tokenizer, which a purge would take as well. Reads files; empty where
-        nothing is purged.
-        """
-        if self.source is None or self.source.watch.scratch_purge_days is None:
-            return ()
-        return tuple(_used_files(self.source))
-
-    @cached_property
-    def periodic_jobs(self) -> tuple[str, ...] | None:
-        """The periodic jobs that the card wants; None: any. Reads the heads of the drop-in scripts."""
-        from tr11ops.cron.jobs import every_job
-        from trainer.config.card import CardError
-
-        card = self.source
-        if card is None:
-            return None
-        try:
-            jobs = every_job(card, RunDirectory(card.paths, card.kill_switch), self.folder)
-        except CardError:
-            # `tr11 cron` says what is wrong with it; what ran once is watched all the same
-            return None
-        return tuple(job.name for job in jobs if not job.unwanted)
-
-
-def _used_files(card: RunCard) -> Iterator[Path]:
-    from tr11ops.rundir.datasets import prefixes_of, tokenizer_place, workers_environment
-
-    prefixes = observed(lambda: prefixes_of(card.data))
-    for prefix in known(prefixes, card.data.prefixes):
-        yield Path(f"{prefix}.bin")
-        yield Path(f"{prefix}.idx")
-    tokenizer = observed(lambda: tokenizer_place(card, workers_environment(card, os.environ)))
-    if isinstance(tokenizer, Path):
-        yield tokenizer
-    for text in (card.tokenizer.vocabulary_file, card.tokenizer.merges_file):
-        if text is not None:
-            yield Path(text)
 
 
 class Copied(Record):

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -20,7 +23,6 @@ from tr11ops.base.glyphs import plain
 from tr11ops.base.observed import Observed, Unknown, cause, known, observed
 from tr11ops.base.units import number_in
 from tr11ops.cluster.base import Job
-from tr11ops.cluster.select import start_of_watchdog
 from tr11ops.observe.files import number_of
 from tr11ops.observe.observations import (
     ClockReading,
@@ -28,7 +30,6 @@ from tr11ops.observe.observations import (
     CopyStatus,
     FolderRoom,
     LeastUsed,
-    OperationFacts,
     OperationObservations,
     UnwritableDirectory,
     found_secrets,
@@ -38,43 +39,17 @@ from tr11ops.rundir import cron_records as periodic
 from tr11ops.rundir.disk_usage import read_usage
 from tr11ops.rundir.hold_store import holds_changed, read_by_attempts, read_commanded, read_marked
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_steps
+from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step, checkpoint_steps
 from trainer.contract.paths import RunPaths
 from trainer.contract.phases import Heartbeat
 from trainer.contract.state_file import open_for_reading, read_json, tail_lines
 from trainer.contract.units import shortened
-
-if TYPE_CHECKING:
-    from tr11ops.runcard.card import RunCard
-
-
-import time
-from collections import Counter, deque
-from contextlib import suppress
-
-from trainer.contract.checkpoint_names import checkpoint_step
 
 RANKS_PER_HOST = 2  # whose heartbeats tell a host's clock; one alone may have been written slowly
 FILES_PER_FOLDER = 64  # of a checkpoint, enough to tell when it was last used
 LONGEST_TEXT = 300
 MOST_DAMAGED = 100  # lines that are read of a backup's status
 COMPLETION_BYTES = 1 << 20  # the last two thousand ended jobs, or more
-
-
-def operation_facts(card: RunCard, card_folder: Path = Path()) -> OperationFacts:
-    """What watching the operation needs of a run card, which lies in `card_folder`."""
-    backup, hub = card.backup, card.hub
-    return OperationFacts(
-        partition=card.slurm.partition or "",
-        allocated_nodes=card.slurm.allocated_nodes,
-        copies=backup if backup.store or backup.url else None,
-        sync_seconds=60.0 * hub.interval_minutes if hub.repository else None,
-        filesystems=tuple(card.filesystems),
-        start_of_watchdog=start_of_watchdog(),
-        has_recipients=card.alerts.has_recipients,
-        source=card,
-        folder=card_folder,
-    )
 
 
 def see_operation(
@@ -111,9 +86,9 @@ def see_operation(
         sync=read_copy(state / "sync" / "status.json"),
         periodic_jobs=periodic.read_jobs(directory),
         chains=periodic.read_chains(directory),
-        usage=read_usage(directory) if facts.operation.filesystems else (),
+        usage=read_usage(directory) if facts.filesystems else (),
         clocks=read_clocks(directory.paths, known(heartbeats, ()), known(attempts, ())),
-        least_used=read_least_used(directory.paths, facts.operation.used_files)
+        least_used=read_least_used(directory.paths, facts.used_files)
         if facts.watch.scratch_purge_days is not None
         else (),
         shut_folders=read_unwritable_directories(directory.paths),

@@ -6,6 +6,7 @@ clock: the moment is in `Snapshot.time`. Times are seconds since the epoch, dura
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -13,19 +14,26 @@ from typing import TYPE_CHECKING
 
 from msgspec import field
 
-from tr11ops.base.observed import Observed, Unknown, known, observed_fields, unknown_fields
+from tr11ops.base.observed import (
+    Observed,
+    Unknown,
+    known,
+    observed,
+    observed_fields,
+    unknown_fields,
+)
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.observe.observations import (
-    OperationFacts,
     OperationObservations,
     Readmission,
     TrainingObservations,
 )
+from tr11ops.runcard.copies import BackupSection, HubSection
 from tr11ops.runcard.sections import ResilienceSection
-from tr11ops.runcard.watching import WatchSection
+from tr11ops.runcard.watching import AlertsSection, FilesystemSection, WatchSection
 from tr11ops.rundir.attempts import AttemptEnd, CodeIdentity, why_held
 from tr11ops.rundir.exclusion import Exclusion
-from tr11ops.rundir.paths import Submission
+from tr11ops.rundir.paths import RunDirectory, Submission
 from tr11ops.rundir.state_files import Damage
 from trainer.config.run import RecoverySection
 from trainer.contract.end_marker import BAD_REASONS, EndMarker
@@ -111,7 +119,8 @@ class RunFacts(Record, dict=True):
     """What the run card says, as far as watching needs it; what costs is worked out when it is
     asked for.
 
-    `card` is the card as it was typed, `source` what stands in it.
+    `card` is the card as it was typed, `source` what stands in it. `allocated_nodes` are those that
+    one attempt asks for, spares included.
     `total_iterations` counts from the card's samples and batch ramp. `need`: what the run
     needs of a checkpoint that it resumes from. `log_interval`: iterations for each line of the log;
     `checkpoint_minutes`: between two saves, None where iterations alone count. Of a running attempt
@@ -136,7 +145,12 @@ class RunFacts(Record, dict=True):
     watch: WatchSection = field(default_factory=WatchSection)
     resilience: ResilienceSection = field(default_factory=ResilienceSection)
     recovery: RecoverySection = field(default_factory=RecoverySection)
-    operation: OperationFacts = OperationFacts()
+    partition: str = ""
+    allocated_nodes: int | None = None
+    backup: BackupSection = field(default_factory=BackupSection)
+    hub: HubSection = field(default_factory=HubSection)
+    alerts: AlertsSection = field(default_factory=AlertsSection)
+    filesystems: tuple[FilesystemSection, ...] = ()
     need: ResumeNeed = ResumeNeed()
     source: RunCard | None = None
 
@@ -144,6 +158,54 @@ class RunFacts(Record, dict=True):
     def evaluates(self) -> bool:
         """Whether the training is evaluated on other texts; also where no card says."""
         return self.source is None or self.source.evaluation.iterations > 0
+
+    @property
+    def copies(self) -> BackupSection | None:
+        """Which checkpoints are copied away; None where there is no archive."""
+        if self.backup.store or self.backup.url:
+            return self.backup
+        return None
+
+    @property
+    def sync_seconds(self) -> float | None:
+        """Between two copies of the logs; None where they have no repository."""
+        if self.hub.repository:
+            return 60.0 * self.hub.interval_minutes
+        return None
+
+    @cached_property
+    def start_of_watchdog(self) -> str:
+        """The words of tr11 that start a watchdog on this machine."""
+        from tr11ops.cluster.select import start_of_watchdog
+
+        return start_of_watchdog()
+
+    @cached_property
+    def used_files(self) -> tuple[Path, ...]:
+        """Datasets and tokenizer, which a purge would take as well. Reads files; empty where
+        nothing is purged.
+        """
+        if self.source is None or self.source.watch.scratch_purge_days is None:
+            return ()
+        return tuple(_used_files(self.source))
+
+    @cached_property
+    def periodic_jobs(self) -> tuple[str, ...] | None:
+        """The periodic jobs that the card wants; None: any. Reads the heads of the drop-in scripts."""
+        from tr11ops.cron.jobs import every_job
+        from trainer.config.card import CardError
+
+        card = self.source
+        if card is None:
+            return None
+        try:
+            jobs = every_job(
+                card, RunDirectory(card.paths, card.kill_switch), Path(self.card).parent
+            )
+        except CardError:
+            # `tr11 cron` says what is wrong with it; what ran once is watched all the same
+            return None
+        return tuple(job.name for job in jobs if not job.unwanted)
 
     @cached_property
     def exit_plan(self) -> ExitPlan | None:
@@ -167,6 +229,21 @@ class RunFacts(Record, dict=True):
         if self.source is None:
             return ()
         return course_of(self.source)
+
+
+def _used_files(card: RunCard) -> Iterator[Path]:
+    from tr11ops.rundir.datasets import prefixes_of, tokenizer_place, workers_environment
+
+    prefixes = observed(lambda: prefixes_of(card.data))
+    for prefix in known(prefixes, card.data.prefixes):
+        yield Path(f"{prefix}.bin")
+        yield Path(f"{prefix}.idx")
+    tokenizer = observed(lambda: tokenizer_place(card, workers_environment(card, os.environ)))
+    if isinstance(tokenizer, Path):
+        yield tokenizer
+    for text in (card.tokenizer.vocabulary_file, card.tokenizer.merges_file):
+        if text is not None:
+            yield Path(text)
 
 
 SOUND_LOSSES = 10  # losses in a row that are numbers: so many, and the training is sound

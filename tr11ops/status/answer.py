@@ -159,13 +159,11 @@ def _unseen(snapshot: Snapshot) -> Iterable[Need]:
 def _needs(snapshot: Snapshot, extra: ExtraObservations) -> Iterable[Need]:
     fault = watchdog_missing(snapshot, extra)
     if fault:
-        yield Need(
-            NO_WATCHDOG, fault, derived.command(snapshot, snapshot.run.operation.start_of_watchdog)
-        )
+        yield Need(NO_WATCHDOG, fault, derived.command(snapshot, snapshot.run.start_of_watchdog))
     closed = derived.closed_by_site(snapshot)
     if closed is not None:
         yield Need(SITE, f"{NEEDS[SITE]} ({closed.meaning})", ASK_THE_SITE)
-    if not snapshot.run.operation.has_recipients:
+    if not snapshot.run.alerts.has_recipients:
         yield Need(NO_RECIPIENTS, NEEDS[NO_RECIPIENTS], "set alerts.recipients in the card")
     stuck = _stuck_mail(snapshot, extra)
     if stuck:

@@ -4,43 +4,25 @@ are made of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
-
-from tr11ops.base.observed import Unknown
-from tr11ops.detect.finding import Finding
-from tr11ops.detect.registry import detect_all
-from tr11ops.observe.clock import Moment
-from tr11ops.observe.look import look_now, observe, unseen
-from tr11ops.observe.snapshot import RunFacts, Snapshot
-from tr11ops.status.answer import SleepAnswer, answer
-from tr11ops.status.extra_observations import ExtraObservations
-from tr11ops.watchdog.verdict import Verdict, judge
-from trainer.contract.record import Record
-
-if TYPE_CHECKING:
-    from tr11ops.cluster.base import Overview
-    from tr11ops.rundir.paths import RunDirectory
-    from tr11ops.status.document import Status
-
-
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from tr11ops.base.observed import Observed, known
+from tr11ops.base.observed import Observed, Unknown, known
 from tr11ops.base.units import finite
 from tr11ops.cluster.base import Job
 from tr11ops.detect.causes import commands_after, first_cause
 from tr11ops.detect.copies import missing_copies
+from tr11ops.detect.finding import Finding
 from tr11ops.detect.nodes_left import bad_nodes, leaving_nodes
-from tr11ops.detect.registry import page_for
+from tr11ops.detect.registry import detect_all, page_for
 from tr11ops.detect.unfinished_end import how_it_ended, is_bad
 from tr11ops.detect.watch import is_overdue, is_wanted
 from tr11ops.observe import derived
+from tr11ops.observe.clock import Moment
 from tr11ops.observe.forecast import (
     end_of,
     next_checkpoint,
@@ -48,10 +30,11 @@ from tr11ops.observe.forecast import (
     queue_coverage_seconds,
     throughput_of,
 )
+from tr11ops.observe.look import look_now, observe, unseen
 from tr11ops.observe.observations import LaunchEnd
-from tr11ops.observe.snapshot import Attempt, KillSwitch
+from tr11ops.observe.snapshot import Attempt, KillSwitch, RunFacts, Snapshot
 from tr11ops.queue.held_jobs import standing_holds
-from tr11ops.status.answer import watchdog_missing
+from tr11ops.status.answer import SleepAnswer, answer, watchdog_missing
 from tr11ops.status.document import (
     CardWishes,
     DoneAgain,
@@ -67,13 +50,16 @@ from tr11ops.status.document import (
     StopFile,
     step_values,
 )
-from tr11ops.status.extra_observations import node_use
-from tr11ops.watchdog.verdict import VerdictWord
+from tr11ops.status.extra_observations import ExtraObservations, node_use
+from tr11ops.watchdog.verdict import Verdict, VerdictWord, judge
 from trainer.contract.paths import RunPaths
+from trainer.contract.record import Record
 
 if TYPE_CHECKING:
+    from tr11ops.cluster.base import Overview
     from tr11ops.rundir.disk_usage import Forecast
     from tr11ops.rundir.hold_store import HoldRecord
+    from tr11ops.rundir.paths import RunDirectory
 
 
 class Assessment(Record, dict=True):
@@ -206,14 +192,12 @@ def status_of(
 
 def _wishes(facts: RunFacts) -> CardWishes:
     copies = []
-    wanted = facts.operation.copies
+    wanted = facts.copies
     if wanted is not None and wanted.copies_checkpoints:
         copies.append("backup")
-    if facts.operation.sync_seconds is not None:
+    if facts.sync_seconds is not None:
         copies.append("sync")
-    return CardWishes(
-        facts.card, tuple(copies), tuple(rule.name for rule in facts.operation.filesystems)
-    )
+    return CardWishes(facts.card, tuple(copies), tuple(rule.name for rule in facts.filesystems))
 
 
 def _watchdog_fault(snapshot: Snapshot, extra: ExtraObservations) -> str | None:
@@ -338,7 +322,7 @@ def _filesystems(snapshot: Snapshot) -> tuple[ShownFilesystem, ...] | None:
     from tr11ops.runcard.watching import FilesystemSection
     from tr11ops.rundir.disk_usage import newest
 
-    rules = {rule.name: rule for rule in snapshot.run.operation.filesystems}
+    rules = {rule.name: rule for rule in snapshot.run.filesystems}
     return tuple(
         ShownFilesystem(
             usage,

@@ -238,9 +238,8 @@ def test_what_the_cap_names_where_all_excluded_nodes_are_dead_helps(
     )
     entries = read_version(run_directory(bench).exclusions).exclusions
     given = operated(nodes=there, exclusions=entries, readmissions=())
-    facts = facts_with(given.run.operation, allocated_nodes=2, partition="")
     (told,) = exclusion_cap.detect(
-        replace(given, run=facts_with(given.run, nodes=2, operation=facts))
+        replace(given, run=facts_with(given.run, nodes=2, allocated_nodes=2, partition=""))
     )
     monkeypatch.chdir(tmp_path)
     of_run = ("--run", str(bench.card), "--scheduler", "local")

@@ -11,7 +11,6 @@ from tests.tr11ops.status_cases import (
     NOW,
     changed,
     checkpoints,
-    facts_with,
     idle,
     pending,
     snapshot,
@@ -31,10 +30,9 @@ from tr11ops.observe.observations import (
     Copied,
     CopyStatus,
     LeastUsed,
-    OperationFacts,
 )
 from tr11ops.observe.snapshot import Checkpoint, Snapshot
-from tr11ops.runcard.copies import BackupSection
+from tr11ops.runcard.copies import BackupSection, HubSection
 from tr11ops.runcard.watching import FilesystemSection, WatchSection
 from tr11ops.rundir import cron_records as periodic
 from tr11ops.rundir.disk_usage import Usage
@@ -44,13 +42,13 @@ from tr11ops.rundir.paths import Submission
 UNKNOWN = Unknown("the disk is unreachable")
 TERA = 2.0**40
 RULE = FilesystemSection(name="SCRATCH", source="df", bytes_percent=75, least_free="10 TiB")
-FACTS = OperationFacts(
-    partition="gpu_p5",
-    allocated_nodes=48,
-    copies=BackupSection(store="/a", milestone_percent=0),
-    sync_seconds=HOUR,
-    filesystems=(RULE,),
-)
+FACTS: dict[str, Any] = {
+    "partition": "gpu_p5",
+    "allocated_nodes": 48,
+    "backup": BackupSection(store="/a", milestone_percent=0),
+    "hub": HubSection(repository="bigscience/logs"),
+    "filesystems": (RULE,),
+}
 WATCH = WatchSection(act=True, resubmissions_per_day=0, scratch_purge_days=30)
 SUBMITTED = Submission(
     "t", "1000", "slurm", NOW - 9 * DAY, "ana", "h", "r", "main", "1-10%1", 48, "hash"
@@ -135,7 +133,7 @@ def clock(
 
 def operated(
     base: Snapshot | None = None,
-    facts: OperationFacts = FACTS,
+    facts: dict[str, Any] = FACTS,
     watch: WatchSection = WATCH,
     **changes: Any,
 ) -> Snapshot:
@@ -157,9 +155,7 @@ def operated(
     }
     return with_facts(
         changed(base or snapshot(), **{**values, **changes}),
-        operation=facts,
-        watch=watch,
-        total_iterations=32_000,
+        **{"watch": watch, "total_iterations": 32_000, **facts},
     )
 
 
@@ -170,8 +166,9 @@ def queued(reason: str = "Resources", **changes: Any) -> Snapshot:
     return operated(idle(), jobs=jobs, **changes)
 
 
-def facts(**changes: Any) -> OperationFacts:
-    return facts_with(FACTS, **changes)
+def facts(**changes: Any) -> dict[str, Any]:
+    """What the card says of the operation, with other values."""
+    return {**FACTS, **changes}
 
 
 def backed_up(
@@ -190,7 +187,7 @@ def backed_up(
         store="/a", url="gs://b", weights_interval=0, milestone_percent=0, **changes
     )
     return operated(
-        facts=facts(copies=wanted),
+        facts=facts(backup=wanted),
         backup=CopyStatus(NOW - HOUR, 31_000, copied=copies),
         checkpoints=checkpoints(steps=(30_000, 31_000), examined=examined),
     )

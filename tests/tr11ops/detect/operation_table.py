@@ -54,6 +54,7 @@ from tr11ops.observe.observations import (
     UnwritableDirectory,
 )
 from tr11ops.observe.snapshot import Checkpoint, Checkpoints, KillSwitch, Snapshot
+from tr11ops.runcard.copies import BackupSection, HubSection
 from tr11ops.runcard.watching import WatchSection
 from tr11ops.rundir import cron_records as periodic
 from tr11ops.rundir.exclusion import Exclusion
@@ -179,7 +180,7 @@ TABLE: list[tuple[str, Snapshot, Any, list[str]]] = [
     ),
     ("never, but nothing is due yet", operated(backup=None, checkpoints=checkpoints(900)), backup_overdue, []),
     ("copied, which step is not known", operated(backup=CopyStatus(NOW - HOUR)), backup_overdue, []),
-    ("the card wants no copies", operated(backup=None, facts=facts(copies=None)), backup_overdue, []),
+    ("the card wants no copies", operated(backup=None, facts=facts(backup=BackupSection())), backup_overdue, []),
     ("unknown", operated(backup=UNKNOWN), backup_overdue, []),
     ("both archives have theirs", backed_up(store=(30_000, 31_000), url=(30_000,)), backup_overdue, []),
     ("one archive lags behind the other", backed_up(store=(30_000, 31_000), url=()), backup_overdue, ["WARNING"]),
@@ -196,7 +197,7 @@ TABLE: list[tuple[str, Snapshot, Any, list[str]]] = [
     ("not mirrored for four hours", operated(sync=CopyStatus(NOW - 4 * HOUR)), sync_overdue, ["WARNING"]),
     ("never mirrored", operated(sync=None), sync_overdue, ["WARNING"]),
     ("nothing logged since", operated(idle(), sync=CopyStatus(NOW - 20 * HOUR)), sync_overdue, []),
-    ("no repository", operated(sync=None, facts=facts(sync_seconds=None)), sync_overdue, []),
+    ("no repository", operated(sync=None, facts=facts(hub=HubSection())), sync_overdue, []),
     ("unknown", operated(sync=UNKNOWN), sync_overdue, []),
     # secrets in what is mirrored
     ("a secret was found", operated(sync=CopyStatus(NOW, secrets=(SECRET,))), secret_in_log, ["WARNING"]),

@@ -638,8 +638,7 @@ def test_what_people_have_just_excluded_is_no_mail(owner: str, hours: int, sever
     entry = Exclusion("n4", since=NOW - hours * HOUR, owner=owner, why="a doubt")
     nodes = tuple(Node(f"n{number}", frozenset({"idle"})) for number in range(5))
     given = operated(nodes=nodes, exclusions=(entry,), readmissions=())
-    facts = facts_with(given.run.operation, allocated_nodes=2, partition="")
     cap = ResilienceSection(exclusion_cap_percent=20)
-    seen = with_facts(given, nodes=2, operation=facts, resilience=cap)
+    seen = with_facts(given, nodes=2, allocated_nodes=2, partition="", resilience=cap)
     (told,) = exclusion_cap.detect(seen)
     assert told.severity.name == severity

@@ -78,7 +78,7 @@ def test_the_first_step_without_a_copy_says_how_late_it_is(
     long_ago = replace(SUBMITTED, time=NOW - 100 * DAY)
     due = latest - latest % interval
     seen = operated(
-        facts=facts(copies=BackupSection(store="/a", store_interval=interval, milestone_percent=0)),
+        facts=facts(backup=BackupSection(store="/a", store_interval=interval, milestone_percent=0)),
         steps=steps(last=latest, age=0.0),
         submissions=(long_ago,),
         backup=CopyStatus(NOW - DAY, copied),

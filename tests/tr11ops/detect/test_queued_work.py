@@ -109,7 +109,7 @@ def test_what_can_never_start_for_want_of_nodes_is_one_incident_with_the_cure_fi
     nodes = tuple(Node(f"n{number:02d}", frozenset({"idle"})) for number in range(1, 49))
     listed = (Exclusion(node="n03", since=NOW, owner="ann"),)
     seen = idle(jobs=(pending(reason="BadConstraints"),), nodes=nodes, exclusions=listed)
-    seen = with_facts(seen, nodes=46, operation=replace(seen.run.operation, allocated_nodes=48))
+    seen = with_facts(seen, nodes=46, allocated_nodes=48)
     cure = "tr11 launch --replace --set slurm.spare_nodes=1"
     told = [one for one in by_cause(registry.detect_all(seen)) if one.severity is Severity.CRITICAL]
     assert [(one.detector, one.fix) for one in told] == [("nodes-short", cure)]

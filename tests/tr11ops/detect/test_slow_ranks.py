@@ -388,7 +388,7 @@ def slow_among(
         jobs=(running(), *pending_jobs), nodes=nodes, compute_times=tuple(changed(records(2, 2, 2, per_node=4, noise=0.0), {5, 6}, 5.0)),
         heartbeats=beats(ranks=8), **changes,
     )  # fmt: skip
-    seen = with_facts(seen, nodes=46, operation=replace(seen.run.operation, allocated_nodes=48))
+    seen = with_facts(seen, nodes=46, allocated_nodes=48)
     (finding,) = [one for one in findings(seen) if one.detector == "slow-node"]
     return finding
 

@@ -275,7 +275,7 @@ def test_copies_are_told_without_the_hourly_noise() -> None:
     assert made().copies == "" and "Copies:" not in markdown(made(), UTC)
     seen = asked_for(
         snapshot(backup=CopyStatus(NOW - HOUR, 31000)),
-        copies=BackupSection(store="/a", milestone_percent=0),
+        backup=BackupSection(store="/a", milestone_percent=0),
     )
     assert "- Copies: backup of step 31000 1 h 00 min ago." in markdown(made(snapshot=seen), UTC)
 

@@ -157,7 +157,7 @@ def test_where_those_that_train_fit_the_cure_is_fewer_spares(
     given = with_facts(snapshot(jobs=(queued,), nodes=nodes), nodes=44)
     given = replace(
         given,
-        run=facts_with(given.run, operation=facts_with(given.run.operation, allocated_nodes=48)),
+        run=facts_with(given.run, allocated_nodes=48),
     )
     assert [one.fix for one in nodes_short.detect(given)] == ([fix] if fix else [])
 

@@ -58,7 +58,7 @@ def watched(directory: RunDirectory, **facts: Any) -> RunFacts:
 
 # ----------------------------------------------------------------------------- the card
 def test_the_facts_of_the_large_run() -> None:
-    facts = reading.operation_facts(card("tr11-176B-ml"))
+    facts = facts_of(card("tr11-176B-ml"))
     assert (facts.partition, facts.allocated_nodes) == ("gpu_p5", 50)
     assert (
         facts.copies is not None and facts.copies.copies_checkpoints and facts.sync_seconds == 3600
@@ -73,7 +73,7 @@ def test_the_facts_of_the_large_run() -> None:
 
 
 def test_a_card_that_asks_for_nothing() -> None:
-    facts = reading.operation_facts(card("rehearsal", 'cron.skip=["pulse"]'))
+    facts = facts_of(card("rehearsal", 'cron.skip=["pulse"]'))
     assert (facts.copies, facts.sync_seconds) == (None, None)
     assert (facts.filesystems, facts.used_files) == ((), ())
     assert facts.periodic_jobs is not None
@@ -84,7 +84,7 @@ def test_where_copies_go_says_which_steps_must_be_copied() -> None:
     weights = ("backup.url=gs://bucket/x", "backup.full_interval=0")
     for interval, copied in ((300, True), (0, False)):
         only_url = card("rehearsal", *weights, f"backup.weights_interval={interval}")
-        copies = reading.operation_facts(only_url).copies
+        copies = facts_of(only_url).copies
         assert copies is not None and copies.copies_checkpoints is copied
 
 
@@ -109,7 +109,7 @@ def test_what_costs_of_a_card_is_worked_out_once_and_when_it_is_asked_for(
     assert asked == []
     for _ in range(2):
         plan = facts.exit_plan
-        assert plan is not None and facts.operation.periodic_jobs == ()
+        assert plan is not None and facts.periodic_jobs == ()
         assert [plan.seconds_within(limit) for limit in (None, 7200, 3600)] == [5400, 5400, 1800]
     assert asked == ["exit plan", "periodic jobs"]
 

@@ -21,7 +21,6 @@ from tr11ops.cli.nodes_check import NodesContext
 from tr11ops.cluster.base import Job, Node, Partition
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.detect.nodes_left import exclusion_limit
-from tr11ops.observe.operation_files import operation_facts
 from tr11ops.queue.queued_jobs import PendingJobs
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.exclusion import (
@@ -114,7 +113,8 @@ def test_everyone_who_asks_gets_the_same_answer(
         if job is None
         else (replace(job, comment=directory.comment("20260101-000000-00000000")),)
     )
-    seen = exclusion_limit(operated(facts=operation_facts(card), nodes=CLUSTER, jobs=jobs))
+    of_slurm = {"partition": of_card or "", "allocated_nodes": card.slurm.allocated_nodes}
+    seen = exclusion_limit(operated(facts=of_slurm, nodes=CLUSTER, jobs=jobs))
 
     names = tuple(node.name for node in CLUSTER if "gpu_p5" in node.partitions)
     default = Partition("gpu_p5", None, names, is_default=True)

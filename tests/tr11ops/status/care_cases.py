@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.tr11ops.status_cases import HOUR, NOW, facts_with, with_facts
+from tests.tr11ops.status_cases import HOUR, NOW, with_facts
 from tr11ops.alerts.state import Alert, fingerprint
 from tr11ops.detect.finding import Finding, Severity
 from tr11ops.observe.snapshot import Snapshot
@@ -22,7 +22,7 @@ def alert(detector: str = "stalled", subject: str = "1000_7", **changes: Any) ->
 
 def asked_for(given: Snapshot, **changes: Any) -> Snapshot:
     """The same run, whose card asks for more."""
-    return with_facts(given, operation=facts_with(given.run.operation, **changes))
+    return with_facts(given, **changes)
 
 
 FAULT = Finding("stalled", Severity.CRITICAL, "job 1000_7 stands still", "1000_7")

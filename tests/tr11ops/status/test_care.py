@@ -48,9 +48,9 @@ from tr11ops.detect.registry import detect_all
 from tr11ops.observe import derived
 from tr11ops.observe.observations import Copied, CopyStatus, LaunchEnd
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
-from tr11ops.runcard.copies import BackupSection
+from tr11ops.runcard.copies import BackupSection, HubSection
 from tr11ops.runcard.exit_duration import ExitPlan
-from tr11ops.runcard.watching import FilesystemSection, WatchSection
+from tr11ops.runcard.watching import AlertsSection, FilesystemSection, WatchSection
 from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.copies import DrillRecord, write_drill
 from tr11ops.rundir.exclusion import Exclusion
@@ -147,7 +147,7 @@ MINUTES = with_facts(snapshot(jobs=(SHORT,)), exit_plan=ExitPlan(40.0))
             ["watchdog"], "has not looked for 25 min (due every 5 min)",
         ),
         (snapshot(periodic_jobs=(cron_job(interval_seconds=300.0, started=NOW - 900, next_due=NOW - 600),)), [], ""),
-        (asked_for(snapshot(), has_recipients=False), ["recipients"], "no one would be told"),
+        (asked_for(snapshot(), alerts=AlertsSection()), ["recipients"], "no one would be told"),
         (MINUTES, ["queue"], "the queue covers 39 min of the 102 d"),
         (with_facts(MINUTES, watch=WatchSection(act=True)), [], ""),
         (replace(with_facts(MINUTES, watch=WatchSection(act=True)), resubmitted=3), [], ""),
@@ -159,7 +159,7 @@ MINUTES = with_facts(snapshot(jobs=(SHORT,)), exit_plan=ExitPlan(40.0))
         # this task alone lasts the night
         (snapshot(jobs=(running(), pending(reason="JobHeldUser"))), [], ""),
         (
-            changed(asked_for(MINUTES, has_recipients=False), periodic_jobs=()),
+            changed(asked_for(MINUTES, alerts=AlertsSection()), periodic_jobs=()),
             ["watchdog", "recipients", "queue"], "no watchdog looks at the run; no one would be told; the queue covers",
         ),
     ],
@@ -279,16 +279,18 @@ WANTED = BackupSection(store="/a", store_interval=50_000, milestone_percent=0)
 def test_copies_have_a_row_only_where_the_card_asks_for_them() -> None:
     done = snapshot(backup=CopyStatus(NOW - HOUR, 31000), sync=CopyStatus(NOW - 60))
     assert list(copies(shown(done))) == []
-    ((label, text, style),) = copies(shown(asked_for(done, copies=WANTED, sync_seconds=3600.0)))
+    ((label, text, style),) = copies(
+        shown(asked_for(done, backup=WANTED, hub=HubSection(repository="bigscience/logs")))
+    )
     assert (label, text, style) == (
         "copies",
         "backup of step 31000 1 h 00 min ago; sync 1 min ago",
         "",
     )
-    ((_, text, style),) = copies(shown(asked_for(snapshot(), copies=WANTED)))
+    ((_, text, style),) = copies(shown(asked_for(snapshot(), backup=WANTED)))
     assert (text, style) == ("backup never yet", "yellow")
     ((_, text, style),) = copies(
-        shown(asked_for(snapshot(backup=Unknown("unreadable")), copies=WANTED))
+        shown(asked_for(snapshot(backup=Unknown("unreadable")), backup=WANTED))
     )
     assert (text, style) == ("backup unknown", "magenta")
 
@@ -302,7 +304,7 @@ def test_what_is_missing_damaged_and_tried_is_told() -> None:
         (Copied("store", "full", 31000),),
         ("store: step 31000",),
     )
-    given = asked_for(snapshot(backup=seen), copies=policy)
+    given = asked_for(snapshot(backup=seen), backup=policy)
     assert (shown(given).copies_missing, shown(given).copies_damaged) == (2, 1)  # 31,100 and 31,200
     around = ExtraObservations(
         copying=(
@@ -321,7 +323,7 @@ def test_what_is_missing_damaged_and_tried_is_told() -> None:
         "ana on login1 copies to the store (step 31100), for 1 min",
         "ben on login2 mirrors the logs to the hub, for 5 s",
     ]
-    hidden = asked_for(snapshot(backup=Unknown("x")), copies=policy)
+    hidden = asked_for(snapshot(backup=Unknown("x")), backup=policy)
     assert (shown(hidden).copies_missing, shown(hidden).copies_damaged) == (None, None)
 
 

@@ -44,7 +44,7 @@ from tr11ops.cluster.base import Node
 from tr11ops.detect.registry import detect_all, page_of
 from tr11ops.observe.observations import CopyStatus, LaunchEnd
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
-from tr11ops.runcard.copies import BackupSection
+from tr11ops.runcard.copies import BackupSection, HubSection
 from tr11ops.runcard.watching import FilesystemSection
 from tr11ops.rundir.attempts import CodeIdentity
 from tr11ops.status.assessment import status_of
@@ -304,12 +304,6 @@ def test_a_low_screen_shows_what_is_wrong_first() -> None:
 
 
 def test_the_healthy_screen_fits_24_lines_with_everything_on_it() -> None:
-    operation = replace(
-        snapshot().run.operation,
-        copies=BackupSection(store="/a", milestone_percent=0),
-        sync_seconds=3600.0,
-        filesystems=(FilesystemSection(name="SCRATCH", source="df"),),
-    )
     given = with_facts(
         snapshot(
             backup=CopyStatus(NOW - HOUR, 31000),
@@ -317,7 +311,9 @@ def test_the_healthy_screen_fits_24_lines_with_everything_on_it() -> None:
             periodic_jobs=(cron_job(),),
             usage=(look("SCRATCH", 80.0),),
         ),
-        operation=operation,
+        backup=BackupSection(store="/a", milestone_percent=0),
+        hub=HubSection(repository="bigscience/logs"),
+        filesystems=(FilesystemSection(name="SCRATCH", source="df"),),
     )
     extra = ExtraObservations((), (152.0, 20.0))
     text = drawn(given, 80, True, 24, extra)
@@ -472,8 +468,7 @@ def test_what_to_do_before_sleeping_stands_below_the_answer() -> None:
     assert "\n  first    tr11 cron install\n" in text
     seen = snapshot(periodic_jobs=())
     # neither crontab nor Slurm
-    operation = facts_with(seen.run.operation, start_of_watchdog="cron run")
-    text = drawn(replace(seen, run=facts_with(seen.run, operation=operation)), 80, True)
+    text = drawn(replace(seen, run=facts_with(seen.run, start_of_watchdog="cron run")), 80, True)
     assert "\n  first    tr11 cron run\n" in text
 
 

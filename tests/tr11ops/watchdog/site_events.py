@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -41,7 +42,6 @@ from tr11ops.detect.finding import Severity
 from tr11ops.detect.registry import detect_all, unjudged_detectors
 from tr11ops.observe.observations import (
     ClockReading,
-    OperationFacts,
     UnwritableDirectory,
 )
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
@@ -61,7 +61,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "site-events.md"
 PHASES = ("queued", "starting", "training", "saving", "last hour", "leaving", "idle")
 RUNNING = ("starting", "training", "saving", "last hour")
 ROOM = FilesystemSection(name="scratch", source="df")
-FACTS = OperationFacts(has_recipients=True, partition="gpu_p13", filesystems=(ROOM,))
+FACTS: dict[str, Any] = {"partition": "gpu_p13", "filesystems": (ROOM,)}
 SENT = Submission(
     "20220420-000000-00000000",
     "1000",
@@ -113,7 +113,7 @@ def phase(name: str) -> Snapshot:
     return changed(
         quiet,
         submissions=(SENT,),
-        run=facts_with(quiet.run, operation=FACTS, watch=WatchSection(act=True)),
+        run=facts_with(quiet.run, watch=WatchSection(act=True), **FACTS),
         usage=(usage(),),
     )
 
