@@ -37,11 +37,11 @@ from tr11ops.agent.recurrence import (
 )
 from tr11ops.agent.step import (
     LaunchResult,
+    LaunchRun,
     LaunchWatch,
     LineTee,
     StopFlag,
     WorkerLaunch,
-    run_launch,
 )
 from tr11ops.agent.traces import last_iteration_since, read_faults, read_launches, read_progress
 from tr11ops.base.observed import cause, known, observed
@@ -189,19 +189,17 @@ class Launches:
             container=slurm.container if allocation.kind == "slurm" else None,
             uses_gpus=slurm.gpus_per_node > 0,
         )
-        environment = {**self._context.environment, "TR11_JOB_ID": self._job_id}
-        within = self._config.resilience.end_within_seconds
-        return run_launch(
+        running = LaunchRun(
             launch,
             allocation,
-            environment=environment,
             tee=self._tee,
             stop=self._stop,
             watch=watch,
-            end_within_seconds=within,
-            look=self._look,
+            end_within_seconds=self._config.resilience.end_within_seconds,
             others=peers,
         )
+        environment = {**self._context.environment, "TR11_JOB_ID": self._job_id}
+        return running.run(environment, self._look)
 
     def _card(self, number: int) -> Path:
         """The card of a launch: a later one has what is left of the exit duration, and fewer health

@@ -265,139 +265,84 @@ class LaunchResult(Record):
     end: float
 
 
-def run_launch(
-    launch: WorkerLaunch,
-    allocation: Allocation,
-    environment: Mapping[str, str],
-    tee: LineTee,
-    stop: StopFlag,
-    watch: LaunchWatch,
-    end_within_seconds: float,
-    look: Callable[[], None] = lambda: None,
-    others: OtherMachines | None = None,
-) -> LaunchResult:
-    """Run one launch to its end.
-
-    A first signal asks the trainer to save and leave; a second one (Ctrl-C twice) ends everything
-    at once. `look` is called many times a second while the launch runs. With `others`, this machine
-    is the launch's first node alone.
-    """
-    adopt_orphans()
-    start = time.time()
-    hosts: tuple[str, ...]
-    children: list[AgentProcess]
-    if allocation.kind == "slurm":
-        kept = "srun"
-        hosts = (host_name(),)
-        # A job with spares is submitted with --no-kill; a step that inherited that would hide a
-        # dead node.
-        inherited = {name: value for name, value in environment.items() if name != "SLURM_NO_KILL"}
-        children = [_start(srun_command(launch), inherited)]
-    else:
-        kept = "the node agent"
-        hosts = launch.nodes
-        mine = {CONTROLLER_VARIABLE: str(os.getpid())}
-        children = [
-            _start(
-                launch.node_command,
-                {
-                    **environment,
-                    **mine,
-                    **(gpus_of_node(environment, allocation.nodes, name) if others is None else {}),
-                    "TR11_NODE_RANK": str(rank),
-                    "TR11_NODE_NAME": name,
-                },
-            )
-            for rank, name in enumerate(launch.nodes if others is None else launch.nodes[:1])
-        ]
-        if others is not None:
-            children += others.start(launch)
-
-    def end(grace_seconds: float) -> None:
-        if others is not None:
-            others.end(grace_seconds)
-        end_descendants(grace_seconds)
-
-    pumps = [
-        threading.Thread(target=tee.copy, args=(child.stdout, watch.read), daemon=True)
-        for child in children
-    ]
-    for pump in pumps:
-        pump.start()
-    running = _Running(
-        launch,
-        children,
-        tee=tee,
-        stop=stop,
-        watch=watch,
-        end_within_seconds=end_within_seconds,
-        record_killed=lambda: _record(children, hosts, kept, launch),
-        end=end,
-    )
-    try:
-        statuses = running.wait(look)
-    finally:
-        if allocation.kind != "slurm":
-            end(min(5.0, end_within_seconds / 4))
-        for pump in pumps:
-            pump.join(timeout=5.0)
-    return LaunchResult(max(statuses), start, time.time())
-
-
-def _record(
-    children: Sequence[AgentProcess], hosts: Sequence[str], what: str, launch: WorkerLaunch
-) -> None:
-    """Keep the death of children (`what` they are, one for each of `hosts`) that could not record
-    it themselves.
-    """
-    for host, child in zip(hosts, children, strict=True):
-        code = child.poll()
-        if code is not None and code < 0:
-            with suppress(OSError):  # the log says it too
-                Failure.killed(what, -code, launch.number).write(launch.attempt, "agent", host)
-
-
-def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    # A session of its own: a Ctrl-C at the terminal reaches only this controller, which passes it
-    # on in order.
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        start_new_session=True,
-    )
-
-
-class _Running:
-    """The processes of one launch while they run: waits for them, passes stops on, ends what
-    outstays a failure.
+class LaunchRun:
+    """One launch while it runs: starts its processes, waits for them, passes stops on, ends what
+    outstays a failure. With `others`, this machine is the launch's first node alone.
     """
 
     def __init__(
         self,
         launch: WorkerLaunch,
-        children: Sequence[AgentProcess],
+        allocation: Allocation,
         tee: LineTee,
         stop: StopFlag,
         watch: LaunchWatch,
         end_within_seconds: float,
-        record_killed: Callable[[], None],
-        end: Callable[[float], None],
+        others: OtherMachines | None = None,
     ) -> None:
         self._launch = launch
-        self._children = children
+        self._allocation = allocation
         self._tee = tee
         self._stop = stop
         self._watch = watch
         self._end_within_seconds = end_within_seconds
-        self._record_killed = record_killed
-        self._end = end
+        self._others = others
+        self._children: list[AgentProcess] = []
         self._asked = 0
         self._failed_since: float | None = None
         self._ending = False
 
-    def wait(self, look: Callable[[], None]) -> list[int]:
+    def run(self, environment: Mapping[str, str], look: Callable[[], None]) -> LaunchResult:
+        """Run it to its end. `look` is called many times a second meanwhile.
+
+        A first signal asks the trainer to save and leave; a second one (Ctrl-C twice) ends
+        everything at once.
+        """
+        adopt_orphans()
+        start = time.time()
+        self._start(environment)
+        pumps = [
+            threading.Thread(
+                target=self._tee.copy, args=(child.stdout, self._watch.read), daemon=True
+            )
+            for child in self._children
+        ]
+        for pump in pumps:
+            pump.start()
+        try:
+            statuses = self._wait(look)
+        finally:
+            if self._allocation.kind != "slurm":
+                self._end(min(5.0, self._end_within_seconds / 4))
+            for pump in pumps:
+                pump.join(timeout=5.0)
+        return LaunchResult(max(statuses), start, time.time())
+
+    def _start(self, environment: Mapping[str, str]) -> None:
+        if self._allocation.kind == "slurm":
+            # A job with spares is submitted with --no-kill; a step that inherited that would hide a
+            # dead node.
+            inherited = dict(environment)
+            inherited.pop("SLURM_NO_KILL", None)
+            self._children.append(_started(srun_command(self._launch), inherited))
+            return
+        nodes = self._launch.nodes
+        if self._others is not None:
+            nodes = nodes[:1]
+        for rank, name in enumerate(nodes):
+            own = {
+                **environment,
+                CONTROLLER_VARIABLE: str(os.getpid()),
+                "TR11_NODE_RANK": str(rank),
+                "TR11_NODE_NAME": name,
+            }
+            if self._others is None:
+                own |= gpus_of_node(environment, self._allocation.nodes, name)
+            self._children.append(_started(self._launch.node_command, own))
+        if self._others is not None:
+            self._children += self._others.start(self._launch)
+
+    def _wait(self, look: Callable[[], None]) -> list[int]:
         """The children's exit statuses, once all have ended."""
         while any(child.poll() is None for child in self._children):
             time.sleep(LOOK_SECONDS)
@@ -423,17 +368,40 @@ class _Running:
             self._record_killed()
         return [exit_status(child.wait()) for child in self._children]
 
+    def _record_killed(self) -> None:
+        """Keep the death of children that could not record it themselves."""
+        what = "the node agent"
+        hosts = self._launch.nodes
+        if self._allocation.kind == "slurm":
+            what = "srun"
+            hosts = (host_name(),)
+        for host, child in zip(hosts, self._children, strict=True):
+            code = child.poll()
+            if code is not None and code < 0:
+                killed = Failure.killed(what, -code, self._launch.number)
+                with suppress(OSError):  # the log says it too
+                    killed.write(self._launch.attempt, "agent", host)
+
     def _pass_on(self) -> None:
         number = self._stop.received[self._asked]
-        name = signal.Signals(number).name
         self._asked += 1
         if self._asked == 1:
+            name = signal.Signals(number).name
             self._tee.say(f"{name} received: asking the trainer to save and leave")
-            _ask(self._children, self._launch, self._tee, name)
+            self._ask(name)
         elif number == signal.SIGINT:
             self._tee.say("interrupted again: ending the workers now")
             self._ending = True
             self._end(2.0)
+
+    def _ask(self, name: str) -> None:
+        request = self._launch.attempt / STOP_REQUEST_FILE
+        try:
+            request_stop(request, f"{name} to the batch script")
+        except OSError as error:
+            self._tee.say(f"no stop request can be written, signalling the node agents: {error}")
+            for child in self._children:  # srun passes USR1 on to each agent
+                child.send_signal(signal.SIGUSR1)
 
     def _end_all(self) -> None:
         """End what is left: srun, when it is told to go, tells the nodes that it can reach."""
@@ -441,27 +409,31 @@ class _Running:
         self._tee.say("a node failed and the others did not follow: ending them")
         self._end(self._end_within_seconds / 4)
 
+    def _end(self, grace_seconds: float) -> None:
+        if self._others is not None:
+            self._others.end(grace_seconds)
+        end_descendants(grace_seconds)
+
     def _patience(self, codes: list[int | None]) -> float:
         """How long to wait for the others when one has failed: only as long as they may still have
         something to do.
         """
         if any(code is not None and code < 0 for code in codes):
             return 0.0  # no one keeps the workers of a killed agent
-        # After a clean end, torchrun waits five minutes for a peer that will never come.
-        is_done = trainer_is_done(self._launch.attempt, self._launch.number)
-        return (
-            min(
-                DONE_GRACE_SECONDS if is_done else self._end_within_seconds,
-                self._end_within_seconds,
-            )
-            / 2
-        )
+        within = self._end_within_seconds
+        if trainer_is_done(self._launch.attempt, self._launch.number):
+            # torchrun waits five minutes for a peer that will never come
+            within = min(DONE_GRACE_SECONDS, within)
+        return within / 2
 
 
-def _ask(children: Sequence[AgentProcess], launch: WorkerLaunch, tee: LineTee, name: str) -> None:
-    try:
-        request_stop(launch.attempt / STOP_REQUEST_FILE, f"{name} to the batch script")
-    except OSError as error:
-        tee.say(f"no stop request can be written, signalling the node agents: {error}")
-        for child in children:  # srun passes USR1 on to each agent
-            child.send_signal(signal.SIGUSR1)
+def _started(command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    # A session of its own: a Ctrl-C at the terminal reaches only this controller, which passes it
+    # on in order.
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+    )
