@@ -38,12 +38,12 @@ class DiskScheduler:
         (self.folder / f"{node}.down").touch()
 
     # ------------------------------------------------------------------ the protocol
-    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
+    def jobs(self, name: str | None = None) -> tuple[Job, ...]:
         found = [
             self._read(path)
             for path in sorted(self.folder.glob("*.json"), key=lambda path: int(path.stem))
         ]
-        return tuple(job for job in found if name in (None, job.name) and user in (None, job.user))
+        return tuple(job for job in found if name in (None, job.name))
 
     def job(self, job_id: str) -> Job | None:
         path = self.folder / f"{job_id}.json"
@@ -88,7 +88,7 @@ class DiskScheduler:
     def exclude(self, job_id: str, nodes: tuple[str, ...]) -> None:
         self._change(job_id, excluded=nodes)
 
-    def signal(self, job_id: str, signal_name: str, batch_only: bool = True) -> None:
+    def signal(self, job_id: str, signal_name: str) -> None:
         raise SchedulerError("nothing runs here")
 
     # ------------------------------------------------------------------ how

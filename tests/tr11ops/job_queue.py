@@ -13,7 +13,7 @@ class Queue:
     def __init__(self, *jobs: Job) -> None:
         self._jobs = jobs
 
-    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
+    def jobs(self, name: str | None = None) -> tuple[Job, ...]:
         return self._jobs
 
     def nodes(self) -> tuple[Node, ...]:

@@ -347,7 +347,7 @@ class Overview(Protocol):
 
     name: str
 
-    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
+    def jobs(self, name: str | None = None) -> tuple[Job, ...]:
         """All jobs the scheduler still knows (also recently ended ones), in one call."""
 
     def job(self, job_id: str) -> Job | None:
@@ -390,8 +390,8 @@ class Scheduler(Overview, Protocol):
     def release(self, job_id: str) -> None:
         """Undo `hold`."""
 
-    def signal(self, job_id: str, signal_name: str, batch_only: bool = True) -> None:
-        """Send a signal (`USR1`, `TERM`, ...) to the job's batch script, or to all its processes."""
+    def signal(self, job_id: str, signal_name: str) -> None:
+        """Send a signal (`USR1`, `TERM`, ...) to the job's batch script."""
 
     def exclude(self, job_id: str, nodes: tuple[str, ...]) -> None:
         """Set the excluded nodes of pending work in place, keeping its place in the queue."""

@@ -148,14 +148,14 @@ class LocalScheduler:
         return all(find_job(submission, task) is not None for task in awaited.tasks or ())
 
     # ------------------------------------------------------------------------- looking
-    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
+    def jobs(self, name: str | None = None) -> tuple[Job, ...]:
         """All jobs of the folder, those that ended within `keep_seconds` too."""
         recover(self.store)
         oldest = time.time() - self.store.settings().keep_seconds
         return tasks_apart(
             job
             for submission in self.store.everything()
-            if name in {None, submission.request.name} and user in {None, submission.user}
+            if name in {None, submission.request.name}
             if not (submission.is_over and submission.end_time < oldest)
             for job in submission_jobs(submission)
         )
@@ -267,10 +267,8 @@ class LocalScheduler:
 
         self._change(job_id, change)
 
-    def signal(self, job_id: str, signal_name: str, batch_only: bool = True) -> None:
-        """Send a signal (`USR1`, ...) to the running batch scripts, or to all processes of the
-        running tasks.
-        """
+    def signal(self, job_id: str, signal_name: str) -> None:
+        """Send a signal (`USR1`, ...) to the running batch scripts."""
         try:
             number = Signals["SIG" + signal_name.upper().removeprefix("SIG")]
         except KeyError:
@@ -284,16 +282,13 @@ class LocalScheduler:
             raise SchedulerError(f"job {job_id} is not running: no process to signal")
         import psutil  # which takes longer to import than all that a look at the queue needs
 
-        from tr11ops.cluster.local_processes import descendants, send
+        from tr11ops.cluster.local_processes import send
 
         for task in tasks:
             started = self._wait_for_batch(submission.job_id, task)
             if started is None or started.batch is None or not is_alive(started.batch):
                 continue  # it ended a moment ago
-            if batch_only:
-                send([psutil.Process(started.batch.pid)], number)
-            elif started.step is not None:
-                send(descendants(started.step.pid), number)
+            send([psutil.Process(started.batch.pid)], number)
 
     def _wait_for_batch(self, job_id: int, task: TaskRecord) -> TaskRecord | None:
         """The task's record once its batch script is known; None if it ended before."""

@@ -38,11 +38,11 @@ class AskedAhead:
         self._jobs: _Answer[tuple[Job, ...]] | None = _Answer(lambda: scheduler.jobs(name=name))
         self._nodes: _Answer[tuple[Node, ...]] | None = _Answer(scheduler.nodes)
 
-    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
+    def jobs(self, name: str | None = None) -> tuple[Job, ...]:
         """As a Scheduler's."""
         answer, self._jobs = self._jobs, None
-        if answer is None or answer.is_stale or name != self._asked_name or user is not None:
-            return self._scheduler.jobs(name=name, user=user)
+        if answer is None or answer.is_stale or name != self._asked_name:
+            return self._scheduler.jobs(name=name)
         return answer.take()
 
     def nodes(self) -> tuple[Node, ...]:
@@ -151,15 +151,15 @@ class SharedOverview:
     def __init__(self, scheduler: Overview) -> None:
         self.name = scheduler.name
         self._scheduler = scheduler
-        self._jobs: dict[tuple[str | None, str | None], tuple[Job, ...]] = {}
+        self._jobs: dict[str | None, tuple[Job, ...]] = {}
         self._nodes: tuple[Node, ...] | None = None
         self._error: SchedulerError | None = None
 
-    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
+    def jobs(self, name: str | None = None) -> tuple[Job, ...]:
         """As a Scheduler's."""
-        if (name, user) not in self._jobs:
-            self._jobs[name, user] = self._asked(lambda: self._scheduler.jobs(name=name, user=user))
-        return self._jobs[name, user]
+        if name not in self._jobs:
+            self._jobs[name] = self._asked(lambda: self._scheduler.jobs(name=name))
+        return self._jobs[name]
 
     def nodes(self) -> tuple[Node, ...]:
         """As a Scheduler's."""

@@ -104,7 +104,7 @@ class SlurmScheduler:
     # -- what is
     # --------------------------------------------------------------------------------------------------
 
-    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
+    def jobs(self, name: str | None = None) -> tuple[Job, ...]:
         """All jobs the scheduler still knows, in one call; two only where the quick form of the
         answer will not do.
 
@@ -115,16 +115,13 @@ class SlurmScheduler:
         found = None
         if name:
             columns = slurm_table.format_of(slurm_table.JOB_COLUMNS)
-            filters = [f"--name={name}", *([f"--user={user}"] if user else [])]
             found = self._table(
-                ["squeue", "--noheader", "--states=all", f"--Format={columns}", *filters],
+                ["squeue", "--noheader", "--states=all", f"--Format={columns}", f"--name={name}"],
                 slurm_table.jobs_from_table,
             )
         if found is None or any(map(_is_merged, found)):
             found = tuple(self._records())
-        return tasks_apart(
-            job for job in found if name in (None, job.name) and user in (None, job.user)
-        )
+        return tasks_apart(job for job in found if name in (None, job.name))
 
     def _table(
         self, arguments: list[str], read: Callable[[str], tuple[T, ...] | None]
@@ -294,8 +291,8 @@ class SlurmScheduler:
         """Undo `hold`. What has started, or is over, is held no more."""
         self._change(job_id, lambda name: ["release", name], _is_free, may_have_started=True)
 
-    def signal(self, job_id: str, signal_name: str, batch_only: bool = True) -> None:
-        """Send a signal to what runs of a job. Raises SchedulerError when nothing of it runs.
+    def signal(self, job_id: str, signal_name: str) -> None:
+        """Send a signal to the batch script of what runs of a job. Raises SchedulerError when nothing of it runs.
 
         While tasks of an array wait, scancel is told "try again later" although the running ones
         got the signal (seen in 22.05), and repeats it for a minute and a half: it is stopped before
@@ -311,9 +308,8 @@ class SlurmScheduler:
         ]
         if not running:
             raise SchedulerError(f"job {job_id} is not running: no signal was sent")
-        scope = "--batch" if batch_only else "--full"
         for target in running:
-            command = ["scancel", "--verbose", f"--signal={signal_name}", scope, target]
+            command = ["scancel", "--verbose", f"--signal={signal_name}", "--batch", target]
             result = self._run(command, until=_RETRYING)
             if result.returncode:
                 raise _failure(_message(result, "scancel"))

@@ -158,7 +158,7 @@ class NoScheduler:
     def __init__(self, why: str) -> None:
         self._why = why
 
-    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
+    def jobs(self, name: str | None = None) -> tuple[Job, ...]:
         raise SchedulerUnreachable(self._why)
 
     def job(self, job_id: str) -> Job | None:

@@ -22,7 +22,7 @@ class Queue:
         self.known: tuple[Node, ...] = ()
         self.refuses: dict[str, bool] = {}  # job -> is it done all the same?
 
-    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
+    def jobs(self, name: str | None = None) -> tuple[Job, ...]:
         self._answer()
         return tuple(self.waiting.values())
 

@@ -29,7 +29,7 @@ class Queue:
         self.held: list[Job] = []
         self.loses_answer = self.refuses = False
 
-    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
+    def jobs(self, name: str | None = None) -> tuple[Job, ...]:
         return tuple(self.held)
 
     def submit(self, request: BatchRequest) -> str:

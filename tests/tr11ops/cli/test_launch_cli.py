@@ -410,11 +410,11 @@ class LosesAnswers(LocalScheduler):
         super().submit(request)
         raise SchedulerUnreachable("timed out")
 
-    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[object, ...]:  # type: ignore[override]
+    def jobs(self, name: str | None = None) -> tuple[object, ...]:  # type: ignore[override]
         if self.silent:
             self.silent -= 1
             raise SchedulerUnreachable("timed out")
-        return super().jobs(name, user)
+        return super().jobs(name)
 
 
 def plan_of(bench: LocalBench) -> object:

@@ -104,11 +104,11 @@ class ComesLate(LocalScheduler):
         self.looks = 0
         self._request = request
 
-    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
+    def jobs(self, name: str | None = None) -> tuple[Job, ...]:
         self.looks += 1
         if self.looks == 3:  # the two checks have looked; the settling looks
             super().submit(self._request)
-        return super().jobs(name, user)
+        return super().jobs(name)
 
 
 def test_a_job_that_comes_while_a_launch_settles_stays_alone(

@@ -23,8 +23,8 @@ class Slow:
         self.calls: list[str] = []
         self.is_away = False
 
-    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
-        self.calls.append(f"jobs {name} {user}")
+    def jobs(self, name: str | None = None) -> tuple[Job, ...]:
+        self.calls.append(f"jobs {name}")
         self.gate.wait(30)
         if self.is_away:
             raise SchedulerUnreachable("away")
@@ -42,7 +42,7 @@ def test_both_are_asked_at_once_and_each_answer_is_given_once() -> None:
     slow.gate.set()
     assert asked.jobs(name="r") == (running(),)
     assert [node.name for node in asked.nodes()] == ["n01"]
-    assert sorted(slow.calls) == ["jobs r None", "nodes"]
+    assert sorted(slow.calls) == ["jobs r", "nodes"]
     asked.jobs(name="r")
     asked.nodes()
     assert len(slow.calls) == 4
@@ -73,4 +73,4 @@ def test_an_old_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(select, "FRESH_SECONDS", -1.0)
     asked.jobs(name="r")
     asked.nodes()
-    assert sorted(slow.calls) == ["jobs r None", "jobs r None", "nodes", "nodes"]
+    assert sorted(slow.calls) == ["jobs r", "jobs r", "nodes", "nodes"]

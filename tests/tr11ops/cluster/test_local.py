@@ -326,17 +326,6 @@ def test_signal_waits_for_a_task_that_is_just_starting(scheduler: LocalScheduler
         assert (job.state, job.exit_signal) == (JobState.FAILED, signal.SIGKILL)
 
 
-def test_a_signal_for_all_reaches_the_children(scheduler: LocalScheduler) -> None:
-    child = "(trap 'echo child > heard; exit' USR1; touch ready; while :; do sleep 0.05; done)"
-    # the batch shell leaves after the child: what is left of a task when its shell ends is killed
-    body = f"trap 'wait $!; exit 5' USR1; {child} & wait $!"
-    job_id = scheduler.submit(request(scheduler, body))
-    until((scheduler.store.folder.parent / "ready").exists, "the child is ready")
-    scheduler.signal(job_id, "SIGUSR1", batch_only=False)
-    assert ended(scheduler, job_id).exit_code == 5
-    assert text_of(scheduler.store.folder.parent / "heard") == "child\n"
-
-
 # ----------------------------------------------------------------------------- nodes, order, limits
 def test_nodes_are_exclusive_and_first_come_first_served(scheduler: LocalScheduler) -> None:
     first = scheduler.submit(request(scheduler, "while [ ! -e go ]; do sleep 0.05; done", nodes=3))

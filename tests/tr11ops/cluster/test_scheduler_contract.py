@@ -191,8 +191,7 @@ def test_jobs_end_with_their_exit_code_or_signal(cluster: Cluster) -> None:
     assert (job.state, job.exit_code, job.exit_signal) == (JobState.FAILED, 0, 9)
     assert {job.job_id for job in cluster.scheduler.jobs(name="contract-good")} >= {good}
     assert not {job.job_id for job in cluster.scheduler.jobs(name="contract-good")} & {bad, killed}
-    assert {job.job_id for job in cluster.scheduler.jobs(user=job.user)} >= {good, bad, killed}
-    assert cluster.scheduler.jobs(user="nobody") == ()
+    assert {job.job_id for job in cluster.scheduler.jobs()} >= {good, bad, killed}
 
 
 def test_the_batch_script_finds_its_job_in_the_environment(cluster: Cluster) -> None:

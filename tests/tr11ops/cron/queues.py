@@ -49,7 +49,7 @@ class Queue:
                 raise SchedulerUnreachable("sbatch: Socket timed out")
             return number
 
-    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
+    def jobs(self, name: str | None = None) -> tuple[Job, ...]:
         if self.silent:
             self.silent -= 1
             raise SchedulerUnreachable("squeue: no answer")

@@ -40,7 +40,7 @@ class Queue(Record):
     listed: tuple[Job, ...] = ()
     name: str = "slurm"
 
-    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
+    def jobs(self, name: str | None = None) -> tuple[Job, ...]:
         return self.listed
 
     def nodes(self) -> tuple[Node, ...]:

@@ -65,7 +65,7 @@ class Edge:
     def __init__(self, jobs: tuple[Job, ...] | None) -> None:
         self._jobs = jobs
 
-    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
+    def jobs(self, name: str | None = None) -> tuple[Job, ...]:
         if self._jobs is None:
             raise SchedulerUnreachable("squeue did not answer")
         return self._jobs

@@ -57,7 +57,7 @@ class Answers:
     name: str = "slurm"
     calls: list[str] = field(default_factory=list)
 
-    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
+    def jobs(self, name: str | None = None) -> tuple[Job, ...]:
         self.calls.append("jobs")
         if self.failure is not None:
             raise self.failure

@@ -127,7 +127,7 @@ def test_a_link_to_the_run_directory_is_the_run_directory(
 class NamedQueue(Queue):
     """A queue that answers for one name as Slurm does."""
 
-    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Job, ...]:
+    def jobs(self, name: str | None = None) -> tuple[Job, ...]:
         return tuple(job for job in self._jobs if name in {None, job.name})
 
 

@@ -235,7 +235,7 @@ class Machine:
     def __init__(self) -> None:
         self.calls = 0
 
-    def jobs(self, name: str | None = None, user: str | None = None) -> tuple[Any, ...]:
+    def jobs(self, name: str | None = None) -> tuple[Any, ...]:
         self.calls += 1
         return ()
 
