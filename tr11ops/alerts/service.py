@@ -38,7 +38,6 @@ from tr11ops.alerts.state import (
     stamp,
 )
 from tr11ops.alerts.store import alerts_folder, commit, read_alert_state
-from tr11ops.base.errors import NewerSchema
 from tr11ops.base.observed import Unknown, cause, known
 from tr11ops.base.observed import observed as read_observed
 from tr11ops.detect.finding import Finding
@@ -46,6 +45,7 @@ from tr11ops.detect.registry import DETECTORS
 from tr11ops.rundir.fallback import fallback_of, require_room
 from tr11ops.rundir.journal import who_looks
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.errors import NewerFormat
 from trainer.contract.files import make_shared
 from trainer.contract.record import Record
 
@@ -92,7 +92,7 @@ def process(
         # one that takes the alert state but no message would keep all quiet
         require_room(alerts_folder(directory))
         return _recorded(sender, sight, deliver)
-    except (OSError, NewerSchema) as error:
+    except (OSError, NewerFormat) as error:
         trouble = error
     if isinstance(trouble, OSError) and (unmounted or directory.exists):
         with suppress(OSError), fallback_of(directory) as local:
@@ -164,7 +164,7 @@ def _recorded(
     sender: Sender, sight: AlertInput, deliver: bool, home: RunDirectory | None = None
 ) -> AlertOutcome:
     """As `process`, with alert state, outbox and journal where the sender has them. Raises OSError
-    or NewerSchema when that takes no alert state.
+    or NewerFormat when that takes no alert state.
 
     `home` is the run directory that cannot be written, where the sender's is its fallback: what its
     alert state knows counts, and what it has not sent yet is sent from here.

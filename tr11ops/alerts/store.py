@@ -16,12 +16,11 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from tr11ops.alerts.state import AlertState
-from tr11ops.base.errors import NewerSchema
 from tr11ops.base.newer import why_only_read
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.versioned import VersionedFile
 from trainer.contract.documents import document, record_of
-from trainer.contract.errors import DamagedFile
+from trainer.contract.errors import DamagedFile, NewerFormat
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_text
 
@@ -107,7 +106,7 @@ def _read(directory: RunDirectory) -> StoredAlerts:
             continue
         try:
             return StoredAlerts(highest, _alert_state(text, place), damage)
-        except NewerSchema:
+        except NewerFormat:
             raise
         except (ValueError, TypeError, RecursionError) as error:
             damage = damage or f"{place} is not a file of alert state: {type(error).__name__}"
@@ -126,11 +125,11 @@ def _text(number: int, version: StoredAlerts) -> str:
 
 
 def _alert_state(text: str, place: Path) -> AlertState:
-    """Raises NewerSchema, and ValueError or TypeError for what is no file of alert state."""
+    """Raises NewerFormat, and ValueError or TypeError for what is no file of alert state."""
     value = json.loads(text, parse_constant=_refuse)
     newer = why_only_read(value, SCHEMA)
     if newer:
-        raise NewerSchema(f"{place} {newer}")
+        raise NewerFormat(f"{place} {newer}")
     if "alerts" not in value:
         raise ValueError("it names no alerts")
     return record_of(AlertState, value)

@@ -19,7 +19,7 @@ from tr11ops.backup.folder import Owner
 from tr11ops.backup.ownership import owner_of
 from tr11ops.backup.source import OPTIMIZER_PREFIXES
 from tr11ops.backup.survey import TAR_SUFFIX, list_receipts
-from tr11ops.base.errors import RestoreError
+from tr11ops.base.errors import CopyError
 from tr11ops.base.units import iso_time
 from tr11ops.rundir.copies import CHECKPOINT_KINDS, FOLDERS, CopiedFile, Kind, Receipt
 from tr11ops.rundir.paths import short
@@ -76,7 +76,7 @@ def chosen(
     """The copy of a step that is meant: whole before weights, the newest of those. None where there
     is none. Pure.
 
-    Raises RestoreError, which lists them, where several checkpoints of the step are there and none
+    Raises CopyError, which lists them, where several checkpoints of the step are there and none
     is named, where the only ones are of another run, and where `identity` (its first digits) fits
     none or several.
     """
@@ -85,17 +85,17 @@ def chosen(
         fitting = [one for one in there if one.receipt.identity.startswith(identity.lower())]
         if len(identity) < LEAST_PREFIX or len({one.receipt.identity for one in fitting}) != 1:
             what = "several checkpoints" if fitting else "no copy"
-            raise RestoreError(
+            raise CopyError(
                 f"--identity {identity}: names {what} of step {step}; there is {_listed(there)}"
             )
         return _best(fitting)
     ours = [one for one in there if one.is_ours]
     if not ours and there:
-        raise RestoreError(
+        raise CopyError(
             f"step {step} is there of another run alone: {_listed(there)}; to have it all the same: --identity"
         )
     if len({one.receipt.identity for one in ours}) > 1:
-        raise RestoreError(
+        raise CopyError(
             f"there are several checkpoints of step {step}: {_listed(ours)}; name one: --identity"
         )
     if ours:
@@ -131,7 +131,7 @@ def restorable(
     lies there without.
 
     Looked for where `tr11 backup` puts copies, in checkpoints/, at the archive's root, and at the
-    root itself. Raises RestoreError when there is nothing, or when it cannot be told which is
+    root itself. Raises CopyError when there is nothing, or when it cannot be told which is
     meant; ArchiveError.
     """
     owner = owner_of(archive)
@@ -150,7 +150,7 @@ def restorable(
                 plain = unreceipted(archive, location + suffix, step, variant)
                 if plain is not None:
                     return Candidate(plain, "", is_ours=True)
-    raise RestoreError(
+    raise CopyError(
         f"{archive.address} holds no copy of step {step} of {variant}; see: tr11 backup status"
     )
 
@@ -158,7 +158,7 @@ def restorable(
 def unreceipted(archive: Archive, location: str, step: int, variant: str) -> Receipt | None:
     """A receipt made up from what lies at a location, a folder or a tar; None when nothing does.
 
-    Digests are the manifest's, or "" where it names none. Raises RestoreError when a file that the
+    Digests are the manifest's, or "" where it names none. Raises CopyError when a file that the
     manifest names is missing or has another size, or when there is no manifest in a copy of our
     layout; ArchiveError.
     """
@@ -177,7 +177,7 @@ def unreceipted(archive: Archive, location: str, step: int, variant: str) -> Rec
         return None
     manifest = next((file for file in files if file.path == MANIFEST_FILE), None)
     if manifest is None and not any(_ORIGINAL.fullmatch(file.path) for file in files):
-        raise RestoreError(
+        raise CopyError(
             f"{archive.address}/{location} has no receipt and no {MANIFEST_FILE}: its copy did not end; see: "
             "tr11 backup status"
         )
@@ -225,7 +225,7 @@ def _digests(
     """What the manifest of a copy says of its files, after comparing their sizes."""
     where = f"{archive.address}/{location}/{MANIFEST_FILE}"
     if manifest.bytes > LARGEST_MANIFEST_BYTES:
-        raise RestoreError(f"{where} is no manifest: it has {manifest.bytes} bytes")
+        raise CopyError(f"{where} is no manifest: it has {manifest.bytes} bytes")
     if manifest.offset is None:
         content = b"".join(archive.read(f"{location}/{MANIFEST_FILE}"))
     else:
@@ -234,7 +234,7 @@ def _digests(
     try:
         entries = record_of(tuple[FileEntry, ...], json.loads(content)["files"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise RestoreError(f"{where} is damaged; restore from another copy") from None
+        raise CopyError(f"{where} is damaged; restore from another copy") from None
     for entry in entries:
         size = sizes.get(entry.path)
         if size != entry.bytes:
@@ -242,7 +242,7 @@ def _digests(
                 there = "is missing"
             else:
                 there = f"has {size} bytes instead of {entry.bytes}"
-            raise RestoreError(
+            raise CopyError(
                 f"{archive.address}/{location}: {entry.path} {there}; restore from another copy"
             )
     return {entry.path: entry.digest for entry in entries}
@@ -265,9 +265,7 @@ def _tar_members(archive: Archive, location: str, size: int) -> list[CopiedFile]
                 if member.isreg() and not member.issparse()
             ]
     except tarfile.TarError as error:
-        raise RestoreError(
-            f"{archive.address}/{location} is no tar, or is cut off: {error}"
-        ) from None
+        raise CopyError(f"{archive.address}/{location} is no tar, or is cut off: {error}") from None
 
 
 class _FarStream(io.RawIOBase):

@@ -23,7 +23,7 @@ from tr11ops.backup.base import Archive
 from tr11ops.backup.folder import make_folders, write_at
 from tr11ops.backup.survey import file_path
 from tr11ops.backup.transfer import ByteCounter, SharedTransfer, Transfer, in_threads
-from tr11ops.base.errors import AlreadyThere, ArchivePermanentError, CopyDamaged, RestoreError
+from tr11ops.base.errors import AlreadyThere, ArchivePermanentError, CopyDamaged, CopyError
 from tr11ops.rundir.copies import CopiedFile, Receipt
 from tr11ops.rundir.links import sync_folder
 from trainer.contract.checkpoint_names import checkpoint_name
@@ -52,7 +52,7 @@ def restore_checkpoint(
     Files whose digest the receipt does not know ("", see `unreceipted`) are compared with their
     size alone.
 
-    Raises RestoreError (a hostile receipt, another checkpoint in its place, no room), CopyDamaged,
+    Raises CopyError (a hostile receipt, another checkpoint in its place, no room), CopyDamaged,
     CopyStopped, ArchiveError. What was restored is kept, and the next call goes on from there.
     """
     check_receipt(receipt)
@@ -74,7 +74,7 @@ def restore_file(
     """Restore one file of a copy into the folder `into`, under its last name; from a tar, without
     reading the rest.
 
-    Raises as `restore_checkpoint` does; RestoreError when the copy has no such file.
+    Raises as `restore_checkpoint` does; CopyError when the copy has no such file.
     """
     check_receipt(receipt)
     file = next((file for file in receipt.files if file.path == path), None)
@@ -87,7 +87,7 @@ def restore_file(
         hint = ""
         if near:
             hint = f"; there is {near[0]}"
-        raise RestoreError(f"{archive.address}/{receipt.location} holds no file {path!r}{hint}")
+        raise CopyError(f"{archive.address}/{receipt.location} holds no file {path!r}{hint}")
     target = into / PurePosixPath(path).name
     try:
         make_shared(into)
@@ -98,7 +98,7 @@ def restore_file(
                 and file.digest in ("", file_digest(target))
             ):
                 return target
-            raise RestoreError(
+            raise CopyError(
                 f"{target} is there already, and is another file; move it away or name another folder"
             )
         part = target.with_name(f".{target.name}.{(file.digest or receipt.identity)[:12]}.part")
@@ -109,7 +109,7 @@ def restore_file(
 
 
 def check_receipt(receipt: Receipt) -> None:
-    """Raises RestoreError unless everything that a receipt says may be acted upon: it may come from
+    """Raises CopyError unless everything that a receipt says may be acted upon: it may come from
     a hostile place.
     """
     problem = next(filter(None, (_problem(file, receipt.format) for file in receipt.files)), "")
@@ -125,7 +125,7 @@ def check_receipt(receipt: Receipt) -> None:
     elif not _is_inside(receipt.location):
         problem = problem or "its location leads out of the archive"
     if problem:
-        raise RestoreError(
+        raise CopyError(
             f"the receipt of {receipt.location[:200]!r} is not to be trusted: {problem}"
         )
 
@@ -198,13 +198,13 @@ def _require_room(into: Path, receipt: Receipt, partial: Path) -> None:
     facts = os.statvfs(into)
     free, missing = facts.f_bavail * facts.f_frsize, receipt.bytes - there
     if missing > free:
-        raise RestoreError(
+        raise CopyError(
             f"{into} has room for {free:,} bytes, and {missing:,} are still to come; make room there"
         )
 
 
 def _require_same(home: Path, receipt: Receipt, transfer: Transfer) -> None:
-    """Raises RestoreError unless this very copy lies in `home`, every byte of it."""
+    """Raises CopyError unless this very copy lies in `home`, every byte of it."""
 
     def differs(file: CopiedFile) -> bool:
         transfer.check_stop()
@@ -239,7 +239,7 @@ def _check_manifest(folder: Path, receipt: Receipt) -> None:
     try:
         manifest = Manifest.read(folder)
     except ValueError as error:
-        raise RestoreError(f"what was restored is no checkpoint: {error}") from None
+        raise CopyError(f"what was restored is no checkpoint: {error}") from None
     if manifest is None:
         return
     known = {file.path: file.digest for file in receipt.files}
@@ -252,14 +252,14 @@ def _check_manifest(folder: Path, receipt: Receipt) -> None:
     if manifest.step != receipt.step:
         faults.insert(0, f"the manifest is that of step {manifest.step}")
     if faults:
-        raise RestoreError(f"{folder} was restored, but is not what its manifest says: {faults[0]}")
+        raise CopyError(f"{folder} was restored, but is not what its manifest says: {faults[0]}")
 
 
-def _of_system(error: OSError, into: Path) -> RestoreError:
+def _of_system(error: OSError, into: Path) -> CopyError:
     what = f"{error.filename or into}: {error.strerror or error}"
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         what = f"{into}: {error.strerror}; make room and repeat the command: it goes on with what is there"
-    return RestoreError(what)
+    return CopyError(what)
 
 
 class _Reader(SharedTransfer):
@@ -270,7 +270,7 @@ class _Reader(SharedTransfer):
         self._receipt = receipt
 
     def fetch(self, file: CopiedFile, part: Path, target: Path) -> None:
-        """Have the file at `target`, through `part`. Raises RestoreError when what comes is never
+        """Have the file at `target`, through `part`. Raises CopyError when what comes is never
         what was copied.
         """
         if target.is_file() and not target.is_symlink():

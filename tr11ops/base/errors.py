@@ -7,7 +7,6 @@ The exit code is 1 (needs a person), or the one that stands beside the name.
         WrongUsage  2
         Unobserved  3
       Unavailable  3
-        NoAnswer  3
       Late  3
       Unanswered  3
       NewerFileError
@@ -24,7 +23,6 @@ The exit code is 1 (needs a person), or the one that stands beside the name.
         SchedulerUnreachable  3 (Unavailable too)
           SubmissionUnknown  3
         LaunchBusy
-        ChainBusy
       ArraySyntaxError  2
       HostlistError  2
       NoPartition  2
@@ -36,10 +34,9 @@ The exit code is 1 (needs a person), or the one that stands beside the name.
       Uncertain
     checkpoints
       LatestRefused
-      RemovalStopped
       NotPossible
       TrainerAlive
-      DigestStopped
+      Stopped
     copies
       ArchiveError
         ArchivePermanentError
@@ -49,9 +46,8 @@ The exit code is 1 (needs a person), or the one that stands beside the name.
         SourceDamaged
         CheckpointChanged
         CopyStopped
-        RestoreError
-          CopyDamaged
-          AlreadyThere
+        CopyDamaged
+        AlreadyThere
     the hub
       HubError
         HubUnavailable  3 (Unavailable too)
@@ -59,11 +55,9 @@ The exit code is 1 (needs a person), or the one that stands beside the name.
           HubMissing
           HubConflict
           PublicRepository
-      CredentialsError
       FileChanged
     alerts and logs
       NoSuchAlert
-      NewerSchema
       NoSuchAttempt
       SourceError
     cards, scripts, studies, twins
@@ -130,10 +124,6 @@ class Unavailable(Tr11Error):
     def __init__(self, text: str = "", wait: float = 0.0) -> None:
         super().__init__(text)
         self.wait = wait
-
-
-class NoAnswer(Unavailable):
-    """A failure that may pass."""
 
 
 class Late(Tr11Error, TimeoutError):
@@ -230,10 +220,6 @@ class LaunchBusy(SchedulerError):
         return str(self)
 
 
-class ChainBusy(SchedulerError):
-    """Someone else installs this chain at this moment."""
-
-
 class ArraySyntaxError(Tr11Error, ValueError):
     """The text is no array. `rule` says what is wrong and `fix` what to write instead."""
 
@@ -286,10 +272,6 @@ class LatestRefused(Tr11Error):
     """`latest` must not be moved, and is as before. One line."""
 
 
-class RemovalStopped(Tr11Error):
-    """Someone asked to stop: what is hidden is finished by the next prune."""
-
-
 class NotPossible(Tr11Error):
     """Why a roll-back cannot be made. One line."""
 
@@ -298,8 +280,8 @@ class TrainerAlive(Tr11Error):
     """A training started in the middle of a roll-back. One line: what stands now."""
 
 
-class DigestStopped(Tr11Error):
-    """Someone asked to stop in the middle of a file."""
+class Stopped(Tr11Error):
+    """Someone asked to stop in the middle of a reading or a removal."""
 
 
 # ----------------------------------------------------------------------------- copies
@@ -324,7 +306,7 @@ class ArchiveUnavailable(ArchiveError, Unavailable):
 
 
 class CopyError(Tr11Error):
-    """A copy did not come about. The text is one line: what, where, why, what to do."""
+    """A copy, or a restore, did not come about. The text is one line: what, where, why, what to do."""
 
 
 class SourceDamaged(CopyError):
@@ -351,11 +333,7 @@ class CopyStopped(CopyError):
     """
 
 
-class RestoreError(CopyError):
-    """A checkpoint could not be restored. The text is one line: what, where, why, what to do."""
-
-
-class CopyDamaged(RestoreError):
+class CopyDamaged(CopyError):
     """What an archive holds is not what its receipt says: `path` in the copy, and what is wrong
     with it (`fault`).
     """
@@ -365,7 +343,7 @@ class CopyDamaged(RestoreError):
         self.path, self.fault = path, fault
 
 
-class AlreadyThere(RestoreError):
+class AlreadyThere(CopyError):
     """Another checkpoint, or a damaged one, has the place: `path` is the first file that differs."""
 
     def __init__(self, text: str, path: str) -> None:
@@ -404,12 +382,6 @@ class PublicRepository(HubPermanentError):
     """The repository is public, and no person has said that this is wanted."""
 
 
-class CredentialsError(Tr11Error, ValueError):
-    """The credentials cannot be used. The text names the file and the rule, never what the file
-    holds.
-    """
-
-
 class FileChanged(Tr11Error):
     """A file is not what it was when its sending began. The text is one line."""
 
@@ -417,10 +389,6 @@ class FileChanged(Tr11Error):
 # ----------------------------------------------------------------------------- alerts and logs
 class NoSuchAlert(Tr11Error, ValueError):
     """A fingerprint that names no alert, or several. The text is for the person who typed it."""
-
-
-class NewerSchema(Tr11Error, ValueError):
-    """The alert state was written by a newer tr11: it must not be replaced by one that knows less."""
 
 
 class NoSuchAttempt(Tr11Error, LookupError):

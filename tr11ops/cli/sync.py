@@ -15,9 +15,9 @@ import typer
 
 from tr11ops.base.deadline import keep_waiting
 from tr11ops.base.errors import (
-    CredentialsError,
     HubPermanentError,
     HubUnavailable,
+    PrivateFileError,
     PublicRepository,
     Unobserved,
     WrongUsage,
@@ -197,7 +197,7 @@ class _Ended(Exception):
 def _setting(
     card: RunCard, shown: ExitStack, as_json: bool, sleep: Callable[[float], None] = time.sleep
 ) -> SyncSettings:
-    """What the card says, with the credentials as they are now. Raises CredentialsError."""
+    """What the card says, with the credentials as they are now. Raises PrivateFileError."""
     directory = directory_of(card)
     credentials = find_credentials(_path(card.hub.credentials_file), os.environ)
     return SyncSettings(
@@ -251,7 +251,7 @@ def _follow(context: RunContext, interval: float, rebuild: bool, public: bool) -
             try:
                 # a token that was replaced is found
                 setting = _setting(card, shown, as_json, sleep)
-            except CredentialsError as error:
+            except PrivateFileError as error:
                 raise HubPermanentError(str(error)) from None
             if public:
                 _confirm_public(setting)

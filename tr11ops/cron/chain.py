@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from msgspec import field
 from msgspec.structs import replace
 
-from tr11ops.base.errors import ChainBusy, NoPartition, SchedulerError, SchedulerUnreachable
+from tr11ops.base.errors import NoPartition, SchedulerError, SchedulerUnreachable
 from tr11ops.base.observed import cause
 from tr11ops.cluster.base import BatchRequest, Job, Node, Partition, Scheduler
 from tr11ops.cluster.passed_options import of_any_job, options_of
@@ -325,7 +325,7 @@ class Installed(Record):
 def install(context: ChainContext) -> Installed:
     """Have exactly one living chain, no matter who else does the same at this moment.
 
-    Raises ChainBusy, SchedulerUnreachable (type it again: it is safe), SchedulerError, OSError.
+    Raises SchedulerError, SchedulerUnreachable (type it again: it is safe), OSError.
     """
     busy = f"others install the {context.name} chain at this moment: look again in a minute"
     for _ in range(LOOKUPS):
@@ -353,7 +353,7 @@ def install(context: ChainContext) -> Installed:
         )
         if mine is not None:
             return _start(context, mine, links)
-    raise ChainBusy(busy)
+    raise SchedulerError(busy)
 
 
 def _start(context: ChainContext, mine: Claim, old: tuple[Link, ...]) -> Installed:

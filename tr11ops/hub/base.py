@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
-from tr11ops.base.errors import CredentialsError, PrivateFileError
+from tr11ops.base.errors import PrivateFileError
 from tr11ops.base.private_file import private_text
 from tr11ops.base.retry import RetryPolicy
 from tr11ops.hub.masking import Mask
@@ -71,7 +71,7 @@ class Credentials(Record):
 def find_credentials(path: Path | None, environment: Mapping[str, str]) -> Credentials:
     """The token of the file, else of $HF_TOKEN, else of the stored login; none of them is no error.
 
-    Raises CredentialsError for a file that cannot be used: a named file that is wrong is never
+    Raises PrivateFileError for a file that cannot be used: a named file that is wrong is never
     passed over.
     """
     if path is not None:
@@ -86,18 +86,15 @@ def read_credentials(path: Path) -> Credentials:
     """A JSON file with `auth_token`, and `username` and `email` of the bot. Group members may read
     it, others not.
 
-    Raises CredentialsError.
+    Raises PrivateFileError.
     """
-    try:
-        content = private_text(path, group=True)
-    except PrivateFileError as error:
-        raise CredentialsError(str(error)) from None
+    content = private_text(path, group=True)
     try:
         value = json.loads(content)
     except ValueError:
-        raise CredentialsError(f'{path}: is not JSON; write {{"{TOKEN_KEY}": "hf_..."}}') from None
+        raise PrivateFileError(f'{path}: is not JSON; write {{"{TOKEN_KEY}": "hf_..."}}') from None
     if not isinstance(value, dict) or not isinstance(value.get(TOKEN_KEY), str):
-        raise CredentialsError(f'{path}: holds no token; write {{"{TOKEN_KEY}": "hf_..."}}')
+        raise PrivateFileError(f'{path}: holds no token; write {{"{TOKEN_KEY}": "hf_..."}}')
     user, mail = (
         value[key] if isinstance(value.get(key), str) else "" for key in ("username", "email")
     )
@@ -120,7 +117,7 @@ def _stored(environment: Mapping[str, str]) -> Credentials:
     except FileNotFoundError:
         return Credentials()
     except (OSError, UnicodeDecodeError) as error:
-        raise CredentialsError(
+        raise PrivateFileError(
             f"{path}: cannot be read ({type(error).__name__}); type: hf auth login"
         ) from None
     if text:
@@ -138,7 +135,7 @@ def _token(text: str, source: str) -> Secret:
         or not text.isprintable()
         or " " in text
     ):
-        raise CredentialsError(
+        raise PrivateFileError(
             f"{source}: what it holds is not a token; make one at the hub, in Settings, Access Tokens"
         )
     return Secret(text)

@@ -3,7 +3,7 @@ retried below us), and what its failures mean to us.
 
 The library's own retries sleep up to half a minute with no one able to stop them, and many of its
 requests wait for ever. Its client is replaced, for the whole process, by one that gives each
-request a time-out and turns every failure that may pass into `NoAnswer`, which the library lets
+request a time-out and turns every failure that may pass into `Unavailable`, which the library lets
 through.
 """
 
@@ -35,7 +35,7 @@ from tr11ops.base.errors import (
     HubMissing,
     HubPermanentError,
     HubUnavailable,
-    NoAnswer,
+    Unavailable,
 )
 from tr11ops.base.http import PageTrail, may_pass, read_whole, wait_of
 from tr11ops.base.redact import one_line, redact
@@ -68,7 +68,7 @@ class _Client(httpx2.Client):
     """The library's client with our time-outs and errors. Proxies of the environment are used as
     ever.
 
-    `send` raises NoAnswer, HubPermanentError, and ForeignAnswer where the pages of a listing come
+    `send` raises Unavailable, HubPermanentError, and ForeignAnswer where the pages of a listing come
     back.
     """
 
@@ -94,10 +94,10 @@ class _Client(httpx2.Client):
                 finally:
                     response.close()
         except (httpx2.TransportError, httpx2.DecodingError) as error:
-            raise NoAnswer(f"{host} gives no answer ({why(error)})") from None
+            raise Unavailable(f"{host} gives no answer ({why(error)})") from None
         if may_pass(response.status_code):
             response.close()
-            raise NoAnswer(
+            raise Unavailable(
                 f"{host} answers {response.status_code}", wait_of(response.headers, time.time())
             )
         trail, following = _trail.get(), response.links.get("next", {}).get("url")
@@ -199,7 +199,7 @@ def _known(
     match error:
         case HubError() | FileChanged():
             known = error
-        case NoAnswer():
+        case Unavailable():
             known = HubUnavailable(one_line(f"{what}: {error}", secrets), error.wait)
         case HfHubHTTPError():
             known = _of_answer(

@@ -34,7 +34,7 @@ from tr11ops.backup.base import ARCHIVE_RETRIES, Archive
 from tr11ops.backup.remote import open_remote
 from tr11ops.backup.restorable import cautions, restorable, unreceipted
 from tr11ops.backup.restore import restore_checkpoint, restore_file
-from tr11ops.base.errors import ArchiveUnavailable, CopyStopped, RestoreError
+from tr11ops.base.errors import ArchiveUnavailable, CopyError, CopyStopped
 from tr11ops.rundir.copies import CopiedFile
 from trainer.contract.manifest import Manifest, manifest_faults
 
@@ -91,14 +91,14 @@ def test_another_checkpoint_of_the_same_step_is_not_touched(tmp_path: Path) -> N
     receipt = copy(archive, make_checkpoint(tmp_path / "run"))
     other = make_checkpoint(new, seed=9)
     before = contents(other)
-    with pytest.raises(RestoreError, match=r"is there already, and is not this copy"):
+    with pytest.raises(CopyError, match=r"is there already, and is not this copy"):
         restore_checkpoint(archive, receipt, new, quick())
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "cursor.json").write_text("mine")
-    with pytest.raises(RestoreError, match=r"is there already, and is another file"):
+    with pytest.raises(CopyError, match=r"is there already, and is another file"):
         restore_file(archive, receipt, "cursor.json", tmp_path / "one")
     assert contents(other) == before
-    with pytest.raises(RestoreError, match=r"holds no file 'large'"):
+    with pytest.raises(CopyError, match=r"holds no file 'large'"):
         restore_file(archive, receipt, "large", tmp_path / "one")
 
 
@@ -191,10 +191,10 @@ def test_a_damaged_copy_is_named_and_nothing_is_published(tmp_path: Path) -> Non
     receipt = copy(archive, source)
     far = tmp_path / "store" / receipt.location / "optimizer/__0_0.distcp"
     far.write_bytes(far.read_bytes()[:-1] + b"x")
-    with pytest.raises(RestoreError, match=r"optimizer/__0_0.distcp is damaged"):
+    with pytest.raises(CopyError, match=r"optimizer/__0_0.distcp is damaged"):
         restore_checkpoint(archive, receipt, tmp_path / "new", quick())
     far.write_bytes(far.read_bytes()[:-1])
-    with pytest.raises(RestoreError, match=r"is damaged: 139999 bytes, 140000 were copied"):
+    with pytest.raises(CopyError, match=r"is damaged: 139999 bytes, 140000 were copied"):
         restore_checkpoint(archive, receipt, tmp_path / "new", quick())
     assert not (tmp_path / "new" / source.name).exists()
 
@@ -258,13 +258,13 @@ def test_a_full_disk_is_said_and_the_rest_comes_later(
         pytest.skip("no file system can be mounted here")
     try:
         with pytest.raises(
-            RestoreError, match=r"has room for [\d,]+ bytes, and [\d,]+ are still to come"
+            CopyError, match=r"has room for [\d,]+ bytes, and [\d,]+ are still to come"
         ):
             restore_checkpoint(archive, receipt, disk, quick())
         plenty = os.statvfs("/")
         monkeypatch.setattr(os, "statvfs", lambda path: plenty)  # others fill the disk meanwhile
         with pytest.raises(
-            RestoreError, match=r"disk: No space left on device; make room and repeat the command"
+            CopyError, match=r"disk: No space left on device; make room and repeat the command"
         ):
             restore_checkpoint(archive, receipt, disk, quick(piece_bytes=1 << 16))
         assert not (disk / source.name).exists()
@@ -306,7 +306,7 @@ def test_a_hostile_receipt_is_refused(tmp_path: Path, file: CopiedFile, format: 
         lambda: restore_checkpoint(archive, hostile, tmp_path / "new", quick()),
         lambda: restore_file(archive, hostile, file.path, tmp_path / "new"),
     ):
-        with pytest.raises(RestoreError, match="not to be trusted"):
+        with pytest.raises(CopyError, match="not to be trusted"):
             deed()
     assert not (tmp_path / "new").exists()
 
@@ -321,7 +321,7 @@ def test_a_receipt_that_leads_elsewhere_is_refused(
 ) -> None:
     archive = make_archive(tmp_path / "store")
     receipt = copy(archive, make_checkpoint(tmp_path / "run"))
-    with pytest.raises(RestoreError, match="not to be trusted"):
+    with pytest.raises(CopyError, match="not to be trusted"):
         restore_checkpoint(archive, replace(receipt, **change), tmp_path / "new", quick())  # type: ignore[arg-type]
 
 
@@ -329,16 +329,14 @@ def test_a_receipt_of_petabytes_is_refused_before_any_write(tmp_path: Path) -> N
     archive = make_archive(tmp_path / "store")
     receipt = copy(archive, make_checkpoint(tmp_path / "run"))
     huge = replace(receipt, files=(*receipt.files, CopiedFile("huge", 1 << 52, "")))
-    with pytest.raises(
-        RestoreError, match=r"has room for [\d,]+ bytes, and [\d,]+ are still to come"
-    ):
+    with pytest.raises(CopyError, match=r"has room for [\d,]+ bytes, and [\d,]+ are still to come"):
         restore_checkpoint(archive, huge, tmp_path / "new", quick())
 
 
 def test_a_manifest_of_another_checkpoint_is_noticed(tmp_path: Path) -> None:
     archive = make_archive(tmp_path / "store")
     receipt = copy(archive, make_checkpoint(tmp_path / "run", 100))
-    with pytest.raises(RestoreError, match="the manifest is that of step 100"):
+    with pytest.raises(CopyError, match="the manifest is that of step 100"):
         restore_checkpoint(archive, replace(receipt, step=200), tmp_path / "new", quick())
 
 
@@ -401,7 +399,7 @@ def test_a_plain_copy_is_proved_by_its_manifest(
     assert contents(home) == contents(source)
     entry = receipt.files[0]
     wrong = replace(receipt, files=(replace(entry, digest="0" * 64), *receipt.files[1:]))
-    with pytest.raises(RestoreError, match="is damaged"):
+    with pytest.raises(CopyError, match="is damaged"):
         restore_checkpoint(object_store.open(), wrong, tmp_path / "other", quick())
 
 
@@ -409,20 +407,18 @@ def test_a_plain_copy_that_lacks_a_file_is_refused(tmp_path: Path) -> None:
     store = tmp_path / "store"
     source = make_checkpoint(store / "checkpoints" / VARIANT)
     (source / "cursor.json").unlink()
-    with pytest.raises(RestoreError, match=r"cursor.json is missing"):
+    with pytest.raises(CopyError, match=r"cursor.json is missing"):
         restorable(make_archive(store), VARIANT, 100)
     (source / "cursor.json").write_text("{}")
-    with pytest.raises(RestoreError, match=r"cursor.json has 2 bytes instead of 120"):
+    with pytest.raises(CopyError, match=r"cursor.json has 2 bytes instead of 120"):
         restorable(make_archive(store), VARIANT, 100)
     (source / "manifest.json").write_text("{")
-    with pytest.raises(RestoreError, match=r"manifest.json is damaged"):
+    with pytest.raises(CopyError, match=r"manifest.json is damaged"):
         restorable(make_archive(store), VARIANT, 100)
     (source / "manifest.json").unlink()
-    with pytest.raises(
-        RestoreError, match=r"no receipt and no manifest.json: its copy did not end"
-    ):
+    with pytest.raises(CopyError, match=r"no receipt and no manifest.json: its copy did not end"):
         restorable(make_archive(store), VARIANT, 100)
-    with pytest.raises(RestoreError, match=r"holds no copy of step 5"):
+    with pytest.raises(CopyError, match=r"holds no copy of step 5"):
         restorable(make_archive(store), VARIANT, 5)
 
 
@@ -432,7 +428,7 @@ def test_what_is_no_tar_is_said(tmp_path: Path, content: bytes) -> None:
     archive.put("checkpoints/main/global_step100.tar", content)
     try:
         found = unreceipted(archive, "checkpoints/main/global_step100.tar", 100, VARIANT)
-    except RestoreError as error:
+    except CopyError as error:
         assert "is no tar" in str(error)
     else:
         assert found is None and not content.strip(b"\0")
@@ -449,12 +445,12 @@ def test_the_newest_whole_copy_is_chosen(tmp_path: Path) -> None:
     other = copy(archive, make_checkpoint(tmp_path / "anew", seed=5), clock=lambda: next(times))
     assert other.location != one.location
     with pytest.raises(
-        RestoreError, match=r"there are several checkpoints of step 100: .*name one: --identity"
+        CopyError, match=r"there are several checkpoints of step 100: .*name one: --identity"
     ):
         restorable(archive, VARIANT, 100)
     assert restorable(archive, VARIANT, 100, identity=other.identity[:8]).receipt == other
     assert restorable(archive, VARIANT, 100, "weights", identity=one.identity).receipt == weights
-    with pytest.raises(RestoreError, match=r"names no copy of step 100"):
+    with pytest.raises(CopyError, match=r"names no copy of step 100"):
         restorable(
             archive,
             VARIANT,

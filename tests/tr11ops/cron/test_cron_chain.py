@@ -20,7 +20,7 @@ from tests.plugins.disk_fixture import Disk
 from tests.tr11ops.cron.cards import card
 from tests.tr11ops.cron.queues import Queue
 from tests.tr11ops.cron.rounds import run_directory
-from tr11ops.base.errors import ChainBusy, SchedulerError
+from tr11ops.base.errors import SchedulerError
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.local_machine import GpuList, local_nodes
 from tr11ops.cluster.local_records import LocalSettings
@@ -160,7 +160,7 @@ def test_many_installs_at_once_are_one_chain(scene: Scene) -> None:
         gate.wait()
         try:
             results.append(install(scene.place))
-        except ChainBusy as error:
+        except SchedulerError as error:
             results.append(error)
 
     threads = [threading.Thread(target=run) for _ in range(6)]
@@ -210,7 +210,7 @@ def test_a_living_install_elsewhere_is_waited_for(scene: Scene) -> None:
     claim = Claim.of_this_process(NOW, 300.0)
     claim = replace(claim, host="elsewhere", process=replace(claim.process, boot="other", pid=1))
     ClaimFolder(scene.directory, "chain-hourly").take(claim, None)
-    with pytest.raises(ChainBusy, match="elsewhere"):
+    with pytest.raises(SchedulerError, match="elsewhere"):
         install(scene.place)
     scene.now = NOW + 301
     assert install(scene.place).is_new

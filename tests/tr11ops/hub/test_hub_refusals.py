@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from tests.plugins.faulty_hub import FaultyHub
 from tests.tr11ops.hub.repositories import LARGE, LOGS
 from tr11ops.base.errors import (
-    CredentialsError,
     FileChanged,
     HubConflict,
     HubMissing,
     HubPermanentError,
     HubUnavailable,
+    PrivateFileError,
 )
 from tr11ops.base.http import wait_of
 from tr11ops.base.redact import one_line, redact
@@ -296,7 +296,7 @@ def test_where_the_token_comes_from(tmp_path: Path) -> None:
     assert token(None, {"HF_TOKEN_PATH": str(stored)}) == "hf_stored"
     named.chmod(0o644)
     with pytest.raises(
-        CredentialsError, match=r"every user of the machine can read it; type: chmod o-rwx"
+        PrivateFileError, match=r"every user of the machine can read it; type: chmod o-rwx"
     ):
         token(named, environment)
 
@@ -308,7 +308,7 @@ def test_a_file_without_a_token_is_refused_without_being_shown(
     path = tmp_path / "hub.json"
     path.write_bytes(content)
     path.chmod(0o600)
-    with pytest.raises(CredentialsError) as refused:
+    with pytest.raises(PrivateFileError) as refused:
         # a named file that is wrong is not passed over
         find_credentials(path, {"HF_TOKEN": "hf_other"})
     assert (
@@ -321,7 +321,7 @@ def test_a_file_without_a_token_is_refused_without_being_shown(
 @pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir(), os.mkfifo])
 def test_what_is_no_file_holds_no_token(tmp_path: Path, make: Callable[[Path], object]) -> None:
     make(tmp_path / "hub.json")
-    with pytest.raises(CredentialsError, match=r"hub\.json"):
+    with pytest.raises(PrivateFileError, match=r"hub\.json"):
         read_credentials(tmp_path / "hub.json")
 
 
