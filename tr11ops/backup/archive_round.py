@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from tr11ops.backup.base import Archive
 from tr11ops.backup.copying import Format, copy_source, work_bytes
-from tr11ops.backup.data_sets import DataState, DataUnit, data_states, read_unit
+from tr11ops.backup.data_sets import data_states, read_unit
 from tr11ops.backup.due import (
     CopyPlan,
     Due,
@@ -41,12 +41,10 @@ from tr11ops.backup.round_values import (
     ArchiveLock,
     ArchiveTally,
     BackupContext,
-    ProgressCallback,
     RoundRequest,
 )
-from tr11ops.backup.source import read_source
+from tr11ops.backup.source import CopySource, read_source
 from tr11ops.backup.survey import Survey, bring_in_line, is_well, receipt_path, records_of, survey
-from tr11ops.backup.transfer import Transfer
 from tr11ops.base.errors import (
     ArchiveError,
     ArchivePermanentError,
@@ -57,7 +55,7 @@ from tr11ops.base.errors import (
 from tr11ops.base.observed import cause, observed
 from tr11ops.rundir.checkpoint_digests import note_damage, read_not_finite
 from tr11ops.rundir.checkpoint_scan import SavedCheckpoint, list_rows
-from tr11ops.rundir.copies import CopyRecord, Receipt, location_of, write_copy
+from tr11ops.rundir.copies import CopyRecord, Kind, Receipt, location_of, write_copy
 from tr11ops.rundir.paths import RunDirectory, run_id
 from trainer.contract.checkpoint_names import read_latest
 
@@ -373,55 +371,25 @@ class ArchiveRound:
 
     def _copy(self, due: Due, seen: Survey) -> None:
         """One copy of a checkpoint."""
-        folder = self._directory.paths.checkpoint(due.step)
-        about = {
-            "archive": self.archive.name,
-            "address": self.archive.address,
-            "step": due.step,
-            "kind": due.kind,
-        }
-
-        def make(transfer: Callable[[ProgressCallback], Transfer]) -> Receipt:
-            self._set_aside(due, seen)
-            total = work_bytes(folder, due.step, due.kind, self._format)
-            self._journal(
-                "backup-began", due.why, {**about, "identity": due.identity, "mends": due.repairs}
-            )
-            with self.context.watch(
-                f"{self.archive.name} {due.step} {due.kind}", total
-            ) as progress:
-                return copy_source(
-                    self.archive,
-                    read_source(folder, due.step, due.kind),
-                    due.kind,
-                    location_of(due.kind, self._card.run.variant, due.step),
-                    transfer=transfer(progress),
-                    repair=due.repairs,
-                    format=self._format,
-                    **self._maker,
-                )
-
-        def note(error: SourceDamaged) -> None:
-            note_damage(
-                self._directory,
-                due.step,
-                identity=due.identity,
-                path=error.path,
-                why="found as it was copied",
-            )
-
         self.lock.copying(due.step)
         try:
             self._make(
-                make,
-                note,
+                partial(self._source, due, seen),
+                due.kind,
+                location_of(due.kind, self._card.run.variant, due.step),
                 what=f"step {due.step} ({due.kind})",
                 why=due.why,
-                about=about,
-                is_repair=due.repairs,
+                about={"step": due.step},
+                begun={"identity": due.identity, "mends": due.repairs},
+                repair=due.repairs,
+                format=self._format,
             )
         finally:
             self.lock.copying(None)
+
+    def _source(self, due: Due, seen: Survey) -> CopySource:
+        self._set_aside(due, seen)
+        return read_source(self._directory.paths.checkpoint(due.step), due.step, due.kind)
 
     def _copy_data(self) -> None:
         """The card's data sets and tokenizer, where it asks for them."""
@@ -433,72 +401,66 @@ class ArchiveRound:
             if found.state == "fault":
                 self.tally.faults.append(f"data {unit.name}: {found.why}")
             elif found.state != "copied":
-                self._copy_unit(unit, unit.base(variant), found)
-
-    def _copy_unit(self, unit: DataUnit, base: str, found: DataState) -> None:
-        about = {
-            "archive": self.archive.name,
-            "address": self.archive.address,
-            "data": unit.name,
-            "kind": "data",
-        }
-
-        def make(transfer: Callable[[ProgressCallback], Transfer]) -> Receipt:
-            self._journal("backup-began", "data", about)
-            with self.context.watch(
-                f"{self.archive.name} {unit.name}", 2 * found.bytes
-            ) as progress:
-                return copy_source(
-                    self.archive,
-                    read_unit(unit),
+                self._make(
+                    partial(read_unit, unit),
                     "data",
-                    base,
-                    transfer=transfer(progress),
+                    unit.base(variant),
+                    what=f"data {unit.name}",
+                    why="data",
+                    about={"data": unit.name},
                     repair=found.state == "damaged",
-                    **self._maker,
                 )
-
-        self._make(
-            make,
-            lambda error: None,
-            what=f"data {unit.name}",
-            why="data",
-            about=about,
-            is_repair=found.state == "damaged",
-        )
-
-    @property
-    def _maker(self) -> dict[str, Any]:
-        """Who makes a copy, and when."""
-        run = self._card.run
-        return {
-            "run": run.name,
-            "variant": run.variant,
-            "run_id": self._run_id,
-            "clock": self.context.clock,
-        }
 
     def _make(
         self,
-        make: Callable[[Callable[[ProgressCallback], Transfer]], Receipt],
-        note: Callable[[SourceDamaged], None],
+        read: Callable[[], CopySource],
+        kind: Kind,
+        base: str,
+        *,
         what: str,
         why: str,
         about: Mapping[str, object],
-        is_repair: bool,
+        begun: Mapping[str, object] = {},
+        repair: bool,
+        format: Format = "files",
     ) -> None:
         """Make one copy and put it on record. What is wrong with its source is no reason not to
-        make the others.
+        make the others. `about` says in the journal what it is a copy of, `begun` more as it begins.
         """
+        run = self._card.run
+        about = {
+            "archive": self.archive.name,
+            "address": self.archive.address,
+            "kind": kind,
+            **about,
+        }
+        source: CopySource | None = None
         try:
             began = time.monotonic()
-            receipt = make(self.context.transfer)
+            source = read()
+            self._journal("backup-began", why, {**about, **begun})
+            total = work_bytes(source, format)
+            shown = about.get("data", f"{source.step} {kind}")
+            with self.context.watch(f"{self.archive.name} {shown}", total) as progress:
+                receipt = copy_source(
+                    self.archive,
+                    source,
+                    kind,
+                    base,
+                    run=run.name,
+                    variant=run.variant,
+                    run_id=self._run_id,
+                    clock=self.context.clock,
+                    transfer=self.context.transfer(progress),
+                    repair=repair,
+                    format=format,
+                )
             self.tally.copy_seconds += time.monotonic() - began
         except CopyStopped:
             raise
         except CopyError as error:
-            if isinstance(error, SourceDamaged) and error.path:
-                note(error)
+            if isinstance(error, SourceDamaged) and source is not None and kind != "data":
+                self._note_damage(source, error)
             self._journal("backup-failed", str(error), about)
             self.tally.faults.append(f"{what}: {cause(error)}")
             return
@@ -520,8 +482,19 @@ class ArchiveRound:
         }
         self._journal("backup-copied", why, said)
         self.context.say(
-            f"{self.archive.name}: {what} {'repaired' if is_repair else 'copied'}, read back"
+            f"{self.archive.name}: {what} {'repaired' if repair else 'copied'}, read back"
         )
+
+    def _note_damage(self, source: CopySource, error: SourceDamaged) -> None:
+        """Of a file that was read; sizes and names say of themselves what is wrong."""
+        if error.path:
+            note_damage(
+                self._directory,
+                source.step,
+                identity=source.identity,
+                path=error.path,
+                why="found as it was copied",
+            )
 
     def _set_aside(self, due: Due, seen: Survey) -> None:
         """Give a receipt that cannot be read another name, so that the copy can get one again;

@@ -12,14 +12,13 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Literal, TypeAlias
 
 from msgspec.structs import replace
 
 from tr11ops.backup.base import Archive, hidden_name
 from tr11ops.backup.checking import differs, offsets, placed, tar_layout
-from tr11ops.backup.source import CopySource, SourceFile, read_source
+from tr11ops.backup.source import CopySource, SourceFile
 from tr11ops.backup.survey import TAR_SUFFIX, read_receipt, write_receipt
 from tr11ops.backup.transfer import ByteCounter, SharedTransfer, Transfer, in_threads
 from tr11ops.base.errors import (
@@ -325,11 +324,9 @@ def _as_promised(source: CopySource, receipt: Receipt) -> CopySource:
     return replace(source, files=files)
 
 
-def work_bytes(folder: Path, step: int, kind: Kind, format: Format = "files") -> int:
-    """What `Transfer.on_bytes` will add up to in a copy: each byte sent and read back. Raises
-    CopyError.
-    """
-    return 2 * sum(item.bytes for item in items_of(read_source(folder, step, kind), format))
+def work_bytes(source: CopySource, format: Format = "files") -> int:
+    """What `Transfer.on_bytes` will add up to in a copy: each byte sent and read back."""
+    return 2 * sum(item.bytes for item in items_of(source, format))
 
 
 def items_of(source: CopySource, format: Format) -> tuple[Item, ...]:

@@ -28,6 +28,7 @@ from tests.tr11ops.backup.copy_cases import (
 from tr11ops.backup.base import ARCHIVE_RETRIES
 from tr11ops.backup.copying import work_bytes
 from tr11ops.backup.folder import FolderArchive
+from tr11ops.backup.source import read_source
 from tr11ops.backup.survey import list_receipts, read_receipt
 from tr11ops.base.errors import (
     ArchiveError,
@@ -51,7 +52,7 @@ def test_whole(checkpoint: Path, archive: FolderArchive) -> None:
     assert {file.path: file.digest for file in receipt.files} == {
         path: hashlib.sha256(content).hexdigest() for path, content in contents(checkpoint).items()
     }
-    assert sum(counted) == work_bytes(checkpoint, 100, "full") == 2 * receipt.bytes
+    assert sum(counted) == work_bytes(read_source(checkpoint, 100, "full")) == 2 * receipt.bytes
     assert (far(archive) / LOCATION / "weights").stat().st_mode & 0o2070 == 0o2070
     assert (far(archive) / LOCATION / "cursor.json").stat().st_mode & 0o060 == 0o060
 
@@ -147,7 +148,7 @@ def test_a_destination_that_fails_now_and_then(
     odd = OddArchive(archive, fail, renames=renames)
     receipt = copy(odd, checkpoint, quick(say=said.append, on_bytes=counted.append), format=format)
     assert receipt == read_receipt(archive, receipt.location)
-    assert sum(counted) == work_bytes(checkpoint, 100, "full", receipt.format)
+    assert sum(counted) == work_bytes(read_source(checkpoint, 100, "full"), receipt.format)
     assert (
         said and all(line.startswith("no route: trying again in") for line in said)
     ) or what == "move"
