@@ -7,6 +7,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from trainer.contract.units import printable
+
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.-~=+*#"
 LARGEST = 1e100  # drawn alike beyond it, so that sums and differences stay finite
@@ -70,10 +72,10 @@ def plain(text: str, unicode: bool) -> str:
     """Text on one line without characters that a terminal obeys; without any beyond ASCII where it
     shows none.
     """
-    printable = "".join(character if character.isprintable() else " " for character in text)
+    shown = printable(text, " ")
     if unicode:
-        return printable
-    return printable.encode("ascii", "backslashreplace").decode("ascii")
+        return shown
+    return shown.encode("ascii", "backslashreplace").decode("ascii")
 
 
 def shows_unicode(environment: Mapping[str, str], encoding: str | None) -> bool:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 
 from trainer.contract.secret_shapes import without_secrets
-from trainer.contract.units import shortened
+from trainer.contract.units import printable, shortened
 
 
 def signature(text: str) -> str:
@@ -60,5 +60,4 @@ def one_line(text: str, secrets: Iterable[str] = (), limit: int = LONGEST_TEXT) 
     """The redacted text on one line, without what no terminal prints, `shortened` to `limit`
     characters.
     """
-    printable = (letter if letter.isprintable() else " " for letter in redact(text, secrets))
-    return shortened(" ".join("".join(printable).split()), limit)
+    return shortened(" ".join(printable(redact(text, secrets), " ").split()), limit)

@@ -14,6 +14,7 @@ from tr11ops.rundir.checkpoint_digests import NotFiniteRecord
 from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
 from tr11ops.rundir.copies import CopyRecord
 from trainer.contract.replacing import SUPERSEDED_SUFFIX
+from trainer.contract.units import printable
 
 _HEAD = ("step", "size", "tokens", "age", "state", "read", "copies", "kept")
 # what is shortened in the columns, as the help page says it too
@@ -160,15 +161,10 @@ def _wrapped(texts: Iterable[str], head: str) -> list[str]:
         line
         for text in texts
         for line in wrap(
-            head + _printable(text), _WIDTH, subsequent_indent=indent, break_on_hyphens=False
+            head + printable(text), _WIDTH, subsequent_indent=indent, break_on_hyphens=False
         )
         or [head.rstrip()]
     ]
-
-
-def _printable(text: str) -> str:
-    """Names of files may hold anything; a terminal must not obey it."""
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _cells(entry: SavedCheckpoint, now: float) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tr11ops.base.observed import cause
 from trainer.contract.files import make_shared, open_shared
-from trainer.contract.units import shortened
+from trainer.contract.units import printable, shortened
 
 LARGEST_LOG_BYTES = 1 << 20  # then it becomes NAME.log.1, and the older one goes
 HEAD_BYTES = 192 << 10  # of one round, as it is written
@@ -67,10 +67,7 @@ class RoundOutput:
     def lines(self) -> list[str]:
         """The last lines that the job wrote, without what a terminal would obey."""
         text = self._tail.decode("utf-8", "replace")
-        found = (
-            "".join(c if c.isprintable() else " " for c in line).strip()
-            for line in text.splitlines()
-        )
+        found = (printable(line, " ").strip() for line in text.splitlines())
         return [shortened(line, LONGEST_LINE) for line in found if line]
 
     def _append(self, data: bytes) -> None:

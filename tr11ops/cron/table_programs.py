@@ -37,7 +37,7 @@ from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import make_shared, write_atomically
 from trainer.contract.record import Record
 from trainer.contract.secret_shapes import is_secret
-from trainer.contract.units import shortened
+from trainer.contract.units import printable, shortened
 
 # ----------------------------------------------------------------------------- scripts
 # What cron, scrontab and Slurm run: `cron/scheduler/*.j2` filled in.
@@ -168,8 +168,10 @@ def _rendered(
 
 def marks(mark: str, run: str) -> tuple[bytes, bytes]:
     """The first and the last line of a run's block, without line ends; `mark` tells runs apart."""
-    name = "".join(character if character.isprintable() else "?" for character in run)
-    return f"# tr11 cron {mark} begin: {name}".encode(), f"# tr11 cron {mark} end".encode()
+    return (
+        f"# tr11 cron {mark} begin: {printable(run)}".encode(),
+        f"# tr11 cron {mark} end".encode(),
+    )
 
 
 def replaced(table: bytes, mark: str, run: str, lines: Sequence[str]) -> bytes:

@@ -13,7 +13,7 @@ from tr11ops.base.processes import ProbeOutput
 from tr11ops.health import gpu, host, network
 from tr11ops.health.base import Answer, CheckOutcome, CheckResult, NodeRequirements
 from trainer.contract.record import Record
-from trainer.contract.units import shortened
+from trainer.contract.units import printable, shortened
 
 if TYPE_CHECKING:
     from tr11ops.health.system import System
@@ -92,8 +92,7 @@ def run_script(system: System, wanted: NodeRequirements, script: SiteScript) -> 
     ]
     said = ""
     if lines:
-        first = "".join(character if character.isprintable() else "?" for character in lines[0])
-        said = shortened(first, _LONGEST)
+        said = shortened(printable(lines[0]), _LONGEST)
     outcomes = DIALECTS.get(script.dialect)
     if outcomes is None:
         raise Unanswered(

@@ -30,6 +30,7 @@ from tr11ops.hub.masking import (
 )
 from tr11ops.hub.sync_plan import LocalFile, MeasuredFile, Note, Stamp, is_wanted, objection
 from trainer.contract.record import Record
+from trainer.contract.units import printable
 
 HEAD_BYTES = 64 << 10  # by which a shorter file is told to be the beginning of a longer one
 _PIECE = 1 << 20
@@ -123,7 +124,7 @@ def _wrong_link(root: str, link: Path, wanted: bool) -> str:
 
 def _shown(path: str) -> str:
     """A name as it can be printed on any terminal, on one line."""
-    return "".join(letter if letter.isprintable() else "?" for letter in path)[:200]
+    return printable(path)[:200]
 
 
 # ----------------------------------------------------------------------------- reading one file

@@ -15,6 +15,7 @@ from trainer.contract.errors import USAGE, Tr11Error
 from trainer.contract.record import Record
 from trainer.contract.secret_names import is_secret_name
 from trainer.contract.secret_shapes import has_secret
+from trainer.contract.units import printable
 
 # Ceilings far beyond any training: they keep every derived number finite and every loop over levels
 # or stages short.
@@ -83,7 +84,7 @@ class Problem(Record):
         if self.value is not None and _may_be_shown(self.key, self.value):
             held = f" = {shown}"
         line = f"{self.key}{held}: {self.rule}; {self.fix}"
-        return "".join(character if character.isprintable() else " " for character in line)
+        return printable(line, " ")
 
 
 class CardError(Tr11Error, ValueError):
@@ -96,7 +97,7 @@ class CardError(Tr11Error, ValueError):
     def __init__(self, source: str, problems: Iterable[Problem]):
         self.source = source
         self.problems = tuple(problems)
-        shown = "".join(character if character.isprintable() else "?" for character in source)
+        shown = printable(source)
         super().__init__("\n".join(f"{shown}: {problem}" for problem in self.problems))
 
 

@@ -58,6 +58,13 @@ def signal_of_status(status: int) -> str:
     return ""
 
 
+def printable(text: str, instead: str = "?") -> str:
+    """The text on one line that a terminal shows: names and other people's words may hold anything,
+    and it must not obey them.
+    """
+    return "".join(character if character.isprintable() else instead for character in text)
+
+
 def shortened(text: str, most: int) -> str:
     """A sentence of one line in at most `most` characters: it keeps its beginning, which says what
     it is about, and its end, which says the cause. Whole where it fits.
