@@ -5,7 +5,7 @@ of re-reading.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,7 +26,6 @@ from tr11ops.backup.due import (
     total_bytes,
 )
 from tr11ops.backup.ledger import (
-    ArchiveState,
     after_round,
     keep_summary,
     last_state,
@@ -55,143 +54,12 @@ from tr11ops.base.errors import (
 from tr11ops.base.observed import cause, observed
 from tr11ops.rundir.checkpoint_digests import note_damage, read_not_finite
 from tr11ops.rundir.checkpoint_scan import SavedCheckpoint, list_rows
-from tr11ops.rundir.copies import CopyRecord, Kind, Receipt, location_of, write_copy
+from tr11ops.rundir.copies import CopyRecord, Kind, location_of, write_copy
 from tr11ops.rundir.paths import RunDirectory, run_id
 from trainer.contract.checkpoint_names import read_latest
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
-
-
-# The reading part of a round: copies that are asked for, or the share of the rotation, read back
-# and recorded.
-
-
-@dataclass
-class RoundReading:
-    """Reads copies of one archive back. `journal` and `journal_damage` are those of the round."""
-
-    context: BackupContext
-    request: RoundRequest
-    archive: Archive
-    tally: ArchiveTally
-    journal: Callable[[str, str, Mapping[str, object]], None]
-    journal_damage: Callable[[CopyRecord, Mapping[str, str]], None]
-
-    def __post_init__(self) -> None:
-        self._read_round: float | None = None
-        self._unread: float | None = None
-
-    def noted(self, state: ArchiveState) -> ArchiveState:
-        """An archive's state with what this reading has found out."""
-        if self._read_round is not None:
-            state = replace(state, reread_round=self._read_round)
-        if self._unread is None:
-            return state
-        return replace(state, unread=self._unread)
-
-    def run(
-        self, records: MutableMapping[str, CopyRecord], receipts: Mapping[str, Receipt]
-    ) -> None:
-        """Read what is asked for; `records` and `receipts` by the place of their copies.
-
-        Raises ArchiveError, CopyStopped, OSError.
-        """
-        now = self.context.clock()
-        history = ReadHistory(self.context.directory, self.archive.name, self.context.clock)
-        chosen = self._chosen(history, records, receipts, now)
-        if chosen:
-            try:
-                self._read(history, records, receipts, chosen)
-            finally:
-                self._keep_read(history, records, receipts)
-        if not self.request.asked.steps:
-            self._read_round = now
-        waits = oldest(_stored(history, records, receipts), now)
-        if waits is None:
-            self._unread = None
-        else:
-            self._unread = now - waits
-        if chosen:
-            said = {
-                "archive": self.archive.name,
-                "files": len(chosen),
-                "bytes": total_bytes(chosen),
-            }
-            faulty = any(records[stored.receipt.location].damaged for stored in chosen)
-            self.journal(
-                "reread", "some are damaged" if faulty else "all as they were copied", said
-            )
-
-    def _keep_read(
-        self,
-        history: ReadHistory,
-        records: MutableMapping[str, CopyRecord],
-        receipts: Mapping[str, Receipt],
-    ) -> None:
-        for record, faults in history.keep(records, receipts):
-            self.journal_damage(record, faults)
-
-    def _read(
-        self,
-        history: ReadHistory,
-        records: MutableMapping[str, CopyRecord],
-        receipts: Mapping[str, Receipt],
-        chosen: Sequence[StoredFile],
-    ) -> None:
-        with self.context.watch(f"{self.archive.name} re-read", total_bytes(chosen)) as progress:
-
-            def tell(stored: StoredFile, fault: str) -> None:
-                history.note(stored, fault)
-                if history.is_old():  # a kill in the middle of terabytes loses little
-                    self._keep_read(history, records, receipts)
-                self.tally.reread_files += 1
-                self.tally.read_steps.add(stored.receipt.step)
-                self.tally.reread_bytes += stored.file.bytes
-                if fault:
-                    progress.say(f"{self.archive.name}: {' '.join(stored.place)}: {fault}")
-
-            read_files(self.archive, chosen, self.context.transfer(progress), tell)
-
-    def _chosen(
-        self,
-        history: ReadHistory,
-        records: Mapping[str, CopyRecord],
-        receipts: Mapping[str, Receipt],
-        now: float,
-    ) -> list[StoredFile]:
-        asked, backup = self.request.asked, self.context.card.backup
-        stored = [
-            file
-            for file in _stored(history, records, receipts)
-            if (not asked.steps or file.receipt.step in asked.steps)
-            and asked.kind in (None, file.receipt.kind)
-        ]
-        if self.request.reading == "all":
-            return stored
-        # what was found damaged is looked at in each round: it may have been repaired by hand
-        doubted = {
-            file.place: file
-            for file in stored
-            if file.file.path in records[file.receipt.location].damaged
-        }
-        state = last_state(self.context.directory, self.archive.name)
-        turn = choose(
-            [file for file in stored if file.place not in doubted],
-            now,
-            last_round=None if state is None else state.reread_round,
-            days=backup.reread_days,
-            interval_seconds=backup.interval_hours * 3600,
-        )
-        return [*doubted.values(), *turn]
-
-
-def _stored(
-    history: ReadHistory, records: Mapping[str, CopyRecord], receipts: Mapping[str, Receipt]
-) -> Iterator[StoredFile]:
-    """All files of an archive's copies."""
-    for location, receipt in receipts.items():
-        yield from history.stored(records[location], receipt)
 
 
 UNFINISHED_SECONDS = 30 * 86_400.0  # an upload that no one went on with for so long is removed
@@ -244,15 +112,9 @@ class ArchiveRound:
 
     def __post_init__(self) -> None:
         self._directory, self._card = self.context.directory, self.context.card
-        self._reading = RoundReading(
-            self.context,
-            self.request,
-            archive=self.archive,
-            tally=self.tally,
-            journal=self._journal,
-            journal_damage=self._journal_damage,
-        )
         self._run_id = ""
+        self._read_round: float | None = None
+        self._unread: float | None = None
         self._listed: tuple[float, tuple[str, ...]] | None = None
 
     def run(self) -> None:
@@ -287,10 +149,7 @@ class ArchiveRound:
         if self.request.logs and self._card.backup.logs:
             self._copy_logs()
         if self.request.reading != "none":
-            records = records_of(self._directory, self.archive)
-            self._reading.run(
-                records, {at: receipt for at, receipt in seen.receipts.items() if at in records}
-            )
+            self._reread(seen)
 
     def _adopt(self, seen: Survey) -> None:
         """Give an archive that is older than ids this run's, once something in it proves to be this
@@ -329,7 +188,10 @@ class ArchiveRound:
         )
         if self.tally.copied and self.tally.copy_seconds > 0:
             after = replace(after, rate=self.tally.copied_bytes / self.tally.copy_seconds)
-        after = self._reading.noted(after)
+        if self._read_round is not None:
+            after = replace(after, reread_round=self._read_round)
+        if self._unread is not None:
+            after = replace(after, unread=self._unread)
         if self._listed is not None:
             after = replace(after, listed=self._listed[0], unseen=self._listed[1])
         write_archive_state(self._directory, after)
@@ -516,6 +378,89 @@ class ArchiveRound:
             sent, faults = copy_logs(self._directory, self.archive, self.context.transfer(progress))
         self.tally.logs = sent
         self.tally.faults.extend(faults)
+
+    # ------------------------------------------------------------------ reading back
+    def _reread(self, seen: Survey) -> None:
+        """Read the copies that are asked for, or the share of the rotation, and put that on record."""
+        records = records_of(self._directory, self.archive)
+        receipts = {at: receipt for at, receipt in seen.receipts.items() if at in records}
+        history = ReadHistory(self._directory, self.archive.name, self.context.clock)
+        now = self.context.clock()
+
+        def stored() -> Iterator[StoredFile]:
+            for location, receipt in receipts.items():
+                yield from history.stored(records[location], receipt)
+
+        def keep() -> None:
+            for record, faults in history.keep(records, receipts):
+                self._journal_damage(record, faults)
+
+        chosen = self._chosen(stored(), records, now)
+        if chosen:
+            try:
+                self._read(chosen, history, keep)
+            finally:
+                keep()
+        if not self.request.asked.steps:
+            self._read_round = now
+        waits = oldest(stored(), now)
+        if waits is not None:
+            self._unread = now - waits
+        if chosen:
+            said = {
+                "archive": self.archive.name,
+                "files": len(chosen),
+                "bytes": total_bytes(chosen),
+            }
+            faulty = any(records[file.receipt.location].damaged for file in chosen)
+            self._journal(
+                "reread", "some are damaged" if faulty else "all as they were copied", said
+            )
+
+    def _read(
+        self, chosen: Sequence[StoredFile], history: ReadHistory, keep: Callable[[], None]
+    ) -> None:
+        with self.context.watch(f"{self.archive.name} re-read", total_bytes(chosen)) as progress:
+
+            def tell(stored: StoredFile, fault: str) -> None:
+                history.note(stored, fault)
+                if history.is_old():  # a kill in the middle of terabytes loses little
+                    keep()
+                self.tally.reread_files += 1
+                self.tally.read_steps.add(stored.receipt.step)
+                self.tally.reread_bytes += stored.file.bytes
+                if fault:
+                    progress.say(f"{self.archive.name}: {' '.join(stored.place)}: {fault}")
+
+            read_files(self.archive, chosen, self.context.transfer(progress), tell)
+
+    def _chosen(
+        self, stored: Iterable[StoredFile], records: Mapping[str, CopyRecord], now: float
+    ) -> list[StoredFile]:
+        asked, backup = self.request.asked, self._card.backup
+        wanted = [
+            file
+            for file in stored
+            if (not asked.steps or file.receipt.step in asked.steps)
+            and asked.kind in (None, file.receipt.kind)
+        ]
+        if self.request.reading == "all":
+            return wanted
+        # what was found damaged is looked at in each round: it may have been repaired by hand
+        doubted = {
+            file.place: file
+            for file in wanted
+            if file.file.path in records[file.receipt.location].damaged
+        }
+        state = last_state(self._directory, self.archive.name)
+        turn = choose(
+            [file for file in wanted if file.place not in doubted],
+            now,
+            last_round=None if state is None else state.reread_round,
+            days=backup.reread_days,
+            interval_seconds=backup.interval_hours * 3600,
+        )
+        return [*doubted.values(), *turn]
 
     # ------------------------------------------------------------------ the journal
     def _journal(self, kind: str, why: str, data: Mapping[str, object]) -> None:
