@@ -111,7 +111,7 @@ def _steps(card: RunCard) -> list[tuple[int, float]]:
     read.
     """
     try:
-        steps = read_metrics(card.paths.metrics).steps
+        steps = read_metrics(card.paths.metrics)
     except OSError as error:
         say(f"tr11: the run's steps cannot be read ({error.strerror or error}): times are assumed")
         return []

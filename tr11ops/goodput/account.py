@@ -241,13 +241,11 @@ def account(history: History, now: float) -> Goodput:
     for step in known(history.steps, ()):
         steps[step.job_id].append(step)
     usual = _usual(known(history.steps, ()))
-    saved = sorted(micro(mark.created) for mark in known(history.checkpoints, ()))
-    evaluated = sorted(map(micro, history.validations))
     pieces: list[list[AttemptSegment]] = []
     starts: list[list[Start]] = []
     for one in settled:
         own = steps[one.attempt.logged_as]
-        marks = marks_of(one.attempt, own, saved=saved, validations=evaluated, end=one.unseen)
+        marks = marks_of(one.attempt, own, one.unseen)
         starts.append(list(starts_of(marks)))
         found = list(pieces_of(one.attempt, marks, steps=own, end=one.unseen, usual=usual))
         if one.unseen < one.end:

@@ -11,9 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -33,7 +31,7 @@ from tr11ops.rundir.journal import JournalEntry, Ledger, read_journal
 from tr11ops.rundir.paths import RunDirectory, Submission
 from trainer.contract.checkpoint_names import checkpoint_steps
 from trainer.contract.end_marker import EndMarker
-from trainer.contract.metrics_record import STEP, VALIDATION, records
+from trainer.contract.metrics_record import STEP, records
 from trainer.contract.paths import MANIFEST_FILE, RunPaths, attempt_label, read_attempt_label
 from trainer.contract.phases import read_phases
 from trainer.contract.state_file import open_for_reading, read_json
@@ -172,8 +170,6 @@ def _read_attempt(
         marker=marker,
         verdict=verdict,
         limit=known(observed(lambda: float(parse_time_limit(card["slurm"]["time_limit"]))), None),
-        save_every=_interval(card, "checkpoint"),
-        evaluate_every=_interval(card, "evaluation"),
         logged_as=job_id,
     )
 
@@ -205,8 +201,6 @@ def lives_of(attempt: AttemptHistory, steps: Sequence[StepMark]) -> Iterator[Att
             last_sign=max(before[-1].time, max(logged, default=0.0)),
             nodes=attempt.nodes,
             phases=before,
-            save_every=attempt.save_every,
-            evaluate_every=attempt.evaluate_every,
             logged_as=attempt.logged_as,
         )
     yield replace(attempt, phases=attempt.phases[len(before) :])
@@ -250,13 +244,6 @@ def _checked(moment: object) -> float:
     return found
 
 
-def _interval(card: Mapping[str, Any], section: str) -> int | None:
-    value = (card.get(section) or {}).get("interval")
-    if isinstance(value, int) and value > 0:
-        return value
-    return None
-
-
 def _heartbeat_times(paths: RunPaths) -> dict[str, float]:
     """The last heartbeat of each attempt that still has one; every rank's, for some end before
     others.
@@ -276,14 +263,6 @@ def _heartbeat_times(paths: RunPaths) -> dict[str, float]:
 _CREATED = re.compile(r'"created":\s*(\d+(?:\.\d+)?)')
 
 
-@dataclass
-class _Metrics:
-    """What one pass over metrics.jsonl gathers."""
-
-    steps: list[StepMark] = field(default_factory=list)
-    validations: list[float] = field(default_factory=list)
-
-
 def read_history(
     directory: RunDirectory,
     jobs: Observed[tuple[Job, ...]],
@@ -299,10 +278,9 @@ def read_history(
     paths = directory.paths
     read_errors = list[str]()
     ledger = ledger or read_journal(directory.journal)
-    metrics = observed(read_metrics, paths.metrics)
-    read_errors += _unread(steps=metrics)
-    found = known(metrics, _Metrics())
-    last_steps = {step.job_id: step.time for step in found.steps}
+    steps = observed(read_metrics, paths.metrics)
+    read_errors += _unread(steps=steps)
+    last_steps = {step.job_id: step.time for step in known(steps, ())}
     attempts = observed(
         read_attempts,
         directory,
@@ -312,7 +290,7 @@ def read_history(
         ledger=ledger,
     )
     if not isinstance(attempts, Unknown):
-        lives = (life for attempt in attempts for life in lives_of(attempt, found.steps))
+        lives = (life for attempt in attempts for life in lives_of(attempt, known(steps, ())))
         attempts = tuple(sorted(lives, key=lambda attempt: (attempt.start, attempt.job_id)))
     submissions, unread = read_submissions(directory)
     asked = jobs if any(attempt.ended is None for attempt in known(attempts, ())) else ()
@@ -326,12 +304,11 @@ def read_history(
         if isinstance(submissions, Unknown)
         else tuple(reversed(submissions)),
         attempts=attempts,
-        steps=metrics if isinstance(metrics, Unknown) else tuple(found.steps),
+        steps=steps,
         checkpoints=observed(_read_checkpoints, paths),
         pauses=_pauses(ledger.entries, directory),
         holds=_holds(ledger.entries),
         exclusions=_exclusions(ledger.entries),
-        validations=tuple(found.validations),
         waits=_waits(directory, jobs, known(submissions, ()), scheduler),
         read_errors=tuple(read_errors),
     )
@@ -355,22 +332,23 @@ def _waits(
 
 
 # ----------------------------------------------------------------------------- steps
-def read_metrics(path: Path) -> _Metrics:
-    """One pass that keeps some hundred bytes of a step. Raises OSError where the file is
-    unreadable.
+def read_metrics(path: Path) -> tuple[StepMark, ...]:
+    """The logged steps, in one pass that keeps some hundred bytes of each. Raises OSError where the
+    file is unreadable.
     """
-    found = _Metrics()
+    found = []
     for record in records(path):
-        if record.time is None:
-            continue
         iteration = record.iteration
-        seconds = record.number("seconds_per_iteration")
-        if record.kind == VALIDATION:
-            found.validations.append(record.time)
-        elif record.kind == STEP and iteration is not None and record.job_id:
+        if (
+            record.kind == STEP
+            and record.time is not None
+            and iteration is not None
+            and record.job_id
+        ):
+            seconds = record.number("seconds_per_iteration")
             told = seconds if is_step_time(seconds) else None
-            found.steps.append(StepMark(record.time, iteration, told, sys.intern(record.job_id)))
-    return found
+            found.append(StepMark(record.time, iteration, told, sys.intern(record.job_id)))
+    return tuple(found)
 
 
 # ----------------------------------------------------------------------------- checkpoints

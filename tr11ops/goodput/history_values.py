@@ -66,8 +66,7 @@ class AttemptHistory(Record):
 
     `ended` is when it gave its nodes back: None where it did not say so itself and the scheduler
     does not know; `is_running` is the scheduler's word, None where there is none. `last_sign`: the
-    last moment it is known to have lived. `limit`: its time limit in seconds. `save_every`,
-    `evaluate_every`: the card's intervals, in iterations. `logged_as` is the job's number in the
+    last moment it is known to have lived. `limit`: its time limit in seconds. `logged_as` is the job's number in the
     log of steps. `lost_its_host`: the node of its batch script was lost, as the watchdog or the
     scheduler said: no one was left there to say how it ended.
     """
@@ -86,8 +85,6 @@ class AttemptHistory(Record):
     marker: Observed[EndMarker | None] = None
     verdict: Observed[AttemptVerdict | None] = None
     limit: float | None = None
-    save_every: int | None = None
-    evaluate_every: int | None = None
     logged_as: str = ""
     lost_its_host: bool = False
 
@@ -96,7 +93,7 @@ class History(Record):
     """A run's past. Attempts are in the order of their starts, steps in that of the log.
 
     `pauses`: kill switch and pause; `holds`: queued jobs that were held, since when, until someone let it go;
-    `exclusions`: `what` is the node.  `validations`: when one was logged.
+    `exclusions`: `what` is the node.
     `waits`: whether work of the run waits in the queue now; None where the scheduler does not say.
     """
 
@@ -109,7 +106,6 @@ class History(Record):
     pauses: tuple[Period, ...] = ()
     holds: tuple[Period, ...] = ()
     exclusions: tuple[Period, ...] = ()
-    validations: tuple[float, ...] = ()
     waits: bool | None = None
     read_errors: tuple[str, ...] = ()
 

@@ -1,8 +1,7 @@
 """One attempt cut into pieces of time, each with what it was spent on. Pure; all moments are whole
 microseconds.
 
-The trainer's own record of phases says it where there is one. For attempts of before that record it
-is inferred from the times of the logged steps, and what stays open is unknown.
+The trainer's own record of phases says it; where that is missing, it is unknown.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ from trainer.contract.record import Record
 STALL_FACTOR = 10  # an iteration that takes so many usual ones stood still
 STALL_FLOOR = 10_000_000  # and at least this long
 SKEW = 1_000_000  # clocks of two ranks' nodes that differ by more are set right
-# what a step may take beyond its own measure before something else is looked for
-INFERENCE_SLACK = 1_000_000
 
 
 class Bucket(StrEnum):
@@ -150,15 +147,9 @@ def launches_of(attempt: AttemptHistory) -> tuple[LaunchRecord, ...]:
 
 
 # ----------------------------------------------------------------------------- what happened when
-def marks_of(
-    attempt: AttemptHistory,
-    steps: Sequence[StepMark],
-    saved: Sequence[int],
-    validations: Sequence[int],
-    end: int,
-) -> list[PhaseMark]:
-    """The attempt's phases from its start to `end`, in order. `saved`, `validations`: when
-    something was finished.
+def marks_of(attempt: AttemptHistory, steps: Sequence[StepMark], end: int) -> list[PhaseMark]:
+    """The attempt's phases from its start to `end`, in order. A launch that trained and recorded
+    none is unseen.
     """
     begin = min(micro(attempt.start), end)
     launches = launches_of(attempt)
@@ -197,75 +188,16 @@ def marks_of(
             for r in attempt.phases
             if r.launch == number
         ]
-        own = [step for step in steps if micro(launch.start) <= micro(step.time) <= closing]
-        for mark in found or _inferred(
-            attempt, launch, steps=own, saved=saved, validations=validations
-        ):
+        begun = micro(launch.start)
+        if not found and any(begun <= micro(step.time) <= closing for step in steps):
+            found = [PhaseMark(begun, "unseen", 0, number)]
+        for mark in found:
             add(mark, min(failed, closing))
         if failed < closing:
             add(PhaseMark(failed, "teardown", 0, number), closing)
         if closing < until or over is not None:
             add(PhaseMark(closing, "between", 0, number), until)
     return marks
-
-
-def _inferred(
-    attempt: AttemptHistory,
-    launch: LaunchRecord,
-    steps: Sequence[StepMark],
-    saved: Sequence[int],
-    validations: Sequence[int],
-) -> Iterator[PhaseMark]:
-    """Phases from the steps' own times, for a launch that recorded none. Start-up and load are not
-    told apart.
-    """
-    if not steps:
-        return
-    stride = min(
-        (b.iteration - a.iteration for a, b in pairwise(steps) if b.iteration > a.iteration),
-        default=1,
-    )
-    first = steps[0]
-    number = launch.launch
-    begun = micro(first.time - (first.seconds or 0.0) * stride)
-    yield PhaseMark(begun, "training", first.iteration - stride, number)
-    for before, after in pairwise(steps):
-        begin = micro(before.time)
-        end = micro(after.time)
-        if after.iteration <= before.iteration:  # it went back to an earlier step
-            yield PhaseMark(begin, "training", after.iteration - stride, number)
-            continue
-        excess = end - begin - micro((after.seconds or 0.0) * (after.iteration - before.iteration))
-        if after.seconds is None or excess <= max(INFERENCE_SLACK, (end - begin) // 20):
-            continue
-        until = begin + excess
-        save_end = next((moment for moment in saved if begin < moment <= until), None)
-        saves = save_end is not None or bool(
-            attempt.save_every and before.iteration % attempt.save_every == 0
-        )
-        evaluates = any(begin < moment <= until + INFERENCE_SLACK for moment in validations)
-        if saves:
-            yield PhaseMark(begin, "saving", before.iteration, number)
-        if evaluates:
-            yield PhaseMark(
-                save_end or begin,
-                "evaluating" if save_end or not saves else "unseen",
-                before.iteration,
-                number,
-            )
-        if not saves and not evaluates:
-            yield PhaseMark(begin, "unseen", before.iteration, number)
-        yield PhaseMark(until, "training", before.iteration, number)
-    marker = attempt.marker
-    if (
-        isinstance(marker, EndMarker)
-        and marker.launch in {number, 0}
-        and marker.reason not in {"error", "refused"}
-    ):
-        last = steps[-1]
-        if marker.checkpoint_step == last.iteration:
-            yield PhaseMark(micro(last.time), "saving", last.iteration, number)
-        yield PhaseMark(micro(marker.time), "ending", last.iteration, number)
 
 
 # ----------------------------------------------------------------------------- training, iteration

@@ -139,22 +139,18 @@ def test_from_a_moment_on_the_rest_is_left_out_but_for_losses(tmp_path):
     assert sum(day.total.node_micros for day in days) == goodput.total.node_micros
 
 
-def test_without_a_record_of_phases_the_steps_tell_most(tmp_path):
-    """As a run of before that record looks: its start-up holds its load, and all else is as it was."""
+def test_without_a_record_of_phases_what_a_launch_did_is_unknown(tmp_path):
     past = Past(tmp_path, with_phases=False)
     eventful(past)
     goodput = account(
         read_history(past.directory, (job("103", JobState.NODE_FAIL, 9115, 9600),)), BEGIN + 9600
     )
-    truth = dict(TRUTH)
-    truth["start-up"] += truth.pop("load")
     found = seconds(goodput)
-    # The evaluation left no trace but its save's end: it goes with the save, or is unknown.
-    assert found.pop("unknown", 0.0) + found.pop("save") == pytest.approx(
-        truth.pop("save") + truth.pop("evaluation"), abs=10.0
-    )
-    assert found == pytest.approx(truth, abs=40.0)
-    assert sum(seconds(goodput).values()) == 4 * 9600
+    assert not {"useful", "save", "load", "evaluation"} & set(found)
+    for bucket in ("queue", "node lost"):  # the nodes, and the time between attempts, are known
+        assert found[bucket] == TRUTH[bucket]
+    assert found["unknown"] >= TRUTH["useful"] + TRUTH["save"] + TRUTH["evaluation"]
+    assert sum(found.values()) == 4 * 9600
 
 
 def test_a_step_clock_that_is_wrong_changes_nothing(tmp_path):

@@ -68,7 +68,7 @@ def attempts(draw, number):
         launches=tuple(draw(st.lists(launches, max_size=3, unique_by=lambda launch: launch.launch))),
         phases=tuple(draw(st.lists(phases, max_size=8))),
         marker=draw(st.none() | markers | unreadable), verdict=draw(st.none() | verdicts | unreadable),
-        limit=draw(st.none() | st.floats(1, 500)), save_every=draw(st.none() | st.just(5)), logged_as=str(number),
+        limit=draw(st.none() | st.floats(1, 500)), logged_as=str(number),
     )  # fmt: skip
 
 
@@ -90,7 +90,7 @@ def histories(draw):
             st.lists(st.builds(CheckpointMark, st.integers(0, 30), moments), max_size=3).map(tuple) | unreadable
         ),
         pauses=tuple(draw(st.lists(periods, max_size=2))), holds=tuple(draw(st.lists(periods, max_size=2))),
-        exclusions=tuple(draw(st.lists(periods, max_size=3))), validations=tuple(draw(st.lists(moments, max_size=2))),
+        exclusions=tuple(draw(st.lists(periods, max_size=3))),
     )  # fmt: skip
 
 

@@ -95,7 +95,7 @@ def test_nodes_are_held_from_the_schedulers_start_on(tmp_path):
         past.directory, (a_job(JobState.RUNNING, start_time=BEGIN + 4, nodes=NODES),)
     ).attempts
     assert attempt.start == BEGIN + 4
-    assert (attempt.label, attempt.limit, attempt.save_every) == ("1000_1", 72_000, 5)
+    assert (attempt.label, attempt.limit) == ("1000_1", 72_000)
 
 
 def test_stops_are_read_from_the_journal_and_the_files(tmp_path):

@@ -51,7 +51,7 @@ def test_where_the_readers_differed(tmp_path: Path) -> None:
     assert isinstance(observed, tuple) and [each.record.iteration for each in observed] == [
         *range(1, STEPS + 1)
     ]
-    assert [mark.iteration for mark in read_metrics(paths.metrics).steps] == [*range(1, STEPS + 1)]
+    assert [mark.iteration for mark in read_metrics(paths.metrics)] == [*range(1, STEPS + 1)]
     series = read_series(paths.metrics)
     assert series.total == STEPS and series.points[-1].iteration == STEPS
     last = progress_at(paths.metrics, 1e9)

@@ -53,5 +53,5 @@ def test_every_reader_finds_the_same_usual_step(
     ]
     paths.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert read_history(paths).step == usual
-    counted = [step.seconds for step in read_metrics(paths.metrics).steps]
+    counted = [step.seconds for step in read_metrics(paths.metrics)]
     assert all(seconds is None or 0 < seconds < 1e8 for seconds in counted)
