@@ -48,6 +48,7 @@ from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json
 from trainer.contract.metrics_record import parse_record
 from trainer.contract.paths import RunPaths
+from trainer.contract.phases import PhaseWriter
 
 START = 1_700_000_000.0
 HOSTILE = (
@@ -109,6 +110,7 @@ def directory(tmp_path: Path) -> RunDirectory:
             "cause": "node",
         }
         write_json(folder / "launches" / "1.json", launch)
+        PhaseWriter(paths.phases(job), 1, print).enter("training", first - 1, begin)
         lines += [
             record(
                 step, job, begin + 10 * (step - first + 1), None if step == 150 else 2.0 + 1 / step
