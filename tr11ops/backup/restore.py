@@ -14,6 +14,7 @@ import errno
 import hashlib
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,13 +22,16 @@ from pathlib import Path, PurePosixPath
 
 from tr11ops.backup.base import Archive
 from tr11ops.backup.folder import make_folders, write_at
+from tr11ops.backup.round_values import BackupContext
 from tr11ops.backup.survey import file_path
 from tr11ops.backup.transfer import ByteCounter, SharedTransfer, Transfer, in_threads
 from tr11ops.base.errors import AlreadyThere, ArchivePermanentError, CopyDamaged, CopyError
-from tr11ops.rundir.copies import CopiedFile, Receipt
+from tr11ops.rundir.checkpoint_digests import DigestRecord, note_damage, put_on_record
+from tr11ops.rundir.copies import CopiedFile, Receipt, identity_of
+from tr11ops.rundir.journal import user_name
 from tr11ops.rundir.links import sync_folder
 from trainer.contract.checkpoint_names import checkpoint_name
-from trainer.contract.files import make_shared, open_shared
+from trainer.contract.files import host_name, make_shared, open_shared
 from trainer.contract.manifest import Manifest, file_digest, manifest_faults
 from trainer.contract.paths import MANIFEST_FILE
 
@@ -336,3 +340,49 @@ class _Reader(SharedTransfer):
 
     def _place(self, file: CopiedFile) -> str:
         return f"{self.archive.address}/{self._receipt.location}/{file.path}"
+
+
+def is_ours(backup: BackupContext, into: Path) -> bool:
+    """Whether a folder is where the run's own checkpoints are."""
+    return into.resolve() == backup.directory.paths.checkpoints.resolve()
+
+
+def note_what_is_here(backup: BackupContext, step: int, into: Path, path: str) -> None:
+    """A checkpoint here that is not as the copy: on record as damaged, if it is not as its own
+    manifest says.
+    """
+    home = backup.directory.paths.checkpoint(step)
+    if is_ours(backup, into):
+        with suppress(OSError):  # the refusal says what matters
+            note_damage(
+                backup.directory,
+                step,
+                identity=identity_of(home),
+                path=path,
+                why="found by a restore",
+            )
+
+
+def note_restored(backup: BackupContext, receipt: Receipt, made: Path) -> None:
+    """What was restored into the run had every digest compared: that is a reading, and clears one
+    that found damage.
+    """
+    if not (
+        is_ours(backup, made.parent)
+        and all(file.digest or file.path == MANIFEST_FILE for file in receipt.files)
+    ):
+        return
+    with suppress(OSError):  # then it counts as never read
+        put_on_record(
+            backup.directory,
+            DigestRecord(
+                receipt.step,
+                identity_of(made),
+                time=time.time(),
+                files=len(receipt.files),
+                bytes=receipt.bytes,
+                bad=(),
+                who=user_name(),
+                host=host_name(),
+            ),
+        )

@@ -5,6 +5,7 @@ columns, and the same as JSON values. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,14 +13,15 @@ from tr11ops.backup.due import CopyPlan, Due
 from tr11ops.backup.ledger import ArchiveState, damage_line, standing
 from tr11ops.backup.source import read_source
 from tr11ops.base.errors import CopyError
-from tr11ops.base.units import counted, duration, first_few, size
-from tr11ops.rundir.copies import CopyRecord, DrillRecord
+from tr11ops.base.units import MINUTE, counted, duration, first_few, size, timestamp
+from tr11ops.rundir.copies import CopyRecord, DrillRecord, Receipt
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.documents import document
 from trainer.contract.record import JsonObject, Record
 
 if TYPE_CHECKING:
     from tr11ops.backup.data_sets import DataState
+    from tr11ops.backup.restorable import Candidate
     from tr11ops.backup.round_values import ArchiveTally, RoundPruning, RoundResult
     from tr11ops.rundir.claims import Claim
 
@@ -463,3 +465,48 @@ def status_value(screen: BackupStatus) -> JsonObject:
         ],
         "drill": None if screen.drill is None else document(screen.drill),
     }
+
+
+# The copies of one step, of any run, by `backup restore --list`; and those of an archive that is adopted.
+
+
+def candidate_lines(found: Sequence[tuple[str, Candidate]]) -> Iterator[str]:
+    """A table of copies, each behind the archive that it is in."""
+    yield f"{'IDENTITY':<10}{'COPY':<9}{'IN':<9}{'SIZE':>10}  {'COPIED (UTC)':<18}RUN"
+    for archive, one in sorted(found, key=_by_identity):
+        receipt, whose = one.receipt, "this run"
+        if not one.is_ours:
+            whose = f"another: {one.run_id[:8] or receipt.run}"
+        yield (
+            f"{receipt.identity[:8]:<10}{receipt.kind:<9}{archive[:8]:<9}{size(receipt.bytes):>10}  "
+            f"{_day(receipt.copied):<18}{whose}"
+        )
+
+
+def _by_identity(entry: tuple[str, Candidate]) -> tuple[str, str]:
+    return entry[1].receipt.identity, entry[0]
+
+
+def candidate_value(archive: str, one: Candidate) -> JsonObject:
+    """One of them for a machine."""
+    receipt = one.receipt
+    return {
+        "archive": archive,
+        "identity": receipt.identity,
+        "kind": receipt.kind,
+        "copied": receipt.copied,
+        "bytes": receipt.bytes,
+        "location": receipt.location,
+        "run": receipt.run,
+        "run_id": one.run_id or None,
+        "ours": one.is_ours,
+    }
+
+
+def receipt_line(receipt: Receipt) -> str:
+    """A copy in an archive."""
+    return f"  step {receipt.step:>7}  {receipt.kind:<8} {receipt.identity[:8]}  copied {_day(receipt.copied)}"
+
+
+def _day(moment: float) -> str:
+    return timestamp(moment, UTC, MINUTE)

@@ -18,7 +18,7 @@ from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
 from tr11ops.rundir.copies import identity_of
 from trainer.contract.files import host_name
 from trainer.contract.manifest import FileEntry, Manifest
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 
 Result = Literal["fine", "bad", "gone", "changed", "nothing to compare", "unread", "stopped"]
 # What says nothing of the file: rights, and servers that do not answer. The other errors are what
@@ -49,6 +49,48 @@ class VerifyResult(Record):
         if self.record is not None:
             return self.record.bad
         return ()
+
+
+SHOWN = 3  # tensors that are named
+
+
+class ValuesFound(Record):
+    """What the numbers of one checkpoint are. `not_finite`: part and name of each tensor with NaN
+    or infinity.
+
+    `fault`: why it could not be looked at, in one line.
+    """
+
+    tensors: int
+    not_finite: tuple[tuple[str, str], ...] = ()
+    fault: str = ""
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.not_finite and not self.fault
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tensors with NaN or infinity, as they go on record."""
+        return tuple(f"{part}/{name}" for part, name in self.not_finite)
+
+    def __str__(self) -> str:
+        if self.fault:
+            return f"numbers could not be looked at: {self.fault}"
+        if not self.not_finite:
+            return f"numbers finite, {self.tensors} tensors"
+        named = ", ".join(f"{name} ({part})" for part, name in self.not_finite[:SHOWN])
+        more = ""
+        if len(self.not_finite) > SHOWN:
+            more = f" and {len(self.not_finite) - SHOWN} more"
+        return f"NaN or infinity in {named}{more}: no training goes on well from it; go back to an older one"
+
+    def to_json(self) -> JsonObject:
+        return {
+            "tensors": self.tensors,
+            "not_finite": [{"part": part, "tensor": name} for part, name in self.not_finite],
+            "fault": self.fault,
+        }
 
 
 class _Read(Record):

@@ -1,6 +1,4 @@
-"""`tr11 backup restore` and `drill`: a copy becomes a checkpoint again, or data; a drill proves
-that it does.
-"""
+"""`tr11 backup restore`: a copy becomes a checkpoint again, or data; which copies there are."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import importlib.util
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,53 +14,65 @@ import typer
 from msgspec.structs import replace
 
 from tr11ops.backup.data_sets import newest_copies
-from tr11ops.backup.drill import choose_copy, run_drill
-from tr11ops.backup.restorable import Candidate, cautions, restorable
-from tr11ops.backup.restore import restore_checkpoint, restore_file
+from tr11ops.backup.ownership import owner_of
+from tr11ops.backup.restorable import Candidate, candidates, cautions, restorable
+from tr11ops.backup.restore import (
+    is_ours,
+    note_restored,
+    note_what_is_here,
+    restore_checkpoint,
+    restore_file,
+)
 from tr11ops.backup.round_values import BackupContext
+from tr11ops.backup.screen import candidate_lines, candidate_value
 from tr11ops.base.errors import (
     AlreadyThere,
+    ArchiveError,
     CopyDamaged,
     LatestRefused,
     Refusal,
     Unobserved,
     WrongUsage,
 )
-from tr11ops.base.units import duration, iso_time, size
+from tr11ops.base.units import iso_time, size
 from tr11ops.checkpoints.rollback import move_latest, require_newest, require_no_trainer
+from tr11ops.checkpoints.verify import ValuesFound
 from tr11ops.cli import completion
-from tr11ops.cli.backup_owner import list_candidates
 from tr11ops.cli.backup_run import (
     KindOption,
     archive_errors,
     asked_of,
     open_backup,
     recorded,
+    records_of,
     require_archives,
 )
 from tr11ops.cli.checkpoints import (
     NOT_LOOKED_AT,
-    ValuesFound,
     look_at_values,
     put_numbers_on_record,
 )
 from tr11ops.cli.common import directory_of, say
-from tr11ops.cli.runner import DRY_RUN, JSON, REASON, Outcome, RunContext, carry_out, unasked
+from tr11ops.cli.runner import (
+    DRY_RUN,
+    JSON,
+    REASON,
+    Outcome,
+    RunContext,
+    carry_out,
+    unasked,
+)
 from tr11ops.logs.lines import plain
-from tr11ops.rundir.checkpoint_digests import DigestRecord, note_damage, put_on_record
-from tr11ops.rundir.claims import ClaimTaken
-from tr11ops.rundir.copies import CopyRecord, Kind, Receipt, identity_of, read_copies
-from tr11ops.rundir.journal import user_name
+from tr11ops.rundir.copies import Kind, Receipt
 from tr11ops.rundir.paths import adopt_run_id, run_id
-from trainer.contract.documents import document
-from trainer.contract.files import host_name
 from trainer.contract.manifest import Manifest
-from trainer.contract.paths import MANIFEST_FILE
 from trainer.contract.resumable import ResumeNeed
 
 if TYPE_CHECKING:
     from tr11ops.backup.base import Archive
+    from tr11ops.backup.round_values import BackupContext
     from tr11ops.runcard.card import RunCard
+
 
 ALL = "all"
 SCHEMA = 1
@@ -166,6 +176,42 @@ def _restore(
 
 def _archives(card: RunCard, source: str | None) -> Sequence[str]:
     return require_archives(card, [source] if source else None, [0], "--from")
+
+
+# ----------------------------------------------------------------------------- restore --list
+def list_candidates(card: RunCard, step: int, source: str | None, as_json: bool) -> Outcome:
+    """Every copy of a step, of any run, in the archives that are meant. Raises Refusal where
+    none answers.
+    """
+    names = require_archives(card, [source] if source else None, [step], "--from")
+    found: list[tuple[str, Candidate]] = []
+    faults = []
+    with open_backup(card, as_json) as backup:
+        for name in names:
+            try:
+                with closing(backup.opened(name)) as archive:
+                    ours = run_id(backup.directory)
+                    listed = candidates(
+                        archive,
+                        owner_of(archive),
+                        run=card.run.name,
+                        run_id=ours,
+                        variant=card.run.variant,
+                    )
+                    found += [(archive.name, one) for one in listed if one.receipt.step == step]
+            except (ArchiveError, OSError, ValueError) as error:
+                faults.append(f"{name}: {error}")
+    document = {
+        "schema": SCHEMA,
+        "step": step,
+        "copies": [candidate_value(*entry) for entry in found],
+    }
+    code, lines = 0, list(candidate_lines(found))
+    if not found:
+        code, lines = 1, [f"no copy of step {step} with a receipt in {' or '.join(names)}"]
+    if faults:
+        code = 3
+    return Outcome(document, lines, tuple(faults), exit_code=code)
 
 
 # ----------------------------------------------------------------------------- the commands
@@ -363,7 +409,7 @@ def _require_use(
 ) -> None:
     """Raise Refusal for a copy that does not belong there, or that no training goes on from."""
     receipt = found.receipt
-    if not found.is_ours and (latest or _is_ours(backup, into)):
+    if not found.is_ours and (latest or is_ours(backup, into)):
         raise Refusal(
             f"{found}: it is not this run's, so it is not restored into its checkpoints or with --latest"
         )
@@ -388,15 +434,11 @@ def _given(into: Path | None) -> Path:
     return into
 
 
-def _is_ours(backup: BackupContext, into: Path) -> bool:
-    return into.resolve() == backup.directory.paths.checkpoints.resolve()
-
-
 def _keep_id(backup: BackupContext, found: Candidate, into: Path) -> None:
     """A run directory without an id into which a checkpoint is restored goes on as the run that
     made it.
     """
-    if not (found.run_id and _is_ours(backup, into)):
+    if not (found.run_id and is_ours(backup, into)):
         return
     try:
         if not run_id(backup.directory):
@@ -438,10 +480,10 @@ def _restored(
     except CopyDamaged as error:
         raise Refusal(f"{error}{recorded(backup, archive, receipt, error)}") from None
     except AlreadyThere as error:
-        _note_what_is_here(backup, receipt.step, into, error.path)
+        note_what_is_here(backup, receipt.step, into, error.path)
         raise
     if file is None:
-        _note_restored(backup, receipt, made)
+        note_restored(backup, receipt, made)
     if backup.directory.exists:
         said = {
             "archive": archive.name,
@@ -455,7 +497,7 @@ def _restored(
 
 def _need(backup: BackupContext, into: Path) -> ResumeNeed:
     """What a training that starts from a folder needs: of the run's own, its model."""
-    if _is_ours(backup, into):
+    if is_ours(backup, into):
         return ResumeNeed.of(backup.card)
     return ResumeNeed()
 
@@ -478,118 +520,11 @@ def _move_latest(backup: BackupContext, into: Path, step: int, made: Path) -> No
         raise Refusal(f"{made} was restored, but {error}") from None
 
 
-def _note_what_is_here(backup: BackupContext, step: int, into: Path, path: str) -> None:
-    """A checkpoint here that is not as the copy: on record as damaged, if it is not as its own
-    manifest says.
-    """
-    home = backup.directory.paths.checkpoint(step)
-    if _is_ours(backup, into):
-        with suppress(OSError):  # the refusal says what matters
-            note_damage(
-                backup.directory,
-                step,
-                identity=identity_of(home),
-                path=path,
-                why="found by a restore",
-            )
-
-
-def _note_restored(backup: BackupContext, receipt: Receipt, made: Path) -> None:
-    """What was restored into the run had every digest compared: that is a reading, and clears one
-    that found damage.
-    """
-    if not (
-        _is_ours(backup, made.parent)
-        and all(file.digest or file.path == MANIFEST_FILE for file in receipt.files)
-    ):
-        return
-    with suppress(OSError):  # then it counts as never read
-        put_on_record(
-            backup.directory,
-            DigestRecord(
-                receipt.step,
-                identity_of(made),
-                time=time.time(),
-                files=len(receipt.files),
-                bytes=receipt.bytes,
-                bad=(),
-                who=user_name(),
-                host=host_name(),
-            ),
-        )
-
-
-def drill(
-    context: Annotated[RunContext, JSON],
-    source: Annotated[
-        str | None,
-        typer.Option(
-            "--from", metavar="store|url", help="Default: wherever the newest whole copy is."
-        ),
-    ] = None,
-    into: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            "--into",
-            metavar="DIR",
-            help="Where there is room; default: the run directory.",
-        ),
-    ] = None,
-) -> Outcome:
-    """Try a restore: the newest verified whole copy, into a fresh folder, read by the trainer, then
-    removed.
-
-    The outcome and its date go on record; `tr11 backup status` shows them.
-
-    Examples:
-      tr11 backup drill
-      tr11 backup drill --from url --output /scratch/room
-    """
-    card = context.card
-    archives = require_archives(
-        card, [source] if source else None, [1], "--from" if source else None
-    )
-    copy = choose_copy((c for c in _records(card) if c.archive in archives), source)
-    if copy is None:
-        raise Refusal(
-            f"there is no whole, sound copy in {' or '.join(archives)} yet; see tr11 backup status"
-        )
-    if into is not None and not into.is_dir():
-        raise WrongUsage(f"--output {into}: there is no such folder")
-    try:
-        with (
-            archive_errors(),
-            open_backup(card, context.as_json) as backup,
-            closing(backup.opened(copy.archive)) as archive,
-        ):
-            done = run_drill(backup, archive, copy, into)
-    except ClaimTaken as taken:
-        raise Refusal(f"a drill goes on already: {taken.at_work}") from None
-    result = "passed" if done.passed else "FAILED"
-    took = f"{size(done.bytes)} in {duration(done.seconds)}"
-    return Outcome(
-        document(done),
-        [f"drill {result}: step {done.step} from the {done.archive}, {took}: {done.message}"],
-        exit_code=0 if done.passed else 1,
-    )
-
-
 # ----------------------------------------------------------------------------- finding a copy
-def _records(card: RunCard) -> tuple[CopyRecord, ...]:
-    try:
-        return read_copies(directory_of(card))
-    except (OSError, ValueError) as error:
-        raise Unobserved(
-            f"the records of copies cannot be read: {error}; name the archive: --from"
-        ) from None
-
-
 def _best(card: RunCard, step: int, kind: str | None, identity: str | None) -> str:
     found = [
         copy
-        for copy in _records(card)
+        for copy in records_of(card)
         if copy.kind != "data"
         and copy.step == step
         and kind in (None, copy.kind)
@@ -628,7 +563,7 @@ def _warn(card: RunCard, archive: Archive, receipt: Receipt) -> None:
         say(caution)
     if not directory_of(card).exists:
         return
-    for copy in _records(card):
+    for copy in records_of(card):
         if (copy.archive, copy.location) == (archive.name, receipt.location) and copy.fault:
             say(
                 f"this copy is on record as {plain(copy.fault)}: what is read is compared all the same"

@@ -458,6 +458,17 @@ def _submit(card: RunCard, context: RunContext, words: list[str]) -> Outcome:
     return Outcome(values, remarks=(text,))
 
 
+# ----------------------------------------------------------------------------- what is on record
+def records_of(card: RunCard) -> tuple[CopyRecord, ...]:
+    """Every copy that is on record. Raises Refusal where that cannot be read."""
+    try:
+        return read_copies(directory_of(card))
+    except (OSError, ValueError) as error:
+        raise Unobserved(
+            f"the records of copies cannot be read: {error}; name the archive: --from"
+        ) from None
+
+
 # ----------------------------------------------------------------------------- what came of it
 def _came_of_it(done: RoundResult, pruned: PruneResult | None, if_busy: int) -> Outcome:
     """What is answered. `if_busy`: the exit code where another process is at it, and all else is

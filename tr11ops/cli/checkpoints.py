@@ -14,16 +14,18 @@ import typer
 from tr11ops.base.errors import Refusal, WrongUsage
 from tr11ops.base.observed import cause
 from tr11ops.base.units import counted, size
-from tr11ops.checkpoints.verify import VerifyResult
+from tr11ops.checkpoints.verify import ValuesFound, VerifyResult
 from tr11ops.checkpoints.verify import verify as read_checkpoint
 from tr11ops.cli import completion
 from tr11ops.cli.checkpoints_keep import (
+    existing_path,
     find_checkpoint,
     list_checkpoints,
     open_catalogue,
     pin,
     prune,
     remove,
+    resolve_step,
     unpin,
 )
 from tr11ops.cli.common import directory_of, say
@@ -37,15 +39,7 @@ from tr11ops.cli.trainer_child import (
 )
 from tr11ops.rundir.checkpoint_digests import DigestRecord, note_numbers, put_on_record
 from tr11ops.rundir.journal import user_name
-from trainer.contract.checkpoint_names import (
-    LATEST_FILE,
-    checkpoint_name,
-    checkpoint_step,
-    checkpoint_steps,
-    read_latest,
-)
 from trainer.contract.documents import document
-from trainer.contract.record import JsonObject, Record
 
 if TYPE_CHECKING:
     from tr11ops.checkpoints.catalogue import Catalogue
@@ -53,52 +47,12 @@ if TYPE_CHECKING:
     from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
     from tr11ops.rundir.paths import RunDirectory
 
-SHOWN = 3  # tensors that are named
 NOT_LOOKED_AT = "bytes were compared, numbers were not looked at: --values finds NaN and infinity"
 SCHEMA = 1
 DAY = 86400.0
 
 
 # ----------------------------------------------------------------------------- values
-class ValuesFound(Record):
-    """What the numbers of one checkpoint are. `not_finite`: part and name of each tensor with NaN
-    or infinity.
-
-    `fault`: why it could not be looked at, in one line.
-    """
-
-    tensors: int
-    not_finite: tuple[tuple[str, str], ...] = ()
-    fault: str = ""
-
-    @property
-    def is_sound(self) -> bool:
-        return not self.not_finite and not self.fault
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The tensors with NaN or infinity, as they go on record."""
-        return tuple(f"{part}/{name}" for part, name in self.not_finite)
-
-    def __str__(self) -> str:
-        if self.fault:
-            return f"numbers could not be looked at: {self.fault}"
-        if not self.not_finite:
-            return f"numbers finite, {self.tensors} tensors"
-        named = ", ".join(f"{name} ({part})" for part, name in self.not_finite[:SHOWN])
-        more = ""
-        if len(self.not_finite) > SHOWN:
-            more = f" and {len(self.not_finite) - SHOWN} more"
-        return f"NaN or infinity in {named}{more}: no training goes on well from it; go back to an older one"
-
-    def to_json(self) -> JsonObject:
-        return {
-            "tensors": self.tensors,
-            "not_finite": [{"part": part, "tensor": name} for part, name in self.not_finite],
-            "fault": self.fault,
-        }
-
-
 def look_at_values(places: Sequence[Path]) -> Mapping[Path, ValuesFound]:
     """Every number of these checkpoints, with a bar on a terminal. Raises Refusal where the child
     gives no answer.
@@ -369,78 +323,6 @@ TokenizerOption = Annotated[
         "--tokenizer", metavar="PATH", help="Folder with tokenizer.json; else the card's."
     ),
 ]
-
-
-def resolve_step(card: RunCard, text: str) -> Path:
-    """The folder that STEP means in the card's run: a number, `latest`, or a path. Raises Refusal
-    when it is not there.
-
-    Only that the folder exists is looked at, not what is in it.
-    """
-    named = existing_path(text)
-    if named is not None:
-        return named
-    folder = directory_of(card).paths.checkpoints
-    if text == LATEST_FILE:
-        step = _latest(folder)
-    else:
-        step = _number(text)
-    place = folder / checkpoint_name(step)
-    if not place.is_dir():
-        known = checkpoint_steps(folder)
-        if known:
-            which = f"there are {_abridged(known)}"
-        else:
-            which = "there is none yet"
-        raise Refusal(f"{place} does not exist; {which} (tr11 checkpoints list)")
-    return place.resolve()
-
-
-def existing_path(text: str) -> Path | None:
-    """The folder that `text` names by itself, without a card; None when it must be a step of the
-    run.
-
-    Raises Refusal when it is a path and nothing is there.
-    """
-    path = Path(text).expanduser()
-    if "/" in text or text in {".", ".."}:
-        if not path.is_dir():
-            raise Refusal(
-                f"{path} is not a folder; give a step, {LATEST_FILE}, or the path of a global_stepN folder"
-            )
-        return path.resolve()
-    is_step = not text or text == LATEST_FILE or (text.isascii() and text.isdecimal())
-    if not is_step and path.is_dir():
-        return path.resolve()
-    return None
-
-
-def _number(text: str) -> int:
-    step = int(text) if text.isascii() and text.isdecimal() else checkpoint_step(text)
-    if step is None:
-        raise WrongUsage(
-            f"STEP = {text!r}: is not a step; use a number, {LATEST_FILE}, or a folder's path",
-        )
-    return step
-
-
-def _latest(folder: Path) -> int:
-    try:
-        step = read_latest(folder)
-    except ValueError as error:
-        raise Refusal(f"{error}; give the step's number instead") from None
-    if step is None:
-        raise Refusal(
-            f"{folder / LATEST_FILE} does not exist: nothing was saved there yet, or it was lost"
-        )
-    return step
-
-
-def _abridged(steps: list[int]) -> str:
-    shown = ", ".join(map(str, steps[-4:]))
-    if len(steps) <= 4:
-        return shown
-    return f"{len(steps)} of them, the newest {shown}"
 
 
 def _place(text: str, context: RunContext) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,7 +26,13 @@ from tr11ops.rundir.checkpoint_pins import unpin as take_pin
 from tr11ops.rundir.claims import ClaimTaken
 from tr11ops.rundir.clocks import Clocks
 from tr11ops.rundir.journal import Journal, user_name
-from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_step
+from trainer.contract.checkpoint_names import (
+    LATEST_FILE,
+    checkpoint_name,
+    checkpoint_step,
+    checkpoint_steps,
+    read_latest,
+)
 from trainer.contract.documents import document
 from trainer.contract.record import JsonObject
 from trainer.contract.resumable import ResumeNeed
@@ -362,6 +369,78 @@ def step_number(text: str, catalogue: Catalogue) -> int:
     if step is None:
         raise WrongUsage(f"STEP = {text[:40]!r}: is not a step; use a number or {LATEST_FILE}")
     return step
+
+
+def resolve_step(card: RunCard, text: str) -> Path:
+    """The folder that STEP means in the card's run: a number, `latest`, or a path. Raises Refusal
+    when it is not there.
+
+    Only that the folder exists is looked at, not what is in it.
+    """
+    named = existing_path(text)
+    if named is not None:
+        return named
+    folder = directory_of(card).paths.checkpoints
+    if text == LATEST_FILE:
+        step = _latest(folder)
+    else:
+        step = _number(text)
+    place = folder / checkpoint_name(step)
+    if not place.is_dir():
+        known = checkpoint_steps(folder)
+        if known:
+            which = f"there are {_abridged(known)}"
+        else:
+            which = "there is none yet"
+        raise Refusal(f"{place} does not exist; {which} (tr11 checkpoints list)")
+    return place.resolve()
+
+
+def existing_path(text: str) -> Path | None:
+    """The folder that `text` names by itself, without a card; None when it must be a step of the
+    run.
+
+    Raises Refusal when it is a path and nothing is there.
+    """
+    path = Path(text).expanduser()
+    if "/" in text or text in {".", ".."}:
+        if not path.is_dir():
+            raise Refusal(
+                f"{path} is not a folder; give a step, {LATEST_FILE}, or the path of a global_stepN folder"
+            )
+        return path.resolve()
+    is_step = not text or text == LATEST_FILE or (text.isascii() and text.isdecimal())
+    if not is_step and path.is_dir():
+        return path.resolve()
+    return None
+
+
+def _number(text: str) -> int:
+    step = int(text) if text.isascii() and text.isdecimal() else checkpoint_step(text)
+    if step is None:
+        raise WrongUsage(
+            f"STEP = {text!r}: is not a step; use a number, {LATEST_FILE}, or a folder's path",
+        )
+    return step
+
+
+def _latest(folder: Path) -> int:
+    try:
+        step = read_latest(folder)
+    except ValueError as error:
+        raise Refusal(f"{error}; give the step's number instead") from None
+    if step is None:
+        raise Refusal(
+            f"{folder / LATEST_FILE} does not exist: nothing was saved there yet, or it was lost"
+        )
+    return step
+
+
+def _abridged(steps: list[int]) -> str:
+    shown = ", ".join(map(str, steps[-4:]))
+    if len(steps) <= 4:
+        return shown
+    return f"{len(steps)} of them, the newest {shown}"
 
 
 # ----------------------------------------------------------------------------- pin

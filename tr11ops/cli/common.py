@@ -262,6 +262,16 @@ def require_file(path: Path, option: str) -> None:
         raise WrongUsage(f"{option} {path}: is not a file")
 
 
+def write_output(path: Path, text: str) -> None:
+    """Put a file in place, whole or not at all. Raises Refusal where the place refuses it."""
+    from trainer.contract.files import write_atomically
+
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise Refusal(f"--output {path}: could not be written: {error.strerror or error}") from None
+
+
 _LABEL = re.compile(r"[a-z ]{1,12}: {2,}")  # of a line in columns, such as `jobs:       none`
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tr11ops.base.deadline import watch_files
-from tr11ops.base.errors import Refusal, Unobserved, WrongUsage
+from tr11ops.base.errors import Unobserved, WrongUsage
 from tr11ops.base.units import counted, finite, timestamp
-from tr11ops.cli.common import directory_of, read_card, require_file
+from tr11ops.cli.common import directory_of, read_card, require_file, write_output
 from tr11ops.cli.runner import JSON, NO_RUN, Outcome, RunContext
 from tr11ops.curves.compare import LINES, ROWS, CurveComparison, compare, text_plot
 from tr11ops.curves.curve import (
@@ -33,7 +33,6 @@ from tr11ops.curves.steps import LoggedStep, logged_steps
 from tr11ops.report.comparison import comparison_cells, page_of_comparison
 from tr11ops.report.page import render
 from trainer.contract.documents import document
-from trainer.contract.files import write_atomically
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
@@ -213,10 +212,7 @@ def compare_runs(
             made=timestamp(time.time(), None),
             within=str(within),
         )
-        try:
-            write_atomically(output, render(page))
-        except OSError as error:
-            raise Refusal(f"--output {output}: {error.strerror or error}") from None
+        write_output(output, render(page))
     screen = _screen(courses, curves, compared=compared, axis=by, value=value, within=within)
     return Outcome(
         _document(courses, compared, axis=by, value=value, within=within),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,10 +18,7 @@ from tr11ops.base.stop_signals import StopEvent, obeying
 from tr11ops.base.units import counted, duration
 from tr11ops.cli.common import directory_of, in_time, open_scheduler, read_card, say
 from tr11ops.cli.cron_install import (
-    WATCHING,
-    CellWatch,
     cron_context_of,
-    exit_code,
     in_crontab,
     install,
     is_never_launched,
@@ -35,6 +33,7 @@ from tr11ops.cron.jobs import find_job, of_chain, unknown_skips, wanted
 from tr11ops.cron.output import stamp
 from tr11ops.cron.status import look
 from tr11ops.rundir.cron_records import cron_folder
+from tr11ops.sweep.watch import WATCHING, CellWatch
 from trainer.contract.documents import document
 
 if TYPE_CHECKING:
@@ -160,8 +159,16 @@ def run_jobs(
         if is_daemon:
             say(f"{stamp(time.time())} {cell}: {done.line}")
 
+    def cell_context(card: RunCard, path: Path) -> CronContext:
+        return cron_context_of(card, path, (), way, must_end=must_end)
+
     cells = CellWatch(
-        card, context.card_path, way, must_end=must_end, report=report, forced=name is not None
+        card,
+        context.card_path,
+        cell_context,
+        must_end=must_end,
+        report=report,
+        forced=name is not None,
     )
     if is_never_launched(directory_of(card)) and cells.names():
         cron_context = None  # the run itself was never launched, a study of its card was
@@ -195,7 +202,9 @@ def run_jobs(
     return Outcome(
         {"schema": SCHEMA, "rounds": values},
         screen=partial(_show_rounds, rounds, of_cells, cron_context, quiet=quiet),
-        exit_code=max(map(exit_code, (*rounds, *(done for _, done in of_cells))), default=0),
+        exit_code=max(
+            (one.exit_code for one in (*rounds, *(one for _, one in of_cells))), default=0
+        ),
     )
 
 
@@ -283,7 +292,7 @@ def _show_rounds(
     cron_context: CronContext | None,
     quiet: bool,
 ) -> None:
-    shown = [done for done in rounds if not quiet or exit_code(done)]
+    shown = [done for done in rounds if not quiet or done.exit_code]
     for done in shown:
         assert cron_context is not None  # or there were no rounds of it
         for line in done.lines if cron_context.way == "hand" else ():
@@ -292,7 +301,7 @@ def _show_rounds(
         if done.state is not None:
             say(f"  its output: {cron_folder(cron_context.directory) / f'{done.name}.log'}")
     for cell, done in of_cells:
-        if not quiet or exit_code(done):
+        if not quiet or done.exit_code:
             say(f"{cell}: {done.line}")
     if not rounds and not of_cells and not quiet:
         say("nothing is due")

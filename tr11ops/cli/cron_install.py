@@ -6,18 +6,17 @@ import json
 import os
 import shutil
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from msgspec.structs import replace
 
 from tr11ops.base import deadline
-from tr11ops.base.errors import Late, Refusal, TableError
+from tr11ops.base.errors import Refusal, TableError
 from tr11ops.base.observed import known
 from tr11ops.base.stop_signals import StopEvent, obeying
 from tr11ops.base.units import duration
@@ -27,7 +26,6 @@ from tr11ops.cli.common import (
     nothing_there,
     open_reader,
     open_scheduler,
-    read_card,
     say,
 )
 from tr11ops.cli.runner import DRY_RUN, JSON, YES, Change, Outcome, RunContext
@@ -35,8 +33,7 @@ from tr11ops.cluster.select import has_slurm
 from tr11ops.cron.chain import ChainContext, JobPlacement, begin_link, choose_placement
 from tr11ops.cron.chain import install as have_chain
 from tr11ops.cron.chain import remove as end_chain
-from tr11ops.cron.jobs import chain_schedule, every_job, of_chain, script_command, wanted
-from tr11ops.cron.jobs import table as job_table
+from tr11ops.cron.jobs import chain_schedule, every_job, of_chain, script_command
 from tr11ops.cron.runner import (
     KEPT_CARD,
     LONGEST_KEPT_CARD,
@@ -44,9 +41,7 @@ from tr11ops.cron.runner import (
     CronContext,
     child_environment,
     run_due,
-    run_job,
     tr11_command,
-    wait_for_rounds,
 )
 from tr11ops.cron.schedule import Every
 from tr11ops.cron.table_programs import (
@@ -63,7 +58,7 @@ from tr11ops.runcard.sections import parse_time_limit
 from tr11ops.rundir.cron_records import CHAINS, cron_folder, read_chains, read_job, read_jobs
 from tr11ops.rundir.fallback import existing_fallback
 from tr11ops.rundir.journal import Journal
-from tr11ops.sweep.manifest import CARD, studies_in
+from tr11ops.sweep.watch import CellWatch
 from trainer.contract.files import host_name, make_shared, write_json
 from trainer.contract.state_file import read_json
 
@@ -77,8 +72,6 @@ if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
     from tr11ops.rundir.paths import RunDirectory
 
-    # a launched cell, and the jobs that watch it
-    Watched: TypeAlias = tuple[CronContext, tuple[PeriodicJob, ...]]
 
 SCHEMA = 1
 
@@ -396,7 +389,6 @@ def _outcome(action: str, way: str, jobs: Sequence[str] = ()) -> Outcome:
     return Outcome(document, remarks=(f"{way}: {action}",))
 
 
-WATCHING = "pulse"
 LINK_MARGIN_SECONDS = 60.0  # of a link's time limit, for its own end
 RETRY_SECONDS = 20.0
 
@@ -405,7 +397,7 @@ RETRY_SECONDS = 20.0
 def cron_context_of(
     card: RunCard,
     path: Path,
-    overrides: Sequence[str] | None,
+    overrides: Sequence[str],
     way: str,
     must_end: StopEvent | None = None,
 ) -> CronContext:
@@ -429,7 +421,7 @@ def cron_context_of(
         folder=Path.cwd(),
         environment=environment,
         command=lambda job: (
-            tr11_command(job.words, path, overrides or ())
+            tr11_command(job.words, path, overrides)
             if job.script is None
             else script_command(job.script)
         ),
@@ -446,112 +438,6 @@ def is_never_launched(directory: RunDirectory) -> bool:
     return was_never_launched(directory, open_reader(directory, "auto"))
 
 
-class CellWatch:
-    """The rounds of the launched cells of every study that was planned from a card; `report` is told
-    of each.
-
-    They are looked for each time, in the current folder and beside the card's run directory; one that is damaged is
-    left out. A cell is watched by `pulse` alone, which only tells: what goes on in a study is decided by `tr11 sweep
-    resume`. It has no archive and no hub (its card is planned without), and the rest would come once for each cell, of
-    the same disks and nodes.
-    One whose file system does not answer is watched as it was last seen, and holds up no other.
-    `forced`: due or not.
-    """
-
-    def __init__(
-        self,
-        card: RunCard,
-        path: Path,
-        way: str,
-        must_end: StopEvent,
-        report: Callable[[str, CronRound], None],
-        forced: bool = False,
-        seconds_left: Callable[[], float] = lambda: float("inf"),
-    ) -> None:
-        self._card, self._path, self._way = card, path, way
-        self._must_end, self._report, self._forced = must_end, report, forced
-        self._seconds_left = seconds_left
-        self._places: list[tuple[str, Path]] = []
-        self._cells: dict[str, Watched] = {}
-        self._threads: dict[str, threading.Thread] = {}
-        self._slow: set[str] = set()  # no other waits for these again
-
-    def names(self) -> list[str]:
-        """The launched cells. Raises OSError."""
-        return [name for name, path in self._found() if self._read(name, path) is not None]
-
-    def look(self, ended: StopEvent) -> None:
-        """Begin what is due of each cell, one after another, until `ended`. Raises OSError."""
-        for name, path in self._found():
-            before = self._threads.get(name)
-            if ended.is_set():
-                return
-            if before is not None and before.is_alive():
-                continue
-            thread = threading.Thread(target=self._rounds, args=(name, path), daemon=True)
-            self._threads[name] = thread
-            thread.start()
-            thread.join(0 if name in self._slow else deadline.SILENCE_SECONDS)
-            if thread.is_alive():
-                self._slow.add(name)
-
-    def wait(self) -> None:
-        """Until what was begun is over."""
-        wait_for_rounds(list(self._threads.values()), self._must_end)
-
-    def _rounds(self, name: str, path: Path) -> None:
-        cell = self._read(name, path)
-        if cell is not None:
-            for done in _rounds(*cell, self._forced):
-                self._report(name, done)
-
-    def _found(self) -> list[tuple[str, Path]]:
-        """Every cell and its card, as last seen where that cannot be seen now."""
-        folders, root = (Path.cwd(), self._card.paths.root.parent), self._card.paths.root
-        if not any(deadline.is_silent(one, deadline.SILENCE_SECONDS) for one in (*folders, root)):
-            with suppress(Late):
-                self._places = deadline.within(
-                    deadline.LOOK_SECONDS, lambda: list(_cells_of(folders, self._path))
-                )
-        return self._places
-
-    def _read(self, name: str, path: Path) -> Watched | None:
-        """The cell, as last seen where its file system does not answer; None for one that was not
-        launched.
-        """
-        try:
-            deadline.require_answer(path.parent)
-            found = deadline.within(deadline.LOOK_SECONDS, lambda: self._launched(path))
-        except Late:
-            return self._cells.get(name)
-        except (CardError, OSError):
-            return None
-        if found is not None:
-            self._cells[name] = found
-        return found
-
-    def _launched(self, path: Path) -> Watched | None:
-        """Raises CardError, OSError."""
-        card = read_card(str(path))
-        if not any(directory_of(card).submissions.iterdir()):
-            return None
-        jobs = tuple(
-            replace(job, words=(*job.words, "--no-act"))
-            for job in wanted(job_table(card))
-            if job.name == WATCHING
-        )
-        context = cron_context_of(card, path, (), way=self._way, must_end=self._must_end)
-        return replace(context, seconds_left=self._seconds_left), jobs
-
-
-def _cells_of(folders: tuple[Path, ...], path: Path) -> Iterator[tuple[str, Path]]:
-    """The cells of the studies in these folders that were planned from the card at `path`."""
-    for folder, manifest in studies_in(folders):
-        if os.path.realpath(manifest.card) == os.path.realpath(path):
-            for cell in manifest.cells:
-                yield f"{manifest.name}/{cell.name}", folder / cell.name / CARD
-
-
 def run_rounds(
     cron_context: CronContext, jobs: tuple[PeriodicJob, ...], forced: bool = False
 ) -> tuple[CronRound, ...]:
@@ -559,24 +445,7 @@ def run_rounds(
     more.
     """
     with obeying(lambda _: cron_context.must_end.set()):
-        return _rounds(cron_context, jobs, forced)
-
-
-def _rounds(
-    cron_context: CronContext, jobs: tuple[PeriodicJob, ...], forced: bool
-) -> tuple[CronRound, ...]:
-    if forced:
-        return tuple(run_job(cron_context, job, forced=True) for job in jobs)
-    return run_due(cron_context, jobs)
-
-
-def exit_code(done: CronRound) -> int:
-    """What a command that ran one round returns: 1 for a failure. What a job found is in the job's
-    own record.
-    """
-    if done.result in {"failed", "not recorded"}:
-        return 1
-    return 0
+        return run_due(cron_context, jobs, forced)
 
 
 # ----------------------------------------------------------------------------- the commands
@@ -635,13 +504,20 @@ def link(
     for one in done:
         say(one.line)
     if own.name == "hourly":
+
+        def cell_context(card: RunCard, path: Path) -> CronContext:
+            context = cron_context_of(card, path, (), "slurm", must_end=rounds.must_end)
+            return replace(context, seconds_left=seconds_left)
+
+        def report(name: str, one: CronRound) -> None:
+            say(f"{name}: {one.line}")
+
         cells = CellWatch(
             invocation.card,
             invocation.card_path,
-            way="slurm",
+            cell_context,
             must_end=rounds.must_end,
-            report=lambda name, one: say(f"{name}: {one.line}"),
-            seconds_left=seconds_left,
+            report=report,
         )
         with obeying(lambda _: rounds.must_end.set()):
             cells.look(rounds.must_end)
@@ -650,7 +526,7 @@ def link(
         time.sleep(RETRY_SECONDS)
         begun = begin_link(own, token, due, number)
     prune_outputs(directory, time.time())
-    return Outcome(exit_code=1 if begun.owed else max(map(exit_code, done), default=0))
+    return Outcome(exit_code=1 if begun.owed else max((one.exit_code for one in done), default=0))
 
 
 def _watch_unseen(rounds: CronContext, begun: Begun, jobs: tuple[PeriodicJob, ...]) -> NoReturn:

@@ -1,4 +1,6 @@
-"""`tr11 handover`: what happened since the last shift, what is open, what comes next."""
+"""`tr11 handover`: what happened since the last shift, what is open, what comes next; `tr11 report`: the
+whole run as one page, for people who were not there.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
 from msgspec.structs import asdict, replace
@@ -18,9 +21,17 @@ from tr11ops.alerts.reading import incidents
 from tr11ops.base.errors import Refusal, WrongUsage
 from tr11ops.base.invocation import command_for
 from tr11ops.base.observed import Observed, Unknown, cause, known, observed
-from tr11ops.base.units import duration, span_seconds
+from tr11ops.base.units import duration, size, span_seconds
 from tr11ops.base.units import since as since_when
-from tr11ops.cli.common import in_time, open_reader, require_file, say
+from tr11ops.cli.common import (
+    in_time,
+    in_time_for_all,
+    open_reader,
+    require_file,
+    say,
+    write_output,
+)
+from tr11ops.cli.compare import FromOption, ToOption, range_of_options
 from tr11ops.cli.runner import JSON, SCHEDULER, Outcome, RunContext
 from tr11ops.cli.terminal import draws_unicode
 from tr11ops.goodput.account import account
@@ -38,11 +49,13 @@ from tr11ops.handover.start import (
 from tr11ops.handover.text import document, markdown
 from tr11ops.observe.files import PastProgress, progress_at
 from tr11ops.observe.look import facts_of
+from tr11ops.report.build import page_of
+from tr11ops.report.material import gather
+from tr11ops.report.page import render
 from tr11ops.rundir.journal import Journal, JournalEntry, Ledger, read_journal
 from tr11ops.status.assessment import assess
 from tr11ops.status.extra_observations import observe_extra
 from tr11ops.watchdog.verdict import VerdictWord
-from trainer.contract.files import write_atomically
 from trainer.contract.state_file import read_json
 
 if TYPE_CHECKING:
@@ -145,10 +158,7 @@ def handover(
         sys.stdout.write(text)
         sys.stdout.flush()
     else:
-        try:
-            write_atomically(output, text)
-        except OSError as error:
-            raise Refusal(f"-o {output}: could not be written: {error.strerror or error}") from None
+        write_output(output, text)
         say(f"written: {output}")
     if not dry_run and not as_chronicle and not start:
         _record(directory, begun, now)
@@ -274,3 +284,70 @@ def _cards(
         if isinstance(value, dict):
             found[entry.tag] = value
     return found
+
+
+def report(
+    context: Annotated[RunContext, SCHEDULER],
+    *,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Where the page goes; - is standard output."
+        ),
+    ] = Path("report.html"),
+    charts: Annotated[
+        bool, typer.Option("--charts/--no-charts", help="Without: text and tables, small.")
+    ] = True,
+    first: FromOption = None,
+    last: ToOption = None,
+    zone: Annotated[
+        str | None,
+        typer.Option(
+            "--zone", metavar="NAME", help="Time zone, e.g. Europe/Paris. Else alerts.time_zone."
+        ),
+    ] = None,
+) -> Outcome | None:
+    """Write the whole run as one page of HTML that needs no network: to mail, to keep, to put
+    beside the logs.
+
+    Loss, validation, learning rate, batch and throughput with the incidents marked, where the
+    node-hours went, faults with the time to detect and to recover, alerts, attempts, nodes,
+    checkpoints, and what was done by whom.
+
+    Examples:
+      tr11 report
+      tr11 report -o tr11-176B.html --zone Europe/Paris
+      tr11 report --from 31000 --to 31500 -o spike.html
+      tr11 report --no-charts -o - > report.html
+    """
+    to_stdout = str(output) == "-"
+    if not to_stdout:
+        require_file(output, "--output")
+    within = range_of_options(first, last)
+    card, directory = context.seen()
+    times = _zone(zone or card.alerts.time_zone)
+    material = in_time_for_all(
+        lambda: gather(
+            directory,
+            facts_of(card, context.run or ""),
+            scheduler=open_reader(directory, context.scheduler),
+            now=time.time(),
+            within=within,
+        )
+    )
+    page = page_of(material, times, charts)
+    text = render(page)
+    if to_stdout:
+        typer.echo(text, nl=False)
+        return None
+    write_output(output, text)
+    unknown = (f"unknown: {line}" for line in material.read_errors)
+    written = f"{output}: {size(len(text))}, {len(page.sections)} parts"
+    return Outcome(notes=(*unknown, written))
+
+
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise WrongUsage(f"--zone {name!r}: is not a time zone; e.g. UTC, Europe/Paris") from None

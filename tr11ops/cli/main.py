@@ -160,7 +160,7 @@ GROUPS: Mapping[str, Mapping[str, LazyCommand]] = {
             "diagnose", "diagnose", "What ended a training, by its logs: the first cause."
         ),
         "stacks": LazyCommand(
-            "stacks", "stacks", "What every worker does now, and which one hangs."
+            "requests", "stacks", "What every worker does now, and which one hangs."
         ),
         "alerts": LazyCommand(
             "alerts", "app", "What is open, and who has it: list, ack, snooze.", is_group=True
@@ -173,7 +173,7 @@ GROUPS: Mapping[str, Mapping[str, LazyCommand]] = {
         "advise": LazyCommand(
             "goodput", "advise", "The save interval, spares and array length to use."
         ),
-        "report": LazyCommand("report", "report", "The whole run as one page: -o report.html."),
+        "report": LazyCommand("handover", "report", "The whole run as one page: -o report.html."),
         "numbers": LazyCommand(
             "compare", "numbers", "What looks wrong in a log's numbers: spikes, restarts, slow."
         ),
@@ -201,7 +201,7 @@ GROUPS: Mapping[str, Mapping[str, LazyCommand]] = {
         "perms": LazyCommand(
             "storage", "app", "Are the run's files usable for its whole group?", is_group=True
         ),
-        "drill": LazyCommand("drill", "drill", "Prove on this cluster that a stop signal saves."),
+        "drill": LazyCommand("doctor", "drill", "Prove on this cluster that a stop signal saves."),
     },
     "Checkpoints": {
         "checkpoints": LazyCommand(

@@ -19,6 +19,7 @@ from tr11ops.base.units import counted, timestamp
 from tr11ops.cli.common import (
     open_scheduler,
     require_file,
+    write_output,
 )
 from tr11ops.cli.compare import (
     PLOT_LINES,
@@ -79,7 +80,6 @@ from tr11ops.sweep.results import (
     study_result,
 )
 from tr11ops.sweep.submit import SentArray, check_cells
-from trainer.contract.files import write_atomically
 from trainer.schedule.learning_rate import warmup_samples_of
 from trainer.schedule.path import path_of
 
@@ -298,7 +298,7 @@ def compare_cells(
     except ValueError as error:
         raise Unobserved(str(error)) from None
     if output is not None:
-        write_atomically(output, render(page_of_study(result, timestamp(time.time(), None))))
+        write_output(output, render(page_of_study(result, timestamp(time.time(), None))))
         notes.append(f"written: {output}")
     return Outcome(
         {**_compare_document(result), **within.document()},

@@ -15,7 +15,7 @@ import typer
 from tr11ops.agent.rendezvous import Rendezvous, read_rendezvous
 from tr11ops.base.errors import Refusal, RendezvousError, WrongUsage
 from tr11ops.cli import completion
-from tr11ops.cli.checkpoints import resolve_step
+from tr11ops.cli.checkpoints_keep import resolve_step
 from tr11ops.cli.common import directory_of, open_scheduler, read_card, say, span_option
 from tr11ops.cli.runner import JSON, Outcome, RunContext
 from tr11ops.cluster.sbatch_options import code_root

@@ -21,7 +21,8 @@ from tr11ops.backup.round_values import ArchiveLock
 from tr11ops.base.errors import HubUnavailable, Refusal, Unobserved, WrongUsage
 from tr11ops.base.observed import cause
 from tr11ops.base.units import size
-from tr11ops.cli.checkpoints import Step, TokenizerOption, resolve_step
+from tr11ops.cli.checkpoints import Step, TokenizerOption
+from tr11ops.cli.checkpoints_keep import resolve_step
 from tr11ops.cli.common import directory_of, say
 from tr11ops.cli.goodput import look_back
 from tr11ops.cli.progress import ByteProgress, by_file

@@ -207,6 +207,15 @@ class CronRound(Record):
             shown = f" (exit code {code})"
         return f"{self.name}: {self.result}{shown}" + (f": {self.why}" if self.why else "")
 
+    @property
+    def exit_code(self) -> int:
+        """That of a command that ran this alone: 1 for a failure. What a job found is in its own
+        record.
+        """
+        if self.result in {"failed", "not recorded"}:
+            return 1
+        return 0
+
 
 class CronContext(Record):
     """Where and how rounds run: `command` gives the whole command line of a job, `folder` is where
@@ -277,8 +286,12 @@ def last_starts(directory: RunDirectory, jobs: Iterable[PeriodicJob]) -> dict[st
     return {name: state.started for name, state in found.items() if state is not None}
 
 
-def run_due(context: CronContext, jobs: tuple[PeriodicJob, ...]) -> tuple[CronRound, ...]:
-    """One round of each job that is due now, one after another."""
+def run_due(
+    context: CronContext, jobs: tuple[PeriodicJob, ...], forced: bool = False
+) -> tuple[CronRound, ...]:
+    """One round of each job that is due now, one after another; `forced`: of each, due or not."""
+    if forced:
+        return tuple(run_job(context, job, forced=True) for job in jobs)
     try:
         chosen = due(jobs, last_starts(context.directory, jobs), context.clock())
     except OSError:

@@ -14,8 +14,8 @@ from tests.tr11ops.cli.local_bench import LocalBench
 from tests.trainer.checkpoint.memory_source import Sizes, extras_of, info_of, memory_source
 from tr11ops.backup.drill import choose_copy
 from tr11ops.base.errors import Refusal
+from tr11ops.checkpoints.verify import ValuesFound
 from tr11ops.cli import backup_restore
-from tr11ops.cli.checkpoints import ValuesFound
 from tr11ops.rundir.checkpoint_digests import NotFiniteRecord, note_numbers, read_not_finite
 from tr11ops.rundir.copies import CopyRecord, read_copies, write_copy
 from tr11ops.rundir.paths import RunDirectory

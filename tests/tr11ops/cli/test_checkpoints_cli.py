@@ -18,7 +18,7 @@ from tests.tr11ops.cli.saving import save
 from tests.tr11ops.launch.run_inputs import write_checkpoint
 from tests.trainer.checkpoint.synthetic import Model, Shape, state
 from tr11ops.base.errors import Refusal
-from tr11ops.cli.checkpoints import resolve_step
+from tr11ops.cli.checkpoints_keep import resolve_step
 from tr11ops.cli.common import read_card
 from tr11ops.cli.main import load
 from trainer.checkpoint.__main__ import COMMANDS, build_parser, explain

@@ -77,7 +77,7 @@ def test_a_run_directory_that_never_answers(
     ("line", "read"),
     [
         ("advise", "tr11ops.cli.goodput.read_history"),
-        ("report -o page.html", "tr11ops.cli.report.gather"),
+        ("report -o page.html", "tr11ops.cli.handover.gather"),
         ("launch --dry-run", "tr11ops.cli.launch.check_launch"),
         ("alerts list", "tr11ops.cli.alerts.open_alerts"),
         ("alerts digest", "tr11ops.cli.alerts.observe"),
