@@ -361,14 +361,7 @@ def step_number(text: str, catalogue: Catalogue) -> int:
                 f"{catalogue.folder / LATEST_FILE} names no step; give the step's number instead"
             )
         return catalogue.latest
-    step = (
-        int(text)
-        if text.isascii() and text.isdecimal() and len(text) < 12
-        else checkpoint_step(text)
-    )
-    if step is None:
-        raise WrongUsage(f"STEP = {text[:40]!r}: is not a step; use a number or {LATEST_FILE}")
-    return step
+    return _number(text, f"a number or {LATEST_FILE}")
 
 
 def resolve_step(card: RunCard, text: str) -> Path:
@@ -415,12 +408,11 @@ def existing_path(text: str) -> Path | None:
     return None
 
 
-def _number(text: str) -> int:
-    step = int(text) if text.isascii() and text.isdecimal() else checkpoint_step(text)
+def _number(text: str, ways: str = f"a number, {LATEST_FILE}, or a folder's path") -> int:
+    is_number = text.isascii() and text.isdecimal() and len(text) < 12
+    step = int(text) if is_number else checkpoint_step(text)
     if step is None:
-        raise WrongUsage(
-            f"STEP = {text!r}: is not a step; use a number, {LATEST_FILE}, or a folder's path",
-        )
+        raise WrongUsage(f"STEP = {text[:40]!r}: is not a step; use {ways}")
     return step
 
 

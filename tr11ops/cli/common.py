@@ -83,6 +83,12 @@ SinceOption = Annotated[
 ]
 
 
+AttemptOption = Annotated[
+    str | None,
+    typer.Option("--job", "--attempt", metavar="ID", help="This attempt of the run, e.g. 1234_7."),
+]
+
+
 def timeout_option(text: str, unit: str = "s") -> Any:
     """`--timeout`, everywhere a length of time: 90s, 45m, 2h. A bare number is in `unit`."""
     words = {"s": "seconds", "m": "minutes"}[unit]

@@ -142,6 +142,9 @@ def course_of(card: RunCard) -> NamedCourse:
 WIDTH, PLOT_LINES = 79, 14
 
 
+RowsOption = Annotated[
+    int, typer.Option("--rows", metavar="COUNT", min=1, max=1000, help="Rows of a table.")
+]
 PageOption = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FILE.html", help="Write a page with the curves there."),
@@ -161,9 +164,7 @@ def compare_runs(
     value: Annotated[CurveValue, typer.Option("--value", help="What is compared.")] = "loss",
     first: FromOption = None,
     last: ToOption = None,
-    rows: Annotated[
-        int, typer.Option("--rows", metavar="COUNT", min=1, max=1000, help="Rows of the table.")
-    ] = ROWS,
+    rows: RowsOption = ROWS,
     lines: Annotated[
         int,
         typer.Option(

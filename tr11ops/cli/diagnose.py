@@ -16,7 +16,7 @@ from tr11ops.base.errors import Refusal
 from tr11ops.base.observed import Unknown, cause, known, observed
 from tr11ops.base.shipped import page_lines, page_names, page_title, pages_about
 from tr11ops.base.units import duration
-from tr11ops.cli.common import in_time, open_reader, say
+from tr11ops.cli.common import AttemptOption, in_time, open_reader, say
 from tr11ops.cli.logs import attempt_named, byte_progress
 from tr11ops.cli.runner import JSON, NO_RUN, Outcome, RunContext
 from tr11ops.cluster.slurm_command import PatientOnce
@@ -166,12 +166,7 @@ def diagnose(
             metavar="FILE...", show_default=False, help="Logs; .gz and rotated ones too."
         ),
     ] = None,
-    job: Annotated[
-        str | None,
-        typer.Option(
-            "--job", "--attempt", metavar="ID", help="This attempt of the run, e.g. 1234_7."
-        ),
-    ] = None,
+    job: AttemptOption = None,
     every: Annotated[
         bool, typer.Option("--all", help="Judge every launch in the logs, not the last alone.")
     ] = False,

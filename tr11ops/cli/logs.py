@@ -487,15 +487,6 @@ def _query(
     return query
 
 
-def _parsed(option: str, text: str | None, parse: Callable[[str], T]) -> T | None:
-    try:
-        if text is None:
-            return None
-        return parse(text)
-    except ValueError as error:
-        raise WrongUsage(f"{option} {text!r}: {error}") from None
-
-
 def _of_attempt(query: Query, attempt: str | None) -> Query:
     """The query for one attempt's part of a main log."""
     if attempt is None:

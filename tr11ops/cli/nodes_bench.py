@@ -7,7 +7,6 @@ import random
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any
 
@@ -16,7 +15,7 @@ import typer
 from tr11ops.base.errors import SchedulerError, Unobserved, WrongUsage
 from tr11ops.base.units import counted
 from tr11ops.cli import completion
-from tr11ops.cli.common import is_terminal, say, span_option, timeout_option
+from tr11ops.cli.common import say, span_option, timeout_option
 from tr11ops.cli.nodes_check import (
     SCHEMA,
     NodesContext,
@@ -26,6 +25,7 @@ from tr11ops.cli.nodes_check import (
     planned_folder,
     shared_folder,
 )
+from tr11ops.cli.progress import node_progress
 from tr11ops.cli.runner import (
     DRY_RUN,
     JSON,
@@ -399,7 +399,11 @@ def bench_nodes(
     def apply() -> Outcome:
         make_shared(folder)
         try:
-            with _progress(len(names)) as advance:
+            with node_progress("measuring nodes", len(names)) as done:
+
+                def advance(answer: NodeAnswer) -> None:
+                    done(f"{answer.node}: {answer.why}" if answer.why else "")
+
                 answers = run(advance)
         finally:
             shutil.rmtree(folder, ignore_errors=True)  # what a job still writes is left behind
@@ -428,26 +432,6 @@ def _plan_lines(run: SlurmBench | LocalBench, request: BenchRequest) -> Iterator
     else:
         yield f"no job: {count} of this machine, one after the other: {compress(request.nodes)}"
     yield f"on each node: {' '.join(request.words(0))}"
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[NodeAnswer], None]]:
-    """A bar on a terminal; elsewhere a line for each node that could not be measured."""
-    if not is_terminal():
-        yield lambda answer: say(f"{answer.node}: {answer.why}") if answer.why else None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("measuring nodes"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda answer: bar.update(task, advance=1)
 
 
 def _show(found: Sequence[NodeSpeed], to_exclude: str) -> None:

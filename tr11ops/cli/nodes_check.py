@@ -6,8 +6,7 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Semaphore
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +17,8 @@ from msgspec.structs import replace
 from tr11ops.base.errors import NodeNameError, Refusal, Unobserved, WrongUsage
 from tr11ops.base.observed import known
 from tr11ops.base.units import duration
-from tr11ops.cli.common import is_terminal, kind_to_watch, not_mounted, open_scheduler, say
+from tr11ops.cli.common import kind_to_watch, not_mounted, open_scheduler, say
+from tr11ops.cli.progress import node_progress
 from tr11ops.cluster.capacity import with_room
 from tr11ops.cluster.hostlist import compress
 from tr11ops.cluster.sbatch_options import code_root
@@ -282,7 +282,11 @@ def check_them(
     on_slurm = nodes_context.scheduler.name == "slurm"
     planned = _planned(nodes_context, names)
     try:
-        with _progress(len(names)) as advance:
+        with node_progress("checking nodes", len(names)) as done:
+
+            def advance(entry: NodeCheck) -> None:
+                done("" if entry.result == "fine" else f"{entry.node}: {entry.result}")
+
             results = checking.check_nodes(
                 planned,
                 _starter(nodes_context, folder, on_slurm),
@@ -428,23 +432,3 @@ def _starter(
         )
 
     return start
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[NodeCheck], None]]:
-    """A bar on a terminal; elsewhere a line for each node that is not fine."""
-    if not is_terminal():
-        yield lambda entry: say(f"{entry.node}: {entry.result}") if entry.result != "fine" else None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (
-        TextColumn("checking nodes"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[last]}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total, last="")
-        yield lambda entry: bar.update(task, advance=1, last=f"{entry.node} {entry.result}")

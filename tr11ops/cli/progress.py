@@ -7,11 +7,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from tr11ops.base.units import duration, size
-from tr11ops.cli.common import say
+from tr11ops.cli.common import is_terminal, say
 from tr11ops.cli.runner import Outcome, emit
 from tr11ops.cli.terminal import drawing_console
 from trainer.contract.errors import Tr11Error
@@ -210,6 +211,38 @@ def _cut(screen: RenderableType, console: Console, height: int) -> RenderableTyp
     return Segments(
         [segment for line in lines[:height] for segment in (*line, Segment.line())][:-1]
     )
+
+
+@contextmanager
+def node_progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
+    """How many nodes are done, for whoever looks: called once for each, with a line where it is not
+    fine. A bar on a terminal, with the last line; elsewhere the lines.
+    """
+    if not is_terminal():
+        yield _say_any
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn(what),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[last]}", markup=False),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total, last="")
+
+        def done(line: str) -> None:
+            bar.update(task, advance=1, last=line)
+
+        yield done
+
+
+def _say_any(line: str) -> None:
+    if line:
+        say(line)
 
 
 LINE_SECONDS = 60.0  # between two lines where there is no terminal

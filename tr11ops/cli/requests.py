@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from tr11ops.base.errors import Refusal, Unobserved, WrongUsage
 from tr11ops.base.units import counted, duration
 from tr11ops.cli.common import (
+    AttemptOption,
     in_time,
     is_terminal,
     kind_to_watch,
@@ -376,12 +377,7 @@ def stacks(
             help="With --watch: between two looks [10].",
         ),
     ] = None,
-    job: Annotated[
-        str | None,
-        typer.Option(
-            "--job", "--attempt", metavar="ID", help="This attempt of the run, e.g. 1234_7."
-        ),
-    ] = None,
+    job: AttemptOption = None,
     watch: Annotated[
         bool,
         typer.Option(

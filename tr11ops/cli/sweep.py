@@ -26,6 +26,7 @@ from tr11ops.cli.compare import (
     WIDTH,
     FromOption,
     PageOption,
+    RowsOption,
     ToOption,
     comparison_document,
     comparison_lines,
@@ -245,9 +246,7 @@ def compare_cells(
     ] = None,
     first: FromOption = None,
     last: ToOption = None,
-    rows: Annotated[
-        int, typer.Option("--rows", metavar="COUNT", min=1, max=1000, help="Rows of a table.")
-    ] = ROWS,
+    rows: RowsOption = ROWS,
     lines: Annotated[
         int | None,
         typer.Option(

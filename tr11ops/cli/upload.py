@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,13 +35,13 @@ from tr11ops.cli.runner import (
     RunContext,
     carry_out,
 )
-from tr11ops.cli.trainer_child import ask_checkpoint_module
+from tr11ops.cli.trainer_child import ask_checkpoint_module, card_file
 from tr11ops.goodput.until_checkpoint import past_until
 from tr11ops.hub.base import DEFAULT_BRANCH, Repository, endpoint_of, find_credentials, hub_retries
 from tr11ops.hub.client import Hub
 from tr11ops.hub.model_card import ModelFacts, TrainingHistory, model_card
 from tr11ops.hub.upload import ROOM, Work, model_facts, overwritten, publish, read_losses
-from tr11ops.runcard.card import RunCard, resolved
+from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.copies import REPOSITORY
 from tr11ops.rundir.claims import ClaimTaken
 from tr11ops.rundir.copies import identity_of
@@ -210,14 +209,10 @@ def _run_export(job: UploadJob) -> JsonObject:
     """Run the export as a child with this terminal's stderr; its result. Raises Refusal where it
     fails.
     """
-    with tempfile.NamedTemporaryFile(
-        "w", suffix=".json", prefix="tr11-card-", encoding="utf-8"
-    ) as stream:
-        stream.write(json.dumps(resolved(job.card)))
-        stream.flush()
+    with card_file(job.card) as card:
         command = [
             *("export", "--json", "--force", "--dtype", job.dtype),
-            *("--output", str(job.work.model), "--card", stream.name),
+            *("--output", str(job.work.model), "--card", card),
             *(
                 []
                 if job.tokenizer is None

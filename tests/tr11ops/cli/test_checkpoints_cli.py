@@ -50,6 +50,7 @@ def test_step_is_a_number_latest_a_name_or_a_path(bench: LocalBench, checkpoints
         ("-1", 2, "is not a step"),
         ("²", 2, "is not a step"),
         ("", 2, "is not a step"),
+        ("9" * 5000, 2, "is not a step"),
         ("./nowhere", 1, "nowhere is not a folder"),
     ],
 )
