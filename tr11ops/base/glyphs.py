@@ -5,6 +5,7 @@ trusted with.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from trainer.contract.units import printable
@@ -96,3 +97,22 @@ def shows_unicode(environment: Mapping[str, str], encoding: str | None) -> bool:
         or ""
     )
     return "utf" in chosen.lower()
+
+
+WIDTH = 78  # of a line of prose, in a mail and in a terminal
+
+
+def wrapped(
+    text: str, indent: str = "", further: str | None = None, width: int = WIDTH
+) -> list[str]:
+    """The text in lines that fit, broken between words; `further` is the indent of all but the
+    first.
+    """
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=(indent and f"{indent}  ") if further is None else further,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [""]

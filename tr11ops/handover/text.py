@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterator, Sequence
 from datetime import tzinfo
 from typing import Any
@@ -11,12 +10,12 @@ from typing import Any
 from msgspec import to_builtins
 
 from tr11ops.base.glyphs import plain
+from tr11ops.base.glyphs import wrapped as indented
 from tr11ops.base.units import NEAR, counted, duration, iso_time, node_time, quantity, timestamp
 from tr11ops.handover.shift import Handover, Happened, ShiftInterruption, ShiftProgress, Trouble
 from tr11ops.handover.start import command_lines, job_lines
 
 SCHEMA = 1
-WIDTH = 78
 MOST_LINES = 40  # of one list
 KEYS = {"read_errors": "doubts"}  # in the document; programs know it by that name
 _COMMAND = re.compile(r"`[^`]{1,200}`")
@@ -169,14 +168,7 @@ def wrapped(line: str, bullet: str) -> list[str]:
     whole = _COMMAND.sub(
         lambda match: match[0].replace(" ", "\0"), one_line(line).replace("\0", " ")
     )
-    lines = textwrap.wrap(
-        whole,
-        WIDTH,
-        initial_indent=bullet,
-        subsequent_indent=" " * len(bullet),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    lines = indented(whole, bullet, " " * len(bullet))
     return [line.replace("\0", " ") for line in lines]
 
 

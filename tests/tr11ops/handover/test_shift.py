@@ -35,6 +35,7 @@ from tests.tr11ops.status_cases import (
 )
 from tr11ops.alerts.state import Incident
 from tr11ops.base.errors import Refusal
+from tr11ops.base.glyphs import WIDTH
 from tr11ops.base.observed import Unknown
 from tr11ops.cli.handover import begin_of
 from tr11ops.detect.finding import Severity
@@ -44,7 +45,7 @@ from tr11ops.goodput.causes import Interruption
 from tr11ops.goodput.history_values import AttemptHistory, CheckpointMark, History
 from tr11ops.handover.coming import coming_events
 from tr11ops.handover.shift import Handover, HandoverMaterial, Happened, hand_over, last_handover
-from tr11ops.handover.text import WIDTH, document, markdown
+from tr11ops.handover.text import document, markdown
 from tr11ops.observe.files import PastProgress, progress_at
 from tr11ops.observe.observations import CopyStatus
 from tr11ops.observe.snapshot import KillSwitch, Snapshot, course_of

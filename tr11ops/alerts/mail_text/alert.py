@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-import textwrap
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from tr11ops.alerts.grouping import MessagePart
 from tr11ops.alerts.mail_text.shared import (
     LONGEST_SUBJECT,
-    WIDTH,
     clean,
     command,
     enter,
@@ -24,7 +22,6 @@ from tr11ops.alerts.mail_text.shared import (
     message_identity,
     moment,
     place,
-    wrapped,
 )
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.situation import (
@@ -36,6 +33,7 @@ from tr11ops.alerts.situation import (
     what_tr11_does,
 )
 from tr11ops.alerts.state import OVER, Alert, Message, stamp
+from tr11ops.base.glyphs import WIDTH, wrapped
 from tr11ops.base.invocation import for_card, only_looks
 from tr11ops.base.shipped import page_lines
 from tr11ops.base.units import counted, duration, node_time
@@ -320,12 +318,7 @@ class AlertMails(Record):
     def _to_take_it_on(self, alerts: Sequence[Alert]) -> Iterator[str]:
         """How to acknowledge, of all that works here."""
         names = " ".join(alert.fingerprint for alert in alerts[:MOST_PARTS])
-        lines = textwrap.wrap(
-            command(f"ack {names}", self.policy),
-            WIDTH - 4,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        lines = wrapped(command(f"ack {names}", self.policy), width=WIDTH - 4)
         yield "To take it on, so that no one else is called:"
         yield from enter(self.policy)
         yield from (f"  {line} \\" for line in lines[:-1])

@@ -15,11 +15,11 @@ from tr11ops.alerts.mail_text.shared import (
     message_identity,
     moment,
     place,
-    wrapped,
 )
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.situation import UNKNOWN_SITUATION, RunSituation, Spell
 from tr11ops.alerts.state import Alert, AlertState, Message, UndeliveredMessages, stamp
+from tr11ops.base.glyphs import wrapped
 from tr11ops.base.invocation import command_for
 from tr11ops.base.units import counted, duration, node_time
 from tr11ops.detect.finding import Severity

@@ -5,7 +5,6 @@ secret.
 from __future__ import annotations
 
 import shlex
-import textwrap
 from collections.abc import Iterator
 
 from tr11ops.alerts.policy import Policy
@@ -15,7 +14,6 @@ from tr11ops.base.redact import redact
 from tr11ops.base.units import timestamp
 from trainer.contract.units import shortened
 
-WIDTH = 78
 LONGEST_SUBJECT = 110
 MOST_READ = 10_000  # characters of a text: secrets are looked for in all of it
 
@@ -65,15 +63,3 @@ def from_anywhere(text: str, policy: Policy) -> str:
 def command(words: str, policy: Policy) -> str:
     """A `tr11 alerts` command for this run."""
     return command_for(policy.typed, f"alerts {words}")
-
-
-def wrapped(text: str, indent: str = "", further: str | None = None) -> list[str]:
-    """The text in lines that fit; `further` is the indent of all but the first."""
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=indent,
-        subsequent_indent=(indent and f"{indent}  ") if further is None else further,
-        break_long_words=False,
-        break_on_hyphens=False,
-    ) or [""]

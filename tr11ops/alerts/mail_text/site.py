@@ -11,10 +11,10 @@ from tr11ops.alerts.mail_text.shared import (
     clean,
     message_identity,
     moment,
-    wrapped,
 )
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.state import OVER, Alert, Message, stamp
+from tr11ops.base.glyphs import wrapped
 
 
 def site_message(alert: Alert, kind: str, policy: Policy, now: float) -> Message:
