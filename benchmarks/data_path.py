@@ -37,13 +37,14 @@ from trainer.data.blend import build_blend, normalised
 from trainer.data.check import check_pairs
 from trainer.data.corpus import build_corpus
 from trainer.data.dataset import SampleSource, read_rows
+from trainer.data.encode import PreprocessRequest
 from trainer.data.groups import split_groups
 from trainer.data.index import build_index_maps, build_sample_index
 from trainer.data.indexed_write import IndexedWriter
 from trainer.data.learn_tokenizer import train_tokenizer
 from trainer.data.sources import ReadOptions, plan_groups
 from trainer.data.stream import SampleReader, SampleStream
-from trainer.data.tokenize import PreprocessRequest, preprocess
+from trainer.data.tokenize import preprocess
 from trainer.data.tokenizer import Tokenizer, load_tokenizer
 from trainer.data.workers import WorkerPool
 

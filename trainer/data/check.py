@@ -8,7 +8,6 @@ character. Memory is a few pieces of data for each worker, whatever the size of 
 from __future__ import annotations
 
 import hashlib
-import json
 import tempfile
 import time
 from collections import Counter
@@ -50,13 +49,8 @@ RECORD = np.dtype([("high", "<u8"), ("low", "<u8"), ("source", "<u4"), ("documen
 KEPT_RECORDS = 4096  # of each bucket, before they are written
 
 
-class Copies(Record):
-    """Documents that are equal: the first of them, and the others, as (number of the source, number
-    in it).
-    """
-
-    first: tuple[int, int]
-    others: tuple[tuple[int, int], ...]
+# Documents that are equal, as (number of the source, number in it), the first of them first.
+Copies = list[tuple[int, int]]
 
 
 class DigestStore:
@@ -124,10 +118,9 @@ def _copies_in(records: npt.NDArray[np.void]) -> Iterator[Copies]:
     )
     edges = np.flatnonzero(np.diff(np.concatenate(([0], same.astype(np.int8), [0]))))
     for begin, end in edges.reshape(-1, 2).tolist():
-        places: Sequence[tuple[int, int]] = [
+        yield [
             (int(record["source"]), int(record["document"])) for record in ordered[begin : end + 1]
         ]
-        yield Copies(places[0], tuple(places[1:]))
 
 
 PIECE_TOKENS = 2_000_000
@@ -449,10 +442,10 @@ def _report(
             store.add(piece.source, piece.numbers, piece.digests)
             on_bytes(piece.input_bytes)
         for copies in store.copies():
-            counts[DUPLICATE] += len(copies.others)
+            counts[DUPLICATE] += len(copies) - 1
             shown[DUPLICATE] += 1
             if shown[DUPLICATE] <= EXAMPLES:
-                notes.append(_duplicate(sources, copies.first, copies.others))
+                notes.append(_duplicate(sources, copies))
     return CheckReport(
         sources,
         documents,
@@ -463,9 +456,8 @@ def _report(
     )
 
 
-def _duplicate(
-    sources: tuple[str, ...], first: tuple[int, int], others: tuple[tuple[int, int], ...]
-) -> DataFinding:
+def _duplicate(sources: tuple[str, ...], copies: Copies) -> DataFinding:
+    first, *others = copies
     places = ", ".join(
         str(place) if source == first[0] else f"{place} of {sources[source]}"
         for source, place in others[:EXAMPLES]
@@ -478,7 +470,7 @@ def _duplicate(
 
 def as_result(report: CheckReport) -> JsonObject:
     """The report as one JSON object."""
-    return {"clean": report.clean, **json.loads(json.dumps(document(report)))}
+    return {"clean": report.clean, **document(report)}
 
 
 def describe_check(result: JsonObject) -> str:

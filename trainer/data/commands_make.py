@@ -20,6 +20,7 @@ from trainer.contract.errors import DataError, InputFault, UsageError
 from trainer.contract.files import make_shared
 from trainer.contract.record import JsonObject
 from trainer.data.corpus import DEFAULT_MIN_BYTES, build_corpus, record_path
+from trainer.data.encode import PreprocessRequest
 from trainer.data.errors import explain_os_errors
 from trainer.data.groups import parse_split, split_groups
 from trainer.data.indexed import IndexedDataset, bin_path, idx_path
@@ -38,7 +39,7 @@ from trainer.data.pair_work import SAVE_SECONDS, PairWork, PreprocessProgress, m
 from trainer.data.progress import Commands, count, positive, progress_bar, say
 from trainer.data.sources import ReadOptions, plan_groups
 from trainer.data.text_file import TextFile
-from trainer.data.tokenize import PreprocessRequest, preprocess
+from trainer.data.tokenize import preprocess
 from trainer.data.tokenizer import TokenizerSpec, end_token_warning
 
 # Several pairs -> one pair, in the given order, byte for byte.

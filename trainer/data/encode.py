@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from trainer.contract.record import Record
 from trainer.data.indexed import dtype_for_vocabulary
-from trainer.data.lines import BadLine, LineBlock, TextPosition, texts_of
+from trainer.data.lines import MAX_LINE_MIB, BadLine, LineBlock, TextPosition, texts_of
 from trainer.data.tokenizer import Tokenizer, TokenizerSpec, load_tokenizer
 
 FAULTS_SHOWN = 20
@@ -36,34 +36,45 @@ class Encoded(Record):
     file_bytes: int
 
 
+class PreprocessRequest(Record):
+    """What is to be tokenized, with what, and to where.
+
+    The pair is `<output_prefix>_<json_key>_document`, of one sequence for each text; when sentences
+    are split, it is `..._sentence`, of one sequence for each sentence, and the texts are its
+    documents.
+    """
+
+    input: Path
+    tokenizer: Path | TokenizerSpec
+    output_prefix: str
+    workers: int = 1
+    append_eod: bool = True
+    json_key: str = "text"
+    skip_bad_lines: bool = False
+    sentences: bool = False
+    keep_newlines: bool = False  # at the ends of sentences
+    max_line_mib: int = MAX_LINE_MIB  # a longer line is a faulty one
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of the pair that is written."""
+        return (
+            f"{self.output_prefix}_{self.json_key}_{'sentence' if self.sentences else 'document'}"
+        )
+
+
 class Encoder(Record):
     """What a process that tokenizes holds for its whole life."""
 
+    request: PreprocessRequest
     tokenizer: Tokenizer
-    json_key: str = "text"
-    append_eod: bool = True
-    sentences: bool = False
-    keep_newlines: bool = False
 
     @classmethod
-    def load(
-        cls,
-        tokenizer: Path | TokenizerSpec,
-        json_key: str,
-        append_eod: bool,
-        sentences: bool,
-        keep_newlines: bool,
-    ) -> Encoder:
+    def load(cls, request: PreprocessRequest) -> Encoder:
         """The encoder with a tokenizer of its own. Raises DataError when the tokenizer cannot be
         loaded.
         """
-        return cls(
-            load_tokenizer(tokenizer),
-            json_key,
-            append_eod,
-            sentences=sentences,
-            keep_newlines=keep_newlines,
-        )
+        return cls(request, load_tokenizer(request.tokenizer))
 
 
 class EncodeTally(Record):
@@ -94,10 +105,11 @@ def encode_piece(encoder: Encoder, piece: LineBlock) -> Encoded:
     """Tokenize one piece. Blank lines are passed over, empty texts counted, faulty lines named by
     number.
     """
+    request, tokenizer = encoder.request, encoder.tokenizer
     texts: list[tuple[int, str]] = []
     faults: list[str] = []
     empty = 0
-    for number, text in texts_of(piece, encoder.json_key):
+    for number, text in texts_of(piece, request.json_key):
         if isinstance(text, BadLine):
             faults.append(f"line {number}: {text.reason}")
         elif text:
@@ -105,10 +117,10 @@ def encode_piece(encoder: Encoder, piece: LineBlock) -> Encoded:
         else:
             empty += 1
     parts = [
-        split_sentences(text, encoder.keep_newlines) if encoder.sentences else [text]
+        split_sentences(text, request.keep_newlines) if request.sentences else [text]
         for _, text in texts
     ]
-    ids = iter(encoder.tokenizer.encode_batch([part for text in parts for part in text]))
+    ids = iter(tokenizer.encode_batch([part for text in parts for part in text]))
     sequences: list[list[int]] = []
     document_ends: list[int] = []
     numbers: list[int] = []
@@ -118,19 +130,19 @@ def encode_piece(encoder: Encoder, piece: LineBlock) -> Encoded:
         if not kept:
             empty += 1
             continue
-        if encoder.append_eod:
-            kept[-1].append(encoder.tokenizer.eod_id)
+        if request.append_eod:
+            kept[-1].append(tokenizer.eod_id)
         sequences += kept
         document_ends.append(len(sequences))
         numbers.append(number)
-    dtype = dtype_for_vocabulary(encoder.tokenizer.vocabulary_size)
+    dtype = dtype_for_vocabulary(tokenizer.vocabulary_size)
     tokens = np.concatenate(
         [np.array([], dtype), *(np.array(sequence, dtype=dtype) for sequence in sequences)]
     )
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int32)
     ends = np.array(document_ends, dtype=np.int64)
     spelled = _documents_with(
-        tokens, lengths, ends, token=encoder.tokenizer.eod_id, is_appended=encoder.append_eod
+        tokens, lengths, ends, token=tokenizer.eod_id, is_appended=request.append_eod
     )
     return Encoded(
         tokens=tokens.tobytes(),

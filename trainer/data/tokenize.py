@@ -7,17 +7,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import closing, suppress
-from pathlib import Path
 
 from msgspec.structs import replace
 
 from trainer.contract.documents import document, record_of
 from trainer.contract.errors import DataError, InputFault
 from trainer.contract.record import JsonObject, Record
-from trainer.data.encode import Encoder, encode_piece
+from trainer.data.encode import Encoder, PreprocessRequest, encode_piece
 from trainer.data.errors import explain_os_errors
 from trainer.data.indexed import dtype_for_vocabulary, pair_exists
-from trainer.data.lines import MAX_LINE_MIB, MIB, PIECE_BYTES, piece_size, read_pieces
+from trainer.data.lines import MIB, PIECE_BYTES, piece_size, read_pieces
 from trainer.data.pair_work import (
     SAVE_SECONDS,
     HalfMade,
@@ -29,34 +28,7 @@ from trainer.data.pair_work import (
 )
 from trainer.data.pool import PIECES_IN_FLIGHT, map_in_order
 from trainer.data.text_file import TextFile
-from trainer.data.tokenizer import Tokenizer, TokenizerSpec, load_tokenizer
-
-
-class PreprocessRequest(Record):
-    """What is to be tokenized, with what, and to where.
-
-    The pair is `<output_prefix>_<json_key>_document`, of one sequence for each text; when sentences
-    are split, it is `..._sentence`, of one sequence for each sentence, and the texts are its
-    documents.
-    """
-
-    input: Path
-    tokenizer: Path | TokenizerSpec
-    output_prefix: str
-    workers: int = 1
-    append_eod: bool = True
-    json_key: str = "text"
-    skip_bad_lines: bool = False
-    sentences: bool = False
-    keep_newlines: bool = False  # at the ends of sentences
-    max_line_mib: int = MAX_LINE_MIB  # a longer line is a faulty one
-
-    @property
-    def prefix(self) -> str:
-        """Prefix of the pair that is written."""
-        return (
-            f"{self.output_prefix}_{self.json_key}_{'sentence' if self.sentences else 'document'}"
-        )
+from trainer.data.tokenizer import Tokenizer, load_tokenizer
 
 
 class PreprocessReport(Record):
@@ -158,13 +130,7 @@ def _tokenize(
         encode_piece,
         read_pieces(stream, piece_bytes, most_bytes, pair.tally.end),
         set_up=Encoder.load,
-        arguments=(
-            request.tokenizer,
-            request.json_key,
-            request.append_eod,
-            request.sentences,
-            request.keep_newlines,
-        ),
+        arguments=(request,),
         workers=request.workers,
         doing=f"tokenizing {request.input}",
         size_of=piece_size,

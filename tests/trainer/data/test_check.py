@@ -104,7 +104,7 @@ def test_duplicates_equal_the_slow_search(values: list[tuple[int, int]], kept: i
                 digest = (content * 7919).to_bytes(16, "little")
                 store.add(source, np.array([number]), digest)
                 places.setdefault(content, []).append((source, number))
-            found = {copies.first: list(copies.others) for copies in store.copies()}
+            found = {first: others for first, *others in store.copies()}
     finally:
         check.KEPT_RECORDS = old
     expected = {}

@@ -21,8 +21,9 @@ from tests.trainer.data.data_helpers import ROOT, run_data, texts, write_lines
 from tests.trainer.data.lives import run_lives
 from trainer.contract.errors import DataError
 from trainer.data import indexed_write, pair_work
+from trainer.data.encode import PreprocessRequest
 from trainer.data.indexed import bin_path, idx_path
-from trainer.data.tokenize import PreprocessRequest, preprocess
+from trainer.data.tokenize import preprocess
 
 PIECE = 2000
 

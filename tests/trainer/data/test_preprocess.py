@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 from tests.trainer.data.data_helpers import ROOT, run_data, texts, write_lines
 from trainer.contract.errors import DataError
 from trainer.data.commands_make import merge
-from trainer.data.encode import split_sentences
+from trainer.data.encode import PreprocessRequest, split_sentences
 from trainer.data.indexed import IndexedDataset, bin_path, idx_path
 from trainer.data.lines import read_pieces
-from trainer.data.tokenize import PreprocessRequest, preprocess
+from trainer.data.tokenize import preprocess
 from trainer.data.tokenizer import load_tokenizer
 
 

@@ -19,11 +19,12 @@ from msgspec.structs import replace
 from tests.trainer.data.data_helpers import run_data, texts, write_lines
 from trainer.contract.errors import DataError, InputFault
 from trainer.data.check import check_raw
+from trainer.data.encode import PreprocessRequest
 from trainer.data.indexed import bin_path, idx_path
 from trainer.data.lines import MIB, read_pieces
 from trainer.data.pool import map_in_order
 from trainer.data.text_file import TextFile
-from trainer.data.tokenize import PreprocessRequest, preprocess
+from trainer.data.tokenize import preprocess
 
 CHECKED = {zstd.CompressionParameter.checksum_flag: True}
 PACK: dict[str, Callable[[bytes], bytes]] = {
