@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from trainer.config.card import LoggingSection, RunSection, TrainerConfig
 from trainer.contract.attempt import AttemptIdentity
 from trainer.contract.lease import Lease
-from trainer.contract.paths import RunPaths
 from trainer.control.control_signals import ControlSignals
-from trainer.control.lifecycle import HeartbeatWriter, SignalFlag, StopConditions
+from trainer.control.lifecycle import HeartbeatWriter, SignalFlag, StopConditions, Worker
 
 
 def checks_microseconds(iterations: int) -> float:
@@ -30,14 +30,22 @@ def checks_microseconds(iterations: int) -> float:
     """
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        paths = RunPaths(root, "run", "main")
-        limits = StopConditions(root / "kill-switch", 5990.0, 10**9, time.time())
-        heartbeat = HeartbeatWriter(paths, 0, "1")
+        run = {
+            "name": "run",
+            "directory": folder,
+            "exit_duration_minutes": 5990.0,
+            "exit_interval": 10**9,
+        }
+        config = TrainerConfig.model_construct(
+            run=RunSection.model_validate(run), logging=LoggingSection()
+        )
+        heartbeat = HeartbeatWriter(config.paths, 0, "1")
         attempt = AttemptIdentity("1", 1, root / "stop-request.json")
-        lease = Lease.begin(paths, "1", 1)
+        lease = Lease.begin(config.paths, "1", 1)
         assert lease.take() is None
+        worker = Worker(config, attempt, 0, heartbeat, SignalFlag(), lease=lease)
         control_signals = ControlSignals(
-            paths, limits, attempt, SignalFlag(), heartbeat, lease, lambda own: own, True
+            worker, StopConditions.of(config, time.time()), lambda own: own
         )
         costs = []
         for iteration in range(iterations):

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from tr11ops.cluster.local_store import FOLDER_VARIABLE
 from tr11ops.rundir import fallback
-from trainer.control.loading import without_collections
+from trainer.control.lifecycle import without_collections
 
 # The first example imports what the others find loaded, and five parts of the tests run at a time.
 settings.register_profile("tr11", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -11,14 +11,14 @@ import os
 import socket
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from trainer.contract.attempt import AttemptIdentity
 from trainer.contract.lease import Lease
 from trainer.contract.requests import watch_for_kill_now
 from trainer.control.exits import end_now
-from trainer.control.lifecycle import HeartbeatWriter, SignalFlag
-from trainer.control.loading import without_collections
+from trainer.control.lifecycle import HeartbeatWriter, SignalFlag, Worker, without_collections
 from trainer.debug.flight_recorder import OperationsOnRequest
 
 
@@ -45,19 +45,19 @@ def main(arguments: list[str]) -> None:
     rank, paths = int(os.environ["RANK"]), config.paths
     attempt = AttemptIdentity.from_environment(os.environ, paths)
     heartbeat = HeartbeatWriter(paths, rank, attempt.job_id, launch=attempt.launch)
+    worker = Worker(config, attempt, rank, heartbeat=heartbeat, flag=flag, start_time=start_time)
     watch_for_kill_now(
         config.kill_switch,
-        lambda request: end_now(paths, attempt, heartbeat, rank=rank, request=request),
+        partial(end_now, worker),
         OperationsOnRequest(paths, attempt.job_id, attempt.launch, rank),
     )
     # A newcomer watches the one who holds the lease for some seconds: these.
-    lease = None
     if rank == 0:
-        lease = Lease.begin(paths, attempt.job_id, attempt.launch)
+        worker.lease = Lease.begin(paths, attempt.job_id, attempt.launch)
     with without_collections():
-        from trainer.loop import run
+        from trainer.attempt import run
 
-    run(config, card, attempt, heartbeat=heartbeat, flag=flag, start_time=start_time, lease=lease)
+    run(worker, card)
 
 
 def _alone() -> dict[str, str]:

@@ -4,17 +4,13 @@ on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from trainer.config.card import TrainerConfig
-from trainer.contract.attempt import AttemptIdentity
 from trainer.contract.compute_record import ComputeRecord, RankPosition
 from trainer.contract.metrics_record import StepRecord
+from trainer.control.lifecycle import Worker
 from trainer.debug.profile import StepProfiler
 from trainer.engine import Engine, StepResult
 from trainer.metrics.throughput import ThroughputMeter
 from trainer.metrics.writer import Interval, MetricsWriter
-from trainer.parallel.mesh import Mesh
 from trainer.schedule.path import sequence_length_at
 from trainer.schedule.progress import Progress
 from trainer.spikes.corruption_watch import CorruptionWatch
@@ -23,14 +19,8 @@ from trainer.spikes.corruption_watch import CorruptionWatch
 class Instruments:
     """One attempt's, on this rank. `interval`: sums of the steps since the last log line."""
 
-    def __init__(
-        self,
-        config: TrainerConfig,
-        mesh: Mesh,
-        engine: Engine,
-        attempt: AttemptIdentity,
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, worker: Worker, engine: Engine) -> None:
+        config, mesh, attempt = engine.config, engine.mesh, worker.attempt
         self._config, self._engine = config, engine
         self.interval = Interval()
         self.throughput = ThroughputMeter(config, mesh)
@@ -46,7 +36,7 @@ class Instruments:
         )
         position = RankPosition(mesh.pipeline_rank, mesh.tensor_rank)
         self.compute = ComputeRecord(config.paths, attempt, mesh.rank, position)
-        self.corruption = CorruptionWatch(config, mesh, attempt, say)
+        self.corruption = CorruptionWatch(config, mesh, attempt, worker.say)
 
     def open(self, iteration: int) -> None:
         """Create the metrics' files. Raises OSError when the run directory refuses them."""

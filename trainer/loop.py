@@ -1,62 +1,32 @@
-"""The training loop: the way to the first step, the step on one screen, and the one way out."""
+"""The training loop: the steps of one attempt on one screen, and what each of them does."""
 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
-from typing import NoReturn
 
-import torch
-import torch.distributed as dist
-
-from trainer.config.card import CardError, TrainerConfig
-from trainer.config.first_loss import first_loss
-from trainer.contract.attempt import AttemptIdentity, read_card_hash, tell
-from trainer.contract.checkpoints import take_run
-from trainer.contract.end_marker import exit_code
-from trainer.contract.errors import CheckpointError, lost_a_rank
-from trainer.contract.lease import Lease
-from trainer.contract.paths import newest_step
-from trainer.contract.record import JsonObject
+from trainer.contract.errors import CheckpointError
 from trainer.contract.recovery import RollBack
 from trainer.control.control_signals import Agreed, ControlSignals
-from trainer.control.exits import end_if_asked, record_end
-from trainer.control.failure import end_by_itself, end_with_another
-from trainer.control.lifecycle import (
-    HeartbeatWriter,
-    SignalFlag,
-    StopConditions,
-    StopDecision,
-    Stopped,
-    exit_process,
-    steady_clock,
-)
-from trainer.control.resume import ResumePosition, load_newest, load_step
+from trainer.control.lifecycle import StopDecision, Stopped, Worker
+from trainer.control.resume import load_step
 from trainer.control.saving import Saver
-from trainer.data.samples import Samples, match_data, missing_test_share, open_samples, record_of
+from trainer.data.samples import Samples
 from trainer.data.stream import EmptyStream, MicroBatchStream
 from trainer.debug.dump import DebugDumps
-from trainer.debug.flight_recorder import record_path, write_record
 from trainer.debug.record import StepFacts
-from trainer.engine import Engine, StepResult, init_distributed
+from trainer.engine import Engine, StepResult
 from trainer.instruments import Instruments
-from trainer.model.compiled import compile_caches, makes_code
-from trainer.model.documents import DocumentRules
-from trainer.model.kernels import kernel_for
-from trainer.parallel.agreement import RankGroup, is_of_others
-from trainer.parallel.mesh import Mesh, worker_device
+from trainer.model.compiled import compile_caches
+from trainer.parallel.mesh import Mesh
 from trainer.pipeline.partial_losses import Measured
 from trainer.schedule.learning_rate import LearningRatePlan
 from trainer.schedule.path import Skipped, batch_size_at, path_of, sequence_length_at
 from trainer.schedule.progress import Progress
-from trainer.schedule.rules import cross_problems
-from trainer.spikes.corruption_watch import choose_kernels
 from trainer.spikes.recovery import SpikeWatch
 
 # how long a rank waits for its data before all ranks look for a reason to stop
@@ -65,57 +35,38 @@ DATA_LOOK_SECONDS = 1.0
 
 @dataclass
 class Trainer:
-    """One attempt's training on this rank. `train` is called once; `close` releases what it opened.
+    """One attempt's training on this rank, from where its checkpoint left it. Every part exists.
 
-    `start_time`: of the monotonic clock, when this process began. `lease`: of rank 0, where it was
-    begun.
+    `compiles`: some code of a step is made when its kind comes for the first time.
     """
 
-    config: TrainerConfig
-    card: Path
-    attempt: AttemptIdentity
-    heartbeat: HeartbeatWriter
-    flag: SignalFlag
-    start_time: float
-    lease: Lease | None = None
+    worker: Worker
+    mesh: Mesh
+    control_signals: ControlSignals
+    engine: Engine
+    samples: Samples
+    dumps: DebugDumps
+    spikes: SpikeWatch
+    instruments: Instruments
+    saver: Saver
+    progress: Progress
+    learning_rate: LearningRatePlan
+    compiles: bool
 
-    # Where the training stands.
-    progress: Progress = field(default_factory=Progress, init=False)
-    learning_rate: LearningRatePlan = field(init=False)
-    total: int = field(init=False)  # iterations of the whole training
-    steps_done: int = field(default=0, init=False)  # by this attempt
+    steps_done: int = 0  # by this attempt
     # kinds of steps, see _kind_of_step
-    compiled_for: set[tuple[int, int]] = field(default_factory=set, init=False)
-    is_loaded: bool = field(default=False, init=False)  # all parts exist
+    compiled_for: set[tuple[int, int]] = field(default_factory=set)
 
-    # Its parts, in the order in which `train` makes them.
-    clock: Callable[[], float] = field(default_factory=steady_clock, init=False)
-    card_hash: str = field(init=False)
-    mesh: Mesh = field(init=False)
-    ranks: RankGroup = field(init=False)
-    control_signals: ControlSignals = field(init=False)
-    engine: Engine = field(init=False)
-    # some code of a step is made when its kind comes for the first time
-    compiles: bool = field(init=False)
-    samples: Samples = field(init=False)
-    dumps: DebugDumps = field(init=False)
-    spikes: SpikeWatch = field(init=False)
-    instruments: Instruments = field(init=False)
-    saver: Saver = field(init=False)
-    stream: MicroBatchStream = field(init=False)
-    opened: ExitStack = field(default_factory=ExitStack, init=False)
+    def __post_init__(self) -> None:
+        self.config, self.say = self.worker.config, self.worker.say
+        # iterations of the whole training
+        self.total = path_of(self.config, self.progress.position).total_iterations
+        self.stream = self._train_stream()
 
-    def close(self) -> None:
-        self.opened.close()
-
-    def train(self) -> str:
-        """The whole attempt; returns the end reason."""
+    def train(self) -> StopDecision:
+        """All steps that are left; why it stops."""
         config = self.config
         try:
-            self._join_ranks()
-            for make in (self._build_engine, self._take_lease, self._open_data, self._load):
-                self._stop_if_asked()
-                make()
             while self.progress.iteration < self.total:
                 skipped = self.spikes.skips.advance(self.progress.position, config)
                 self._await_batch(skipped)
@@ -140,172 +91,11 @@ class Trainer:
                 if config.evaluation.iterations and iteration % config.evaluation.interval == 0:
                     decision = self._evaluate(self.samples.valid_groups(), self.samples.valid)
                     if decision is not None:
-                        raise Stopped(decision)
+                        return decision
             self._evaluate_at_end()
-            decision = StopDecision(
-                "finished", False, f"after training is done: {self.total} iterations"
-            )
         except Stopped as stopped:
-            decision = stopped.decision
-        if self.is_loaded:
-            self.instruments.give_up()
-        return self._end(decision)
-
-    # ------------------------------------------------------------------ start
-    def _join_ranks(self) -> None:
-        """Meet the other ranks, check the card for so many, and look for reasons to stop from now
-        on.
-        """
-        config, attempt = self.config, self.attempt
-        self.heartbeat.beat("starting", 0)
-        choose_kernels(config.run)
-        device = worker_device()
-        init_distributed(device, timedelta(minutes=config.parallel.start_timeout_minutes))
-        self.opened.callback(_leave_group)
-        self.card_hash = read_card_hash(self.card)
-        problems = cross_problems(config, dist.get_world_size())
-        if problems:
-            raise CardError(str(self.card), problems)
-        self.mesh = Mesh.create(config.parallel, device)
-        self.ranks = RankGroup(self.mesh.cpu_group)
-        limits = StopConditions(
-            config.kill_switch,
-            config.run.exit_duration_minutes,
-            config.run.exit_interval,
-            self._earliest_start(),
-        )
-        if self.mesh.rank == 0:
-            self.lease = self.lease or Lease.begin(config.paths, attempt.job_id, attempt.launch)
-            self.opened.callback(self.lease.release)
-        self.control_signals = ControlSignals(
-            paths=config.paths,
-            limits=limits,
-            attempt=attempt,
-            flag=self.flag,
-            heartbeat=self.heartbeat,
-            lease=self.lease,
-            largest=self._largest,
-            is_first=self.mesh.rank == 0,
-            clock=self.clock,
-        )
-        self.control_signals.enter("starting", 0)
-
-    def _earliest_start(self) -> float:
-        """Start of the earliest rank, so that every rank counts the exit duration from the same
-        moment.
-
-        Ages are compared, not times of day: one node with a wrong clock must not end, or prolong,
-        the attempt.
-        """
-        age = torch.tensor([time.monotonic() - self.start_time], dtype=torch.float64)
-        dist.all_reduce(age, dist.ReduceOp.MAX, group=self.mesh.cpu_group)
-        return self.clock() - float(age.item())
-
-    def _build_engine(self) -> None:
-        config, mesh = self.config, self.mesh
-        self._say(
-            f"using world size: {mesh.world_size}, data-parallel-size: {mesh.data}, "
-            f"tensor-model-parallel size: {config.parallel.tensor}, "
-            f"pipeline-model-parallel size: {config.parallel.pipeline} "
-        )
-        self._say(f"setting training iterations to {path_of(config).total_iterations}")
-        kernel = kernel_for(
-            config.model, mesh, DocumentRules.of(config.data), config.precision.dtype
-        )
-        self._say(f"attention kernel: {kernel}")
-        expected = first_loss(config)
-        if expected is not None:
-            self._say(f"first loss from random weights: {expected}")
-        self.engine = Engine.build(config, mesh)
-        self.compiles = makes_code(self.engine.compiler, kernel, mesh.device)
-        self.opened.callback(self.engine.close)
-
-    def _take_lease(self) -> None:
-        """Make sure that no other trainer works on this run, and that one that is frozen publishes
-        no more. Collective.
-
-        Raises Stopped when a living trainer keeps this one out.
-        """
-        fault = self.ranks.on_first("the run's lease", take_run, self.lease, self.config.paths)
-        if fault:
-            raise Stopped(StopDecision("refused", False, f"tr11: refused: {fault}"))
-
-    def _open_data(self) -> None:
-        self.samples = open_samples(
-            self.config, self.mesh, self.engine.needs_data, test=self._tests_at_end()
-        )
-        self.opened.callback(self.samples.close)
-
-    def _tests_at_end(self) -> bool:
-        """Whether there is test data to evaluate once the training has ended. Collective."""
-        if not self.config.tests_at_end:
-            return False
-        fault = self.ranks.on_first("test data", missing_test_share, self.config)
-        if fault:
-            self._say(f"the test share of data.split will not be evaluated: {fault}")
-        return not fault
-
-    def _load(self) -> None:
-        """Go on from the newest checkpoint, or begin; then every part exists. Collective."""
-        config, mesh, attempt = self.config, self.mesh, self.attempt
-        folder = config.paths.attempt(attempt.job_id) / "debug" / f"launch-{attempt.launch}"
-        self.dumps = DebugDumps(config.debug, mesh, folder, self.engine.family)
-        self.heartbeat.beat("loading", 0)
-        self.spikes = SpikeWatch(config, mesh.cpu_group)
-        self.spikes.settle()
-        resumed = load_newest(config, mesh, self.engine, say=self._say, job_id=attempt.job_id)
-        self.progress, self.learning_rate = resumed.progress, resumed.plan
-        self.total = path_of(config, self.progress.position).total_iterations
-        data = self._match_data(resumed)
-        if resumed.was_loaded:
-            self.dumps.on_load(
-                self.progress.iteration, self.engine.named_parameters(), self._facts()
-            )
-        self.instruments = Instruments(config, mesh, self.engine, attempt=attempt, say=self._say)
-        self.saver = Saver(
-            config,
-            mesh,
-            self.engine,
-            say=self._say,
-            saved_step=resumed.own_step,
-            card_hash=self.card_hash,
-            job_id=attempt.job_id,
-            now=self.clock(),
-            fence=self._fence,
-            data=data,
-            note=self.instruments.metrics.event,
-            origin=resumed.origin,
-        )
-        self.opened.callback(self.saver.close)
-        self.saver.reserve()
-        self.instruments.open(self.progress.iteration)
-        self.opened.callback(self.instruments.metrics.close)
-        self._say("training ...")
-        self.stream = self._train_stream()
-        self.is_loaded = True
-
-    def _match_data(self, resumed: ResumePosition) -> JsonObject:
-        """Make sure that a resume goes on with the checkpoint's data; returns what the next ones
-        keep. Collective.
-        """
-
-        def match() -> tuple[JsonObject, list[str]]:
-            lines = []
-            if resumed.place is not None:
-                is_own = resumed.own_step is not None
-                lines = match_data(
-                    self.config,
-                    self.samples,
-                    resumed.cursor,
-                    place=str(resumed.place),
-                    is_own=is_own,
-                )
-            return record_of(self.config, self.samples).document(), lines
-
-        kept, lines = self.ranks.on_first("the data", match)
-        for line in lines:
-            self._say(line)
-        return kept
+            return stopped.decision
+        return StopDecision("finished", False, f"after training is done: {self.total} iterations")
 
     def _train_stream(self) -> MicroBatchStream:
         """The training's samples from where it stands; nothing is read when all that is left is
@@ -333,7 +123,7 @@ class Trainer:
         decision = self._ready(phase, self.stream, samples)
         if decision is not None:
             raise Stopped(decision)
-        self.heartbeat.beat(phase, self.progress.iteration)
+        self.worker.heartbeat.beat(phase, self.progress.iteration)
 
     def _kind_of_step(self, samples: int) -> tuple[int, int]:
         """What another code is made for: samples of a micro batch, and tokens of a sample."""
@@ -348,7 +138,7 @@ class Trainer:
         if self.progress.iteration < self.total:
             self.stream.skip_to(self.progress.consumed_samples)
         for line in skipped.lines:
-            self._say(line)
+            self.say(line)
         values = {"first": skipped.first, "last": skipped.last, "samples": skipped.samples}
         self.instruments.metrics.event("skipped", values)
 
@@ -361,17 +151,17 @@ class Trainer:
         length = kind[1]
         compiles_first = self.compiles and not self.compiled_for
         if compiles_first:
-            self._say(
+            self.say(
                 f"compiling in step {step}, the first of this launch; {compile_caches(os.environ)}"
             )
         self.engine.set_learning_rate(self._learning_rate())
-        self.dumps.before_step(step, self.engine.named_parameters(), self._facts())
+        self.dumps.before_step(step, self.engine.named_parameters(), self.facts())
         batches = self.dumps.watch(self.stream)
         with self._first_time("step", *kind):
             result = self.engine.train_step(batches, samples, self.progress.iteration, length)
         self.compiled_for.add(kind)
         if compiles_first:
-            self._say(f"step {step} took {time.perf_counter() - began:.1f} s, compiling included")
+            self.say(f"step {step} took {time.perf_counter() - began:.1f} s, compiling included")
         self.progress = self.progress.after_step(samples, length, result.loss, result.skipped)
         self.steps_done += 1
         is_traced = self.instruments.profiler.is_tracing
@@ -379,9 +169,9 @@ class Trainer:
         if self.engine.compiler is not None:
             news = self.engine.compiler.news()
         if news is not None:
-            self._say(news)
+            self.say(news)
         self.instruments.profiler.after_step(step)
-        self.dumps.after_step(step, self.engine.named_parameters(), self._facts())
+        self.dumps.after_step(step, self.engine.named_parameters(), self.facts())
         self.instruments.count(
             step,
             result,
@@ -397,7 +187,8 @@ class Trainer:
             self.progress.scheduled_samples, self.progress.scheduled_tokens
         )
 
-    def _facts(self) -> StepFacts:
+    def facts(self) -> StepFacts:
+        """For the dumps: where the training stands."""
         return StepFacts(
             self.engine.optimizer_step() if self.dumps.enabled else 0,
             self._learning_rate(),
@@ -439,7 +230,7 @@ class Trainer:
         )
         if action is None:
             return False
-        self._say(action.line)
+        self.say(action.line)
         spike, event = action.spike, self.instruments.metrics.event
         event(
             "spike",
@@ -452,9 +243,9 @@ class Trainer:
         )
         if not isinstance(action, RollBack):
             return False
-        self.heartbeat.beat("loading", self.progress.iteration)
-        self.spikes.roll_back(action, self._fence)
-        resumed = load_step(self.config, self.mesh, self.engine, step=action.to_step, say=self._say)
+        self.worker.heartbeat.beat("loading", self.progress.iteration)
+        self.spikes.roll_back(action, self.worker.fence)
+        resumed = load_step(self.engine, action.to_step, self.say)
         self.progress, self.learning_rate = resumed.progress, resumed.plan
         self.saver.went_back_to(action.to_step)
         self.stream.skip_to(self.progress.consumed_samples)
@@ -514,22 +305,10 @@ class Trainer:
             )
 
     # ------------------------------------------------------------------ agreeing
-    def _largest(self, values: list[int]) -> list[int]:
-        """For each place the largest value of all ranks. Collective."""
-        seen = torch.tensor(values, dtype=torch.int32)
-        dist.all_reduce(seen, dist.ReduceOp.MAX, group=self.mesh.cpu_group)
-        return [int(value) for value in seen.tolist()]
-
     def _agree(self, waits: bool = False) -> Agreed:
         """What all ranks do next. Collective."""
-        due = self.is_loaded and self.saver.minutes_are_over(self.clock())
+        due = self.saver.minutes_are_over(self.worker.clock())
         return self.control_signals.agree(self.progress.iteration, self.steps_done > 0, due, waits)
-
-    def _stop_if_asked(self) -> None:
-        """Raises Stopped where all ranks agree to leave. Collective."""
-        decision = self._agree().decision
-        if decision is not None:
-            raise Stopped(decision)
 
     def _ready(self, phase: str, stream: MicroBatchStream, samples: int) -> StopDecision | None:
         """Wait until every rank has the data of its next `samples` (of all replicas), or something
@@ -554,22 +333,13 @@ class Trainer:
             phase = "data-wait"
 
     # ------------------------------------------------------------------ saving and leaving
-    @property
-    def _fence(self) -> Callable[[], None] | None:
-        """Asked before anything is published or renamed: whether this trainer still holds the
-        lease.
-        """
-        if self.lease is not None:
-            return self.lease.check
-        return None
-
     def _save(self) -> float:
         """Save this iteration, or begin to; returns the seconds that the training stood still.
         Collective.
         """
         self.control_signals.enter("saving", self.progress.iteration)
-        self.dumps.on_save(self.progress.iteration, self.engine.named_parameters(), self._facts())
-        return self.saver.save(self.progress, self.learning_rate, self.clock())
+        self.dumps.on_save(self.progress.iteration, self.engine.named_parameters(), self.facts())
+        return self.saver.save(self.progress, self.learning_rate, self.worker.clock())
 
     def _hear_of_saves(self) -> None:
         """Tell how a save in the background has ended, also to anyone who asked for it. Collective
@@ -583,7 +353,7 @@ class Trainer:
         Collective.
         """
         if self.saver.in_flight is not None:
-            self.heartbeat.beat("saving", self.progress.iteration)
+            self.worker.heartbeat.beat("saving", self.progress.iteration)
         fault = self.saver.wait()
         self.control_signals.settle(self.saver.was_saved)  # a roll-back may follow
         return fault
@@ -597,9 +367,12 @@ class Trainer:
             line = failed.line(self.saver.saved_step)
             raise Stopped(StopDecision("error", True, line, save=False, node=failed.node))
 
-    def _end(self, decision: StopDecision) -> str:
-        """Save what is not saved, then leave the end marker: nothing that follows it may matter."""
-        if self.is_loaded and self.steps_done and decision.save:
+    def leave(self, decision: StopDecision) -> StopDecision:
+        """No step comes any more: save what is not saved, and answer who waits. The decision that
+        stands then.
+        """
+        self.instruments.give_up()
+        if self.steps_done and decision.save:
             fault = self._await_save()
             if self.progress.iteration != self.saver.saved_step:
                 self._save()
@@ -607,18 +380,7 @@ class Trainer:
             if fault is not None and self.progress.iteration != self.saver.saved_step:
                 decision = self._after_failed_save(fault, decision)
             self.control_signals.settle(self.saver.was_saved, is_last=True)
-        self._say(decision.line)
-        self.heartbeat.beat("ending", self.progress.iteration)
-        dist.barrier(group=self.mesh.cpu_group)
-        reason = decision.reason
-        if self.mesh.rank == 0 and not (self.lease and self.lease.lost_to_own_job()):
-            iteration, step = self._standing()
-            reason = record_end(
-                self.config.paths, self.attempt, decision, iteration=iteration, checkpoint_step=step
-            )
-        if self.lease is not None:
-            self.lease.release()
-        return reason
+        return decision
 
     def _after_failed_save(self, fault: CheckpointError, decision: StopDecision) -> StopDecision:
         """The end of a training whose last save failed: because another trainer took over, or for
@@ -631,77 +393,3 @@ class Trainer:
             f"the last save failed, all steps after {self.saver.saved_step or 0} are lost: {fault}"
         )
         return StopDecision("error", True, f"{lost} (leaving: {decision.reason})")
-
-    def _standing(self) -> tuple[int, int | None]:
-        """Iteration and newest saved step; before anything was loaded, as `latest` says."""
-        if self.progress.iteration and self.is_loaded:
-            return self.progress.iteration, self.saver.saved_step
-        step = newest_step(self.config.paths)
-        return step or 0, step
-
-    def _say(self, line: str) -> None:
-        if self.mesh.rank == 0:
-            tell(line)
-
-
-def _leave_group() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def run(
-    config: TrainerConfig,
-    card: Path,
-    attempt: AttemptIdentity,
-    heartbeat: HeartbeatWriter,
-    flag: SignalFlag,
-    start_time: float,
-    lease: Lease | None,
-) -> NoReturn:
-    """Train until something says stop, leave an end marker, and end this process with its exit
-    status.
-
-    `start_time`: of the monotonic clock, when this process began. `lease`: of rank 0, where it was
-    begun.
-    """
-    rank = int(os.environ.get("RANK", "0"))
-    trainer = Trainer(
-        config, card, attempt, heartbeat, flag=flag, start_time=start_time, lease=lease
-    )
-    try:
-        reason = trainer.train()
-    except Exception as error:  # whatever it is, it is recorded before the process goes
-        end_if_asked(config.kill_switch, config.paths, attempt, heartbeat, rank=rank)
-        reason = _fail(trainer, rank, error)
-    heartbeat.beat("ended", trainer.progress.iteration)
-    exit_process(exit_code(reason), trainer.close)
-
-
-def _fail(trainer: Trainer, rank: int, error: Exception) -> str:
-    """Say and record why this rank ends; returns the end reason. Who only lost one that refused
-    says just that.
-    """
-    paths, attempt, iteration = trainer.config.paths, trainer.attempt, trainer.progress.iteration
-    if is_of_others(error):
-        reason = end_with_another(paths, attempt, rank, error=error, iteration=iteration)
-        if reason is not None:
-            return reason
-    reason = end_by_itself(
-        paths,
-        attempt,
-        rank,
-        error=error,
-        steps_done=trainer.steps_done,
-        iteration=iteration,
-    )
-    if isinstance(error, RuntimeError) or lost_a_rank(error):
-        _keep_operations(record_path(paths, attempt.job_id, attempt.launch, rank))
-    return reason
-
-
-def _keep_operations(path: Path) -> None:
-    """What this rank waited for, beside its failure: that is in place first."""
-    try:
-        write_record(path)
-    except OSError as problem:
-        tell(f"tr11: the operations between the ranks could not be kept: {problem}", sys.stderr)

@@ -16,7 +16,7 @@ import pytest
 
 from tests.pins.screens import mails, taken
 from tests.pins.states import Place, place_in
-from tests.trainer.courses import card, trained, trainer_of
+from tests.trainer.courses import attempt_of, card, trained
 from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
 from trainer.contract.record import Record
@@ -111,8 +111,8 @@ def alert() -> list[Station]:
 def _train(config: TrainerConfig) -> list[Station]:
     from trainer.loop import Trainer
 
-    trainer = trainer_of(Trainer, config, "7")
-    return passed_by(lambda: trained(trainer))
+    attempt = attempt_of(Trainer, config, "7")
+    return passed_by(lambda: trained(attempt))
 
 
 def _forget_copies(place: Place) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import time
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ import torch
 
 from tests.trainer.cases import VOCABULARY, tiny
 from tests.trainer.spawn import run_ranks
+from trainer.attempt import Attempt
 from trainer.config.card import TrainerConfig
 from trainer.contract.attempt import AttemptIdentity
 from trainer.contract.errors import CheckpointError, NotFiniteError
@@ -26,12 +26,12 @@ from trainer.contract.recovery import (
     write_recovery,
 )
 from trainer.control.failure import is_refusal
-from trainer.control.lifecycle import HeartbeatWriter, SignalFlag
+from trainer.control.lifecycle import HeartbeatWriter, SignalFlag, Worker
 from trainer.data.indexed_write import IndexedWriter
 from trainer.engine import StepResult
 from trainer.loop import Trainer
 
-Started = TypeVar("Started", bound=Trainer)
+Started = TypeVar("Started", bound=Worker)
 Curve = dict[int, tuple[float, ...]]
 
 
@@ -113,35 +113,48 @@ class Disagreeing(Trainer):
         return super()._step()
 
 
-def trainer_of(kind: type[Started], config: TrainerConfig, job: str = "1") -> Started:
-    """A trainer as the launcher makes it, on this rank."""
-    beats = HeartbeatWriter(config.paths, int(os.environ["RANK"]), job)
-    identity = AttemptIdentity(job, 1, config.paths.stop_request(job))
-    return kind(config, Path("none.json"), identity, beats, SignalFlag(), time.monotonic())
+def worker_of(
+    config: TrainerConfig,
+    job: str = "1",
+    rank: int | None = None,
+    launch: int = 1,
+    kind: type[Started] = Worker,  # type: ignore[assignment]
+) -> Started:
+    """A worker as the launcher makes it: this rank, unless another is meant."""
+    if rank is None:
+        rank = int(os.environ["RANK"])
+    beats = HeartbeatWriter(config.paths, rank, job)
+    identity = AttemptIdentity(job, launch, config.paths.stop_request(job))
+    return kind(config, identity, rank, beats, SignalFlag())
 
 
-def trained(trainer: Trainer) -> tuple[str, int]:
+def attempt_of(kind: type[Trainer], config: TrainerConfig, job: str = "1") -> Attempt:
+    """An attempt as the launcher makes it, on this rank."""
+    return Attempt(worker_of(config, job), Path("none.json"), kind)
+
+
+def trained(attempt: Attempt) -> tuple[str, int]:
     """Its end reason, and the iteration."""
     try:
-        reason = trainer.train()
+        reason = attempt.train()
     finally:
-        trainer.close()  # it lets go of the lease, also after a refusal
-    return reason, trainer.progress.iteration
+        attempt.close()  # it lets go of the lease, also after a refusal
+    return reason, attempt.iteration
 
 
 def attempt(config: TrainerConfig, number: int, spike_at: int | None = None) -> tuple[str, int]:
     """One attempt on this rank; returns the end reason, and the iteration."""
     Spiking.spike_at = spike_at
-    return trained(trainer_of(Spiking, config, str(number)))
+    return trained(attempt_of(Spiking, config, str(number)))
 
 
 def disagreeing_attempt(config: TrainerConfig) -> tuple[str, int]:
-    return trained(trainer_of(Disagreeing, config))
+    return trained(attempt_of(Disagreeing, config))
 
 
 def poisoned_attempt(config: TrainerConfig, poison_at: int) -> tuple[str, int]:
     Poisoned.poison_at = poison_at
-    return trained(trainer_of(Poisoned, config))
+    return trained(attempt_of(Poisoned, config))
 
 
 class Diverged(Trainer):
@@ -160,12 +173,12 @@ class Diverged(Trainer):
 
 def diverged_attempt(config: TrainerConfig, poison_at: int) -> tuple[str, int, bool]:
     Diverged.poison_at = poison_at
-    trainer = trainer_of(Diverged, config)
+    course = attempt_of(Diverged, config)
     try:
-        trained(trainer)
+        trained(course)
     except NotFiniteError as error:
-        return str(error), trainer.progress.iteration, is_refusal(error, trainer.steps_done)
-    return "", trainer.progress.iteration, False
+        return str(error), course.iteration, is_refusal(error, course.steps_done)
+    return "", course.iteration, False
 
 
 def _write_and_die(paths: RunPaths, record: RecoveryRecord) -> None:

@@ -13,6 +13,7 @@ from deepspeed.accelerator import get_accelerator
 from msgspec.structs import replace
 
 from tests.trainer.cases import CPU, batches, tiny
+from tests.trainer.courses import worker_of
 from tests.trainer.gradients import Seen, steps
 from tests.trainer.recorder import Entry, recorded
 from tests.trainer.sums import in_any_order, one_ulp
@@ -96,9 +97,11 @@ def course(config: TrainerConfig, kind: str, told: list[str] | None = None) -> C
     if kind != "plain":
         _raise_the_loss(engine, mesh.rank == 5)
     say = (told if told is not None else []).append
-    found = load_newest(config, mesh, engine, say)
+    found = load_newest(engine, say)
     progress, plan = found.progress, found.plan
-    saver = Saver(config, mesh, engine, say, found.own_step, "", "1", 0.0)
+    worker = worker_of(config)
+    worker.say = say  # type: ignore[method-assign]
+    saver = Saver(worker, engine, found.own_step, "")
     watch = SpikeWatch(config, mesh.cpu_group)
     losses, norms, clipped_by, spikes = [], [], [], []
     for step in range(progress.iteration, STEPS):

@@ -62,8 +62,12 @@ ALLOWED: dict[tuple[str, str, str], str] = {
     ): "of an evaluation, behind its loss",
     ("parallel/replica_check.py", "disagreements", ".tolist()"): "once a check, before a save",
     ("parallel/replica_check.py", "not_finite", ".tolist()"): "once a save, for all tensors",
-    ("loop.py", "Trainer._earliest_start", ".item()"): "in host memory, at the start",
-    ("loop.py", "Trainer._largest", ".tolist()"): "the stop switches, in host memory",
+    ("attempt.py", "earliest_start", ".item()"): "in host memory, at the start",
+    (
+        "attempt.py",
+        "Attempt._control_signals.largest",
+        ".tolist()",
+    ): "the stop switches, in host memory",
     ("model/random.py", "DropoutPlaces.begin", ".tolist()"): "numbers that the processor made",
     (
         "optim/layer_norms.py",

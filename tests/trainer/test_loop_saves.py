@@ -17,18 +17,17 @@ import pytest
 import torch
 
 from tests.trainer.cases import tiny
-from tests.trainer.courses import trained, trainer_of, write_tokens
+from tests.trainer.courses import trained, worker_of, write_tokens
 from tests.trainer.spawn import run_ranks
+from trainer.attempt import Attempt, earliest_start
 from trainer.checkpoint import store, writer
 from trainer.config.card import TrainerConfig
-from trainer.contract.attempt import AttemptIdentity
 from trainer.contract.checkpoints import refusal_code
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.errors import CheckpointError, DataError, LostWorkerError, NodeFilesError
 from trainer.control.failed_saves import FailedSaves
 from trainer.control.failure import is_refusal
-from trainer.control.lifecycle import HeartbeatWriter, SignalFlag, write_failure
-from trainer.loop import Trainer
+from trainer.control.lifecycle import Worker, write_failure
 
 
 def card(folder: Path, **run: Any) -> TrainerConfig:
@@ -41,13 +40,13 @@ def card(folder: Path, **run: Any) -> TrainerConfig:
     return TrainerConfig.model_validate(value)
 
 
-class Watched(Trainer):
-    """A trainer that keeps its log, and whose checkpoints cannot be written until they `heal`."""
+class Watched(Worker):
+    """A worker that keeps its log, and whose checkpoints cannot be written until they `heal`."""
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
         self.lines = [*getattr(self, "lines", []), line]
         checkpoints = self.config.paths.root / "checkpoints"
-        if self.mesh.rank != 0:
+        if self.rank != 0:
             return
         if (
             line == "training ..."
@@ -60,9 +59,10 @@ class Watched(Trainer):
 
 
 def attend(config: TrainerConfig, heal: bool) -> tuple[str, int, list[str]]:
-    trainer = trainer_of(Watched, config, "7")
-    trainer.heal = heal
-    return trained(trainer)[0], trainer.steps_done, trainer.lines
+    worker = worker_of(config, "7", kind=Watched)
+    worker.heal = heal
+    attempt = Attempt(worker, Path("none.json"))
+    return trained(attempt)[0], attempt.steps_done, worker.lines
 
 
 @pytest.mark.parametrize("heal", [True, False], ids=["space-comes-back", "space-stays-away"])
@@ -104,9 +104,9 @@ def test_a_failed_save_is_said_and_the_training_goes_on(tmp_path: Path, heal: bo
 
 
 class OnNode(Watched):
-    """A trainer whose ranks are on nodes of their own; only what rank 0 says is kept."""
+    """A worker whose ranks are on nodes of their own; only what rank 0 says is kept."""
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
         self.lines = [*getattr(self, "lines", []), line]
 
 
@@ -119,8 +119,9 @@ def attend_on_nodes(config: TrainerConfig, failing: tuple[int, ...]) -> tuple[st
     os.environ["TR11_NODE_NAME"] = f"n{rank + 1}"
     if rank in failing:
         store.write_named = writer._write = refuse_writing
-    trainer = trainer_of(OnNode, config, "7")
-    return trained(trainer)[0], trainer.steps_done, trainer.lines
+    worker = worker_of(config, "7", kind=OnNode)
+    attempt = Attempt(worker, Path("none.json"))
+    return trained(attempt)[0], attempt.steps_done, worker.lines
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -176,14 +177,14 @@ def fail_to_load(config: TrainerConfig, failing: tuple[int, ...]) -> tuple[bool,
     os.environ["TR11_NODE_NAME"] = f"n{rank + 1}"
     if rank in failing:
         store._read_extras = refuse_writing
-    trainer = trainer_of(OnNode, config, "8")
+    attempt = Attempt(worker_of(config, "8", kind=OnNode), Path("none.json"))
     try:
-        trainer.train()
+        attempt.train()
     except CheckpointError as error:
-        write_failure(config.paths, trainer.attempt, rank, error, 0)
-        return is_refusal(error, trainer.steps_done), str(error)
+        write_failure(config.paths, attempt.worker.attempt, rank, error, 0)
+        return is_refusal(error, attempt.steps_done), str(error)
     finally:
-        trainer.close()
+        attempt.close()
     raise AssertionError("it has loaded")
 
 
@@ -290,14 +291,12 @@ def test_only_bad_input_is_a_refusal(error: Exception, steps: int, refused: bool
 def test_a_wrong_clock_on_one_node_does_not_end_the_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = Trainer(
-        card(tmp_path), tmp_path / "c", AttemptIdentity("7", 1, tmp_path / "s"), HeartbeatWriter(card(tmp_path).paths, 0, "7"),
-        SignalFlag(), time.monotonic() - 60,
-    )  # fmt: skip
+    worker = worker_of(card(tmp_path), "7", rank=0)
+    worker.start_time = time.monotonic() - 60
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, op, group: None)
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
-    trainer.mesh = SimpleNamespace(cpu_group=None)  # type: ignore[assignment]
-    before = trainer.clock()
+    mesh: Any = SimpleNamespace(cpu_group=None)
+    before = worker.clock()
     monkeypatch.setattr(time, "time", lambda: 86_400.0)  # set back to 1970 by a day
-    assert math.isclose(trainer.clock() - trainer._earliest_start(), 60, abs_tol=5)
-    assert trainer.clock() >= before
+    assert math.isclose(worker.clock() - earliest_start(worker, mesh), 60, abs_tol=5)
+    assert worker.clock() >= before

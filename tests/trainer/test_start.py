@@ -10,7 +10,7 @@ import sys
 
 from torch.distributed import distributed_c10d
 
-from trainer.control.loading import without_collections
+from trainer.control.lifecycle import without_collections
 from trainer.engine import CURRENT_DEVICE
 
 
@@ -19,7 +19,7 @@ def test_no_compiler_is_loaded_unless_the_card_asks() -> None:
     optimizer.
     """
     code = (
-        "import trainer.loop, sys\n"
+        "import trainer.attempt, sys\n"
         "from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam\n"
         "print('torch._inductor.compile_fx' in sys.modules)"
     )

@@ -15,9 +15,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from trainer.contract.attempt import DRILL_PHASES, DRILL_VARIABLE, AttemptIdentity, ExitTime, tell
-from trainer.contract.lease import Lease
-from trainer.contract.paths import RunPaths
+from trainer.contract.attempt import DRILL_PHASES, DRILL_VARIABLE, ExitTime, tell
 from trainer.contract.record import Record
 from trainer.contract.requests import (
     BY_HAND,
@@ -31,10 +29,9 @@ from trainer.contract.requests import (
     read_request,
 )
 from trainer.control.lifecycle import (
-    HeartbeatWriter,
-    SignalFlag,
     StopConditions,
     StopDecision,
+    Worker,
     decide,
     look,
 )
@@ -119,21 +116,16 @@ class ControlSignals:
     """Kill switch, pause, requests for checkpoints, signals, limits and lease of one attempt; the
     same on all ranks.
 
-    `lease` is rank 0's; None elsewhere, and then it is never asked. `largest` is the collective:
-    given this rank's values, it returns for each place the largest of all ranks.
+    `largest` is the collective: given this rank's values, it returns for each place the largest of
+    all ranks.
     """
 
-    paths: RunPaths
+    worker: Worker
     limits: StopConditions
-    attempt: AttemptIdentity
-    flag: SignalFlag
-    heartbeat: HeartbeatWriter
-    lease: Lease | None
     largest: Callable[[list[int]], list[int]]
-    is_first: bool
-    clock: Callable[[], float] = time.time
 
     def __post_init__(self) -> None:
+        self.paths, self.is_first = self.worker.paths, self.worker.rank == 0
         self._honoured: set[int] = set()
         # requests for checkpoints, each with the iteration that answers it
         self._asked: list[tuple[int, int]] = []
@@ -152,20 +144,20 @@ class ControlSignals:
 
         `trained`: whether this attempt has done a step. `waits`: this rank's data are not here yet.
         """
-        now, own = self.clock(), [0] * PLACES
+        now, own = self.worker.clock(), [0] * PLACES
         own[SIGNAL], own[WAITING] = (
-            int(self.flag.received or 0),
+            int(self.worker.flag.received or 0),
             int(waits or self._data_are_held(iteration)),
         )
         if self.is_first:
             self._look(own, trained, save_is_due, now)
         signals = self.largest(own)
-        self.heartbeat.acknowledge(signals[STOP_REQUEST])
+        self.worker.heartbeat.acknowledge(signals[STOP_REQUEST])
         if signals[SAVE_REQUEST]:
-            self.heartbeat.acknowledge(signals[SAVE_REQUEST])
+            self.worker.heartbeat.acknowledge(signals[SAVE_REQUEST])
             self._asked.append((signals[SAVE_REQUEST], iteration))
-        self.heartbeat.acknowledge(signals[PROFILE])
-        self.heartbeat.acknowledge(signals[CHECK])
+        self.worker.heartbeat.acknowledge(signals[PROFILE])
+        self.worker.heartbeat.acknowledge(signals[CHECK])
         decision = self._decide(signals, iteration, trained, now)
         ask = None
         if signals[PROFILE]:
@@ -181,7 +173,11 @@ class ControlSignals:
     def _look(self, own: list[int], trained: bool, save_is_due: bool, now: float) -> None:
         self._look_at_exit_time(now)
         kill, asked, over = look(
-            self.limits, self.flag, self.attempt.stop_request, exit_time=self._exit_time, now=now
+            self.limits,
+            self.worker.flag,
+            self.worker.attempt.stop_request,
+            exit_time=self._exit_time,
+            now=now,
         )
         own[KILL], own[SIGNAL], own[DURATION] = kill, asked, over
         own[SAVE] = int(save_is_due)
@@ -189,15 +185,15 @@ class ControlSignals:
             request = read_request(self.limits.kill_switch, "kill") or Request("kill")
             own[STOP_REQUEST] = request.id
             own[KILL] = WITHOUT_SAVING if request.kind == "kill-now" else 1
-        if self.lease is not None:
-            own[SUPERSEDED] = int(self.lease.lost)
+        if self.worker.lease is not None:
+            own[SUPERSEDED] = int(self.worker.lease.lost)
         if trained:
             self._look_for_request(own)
             self._look_for_profile(own)
             check = self._take_request(self.paths.check_request, "compute-check")
             own[CHECK] = check.id if check is not None else BY_HAND
         else:  # a pause is for what begins: who has trained a step goes on
-            pause = pause_of(self.paths, self.attempt.job_id)
+            pause = pause_of(self.paths, self.worker.attempt.job_id)
             own[PAUSED] = int(pause is not None)
             own[STOP_REQUEST] = own[STOP_REQUEST] or (pause.id if pause else BY_HAND)
 
@@ -209,7 +205,7 @@ class ControlSignals:
             return
         self._exit_time_looked_at = now
         with suppress(OSError, ValueError):
-            told = ExitTime.read(self.paths.exit_time(self.attempt.job_id))
+            told = ExitTime.read(self.paths.exit_time(self.worker.attempt.job_id))
             if told is not None:
                 self._exit_time = told.time
 
@@ -254,8 +250,8 @@ class ControlSignals:
         self, signals: list[int], iteration: int, trained: bool, now: float
     ) -> StopDecision | None:
         if signals[SUPERSEDED]:
-            if self.lease is not None:
-                words = self.lease.words()
+            if self.worker.lease is not None:
+                words = self.worker.lease.words()
             else:
                 words = "another trainer holds this run's lease"
             return StopDecision("superseded", False, f"tr11: {words}", save=False)
@@ -294,7 +290,11 @@ class ControlSignals:
                 leave_answer(
                     self.paths,
                     RequestAnswer(
-                        number, step, text, time=self.clock(), job_id=self.attempt.job_id
+                        number,
+                        step,
+                        text,
+                        time=self.worker.clock(),
+                        job_id=self.worker.attempt.job_id,
                     ),
                 )
         self._asked = waiting
@@ -303,7 +303,7 @@ class ControlSignals:
     def enter(self, phase: str, iteration: int) -> None:
         """Report a phase, and wait in it where this is a drill of that phase."""
         # a drill waits for the very iteration
-        self.heartbeat.beat(phase, iteration, at_once=self._hold is not None)
+        self.worker.heartbeat.beat(phase, iteration, at_once=self._hold is not None)
         if self._hold is not None:
             self._hold.enter(phase, iteration)
 
@@ -313,9 +313,11 @@ class ControlSignals:
     def _stop_is_seen(self) -> bool:
         """Whether anything asks this attempt for something: what a drill's hold waits for."""
         places = (
-            self.attempt.stop_request,
+            self.worker.attempt.stop_request,
             self.limits.kill_switch,
             self.paths.checkpoint_request,
             self.paths.pause,
         )
-        return self.flag.received is not None or any(os.path.lexists(place) for place in places)
+        return self.worker.flag.received is not None or any(
+            os.path.lexists(place) for place in places
+        )

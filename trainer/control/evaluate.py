@@ -156,7 +156,7 @@ def run(options: argparse.Namespace) -> None:
 
     engine = Engine.build(config, mesh, for_training=False)
     windows, count, source = _windows(config, options, mesh, engine)
-    step = load_weights(config, mesh, engine, place=options.checkpoint, say=say)
+    step = load_weights(engine, options.checkpoint, say)
     length = config.model.sequence_length
     measured = evaluate(
         engine, windows, count, lambda done: say(f"evaluated {done} of {count} windows")

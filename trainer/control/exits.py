@@ -9,46 +9,32 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NoReturn
 
-from trainer.contract.attempt import AttemptIdentity, tell
-from trainer.contract.paths import RunPaths, newest_step
+from trainer.contract.attempt import tell
+from trainer.contract.paths import newest_step
 from trainer.contract.requests import Request, read_request
 from trainer.contract.state_file import read_json
-from trainer.control.lifecycle import (
-    HeartbeatWriter,
-    StopDecision,
-    write_end_marker,
-    write_failure,
-)
+from trainer.control.lifecycle import StopDecision, Worker, write_end_marker, write_failure
 
 LOOK_AGAIN_SECONDS = (0.1, 0.4, 1.5)
 
 
-def end_now(
-    paths: RunPaths,
-    attempt: AttemptIdentity,
-    heartbeat: HeartbeatWriter,
-    rank: int,
-    request: Request,
-) -> NoReturn:
+def end_now(worker: Worker, request: Request) -> NoReturn:
     """End this rank at once, from any thread and without saving, because the request says just
     that.
     """
-    heartbeat.end_now(request.id)
-    if rank == 0:
+    worker.heartbeat.end_now(request.id)
+    if worker.rank == 0:
         line = f"tr11: ended at once, without saving, as asked by {request}"
         tell(line)
         try:
             write_end_marker(
-                paths,
-                attempt,
-                "kill-switch",
-                restart=False,
-                iteration=heartbeat.iteration,
-                checkpoint_step=newest_step(paths),
-                message=line,
+                worker.paths,
+                worker.attempt,
+                StopDecision("kill-switch", False, line),
+                iteration=worker.heartbeat.iteration,
+                checkpoint_step=newest_step(worker.paths),
             )
         except OSError as error:
             tell(f"tr11: the end could not be recorded: {error}", sys.stderr)
@@ -56,12 +42,7 @@ def end_now(
 
 
 def record_end(
-    paths: RunPaths,
-    attempt: AttemptIdentity,
-    decision: StopDecision,
-    *,
-    iteration: int,
-    checkpoint_step: int | None,
+    worker: Worker, decision: StopDecision, *, iteration: int, checkpoint_step: int | None
 ) -> str:
     """Leave the end marker, on one rank, after the last save; returns the end reason.
 
@@ -70,14 +51,11 @@ def record_end(
     """
     try:
         write_end_marker(
-            paths,
-            attempt,
-            decision.reason,
-            restart=decision.restart,
+            worker.paths,
+            worker.attempt,
+            decision,
             iteration=iteration,
             checkpoint_step=checkpoint_step,
-            message=decision.line.strip(),
-            node=decision.node,
         )
     except OSError as error:
         line = f"tr11: stopped: the end ({decision.reason}) could not be recorded: {error}"
@@ -86,50 +64,32 @@ def record_end(
     return decision.reason
 
 
-def end_if_asked(
-    kill_switch: Path,
-    paths: RunPaths,
-    attempt: AttemptIdentity,
-    heartbeat: HeartbeatWriter,
-    rank: int,
-) -> None:
+def end_if_asked(worker: Worker) -> None:
     """After a failure: end as asked where an end at once was asked for, since the other ranks may
     have gone already.
     """
-    request = read_request(kill_switch, "kill")
+    request = read_request(worker.config.kill_switch, "kill")
     if request is not None and request.kind == "kill-now":
-        end_now(paths, attempt, heartbeat, rank=rank, request=request)
+        end_now(worker, request)
 
 
 def record_failure(
-    paths: RunPaths,
-    attempt: AttemptIdentity,
-    rank: int,
-    error: BaseException,
-    reason: str,
-    iteration: int,
-    refusal: str = "",
+    worker: Worker, error: BaseException, reason: str, iteration: int, refusal: str = ""
 ) -> None:
     """Record a failure, and for a refusal the end marker too. `refusal` is as in `write_failure`."""
+    paths, attempt = worker.paths, worker.attempt
     try:
-        write_failure(paths, attempt, rank, error=error, iteration=iteration, refusal=refusal)
+        write_failure(
+            paths, attempt, worker.rank, error=error, iteration=iteration, refusal=refusal
+        )
         if reason == "refused":
-            write_end_marker(
-                paths,
-                attempt,
-                reason,
-                restart=False,
-                iteration=iteration,
-                checkpoint_step=None,
-                message=str(error),
-            )
+            decision = StopDecision(reason, False, str(error))
+            write_end_marker(paths, attempt, decision, iteration, checkpoint_step=None)
     except OSError as problem:
         tell(f"tr11: the failure could not be recorded: {problem}", sys.stderr)
 
 
-def refusal_elsewhere(
-    paths: RunPaths, attempt: AttemptIdentity, rank: int
-) -> tuple[str, str] | None:
+def refusal_elsewhere(worker: Worker) -> tuple[str, str] | None:
     """The end reason of another rank of this launch for which one line of its own says all, and a
     line that says so.
 
@@ -137,7 +97,7 @@ def refusal_elsewhere(
     it may be seen a moment later. Of several the first is meant.
     """
     for patience in (*LOOK_AGAIN_SECONDS, None):
-        found = list(_refusals(paths.attempt(attempt.job_id) / "failures", attempt.launch, rank))
+        found = list(_refusals(worker))
         if found:
             first = min(found, key=operator.itemgetter("time"))
             word = "refused" if first["refusal"] == "refused" else "stopped"
@@ -150,7 +110,9 @@ def refusal_elsewhere(
     return None
 
 
-def _refusals(folder: Path, launch: int, rank: int) -> Iterator[dict[str, Any]]:
+def _refusals(worker: Worker) -> Iterator[dict[str, Any]]:
+    launch, rank = worker.attempt.launch, worker.rank
+    folder = worker.paths.attempt(worker.attempt.job_id) / "failures"
     for path in folder.glob("rank-*.json"):
         try:
             found = read_json(path) or {}

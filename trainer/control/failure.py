@@ -8,7 +8,7 @@ import sys
 import traceback
 
 from trainer.config.card import CardError
-from trainer.contract.attempt import AttemptIdentity, tell
+from trainer.contract.attempt import tell
 from trainer.contract.errors import (
     CheckpointError,
     DataError,
@@ -18,8 +18,8 @@ from trainer.contract.errors import (
     NotFiniteError,
     lost_a_rank,
 )
-from trainer.contract.paths import RunPaths
 from trainer.control.exits import record_failure, refusal_elsewhere
+from trainer.control.lifecycle import Worker
 
 REFUSALS = (CardError, CheckpointError, DataError)
 
@@ -58,30 +58,20 @@ def failure_text(error: Exception) -> str:
     return f"tr11: stopped: {error}"
 
 
-def end_with_another(
-    paths: RunPaths, attempt: AttemptIdentity, rank: int, *, error: Exception, iteration: int
-) -> str | None:
+def end_with_another(worker: Worker, *, error: Exception, iteration: int) -> str | None:
     """Where another rank of this launch has refused or stopped with a line that says all: say and
     record that this one only lost it. Returns the end reason; None where there is no such rank.
     """
-    other = refusal_elsewhere(paths, attempt, rank)
+    other = refusal_elsewhere(worker)
     if other is None:
         return None
     reason, line = other
     tell(line, sys.stderr)
-    record_failure(paths, attempt, rank, error=error, reason="error", iteration=iteration)
+    record_failure(worker, error, "error", iteration)
     return reason
 
 
-def end_by_itself(
-    paths: RunPaths,
-    attempt: AttemptIdentity,
-    rank: int,
-    *,
-    error: Exception,
-    steps_done: int,
-    iteration: int,
-) -> str:
+def end_by_itself(worker: Worker, *, error: Exception, steps_done: int, iteration: int) -> str:
     """Say and record why this rank ends, in an `except`; returns the end reason."""
     if is_refusal(error, steps_done):
         reason, line = "refused", f"tr11: refused: {error}"
@@ -89,7 +79,5 @@ def end_by_itself(
         reason, line = "error", failure_text(error)
     tell(line, sys.stderr)
     refusal = reason if says_all(error) else ""
-    record_failure(
-        paths, attempt, rank, error=error, reason=reason, iteration=iteration, refusal=refusal
-    )
+    record_failure(worker, error, reason, iteration, refusal=refusal)
     return reason

@@ -20,7 +20,7 @@ from typing import Any
 from trainer.contract.end_marker import EXIT_ERROR
 from trainer.contract.files import host_name, share_folder
 from trainer.contract.units import signal_name
-from trainer.control.loading import without_collections
+from trainer.control.lifecycle import without_collections
 
 with without_collections():
     from torch.distributed import DistError

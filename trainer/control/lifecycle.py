@@ -8,27 +8,34 @@ so none can leave while another goes on.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from trainer.contract.attempt import STOP_SIGNALS, AttemptIdentity, tell
 from trainer.contract.documents import document
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.errors import NodeFilesError
 from trainer.contract.files import host_name, write_json
+from trainer.contract.lease import Lease
 from trainer.contract.paths import RunPaths
 from trainer.contract.phases import Heartbeat, PhaseWriter, write_heartbeat
 from trainer.contract.record import Record
+
+if TYPE_CHECKING:
+    from trainer.config.card import TrainerConfig
 
 HEARTBEAT_SECONDS = 1.0
 
@@ -42,6 +49,12 @@ class StopConditions(Record):
     exit_duration_minutes: float | None
     exit_interval: int | None
     start_time: float
+
+    @classmethod
+    def of(cls, config: TrainerConfig, start_time: float) -> StopConditions:
+        """The card's."""
+        run = config.run
+        return cls(config.kill_switch, run.exit_duration_minutes, run.exit_interval, start_time)
 
     @property
     def exit_time(self) -> float | None:
@@ -243,30 +256,63 @@ class HeartbeatWriter:
                 self._phases.enter(self._phase, self._iteration, now)
 
 
+@dataclass
+class Worker:
+    """One rank of an attempt: what it is before anything of the training exists.
+
+    `start_time`: of the monotonic clock, when this process began. `lease`: rank 0's, once it is
+    begun.
+    """
+
+    config: TrainerConfig
+    attempt: AttemptIdentity
+    rank: int
+    heartbeat: HeartbeatWriter
+    flag: SignalFlag
+    start_time: float = field(default_factory=time.monotonic)
+    lease: Lease | None = None
+    clock: Callable[[], float] = field(default_factory=steady_clock)
+
+    @cached_property
+    def paths(self) -> RunPaths:
+        return self.config.paths
+
+    @property
+    def fence(self) -> Callable[[], None] | None:
+        """Asked before anything is published or renamed: whether this trainer still holds the
+        lease.
+        """
+        if self.lease is not None:
+            return self.lease.check
+        return None
+
+    def say(self, line: str) -> None:
+        """A line of the log, once for all ranks."""
+        if self.rank == 0:
+            tell(line)
+
+
 def write_end_marker(
     paths: RunPaths,
     attempt: AttemptIdentity,
-    decision_reason: str,
-    restart: bool,
+    decision: StopDecision,
     iteration: int,
     checkpoint_step: int | None,
-    message: str,
-    node: str = "",
 ) -> EndMarker:
     """Write the attempt's end marker (one rank only, after the last save). Raises OSError when it
     cannot be written.
     """
     marker = EndMarker(
-        reason=decision_reason,
+        reason=decision.reason,
         iteration=iteration,
         checkpoint_step=checkpoint_step,
-        restart=restart,
-        message=message,
+        restart=decision.restart,
+        message=decision.line.strip(),
         time=time.time(),
         host=host_name(),
         job_id=attempt.job_id,
         launch=attempt.launch,
-        node=node,
+        node=decision.node,
     )
     write_json(paths.end_marker(attempt.job_id), document(marker))
     return marker
@@ -299,6 +345,20 @@ def write_failure(
             "traceback": "".join(traceback.format_exception(error)),
         },
     )
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Load torch and DeepSpeed inside: nothing of what they make as they load is garbage.
+
+    What is there at the end stays out of every later collection, each of which would walk it all.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def exit_process(code: int, close: Callable[[], None], patience_seconds: float = 20.0) -> NoReturn:

@@ -58,9 +58,7 @@ class ResumePosition(Record):
     origin: Origin | None = None
 
 
-def load_newest(
-    config: TrainerConfig, mesh: Mesh, engine: Engine, say: Say, job_id: str = ""
-) -> ResumePosition:
+def load_newest(engine: Engine, say: Say, job_id: str = "") -> ResumePosition:
     """Resume from the newest complete checkpoint, or from `checkpoint.load`, or start at zero.
     Collective.
 
@@ -69,10 +67,11 @@ def load_newest(
     Raises CheckpointError when there are checkpoints and none can be used, when the run must resume
     and cannot, or when the checkpoint's settings are not the card's and no one said which count.
     """
-    own, ranks = own_source(config), RankGroup(mesh.cpu_group)
+    config, ranks = engine.config, RankGroup(engine.mesh.cpu_group)
+    own = own_source(config)
     step = _find(config, own, say, ranks)
     if step is not None:
-        found = load_step(config, mesh, engine, step=step, say=say)
+        found = load_step(engine, step, say)
         origin = ranks.on_first("the origin", _origin_of, config, found.cursor, say=say)
         return replace(found, own_step=step, origin=origin)
     other = loaded_source(config)
@@ -82,7 +81,7 @@ def load_newest(
         return ResumePosition(Progress(), plan_of(config), None, False)
     step = _find(config, other, say, ranks)
     assert step is not None
-    found = load_step(config, mesh, engine, step=step, say=say, source=other)
+    found = load_step(engine, step, say, source=other)
     run, before = run_of_checkpoints(other.folder), lineage_before(other.folder)
     began = Origin(
         str(other.folder),
@@ -128,21 +127,15 @@ def _keep_origin(config: TrainerConfig, origin: Origin | None, say: Say) -> Orig
 
 
 def load_step(
-    config: TrainerConfig,
-    mesh: Mesh,
-    engine: Engine,
-    step: int,
-    say: Say,
-    source: StartSource | None = None,
+    engine: Engine, step: int, say: Say, source: StartSource | None = None
 ) -> ResumePosition:
     """Load the checkpoint of `step` from this run's folder, or from another run's `source`.
     Collective.
     """
+    config = engine.config
     source = source or own_source(config)
     place = source.folder / checkpoint_name(step)
-    cursor, rng = _read(
-        config, mesh, engine, place=place, weights_only=source.takes_weights, say=say
-    )
+    cursor, rng = _read(engine, place, weights_only=source.takes_weights, say=say)
     agreed = agreed_settings(config, source, cursor, str(place))
     for remark in agreed.remarks:
         say(remark)
@@ -175,24 +168,24 @@ def drops(config: TrainerConfig) -> bool:
     return config.model.hidden_dropout > 0.0 or config.model.attention_dropout > 0.0
 
 
-def load_weights(config: TrainerConfig, mesh: Mesh, engine: Engine, place: Path, say: Say) -> int:
+def load_weights(engine: Engine, place: Path, say: Say) -> int:
     """Fill an engine's weights from the `global_stepN` folder `place`; returns its step.
     Collective.
     """
-    cursor, _ = _read(config, mesh, engine, place=place, weights_only=True, say=say)
+    cursor, _ = _read(engine, place, weights_only=True, say=say)
     return int(cursor["iteration"])
 
 
 def _read(
-    config: TrainerConfig, mesh: Mesh, engine: Engine, place: Path, weights_only: bool, say: Say
+    engine: Engine, place: Path, weights_only: bool, say: Say
 ) -> tuple[Mapping[str, Any], dict[str, torch.Tensor] | None]:
     """Fill the engine from a checkpoint of either layout; returns its cursor, and this rank's
     random state.
     """
-    state, info = engine.sharded_state(), checkpoint_info(config, mesh, "", "")
-    ranks = RankGroup(mesh.cpu_group)
+    state, info = engine.sharded_state(), checkpoint_info(engine.config, engine.mesh, "", "")
+    ranks = RankGroup(engine.mesh.cpu_group)
     if ranks.on_first(f"{place} was not loaded", has_original_layout, place):
-        loaded = load_deepspeed(place, state, info, group=mesh.cpu_group, weights_only=weights_only)
+        loaded = load_deepspeed(place, state, info, group=ranks.group, weights_only=weights_only)
     else:
         step = checkpoint_step(place.name)
         if step is None:
@@ -200,7 +193,7 @@ def _read(
                 f"{place} is not a checkpoint's folder: its name must be global_stepN"
             )
         loaded = store.load(
-            place.parent, step, state, info, group=mesh.cpu_group, weights_only=weights_only
+            place.parent, step, state, info, group=ranks.group, weights_only=weights_only
         )
     optimizer_step = loaded.optimizer_step
     for remark in loaded.remarks:

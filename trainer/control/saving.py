@@ -9,9 +9,8 @@ from typing import Any
 from trainer.checkpoint import randomness
 from trainer.checkpoint.deepspeed.collective import save_deepspeed
 from trainer.checkpoint.deepspeed.content import OptimizerSettings
-from trainer.checkpoint.publishing import Extras, Fence, Finished
+from trainer.checkpoint.publishing import Extras, Finished
 from trainer.checkpoint.writer import AsyncSaver, Failed, Outcome
-from trainer.config.card import TrainerConfig
 from trainer.config.data_match import CURSOR_KEY
 from trainer.contract.documents import document
 from trainer.contract.errors import CheckpointError, NotFiniteError, lost_a_rank
@@ -19,9 +18,9 @@ from trainer.contract.metrics_record import SAVE_FAILED
 from trainer.contract.origin import ORIGIN_KEY, Origin
 from trainer.contract.resumable import OPTIMIZER_SUMS
 from trainer.control.failed_saves import FailedSaves
+from trainer.control.lifecycle import Worker
 from trainer.control.resume import BY_PLACE, MASKS_KEY, checkpoint_info, drops
 from trainer.engine import Engine
-from trainer.parallel.mesh import Mesh
 from trainer.parallel.state import ShardedState
 from trainer.schedule.learning_rate import LearningRatePlan
 from trainer.schedule.progress import Progress
@@ -32,34 +31,38 @@ class Saver:
     """Saves this run's checkpoints. `save`, `poll` and `wait` are collective.
 
     `saved_step` is the newest complete checkpoint that is known of; one that is still being written
-    is not. `fence` is asked before anything is published, see
+    is not. The worker's fence is asked before anything is published, see
     `trainer.checkpoint.publishing.publish`. `data`: see `trainer.config.data_match`. `note`: told
     of each failed save, for those who watch. `origin`: kept in each of them.
     """
 
     def __init__(
         self,
-        config: TrainerConfig,
-        mesh: Mesh,
+        worker: Worker,
         engine: Engine,
-        say: Callable[[str], None],
         saved_step: int | None,
         card_hash: str,
-        job_id: str,
-        now: float,
-        fence: Fence | None = None,
         data: Mapping[str, Any] | None = None,
         note: Callable[[str, Mapping[str, Any]], None] | None = None,
         origin: Origin | None = None,
     ):
         self.saved_step = saved_step
-        self._config, self._mesh, self._engine, self._say = config, mesh, engine, say
-        self._info = checkpoint_info(config, mesh, card_hash, job_id)
+        self._config, self._mesh, self._engine, self._say = (
+            engine.config,
+            engine.mesh,
+            engine,
+            worker.say,
+        )
+        self._info = checkpoint_info(engine.config, engine.mesh, card_hash, worker.attempt.job_id)
+        self._fence = worker.fence
         self._writer = AsyncSaver(
-            config.paths.checkpoints, say, mesh.cpu_group, fence=fence, is_held=True
+            worker.paths.checkpoints,
+            worker.say,
+            engine.mesh.cpu_group,
+            fence=worker.fence,
+            is_held=True,
         )
         engine.before_update(self._writer.hold)
-        self._fence = fence
         self._data = data
         self._note = note
         self._origin = origin
@@ -71,7 +74,7 @@ class Saver:
             self._ended = {saved_step: True}
         self._fault: CheckpointError | None = None
         self.failed_saves = FailedSaves()  # in a row, on one node alone
-        self._last_save = now
+        self._last_save = worker.clock()
 
     @property
     def in_flight(self) -> int | None:

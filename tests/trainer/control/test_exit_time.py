@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer.contract.attempt import AttemptIdentity, ExitTime
-from trainer.contract.paths import RunPaths
+from tests.trainer.courses import card, worker_of
+from trainer.contract.attempt import ExitTime
 from trainer.control.control_signals import ControlSignals
-from trainer.control.lifecycle import HeartbeatWriter, SignalFlag, StopConditions
+from trainer.control.lifecycle import StopConditions
 
 START = 1000.0
 
@@ -20,13 +20,11 @@ class Attempt:
     """The control signals of one attempt of one rank, whose card has it leave after ten minutes."""
 
     def __init__(self, folder: Path) -> None:
-        self.paths = RunPaths(folder / "run", "small", "main")
-        self.now = START
-        identity = AttemptIdentity("7", 1, self.paths.stop_request("7"))
-        self.signals = ControlSignals(
-            self.paths, StopConditions(folder / "kill-switch", 10.0, None, START), identity, SignalFlag(),
-            HeartbeatWriter(self.paths, 0, "7", self.clock), None, list, is_first=True, clock=self.clock,
-        )  # fmt: skip
+        config = card(folder, run={"exit_duration_minutes": 10.0})
+        self.paths, self.now = config.paths, START
+        worker = worker_of(config, "7", rank=0)
+        worker.clock = self.clock
+        self.signals = ControlSignals(worker, StopConditions.of(config, START), list)
 
     def clock(self) -> float:
         return self.now

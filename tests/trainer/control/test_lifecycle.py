@@ -18,6 +18,7 @@ from trainer.control.lifecycle import (
     HeartbeatWriter,
     SignalFlag,
     StopConditions,
+    StopDecision,
     decide,
     look,
     write_end_marker,
@@ -140,7 +141,7 @@ def test_a_heartbeat_that_cannot_be_written_is_said_once(tmp_path, capsys):
 def test_marker_and_failure_files(tmp_path):
     paths = RunPaths(tmp_path, "run", "main")
     attempt = AttemptIdentity("77", 2, paths.stop_request("77"))
-    write_end_marker(paths, attempt, "signal", True, 12, 10, "words")
+    write_end_marker(paths, attempt, StopDecision("signal", True, "words"), 12, 10)
     value = json.loads(paths.end_marker("77").read_text())
     assert (value["reason"], value["iteration"], value["checkpoint_step"], value["launch"]) == (
         "signal",

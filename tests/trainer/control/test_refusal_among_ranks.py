@@ -14,6 +14,7 @@ import pytest
 from tests.tr11ops.diagnose.diagnose_logs import of_text
 from tests.trainer.cases import VOCABULARY
 from tests.trainer.control.trainers import card
+from tests.trainer.courses import worker_of
 from tests.trainer.spawn import fork_server
 from tr11ops.twin.machine import claimed_ports
 from trainer.config.card import TrainerConfig
@@ -21,7 +22,6 @@ from trainer.contract.attempt import AttemptIdentity
 from trainer.contract.end_marker import EXIT_ERROR, EXIT_REFUSED, EndMarker
 from trainer.contract.errors import DataError
 from trainer.contract.files import host_name
-from trainer.contract.paths import RunPaths
 from trainer.contract.state_file import read_json
 from trainer.control.exits import refusal_elsewhere
 from trainer.control.lifecycle import write_failure
@@ -156,12 +156,13 @@ def test_only_a_refusal_of_this_launch_and_of_another_rank_excuses(tmp_path: Pat
     """An error that only looks like a lost rank keeps its traceback: no one else has left a word
     for it.
     """
-    paths = RunPaths(tmp_path, "run", "main")
+    config = card(tmp_path)
+    paths = config.paths
     now, before = (AttemptIdentity("7", launch, paths.stop_request("7")) for launch in (2, 1))
     write_failure(paths, before, 1, DataError("of the launch before"), 0, refusal="refused")
     write_failure(paths, now, 2, RuntimeError("a fault with a place"), 0)
     write_failure(paths, now, 3, DataError("its own"), 0, refusal="refused")
     (paths.attempt("7") / "failures" / "rank-4.json").write_text("half a rec")
-    assert refusal_elsewhere(paths, now, rank=3) is None
-    found = refusal_elsewhere(paths, now, rank=2)
+    assert refusal_elsewhere(worker_of(config, "7", rank=3, launch=2)) is None
+    found = refusal_elsewhere(worker_of(config, "7", rank=2, launch=2))
     assert found is not None and found[0] == "refused" and "rank 3" in found[1]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.control.trainers import Processes, at, beat, card, ended, jobs_of_checkpoints
-from tests.trainer.courses import trained, trainer_of
+from tests.trainer.courses import attempt_of, trained
 from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
 from trainer.contract.checkpoint_names import checkpoint_steps, read_latest
@@ -89,7 +89,7 @@ class Overtaken(Trainer):
 
 
 def attend(kind: type[Trainer], config: TrainerConfig, job: str) -> tuple[str, int]:
-    return trained(trainer_of(kind, config, job))
+    return trained(attempt_of(kind, config, job))
 
 
 WAYS: dict[str, dict[str, Any]] = {

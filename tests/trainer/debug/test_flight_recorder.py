@@ -16,15 +16,14 @@ import torch
 import torch.distributed as dist
 
 from tests.trainer.spawn import run_ranks
-from trainer import loop
+from trainer.attempt import run
 from trainer.config.card import TrainerConfig
 from trainer.contract.attempt import AttemptIdentity
 from trainer.contract.paths import RunPaths
 from trainer.contract.requests import Request
-from trainer.control.lifecycle import HeartbeatWriter, SignalFlag
+from trainer.control.lifecycle import HeartbeatWriter, SignalFlag, Worker
 from trainer.debug.flight_recorder import OperationsOnRequest, record_path, write_record
 from trainer.engine import init_distributed
-from trainer.loop import run
 
 
 def late(folder: Path) -> Any:
@@ -40,14 +39,13 @@ def late(folder: Path) -> Any:
             time.sleep(0.05)
         return None
     paths = RunPaths(folder, "run", "main", "")
-    attempt = AttemptIdentity("7", 2, paths.stop_request("7"))
+    identity = AttemptIdentity("7", 2, paths.stop_request("7"))
 
     class Hangs:
-        steps_done = 3
-        progress = type("Progress", (), {"iteration": 3})
+        steps_done = iteration = 3
 
-        def __init__(self, config: Any, _: Path, attempt: Any, *__: Any, **___: Any) -> None:
-            self.config, self.attempt = config, attempt
+        def __init__(self, worker: Worker, _: Path) -> None:
+            self.worker = worker
             self.close = lambda: None
 
         def train(self) -> str:
@@ -61,14 +59,14 @@ def late(folder: Path) -> Any:
         raise Left(code)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "Trainer", Hangs)
-        patch.setattr(loop, "exit_process", leave)
+        patch.setattr("trainer.attempt.Attempt", Hangs)
+        patch.setattr("trainer.attempt.exit_process", leave)
         config = TrainerConfig.model_construct()
         patch.setattr(TrainerConfig, "paths", paths)
         patch.setattr(TrainerConfig, "kill_switch", folder / "kill-switch")
         heartbeat = HeartbeatWriter(paths, 0, "7")
         with pytest.raises(Left):
-            run(config, folder / "card", attempt, heartbeat, SignalFlag(), 0.0, None)
+            run(Worker(config, identity, 0, heartbeat, SignalFlag()), folder / "card")
     (folder / "done").touch()
     return json.loads(record_path(paths, "7", 2, 0).read_text())
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.cases import tiny
-from tests.trainer.courses import trained, trainer_of, write_tokens
+from tests.trainer.courses import attempt_of, trained, write_tokens
 from tests.trainer.spawn import run_ranks
 from trainer.checkpoint.__main__ import main
 from trainer.config.card import TrainerConfig
@@ -30,7 +30,7 @@ def card(folder: Path, directory: str, leave_at: int) -> TrainerConfig:
 def attend(config: TrainerConfig, job: str) -> str:
     # Python seeds its generator again in each process; nothing in the training draws from it
     random.seed(7)
-    return trained(trainer_of(Trainer, config, job))[0]
+    return trained(attempt_of(Trainer, config, job))[0]
 
 
 def test_a_restart_is_the_same_as_going_on(

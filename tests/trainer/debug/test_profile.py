@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from tests.trainer.cases import CPU
 from tests.trainer.control.trainers import Processes, at, card
+from tests.trainer.courses import worker_of
 from tests.trainer.spawn import run_ranks
 from tests.waiting import until
 from tr11ops.detect.slow_ranks import slow_ranks
@@ -25,7 +26,7 @@ from trainer.contract.compute_record import ComputeRecord, ComputeTimes, RankPos
 from trainer.contract.paths import RunPaths
 from trainer.contract.requests import Request, RequestAnswer
 from trainer.control.control_signals import ControlSignals
-from trainer.control.lifecycle import HeartbeatWriter, SignalFlag, StopConditions
+from trainer.control.lifecycle import StopConditions
 from trainer.debug import profile
 from trainer.debug.profile import StepProfiler
 from trainer.metrics import compute_clock
@@ -86,13 +87,13 @@ def answer_of(folder: Path, number: int) -> RequestAnswer | None:
     ],
 )
 def test_a_malformed_request_is_refused_in_words(tmp_path: Path, said: str, why: str) -> None:
-    paths = RunPaths(tmp_path, "run", "main", "")
-    attempt = AttemptIdentity("7", 1, paths.stop_request("7"))
+    config = card(tmp_path)
+    paths = config.paths
     control_signals = ControlSignals(
-        paths, StopConditions(paths.root / "kill-switch", None, None, 0.0), attempt, SignalFlag(),
-        HeartbeatWriter(paths, 0, "7"), None, lambda own: torch.tensor(own, dtype=torch.int32).clamp(min=0).tolist(),
-        True,
-    )  # fmt: skip
+        worker_of(config, "7", rank=0),
+        StopConditions.of(config, 0.0),
+        lambda own: torch.tensor(own, dtype=torch.int32).clamp(min=0).tolist(),
+    )
     paths.profile_request.parent.mkdir(parents=True)
     paths.profile_request.write_text(f'{{"id": 5, {said}}}')
     ask = control_signals.agree(3, True).profile

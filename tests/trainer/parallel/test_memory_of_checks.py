@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tests.trainer.allocations import most_bytes
 from tests.trainer.cases import CPU, tiny
+from tests.trainer.courses import worker_of
 from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
 from trainer.control.resume import load_newest
@@ -84,8 +85,8 @@ def saved(config: TrainerConfig) -> tuple[int, int, int, int]:
     replica_check.PIECE_ELEMENTS = PIECE
     mesh = Mesh.create(config.parallel, CPU)
     engine = Engine.build(config, mesh)
-    plan = load_newest(config, mesh, engine, lambda _: None).plan
-    saver = Saver(config, mesh, engine, lambda _: None, None, "", "1", 0.0)
+    plan = load_newest(engine, lambda _: None).plan
+    saver = Saver(worker_of(config), engine, None, "")
     state = engine.sharded_state()
     held = sum(item.tensor.nbytes for item in state.weights)
     held += sum(part.nbytes for item in state.fragments for part in item.tensors.values())

@@ -57,7 +57,7 @@ def _record_refusal(card: Path, refused: str) -> None:
     """
     from trainer.config.card import CardError, load_trainer_config
     from trainer.contract.attempt import AttemptIdentity
-    from trainer.control.lifecycle import write_end_marker
+    from trainer.control.lifecycle import StopDecision, write_end_marker
 
     try:
         paths: RunPaths = load_trainer_config(card).paths
@@ -65,11 +65,9 @@ def _record_refusal(card: Path, refused: str) -> None:
         write_end_marker(
             paths,
             attempt,
-            decision_reason="refused",
-            restart=False,
+            StopDecision("refused", False, refused),
             iteration=0,
             checkpoint_step=None,
-            message=refused,
         )
     except (CardError, OSError) as error:
         print(f"tr11: the refusal could not be recorded: {error}", file=sys.stderr, flush=True)

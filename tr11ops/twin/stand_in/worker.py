@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -44,8 +45,8 @@ from trainer.control.lifecycle import (
     SignalFlag,
     StopConditions,
     StopDecision,
+    Worker,
     exit_process,
-    steady_clock,
 )
 from trainer.schedule.flops import tflops_per_gpu
 from trainer.schedule.learning_rate import plan_of
@@ -80,24 +81,13 @@ def run(
     heartbeat = HeartbeatWriter(
         paths, rank, job_id=attempt.job_id, clock=time.time, launch=attempt.launch
     )
-    watch_for_kill_now(
-        config.kill_switch,
-        lambda request: end_now(paths, attempt, heartbeat=heartbeat, rank=rank, request=request),
-    )
-    training = StandIn(
-        config,
-        pace,
-        card_hash=card_hash,
-        seat=seat,
-        attempt=attempt,
-        heartbeat=heartbeat,
-        flag=flag,
-        ailments=ailments,
-    )
+    worker = Worker(config, attempt, rank, heartbeat=heartbeat, flag=flag)
+    watch_for_kill_now(config.kill_switch, partial(end_now, worker))
+    training = StandIn(worker, pace, card_hash=card_hash, seat=seat, ailments=ailments)
     try:
         reason = training.train()
     except Exception as error:  # whatever it is, it is recorded before the process goes
-        end_if_asked(config.kill_switch, paths, attempt=attempt, heartbeat=heartbeat, rank=rank)
+        end_if_asked(worker)
         reason = _fail(training, error)
     heartbeat.beat("ended", training.progress.iteration)
     exit_process(exit_code(reason), training.close)
@@ -105,21 +95,13 @@ def run(
 
 def _fail(training: StandIn, error: Exception) -> str:
     """Say and record why this rank ends, as the trainer does; returns the end reason."""
-    paths = training.config.paths
+    worker = training.worker
     iteration = training.progress.iteration
-    rank = training.seat.rank
     if isinstance(error, RankLost):
-        reason = end_with_another(paths, training.attempt, rank, error=error, iteration=iteration)
+        reason = end_with_another(worker, error=error, iteration=iteration)
         if reason is not None:
             return reason
-    return end_by_itself(
-        paths,
-        training.attempt,
-        rank,
-        error=error,
-        steps_done=training.steps_done,
-        iteration=iteration,
-    )
+    return end_by_itself(worker, error=error, steps_done=training.steps_done, iteration=iteration)
 
 
 @dataclass
@@ -128,18 +110,20 @@ class StandIn:
     others.
     """
 
-    config: TrainerConfig
+    worker: Worker
     pace: RehearsalSection
     card_hash: str
     seat: Seat
-    attempt: AttemptIdentity
-    heartbeat: HeartbeatWriter
-    flag: SignalFlag
     ailments: Ailments
 
     def __post_init__(self) -> None:
-        self.started = time.monotonic()
-        self.clock = steady_clock()
+        worker = self.worker
+        self.config, self.attempt, self.heartbeat = (
+            worker.config,
+            worker.attempt,
+            worker.heartbeat,
+        )
+        self.clock = worker.clock
         self.group = StandInGroup(
             self.seat.rank,
             self.seat.world,
@@ -151,9 +135,8 @@ class StandIn:
         self.chain = checkpoint.FIRST_LINK
         self.saved_step: int | None = None
         self.failed_saves = FailedSaves()
-        self.last_save = self.started
+        self.last_save = worker.start_time
         self.steps_done = 0
-        self.lease: Lease | None = None
         parallel = self.config.parallel
         seat = self.seat
         place = RankPosition.of(seat.rank, seat.world, parallel.tensor, parallel.pipeline)
@@ -161,37 +144,23 @@ class StandIn:
 
     def close(self) -> None:
         self.group.close()
-        if self.lease is not None:
-            self.lease.release()
+        if self.worker.lease is not None:
+            self.worker.lease.release()
 
     # ------------------------------------------------------------------ start
     def train(self) -> str:
         """The whole attempt; returns the end reason."""
         if self.seat.rank == 0:
-            self.lease = Lease.begin(self.config.paths, self.attempt.job_id, self.attempt.launch)
+            self.worker.lease = Lease.begin(
+                self.config.paths, self.attempt.job_id, self.attempt.launch
+            )
         self._pass(self.pace.start_seconds, "starting")
         self.group.join()
-        self._say(f"tr11: REHEARSAL: {self.seat.world} stand-in workers; nothing is trained")
-        age = self.group.meet("start", time.monotonic() - self.started, max)
+        self.worker.say(f"tr11: REHEARSAL: {self.seat.world} stand-in workers; nothing is trained")
+        age = self.group.meet("start", time.monotonic() - self.worker.start_time, max)
         paths = self.config.paths
-        run = self.config.run
-        limits = StopConditions(
-            self.config.kill_switch,
-            run.exit_duration_minutes,
-            run.exit_interval,
-            self.clock() - age,
-        )
-        self.control_signals = ControlSignals(
-            paths,
-            limits,
-            attempt=self.attempt,
-            flag=self.flag,
-            heartbeat=self.heartbeat,
-            lease=self.lease,
-            largest=self._largest,
-            is_first=self.seat.rank == 0,
-            clock=self.clock,
-        )
+        limits = StopConditions.of(self.config, self.clock() - age)
+        self.control_signals = ControlSignals(self.worker, limits, self._largest)
         self.course = path_of(self.config)
         self.learning_rate = plan_of(self.config)
         self.control_signals.enter("starting", 0)
@@ -203,12 +172,14 @@ class StandIn:
         self.skips = SkipPlan.of(
             self.config, [IterationRange(first, last) for first, last in rolled_back]
         )
-        self._say("training ...")
+        self.worker.say("training ...")
         return self._end(self._loop())
 
     def _take_lease(self) -> StopDecision | None:
         """A decision when a living training keeps this one out."""
-        fault = self._on_first("the run's lease", lambda: take_run(self.lease, self.config.paths))
+        fault = self._on_first(
+            "the run's lease", lambda: take_run(self.worker.lease, self.config.paths)
+        )
         if fault:
             return StopDecision("refused", False, f"tr11: refused: {fault}")
         return None
@@ -216,15 +187,15 @@ class StandIn:
     def _load(self) -> None:
         """Resume from the newest complete checkpoint, or start at zero."""
         self.heartbeat.beat("loading", 0)
-        step = self._on_first("the start", lambda: checkpoint.find(self.config, self._say))
+        step = self._on_first("the start", lambda: checkpoint.find(self.config, self.worker.say))
         folder = self.config.paths.checkpoints
         if step is None:
-            self._say(f"no checkpoint in {folder}: starting from random weights")
+            self.worker.say(f"no checkpoint in {folder}: starting from random weights")
             return
         self.progress, self.chain = checkpoint.load(folder, step, self.seat.rank)
         self.saved_step = step
         self.group.meet("load", None, len)
-        self._say(f"  successfully loaded checkpoint from {folder} at iteration {step}")
+        self.worker.say(f"  successfully loaded checkpoint from {folder} at iteration {step}")
 
     # ------------------------------------------------------------------ the loop
     def _loop(self) -> StopDecision:
@@ -276,7 +247,7 @@ class StandIn:
             return False
         self.progress = self.progress.moved_to(skipped.position)
         for line in skipped.lines:
-            self._say(line)
+            self.worker.say(line)
         return True
 
     def _step(self, total: int) -> None:
@@ -404,7 +375,7 @@ class StandIn:
         self.last_save = time.monotonic()
         if step in {0, self.saved_step}:
             return ""
-        self._say(f"saving checkpoint at iteration {step:7d} to {folder}")
+        self.worker.say(f"saving checkpoint at iteration {step:7d} to {folder}")
         began = time.perf_counter()
         self.control_signals.enter("saving", step)
         try:
@@ -417,18 +388,18 @@ class StandIn:
                 newest = "there is none yet"
             else:
                 newest = f"the newest is of step {self.saved_step}"
-            self._say(f"tr11: WARNING: SAVE FAILED at iteration {step}, {newest}: {fault}")
+            self.worker.say(f"tr11: WARNING: SAVE FAILED at iteration {step}, {newest}: {fault}")
             self.failed_saves = self.failed_saves.after(step, fault)
             if self.seat.rank == 0:
                 self._record({"kind": SAVE_FAILED, **self.failed_saves.event(step, fault)})
             if self.failed_saves.node and not self.failed_saves.unable:
                 again = "if the next fails there too, the training leaves that node"
-                self._say(f"tr11: WARNING: {self.failed_saves}: {again}")
+                self.worker.say(f"tr11: WARNING: {self.failed_saves}: {again}")
             return str(fault)
         self.saved_step = step
         self.failed_saves = FailedSaves()
-        self._say(f"  successfully saved checkpoint at iteration {step:7d} to {folder}")
-        self._say(f"time (ms) | save-checkpoint: {(time.perf_counter() - began) * 1000:.2f}")
+        self.worker.say(f"  successfully saved checkpoint at iteration {step:7d} to {folder}")
+        self.worker.say(f"time (ms) | save-checkpoint: {(time.perf_counter() - began) * 1000:.2f}")
         return ""
 
     def _write_part(self, partial: Path) -> JsonObject:
@@ -440,7 +411,7 @@ class StandIn:
         return step == self.saved_step
 
     def _publish(self, partial: Path, parts: Sequence[Any]) -> None:
-        assert self.lease is not None
+        assert self.worker.lease is not None
         entries = [FileEntry(**part) for part in parts]
         checkpoint.publish(
             self.config,
@@ -451,7 +422,7 @@ class StandIn:
             card_hash=self.card_hash,
             job_id=self.attempt.job_id,
             world=self.seat.world,
-            fence=self.lease.check,
+            fence=self.worker.lease.check,
         )
 
     def _end(self, decision: StopDecision) -> str:
@@ -465,14 +436,12 @@ class StandIn:
                 lost = f"the last save failed, all steps after {self.saved_step or 0} are lost: {fault}"
                 decision = StopDecision("error", True, f"{lost} (leaving: {decision.reason})")
         self.control_signals.settle(self._was_saved)
-        self._say(decision.line)
+        self.worker.say(decision.line)
         self.heartbeat.beat("ending", self.progress.iteration)
         self.group.meet("end", None, len)
-        if self.seat.rank == 0 and not (self.lease and self.lease.lost_to_own_job()):
+        if self.seat.rank == 0 and not (self.worker.lease and self.worker.lease.lost_to_own_job()):
             iteration, step = self._standing()
-            return record_end(
-                self.config.paths, self.attempt, decision, iteration=iteration, checkpoint_step=step
-            )
+            return record_end(self.worker, decision, iteration=iteration, checkpoint_step=step)
         return decision.reason
 
     def _standing(self) -> tuple[int, int | None]:
@@ -525,10 +494,6 @@ class StandIn:
             ValueError,
         ) as error:  # CheckpointError and LeaseLost are of the second kind
             return {"fault": " ".join(str(error).split()), "code": refusal_code(error)}
-
-    def _say(self, line: str) -> None:
-        if self.seat.rank == 0:
-            tell(line)
 
 
 def _ranges(paths: RunPaths) -> list[list[int]]:
