@@ -85,7 +85,7 @@ def counted(shape: Shape) -> Counts:
 def flops_of_a_step(shape: Shape = MODEL) -> float:
     """That the model needs, which MFU counts."""
     samples = shape.micro * shape.accumulated
-    used = utilization(card(shape).model, shape.vocabulary, samples, 1.0, 1, PEAK_TFLOPS)
+    used = utilization(card(shape), samples, 1.0, 1, PEAK_TFLOPS)
     return used.model_tflops
 
 
@@ -154,7 +154,7 @@ def less(shape: Shape, adamw: float) -> tuple[float, float, float]:
     """
     activations = shape.tokens * shape.hidden / (MODEL.tokens * MODEL.hidden)
     logits = shape.tokens * shape.vocabulary / (MODEL.tokens * MODEL.vocabulary)
-    few, many = (count_parameters(card(one).model, one.vocabulary).total for one in (shape, MODEL))
+    few, many = (count_parameters(card(one)).total for one in (shape, MODEL))
     return (
         shape.layers * activations * (FIRST.block - FIRST.block_whole),
         FIRST.milliseconds(FIRST.loss_bytes, adamw) * logits,
@@ -188,7 +188,7 @@ def other_goals(found: Counts) -> str:
 def added_by_products(short: OtherGoal, adamw: float) -> str:
     """What is left to take where gradients of several micro batches are added."""
     moved, shape = counted(short.shape), short.shape
-    count = count_parameters(card(shape).model, shape.vocabulary).total
+    count = count_parameters(card(shape)).total
     spared = 4 * (shape.accumulated - 1) * count  # a bf16 gradient, written and read
     now = short.then - sum(less(shape, adamw)) - FIRST.milliseconds(spared, adamw)
     return (
@@ -286,9 +286,7 @@ def saves_of(found: Counts) -> list[Save]:
     adamw = found.bytes["_fused_adamw"]
     step = sum(size for _, size in parts(found)["differences from the step of then"])
     update = FIRST.adamw + FIRST.milliseconds(found.bytes["linalg_vector_norm"], adamw)
-    whole, few = (
-        count_parameters(card(shape).model, shape.vocabulary).total for shape in (MODEL, SAVED)
-    )
+    whole, few = (count_parameters(card(shape)).total for shape in (MODEL, SAVED))
     short, gib = update * few / whole, STATE_BYTES / 2**30
     step_of_few = 1000 * flops_of_a_step(SAVED) / FIRST.saved_tflops
     share = PARAMETERS_176B / GPUS_176B

@@ -579,7 +579,7 @@ def timed(
     """A measured step as a line, and its figures with those of its peer, where that came first."""
     shape = case.shape
     used = utilization(
-        card(shape).model, shape.vocabulary, shape.micro * shape.accumulated, found["seconds"], 1,
+        card(shape), shape.micro * shape.accumulated, found["seconds"], 1,
         peak_tflops(device, shape.dtype),
     )  # fmt: skip
     share = "peak not known" if used.mfu is None else f"MFU {100 * used.mfu:.1f} %"

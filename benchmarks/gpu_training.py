@@ -150,7 +150,7 @@ def compare(shape: Shape, options: argparse.Namespace, device_name: str) -> None
             print(f"  {system:14} not measured: {found}", flush=True)
             continue
         ours = found["seconds"] if system == "tr11" else ours
-        used = utilization(config.model, shape.vocabulary, samples, found["seconds"], 1, peak)
+        used = utilization(config, samples, found["seconds"], 1, peak)
         share = "peak not known" if used.mfu is None else f"MFU {100 * used.mfu:4.1f} %"
         ratio = f"tr11 is {found['seconds'] / ours:.2f}x as fast" if ours else ""
         print(
@@ -197,7 +197,7 @@ def main() -> None:
         accumulated=options.accumulated,
         dtype="bf16" if options.device == "cuda" else "fp32",
     )
-    parameters = count_parameters(card(shape).model, shape.vocabulary).total
+    parameters = count_parameters(card(shape)).total
     print(
         f"{name}, torch {torch.__version__}, {shape.dtype}, {parameters / 1e9:.2f} billion parameters, {shape}"
     )

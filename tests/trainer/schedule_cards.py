@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from trainer.config.card import TrainerConfig
+from trainer.config.card import ModelSection, TokenizerSection, TrainerConfig
 
 CURRICULA = st.one_of(
     st.none(),
@@ -102,3 +102,9 @@ def small_cards(draw: st.DrawFn) -> TrainerConfig:
     return config.model_copy(
         update={"batch": config.batch.model_copy(update={"train_tokens": tokens})}
     )
+
+
+def card_of(model: ModelSection, vocabulary: int = 64, **sections: Any) -> TrainerConfig:
+    """TR11 with another model, words and sections."""
+    words = TokenizerSection.model_construct(padded_vocabulary_size=vocabulary)
+    return card().model_copy(update={"model": model, "tokenizer": words, **sections})

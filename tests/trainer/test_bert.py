@@ -20,6 +20,7 @@ from tests.trainer.bert_cases import bert_batches, bert_samples, tiny_bert
 from tests.trainer.cases import CPU, Curve, assemble, train
 from tests.trainer.mapped_cases import compare_training
 from tests.trainer.one_curve import compare_curves, interrupted
+from tests.trainer.schedule_cards import card_of
 from tests.trainer.spawn import run_ranks
 from trainer.checkpoint.huggingface.megatron_bert import bert_config, bert_tensors
 from trainer.config.card import CardError, TrainerConfig, validate
@@ -61,11 +62,10 @@ def test_every_shape_has_one_curve(shape: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 1)], ids=str)
 def test_parameters_are_counted_as_they_are(shape: tuple[int, int, int]) -> None:
     config, ranks = card(shape), curves(shape)
-    vocabulary = config.tokenizer.padded_vocabulary_size
     whole = assemble([rank.pieces for rank in ranks])
-    count = flops.count_parameters(config.model, vocabulary)
+    count = flops.count_parameters(config)
     assert count.total == sum(kinds["weight"].numel() for kinds in whole.values())
-    stages = flops.stage_layout(config.model, config.parallel, vocabulary)
+    stages = flops.stage_layout(config)
     assert stages is not None
     for index, rank in enumerate(ranks):  # pipeline is the slowest axis
         held = sum(tensor.numel() for tensor in rank.weights.values())
@@ -76,14 +76,15 @@ def test_only_masked_words_have_logits() -> None:
     model = tiny_bert().model
     hidden, length = model.hidden_size, model.sequence_length
     without = 3 * 2 * (hidden**2 * length)  # the words' dense layer
-    assert (
-        flops.model_flops(model, 10_000, 1) - flops.model_flops(model, 0, 1)
-        == 3 * 2 * 2 * hidden * 10_000
-    )
-    half = [flops.model_flops(model, rows, 1, mask_probability=0.5) for rows in (0, 10_000)]
-    assert half[1] - half[0] == 3 * 2 * 8 * hidden * 10_000
-    blocks = flops.model_flops(model.model_copy(update={"family": "gpt"}), 0, 1)
-    assert flops.model_flops(model, 0, 1) == blocks + without
+
+    def operations(rows: int, family: str = "bert", masked: float = 0.15) -> int:
+        other = card_of(model.model_copy(update={"family": family}), rows)
+        data = other.data.model_copy(update={"mask_probability": masked})
+        return flops.model_flops(other.model_copy(update={"data": data}), 1)
+
+    assert operations(10_000) - operations(0) == 3 * 2 * 2 * hidden * 10_000
+    assert operations(10_000, masked=0.5) - operations(0, masked=0.5) == 3 * 2 * 8 * hidden * 10_000
+    assert operations(0) == operations(0, "gpt") + without
 
 
 def test_a_resumed_training_goes_on_bit_for_bit() -> None:

@@ -21,6 +21,7 @@ from torch.nn import functional
 from tests.trainer.cases import CPU, tiny, train
 from tests.trainer.counting import Counts
 from tests.trainer.meta_world import meta_stage
+from tests.trainer.schedule_cards import card_of
 from tests.trainer.spawn import run_ranks
 from tr11ops.runcard.attention import attention_checks
 from tr11ops.runcard.card import RunCard, load_card, shipped_folder
@@ -136,18 +137,8 @@ def test_the_estimate_holds_the_rounded_factors(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("trainer.engine.device_facts", lambda device: Device("cuda", (9, 0)))
     with meta_stage(config) as worker:
         peak = worker.counted(2).peak
-    vocabulary = config.tokenizer.padded_vocabulary_size
-    shape = MemoryShape(
-        config.model,
-        config.parallel,
-        config.batch,
-        config.precision,
-        config.optimizer,
-        vocabulary,
-        1,
-        "efficient",
-    )
-    (stage,) = stage_layout(config.model, config.parallel, vocabulary) or ()
+    shape = MemoryShape(config, 1, "efficient")
+    (stage,) = stage_layout(config) or ()
     parts = {part.name: part.bytes for part in stage_memory(shape, stage, 4).parts}
     stated = parts["activations"] + parts["one block's backward pass"]
     assert 1.0 <= stated / peak < 1.25
@@ -278,8 +269,9 @@ def test_what_a_node_would_refuse_is_refused_at_launch(
 
 
 def test_the_peak_of_both_kinds_of_operations() -> None:
-    model = tiny(hidden_size=4096, attention_heads=32, layers=32, sequence_length=2048).model
-    peak = mixed_peak(model, 250_880, 989.4, 1978.9)
+    wide = tiny(hidden_size=4096, attention_heads=32, layers=32, sequence_length=2048)
+    card = card_of(wide.model, 250_880)
+    peak = mixed_peak(card, 989.4, 1978.9)
     assert peak is not None and 989.4 < peak < 1978.9
-    assert mixed_peak(model, 250_880, 989.4, 989.4) == pytest.approx(989.4)
-    assert mixed_peak(model, 250_880, None, 1978.9) is None
+    assert mixed_peak(card, 989.4, 989.4) == pytest.approx(989.4)
+    assert mixed_peak(card, None, 1978.9) is None

@@ -139,14 +139,12 @@ def test_products_of_the_176b_stages_are_those_of_the_formula() -> None:
     first, middle, last = (seen(name).one.product_flops for name in STAGES)
     parallel, samples = config.parallel, config.batch.micro_batch_size
     whole = parallel.tensor * (first + (parallel.pipeline - 2) * middle + last)
-    assert whole == flops.hardware_flops(
-        config.model, config.tokenizer.padded_vocabulary_size, samples
-    )
+    assert whole == flops.hardware_flops(config, samples)
 
 
 def test_products_of_the_1b7_model_are_those_of_the_formula() -> None:
     config = card("1.7B")
-    needed = flops.model_flops(config.model, config.tokenizer.padded_vocabulary_size, 4)
+    needed = flops.model_flops(config, 4)
     assert (seen("1.7B").one.product_flops, seen("1.7B").two.product_flops) == (needed, 2 * needed)
 
 
@@ -156,15 +154,8 @@ def test_estimate_states_no_less_than_the_peak(name: str) -> None:
     the first meanwhile: half a gigabyte of 42.
     """
     config = card(name)
-    replicas, vocabulary = (
-        REPLICAS if name in STAGES else 1,
-        config.tokenizer.padded_vocabulary_size,
-    )
-    shape = MemoryShape(
-        config.model, config.parallel, config.batch, config.precision, config.optimizer, vocabulary, replicas,
-        "flex", "cuda",
-    )  # fmt: skip
-    stages = flops.stage_layout(config.model, config.parallel, vocabulary)
+    replicas = REPLICAS if name in STAGES else 1
+    shape, stages = MemoryShape(config, replicas, "flex", "cuda"), flops.stage_layout(config)
     assert stages is not None
     comes_and_goes = (
         "activations", "one block's backward pass", "logits and their gradients", "the embedding's gradient",

@@ -54,11 +54,10 @@ def test_every_shape_has_one_curve(shape: tuple[int, int], optimizer: str) -> No
 @pytest.mark.parametrize("shape", [(1, 1), (2, 1)], ids=str)
 def test_parameters_are_counted_as_they_are(shape: tuple[int, int]) -> None:
     config, ranks = tiny_t5(shape[0], model=EIGHT), curves(shape, "adamw")
-    vocabulary = config.tokenizer.padded_vocabulary_size
     whole = assemble([rank.pieces for rank in ranks])
-    count = flops.count_parameters(config.model, vocabulary)
+    count = flops.count_parameters(config)
     assert count.total == sum(kinds["weight"].numel() for kinds in whole.values())
-    (stage,) = flops.stage_layout(config.model, config.parallel, vocabulary) or ()
+    (stage,) = flops.stage_layout(config) or ()
     for rank in ranks:
         assert (
             sum(tensor.numel() for tensor in rank.weights.values()) == stage.parameters_per_worker
@@ -76,7 +75,7 @@ def test_operations_are_counted_as_they_are() -> None:
     model, drawn = (theirs(config, "eager"), t5_samples(config, 0, 2))
     with FlopCounterMode(display=False) as counter:
         their_loss(model, drawn)
-    assert flops.model_flops(config.model, 64, 2) == 3 * counter.get_total_flops()
+    assert flops.model_flops(config, 2) == 3 * counter.get_total_flops()
 
 
 def test_a_resumed_training_goes_on_bit_for_bit() -> None:

@@ -111,7 +111,7 @@ def job_of(
     else:
         folder = work.expanduser().absolute()
     name_of_work = f"{checkpoint_name(manifest.step)}-{identity_of(place)[:8]}-{kind}"
-    parameters = count_parameters(card.model, card.tokenizer.padded_vocabulary_size).total
+    parameters = count_parameters(card).total
     return UploadJob(
         card=card,
         place=place,

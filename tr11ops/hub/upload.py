@@ -167,7 +167,7 @@ def _architecture(card: RunCard) -> Rows:
         *shared,
         ("sequence length", f"{model.sequence_length:,}"),
         ("vocabulary, padded", f"{vocabulary:,}"),
-        ("parameters", f"{count_parameters(model, vocabulary).total:,}"),
+        ("parameters", f"{count_parameters(card).total:,}"),
         ("positions", _POSITIONS[model.position_embedding]),
         ("activation", model.activation),
         ("precision of the training", card.precision.dtype),

@@ -245,11 +245,9 @@ def save_interval(card: RunCard, line: int) -> Iterator[Defect]:
         return
     words = f"{card.slurm.constraint} {card.slurm.partition} {card.slurm.account}".lower()
     tflops = next((value for word, value in _REACHED if word in words), _UNKNOWN)
-    rows = card.tokenizer.padded_vocabulary_size
     a_step = (
         flops.tflops_per_gpu(
-            card.model,
-            rows,
+            card,
             global_batch_size=card.batch.global_batch_size,
             seconds=1.0,
             world_size=card.world_size,

@@ -234,8 +234,7 @@ def bytes_of_a_save(card: RunCard, directory: RunDirectory, facts: LaunchFacts) 
         return seen.found.manifest.total_bytes
     if card.rehearsal is not None:
         return card.rehearsal.bytes_per_rank * card.world_size
-    count = count_parameters(card.model, card.tokenizer.padded_vocabulary_size)
-    return checkpoint_bytes(count.total, card.precision, card.optimizer)
+    return checkpoint_bytes(card, count_parameters(card).total)
 
 
 def _space_checks(

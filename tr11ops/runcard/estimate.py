@@ -171,22 +171,21 @@ def estimate(
     do GPUs of an unknown kind, nor narrow models. `asked_attempts` is the length of an array whose
     share of the training is wanted.
     """
-    model, vocabulary = card.model, card.tokenizer.padded_vocabulary_size
-    count = flops.count_parameters(model, vocabulary)
+    model, count = card.model, flops.count_parameters(card)
     path = path_of(card)
     levels, iterations, trained = (
         path.batch_levels,
         path.total_iterations,
         path.end.consumed_samples,
     )
-    stages = flops.stage_layout(model, card.parallel, vocabulary)
+    stages = flops.stage_layout(card)
     files = flops.deepspeed_checkpoint_files(
         model.layers, card.parallel.tensor, card.parallel.pipeline, card.data_parallel_degree
     )
     most_files = flops.most_checkpoint_files(card.world_size)
     if card.checkpoint.format == "deepspeed":
         most_files = files.total
-    full, masked = card.batch.global_batch_size, card.data.mask_probability
+    full = card.batch.global_batch_size
     data_parallel = card.data_parallel_degree
     speed = _speed(
         card, path, given=seconds_per_iteration, given_tflops=assumed_tflops, steps=steps
@@ -201,9 +200,7 @@ def estimate(
         data_parallel=data_parallel,
         parameters=count,
         stages=stages,
-        busiest_stage_excess=flops.busiest_stage(model, stages, vocabulary, masked).excess
-        if stages
-        else None,
+        busiest_stage_excess=flops.busiest_stage(card, stages).excess if stages else None,
         iterations=iterations,
         ramp_iterations=sum(level.iterations for level in levels if level.batch_size < full),
         train_samples=card.batch.train_samples,
@@ -214,31 +211,21 @@ def estimate(
         first_step=_step_shape(card, levels[0].batch_size),
         full_step=_step_shape(card, full),
         rates=_rate_points(card, path),
-        model_flops_per_iteration=flops.model_flops(
-            model, vocabulary, samples=full, sequence_length=None, mask_probability=masked
-        ),
-        hardware_flops_per_iteration=flops.hardware_flops(
-            model, vocabulary, samples=full, sequence_length=None, mask_probability=masked
-        ),
+        model_flops_per_iteration=flops.model_flops(card, full),
+        hardware_flops_per_iteration=flops.hardware_flops(card, full),
         total_model_flops=sum(
             flops.model_flops(
-                model,
-                vocabulary,
-                samples=segment.iterations * segment.batch_size,
-                sequence_length=segment.sequence_length,
-                mask_probability=masked,
+                card, segment.iterations * segment.batch_size, segment.sequence_length
             )
             for segment in path.segments
         ),
-        weight_bytes=flops.weight_bytes(count.total, card.precision),
-        checkpoint_bytes=flops.checkpoint_bytes(count.total, card.precision, card.optimizer),
+        weight_bytes=flops.weight_bytes(card, count.total),
+        checkpoint_bytes=flops.checkpoint_bytes(card, count.total),
         checkpoint_files=files,
         checkpoint_format=card.checkpoint.format,
         checkpoint_files_at_most=most_files,
         checkpoints=iterations // card.checkpoint.interval if card.checkpoint.interval else None,
-        training_bytes=flops.training_bytes(
-            count.total, card.precision, card.optimizer, count.word_embedding
-        ),
+        training_bytes=flops.training_bytes(card, count.total, count.word_embedding),
         worker_state_bytes=_largest_worker(card, stages),
         worker_memory=memory_of(card),
         gpu_memory_gb=card.slurm.gpu_memory_gb,
@@ -272,9 +259,7 @@ def _save_copy(card: RunCard, parameters: int) -> int | None:
     """An asynchronous save copies the whole checkpoint first, each worker what it writes."""
     if not card.checkpoint.asynchronous or card.checkpoint.format == "deepspeed":
         return None
-    return -(
-        -flops.checkpoint_bytes(parameters, card.precision, card.optimizer) // card.slurm.nodes
-    )
+    return -(-flops.checkpoint_bytes(card, parameters) // card.slurm.nodes)
 
 
 def _largest_worker(card: RunCard, stages: tuple[flops.StageBlocks, ...] | None) -> int | None:
@@ -283,10 +268,9 @@ def _largest_worker(card: RunCard, stages: tuple[flops.StageBlocks, ...] | None)
     table = card.tokenizer.padded_vocabulary_size * card.model.hidden_size // card.parallel.tensor
     return max(
         flops.worker_state_bytes(
+            card,
             stage.parameters_per_worker,
-            card.precision,
-            data_parallel=card.data_parallel_degree,
-            optimizer=card.optimizer,
+            card.data_parallel_degree,
             word_embedding=table if stage.embedding or stage.head else 0,
         )
         for stage in stages
@@ -354,7 +338,7 @@ def _duration(
     usable = attempt_seconds(card)
     attempts = max(1, math.ceil(total / usable))
     rate = seconds_at(card, 1.0) / speed.full
-    count = flops.count_parameters(card.model, card.tokenizer.padded_vocabulary_size).total
+    count = flops.count_parameters(card).total
     thumb = (
         2
         * flops.passes(card.model)
@@ -384,7 +368,7 @@ def _duration(
 
 def _level_times(card: RunCard, path: TrainingPath, speed: Speed) -> tuple[LevelTime, ...]:
     """One entry for each batch, whatever the lengths in it."""
-    vocabulary, seconds = card.tokenizer.padded_vocabulary_size, path_seconds(card, path, speed)
+    seconds = path_seconds(card, path, speed)
     found = []
     for batch, group in groupby(
         range(len(seconds)), key=lambda number: path.segments[number].batch_size
@@ -395,8 +379,7 @@ def _level_times(card: RunCard, path: TrainingPath, speed: Speed) -> tuple[Level
         work = sum(
             path.segments[number].iterations
             * flops.tflops_per_gpu(
-                card.model,
-                vocabulary,
+                card,
                 global_batch_size=batch,
                 seconds=1.0,
                 world_size=card.world_size,

@@ -232,8 +232,7 @@ def _parts(card: RunCard, history: RunHistory | None) -> list[tuple[str, float, 
     if save is not None:
         parts.append(("a save", save, "measured"))
     else:
-        count = flops.count_parameters(card.model, card.tokenizer.padded_vocabulary_size).total
-        written = flops.checkpoint_bytes(count, card.precision, card.optimizer)
+        written = flops.checkpoint_bytes(card, flops.count_parameters(card).total)
         seconds = SAVE_START_SECONDS + written / (card.slurm.nodes * SAVE_BYTES_PER_NODE_SECOND)
         parts.append(("a save", seconds, "assumed"))
     return parts

@@ -25,18 +25,7 @@ class CardChange(Record):
 
 def shape_of(card: RunCard) -> MemoryShape:
     """What the memory of the card's workers depends on."""
-    return MemoryShape(
-        card.model,
-        card.parallel,
-        batch=card.batch,
-        precision=card.precision,
-        optimizer=card.optimizer,
-        vocabulary=card.tokenizer.padded_vocabulary_size,
-        data_parallel=card.data_parallel_degree,
-        attention=attention_of(card).name,
-        kind=device_type(card),
-        mask_probability=card.data.mask_probability,
-    )
+    return MemoryShape(card, card.data_parallel_degree, attention_of(card).name, device_type(card))
 
 
 def memory_of(card: RunCard) -> WorkerMemory | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tr11ops.cluster.passed_options import gpu_fault, option_fault, options_of
-from trainer.config.card import ModelSection, ParallelSection, Problem
+from trainer.config.card import ParallelSection, Problem
 from trainer.config.model import UNCUT_FAMILIES, WHAT_IT_COST, too_large, uneven_lengths
 from trainer.config.rules import Rule
 from trainer.contract.secret_shapes import is_secret
@@ -102,21 +102,20 @@ def _stage_warnings(card: RunCard) -> Iterator[Problem]:
     """Pipeline stages with different numbers of blocks, where one with more of them holds the
     others up.
     """
-    excess = _uneven_share(card, card.model, card.parallel)
+    excess = _uneven_share(card)
     if excess > UNEVEN_SHARE:
         rule = f"gives some pipeline stages more blocks: a step takes {excess:.0%} longer than with even ones"
         yield Problem("model.layers", card.model.layers, rule, _even_layers(card))
 
 
-def _uneven_share(card: RunCard, model: ModelSection, parallel: ParallelSection) -> float:
+def _uneven_share(card: RunCard) -> float:
     """How much longer a step is where a stage has more blocks than another; 0 where that is not
     why, or not known.
     """
-    vocabulary = card.tokenizer.padded_vocabulary_size
-    stages = stage_layout(model, parallel, vocabulary)
+    stages = stage_layout(card)
     busiest = None
     if stages:
-        busiest = busiest_stage(model, stages, vocabulary, card.data.mask_probability)
+        busiest = busiest_stage(card, stages)
     if busiest is not None and busiest.for_blocks:
         return busiest.excess
     return 0.0
@@ -130,9 +129,8 @@ def _even_layers(card: RunCard) -> str:
 
     def is_even(count: int, parallel: ParallelSection) -> bool:
         model = card.model.model_copy(update={"layers": count, "recompute_blocks": None})
-        vocabulary = card.tokenizer.padded_vocabulary_size
-        is_known = stage_layout(model, parallel, vocabulary) is not None
-        return is_known and _uneven_share(card, model, parallel) <= UNEVEN_SHARE
+        other = card.model_copy(update={"model": model, "parallel": parallel})
+        return stage_layout(other) is not None and _uneven_share(other) <= UNEVEN_SHARE
 
     for partition in (card.parallel.partition, "type:transformer"):
         parallel = card.parallel.model_copy(update={"partition": partition})

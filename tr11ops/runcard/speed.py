@@ -97,13 +97,8 @@ def assumed_rate(card: RunCard) -> tuple[float, str] | None:
 
 def seconds_at(card: RunCard, rate: float) -> float:
     """Seconds of a step of the full batch when each worker does `rate` TFLOPs."""
-    batch, vocabulary = card.batch.global_batch_size, card.tokenizer.padded_vocabulary_size
-    return (
-        flops.tflops_per_gpu(
-            card.model, vocabulary, global_batch_size=batch, seconds=1.0, world_size=card.world_size
-        )
-        / rate
-    )
+    batch, workers = card.batch.global_batch_size, card.world_size
+    return flops.tflops_per_gpu(card, batch, seconds=1.0, world_size=workers) / rate
 
 
 def assumed_speed(card: RunCard) -> Speed | None:
@@ -121,12 +116,11 @@ def fixed_share(card: RunCard) -> float:
     replicas = card.data_parallel_degree
     if not card.slurm.gpus_per_node or card.slurm.nodes < 2 or replicas < 2:
         return 0.0
-    vocabulary = card.tokenizer.padded_vocabulary_size
-    stages = flops.stage_layout(card.model, card.parallel, vocabulary)
+    stages = flops.stage_layout(card)
     if stages is not None:
         each = float(max(stage.parameters_per_worker for stage in stages))
     else:
-        total = flops.count_parameters(card.model, vocabulary).total
+        total = flops.count_parameters(card).total
         each = total / (card.parallel.tensor * card.parallel.pipeline)
     seconds = REDUCTION_SECONDS_PER_PARAMETER * each * (replicas - 1) / replicas
     return min(LARGEST_FIXED_SHARE, seconds / seconds_at(card, A100_TFLOPS))
@@ -139,23 +133,10 @@ def step_weights(card: RunCard, segments: Iterable[Segment]) -> list[float]:
     shorter samples takes their share of the operations. What is done once a step is added.
     """
     full = _slots(card, card.batch.global_batch_size)
-    vocabulary, fixed = card.tokenizer.padded_vocabulary_size, fixed_share(card)
-    masked = card.data.mask_probability
-    operations = flops.hardware_flops(
-        card.model, vocabulary, samples=1, sequence_length=None, mask_probability=masked
-    )
+    fixed, operations = fixed_share(card), flops.hardware_flops(card, 1)
     weights = []
     for segment in segments:
-        work = (
-            flops.hardware_flops(
-                card.model,
-                vocabulary,
-                samples=1,
-                sequence_length=segment.sequence_length,
-                mask_probability=masked,
-            )
-            / operations
-        )
+        work = flops.hardware_flops(card, 1, segment.sequence_length) / operations
         weights.append(fixed + (1 - fixed) * _slots(card, segment.batch_size) / full * work)
     return weights
 

@@ -21,8 +21,7 @@ class ThroughputMeter:
     """Turns the sums of a log interval into rates. One for each training."""
 
     def __init__(self, config: TrainerConfig, mesh: Mesh):
-        self._model, self._rows = config.model, config.tokenizer.padded_vocabulary_size
-        self._masked = config.data.mask_probability
+        self._config = config
         self._world_size, self._replicas = mesh.world_size, mesh.data
         name = None
         if mesh.device.type == "cuda":
@@ -33,21 +32,13 @@ class ThroughputMeter:
         else:
             self._peak = peak_tflops(name, config.precision.dtype)
         if config.precision.float8 and name is not None:
-            self._peak = mixed_peak(
-                self._model,
-                self._rows,
-                self._peak,
-                float8=peak_tflops(name, "float8"),
-                length=None,
-                mask_probability=self._masked,
-            )
+            self._peak = mixed_peak(config, self._peak, peak_tflops(name, "float8"))
 
     def tflops(self, interval: Interval) -> float:
         """TFLOPs of each worker by the original's formula, recomputation counted."""
         length = interval.tokens // max(1, interval.samples)
         return tflops_per_gpu(
-            self._model,
-            self._rows,
+            self._config,
             interval.samples / interval.steps,
             seconds=interval.seconds / interval.steps,
             world_size=self._world_size,
@@ -71,7 +62,7 @@ class ThroughputMeter:
         """What TensorBoard shows beside the record."""
         return StepContext(
             self._replicas,
-            self._model.sequence_length,
+            self._config.model.sequence_length,
             self.gigaflops(progress.consumed_samples),
             utilisation=self._utilization(interval).mfu,
             timers={name: seconds / interval.steps for name, seconds in interval.timers.items()},
@@ -79,17 +70,15 @@ class ThroughputMeter:
 
     def gigaflops(self, samples: int) -> float:
         """The original's axis of work done."""
-        return counted_gigaflops(self._model, self._rows, samples)
+        return counted_gigaflops(self._config, samples)
 
     def _utilization(self, interval: Interval) -> Utilization:
         length = interval.tokens // max(1, interval.samples)
         return utilization(
-            self._model,
-            self._rows,
+            self._config,
             interval.samples,
             seconds=interval.seconds,
             world_size=self._world_size,
             peak_tflops=self._peak,
             sequence_length=length,
-            mask_probability=self._masked,
         )

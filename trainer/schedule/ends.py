@@ -8,11 +8,9 @@ encoder's LayerNorm 2 h, a bias of each word V.
 
 from __future__ import annotations
 
-from trainer.config.model import ModelSection
+from trainer.config.card import ModelSection, TrainerConfig
 from trainer.contract.record import Record
 
-# the card's default: of BERT's tokens those that are predicted, and so have logits
-MASK_PROBABILITY = 0.15
 TOKEN_TYPES = 2
 # the places of a micro batch's masked tokens are filled up to a multiple of this: few shapes come
 # up
@@ -31,17 +29,18 @@ class ModelEnds(Record):
     dense: int = 0
 
 
-def ends_of(model: ModelSection, padded_vocabulary_size: int) -> ModelEnds:
+def ends_of(card: TrainerConfig) -> ModelEnds:
     """The ends of this model."""
+    model, vocabulary = card.model, card.tokenizer.padded_vocabulary_size
     hidden = model.hidden_size
     if model.has_decoder:
-        return ModelEnds(head=2 * hidden, cut_head=padded_vocabulary_size)
+        return ModelEnds(head=2 * hidden, cut_head=vocabulary)
     if model.family != "bert":
         return ModelEnds()
     return ModelEnds(
         token_types=TOKEN_TYPES * hidden,
         head=2 * (hidden**2 + hidden) + 2 * hidden + 2 * hidden + 2,
-        cut_head=padded_vocabulary_size,
+        cut_head=vocabulary,
         dense=hidden**2,
     )
 
@@ -60,20 +59,16 @@ def tokens_at_the_end(model: ModelSection, length: int) -> int:
     return length
 
 
-def predicted_tokens(
-    model: ModelSection, tokens: int, mask_probability: float = MASK_PROBABILITY
-) -> int:
-    """Of so many tokens those that have logits."""
-    if model.family == "bert":
-        return max(1, round(tokens * mask_probability))
+def predicted_tokens(card: TrainerConfig, tokens: int) -> int:
+    """Of so many tokens those that have logits: of a BERT's those that are masked."""
+    if card.model.family == "bert":
+        return max(1, round(tokens * card.data.mask_probability))
     return tokens
 
 
-def places_with_logits(
-    model: ModelSection, tokens: int, mask_probability: float = MASK_PROBABILITY
-) -> int:
+def places_with_logits(card: TrainerConfig, tokens: int) -> int:
     """Of a micro batch of so many tokens the places that logits are made of."""
-    predicted = predicted_tokens(model, tokens, mask_probability)
+    predicted = predicted_tokens(card, tokens)
     if predicted < tokens:
         return min(tokens, -(-predicted // PLACES) * PLACES)
     return tokens

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from trainer.config.card import ModelSection, OptimizerSection, ParallelSection, PrecisionSection
+from trainer.config.card import ModelSection, OptimizerSection, TrainerConfig
 from trainer.config.kernel_choice import recomputed_between, recomputed_blocks
 from trainer.config.model import units_of
 from trainer.contract.record import Record
-from trainer.schedule.ends import MASK_PROBABILITY, ends_of, predicted_tokens, tokens_at_the_end
+from trainer.schedule.ends import ends_of, predicted_tokens, tokens_at_the_end
 from trainer.schedule.interleaving import idle_passes
 
 ADAM_BYTES = 8  # two fp32 moments of each parameter
@@ -54,18 +54,19 @@ class ParameterCount(Record):
         return self.blocks + self.final_layernorm + self.heads
 
 
-def count_parameters(model: ModelSection, padded_vocabulary_size: int) -> ParameterCount:
+def count_parameters(card: TrainerConfig) -> ParameterCount:
     """Parameters of the whole model; BLOOM's block of f = 4h has 12h^2 + 13h."""
-    hidden = model.hidden_size
+    model, hidden = card.model, card.model.hidden_size
+    table = card.tokenizer.padded_vocabulary_size * hidden
     block = _sharded_block(model) + _replicated_block(model)
     decoder = 0
     if model.has_decoder:
         decoder = block + _sharded_cross(model) + _replicated_cross(model)
-    ends = ends_of(model, padded_vocabulary_size)
+    ends = ends_of(card)
     return ParameterCount(
         block=block,
         blocks=model.layers * (block + decoder),
-        word_embedding=padded_vocabulary_size * hidden,
+        word_embedding=table,
         position_embedding=model.positions * hidden
         if model.position_embedding == "absolute"
         else 0,
@@ -74,7 +75,7 @@ def count_parameters(model: ModelSection, padded_vocabulary_size: int) -> Parame
         token_types=ends.token_types,
         heads=ends.head + ends.cut_head,
         decoder_block=decoder,
-        output_embedding=0 if model.tied_embeddings else padded_vocabulary_size * hidden,
+        output_embedding=0 if model.tied_embeddings else table,
     )
 
 
@@ -175,15 +176,14 @@ class StageBlocks(Record):
         return sum(recomputed_between(model, first, count) for first, count in self.parts)
 
 
-def stage_layout(
-    model: ModelSection, parallel: ParallelSection, padded_vocabulary_size: int
-) -> tuple[StageBlocks, ...] | None:
+def stage_layout(card: TrainerConfig) -> tuple[StageBlocks, ...] | None:
     """How a `type:REGEX` partition deals the layers; None for partitions that only the engine can
     compute.
 
     The classes are an embedding, the transformer blocks and the head, which is an embedding too;
     those that the expression matches weigh 1, the others go with their neighbours.
     """
+    model, parallel = card.model, card.parallel
     stages, layers = parallel.pipeline, model.layers
     every = stages * parallel.virtual_stages
     units = units_of(parallel.partition)
@@ -201,9 +201,7 @@ def stage_layout(
         own = tuple(parts[index::stages])
         blocks = sum(count for _, count in own)
         per_worker = blocks * (_sharded_block(model) // parallel.tensor + _replicated_block(model))
-        per_worker += _ends_parameters(
-            model, padded_vocabulary_size, parallel.tensor, embedding=is_first, head=is_last
-        )
+        per_worker += _ends_parameters(card, embedding=is_first, head=is_last)
         per_worker += _decoder_per_worker(model, parallel.tensor)  # which has no pipeline
         result.append(
             StageBlocks(
@@ -219,11 +217,10 @@ def stage_layout(
     return tuple(result)
 
 
-def _ends_parameters(
-    model: ModelSection, vocabulary: int, tensor: int, embedding: bool, head: bool
-) -> int:
+def _ends_parameters(card: TrainerConfig, embedding: bool, head: bool) -> int:
     """Parameters of one worker of a stage beside its blocks."""
-    ends, table = ends_of(model, vocabulary), vocabulary * model.hidden_size // tensor
+    model, tensor, ends = card.model, card.parallel.tensor, ends_of(card)
+    table = card.tokenizer.padded_vocabulary_size * model.hidden_size // tensor
     # tied: a stage that has both ends holds it once
     count = 0
     if embedding or head:
@@ -251,19 +248,14 @@ class Busiest(Record):
     for_blocks: bool
 
 
-def busiest_stage(
-    model: ModelSection,
-    stages: tuple[StageBlocks, ...],
-    padded_vocabulary_size: int,
-    mask_probability: float = MASK_PROBABILITY,
-) -> Busiest:
+def busiest_stage(card: TrainerConfig, stages: tuple[StageBlocks, ...]) -> Busiest:
     """Counted are forward and backward passes of blocks, their recomputation, and the logits."""
-    length = model.sequence_length
+    model, length = card.model, card.model.sequence_length
     whole = _recomputed_forward(model, length) / max(1, recomputed_blocks(model))
     work = [
         3 * stage.blocks * _block_forward(model, length)
         + stage.recomputed(model) * whole
-        + 3 * stage.head * _logits_forward(model, padded_vocabulary_size, length, mask_probability)
+        + 3 * stage.head * _logits_forward(card, length)
         for stage in stages
     ]
     busiest = stages[work.index(max(work))]
@@ -274,8 +266,7 @@ def busiest_stage(
 # ----------------------------------------------------------------------------- floating-point
 # operations
 def tflops_per_gpu(
-    model: ModelSection,
-    padded_vocabulary_size: int,
+    card: TrainerConfig,
     global_batch_size: float,
     seconds: float,
     world_size: int,
@@ -287,12 +278,13 @@ def tflops_per_gpu(
     Recomputed activations count as work. The formula takes f = 4h for granted. There is none for a
     T5, nor for a gate or for shared keys and values: what is carried out is counted.
     """
+    model, vocabulary = card.model, card.tokenizer.padded_vocabulary_size
     length = sequence_length or model.sequence_length
     if model.has_decoder or model.is_gated or model.groups != model.attention_heads:
-        operations = hardware_flops(model, padded_vocabulary_size, 1, length) * global_batch_size
+        operations = hardware_flops(card, 1, length) * global_batch_size
         return operations / (seconds * world_size * 1e12)
     hidden, layers = model.hidden_size, model.layers
-    relative = 1 + length / (6 * hidden) + padded_vocabulary_size / (16 * layers * hidden)
+    relative = 1 + length / (6 * hidden) + vocabulary / (16 * layers * hidden)
     operations = 24 * passes(model) * global_batch_size * length * layers * hidden**2 * relative
     return operations / (seconds * world_size * 1e12)
 
@@ -314,56 +306,33 @@ def passes(model: ModelSection) -> float:
     return 3 + _recomputed_forward(model, model.sequence_length) / whole
 
 
-def counted_gigaflops(model: ModelSection, padded_vocabulary_size: int, samples: int) -> float:
+def counted_gigaflops(card: TrainerConfig, samples: int) -> float:
     """What the original's FLOP counter grows by with `samples` samples: 6 per token and parameter,
     no embeddings.
 
     Always at the full sequence length, also under a curriculum, so that the TensorBoard axis can be
     compared.
     """
-    parameters = count_parameters(model, padded_vocabulary_size).without_embeddings
-    return 6 * samples * tokens_of_a_parameter(model, model.sequence_length) * parameters / 1e9
+    parameters = count_parameters(card).without_embeddings
+    tokens = tokens_of_a_parameter(card.model, card.model.sequence_length)
+    return 6 * samples * tokens * parameters / 1e9
 
 
-def model_flops(
-    model: ModelSection,
-    padded_vocabulary_size: int,
-    samples: int,
-    sequence_length: int | None = None,
-    mask_probability: float = MASK_PROBABILITY,
-) -> int:
+def model_flops(card: TrainerConfig, samples: int, sequence_length: int | None = None) -> int:
     """Operations that `samples` samples need: a forward pass and twice that backward, nothing
     recomputed.
 
     2 for each multiply-add; attention scores over the full window, as the usual formula has it.
     `sequence_length`: of these samples, where a curriculum makes them shorter than the card's.
-    `mask_probability`: a BERT's, by which few of its tokens have logits.
     """
-    length = sequence_length or model.sequence_length
-    forward = _blocks_forward(model, length)
-    return (
-        3
-        * samples
-        * (forward + _logits_forward(model, padded_vocabulary_size, length, mask_probability))
-    )
+    length = sequence_length or card.model.sequence_length
+    return 3 * samples * (_blocks_forward(card.model, length) + _logits_forward(card, length))
 
 
-def hardware_flops(
-    model: ModelSection,
-    padded_vocabulary_size: int,
-    samples: int,
-    sequence_length: int | None = None,
-    mask_probability: float = MASK_PROBABILITY,
-) -> int:
+def hardware_flops(card: TrainerConfig, samples: int, sequence_length: int | None = None) -> int:
     """Operations carried out: `model_flops`, and what of the blocks' forward passes is recomputed."""
-    needed = model_flops(
-        model,
-        padded_vocabulary_size,
-        samples,
-        sequence_length=sequence_length,
-        mask_probability=mask_probability,
-    )
-    return needed + samples * _recomputed_forward(model, sequence_length or model.sequence_length)
+    length = sequence_length or card.model.sequence_length
+    return model_flops(card, samples, length) + samples * _recomputed_forward(card.model, length)
 
 
 def _recomputed_forward(model: ModelSection, length: int) -> int:
@@ -412,25 +381,16 @@ def _attention_forward(model: ModelSection, length: int) -> int:
     return 4 * length * length * attention_width(model)
 
 
-def _logits_forward(
-    model: ModelSection, padded_vocabulary_size: int, length: int, mask_probability: float
-) -> int:
+def _logits_forward(card: TrainerConfig, length: int) -> int:
     """Operations of the model's end for one sample: logits of what is predicted, and what each
     token passes before.
     """
-    predicted = predicted_tokens(model, tokens_at_the_end(model, length), mask_probability)
-    logits = 2 * predicted * model.hidden_size * padded_vocabulary_size
-    return logits + 2 * length * ends_of(model, padded_vocabulary_size).dense
+    predicted = predicted_tokens(card, tokens_at_the_end(card.model, length))
+    logits = 2 * predicted * card.model.hidden_size * card.tokenizer.padded_vocabulary_size
+    return logits + 2 * length * ends_of(card).dense
 
 
-def mixed_peak(
-    model: ModelSection,
-    padded_vocabulary_size: int,
-    wide: float | None,
-    float8: float | None,
-    length: int | None = None,
-    mask_probability: float = MASK_PROBABILITY,
-) -> float | None:
+def mixed_peak(card: TrainerConfig, wide: float | None, float8: float | None) -> float | None:
     """Peak in TFLOPs where the linear layers of the blocks run at the rate `float8` and all else at
     `wide`.
 
@@ -438,28 +398,25 @@ def mixed_peak(
     """
     if wide is None or float8 is None:
         return None
-    length = length or model.sequence_length
-    linear = _blocks_forward(model, length) - _scores_forward(model, length)
-    logits = _logits_forward(model, padded_vocabulary_size, length, mask_probability)
-    rest = _scores_forward(model, length) + logits
+    model, length = card.model, card.model.sequence_length
+    scores = _scores_forward(model, length)
+    linear = _blocks_forward(model, length) - scores
+    rest = scores + _logits_forward(card, length)
     return (linear + rest) / (linear / float8 + rest / wide)
 
 
 # ----------------------------------------------------------------------------- bytes and files
-def weight_bytes(parameters: int, precision: PrecisionSection) -> int:
+def weight_bytes(card: TrainerConfig, parameters: int) -> int:
     """Bytes of the weights alone."""
-    return parameters * (4 if precision.dtype == "fp32" else 2)
+    return parameters * (4 if card.precision.dtype == "fp32" else 2)
 
 
-def checkpoint_bytes(
-    parameters: int, precision: PrecisionSection, optimizer: OptimizerSection
-) -> int:
+def checkpoint_bytes(card: TrainerConfig, parameters: int) -> int:
     """Bytes of a whole checkpoint: weights, fp32 master copy, fp32 moments (14 a parameter in bf16
     with AdamW).
     """
-    return weight_bytes(parameters, precision) + parameters * (
-        MASTER_BYTES + _full_moment_bytes(optimizer)
-    )
+    held = MASTER_BYTES + _full_moment_bytes(card.optimizer)
+    return weight_bytes(card, parameters) + parameters * held
 
 
 def _full_moment_bytes(optimizer: OptimizerSection) -> int:
@@ -472,7 +429,7 @@ def _full_moment_bytes(optimizer: OptimizerSection) -> int:
     return ADAM_BYTES
 
 
-def moment_bytes(parameters: int, optimizer: OptimizerSection, word_embedding: int) -> int:
+def moment_bytes(card: TrainerConfig, parameters: int, word_embedding: int) -> int:
     """Bytes of the moments. In 8 bits: a byte and a share of a scale each, but for the word
     embedding's.
 
@@ -480,38 +437,32 @@ def moment_bytes(parameters: int, optimizer: OptimizerSection, word_embedding: i
     Small tensors, which keep fp32 moments too, are not told apart: they are less than a thousandth of any model for
     which 8 bits matter.
     """
-    if optimizer.type != "adam8bit":
-        return parameters * _full_moment_bytes(optimizer)
+    if card.optimizer.type != "adam8bit":
+        return parameters * _full_moment_bytes(card.optimizer)
     coded = parameters - word_embedding
     return 2 * (coded + -(-coded // BLOCK_OF_CODES) * 4) + word_embedding * ADAM_BYTES
 
 
-def training_bytes(
-    parameters: int, precision: PrecisionSection, optimizer: OptimizerSection, word_embedding: int
-) -> int:
+def training_bytes(card: TrainerConfig, parameters: int, word_embedding: int) -> int:
     """Bytes of training state over all workers of one replica, nothing sharded (18 a parameter in
     bf16 with AdamW).
 
     `word_embedding`: how many of the parameters are its.
     """
-    held = weight_bytes(parameters, precision) + parameters * (GRADIENT_BYTES + MASTER_BYTES)
-    return held + moment_bytes(parameters, optimizer, word_embedding)
+    held = weight_bytes(card, parameters) + parameters * (GRADIENT_BYTES + MASTER_BYTES)
+    return held + moment_bytes(card, parameters, word_embedding)
 
 
 def worker_state_bytes(
-    parameters_per_worker: int,
-    precision: PrecisionSection,
-    data_parallel: int,
-    optimizer: OptimizerSection,
-    word_embedding: int,
+    card: TrainerConfig, parameters_per_worker: int, data_parallel: int, word_embedding: int
 ) -> int:
     """Bytes of training state on one worker: weights and gradients whole, optimizer state divided
     by ZeRO stage 1.
 
     `word_embedding`: how many of the worker's parameters are its.
     """
-    whole = weight_bytes(parameters_per_worker, precision) + parameters_per_worker * GRADIENT_BYTES
-    moments = moment_bytes(parameters_per_worker, optimizer, word_embedding)
+    whole = weight_bytes(card, parameters_per_worker) + parameters_per_worker * GRADIENT_BYTES
+    moments = moment_bytes(card, parameters_per_worker, word_embedding)
     return whole + -(-(parameters_per_worker * MASTER_BYTES + moments) // data_parallel)
 
 

@@ -10,24 +10,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from trainer.config.data import BatchSection
+from trainer.config.card import TrainerConfig
 from trainer.config.kernel_choice import (
     SMALLEST_FLEX_HEAD,
     KernelName,
     recomputed_between,
     recomputed_part,
 )
-from trainer.config.model import (
-    ModelSection,
-    OptimizerSection,
-    ParallelSection,
-    PrecisionSection,
-    sends_shares,
-)
+from trainer.config.model import sends_shares
 from trainer.contract.record import Record
 from trainer.schedule import flops
 from trainer.schedule.ends import (
-    MASK_PROBABILITY,
     places_with_logits,
     tokens_at_the_end,
     tokens_between_layers,
@@ -68,46 +61,40 @@ class WorkerMemory(Record):
 
 
 class MemoryShape(Record):
-    """What the memory of a training depends on. `vocabulary`: padded. `attention`: the kernel in
-    use.
-    """
+    """What the memory of a training depends on. `attention`: the kernel in use."""
 
-    model: ModelSection
-    parallel: ParallelSection
-    batch: BatchSection
-    precision: PrecisionSection
-    optimizer: OptimizerSection
-    vocabulary: int
+    card: TrainerConfig
     data_parallel: int
     attention: KernelName
     kind: Literal["cpu", "cuda"] = "cuda"
-    mask_probability: float = MASK_PROBABILITY
 
     @property
     def width(self) -> int:
         """Bytes of a number in the card's dtype."""
-        if self.precision.dtype == "fp32":
+        if self.card.precision.dtype == "fp32":
             return 4
         return 2
 
     @property
     def table(self) -> int:
         """Elements of a worker's part of the word embedding."""
-        return self.vocabulary * self.model.hidden_size // self.parallel.tensor
+        card = self.card
+        rows = card.tokenizer.padded_vocabulary_size
+        return rows * card.model.hidden_size // card.parallel.tensor
 
     @property
     def stream(self) -> int:
         """Columns of the residual stream that a worker holds of each token: with sequence
         parallelism a share.
         """
-        return self.model.hidden_size // (
-            self.parallel.tensor if self.parallel.sequence_parallel else 1
-        )
+        if self.card.parallel.sequence_parallel:
+            return self.card.model.hidden_size // self.card.parallel.tensor
+        return self.card.model.hidden_size
 
     @property
     def message(self) -> int:
         """The same of what it sends to another stage."""
-        parallel, hidden = self.parallel, self.model.hidden_size
+        parallel, hidden = self.card.parallel, self.card.model.hidden_size
         cuts = sends_shares(
             parallel.pipeline, parallel.tensor, bool(parallel.sequence_parallel), hidden
         )
@@ -120,17 +107,17 @@ def worker_memory(shape: MemoryShape) -> WorkerMemory | None:
     """The peak over all stages and micro batches of the ramp; None where the stages are known to
     the engine alone.
     """
-    stages = flops.stage_layout(shape.model, shape.parallel, shape.vocabulary)
+    stages = flops.stage_layout(shape.card)
     if stages is None:
         return None
-    batch = shape.batch
+    batch = shape.card.batch
     first = batch.ramp.start if batch.ramp else batch.global_batch_size
     levels = {
         first,
         batch.global_batch_size,
         *(entry.from_batch for entry in batch.micro_batch_ramp),
     }
-    if batch.ramp and shape.parallel.virtual_stages > 1:
+    if batch.ramp and shape.card.parallel.virtual_stages > 1:
         levels |= _largest_rounds(
             shape, range(first, batch.global_batch_size, batch.ramp.increment)
         )
@@ -143,18 +130,18 @@ def _largest_rounds(shape: MemoryShape, levels: range) -> set[int]:
     found: dict[int, tuple[int, int]] = {}
     for level in levels:
         size, count = (
-            shape.batch.micro_batch_at(level),
-            shape.batch.micro_batches(level, shape.data_parallel),
+            shape.card.batch.micro_batch_at(level),
+            shape.card.batch.micro_batches(level, shape.data_parallel),
         )
-        largest = rounds(max(1, count), shape.parallel.pipeline)[0]
+        largest = rounds(max(1, count), shape.card.parallel.pipeline)[0]
         found[size] = max(found.get(size, (0, 0)), (largest, level))
     return {level for _, level in found.values()}
 
 
 def stage_memory(shape: MemoryShape, stage: flops.StageBlocks, global_batch: int) -> WorkerMemory:
     """The peak of one stage's workers, where the global batch is `global_batch`."""
-    size = shape.batch.micro_batch_at(global_batch)
-    micro_batches = max(1, shape.batch.micro_batches(global_batch, shape.data_parallel))
+    size = shape.card.batch.micro_batch_at(global_batch)
+    micro_batches = max(1, shape.card.batch.micro_batches(global_batch, shape.data_parallel))
     activations, working = (
         _activations(shape, stage, size, micro_batches),
         _working(shape, stage, size),
@@ -171,10 +158,10 @@ def stage_memory(shape: MemoryShape, stage: flops.StageBlocks, global_batch: int
 def _state(shape: MemoryShape, stage: flops.StageBlocks) -> tuple[MemoryPart, ...]:
     count, replicas = stage.parameters_per_worker, shape.data_parallel
     table = 0
-    if stage.embedding or (stage.head and shape.model.tied_embeddings):
+    if stage.embedding or (stage.head and shape.card.model.tied_embeddings):
         table = shape.table
-    moments = flops.moment_bytes(count, shape.optimizer, table)
-    gradients = 2 if shape.precision.dtype == "fp16" else flops.GRADIENT_BYTES
+    moments = flops.moment_bytes(shape.card, count, table)
+    gradients = 2 if shape.card.precision.dtype == "fp16" else flops.GRADIENT_BYTES
     return (
         MemoryPart("weights", count * shape.width),
         MemoryPart("gradients", count * gradients),
@@ -185,7 +172,11 @@ def _state(shape: MemoryShape, stage: flops.StageBlocks) -> tuple[MemoryPart, ..
 
 
 def _fixed(shape: MemoryShape, size: int, micro_batches: int) -> tuple[MemoryPart, ...]:
-    model, length, parallel = shape.model, shape.model.sequence_length, shape.parallel
+    model, length, parallel = (
+        shape.card.model,
+        shape.card.model.sequence_length,
+        shape.card.parallel,
+    )
     count = 3 if parallel.pipeline > 1 else 0
     if parallel.virtual_stages > 1:  # asked for ahead, and sent but not yet taken
         count += (
@@ -194,7 +185,7 @@ def _fixed(shape: MemoryShape, size: int, micro_batches: int) -> tuple[MemoryPar
     messages = count * size * length * shape.message * shape.width
     bias = 0
     if shape.attention in ("dense", "efficient", "math") and model.position_embedding == "alibi":
-        bias = model.attention_heads // shape.parallel.tensor * length * length * shape.width
+        bias = model.attention_heads // shape.card.parallel.tensor * length * length * shape.width
     reserved = RESERVED if shape.kind == "cuda" else 0
     return (
         MemoryPart("attention bias", bias),
@@ -210,21 +201,21 @@ def _activations(
     """What is kept for the backward pass, of all micro batches that a 1F1B pipeline has on the way."""
     parts = len(stage.parts)
     each = [_part_activations(shape, stage, size, part) for part in range(parts)]
-    moments = held_counts(micro_batches, shape.parallel.pipeline, parts, stage.index)
+    moments = held_counts(micro_batches, shape.card.parallel.pipeline, parts, stage.index)
     return max(sum(map(int.__mul__, counts, each)) for counts in moments)
 
 
 def _part_activations(shape: MemoryShape, stage: flops.StageBlocks, size: int, part: int) -> int:
     """What one micro batch keeps in a part of a stage."""
-    model, length = shape.model, shape.model.sequence_length
+    model, length = shape.card.model, shape.card.model.sequence_length
     tokens, last = (
         size * tokens_between_layers(model, length),
         size * tokens_at_the_end(model, length),
     )
     unit = tokens * shape.stream * shape.width  # the residual stream of one micro batch
     kept = tokens * model.hidden_size * shape.width
-    if shape.parallel.sequence_parallel or model.partition_activations:
-        kept //= shape.parallel.tensor
+    if shape.card.parallel.sequence_parallel or model.partition_activations:
+        kept //= shape.card.parallel.tensor
     head, embedding = stage.head and part == len(stage.parts) - 1, stage.embedding and part == 0
     # the part's own output
     ends = (last * shape.stream if head else tokens * shape.message) * shape.width
@@ -258,7 +249,7 @@ def _decoder(shape: MemoryShape, size: int, kept: int) -> tuple[int, int, int]:
     `kept`: both sides of the residual stream. Each block hands on a copy of the side that it leaves
     alone.
     """
-    model, parts = shape.model, shape.parallel.tensor
+    model, parts = shape.card.model, shape.card.parallel.tensor
     text, answer = size * model.sequence_length, size * model.decoder_sequence_length
     heads = flops.attention_width(model)
     cross = answer * (2 * shape.stream + 2 * heads // parts) + text * 2 * heads // parts
@@ -274,7 +265,7 @@ def _outside_attention(shape: MemoryShape, tokens: int) -> int:
     """What one block keeps of so many tokens outside of what lies between attention's two
     projections, with the results of both.
     """
-    model, parts = shape.model, shape.parallel.tensor
+    model, parts = shape.card.model, shape.card.parallel.tensor
     cut = (
         flops.fused_width(model) + flops.attention_width(model) + flops.up_width(model) + model.ffn
     )
@@ -290,7 +281,7 @@ def _inside_attention(shape: MemoryShape, tokens: int, keys: int) -> int:
     """What one block keeps of so many tokens between attention's projections. `keys`: what each
     token attends to.
     """
-    model, parts = shape.model, shape.parallel.tensor
+    model, parts = shape.card.model, shape.card.parallel.tensor
     heads, keys_width = flops.attention_width(model), flops.key_width(model)
     is_grouped = keys_width != heads
     columns = 0
@@ -324,13 +315,15 @@ def _inside_attention(shape: MemoryShape, tokens: int, keys: int) -> int:
 # ----------------------------------------------------------------------------- what comes and goes
 def _working(shape: MemoryShape, stage: flops.StageBlocks, size: int) -> tuple[MemoryPart, ...]:
     """The largest of what stands beside all activations, and what the tied head holds meanwhile."""
-    model, length = shape.model, shape.model.sequence_length
+    model, length = shape.card.model, shape.card.model.sequence_length
     tokens = size * length
     up = flops.up_width(model)
-    matrix = model.hidden_size * max(up, flops.fused_width(model)) // shape.parallel.tensor
+    matrix = model.hidden_size * max(up, flops.fused_width(model)) // shape.card.parallel.tensor
     # the weight, rounded
-    block = _handed_over(shape, matrix) + (matrix if shape.precision.float8 else 0)
-    block += tokens * shape.width * (3 * shape.stream + (model.ffn + up) // shape.parallel.tensor)
+    block = _handed_over(shape, matrix) + (matrix if shape.card.precision.float8 else 0)
+    block += (
+        tokens * shape.width * (3 * shape.stream + (model.ffn + up) // shape.card.parallel.tensor)
+    )
     # A recomputed block before the last one takes the place of one whose backward pass is over.
     last = recomputed_part(model, sum(stage.parts[-1]) - 1)
     outside, inside = _outside_attention(shape, tokens), _inside_attention(shape, tokens, length)
@@ -340,7 +333,7 @@ def _working(shape: MemoryShape, stage: flops.StageBlocks, size: int) -> tuple[M
         block += (
             size * (2 * tokens_between_layers(model, length) + length) * shape.stream * shape.width
         )
-    if shape.parallel.sequence_parallel:
+    if shape.card.parallel.sequence_parallel:
         # Whole sequences: what is gathered, its gradient, copies of both for the collectives, of
         # which the last may not be freed yet, and the head's.
         block += 7 * tokens * model.hidden_size * shape.width
@@ -362,7 +355,7 @@ def _handed_over(shape: MemoryShape, elements: int) -> int:
     accumulated ones.
     """
     widened = 0
-    if shape.precision.dtype == "bf16" and shape.kind == "cpu":
+    if shape.card.precision.dtype == "bf16" and shape.kind == "cpu":
         widened = min(elements, WIDENED_ELEMENTS) * 4
     if shape.width == 4:
         return 0
@@ -370,8 +363,8 @@ def _handed_over(shape: MemoryShape, elements: int) -> int:
 
 
 def _head(shape: MemoryShape, tokens: int) -> int:
-    rows = shape.vocabulary // shape.parallel.tensor
-    every, tokens = tokens, places_with_logits(shape.model, tokens, shape.mask_probability)
+    rows = shape.card.tokenizer.padded_vocabulary_size // shape.card.parallel.tensor
+    every, tokens = tokens, places_with_logits(shape.card, tokens)
     height = min(tokens, max(1, PIECE_ELEMENTS[shape.kind] // rows))
     strip = max(1, SOFTMAX_ELEMENTS[shape.kind] // rows)
     soft = min(height, strip) * rows * 4
@@ -385,23 +378,23 @@ def _head(shape: MemoryShape, tokens: int) -> int:
     else:
         held = -(-height // strip) * strip
     # Logits, and hidden states of which those not counted are zero.
-    piece = (held * rows + height * shape.model.hidden_size) * shape.width
+    piece = (held * rows + height * shape.card.model.hidden_size) * shape.width
     # the weight's gradient
-    made = shape.table * (4 if shape.precision.dtype == "fp16" else shape.width)
+    made = shape.table * (4 if shape.card.precision.dtype == "fp16" else shape.width)
     # of one piece, or further ones are added as they are made
     if height >= tokens or shape.width == 4:
         pieces = piece + made + strips
     else:  # summed in fp32; beside it the first piece's, when the second one's comes
         pieces = piece + shape.table * 4 + max(strips, made + _handed_over(shape, shape.table))
-    hidden = tokens * shape.model.hidden_size * shape.width
+    hidden = tokens * shape.card.model.hidden_size * shape.width
     # from which they were gathered
-    hidden += every * shape.model.hidden_size * shape.width if tokens < every else 0
+    hidden += every * shape.card.model.hidden_size * shape.width if tokens < every else 0
     return hidden + max(pieces, _handed_over(shape, shape.table))
 
 
 def _step(shape: MemoryShape, stage: flops.StageBlocks) -> tuple[MemoryPart, ...]:
     """What the update makes when no activation is left. bf16's is in place."""
-    if shape.precision.dtype == "bf16":
+    if shape.card.precision.dtype == "bf16":
         return ()
     share = -(-stage.parameters_per_worker // shape.data_parallel)
     return (MemoryPart("copies of gradients for the update", share * (shape.width + 4)),)
@@ -409,7 +402,7 @@ def _step(shape: MemoryShape, stage: flops.StageBlocks) -> tuple[MemoryPart, ...
 
 def _bucket(shape: MemoryShape, stage: flops.StageBlocks) -> int:
     """What fp16 and fp32 gradients are summed in, fp16 widened; bf16's are summed where they are."""
-    if shape.precision.dtype == "bf16":
+    if shape.card.precision.dtype == "bf16":
         return 0
     return min(stage.parameters_per_worker, REDUCE_BUCKET) * (
         shape.width if shape.width == 4 else 2 + 4

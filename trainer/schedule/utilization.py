@@ -4,9 +4,8 @@ peak. Free of torch.
 
 from __future__ import annotations
 
-from trainer.config.card import ModelSection
+from trainer.config.card import TrainerConfig
 from trainer.contract.record import Record
-from trainer.schedule.ends import MASK_PROBABILITY
 from trainer.schedule.flops import hardware_flops, model_flops
 
 
@@ -24,14 +23,12 @@ class Utilization(Record):
 
 
 def utilization(
-    model: ModelSection,
-    padded_vocabulary_size: int,
+    card: TrainerConfig,
     samples: int,
     seconds: float,
     world_size: int,
     peak_tflops: float | None,
     sequence_length: int | None = None,
-    mask_probability: float = MASK_PROBABILITY,
 ) -> Utilization:
     """How well `world_size` workers used their devices when `samples` samples took `seconds`.
 
@@ -39,15 +36,7 @@ def utilization(
     """
     scale = seconds * world_size * 1e12
     needed, done = (
-        count(
-            model,
-            padded_vocabulary_size,
-            samples,
-            sequence_length=sequence_length,
-            mask_probability=mask_probability,
-        )
-        / scale
-        for count in (model_flops, hardware_flops)
+        count(card, samples, sequence_length) / scale for count in (model_flops, hardware_flops)
     )
     if peak_tflops is None:
         return Utilization(needed, done, None, None)

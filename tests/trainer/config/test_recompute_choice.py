@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.cases import tiny
+from tests.trainer.schedule_cards import card_of
 from trainer.config.card import ModelSection, TrainerConfig
 from trainer.config.kernel_choice import recomputed_between, recomputed_blocks, recomputed_part
 from trainer.schedule import flops
@@ -46,7 +47,7 @@ def test_the_operations_are_those_of_what_is_recomputed() -> None:
     some = model(4, activation_checkpointing=True, recompute_blocks=1)
     scores = model(4, activation_checkpointing=True, recompute_granularity="selective")
     base, full, part, inner = (
-        flops.hardware_flops(card, 100, 3) for card in (plain, whole, some, scores)
+        flops.hardware_flops(card_of(card, 100), 3) for card in (plain, whole, some, scores)
     )
     assert (full - base) == 4 * (part - base)
     # samples, blocks, operations of 16 x 16 scores of width 64

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.trainer.schedule_cards import card_of
 from trainer.config.card import ModelSection, OptimizerSection, ParallelSection, PrecisionSection
 from trainer.schedule import flops
 from trainer.schedule.devices import device_peak, peak_tflops
@@ -22,12 +23,14 @@ BLOOM = ModelSection(
     activation_checkpointing=True,
 )
 VOCABULARY = 250_880
-BF16, FP32 = PrecisionSection(), PrecisionSection(dtype="fp32")
-ADAMW = OptimizerSection()
+CARD = card_of(BLOOM, VOCABULARY)
+FP32 = card_of(BLOOM, VOCABULARY, precision=PrecisionSection(dtype="fp32"))
+FP16 = card_of(BLOOM, VOCABULARY, precision=PrecisionSection(dtype="fp16"))
+CODED = card_of(BLOOM, VOCABULARY, optimizer=OptimizerSection(type="adam8bit"))
 
 
 def test_parameters_of_176b() -> None:
-    count = flops.count_parameters(BLOOM, VOCABULARY)
+    count = flops.count_parameters(CARD)
     assert count.total == 176_247_271_424
     assert count.block == 2_466_437_120
     assert count.word_embedding == 3_596_615_680
@@ -52,7 +55,7 @@ def test_parameters_of_a_gpt(layers: int, heads: int, size: int, length: int) ->
     expected = (
         layers * (12 * hidden**2 + 13 * hidden) + 1000 * hidden + length * hidden + 2 * hidden
     )
-    assert flops.count_parameters(model, 1000).total == expected
+    assert flops.count_parameters(card_of(model, 1000)).total == expected
 
 
 @pytest.mark.parametrize(
@@ -67,55 +70,48 @@ def test_parameters_of_a_gpt(layers: int, heads: int, size: int, length: int) ->
 def test_tflops_of_the_original_log(
     batch: int, seconds: float, world: int, expected: float
 ) -> None:
-    assert round(flops.tflops_per_gpu(BLOOM, VOCABULARY, batch, seconds, world), 2) == expected
+    assert round(flops.tflops_per_gpu(CARD, batch, seconds, world), 2) == expected
 
 
 def test_hardware_flops_follow_the_formula_under_checkpointing() -> None:
-    operations = flops.hardware_flops(BLOOM, VOCABULARY, 2048)
-    assert math.isclose(
-        operations / 1e12, flops.tflops_per_gpu(BLOOM, VOCABULARY, 2048, 1.0, 1), rel_tol=1e-12
-    )
+    operations = flops.hardware_flops(CARD, 2048)
+    assert math.isclose(operations / 1e12, flops.tflops_per_gpu(CARD, 2048, 1.0, 1), rel_tol=1e-12)
 
 
 def test_model_flops_are_six_per_parameter_and_token() -> None:
     tokens = 2048 * BLOOM.sequence_length
-    count = flops.count_parameters(BLOOM, VOCABULARY)
+    count = flops.count_parameters(CARD)
     matrices = 6 * tokens * (70 * 12 * 14336**2 + count.word_embedding)
     attention = 12 * 70 * 14336 * 2048 * tokens
-    assert flops.model_flops(BLOOM, VOCABULARY, 2048) == matrices + attention
+    assert flops.model_flops(CARD, 2048) == matrices + attention
 
 
 def test_the_counter_of_the_tensorboard_axis() -> None:
-    count = flops.count_parameters(BLOOM, VOCABULARY)
-    assert (
-        flops.counted_gigaflops(BLOOM, VOCABULARY, 2048)
-        == 6 * 2048 * 2048 * count.without_embeddings / 1e9
-    )
+    count = flops.count_parameters(CARD)
+    assert flops.counted_gigaflops(CARD, 2048) == 6 * 2048 * 2048 * count.without_embeddings / 1e9
 
 
 def test_utilization_of_the_176b_training() -> None:
     """105.22 s a step on A100s was 48 % of their peak with what was recomputed, 36 % without."""
     peak = peak_tflops("NVIDIA A100-SXM4-80GB", "bf16")
-    found = utilization(BLOOM, VOCABULARY, 2048, 105.22, 384, peak)
+    found = utilization(CARD, 2048, 105.22, 384, peak)
     assert found.hardware_tflops == pytest.approx(149.02, abs=0.005)
     assert found.hfu == pytest.approx(0.478, abs=5e-4)
     assert found.mfu == pytest.approx(0.360, abs=5e-4)
-    unknown = utilization(BLOOM, VOCABULARY, 2048, 105.22, 384, None)
+    unknown = utilization(CARD, 2048, 105.22, 384, None)
     assert (unknown.mfu, unknown.hfu) == (None, None)
     assert unknown.model_tflops == found.model_tflops
 
 
 def test_shorter_samples_cost_less_than_their_share_of_tokens() -> None:
-    whole, half = (flops.model_flops(BLOOM, VOCABULARY, 8, length) for length in (2048, 1024))
-    assert whole == flops.model_flops(BLOOM, VOCABULARY, 8)
+    whole, half = (flops.model_flops(CARD, 8, length) for length in (2048, 1024))
+    assert whole == flops.model_flops(CARD, 8)
     attention = 12 * 70 * 14336 * 1024 * 1024 * 8
     assert whole == 2 * half + 2 * attention
-    short = BLOOM.model_copy(update={"sequence_length": 1024})
+    short = card_of(BLOOM.model_copy(update={"sequence_length": 1024}), VOCABULARY)
     for count in (flops.model_flops, flops.hardware_flops):
-        assert count(BLOOM, VOCABULARY, 8, 1024) == count(short, VOCABULARY, 8)
-    assert flops.tflops_per_gpu(BLOOM, VOCABULARY, 8, 1.0, 1, 1024) == flops.tflops_per_gpu(
-        short, VOCABULARY, 8, 1.0, 1
-    )
+        assert count(CARD, 8, 1024) == count(short, 8)
+    assert flops.tflops_per_gpu(CARD, 8, 1.0, 1, 1024) == flops.tflops_per_gpu(short, 8, 1.0, 1)
 
 
 def test_heads_of_another_width_than_the_stream() -> None:
@@ -135,38 +131,36 @@ def test_heads_of_another_width_than_the_stream() -> None:
         (64,),
         *[(64,)] * 4,
     ]
-    assert flops.count_parameters(model, 100).block == sum(math.prod(shape) for shape in shapes)
+    card = card_of(model, 100)
+    assert flops.count_parameters(card).block == sum(math.prod(shape) for shape in shapes)
     matrices = sum(math.prod(shape) for shape in shapes if len(shape) == 2)
     scores = 2 * 2 * 16 * wide
-    assert flops.model_flops(model, 100, 1) == 3 * 16 * (3 * (2 * matrices + scores) + 2 * 64 * 100)
+    assert flops.model_flops(card, 1) == 3 * 16 * (3 * (2 * matrices + scores) + 2 * 64 * 100)
 
 
 @pytest.mark.parametrize("position", ["alibi", "rotary"])
 def test_positions_without_a_table(position: str) -> None:
     model = BLOOM.model_copy(update={"position_embedding": position})
-    assert flops.count_parameters(model, VOCABULARY).position_embedding == 0
+    assert flops.count_parameters(card_of(model, VOCABULARY)).position_embedding == 0
 
 
 def test_no_checkpointing_recomputes_nothing() -> None:
-    plain = BLOOM.model_copy(update={"activation_checkpointing": False})
-    assert flops.hardware_flops(plain, VOCABULARY, 8) == flops.model_flops(plain, VOCABULARY, 8)
+    plain = card_of(BLOOM.model_copy(update={"activation_checkpointing": False}))
+    assert flops.hardware_flops(plain, 8) == flops.model_flops(plain, 8)
 
 
 def test_bytes() -> None:
     gibibyte = 2**30
-    assert (
-        round(flops.checkpoint_bytes(176 * 10**9, BF16, OptimizerSection()) / gibibyte, 1) == 2294.8
-    )
-    assert round(flops.weight_bytes(176 * 10**9, BF16) / gibibyte, 1) == 327.8
-    assert flops.training_bytes(10, BF16, ADAMW, 3) == 180
-    assert flops.weight_bytes(10, FP32) == 40
-    assert flops.worker_state_bytes(1000, BF16, 8, ADAMW, 500) == 6000 + 1500
-    assert flops.training_bytes(10, PrecisionSection(dtype="fp16"), ADAMW, 0) == 180
-    coded = OptimizerSection(type="adam8bit")
-    assert flops.moment_bytes(2560, coded, 0) == 2 * (2560 + 10 * 4)
-    assert flops.moment_bytes(2560 + 100, coded, 100) == 2 * (2560 + 10 * 4) + 800
-    assert flops.training_bytes(2560, BF16, coded, 0) == 2560 * (2 + 4 + 4) + 5200
-    assert flops.worker_state_bytes(2560, BF16, 8, coded, 0) == 6 * 2560 + (4 * 2560 + 5200) // 8
+    assert round(flops.checkpoint_bytes(CARD, 176 * 10**9) / gibibyte, 1) == 2294.8
+    assert round(flops.weight_bytes(CARD, 176 * 10**9) / gibibyte, 1) == 327.8
+    assert flops.training_bytes(CARD, 10, 3) == 180
+    assert flops.weight_bytes(FP32, 10) == 40
+    assert flops.worker_state_bytes(CARD, 1000, 8, 500) == 6000 + 1500
+    assert flops.training_bytes(FP16, 10, 0) == 180
+    assert flops.moment_bytes(CODED, 2560, 0) == 2 * (2560 + 10 * 4)
+    assert flops.moment_bytes(CODED, 2560 + 100, 100) == 2 * (2560 + 10 * 4) + 800
+    assert flops.training_bytes(CODED, 2560, 0) == 2560 * (2 + 4 + 4) + 5200
+    assert flops.worker_state_bytes(CODED, 2560, 8, 0) == 6 * 2560 + (4 * 2560 + 5200) // 8
 
 
 def test_files_of_the_deepspeed_layout() -> None:
@@ -176,7 +170,8 @@ def test_files_of_the_deepspeed_layout() -> None:
 
 
 def test_stages_of_176b() -> None:
-    stages = flops.stage_layout(BLOOM, ParallelSection(tensor=4, pipeline=12), VOCABULARY)
+    parallel = ParallelSection(tensor=4, pipeline=12)
+    stages = flops.stage_layout(card_of(BLOOM, VOCABULARY, parallel=parallel))
     assert stages is not None
     assert [stage.blocks for stage in stages] == [5, *[6] * 10, 5]
     assert [stage.first_block for stage in stages][:3] == [0, 5, 11]
@@ -188,32 +183,27 @@ def test_stage_parameters_add_up(stages: int) -> None:
     model = ModelSection(
         layers=4, hidden_size=8, attention_heads=2, sequence_length=16, embedding_layernorm=True
     )
-    layout = flops.stage_layout(model, ParallelSection(pipeline=stages), 64)
+    card = card_of(model, parallel=ParallelSection(pipeline=stages))
+    layout = flops.stage_layout(card)
     assert layout is not None
     tied_copy = 64 * 8 if stages > 1 else 0
     assert (
         sum(stage.parameters_per_worker for stage in layout)
-        == flops.count_parameters(model, 64).total + tied_copy
+        == flops.count_parameters(card).total + tied_copy
     )
 
 
 def test_partition_by_blocks_alone_and_unknown_partitions() -> None:
     model = BLOOM.model_copy(update={"layers": 24})
-    layout = flops.stage_layout(
-        model, ParallelSection(pipeline=4, partition="type:transformer"), VOCABULARY
-    )
-    assert layout is not None and [stage.blocks for stage in layout] == [6, 6, 6, 6]
-    for unknown in (
-        "parameters",
-        "type:layer",
-        "type:embedding",
-    ):  # the second counts LayerNorms, the third no block
-        assert (
-            flops.stage_layout(model, ParallelSection(pipeline=4, partition=unknown), VOCABULARY)
-            is None
-        )
-    short = ParallelSection(pipeline=4, partition="type:Transformer|EMBED")
-    assert flops.stage_layout(model, short, VOCABULARY) is None  # 26 layers that count
+
+    def layout(partition: str) -> tuple[flops.StageBlocks, ...] | None:
+        parallel = ParallelSection(pipeline=4, partition=partition)
+        return flops.stage_layout(card_of(model, VOCABULARY, parallel=parallel))
+
+    assert [stage.blocks for stage in layout("type:transformer") or ()] == [6, 6, 6, 6]
+    # the second counts LayerNorms, the third no block, the last 26 layers
+    for unknown in ("parameters", "type:layer", "type:embedding", "type:Transformer|EMBED"):
+        assert layout(unknown) is None
 
 
 def test_bubble() -> None:

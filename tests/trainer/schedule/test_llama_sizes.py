@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.trainer.llama_cases import KINDS, LLAMA, tiny_llama
+from tests.trainer.schedule_cards import card_of
 from trainer.checkpoint.huggingface.llama import facts_of_config, llama_config
 from trainer.config.model import ModelSection
 from trainer.schedule import flops
@@ -92,7 +93,7 @@ def test_parameters_are_those_of_the_published_model(name: str) -> None:
     with torch.device("meta"):
         theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**SHARED | config))
     assert (
-        flops.count_parameters(section(config), config["vocab_size"]).total
+        flops.count_parameters(card_of(section(config), config["vocab_size"])).total
         == published
         == theirs.num_parameters()
     )
@@ -111,8 +112,7 @@ def test_the_config_of_a_card_is_the_published_one(name: str) -> None:
 @pytest.mark.parametrize(("pipeline", "tensor"), [(1, 1), (2, 2)])
 def test_stages_hold_all_parameters_between_them(kind: str, pipeline: int, tensor: int) -> None:
     config = tiny_llama(pipeline, tensor, kind=kind)
-    count = flops.count_parameters(config.model, 64)
-    stages = flops.stage_layout(config.model, config.parallel, 64)
+    count, stages = flops.count_parameters(config), flops.stage_layout(config)
     assert stages is not None
     # norms, which every tensor rank holds whole
     replicated = 2 * (2 * 32 + (24 if kind == "qwen3" else 0)) + 32
@@ -128,16 +128,14 @@ def test_operations_are_those_of_the_matrices() -> None:
     window, times three.
     """
     config, published = PUBLISHED["Llama-3-8B"]
-    model = section(config, length=8192)
+    card = card_of(section(config, length=8192), 128_256)
     vectors = (2 * 32 + 1) * 4096
     matrices = published - vectors - 128_256 * 4096  # the word embedding multiplies nothing
     scores = 2 * 2 * 32 * 8192 * 4096
-    assert flops.model_flops(model, 128_256, 1) == 3 * 8192 * (2 * matrices + scores)
-    rate = flops.tflops_per_gpu(model, 128_256, 64, 10.0, 8)
-    assert math.isclose(rate, 64 * flops.hardware_flops(model, 128_256, 1) / 80e12)
-    assert (
-        flops.count_parameters(model, 128_256).without_embeddings == published - 2 * 128_256 * 4096
-    )
+    assert flops.model_flops(card, 1) == 3 * 8192 * (2 * matrices + scores)
+    rate = flops.tflops_per_gpu(card, 64, 10.0, 8)
+    assert math.isclose(rate, 64 * flops.hardware_flops(card, 1) / 80e12)
+    assert flops.count_parameters(card).without_embeddings == published - 2 * 128_256 * 4096
 
 
 # -------------------------------------------------------------------------- what a card may not say

@@ -171,10 +171,7 @@ def in_two_parts(config: TrainerConfig) -> TrainerConfig:
 
 
 def shape_of(config: TrainerConfig, data_parallel: int) -> MemoryShape:
-    return MemoryShape(
-        config.model, config.parallel, config.batch, config.precision, config.optimizer,
-        config.tokenizer.padded_vocabulary_size, data_parallel, "dense", "cpu",
-    )  # fmt: skip
+    return MemoryShape(config, data_parallel, "dense", "cpu")
 
 
 NARROW = {"hidden_size": 128, "sequence_length": 256}  # activations weigh as much as the state
@@ -249,7 +246,7 @@ def test_the_count_is_what_is_allocated(
     ranks = run_ranks(count, world, list(cards.values()))
     for number, (name, config) in enumerate(cards.items()):
         shape = shape_of(config, world // (config.parallel.pipeline * config.parallel.tensor))
-        stages = flops.stage_layout(config.model, config.parallel, shape.vocabulary)
+        stages = flops.stage_layout(config)
         assert stages is not None
         for stage in stages:
             found = [rank[number] for rank in ranks if rank[number].stage == stage.index]

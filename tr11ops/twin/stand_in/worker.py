@@ -283,7 +283,6 @@ class StandIn:
             # without the noise of a shared machine
             seconds = max(0.1, round(seconds, 1)) * self.pace.log_scale
         loss, gradient_norm = self.ailments.numbers(progress.iteration, loss, 1.0)
-        rows = self.config.tokenizer.padded_vocabulary_size
         record = StepRecord(
             iteration=progress.iteration,
             total_iterations=total,
@@ -298,8 +297,7 @@ class StandIn:
             grad_norm=gradient_norm,
             samples_per_second=samples / seconds,
             tflops=tflops_per_gpu(
-                self.config.model,
-                rows,
+                self.config,
                 global_batch_size=samples,
                 seconds=seconds,
                 world_size=self.seat.world,
