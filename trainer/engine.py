@@ -148,7 +148,7 @@ class Engine:
             optimizer.materialise(self._shares.values())
         if watch is not None and optimizer is not None:
             tied_copy = None if mesh.is_first_stage else self._tied_name
-            runs = counted_runs(optimizer, self._parameters, mesh, tied_copy)
+            runs = counted_runs(optimizer, self._shares.values(), mesh, tied_copy)
             watch.locate(runs)
             if layer_norms is not None:
                 layer_norms.locate(runs, [name for name, _ in self._parameters])

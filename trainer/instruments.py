@@ -25,11 +25,11 @@ class Instruments:
         self.interval = Interval()
         self.throughput = ThroughputMeter(config, mesh)
         self.metrics = MetricsWriter(
-            config.paths,
+            config,
             attempt.job_id,
             is_writer=mesh.rank == mesh.world_size - 1,
-            logging=config.logging,
             world_size=mesh.world_size,
+            replicas=mesh.data,
         )
         self.profiler = StepProfiler(
             config.paths, attempt, (mesh.rank, mesh.world_size), mesh.device
@@ -109,9 +109,8 @@ class Instruments:
             nan_iterations=interval.nan,
             other_losses=other_losses,
         )
-        self.metrics.step(
-            record, self.throughput.numbers(interval), self.throughput.context(interval, progress)
-        )
+        timers = {name: seconds / interval.steps for name, seconds in interval.timers.items()}
+        self.metrics.step(record, self.throughput.numbers(interval), timers)
         self.interval = Interval()
 
     def give_up(self) -> None:

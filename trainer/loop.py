@@ -288,7 +288,6 @@ class Trainer:
                 group,
                 self.progress,
                 mean.loss,
-                gigaflops=self.instruments.throughput.gigaflops(self.progress.consumed_samples),
                 prefix=name,
                 parts=mean.parts,
             )

@@ -17,7 +17,7 @@ from tests.trainer.courses import worker_of
 from tests.trainer.gradients import Seen, steps
 from tests.trainer.recorder import Entry, recorded
 from tests.trainer.sums import in_any_order, one_ulp
-from trainer.config.card import TrainerConfig
+from trainer.config.card import RecoverySection, TrainerConfig
 from trainer.contract.record import Record
 from trainer.control.resume import load_newest
 from trainer.control.saving import Saver
@@ -114,7 +114,9 @@ def course(config: TrainerConfig, kind: str, told: list[str] | None = None) -> C
         losses.append(result.loss)
         norms.append(result.grad_norm)
         clipped_by.append(float(engine._pipeline.optimizer._global_grad_norm))
-        watch._detector = SpikeDetector(losses=(result.loss / 2,) * 20, norms=(1.0,) * 20)
+        watch._detector = SpikeDetector(
+            RecoverySection(), losses=(result.loss / 2,) * 20, norms=(1.0,) * 20
+        )
         if watch.observe(step + 1, result.loss, result.grad_norm, result.skipped) is not None:
             spikes.append(f"step {step + 1}")
         if kind == "save" and step + 1 == SAVED:

@@ -16,8 +16,8 @@ from trainer.config.card import TrainerConfig
 from trainer.contract.metrics_record import LayerMeasure
 from trainer.contract.record import Record
 from trainer.engine import Engine
+from trainer.optim.interface import PartitionShare
 from trainer.optim.layer_norms import LayerNorms, layer_of
-from trainer.optim.watch import CountedRun
 from trainer.parallel.mesh import Mesh
 
 EVERY = 2
@@ -125,7 +125,9 @@ def test_what_a_block_hands_on_is_its_root_mean_square() -> None:
     block, weight = Threes(), torch.nn.Parameter(torch.ones(4))
     optimizer = torch.optim.SGD([weight], lr=0.5)
     norms = LayerNorms(optimizer, Mesh.single(CPU), [("blocks.0.", block)])
-    norms.locate({id(weight): [CountedRun("blocks.0.weight", 0, 4)]}, ["blocks.0.weight"])
+    norms.locate(
+        {id(weight): [PartitionShare("blocks.0.weight", 0, 0, 4, 0, (4,))]}, ["blocks.0.weight"]
+    )
     block(torch.zeros(2, 3, 4))  # before anything is measured
     norms.begin()
     for _ in range(3):

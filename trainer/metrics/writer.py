@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trainer.config.card import LoggingSection
+from trainer.config.card import TrainerConfig
 from trainer.contract.attempt import tell
 from trainer.contract.files import append_line, make_shared
 from trainer.contract.metrics_record import (
@@ -28,8 +28,8 @@ from trainer.contract.metrics_record import (
     format_validation,
     perplexity_of,
 )
-from trainer.contract.paths import RunPaths
-from trainer.contract.record import JsonObject, Record
+from trainer.contract.record import JsonObject
+from trainer.schedule.flops import counted_gigaflops
 from trainer.schedule.progress import Progress
 
 LM = "lm"  # the loss of what is predicted, beside others of which the whole is the sum
@@ -75,6 +75,11 @@ class Interval:
         self.skipped += int(skipped)
         self.nan += int(not math.isfinite(loss))
 
+    @property
+    def length(self) -> int:
+        """Tokens of a sample."""
+        return self.tokens // max(1, self.samples)
+
     def losses(self) -> tuple[float, tuple[tuple[str, float], ...]]:
         """Means: of what is predicted, and of each other loss by name."""
         means = {name: value / self.steps for name, value in self.parts.items()}
@@ -83,21 +88,6 @@ class Interval:
     def time(self, name: str, seconds: float) -> None:
         """Add to one of the timers, which TensorBoard shows per step."""
         self.timers[name] = self.timers.get(name, 0.0) + seconds
-
-
-class StepContext(Record):
-    """What TensorBoard shows besides the record. `gigaflops`: 6 x tokens x parameters / 1e9,
-    without embeddings.
-
-    `timers`: seconds per step, by name. `utilisation`: model FLOPs over the peak, None on an
-    unknown device.
-    """
-
-    data_parallel: int
-    sequence_length: int
-    gigaflops: float
-    utilisation: float | None
-    timers: dict[str, float]
 
 
 @dataclass
@@ -110,14 +100,17 @@ class MetricsWriter:
     next attempt.
     """
 
-    paths: RunPaths
+    config: TrainerConfig
     job_id: str
     is_writer: bool
-    logging: LoggingSection
     world_size: int
+    replicas: int
     _events: SummaryWriter | None = field(default=None, init=False)
     _marked_restart: bool = field(default=False, init=False)
     _complained: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.paths, self.logging = self.config.paths, self.config.logging
 
     def open(self) -> None:
         """Create the log folders and the event file. Raises OSError when the run directory refuses
@@ -142,8 +135,12 @@ class MetricsWriter:
                 for key, value in keys.items() if isinstance(keys, Mapping) else ():
                     events.add_text(f"{section}.{key}", json.dumps(value), global_step=iteration)
 
-    def step(self, record: StepRecord, extra: Mapping[str, Any], around: StepContext) -> None:
-        """Print the log line and append the record, with `extra`, to both machine-readable logs."""
+    def step(
+        self, record: StepRecord, extra: Mapping[str, Any], timers: Mapping[str, float]
+    ) -> None:
+        """Print the log line and append the record, with `extra`, to both machine-readable logs.
+        `timers`: seconds per step, by name, for TensorBoard.
+        """
         if not self.is_writer:
             return
         tell(format_step(record))
@@ -152,15 +149,14 @@ class MetricsWriter:
             return
         with self._tensorboard() as events:
             if events is not None:
-                self._progress(events, record, around.gigaflops)
-                self._rates(events, record, around)
+                self._progress(events, record)
+                self._rates(events, record, extra.get("mfu"), timers)
 
     def validation(
         self,
         group: str,
         progress: Progress,
         loss: float,
-        gigaflops: float,
         prefix: str = "",
         parts: Mapping[str, float] | None = None,
     ) -> None:
@@ -193,6 +189,7 @@ class MetricsWriter:
         with self._tensorboard() as events:
             if events is None:
                 return
+            gigaflops = counted_gigaflops(self.config, progress.consumed_samples)
             values = [("lm loss validation", loss)]
             if self.logging.tensorboard_validation_perplexity:
                 values.append(("lm loss validation ppl", perplexity))
@@ -257,7 +254,7 @@ class MetricsWriter:
                 f"tr11: WARNING: TensorBoard cannot be written and stops until the next attempt: {error}"
             )
 
-    def _progress(self, events: SummaryWriter, record: StepRecord, gigaflops: float) -> None:
+    def _progress(self, events: SummaryWriter, record: StepRecord) -> None:
         add, iteration, logging = events.add_scalar, record.iteration, self.logging
         samples, tokens = record.consumed_samples, record.consumed_tokens
         add("steps-vs-samples/y=steps,x=samples", iteration, samples)
@@ -285,13 +282,20 @@ class MetricsWriter:
             add(f"{tag} vs samples", value, samples)
             if not tag.startswith("batch-size"):
                 add(f"{tag} vs tokens", value, tokens)
+        gigaflops = counted_gigaflops(self.config, samples)
         add("lm-loss-training/lm loss vs gigaflos (without embeddings)", record.lm_loss, gigaflops)
         if record.curriculum_length is not None:
             add("curriculum_seqlen", record.curriculum_length, iteration)
 
-    def _rates(self, events: SummaryWriter, record: StepRecord, around: StepContext) -> None:
-        add, iteration, replicas = events.add_scalar, record.iteration, around.data_parallel
-        length = record.curriculum_length or around.sequence_length
+    def _rates(
+        self,
+        events: SummaryWriter,
+        record: StepRecord,
+        utilisation: float | None,
+        timers: Mapping[str, float],
+    ) -> None:
+        add, iteration, replicas = events.add_scalar, record.iteration, self.replicas
+        length = record.curriculum_length or self.config.model.sequence_length
         tokens_per_second = record.samples_per_second * length
         add("iteration-time/iteration-time", record.seconds_per_iteration, iteration)
         add(
@@ -313,9 +317,9 @@ class MetricsWriter:
         add("iteration-time/tokens per second", tokens_per_second, iteration)
         add("iteration-time/tokens per second per replica", tokens_per_second / replicas, iteration)
         add("iteration-time/TFLOPs per gpu (estimated)", record.tflops, iteration)
-        if around.utilisation is not None:
-            add("iteration-time/model FLOPs utilisation", around.utilisation, iteration)
-        for name, seconds in around.timers.items() if self.logging.tensorboard_timers else ():
+        if utilisation is not None:
+            add("iteration-time/model FLOPs utilisation", utilisation, iteration)
+        for name, seconds in timers.items() if self.logging.tensorboard_timers else ():
             add(f"time/{name}-time", seconds, iteration)
         # The original's restart marker: the world size once, then zero at the next line.
         add("iteration-time/world_size", 0 if self._marked_restart else self.world_size, iteration)

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.contract.metrics_record import LayerMeasure
-from trainer.optim.watch import CountedRun, RunsOf, partitions_of
+from trainer.optim.interface import PartitionShare
+from trainer.optim.watch import RunsOf, partitions_of
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.replica_check import square_sum
 
@@ -126,7 +127,7 @@ class LayerNorms:
                 self._add(_WEIGHT, run, partition.detach())
                 self._add(_UPDATE, run, change)
 
-    def _add(self, row: int, run: CountedRun, partition: Tensor) -> None:
+    def _add(self, row: int, run: PartitionShare, partition: Tensor) -> None:
         self._sums[row, self._layers.index(layer_of(run.name))] += square_sum(
             partition.narrow(0, run.start, run.numel)
         )

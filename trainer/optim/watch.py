@@ -10,46 +10,29 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from trainer.contract.record import Record
+from trainer.optim.interface import PartitionShare, TrainingOptimizer
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.shard import sharding_of
 
-
-class CountedRun(Record):
-    """Elements [start, start + numel) of a flat partition: the share of one parameter, by its
-    logical name.
-    """
-
-    name: str
-    start: int
-    numel: int
-
-
-RunsOf = Mapping[int, Sequence[CountedRun]]
+RunsOf = Mapping[int, Sequence[PartitionShare]]
 """By the `id` of a partition, as an update may be shown the partitions one by one."""
 
 
 def counted_runs(
-    optimizer: torch.optim.Optimizer,
-    named: Iterable[tuple[str, nn.Parameter]],
+    optimizer: TrainingOptimizer,
+    shares: Iterable[PartitionShare],
     mesh: Mesh,
     tied_copy: str | None,
 ) -> RunsOf:
-    """Where each parameter lies in this rank's partitions, after ZeRO has cut them, so that all
-    ranks together count every logical element once: a tied copy is left out, and of what all tensor
-    ranks hold alike only the first rank's share counts. Padding of the partitions is not counted.
+    """The shares by which all ranks together count every logical element once: a tied copy is left
+    out, and of what all tensor ranks hold alike only the first rank's counts. Padding of the
+    partitions is in none.
     """
-    runs: dict[int, list[CountedRun]] = {}
-    for name, parameter in named:
-        mapping: Any = getattr(parameter, "_hp_mapping", None)
-        replicated = sharding_of(parameter).dim is None
-        if mapping is None or name == tied_copy or (replicated and mesh.tensor_rank != 0):
-            continue
-        where = mapping.hp_fragment_address
-        partition = optimizer.param_groups[mapping.param_group_index]["params"][0]
-        runs.setdefault(id(partition), []).append(CountedRun(name, where.start, where.numel))
+    runs: dict[int, list[PartitionShare]] = {}
+    for share in shares:
+        if share.name != tied_copy and (share.is_sharded or mesh.tensor_rank == 0):
+            runs.setdefault(id(optimizer.partition(share.group)), []).append(share)
     return runs
 
 

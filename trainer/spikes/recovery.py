@@ -83,9 +83,7 @@ class SpikeDetector(Record):
     stays high for more than `window` steps is no spike: the medians are then learnt again.
     """
 
-    gradient_factor: float = 10.0
-    loss_factor: float = 2.0
-    window: int = 100
+    settings: RecoverySection
     norms: tuple[float, ...] = ()
     losses: tuple[float, ...] = ()
     high_norms: int = 0  # in a row, up to now
@@ -93,10 +91,6 @@ class SpikeDetector(Record):
     first_sign: int | None = None  # of the present spike, or of what may become one
     calm: int = 0
     told: frozenset[tuple[SpikeKind, bool]] = frozenset()
-
-    @classmethod
-    def of(cls, settings: RecoverySection) -> SpikeDetector:
-        return cls(settings.gradient_factor, settings.loss_factor, settings.window)
 
     def observe(
         self, iteration: int, loss: float, grad_norm: float | None, update_dropped: bool = False
@@ -112,8 +106,8 @@ class SpikeDetector(Record):
         if not math.isfinite(loss) or (grad_norm is not None and not math.isfinite(grad_norm)):
             return self._not_finite(iteration, loss, grad_norm, update_dropped)
         usual_norm, usual_loss = _median(self.norms), _median(self.losses)
-        high_norm = grad_norm is not None and grad_norm > self.gradient_factor * usual_norm
-        high_loss = loss > self.loss_factor * usual_loss
+        high_norm = grad_norm is not None and grad_norm > self.settings.gradient_factor * usual_norm
+        high_loss = loss > self.settings.loss_factor * usual_loss
         after = self._learn(None if high_norm else grad_norm, None if high_loss else loss)
         after = replace(after, high_norms=self.high_norms + 1 if high_norm else 0, dropped=0)
         if not high_norm and not high_loss:
@@ -146,7 +140,7 @@ class SpikeDetector(Record):
     def _sign(self, iteration: int) -> SpikeDetector:
         """Note an extraordinary step; one that lasts longer than the window is the new ordinary."""
         first = iteration if self.first_sign is None else self.first_sign
-        if iteration - first > self.window:
+        if iteration - first > self.settings.window:
             return replace(self.over(), norms=(), losses=())
         return replace(self, first_sign=first, calm=0)
 
@@ -165,11 +159,11 @@ class SpikeDetector(Record):
         if grad_norm is None:
             norms = self.norms
         else:
-            norms = (*self.norms, grad_norm)[-self.window :]
+            norms = (*self.norms, grad_norm)[-self.settings.window :]
         if loss is None:
             losses = self.losses
         else:
-            losses = (*self.losses, loss)[-self.window :]
+            losses = (*self.losses, loss)[-self.settings.window :]
         return replace(self, norms=norms, losses=losses)
 
     def _tell(
@@ -241,7 +235,7 @@ class SpikeWatch:
     def __init__(self, config: TrainerConfig, group: dist.ProcessGroup | None):
         self._config = config
         self._ranks = RankGroup(group)
-        self._detector = SpikeDetector.of(config.recovery)
+        self._detector = SpikeDetector(config.recovery)
         self._dropped = DroppedSteps(config.recovery.dropped_steps)
         self.record = self._ranks.on_first("roll-backs of this run", _read, config.paths)
 

@@ -50,7 +50,7 @@ def healthy(first: int, count: int, seed: int = 1) -> list[Step]:
 def watch(
     steps: Iterable[Step], detector: SpikeDetector | None = None
 ) -> tuple[SpikeDetector, list[Spike]]:
-    detector, spikes = detector or SpikeDetector(), []
+    detector, spikes = detector or SpikeDetector(RecoverySection()), []
     for iteration, loss, norm in steps:
         detector, spike = detector.observe(iteration, loss, norm)
         if spike is not None:
@@ -149,7 +149,7 @@ def test_what_is_not_finite_is_a_spike_at_once(loss: float, norm: float) -> None
 
 def test_dropped_updates() -> None:
     """fp16's own overflows are nothing; a NaN loss is flagged, and more than that when it stays."""
-    detector, found = SpikeDetector(), []
+    detector, found = SpikeDetector(RecoverySection()), []
     for iteration, loss in enumerate([2.0, 2.0, math.nan, math.nan, math.nan, math.nan], start=1):
         detector, spike = detector.observe(iteration, loss, math.inf, update_dropped=True)
         if spike:

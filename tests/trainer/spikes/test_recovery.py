@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.courses import card
+from trainer.config.card import RecoverySection
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.manifest import MANIFEST_FILE
 from trainer.contract.recovery import RollBack
@@ -33,7 +34,7 @@ def test_a_save_in_the_background_is_gone_back_to(
 
     write(8)
     watch = SpikeWatch(config, None)
-    watch._detector = SpikeDetector(losses=(1.0,) * 50, norms=(1.0,) * 50)
+    watch._detector = SpikeDetector(RecoverySection(), losses=(1.0,) * 50, norms=(1.0,) * 50)
     steps = (watch.observe(step, 60.0, 60.0, False, finish_saves) for step in range(14, 20))
     action = next(found for found in steps if found is not None)
     assert len(finished) == saves_finished
