@@ -109,9 +109,9 @@ def waiting(pause: float) -> Callable[..., list[Layer]]:
     """`gpt_layers`, its blocks replaced by stand-ins."""
 
     def layers(
-        model: Any, vocabulary: int, mesh: Mesh, head: LanguageModelHead, *rest: Any
+        model: Any, vocabulary: int, mesh: Mesh, head: LanguageModelHead, **options: Any
     ) -> list[Layer]:
-        made = gpt_layers(model, vocabulary, mesh, head, *rest)
+        made = gpt_layers(model, vocabulary, mesh, head, **options)
         stand_in = {"kind": TransformerStandIn, "arguments": (model.hidden_size, pause, mesh)}
         return [
             replace(layer, **stand_in) if layer.kind is TransformerBlock else layer
