@@ -171,9 +171,9 @@ def _masking_problems(config: TrainerConfig) -> Iterator[Problem]:
         yield Problem(f"data.{key}", True, rule, "leave it out")
 
 
-def tokenizer_problems(config: TrainerConfig) -> list[Problem]:
+def tokenizer_problems(config: TrainerConfig) -> Iterator[Problem]:
     """Sizes of the vocabulary that do not fit together, and files that the tokenizer's type needs."""
-    tokenizer, problems = config.tokenizer, []
+    tokenizer = config.tokenizer
     size, rows, multiple = (
         tokenizer.vocabulary_size,
         tokenizer.padded_vocabulary_size,
@@ -181,63 +181,45 @@ def tokenizer_problems(config: TrainerConfig) -> list[Problem]:
     )
     if size is not None and rows < size:
         rule = f"must be at least tokenizer.vocabulary_size ({size})"
-        problems.append(
-            Problem("tokenizer.padded_vocabulary_size", rows, rule, "raise it or leave it out")
-        )
+        yield Problem("tokenizer.padded_vocabulary_size", rows, rule, "raise it or leave it out")
     if multiple is not None and rows % multiple:
         rule = f"must be a multiple of tokenizer.divisible_by ({multiple})"
         fix = f"use {-(-rows // multiple) * multiple}"
-        problems.append(Problem("tokenizer.padded_vocabulary_size", rows, rule, fix))
+        yield Problem("tokenizer.padded_vocabulary_size", rows, rule, fix)
     if tokenizer.type == "gpt2_bpe" and (tokenizer.vocabulary_file is None) != (
         tokenizer.merges_file is None
     ):
         rule = "gpt2_bpe needs both vocab.json and merges.txt"
-        problems.append(
-            Problem("tokenizer.merges_file", tokenizer.merges_file, rule, "name both files")
-        )
+        yield Problem("tokenizer.merges_file", tokenizer.merges_file, rule, "name both files")
     if tokenizer.type != "huggingface" and tokenizer.path is not None:
         rule = f"is for huggingface tokenizers, not for {tokenizer.type}"
-        problems.append(
-            Problem("tokenizer.path", tokenizer.path, rule, "use tokenizer.vocabulary_file")
-        )
-    return problems
+        yield Problem("tokenizer.path", tokenizer.path, rule, "use tokenizer.vocabulary_file")
 
 
-def checkpoint_problems(config: TrainerConfig) -> list[Problem]:
+def checkpoint_problems(config: TrainerConfig) -> Iterator[Problem]:
     """Keys without the one that they belong to."""
-    checkpoint, problems = config.checkpoint, []
-    if checkpoint.finetune and checkpoint.load is None:
+    if config.checkpoint.finetune and config.checkpoint.load is None:
         rule = "needs checkpoint.load: what it starts from"
-        problems.append(
-            Problem("checkpoint.finetune", True, rule, "name the folder of checkpoints")
-        )
-    return problems
+        yield Problem("checkpoint.finetune", True, rule, "name the folder of checkpoints")
 
 
-def precision_problems(config: TrainerConfig) -> list[Problem]:
+def precision_problems(config: TrainerConfig) -> Iterator[Problem]:
     """Loss scales where nothing is scaled; 8-bit floats where the other numbers or the sizes forbid
     them.
     """
-    precision = config.precision
+    precision, odd = config.precision, None
     if precision.float8 and precision.dtype != "bf16":
-        return [
-            Problem(
-                "precision.float8",
-                True,
-                f"is for bf16, not {precision.dtype}",
-                "leave it out, or use bf16",
-            )
-        ]
-    odd = None
+        rule = f"is for bf16, not {precision.dtype}"
+        yield Problem("precision.float8", True, rule, "leave it out, or use bf16")
+        return
     if precision.float8:
         odd = next(odd_sizes(config.model, config.parallel.tensor), None)
     if odd is not None:
         rule = f"needs multiples of {MULTIPLE}: {odd[0]} is {odd[1]}"
-        return [Problem("precision.float8", True, rule, "change that, or leave this out")]
-    if precision.loss_scale is not None and precision.dtype != "fp16":
+        yield Problem("precision.float8", True, rule, "change that, or leave this out")
+    elif precision.loss_scale is not None and precision.dtype != "fp16":
         rule = f"is for fp16; {precision.dtype} needs no loss scale"
-        return [Problem("precision.loss_scale", precision.loss_scale, rule, "remove it")]
-    return []
+        yield Problem("precision.loss_scale", precision.loss_scale, rule, "remove it")
 
 
 def debug_problems(config: TrainerConfig) -> list[Problem]:

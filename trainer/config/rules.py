@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import TypeAlias
 
 from trainer.config.card import (
@@ -19,25 +18,6 @@ from trainer.config.card import (
 from trainer.config.model import ModelSection, OptimizerSection, Units, units_of
 
 Rule: TypeAlias = Callable[[], Iterable[Problem]]
-
-
-def shape_rules(config: TrainerConfig, world_size: Callable[[], int]) -> tuple[Rule, ...]:
-    """Rules of the model's shape, the workers and the batch, one by one."""
-    return (
-        partial(_width_problems, config),
-        partial(_vocabulary_problems, config),
-        partial(_position_problems, config),
-        partial(_sharing_problems, config),
-        partial(_recompute_problems, config),
-        partial(family_problems, config),
-        partial(_stage_problems, config),
-        partial(_part_problems, config),
-        partial(_round_problems, config, world_size),
-        partial(_world_problems, config, world_size),
-        partial(_replica_problems, config, world_size),
-        partial(_order_problems, config),
-        partial(optimizer_problems, config),
-    )
 
 
 def _width_problems(config: TrainerConfig) -> Iterator[Problem]:
@@ -181,35 +161,29 @@ def _multiples(value: int, factor: int) -> str:
     return str(above)
 
 
-def _stage_problems(config: TrainerConfig) -> list[Problem]:
-    partition = config.parallel.partition
+def _stage_problems(config: TrainerConfig) -> Iterator[Problem]:
+    partition, usual = config.parallel.partition, "use type:transformer|embedding"
     if not (partition in {"uniform", "parameters"} or partition.startswith("type:")):
-        return [
-            Problem(
-                "parallel.partition",
-                partition,
-                "must be type:REGEX, uniform or parameters",
-                "use type:transformer|embedding",
-            )
-        ]
+        rule = "must be type:REGEX, uniform or parameters"
+        yield Problem("parallel.partition", partition, rule, usual)
+        return
     try:
         re.compile(partition)
     except (re.error, RecursionError, OverflowError) as error:
-        return [
-            Problem(
-                "parallel.partition",
-                partition,
-                f"is not a regular expression ({error})",
-                "use type:transformer|embedding",
-            )
-        ]
+        rule = f"is not a regular expression ({error})"
+        yield Problem("parallel.partition", partition, rule, usual)
+        return
     counted = units_of(partition)
     if config.parallel.pipeline == 1 or counted is None:
-        return []
-    return _unit_problems(config, counted)
+        return
+    if counted.blocks:
+        yield from _unit_problems(config, counted)
+    else:
+        rule = "counts no transformer block, so a stage may be without one"
+        yield Problem("parallel.partition", partition, rule, usual)
 
 
-def _unit_problems(config: TrainerConfig, counted: Units) -> list[Problem]:
+def _unit_problems(config: TrainerConfig, counted: Units) -> Iterator[Problem]:
     """Stages that would count more or fewer layers than others, or be without a block."""
     stages, layers, units = (
         config.parallel.pipeline,
@@ -219,16 +193,6 @@ def _unit_problems(config: TrainerConfig, counted: Units) -> list[Problem]:
     of_stages, parts = "parallel.pipeline", config.parallel.virtual_stages
     if parts > 1:
         stages, of_stages = stages * parts, f"{of_stages} x parallel.virtual_stages"
-    if not counted.blocks:
-        rule = "counts no transformer block, so a stage may be without one"
-        return [
-            Problem(
-                "parallel.partition",
-                config.parallel.partition,
-                rule,
-                "use type:transformer|embedding",
-            )
-        ]
     if units % stages:
         near = [
             count
@@ -237,16 +201,13 @@ def _unit_problems(config: TrainerConfig, counted: Units) -> list[Problem]:
         ]
         shown = " or ".join(str(count) for count in near[:2]) or "another number of layers"
         rule = f"model.layers{' + 2' if counted.ends else ''} must be divisible by {of_stages} ({stages})"
-        return [Problem("model.layers", layers, rule, f"use {shown}")]
-    if units // stages < 2 and counted.ends:
+        yield Problem("model.layers", layers, rule, f"use {shown}")
+    elif units // stages < 2 and counted.ends and parts > 1:
+        rule = "leaves a part of a stage without a transformer block"
+        yield Problem("parallel.virtual_stages", parts, rule, "use fewer parts or more layers")
+    elif units // stages < 2 and counted.ends:
         rule = "leaves a stage without a transformer block"
-        if parts > 1:
-            rule = "leaves a part of a stage without a transformer block"
-            return [
-                Problem("parallel.virtual_stages", parts, rule, "use fewer parts or more layers")
-            ]
-        return [Problem("parallel.pipeline", stages, rule, "use fewer stages or more layers")]
-    return []
+        yield Problem("parallel.pipeline", stages, rule, "use fewer stages or more layers")
 
 
 def _part_problems(config: TrainerConfig) -> Iterator[Problem]:
@@ -315,77 +276,50 @@ def _replica_problems(config: TrainerConfig, world_size: Callable[[], int]) -> l
 
 def batch_problems(batch: BatchSection, data_parallel: int) -> list[Problem]:
     """Rules of [batch] for so many replicas: each step must hold whole micro batches of each."""
-    problems = []
-    size = batch.micro_batch_at(batch.global_batch_size)
-    chunk = size * data_parallel
-    chunk_text = (
-        f"batch.micro_batch_size x data-parallel degree ({size} x {data_parallel} = {chunk})"
-    )
-    if batch.global_batch_size % chunk:
-        problems.append(
-            Problem(
-                "batch.global_batch_size",
-                batch.global_batch_size,
-                f"must be divisible by {chunk_text}",
-                f"use {_multiples(batch.global_batch_size, chunk)}",
-            )
-        )
-    ramp = batch.ramp
-    if ramp is not None:
-        if ramp.start >= batch.global_batch_size:
-            problems.append(
-                Problem(
-                    "batch.ramp.start",
-                    ramp.start,
-                    f"must be below batch.global_batch_size ({batch.global_batch_size})",
-                    "lower it or remove the ramp",
-                )
-            )
-        elif (batch.global_batch_size - ramp.start) % ramp.increment:
-            problems.append(
-                Problem(
-                    "batch.ramp.increment",
-                    ramp.increment,
-                    f"must divide batch.global_batch_size - batch.ramp.start ({batch.global_batch_size - ramp.start})",
-                    "choose a divisor of it",
-                )
-            )
-        elif (batch.global_batch_size - ramp.start) // ramp.increment > MOST_RAMP_LEVELS:
-            problems.append(
-                Problem(
-                    "batch.ramp.increment",
-                    ramp.increment,
-                    f"gives more than {MOST_RAMP_LEVELS} levels",
-                    "raise it",
-                )
-            )
-        if not batch.micro_batch_ramp:
-            for key, value in (("start", ramp.start), ("increment", ramp.increment)):
-                if value % chunk:
-                    problems.append(
-                        Problem(
-                            f"batch.ramp.{key}",
-                            value,
-                            f"must be divisible by {chunk_text}",
-                            f"use {_multiples(value, chunk)}",
-                        )
-                    )
+    ramp, first = batch.ramp, batch.global_batch_size
+    problems = list(_level_problems(batch, data_parallel))
     if ramp is not None and not problems:
         problems += _micro_batch_problems(batch, ramp, data_parallel)
     if ramp and ramp.samples:
         first = ramp.start
-    else:
-        first = batch.global_batch_size
     if batch.train_samples < first:
-        problems.append(
-            Problem(
-                "batch.train_samples",
-                batch.train_samples,
-                f"is less than one global batch ({first})",
-                "raise it",
-            )
-        )
+        rule = f"is less than one global batch ({first})"
+        problems.append(Problem("batch.train_samples", batch.train_samples, rule, "raise it"))
     return problems
+
+
+def _level_problems(batch: BatchSection, data_parallel: int) -> Iterator[Problem]:
+    """Levels without whole micro batches, and a ramp that does not lead to the full batch."""
+    ramp, size = batch.ramp, batch.micro_batch_at(batch.global_batch_size)
+    chunk = size * data_parallel
+    product = f"batch.micro_batch_size x data-parallel degree ({size} x {data_parallel} = {chunk})"
+
+    def uneven(key: str, value: int) -> Iterator[Problem]:
+        if value % chunk:
+            fix = f"use {_multiples(value, chunk)}"
+            yield Problem(key, value, f"must be divisible by {product}", fix)
+
+    yield from uneven("batch.global_batch_size", batch.global_batch_size)
+    if ramp is None:
+        return
+    yield from ramp_problems(batch, ramp)
+    if not batch.micro_batch_ramp:
+        yield from uneven("batch.ramp.start", ramp.start)
+        yield from uneven("batch.ramp.increment", ramp.increment)
+
+
+def ramp_problems(batch: BatchSection, ramp: RampSection) -> Iterator[Problem]:
+    """A ramp that does not lead to the full batch in whole levels."""
+    growth = batch.global_batch_size - ramp.start
+    if growth <= 0:
+        rule = f"must be below batch.global_batch_size ({batch.global_batch_size})"
+        yield Problem("batch.ramp.start", ramp.start, rule, "lower it or remove the ramp")
+    elif growth % ramp.increment:
+        rule = f"must divide batch.global_batch_size - batch.ramp.start ({growth})"
+        yield Problem("batch.ramp.increment", ramp.increment, rule, "choose a divisor of it")
+    elif growth // ramp.increment > MOST_RAMP_LEVELS:
+        rule = f"gives more than {MOST_RAMP_LEVELS} levels"
+        yield Problem("batch.ramp.increment", ramp.increment, rule, "raise it")
 
 
 def _micro_batch_problems(
@@ -462,18 +396,15 @@ def family_problems(config: TrainerConfig) -> Iterator[Problem]:
                 rule = 'has no place in checkpoint.format = "deepspeed", the original\'s layout'
                 yield Problem(f"model.{key}", getattr(model, key), rule, f'{fix}, or use "tr11"')
         return
+    no_part = f'is not a part of model.family = "{model.family}"'
     for key, fix in _unlike_the_original(model):
-        rule = f'is not a part of model.family = "{model.family}"'
-        yield Problem(f"model.{key}", getattr(model, key), rule, fix)
+        yield Problem(f"model.{key}", getattr(model, key), no_part, fix)
     if model.position_embedding != "absolute":
         rule = f'has no meaning with model.family = "{model.family}": its positions are learned'
         yield Problem("model.position_embedding", model.position_embedding, rule, 'use "absolute"')
-    if model.embedding_layernorm:
-        rule = f'is not a part of model.family = "{model.family}"'
-        yield Problem("model.embedding_layernorm", True, rule, "leave it out")
-    if model.z_loss:
-        rule = f'is not a part of model.family = "{model.family}"'
-        yield Problem("model.z_loss", model.z_loss, rule, "leave it out")
+    for key in ("embedding_layernorm", "z_loss"):
+        if getattr(model, key):
+            yield Problem(f"model.{key}", getattr(model, key), no_part, "leave it out")
     if model.has_decoder:
         yield from _decoder_problems(config)
     elif config.parallel.pipeline > 1 and units_of(config.parallel.partition) is None:
@@ -522,3 +453,17 @@ def _decoder_problems(config: TrainerConfig) -> Iterator[Problem]:
     if model.positions < model.decoder_sequence_length:
         rule = f"must be at least model.decoder_sequence_length ({model.decoder_sequence_length})"
         yield Problem("model.max_position_embeddings", model.positions, rule, "raise it")
+
+
+OF_THE_MODEL = (
+    _width_problems,
+    _vocabulary_problems,
+    _position_problems,
+    _sharing_problems,
+    _recompute_problems,
+    family_problems,
+    _stage_problems,
+    _part_problems,
+)
+OF_THE_WORKERS = (_round_problems, _world_problems, _replica_problems)
+OF_BATCH_AND_OPTIMIZER = (_order_problems, optimizer_problems)

@@ -16,7 +16,13 @@ from trainer.config.data_rules import (
     precision_problems,
     tokenizer_problems,
 )
-from trainer.config.rules import Rule, shape_rules
+from trainer.config.rules import (
+    OF_BATCH_AND_OPTIMIZER,
+    OF_THE_MODEL,
+    OF_THE_WORKERS,
+    Rule,
+    ramp_problems,
+)
 from trainer.contract.errors import RangeError
 from trainer.schedule.learning_rate import decay_samples_of, plan_of, warmup_samples_of
 from trainer.schedule.path import count_lengths, parse_range
@@ -54,27 +60,11 @@ def _style_problems(config: TrainerConfig) -> Iterator[Problem]:
     if batch.ramp is not None:
         rule = "counts samples, and batch.train_iterations counts steps"
         yield Problem("batch.ramp", None, rule, "use batch.train_samples, or remove the ramp")
-    if schedule.decay_samples is not None:
-        rule = "is for trainings that are counted by batch.train_samples"
-        yield Problem(
-            "schedule.decay_samples", schedule.decay_samples, rule, "use schedule.decay_iterations"
-        )
-    if schedule.cooldown_samples is not None:
-        rule = "is for trainings that are counted by batch.train_samples"
-        yield Problem(
-            "schedule.cooldown_samples",
-            schedule.cooldown_samples,
-            rule,
-            "use schedule.cooldown_iterations",
-        )
-    if schedule.warmup_samples:
-        rule = "is for trainings that are counted by batch.train_samples"
-        yield Problem(
-            "schedule.warmup_samples",
-            schedule.warmup_samples,
-            rule,
-            "use schedule.warmup_iterations",
-        )
+    for name in ("decay", "cooldown", "warmup"):
+        if value := getattr(schedule, f"{name}_samples"):
+            rule = "is for trainings that are counted by batch.train_samples"
+            fix = f"use schedule.{name}_iterations"
+            yield Problem(f"schedule.{name}_samples", value, rule, fix)
 
 
 def _warmup_problems(config: TrainerConfig) -> Iterator[Problem]:
@@ -160,11 +150,9 @@ def _has_path(config: TrainerConfig) -> bool:
     """Whether batch and length of every step follow from the card; what is wrong otherwise is told
     elsewhere.
     """
-    ramp, full = config.batch.ramp, config.batch.global_batch_size
-    if ramp is not None:
-        growth = full - ramp.start
-        if growth <= 0 or growth % ramp.increment or growth // ramp.increment > MOST_RAMP_LEVELS:
-            return False
+    ramp = config.batch.ramp
+    if ramp is not None and any(ramp_problems(config.batch, ramp)):
+        return False
     return not curriculum_problems(config)
 
 
@@ -295,14 +283,20 @@ def cross_rules(config: TrainerConfig, world_size: Callable[[], int]) -> tuple[R
     lacks.
     """
     return (
-        *shape_rules(config, world_size),
-        partial(schedule_problems, config),
-        partial(curriculum_problems, config),
-        partial(skip_problems, config),
-        partial(recovery_problems, config),
-        partial(data_problems, config),
-        partial(tokenizer_problems, config),
-        partial(checkpoint_problems, config),
-        partial(precision_problems, config),
-        partial(debug_problems, config),
+        *(partial(rule, config) for rule in OF_THE_MODEL),
+        *(partial(rule, config, world_size) for rule in OF_THE_WORKERS),
+        *(partial(rule, config) for rule in (*OF_BATCH_AND_OPTIMIZER, *OF_THE_COURSE)),
     )
+
+
+OF_THE_COURSE = (
+    schedule_problems,
+    curriculum_problems,
+    skip_problems,
+    recovery_problems,
+    data_problems,
+    tokenizer_problems,
+    checkpoint_problems,
+    precision_problems,
+    debug_problems,
+)
