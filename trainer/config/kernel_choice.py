@@ -217,8 +217,8 @@ def odd_sizes(model: ModelSection, tensor: int) -> Iterator[tuple[str, int]]:
     """
     sizes = {
         "model.hidden_size": model.hidden_size,
-        "attention's width on a tensor rank": model.attention_heads * model.head_size // tensor,
-        "the keys' width on a tensor rank": model.groups * model.head_size // tensor,
+        "attention's width on a tensor rank": model.attention_width // tensor,
+        "the keys' width on a tensor rank": model.key_width // tensor,
         "model.ffn_hidden_size on a tensor rank": model.ffn // tensor,
     }
     return ((what, size) for what, size in sizes.items() if size % MULTIPLE)

@@ -281,6 +281,30 @@ class ModelSection(Section):
     def head_size(self) -> int:
         return self.kv_channels or self.hidden_size // self.attention_heads
 
+    @property
+    def attention_width(self) -> int:
+        """Width of all heads together; `hidden_size` unless `kv_channels` says otherwise."""
+        return self.attention_heads * self.head_size
+
+    @property
+    def key_width(self) -> int:
+        """Width of the keys of all heads together: the queries', unless several heads of these
+        share one.
+        """
+        return self.groups * self.head_size
+
+    @property
+    def fused_width(self) -> int:
+        """Width of queries, keys and values together."""
+        return self.attention_width + 2 * self.key_width
+
+    @property
+    def up_width(self) -> int:
+        """Width of what the feed-forward part's first product gives: with a gate, of two matrices."""
+        if self.is_gated:
+            return 2 * self.ffn
+        return self.ffn
+
 
 class OptimizerSection(Section):
     """[optimizer]: AdamW with decoupled weight decay, in fp32 or with moments in 8 bits, or LAMB."""

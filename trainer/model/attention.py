@@ -128,17 +128,17 @@ class SelfAttention(_Attention):
 
     def __init__(self, setup: BlockSetup, recompute: bool = False):
         super().__init__(setup, setup.kernel, recompute)
-        model, width = setup.model, setup.model.attention_heads * self.head_size
+        model = setup.model
         self.rotary = setup.rotary
         self.queries = model.attention_heads // model.groups  # of a group
-        self.query_key_value = setup.column(width + 2 * model.groups * self.head_size)
+        self.query_key_value = setup.column(model.fused_width)
         self.query_norm = self.key_norm = None
         if model.qk_norm:
             self.query_norm, self.key_norm = (
                 RMSNorm(self.head_size, model.layernorm_epsilon, self.mesh, in_region=True)
                 for _ in range(2)
             )
-        self.dense = setup.row(width)
+        self.dense = setup.row(model.attention_width)
 
     def forward(self, hidden: Tensor, documents: Tensor | None = None) -> Tensor:
         """[batch, sequence, hidden] -> the same; `documents`: document numbers [batch, sequence],
@@ -184,7 +184,7 @@ class CrossAttention(_Attention):
 
     def __init__(self, setup: BlockSetup, kernel: Kernel, recompute: bool):
         super().__init__(setup, kernel, recompute)
-        width = setup.model.attention_heads * self.head_size
+        width = setup.model.attention_width
         self.query, self.key_value = setup.column(width), setup.column(2 * width)
         self.dense = setup.row(width)
 

@@ -71,6 +71,12 @@ def _own_group(mesh: Mesh, purpose: str) -> ProcessGroup | None:
     return mine
 
 
+# by whether a pass is forward
+ASKS = {True: instructions.RecvActivation, False: instructions.RecvGrad}
+COMPUTES = {True: instructions.ForwardPass, False: instructions.BackwardPass}
+SENDS = {True: instructions.SendActivation, False: instructions.SendGrad}
+
+
 class Await(instructions.PipeInstruction):
     """Wait for the message that a pass needs."""
 
@@ -96,21 +102,20 @@ class InterleavedSchedule(instructions.PipeSchedule):
         yield self._ask(self._passes[0])
         for place, current in enumerate(self._passes):
             following = self._passes[place + 1 : place + 2]
+            found: list[Any] = []
             if current.taken:
-                settled = [Settle(places=current.taken)]
-            else:
-                settled = []
-            yield [
-                *settled,
-                *(found for item in following for found in self._ask(item)),
-                *self._do(place, current),
+                found.append(Settle(places=current.taken))
+            for item in following:
+                found += self._ask(item)
+            yield found + self._do(place, current)
+        ends: list[Any] = [Settle(places=None)]
+        if self._trains:
+            ends += [
+                instructions.ReduceTiedGrads(),
+                instructions.ReduceGrads(),
+                instructions.OptimizerStep(),
             ]
-        ends = [
-            instructions.ReduceTiedGrads(),
-            instructions.ReduceGrads(),
-            instructions.OptimizerStep(),
-        ]
-        yield [Settle(places=None), *(ends if self._trains else [])]
+        yield ends
 
     def _buffer(self, current: Pass) -> dict[str, int]:
         return {
@@ -120,17 +125,20 @@ class InterleavedSchedule(instructions.PipeSchedule):
 
     def _takes(self, current: Pass) -> bool:
         """Whether a pass needs a message."""
-        at_end = self.is_first_stage if current.is_forward else self.is_last_stage
-        return not (at_end and current.part == (0 if current.is_forward else self._parts - 1))
+        return not self._is_at_end(current.part, current.is_forward)
 
     def _gives(self, current: Pass) -> bool:
-        at_end = self.is_last_stage if current.is_forward else self.is_first_stage
-        return not (at_end and current.part == (self._parts - 1 if current.is_forward else 0))
+        return not self._is_at_end(current.part, not current.is_forward)
+
+    def _is_at_end(self, part: int, first: bool) -> bool:
+        """Whether the model begins (`first`) or ends with this part."""
+        if first:
+            return self.is_first_stage and part == 0
+        return self.is_last_stage and part == self._parts - 1
 
     def _ask(self, current: Pass) -> list[Any]:
-        kind = instructions.RecvActivation if current.is_forward else instructions.RecvGrad
         if self._takes(current):
-            return [kind(**self._buffer(current))]
+            return [ASKS[current.is_forward](**self._buffer(current))]
         return []
 
     def _do(self, place: int, current: Pass) -> list[Any]:
@@ -139,14 +147,9 @@ class InterleavedSchedule(instructions.PipeSchedule):
             found.append(Await(**buffer, is_forward=current.is_forward))
         if current.is_forward and not (self._takes(current) and self._gives(current)):
             found.append(instructions.LoadMicroBatch(buffer_id=buffer["buffer_id"]))
-        found.append(
-            (instructions.ForwardPass if current.is_forward else instructions.BackwardPass)(
-                **buffer
-            )
-        )
+        found.append(COMPUTES[current.is_forward](**buffer))
         if self._gives(current):
-            kind = instructions.SendActivation if current.is_forward else instructions.SendGrad
-            found.append(kind(**buffer, place=place))
+            found.append(SENDS[current.is_forward](**buffer, place=place))
         return found
 
 

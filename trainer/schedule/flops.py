@@ -90,7 +90,7 @@ def _sharded_block(model: ModelSection) -> int:
     """
     biases = 0
     if model.linear_biases:
-        biases = fused_width(model) + model.ffn
+        biases = model.fused_width + model.ffn
     return _matrices(model) + biases
 
 
@@ -99,31 +99,7 @@ def _matrices(model: ModelSection) -> int:
     gate three.
     """
     hidden = model.hidden_size
-    return hidden * (fused_width(model) + attention_width(model) + up_width(model) + model.ffn)
-
-
-def fused_width(model: ModelSection) -> int:
-    """Width of queries, keys and values together."""
-    return attention_width(model) + 2 * key_width(model)
-
-
-def key_width(model: ModelSection) -> int:
-    """Width of the keys of all heads together: the queries', unless several heads of these share
-    one.
-    """
-    return model.groups * model.head_size
-
-
-def up_width(model: ModelSection) -> int:
-    """Width of what the feed-forward part's first product gives: with a gate, of two matrices."""
-    if model.is_gated:
-        return 2 * model.ffn
-    return model.ffn
-
-
-def attention_width(model: ModelSection) -> int:
-    """Width of all heads together; `hidden_size` unless `kv_channels` says otherwise."""
-    return model.attention_heads * model.head_size
+    return hidden * (model.fused_width + model.attention_width + model.up_width + model.ffn)
 
 
 def _replicated_block(model: ModelSection) -> int:
@@ -140,8 +116,7 @@ def _sharded_cross(model: ModelSection) -> int:
     """What a decoder's block has more, and tensor parallelism divides: four matrices, the biases of
     three.
     """
-    heads = attention_width(model)
-    return 4 * model.hidden_size * heads + 3 * heads
+    return (4 * model.hidden_size + 3) * model.attention_width
 
 
 def _replicated_cross(model: ModelSection) -> int:
@@ -349,7 +324,7 @@ def _blocks_forward(model: ModelSection, length: int) -> int:
     """Operations of all blocks for one sample, the decoder's too."""
     each, answer = _block_forward(model, length), model.decoder_sequence_length
     if model.has_decoder:
-        cross = 4 * (answer + length) * model.hidden_size * attention_width(model)
+        cross = 4 * (answer + length) * model.hidden_size * model.attention_width
         each += _block_forward(model, answer) + cross + _cross_scores_forward(model, length)
     return model.layers * each
 
@@ -368,7 +343,7 @@ def _cross_scores_forward(model: ModelSection, length: int) -> int:
     """Operations of one decoder block's scores over the encoder's tokens and their use, for one
     sample.
     """
-    return 4 * model.decoder_sequence_length * length * attention_width(model)
+    return 4 * model.decoder_sequence_length * length * model.attention_width
 
 
 def _block_forward(model: ModelSection, length: int) -> int:
@@ -378,7 +353,7 @@ def _block_forward(model: ModelSection, length: int) -> int:
 
 def _attention_forward(model: ModelSection, length: int) -> int:
     """Operations of one block's attention scores and their use, for one sample."""
-    return 4 * length * length * attention_width(model)
+    return 4 * length * length * model.attention_width
 
 
 def _logits_forward(card: TrainerConfig, length: int) -> int:

@@ -220,12 +220,14 @@ def _part_activations(shape: MemoryShape, stage: flops.StageBlocks, size: int, p
     # the part's own output
     ends = (last * shape.stream if head else tokens * shape.message) * shape.width
     if embedding:
-        ends += unit if model.embedding_layernorm else 0
-        ends += tokens * shape.stream if model.hidden_dropout > 0.0 else 0
+        if model.embedding_layernorm:
+            ends += unit
+        if model.hidden_dropout > 0.0:
+            ends += tokens * shape.stream
     if head:
         ends += last * model.hidden_size * shape.width  # the final LayerNorm's output
-        # of the words' head: dense layer, GELU, LayerNorm
-        ends += 3 * unit if model.family == "bert" else 0
+        if model.family == "bert":  # of the words' head: dense layer, GELU, LayerNorm
+            ends += 3 * unit
     tokens = size * length
     outside = _outside_attention(shape, tokens)
     held = {
@@ -251,10 +253,11 @@ def _decoder(shape: MemoryShape, size: int, kept: int) -> tuple[int, int, int]:
     """
     model, parts = shape.card.model, shape.card.parallel.tensor
     text, answer = size * model.sequence_length, size * model.decoder_sequence_length
-    heads = flops.attention_width(model)
+    heads = model.attention_width
     cross = answer * (2 * shape.stream + 2 * heads // parts) + text * 2 * heads // parts
     cross = cross * shape.width + 2 * answer * 4
-    cross += answer * shape.stream if model.hidden_dropout > 0.0 else 0
+    if model.hidden_dropout > 0.0:
+        cross += answer * shape.stream
     outside = _outside_attention(shape, answer) + cross + kept
     inside = _inside_attention(shape, answer, model.decoder_sequence_length)
     inside += _inside_attention(shape, answer, model.sequence_length)
@@ -266,9 +269,7 @@ def _outside_attention(shape: MemoryShape, tokens: int) -> int:
     projections, with the results of both.
     """
     model, parts = shape.card.model, shape.card.parallel.tensor
-    cut = (
-        flops.fused_width(model) + flops.attention_width(model) + flops.up_width(model) + model.ffn
-    )
+    cut = model.fused_width + model.attention_width + model.up_width + model.ffn
     columns = 4 * shape.stream + cut // parts
     kept = tokens * columns * shape.width
     if model.hidden_dropout > 0.0:
@@ -282,7 +283,7 @@ def _inside_attention(shape: MemoryShape, tokens: int, keys: int) -> int:
     token attends to.
     """
     model, parts = shape.card.model, shape.card.parallel.tensor
-    heads, keys_width = flops.attention_width(model), flops.key_width(model)
+    heads, keys_width = model.attention_width, model.key_width
     is_grouped = keys_width != heads
     columns = 0
     if model.position_embedding == "rotary" or model.qk_norm:
@@ -292,12 +293,10 @@ def _inside_attention(shape: MemoryShape, tokens: int, keys: int) -> int:
         columns += heads // parts
     if is_grouped and shape.attention == "efficient":
         columns += 2 * heads // parts  # keys and values, repeated for each head
+    passes = 1
     if shape.attention == "flex" and model.attention_dropout > 0.0:
         passes = 2
-    else:
-        passes = 1
-    # values as they were mixed, before they are scaled; and the few that the second pass mixes
-    if passes > 1:
+        # values as they were mixed, before they are scaled; and the few that the second pass mixes
         columns += (heads + SMALLEST_FLEX_HEAD * model.attention_heads) // parts
     if shape.kind == "cpu":
         columns += heads // parts  # strips are joined to a second copy of the mixed values
@@ -317,8 +316,8 @@ def _working(shape: MemoryShape, stage: flops.StageBlocks, size: int) -> tuple[M
     """The largest of what stands beside all activations, and what the tied head holds meanwhile."""
     model, length = shape.card.model, shape.card.model.sequence_length
     tokens = size * length
-    up = flops.up_width(model)
-    matrix = model.hidden_size * max(up, flops.fused_width(model)) // shape.card.parallel.tensor
+    up = model.up_width
+    matrix = model.hidden_size * max(up, model.fused_width) // shape.card.parallel.tensor
     # the weight, rounded
     block = _handed_over(shape, matrix) + (matrix if shape.card.precision.float8 else 0)
     block += (
@@ -368,10 +367,9 @@ def _head(shape: MemoryShape, tokens: int) -> int:
     height = min(tokens, max(1, PIECE_ELEMENTS[shape.kind] // rows))
     strip = max(1, SOFTMAX_ELEMENTS[shape.kind] // rows)
     soft = min(height, strip) * rows * 4
+    strips = soft
     if shape.width < 4:
-        strips = 2 * soft
-    else:
-        strips = soft
+        strips *= 2
     # what is compiled takes whole strips
     if shape.kind == "cpu":
         held = height
@@ -387,8 +385,8 @@ def _head(shape: MemoryShape, tokens: int) -> int:
     else:  # summed in fp32; beside it the first piece's, when the second one's comes
         pieces = piece + shape.table * 4 + max(strips, made + _handed_over(shape, shape.table))
     hidden = tokens * shape.card.model.hidden_size * shape.width
-    # from which they were gathered
-    hidden += every * shape.card.model.hidden_size * shape.width if tokens < every else 0
+    if tokens < every:  # from which they were gathered
+        hidden += every * shape.card.model.hidden_size * shape.width
     return hidden + max(pieces, _handed_over(shape, shape.table))
 
 
