@@ -30,7 +30,7 @@ from tr11ops.agent.peers import Newcomer, Peers
 from tr11ops.agent.rendezvous import Rendezvous
 from tr11ops.agent.step import LineTee, StopFlag
 from tr11ops.base.observed import Unknown, known, observed
-from tr11ops.launch.directory_checks import short
+from tr11ops.base.units import first_few
 from tr11ops.launch.margins import read_history
 from tr11ops.launch.software import identify_code, software_versions
 from tr11ops.launch.successor import BatchJob, begin_attempt
@@ -102,7 +102,10 @@ def _records(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     if old != new:
         added = sorted(new - old)
         gone = sorted(old - new)
-        parts = [f"with {short(added)}" if added else "", f"without {short(gone)}" if gone else ""]
+        parts = [
+            f"with {first_few(added)}" if added else "",
+            f"without {first_few(gone)}" if gone else "",
+        ]
         yield f"nodes: {', '.join(filter(None, parts))}"
     before = versions_of(then)
     after = versions_of(now)

@@ -24,7 +24,7 @@ from tr11ops.agent.rendezvous import Rendezvous
 from tr11ops.agent.step import StopFlag, WorkerLaunch
 from tr11ops.base.errors import ChannelLost
 from tr11ops.base.redact import one_line
-from tr11ops.base.units import counted, duration
+from tr11ops.base.units import counted, duration, first_few
 from tr11ops.runcard.differences import differences
 from trainer.contract.documents import document, record_of
 from trainer.contract.record import Record
@@ -60,10 +60,7 @@ def objection(ours: Newcomer, other: Newcomer) -> str:
         line.partition(":")[0] for line in differences(_compared(ours.card), _compared(other.card))
     ]
     if keys:
-        more = ""
-        if len(keys) > 4:
-            more = f" and {len(keys) - 4} more"
-        text = f"{name} has another card than node 0, in {', '.join(keys[:4])}{more}"
+        text = f"{name} has another card than node 0, in {first_few(keys)}"
         return f"{text}: give the same card, --set and variables on all"
     return ""
 
@@ -193,9 +190,7 @@ class Peers:
             if leaves():
                 return ""
             if time.monotonic() > until:
-                who = ", ".join(map(str, missing[:8])) + (
-                    f" and {len(missing) - 8} more" if len(missing) > 8 else ""
-                )
+                who = first_few(missing, 8)
                 text = (
                     f"node{'s' * (len(missing) > 1)} {who} of {self.rendezvous.nodes} did not come"
                 )

@@ -394,14 +394,6 @@ def holder_checks(
         yield warning("run.directory", rule, "give each run a directory of its own")
 
 
-def short(names: Iterable[str], most: int = 4) -> str:
-    """A few names, and how many more there are."""
-    listed = list(names)
-    return ", ".join(listed[:most]) + (
-        f" and {len(listed) - most} more" if len(listed) > most else ""
-    )
-
-
 # ----------------------------------------------------------------------------- folders for copies
 # Whether those that the card names are others than the run directory, on another disk at best.
 class ArchiveFacts(Record):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from tr11ops.base.observed import Unknown, known
-from tr11ops.base.units import counted, format_time_limit
+from tr11ops.base.units import counted, first_few, format_time_limit
 from tr11ops.cluster.base import Node, Partition
 from tr11ops.cluster.capacity import Lack, NodeNeed, lacking
 from tr11ops.cluster.passed_options import memory_megabytes, options_of, shown
@@ -23,7 +23,6 @@ from tr11ops.launch.directory_checks import (
     directory_checks,
     holder_checks,
     not_mounted,
-    short,
     switch_checks,
 )
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest
@@ -253,7 +252,9 @@ def _node_checks(
         yield unknown("exclusions", f"the run's list could not be read ({facts.exclusions.why})")
     due = [entry.node for entry in due_for_recheck(known(facts.exclusions, ()), facts.time)]
     if due:
-        rule = f"{short(due)}: the time of the exclusion is over, a check may give the node back"
+        rule = (
+            f"{first_few(due)}: the time of the exclusion is over, a check may give the node back"
+        )
         yield warning("exclusions", rule, "tr11 nodes check --due")
     nodes = {node.name: node for node in facts.nodes}
     given = excluded_nodes(request, facts)
@@ -268,7 +269,7 @@ def _node_checks(
         rule = f"{strangers[0]!r} is not a node of this cluster" + (
             f" (and {len(strangers) - 1} more)" if strangers[1:] else ""
         )
-        yield refused("exclude", rule, f"the nodes are {short(sorted(nodes))}", 2)
+        yield refused("exclude", rule, f"the nodes are {first_few(sorted(nodes))}", 2)
     wanted = card.slurm.allocated_nodes
     reservation = _reservation(facts)
     if reservation is None:
@@ -292,7 +293,7 @@ def _node_checks(
             fix = f"ask for fewer with --nodes, or have this machine play them: TR11_LOCAL_NODES={wanted}"
         yield refused("nodes", f"{_wanted_nodes(card)} are needed, there are {counted}", fix)
     elif len(usable) < wanted:
-        gone = short(sorted(node.name for node in open_to_us if not node.is_usable))
+        gone = first_few(sorted(node.name for node in open_to_us if not node.is_usable))
         now = f"{len(usable)} can be used now ({gone} cannot)"
         fewer = ""
         if card.slurm.nodes <= len(usable):
@@ -349,7 +350,7 @@ def _capacity_checks(card: RunCard, nodes: list[Node], scheduler: str) -> Iterat
     if not len(nodes) - len(lacks) < wanted <= len(nodes):
         return
     for lack in dict.fromkeys(lacks.values()):
-        names = short([name for name, found in lacks.items() if found is lack])
+        names = first_few([name for name, found in lacks.items() if found is lack])
         if lack is Lack.FEATURES:
             of_kind = counted(
                 wanted, f"node with {need.constraint} is", f"nodes with {need.constraint} are"
@@ -373,7 +374,9 @@ def _gone_checks(card: RunCard, given: Given, facts: LaunchFacts) -> Iterator[Pr
     """
     listed = [entry.node for entry in known(facts.exclusions, ()) if entry.node in given.left_out]
     if listed:
-        rule = f"{short(listed)} on the run's list: no node of this cluster (any more), left out"
+        rule = (
+            f"{first_few(listed)} on the run's list: no node of this cluster (any more), left out"
+        )
         yield warning(
             "exclusions",
             rule,
@@ -381,7 +384,7 @@ def _gone_checks(card: RunCard, given: Given, facts: LaunchFacts) -> Iterator[Pr
         )
     in_card = [name for name in card_exclusions(card) if name in given.left_out]
     if in_card:
-        rule = f"{short(in_card)}: no node of this cluster (any more), left out"
+        rule = f"{first_few(in_card)}: no node of this cluster (any more), left out"
         yield warning("slurm.exclude", rule, "take it out of the card")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import Unknown, cause, known, observed
-from tr11ops.base.units import counted, duration
+from tr11ops.base.units import counted, duration, first_few
 from tr11ops.cluster.base import Job, JobState, Overview, Scheduler
 from tr11ops.observe.derived import ENDED_PHASE, finish_time, newest_marker
 from tr11ops.observe.files import (
@@ -251,12 +251,9 @@ class Acknowledgements(Record):
         if not self.given:
             return f"none of {counted(total, 'rank')} has answered yet"
         text = f"{len(self.given)} of {counted(total, 'rank')} {'has' if total == 1 else 'have'} answered"
-        names = [f"rank {rank} on {host}" for rank, host in self.missing[:MISSING_NAMED]]
-        more = ""
-        if len(self.missing) > MISSING_NAMED:
-            more = f" and {len(self.missing) - MISSING_NAMED} more"
-        if names:
-            return f"{text}; missing: {', '.join(names)}{more}"
+        if self.missing:
+            names = (f"rank {rank} on {host}" for rank, host in self.missing)
+            return f"{text}; missing: {first_few(names, MISSING_NAMED)}"
         return text
 
 
