@@ -324,15 +324,9 @@ class SubmittedCheck:
     def _read(self) -> NodeCheck:
         try:
             return told(self.node, results_of(self.job.result()))
-        except (
-            Exception
-        ) as error:  # whatever broke the job comes back as submitit's own kind of error
-            lines = [line for line in str(error).splitlines() if line.strip()]
-            return NodeCheck(
-                self.node,
-                CheckOutcome.UNKNOWN,
-                f"the health job failed: {lines[-1] if lines else error!r}",
-            )
+        except Exception as error:  # whatever broke the job comes back as submitit's own kind
+            why = f"the health job failed: {last_line(error)}"
+            return NodeCheck(self.node, CheckOutcome.UNKNOWN, why)
 
     def _last_line(self) -> str:
         with suppress(OSError):
@@ -346,6 +340,12 @@ class SubmittedCheck:
     def stop(self) -> None:
         with suppress(SchedulerError):  # it has a short time limit of its own
             self.scheduler.cancel(self.job.job_id)
+
+
+def last_line(error: Exception) -> str:
+    """What a job's own error says at its end, below the traceback that comes with it."""
+    lines = reversed(str(error).splitlines())
+    return next((line for line in lines if line.strip()), repr(error))
 
 
 class EndedJobs:

@@ -20,6 +20,7 @@ from tr11ops.nodes.check import (
     PROCESSES_AT_ONCE,
     EndedJobs,
     JobSettings,
+    last_line,
     submit_to,
 )
 from tr11ops.nodes.group_job import GroupRequest, group_test, run_group, unknown
@@ -110,5 +111,4 @@ def _read(group: tuple[str, ...], job: Any) -> GroupTest:
     try:
         return group_test(group, job.task(0).result())  # the other nodes have no task of submitit's
     except Exception as error:  # whatever broke the job comes back as submitit's own kind of error
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        return unknown(group, f"the job failed: {lines[-1] if lines else error!r}")
+        return unknown(group, f"the job failed: {last_line(error)}")
