@@ -257,6 +257,13 @@ def _of_what_passes(end: EndFacts) -> _Because | None:
             Restart.UNKNOWN,
             "it failed before its first step, and no line says why",
         )
+    is_hang = signs.role is Role.SYMPTOM and end.fault is FaultClass.NCCL_TIMEOUT
+    if is_hang and signs.silent_rank is None:
+        return _Because(
+            "hang-untold",
+            Restart.UNKNOWN,
+            "ranks waited in vain for others, and no line says why: one try tells",
+        )
     if signs.role is Role.SYMPTOM:
         return _Because(
             "lost-peer", Restart.PLAIN, "a peer was lost or late, and no line says why: it may pass"

@@ -35,7 +35,9 @@ def helps_where_dropped(told: Sequence[Sighting], sightings: Sequence[Sighting])
     if any(_SERVERS_OWN.search(one.text) for one in clients):
         return Restart.CHANGE
     if not clients:
-        return next((one.signature.helps for one in told if one.signature.helps is not None), None)
+        said = [one.signature.helps for one in told if one.signature.helps is not None]
+        decided = [helps for helps in said if helps is not Restart.UNKNOWN]
+        return next(iter([*decided, *said]), None)
     if any(is_before(clients[-1], one) for one in back):
         return Restart.PLAIN
     return Restart.UNKNOWN

@@ -56,6 +56,7 @@ _SAYS_WHY: Mapping[str, frozenset[str]] = {  # whose reason another line of the 
     ),
     "slurm-controller": frozenset({"slurm-submit"}),
     "storage-gone": frozenset({"storage-own-disk"}),
+    "storage-io": frozenset({"storage-own-disk"}),
     "container-start": frozenset({"image-refused", "image-busy", "storage-full"}),
     "kubernetes-refused": frozenset({"kubernetes-image-refused", "kubernetes-image-busy"}),
     "oom-kernel-chose": frozenset({"oom-killed"}),

@@ -110,3 +110,26 @@ def test_an_option_of_dmesg_in_a_files_name_is_no_part_of_the_node(tmp_path: Pat
         )
         [found] = diagnose_files([tmp_path / name])
         assert found.root_cause is not None and found.root_cause.node == "w0112"
+
+
+def test_a_hang_that_nothing_explains_may_come_again_and_one_rank_that_lagged_may_not(
+    tmp_path: Path,
+) -> None:
+    waits = "".join(
+        f"[rank{rank}]:[E ProcessGroupNCCL.cpp:632] [Rank {rank}] Watchdog caught collective operation timeout: "
+        f"WorkNCCL(SeqNum=71, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600013 milliseconds\n"
+        for rank in range(4)
+    )
+    assert of_text(tmp_path, STEPS + waits).restart.answer is Restart.UNKNOWN
+    lagged = "Rank 3 never entered collective 71\n"
+    assert of_text(tmp_path, STEPS + waits + lagged).restart.answer is Restart.PLAIN
+
+
+def test_credentials_that_one_node_refuses_are_that_nodes(tmp_path: Path) -> None:
+    refused = (
+        "Job 9 started on q6, nodes q6 q7\n"
+        "srun: error: Task launch for StepId=9.0 failed on node q7: Invalid authentication credential\n"
+    )
+    found = of_text(tmp_path, refused)
+    assert (found.fault, found.restart.answer) == (FaultClass.SLURM_AUTH, Restart.ELSEWHERE)
+    assert found.root_cause is not None and found.root_cause.node == "q7"

@@ -152,7 +152,7 @@ LOGS = {
         "[ERROR] 2025-04-08-18:07:20 (PID:1, Device:1, RankID:1) ERR01100 OPS call acl api failed.\n"
         "EI0006: [PID: 1] 2025-04-08-18:07:20.444.401 Getting socket times out. Reason: Remote Rank did not send\n",
         FaultClass.NCCL_TIMEOUT,
-        Restart.PLAIN,
+        Restart.UNKNOWN,
         "EI0006",
     ),
     "a controller that came back, and refused": Told(

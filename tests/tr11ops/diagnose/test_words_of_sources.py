@@ -77,7 +77,7 @@ def test_a_daemons_word_in_a_files_name_is_no_part_of_the_node() -> None:
             "RuntimeError: The Inner error is reported as above. The process exits for this inner error, "
             "and the current working operator name is HcclAllGather.\n",
             FaultClass.NCCL_TIMEOUT,
-            Restart.PLAIN,
+            Restart.UNKNOWN,
         ),
         (
             "divergence: loss above rolling mean by >3 sigma for 75 steps; stopping run\n",
@@ -105,7 +105,7 @@ def test_who_still_evaluates_or_writes_takes_as_long_the_next_time(
     tmp_path: Path, busy: str
 ) -> None:
     assert of_text(tmp_path, f"{STEPS}{busy}\n{TIMED_OUT}").restart.answer is Restart.CHANGE
-    assert of_text(tmp_path, STEPS + TIMED_OUT).restart.answer is Restart.PLAIN
+    assert of_text(tmp_path, STEPS + TIMED_OUT).restart.answer is Restart.UNKNOWN
 
 
 def test_a_slow_gpu_by_its_clocks_makes_its_node_a_suspect_alone(tmp_path: Path) -> None:
