@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 from tr11ops.backup.source import SourceFile, made
 
@@ -58,13 +58,18 @@ def offsets(parts: Sequence[SourceFile]) -> dict[str, int]:
 
 def differs(pieces: Iterator[bytes], size: int, digest: str, tell: Callable[[int], object]) -> str:
     """In what bytes that come back are not those of a digest; "" when they are. `tell` hears of the
-    bytes of each piece, and may raise.
+    bytes of each piece, and may raise: what was being read is closed then too, whoever keeps the
+    error.
     """
     seen, count = hashlib.sha256(), 0
-    for piece in pieces:
-        tell(len(piece))
-        seen.update(piece)
-        count += len(piece)
+    try:
+        for piece in pieces:
+            tell(len(piece))
+            seen.update(piece)
+            count += len(piece)
+    finally:
+        if isinstance(pieces, Generator):
+            pieces.close()
     if count != size:
         return f"{count} of {size} bytes can be read"
     if seen.hexdigest() != digest:

@@ -15,7 +15,7 @@ import errno
 import re
 import ssl
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import httpx2
 
@@ -201,13 +201,25 @@ class BucketClient:
         """One request whose answer is read inside: where that ends early, the connection is cut."""
         sent = dict(headers or {})
         self._authorise(sent)
+        request = self._client.build_request(
+            method, self._base + target, content=body, headers=sent
+        )
         try:
-            with self._client.stream(
-                method, self._base + target, content=body, headers=sent
-            ) as answer:
+            with closing(self._answer_to(request)) as answer:
                 yield answer
         except httpx2.TransportError as error:
             raise self._away(error) from None
+
+    def _answer_to(self, request: httpx2.Request) -> httpx2.Response:
+        """The beginning of an answer. What is only asked for is asked once more where no answer began:
+        the server may have closed a connection that was kept.
+        """
+        try:
+            return self._client.send(request, stream=True)
+        except httpx2.RemoteProtocolError:
+            if request.method != "GET":
+                raise
+        return self._client.send(request, stream=True)
 
     def finish(self, answer: httpx2.Response) -> None:
         """Read the rest of an answer that is small enough to be held."""

@@ -42,6 +42,7 @@ _ECHOES = re.compile(  # and what a library of connections says of a service tha
     r"(?:^|\.)(?:CancelledError|CalledProcessError|Empty|BrokenBarrierError)$"
     r"|^(?:urllib3|httpcore|h11|anyio|http\.client)\."
 )
+_RAISED_BY_CONNECTIONS = re.compile(r"/(?:urllib3|httpcore|h11|anyio)/")
 TIMES_BEFORE = 2  # that it trained on after the same line
 _OF_OTHERS = frozenset(
     {FaultClass.NCCL_NETWORK, FaultClass.NCCL_TIMEOUT, FaultClass.RENDEZVOUS, FaultClass.UNKNOWN}
@@ -290,7 +291,10 @@ def _is_echo(one: Sighting, left: Sequence[Sighting]) -> bool:
             and 0 < _lines_below(other, one) <= NEXT_LINES
             for other in left
         )
-    if one.raised is None or _ECHOES.search(one.raised.name) is None:
+    if one.raised is None:
+        return False
+    raised_in = "".join(one.raised.frames[-1:])
+    if not (_ECHOES.search(one.raised.name) or _RAISED_BY_CONNECTIONS.search(raised_in)):
         return False
     return any(
         other.raised is not None

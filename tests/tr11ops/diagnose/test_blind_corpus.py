@@ -68,6 +68,7 @@ def test_classes_lines_and_no_false_certainty(labels: str) -> None:
         ("thirteen", 72, Most(2, 5, 2, 1)),
         ("fourteen", 72, Most(3, 2, 1, 3)),
         ("fifteen", 72, Most(1, 3, 0, 2)),
+        ("sixteen", 72, Most(0, 7, 0, 6)),
     ],
 )
 def test_incidents_of_a_stranger_with_nodes_and_restarts(

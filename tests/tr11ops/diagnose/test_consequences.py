@@ -133,3 +133,32 @@ def test_credentials_that_one_node_refuses_are_that_nodes(tmp_path: Path) -> Non
     found = of_text(tmp_path, refused)
     assert (found.fault, found.restart.answer) == (FaultClass.SLURM_AUTH, Restart.ELSEWHERE)
     assert found.root_cause is not None and found.root_cause.node == "q7"
+
+
+def test_what_a_library_of_connections_raised_is_its_clients(tmp_path: Path) -> None:
+    chain = (
+        "Traceback (most recent call last):\n"
+        '  File "/env/lib/python3.10/site-packages/urllib3/connection.py", line 198, in _new_conn\n'
+        "    sock = connection.create_connection(\n"
+        "OSError: [Errno 101] Network is unreachable\n\n"
+        "The above exception was the direct cause of the following exception:\n\n"
+        "Traceback (most recent call last):\n"
+        '  File "/work/train.py", line 74, in train\n'
+        "    tokenizer = load()\n"
+        "OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them in the cached files.\n"
+    )
+    assert of_text(tmp_path, chain).fault is FaultClass.HUB_AUTH
+
+
+def test_a_folder_that_slurm_went_without_is_no_cause(tmp_path: Path) -> None:
+    gone = "slurmstepd: error: couldn't chdir to `/home/llo/run': No such file or directory"
+    limit = "slurmstepd: error: *** JOB 9 ON gn31 CANCELLED AT 2025-12-06T04:00:12 DUE TO TIME LIMIT ***\n"
+    found = of_text(tmp_path, f"{gone}: going to /tmp instead\n{STEPS}{limit}")
+    assert found.fault is FaultClass.SLURM_TIME_LIMIT
+
+
+def test_timm_says_its_best_metric_at_its_end(tmp_path: Path) -> None:
+    assert (
+        of_text(tmp_path, f"{STEPS}*** Best metric: 81.914 (epoch 297)\n").fault
+        is FaultClass.CLEAN_EXIT
+    )
