@@ -55,7 +55,7 @@ from trainer.spikes.recovery import SpikeWatch
 
 
 @dataclass
-class Attempt:
+class TrainingAttempt:
     """`train` is called once; `close` releases what it opened.
 
     `kind`: what trains, once all parts exist; that is then the `trainer`.
@@ -312,7 +312,7 @@ def run(worker: Worker, card: Path) -> NoReturn:
     """Train until something says stop, leave an end marker, and end this process with its exit
     status.
     """
-    attempt = Attempt(worker, card)
+    attempt = TrainingAttempt(worker, card)
     try:
         reason = attempt.train()
     except Exception as error:  # whatever it is, it is recorded before the process goes
@@ -322,7 +322,7 @@ def run(worker: Worker, card: Path) -> NoReturn:
     exit_process(exit_code(reason), attempt.close)
 
 
-def _fail(attempt: Attempt, error: Exception) -> str:
+def _fail(attempt: TrainingAttempt, error: Exception) -> str:
     """Say and record why this rank ends; returns the end reason. Who only lost one that refused
     says just that.
     """

@@ -6,8 +6,7 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,36 +34,26 @@ class Station(Record):
     function: str
 
 
-class Passed:
-    """The functions of this repository that are called, in the order of their calls, by all
+def passed_by(work: Callable[[], object]) -> list[Station]:
+    """The functions of this repository that some work calls, in the order of their calls, by all
     threads.
     """
+    stations = []
 
-    def __init__(self) -> None:
-        self.stations: list[Station] = []
-
-    def _note(self, frame: FrameType, event: str, argument: Any) -> None:
+    def note(frame: FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(f"{ROOT}/tr"):
             file = str(Path(code.co_filename).relative_to(ROOT))
-            self.stations.append(Station(file, code.co_qualname))
+            stations.append(Station(file, code.co_qualname))
 
-    @contextmanager
-    def noting(self) -> Iterator[None]:
-        threading.setprofile(self._note)
-        sys.setprofile(self._note)
-        try:
-            yield
-        finally:
-            sys.setprofile(None)
-            threading.setprofile(None)
-
-
-def passed_by(work: Callable[[], object]) -> list[Station]:
-    passed = Passed()
-    with passed.noting():
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
         work()
-    return passed.stations
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return stations
 
 
 def walks() -> dict[str, list[Station]]:

@@ -16,7 +16,7 @@ import torch
 
 from tests.trainer.cases import VOCABULARY, tiny
 from tests.trainer.spawn import run_ranks
-from trainer.attempt import Attempt
+from trainer.attempt import TrainingAttempt
 from trainer.config.card import TrainerConfig
 from trainer.contract.attempt import AttemptIdentity
 from trainer.contract.errors import CheckpointError, NotFiniteError
@@ -128,12 +128,12 @@ def worker_of(
     return kind(config, identity, rank, beats, SignalFlag())
 
 
-def attempt_of(kind: type[Trainer], config: TrainerConfig, job: str = "1") -> Attempt:
+def attempt_of(kind: type[Trainer], config: TrainerConfig, job: str = "1") -> TrainingAttempt:
     """An attempt as the launcher makes it, on this rank."""
-    return Attempt(worker_of(config, job), Path("none.json"), kind)
+    return TrainingAttempt(worker_of(config, job), Path("none.json"), kind)
 
 
-def trained(attempt: Attempt) -> tuple[str, int]:
+def trained(attempt: TrainingAttempt) -> tuple[str, int]:
     """Its end reason, and the iteration."""
     try:
         reason = attempt.train()

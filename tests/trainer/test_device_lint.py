@@ -65,7 +65,7 @@ ALLOWED: dict[tuple[str, str, str], str] = {
     ("attempt.py", "earliest_start", ".item()"): "in host memory, at the start",
     (
         "attempt.py",
-        "Attempt._control_signals.largest",
+        "TrainingAttempt._control_signals.largest",
         ".tolist()",
     ): "the stop switches, in host memory",
     ("model/random.py", "DropoutPlaces.begin", ".tolist()"): "numbers that the processor made",

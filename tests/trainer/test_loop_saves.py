@@ -19,7 +19,7 @@ import torch
 from tests.trainer.cases import tiny
 from tests.trainer.courses import trained, worker_of, write_tokens
 from tests.trainer.spawn import run_ranks
-from trainer.attempt import Attempt, earliest_start
+from trainer.attempt import TrainingAttempt, earliest_start
 from trainer.checkpoint import store, writer
 from trainer.config.card import TrainerConfig
 from trainer.contract.checkpoints import refusal_code
@@ -61,7 +61,7 @@ class Watched(Worker):
 def attend(config: TrainerConfig, heal: bool) -> tuple[str, int, list[str]]:
     worker = worker_of(config, "7", kind=Watched)
     worker.heal = heal
-    attempt = Attempt(worker, Path("none.json"))
+    attempt = TrainingAttempt(worker, Path("none.json"))
     return trained(attempt)[0], attempt.steps_done, worker.lines
 
 
@@ -120,7 +120,7 @@ def attend_on_nodes(config: TrainerConfig, failing: tuple[int, ...]) -> tuple[st
     if rank in failing:
         store.write_named = writer._write = refuse_writing
     worker = worker_of(config, "7", kind=OnNode)
-    attempt = Attempt(worker, Path("none.json"))
+    attempt = TrainingAttempt(worker, Path("none.json"))
     return trained(attempt)[0], attempt.steps_done, worker.lines
 
 
@@ -177,7 +177,7 @@ def fail_to_load(config: TrainerConfig, failing: tuple[int, ...]) -> tuple[bool,
     os.environ["TR11_NODE_NAME"] = f"n{rank + 1}"
     if rank in failing:
         store._read_extras = refuse_writing
-    attempt = Attempt(worker_of(config, "8", kind=OnNode), Path("none.json"))
+    attempt = TrainingAttempt(worker_of(config, "8", kind=OnNode), Path("none.json"))
     try:
         attempt.train()
     except CheckpointError as error:

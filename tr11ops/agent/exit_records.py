@@ -44,7 +44,7 @@ def forget_earlier_life(attempt: Path, launch: int) -> None:
                     path.unlink()
 
 
-class Failure(Record):
+class HostFailure(Record):
     """What failed on a host, as it is kept in `failures/`; `rank` of a worker, else None. `signal`:
     that ended it, so that it cannot tell of it itself.
     """
@@ -55,7 +55,7 @@ class Failure(Record):
     signal: int | None = None
 
     @classmethod
-    def killed(cls, what: str, number: int, launch: int, rank: int | None = None) -> Failure:
+    def killed(cls, what: str, number: int, launch: int, rank: int | None = None) -> HostFailure:
         return cls(f"{what} was ended by {signal_name(number)}", launch, rank, number)
 
     def write(self, attempt: Path, name: str, host: str) -> None:

@@ -27,7 +27,7 @@ from typing import IO, Any
 import psutil
 
 from tr11ops.agent.exit_records import (
-    Failure,
+    HostFailure,
     NodeRecord,
     NodeSettings,
     launch_has_failed,
@@ -443,7 +443,7 @@ class Workers:
         """
         if number in STOP_SIGNALS:
             return  # told to go before it could listen: by a cancellation, not by a fault
-        death = Failure.killed(what, number, self._task.launch, rank)
+        death = HostFailure.killed(what, number, self._task.launch, rank)
         try:
             death.write(self._task.attempt, name, host_name())
         except OSError as problem:
@@ -498,7 +498,7 @@ class Workers:
         if launcher := _LAUNCHER.match(line):
             with suppress(OSError):  # the log says it too
                 error = launcher[1].decode("utf-8", "replace")
-                failure = Failure(error, self._task.launch)
+                failure = HostFailure(error, self._task.launch)
                 failure.write(self._task.attempt, "launcher", host_name())
         if killed := _KILLED.search(line):
             rank = self._rank(killed[2])

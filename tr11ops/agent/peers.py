@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from tr11ops.agent.channel import Channel, Greeting
-from tr11ops.agent.exit_records import Failure
+from tr11ops.agent.exit_records import HostFailure
 from tr11ops.agent.rendezvous import Rendezvous
 from tr11ops.agent.step import StopFlag, WorkerLaunch
 from tr11ops.base.errors import ChannelLost
@@ -299,7 +299,7 @@ class Peers:
             self._say(f"tr11: node {node.rank} ({node.name}) is lost: {why}")
             text = f"the connection to the agent of node {node.rank} was lost: {why}"
             with suppress(OSError):
-                Failure(text, launch.number).write(launch.attempt, "lost", node.name)
+                HostFailure(text, launch.number).write(launch.attempt, "lost", node.name)
             agent.end_with(EXIT_LOST)
 
     def lost(self) -> dict[str, str]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from tr11ops.agent.allocation import Allocation, gpus_of_node
-from tr11ops.agent.exit_records import Failure, trainer_is_done
+from tr11ops.agent.exit_records import HostFailure, trainer_is_done
 from tr11ops.base.processes import CONTROLLER_VARIABLE, adopt_orphans, end_descendants, exit_status
 from tr11ops.diagnose.attribution.srun import PREFIXES, parse_lines
 from tr11ops.runcard.sections import ContainerSection
@@ -378,7 +378,7 @@ class LaunchRun:
         for host, child in zip(hosts, self._children, strict=True):
             code = child.poll()
             if code is not None and code < 0:
-                killed = Failure.killed(what, -code, self._launch.number)
+                killed = HostFailure.killed(what, -code, self._launch.number)
                 with suppress(OSError):  # the log says it too
                     killed.write(self._launch.attempt, "agent", host)
 

@@ -36,7 +36,7 @@ The exit code is 1 (needs a person), or the one that stands beside the name.
       LatestRefused
       NotPossible
       TrainerAlive
-      Stopped
+      StopAsked
     copies
       ArchiveError
         ArchivePermanentError
@@ -280,7 +280,7 @@ class TrainerAlive(Tr11Error):
     """A training started in the middle of a roll-back. One line: what stands now."""
 
 
-class Stopped(Tr11Error):
+class StopAsked(Tr11Error):
     """Someone asked to stop in the middle of a reading or a removal."""
 
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec import field
 from msgspec.structs import asdict, replace
 
-from tr11ops.base.errors import Stopped
+from tr11ops.base.errors import StopAsked
 from tr11ops.checkpoints.catalogue import Catalogue, read_catalogue
 from tr11ops.checkpoints.quarantine import (
     doomed_name,
@@ -114,7 +114,7 @@ def remove(place: Path, progress: Callable[[int], None], stop: threading.Event) 
     """Unlink a doomed folder; returns one line for each thing that would not go, at most a few.
 
     Links are unlinked, not followed. `progress` hears the bytes of each file. What another prune
-    removes meanwhile is fine. Raises Stopped.
+    removes meanwhile is fine. Raises StopAsked.
     """
     if place.is_symlink():
         return [f"{place}: it is a link; remove it by hand"]
@@ -133,7 +133,7 @@ def remove(place: Path, progress: Callable[[int], None], stop: threading.Event) 
             ):
                 faults += [line] if line else []
             if stop.is_set():
-                raise Stopped
+                raise StopAsked
     for folder in reversed(folders):
         try:
             folder.rmdir()
@@ -399,12 +399,12 @@ class Pruner(Record):
                     finished.append(name)
             for victim in victims:
                 if self.stop.is_set():
-                    raise Stopped
+                    raise StopAsked
                 claims.write(
                     replace(mine, expires=time.time() + CLAIM_SECONDS, data={"name": victim.name})
                 )
                 self._add(outcomes, self._take_away(victim, plan))
-        except Stopped:
+        except StopAsked:
             ended_early = "it was stopped; the next prune goes on"
         except OSError as error:  # of the claim or the journal: what cannot be recorded is not done
             why = f"{error.filename or self.directory.journal}: {error.strerror or error}"

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
-from tr11ops.base.errors import Stopped
+from tr11ops.base.errors import StopAsked
 from tr11ops.rundir.checkpoint_digests import DigestRecord, digest_of
 from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
 from tr11ops.rundir.copies import identity_of
@@ -127,7 +127,7 @@ def verify(
             found = _read_all(place, manifest, parallel=parallel, progress=progress, stop=stop)
             if identity_of(place) == row.identity:
                 return _judged(row, manifest, found, who)
-    except Stopped:
+    except StopAsked:
         return VerifyResult(row.step, "stopped")
     except FileNotFoundError:
         return _other(row, place)
@@ -182,11 +182,11 @@ def _other(row: SavedCheckpoint, place: Path) -> VerifyResult:
 def _read(
     place: Path, entry: FileEntry, progress: Callable[[int], None], stop: threading.Event
 ) -> _Read:
-    """Compare one file. Raises Stopped, and FileNotFoundError when the whole checkpoint has
+    """Compare one file. Raises StopAsked, and FileNotFoundError when the whole checkpoint has
     gone.
     """
     if stop.is_set():
-        raise Stopped
+        raise StopAsked
     try:
         size, digest, is_still = digest_of(place / entry.path, entry.bytes, progress, stop)
     except FileNotFoundError:

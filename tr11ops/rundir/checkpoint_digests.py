@@ -24,7 +24,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from tr11ops.base.errors import Stopped
+from tr11ops.base.errors import StopAsked
 from tr11ops.base.newer import replace_json
 from tr11ops.base.units import counted
 from tr11ops.rundir.journal import Journal, user_name
@@ -168,7 +168,7 @@ def digest_of(
         buffer = memoryview(bytearray(PIECE_BYTES))
         while length := stream.readinto(buffer):
             if stop.is_set():
-                raise Stopped
+                raise StopAsked
             digest.update(buffer[:length])
             count += length
             progress(length)

@@ -20,8 +20,8 @@ from trainer.contract.record import Record
 from trainer.optim.interface import (
     MOMENTS,
     PartitionShare,
-    StepNumbers,
     TrainingOptimizer,
+    UpdateNumbers,
     chunk_elements,
 )
 
@@ -255,7 +255,7 @@ class Adam8bit(TrainingOptimizer):
                     continue
                 state = self.state[partition]
                 state["step"] += 1
-                numbers = StepNumbers.of(group, int(state["step"].item()))
+                numbers = UpdateNumbers.of(group, int(state["step"].item()))
                 for run in state["runs"].values():
                     _step_run(run, partition.data, partition.grad, numbers)
 
@@ -282,7 +282,7 @@ class Adam8bit(TrainingOptimizer):
         return run
 
 
-def _step_run(run: MomentRun, masters: Tensor, gradients: Tensor, numbers: StepNumbers) -> None:
+def _step_run(run: MomentRun, masters: Tensor, gradients: Tensor, numbers: UpdateNumbers) -> None:
     """Decode, step and encode a run, span by span.
 
     Only single multiplications, additions, divisions and roots: each is rounded alike on every

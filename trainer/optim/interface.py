@@ -71,7 +71,7 @@ def shares_of(named: Iterable[tuple[str, nn.Parameter]]) -> list[PartitionShare]
     return shares
 
 
-class StepNumbers(Record):
+class UpdateNumbers(Record):
     """The numbers of one step of a parameter group. `mean_bias`, `root_bias`: what moments are
     divided by.
     """
@@ -86,7 +86,7 @@ class StepNumbers(Record):
     root_bias: float
 
     @classmethod
-    def of(cls, group: Mapping[str, Any], step: int, corrects_mean: bool = True) -> StepNumbers:
+    def of(cls, group: Mapping[str, Any], step: int, corrects_mean: bool = True) -> UpdateNumbers:
         beta1, beta2 = group["betas"]
         return cls(
             beta1=beta1,

@@ -25,7 +25,7 @@ from trainer.optim.interface import (
     MOMENTS,
     FlatStateOptimizer,
     PartitionShare,
-    StepNumbers,
+    UpdateNumbers,
     chunk_elements,
 )
 from trainer.parallel.mesh import Mesh
@@ -231,7 +231,7 @@ class Lamb(FlatStateOptimizer):
                 if partition.grad is not None:
                     state = self.state[partition]
                     state["step"] += 1
-                    numbers = StepNumbers.of(
+                    numbers = UpdateNumbers.of(
                         group, int(state["step"].item()), self.rules.corrects_mean
                     )
                     stepped.append((partition, numbers))
@@ -313,12 +313,12 @@ class Lamb(FlatStateOptimizer):
         return all(len(sums.get(name, ())) == self.directions for name in self._norms.number)
 
     # ------------------------------------------------------------------ one chunk
-    def advance(self, chunk: Chunk, numbers: StepNumbers) -> None:
+    def advance(self, chunk: Chunk, numbers: UpdateNumbers) -> None:
         """Take the gradient into the moments."""
         mean, squares = (chunk.state[name] for name in MOMENTS)
         numbers.advance(mean, squares, chunk.gradient)
 
-    def directions_of(self, chunk: Chunk, numbers: StepNumbers) -> tuple[Tensor, ...]:
+    def directions_of(self, chunk: Chunk, numbers: UpdateNumbers) -> tuple[Tensor, ...]:
         """In which directions the weights go, each before its ratio: new tensors."""
         mean, squares = (chunk.state[name] for name in MOMENTS)
         direction = numbers.scaled(mean, squares)
@@ -330,14 +330,14 @@ class Lamb(FlatStateOptimizer):
         """
         chunk.gradient.copy_(directions[0])
 
-    def held(self, chunk: Chunk, numbers: StepNumbers) -> tuple[Tensor, ...]:
+    def held(self, chunk: Chunk, numbers: UpdateNumbers) -> tuple[Tensor, ...]:
         """What `hold` put by."""
         return (chunk.gradient,)
 
     def move(
         self,
         chunk: Chunk,
-        numbers: StepNumbers,
+        numbers: UpdateNumbers,
         directions: tuple[Tensor, ...],
         rates: list[Tensor],
     ) -> None:
@@ -348,8 +348,8 @@ class Lamb(FlatStateOptimizer):
             chunk.weights.sub_(direction.mul_(rate))
 
     def _chunks(
-        self, stepped: Iterable[tuple[Tensor, StepNumbers]]
-    ) -> Iterator[tuple[PartitionShare, Chunk, StepNumbers]]:
+        self, stepped: Iterable[tuple[Tensor, UpdateNumbers]]
+    ) -> Iterator[tuple[PartitionShare, Chunk, UpdateNumbers]]:
         for partition, numbers in stepped:
             state = {name: self.state[partition][name] for name in self.state_names}
             assert partition.grad is not None
@@ -359,7 +359,7 @@ class Lamb(FlatStateOptimizer):
                     yield share, Chunk(partition.data[place], partition.grad[place], held), numbers
 
     # ------------------------------------------------------------------ ratios
-    def _rates(self, numbers: StepNumbers, knows: bool) -> list[Tensor]:
+    def _rates(self, numbers: UpdateNumbers, knows: bool) -> list[Tensor]:
         """For each direction what a tensor's is multiplied by: rate, ratio and embedding factor;
         fp32 [tensors].
 
@@ -367,7 +367,7 @@ class Lamb(FlatStateOptimizer):
         """
         return [self._rates_of(kind, numbers, knows) for kind in self._directions]
 
-    def _rates_of(self, kind: int, numbers: StepNumbers, knows: bool) -> Tensor:
+    def _rates_of(self, kind: int, numbers: UpdateNumbers, knows: bool) -> Tensor:
         norms, rules = self._norms, self.rules
         first = numbers.step == 1 and rules.norm_of in {NormOf.MEAN_WEIGHT, NormOf.STALE}
         if rules.norm_of is NormOf.LOCAL or first:

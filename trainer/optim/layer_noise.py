@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from trainer.optim.interface import MOMENTS, NOISE, StepNumbers
+from trainer.optim.interface import MOMENTS, NOISE, UpdateNumbers
 from trainer.optim.lamb import Chunk, Lamb
 
 
@@ -27,7 +27,7 @@ class LayerNoiseLamb(Lamb):
     state_names: ClassVar[tuple[str, ...]] = (*MOMENTS, NOISE)
     directions: ClassVar[int] = 2
 
-    def advance(self, chunk: Chunk, numbers: StepNumbers) -> None:
+    def advance(self, chunk: Chunk, numbers: UpdateNumbers) -> None:
         """Take gradient and noise into the mean squares; the momentum follows when the weights have
         moved.
         """
@@ -38,7 +38,7 @@ class LayerNoiseLamb(Lamb):
         )
         chunk.state[NOISE].mul_(numbers.beta2).add_(noise.mul_(noise).mul_(1.0 - numbers.beta2))
 
-    def directions_of(self, chunk: Chunk, numbers: StepNumbers) -> tuple[Tensor, ...]:
+    def directions_of(self, chunk: Chunk, numbers: UpdateNumbers) -> tuple[Tensor, ...]:
         """Momentum and noise. The momentum is zero at the first step, and then goes nowhere."""
         mean, squares = (chunk.state[name] for name in MOMENTS)
         return numbers.scaled(mean, squares), numbers.scaled(
@@ -48,14 +48,14 @@ class LayerNoiseLamb(Lamb):
     def hold(self, chunk: Chunk, directions: tuple[Tensor, ...]) -> None:
         """The gradient is needed once more: the directions are made again."""
 
-    def held(self, chunk: Chunk, numbers: StepNumbers) -> tuple[Tensor, ...]:
+    def held(self, chunk: Chunk, numbers: UpdateNumbers) -> tuple[Tensor, ...]:
         """The same directions, from the same numbers."""
         return self.directions_of(chunk, numbers)
 
     def move(
         self,
         chunk: Chunk,
-        numbers: StepNumbers,
+        numbers: UpdateNumbers,
         directions: tuple[Tensor, ...],
         rates: list[Tensor],
     ) -> None:

@@ -20,11 +20,11 @@ REQUEUED = (
 )
 
 
-def of_files(folder: Path, **texts: str) -> Diagnosis:
-    """The diagnosis of several files of one incident."""
+def of_files(folder: Path, texts: dict[str, str]) -> Diagnosis:
+    """The diagnosis of several files of one incident, by their names."""
     for name, text in texts.items():
-        (folder / f"{name}.log").write_text(text)
-    [found] = diagnose_files([folder / f"{name}.log" for name in texts])
+        (folder / name).write_text(text)
+    [found] = diagnose_files([folder / name for name in texts])
     return found
 
 
@@ -34,7 +34,7 @@ def test_a_job_is_put_back_for_a_lost_node_or_else_for_another_job(tmp_path: Pat
         "[2026-05-19T09:26:07.551] error: Nodes a2 not responding, setting DOWN\n"
         "[2026-05-19T09:26:07.552] requeue job JobId=77 due to failure of node a2\n"
     )
-    found = of_files(tmp_path, job=STEPS + REQUEUED, slurmctld=controller)
+    found = of_files(tmp_path, {"job.log": STEPS + REQUEUED, "slurmctld.log": controller})
     assert found.fault is FaultClass.SLURM_NODE_FAIL
     assert found.root_cause is not None and found.root_cause.node == "a2"
 
@@ -42,7 +42,9 @@ def test_a_job_is_put_back_for_a_lost_node_or_else_for_another_job(tmp_path: Pat
 def test_a_terminal_closes_when_its_machine_is_taken_back(tmp_path: Path) -> None:
     closed = STEPS + "client_loop: send disconnect: Broken pipe\n"
     assert of_text(tmp_path, closed).fault is FaultClass.SLURM_USER_CANCEL
-    found = of_files(tmp_path, worker=closed, gcloud="health: HEALTHY\nstate: PREEMPTED\n")
+    found = of_files(
+        tmp_path, {"worker.log": closed, "gcloud.log": "health: HEALTHY\nstate: PREEMPTED\n"}
+    )
     assert (found.fault, found.restart.answer) == (FaultClass.SLURM_PREEMPTED, Restart.PLAIN)
 
 
@@ -53,9 +55,7 @@ def test_a_file_server_that_came_back_is_not_what_failed_later(tmp_path: Path) -
         "Apr  8 15:17:41 s2 kernel: NFS: server filer-b error: fileid changed\n"
     )
     program = STEPS + "OSError: [Errno 116] Stale file handle: '/nfs/feats-14.lca'\n"
-    (tmp_path / "s2.messages").write_text(kernel)
-    (tmp_path / "train.log").write_text(program)
-    [found] = diagnose_files([tmp_path / "train.log", tmp_path / "s2.messages"])
+    found = of_files(tmp_path, {"train.log": program, "s2.messages": kernel})
     assert found.fault is FaultClass.STORAGE
     assert found.root_cause is not None
     assert "still trying" not in found.root_cause.text
@@ -104,11 +104,9 @@ def test_timm_runs_on(tmp_path: Path) -> None:
 
 
 def test_an_option_of_dmesg_in_a_files_name_is_no_part_of_the_node(tmp_path: Path) -> None:
+    broken = "[Tue Aug 19 11:27:38 2025] mlx5_core 0000:9a:00.0: Port module event[error]: module 0, Cable error, Bus stuck\n"
     for name in ("dmesg-T-w0112.log", "dmesg-w0112.log"):
-        (tmp_path / name).write_text(
-            "[Tue Aug 19 11:27:38 2025] mlx5_core 0000:9a:00.0: Port module event[error]: module 0, Cable error, Bus stuck\n"
-        )
-        [found] = diagnose_files([tmp_path / name])
+        found = of_files(tmp_path, {name: broken})
         assert found.root_cause is not None and found.root_cause.node == "w0112"
 
 

@@ -59,7 +59,7 @@ def late(folder: Path) -> Any:
         raise Left(code)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trainer.attempt.Attempt", Hangs)
+        patch.setattr("trainer.attempt.TrainingAttempt", Hangs)
         patch.setattr("trainer.attempt.exit_process", leave)
         config = TrainerConfig.model_construct()
         patch.setattr(TrainerConfig, "paths", paths)

@@ -17,7 +17,7 @@ from torch import Tensor
 from tests.trainer.timm_lamb import timm_lamb
 from trainer.config.model import OptimizerSection
 from trainer.optim.build import build_optimizer
-from trainer.optim.interface import PartitionShare, StepNumbers, TrainingOptimizer
+from trainer.optim.interface import PartitionShare, TrainingOptimizer, UpdateNumbers
 from trainer.optim.lamb import Chunk
 from trainer.optim.layer_noise import LayerNoiseLamb
 from trainer.parallel.mesh import Mesh
@@ -254,7 +254,7 @@ def test_a_step_is_no_longer_than_the_rate_says() -> None:
 
 
 def test_the_gradient_is_left_as_it_was() -> None:
-    numbers = StepNumbers.of(
+    numbers = UpdateNumbers.of(
         {"betas": BETAS, "eps": EPSILON, "weight_decay": DECAY, "lr": RATE}, 1, True
     )
     _, optimizer = stepped("layer-noise", 1)
