@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gpu import put_block
+from gpu_rows import put_block
 from models import Shape, card
 from msgspec.structs import replace
 

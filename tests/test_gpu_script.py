@@ -89,30 +89,35 @@ def test_dropout_in_flex_attention_is_compared_with_its_own_mask(
     """As on a GPU; on a processor torch offers no gradients of it. Another mask than the words'
     fails.
     """
-    import gpu
+    import gpu_courses
+    import gpu_kernels
 
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
     device, slopes = torch.device("cpu"), torch.tensor([0.5, 0.25, 0.1, 0.05])
-    kernel = gpu.FlexKernel(slopes, False, compiled=False)
-    row = gpu.drops_the_same(device, kernel, slopes, 40, torch.float32)
+    kernel = gpu_kernels.FlexKernel(slopes, False, compiled=False)
+    row = gpu_kernels.drops_the_same(device, kernel, slopes, 40, torch.float32)
     assert row.fine, row.found
-    padded = gpu.PaddedKernel(flex=gpu.FlexKernel(None, False, compiled=False))
-    marks = gpu.half_padded(device, 40)
-    assert gpu.drops_the_same(device, padded, None, 40, torch.float32, marks).fine
+    padded = gpu_kernels.PaddedKernel(flex=gpu_kernels.FlexKernel(None, False, compiled=False))
+    marks = gpu_kernels.half_padded(device, 40)
+    assert gpu_kernels.drops_the_same(device, padded, None, 40, torch.float32, marks).fine
     words = iter(torch.arange(8, dtype=torch.int32).view(2, 2, 2))
-    monkeypatch.setattr(gpu, "drop_of_two", lambda device: gpu.Drop(gpu.DROPOUT, next(words)))
-    assert gpu.drops_the_same(device, kernel, slopes, 40, torch.float32).fine is False
+    monkeypatch.setattr(
+        gpu_kernels,
+        "drop_of_two",
+        lambda device: gpu_kernels.Drop(gpu_courses.DROPOUT, next(words)),
+    )
+    assert gpu_kernels.drops_the_same(device, kernel, slopes, 40, torch.float32).fine is False
 
 
 @pytest.mark.usefixtures("benchmarks")
 def test_every_case_is_a_sound_card() -> None:
-    import gpu
+    import gpu_speed
 
     cases = {
         case.what: case.shape
-        for make in gpu.CASES.values()
+        for make in gpu_speed.CASES.values()
         for case in make(True)
-        if gpu.card(case.shape)
+        if gpu_speed.card(case.shape)
     }
     wanted = {
         "gpt",
@@ -129,7 +134,7 @@ def test_every_case_is_a_sound_card() -> None:
         "t5",
     }
     assert wanted <= set(cases)
-    largest = max(count_parameters(gpu.card(shape)).total for shape in cases.values())
+    largest = max(count_parameters(gpu_speed.card(shape)).total for shape in cases.values())
     assert largest * STATE_BYTES < 60 * 2**30, "with activations it must fit a card of 80 GB"
 
 
@@ -141,6 +146,7 @@ def test_the_goals_come_first_and_all_that_is_left_out_is_said(
     and the goals.
     """
     import gpu
+    import gpu_rows
 
     began: list[tuple[str, float]] = []
 
@@ -152,9 +158,9 @@ def test_the_goals_come_first_and_all_that_is_left_out_is_said(
     rows = []
     for name in gpu.SECTIONS:
         rows += gpu.run_section(
-            name, "cpu", gpu.BUDGET_SECONDS - sum(seconds for _, seconds in began)
+            name, "cpu", gpu_rows.BUDGET_SECONDS - sum(seconds for _, seconds in began)
         )
-    assert sum(seconds for _, seconds in began) <= gpu.BUDGET_SECONDS
+    assert sum(seconds for _, seconds in began) <= gpu_rows.BUDGET_SECONDS
     assert [name for name, _ in began][:5] == ["kernels", "losses", "resume", "speed", "saves"]
     out = {row.what: row for row in rows}
     assert set(out) == set(gpu.SECTIONS) - {name for name, _ in began} and "kinds" in out
@@ -168,7 +174,8 @@ def test_the_goals_come_first_and_all_that_is_left_out_is_said(
 def test_a_case_that_does_not_fit_is_left_out_and_its_peer_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import gpu
+    import gpu_courses
+    import gpu_speed
 
     now = [0.0]
 
@@ -176,16 +183,16 @@ def test_a_case_that_does_not_fit_is_left_out_and_its_peer_before_it(
         now[0] += seconds
         return {"seconds": 0.25, "memory": 0.0}
 
-    monkeypatch.setattr(gpu, "in_child", measured)
-    monkeypatch.setattr(gpu.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(gpu_speed, "in_child", measured)
+    monkeypatch.setattr(gpu_speed.time, "monotonic", lambda: now[0])
 
     def cases(on_gpu: bool) -> Iterator[object]:
-        yield gpu.Case("a", gpu.small(), "other a", 40.0)
-        yield gpu.Case("b", gpu.small(), "other b", 40.0)
-        yield gpu.Case("c", gpu.small(), "tr11 gpt", 100.0)
-        yield gpu.Case("d", gpu.small(), "tr11 gpt", 30.0)
+        yield gpu_speed.Case("a", gpu_courses.small(), "other a", 40.0)
+        yield gpu_speed.Case("b", gpu_courses.small(), "other b", 40.0)
+        yield gpu_speed.Case("c", gpu_courses.small(), "tr11 gpt", 100.0)
+        yield gpu_speed.Case("d", gpu_courses.small(), "tr11 gpt", 30.0)
 
-    rows = list(gpu.compared(cases, torch.device("cpu"), 160.0, {"tr11 gpt": 0.5}))
+    rows = list(gpu_speed.compared(cases, torch.device("cpu"), 160.0, {"tr11 gpt": 0.5}))
     assert now[0] == 150.0
     found = {row.what: row.found for row in rows}
     assert list(found) == ["other a", "tr11 a", "other b", "tr11 b", "tr11 c", "tr11 d"]
@@ -202,10 +209,11 @@ def test_a_case_that_does_not_fit_is_left_out_and_its_peer_before_it(
 def test_what_was_found_before_the_end_is_kept_and_nothing_goes_on_behind_it() -> None:
     """Of a section that hangs or crashes; what it had started would compute beside the next one."""
     import gpu
+    import gpu_rows
 
     row = json.dumps({"what": "a", "found": "1"})
     child = "import subprocess, sys; other = subprocess.Popen(['sleep', '600']); "
-    child += f"print('a word'); print('{gpu.FOUND}' + {row!r}); print(other.pid, flush=True); "
+    child += f"print('a word'); print('{gpu_rows.FOUND}' + {row!r}); print(other.pid, flush=True); "
     commands = {
         "other.wait()": "not done within 3 s",
         "other.kill(); sys.exit('gone')": "gone",
@@ -215,7 +223,7 @@ def test_what_was_found_before_the_end_is_kept_and_nothing_goes_on_behind_it() -
         output, fault = gpu.with_its_children(
             [sys.executable, "-c", child + end], 3.0, dict(os.environ)
         )
-        assert fault == wrong and gpu.found_in(output) == [{"what": "a", "found": "1"}]
+        assert fault == wrong and gpu_rows.found_in(output) == [{"what": "a", "found": "1"}]
         assert not Path(f"/proc/{output.split()[-1]}/cmdline").exists() or not (
             Path(f"/proc/{output.split()[-1]}/cmdline").read_bytes()
         )
@@ -237,10 +245,10 @@ def test_a_section_takes_what_the_ones_before_it_left(monkeypatch: pytest.Monkey
 
 @pytest.mark.usefixtures("benchmarks")
 def test_a_course_that_is_another_or_did_not_end_is_a_fault() -> None:
-    import gpu
+    import gpu_courses
 
-    course = gpu.Course(gpu.small(), "fp32", 1e-3)
-    assert gpu.compared_losses("a", course, [5.0, 4.9], [5.0, 4.9005]).fine
+    course = gpu_courses.Course(gpu_courses.small(), "fp32", 1e-3)
+    assert gpu_courses.compared_losses("a", course, [5.0, 4.9], [5.0, 4.9005]).fine
     for mine, theirs in (
         ([5.0, 4.9], [5.0, 4.902]),
         ([5.0, 5.0], [5.0, 5.0]),
@@ -249,15 +257,16 @@ def test_a_course_that_is_another_or_did_not_end_is_a_fault() -> None:
         (None, [5.0, 4.9]),
         ([5.0, 4.9], None),
     ):
-        assert gpu.compared_losses("a", course, mine, theirs).fine is False
+        assert gpu_courses.compared_losses("a", course, mine, theirs).fine is False
 
 
 @pytest.mark.usefixtures("benchmarks")
 def test_a_compiled_case_whose_loss_is_another_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    import gpu
+    import gpu_courses
+    import gpu_speed
 
     monkeypatch.setattr(
-        gpu,
+        gpu_speed,
         "in_child",
         lambda system, shape, *_: {
             "seconds": 0.25,
@@ -267,12 +276,14 @@ def test_a_compiled_case_whose_loss_is_another_fails(monkeypatch: pytest.MonkeyP
     )
 
     def cases(on_gpu: bool) -> Iterator[object]:
-        yield gpu.Case("gpt", gpu.small(), "")
+        yield gpu_speed.Case("gpt", gpu_courses.small(), "")
         for layers, what in ((5, "near"), (6, "far")):
-            shape = gpu.replace(gpu.small(), layers=layers, own=gpu.DROPPING)
-            yield gpu.Case(what, shape, gpu.BESIDE_GPT, bound=0.5)
+            shape = gpu_courses.replace(
+                gpu_courses.small(), layers=layers, own=gpu_courses.DROPPING
+            )
+            yield gpu_speed.Case(what, shape, gpu_speed.BESIDE_GPT, bound=0.5)
 
-    rows = list(gpu.compared(cases, torch.device("cpu"), 1000.0, {}))
+    rows = list(gpu_speed.compared(cases, torch.device("cpu"), 1000.0, {}))
     assert {row.what: row.fine for row in rows} == {
         "tr11 gpt": None,
         "tr11 near": True,
@@ -284,10 +295,10 @@ def test_a_compiled_case_whose_loss_is_another_fails(monkeypatch: pytest.MonkeyP
 @pytest.mark.usefixtures("benchmarks")
 def test_a_wait_for_the_copies_is_told_where_the_host_sees_it(tmp_path: Path) -> None:
     """A step ends for the host before its update begins: what holds that up is in the next one."""
-    import gpu
+    import gpu_saves
 
-    saved = gpu.Finished(1, tmp_path, 4 << 30, seconds=5.0, stall=0.1, waited=0.0)
-    row = gpu.of_save("first", saved, 0.1, [0.1, 0.3, 0.1, 0.1], 0.1)
+    saved = gpu_saves.Finished(1, tmp_path, 4 << 30, seconds=5.0, stall=0.1, waited=0.0)
+    row = gpu_saves.of_save("first", saved, 0.1, [0.1, 0.3, 0.1, 0.1], 0.1)
     assert "the 2 steps behind it took +200.0 ms more" in row.found
 
 
@@ -305,15 +316,17 @@ def test_saves_and_attention_are_measured() -> None:
 # ------------------------------------------------------------- what a GPU would refuse, without one
 @pytest.mark.usefixtures("benchmarks")
 def test_each_micro_batch_is_pinned_and_comes_to_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    import gpu
+    import gpu_courses
 
     placed = PretendedGpu()
     placed.install(monkeypatch)
     with placed:
         ahead = BatchesAhead(GPU, needs_read=True, needs_compared=True)
-        batches = list(ahead.of(gpu.micro_batches(0), gpu.small().accumulated))
+        batches = list(ahead.of(gpu_courses.micro_batches(0), gpu_courses.small().accumulated))
         tensors = [tensor for batch in batches for part in batch for tensor in tensors_of(part)]
-        assert len(tensors) == 2 * gpu.small().accumulated and all(map(lies_on_gpu, tensors))
+        assert len(tensors) == 2 * gpu_courses.small().accumulated and all(
+            map(lies_on_gpu, tensors)
+        )
     total = sum(tensor.nbytes for tensor in tensors)
     assert (placed.pinned, placed.copied, placed.pageable) == (total, total, 0)
 
@@ -333,6 +346,7 @@ def test_the_recorder_refuses_what_cuda_refuses() -> None:
 def test_no_process_for_the_processor_would_touch_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """DeepSpeed takes any GPU that it sees, whatever device the script names."""
     import gpu
+    import gpu_courses
     import gpu_training
 
     started: list[tuple[str, str | None]] = []
@@ -355,8 +369,10 @@ def test_no_process_for_the_processor_would_touch_a_gpu(monkeypatch: pytest.Monk
         started.clear()
         gpu.run_section("losses", kind, 90.0)
         with pytest.raises(RuntimeError, match="not started"):
-            gpu.child_losses(["fp32"], kind)
-        gpu_training.in_child("tr11", gpu.small(), gpu.argparse.Namespace(steps=1, device=kind))
+            gpu_courses.child_losses(["fp32"], kind)
+        gpu_training.in_child(
+            "tr11", gpu_courses.small(), gpu.argparse.Namespace(steps=1, device=kind)
+        )
         assert len(started) == 3 and {devices for _, devices in started} == {seen}
 
 
@@ -365,21 +381,24 @@ def resumed() -> tuple[list[bool], int]:
     the default.
     """
     sys.path.insert(0, str(ROOT / "benchmarks"))
-    import gpu
+    import gpu_courses
+    import gpu_speed
 
-    gpu.join(torch.device("cpu"))
+    gpu_courses.join(torch.device("cpu"))
     beside, found = dist.new_group(), []
-    plain = gpu.Mesh.create
+    plain = gpu_courses.Mesh.create
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            gpu.Mesh,
+            gpu_courses.Mesh,
             "create",
-            lambda parallel, device: gpu.replace(plain(parallel, device), cpu_group=beside),
+            lambda parallel, device: gpu_courses.replace(plain(parallel, device), cpu_group=beside),
         )
-        patch.setattr(gpu.Engine, "close", lambda engine: None)
-        mesh = gpu.Mesh.create(gpu.card(gpu.small()).parallel, torch.device("cpu"))
+        patch.setattr(gpu_courses.Engine, "close", lambda engine: None)
+        mesh = gpu_courses.Mesh.create(
+            gpu_speed.card(gpu_courses.small()).parallel, torch.device("cpu")
+        )
         with recorded(mesh) as entries:
-            found = [row.fine is not False for row in gpu.resume(torch.device("cpu"))]
+            found = [row.fine is not False for row in gpu_courses.resume(torch.device("cpu"))]
     return found, len([entry for entry in entries if entry.group != "cpu" and entry.is_host])
 
 
@@ -392,21 +411,25 @@ def test_what_lies_in_host_memory_goes_over_the_processors_group() -> None:
 def test_a_table_replaces_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import gpu
+    import gpu_rows
 
     path = tmp_path / "RESULTS.md"
     path.write_text("# Measured\n")
-    gpu.put_table(path, gpu.table("An H100:", [gpu.Row("a", "1 | 2", False), gpu.Row("b", "3")]))
+    gpu_rows.put_table(
+        path,
+        gpu_rows.table("An H100:", [gpu_rows.Row("a", "1 | 2", False), gpu_rows.Row("b", "3")]),
+    )
     path.write_text(path.read_text() + "\n## After\n")
-    gpu.put_table(path, "new")
+    gpu_rows.put_table(path, "new")
     text = path.read_text()
     assert (
         text.startswith("# Measured\n")
         and text.endswith("\n## After\n")
-        and text.count(gpu.BEGIN) == 1
+        and text.count(gpu_rows.BEGIN) == 1
     )
     assert "H100" not in text and "\nnew\n" in text
-    assert "| a | 1 / 2 | **failed** |\n| b | 3 |  |" in gpu.table(
-        "x", [gpu.Row("a", "1 | 2", False), gpu.Row("b", "3")]
+    assert "| a | 1 / 2 | **failed** |\n| b | 3 |  |" in gpu_rows.table(
+        "x", [gpu_rows.Row("a", "1 | 2", False), gpu_rows.Row("b", "3")]
     )
     (row,) = gpu.run_section("kernels", "cpu", 0.0)
     assert (
