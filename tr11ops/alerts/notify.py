@@ -14,18 +14,26 @@ it is still true.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from tr11ops.alerts.grouping import MessagePart, grouped
 from tr11ops.alerts.incidents import WATCHDOG, is_worth_a_message
-from tr11ops.alerts.mail_text.alert import AlertMails
+from tr11ops.alerts.mail_text.alert import AlertMails, site_message
 from tr11ops.alerts.mail_text.daily_summary import digest_message, finished_message
-from tr11ops.alerts.mail_text.site import site_message
 from tr11ops.alerts.policy import BACK_SECONDS, FLAP_SECONDS, Policy, unique
 from tr11ops.alerts.situation import UNKNOWN_SITUATION, RunSituation
-from tr11ops.alerts.state import OVER, Alert, AlertState, Message, UndeliveredMessages, elapsed
+from tr11ops.alerts.state import (
+    OVER,
+    Alert,
+    AlertState,
+    Message,
+    MessagePart,
+    UndeliveredMessages,
+    elapsed,
+)
+from tr11ops.detect.causes import lead
 from tr11ops.detect.finding import Severity
 from trainer.contract.record import Record
 
@@ -71,9 +79,9 @@ def tell(
             after = replace(after, said=None)
         alerts.append(after)
     messages = [
-        AlertMails(policy, now, situation, standing).message(group.parts, group.to, group.urls)
-        for group in grouped(parts.values())
-        if group.to or (group.urls and policy.has_urls)
+        AlertMails(policy, now, situation, standing).message(said, to, urls)
+        for said, to, urls in grouped(parts.values())
+        if to or (urls and policy.has_urls)
     ]
     by_alert: dict[str, list[Message]] = {}
     for message in messages:
@@ -325,3 +333,69 @@ def _finished(
 def digest_readers(policy: Policy, now: float) -> tuple[str, ...]:
     """Who gets the digest: the recipients, and the person on duty."""
     return unique((*policy.recipients, *policy.on_duty(now)))
+
+
+# ----------------------------------------------------------------------------- in how few mails
+# Few messages for each person, whatever the number of alerts:
+#
+# - A CRITICAL alert is in a message of its own, but those of one detector, of which one look says the same, share one.
+# - What is over at one look shares one, whatever it was.
+# - All that is said of lesser alerts in one look is one message to each person.
+# - People who are told the same are told it in one message.
+
+# its parts, the most severe first; who gets it; whether the delivery URLs do too
+MessageGroup: TypeAlias = tuple[tuple[MessagePart, ...], tuple[str, ...], bool]
+_ORDER = (
+    "opened",
+    "raised",
+    "reopened",
+    "cause",
+    "uncured",
+    "again",
+    "escalated",
+    "assigned",
+    "repeated",
+    "replaced",
+    "cleared",
+)
+
+
+def grouped(parts: Iterable[MessagePart]) -> Iterator[MessageGroup]:
+    """The messages of one look, the critical ones first. The delivery URLs are told all, each part
+    once.
+    """
+    ordered = sorted(parts, key=_place)
+    bundles: dict[tuple[str, ...], list[MessagePart]] = {}
+    for part in ordered:
+        bundles.setdefault(_bundle_of(part), []).append(part)
+    for bundle in bundles.values():
+        yield from _by_person(bundle)
+
+
+def _place(part: MessagePart) -> tuple[int, int, int, float]:
+    """The most severe first; of equals what is newest to people, then the strongest cause, then the
+    oldest.
+    """
+    alert = part.alert
+    severity, strength = lead(alert.detector, alert.severity)
+    return severity, _ORDER.index(part.kind), strength, alert.began
+
+
+def _bundle_of(part: MessagePart) -> tuple[str, ...]:
+    """What the parts of one message have in common."""
+    if part.alert.severity < Severity.CRITICAL:
+        return ()
+    if part.kind in OVER:
+        return (part.kind,)
+    return (part.alert.detector, part.kind)
+
+
+def _by_person(bundle: list[MessagePart]) -> Iterator[MessageGroup]:
+    people = dict.fromkeys(address for part in bundle for address in part.to)
+    everything = tuple(range(len(bundle)))
+    readers: dict[tuple[int, ...], list[str]] = {everything: []}
+    for address in people:
+        mine = tuple(index for index, part in enumerate(bundle) if address in part.to)
+        readers.setdefault(mine, []).append(address)
+    for mine, to in readers.items():
+        yield tuple(bundle[index] for index in mine), tuple(to), mine == everything

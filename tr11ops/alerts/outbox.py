@@ -25,9 +25,9 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from tr11ops.alerts.state import Message
+from tr11ops.alerts.state import Message, UndeliveredMessages
 from tr11ops.alerts.store import alerts_folder
-from tr11ops.base.observed import cause
+from tr11ops.base.observed import Observed, cause, observed
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.documents import document, read_record
 from trainer.contract.files import make_shared, write_atomically, write_beside, write_json
@@ -138,6 +138,19 @@ def waiting_entries(directory: RunDirectory) -> tuple[OutboxEntry, ...]:
     if troubles and not entries:
         raise ValueError(troubles[0])
     return entries
+
+
+def waiting(directory: RunDirectory) -> Observed[UndeliveredMessages]:
+    """The messages still to be sent."""
+
+    def read() -> UndeliveredMessages:
+        entries = waiting_entries(directory)
+        trouble = next((entry.trouble for entry in entries if entry.trouble), "")
+        return UndeliveredMessages(
+            len(entries), min((entry.message.time for entry in entries), default=None), trouble
+        )
+
+    return observed(read)
 
 
 def _waiting(directory: RunDirectory) -> tuple[tuple[OutboxEntry, ...], list[str]]:

@@ -19,13 +19,11 @@ from typing import TYPE_CHECKING
 from msgspec import field
 from msgspec.structs import replace
 
-from tr11ops.alerts import dead_man
 from tr11ops.alerts.changes import Reply, apply_replies, put_away, read_replies, replies_folder
 from tr11ops.alerts.incidents import SENT, WATCHDOG, look
 from tr11ops.alerts.notify import tell
-from tr11ops.alerts.outbox import OutboxEntry, queue, waiting_entries
+from tr11ops.alerts.outbox import OutboxEntry, queue, waiting, waiting_entries
 from tr11ops.alerts.policy import Policy
-from tr11ops.alerts.reading import waiting
 from tr11ops.alerts.sending import Sender, about
 from tr11ops.alerts.situation import UNKNOWN_SITUATION, RunSituation, watchdog_says
 from tr11ops.alerts.state import (
@@ -38,6 +36,7 @@ from tr11ops.alerts.state import (
     stamp,
 )
 from tr11ops.alerts.store import alerts_folder, commit, read_alert_state
+from tr11ops.alerts.url_route import ping
 from tr11ops.base.observed import Unknown, cause, known
 from tr11ops.base.observed import observed as read_observed
 from tr11ops.detect.finding import Finding
@@ -292,7 +291,7 @@ def _without_record(
 def _ping(card: RunCard) -> list[str]:
     if card.alerts.dead_man_url_file is None:
         return []
-    trouble = dead_man.ping(Path(card.alerts.dead_man_url_file))
+    trouble = ping(Path(card.alerts.dead_man_url_file))
     if trouble:
         return [f"dead-man call: {trouble}"]
     return []

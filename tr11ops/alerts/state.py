@@ -255,6 +255,14 @@ class Incident(Record):
         return self.end
 
 
+class MessagePart(Record):
+    """That something is said of an alert, and to whom: kind of message and addresses."""
+
+    alert: Alert
+    kind: str
+    to: tuple[str, ...]
+
+
 class Message(Record):
     """One message to people: written once, sent to each of `to` (and to every delivery URL) once.
 

@@ -15,8 +15,10 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from tr11ops.alerts.state import AlertState
+from tr11ops.alerts.state import Alert, AlertState, Incident, merged
 from tr11ops.base.newer import why_only_read
+from tr11ops.base.observed import Observed, observed
+from tr11ops.rundir.fallback import existing_fallback
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.versioned import VersionedFile
 from trainer.contract.documents import document, record_of
@@ -137,3 +139,43 @@ def _alert_state(text: str, place: Path) -> AlertState:
 
 def _refuse(constant: str) -> float:
     raise ValueError(f"{constant} is no moment")
+
+
+# ---------------------------------------------------------------------------
+# What commands, status, hand-over and report read of the alerts: what a watchdog of this machine kept in its
+# fallback directory, while the run directory could not be written, counts. What cannot be read is Unknown.
+
+
+def current_alert_state(directory: RunDirectory) -> AlertState:
+    """What is known of the alerts, wherever it is kept. Raises OSError and ValueError as
+    `read_alert_state` does.
+    """
+    home = read_alert_state(directory).alert_state
+    local = kept_here(directory)
+    if local is None:
+        return home
+    return merged(home, local)
+
+
+def kept_here(directory: RunDirectory) -> AlertState | None:
+    """The alert state in this machine's fallback directory; None where there is none. Raises as
+    `read_alert_state`.
+    """
+    local = existing_fallback(directory)
+    if local is None:
+        alert_state = AlertState()
+    else:
+        alert_state = read_alert_state(local).alert_state
+    if alert_state == AlertState():
+        return None
+    return alert_state
+
+
+def open_alerts(directory: RunDirectory) -> Observed[tuple[Alert, ...]]:
+    """The open alerts, the most severe first; empty where no look was ever made."""
+    return observed(lambda: current_alert_state(directory).open_alerts)
+
+
+def incidents(directory: RunDirectory) -> Observed[tuple[Incident, ...]]:
+    """Every incident, also those that are over, oldest first."""
+    return observed(lambda: current_alert_state(directory).incidents())

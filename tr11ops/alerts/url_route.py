@@ -1,9 +1,10 @@
-"""Delivery URLs (Slack, PagerDuty, mail with a password, ...) through apprise. No URL is ever shown
-or recorded.
+"""Files of URLs with passwords or tokens in them, one on a line: delivery URLs (Slack, PagerDuty, mail
+with a password, ...) through apprise, and the dead-man call. No URL is ever shown or recorded.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,16 +12,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tr11ops.alerts.outbox import DeliveryReport, OutboxEntry
-from tr11ops.alerts.secret_file import secret_lines, shown
 from tr11ops.alerts.state import Message
 from tr11ops.base.deadline import within
-from tr11ops.base.errors import Late, PrivateFileError
+from tr11ops.base.errors import Late, NetworkError, PrivateFileError
+from tr11ops.base.private_file import private_text
 from tr11ops.detect.finding import Severity
 from trainer.contract.record import Record
 from trainer.contract.units import shortened
 
 if TYPE_CHECKING:
     import apprise
+
+
+def secret_lines(path: Path) -> tuple[str, ...]:
+    """The lines of a file with secrets, without blank ones and those that begin with #. Raises
+    PrivateFileError.
+    """
+    lines = (line.strip() for line in private_text(path).splitlines())
+    return tuple(line for line in lines if line and not line.startswith("#"))
+
+
+def shown(url: str) -> str:
+    """A URL as it may be shown: its scheme and a hash of the rest."""
+    scheme = url.partition(":")[0]
+    if scheme.isalnum() and scheme.isascii() and len(scheme) <= 20 and "://" in url:
+        known = scheme
+    else:
+        known = "url"
+    return f"{known}-{hashlib.sha256(url.encode('utf-8')).hexdigest()[:8]}"
+
 
 TIMEOUT_SECONDS = 10.0
 DEADLINE_SECONDS = 30.0
@@ -113,3 +133,37 @@ def _silence() -> Iterator[None]:
         yield
     finally:
         logger.disabled = before
+
+
+# ---------------------------------------------------------------------------
+# The call that says "I am looking": a service outside raises the alarm when it stops coming.
+
+PING_SECONDS = 5.0
+
+
+def ping(path: Path, timeout: float = PING_SECONDS) -> str:
+    """Fetch the URL in `path`; "" when the service took it, else what went wrong, without the URL."""
+    from tr11ops.base.http import get
+
+    try:
+        urls = secret_lines(path)
+    except PrivateFileError as error:
+        return str(error)
+    if len(urls) != 1 or not urls[0].startswith(("https://", "http://")):
+        return f"{path}: must hold one line, an https:// URL"
+    name = shown(urls[0])
+
+    def fetch() -> int:
+        with get(urls[0], timeout=timeout) as answer:
+            answer.stream.read(1024)
+            return answer.status
+
+    try:
+        status = within(2 * timeout, fetch)
+    except (NetworkError, Late) as error:
+        return f"{name}: {error}"
+    except ValueError as error:
+        return f"{name}: {type(error).__name__}"
+    if status >= 300:
+        return f"{name}: the service answered {status}"
+    return ""

@@ -11,18 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tr11ops.alerts.changes import AlertChange, resolve_prefix, seconds_of
-from tr11ops.alerts.incidents import ACKNOWLEDGED, ASSIGNED, RESOLVED, SNOOZED
-from tr11ops.alerts.mail_text.shared import moment as said
-from tr11ops.alerts.people import (
+from tr11ops.alerts.changes import (
+    AlertChange,
     change_alerts,
     read_digest,
+    resolve_prefix,
+    seconds_of,
     send_digest,
     send_test,
     send_what_waits,
 )
-from tr11ops.alerts.reading import current_alert_state, incidents, kept_here, open_alerts, waiting
+from tr11ops.alerts.incidents import ACKNOWLEDGED, ASSIGNED, RESOLVED, SNOOZED
+from tr11ops.alerts.mail_text.shared import moment as said
+from tr11ops.alerts.outbox import waiting
 from tr11ops.alerts.sending import Sender
+from tr11ops.alerts.store import current_alert_state, incidents, kept_here, open_alerts
 from tr11ops.base.errors import NoSuchAlert, Refusal
 from tr11ops.base.observed import Observed, Unknown, known, observed
 from tr11ops.base.units import counted, duration

@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import typer
 from msgspec.structs import asdict, replace
 
-from tr11ops.alerts.reading import incidents
+from tr11ops.alerts.store import incidents
 from tr11ops.base.errors import Refusal, WrongUsage
 from tr11ops.base.invocation import command_for
 from tr11ops.base.observed import Observed, Unknown, cause, known, observed

@@ -38,7 +38,7 @@ from tr11ops.cli.runner import (
 from tr11ops.cli.terminal import plain_text, show, table
 from tr11ops.cluster.base import JobState
 from tr11ops.cluster.hostlist import compress
-from tr11ops.nodes.bench_job import BenchRequest
+from tr11ops.nodes.bench_job import BenchRequest, LocalBench, SlurmBench
 from tr11ops.nodes.bench_outliers import (
     FINE,
     SLOW,
@@ -48,10 +48,8 @@ from tr11ops.nodes.bench_outliers import (
     NodeSpeed,
     judge_speeds,
 )
-from tr11ops.nodes.bench_runner import LocalBench, SlurmBench
 from tr11ops.nodes.check import job_script, with_code
-from tr11ops.nodes.group_job import PROBE, GroupRequest
-from tr11ops.nodes.group_runner import LocalGroups, SlurmGroups
+from tr11ops.nodes.group_job import PROBE, GroupRequest, LocalGroups, SlurmGroups
 from tr11ops.nodes.search import (
     COMMAND,
     NOTHING,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tr11ops.base.errors import Unanswered
 from tr11ops.base.processes import ProbeOutput
-from tr11ops.health import gpu, host, network
+from tr11ops.health import gpu, host
 from tr11ops.health.base import Answer, CheckOutcome, CheckResult, NodeRequirements
 from trainer.contract.record import Record
 from trainer.contract.units import printable, shortened
@@ -143,7 +143,7 @@ CHECKS: tuple[HealthCheck, ...] = (
     HealthCheck("nvlink", gpu.check_nvlink, of_gpus=True),
     HealthCheck("throttling", gpu.check_throttling, of_gpus=True),
     HealthCheck("pcie", gpu.check_pcie, of_gpus=True),
-    HealthCheck("network", network.check_network),
+    HealthCheck("network", host.check_network),
     HealthCheck("run-directory", host.check_run_directory),
     HealthCheck("local-disk", host.check_local_disk),
     HealthCheck("shared-memory", host.check_shared_memory),

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from tr11ops.base.errors import ConversionProblem
 from tr11ops.importer.complete import data_parallel, time_limit
 from tr11ops.importer.defects_table import defect
+from tr11ops.importer.expansion import Script
 from tr11ops.importer.launch import DeepSpeedFile, ParsedLaunch
 from tr11ops.importer.options import Builder, OptionUse, number, unquoted
 from tr11ops.importer.results import Defect, DefectSeverity
 from tr11ops.importer.sbatch import Directive
-from tr11ops.importer.script import Script
 from tr11ops.runcard.rules import (
     LONG_ATTEMPT_SECONDS,
     MARGIN_WITH_EVALUATION_SECONDS,

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tr11ops.base.errors import ScriptError
+from tr11ops.importer.expansion import SOURCING, Script, ShellCommand, WrittenFile
 from tr11ops.importer.options import ALL_VALUES, Builder, OptionUse
 from tr11ops.importer.options_table import RULES
 from tr11ops.importer.results import LeftReason
-from tr11ops.importer.script import SOURCING, Script, ShellCommand, WrittenFile
 from tr11ops.importer.traced import DEEPEST_NESTING, Traced
 from trainer.contract.record import Record
 

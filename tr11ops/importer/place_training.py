@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from tr11ops.base.errors import ConversionProblem
+from tr11ops.importer.complete import place_data
 from tr11ops.importer.launch import ParsedLaunch
 from tr11ops.importer.options import (
     Builder,
@@ -22,7 +23,6 @@ from tr11ops.importer.options import (
     text,
 )
 from tr11ops.importer.options_table import OPTIMIZERS, RULES, TOGETHER
-from tr11ops.importer.place_data import place_data
 from tr11ops.importer.results import LeftReason
 from tr11ops.importer.traced import Traced
 

@@ -11,9 +11,16 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from tr11ops.base.errors import ScriptError
-from tr11ops.importer.expansion import Value, expand_text, expand_word
+from tr11ops.importer.expansion import (
+    SOURCING,
+    Script,
+    ShellCommand,
+    Value,
+    WrittenFile,
+    expand_text,
+    expand_word,
+)
 from tr11ops.importer.lexer import REDIRECTIONS, Lexer, Operator, ShellWord, Token
-from tr11ops.importer.script import SOURCING, Script, ShellCommand, WrittenFile
 from tr11ops.importer.shell_values import ShellValues, all_hold, inverse
 from tr11ops.importer.traced import DEEPEST_NESTING, Traced
 

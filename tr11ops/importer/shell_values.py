@@ -11,9 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 
-from tr11ops.importer.expansion import Value, calculated, expand_text, expand_word
+from tr11ops.importer.expansion import (
+    SOURCING,
+    Assignment,
+    Script,
+    Value,
+    calculated,
+    expand_text,
+    expand_word,
+)
 from tr11ops.importer.lexer import Literal, Part, ShellWord, Token
-from tr11ops.importer.script import SOURCING, Assignment, Script
 from tr11ops.importer.traced import Traced
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:\[[^]]*\])?(\+?)=", re.ASCII)

@@ -58,7 +58,8 @@ def gather(
 
     `within`: the part of the course that is drawn.
     """
-    from tr11ops.alerts.reading import incidents, open_alerts, waiting
+    from tr11ops.alerts.outbox import waiting
+    from tr11ops.alerts.store import incidents, open_alerts
     from tr11ops.rundir.checkpoint_scan import list_rows
 
     def beside(snapshot: Snapshot) -> ExtraObservations:

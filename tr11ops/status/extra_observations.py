@@ -181,8 +181,9 @@ def observe_extra(directory: RunDirectory, card: RunCard, snapshot: Snapshot) ->
         return ExtraObservations(
             alerts=Unknown(snapshot.unmounted or f"{directory.root} is not there")
         )
-    from tr11ops.alerts.reading import current_alert_state, open_alerts, waiting
+    from tr11ops.alerts.outbox import waiting
     from tr11ops.alerts.state import AlertState
+    from tr11ops.alerts.store import current_alert_state, open_alerts
 
     last = known(observed(lambda: current_alert_state(directory)), AlertState())
     return ExtraObservations(

@@ -28,9 +28,8 @@ from tests.tr11ops.alerts.office import (
     finding,
     run_days,
 )
-from tr11ops.alerts.changes import AlertChange
+from tr11ops.alerts.changes import AlertChange, change_alerts
 from tr11ops.alerts.incidents import ACKNOWLEDGED, ASSIGNED, SNOOZED
-from tr11ops.alerts.people import change_alerts
 from tr11ops.alerts.sending import Sender
 
 ROTA = (f'rota=["{ANA}","{BEN}","{CLEO}"]', f'recipients=["{LIST}"]', 'rota_start="2022-05-02"')

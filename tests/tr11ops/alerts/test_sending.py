@@ -33,7 +33,6 @@ from tests.tr11ops.alerts.office import (
     Server,
     finding,
 )
-from tr11ops.alerts import dead_man
 from tr11ops.alerts.mail_route import MailRoute, compose, is_address
 from tr11ops.alerts.outbox import (
     CLAIM_SECONDS,
@@ -42,10 +41,12 @@ from tr11ops.alerts.outbox import (
     deliver,
     in_turn,
     queue,
+    waiting,
     waiting_entries,
 )
-from tr11ops.alerts.reading import incidents, open_alerts, waiting
 from tr11ops.alerts.state import Message
+from tr11ops.alerts.store import incidents, open_alerts
+from tr11ops.alerts.url_route import ping
 from tr11ops.base.observed import Unknown
 from tr11ops.detect.finding import Severity
 
@@ -500,6 +501,6 @@ def test_a_service_that_drips_costs_one_deadline(tmp_path: Path) -> None:
     secret.write_text(f"http://127.0.0.1:{drip.port}/x\n")
     secret.chmod(0o600)
     try:
-        assert "within" in dead_man.ping(secret, timeout=0.2)
+        assert "within" in ping(secret, timeout=0.2)
     finally:
         drip.close()

@@ -18,10 +18,8 @@ import apprise
 import pytest
 
 from tests.tr11ops.alerts.office import ANA, HOUR, MINUTE, NOON, Mailbox, Office, finding
-from tr11ops.alerts.dead_man import ping
-from tr11ops.alerts.people import send_test
-from tr11ops.alerts.secret_file import secret_lines, shown
-from tr11ops.alerts.url_route import UrlRoute
+from tr11ops.alerts.changes import send_test
+from tr11ops.alerts.url_route import UrlRoute, ping, secret_lines, shown
 from tr11ops.base.errors import PrivateFileError
 
 SECRET = "hunter2tr0ub4dor"

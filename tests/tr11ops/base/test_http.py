@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tr11ops.alerts.dead_man import ping
+from tr11ops.alerts.url_route import ping
 from tr11ops.backup.remote_http import error_of_status
 from tr11ops.base.errors import (
     ArchiveError,

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from tests.tr11ops.alerts.office import ANA, BEN, CRITICAL, HOUR, WARNING, Mailbox, Server, finding
 from tests.tr11ops.cli.local_bench import Answer, LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
-from tr11ops.alerts.reading import waiting
+from tr11ops.alerts.outbox import waiting
 from tr11ops.alerts.sending import Sender
 from tr11ops.alerts.service import AlertInput, process
 from tr11ops.alerts.state import UndeliveredMessages

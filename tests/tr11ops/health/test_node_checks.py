@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from tests.tr11ops.health.recorded_system import RecordedSystem, text
 from tests.waiting import is_gone, until
 from tr11ops.base.errors import Unanswered
-from tr11ops.health import host, network, registry
+from tr11ops.health import host, registry
 from tr11ops.health.base import (
     CheckOutcome,
     CheckResult,
@@ -81,20 +81,20 @@ UP, DOWN = ("4: ACTIVE", "5: LinkUp"), ("1: DOWN", "3: Disabled")
     ],
 )
 def test_network(files: dict[str, str], result: str) -> None:
-    assert network.check_network(RecordedSystem(files=files), WANTED)[0] == result
+    assert host.check_network(RecordedSystem(files=files), WANTED)[0] == result
 
 
 def test_an_interface_that_the_ranks_shall_use_is_missed() -> None:
     """The card may be wrong, so the node is not condemned."""
     system = RecordedSystem(files=net(lo="unknown", eth0="up"))
-    found, why = network.check_network(system, replace(WANTED, interfaces=("ib0",)))
+    found, why = host.check_network(system, replace(WANTED, interfaces=("ib0",)))
     assert found == "warning" and why == "GLOO_SOCKET_IFNAME: no interface ib0 here, there are eth0"
-    assert network.check_network(system, replace(WANTED, interfaces=("eth0", "lo")))[0] == "fine"
+    assert host.check_network(system, replace(WANTED, interfaces=("eth0", "lo")))[0] == "fine"
 
 
 def test_a_network_that_cannot_be_seen_is_unknown() -> None:
     with pytest.raises(Unanswered):
-        network.check_network(RecordedSystem(files=net(lo="unknown")), WANTED)
+        host.check_network(RecordedSystem(files=net(lo="unknown")), WANTED)
 
 
 # ------------------------------------------------------------------ disks

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from msgspec import to_builtins
 
-from tr11ops.nodes.bench_job import BenchRequest, measure, read_answers, run_bench
+from tr11ops.nodes.bench_job import BenchRequest, LocalBench, measure, read_answers, run_bench
 from tr11ops.nodes.bench_outliers import (
     FINE,
     SLOW,
@@ -24,7 +24,6 @@ from tr11ops.nodes.bench_outliers import (
     judge_speeds,
     read_answer,
 )
-from tr11ops.nodes.bench_runner import LocalBench
 from trainer.contract.documents import record_of
 
 RECORDED = Path(__file__).parents[2] / "data" / "node_bench" / "shared_machine.json"

@@ -12,8 +12,7 @@ from itertools import combinations
 import pytest
 from msgspec import to_builtins
 
-from tr11ops.nodes.group_job import GroupRequest, run_group
-from tr11ops.nodes.group_runner import LocalGroups
+from tr11ops.nodes.group_job import GroupRequest, LocalGroups, run_group
 from tr11ops.nodes.search import (
     COMMAND,
     LINK,

@@ -22,11 +22,10 @@ from tests.tr11ops.cron.rounds import job, place, run_directory
 from tests.tr11ops.launch.run_inputs import write_checkpoint
 from tests.twin.runbook_scene import cure
 from tests.twin.small_run import recorded_comment
-from tr11ops.alerts.changes import AlertChange
+from tr11ops.alerts.changes import AlertChange, change_alerts
 from tr11ops.alerts.incidents import ACKNOWLEDGED
-from tr11ops.alerts.people import change_alerts
-from tr11ops.alerts.reading import open_alerts
 from tr11ops.alerts.state import Alert, AlertState, incident_of, merged
+from tr11ops.alerts.store import open_alerts
 from tr11ops.base.observed import known
 from tr11ops.cluster.base import Job
 from tr11ops.cron.runner import run_due, run_job
