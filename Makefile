@@ -53,7 +53,7 @@ soak: setup
 
 # TR11_FAULTS sets how many, TR11_FAULT_SEED with which draw.
 chaos: setup
-	@$(BIN)/python -m pytest tests/twin/test_fault_soak.py -m soak -s $(PYTEST_OPTIONS)
+	@$(BIN)/python -m pytest tests/twin/test_soak.py -k faults -m soak -s $(PYTEST_OPTIONS)
 
 walk: setup
 	@$(BIN)/python -m pytest tests/tr11ops/walk -m soak -s $(PYTEST_OPTIONS)

@@ -30,9 +30,7 @@ pytest_plugins = [
     "tests.plugins.object_store_fixture",
     "tests.plugins.hub_fixture",
     "tests.plugins.disk_fixture",
-    "tests.plugins.memory_fixture",
     "tests.plugins.golden_fixture",
-    "tests.plugins.reader_fixture",
 ]
 
 

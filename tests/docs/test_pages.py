@@ -4,15 +4,22 @@ docs` builds the site.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import posixpath
 import re
+import shlex
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from tests.waiting import until
+from tr11ops.cli import main
 from tr11ops.cli.main import COMMANDS
 from tr11ops.detect.registry import DETECTORS
 
@@ -106,3 +113,93 @@ def test_every_page_is_in_the_menu(pages: ModuleType) -> None:
         place for place in pages.sources().values() if not place.startswith("runbooks/")
     } <= shown
     assert shown <= set(pages.sources().values())
+
+
+# ---------------------------------------------------------------------------
+# The commands of README and CONTRIBUTING exist with their options, and the first one comes
+# early.
+
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```sh\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+LINES = [line for block in BLOCKS for line in block.splitlines() if line.startswith("tr11 ")]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_command_is_taken(line: str) -> None:
+    _, name, *rest = shlex.split(line, comments=True)
+    command = main.load(name)
+    context = None
+    while hasattr(command, "commands"):
+        context = command.make_context(name, [], parent=context, resilient_parsing=True)
+        name, *rest = rest
+        command = command.commands[name]
+    command.make_context(name, list(rest), parent=context)
+
+
+def test_the_first_command_comes_within_a_screenful() -> None:
+    before = README.partition("```sh")[0].splitlines()
+    assert len(before) <= 30
+    assert [
+        name
+        for name in ("init", "doctor", "data", "launch", "alerts", "cron", "status")
+        if name not in README
+    ] == []
+
+
+def test_the_mails_of_a_trial_go_into_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As README says it, but for the port."""
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    said = README.replace("8025", port)
+    (sink,) = re.findall(r"`(python -m aiosmtpd .*) > mails.txt`", said)
+    (settings,) = re.findall(r"`(--set alerts.smtp_host=.*)` behind `tr11 init`", said)
+    init = "init --preset toy --yes --scheduler local --mail you@example.org"
+    assert main.execute([*init.split(), *settings.split()]) == 0
+    mails = tmp_path / "mails.txt"
+    command = [sys.executable, *sink.split()[1:]]
+    with mails.open("w") as file, subprocess.Popen(command, stdout=file) as program:
+        try:
+            until(lambda: main.execute(["alerts", "test"]) == 0, "a server that takes mails")
+            until(lambda: "Subject: [TEST]" in mails.read_text(), "the mail in the file")
+        finally:
+            program.terminate()
+
+
+# ---------------------------------------------------------------------------
+# docs/architecture.md lists every exit code that the code names.
+
+
+PAGE = ROOT / "docs" / "architecture.md"
+
+
+def named_codes() -> dict[str, int]:
+    """Each module constant EXIT_... = NUMBER of the two packages that a process returns."""
+    found = {}
+    for path in (*(ROOT / "tr11ops").rglob("*.py"), *(ROOT / "trainer").rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if "EXIT_" not in text:
+            continue
+        for node in ast.parse(text).body:
+            if (
+                isinstance(node, ast.Assign)
+                and isinstance(node.value, ast.Constant)
+                and type(node.value.value) is int
+            ):
+                for target in node.targets:
+                    if isinstance(target, ast.Name) and re.fullmatch(r"_?EXIT_[A-Z_]+", target.id):
+                        found[f"{path.relative_to(ROOT)}: {target.id}"] = node.value.value
+    return found
+
+
+def test_each_code_stands_in_the_table() -> None:
+    section = PAGE.read_text(encoding="utf-8").partition("## Exit codes")[2]
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)}
+    codes = named_codes()
+    codes.pop("tr11ops/launch/rehearse.py: EXIT_INTERVAL", None)  # iterations
+    assert {75, 255, 0, 1, 2, 3} <= set(codes.values())
+    assert not {name: code for name, code in codes.items() if code not in listed}
+    assert "| 128 + n |" in section

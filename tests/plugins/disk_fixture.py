@@ -1,11 +1,14 @@
-"""A real file system of a few megabytes that a test can fill, and mount read-only. Only root can
-mount one.
+"""Folders on file systems of their own: a real one of a few megabytes that a test can fill, and mount
+read-only, as only root can; and one in memory.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -59,3 +62,22 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
         yield Disk(place)
     finally:
         subprocess.run(["umount", str(place)], check=True)
+
+
+# ---------------------------------------------------------------------------
+# A folder in memory where there is one: a killed process loses nothing of it, and flushing
+# costs nothing.
+
+
+@contextmanager
+def in_memory() -> Iterator[Path]:
+    """An empty folder, removed at the end."""
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="tr11-test-", dir=shared) as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    with in_memory() as folder:
+        yield folder

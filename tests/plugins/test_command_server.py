@@ -1,4 +1,6 @@
-"""The command that stands for `tr11` is told from the real one by nothing but its speed."""
+"""The tests' own tools: the command that stands for `tr11` is told from the real one by nothing but its
+speed, and an ordered end leaves nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -71,3 +73,50 @@ def test_it_ends_with_the_tests(tmp_path: Path) -> None:
     version, *_, name = done.stdout.split("\n")[:-1]
     assert version.startswith("tr11 ")
     until(lambda: f"@{name}" not in Path("/proc/net/unix").read_text(), "the end of the server")
+
+
+# ---------------------------------------------------------------------------
+# An ordered end of the tests leaves nothing behind.
+
+
+CASE = """
+import os, pathlib, signal, time
+import pytest
+
+HERE = pathlib.Path(__file__).parent
+
+@pytest.fixture(scope="session")
+def daemon():
+    (HERE / "up").touch()
+    yield
+    (HERE / "down").touch()
+
+def test_long(daemon):
+    child = os.fork()
+    if child == 0:
+        time.sleep(600)
+        os._exit(0)
+    os.kill(child, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    (HERE / "trained").touch()
+    time.sleep(600)
+"""
+
+
+def test_an_order_to_end_ends_what_fixtures_have_started(tmp_path: Path) -> None:
+    """A process that a test forked ends by the signal itself, at once."""
+    (tmp_path / "test_case.py").write_text(CASE)
+    words = ["-p", "tests.plugins.ending", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    command = [sys.executable, "-m", "pytest", "-c", os.devnull, *words, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as tests:
+        try:
+            until(
+                lambda: (tmp_path / "trained").exists() or tests.poll() is not None,
+                "the test",
+                seconds=60,
+            )
+            tests.send_signal(signal.SIGTERM)
+            tests.wait(60)
+        finally:
+            tests.kill()
+    assert (tmp_path / "trained").exists() and (tmp_path / "down").exists()

@@ -8,18 +8,20 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.twin.innocence import InnocenceJudge
 from tests.twin.operation import Operation, tasks_waiting
 from tr11ops.base.errors import SchedulerError, TwinError
 from tr11ops.cluster.base import Job
 from tr11ops.dialects.reading import step_record
+from tr11ops.rundir.exclusion import NodeStanding
+from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, VERSIONS_KEPT, Version, read_version
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory
+from tr11ops.rundir.versioned import VersionedFile
 from tr11ops.twin.fault_effects import last_step
 from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.stand_in import checkpoint
@@ -439,3 +441,67 @@ class FaultJudge:
                 if int(found[1]) < saved and int(found[1]) not in tried:
                     self.wrong.append(f"a launch went on from {found[1]}, and {saved} was saved")
         return most
+
+
+# ---------------------------------------------------------------------------
+# Which innocent nodes tr11 held to be guilty, even if only for a while: in any version of the
+# ledger, in any launch.
+
+
+@dataclass
+class InnocenceJudge:
+    """Judges what was added to a run's ledger since the last time. `read_to`: the newest version
+    that was judged.
+
+    `avoided`: innocent nodes that were not used for a while, each time that it was begun; no error
+    by itself.
+    """
+
+    ledger: Path
+    read_to: int = 0
+    avoided: list[str] = field(default_factory=list)
+    # launches that had ended: attempt, number
+    judged: set[tuple[str, int]] = field(default_factory=set)
+    # of these, the ones in the newest version that was judged
+    _left_out: frozenset[str] = frozenset()
+
+    def excluded(self, guilty: Collection[str]) -> list[str]:
+        """Nodes without a fault of their own that tr11 had excluded in a version since; what it
+        avoided is kept.
+        """
+        found: set[str] = set()
+        for version in self._new_versions():
+            kept_off = {
+                entry.node: entry.state
+                for entry in version.exclusions
+                if entry.owner == AUTOMATIC_OWNER and entry.node not in guilty
+            }
+            excluded = {node for node, state in kept_off.items() if state == NodeStanding.EXCLUDE}
+            left_out = frozenset(kept_off) - excluded
+            self.avoided += sorted(left_out - self._left_out)
+            self._left_out = left_out
+            found |= excluded
+        return sorted(found)
+
+    def blamed(self, launches: Iterable[Mapping[str, Any]], guilty: Collection[str]) -> list[str]:
+        """Nodes without a fault of their own that launches which ended since blame: on the ledger
+        or not, these are not used again. `launches`: all records.
+        """
+        found: set[str] = set()
+        for launch in launches:
+            name = (launch["job_id"], launch["launch"])
+            if launch["end"] is not None and name not in self.judged:
+                self.judged.add(name)
+                found.update(launch["blamed"])
+        return sorted(found - set(guilty))
+
+    def _new_versions(self) -> list[Version]:
+        versions = VersionedFile(self.ledger, VERSIONS_KEPT)
+        numbers = [number for number in versions.numbers() if number > self.read_to]
+        if not numbers:
+            return []
+        assert numbers[0] == self.read_to + 1, (
+            f"versions {self.read_to + 1} to {numbers[0] - 1} were never judged"
+        )
+        self.read_to = numbers[-1]
+        return [read_version(versions.file(number)) for number in numbers]

@@ -12,8 +12,7 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from tests.plugins.faulty_hub import FaultyHub
-from tests.twin.runbook_scenarios import DAY, saved_now, scenario
-from tests.twin.runbook_scene import Scene
+from tests.twin.runbook_scene import DAY, Scene, saved_now, scenario
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.files import write_json
 from trainer.contract.manifest import FileEntry, Manifest, file_digest

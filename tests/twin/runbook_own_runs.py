@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import time
 
-from tests.twin.runbook_scenarios import (
+from tests.twin.runbook_scene import (
+    Scene,
+    cure,
     mail_scenario,
     nodes_of,
     saved_now,
@@ -13,7 +15,6 @@ from tests.twin.runbook_scenarios import (
     set_node,
     submit,
 )
-from tests.twin.runbook_scene import Scene, cure
 from tr11ops.detect.registry import page_of
 from tr11ops.rundir.exclusions import exclude
 from tr11ops.twin.faults import inject

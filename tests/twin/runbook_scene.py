@@ -21,6 +21,7 @@ from unittest.mock import patch
 from tests.plugins.command_server import tr11_command
 from tests.twin.rehearsal_inputs import rehearsal_card, steps_of
 from tests.twin.runbook_mails import LOOKS, MAILS, mailed_commands, type_them
+from tests.twin.small_run import recorded_comment
 from tests.waiting import PATIENCE_SECONDS, Found, crowding, end_of_file, until
 from tr11ops.base.shipped import read_shipped
 from tr11ops.cli.main import execute
@@ -31,8 +32,10 @@ from tr11ops.launch.rehearse import card_text
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.twin.faults import heal
 from tr11ops.twin.twin import Twin
+from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
+from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
 STILL_SECONDS = 3.0  # the length of sixty steps on a quiet machine
@@ -301,3 +304,83 @@ class Scene:
         """Set a file's times to so long ago."""
         moment = time.time() - seconds
         os.utime(path, (moment, moment))
+
+
+# ---------------------------------------------------------------------------
+# The faults that runbooks treat: how one is registered, and what several of them need.
+
+
+DAY = 86400.0
+
+
+class Scenario(Record):
+    """How one fault comes about. `is_alone`: in a run of its own; else in the run that most share,
+    which goes on.
+    """
+
+    detectors: tuple[str, ...]
+    play: Callable[[Scene], None]
+    changes: tuple[str, ...]
+    is_alone: bool
+
+
+SCENARIOS: list[Scenario] = []
+MAIL_SCENARIOS: list[
+    Scenario
+] = []  # of faults whose page says more than the one cure that their mail has
+
+
+def scenario(
+    *detectors: str, card: tuple[str, ...] = (), alone: bool = False
+) -> Callable[[Callable[[Scene], None]], Callable[[Scene], None]]:
+    """Registers the fault that these detectors find; `card` are changes of the run card."""
+
+    def register(play: Callable[[Scene], None]) -> Callable[[Scene], None]:
+        SCENARIOS.append(Scenario(detectors, play, card, alone))
+        return play
+
+    return register
+
+
+def mail_scenario(
+    *detectors: str, card: tuple[str, ...] = ()
+) -> Callable[[Callable[[Scene], None]], Callable[[Scene], None]]:
+    """Registers a fault, in a run of its own, that is cured by its mail alone."""
+
+    def register(play: Callable[[Scene], None]) -> Callable[[Scene], None]:
+        MAIL_SCENARIOS.append(Scenario(detectors, play, card, is_alone=True))
+        return play
+
+    return register
+
+
+def submit(scene: Scene, *words: str, ours: bool = True) -> str:
+    """A job with the run's name; `ours`: as if `tr11 launch` had queued it."""
+    comment = [f"--comment={recorded_comment(scene.directory)}"] if ours else []
+    common = [
+        f"--job-name={scene.paths.name}",
+        "--partition=gpu_p5",
+        "--time=10",
+        "--output=/dev/null",
+    ]
+    return subprocess.run(
+        ["sbatch", "--parsable", *common, *comment, *words],
+        capture_output=True, text=True, check=True, env=scene.environment, cwd=scene.folder,
+    ).stdout.strip()  # fmt: skip
+
+
+def nodes_of(scene: Scene) -> list[str]:
+    return sorted(node.name for node in scene.slurm.nodes() if "gpu_p5" in node.partitions)
+
+
+def set_node(scene: Scene, node: str, state: str, expect: tuple[int, ...] = (0,)) -> None:
+    scene.shell(f"scontrol update NodeName={node} State={state} Reason='someone else'", expect)
+
+
+def saved_now(scene: Scene) -> int:
+    """The step of a checkpoint that is made now."""
+    scene.train()
+    scene.shell("tr11 checkpoint-now --wait --yes")
+    newest = read_latest(scene.paths.checkpoints)
+    assert newest is not None
+    return newest

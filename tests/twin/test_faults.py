@@ -25,7 +25,7 @@ from tr11ops.base.errors import TwinError
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest
 from tr11ops.cluster.slurm import SlurmScheduler
-from tr11ops.twin.fault_files import CORE_DUMP, check_directory
+from tr11ops.twin.fault_files import CORE_DUMP, _listing, check_directory
 from tr11ops.twin.fault_kinds import KINDS, find_kind
 from tr11ops.twin.fault_site import FOREIGN_REASON
 from tr11ops.twin.fault_store import FaultStore, InjectedFault, new_fault
@@ -499,3 +499,28 @@ def test_a_watch_sees_only_tasks_of_its_node(here: Twin, tmp_path: Path) -> None
 
 def _home(twin: Twin) -> Path:
     return twin.folders.root.parent
+
+
+# ---------------------------------------------------------------------------
+# What is noted of a directory before a fault lies over it, while a run writes there.
+
+
+def test_a_folder_that_goes_away_meanwhile_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save that ends renames its folder between the look at its parent and the look into it."""
+    (tmp_path / "checkpoints" / ".partial").mkdir(parents=True)
+    (tmp_path / "log").write_text("x")
+    (tmp_path / "latest").symlink_to("checkpoints")
+    scandir = os.scandir
+
+    def renamed(path: str | Path) -> object:
+        if Path(path).name == ".partial":
+            Path(path).rename(tmp_path / "checkpoints" / "global_step5")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", renamed)
+    assert set(_listing(tmp_path)) == {"log", "latest"}
+    monkeypatch.undo()
+    (tmp_path / "checkpoints" / "global_step5" / "weights").write_text("w")
+    assert set(_listing(tmp_path)) == {"log", "latest", "checkpoints/global_step5/weights"}

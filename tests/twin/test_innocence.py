@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.twin.innocence import InnocenceJudge
+from tests.twin.fault_judge import InnocenceJudge
 from tr11ops.rundir.exclusion import NodeStanding
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, exclude, include
 from tr11ops.rundir.paths import RunDirectory

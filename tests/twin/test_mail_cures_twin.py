@@ -1,5 +1,5 @@
-"""The site's and the machines' faults as a person meets them who only reads mails: the first
-command of the mail, typed as it stands there, is enough. The watchdog only looks (`watch.act` is
+"""Faults of the site, the machines and the card's set-up as a person meets them who only reads mails: the
+first command of the mail, typed as it stands there, is enough. The watchdog only looks (`watch.act` is
 off, as in every new card).
 """
 
@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.plugins.twin_fixture import require_slurm
-from tests.twin.mail_reader import Reader
-from tests.twin.runbook_mails import MAILS
+from tests.twin.runbook_mails import MAILS, Reader
 from tests.twin.small_run import SmallRun
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest
@@ -111,3 +110,63 @@ def test_a_dead_node_that_the_queue_waits_for_is_one_typing(
     reader.types(reader.first_command(mail, "nodes-short"))
     stage.train()
     assert len(stage.running().nodes) == 3 and dead not in stage.running().nodes
+
+
+# ---------------------------------------------------------------------------
+# A set-up of the card that is broken on the nodes, on real Slurm: what the mail says of it and
+# in which order it is cured, and what is said when a cure has not helped.
+
+
+NO_CODEC = "export PYTHONHOME=/nowhere"  # Python does not start any more
+NO_MODULE = "echo \"ERROR: Unable to locate a modulefile for 'cuda/12.4'\" >&2\nreturn 1"
+
+
+@pytest.mark.parametrize(
+    ("broken", "said", "cause", "refused"),
+    [
+        (NO_CODEC, "init_fs_encoding", "No module named 'encodings'", "PYTHONHOME was changed by [1]"),
+        (NO_MODULE, "Unable to locate", "modulefile for 'cuda/12.4'", "{script} line 3, ends with exit status 1"),
+    ],
+)  # fmt: skip
+def test_a_broken_set_up_is_cured_from_its_mail(
+    stage: SmallRun, reader: Reader, broken: str, said: str, cause: str, refused: str
+) -> None:
+    script = stage.folder / "setup.sh"
+    script.write_text(":\n")
+    stage.launch(6, *MAILS, f"slurm.setup=['source {script}']")
+    stage.train()
+    script.write_text(f"# of the site\n{broken}\n")
+    stage.slurm.cancel(stage.running().raw_id)
+
+    mail = reader.wait_for("[CRITICAL]", "start-failed")
+    first = f"attempt {stage.array}_2 could not start"
+    assert mail.subject.startswith(f"[CRITICAL] heal: {first}") and mail.subject.endswith(cause)
+    top, _, evidence = mail.body.partition("\nEvidence:\n")
+    flat = " ".join(top.split())
+    assert flat.startswith(f"A{first[1:]}: slurm.setup") and f"{cause}. This began" in flat
+    doctor = flat.index("Type: cd ")
+    assert flat.index("tr11 doctor") > doctor
+    assert flat.index("When what it refuses is repaired, type:") > flat.index("tr11 doctor")
+    assert flat.index("tr11 resume") > flat.index("When what it refuses is repaired, type:")
+    assert "repair what `tr11 doctor` refuses" in " ".join(evidence.split())
+    assert said in evidence and cause in " ".join(evidence.split())
+
+    assert reader.first_command(mail, "start-failed") == "tr11 doctor"
+    shown = reader.types("tr11 doctor", expect=1)
+    words = " ".join(shown.split())
+    assert refused.format(script=script) in words and cause in words
+    assert str(script) in words and "<no Python frame>" not in words
+    too_long = [line for line in shown.splitlines() if len(line) > 80]
+    assert all(len(word) > 40 for line in too_long for word in [max(line.split(), key=len)])
+
+    # typed before it was repaired: it does not go unsaid that this has not helped
+    reader.types("tr11 resume --yes")
+    again = reader.wait_for("[CRITICAL] heal: not cured", "start-failed")
+    assert f"Not cured: attempt {stage.array}_3 could not start" in " ".join(again.body.split())
+    assert not [one for one in reader.mails() if one.subject.startswith("[OK]")]
+
+    script.write_text(":\n")
+    reader.types("tr11 resume --yes")
+    stage.train(attempt=3)
+    over = reader.wait_for("[OK]", "start-failed")
+    assert "Training goes on since" in " ".join(over.body.split())

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.twin.runbook_scenarios import MAIL_SCENARIOS, SCENARIOS, Scenario
-from tests.twin.runbook_scene import Scene
+from tests.twin.runbook_scene import MAIL_SCENARIOS, SCENARIOS, Scenario, Scene
 
 
 def named(asked: Scenario) -> str:

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.twin.runbook_scenarios import SCENARIOS
-from tests.twin.runbook_scene import Scene
+from tests.twin.runbook_scene import SCENARIOS, Scene
 from tr11ops.detect.registry import DETECTORS
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.plugins.memory_fixture import in_memory
+from tests.plugins.disk_fixture import in_memory
 from tests.tr11ops.backup.checkpoint_copies import FORMATS, LOCATION, far, nothing_published
 from tests.tr11ops.backup.copy_cases import (
     SIZES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from tests.tr11ops.detect.operation_cases import operated
+from tests.tr11ops.detect.operation_table import operated
 from tests.tr11ops.status_cases import HOUR, NOW, facts_with, idle, snapshot, steps
 from tr11ops.cli.diagnose import advice, with_advice
 from tr11ops.diagnose.attribution.evidence import Attribution, Conclusion, Kind

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from tests.tr11ops.cli.local_bench import Answer, LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
-from tests.tr11ops.detect.operation_cases import operated
+from tests.tr11ops.detect.operation_table import operated
 from tests.tr11ops.status_cases import facts_with
 from tr11ops.cluster.base import Node
 from tr11ops.cluster.local import LocalScheduler

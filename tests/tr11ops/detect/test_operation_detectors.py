@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.tr11ops.detect.operation_cases import (
+from tests.tr11ops.detect.operation_table import (
+    BAD,
     OPERATION,
     SUBMITTED,
+    TABLE,
+    UNDECIDED,
     UNKNOWN,
+    WRONG,
     clock,
     excluded,
     facts,
@@ -22,7 +26,6 @@ from tests.tr11ops.detect.operation_cases import (
     queued,
     usage,
 )
-from tests.tr11ops.detect.operation_table import BAD, TABLE, UNDECIDED, WRONG
 from tests.tr11ops.status_cases import (
     DAY,
     HOUR,

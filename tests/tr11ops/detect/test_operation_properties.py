@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.tr11ops.detect.operation_cases import (
+from tests.tr11ops.detect.operation_table import (
     OPERATION,
     SUBMITTED,
+    TABLE,
     UNKNOWN,
     clock,
     excluded,
@@ -19,7 +20,6 @@ from tests.tr11ops.detect.operation_cases import (
     operated,
     usage,
 )
-from tests.tr11ops.detect.operation_table import TABLE
 from tests.tr11ops.status_cases import (
     DAY,
     HOUR,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.tr11ops.agent.queues import Queue
-from tests.tr11ops.detect.operation_cases import operated
+from tests.tr11ops.detect.operation_table import operated
 from tests.tr11ops.launch.run_inputs import write_card
 from tests.tr11ops.status_cases import pending, running
 from tr11ops.agent.allocation import Allocation

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tests.plugins.memory_fixture import in_memory
+from tests.plugins.disk_fixture import in_memory
 from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.lose_it import Kind
 from tests.tr11ops.walk.judge import Harm, Judge
