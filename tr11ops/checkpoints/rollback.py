@@ -133,7 +133,7 @@ def look_for_trainer(directory: RunDirectory, view: StopView, scheduler: Schedul
 
 
 def _is_over(holder: LeaseHolder, here: tuple[str, ...] | Unknown, scheduler: Scheduler) -> bool:
-    """Whether a claim's holder was killed a moment ago: its job is final, or it was a process here
+    """Whether a claim's holder was killed a moment ago: its job has given its nodes back, or it was a process here
     that is gone.
     """
     if holder.job_id == ROLLBACK:  # on another machine, it is waited for until its claim is old
@@ -144,7 +144,7 @@ def _is_over(holder: LeaseHolder, here: tuple[str, ...] | Unknown, scheduler: Sc
         job = scheduler.job(holder.job_id)
     except SchedulerError:
         return False
-    return job is not None and job.state.is_final
+    return job is not None and not job.state.may_run
 
 
 CLAIM_SECONDS = 600.0

@@ -43,6 +43,7 @@ from tr11ops.cli.stopping import (
     stop_without_files,
     way_on,
 )
+from tr11ops.cluster.base import JobState
 from tr11ops.queue.held_jobs import to_hold
 from tr11ops.queue.stop import Acknowledgements, JobEnding, StopView, acknowledgements, wait_for_end
 from trainer.contract.record import JsonObject, Record
@@ -394,9 +395,9 @@ class Kill(Record):
         run, view = self.run, self.view
         if self.patience is None or not view.running:
             return ()
-        minutes = (
-            NOW_MINUTES if request.kind == "kill-now" else run.card.resilience.stop_within_minutes
-        )
+        minutes = run.card.resilience.stop_within_minutes
+        if request.kind == "kill-now":
+            minutes = NOW_MINUTES
         patience = StopWait(
             self.patience, minutes * 60, lambda: fall_back(run, view, request.id, minutes)
         )
@@ -418,6 +419,10 @@ class Kill(Record):
             marker = ending.marker
             if not ending.is_over:
                 text = f"is still there: it did not end in time; `{self.run.command('status')}` shows it"
+            elif ending.gave_way:
+                text = "trained nothing, as another job of the run did"
+                if ending.state is JobState.PENDING:
+                    text += ": it is back in the queue"
             elif marker is None and self.view.unmounted:
                 text = "ended; what it saved is not known: the run directory is not mounted here"
             elif marker is None:
@@ -430,7 +435,8 @@ class Kill(Record):
                 else:
                     saved = f"checkpoint global_step{step}"
                 text = f"ended ({marker.reason}) {marker.place}: {saved}"
-            if not ending.is_over or marker is None or marker.reason == "error":
+            has_word = ending.gave_way or (marker is not None and marker.reason != "error")
+            if not (ending.is_over and has_word):
                 is_fine = False
             print(f"job {ending.job_id} {text}", file=sys.stderr if self.as_json else sys.stdout)
         return is_fine

@@ -427,7 +427,7 @@ def fall_back(run: StopContext, view: StopView, request: int, minutes: float) ->
                 f"tr11: job {job.job_id} {late}, and the scheduler does not answer ({error}): ask the site's support"
             )
             continue
-        if now is None or now.state.is_final:
+        if now is None or not now.state.may_run:
             continue
         answered = str(acknowledgements(run.directory, request, [job.raw_id]))
         if answered:

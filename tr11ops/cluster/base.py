@@ -192,6 +192,11 @@ class JobState(StrEnum):
         """True when the scheduler will do nothing more with the job. UNKNOWN is not final."""
         return self not in _NOT_FINAL
 
+    @property
+    def may_run(self) -> bool:
+        """False once the job has given its nodes back: at its end, or put back into the queue."""
+        return self.is_active or self is JobState.UNKNOWN
+
 
 _ACTIVE = frozenset(
     {JobState.CONFIGURING, JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING}

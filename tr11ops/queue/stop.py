@@ -26,6 +26,7 @@ from tr11ops.observe.lease import foreground_trainings
 from tr11ops.observe.ownership import OwnJobs, read_own_jobs
 from tr11ops.queue.held_jobs import can_modify
 from tr11ops.runcard.card import RunCard
+from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict
 from tr11ops.rundir.fallback import with_reserve
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.end_marker import EndMarker
@@ -274,12 +275,20 @@ def acknowledgements(
 
 class JobEnding(Record):
     """How one job of the run ended while it was waited for. `marker` is None when the trainer left
-    no exit record.
+    no exit record, `state` when the scheduler has forgotten the job.
+
+    `gave_way`: it has trained nothing, as another job of the run did.
     """
 
     job_id: str
     marker: EndMarker | None
-    is_over: bool
+    state: JobState | None
+    gave_way: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        # A scheduler forgets a job some minutes after its end, and never one that still holds nodes.
+        return self.state is None or not self.state.may_run
 
 
 def wait_for_end(
@@ -317,22 +326,22 @@ def wait_for_end(
             changed = time.monotonic()
             is_explained = False
         elif not is_explained and time.monotonic() - changed >= QUIET_SECONDS:
-            waiting = [
-                job.raw_id
-                for job, ending in zip(jobs, endings, strict=True)
-                if ending.marker is None
-            ]
-            for line in _waits_for(
-                directory, waiting, request=request, now=time.time(), unsaved_end=unsaved_end
-            ):
+            left = [(job, end) for job, end in zip(jobs, endings, strict=True) if not end.is_over]
+            training = [job.raw_id for job, ending in left if ending.marker is None]
+            for line in _waits_for(directory, training, request, unsaved_end):
                 progress(line)
+            for job, ending in left:
+                if ending.marker is not None:
+                    progress(
+                        f"it waits for the scheduler, to which job {job.job_id} is {ending.state}"
+                    )
             is_explained = True
         if not pause():
             return endings
 
 
 def _waits_for(
-    directory: RunDirectory, attempts: Iterable[str], request: int, now: float, unsaved_end: str
+    directory: RunDirectory, attempts: Iterable[str], request: int, unsaved_end: str
 ) -> Iterator[str]:
     """Which ranks a stop waits for, those that are silent for longest first, and what ends them all
     the same.
@@ -345,7 +354,7 @@ def _waits_for(
     if not wanted:
         return  # the trainers have ended: nothing is left to save
     for beat in sorted(missing, key=lambda beat: (beat.time, beat.rank))[:MISSING_NAMED]:
-        age = duration(max(0.0, now - beat.time))
+        age = duration(max(0.0, time.time() - beat.time))
         yield f"it waits for rank {beat.rank} on {beat.host}: {beat.phase} at iteration {beat.iteration}, {age} ago"
     if not missing:
         yield "it waits for workers that have shown no sign of life"
@@ -354,16 +363,18 @@ def _waits_for(
 
 
 def _ending(directory: RunDirectory, job: Job, scheduler: Scheduler) -> JobEnding:
-    try:
-        marker = EndMarker.read(directory.paths.end_marker(job.raw_id))
-    except (OSError, ValueError):
-        marker = None
+    attempt = directory.paths.attempt(job.raw_id)
+    marker = known(observed(EndMarker.read, directory.paths.end_marker(job.raw_id)), None)
+    verdict = known(observed(AttemptVerdict.read, attempt), None)
     try:
         found = scheduler.job(job.job_id)
     except SchedulerError:
-        return JobEnding(job.job_id, marker, is_over=False)
-    # A scheduler forgets a job some minutes after its end, and never one that still holds nodes.
-    return JobEnding(job.job_id, marker, is_over=found is None or found.state.is_final)
+        return JobEnding(job.job_id, marker, JobState.UNKNOWN)
+    state = None
+    if found is not None:
+        state = found.state
+    gave_way = verdict is not None and verdict.reason == SUPERSEDED and not verdict.launches
+    return JobEnding(job.job_id, marker, state, gave_way)
 
 
 def _where(directory: RunDirectory, waiting: list[JobEnding]) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from msgspec import to_builtins
+from msgspec.structs import replace
 
 from tests.tr11ops.cli.local_bench import LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
@@ -24,7 +25,7 @@ from tr11ops.base.errors import SchedulerError
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.queue.stop import Acknowledgements, acknowledgements
-from tr11ops.rundir.attempts import AttemptVerdict
+from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict
 from tr11ops.rundir.fallback import RESERVE_FILE, keep_reserve
 from tr11ops.rundir.hold_store import held_by_tr11
 from tr11ops.rundir.journal import read_journal
@@ -376,6 +377,65 @@ def test_what_does_not_stop_in_time_is_cancelled_by_who_may(bench: LocalBench) -
     assert "stop-fallback" in [
         entry.kind for entry in read_journal(run_directory(bench).journal).entries
     ]
+
+
+@pytest.mark.parametrize(
+    ("launches", "code", "said"),
+    [
+        (0, 0, "trained nothing, as another job of the run did: it is back in the queue"),
+        (1, 1, "ended without a word of the trainer"),
+    ],
+)
+def test_a_job_that_is_back_in_the_queue_is_not_waited_for(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch, launches: int, code: int, said: str
+) -> None:
+    """A task that began beside one that lives on without a lost node puts itself back."""
+    number = running(bench, "exec sleep 600")
+    attempt = run_directory(bench).paths.attempt(number)
+    AttemptVerdict(SUPERSEDED, None, None, 0, "another one trains", launches=launches).write(
+        attempt
+    )
+    in_the_states(monkeypatch, JobState.RUNNING, JobState.PENDING)
+    answer = tr11(bench, "kill", "--yes", "--wait", "--json")
+    assert (answer.code, answer.json["ended"][0]["is_over"]) == (code, True)
+    assert f"job {number} {said}" in answer.err
+
+
+def test_what_has_gone_back_into_the_queue_is_not_cancelled(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither where the scheduler tells of it only when the time to stop is over."""
+    number = running(bench, "exec sleep 600")
+    in_the_states(monkeypatch, JobState.RUNNING, JobState.UNKNOWN, JobState.PENDING)
+    limit = "resilience.stop_within_minutes=0.03"
+    answer = tr11(bench, "kill", "--yes", "--wait", "--set", limit)
+    assert "cancelling" not in answer.err
+    assert any(job.raw_id == number for job in bench.living())
+
+
+def test_a_wait_for_the_scheduler_alone_says_what_that_says(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tr11ops.queue.stop.QUIET_SECONDS", 0.5)
+    number = running(bench, trainer_script(bench, END))
+    in_the_states(monkeypatch, JobState.RUNNING, JobState.COMPLETING)
+    answer = tr11(bench, "kill", "--yes", "--wait", "--timeout", "4")
+    assert f"it waits for the scheduler, to which job {number} is COMPLETING" in answer.err
+    assert answer.code == 1 and f"job {number} is still there" in answer.out
+
+
+def in_the_states(monkeypatch: pytest.MonkeyPatch, *states: JobState) -> None:
+    """The embedded scheduler says of a job, when asked for it alone, one of these after another,
+    the last for ever.
+    """
+    real, left = LocalScheduler.job, list(states)
+
+    def job(edge: LocalScheduler, job_id: str) -> Job | None:
+        found = real(edge, job_id)
+        assert found is not None
+        return replace(found, state=left.pop(0) if left[1:] else left[0])
+
+    monkeypatch.setattr(LocalScheduler, "job", job)
 
 
 def test_who_may_not_cancel_is_told_whom_to_call(
