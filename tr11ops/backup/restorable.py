@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
@@ -17,16 +16,15 @@ from pathlib import PurePosixPath
 from tr11ops.backup.base import Archive
 from tr11ops.backup.folder import Owner
 from tr11ops.backup.ownership import owner_of
-from tr11ops.backup.source import OPTIMIZER_PREFIXES
 from tr11ops.backup.survey import TAR_SUFFIX, list_receipts
 from tr11ops.base.errors import CopyError
 from tr11ops.base.units import iso_time
 from tr11ops.rundir.copies import CHECKPOINT_KINDS, FOLDERS, CopiedFile, Kind, Receipt
 from tr11ops.rundir.paths import short
+from trainer.contract.checkpoint_formats import MANIFEST_FILE, format_of, is_whole
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step
 from trainer.contract.documents import record_of
 from trainer.contract.manifest import FileEntry
-from trainer.contract.paths import MANIFEST_FILE
 from trainer.contract.record import Record
 
 # Which copies of a step can be restored, and which one is meant: by identity, never by name alone.
@@ -113,8 +111,6 @@ def _listed(found: Sequence[Candidate]) -> str:
 
 LARGEST_MANIFEST_BYTES = 64 << 20
 READ_AHEAD_BYTES = 64 << 10
-# what every whole checkpoint of the original's layout has
-_ORIGINAL = re.compile(r"mp_rank_\d+_model_states\.pt")
 
 
 def restorable(
@@ -176,13 +172,15 @@ def unreceipted(archive: Archive, location: str, step: int, variant: str) -> Rec
     if not files:
         return None
     manifest = next((file for file in files if file.path == MANIFEST_FILE), None)
-    if manifest is None and not any(_ORIGINAL.fullmatch(file.path) for file in files):
+    paths = [file.path for file in files]
+    if manifest is None and not is_whole(paths):
         raise CopyError(
             f"{archive.address}/{location} has no receipt and no {MANIFEST_FILE}: its copy did not end; see: "
             "tr11 backup status"
         )
     digests = {} if manifest is None else _digests(archive, location, manifest, files)
-    has_optimizer = any(file.path.startswith(("optimizer/", *OPTIMIZER_PREFIXES)) for file in files)
+    form = format_of(paths)
+    has_optimizer = form is not None and any(map(form.is_for_resume_alone, paths))
     return Receipt(
         run="",
         variant=variant,

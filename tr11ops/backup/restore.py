@@ -30,10 +30,10 @@ from tr11ops.rundir.checkpoint_digests import DigestRecord, note_damage, put_on_
 from tr11ops.rundir.copies import CopiedFile, Receipt, identity_of
 from tr11ops.rundir.journal import user_name
 from tr11ops.rundir.links import sync_folder
+from trainer.contract.checkpoint_formats import MANIFEST_FILE
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.files import host_name, make_shared, open_shared
 from trainer.contract.manifest import Manifest, file_digest, manifest_faults
-from trainer.contract.paths import MANIFEST_FILE
 
 HASH_BYTES = 4 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")

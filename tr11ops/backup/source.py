@@ -18,16 +18,13 @@ from tr11ops.backup.base import is_unfinished
 from tr11ops.base.errors import CheckpointChanged, CopyError, SourceDamaged
 from tr11ops.rundir.checkpoint_scan import walk
 from tr11ops.rundir.copies import Kind, identity_of
+from trainer.contract.checkpoint_formats import MANIFEST_FILE, format_of, is_whole
 from trainer.contract.documents import document
 from trainer.contract.manifest import Manifest
-from trainer.contract.paths import MANIFEST_FILE
 from trainer.contract.record import Record
-from trainer.contract.resumable import CURSOR_FILE, WEIGHTS, unnamed_files
+from trainer.contract.resumable import unnamed_files
 from trainer.contract.state_file import read_bytes
 
-WEIGHTS_FOLDER = f"{WEIGHTS}/"
-# Of the original's layout: where the optimizer's files begin, with bf16 and without.
-OPTIMIZER_PREFIXES = ("bf16", "zero_pp_rank_")
 Content: TypeAlias = bytes  # a field is named `bytes`
 
 
@@ -152,13 +149,9 @@ def _chosen(files: list[SourceFile], kind: Kind) -> Iterator[SourceFile]:
     """All files, or those that evaluation and export need: what `tr11 checkpoints reshape
     --weights-only` keeps.
     """
-    is_ours = any(file.path.startswith(WEIGHTS_FOLDER) for file in files)
+    form = format_of([file.path for file in files])
     for file in files:
-        if is_ours:
-            is_needed = file.path.startswith(WEIGHTS_FOLDER) or file.path == CURSOR_FILE
-        else:
-            is_needed = not file.path.startswith(OPTIMIZER_PREFIXES)
-        if kind == "full" or is_needed:
+        if kind == "full" or form is None or not form.is_for_resume_alone(file.path):
             yield file
 
 
@@ -183,16 +176,16 @@ def _walk(folder: Path) -> list[SourceFile]:
     """Files of a checkpoint that has no manifest: the original's layout, for ours would not be
     complete.
     """
-    if not any(folder.glob("mp_rank_*_model_states.pt")):
-        raise SourceDamaged(
-            f"{folder} has no {MANIFEST_FILE}, so its save did not end; only complete ones are copied"
-        )
     found = []
     for root, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):
             path = Path(root, name)
             found.append(SourceFile(path.relative_to(folder).as_posix(), path.stat().st_size, None))
+    if not is_whole([file.path for file in found]):
+        raise SourceDamaged(
+            f"{folder} has no {MANIFEST_FILE}, so its save did not end; only complete ones are copied"
+        )
     return found
 
 

@@ -52,7 +52,7 @@ from tr11ops.rundir.fallback import keep_reserve, with_reserve
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.links import sync_folder
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.paths import MANIFEST_FILE
+from trainer.contract.checkpoint_formats import MANIFEST_FILE
 from trainer.contract.record import Record
 from trainer.contract.resumable import ResumeNeed
 

@@ -29,10 +29,11 @@ from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord, last_sign_in, 
 from tr11ops.rundir.exclusions import EXCLUDED, INCLUDED
 from tr11ops.rundir.journal import JournalEntry, Ledger, read_journal
 from tr11ops.rundir.paths import RunDirectory, Submission
+from trainer.contract.checkpoint_formats import MANIFEST_FILE
 from trainer.contract.checkpoint_names import checkpoint_steps
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.metrics_record import STEP, records
-from trainer.contract.paths import MANIFEST_FILE, RunPaths, attempt_label, read_attempt_label
+from trainer.contract.paths import RunPaths, attempt_label, read_attempt_label
 from trainer.contract.phases import read_phases
 from trainer.contract.state_file import open_for_reading, read_json
 

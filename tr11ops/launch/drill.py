@@ -23,10 +23,10 @@ from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.attempts import AttemptVerdict
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.attempt import DRILL_PHASES, DRILL_VARIABLE
+from trainer.contract.checkpoint_formats import MANIFEST_FILE
 from trainer.contract.documents import document
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.manifest import Manifest, manifest_faults
-from trainer.contract.paths import MANIFEST_FILE
 from trainer.contract.phases import Heartbeat
 from trainer.contract.record import JsonObject, Record
 

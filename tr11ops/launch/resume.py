@@ -21,6 +21,7 @@ from tr11ops.runcard.check import Level, PreflightCheck, ok, refused, unknown, w
 from tr11ops.runcard.exit_duration import card_as_written
 from tr11ops.rundir.paths import RunDirectory, Submission, parse_comment
 from trainer.config.data_match import DataRecord, data_facts, decisive_differences, fact_differences
+from trainer.contract.checkpoint_formats import CURSOR_FILE
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name
 from trainer.contract.checkpoints import refusal
 from trainer.contract.errors import CheckpointError
@@ -28,7 +29,7 @@ from trainer.contract.manifest import Manifest, manifest_faults
 from trainer.contract.origin import Origin
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
-from trainer.contract.resumable import CURSOR_FILE, ResumeSearch, foreign_step, search, size_faults
+from trainer.contract.resumable import ResumeSearch, foreign_step, search, size_faults
 from trainer.contract.state_file import read_json
 from trainer.schedule.learning_rate import plan_of
 from trainer.schedule.path import START, Position, path_of

@@ -29,12 +29,12 @@ from tr11ops.base.newer import replace_json
 from tr11ops.base.units import counted
 from tr11ops.rundir.journal import Journal, user_name
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.checkpoint_formats import WEIGHTS
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.documents import document, read_record
 from trainer.contract.files import host_name
 from trainer.contract.manifest import Manifest
 from trainer.contract.record import Finite, Record
-from trainer.contract.resumable import WEIGHTS
 
 PIECE_BYTES = 4 << 20
 

@@ -22,15 +22,15 @@ from tr11ops.base.units import counted
 from tr11ops.rundir.checkpoint_digests import DigestRecord, NotFiniteRecord
 from tr11ops.rundir.checkpoint_pins import Pin
 from tr11ops.rundir.copies import CopyRecord, identity_of
+from trainer.contract.checkpoint_formats import MANIFEST_FILE, FormatName, format_of, is_whole
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step, folder_names
 from trainer.contract.documents import document
 from trainer.contract.manifest import Manifest
-from trainer.contract.paths import MANIFEST_FILE
 from trainer.contract.record import JsonObject, Record
 from trainer.contract.resumable import ResumeFault, ResumeNeed, lack_of, unnamed_files
 from trainer.contract.units import shortened
 
-Layout = Literal["tr11", "deepspeed", "unknown"]
+Layout = FormatName | Literal["unknown"]
 ManifestState = Literal["read", "none", "unreadable", "foreign"]
 
 # where the file system makes us wait; elsewhere they only take turns at the interpreter
@@ -291,7 +291,7 @@ def read_row(place: Path, step: int, is_latest: bool, need: ResumeNeed) -> Saved
             identity=identity,
             lack=lack_of(manifest, need),
         )
-    if _layout(tree) == "deepspeed":  # the original's layout has none; in ours it is written last
+    if is_whole(tree.sizes.keys() - {MANIFEST_FILE}):  # of a format that has none
         return _without(place, step, is_latest=is_latest, tree=tree, manifest="foreign", fault="")
     return _without(
         place,
@@ -385,13 +385,9 @@ def _shortened(faults: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def _layout(tree: Tree) -> Layout:
-    top = [path for path in tree.sizes if "/" not in path]
-    if any(name.startswith("mp_rank_") and name.endswith("_model_states.pt") for name in top):
-        return "deepspeed"
-    if any(path.startswith("weights/") for path in tree.sizes):
-        return "tr11"
-    return "unknown"
+def _layout(tree: Tree | None) -> Layout:
+    form = None if tree is None else format_of(tree.sizes)
+    return "unknown" if form is None else form.name
 
 
 def _without(
@@ -410,7 +406,7 @@ def _without(
     return SavedCheckpoint(
         step=step,
         path=str(place),
-        layout="unknown" if tree is None else _layout(tree),
+        layout=_layout(tree),
         bytes=0 if tree is None else sum(tree.sizes.values()),
         faults=(fault,) if fault else (),
         is_latest=is_latest,

@@ -27,9 +27,9 @@ from msgspec.structs import replace
 
 from tr11ops.base.newer import replace_json
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.checkpoint_formats import MANIFEST_FILE
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.documents import document, read_record
-from trainer.contract.paths import MANIFEST_FILE
 from trainer.contract.record import Count, Finite, Record
 from trainer.contract.state_file import content_of
 

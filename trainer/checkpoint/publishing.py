@@ -21,13 +21,14 @@ from torch import Tensor
 
 from trainer.checkpoint.files import Bytes, as_bytes, make_folder, sync_folder, write_files
 from trainer.contract import checkpoints, replacing
+from trainer.contract.checkpoint_formats import CURSOR_FILE, RNG
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name
 from trainer.contract.errors import CheckpointError, LatestStays
 from trainer.contract.files import make_shared, now, write_beside
 from trainer.contract.manifest import FileEntry, Manifest, manifest_faults
 from trainer.contract.record import Record
 from trainer.contract.replacing import Report
-from trainer.contract.resumable import CURSOR_FILE, RNG, ResumeNeed, has_resumable, lack_of
+from trainer.contract.resumable import ResumeNeed, has_resumable, lack_of
 from trainer.parallel.agreement import RankGroup, one_line
 
 Fence = Callable[[], None]  # raises when this trainer may not publish any more

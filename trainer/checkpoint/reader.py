@@ -20,23 +20,23 @@ from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMe
 from trainer.checkpoint.deepspeed.layout import open_deepspeed_layout
 from trainer.checkpoint.save_plan import INDEX_FILE
 from trainer.checkpoint.sharded_files import STEP_KEY, tiling_fault
-from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts, TensorSource
+from trainer.checkpoint.source import PARTS, CheckpointFacts, Part, TensorFacts, TensorSource
+from trainer.contract.checkpoint_formats import (
+    CURSOR_FILE,
+    DEEPSPEED,
+    MANIFEST_FILE,
+    OPTIMIZER,
+    OWN,
+    WEIGHTS,
+    format_at,
+    part_prefixes,
+)
 from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import FileEntry, Manifest, file_digest
-from trainer.contract.paths import MANIFEST_FILE
-from trainer.contract.resumable import (
-    CURSOR_FILE,
-    OPTIMIZER,
-    OPTIMIZER_PREFIXES,
-    WEIGHTS,
-    WEIGHTS_PREFIXES,
-    has_original_layout,
-)
 from trainer.parallel.agreement import one_line
 
 T = TypeVar("T")
 
-_PREFIXES = {WEIGHTS: WEIGHTS_PREFIXES, OPTIMIZER: OPTIMIZER_PREFIXES}
 _PIECE_BYTES = 64 << 20  # read at once when only a part of each row is wanted
 
 
@@ -48,9 +48,7 @@ def open_checkpoint(place: Path) -> TensorSource:
     when it is not a checkpoint, not complete, or damaged as far as sizes and indexes tell (digests:
     `check_digests`).
     """
-    if has_original_layout(place):
-        return open_deepspeed_layout(place)
-    return StoredCheckpoint(place)
+    return READERS[format_at(place).name](place)
 
 
 def check_digests(
@@ -102,7 +100,7 @@ class StoredCheckpoint:
         """Raises CheckpointError as `open_checkpoint` says."""
         manifest = read_manifest(place)
         self._parts: dict[str, _StoredPart] = {}
-        for name in (WEIGHTS, OPTIMIZER):
+        for name in PARTS:
             entries = _files_of(manifest, name)
             if name == WEIGHTS or (entries and (place / name).is_dir()):
                 _check_sizes(place, entries)
@@ -144,6 +142,13 @@ class StoredCheckpoint:
                 f"the checkpoint of step {self._facts.step} has no {key} among its {part}"
             )
         return self._parts[part].read(key, offsets, sizes)
+
+
+READERS: Mapping[str, Callable[[Path], TensorSource]] = {
+    OWN.name: StoredCheckpoint,
+    DEEPSPEED.name: open_deepspeed_layout,
+}
+"""What opens the checkpoint of a step, by its format."""
 
 
 class _StoredPart:
@@ -299,8 +304,8 @@ class _Window(io.RawIOBase):
         return count
 
 
-def _files_of(manifest: Manifest, part: str) -> list[FileEntry]:
-    return [entry for entry in manifest.files if entry.path.startswith(_PREFIXES[part])]
+def _files_of(manifest: Manifest, part: Part) -> list[FileEntry]:
+    return [entry for entry in manifest.files if entry.path.startswith(part_prefixes(part))]
 
 
 def _check_sizes(place: Path, entries: Sequence[FileEntry]) -> None:

@@ -36,11 +36,11 @@ from trainer.checkpoint.publishing import (
 from trainer.checkpoint.save_plan import INDEX_FILE
 from trainer.checkpoint.sharded_files import STEP_KEY
 from trainer.checkpoint.source import PARTS, Part, TensorFacts, TensorSource, read_finite
+from trainer.contract.checkpoint_formats import OPTIMIZER
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import FileEntry
 from trainer.contract.record import Record
-from trainer.contract.resumable import OPTIMIZER
 
 CHUNK_BYTES = 256 << 20
 FILE_BYTES = 16 << 30

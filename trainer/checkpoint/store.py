@@ -36,22 +36,14 @@ from trainer.checkpoint.publishing import (
 from trainer.checkpoint.save_plan import INDEX_FILE, FolderShare, plan_share
 from trainer.checkpoint.sharded_files import STEP_KEY, TensorPiece
 from trainer.contract import checkpoints
+from trainer.contract.checkpoint_formats import CURSOR_FILE, OPTIMIZER, RNG, WEIGHTS
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.checkpoints import Verify
 from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import FileEntry, Manifest, manifest_faults
 from trainer.contract.record import Record
 from trainer.contract.replacing import Report
-from trainer.contract.resumable import (
-    CURSOR_FILE,
-    OPTIMIZER,
-    RNG,
-    WEIGHTS,
-    WEIGHTS_ALONE,
-    ResumeNeed,
-    lack_of,
-    size_faults,
-)
+from trainer.contract.resumable import WEIGHTS_ALONE, ResumeNeed, lack_of, size_faults
 from trainer.parallel.agreement import RankGroup, one_line
 from trainer.parallel.state import ShardedState
 

@@ -1,16 +1,17 @@
 """What a checkpoint is called: its folder, `global_stepN`, and the file `latest`, which holds the
 name of one.
 
-The names of the files inside it: `trainer.checkpoint.deepspeed.file_names`. Standard library only.
+The names of the files inside it: `trainer.contract.checkpoint_formats`. Standard library and the
+contract only.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 from trainer.contract import state_file
+from trainer.contract.checkpoint_formats import OWN
 from trainer.contract.state_file import read_bytes
 
 LATEST_FILE = "latest"
@@ -19,15 +20,12 @@ LARGEST_LATEST = 4096  # bytes; it is one name
 
 def checkpoint_name(step: int) -> str:
     """Folder name of the checkpoint of one global step, e.g. `global_step12659`."""
-    return f"global_step{step}"
+    return OWN.folder_name(step)
 
 
 def checkpoint_step(name: str) -> int | None:
     """The step that a checkpoint folder's name says, or None if it is not such a name."""
-    match = re.fullmatch(r"global_step(\d+)", name)
-    if match:
-        return int(match.group(1))
-    return None
+    return OWN.step_of(name)
 
 
 def folder_names(folder: Path) -> list[str]:

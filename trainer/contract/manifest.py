@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.contract.checkpoint_formats import MANIFEST_FILE
 from trainer.contract.documents import record_of, write_record
 from trainer.contract.errors import NewerFormat
-from trainer.contract.paths import MANIFEST_FILE
 from trainer.contract.record import Count, Finite, JsonObject, Record
 from trainer.contract.state_file import read_json
 

@@ -13,7 +13,6 @@ from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, read
 from trainer.contract.record import JsonObject, Record
 from trainer.contract.state_file import read_json
 
-MANIFEST_FILE = "manifest.json"
 END_MARKER_FILE = "end.json"
 STOP_REQUEST_FILE = "stop-request.json"
 PHASES_FILE = "phases.jsonl"

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
+from trainer.contract.checkpoint_formats import MANIFEST_FILE
 from trainer.contract.checkpoint_names import (
     LATEST_FILE,
     checkpoint_name,
@@ -29,7 +30,7 @@ from trainer.contract.checkpoint_names import (
 )
 from trainer.contract.documents import document, record_of, refuse_newer
 from trainer.contract.files import append_line, now, write_atomically, write_json
-from trainer.contract.paths import MANIFEST_FILE, RunPaths
+from trainer.contract.paths import RunPaths
 from trainer.contract.record import IterationRange, JsonObject, Record
 from trainer.contract.replacing import free_name
 from trainer.contract.state_file import read_json

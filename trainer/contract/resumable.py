@@ -10,10 +10,11 @@ Standard library and the contract only.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from trainer.contract.checkpoint_formats import MANIFEST_FILE, OWN, Part, format_at, part_prefixes
 from trainer.contract.checkpoint_names import (
     LATEST_FILE,
     checkpoint_name,
@@ -21,8 +22,8 @@ from trainer.contract.checkpoint_names import (
     read_latest,
 )
 from trainer.contract.errors import NewerFormat
-from trainer.contract.manifest import FileEntry, Manifest, manifest_faults
-from trainer.contract.paths import MANIFEST_FILE, RunPaths
+from trainer.contract.manifest import Manifest, manifest_faults
+from trainer.contract.paths import RunPaths
 from trainer.contract.record import JsonObject, Record
 from trainer.contract.state_file import read_bytes, read_json
 
@@ -41,15 +42,7 @@ Kind = Literal[
 ]
 FaultsOf = Callable[[Path, Manifest], list[str]]
 
-# The names in a checkpoint of ours: folders of each part, and the file that says where the training
-# stood.
-WEIGHTS, OPTIMIZER, RNG = "weights", "optimizer", "rng"
-CURSOR_FILE = "cursor.json"
 OPTIMIZER_SUMS = "optimizer_sums"  # of a cursor: what some optimizers keep of each whole tensor
-# How the files of each part begin, in our layout and in the original's (plain and universal).
-WEIGHTS_PREFIXES = (f"{WEIGHTS}/", "layer_", "zero/")
-OPTIMIZER_PREFIXES = (f"{OPTIMIZER}/", "bf16", "zero_pp_rank_", "zero/")
-CURSOR_PREFIXES = (CURSOR_FILE, "mp_rank_")
 UNNAMED = {
     "model.family": "gpt",
     "model.norm": "layernorm",
@@ -187,8 +180,13 @@ def lack_of(manifest: Manifest, need: ResumeNeed) -> ResumeFault | None:
     """Why no training resumes from what a manifest describes, all its files being there; None if
     one does.
     """
+    needed: list[Part] = ["weights", "cursor"]
+    if need.optimizer and not manifest.is_rehearsed:  # a stand-in trains nothing
+        needed.append("optimizer")
     lacking = [
-        name for name, prefixes in _needed(manifest, need) if not _holds(manifest.files, prefixes)
+        part
+        for part in needed
+        if not any(entry.path.startswith(part_prefixes(part)) for entry in manifest.files)
     ]
     if lacking == ["optimizer"]:
         return ResumeFault("partial", WEIGHTS_ALONE)
@@ -210,43 +208,15 @@ def model_fault(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> ResumeFa
     return None
 
 
-def _needed(manifest: Manifest, need: ResumeNeed) -> Iterator[tuple[str, tuple[str, ...]]]:
-    yield "weights", WEIGHTS_PREFIXES
-    yield "cursor", CURSOR_PREFIXES
-    if need.optimizer and not manifest.is_rehearsed:  # a stand-in trains nothing
-        yield "optimizer", OPTIMIZER_PREFIXES
-
-
-def _holds(files: Iterable[FileEntry], prefixes: tuple[str, ...]) -> bool:
-    return any(entry.path.startswith(prefixes) for entry in files)
-
-
-def is_universal(place: Path) -> bool:
-    """True when the folder holds parameters in DeepSpeed's universal form: each whole, in a folder
-    of its own name.
-    """
-    return next((place / "zero").glob("*/fp32.pt"), None) is not None
-
-
-def has_original_layout(place: Path) -> bool:
-    """True when the folder holds weights of the original layout, in its plain or its universal
-    form, and not ours.
-    """
-    if (place / WEIGHTS).is_dir():
-        return False
-    plain = place.is_dir() and next(place.glob("layer_*-model_*-model_states.pt"), None) is not None
-    return plain or is_universal(place)
-
-
 def foreign_step(folder: Path) -> int | None:
     """The step that `latest` in `folder` names (else the newest), when no checkpoint there has a
-    manifest and one is of the original layout: another tool wrote them. Raises OSError as the file
+    manifest and one is of another format than ours: another tool wrote them. Raises OSError as the file
     system does.
     """
     steps = checkpoint_steps(folder)
     if any((folder / checkpoint_name(step) / MANIFEST_FILE).exists() for step in steps):
         return None
-    usable = [step for step in steps if has_original_layout(folder / checkpoint_name(step))]
+    usable = [step for step in steps if format_at(folder / checkpoint_name(step)) != OWN]
     if not usable:
         return None
     try:

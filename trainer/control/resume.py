@@ -16,6 +16,7 @@ from trainer.checkpoint import randomness, store
 from trainer.checkpoint.deepspeed.collective import load_deepspeed
 from trainer.checkpoint.publishing import CheckpointInfo
 from trainer.config.card import TrainerConfig
+from trainer.contract.checkpoint_formats import DEEPSPEED, format_at
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_step
 from trainer.contract.errors import CheckpointError
 from trainer.contract.files import now
@@ -24,7 +25,6 @@ from trainer.contract.record import Record
 from trainer.contract.resumable import (
     OPTIMIZER_SUMS,
     foreign_step,
-    has_original_layout,
     model_facts,
 )
 from trainer.engine import Engine
@@ -184,7 +184,7 @@ def _read(
     """
     state, info = engine.sharded_state(), checkpoint_info(engine.config, engine.mesh, "", "")
     ranks = RankGroup(engine.mesh.cpu_group)
-    if ranks.on_first(f"{place} was not loaded", has_original_layout, place):
+    if ranks.on_first(f"{place} was not loaded", format_at, place) == DEEPSPEED:
         loaded = load_deepspeed(place, state, info, group=ranks.group, weights_only=weights_only)
     else:
         step = checkpoint_step(place.name)

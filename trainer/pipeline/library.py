@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainer.optim.accumulate import add_to_accumulated, clear_gradients, forget_accumulated
+
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
@@ -41,8 +43,6 @@ with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         import deepspeed.runtime.zero.muon.muon_optimizer
     finally:
         compiler.compile = _compile
-
-from trainer.optim.accumulate import add_to_accumulated, clear_gradients, forget_accumulated
 
 __all__ = [
     "LayerSpec",

@@ -20,8 +20,8 @@ from tests.tr11ops.walk.run import Run
 from tests.tr11ops.walk.truth import Copy, Prints, Saved, copies_in, folders_of
 from tests.tr11ops.walk.world import STRAY, World
 from tr11ops.rundir.copies import read_copies
+from trainer.contract.checkpoint_formats import MANIFEST_FILE
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step, read_latest
-from trainer.contract.paths import MANIFEST_FILE
 from trainer.contract.record import Record
 
 

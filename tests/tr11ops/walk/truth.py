@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from tests.plugins.object_store_fixture import ObjectStore
-from trainer.contract.paths import MANIFEST_FILE
+from trainer.contract.checkpoint_formats import MANIFEST_FILE
 from trainer.contract.record import Record
 
 Prints: TypeAlias = Mapping[str, str]  # path to digest

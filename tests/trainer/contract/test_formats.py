@@ -11,6 +11,14 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from tr11ops.dialects.reading import step_record
+from trainer.contract.checkpoint_formats import (
+    DEEPSPEED,
+    OWN,
+    SAVED_FORMATS,
+    format_at,
+    format_of,
+    is_whole,
+)
 from trainer.contract.checkpoint_names import checkpoint_step, checkpoint_steps, read_latest
 from trainer.contract.end_marker import END_REASONS, EndMarker
 from trainer.contract.files import append_line, write_atomically, write_json
@@ -230,3 +238,50 @@ def test_a_line_that_does_not_fit_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "write", write)
     append_line(path, "after")
     assert path.read_text() == "before\nmid\nafter\n"
+
+
+LAYERS, RANKS = "layer_03-model_00-model_states.pt", "mp_rank_00_model_states.pt"
+MOMENTS = "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"
+UNIVERSAL = "zero/3.mlp.weight/fp32.pt"
+
+
+@pytest.mark.parametrize(
+    ("files", "form", "whole", "loadable"),
+    [
+        (["manifest.json", "weights/.metadata", "cursor.json"], OWN, True, True),
+        (["weights/.metadata", "cursor.json"], OWN, False, True),
+        ([LAYERS, RANKS, MOMENTS], DEEPSPEED, True, True),
+        ([UNIVERSAL, RANKS], DEEPSPEED, True, True),
+        ([LAYERS, MOMENTS], DEEPSPEED, False, True),
+        ([RANKS, MOMENTS], DEEPSPEED, True, False),
+        (["manifest.json"], None, False, False),
+        ([f"below/{RANKS}", f"below/{LAYERS}"], None, False, False),
+        ([], None, False, False),
+    ],
+)
+def test_a_format_is_told_by_the_names_of_its_files(files, form, whole, loadable, tmp_path):
+    assert (format_of(files), is_whole(files)) == (form, whole)
+    for name in files:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert format_at(tmp_path) == (form if loadable and form else OWN)
+    assert any(one.has_loadable(tmp_path) for one in SAVED_FORMATS) is loadable
+
+
+@pytest.mark.parametrize(
+    ("form", "path", "alone"),
+    [
+        (OWN, "optimizer/__0_0.distcp", True),
+        (OWN, "rng/rank_0.pt", True),
+        (OWN, "weights/__0_0.distcp", False),
+        (OWN, "cursor.json", False),
+        (DEEPSPEED, MOMENTS, True),
+        (DEEPSPEED, MOMENTS.removeprefix("bf16_"), True),
+        (DEEPSPEED, LAYERS, False),
+        (DEEPSPEED, RANKS, False),
+        (DEEPSPEED, UNIVERSAL, False),
+    ],
+)
+def test_what_only_a_resume_needs(form, path, alone):
+    assert form.is_for_resume_alone(path) is alone

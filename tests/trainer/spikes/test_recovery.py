@@ -8,8 +8,8 @@ import pytest
 
 from tests.trainer.courses import card
 from trainer.config.card import RecoverySection
+from trainer.contract.checkpoint_formats import MANIFEST_FILE
 from trainer.contract.checkpoint_names import checkpoint_name
-from trainer.contract.manifest import MANIFEST_FILE
 from trainer.contract.recovery import RollBack
 from trainer.spikes.recovery import Flag, SpikeDetector, SpikeWatch
 

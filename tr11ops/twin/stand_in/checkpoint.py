@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainer.config.card import TrainerConfig
+from trainer.contract.checkpoint_formats import CURSOR_FILE, WEIGHTS
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name
 from trainer.contract.checkpoints import (
     find_resumable,
@@ -30,7 +31,6 @@ from trainer.contract.manifest import STAND_IN, FileEntry, Manifest, file_digest
 from trainer.contract.record import JsonObject
 from trainer.contract.recovery import read_recovery, settle
 from trainer.contract.replacing import retire, settle_replaced, take_place
-from trainer.contract.resumable import CURSOR_FILE, WEIGHTS
 from trainer.schedule.progress import Progress
 
 Say = Callable[[str], None]

@@ -15,9 +15,9 @@ from trainer.checkpoint.source import DTYPES
 from trainer.checkpoint.whole_folder import check_target
 from trainer.config.card import CardError, TrainerConfig, load_trainer_config
 from trainer.config.hub_files import HUB_ID, cached_file
+from trainer.contract.checkpoint_formats import MANIFEST_FILE
 from trainer.contract.documents import document
 from trainer.contract.errors import CheckpointError, UsageError
-from trainer.contract.paths import MANIFEST_FILE
 from trainer.contract.record import JsonObject
 from trainer.contract.units import size
 from trainer.data.progress import progress_bar, say

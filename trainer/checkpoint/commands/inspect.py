@@ -12,11 +12,11 @@ from trainer.checkpoint.fingerprint import EMPTY, fingerprint
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.rewrite import blocks_of
 from trainer.checkpoint.source import PARTS, CheckpointFacts, TensorSource, dtype_name
+from trainer.contract.checkpoint_formats import MANIFEST_FILE, RNG
 from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import Manifest, file_digest, manifest_faults
-from trainer.contract.paths import MANIFEST_FILE, RunPaths, read_attempt_label
+from trainer.contract.paths import RunPaths, read_attempt_label
 from trainer.contract.record import JsonObject
-from trainer.contract.resumable import RNG
 from trainer.data.progress import progress_bar
 
 HELP = "what a checkpoint holds: facts, files, tensors and their numbers"

@@ -52,9 +52,9 @@ from trainer.checkpoint.publishing import (
 from trainer.checkpoint.sharded_files import TensorPiece
 from trainer.checkpoint.source import Part, TensorSource
 from trainer.checkpoint.store import Loaded
+from trainer.contract.checkpoint_formats import RNG
 from trainer.contract.manifest import FileEntry, Manifest
 from trainer.contract.replacing import Report
-from trainer.contract.resumable import RNG
 from trainer.parallel.agreement import RankGroup
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.state import ShardedState

@@ -31,8 +31,8 @@ from trainer.checkpoint.deepspeed.inspect import (
 from trainer.checkpoint.deepspeed.optimizer import OptimizerLayout, inspect_optimizer
 from trainer.checkpoint.deepspeed.states import OpenFiles, attributes
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts, precision_name
+from trainer.contract.checkpoint_formats import UNIVERSAL_WEIGHTS
 from trainer.contract.errors import CheckpointError
-from trainer.contract.resumable import is_universal
 from trainer.parallel.state import EXTRA_KINDS, FRAGMENT_KINDS
 
 OWN_KEY = "tr11"  # where tr11 keeps, in the rank files, what the original has no field for
@@ -107,7 +107,7 @@ def open_deepspeed_layout(
     is missing, truncated, foreign or in another's place.
     """
     files = OpenFiles(place, _LEAST_OPEN_FILES)
-    if is_universal(place):
+    if next(place.glob(UNIVERSAL_WEIGHTS), None) is not None:
         return DeepSpeedSource(files, *inspect_universal(files), report)
     layout = inspect_layout(files)
     files.most = max(_LEAST_OPEN_FILES, 2 * layout.tensor * layout.data)

@@ -46,13 +46,13 @@ from trainer.checkpoint.source import (
     read_finite,
 )
 from trainer.checkpoint.whole_folder import check_target, whole_folder
+from trainer.contract.checkpoint_formats import HF_CONFIG, HF_INDEX, HF_SINGLE
 from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import FileEntry
 from trainer.contract.record import JsonObject, Record
 from trainer.contract.resumable import with_unnamed
 from trainer.contract.units import size
 
-CONFIG, INDEX, SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
 DEFAULT_SHARD_BYTES = 5 * 10**9
 
 _SAFETENSORS_NAMES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float16: "F16"}
@@ -232,27 +232,29 @@ def write_export(
         count = len(plan.shards)
         for number, shard in enumerate(plan.shards, 1):
             if count == 1:
-                name = SINGLE
+                name = HF_SINGLE
             else:
                 name = f"model-{number:05d}-of-{count:05d}.safetensors"
             entries.append(_write_shard(folder, name, shard, plan, on_bytes=on_bytes))
             places.update({item.name: name for item in shard})
         if count > 1:
             totals = {"total_parameters": plan.parameters, "total_size": plan.bytes}
-            entries.append(_write_json(folder, INDEX, {"metadata": totals, "weight_map": places}))
+            entries.append(
+                _write_json(folder, HF_INDEX, {"metadata": totals, "weight_map": places})
+            )
         for name, content in (plan.tokenizer.files if plan.tokenizer else {}).items():
             entries.append(_write(folder, name, content))
-        entries.append(_write_json(folder, CONFIG, plan.config))
+        entries.append(_write_json(folder, HF_CONFIG, plan.config))
     return tuple(entries)
 
 
 def is_export(folder: Path) -> bool:
     """True for a folder that holds a model as `write_export` leaves it, and nothing below it."""
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = json.loads((folder / HF_CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    has_weights = (folder / SINGLE).is_file() or (folder / INDEX).is_file()
+    has_weights = (folder / HF_SINGLE).is_file() or (folder / HF_INDEX).is_file()
     is_ours = isinstance(config, dict) and any(
         config.get("model_type") in theirs.model_types for theirs in ARCHITECTURES
     )
@@ -358,7 +360,7 @@ def convert(key: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _write_json(folder: Path, name: str, value: Mapping[str, Any]) -> FileEntry:
     return _write(
-        folder, name, (json.dumps(value, indent=2, sort_keys=name == CONFIG) + "\n").encode()
+        folder, name, (json.dumps(value, indent=2, sort_keys=name == HF_CONFIG) + "\n").encode()
     )
 
 

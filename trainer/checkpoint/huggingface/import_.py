@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from trainer.checkpoint.huggingface.export import CONFIG, INDEX, SINGLE, convert, used_rows
+from trainer.checkpoint.huggingface.export import convert, used_rows
 from trainer.checkpoint.huggingface.mapped import (
     ROWS_KEY,
     VOCABULARY,
@@ -29,15 +29,19 @@ from trainer.checkpoint.huggingface.mapped import (
 )
 from trainer.checkpoint.rewrite import row_blocks
 from trainer.checkpoint.source import DTYPES, CheckpointFacts, Part, TensorFacts
+from trainer.contract.checkpoint_formats import (
+    HF_CONFIG,
+    HF_INDEX,
+    HF_SINGLE,
+    HF_TORCH_INDEX,
+    HF_TORCH_SINGLE,
+    HUGGING_FACE,
+)
 from trainer.contract.errors import CheckpointError
 from trainer.contract.record import JsonObject, Record
 from trainer.parallel.agreement import one_line
 from trainer.parallel.state import FRAGMENT_KINDS
 
-# The files of a Hugging Face folder: its JSON, and each tensor in safetensors or torch's own
-# format, one or many.
-
-TORCH_SINGLE, TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _FLOATS = {"BF16", "F16", "F32", "F64"}
 
 
@@ -102,8 +106,8 @@ def _open_torch(path: Path) -> TensorFile:
 def open_files(folder: Path) -> dict[str, TensorFile]:
     """The file of each tensor in the folder. Raises CheckpointError when one is missing or damaged."""
     for index, single, open_file in (
-        (INDEX, SINGLE, _open_safetensors),
-        (TORCH_INDEX, TORCH_SINGLE, _open_torch),
+        (HF_INDEX, HF_SINGLE, _open_safetensors),
+        (HF_TORCH_INDEX, HF_TORCH_SINGLE, _open_torch),
     ):
         if (folder / index).is_file():
             return _open_indexed(folder, index, open_file)
@@ -111,7 +115,7 @@ def open_files(folder: Path) -> dict[str, TensorFile]:
             file = open_file(folder / single)
             return dict.fromkeys(file.names, file)
     raise CheckpointError(
-        f"{folder} has none of {SINGLE}, {INDEX}, {TORCH_SINGLE}, {TORCH_INDEX}; it holds no model"
+        f"{folder} has none of {', '.join(HUGGING_FACE.marks)}; it holds no model"
     )
 
 
@@ -195,7 +199,7 @@ class HuggingFaceFolder:
                 f"{folder} is not a folder; give the folder of a Hugging Face model"
             )
         assert theirs.facts is not None
-        facts = theirs.facts(read_json(folder / CONFIG), str(folder / CONFIG))
+        facts = theirs.facts(read_json(folder / HF_CONFIG), str(folder / HF_CONFIG))
         self._theirs = theirs
         self._dtype = DTYPES[dtype]
         self._files = open_files(folder)
@@ -319,7 +323,7 @@ class HuggingFaceFolder:
             found = self._files[name].shape(name)
             if found != shape:
                 raise CheckpointError(
-                    f"{self._files[name].path}: {name} has shape {found}, {CONFIG} says {shape}"
+                    f"{self._files[name].path}: {name} has shape {found}, {HF_CONFIG} says {shape}"
                 )
         copies = {name: key for name, key in self._theirs.copies.items() if name not in wanted}
         extra = sorted(
