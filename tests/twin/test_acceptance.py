@@ -21,7 +21,7 @@ from tests.plugins.twin_fixture import require_slurm
 from tests.twin.operation import Operation
 from tests.twin.rehearsal_inputs import steps_of
 from tr11ops.cluster.slurm import SlurmScheduler
-from tr11ops.twin.fault_site import FOREIGN_REASON
+from tr11ops.twin.fault_effects import FOREIGN_REASON
 from tr11ops.twin.faults import active, heal, inject
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin

@@ -17,7 +17,7 @@ from tests.waiting import until
 from tr11ops.base.errors import SchedulerError
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.slurm import SlurmScheduler
-from tr11ops.twin.fault_site import ask_client
+from tr11ops.twin.fault_effects import ask_client
 from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin

@@ -25,9 +25,9 @@ from tr11ops.base.errors import TwinError
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest
 from tr11ops.cluster.slurm import SlurmScheduler
+from tr11ops.twin.fault_effects import FOREIGN_REASON
 from tr11ops.twin.fault_files import CORE_DUMP, _listing, check_directory
 from tr11ops.twin.fault_kinds import KINDS, find_kind
-from tr11ops.twin.fault_site import FOREIGN_REASON
 from tr11ops.twin.fault_store import FaultStore, InjectedFault, new_fault
 from tr11ops.twin.faults import active, heal, inject
 from tr11ops.twin.plan import TwinFolders, TwinPlan

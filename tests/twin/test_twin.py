@@ -33,10 +33,9 @@ from tr11ops.cluster.site import read_grants, read_site
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.cluster.slurm_command import CommandResult, ask_about_site
 from tr11ops.twin.faults import active, heal, inject
-from tr11ops.twin.machine import accepts, is_free, search_path
+from tr11ops.twin.machine import ACCOUNT, BUCKET, accepts, advice, is_free, search_path
 from tr11ops.twin.plan import TwinPlan, TwinPorts
 from tr11ops.twin.processes import ProcessRecord, end, marked, start_ticks
-from tr11ops.twin.services import ACCOUNT, BUCKET, advice
 from tr11ops.twin.twin import Twin
 
 SMALL = TwinPlan(name="small", nodes=2, gpus=4, cpu_nodes=0)

@@ -18,7 +18,7 @@ from tr11ops.alerts.store import read_alert_state
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import JobState
 from tr11ops.rundir.fallback import existing_fallback
-from tr11ops.twin.fault_site import ask_client
+from tr11ops.twin.fault_effects import ask_client
 from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin

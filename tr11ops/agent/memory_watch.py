@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 
 from tr11ops.base.units import size
+from tr11ops.health.base import SHARED_MEMORY, mapped, own_pids
 from tr11ops.health.host import available
-from tr11ops.health.system import SHARED_MEMORY, mapped, own_pids
 
 SAMPLE_SECONDS = 2.0
 # reading every worker's size and maps costs more than reading two numbers of the node

@@ -50,10 +50,16 @@ from tr11ops.base.processes import (
 )
 from tr11ops.base.units import counted
 from tr11ops.cluster.rehearsal import is_rehearsal
-from tr11ops.health.base import EXIT_BAD_NODE, CheckOutcome, CheckResult, NodeRequirements, worst
+from tr11ops.health.base import (
+    EXIT_BAD_NODE,
+    CheckOutcome,
+    CheckResult,
+    NodeRequirements,
+    System,
+    worst,
+)
 from tr11ops.health.host import exported_folder
 from tr11ops.health.registry import chosen, run_checks
-from tr11ops.health.system import System
 from tr11ops.rundir.attempts import launch_line
 from trainer.contract.attempt import STOP_SIGNALS, request_stop
 from trainer.contract.documents import document

@@ -25,7 +25,7 @@ from tr11ops.alerts.state import (
 )
 from tr11ops.base.units import counted
 from tr11ops.detect.causes import by_cause, earliest
-from tr11ops.detect.finding import HELD_FOR_FAULT, NO_CAUSE, Finding, Severity
+from tr11ops.detect.detector import HELD_FOR_FAULT, NO_CAUSE, Finding, Severity
 from tr11ops.detect.registry import page_for
 
 OPENED = "alert-opened"

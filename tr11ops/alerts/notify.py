@@ -34,7 +34,7 @@ from tr11ops.alerts.state import (
     elapsed,
 )
 from tr11ops.detect.causes import lead
-from tr11ops.detect.finding import Severity
+from tr11ops.detect.detector import Severity
 from trainer.contract.record import Record
 
 _MAIL_ADDRESS = re.compile(r"[^@\s,]+@[^@\s,]+")

@@ -13,7 +13,7 @@ from msgspec import field
 
 from tr11ops.alerts.state import Alert
 from tr11ops.cluster.base import Node
-from tr11ops.detect.finding import Severity
+from tr11ops.detect.detector import Severity
 from tr11ops.observe.snapshot import Step
 from tr11ops.rundir.action_log import LETS_IT_ACT
 from tr11ops.rundir.exclusion import Exclusion, kept_off

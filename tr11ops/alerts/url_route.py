@@ -16,7 +16,7 @@ from tr11ops.alerts.state import Message
 from tr11ops.base.deadline import within
 from tr11ops.base.errors import Late, NetworkError, PrivateFileError
 from tr11ops.base.private_file import private_text
-from tr11ops.detect.finding import Severity
+from tr11ops.detect.detector import Severity
 from trainer.contract.record import Record
 from trainer.contract.units import shortened
 

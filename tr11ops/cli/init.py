@@ -26,7 +26,7 @@ from tr11ops.cluster.base import Scheduler
 from tr11ops.cluster.site import SiteRules, read_site
 from tr11ops.importer.importing import import_script as read
 from tr11ops.importer.importing import write_import
-from tr11ops.importer.results import Defect, DefectSeverity, Imported, LeftReason
+from tr11ops.importer.options import Defect, DefectSeverity, Imported, LeftReason
 from tr11ops.launch.presets import PRESETS, preset_tables, token_count, tokens_of, with_tokens
 from tr11ops.launch.starter import (
     Answers,

@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -49,13 +49,21 @@ from tr11ops.nodes.bench_outliers import (
     judge_speeds,
 )
 from tr11ops.nodes.check import job_script, with_code
-from tr11ops.nodes.group_job import PROBE, GroupRequest, LocalGroups, SlurmGroups
+from tr11ops.nodes.group_job import (
+    PROBE,
+    GroupRequest,
+    GroupRunner,
+    SlurmGroups,
+    SpareGroups,
+    groups_here,
+    pooled_groups,
+    spares_of,
+)
 from tr11ops.nodes.search import (
     COMMAND,
     NOTHING,
     FaultModel,
     GroupOutcome,
-    GroupTest,
     SearchResult,
     SearchRound,
     found_bad,
@@ -64,7 +72,6 @@ from tr11ops.nodes.search import (
     result_of,
     search,
 )
-from tr11ops.nodes.spares import PooledGroups, SpareGroups, spares_of
 from trainer.contract.files import make_shared
 from trainer.contract.paths import read_attempt_label
 from trainer.contract.record import JsonObject
@@ -169,7 +176,7 @@ def search_nodes(
         request = GroupRequest((), command or PROBE, seconds)
         done: list[SearchRound] = []
         try:
-            run: Callable[[Sequence[tuple[str, ...]]], Sequence[GroupTest]] = LocalGroups(request)
+            run: GroupRunner = partial(groups_here, request=request)
             if _is_slurm(nodes_context):
                 settings = job_settings(nodes_context, folder)
                 inside = SpareGroups(
@@ -179,8 +186,11 @@ def search_nodes(
                     environment=with_code(dict(os.environ), settings.code_root),
                     runs=partial(_runs, nodes_context),
                 )
-                run = PooledGroups(
-                    holders, SlurmGroups(nodes_context.scheduler, settings, request), inside
+                run = partial(
+                    pooled_groups,
+                    holders=holders,
+                    free=SlurmGroups(nodes_context.scheduler, settings, request),
+                    spare=inside,
                 )
             for one in search(names, run, model, least=least, most_rounds=rounds):
                 done.append(one)

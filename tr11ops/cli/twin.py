@@ -26,8 +26,8 @@ from tr11ops.cluster.hostlist import compress, expand
 from tr11ops.twin.fault_kinds import KINDS, find_kind
 from tr11ops.twin.faults import active, inject
 from tr11ops.twin.faults import heal as heal_twin
+from tr11ops.twin.machine import advice
 from tr11ops.twin.plan import TwinPlan
-from tr11ops.twin.services import advice
 from tr11ops.twin.twin import HOME_VARIABLE, NAME_VARIABLE, Twin, TwinStatus
 from trainer.contract.record import JsonObject
 

@@ -10,8 +10,7 @@ from tr11ops.base.observed import known
 from tr11ops.base.redact import signature
 from tr11ops.base.units import duration
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.detect.detector import detector
-from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.detector import Finding, Severity, detector
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 from trainer.contract.end_marker import BAD_REASONS

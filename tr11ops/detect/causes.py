@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from msgspec.structs import replace
 
-from tr11ops.detect.finding import HELD_FOR_FAULT, Finding, Severity
+from tr11ops.detect.detector import HELD_FOR_FAULT, Finding, Severity
 from trainer.contract.record import Record
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from tr11ops.base.observed import Unknown, known, seen
 from tr11ops.base.units import duration, first_few
-from tr11ops.detect.detector import detector
-from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.detector import Finding, Severity, detector
 from tr11ops.observe import derived
 from tr11ops.observe.observations import CopyStatus
 from tr11ops.observe.snapshot import Snapshot

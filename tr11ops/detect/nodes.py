@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from tr11ops.base.observed import known, seen
 from tr11ops.base.units import counted, duration, first_few, timestamp
 from tr11ops.cluster.base import Job, JobState, Node
-from tr11ops.detect.detector import detector
-from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.detector import Finding, Severity, detector
 from tr11ops.detect.nodes_left import (
     bad_nodes,
     cannot_return,

@@ -11,7 +11,7 @@ from tr11ops.cluster.base import JobState, Node, is_loss_alone
 from tr11ops.cluster.capacity import with_room
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.detect.attempts import last_launch
-from tr11ops.detect.finding import HELD_FOR_FAULT
+from tr11ops.detect.detector import HELD_FOR_FAULT
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.queue.held_jobs import standing_holds

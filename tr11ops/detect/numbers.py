@@ -10,8 +10,7 @@ from operator import attrgetter
 from tr11ops.base.observed import Unknown, known, seen
 from tr11ops.base.units import counted
 from tr11ops.detect import series
-from tr11ops.detect.detector import detector
-from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.detector import Finding, Severity, detector
 from tr11ops.detect.saved import after_passing, is_rollback, iterations, pass_over
 from tr11ops.observe import derived
 from tr11ops.observe.observations import Validation

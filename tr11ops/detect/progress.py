@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import counted, duration, first_few, size
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.detect.detector import detector
-from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.detector import Finding, Severity, detector
 from tr11ops.detect.nodes_left import exclude_command
 from tr11ops.observe import derived, normal_silence
 from tr11ops.observe.observations import TRAINING_PHASES

@@ -9,8 +9,7 @@ from tr11ops.base.observed import known, seen
 from tr11ops.base.units import duration
 from tr11ops.cluster.arrays import array_number, covers, names_of
 from tr11ops.cluster.pending_reasons import Cause, Wait, reason_of_job
-from tr11ops.detect.detector import detector
-from tr11ops.detect.finding import HELD_FOR_FAULT, Finding, Severity
+from tr11ops.detect.detector import HELD_FOR_FAULT, Finding, Severity, detector
 from tr11ops.detect.nodes_left import after_hold, fewer_spares, usable_nodes
 from tr11ops.detect.unfinished_end import is_bad, passes_over_the_data
 from tr11ops.observe import derived

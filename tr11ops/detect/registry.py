@@ -23,8 +23,7 @@ from tr11ops.detect import (
     watch,
 )
 from tr11ops.detect.causes import lead
-from tr11ops.detect.detector import REGISTERED, Detector
-from tr11ops.detect.finding import HELD_FOR_FAULT, Finding
+from tr11ops.detect.detector import HELD_FOR_FAULT, REGISTERED, Detector, Finding
 from tr11ops.observe.snapshot import Snapshot
 
 # one subject each, and all of them loaded: that fills REGISTERED

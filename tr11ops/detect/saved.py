@@ -9,8 +9,7 @@ from itertools import pairwise
 
 from tr11ops.base.observed import Unknown, known, seen
 from tr11ops.base.units import duration
-from tr11ops.detect.detector import detector
-from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.detector import Finding, Severity, detector
 from tr11ops.detect.storage import make_room
 from tr11ops.observe import derived, normal_silence
 from tr11ops.observe.observations import TrainingEvent

@@ -10,8 +10,7 @@ from tr11ops.base.units import counted, duration, first_few, timestamp
 from tr11ops.cluster.arrays import array_number
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.pending_reasons import PARTITION_CLOSED, Cause, Wait, reason_of_job
-from tr11ops.detect.detector import detector
-from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.detector import Finding, Severity, detector
 from tr11ops.detect.nodes_left import (
     fault_of_cap,
     fewer_spares,

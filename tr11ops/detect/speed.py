@@ -15,8 +15,7 @@ from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import JobState
 from tr11ops.cluster.hostlist import compress
 from tr11ops.detect import series
-from tr11ops.detect.detector import detector
-from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.detector import Finding, Severity, detector
 from tr11ops.detect.nodes_left import exclude_command, excluded_nodes, start_again, why_no_other
 from tr11ops.observe import derived, normal_silence
 from tr11ops.observe.forecast import LAST_LINES, last_lines

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from tr11ops.base.observed import seen
 from tr11ops.base.units import counted, duration, first_few
 from tr11ops.cluster.base import JobState
-from tr11ops.detect.detector import detector
-from tr11ops.detect.finding import HELD_FOR_FAULT, Finding, Severity
+from tr11ops.detect.detector import HELD_FOR_FAULT, Finding, Severity, detector
 from tr11ops.observe import derived, normal_silence
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.hold_store import marked_holds

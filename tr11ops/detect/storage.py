@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from tr11ops.base.observed import known, seen
 from tr11ops.base.units import DAY, counted, duration, quantity, timestamp
-from tr11ops.detect.detector import detector
-from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.detector import Finding, Severity, detector
 from tr11ops.observe import derived
 from tr11ops.observe.observations import FolderRoom
 from tr11ops.observe.snapshot import Snapshot

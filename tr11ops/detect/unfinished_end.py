@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from tr11ops.base.observed import Unknown, known, seen
 from tr11ops.base.redact import signature
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.detect.detector import detector
-from tr11ops.detect.finding import NO_CAUSE, Finding, Severity
+from tr11ops.detect.detector import NO_CAUSE, Finding, Severity, detector
 from tr11ops.detect.nodes_left import after_hold
 from tr11ops.detect.saved import after_passing, iterations, pass_over
 from tr11ops.observe import derived

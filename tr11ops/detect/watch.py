@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from tr11ops.base.observed import known, seen
 from tr11ops.base.units import duration
-from tr11ops.detect.detector import detector
-from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.detector import Finding, Severity, detector
 from tr11ops.detect.nodes_left import exclude_command, start_again
 from tr11ops.observe import derived
 from tr11ops.observe.clock import skews

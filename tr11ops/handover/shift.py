@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tr11ops.base.observed import Observed, Unknown, known
 from tr11ops.base.units import duration
 from tr11ops.detect.causes import by_cause
-from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.detector import Finding, Severity
 from tr11ops.goodput.timeline import Bucket
 from tr11ops.observe import derived
 from tr11ops.observe.files import PastProgress

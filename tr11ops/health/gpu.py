@@ -12,7 +12,7 @@ from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements
 from trainer.contract.units import shortened
 
 if TYPE_CHECKING:
-    from tr11ops.health.system import System
+    from tr11ops.health.base import System
 
 
 # ----------------------------------------------------------------------------- are all GPUs there?

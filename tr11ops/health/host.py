@@ -15,7 +15,7 @@ from tr11ops.base.units import counted, first_few, size
 from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, TrainerProcess
 
 if TYPE_CHECKING:
-    from tr11ops.health.system import System
+    from tr11ops.health.base import System
 
 # ----------------------------------------------------------------------------- run directory
 SLOW_SECONDS = 5.0

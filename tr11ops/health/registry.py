@@ -16,7 +16,7 @@ from trainer.contract.record import Record
 from trainer.contract.units import printable, shortened
 
 if TYPE_CHECKING:
-    from tr11ops.health.system import System
+    from tr11ops.health.base import System
 
 # A site's own checks: executables whose exit status is the verdict and whose first line of output
 # is the why.

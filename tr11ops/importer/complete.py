@@ -8,8 +8,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from tr11ops.base.errors import ConversionProblem
-from tr11ops.importer.options import Builder, OptionUse, card_text, number, text, unquoted, words_of
-from tr11ops.importer.results import LeftReason
+from tr11ops.importer.options import (
+    Builder,
+    LeftReason,
+    OptionUse,
+    card_text,
+    number,
+    text,
+    unquoted,
+    words_of,
+)
 from tr11ops.importer.sbatch import RUN_NAME
 from tr11ops.runcard.rules import advised_exit_minutes
 from tr11ops.runcard.sections import parse_time_limit

@@ -12,8 +12,7 @@ from tr11ops.importer.complete import data_parallel, time_limit
 from tr11ops.importer.defects_table import defect
 from tr11ops.importer.expansion import Script
 from tr11ops.importer.launch import DeepSpeedFile, ParsedLaunch
-from tr11ops.importer.options import Builder, OptionUse, number, unquoted
-from tr11ops.importer.results import Defect, DefectSeverity
+from tr11ops.importer.options import Builder, Defect, DefectSeverity, OptionUse, number, unquoted
 from tr11ops.importer.sbatch import Directive
 from tr11ops.runcard.rules import (
     LONG_ATTEMPT_SECONDS,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tr11ops.importer.results import Defect, DefectSeverity
+from tr11ops.importer.options import Defect, DefectSeverity
 
 _ERROR, _WARNING, _NOTE = DefectSeverity.ERROR, DefectSeverity.WARNING, DefectSeverity.NOTE
 _REFUSED = "the training does not start"

@@ -21,11 +21,10 @@ from tr11ops.importer.complete import complete, correct
 from tr11ops.importer.defects import Case, find_defects, in_order
 from tr11ops.importer.defects_table import defect
 from tr11ops.importer.launch import find_deepspeed, find_launch, place_deepspeed, refuse_settings
-from tr11ops.importer.options import Builder
+from tr11ops.importer.options import Builder, CardProblem, Defect, Imported, LeftReason
 from tr11ops.importer.place_shell import place_conditions, place_shell
 from tr11ops.importer.place_training import place_training
 from tr11ops.importer.reader import read_shell
-from tr11ops.importer.results import CardProblem, Defect, Imported, LeftReason
 from tr11ops.importer.sbatch import job_variables, place_slurm, read_directives
 from tr11ops.importer.traced import LARGEST_SCRIPT_BYTES, Traced
 from tr11ops.runcard.card import RunCard, load_card

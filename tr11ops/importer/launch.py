@@ -11,9 +11,8 @@ from typing import Any
 
 from tr11ops.base.errors import ScriptError
 from tr11ops.importer.expansion import SOURCING, Script, ShellCommand, WrittenFile
-from tr11ops.importer.options import ALL_VALUES, Builder, OptionUse
+from tr11ops.importer.options import ALL_VALUES, Builder, LeftReason, OptionUse
 from tr11ops.importer.options_table import RULES
-from tr11ops.importer.results import LeftReason
 from tr11ops.importer.traced import DEEPEST_NESTING, Traced
 from trainer.contract.record import Record
 
@@ -213,36 +212,28 @@ _SIGNS = ("train_micro_batch_size_per_gpu", "zero_optimization", "train_batch_si
 MOST_KEYS = 1000
 
 
-class DeepSpeedValue(Record):
-    """One value of the file. `value` is None where only a running shell could tell it."""
-
-    value: Any
-    line: int
-
-
 class DeepSpeedFile(Record):
-    """The file's values by dotted key. `underscored` are lines on which a number holds `_`, which
+    """The file's values and their lines by dotted key; None for a value that only a running shell could
+    tell. `underscored` are lines on which a number holds `_`, which
     JSON refuses.
     """
 
     path: str
     line: int
-    settings: Mapping[str, DeepSpeedValue]
+    settings: Mapping[str, tuple[Any, int]]
     underscored: tuple[int, ...]
 
     def value(self, key: str, default: Any = None) -> Any:
         """The value at a dotted key."""
-        setting = self.settings.get(key)
-        if setting is None or setting.value is None:
+        value, _ = self.settings.get(key, (None, 0))
+        if value is None:
             return default
-        return setting.value
+        return value
 
     def line_of(self, key: str) -> int:
         """Its line; the file's first line where the key is not there."""
-        setting = self.settings.get(key)
-        if setting:
-            return setting.line
-        return self.line
+        _, line = self.settings.get(key, (None, self.line))
+        return line
 
 
 def find_deepspeed(script: Script, launch: ParsedLaunch) -> DeepSpeedFile | None:
@@ -284,7 +275,7 @@ def _read(file: WrittenFile) -> DeepSpeedFile:
         raise ScriptError(
             file.line, "the DeepSpeed settings are no JSON object", "repair the script"
         )
-    settings: dict[str, DeepSpeedValue] = {}
+    settings: dict[str, tuple[Any, int]] = {}
     _flatten(value, "", start=0, file=file, settings=settings)
     return DeepSpeedFile(file.path.for_shell(), file.line, settings, tuple(underscored))
 
@@ -324,7 +315,7 @@ def _mended(content: Traced) -> tuple[str, list[int]]:
 
 
 def _flatten(
-    value: Any, prefix: str, start: int, file: WrittenFile, settings: dict[str, DeepSpeedValue]
+    value: Any, prefix: str, start: int, file: WrittenFile, settings: dict[str, tuple[Any, int]]
 ) -> None:
     for name, item in value.items():
         key = f"{prefix}{name}"
@@ -336,7 +327,7 @@ def _flatten(
         if isinstance(item, dict):
             _flatten(item, key + ".", start=position, file=file, settings=settings)
         else:
-            settings[key] = DeepSpeedValue(item, file.content.line_at(position) or file.line)
+            settings[key] = (item, file.content.line_at(position) or file.line)
         if len(settings) > MOST_KEYS:
             raise ScriptError(
                 file.line,
@@ -401,26 +392,24 @@ def place_deepspeed(builder: Builder, file: DeepSpeedFile) -> None:
         )
     _dtype(builder, file)
     _curriculum(builder, file)
-    for key, setting in file.settings.items():
+    for key, (value, line) in file.settings.items():
         if key in _READ or key in _SCALE_KEYS or key.startswith(_CURRICULUM):
             continue
         if key in _DROPPED:
-            builder.leave(
-                _shown(key), setting.value, setting.line, LeftReason.DROPPED, _DROPPED[key]
-            )
+            builder.leave(_shown(key), value, line, LeftReason.DROPPED, _DROPPED[key])
         elif key.startswith(
             ("zero_optimization.", "fp16.", "bf16.", "activation_checkpointing.", "flops_profiler.")
         ):
             builder.leave(
                 _shown(key),
-                setting.value,
-                setting.line,
+                value,
+                line,
                 LeftReason.DROPPED,
                 "the trainer chooses it",
             )
         else:
             why = "tr11 writes its own DeepSpeed settings and has no key for it"
-            builder.leave(_shown(key), setting.value, setting.line, LeftReason.DECISION, why)
+            builder.leave(_shown(key), value, line, LeftReason.DECISION, why)
 
 
 def _shown(key: str) -> str:

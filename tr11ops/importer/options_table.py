@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from tr11ops.importer.options import (
     ALL_VALUES,
     Converter,
+    LeftReason,
     OptionRule,
     always,
     groups,
@@ -24,7 +25,6 @@ from tr11ops.importer.options import (
     text,
     whole_if_possible,
 )
-from tr11ops.importer.results import LeftReason
 from trainer.config.model import OLD_NAMES
 
 # Options of the old trainer that are no key of the run card by themselves, and why. Part of

@@ -9,8 +9,14 @@ import re
 from tr11ops.base.errors import ConversionProblem
 from tr11ops.importer.expansion import Assignment, Script, ShellCommand
 from tr11ops.importer.launch import ParsedLaunch
-from tr11ops.importer.options import IN_THE_JOB, Builder, card_text, integer, only_a_person_knows
-from tr11ops.importer.results import LeftReason
+from tr11ops.importer.options import (
+    IN_THE_JOB,
+    Builder,
+    LeftReason,
+    card_text,
+    integer,
+    only_a_person_knows,
+)
 from trainer.contract.secret_shapes import is_secret
 
 _SETUP = frozenset(

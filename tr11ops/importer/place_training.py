@@ -13,6 +13,7 @@ from tr11ops.importer.launch import ParsedLaunch
 from tr11ops.importer.options import (
     Builder,
     Converter,
+    LeftReason,
     OptionUse,
     card_text,
     integer,
@@ -23,7 +24,6 @@ from tr11ops.importer.options import (
     text,
 )
 from tr11ops.importer.options_table import OPTIMIZERS, RULES, TOGETHER
-from tr11ops.importer.results import LeftReason
 from tr11ops.importer.traced import Traced
 
 # Megatron's options that several of them say together of a block, its norms and its heads, into

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from tr11ops.base.processes import adopt_orphans, end_descendants
-from tr11ops.health.base import CheckResult, NodeRequirements
+from tr11ops.health.base import CheckResult, NodeRequirements, System
 from tr11ops.health.host import exported_folder
 from tr11ops.health.registry import chosen, run_checks
-from tr11ops.health.system import System
 from trainer.contract.documents import document, record_of
 from trainer.contract.record import JsonObject, Record
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import counted, duration
 from tr11ops.detect.causes import by_cause
-from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.detector import Finding, Severity
 from tr11ops.detect.watch import ALONE, is_wanted, watchdog_fault
 from tr11ops.observe import derived
 from tr11ops.observe.forecast import end_of, no_cover, queue_coverage_seconds

@@ -16,7 +16,7 @@ from tr11ops.base.units import finite
 from tr11ops.cluster.base import Job
 from tr11ops.detect.causes import commands_after, first_cause
 from tr11ops.detect.copies import missing_copies
-from tr11ops.detect.finding import Finding
+from tr11ops.detect.detector import Finding
 from tr11ops.detect.nodes_left import bad_nodes, leaving_nodes
 from tr11ops.detect.registry import detect_all, page_for
 from tr11ops.detect.unfinished_end import how_it_ended, is_bad

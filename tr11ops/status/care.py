@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from tr11ops.base.units import counted, duration
-from tr11ops.detect.finding import Severity
+from tr11ops.detect.detector import Severity
 from tr11ops.observe.observations import CopyStatus
 from tr11ops.rundir.disk_usage import KINDS, Kind
 from tr11ops.rundir.exclusion import Exclusion, NodeStanding, kept_off

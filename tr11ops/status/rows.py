@@ -24,7 +24,7 @@ from tr11ops.base.units import (
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.hostlist import compress
 from tr11ops.detect.causes import lead
-from tr11ops.detect.finding import Severity
+from tr11ops.detect.detector import Severity
 from tr11ops.observe.snapshot import Attempt, KillSwitch
 from tr11ops.rundir.attempts import version_words
 from tr11ops.status.document import Finish, ShownAttempt, ShownFinding, Status, losses_of, tasks_of

@@ -20,8 +20,8 @@ from tr11ops.base.errors import TwinError
 from tr11ops.twin.fault_files import check_directory, check_script
 from tr11ops.twin.fault_kinds import KINDS, FaultKind, find_kind
 from tr11ops.twin.fault_store import InjectedFault, new_fault
+from tr11ops.twin.machine import ACCOUNT
 from tr11ops.twin.processes import NodeContents, end, scan, send
-from tr11ops.twin.services import ACCOUNT
 from tr11ops.twin.twin import Twin
 from trainer.contract.record import Record
 

@@ -19,22 +19,31 @@ import psutil
 
 from tr11ops.base.errors import TwinError
 from tr11ops.base.units import counted
-from tr11ops.twin import services
 from tr11ops.twin.fault_files import uncover
 from tr11ops.twin.fault_store import FaultStore
 from tr11ops.twin.machine import (
+    ACCOUNTING_FIX,
+    ACCOUNTING_PROGRAMS,
     DAEMONS,
     accepts,
+    add_account,
     check_memory,
     claimed_ports,
+    client_variables,
     default_directory,
     find_programs,
     is_free,
     listens,
     locked,
+    make_bucket,
     make_folder,
     search_path,
     slurm_version,
+    start_database,
+    start_hub,
+    start_slurmdbd,
+    start_store,
+    store_program,
     write_file,
 )
 from tr11ops.twin.plan import (
@@ -118,9 +127,9 @@ class Twin(TwinSite):
         path = search_path(os.environ)
         programs = find_programs(path)
         if plan.accounting:
-            programs |= find_programs(path, services.PROGRAMS, services.ACCOUNTING_FIX)
+            programs |= find_programs(path, ACCOUNTING_PROGRAMS, ACCOUNTING_FIX)
         if plan.store:
-            services.store_program()
+            store_program()
         home = _home(directory)
         folders = TwinFolders(home / plan.name)
         folders.check(plan)
@@ -194,7 +203,7 @@ class Twin(TwinSite):
         """The variables which make Slurm's clients speak to this twin, `tr11 twin` mean it, and
         others its services.
         """
-        beside = services.client_variables(self)
+        beside = client_variables(self)
         meant = {NAME_VARIABLE: self.plan.name, HOME_VARIABLE: str(self.folders.root.parent)}
         return {"SLURM_CONF": str(self.folders.slurm_conf), **meant, **beside}
 
@@ -321,17 +330,17 @@ class Twin(TwinSite):
         environment = self.client_environment
         if self.plan.accounting:
             progress("starting the accounting database")
-            database = services.start_database(self, programs, user, environment)
+            database = start_database(self, programs, user, environment)
             _await(lambda: listens(self.folders.database_socket), database, self.folders, deadline)
-            slurmdbd = services.start_slurmdbd(self, programs, environment)
+            slurmdbd = start_slurmdbd(self, programs, environment)
             _await(lambda: accepts(self.ports.accounting), slurmdbd, self.folders, deadline)
         if self.plan.hub:
-            hub = services.start_hub(self, environment)
+            hub = start_hub(self, environment)
             _await(lambda: accepts(self.ports.hub), hub, self.folders, deadline)
         if self.plan.store:
-            store = services.start_store(self, services.store_program(), environment)
+            store = start_store(self, store_program(), environment)
             _await(lambda: accepts(self.ports.store), store, self.folders, deadline)
-            services.make_bucket(self, deadline)
+            make_bucket(self, deadline)
         controller = self._spawn(programs, "slurmctld")
         for name in self.plan.node_names:
             self._spawn(programs, name)
@@ -344,7 +353,7 @@ class Twin(TwinSite):
             waiting = [name for name in self.plan.node_names if states.get(name) != "idle"]
             if not waiting:
                 if self.plan.accounting:
-                    services.add_account(environment, user)
+                    add_account(environment, user)
                 return
             if len(waiting) < waiting_before:
                 progress(

@@ -18,7 +18,7 @@ from tr11ops.base.invocation import for_card
 from tr11ops.base.observed import Observed, Unknown, known
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.hostlist import nodes_text
-from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.detector import Finding, Severity
 from tr11ops.observe.lost_host import has_lost_its_host, is_zombie
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.watchdog.verdict import Verdict, VerdictWord

@@ -19,7 +19,7 @@ from tr11ops.base.units import counted, duration
 from tr11ops.cluster.arrays import covers, names_of
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.cluster.pending_reasons import is_held, reason_of
-from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.detector import Finding, Severity
 from tr11ops.detect.nodes_left import (
     blame_stands,
     exclude_command,

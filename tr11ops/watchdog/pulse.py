@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from tr11ops.agent.mitigation import switch_of
 from tr11ops.base.observed import Observed, Unknown, cause, known, observed
 from tr11ops.base.units import duration
-from tr11ops.detect.finding import Finding
+from tr11ops.detect.detector import Finding
 from tr11ops.detect.registry import detect_all, unjudged_detectors
 from tr11ops.observe.look import facts_of, look_now, observe
 from tr11ops.observe.ownership import look_for_directory

@@ -16,7 +16,7 @@ from tr11ops.base.observed import cause
 from tr11ops.base.units import counted
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.slurm_command import follow_command
-from tr11ops.detect.finding import Finding
+from tr11ops.detect.detector import Finding
 from tr11ops.detect.progress import HANGING, stacks_since
 from tr11ops.diagnose.stacks.collect import AskedAttempt, CommandFollower, collect
 from tr11ops.diagnose.stacks.look import StacksLook

@@ -20,7 +20,7 @@ from tr11ops.alerts.sending import Sender
 from tr11ops.alerts.service import AlertInput, AlertOutcome, process
 from tr11ops.alerts.store import read_alert_state
 from tr11ops.cli.common import directory_of
-from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.detector import Finding, Severity
 from tr11ops.runcard.card import RunCard, load_card
 from tr11ops.rundir.journal import JournalEntry, read_journal
 from tr11ops.rundir.paths import RunDirectory

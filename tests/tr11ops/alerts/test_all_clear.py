@@ -21,7 +21,7 @@ from tr11ops.alerts.service import AlertInput
 from tr11ops.alerts.situation import RunCondition, RunSituation, Spell
 from tr11ops.alerts.state import AlertState, Incident, Message
 from tr11ops.cluster.base import Node
-from tr11ops.detect.finding import Finding
+from tr11ops.detect.detector import Finding
 from tr11ops.observe.snapshot import Step
 from tr11ops.rundir.exclusion import Exclusion
 

@@ -41,7 +41,7 @@ from tr11ops.alerts.situation import (
 )
 from tr11ops.alerts.state import AlertState
 from tr11ops.base.shipped import page_lines
-from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.detector import Finding, Severity
 from tr11ops.detect.registry import detect_all
 from tr11ops.detect.saved import FALLS_BACK
 

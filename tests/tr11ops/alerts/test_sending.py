@@ -48,7 +48,7 @@ from tr11ops.alerts.state import Message
 from tr11ops.alerts.store import incidents, open_alerts
 from tr11ops.alerts.url_route import ping
 from tr11ops.base.observed import Unknown
-from tr11ops.detect.finding import Severity
+from tr11ops.detect.detector import Severity
 
 Make = Callable[..., Office]
 TWO = f'recipients=["{ANA}","{BEN}"]'

@@ -32,7 +32,7 @@ from tr11ops.alerts.incidents import OPENED
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.policy import BACK_SECONDS, FLAP_SECONDS, Policy
 from tr11ops.alerts.state import OVER, Alert, AlertState, Message, event_of, fingerprint
-from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.detector import Finding, Severity
 
 DETECTORS = ("down", "stalled", "slow-node")
 SEVERITIES = st.sampled_from([INFO, WARNING, CRITICAL])

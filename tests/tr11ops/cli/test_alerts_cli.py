@@ -20,7 +20,7 @@ from tr11ops.alerts.sending import Sender
 from tr11ops.alerts.service import AlertInput, process
 from tr11ops.alerts.state import UndeliveredMessages
 from tr11ops.alerts.store import commit
-from tr11ops.detect.finding import Finding
+from tr11ops.detect.detector import Finding
 from tr11ops.observe.observations import UnwritableDirectory
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.fallback import fallback_of

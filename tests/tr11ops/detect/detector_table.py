@@ -29,7 +29,7 @@ from tests.tr11ops.status_cases import (
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.detect import registry
-from tr11ops.detect.finding import Finding
+from tr11ops.detect.detector import Finding
 from tr11ops.observe.observations import LaunchEnd, TrainingEvent, Validation
 from tr11ops.observe.snapshot import Attempt, Checkpoint, KillSwitch, Snapshot, Step
 from tr11ops.runcard.exit_duration import ExitPlan

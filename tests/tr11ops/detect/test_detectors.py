@@ -46,7 +46,7 @@ from tests.tr11ops.status_cases import (
 from tr11ops.cluster.base import JobState
 from tr11ops.detect import registry
 from tr11ops.detect.causes import by_cause
-from tr11ops.detect.finding import Severity
+from tr11ops.detect.detector import Severity
 from tr11ops.observe import derived, normal_silence
 from tr11ops.observe.observations import LaunchEnd, Phase, TrainingEvent
 from tr11ops.observe.snapshot import Snapshot, Step

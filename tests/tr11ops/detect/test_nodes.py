@@ -36,7 +36,7 @@ from tr11ops.base.observed import known
 from tr11ops.cluster.base import Job, JobState, Node, lost_words
 from tr11ops.detect import registry
 from tr11ops.detect.causes import by_cause
-from tr11ops.detect.finding import Severity
+from tr11ops.detect.detector import Severity
 from tr11ops.observe.forecast import queue_coverage_seconds
 from tr11ops.observe.observations import LaunchEnd
 from tr11ops.runcard.exit_duration import ExitPlan

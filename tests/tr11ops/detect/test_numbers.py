@@ -21,7 +21,7 @@ from tests.tr11ops.status_cases import (
     with_facts,
 )
 from tr11ops.base.observed import Unknown
-from tr11ops.detect.finding import Severity
+from tr11ops.detect.detector import Severity
 from tr11ops.detect.numbers import validation_loss_rises
 from tr11ops.observe.observations import LaunchEnd, Phase, TrainingEvent, Validation
 from tr11ops.observe.snapshot import Snapshot, Step

@@ -45,8 +45,7 @@ from tests.tr11ops.status_cases import (
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.detect import registry
 from tr11ops.detect.causes import by_cause
-from tr11ops.detect.detector import Detector
-from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.detector import Detector, Finding, Severity
 from tr11ops.detect.nodes import exclusion_cap
 from tr11ops.detect.queued_work import held, limit_reached, reservation_ended
 from tr11ops.detect.saved import checkpoint_overdue

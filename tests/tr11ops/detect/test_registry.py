@@ -26,9 +26,8 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.cli import main
 from tr11ops.cluster.base import Node
 from tr11ops.detect import registry
-from tr11ops.detect.detector import REGISTERED, Detector
+from tr11ops.detect.detector import REGISTERED, Detector, Finding, Severity
 from tr11ops.detect.detector import detector as as_detector
-from tr11ops.detect.finding import Finding, Severity
 from tr11ops.detect.nodes import node_lost
 from tr11ops.detect.registry import DETECTORS, WORDS, detect_all, page_of
 from tr11ops.detect.watch import clock_skew

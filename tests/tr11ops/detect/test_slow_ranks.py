@@ -16,7 +16,7 @@ from tests.tr11ops.detect.training_course import at, findings, only
 from tests.tr11ops.status_cases import NOW, beats, pending, running, snapshot, with_facts
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Job, Node
-from tr11ops.detect.finding import Finding
+from tr11ops.detect.detector import Finding
 from tr11ops.detect.slow_ranks import slow_ranks, windows_to_last
 from tr11ops.rundir.exclusion import Exclusion
 from trainer.contract.compute_record import ComputeTimes, RankPosition

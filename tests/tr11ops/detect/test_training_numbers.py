@@ -31,7 +31,7 @@ from tests.tr11ops.status_cases import (
     steps,
 )
 from tr11ops.detect import registry
-from tr11ops.detect.finding import Severity
+from tr11ops.detect.detector import Severity
 from tr11ops.detect.speed import is_measured_still, slowdown
 from tr11ops.observe.observations import LaunchEnd, LogFile, NodeWarning, Phase, TrainingEvent
 from tr11ops.observe.snapshot import Checkpoint, Snapshot, Step

@@ -24,7 +24,7 @@ from tests.tr11ops.status_cases import (
 )
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.detect.causes import CAUSES, by_cause, cause_of, lead
-from tr11ops.detect.finding import HELD_FOR_FAULT, Finding, Severity
+from tr11ops.detect.detector import HELD_FOR_FAULT, Finding, Severity
 from tr11ops.detect.registry import DETECTORS, detect_all
 from tr11ops.observe.observations import LaunchEnd, Phase
 from tr11ops.observe.snapshot import Attempt

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from tests.tr11ops.status_cases import NOW, changed, facts_with, pending, record, running, snapshot
 from tr11ops.detect import registry
-from tr11ops.detect.finding import Finding
+from tr11ops.detect.detector import Finding
 from tr11ops.observe.observations import LogFile, Phase, TrainingEvent
 from tr11ops.observe.snapshot import Attempt, Checkpoint, Checkpoints, RunFacts, Snapshot, Step
 from tr11ops.runcard.exit_duration import ExitPlan

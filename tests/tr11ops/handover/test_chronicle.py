@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from tests.tr11ops.status_cases import HOUR, NOW
 from tr11ops.cli.main import execute
-from tr11ops.detect.finding import Severity
+from tr11ops.detect.detector import Severity
 from tr11ops.goodput.account import AccountSpan, Goodput
 from tr11ops.goodput.causes import Interruption
 from tr11ops.goodput.timeline import Bucket

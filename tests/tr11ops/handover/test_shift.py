@@ -38,7 +38,7 @@ from tr11ops.base.errors import Refusal
 from tr11ops.base.glyphs import WIDTH
 from tr11ops.base.observed import Unknown
 from tr11ops.cli.handover import begin_of
-from tr11ops.detect.finding import Severity
+from tr11ops.detect.detector import Severity
 from tr11ops.detect.registry import detect_all
 from tr11ops.goodput.account import Goodput
 from tr11ops.goodput.causes import Interruption

@@ -28,12 +28,12 @@ from tr11ops.health.base import (
     NodeRequirements,
     SharedMemoryFile,
     Space,
+    System,
     TrainerProcess,
     summary,
     worst,
 )
 from tr11ops.health.registry import CHECKS, NAMES, HealthCheck, SiteScript, chosen, run_checks
-from tr11ops.health.system import System
 from tr11ops.runcard.card import load_card, resolved, shipped_folder
 from tr11ops.runcard.sections import CheckScript, ResilienceSection
 

@@ -23,8 +23,8 @@ from tests.tr11ops.importer.old_scripts import (
 )
 from tr11ops.base.errors import ScriptError
 from tr11ops.importer.importing import import_script, import_text
+from tr11ops.importer.options import Imported, LeftReason
 from tr11ops.importer.options_table import OPTIMIZERS
-from tr11ops.importer.results import Imported, LeftReason
 from tr11ops.runcard.card import load_card, shipped_folder
 from trainer.config.model import OptimizerSection
 

@@ -11,7 +11,7 @@ import pytest
 from tests.tr11ops.importer.old_scripts import LLAMA, PLACEHOLDERS, minimal
 from tr11ops.base.errors import ScriptError
 from tr11ops.importer.importing import import_text
-from tr11ops.importer.results import Imported, LeftReason
+from tr11ops.importer.options import Imported, LeftReason
 from tr11ops.runcard.card import load_card
 from trainer.config.model import ModelSection
 

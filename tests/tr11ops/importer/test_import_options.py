@@ -12,8 +12,8 @@ from tests.tr11ops.importer.old_scripts import minimal, value_at
 from tr11ops.cluster.passed_options import gpus_of
 from tr11ops.importer.defects_table import CODES
 from tr11ops.importer.importing import import_text
+from tr11ops.importer.options import Defect, DefectSeverity, LeftReason
 from tr11ops.importer.options_table import RULES
-from tr11ops.importer.results import Defect, DefectSeverity, LeftReason
 from tr11ops.importer.sbatch import read_directives
 from tr11ops.runcard.card import RunCard
 

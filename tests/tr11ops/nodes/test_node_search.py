@@ -9,6 +9,7 @@ import math
 import random
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from tr11ops.nodes.bench_outliers import (
     judge_speeds,
     read_answer,
 )
-from tr11ops.nodes.group_job import GroupRequest, LocalGroups, run_group
+from tr11ops.nodes.group_job import GroupRequest, groups_here, run_group
 from tr11ops.nodes.search import (
     COMMAND,
     LINK,
@@ -155,7 +156,7 @@ def test_how_a_command_ends(command: str, outcome: str, why: str) -> None:
 
 
 def test_without_slurm_each_node_is_named() -> None:
-    run = LocalGroups(GroupRequest((), 'test "$SLURMD_NODENAME" != n02', 10))
+    run = partial(groups_here, request=GroupRequest((), 'test "$SLURMD_NODENAME" != n02', 10))
     assert [test.outcome for test in run([("n01", "n03"), ("n02", "n04")])] == ["passed", "failed"]
 
 

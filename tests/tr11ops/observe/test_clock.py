@@ -16,7 +16,7 @@ from tests.tr11ops.status_cases import record, running
 from tr11ops.base.errors import SchedulerUnreachable
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Job, JobState, Node
-from tr11ops.detect.finding import Severity
+from tr11ops.detect.detector import Severity
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe.clock import moment_of, skews
 from tr11ops.observe.look import look_now, observe

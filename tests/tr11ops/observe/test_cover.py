@@ -20,7 +20,7 @@ from tests.tr11ops.status_cases import (
     wordless,
 )
 from tr11ops.cluster.base import Node
-from tr11ops.detect.finding import Severity
+from tr11ops.detect.detector import Severity
 from tr11ops.detect.queued_work import chain_end
 from tr11ops.detect.site import nodes_short, waits_for_site
 from tr11ops.handover.coming import coming_events

@@ -14,7 +14,7 @@ from tests.tr11ops.job_queue import Queue
 from tests.tr11ops.status_cases import pending, running
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.detect.finding import Severity
+from tr11ops.detect.detector import Severity
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe.look import look_now, observe
 from tr11ops.observe.snapshot import RunFacts

@@ -29,7 +29,7 @@ from tr11ops.alerts.store import open_alerts
 from tr11ops.base.observed import known
 from tr11ops.cluster.base import Job
 from tr11ops.cron.runner import run_due, run_job
-from tr11ops.detect.finding import Severity
+from tr11ops.detect.detector import Severity
 from tr11ops.observe.operation_files import read_save_room
 from tr11ops.rundir import fallback
 from tr11ops.rundir.cron_records import read_job

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.tr11ops.status_cases import HOUR
-from tr11ops.detect.finding import Finding
+from tr11ops.detect.detector import Finding
 from tr11ops.detect.registry import DETECTORS, detect_all
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.runcard.card import RunCard

@@ -42,7 +42,7 @@ from tr11ops.backup.round_values import ArchiveLock
 from tr11ops.base.observed import Observed, Unknown, known
 from tr11ops.cluster.base import JobState, Node
 from tr11ops.detect.causes import by_cause
-from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.detector import Finding, Severity
 from tr11ops.detect.nodes_left import spare_nodes
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe import derived

@@ -22,7 +22,7 @@ from tests.tr11ops.status.publishing import (
 from tests.tr11ops.status_cases import HOUR, NOW, changed, idle, pending, running, snapshot
 from tr11ops.base.observed import Unknown, all_unknown, observed_fields
 from tr11ops.cluster.base import JobState
-from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.detector import Finding, Severity
 from tr11ops.observe.clock import Moment
 from tr11ops.observe.observations import CopyStatus, OperationObservations, TrainingObservations
 from tr11ops.observe.snapshot import KillSwitch, Snapshot

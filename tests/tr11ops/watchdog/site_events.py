@@ -38,7 +38,7 @@ from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.state import AlertState, fingerprint
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Job, JobState, Node
-from tr11ops.detect.finding import Severity
+from tr11ops.detect.detector import Severity
 from tr11ops.detect.registry import detect_all, unjudged_detectors
 from tr11ops.observe.observations import (
     ClockReading,

@@ -28,7 +28,7 @@ from tr11ops.alerts.situation import RunSituation
 from tr11ops.alerts.state import AlertState, Message
 from tr11ops.base.observed import known
 from tr11ops.cluster.base import JobState, Node
-from tr11ops.detect.finding import Severity
+from tr11ops.detect.detector import Severity
 from tr11ops.detect.registry import detect_all, unjudged_detectors
 from tr11ops.observe.observations import (
     FolderRoom,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from tests.tr11ops.watchdog.site_events import DOCUMENT, EVENTS, PHASES, Event, conclude, document
-from tr11ops.detect.finding import Severity
+from tr11ops.detect.detector import Severity
 from tr11ops.watchdog.verdict import VerdictWord
 
 CELLS = [(event, name) for event in EVENTS for name in PHASES if event.cell(name) is not None]

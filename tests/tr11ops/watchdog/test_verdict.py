@@ -19,7 +19,7 @@ from tests.tr11ops.status_cases import (
 )
 from tests.tr11ops.watchdog.verdict_table import AWAY, TABLE
 from tr11ops.base.observed import Unknown
-from tr11ops.detect.finding import Finding, Severity
+from tr11ops.detect.detector import Finding, Severity
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe.snapshot import Attempt, Snapshot
 from tr11ops.watchdog.verdict import Verdict, VerdictWord, judge

@@ -36,7 +36,7 @@ from tr11ops.base.glyphs import WIDTH, wrapped
 from tr11ops.base.invocation import for_card, only_looks
 from tr11ops.base.shipped import page_lines
 from tr11ops.base.units import counted, duration, node_time
-from tr11ops.detect.finding import Severity
+from tr11ops.detect.detector import Severity
 from trainer.contract.record import Record
 
 MOST_PARTS = 20  # of one message that are told in full; the others by their title

@@ -22,7 +22,7 @@ from tr11ops.alerts.state import Alert, AlertState, Message, UndeliveredMessages
 from tr11ops.base.glyphs import wrapped
 from tr11ops.base.invocation import command_for
 from tr11ops.base.units import counted, duration, node_time
-from tr11ops.detect.finding import Severity
+from tr11ops.detect.detector import Severity
 
 LONGEST_REASON = 160
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from tr11ops.detect.finding import Severity
+from tr11ops.detect.detector import Severity
 from tr11ops.report.charts.scale import Scale
 from trainer.contract.record import Record
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import tzinfo
 
 from tr11ops.base.units import MINUTE, timestamp
-from tr11ops.detect.finding import Severity
+from tr11ops.detect.detector import Severity
 from tr11ops.report.page import Cell
 
 ROWS_SHOWN = 500

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import MINUTE, quantity, timestamp
-from tr11ops.detect.finding import Severity
+from tr11ops.detect.detector import Severity
 from tr11ops.report.charts.lines import Curve, IncidentMarker, Panel, Readout, line_chart, number
 from tr11ops.report.charts.scale import Scale, time_ticks
 from tr11ops.report.material import ReportMaterial
