@@ -27,8 +27,8 @@ from tests.trainer.counting import PRODUCTS, Counts
 from tests.trainer.meta_world import meta_stage
 from trainer.config.kernel_choice import Device
 from trainer.contract.record import Record
+from trainer.metrics.throughput import utilization
 from trainer.schedule.flops import count_parameters
-from trainer.schedule.utilization import utilization
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 MARKS = ("<!-- forecast: begin -->", "<!-- forecast: end -->")

@@ -15,8 +15,8 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from trainer.contract.record import Record
+from trainer.metrics.throughput import utilization
 from trainer.schedule.devices import peak_tflops
-from trainer.schedule.utilization import utilization
 
 # of one system in a process of its own: 15 s until it computes, then compilation and 11 steps
 CASE_SECONDS = 45.0

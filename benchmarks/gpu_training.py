@@ -28,10 +28,10 @@ from msgspec.structs import asdict, replace
 
 from tr11ops.agent.allocation import free_port
 from trainer.engine import init_distributed
+from trainer.metrics.throughput import utilization
 from trainer.parallel.mesh import worker_device
 from trainer.schedule.devices import peak_tflops
 from trainer.schedule.flops import count_parameters
-from trainer.schedule.utilization import utilization
 
 SYSTEMS = ("tr11", "transformers", "torch.compile")
 WARM_UP = 3

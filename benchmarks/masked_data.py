@@ -22,10 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.data_path import in_turn, say
 from tests.trainer.data.masked.cases import made_sentences, vocabulary
 from tests.trainer.data.masked.peer import sample_classes, their_map, their_samples
-from trainer.data.masked.bert import BertRules, Sample, bert_sample
+from trainer.data.masked.rules import T5_LONGEST, BertRules, Sample, T5Rules, bert_sample, t5_sample
 from trainer.data.masked.sample_map import MapRules, build_sample_map
-from trainer.data.masked.spans import T5_LONGEST
-from trainer.data.masked.t5 import T5Rules, t5_sample
 
 # the decoder has room for all spans, where theirs would stop otherwise
 LENGTH, DECODER, SEED = (512, 256, 1234)

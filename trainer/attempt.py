@@ -26,8 +26,7 @@ from trainer.contract.lease import Lease
 from trainer.contract.paths import newest_step
 from trainer.contract.record import JsonObject
 from trainer.control.control_signals import ControlSignals
-from trainer.control.exits import end_if_asked, record_end
-from trainer.control.failure import end_by_itself, end_with_another
+from trainer.control.exits import end_by_itself, end_if_asked, end_with_another, record_end
 from trainer.control.lifecycle import (
     StopConditions,
     StopDecision,
@@ -50,7 +49,7 @@ from trainer.parallel.agreement import RankGroup, is_of_others
 from trainer.parallel.mesh import Mesh, worker_device
 from trainer.schedule.path import path_of
 from trainer.schedule.rules import cross_problems
-from trainer.spikes.corruption_watch import choose_kernels
+from trainer.spikes.corruption_check import choose_kernels
 from trainer.spikes.recovery import SpikeWatch
 
 

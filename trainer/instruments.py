@@ -11,9 +11,8 @@ from trainer.debug.profile import StepProfiler
 from trainer.engine import Engine, StepResult
 from trainer.metrics.throughput import ThroughputMeter
 from trainer.metrics.writer import Interval, MetricsWriter
-from trainer.schedule.path import sequence_length_at
-from trainer.schedule.progress import Progress
-from trainer.spikes.corruption_watch import CorruptionWatch
+from trainer.schedule.path import Progress, sequence_length_at
+from trainer.spikes.corruption_check import CorruptionWatch
 
 
 class Instruments:

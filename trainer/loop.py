@@ -25,8 +25,7 @@ from trainer.model.compiled import compile_caches
 from trainer.parallel.mesh import Mesh
 from trainer.pipeline.partial_losses import Measured
 from trainer.schedule.learning_rate import LearningRatePlan
-from trainer.schedule.path import Skipped, batch_size_at, path_of, sequence_length_at
-from trainer.schedule.progress import Progress
+from trainer.schedule.path import Progress, Skipped, batch_size_at, path_of, sequence_length_at
 from trainer.spikes.recovery import SpikeWatch
 
 # how long a rank waits for its data before all ranks look for a reason to stop

@@ -25,7 +25,7 @@ from trainer.contract.recovery import (
     RecoveryRecord,
     write_recovery,
 )
-from trainer.control.failure import is_refusal
+from trainer.control.exits import is_refusal
 from trainer.control.lifecycle import HeartbeatWriter, SignalFlag, Worker
 from trainer.data.indexed_write import IndexedWriter
 from trainer.engine import StepResult

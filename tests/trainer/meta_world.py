@@ -35,7 +35,7 @@ from trainer.engine import Engine
 from trainer.model import kernels
 from trainer.model.random import Drop
 from trainer.parallel.mesh import Mesh
-from trainer.schedule import pieces
+from trainer.schedule.ends import PIECE_ELEMENTS, SOFTMAX_ELEMENTS
 
 META = torch.device("meta")
 A100 = Device("cuda", (8, 0))
@@ -124,7 +124,7 @@ def _world(rank: int, size: int) -> Iterator[_Alone]:
         take(COUNTED, patch)
         take_flex(patch)
         patch.setattr("trainer.model.random.dropout_for", lambda device: _dropout)
-        for sizes in (pieces.PIECE_ELEMENTS, pieces.SOFTMAX_ELEMENTS):
+        for sizes in (PIECE_ELEMENTS, SOFTMAX_ELEMENTS):
             patch.setitem(sizes, "meta", sizes["cuda"])
         patch.setitem(vars(deepspeed.ops), "__compatible_ops__", {})
         patch.setenv("LOCAL_RANK", "0")

@@ -34,7 +34,7 @@ from trainer.parallel.mesh import Mesh
 from trainer.pipeline.partial_losses import EarlyLoss
 from trainer.schedule.devices import peak_tflops
 from trainer.spikes import corruption_check
-from trainer.spikes.corruption_watch import CorruptionWatch
+from trainer.spikes.corruption_check import CorruptionWatch
 
 ROOT = Path(__file__).parents[2] / "trainer"
 GPU = torch.device("cuda", 1)
@@ -91,7 +91,7 @@ EXERCISED: dict[tuple[str, str], str] = {
     ("model/loss.py", "softmax_for"): "model/test_softmax",
     ("model/matmul.py", "compute_dtype"): META_STEP,
     ("model/random.py", "kept_in_rows"): "compiled, as there: model/test_random",
-    ("optim/adamw.py", "AdamW._keep_tails"): META_STEP,
+    ("optim/build.py", "AdamW._keep_tails"): META_STEP,
     ("optim/interface.py", "chunk_elements"): META_STEP,
     ("parallel/groups.py", "Groups.create"): "parallel/test_groups",
     ("parallel/mesh.py", "worker_device"): "test_engine",
@@ -105,7 +105,7 @@ EXERCISED: dict[tuple[str, str], str] = {
     ("schedule/memory.py", "_inside_attention"): RULE,
     ("spikes/corruption_check.py", "_beside_the_training"): HERE,
     ("spikes/corruption_check.py", "_name_of"): HERE,
-    ("spikes/corruption_watch.py", "CorruptionWatch.ask"): HERE,
+    ("spikes/corruption_check.py", "CorruptionWatch.ask"): HERE,
 }
 
 

@@ -25,8 +25,7 @@ from trainer.config.card import TrainerConfig
 from trainer.contract.checkpoints import refusal_code
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.errors import CheckpointError, DataError, LostWorkerError, NodeFilesError
-from trainer.control.failed_saves import FailedSaves
-from trainer.control.failure import is_refusal
+from trainer.control.exits import FailedSaves, is_refusal
 from trainer.control.lifecycle import Worker, write_failure
 
 

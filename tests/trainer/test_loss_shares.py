@@ -16,7 +16,7 @@ from trainer.model.layers import VocabularyParallelEmbedding
 from trainer.model.loss import LanguageModelHead
 from trainer.model.matmul import compute_dtype
 from trainer.parallel.mesh import Mesh
-from trainer.schedule import pieces
+from trainer.schedule.ends import PIECE_ELEMENTS, SOFTMAX_ELEMENTS
 
 WORDS, HIDDEN, TOKENS = 64, 16, 48
 # Of the gradients, relative: twice the unit in the last place, and in fp32 what it makes of logits
@@ -53,8 +53,8 @@ def on_ranks() -> list[tuple[Tensor, Tensor, Tensor]]:
 def _computed(mesh: Mesh, dtype: torch.dtype, way: str) -> tuple[Tensor, Tensor, Tensor]:
     with pytest.MonkeyPatch.context() as patch:
         # several pieces, of several strips
-        patch.setitem(pieces.PIECE_ELEMENTS, "cpu", 20 * WORDS // mesh.tensor)
-        patch.setitem(pieces.SOFTMAX_ELEMENTS, "cpu", 7 * WORDS // mesh.tensor)
+        patch.setitem(PIECE_ELEMENTS, "cpu", 20 * WORDS // mesh.tensor)
+        patch.setitem(SOFTMAX_ELEMENTS, "cpu", 7 * WORDS // mesh.tensor)
         take(way, patch)
         hidden, table, labels = given(dtype)
         embedding = VocabularyParallelEmbedding(WORDS, HIDDEN, 1.0, mesh).to(dtype)

@@ -14,7 +14,7 @@ from tests.trainer.courses import attempt, card, curve, records
 from tests.trainer.schedule_cards import card as full_card
 from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
-from trainer.data.rows import NextTokenRow
+from trainer.data.dataset import NextTokenRow
 from trainer.data.stream import SampleStream
 from trainer.schedule.rules import cross_problems
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from tests.trainer.cases import CPU, batches, tiny
 from tests.trainer.spawn import run_ranks
 from trainer.contract.errors import DataError
+from trainer.data.dataset import NextTokenRow
 from trainer.data.prefetch import Batch, BatchesAhead
-from trainer.data.rows import NextTokenRow
 from trainer.data.stream import SampleStream
 from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh

@@ -36,7 +36,7 @@ from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.end_marker import EndMarker
 from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import FileEntry, Manifest, file_digest, manifest_faults
-from trainer.schedule.progress import Progress
+from trainer.schedule.path import Progress
 
 
 # ----------------------------------------------------------------------------- where it may run

@@ -32,8 +32,7 @@ from trainer.contract.record import Record
 from trainer.contract.resumable import ResumeSearch, foreign_step, search, size_faults
 from trainer.contract.state_file import read_json
 from trainer.schedule.learning_rate import plan_of
-from trainer.schedule.path import START, Position, path_of
-from trainer.schedule.progress import Progress
+from trainer.schedule.path import START, Position, Progress, path_of
 from trainer.schedule.start import (
     NAMES,
     StartSource,

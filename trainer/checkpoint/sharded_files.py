@@ -1,5 +1,5 @@
-"""Rectangles of logical tensors, and how they are read from a folder by
-torch.distributed.checkpoint (DCP).
+"""Rectangles of logical tensors: whether a checkpoint's fit the run's, and how they are read from a
+folder by torch.distributed.checkpoint (DCP).
 
 Each rank writes exactly what it holds, as chunks of the logical tensors, into one file
 (`save_plan`); nothing is gathered. The folder is an ordinary DCP checkpoint, so torch's own tools
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -32,9 +32,10 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
-from trainer.checkpoint.source import TensorFacts
+from trainer.checkpoint.source import TensorFacts, precision_name
 from trainer.contract.errors import CheckpointError
 from trainer.contract.record import Record
+from trainer.contract.resumable import model_fault
 from trainer.parallel.agreement import RankGroup
 from trainer.parallel.state import Fragment, LocalTensor, rectangles
 
@@ -196,3 +197,64 @@ def _quiet() -> Generator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"torch\.distributed\.checkpoint.*")
         yield
+
+
+_NARROW = {torch.bfloat16, torch.float16}  # every value of theirs is one of fp32
+
+
+def check_model(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Compare the facts that both sides know. Raises CheckpointError with the first key that
+    differs, and the fix.
+    """
+    fault = model_fault(saved, wanted)
+    if fault is not None:
+        raise CheckpointError(fault.text)
+
+
+def check_pieces(
+    part: str,
+    stored: Mapping[str, TensorFacts],
+    pieces: Iterable[TensorPiece],
+    widening: bool,
+) -> None:
+    """Check that every piece of this rank can be filled: name, shape, dtype.
+
+    `widening`: bf16 and fp16 may be read into fp32. Raises CheckpointError: the first fault, both
+    values, the fix.
+    """
+    for piece in sorted(pieces, key=lambda piece: piece.key):
+        found = stored.get(piece.key)
+        if found is None:
+            raise CheckpointError(
+                f"its {part} lack {piece.key}, which this run's model has; use the run card that wrote it, "
+                "or another run.variant"
+            )
+        if found.shape != piece.global_shape:
+            raise CheckpointError(
+                f"it is of another model: {piece.key} has shape {found.shape} in the checkpoint and "
+                f"{piece.global_shape} in this run; use the run card that wrote it, or another run.variant"
+            )
+        _check_dtype(piece, found.dtype, widening)
+
+
+def _check_dtype(piece: TensorPiece, saved: torch.dtype, widening: bool) -> None:
+    wanted = piece.tensor.dtype
+    if saved == wanted or (widening and saved in _NARROW and wanted == torch.float32):
+        return
+    names = [precision_name(dtype) for dtype in (saved, wanted)]
+    raise CheckpointError(
+        f"{piece.key} is {names[0]} in the checkpoint and {names[1]} in this run; a training resumes in the precision "
+        f'it was saved in: set precision.dtype = "{names[0]}"'
+    )
+
+
+def check_complete(part: str, stored: Iterable[str], wanted: Iterable[str]) -> None:
+    """Check that the run, all ranks together, wants all that the checkpoint holds. Raises
+    CheckpointError.
+    """
+    extra = sorted(set(stored) - set(wanted))
+    if extra:
+        raise CheckpointError(
+            f"it is of another model: its {part} hold {extra[0]} (and {len(extra) - 1} more), which this run's "
+            "model lacks; use the run card that wrote it, or another run.variant"
+        )

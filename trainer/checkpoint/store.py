@@ -21,7 +21,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.checkpoint import sharded_files
-from trainer.checkpoint.compatibility import check_complete, check_pieces
 from trainer.checkpoint.files import Bytes, as_bytes
 from trainer.checkpoint.publishing import (
     CheckpointInfo,
@@ -34,7 +33,7 @@ from trainer.checkpoint.publishing import (
     write_named,
 )
 from trainer.checkpoint.save_plan import INDEX_FILE, FolderShare, plan_share
-from trainer.checkpoint.sharded_files import STEP_KEY, TensorPiece
+from trainer.checkpoint.sharded_files import STEP_KEY, TensorPiece, check_complete, check_pieces
 from trainer.contract import checkpoints
 from trainer.contract.checkpoint_formats import CURSOR_FILE, OPTIMIZER, RNG, WEIGHTS
 from trainer.contract.checkpoint_names import checkpoint_name

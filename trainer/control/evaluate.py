@@ -26,8 +26,7 @@ from trainer.contract.files import write_json
 from trainer.contract.metrics_record import perplexity_of
 from trainer.contract.record import Record
 from trainer.control.resume import load_weights
-from trainer.data.dataset import SampleSource
-from trainer.data.rows import MicroBatch, NextTokenRow
+from trainer.data.dataset import MicroBatch, NextTokenRow, SampleSource
 from trainer.data.samples import open_samples
 from trainer.engine import Engine, init_distributed
 from trainer.metrics.writer import LM

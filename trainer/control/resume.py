@@ -31,7 +31,7 @@ from trainer.engine import Engine
 from trainer.parallel.agreement import RankGroup
 from trainer.parallel.mesh import Mesh
 from trainer.schedule.learning_rate import LearningRatePlan, plan_of
-from trainer.schedule.progress import Progress
+from trainer.schedule.path import Progress
 from trainer.schedule.start import StartSource, agreed_settings, loaded_source, no_start, own_source
 
 Say = Callable[[str], None]

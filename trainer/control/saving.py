@@ -17,13 +17,13 @@ from trainer.contract.errors import CheckpointError, NotFiniteError, lost_a_rank
 from trainer.contract.metrics_record import SAVE_FAILED
 from trainer.contract.origin import ORIGIN_KEY, Origin
 from trainer.contract.resumable import OPTIMIZER_SUMS
-from trainer.control.failed_saves import FailedSaves
+from trainer.control.exits import FailedSaves
 from trainer.control.lifecycle import Worker
 from trainer.control.resume import BY_PLACE, MASKS_KEY, checkpoint_info, drops
 from trainer.engine import Engine
 from trainer.parallel.state import ShardedState
 from trainer.schedule.learning_rate import LearningRatePlan
-from trainer.schedule.progress import Progress
+from trainer.schedule.path import Progress
 from trainer.schedule.start import optimizer_facts
 
 

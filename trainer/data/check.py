@@ -21,10 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.contract.documents import document
-from trainer.contract.errors import DataError
+from trainer.contract.errors import DataError, explain_os_errors
 from trainer.contract.record import JsonObject, Record
 from trainer.data.check_rules import DocumentLimits, find_storms, outside
-from trainer.data.errors import explain_os_errors
 from trainer.data.indexed import IndexedDataset
 from trainer.data.lines import (
     MAX_LINE_MIB,

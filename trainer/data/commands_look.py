@@ -16,13 +16,12 @@ import numpy as np
 
 from trainer.config.data import data_set_name
 from trainer.contract.documents import document
-from trainer.contract.errors import DataError, UsageError
+from trainer.contract.errors import DataError, UsageError, explain_os_errors
 from trainer.contract.files import write_atomically
 from trainer.contract.record import JsonObject, Record
 from trainer.data.check import as_result, check_pairs, check_raw, describe_check
 from trainer.data.check_rules import DocumentLimits
 from trainer.data.commands_make import add_line_limit, add_tokenizer_options, tokenizer_spec
-from trainer.data.errors import explain_os_errors
 from trainer.data.groups import SPLITS, parse_groups, parse_split
 from trainer.data.indexed import IndexedDataset, bin_path
 from trainer.data.progress import Commands, count, inclusive_range, positive, progress_bar, say

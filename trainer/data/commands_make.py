@@ -16,12 +16,11 @@ import numpy.typing as npt
 from rich.progress import Progress
 
 from trainer.contract.documents import document
-from trainer.contract.errors import DataError, InputFault, UsageError
+from trainer.contract.errors import DataError, InputFault, UsageError, explain_os_errors
 from trainer.contract.files import make_shared
 from trainer.contract.record import JsonObject
 from trainer.data.corpus import DEFAULT_MIN_BYTES, build_corpus, record_path
 from trainer.data.encode import PreprocessRequest
-from trainer.data.errors import explain_os_errors
 from trainer.data.groups import parse_split, split_groups
 from trainer.data.indexed import IndexedDataset, bin_path, idx_path
 from trainer.data.indexed_write import partial_path

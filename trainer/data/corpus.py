@@ -24,10 +24,9 @@ from typing import Any
 from msgspec.structs import asdict, replace
 
 from trainer.contract.documents import record_of
-from trainer.contract.errors import DataError
+from trainer.contract.errors import DataError, explain_os_errors
 from trainer.contract.files import write_atomically
 from trainer.contract.record import JsonObject, Record
-from trainer.data.errors import explain_os_errors
 from trainer.data.made import begin_record, check_replaceable, end_record, recorded
 
 DEFAULT_MIN_BYTES = 20_000_000

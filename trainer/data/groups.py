@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainer.config.data_rules import NAME
-from trainer.contract.errors import DataError
+from trainer.contract.errors import DataError, explain_os_errors
 from trainer.contract.record import Record
-from trainer.data.errors import explain_os_errors
 
 SPLITS = ("train", "valid", "test")
 

@@ -18,13 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.contract.documents import document, record_of
-from trainer.contract.errors import DataError
+from trainer.contract.errors import DataError, explain_os_errors
 from trainer.contract.files import make_shared, write_json
 from trainer.contract.manifest import file_digest
 from trainer.contract.record import JsonObject, Record
 from trainer.contract.state_file import read_json
 from trainer.data.blend import build_blend
-from trainer.data.errors import explain_os_errors
 from trainer.data.index import LAST_EPOCH_SHARE, build_index_maps
 from trainer.data.indexed import IndexedDataset
 

@@ -15,10 +15,9 @@ from typing import IO, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from trainer.contract.errors import DataError
+from trainer.contract.errors import DataError, explain_os_errors
 from trainer.contract.files import make_shared, open_shared
 from trainer.contract.record import Record
-from trainer.data.errors import explain_os_errors
 from trainer.data.indexed import HEADER, MAGIC, VERSION, bin_path, idx_path, type_code
 
 # Some shared file systems are mounted without locks; there, two writers of one prefix are not told

@@ -13,11 +13,10 @@ from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from trainer.config.end_token import CONFIG_FILE, END_OF_DOCUMENT
-from trainer.contract.errors import DataError
+from trainer.contract.errors import DataError, explain_os_errors
 from trainer.contract.files import write_atomically, write_json
 from trainer.contract.manifest import file_digest
 from trainer.contract.record import JsonObject
-from trainer.data.errors import explain_os_errors
 from trainer.data.made import begin_record, check_replaceable
 from trainer.data.tokenizer import (
     TOKENIZER_FILE,

@@ -14,9 +14,8 @@ from os.path import lexists
 from pathlib import Path
 from typing import Any
 
-from trainer.contract.errors import DataError
+from trainer.contract.errors import DataError, explain_os_errors
 from trainer.contract.files import write_json
-from trainer.data.errors import explain_os_errors
 
 
 def check_replaceable(

@@ -21,12 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.contract.documents import document, record_of
-from trainer.contract.errors import DataError, InputFault
+from trainer.contract.errors import DataError, InputFault, explain_os_errors
 from trainer.contract.files import open_shared
 from trainer.contract.record import JsonObject, Record
 from trainer.contract.state_file import read_json
 from trainer.data.encode import EncodeTally
-from trainer.data.errors import explain_os_errors
 from trainer.data.indexed import bin_path, idx_path, pair_exists
 from trainer.data.indexed_write import IndexedWriter, ResumeMark, extra_files, partial_path
 from trainer.data.made import begin_record, check_replaceable, end_record, recorded

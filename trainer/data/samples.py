@@ -37,9 +37,8 @@ from trainer.data.groups import (
 from trainer.data.index_cache import digest_sizes
 from trainer.data.indexed import IndexedDataset
 from trainer.data.masked.of_card import masked_task
-from trainer.data.order import OrderName
 from trainer.data.sources import PlannedSource, ReadOptions, plan_groups, weights_by_size
-from trainer.data.stream import EmptyStream, MicroBatchStream, SampleReader, SampleStream
+from trainer.data.stream import EmptyStream, MicroBatchStream, OrderName, SampleReader, SampleStream
 from trainer.data.workers import WorkerPool
 from trainer.parallel.mesh import Mesh
 

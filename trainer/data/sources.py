@@ -15,7 +15,7 @@ from typing import Protocol
 from trainer.contract.errors import DataError
 from trainer.contract.record import Record
 from trainer.data.blend import member_samples
-from trainer.data.dataset import BlendedDataset, GPTDataset, SampleSource
+from trainer.data.dataset import BlendedDataset, GPTDataset, NextTokenRow, RowFormat, SampleSource
 from trainer.data.groups import DataGroup
 from trainer.data.index import IndexMaps
 from trainer.data.index_cache import (
@@ -28,7 +28,6 @@ from trainer.data.index_cache import (
     wait_for_arrays,
 )
 from trainer.data.indexed import Implementation, IndexedDataset
-from trainer.data.rows import NextTokenRow, RowFormat
 
 
 class SampleTask(Protocol):

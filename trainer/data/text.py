@@ -16,7 +16,7 @@ from trainer.contract.errors import DataError
 from trainer.contract.record import Record
 from trainer.data.dataset import BlendedDataset, DocumentSource, SampleSource, read_rows
 from trainer.data.masked.of_card import masked_task
-from trainer.data.order import ReplicaShare, make_order
+from trainer.data.stream import ReplicaShare, make_order
 from trainer.data.tokenizer import Tokenizer
 from trainer.schedule.path import path_of
 

@@ -18,9 +18,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, Self, cast
 
-from trainer.contract.errors import InputFault
+from trainer.contract.errors import InputFault, explain_os_errors
 from trainer.contract.record import Record
-from trainer.data.errors import explain_os_errors
 
 # The kinds of compression that are read, behind the one interface that lzma's decompressor has. No
 # files here.

@@ -11,10 +11,9 @@ from contextlib import closing, suppress
 from msgspec.structs import replace
 
 from trainer.contract.documents import document, record_of
-from trainer.contract.errors import DataError, InputFault
+from trainer.contract.errors import DataError, InputFault, explain_os_errors
 from trainer.contract.record import JsonObject, Record
 from trainer.data.encode import Encoder, PreprocessRequest, encode_piece
-from trainer.data.errors import explain_os_errors
 from trainer.data.indexed import dtype_for_vocabulary, pair_exists
 from trainer.data.lines import MIB, PIECE_BYTES, piece_size, read_pieces
 from trainer.data.pair_work import (

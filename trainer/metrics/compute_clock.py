@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
+from torch.distributed import Work
 
-from trainer.parallel.waits import count_waits, waited_seconds
+_own = threading.local()
+_uncounted = Work.wait
+
+
+def waited_seconds() -> float:
+    """Seconds that this thread has waited since `count_waits`."""
+    return getattr(_own, "seconds", 0.0)
+
+
+@wraps(_uncounted)
+def _counted(*arguments: Any, **options: Any) -> Any:
+    began = time.perf_counter()
+    try:
+        return _uncounted(*arguments, **options)
+    finally:
+        _own.seconds = waited_seconds() + time.perf_counter() - began
+
+
+def count_waits() -> None:
+    """From now on every wait of this process is counted, once."""
+    Work.wait = _counted  # type: ignore[method-assign]
+
 
 _Span = tuple[str, Any, Any]  # a part of a step, its begin and its end
 

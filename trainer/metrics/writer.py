@@ -30,7 +30,7 @@ from trainer.contract.metrics_record import (
 )
 from trainer.contract.record import JsonObject
 from trainer.schedule.flops import counted_gigaflops
-from trainer.schedule.progress import Progress
+from trainer.schedule.path import Progress
 
 LM = "lm"  # the loss of what is predicted, beside others of which the whole is the sum
 

@@ -5,21 +5,25 @@ worker.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.utils.checkpoint import checkpoint
 
-from trainer.config.card import TrainerConfig
+from trainer.config.card import ModelSection, TrainerConfig
 from trainer.config.kernel_choice import recomputed_part
 from trainer.model.between_stages import StageBorders
 from trainer.model.block import TransformerBlock
-from trainer.model.documents import Stream
+from trainer.model.documents import Stream, hidden_of, joined
 from trainer.model.family import Layer, replicated_parameters
 from trainer.model.random import DropoutPlaces
-from trainer.model.recompute import recompute_function
 from trainer.optim.accumulate import clear_forgotten
-from trainer.parallel.gradient_copies import sum_copies
+from trainer.parallel.comm import share_of, whole_of
 from trainer.parallel.mesh import Mesh
 from trainer.pipeline.library import (
     LayerSpec,
@@ -28,6 +32,127 @@ from trainer.pipeline.library import (
     TiedLayerSpec,
 )
 from trainer.pipeline.partial_losses import PartialLosses
+
+
+def sum_copies(
+    tied: Iterable[tuple[nn.Parameter, ProcessGroup]],
+    replicated: Iterable[nn.Parameter],
+    mesh: Mesh,
+    accumulated: bool,
+) -> None:
+    """Sum the gradients of `tied` weights over their groups, and of `replicated` parameters over
+    the tensor ranks.
+
+    `accumulated`: they are in fp32 of their own. Replicated ones are small and many (LayerNorms,
+    biases): they are summed in one buffer. Collective over replicas, tied stages and tensor ranks.
+    """
+    for weight, group in tied:
+        gradient = _gradient(weight, accumulated)
+        if gradient is not None:
+            _sum(gradient, group, mesh)
+    if mesh.tensor_group is not None:
+        found = [
+            gradient
+            for item in replicated
+            if (gradient := _gradient(item, accumulated)) is not None
+        ]
+        _sum_together(found, mesh.tensor_group, mesh)
+
+
+def _gradient(parameter: nn.Parameter, accumulated: bool) -> Tensor | None:
+    return parameter._hp_grad if accumulated else parameter.grad  # type: ignore[attr-defined]
+
+
+def _sum_together(gradients: list[Tensor], group: ProcessGroup, mesh: Mesh) -> None:
+    """The same of several, of one dtype, in one buffer for all."""
+    if not gradients:
+        return
+    buffer = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    _sum(buffer, group, mesh)
+    parts = buffer.split([gradient.numel() for gradient in gradients])
+    for gradient, part in zip(gradients, parts, strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def _sum(gradient: Tensor, group: ProcessGroup, mesh: Mesh) -> None:
+    """Replicas first, into the first of them; then the copies; the other replicas hold zeros, so
+    that DeepSpeed's reduction over replicas changes nothing. In its own order, copies first, the
+    terms of an element are added in an order that hangs on its place in a buffer: with three
+    replicas or more the copies drift apart.
+    """
+    if mesh.data_group is not None:
+        dist.reduce(
+            gradient, mesh.rank_at(mesh.pipeline_rank, 0, mesh.tensor_rank), group=mesh.data_group
+        )
+    if mesh.data_rank == 0:
+        dist.all_reduce(gradient, group=group)
+    else:
+        gradient.zero_()
+
+
+def recompute_function(
+    model: ModelSection, mesh: Mesh, places: DropoutPlaces
+) -> Callable[..., Stream]:
+    """`function(run, *stream)`: calls `run(*stream)` and keeps only its input for the backward
+    pass. `places`: where dropout is, whose masks are then those of this micro batch again.
+    """
+    if model.partition_activations and mesh.tensor_group is not None and not mesh.sequence_parallel:
+        recomputed: Callable[..., Stream] = partial(_partitioned, mesh.tensor_group)
+    else:
+        recomputed = partial(
+            checkpoint, use_reentrant=False, preserve_rng_state=False, determinism_check="none"
+        )
+
+    def recomputing(run: Callable[..., Stream], *stream: Tensor) -> Stream:
+        number = places.number
+
+        def entered(*given: Tensor) -> Stream:
+            places.enter(number)  # in the backward pass it is another one's turn
+            return run(*given)
+
+        return recomputed(entered, *stream)
+
+    return recomputing
+
+
+def _partitioned(
+    group: ProcessGroup,
+    run: Callable[..., Stream],
+    hidden: Tensor,
+    documents: Tensor | None = None,
+) -> Stream:
+    return joined(_Partitioned.apply(run, group, hidden, documents), documents)
+
+
+class _Partitioned(torch.autograd.Function):
+    """Parameters are not among the inputs: their gradients arise in the nested backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        run: Callable[..., Stream],
+        group: ProcessGroup,
+        hidden: Tensor,
+        documents: Tensor | None,
+    ) -> Tensor:
+        ctx.run, ctx.group, ctx.shape = run, group, hidden.shape
+        ctx.save_for_backward(share_of(hidden, group), documents)
+        return hidden_of(run(*_arguments(hidden, documents)))[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        part, documents = ctx.saved_tensors
+        hidden = whole_of(part, ctx.shape, ctx.group).requires_grad_()
+        with torch.enable_grad():
+            output, _ = hidden_of(ctx.run(*_arguments(hidden, documents)))
+        torch.autograd.backward(output, gradient)
+        return None, None, hidden.grad, None
+
+
+def _arguments(hidden: Tensor, documents: Tensor | None) -> tuple[Tensor, ...]:
+    if documents is None:
+        return (hidden,)
+    return (hidden, documents)
 
 
 class StageModule(PipelineModule):

@@ -1,5 +1,5 @@
-"""What a family of models has at its ends beside the tied table and the last LayerNorm. Free of
-torch.
+"""What a family of models has at its ends beside the tied table and the last LayerNorm, and how
+much of its logits is held at once. Free of torch.
 
 h hidden, V padded vocabulary. BERT: 2 h of token types; heads with a dense layer h^2 + h and a
 LayerNorm 2 h, a bias of each word V, a pooler h^2 + h and an order of sentences 2 h + 2. T5: the
@@ -10,6 +10,14 @@ from __future__ import annotations
 
 from trainer.config.card import ModelSection, TrainerConfig
 from trainer.contract.record import Record
+
+# Logits (in the model's dtype), and of these in fp32 for the soft-max. Sized for caches on the CPU.
+# On a GPU for as few sums of the weight's gradient as possible: each reads and writes all of it,
+# which is as much as 5 GB of logits.
+PIECE_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 31}
+SOFTMAX_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 26}
+WIDENED_ELEMENTS = 1 << 17  # widened at a time on a CPU: 512 KiB, which stay in a processor's cache
+
 
 TOKEN_TYPES = 2
 # the places of a micro batch's masked tokens are filled up to a multiple of this: few shapes come

@@ -21,12 +21,14 @@ from trainer.config.model import sends_shares
 from trainer.contract.record import Record
 from trainer.schedule import flops
 from trainer.schedule.ends import (
+    PIECE_ELEMENTS,
+    SOFTMAX_ELEMENTS,
+    WIDENED_ELEMENTS,
     places_with_logits,
     tokens_at_the_end,
     tokens_between_layers,
 )
 from trainer.schedule.interleaving import held_counts, rounds
-from trainer.schedule.pieces import PIECE_ELEMENTS, SOFTMAX_ELEMENTS, WIDENED_ELEMENTS
 
 RESERVED = 2 << 30  # CUDA context, NCCL's buffers, the allocator's rounding: assumed
 REDUCE_BUCKET = 1 << 26  # elements that DeepSpeed sums fp16 and fp32 gradients in

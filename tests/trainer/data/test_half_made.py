@@ -238,7 +238,7 @@ def test_a_faulty_input_leaves_nothing(tmp_path: Path, tokenizer_folder: Path) -
 def test_a_full_disk_keeps_what_was_saved(tmp_path: Path, tokenizer_folder: Path) -> None:
     write_lines(tmp_path / "in.jsonl", texts(600))
     code = (
-        "import sys; from pathlib import Path; from trainer.data.tokenize import *; from trainer.data.errors import *\n"
+        "import sys; from pathlib import Path; from trainer.data.tokenize import *; from trainer.contract.errors import *\n"
         "try: preprocess(PreprocessRequest(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]), piece_bytes=2000,"
         " tell=print, save_seconds=0.0)\n"
         "except DataError as error: print(error)"

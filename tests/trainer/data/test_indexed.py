@@ -16,9 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.data.data_helpers import ROOT, write_pair
-from trainer.contract.errors import DataError
+from trainer.contract.errors import DataError, explain_os_errors
 from trainer.data.commands_make import merge
-from trainer.data.errors import explain_os_errors
 from trainer.data.indexed import IndexedDataset, bin_path, dtype_for_vocabulary, idx_path
 from trainer.data.indexed_write import IndexedWriter
 from trainer.data.sources import check_token_numbers

@@ -79,7 +79,7 @@ def test_a_merge_killed_at_every_step(tmp_path: Path) -> None:
 def test_a_full_disk_keeps_what_was_merged(tmp_path: Path) -> None:
     prefixes = write_sources(tmp_path)
     code = (
-        "import sys; from trainer.data import commands_make as room; from trainer.data.errors import *\n"
+        "import sys; from trainer.data import commands_make as room; from trainer.contract.errors import *\n"
         f"room.COPY_BYTES = {BLOCK}\n"
         "try: room.merge(sys.argv[2:], sys.argv[1], tell=print, save_seconds=0.0)\n"
         "except DataError as error: print(error)"

@@ -18,9 +18,8 @@ from tests.trainer.data.data_helpers import numbered_documents, slow_maps, write
 from trainer.contract.errors import DataError
 from trainer.data import sources
 from trainer.data.blend import build_blend
-from trainer.data.dataset import SampleSource
+from trainer.data.dataset import NextTokenRow, SampleSource
 from trainer.data.groups import parse_group, split_groups
-from trainer.data.rows import NextTokenRow
 from trainer.data.samples import Samples
 from trainer.data.sources import ReadOptions, plan_groups
 from trainer.data.stream import EmptyStream, SampleStream

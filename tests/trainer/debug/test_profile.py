@@ -31,7 +31,6 @@ from trainer.debug import profile
 from trainer.debug.profile import StepProfiler
 from trainer.metrics import compute_clock
 from trainer.metrics.compute_clock import ComputeClock
-from trainer.parallel import waits
 from trainer.parallel.comm import start_all_reduce
 from trainer.parallel.mesh import Mesh
 
@@ -185,7 +184,7 @@ def computed_together(folder: Path) -> list[Any]:
         start_all_reduce(torch.ones(3), dist.group.WORLD)()  # type: ignore[arg-type]
         dist.barrier()
 
-    with patch.object(compute_clock, "time", shared), patch.object(waits, "time", shared):
+    with patch.object(compute_clock, "time", shared):
         clock = ComputeClock(CPU)
         clock.begin_step()
         clock.timed("forward", forward)()

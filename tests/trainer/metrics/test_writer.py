@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from tests.trainer.schedule_cards import card
 from trainer.contract.metrics_record import StepRecord
 from trainer.metrics.writer import Interval, MetricsWriter
-from trainer.schedule.progress import Progress
+from trainer.schedule.path import Progress
 
 TIMERS = {"optimizer": 0.25}
 

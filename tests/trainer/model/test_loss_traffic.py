@@ -17,12 +17,12 @@ from trainer.model.layers import VocabularyParallelEmbedding
 from trainer.model.loss import FUSED, LanguageModelHead, Softmax
 from trainer.parallel import comm
 from trainer.parallel.mesh import Mesh
-from trainer.schedule import pieces
+from trainer.schedule.ends import PIECE_ELEMENTS, SOFTMAX_ELEMENTS
 
 META = torch.device("meta")
 WORDS, HIDDEN, SAMPLES, LENGTH = 250_880, 2048, 4, 2048
 LOGITS, TABLE, STREAM = SAMPLES * LENGTH * WORDS, WORDS * HIDDEN, SAMPLES * LENGTH * HIDDEN
-STRIP = pieces.SOFTMAX_ELEMENTS["cuda"] // WORDS
+STRIP = SOFTMAX_ELEMENTS["cuda"] // WORDS
 STRIPS = -(-SAMPLES * LENGTH // STRIP)
 UNSEEN = (STRIPS * STRIP - SAMPLES * LENGTH) * WORDS  # what fills the last strip
 SMALL = 50 * SAMPLES * LENGTH * 8  # statistics, labels: some numbers for each token
@@ -37,7 +37,7 @@ def counted(
     What these exchange is left out: some numbers for each token, and the hidden states' gradient.
     """
     take(way, monkeypatch)
-    for sizes in (pieces.PIECE_ELEMENTS, pieces.SOFTMAX_ELEMENTS):
+    for sizes in (PIECE_ELEMENTS, SOFTMAX_ELEMENTS):
         monkeypatch.setitem(sizes, "meta", sizes["cuda"])
     mesh = Mesh.single(META)
     embedding = VocabularyParallelEmbedding(WORDS // parts, HIDDEN, 1.0, mesh).to(dtype)
@@ -98,7 +98,7 @@ def test_a_tensor_rank_moves_its_part_of_the_same_bytes(
     assert (counts.operations["mm"], counts.host_syncs) == (3, 0)
     most = (
         (2 * LOGITS + 2 * TABLE) // parts
-        + 2 * 4 * pieces.SOFTMAX_ELEMENTS["cuda"]
+        + 2 * 4 * SOFTMAX_ELEMENTS["cuda"]
         + 3 * 2 * STREAM
         + 2 * SMALL
     )
@@ -112,7 +112,7 @@ def test_the_logits_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
     held = 2 * LOGITS + 2 * TABLE
     most = held + 2 * UNSEEN + 3 * 2 * STREAM + SMALL
     assert held < counted(torch.bfloat16, monkeypatch).peak < most
-    strips = 2 * 4 * pieces.SOFTMAX_ELEMENTS["cuda"]
+    strips = 2 * 4 * SOFTMAX_ELEMENTS["cuda"]
     assert (
         held
         < counted(torch.bfloat16, monkeypatch, way=FUSED).peak

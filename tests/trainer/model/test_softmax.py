@@ -15,14 +15,14 @@ from torch._inductor.utils import run_and_get_code
 from tests.trainer.inductor import QUICK
 from trainer.config import kernel_choice
 from trainer.model import compiled, loss
-from trainer.schedule import pieces
+from trainer.schedule.ends import SOFTMAX_ELEMENTS
 
 WIDTH, HEIGHT = 96, 8
 
 
 @pytest.fixture(autouse=True)
 def small_strips(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(pieces.SOFTMAX_ELEMENTS, "cpu", HEIGHT * WIDTH)
+    monkeypatch.setitem(SOFTMAX_ELEMENTS, "cpu", HEIGHT * WIDTH)
     torch._dynamo.reset()
     loss.compiled_softening.cache_clear()
     with torch._inductor.config.patch(QUICK):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.optim.adamw import LANES, AdamW
+from trainer.optim.build import LANES, AdamW
 from trainer.optim.interface import MOMENTS, PartitionShare
 
 RATE, BETAS, EPSILON, DECAY, STEPS = 1e-2, (0.9, 0.95), 1e-8, 0.1, 40

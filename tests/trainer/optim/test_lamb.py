@@ -18,8 +18,7 @@ from tests.trainer.timm_lamb import timm_lamb
 from trainer.config.model import OptimizerSection
 from trainer.optim.build import build_optimizer
 from trainer.optim.interface import PartitionShare, TrainingOptimizer, UpdateNumbers
-from trainer.optim.lamb import Chunk
-from trainer.optim.layer_noise import LayerNoiseLamb
+from trainer.optim.lamb import Chunk, LayerNoiseLamb
 from trainer.parallel.mesh import Mesh
 
 RATE, BETAS, EPSILON, DECAY, STEPS = 1e-2, (0.9, 0.999), 1e-6, 0.1, 12

@@ -21,7 +21,7 @@ from trainer.engine import Engine
 from trainer.parallel import replica_check
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.shard import Sharding, declare
-from trainer.schedule.progress import Progress
+from trainer.schedule.path import Progress
 
 PIECE = 1 << 14  # elements, in these tests; tensors here are 64 times as large
 KIB = 1 << 10

@@ -19,11 +19,11 @@ from tests.trainer.resumes import END, HALF, resumed, stretches
 from tests.trainer.spawn import RanksFailed, run_ranks
 from trainer.config.card import TrainerConfig
 from trainer.engine import Engine
-from trainer.model import recompute
 from trainer.model.layers import ColumnParallelLinear
 from trainer.model.random import DropoutPlaces, dropout
 from trainer.parallel.comm import gather_sequence, reduce_scatter_sequence
 from trainer.parallel.mesh import Mesh
+from trainer.pipeline.stages import recompute_function
 
 SIZE = 8
 DROPOUT = {"hidden_dropout": 0.2, "attention_dropout": 0.2}
@@ -324,7 +324,7 @@ def recomputed() -> tuple[list[tuple[int, ...]], bool, Tensor, Tensor]:
 
     card = tiny(1, 2, activation_checkpointing=True, partition_activations=True)
     mesh = Mesh.create(card.parallel, CPU)
-    function = recompute.recompute_function(card.model, mesh, DropoutPlaces(mesh))
+    function = recompute_function(card.model, mesh, DropoutPlaces(mesh))
     kept: list[tuple[int, ...]] = []
 
     def note(tensor: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 
 from trainer.model.loss import _put
 from trainer.parallel.widened import add_widened
-from trainer.schedule.pieces import WIDENED_ELEMENTS
+from trainer.schedule.ends import WIDENED_ELEMENTS
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

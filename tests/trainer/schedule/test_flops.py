@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.trainer.schedule_cards import card_of
 from trainer.config.card import ModelSection, OptimizerSection, ParallelSection, PrecisionSection
+from trainer.metrics.throughput import utilization
 from trainer.schedule import flops
 from trainer.schedule.devices import device_peak, peak_tflops
-from trainer.schedule.utilization import utilization
 
 BLOOM = ModelSection(
     layers=70,

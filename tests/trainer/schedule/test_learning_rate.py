@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tests.trainer.schedule_cards import card
 from trainer.config.card import TrainerConfig
 from trainer.schedule.learning_rate import LearningRatePlan, plan_of
-from trainer.schedule.path import path_of
-from trainer.schedule.progress import Progress
+from trainer.schedule.path import Progress, path_of
 from trainer.schedule.rules import cross_problems
 
 TR8 = {"warmup_samples": 216_320, "decay_samples": 126_953_125}

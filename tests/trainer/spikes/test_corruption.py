@@ -26,12 +26,11 @@ from trainer.contract.errors import LostRanksError
 from trainer.contract.files import host_name
 from trainer.contract.record import Record
 from trainer.contract.requests import RequestAnswer
-from trainer.control.failure import failure_text
+from trainer.control.exits import failure_text
 from trainer.engine import Engine
 from trainer.model.layers import ColumnParallelLinear
 from trainer.parallel.mesh import Mesh
-from trainer.spikes.corruption_check import PEER_FAULT, check_workers
-from trainer.spikes.corruption_watch import CorruptionWatch
+from trainer.spikes.corruption_check import PEER_FAULT, CorruptionWatch, check_workers
 
 
 def outcome(

@@ -31,7 +31,7 @@ from trainer.contract.manifest import STAND_IN, FileEntry, Manifest, file_digest
 from trainer.contract.record import JsonObject
 from trainer.contract.recovery import read_recovery, settle
 from trainer.contract.replacing import retire, settle_replaced, take_place
-from trainer.schedule.progress import Progress
+from trainer.schedule.path import Progress
 
 Say = Callable[[str], None]
 VERSIONS = {STAND_IN: "1"}

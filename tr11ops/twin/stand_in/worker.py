@@ -37,9 +37,14 @@ from trainer.contract.record import IterationRange, JsonObject, Record
 from trainer.contract.recovery import read_recovery
 from trainer.contract.requests import RequestAnswer, leave_answer, watch_for_kill_now
 from trainer.control.control_signals import Agreed, ControlSignals
-from trainer.control.exits import end_if_asked, end_now, record_end
-from trainer.control.failed_saves import FailedSaves
-from trainer.control.failure import end_by_itself, end_with_another
+from trainer.control.exits import (
+    FailedSaves,
+    end_by_itself,
+    end_if_asked,
+    end_now,
+    end_with_another,
+    record_end,
+)
 from trainer.control.lifecycle import (
     HeartbeatWriter,
     SignalFlag,
@@ -50,8 +55,7 @@ from trainer.control.lifecycle import (
 )
 from trainer.schedule.flops import tflops_per_gpu
 from trainer.schedule.learning_rate import plan_of
-from trainer.schedule.path import SkipPlan, batch_size_at, path_of, sequence_length_at
-from trainer.schedule.progress import Progress
+from trainer.schedule.path import Progress, SkipPlan, batch_size_at, path_of, sequence_length_at
 
 DATA_LOOK_SECONDS = 1.0  # between two looks for data
 PIECE_SECONDS = 0.1  # of a pause

@@ -7,9 +7,15 @@ import os
 from functools import partial
 from pathlib import Path
 
-from trainer.checkpoint.huggingface.export import is_export, parse_size, plan_export, write_export
+from trainer.checkpoint.huggingface.export import (
+    TokenizerFiles,
+    is_export,
+    parse_size,
+    plan_export,
+    tokenizer_files,
+    write_export,
+)
 from trainer.checkpoint.huggingface.mapped import facts_of_card
-from trainer.checkpoint.huggingface.tokenizer import TokenizerFiles, tokenizer_files
 from trainer.checkpoint.reader import check_digests, open_checkpoint, part_bytes
 from trainer.checkpoint.source import DTYPES
 from trainer.checkpoint.whole_folder import check_target

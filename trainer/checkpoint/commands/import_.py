@@ -22,7 +22,7 @@ from trainer.contract.errors import CheckpointError
 from trainer.contract.record import JsonObject
 from trainer.contract.units import size
 from trainer.data.progress import progress_bar
-from trainer.schedule.progress import Progress
+from trainer.schedule.path import Progress
 
 HELP = "make the first checkpoint of a run from a Hugging Face BLOOM, Llama, Qwen3 or Megatron-BERT folder"
 STEP = 0

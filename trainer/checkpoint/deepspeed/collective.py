@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.checkpoint import sharded_files
-from trainer.checkpoint.compatibility import check_complete, check_model, check_pieces
 from trainer.checkpoint.deepspeed.content import (
     Degrees,
     FlatGroup,
@@ -49,7 +48,7 @@ from trainer.checkpoint.publishing import (
     save_together,
     write_extras,
 )
-from trainer.checkpoint.sharded_files import TensorPiece
+from trainer.checkpoint.sharded_files import TensorPiece, check_complete, check_model, check_pieces
 from trainer.checkpoint.source import Part, TensorSource
 from trainer.checkpoint.store import Loaded
 from trainer.contract.checkpoint_formats import RNG

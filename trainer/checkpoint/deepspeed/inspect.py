@@ -25,8 +25,7 @@ from trainer.checkpoint.deepspeed.file_names import (
     rank_file,
     sort_names,
 )
-from trainer.checkpoint.deepspeed.index import FlatRun, Slice, StoredTensor
-from trainer.checkpoint.deepspeed.states import OpenFiles, attributes
+from trainer.checkpoint.deepspeed.states import FlatRun, OpenFiles, Slice, StoredTensor, attributes
 from trainer.checkpoint.source import TensorFacts
 from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import Manifest, manifest_faults

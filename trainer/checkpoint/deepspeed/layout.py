@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint.deepspeed.file_names import EMBEDDING_POSITION, OPTIONAL_IN_EMBEDDING, Names
-from trainer.checkpoint.deepspeed.index import FlatRun, Slice, StoredTensor, read_stored
 from trainer.checkpoint.deepspeed.inspect import (
     AGAIN,
     Layout,
@@ -29,7 +28,14 @@ from trainer.checkpoint.deepspeed.inspect import (
     role_table,
 )
 from trainer.checkpoint.deepspeed.optimizer import OptimizerLayout, inspect_optimizer
-from trainer.checkpoint.deepspeed.states import OpenFiles, attributes
+from trainer.checkpoint.deepspeed.states import (
+    FlatRun,
+    OpenFiles,
+    Slice,
+    StoredTensor,
+    attributes,
+    read_stored,
+)
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts, precision_name
 from trainer.contract.checkpoint_formats import UNIVERSAL_WEIGHTS
 from trainer.contract.errors import CheckpointError

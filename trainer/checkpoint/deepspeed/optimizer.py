@@ -13,10 +13,16 @@ from typing import Any
 from torch import Tensor
 
 from trainer.checkpoint.deepspeed.file_names import optimizer_file, rank_file
-from trainer.checkpoint.deepspeed.index import FlatRun, Slice, StoredTensor, missing_elements
 from trainer.checkpoint.deepspeed.inspect import AGAIN, Layout, Roles
 from trainer.checkpoint.deepspeed.partition import fragments_of
-from trainer.checkpoint.deepspeed.states import OpenFiles, attributes
+from trainer.checkpoint.deepspeed.states import (
+    FlatRun,
+    OpenFiles,
+    Slice,
+    StoredTensor,
+    attributes,
+    missing_elements,
+)
 from trainer.checkpoint.source import TensorFacts
 from trainer.contract.errors import CheckpointError
 from trainer.contract.record import Record

@@ -11,17 +11,21 @@ import numpy as np
 from trainer.config.card import TrainerConfig
 from trainer.contract.errors import DataError
 from trainer.contract.record import Record
-from trainer.data.dataset import SampleSource, one_row
+from trainer.data.dataset import NamedFields, Row, RowFormat, SampleSource, one_row
 from trainer.data.index_cache import Arrays, MapsKey, digest_sizes
 from trainer.data.indexed import IndexedDataset
-from trainer.data.masked.bert import SPECIAL_TOKENS as BERT_SPECIAL_TOKENS
-from trainer.data.masked.bert import BertRules, Sample, bert_sample
+from trainer.data.masked.rules import (
+    BERT_SPECIAL_TOKENS,
+    T5_SPECIAL_TOKENS,
+    BertRules,
+    Sample,
+    T5Rules,
+    Tokens,
+    bert_sample,
+    t5_sample,
+)
 from trainer.data.masked.sample_map import IntArray, MapRules, build_sample_map
-from trainer.data.masked.spans import Tokens
-from trainer.data.masked.t5 import SPECIAL_TOKENS as T5_SPECIAL_TOKENS
-from trainer.data.masked.t5 import T5Rules, t5_sample
 from trainer.data.masked.vocabulary import MaskingVocabulary, masking_vocabulary
-from trainer.data.rows import NamedFields, Row, RowFormat
 from trainer.data.tokenizer import TokenizerSpec, load_tokenizer
 
 # BERT's and T5's samples by number: a map of sentences, and a generator of its own for each sample.

@@ -32,10 +32,9 @@ from tests.trainer.checkpoint.huggingface.models import (
 from tests.trainer.spawn import run_ranks
 from trainer.checkpoint.commands.import_ import open_for
 from trainer.checkpoint.huggingface.bloom import BLOOM, bloom_config
-from trainer.checkpoint.huggingface.export import plan_export, write_export
+from trainer.checkpoint.huggingface.export import plan_export, tokenizer_files, write_export
 from trainer.checkpoint.huggingface.import_ import HuggingFaceFolder
 from trainer.checkpoint.huggingface.mapped import facts_of_card
-from trainer.checkpoint.huggingface.tokenizer import tokenizer_files
 from trainer.checkpoint.publishing import CheckpointInfo
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.rewrite import write_checkpoint

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.data.masked.cases import SIZE, WORDS, made_sentences, vocabulary
 from tests.trainer.data.masked.peer import sample_classes, their_samples
-from trainer.data.masked.bert import BertRules, Sample, bert_sample
-from trainer.data.masked.spans import budget
+from trainer.data.masked.rules import BertRules, Sample, bert_sample, budget
 
 LENGTH = 64
 SEED = 2**32 - 50  # the sum with a sample's number goes beyond 32 bits

@@ -17,9 +17,8 @@ from trainer.data.dataset import SampleSource
 from trainer.data.groups import split_groups
 from trainer.data.indexed import IndexedDataset
 from trainer.data.indexed_write import IndexedWriter
-from trainer.data.masked.bert import BertRules
 from trainer.data.masked.of_card import BertTask, MaskedTask, T5Task
-from trainer.data.masked.t5 import T5Rules
+from trainer.data.masked.rules import BertRules, T5Rules
 from trainer.data.masked.vocabulary import masking_vocabulary
 from trainer.data.sources import PlannedSource, ReadOptions, plan_groups
 from trainer.data.stream import SampleStream

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from tests.trainer.data.masked.cases import walk
 from tests.trainer.data.masked.peer import their_map
 from trainer.contract.errors import DataError
-from trainer.data.masked import sample_map, shuffle
-from trainer.data.masked.sample_map import MapRules, build_sample_map
-from trainer.data.masked.shuffle import Mersenne64, shuffled_order
+from trainer.data.masked import sample_map
+from trainer.data.masked.sample_map import MapRules, Mersenne64, build_sample_map, shuffled_order
 
 RULES = st.builds(
     MapRules,
@@ -58,7 +57,7 @@ def test_numbers_do_not_depend_on_how_they_are_taken() -> None:
 def test_a_shuffle_is_the_exchanges_one_by_one(
     *, monkeypatch: pytest.MonkeyPatch, count: int, seed: int, at_once: int
 ) -> None:
-    monkeypatch.setattr(shuffle, "AT_ONCE", at_once)
+    monkeypatch.setattr(sample_map, "AT_ONCE", at_once)
     things = list(range(count))
     numbers = iter(Mersenne64(seed).take(max(count - 1, 0)).tolist())
     for last in range(count - 1, 0, -1):

@@ -13,9 +13,15 @@ from hypothesis import strategies as st
 
 from tests.trainer.data.masked.cases import made_sentences, vocabulary
 from tests.trainer.data.masked.peer import sample_classes, their_samples
-from trainer.data.masked.bert import Sample
-from trainer.data.masked.spans import T5_LONGEST, Span, geometric_runs
-from trainer.data.masked.t5 import T5Rules, fitting_spans, t5_sample
+from trainer.data.masked.rules import (
+    T5_LONGEST,
+    Sample,
+    Span,
+    T5Rules,
+    fitting_spans,
+    geometric_runs,
+    t5_sample,
+)
 
 LENGTH = 128
 DECODER = 48
