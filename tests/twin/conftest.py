@@ -13,7 +13,7 @@ from tests.twin.runbook_scene import SCENARIOS, Scenario, Scene
 from tests.twin.small_run import SmallRun, enter, on_stage
 from tr11ops.twin.twin import Twin
 
-for kind in ("own_runs", "nodes", "copies"):  # each registers its scenarios
+for kind in ("own_runs", "shared_run"):  # each registers its scenarios
     pytest.register_assert_rewrite(f"tests.twin.runbook_{kind}")
     importlib.import_module(f"tests.twin.runbook_{kind}")
 # A run of its own has the shared one's name, and is refused beside it: the shared one lives on, so

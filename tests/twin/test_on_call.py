@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.twin.runbook_copies import archived
 from tests.twin.runbook_scene import CAPITALS, Scene, nodes_of, saved_now, submit
+from tests.twin.runbook_shared_run import archived
 from tr11ops.cluster.base import JobState
 from tr11ops.handover.start import COMMANDS
 from tr11ops.rundir.journal import read_journal

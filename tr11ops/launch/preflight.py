@@ -30,7 +30,7 @@ from tr11ops.launch.margins import grant_checks, is_measured, margin_checks
 from tr11ops.launch.queue_checks import queue_checks
 from tr11ops.launch.resume import checkpoint_checks, saving_checks
 from tr11ops.nodes.names import card_exclusions
-from tr11ops.nodes.queue_exclusions import Given, given_to_scheduler
+from tr11ops.nodes.queue_exclusions import given_to_scheduler
 from tr11ops.runcard.attention import attention_checks
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, unknown, warning
@@ -175,9 +175,11 @@ def _partition_nodes(card: RunCard, facts: LaunchFacts) -> tuple[Node, ...]:
     return tuple(node for node in known(facts.nodes, ()) if node.name in names)
 
 
-def excluded_nodes(request: LaunchRequest, facts: LaunchFacts) -> Given:
+def excluded_nodes(
+    request: LaunchRequest, facts: LaunchFacts
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Nodes that must not be used: asked for, in the card, and on the run's own list, as far as the
-    cluster has them.
+    cluster has them; and those that it has not.
 
     An exclusion whose time has passed holds until a check of the node has passed.
     """
@@ -257,13 +259,10 @@ def _node_checks(
         )
         yield warning("exclusions", rule, "tr11 nodes check --due")
     nodes = {node.name: node for node in facts.nodes}
-    given = excluded_nodes(request, facts)
-    excluded = given.nodes
-    yield from _gone_checks(card, given, facts)
+    excluded, left_out = excluded_nodes(request, facts)
+    yield from _gone_checks(card, left_out, facts)
     strangers = [
-        name
-        for name in given.left_out
-        if name in request.exclude and name not in card_exclusions(card)
+        name for name in left_out if name in request.exclude and name not in card_exclusions(card)
     ]
     if strangers:
         rule = f"{strangers[0]!r} is not a node of this cluster" + (
@@ -368,11 +367,13 @@ def _capacity_checks(card: RunCard, nodes: list[Node], scheduler: str) -> Iterat
             yield refused("slurm.gpus_per_node", rule, "lower it, or choose another partition", 2)
 
 
-def _gone_checks(card: RunCard, given: Given, facts: LaunchFacts) -> Iterator[PreflightCheck]:
+def _gone_checks(
+    card: RunCard, left_out: tuple[str, ...], facts: LaunchFacts
+) -> Iterator[PreflightCheck]:
     """What is excluded and no node of the cluster any more: told, and left out, for one such name
     spoils a list.
     """
-    listed = [entry.node for entry in known(facts.exclusions, ()) if entry.node in given.left_out]
+    listed = [entry.node for entry in known(facts.exclusions, ()) if entry.node in left_out]
     if listed:
         rule = (
             f"{first_few(listed)} on the run's list: no node of this cluster (any more), left out"
@@ -382,7 +383,7 @@ def _gone_checks(card: RunCard, given: Given, facts: LaunchFacts) -> Iterator[Pr
             rule,
             f"`tr11 nodes include {','.join(listed)} --force` takes it off the list",
         )
-    in_card = [name for name in card_exclusions(card) if name in given.left_out]
+    in_card = [name for name in card_exclusions(card) if name in left_out]
     if in_card:
         rule = f"{first_few(in_card)}: no node of this cluster (any more), left out"
         yield warning("slurm.exclude", rule, "take it out of the card")

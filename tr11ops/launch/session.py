@@ -235,7 +235,7 @@ def _plan(job: LaunchJob, request: LaunchRequest, facts: LaunchFacts, tag: str) 
         job.card,
         job.directory,
         request=request,
-        excluded=excluded_nodes(request, facts).nodes,
+        excluded=excluded_nodes(request, facts)[0],
         tag=tag,
         history=known(facts.history, None),
     )

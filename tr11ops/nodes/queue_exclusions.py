@@ -29,24 +29,20 @@ from trainer.contract.record import Record
 # the run's list: under its name it may come back.
 
 
-class Given(Record):
-    """`nodes` are what the scheduler is given, `left_out` what it does not know; each once, in the
-    order asked.
-    """
+def given_to_scheduler(
+    names: Iterable[str], known: Collection[str] | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The nodes that the scheduler is given, and those that it does not know and that are left out;
+    each once, in the order asked.
 
-    nodes: tuple[str, ...]
-    left_out: tuple[str, ...] = ()
-
-
-def given_to_scheduler(names: Iterable[str], known: Collection[str] | None) -> Given:
-    """`known` are the names of all nodes of the cluster; None or empty where they could not be
-    read: all are given.
+    `known` are the names of all nodes of the cluster; None or empty where they could not be read:
+    all are given.
     """
     every = tuple(dict.fromkeys(names))
     if not known:
-        return Given(every)
+        return every, ()
     there = frozenset(known)
-    return Given(tuple(n for n in every if n in there), tuple(n for n in every if n not in there))
+    return tuple(n for n in every if n in there), tuple(n for n in every if n not in there)
 
 
 def known_names(scheduler: Scheduler) -> frozenset[str] | None:
@@ -90,8 +86,9 @@ def queue_changes(
     found = []
     for job in jobs:
         if job.state is JobState.PENDING:
-            after = given_to_scheduler(sorted((set(job.excluded) | added) - removed), known).nodes
-            if set(after) != set(given_to_scheduler(job.excluded, known).nodes):
+            after, _ = given_to_scheduler(sorted((set(job.excluded) | added) - removed), known)
+            before, _ = given_to_scheduler(job.excluded, known)
+            if set(after) != set(before):
                 [name] = names_of([job], [job])
                 found.append(
                     QueueChange(job.job_id, name, user=job.user, before=job.excluded, after=after)
@@ -287,7 +284,7 @@ def sync_queue_exclusions(
             version = read_version(directory.exclusions)
             known = queue.known()
             listed = {entry.node for entry in version.exclusions}
-            left_out = given_to_scheduler(sorted(listed), known).left_out
+            _, left_out = given_to_scheduler(sorted(listed), known)
             for change in queue_changes(
                 queue.retry(queue.look), known, add=listed, remove=removed - listed, keep=queue.kept
             ):
