@@ -20,11 +20,10 @@ from tr11ops.alerts.state import (
     Consequence,
     elapsed,
     event_of,
-    fingerprint,
     incident_of,
 )
 from tr11ops.base.units import counted
-from tr11ops.detect.causes import by_cause, earliest
+from tr11ops.detect.causes import by_cause, merged
 from tr11ops.detect.detector import HELD_FOR_FAULT, NO_CAUSE, Finding, Severity
 from tr11ops.detect.registry import page_for
 
@@ -77,7 +76,7 @@ def look(
     `trained` is when the last iteration ended: one that ended since is proof enough, in one look,
     that a training stands still no more.
     """
-    seen = _incidents(findings)
+    seen = {finding.fingerprint: finding for finding in by_cause(merged(findings))}
     recovering = _recovering(alert_state, seen, now)
     seen = {name: finding for name, finding in seen.items() if name not in recovering}
     alert_state = _with_one_incident(_renamed(alert_state, seen, now), seen)
@@ -317,17 +316,6 @@ def _is_but_a_remark(finding: Finding, alert: Alert) -> bool:
     return finding.severity is Severity.INFO and is_worth_a_message(alert)
 
 
-def _incidents(findings: Iterable[Finding]) -> dict[str, Finding]:
-    """One finding for each incident, by its fingerprint: the first cause, with what follows from
-    it.
-    """
-    return {_name_of(finding): finding for finding in by_cause(_merged(findings).values())}
-
-
-def _name_of(finding: Finding) -> str:
-    return fingerprint(finding.detector, finding.identity)
-
-
 def _without_standing(
     alert_state: AlertState, seen: dict[str, Finding], blind: frozenset[str], policy: Policy
 ) -> dict[str, Finding]:
@@ -365,17 +353,19 @@ def _joined(
     """
     events: list[AlertEvent] = []
     for name, finding in seen.items():
-        following = {_name_of(one) for one in finding.consequences}
+        following = {one.fingerprint for one in finding.consequences}
         for alert in alert_state.open_alerts:
             if alert.fingerprint not in following:
                 continue
             cause = alert_state.find(name)
             over = cause
             if cause is None or not cause.is_open:
-                held_at = alert.held_at or ("" if cause is None else cause.held_at)
+                held_at = alert.held_at
+                if cause is not None and not held_at:
+                    held_at = cause.held_at
                 cause = replace(_as_its_cause(alert, name, finding), held_at=held_at)
             else:
-                over, cause = replace(alert, resolved_at=now), _with_another(cause, alert)
+                over, cause = replace(alert, resolved_at=now), cause.joined_with(alert)
             events.append(
                 event_of(
                     cause,
@@ -410,56 +400,10 @@ def _told_as(alert: Alert) -> str:
     return alert.known_as
 
 
-def _with_another(cause: Alert, alert: Alert) -> Alert:
-    """The alert of a cause, with what people know and have said of the alert of its consequence."""
-    said = [severity for severity in (cause.said, alert.said) if severity is not None]
-    heard = [severity for severity in (cause.heard, alert.heard) if severity is not None]
-    joined = replace(
-        cause,
-        severity=max(cause.severity, alert.severity),
-        began=min(cause.began, alert.began),
-        since=min(cause.start, alert.start),
-        said=max(said, default=None),
-        heard=max(heard, default=None),
-        told=tuple(dict.fromkeys((*cause.told, *alert.told))),
-        owner=cause.owner or alert.owner,
-        members=tuple(dict.fromkeys((*cause.names, *alert.names))),
-    )
-    if cause.is_acknowledged or not alert.is_acknowledged:
-        return joined
-    return joined.acknowledged_as(alert)
-
-
-def _merged(findings: Iterable[Finding]) -> dict[str, Finding]:
-    """One finding for each fingerprint: the most severe, with the others' titles and evidence below
-    its own.
-    """
-    groups: dict[str, list[Finding]] = {}
-    for finding in findings:
-        groups.setdefault(fingerprint(finding.detector, finding.identity), []).append(finding)
-    merged = {}
-    for name, group in groups.items():
-        first = max(group, key=lambda finding: finding.severity)
-        others = [finding for finding in group if finding is not first]
-        lines = [*first.evidence]
-        for other in others:
-            lines += [other.title, *other.evidence]
-        more = ""
-        if others:
-            more = f" (and {len(others)} more)"
-        fault = first.fault if all(other.fault == first.fault for other in others) else ""
-        merged[name] = replace(
-            first,
-            title=first.title + more,
-            evidence=tuple(lines),
-            fault=fault,
-            since=earliest(group),
-        )
-    return merged
-
-
 def _opened(name: str, finding: Finding, now: float) -> Alert:
-    since = now if finding.since is None else min(now, finding.since)
+    since = now
+    if finding.since is not None:
+        since = min(now, finding.since)
     return Alert(
         fingerprint=name,
         detector=finding.detector,
@@ -474,7 +418,7 @@ def _opened(name: str, finding: Finding, now: float) -> Alert:
         consequences=tuple(map(_consequence, finding.consequences)),
         fault=finding.fault,
         by_itself=clean(finding.by_itself, LONGEST_FIX),
-        members=tuple(map(_name_of, finding.consequences)),
+        members=tuple(one.fingerprint for one in finding.consequences),
         began=now,
         opened=now,
         last_seen=now,
@@ -485,7 +429,7 @@ def _opened(name: str, finding: Finding, now: float) -> Alert:
 
 def _consequence(finding: Finding) -> Consequence:
     return Consequence(
-        _name_of(finding),
+        finding.fingerprint,
         finding.detector,
         severity=finding.severity,
         title=clean(finding.title, LONGEST_TITLE),
@@ -544,13 +488,13 @@ def _seen_again(
     if not alert.held_at and alert.said is not None and after.waits_for_person:
         after = replace(after, held_at=after.subject)
     if severity > alert.severity:  # what someone took on, or put off, was a lesser thing
-        after = _unacknowledged(replace(after, snoozed_until=None, snoozed_by=""))
+        after = replace(after, snoozed_until=None, snoozed_by="").unacknowledged()
     if alert.is_open:
         return after, ()
     # Who took it on may think that it is over, even where the all-clear is still to come.
     remind = after.remind or (after.said is not None and after.is_acknowledged)
-    after = _unacknowledged(
-        replace(after, resolved_at=None, resolved_by="", resolved_why="", remind=remind)
+    after = replace(
+        after.unacknowledged(), resolved_at=None, resolved_by="", resolved_why="", remind=remind
     )
     if _is_new_to_people(alert, finding):
         after = replace(
@@ -624,12 +568,8 @@ def _expired(alert: Alert, now: float) -> tuple[Alert, tuple[AlertEvent, ...]]:
     if alert.is_acknowledged and elapsed(alert.acknowledged_at, now) >= ACKNOWLEDGED_SECONDS:
         why = f"{alert.acknowledged_by} acknowledged it a day ago, and it still stands"
         events = (event_of(alert, "alert-acknowledgement-expired", who=WATCHDOG, why=why, now=now),)
-        alert = replace(_unacknowledged(alert), remind=True)
+        alert = replace(alert.unacknowledged(), remind=True)
     return alert, events
-
-
-def _unacknowledged(alert: Alert) -> Alert:
-    return replace(alert, acknowledged_by="", acknowledged_at=None, acknowledged_why="")
 
 
 def _tidied(alert_state: AlertState, now: float) -> AlertState:

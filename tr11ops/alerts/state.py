@@ -7,7 +7,6 @@ Values only: what happens to an alert state is in `incidents.py` (what a look sa
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -18,19 +17,6 @@ from tr11ops.detect.causes import lead
 from tr11ops.detect.detector import Severity
 from trainer.contract.record import Record
 from trainer.contract.units import shortened
-
-# ------------------------------------------------------------- which findings are the same incident
-# The same detector, and the same `Finding.identity`.
-
-LENGTH = 12  # hexadecimal digits: two of ten thousand incidents share one with a chance of 2e-7
-UNNAMED = "(unnamed)"  # a name that could not be read is still not the incident without a name
-
-
-def fingerprint(detector: str, identity: Iterable[str]) -> str:
-    """Twelve hexadecimal digits that name the incident within its run."""
-    text = f"{detector}\0" + "\0".join(word or UNNAMED for word in identity)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:LENGTH]
-
 
 # That a fault is over: `cleared` where the run is well, `replaced` where another fault stands or
 # that is not known.
@@ -219,6 +205,28 @@ class Alert(Record):
             acknowledged_why=other.acknowledged_why,
             first_acknowledged_by=self.first_acknowledged_by or other.first_acknowledged_by,
         )
+
+    def unacknowledged(self) -> Alert:
+        return replace(self, acknowledged_by="", acknowledged_at=None, acknowledged_why="")
+
+    def joined_with(self, other: Alert) -> Alert:
+        """With what people know and have said of the alert of what follows from it."""
+        said = [severity for severity in (self.said, other.said) if severity is not None]
+        heard = [severity for severity in (self.heard, other.heard) if severity is not None]
+        joined = replace(
+            self,
+            severity=max(self.severity, other.severity),
+            began=min(self.began, other.began),
+            since=min(self.start, other.start),
+            said=max(said, default=None),
+            heard=max(heard, default=None),
+            told=tuple(dict.fromkeys((*self.told, *other.told))),
+            owner=self.owner or other.owner,
+            members=tuple(dict.fromkeys((*self.names, *other.names))),
+        )
+        if self.is_acknowledged or not other.is_acknowledged:
+            return joined
+        return joined.acknowledged_as(other)
 
 
 class Incident(Record):

@@ -8,7 +8,7 @@ the verdict.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 
 from msgspec.structs import replace
@@ -192,6 +192,34 @@ def _with(finding: Finding, consequences: list[Finding]) -> Finding:
         since=earliest(one for one in every if one is finding or one.detector not in OLDER),
         consequences=tuple(consequences),
     )
+
+
+def merged(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """One finding for each fingerprint: the most severe, with the others' titles and evidence below
+    its own.
+    """
+    groups: dict[str, list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault(finding.fingerprint, []).append(finding)
+    for group in groups.values():
+        first = max(group, key=lambda finding: finding.severity)
+        others = [finding for finding in group if finding is not first]
+        lines = [*first.evidence]
+        for other in others:
+            lines += [other.title, *other.evidence]
+        more = ""
+        if others:
+            more = f" (and {len(others)} more)"
+        fault = first.fault
+        if any(other.fault != fault for other in others):
+            fault = ""
+        yield replace(
+            first,
+            title=first.title + more,
+            evidence=tuple(lines),
+            fault=fault,
+            since=earliest(group),
+        )
 
 
 def earliest(findings: Iterable[Finding]) -> float | None:

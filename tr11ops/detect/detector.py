@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from functools import total_ordering
 from typing import TypeAlias
@@ -35,6 +36,16 @@ class Severity(Enum):
 HELD_FOR_FAULT = "held"
 
 NO_CAUSE = "unknown"  # the identity of the end of an attempt of which no cause is on record
+
+
+FINGERPRINT_DIGITS = 12  # two of ten thousand incidents share one with a chance of 2e-7
+UNNAMED = "(unnamed)"  # a name that could not be read is still not the incident without a name
+
+
+def fingerprint(detector: str, identity: Iterable[str]) -> str:
+    """Twelve hexadecimal digits that name the incident within its run."""
+    text = f"{detector}\0" + "\0".join(word or UNNAMED for word in identity)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:FINGERPRINT_DIGITS]
 
 
 class Finding(Record):
@@ -75,6 +86,11 @@ class Finding(Record):
     is_to_be_passed: bool = False
     patience: float | None = None
     by_itself: str = ""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of its incident: the same detector and the same identity have the same."""
+        return fingerprint(self.detector, self.identity)
 
 
 Judge: TypeAlias = Callable[[Snapshot], Iterator[Finding]]

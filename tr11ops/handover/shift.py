@@ -390,12 +390,11 @@ def _alerts(
     """The open alerts. One whose fault this very look does not find any more is open until the
     watchdog has looked.
     """
-    from tr11ops.alerts.state import fingerprint
     from tr11ops.detect.registry import unjudged_detectors
 
     now = snapshot.time
     unjudged = unjudged_detectors(snapshot)
-    found = {fingerprint(finding.detector, finding.identity) for finding in findings}
+    found = {finding.fingerprint for finding in findings}
     for alert in alerts:
         owner = alert.owner or alert.acknowledged_by
         take = derived.command(snapshot, f"alerts ack {alert.fingerprint}")
@@ -419,14 +418,10 @@ def _alerts(
 
 def _faults(findings: Iterable[Finding], alerts: Sequence[Alert], now: float) -> Iterator[Happened]:
     """What this look found and no alert stands for, because no watchdog has looked since."""
-    from tr11ops.alerts.state import fingerprint
 
     standing = {name for alert in alerts for name in alert.names}
     for finding in by_cause(findings):
-        if (
-            finding.severity >= Severity.WARNING
-            and fingerprint(finding.detector, finding.identity) not in standing
-        ):
+        if finding.severity >= Severity.WARNING and finding.fingerprint not in standing:
             fix = ""
             if finding.fix:
                 fix = f" (`{finding.fix}`)"

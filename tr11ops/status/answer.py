@@ -275,12 +275,9 @@ def _owner(critical: list[Finding], alerts: tuple[Alert, ...]) -> str:
     """Who has all that is critical; "" where some of it is no one's."""
     if not critical:
         return ""
-    from tr11ops.alerts.state import fingerprint
 
     owners = {name: _who(alert) for alert in alerts for name in alert.names}
-    people = [
-        owners.get(fingerprint(finding.detector, finding.identity), "") for finding in critical
-    ]
+    people = [owners.get(finding.fingerprint, "") for finding in critical]
     if all(people):
         return " and ".join(dict.fromkeys(people))
     return ""

@@ -214,8 +214,6 @@ def _nodes(snapshot: Snapshot) -> tuple[str, ...] | None:
 
 
 def _finding(finding: Finding, findings: tuple[Finding, ...]) -> ShownFinding:
-    from tr11ops.alerts.state import fingerprint
-
     cause = first_cause(finding, findings)
     consequences = (
         other
@@ -231,8 +229,8 @@ def _finding(finding: Finding, findings: tuple[Finding, ...]) -> ShownFinding:
         fix=finding.fix or None,
         runbook=page_for(finding, consequences),
         then=commands_after(finding, findings),
-        fingerprint=fingerprint(finding.detector, finding.identity),
-        follows_from=None if cause is finding else fingerprint(cause.detector, cause.identity),
+        fingerprint=finding.fingerprint,
+        follows_from=None if cause is finding else cause.fingerprint,
     )
 
 

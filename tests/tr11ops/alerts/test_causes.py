@@ -13,8 +13,8 @@ from tr11ops.alerts.incidents import ACKNOWLEDGED, look
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.situation import RunCondition, RunSituation
-from tr11ops.alerts.state import Alert, AlertState, Message, fingerprint
-from tr11ops.detect.detector import HELD_FOR_FAULT, Finding, Severity
+from tr11ops.alerts.state import Alert, AlertState, Message
+from tr11ops.detect.detector import HELD_FOR_FAULT, Finding, Severity, fingerprint
 
 POLICY = Policy(
     run="small", directory="/runs/small", recipients=(LIST,), rota=(ANA,), escalate_minutes=()

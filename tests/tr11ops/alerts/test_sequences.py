@@ -31,8 +31,8 @@ from tr11ops.alerts.changes import AlertChange
 from tr11ops.alerts.incidents import OPENED
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.policy import BACK_SECONDS, FLAP_SECONDS, Policy
-from tr11ops.alerts.state import OVER, Alert, AlertState, Message, event_of, fingerprint
-from tr11ops.detect.detector import Finding, Severity
+from tr11ops.alerts.state import OVER, Alert, AlertState, Message, event_of
+from tr11ops.detect.detector import Finding, Severity, fingerprint
 
 DETECTORS = ("down", "stalled", "slow-node")
 SEVERITIES = st.sampled_from([INFO, WARNING, CRITICAL])

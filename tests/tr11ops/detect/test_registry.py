@@ -21,12 +21,11 @@ from tests.tr11ops.detect.detector_table import TABLE
 from tests.tr11ops.detect.operation_table import clock, operated
 from tests.tr11ops.detect.pages import FOLDER, PAGES
 from tests.tr11ops.status_cases import changed, running, snapshot
-from tr11ops.alerts.state import fingerprint
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cli import main
 from tr11ops.cluster.base import Node
 from tr11ops.detect import registry
-from tr11ops.detect.detector import REGISTERED, Detector, Finding, Severity
+from tr11ops.detect.detector import REGISTERED, Detector, Finding, Severity, fingerprint
 from tr11ops.detect.detector import detector as as_detector
 from tr11ops.detect.nodes import node_lost
 from tr11ops.detect.registry import DETECTORS, WORDS, detect_all, page_of
@@ -255,9 +254,7 @@ CASES: list[Snapshot] = [row[1] for row in (*detector_table.TABLE, *operation_ta
 def identities(given: Snapshot) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for finding in detect_all(given):
-        found.setdefault(finding.detector, set()).add(
-            fingerprint(finding.detector, finding.identity)
-        )
+        found.setdefault(finding.detector, set()).add(finding.fingerprint)
     return found
 
 
@@ -316,9 +313,7 @@ def test_each_lost_node_is_an_incident_of_its_own(names: tuple[str, str]) -> Non
     nodes = tuple(Node(name, frozenset({"down"})) for name in names)
     given = snapshot(jobs=(running(nodes=(host, *names)),), nodes=nodes)
     lost = [finding for finding in detect_all(given) if finding.detector == node_lost.name]
-    assert (
-        len({fingerprint(finding.detector, finding.identity) for finding in lost}) == len(lost) == 2
-    )
+    assert len({finding.fingerprint for finding in lost}) == len(lost) == 2
     both = replace(given, nodes=(*nodes, Node(host, frozenset({"down"}))))
     found = [finding for finding in detect_all(both) if finding.detector == node_lost.name]
     assert [finding.severity for finding in found] == [

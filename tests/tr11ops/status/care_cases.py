@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tests.tr11ops.status_cases import HOUR, NOW, with_facts
-from tr11ops.alerts.state import Alert, fingerprint
-from tr11ops.detect.detector import Finding, Severity
+from tr11ops.alerts.state import Alert
+from tr11ops.detect.detector import Finding, Severity, fingerprint
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.disk_usage import Usage
 

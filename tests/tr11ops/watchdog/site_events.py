@@ -35,7 +35,7 @@ from tests.tr11ops.status_cases import (
 from tr11ops.alerts.incidents import look
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.policy import Policy
-from tr11ops.alerts.state import AlertState, fingerprint
+from tr11ops.alerts.state import AlertState
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.detect.detector import Severity
@@ -388,11 +388,7 @@ def conclude(cell: Cell) -> Conclusion:
     alert_state = look(AlertState(), findings, unjudged_detectors(cell.seen), rules, NOW)
     _, messages = tell(alert_state, rules, NOW)
     said = {name for message in messages for name in message.alerts}
-    reported = {
-        finding.detector
-        for finding in findings
-        if fingerprint(finding.detector, finding.identity) in said
-    }
+    reported = {finding.detector for finding in findings if finding.fingerprint in said}
     return Conclusion(
         verdict=verdict,
         may_sleep=answer(cell.seen, findings, verdict).may_sleep,
