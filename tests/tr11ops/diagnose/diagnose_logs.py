@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from tr11ops.diagnose.diagnosis import Diagnosis
@@ -49,6 +51,18 @@ Root Cause (first observed failure):
 ============================================================
 """
 FAILED = STEP % 1 + STEP % 2 + RAISED + REPORT
+
+
+def diagnosed(paths: Sequence[Path]) -> list[Diagnosis]:
+    """`diagnose_files`, once in a run of the tests for the same files: several tests judge the same
+    labelled logs, which are a minute of work.
+    """
+    return list(_diagnosed(tuple(paths)))
+
+
+@cache
+def _diagnosed(paths: tuple[Path, ...]) -> tuple[Diagnosis, ...]:
+    return tuple(diagnose_files(paths))
 
 
 def of_text(folder: Path, text: str) -> Diagnosis:

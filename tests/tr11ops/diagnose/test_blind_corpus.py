@@ -4,6 +4,8 @@ became.
 
 from __future__ import annotations
 
+import json
+import runpy
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,11 +13,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.tr11ops.diagnose.diagnose_logs import diagnosed
 from tr11ops.diagnose.diagnosis import Diagnosis
-from tr11ops.diagnose.look import diagnose_files, if_it_goes_on
+from tr11ops.diagnose.look import if_it_goes_on
 from tr11ops.diagnose.signature import NextStep
 
 FOLDER = Path(__file__).parents[2] / "data" / "diagnose" / "blind"
+BENCH = Path(__file__).parents[3] / "benchmarks" / "diagnose_bench"
 CERTAIN = 0.9
 
 
@@ -36,7 +40,7 @@ def test_classes_lines_and_no_false_certainty(labels: str) -> None:
     assert len(known) >= 80
     wrong, elsewhere, certain, lines = [], [], [], 0
     for name, label in known.items():
-        found = diagnose_files([FOLDER / f"{name}.log.gz"])[0]
+        found = diagnosed([FOLDER / f"{name}.log.gz"])[0]
         if found.fault.value != label["verdict"]:
             wrong.append(name)
             certain += [name] if found.confidence > CERTAIN else []
@@ -82,7 +86,7 @@ def test_incidents_of_a_stranger_with_nodes_and_restarts(
     assert len(known) == count
     wrong, elsewhere, accused, excluded, restarts, certain = [], [], [], [], [], []
     for name, label in known.items():
-        [found] = map(if_it_goes_on, diagnose_files([folder / file for file in label["files"]]))
+        [found] = map(if_it_goes_on, diagnosed([folder / file for file in label["files"]]))
         accepted = {label["verdict"], *label["accepted_verdicts"]}
         if "clean_exit" in accepted:  # or it goes on well
             accepted.add("running")
@@ -104,6 +108,31 @@ def test_incidents_of_a_stranger_with_nodes_and_restarts(
     assert len(elsewhere) <= most.elsewhere, elsewhere
     assert len(accused) <= most.accused, accused  # a pod's name is not yet its node's
     assert len(restarts) <= most.restarts, restarts
+
+
+NEWEST = {"thirteen", "fourteen", "fifteen", "sixteen"}  # nearly as they were at first look
+
+
+def test_the_bench_excludes_no_innocent_node_and_says_nothing_wrong_with_certainty(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All sets by the bench's own judgement, in this process, where most are diagnosed already."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    monkeypatch.setattr("programs.diagnose_files", diagnosed)
+    monkeypatch.setattr("sys.argv", [str(BENCH), "--only", "tr11", "--json"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(BENCH), run_name="__main__")
+    assert not ended.value.code
+    sets = json.loads(capsys.readouterr().out)
+    assert len(sets) == 18
+    for folder, programs in sets.items():
+        found = programs["tr11"]
+        assert found["excluded_innocent"] == found["confident_mistakes"] == 0, folder
+        least = 0.94
+        if Path(folder).name in NEWEST:
+            least = 0.86
+        for part in ("fault", "line", "restart", "goes_on"):
+            assert found[part]["right"] >= least * found[part]["of"] > 0, (folder, part)
 
 
 def _is_at_a_line_of(label: Mapping[str, Any], found: Diagnosis) -> bool:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.tr11ops.diagnose.diagnose_logs import diagnosed
 from tr11ops.diagnose.diagnosis import Diagnosis
 from tr11ops.diagnose.lines import plain
-from tr11ops.diagnose.look import diagnose_files
 from tr11ops.diagnose.reading import blocks
 
 FOLDER = Path(__file__).parents[2] / "data" / "diagnose"
@@ -25,7 +25,7 @@ CERTAIN = 0.9
 @pytest.fixture(scope="module")
 def found() -> dict[str, Diagnosis]:
     return {
-        name: diagnose_files([FOLDER / file for file in label["files"]])[0]
+        name: diagnosed([FOLDER / file for file in label["files"]])[0]
         for name, label in LABELS.items()
     }
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from benchmarks import attribution_weights as fit
+from tests.tr11ops.diagnose.diagnose_logs import diagnosed
 from tr11ops.agent.controller import SURE
 from tr11ops.diagnose.attribution import attributors
 from tr11ops.diagnose.attribution.evidence import Kind
@@ -22,7 +24,8 @@ PRIORS = {rule: entry["prior"] for rule, entry in read_weights().items()}
 
 @cache
 def cases() -> list[fit.WeighedCase]:
-    return fit.read_cases()
+    with patch.object(fit, "diagnose_files", diagnosed):
+        return fit.read_cases()
 
 
 def test_every_rule_has_a_weight_and_no_other() -> None:
