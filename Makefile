@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 TIMM ?= timm==1.0.31
 SHELL := /bin/bash
 
-.PHONY: help setup slurm browser demo test soak chaos walk check lint types contract grain docs bench gpu clean
+.PHONY: help setup slurm browser demo test soak chaos walk mutants check lint types contract grain docs bench gpu clean
 
 help:
 	@echo "make setup   virtual environment with the CPU build of torch; leaves $(BIN)/tr11"
@@ -15,6 +15,7 @@ help:
 	@echo "make soak    the tests that take long: a hundred kills in mid-save"
 	@echo "make chaos   a hundred random faults of nodes, site, disk and controller under a rehearsal on a twin; prints a report"
 	@echo "make walk    ten minutes of a random walk through saves, copies, damage and prunes: nothing may be lost"
+	@echo "make mutants whether the tests notice: features of the operation are broken one at a time; about 15 minutes"
 	@echo "make check   lint, types, import contract, and how dense the code is"
 	@echo "make docs    the documentation as a site in site/, with every link checked"
 	@echo "make bench   the measurements of benchmarks/"
@@ -57,6 +58,10 @@ chaos: setup
 
 walk: setup
 	@$(BIN)/python -m pytest tests/tr11ops/walk -m soak -s $(PYTEST_OPTIONS)
+
+# Goes on where it was; MUTANT_OPTIONS="--only NAME" for those with NAME in their name.
+mutants: setup
+	@$(BIN)/python .ci/mutants $(MUTANT_OPTIONS)
 
 # In this order; each for itself with `make -j`.
 check: lint types contract grain

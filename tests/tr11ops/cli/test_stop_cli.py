@@ -396,7 +396,7 @@ def test_a_job_that_is_back_in_the_queue_is_not_waited_for(
         attempt
     )
     in_the_states(monkeypatch, JobState.RUNNING, JobState.PENDING)
-    answer = tr11(bench, "kill", "--yes", "--wait", "--json")
+    answer = tr11(bench, "kill", "--yes", "--wait", "--timeout", "20", "--json")
     assert (answer.code, answer.json["ended"][0]["is_over"]) == (code, True)
     assert f"job {number} {said}" in answer.err
 
@@ -408,7 +408,7 @@ def test_what_has_gone_back_into_the_queue_is_not_cancelled(
     number = running(bench, "exec sleep 600")
     in_the_states(monkeypatch, JobState.RUNNING, JobState.UNKNOWN, JobState.PENDING)
     limit = "resilience.stop_within_minutes=0.03"
-    answer = tr11(bench, "kill", "--yes", "--wait", "--set", limit)
+    answer = tr11(bench, "kill", "--yes", "--wait", "--timeout", "20", "--set", limit)
     assert "cancelling" not in answer.err
     assert any(job.raw_id == number for job in bench.living())
 

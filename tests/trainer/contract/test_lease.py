@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from trainer.checkpoint.publishing import CheckpointInfo, Extras, make_manifest, publish
 from trainer.contract.checkpoints import fence_off, partial_path
-from trainer.contract.errors import LeaseLost
+from trainer.contract.errors import CheckpointError, LeaseLost
 from trainer.contract.lease import (
     WATCH_SECONDS,
     HolderWatch,
@@ -210,6 +210,14 @@ def test_a_fenced_trainer_does_not_move_anothers_checkpoint(tmp_path: Path) -> N
         publish(tmp_path, partial, manifest, fence=overtaken)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step5", "latest"]
     assert (tmp_path / "global_step5" / "data").read_text() == "new"
+
+
+def test_what_lost_bytes_after_it_was_written_is_not_published(tmp_path: Path) -> None:
+    partial, manifest = whole_checkpoint(tmp_path, 5, "all of it")
+    (partial / "data").write_text("all of")
+    with pytest.raises(CheckpointError, match="data: 6 bytes, the manifest says 9"):
+        publish(tmp_path, partial, manifest)
+    assert [path.name for path in tmp_path.iterdir()] == [partial.name]
 
 
 def test_a_refused_publication_leaves_latest_and_no_draft_of_it(tmp_path: Path) -> None:
