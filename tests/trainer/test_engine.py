@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import inspect
 import math
+import re
+import subprocess
+import sys
 from datetime import timedelta
 from typing import Any
 
 import deepspeed
 import pytest
 import torch
+from torch.distributed import distributed_c10d
 
 from tests.trainer.cases import CPU, Logical, batches, copy_state, equal, tiny
 from tests.trainer.resumes import END, HALF, resumed, straight, stretches
 from tests.trainer.spawn import RanksFailed, run_ranks
 from trainer.config.card import TrainerConfig
-from trainer.engine import Engine, init_distributed
+from trainer.control.lifecycle import without_collections
+from trainer.engine import CURRENT_DEVICE, Engine, init_distributed
 from trainer.parallel.mesh import Mesh, worker_device
 
 SIZE = 8
@@ -293,3 +300,37 @@ def test_the_gpu_of_a_worker_is_set_before_it_joins(monkeypatch: pytest.MonkeyPa
     device, joined = calls
     assert device == torch.device("cuda", 3)
     assert joined == {"dist_backend": "nccl", "verbose": False, "timeout": timedelta(seconds=60)}
+
+
+# ----------------------------------------------------------------------------- start
+# What a worker loads before it trains: each second is paid by every rank, at every start.
+
+
+def test_no_compiler_is_loaded_unless_the_card_asks() -> None:
+    """Neither by what the loop imports nor by what each of DeepSpeed's engines asks of its
+    optimizer.
+    """
+    code = (
+        "import trainer.attempt, sys\n"
+        "from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam\n"
+        "print('torch._inductor.compile_fx' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == ["False"], done.stderr
+
+
+def test_collections_go_on_after_loading() -> None:
+    frozen = gc.get_freeze_count()
+    try:
+        with without_collections():
+            assert not gc.isenabled()
+        assert gc.isenabled() and gc.get_freeze_count() > frozen
+    finally:
+        gc.unfreeze()
+
+
+def test_the_warning_that_is_left_out_is_torchs_own() -> None:
+    """Its barrier tells a worker that is alone on its GPU, in each log, that it takes the device
+    that was set.
+    """
+    assert re.search(CURRENT_DEVICE, inspect.getsource(distributed_c10d.barrier))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -18,10 +19,19 @@ from typing import Any
 import pytest
 from torch._dynamo.utils import counters
 
-from tests.trainer.courses import attempt, card, curve
+from tests.plugins.object_store_fixture import ObjectStore
+from tests.trainer.courses import attempt, card, curve, refusal, run
 from tests.trainer.spawn import run_ranks
+from tr11ops.backup.base import Archive
+from tr11ops.backup.copying import copy_source
+from tr11ops.backup.folder import FolderArchive
+from tr11ops.backup.restore import restore_checkpoint
+from tr11ops.backup.source import read_source
+from tr11ops.backup.transfer import Transfer
+from tr11ops.rundir.copies import Kind, Receipt, location_of
 from trainer.config.card import TrainerConfig
-from trainer.contract.manifest import Manifest
+from trainer.contract.checkpoint_names import checkpoint_steps
+from trainer.contract.manifest import Manifest, manifest_faults
 from trainer.contract.phases import read_phases
 from trainer.control import saving
 from trainer.model import compiled
@@ -113,3 +123,59 @@ def test_a_run_that_began_with_drawn_masks_goes_on_and_says_so(
     second = run_ranks(told_attempt, 2, until(END), 2, False, launch=False)
     assert first == [("exit-interval", HALF, False)] * 2
     assert second == [("exit-interval", END, draws and share > 0.0), ("exit-interval", END, False)]
+
+
+# ----------------------------------------------------------------------------- restore drill
+# The drill: a checkpoint is copied away, restored into a new run directory, and the training goes
+# on as if nothing was. The next losses are those of the training that was never interrupted, bit
+# for bit.
+
+
+def training(folder: Path, name: str) -> TrainerConfig:
+    return card(
+        folder,
+        run={"directory": str(folder / name), "exit_interval": 6},
+        checkpoint={"interval": 3},
+        model={"attention_dropout": 0.1, "hidden_dropout": 0.1},
+    )
+
+
+def copy(archive: Archive, config: TrainerConfig, kind: Kind, tar: bool) -> Receipt:
+    return copy_source(
+        archive, read_source(config.paths.checkpoint(3), 3, kind), kind, location_of(kind, "main", 3), run="tiny",
+        variant="main", transfer=Transfer(), format="tar" if tar else "files",
+    )  # fmt: skip
+
+
+def test_a_restored_checkpoint_trains_on_with_the_same_losses(
+    tmp_path: Path, object_store: ObjectStore
+) -> None:
+    whole = training(tmp_path, "whole")
+    assert run(whole) == ("exit-interval", 6)
+    expected = curve(whole)
+    (tmp_path / "store").mkdir()
+    archives: dict[str, Archive] = {
+        "folder": FolderArchive(tmp_path / "store", "store", "tiny"),
+        "bucket": object_store.open(),
+    }
+    full = {
+        name: copy(archive, whole, "full", tar=name == "folder")
+        for name, archive in archives.items()
+    }
+    weights = copy(archives["bucket"], whole, "weights", tar=False)
+    shutil.rmtree(whole.paths.checkpoints)
+    for number, (name, receipt) in enumerate(full.items(), start=2):
+        again = training(tmp_path, f"restored-from-{name}")
+        restore_checkpoint(archives[name], receipt, again.paths.checkpoints, Transfer())
+        assert checkpoint_steps(again.paths.checkpoints) == [3]
+        assert run(again, number) == ("exit-interval", 6)
+        assert curve(again) == {step: values for step, values in expected.items() if step > 3}
+
+    alone = training(tmp_path, "weights")
+    home = restore_checkpoint(archives["bucket"], weights, alone.paths.checkpoints, Transfer())
+    manifest = Manifest.read(home)
+    assert manifest is not None
+    assert manifest_faults(home, manifest, read_digests=True) == []
+    said = run_ranks(refusal, 2, alone, 9, launch=False)
+    assert said[0] == said[1]
+    assert "it holds weights alone, from which no training resumes" in said[0]

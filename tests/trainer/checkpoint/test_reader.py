@@ -18,8 +18,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.trainer.checkpoint import world
+from tests.trainer.checkpoint.memory_source import (
+    MemorySource,
+    Sizes,
+    extras_of,
+    info_of,
+    memory_source,
+)
 from tests.trainer.checkpoint.synthetic import Model, Shape, differences, logical, state
 from trainer.checkpoint import randomness, rewrite, store
+from trainer.checkpoint.deepspeed.write import write_deepspeed_layout
 from trainer.checkpoint.publishing import CheckpointInfo, Extras
 from trainer.checkpoint.reader import check_digests, open_checkpoint, part_bytes
 from trainer.checkpoint.rewrite import row_blocks, source_bytes, write_checkpoint
@@ -371,3 +379,25 @@ def test_blocks_tile_the_tensor(shape: list[int], most_bytes: int) -> None:
             tuple(slice(begin, begin + size) for begin, size in zip(offsets, sizes, strict=True))
         ] += 1
     assert seen.eq(1).all()
+
+
+# ----------------------------------------------------------------------------- finite
+# No checkpoint is made of numbers that are not finite, whatever makes it.
+
+TOPOLOGY = {"tensor": 1, "pipeline": 1, "data": 2}
+
+
+@pytest.mark.parametrize("write", [write_checkpoint, write_deepspeed_layout])
+@pytest.mark.parametrize("number", [math.nan, -math.inf])
+@pytest.mark.parametrize(
+    ("part", "key"),
+    [("weights", "final_norm.bias"), ("optimizer", "blocks.1.mlp.up.weight/exp_avg_sq")],
+)
+def test_the_tensor_is_named_and_nothing_is_left(
+    tmp_path: Path, write: Callable[..., Path], number: float, part: Part, key: str
+) -> None:
+    source: MemorySource = memory_source(Sizes())
+    source.parts[part][key].view(-1)[-1] = number
+    with pytest.raises(CheckpointError, match=rf"^{key} \({part}\) holds NaN or infinity"):
+        write(tmp_path / "checkpoints", source, 5, extras_of(source), info_of(source, TOPOLOGY))
+    assert list((tmp_path / "checkpoints").glob("*")) == []

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
+import random
 import re
 from pathlib import Path
+from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from tests.trainer.checkpoint import world
 from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
 from trainer.checkpoint import randomness, store
 from trainer.checkpoint.publishing import CheckpointInfo, Extras
+from trainer.checkpoint.save_plan import Envelopes
 from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import Manifest, manifest_faults
@@ -346,3 +352,60 @@ def test_the_search_is_one_decision_of_all_ranks(memory: Path) -> None:
     )
     assert "none is resumable" in first[2]
     assert others == [(1, [], first[2])] * 3, "only rank 0 reports; all get the same answer"
+
+
+# ----------------------------------------------------------------------------- envelopes
+# What is around a tensor's bytes depends on its type and shape alone.
+
+DESCRIPTOR = b"PK\x07\x08"  # of a zip file; torch's writer looks for it in all that it writes
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64], ids=str
+)
+@pytest.mark.parametrize("count", [32, 100_000])
+def test_memory_that_held_an_archive_makes_no_other(
+    count: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Envelopes().of(dtype, (count,))
+    empty = torch.empty
+
+    def left_over(*arguments: Any, **options: Any) -> Tensor:
+        made = empty(*arguments, **options)
+        held = bytearray(DESCRIPTOR * (made.nbytes // len(DESCRIPTOR)))
+        return made.copy_(torch.frombuffer(held, dtype=dtype).view(made.shape))
+
+    monkeypatch.setattr(torch, "empty", left_over)
+    assert Envelopes().of(dtype, (count,)) == before
+
+
+# ----------------------------------------------------------------------------- randomness
+# Random-number state survives a round trip, and new seeds are a fixed function.
+
+
+def draw(generator: torch.Generator) -> list[float]:
+    mine = [
+        random.random(),
+        random.gauss(0, 1),
+        float(numpy.random.rand()),
+        float(numpy.random.randn()),
+    ]
+    return [*mine, float(torch.rand(1)), float(torch.rand(1, generator=generator))]
+
+
+def test_every_stream_goes_on_where_it_was() -> None:
+    generator = torch.Generator().manual_seed(5)
+    for warm in range(
+        3
+    ):  # an odd number of normal deviates leaves one cached in Python and in NumPy
+        draw(generator)
+        buffer = io.BytesIO()
+        torch.save(randomness.capture({"dropout": generator}), buffer)
+        wanted = draw(generator)
+        random.seed(warm)
+        numpy.random.seed(warm)
+        torch.manual_seed(warm)
+        generator.manual_seed(warm)
+        buffer.seek(0)
+        randomness.restore(torch.load(buffer, weights_only=True), {"dropout": generator})
+        assert draw(generator) == wanted

@@ -3,17 +3,25 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from torch.distributed import DistNetworkError
+from torch.distributed.elastic.agent.server import api
 
-from trainer.contract.attempt import AttemptIdentity, request_stop
+from tests.trainer.courses import card, worker_of
+from trainer.contract.attempt import AttemptIdentity, ExitTime, request_stop
 from trainer.contract.end_marker import exit_code
 from trainer.contract.paths import RunPaths
 from trainer.contract.phases import Heartbeat
+from trainer.control import launcher
+from trainer.control.control_signals import ControlSignals
 from trainer.control.lifecycle import (
     HeartbeatWriter,
     SignalFlag,
@@ -234,3 +242,119 @@ def test_a_full_disk_under_the_log_ends_nothing():
         exit_process(3, lambda: 1 / 0)
     """)
     assert child.wait(timeout=300) == 3
+
+
+# ----------------------------------------------------------------------------- exit time
+# A trainer leaves by the limit of its job as that is now: earlier or later than its card says, or
+# by no clock at all.
+
+START = 1000.0
+
+
+class Attempt:
+    """The control signals of one attempt of one rank, whose card has it leave after ten minutes."""
+
+    def __init__(self, folder: Path) -> None:
+        config = card(folder, run={"exit_duration_minutes": 10.0})
+        self.paths, self.now = config.paths, START
+        worker = worker_of(config, "7", rank=0)
+        worker.clock = self.clock
+        self.signals = ControlSignals(worker, StopConditions.of(config, START), list)
+
+    def clock(self) -> float:
+        return self.now
+
+    def leaves_at(self, now: float) -> bool:
+        self.now = now
+        decision = self.signals.agree(5, trained=True).decision
+        assert decision is None or (decision.reason, decision.restart, decision.save) == (
+            "exit-duration",
+            True,
+            True,
+        )
+        return decision is not None
+
+    def tell(self, time: float | None) -> None:
+        ExitTime(time, "a test").write(self.paths.exit_time("7"))
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Attempt:
+    return Attempt(tmp_path)
+
+
+def test_without_a_word_the_card_counts(attempt: Attempt) -> None:
+    assert not attempt.leaves_at(START + 599)
+    assert attempt.leaves_at(START + 601)
+
+
+def test_a_shortened_limit_is_heard(attempt: Attempt) -> None:
+    assert not attempt.leaves_at(START + 100)
+    attempt.tell(START + 150)
+    assert not attempt.leaves_at(START + 149)
+    assert attempt.leaves_at(START + 155)
+
+
+def test_a_longer_limit_and_none_are_used(attempt: Attempt) -> None:
+    attempt.tell(START + 5000)
+    assert not attempt.leaves_at(START + 4999)
+    attempt.tell(None)
+    assert not attempt.leaves_at(START + 10**7)
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"time": "soon"}', '{"why": "no time"}'])
+def test_what_cannot_be_read_changes_nothing(attempt: Attempt, text: str) -> None:
+    attempt.tell(START + 200)
+    assert not attempt.leaves_at(START + 100)
+    attempt.paths.exit_time("7").write_text(text)
+    assert not attempt.leaves_at(START + 190)
+    assert attempt.leaves_at(START + 205)
+
+
+# ----------------------------------------------------------------------------- launcher
+# torchrun as the node agent starts it.
+
+
+def test_a_store_that_left_first_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The agent of node 0 has the store, and may be gone when another agent asks whether all have
+    ended.
+    """
+
+    def barrier(**_: Any) -> None:
+        raise DistNetworkError("failed to recv, got 0 bytes")
+
+    agent: Any = SimpleNamespace(
+        _worker_group=SimpleNamespace(state="SUCCEEDED", group_world_size=2),
+        _exit_barrier_timeout=300,
+        _store=None,
+    )
+    monkeypatch.setattr(api.store_util, "barrier", barrier)
+    monkeypatch.setattr(launcher, "main", lambda _: api.SimpleElasticAgent._exit_barrier(agent))
+    for kept in (launcher.PContext, "close"), (launcher.DefaultLogsSpecs, "reify"):
+        monkeypatch.setattr(*kept, getattr(*kept))
+    caplog.set_level("INFO", api.logger.name)
+    monkeypatch.setattr(api.logger, "propagate", True)
+    assert launcher.run([]) == 0
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+
+
+def test_a_taken_port_is_one_line_and_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Torchrun of node 0 listens itself, before there is any worker: no worker can tell of it."""
+    for kept in (launcher.PContext, "close"), (launcher.DefaultLogsSpecs, "reify"):
+        monkeypatch.setattr(*kept, getattr(*kept))
+    monkeypatch.setenv("TR11_NODE_NAME", "iam01")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        places = ["--nnodes=2", "--node-rank=0", "--nproc-per-node=1", "--master-addr=127.0.0.1"]
+        port = f"--master-port={taken.getsockname()[1]}"
+        assert launcher.run([*places, port, "--max-restarts=0", "-m", "trainer"]) == 1
+    said = capsys.readouterr().err
+    [line] = [line for line in said.splitlines() if line.startswith("tr11: ")]
+    assert (
+        line.startswith("tr11: the launcher on iam01 failed: DistNetworkError: ")
+        and "EADDRINUSE" in line
+    )
+    assert "Traceback" not in said
