@@ -23,10 +23,10 @@ from tr11ops.base.observed import cause
 from tr11ops.base.units import counted
 from tr11ops.cluster.hostlist import compress
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
-from tr11ops.nodes.names import card_exclusions
 from tr11ops.nodes.queue_exclusions import (
     ExclusionResult,
     RunQueue,
+    card_exclusions,
     exclude_nodes,
     include_nodes,
     known_names,

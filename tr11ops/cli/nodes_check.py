@@ -26,8 +26,13 @@ from tr11ops.health.base import CheckOutcome
 from tr11ops.launch.preflight import chosen_partition
 from tr11ops.nodes import check as checking
 from tr11ops.nodes.health_job import HealthRequest
-from tr11ops.nodes.names import card_exclusions, resolve
-from tr11ops.nodes.queue_exclusions import QueueChange, RunQueue, queue_changes
+from tr11ops.nodes.queue_exclusions import (
+    QueueChange,
+    RunQueue,
+    card_exclusions,
+    queue_changes,
+    resolve,
+)
 from tr11ops.nodes.view import is_lost, is_shut, support_note
 from tr11ops.observe.files import read_submissions
 from tr11ops.observe.ownership import own_jobs, why_unmounted

@@ -29,8 +29,7 @@ from tr11ops.launch.facts import LaunchFacts, LaunchRequest
 from tr11ops.launch.margins import grant_checks, is_measured, margin_checks
 from tr11ops.launch.queue_checks import queue_checks
 from tr11ops.launch.resume import checkpoint_checks, saving_checks
-from tr11ops.nodes.names import card_exclusions
-from tr11ops.nodes.queue_exclusions import given_to_scheduler
+from tr11ops.nodes.queue_exclusions import card_exclusions, given_to_scheduler
 from tr11ops.runcard.attention import attention_checks
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, unknown, warning

@@ -25,8 +25,7 @@ from tr11ops.launch.facts import LaunchFacts, LaunchRequest, observe_launch
 from tr11ops.launch.plan import LaunchPlan, plan_launch, plan_lines
 from tr11ops.launch.preflight import excluded_nodes, preflight
 from tr11ops.launch.submit import launch_lock, settle, submit
-from tr11ops.nodes.names import card_exclusions
-from tr11ops.nodes.queue_exclusions import RunQueue, exclude_nodes
+from tr11ops.nodes.queue_exclusions import RunQueue, card_exclusions, exclude_nodes
 from tr11ops.observe.look import facts_of, observe
 from tr11ops.observe.ownership import read_own_jobs
 from tr11ops.queue.held_jobs import release

@@ -20,7 +20,7 @@ from tr11ops.launch.facts import LaunchRequest
 from tr11ops.launch.margins import read_history
 from tr11ops.launch.plan import plan_launch
 from tr11ops.launch.submit import LOOKUP_PAUSE_SECONDS, launch_lock, submit
-from tr11ops.nodes.names import card_exclusions
+from tr11ops.nodes.queue_exclusions import card_exclusions
 from tr11ops.observe.files import read_exclusions
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.exit_duration import card_as_written

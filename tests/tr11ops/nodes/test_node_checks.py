@@ -25,8 +25,7 @@ from tr11ops.nodes.check import (
     without_failing_checks,
 )
 from tr11ops.nodes.health_job import HealthRequest, results_of
-from tr11ops.nodes.names import resolve
-from tr11ops.nodes.queue_exclusions import queue_changes
+from tr11ops.nodes.queue_exclusions import queue_changes, resolve
 from tr11ops.nodes.view import support_note
 from tr11ops.runcard.sections import SlurmSection
 from tr11ops.rundir.exclusion import Exclusion, NodeStanding

@@ -9,9 +9,9 @@ import pytest
 
 from tests.tr11ops.agent.queues import Queue, job
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
-from tr11ops.nodes.names import card_exclusions
 from tr11ops.nodes.queue_exclusions import (
     RunQueue,
+    card_exclusions,
     exclude_nodes,
     include_nodes,
     sync_queue_exclusions,
