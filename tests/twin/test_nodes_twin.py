@@ -252,7 +252,11 @@ def test_a_node_that_the_site_removes_stops_no_launch(place: Place) -> None:
         done = sync_queue_exclusions(
             place.directory,
             RunQueue(
-                place.slurm, waiting.look, lambda: known_names(place.slurm), retry=waiting.retry
+                place.slurm,
+                waiting.look,
+                lambda: known_names(place.slurm),
+                kept=(),
+                retry=waiting.retry,
             ),
         )
         assert (done.left_out, done.failures, done.changes) == ((gone,), (), ())

@@ -45,7 +45,7 @@ def listed(stage: SmallRun) -> set[str]:
 
 def avoid(stage: SmallRun, *nodes: str) -> None:
     """As an attempt does with nodes that died twice."""
-    queue = RunQueue(stage.slurm, stage.living, lambda: known_names(stage.slurm))
+    queue = RunQueue(stage.slurm, stage.living, lambda: known_names(stage.slurm), kept=())
     done = exclude_nodes(
         stage.directory,
         nodes,

@@ -151,7 +151,7 @@ class RunQueue(Record):
     scheduler: Scheduler
     look: Callable[[], Iterable[Job]]
     known: Callable[[], Collection[str] | None]
-    kept: Collection[str] = ()
+    kept: Collection[str]
     user: str = ""
     retry: Callable[[Callable[[], Any]], Any] = _once
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
@@ -21,7 +22,7 @@ from tr11ops.base.observed import Unknown, cause, known, observed
 from tr11ops.cluster.arrays import covers
 from tr11ops.cluster.base import Job, JobState, Scheduler
 from tr11ops.cluster.pending_reasons import is_held as job_is_held
-from tr11ops.nodes.queue_exclusions import RunQueue, exclude_nodes, include_nodes
+from tr11ops.nodes.queue_exclusions import RunQueue, card_exclusions, exclude_nodes, include_nodes
 from tr11ops.observe.ownership import read_own_jobs
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.queue.held_jobs import hold, release
@@ -55,6 +56,7 @@ from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.launch.session import LaunchJob
+    from tr11ops.runcard.card import RunCard
 
 
 class Done(Record):
@@ -259,10 +261,9 @@ class RunEffects(Record):
     directory: RunDirectory
     scheduler: Scheduler
     prepare: Callable[[str, str | None], LaunchJob]
+    card: RunCard
     user: str
-    own_jobs: Callable[[], Sequence[Job]]
     nodes: frozenset[str]
-    exclusion_days: float | None
     now: float
 
     def carry_out(self, action: Action, tag: str) -> str:
@@ -343,7 +344,13 @@ class RunEffects(Record):
         )
 
     def _queue(self) -> RunQueue:
-        return RunQueue(self.scheduler, self.own_jobs, lambda: self.nodes, user=self.user)
+        return RunQueue(
+            self.scheduler,
+            partial(own_pending, self.directory, self.scheduler),
+            lambda: self.nodes,
+            kept=card_exclusions(self.card),
+            user=self.user,
+        )
 
     def _exclude(self, action: Exclude) -> str:
         done = exclude_nodes(
@@ -353,7 +360,7 @@ class RunEffects(Record):
             why=action.why,
             owner=AUTOMATIC_OWNER,
             evidence=action.evidence,
-            days=self.exclusion_days,
+            days=self.card.resilience.exclusion_days,
             job_id=action.job_id,
             limit=action.limit,
         )

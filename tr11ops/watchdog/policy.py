@@ -31,6 +31,7 @@ from tr11ops.detect.nodes_left import (
 )
 from tr11ops.detect.progress import stacks_since
 from tr11ops.detect.unfinished_end import ended_at, is_unbegun
+from tr11ops.nodes.queue_exclusions import card_exclusions
 from tr11ops.observe import derived
 from tr11ops.observe.lost_host import (
     batch_host,
@@ -413,6 +414,8 @@ def _use_avoided(draft: _Draft) -> None:
     free = {
         node.name for node in nodes_of_partition(snapshot, partition_of(snapshot)) if _is_free(node)
     }
+    if snapshot.run.source is not None:
+        free -= set(card_exclusions(snapshot.run.source))
     listed = {entry.node: entry for entry in known(snapshot.exclusions, ())}
     avoided = [
         entry

@@ -36,7 +36,7 @@ from tr11ops.rundir.journal_heads import lost_heads, next_heads, read_heads, wor
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.state_files import set_damage_aside
 from tr11ops.watchdog.actions import Plan
-from tr11ops.watchdog.apply import Done, RunEffects, as_it_would_go, carry_out, own_pending, settle
+from tr11ops.watchdog.apply import Done, RunEffects, as_it_would_go, carry_out, settle
 from tr11ops.watchdog.bring_back import bring_back
 from tr11ops.watchdog.context import read_policy_context
 from tr11ops.watchdog.log_lines import Remark, State, lines, remarks, seen_something, state_of
@@ -454,10 +454,9 @@ def _effects(run: WatchedRun, actuator: Actuator, snapshot: Snapshot) -> RunEffe
         directory=run.directory,
         scheduler=actuator.scheduler,
         prepare=actuator.prepare,
+        card=run.card,
         user=run.user,
-        own_jobs=lambda: own_pending(run.directory, actuator.scheduler),
         nodes=frozenset(node.name for node in known(snapshot.nodes, ())),
-        exclusion_days=run.card.resilience.exclusion_days,
         now=snapshot.time,
     )
 

@@ -33,7 +33,14 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 def of(queue: Queue, **changes: object) -> RunQueue:
     return RunQueue(
-        **{"scheduler": queue, "look": queue.jobs, "known": lambda: NODES, "user": "me", **changes}
+        **{
+            "scheduler": queue,
+            "look": queue.jobs,
+            "known": lambda: NODES,
+            "kept": (),
+            "user": "me",
+            **changes,
+        }
     )  # type: ignore[arg-type]
 
 

@@ -28,6 +28,8 @@ from tr11ops.observe.files import read_exclusions
 from tr11ops.observe.look import facts_of, observe
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.action_log import ActionRecord, ProgressRecord, Result, replay
+from tr11ops.rundir.exclusion import NodeStanding
+from tr11ops.rundir.exclusions import exclude
 from tr11ops.rundir.hold_store import held_by_tr11
 from tr11ops.rundir.journal import Journal, read_journal
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag, parse_comment
@@ -36,6 +38,7 @@ from tr11ops.watchdog.actions import (
     Action,
     Cancel,
     Hold,
+    Include,
     Release,
     ReplacementLaunch,
     Resubmit,
@@ -455,6 +458,26 @@ def test_holds_and_releases_go_through_the_record_of_holds(world: World) -> None
         effects.carry_out(Hold("12345", "why", "hold"), "")
     with pytest.raises(NotDone, match="already running"):
         effects.carry_out(Resubmit("1-3", "why", "resubmit"), new_tag())
+
+
+def test_a_node_let_in_again_stays_out_of_queued_jobs_where_the_card_excludes_it(
+    world: World,
+) -> None:
+    text = world.card_path.read_text()
+    world.card_path.write_text(text.replace("[slurm]", '[slurm]\nexclude = ["n[4-5]"]'))
+    number = world.scheduler.submit(replace(replace_request(world), exclude=("n3", "n4", "n5")))
+    for node in ("n3", "n4"):
+        exclude(world.directory, node, why="", owner="tr11", days=1, state=NodeStanding.AVOID)
+    effects = pulse_module._effects(
+        WatchedRun(load_card(world.card_path, (), {}), world.directory, world.scheduler, "root"),
+        world.actuator(),
+        observe(world.directory, facts_of(world.card), world.scheduler, time.time()),
+    )
+    for node in ("n3", "n4"):
+        assert effects.carry_out(Include(node, "why", "include"), "") == "may be used again"
+    assert read_exclusions(world.directory.exclusions) == ()
+    queued = world.scheduler.job(number)
+    assert queued is not None and queued.excluded == ("n4", "n5")
 
 
 def test_queued_jobs_are_not_cancelled_for_a_refused_launch(world: World) -> None:

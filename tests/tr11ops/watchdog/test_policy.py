@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from tests.tr11ops.launch.run_inputs import write_card
 from tests.tr11ops.status_cases import (
     DAY,
     HOUR,
@@ -35,6 +36,7 @@ from tr11ops.detect.registry import detect_all
 from tr11ops.observe.lease import LeaseHolder
 from tr11ops.observe.observations import Readmission
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
+from tr11ops.runcard.card import load_card
 from tr11ops.runcard.sections import ResilienceSection
 from tr11ops.runcard.watching import WatchSection
 from tr11ops.rundir.action_log import ActionHistory, ActionRecord, ProgressRecord, Result
@@ -433,7 +435,7 @@ def test_the_cap_holds_and_never_cuts_into_what_the_run_needs() -> None:
     assert len(tight.actions) == 1 and len(tight.withheld) == 7  # 48 of 49 are needed
 
 
-def test_what_is_only_avoided_is_used_again_where_an_attempt_would_wait() -> None:
+def test_what_is_only_avoided_is_used_again_where_an_attempt_would_wait(tmp_path: Path) -> None:
     """48 are needed: with 47 others free one comes back, the first that was avoided; with 48, or
     while it runs, none.
     """
@@ -455,6 +457,11 @@ def test_what_is_only_avoided_is_used_again_where_an_attempt_would_wait() -> Non
         *(node for node in free(51) if node.name != "n05"),
     )
     assert words(decide(idle(nodes=busy, **waits))) == [("include", "n02"), ("include", "n01")]
+    card = load_card(write_card(tmp_path), ['slurm.exclude=["n02"]'], {})
+    by_card = with_facts(idle(nodes=free(52), **waits), source=card)
+    assert words(decide(by_card)) == []  # 48 others are free, and it would not be given n02
+    by_card = with_facts(idle(nodes=free(51), **waits), source=card)
+    assert words(decide(by_card)) == [("include", "n01")]
     for asked, back in (
         (46, []),
         (47, ["n02"]),
