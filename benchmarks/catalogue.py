@@ -25,7 +25,7 @@ from msgspec import to_builtins
 
 from tr11ops.checkpoints.catalogue import Clocks, read_catalogue
 from tr11ops.checkpoints.retention import RetentionPolicy, decide
-from tr11ops.runcard.copies import BackupSection
+from tr11ops.runcard.watching import BackupSection
 from tr11ops.rundir.checkpoint_digests import DigestRecord, write_digest
 from tr11ops.rundir.checkpoint_scan import list_rows
 from tr11ops.rundir.copies import CopyRecord, identity_of, write_copy

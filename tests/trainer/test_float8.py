@@ -23,9 +23,9 @@ from tests.trainer.counting import Counts
 from tests.trainer.meta_world import meta_stage
 from tests.trainer.schedule_cards import card_of
 from tests.trainer.spawn import run_ranks
-from tr11ops.runcard.attention import attention_checks
 from tr11ops.runcard.card import RunCard, load_card, shipped_folder
 from tr11ops.runcard.check import Level
+from tr11ops.runcard.gpu_memory import attention_checks
 from trainer.config.card import CardError, TrainerConfig
 from trainer.config.kernel_choice import Device, float8_obstacle
 from trainer.engine import Engine

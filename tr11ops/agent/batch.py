@@ -35,8 +35,7 @@ from tr11ops.launch.margins import read_history
 from tr11ops.launch.software import identify_code, software_versions
 from tr11ops.launch.successor import BatchJob, begin_attempt
 from tr11ops.observe.files import read_details
-from tr11ops.runcard.card import RunCard, card_from_resolved
-from tr11ops.runcard.differences import differences
+from tr11ops.runcard.card import RunCard, card_from_resolved, differences
 from tr11ops.runcard.exit_duration import card_as_written, derived_again
 from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.attempts import VERDICT_FILE, AttemptVerdict, CodeIdentity, code_of, versions_of

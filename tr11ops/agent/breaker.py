@@ -8,6 +8,7 @@ from the waiting tasks; where they would not, or have not, it holds them.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,9 +19,18 @@ from tr11ops.cluster.base import JobState, Scheduler
 from tr11ops.observe.files import read_details
 from tr11ops.rundir.attempts import SUPERSEDED, VERDICT_FILE, AttemptVerdict, LaunchRecord
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.checkpoint_names import read_latest
+from trainer.contract.checkpoint_names import (
+    LATEST_FILE,
+    checkpoint_name,
+    checkpoint_steps,
+    read_latest,
+)
+from trainer.contract.files import write_atomically
+from trainer.contract.lease import clocks_of, living_claim
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
+from trainer.contract.recovery import read_recovery
+from trainer.contract.resumable import ResumeNeed, search, size_faults
 
 NO_VERDICT = "it ended without a word"
 TIMED_OUT = "it was killed at its time limit"
@@ -212,3 +222,59 @@ def _changed(folder: Path) -> float:
         except OSError:
             continue
     return 0.0
+
+
+# ----------------------------------------------------------------------------- an older checkpoint
+# Going on from an older checkpoint, where launches that begin from the newest one fail at one
+# step again and again. The newest one is whole, as far as sizes and digests tell, and may be
+# wrong all the same. Nothing is renamed: `latest` names the older one, as a person would write
+# it there, and the next saves follow it.
+def older_sound(paths: RunPaths, step: int, need: ResumeNeed) -> int | None:
+    """The newest checkpoint before `step` from which a training resumes; None where there is none.
+
+    Raises OSError, or ValueError for a record of roll-backs that cannot be read.
+    """
+    older = [one for one in checkpoint_steps(paths.checkpoints) if one < step]
+    return search(
+        paths.checkpoints,
+        read_recovery(paths).usable(older),
+        latest=None,
+        need=need,
+        faults_of=size_faults,
+    ).step
+
+
+def point_to(paths: RunPaths, step: int, job_id: str) -> None:
+    """Let `latest` name the checkpoint of `step`, for the launches to come of attempt `job_id` and
+    after.
+
+    Raises OSError, also where a trainer of another job has the run.
+    """
+    holder = living_claim(paths, *clocks_of(paths, time.time()))
+    if holder is not None and holder.job_id != job_id:
+        raise OSError(f"{holder.told(paths)} has the run: {LATEST_FILE} is not touched")
+    write_atomically(paths.checkpoints / LATEST_FILE, checkpoint_name(step))
+
+
+def point_back(
+    paths: RunPaths, tried: int | None, newest: int | None, need: ResumeNeed, job_id: str
+) -> bool:
+    """Let `latest` name the newest checkpoint again, where it still names the older one that was
+    tried in vain.
+
+    Whether it did. Raises OSError or ValueError as the others do.
+    """
+    if (
+        tried is None
+        or newest is None
+        or newest <= tried
+        or read_latest(paths.checkpoints) != tried
+    ):
+        return False
+    if (
+        search(paths.checkpoints, [newest], latest=None, need=need, faults_of=size_faults).step
+        is None
+    ):
+        return False
+    point_to(paths, newest, job_id)
+    return True

@@ -20,8 +20,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import IO, Any
 
-from tr11ops.agent.channel import Channel, greet
-from tr11ops.agent.rendezvous import Rendezvous
+from tr11ops.agent.rendezvous import Channel, Rendezvous, greet
 from tr11ops.agent.step import WorkerLaunch
 from tr11ops.base.errors import ChannelBusy, ChannelLost, ChannelRefused
 from tr11ops.base.processes import CONTROLLER_VARIABLE, adopt_orphans, end_descendants

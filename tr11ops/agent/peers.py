@@ -18,14 +18,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
-from tr11ops.agent.channel import Channel, Greeting
 from tr11ops.agent.exit_records import HostFailure
-from tr11ops.agent.rendezvous import Rendezvous
+from tr11ops.agent.rendezvous import Channel, Greeting, Rendezvous
 from tr11ops.agent.step import StopFlag, WorkerLaunch
 from tr11ops.base.errors import ChannelLost
 from tr11ops.base.redact import one_line
 from tr11ops.base.units import counted, duration, first_few
-from tr11ops.runcard.differences import differences
+from tr11ops.runcard.card import differences
 from trainer.contract.documents import document, record_of
 from trainer.contract.record import Record
 

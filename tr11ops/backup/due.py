@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec.structs import replace
 
 from tr11ops.base.observed import known
-from tr11ops.runcard.copies import BackupSection
+from tr11ops.runcard.watching import BackupSection
 from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
 from tr11ops.rundir.copies import CopiedFile, CopyRecord, Kind, Receipt
 from tr11ops.rundir.copy_policy import WantedCopy, in_order, wanted_copies

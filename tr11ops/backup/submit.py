@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.cluster.base import BatchRequest, Job, Scheduler
-from tr11ops.cluster.passed_options import of_any_job, options_of
+from tr11ops.cluster.sbatch_options import of_any_job, options_of
 from tr11ops.cron.chain import LOOKUP_PAUSE_SECONDS, LOOKUPS, find_lost
 from tr11ops.cron.table_programs import Invocation, script_of
 from tr11ops.runcard.sections import parse_time_limit, requested

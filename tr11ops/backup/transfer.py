@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from tr11ops.backup.base import ARCHIVE_RETRIES, Archive, Pieces, RemoteFile, Unread
 from tr11ops.base.errors import ArchiveUnavailable, CopyStopped
 from tr11ops.base.retry import RetryPolicy, retry
-from tr11ops.runcard.copies import BackupSection
+from tr11ops.runcard.watching import BackupSection
 from trainer.contract.record import Record
 
 # A bandwidth limit that many threads share.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from tr11ops.checkpoints.catalogue import Catalogue
 from tr11ops.checkpoints.quarantine import QuarantinedCheckpoint
-from tr11ops.runcard.copies import BackupSection
+from tr11ops.runcard.watching import BackupSection
 from tr11ops.rundir.checkpoint_pins import Pin
 from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
 from tr11ops.rundir.clocks import Clocks

@@ -18,7 +18,7 @@ from tr11ops.cli import completion
 from tr11ops.cli.common import say
 from tr11ops.cli.runner import JSON, NO_RUN, Outcome, RunContext
 from tr11ops.cli.terminal import draws_unicode
-from tr11ops.cluster.local_view import this_machine
+from tr11ops.cluster.local_rules import this_machine
 from tr11ops.cluster.select import has_slurm
 from tr11ops.goodput.history import read_metrics
 from tr11ops.runcard.card import SECRET_FILE_KEYS, RunCard, resolved

@@ -33,7 +33,7 @@ from tr11ops.cluster.select import has_slurm
 from tr11ops.cron.chain import ChainContext, JobPlacement, begin_link, choose_placement
 from tr11ops.cron.chain import install as have_chain
 from tr11ops.cron.chain import remove as end_chain
-from tr11ops.cron.jobs import chain_schedule, every_job, of_chain, script_command
+from tr11ops.cron.jobs import Every, chain_schedule, every_job, of_chain, script_command
 from tr11ops.cron.runner import (
     KEPT_CARD,
     LONGEST_KEPT_CARD,
@@ -43,7 +43,6 @@ from tr11ops.cron.runner import (
     run_due,
     tr11_command,
 )
-from tr11ops.cron.schedule import Every
 from tr11ops.cron.table_programs import (
     Invocation,
     RunCrontab,

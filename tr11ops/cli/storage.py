@@ -27,7 +27,7 @@ from tr11ops.logs.lines import plain
 from tr11ops.runcard.sections import parse_time_limit
 from tr11ops.rundir.disk_usage import Usage, append_usage, read_usage
 from tr11ops.rundir.permissions import PermissionTally, PermissionWalk
-from tr11ops.watchdog.filesystem_alerts import alert
+from tr11ops.watchdog.situation import alert
 from trainer.contract.files import user_of
 
 if TYPE_CHECKING:

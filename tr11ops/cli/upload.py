@@ -42,7 +42,7 @@ from tr11ops.hub.client import Hub
 from tr11ops.hub.model_card import ModelFacts, TrainingHistory, model_card
 from tr11ops.hub.upload import ROOM, Work, model_facts, overwritten, publish, read_losses
 from tr11ops.runcard.card import RunCard
-from tr11ops.runcard.copies import REPOSITORY
+from tr11ops.runcard.watching import REPOSITORY
 from tr11ops.rundir.claims import ClaimTaken
 from tr11ops.rundir.copies import identity_of
 from tr11ops.rundir.datasets import tokenizer_place, workers_environment

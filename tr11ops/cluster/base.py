@@ -331,7 +331,7 @@ class BatchRequest(Record):
     # it has spare nodes, and lives on when one dies (its step never does)
     survives_nodes: bool = False
     environment: dict[str, str] = field(default_factory=dict)
-    # further ones of sbatch: name, and value or "" (see passed_options)
+    # further ones of sbatch: name, and value or "" (see sbatch_options)
     options: tuple[tuple[str, str], ...] = ()
 
 

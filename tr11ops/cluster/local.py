@@ -27,6 +27,7 @@ from tr11ops.cluster.local_machine import (
     open_to,
     submitted_environment,
 )
+from tr11ops.cluster.local_processes import launch_supervisor, recover
 from tr11ops.cluster.local_records import (
     PARTITION,
     Dropped,
@@ -36,17 +37,18 @@ from tr11ops.cluster.local_records import (
     WaitingTask,
     is_alive,
 )
-from tr11ops.cluster.local_recovery import launch_supervisor, recover
 from tr11ops.cluster.local_rules import (
     JobReference,
     array_of,
+    find_job,
+    node_view,
     parse_dependency,
     parse_job_id,
     placement_fault,
     request_fault,
+    submission_jobs,
 )
 from tr11ops.cluster.local_store import NODES_VARIABLE, LocalStore, default_folder, nodes_of
-from tr11ops.cluster.local_view import find_job, node_view, submission_jobs
 from trainer.contract.files import login_name
 
 START_PATIENCE_SECONDS = 10.0

@@ -36,7 +36,14 @@ from tr11ops.cluster.local_machine import (
     open_to,
     task_environment,
 )
-from tr11ops.cluster.local_processes import descendants, is_supervisor, kill_task_leftovers, send
+from tr11ops.cluster.local_processes import (
+    descendants,
+    is_supervisor,
+    kill_task_leftovers,
+    recover,
+    send,
+    task_variables,
+)
 from tr11ops.cluster.local_records import (
     LocalSettings,
     LocalSubmission,
@@ -44,11 +51,15 @@ from tr11ops.cluster.local_records import (
     WaitingTask,
     mark,
 )
-from tr11ops.cluster.local_recovery import recover, task_variables
-from tr11ops.cluster.local_rules import Placement, choose_nodes, has_ended, parse_dependency
+from tr11ops.cluster.local_rules import (
+    Placement,
+    choose_nodes,
+    has_ended,
+    output_path,
+    parse_dependency,
+)
 from tr11ops.cluster.local_step import BatchCommand, RunningTask, start_step
 from tr11ops.cluster.local_store import LocalStore
-from tr11ops.cluster.local_view import output_path
 
 # wake-ups come through the FIFO and the pipes; this is for what has neither, a dead peer
 IDLE_SECONDS = 5.0

@@ -12,7 +12,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
-from tr11ops.cluster import slurm_table, slurm_text
+from tr11ops.cluster import slurm_text
 from tr11ops.cluster.arrays import covered, names_of, task_apart, task_numbers, tasks_apart
 from tr11ops.cluster.base import BatchRequest, Job, JobState, Node, Partition, TestResult
 from tr11ops.cluster.pending_reasons import is_held
@@ -114,10 +114,10 @@ class SlurmScheduler:
         """
         found = None
         if name:
-            columns = slurm_table.format_of(slurm_table.JOB_COLUMNS)
+            columns = slurm_text.format_of(slurm_text.JOB_COLUMNS)
             found = self._table(
                 ["squeue", "--noheader", "--states=all", f"--Format={columns}", f"--name={name}"],
-                slurm_table.jobs_from_table,
+                slurm_text.jobs_from_table,
             )
         if found is None or any(map(_is_merged, found)):
             found = tuple(self._records())
@@ -214,10 +214,10 @@ class SlurmScheduler:
         Where the table cannot be read `scontrol show nodes` is asked, which reads the same in every
         version, and tells no partition's state.
         """
-        columns = slurm_table.format_of(slurm_table.NODE_COLUMNS)
+        columns = slurm_text.format_of(slurm_text.NODE_COLUMNS)
         found = self._table(
             ["sinfo", "--all", "--noheader", "--Node", f"--Format={columns}"],
-            slurm_table.nodes_from_table,
+            slurm_text.nodes_from_table,
         )
         if found is None:
             found = slurm_text.nodes_from_scontrol(self._ask(["scontrol", "show", "nodes"]))

@@ -25,10 +25,9 @@ from msgspec.structs import replace
 from tr11ops.base.errors import NoPartition, SchedulerError, SchedulerUnreachable
 from tr11ops.base.observed import cause
 from tr11ops.cluster.base import BatchRequest, Job, Node, Partition, Scheduler
-from tr11ops.cluster.passed_options import of_any_job, options_of
-from tr11ops.cron.jobs import ChainName
+from tr11ops.cluster.sbatch_options import of_any_job, options_of
+from tr11ops.cron.jobs import ChainName, Schedule, slack
 from tr11ops.cron.output import stamp
-from tr11ops.cron.schedule import Schedule, slack
 from tr11ops.cron.table_programs import Invocation, link_script
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.sections import parse_time_limit, requested

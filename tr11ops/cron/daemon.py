@@ -20,9 +20,8 @@ from apscheduler.triggers.base import BaseTrigger
 
 from tr11ops.base.observed import cause
 from tr11ops.base.stop_signals import StopEvent
-from tr11ops.cron.jobs import PeriodicJob
+from tr11ops.cron.jobs import PeriodicJob, Schedule, next_due, slack
 from tr11ops.cron.runner import CronContext, last_starts, run_job, wait_for_rounds
-from tr11ops.cron.schedule import Schedule, next_due, slack
 
 TICK_SECONDS = 5.0
 JUMP_SECONDS = 5.0  # more than a clock is ever slewed within a tick

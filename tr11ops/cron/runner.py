@@ -26,9 +26,8 @@ from tr11ops.base.stop_signals import StopEvent
 from tr11ops.base.units import duration
 from tr11ops.cluster.local_records import ProcessMark, is_alive, mark
 from tr11ops.cluster.sbatch_options import code_root
-from tr11ops.cron.jobs import PeriodicJob, due, wanted
+from tr11ops.cron.jobs import PeriodicJob, due, is_due, next_due, wanted
 from tr11ops.cron.output import RoundOutput, stamp
-from tr11ops.cron.schedule import is_due, next_due
 from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.cron_records import (
     PeriodicJobState,

@@ -10,9 +10,8 @@ from tr11ops.base.units import duration
 from tr11ops.cluster.base import Scheduler
 from tr11ops.cluster.pending_reasons import Wait, is_held, reason_of_job
 from tr11ops.cron.chain import Link, links_of
-from tr11ops.cron.jobs import ChainName, PeriodicJob, chain_schedule
+from tr11ops.cron.jobs import ChainName, PeriodicJob, Schedule, chain_schedule, next_due
 from tr11ops.cron.runner import CUT_OFF
-from tr11ops.cron.schedule import Schedule, next_due
 from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.claims import TOLERANCE_SECONDS, Claim, ClaimFolder
 from tr11ops.rundir.cron_records import ChainState, PeriodicJobState, read_chains, read_jobs

@@ -19,18 +19,18 @@ from typing import Literal, TypeAlias
 from tr11ops.base.errors import TableError
 from tr11ops.base.shipped import read_shipped
 from tr11ops.cluster.base import BatchRequest
-from tr11ops.cluster.passed_options import of_any_job, options_of
 from tr11ops.cluster.sbatch_options import (
     FLAG,
     argument_of,
+    of_any_job,
+    options_of,
     quoted_argument,
     script_engine,
     script_options,
 )
 from tr11ops.cluster.slurm_command import client_environment
-from tr11ops.cron.jobs import PeriodicJob, of_chain, wanted
+from tr11ops.cron.jobs import Daily, PeriodicJob, Schedule, of_chain, wanted
 from tr11ops.cron.runner import child_environment, tr11_command
-from tr11ops.cron.schedule import Daily, Schedule
 from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.cron_records import CHAINS, cron_folder
 from tr11ops.rundir.paths import RunDirectory

@@ -17,7 +17,7 @@ from tr11ops.observe import derived
 from tr11ops.observe.files import PastProgress
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.queue.held_jobs import standing_holds
-from tr11ops.runcard.differences import differences
+from tr11ops.runcard.card import differences
 from tr11ops.rundir.attempts import LaunchRecord, version_words
 from tr11ops.rundir.exclusion import Exclusion, kept_off
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER

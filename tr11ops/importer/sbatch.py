@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tr11ops.base.errors import ConversionProblem
-from tr11ops.cluster.passed_options import gpu_kind_of, gpus_of, option_fault
+from tr11ops.cluster.sbatch_options import gpu_kind_of, gpus_of, option_fault
 from tr11ops.importer.options import Builder, Converter, LeftReason, integer, text
 from tr11ops.importer.traced import Traced, placeholder_at
 from tr11ops.runcard.sections import parse_time_limit

@@ -16,7 +16,6 @@ from tr11ops.cluster.base import Job, Node, Partition, Scheduler
 from tr11ops.cluster.rehearsal import rehearsal_refusal
 from tr11ops.cluster.select import start_of_watchdog
 from tr11ops.cluster.site import Grants, SiteRules
-from tr11ops.launch.chain import QueueChain
 from tr11ops.launch.container import ContainerFacts, look_at_container
 from tr11ops.launch.data_checks import prefixes_without_maps
 from tr11ops.launch.directory_checks import (
@@ -30,14 +29,14 @@ from tr11ops.launch.directory_checks import (
     read_access,
 )
 from tr11ops.launch.margins import read_history
-from tr11ops.launch.queue_checks import jobs_elsewhere
+from tr11ops.launch.queue_checks import QueueChain, jobs_elsewhere
 from tr11ops.launch.resume import LaunchCheckpoints, look_at_checkpoints, read_finished
 from tr11ops.observe.files import read_exclusions, read_kill_switch
 from tr11ops.observe.lease import LeaseHolder, foreground_trainings, read_holder
 from tr11ops.observe.ownership import why_unmounted
 from tr11ops.observe.snapshot import KillSwitch
-from tr11ops.runcard.attention import device_type
 from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.gpu_memory import device_type
 from tr11ops.runcard.load import unset_here
 from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.cron_records import PeriodicJobState, read_jobs

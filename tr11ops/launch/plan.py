@@ -17,8 +17,13 @@ from tr11ops.base.shipped import read_shipped, shipped_root
 from tr11ops.base.units import counted
 from tr11ops.cluster.arrays import NO_TASK
 from tr11ops.cluster.base import BatchRequest
-from tr11ops.cluster.passed_options import options_of, shown
-from tr11ops.cluster.sbatch_options import code_root, script_engine, script_options
+from tr11ops.cluster.sbatch_options import (
+    code_root,
+    options_of,
+    script_engine,
+    script_options,
+    shown,
+)
 from tr11ops.launch.facts import LaunchRequest
 from tr11ops.runcard.card import PathBase, RunCard, resolved
 from tr11ops.runcard.exit_duration import ExitPlan, exit_plan, resolved_with_exit

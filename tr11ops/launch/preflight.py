@@ -12,9 +12,8 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import counted, first_few, format_time_limit
 from tr11ops.cluster.base import Node, Partition
 from tr11ops.cluster.capacity import Lack, NodeNeed, lacking
-from tr11ops.cluster.passed_options import memory_megabytes, options_of, shown
+from tr11ops.cluster.sbatch_options import memory_megabytes, options_of, shown
 from tr11ops.cluster.site import Reservation, SiteRules
-from tr11ops.launch.chain import chain_checks, coverage_checks, coverage_of, site_checks
 from tr11ops.launch.container import container_checks
 from tr11ops.launch.data_checks import data_checks, map_checks, tokenizer_checks
 from tr11ops.launch.directory_checks import (
@@ -27,14 +26,19 @@ from tr11ops.launch.directory_checks import (
 )
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest
 from tr11ops.launch.margins import grant_checks, is_measured, margin_checks
-from tr11ops.launch.queue_checks import queue_checks
+from tr11ops.launch.queue_checks import (
+    chain_checks,
+    coverage_checks,
+    coverage_of,
+    queue_checks,
+    site_checks,
+)
 from tr11ops.launch.resume import checkpoint_checks, saving_checks
 from tr11ops.nodes.queue_exclusions import card_exclusions, given_to_scheduler
-from tr11ops.runcard.attention import attention_checks
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, unknown, warning
 from tr11ops.runcard.exit_duration import ExitPlan, exit_plan
-from tr11ops.runcard.gpu_memory import memory_checks
+from tr11ops.runcard.gpu_memory import attention_checks, memory_checks
 from tr11ops.runcard.rules import card_warnings
 from tr11ops.runcard.speed import RunHistory, with_gpus_of
 from tr11ops.rundir.exclusions import due_for_recheck

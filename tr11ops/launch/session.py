@@ -19,11 +19,11 @@ from tr11ops.cluster.base import Job, Scheduler
 from tr11ops.cluster.site import Grants, SiteRules, keep_site, read_grants, read_site
 from tr11ops.detect.site import nodes_short
 from tr11ops.detect.watch import watchdog_fault
-from tr11ops.launch.chain import QueueChain, choose_chain
 from tr11ops.launch.directory_checks import base_checks
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest, observe_launch
 from tr11ops.launch.plan import LaunchPlan, plan_launch, plan_lines
 from tr11ops.launch.preflight import excluded_nodes, preflight
+from tr11ops.launch.queue_checks import QueueChain, choose_chain
 from tr11ops.launch.submit import launch_lock, settle, submit
 from tr11ops.nodes.queue_exclusions import RunQueue, card_exclusions, exclude_nodes
 from tr11ops.observe.look import facts_of, observe

@@ -26,7 +26,7 @@ from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import cause
 from tr11ops.base.units import counted
 from tr11ops.cluster.base import Job, JobState, Node, Scheduler
-from tr11ops.cluster.passed_options import of_chosen_nodes, options_of, with_gpus
+from tr11ops.cluster.sbatch_options import of_chosen_nodes, options_of, with_gpus
 from tr11ops.cluster.slurm_command import client_environment
 from tr11ops.health.base import CheckOutcome, CheckResult, fails_everywhere, summary, worst
 from tr11ops.nodes.health_job import MARK, HealthRequest, check_here, results_of

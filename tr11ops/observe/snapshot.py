@@ -28,9 +28,14 @@ from tr11ops.observe.observations import (
     Readmission,
     TrainingObservations,
 )
-from tr11ops.runcard.copies import BackupSection, HubSection
 from tr11ops.runcard.sections import ResilienceSection
-from tr11ops.runcard.watching import AlertsSection, FilesystemSection, WatchSection
+from tr11ops.runcard.watching import (
+    AlertsSection,
+    BackupSection,
+    FilesystemSection,
+    HubSection,
+    WatchSection,
+)
 from tr11ops.rundir.attempts import AttemptEnd, CodeIdentity, why_held
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.paths import RunDirectory, Submission

@@ -10,14 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 from pydantic import Field
 
-from tr11ops.runcard.copies import BackupSection, HubSection
 from tr11ops.runcard.find import PathBase, base_of, find_card, shipped_cards, shipped_folder
 from tr11ops.runcard.load import (
     REMOVED_KEYS,
@@ -44,7 +43,14 @@ from tr11ops.runcard.sections import (
     parse_attempts,
     parse_time_limit,
 )
-from tr11ops.runcard.watching import AlertsSection, CronSection, FilesystemSection, WatchSection
+from tr11ops.runcard.watching import (
+    AlertsSection,
+    BackupSection,
+    CronSection,
+    FilesystemSection,
+    HubSection,
+    WatchSection,
+)
 from trainer.config.base import is_private, left_out, salvage
 from trainer.config.card import CardError, Problem, TrainerConfig, derive_numbers, validate
 from trainer.config.run import RunSection
@@ -406,3 +412,26 @@ def _without_private(problem: Problem) -> Problem:
     if is_private(RunCard, problem.key.split(".")):
         return replace(problem, value=None)
     return problem
+
+
+# ----------------------------------------------------------------------------- how two resolved cards differ
+def differences(
+    before: Mapping[str, Any], after: Mapping[str, Any], path: str = ""
+) -> Iterator[str]:
+    """`section.key: old -> new` for every value that differs, by name."""
+    for key in sorted({*before, *after}):
+        old, new, name = before.get(key), after.get(key), f"{path}{key}"
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from differences(old, new, f"{name}.")
+        elif old != new:
+            yield f"{name}: {_value(old)} -> {_value(new)}"
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        text = "none"
+    else:
+        text = " ".join(str(value).split())
+    if len(text) <= 60:
+        return text
+    return f"{text[:57]}..."

@@ -8,11 +8,16 @@ import math
 from collections.abc import Iterable
 from itertools import groupby
 
-from tr11ops.runcard.attention import attention_of, gpu_is_unknown
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.check import Level
 from tr11ops.runcard.exit_duration import exit_plan
-from tr11ops.runcard.gpu_memory import least_recomputed, memory_checks, memory_of
+from tr11ops.runcard.gpu_memory import (
+    attention_of,
+    gpu_is_unknown,
+    least_recomputed,
+    memory_checks,
+    memory_of,
+)
 from tr11ops.runcard.rules import card_warnings
 from tr11ops.runcard.speed import (
     NARROWEST,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tr11ops.cluster.passed_options import gpu_fault, option_fault, options_of
+from tr11ops.cluster.sbatch_options import gpu_fault, option_fault, options_of
 from trainer.config.card import ParallelSection, Problem
 from trainer.config.model import UNCUT_FAMILIES, WHAT_IT_COST, too_large, uneven_lengths
 from trainer.config.rules import Rule

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 
 from tr11ops.cluster.base import Node
-from tr11ops.cluster.passed_options import gpu_kind_asked, options_of
+from tr11ops.cluster.sbatch_options import gpu_kind_asked, options_of
 from tr11ops.runcard.card import RunCard
 from trainer.contract.record import Record
 from trainer.schedule import flops

@@ -5,22 +5,28 @@ when asked for.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
+
+from msgspec.structs import replace
 
 from tr11ops.alerts.situation import Act, RunCondition, RunSituation, Spell
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import MINUTE, duration, timestamp
 from tr11ops.detect.nodes_left import what_may_be_lost
+from tr11ops.detect.storage import filesystem_filling, filesystem_full
 from tr11ops.goodput.account import Goodput, account
 from tr11ops.goodput.history import read_history
 from tr11ops.goodput.timeline import Bucket
 from tr11ops.observe import derived
 from tr11ops.observe.files import progress_at
 from tr11ops.observe.forecast import end_of
+from tr11ops.observe.look import facts_of, observe
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from tr11ops.rundir.action_log import LETS_IT_ACT, ActionHistory, Result
+from tr11ops.rundir.disk_usage import Usage
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 from tr11ops.rundir.paths import RunDirectory
@@ -28,6 +34,7 @@ from tr11ops.watchdog.actions import Plan
 from tr11ops.watchdog.verdict import Verdict, VerdictWord
 
 if TYPE_CHECKING:
+    from tr11ops.alerts.service import AlertOutcome
     from tr11ops.runcard.card import RunCard
 
 
@@ -155,3 +162,22 @@ def _eta(card: RunCard, snapshot: Snapshot) -> str:
     if not snapshot.active_jobs and derived.liveness_outside(snapshot) is None:
         return f"{duration(left)} of training are left{waits}"
     return f"{timestamp(snapshot.time + left, ZoneInfo(card.alerts.time_zone), MINUTE)}, in {duration(left)}{waits}"
+
+
+# ----------------------------------------------------------------------------- file systems
+# One look of the alerts at the file systems alone, right after they were measured; all else is
+# left to the pulse.
+def alert(
+    directory: RunDirectory, card: RunCard, samples: Sequence[Usage], now: float, typed: str
+) -> AlertOutcome:
+    """Tell the alerts what these samples show, also where a full disk did not let them be kept."""
+    from tr11ops.alerts.sending import Sender
+    from tr11ops.alerts.service import process_some
+
+    snapshot = observe(
+        directory, facts_of(card, typed), Unknown("only the file systems were looked at"), now
+    )
+    earlier = (sample for sample in known(snapshot.operation.usage, ()) if sample.time < now)
+    snapshot = replace(snapshot, operation=replace(snapshot.operation, usage=(*earlier, *samples)))
+    findings = (*filesystem_full.detect(snapshot), *filesystem_filling.detect(snapshot))
+    return process_some(Sender.of(directory, card, now, typed), findings)

@@ -20,9 +20,8 @@ import pytest
 
 from tests.end_to_end import TR11, Playground
 from tests.plugins.worker_server import worker_python
-from tr11ops.agent.channel import Channel, Greeting, greet
 from tr11ops.agent.peers import Newcomer, objection
-from tr11ops.agent.rendezvous import Rendezvous, read_rendezvous
+from tr11ops.agent.rendezvous import Channel, Greeting, Rendezvous, greet, read_rendezvous
 from tr11ops.base.errors import ChannelBusy, ChannelLost, RendezvousError
 from tr11ops.twin.machine import claimed_ports
 from trainer.contract.state_file import read_json

@@ -14,7 +14,7 @@ from tr11ops.backup.base import ARCHIVE_RETRIES
 from tr11ops.backup.transfer import BURST_SECONDS, RateLimiter, Transfer
 from tr11ops.base.errors import ArchivePermanentError, ArchiveUnavailable, CopyStopped
 from tr11ops.base.retry import LONGEST_ASKED_SECONDS, retry
-from tr11ops.runcard.copies import BackupSection
+from tr11ops.runcard.watching import BackupSection
 
 
 class Clock:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from tr11ops.checkpoints.catalogue import Catalogue, Clocks, read_catalogue
 from tr11ops.checkpoints.prune import Pruner
 from tr11ops.checkpoints.retention import RetentionPolicy
-from tr11ops.runcard.copies import BackupSection
+from tr11ops.runcard.watching import BackupSection
 from tr11ops.rundir.checkpoint_pins import pin
 from tr11ops.rundir.copies import CopyRecord, Kind, identity_of, location_of, write_copy
 from tr11ops.rundir.paths import RunDirectory

@@ -22,7 +22,7 @@ from tests.tr11ops.checkpoints.shelf import NOW, Shelf, policy
 from tr11ops.checkpoints import prune as pruning
 from tr11ops.checkpoints.prune import BEGUN, FAILED, LEFT, REMOVED, hide
 from tr11ops.checkpoints.quarantine import doomed_name, hidden_name, list_quarantined
-from tr11ops.runcard.copies import BackupSection
+from tr11ops.runcard.watching import BackupSection
 from tr11ops.rundir.checkpoint_pins import pin, state_folder
 from tr11ops.rundir.claims import Claim, ClaimFolder, ClaimTaken
 from tr11ops.rundir.clocks import Clocks, read_clocks

@@ -15,7 +15,7 @@ from tests.tr11ops.checkpoints.shelf import DAY, NOW, STORE, URL, Shelf, policy
 from tr11ops.base.observed import Unknown
 from tr11ops.checkpoints.catalogue import Catalogue, Clocks, Uses
 from tr11ops.checkpoints.retention import RetentionPolicy, counts, decide, decide_quarantined
-from tr11ops.runcard.copies import BackupSection
+from tr11ops.runcard.watching import BackupSection
 from tr11ops.rundir.checkpoint_digests import DigestRecord
 from tr11ops.rundir.checkpoint_pins import Pin
 from tr11ops.rundir.checkpoint_scan import SavedCheckpoint

@@ -25,9 +25,8 @@ from tr11ops.cli.common import directory_of
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.base import JobState as SlurmState
 from tr11ops.cron.chain import Link
-from tr11ops.cron.jobs import PeriodicJob
+from tr11ops.cron.jobs import Every, PeriodicJob
 from tr11ops.cron.runner import KEPT_CARD
-from tr11ops.cron.schedule import Every
 from tr11ops.cron.status import CronView, view
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.cron_records import (

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tr11ops.cluster.passed_options import Gres, gpu_count, gpu_kind_of, gpus_of, parse_gres
+from tr11ops.cluster.sbatch_options import Gres, gpu_count, gpu_kind_of, gpus_of, parse_gres
 from tr11ops.cluster.slurm_text import nodes_from_scontrol
 
 

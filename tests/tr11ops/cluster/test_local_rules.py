@@ -34,11 +34,13 @@ from tr11ops.cluster.local_rules import (
     JobReference,
     array_of,
     choose_nodes,
+    find_job,
     has_ended,
+    output_path,
     parse_dependency,
     parse_job_id,
+    submission_jobs,
 )
-from tr11ops.cluster.local_view import find_job, output_path, submission_jobs
 
 NODES = simulated_nodes(6)
 FINAL = sorted(state for state in JobState if state.is_final)

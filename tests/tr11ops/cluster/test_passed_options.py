@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tr11ops.cluster.base import BatchRequest
-from tr11ops.cluster.passed_options import (
+from tr11ops.cluster.sbatch_options import (
     TAKEN,
     gpu_fault,
     memory_megabytes,
@@ -17,9 +17,10 @@ from tr11ops.cluster.passed_options import (
     of_chosen_nodes,
     option_fault,
     options_of,
+    sbatch_options,
+    script_options,
     with_gpus,
 )
-from tr11ops.cluster.sbatch_options import sbatch_options, script_options
 
 CARD = options_of(
     {

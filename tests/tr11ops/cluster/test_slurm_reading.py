@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tr11ops.cluster import slurm_table, slurm_text
+from tr11ops.cluster import slurm_text
 from tr11ops.cluster.arrays import LARGEST_ARRAY_INDEX, task_numbers
 from tr11ops.cluster.base import Job, JobState, Node
 
@@ -21,7 +21,7 @@ def recorded() -> dict[str, Job]:
 
 
 def test_a_recorded_table_is_read() -> None:
-    table = slurm_table.jobs_from_table((DATA / "22.05" / "squeue-table.txt").read_text())
+    table = slurm_text.jobs_from_table((DATA / "22.05" / "squeue-table.txt").read_text())
     assert table is not None
     by_name = {job.name: job for job in table}
     assert by_name["ex it|3"].exit_code == 3
@@ -31,7 +31,7 @@ def test_a_recorded_table_is_read() -> None:
 
 @given(st.text(alphabet="0123456789:|\x1f\n PENDING-", max_size=400))
 def test_a_table_of_another_shape_is_none_at_all(text: str) -> None:
-    found = slurm_table.jobs_from_table(text)
+    found = slurm_text.jobs_from_table(text)
     assert found is None or all(job.raw_id.isdigit() for job in found)
 
 
@@ -173,10 +173,10 @@ def test_the_table_of_nodes_tells_the_partitions_that_start_nothing() -> None:
         ),
     ]
     text = "".join("".join(f"{value}\x1f" for value in row) + "\n" for row in rows)
-    assert slurm_table.nodes_from_table(text) == (
+    assert slurm_text.nodes_from_table(text) == (
         Node("n1", frozenset({"idle", "drain"}), "fan | 3, by hand", 64, 8, 500_000, ("gpu", "all"),
              frozenset({"a100", "ib"}), ("gpu",), gpu_kind="a100", reason_time=1795256049.0, reason_user="root"),
         Node("c1", frozenset({"mixed"}), "", 32, 0, 250_000, ("all",)),
     )  # fmt: skip
-    assert slurm_table.nodes_from_table("") == ()
-    assert slurm_table.nodes_from_table("another\x1fshape\x1f\n") is None
+    assert slurm_text.nodes_from_table("") == ()
+    assert slurm_text.nodes_from_table("another\x1fshape\x1f\n") is None

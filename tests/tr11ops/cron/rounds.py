@@ -16,9 +16,8 @@ from typing import Any
 
 from tr11ops.base.stop_signals import obeying
 from tr11ops.cron.daemon import Daemon
-from tr11ops.cron.jobs import PeriodicJob
+from tr11ops.cron.jobs import Every, PeriodicJob
 from tr11ops.cron.runner import CronContext, run_due
-from tr11ops.cron.schedule import Every
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.paths import RunPaths
 

@@ -38,7 +38,7 @@ from tr11ops.cron.chain import (
     queue_link,
     remove,
 )
-from tr11ops.cron.schedule import Daily, Every
+from tr11ops.cron.jobs import Daily, Every
 from tr11ops.cron.table_programs import Invocation, link_script
 from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.cron_records import ChainState, read_chains

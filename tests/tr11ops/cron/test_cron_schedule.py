@@ -10,7 +10,7 @@ from apscheduler.triggers.cron import CronTrigger
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tr11ops.cron.schedule import Daily, Every, Schedule, is_due, next_due, slack
+from tr11ops.cron.jobs import Daily, Every, Schedule, is_due, next_due, slack
 
 NOW = 1_795_289_822.25  # 2026-11-21 19:37:02 UTC
 HOUR, DAY = 3600.0, 86_400.0

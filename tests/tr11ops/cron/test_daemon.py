@@ -21,8 +21,7 @@ from tests.tr11ops.cron.rounds import job, place, run_directory
 from tests.waiting import until
 from tr11ops.cron import daemon as module
 from tr11ops.cron.daemon import Daemon, RecordTrigger
-from tr11ops.cron.jobs import PeriodicJob
-from tr11ops.cron.schedule import Every
+from tr11ops.cron.jobs import Every, PeriodicJob
 from tr11ops.rundir.claims import ClaimFolder
 
 NOW = 1_795_289_822.25

@@ -17,8 +17,7 @@ from tests.tr11ops.cli.run_folder import run_directory
 from tests.tr11ops.cron.cards import card
 from tr11ops.base.observed import known
 from tr11ops.base.shipped import shipped
-from tr11ops.cron.jobs import drop_ins, every_job, script_command, wanted
-from tr11ops.cron.schedule import Daily, Every
+from tr11ops.cron.jobs import Daily, Every, drop_ins, every_job, script_command, wanted
 from tr11ops.rundir.cron_records import job_file, read_job
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.paths import RunPaths

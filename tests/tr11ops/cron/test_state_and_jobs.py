@@ -12,8 +12,17 @@ import pytest
 from tests.tr11ops.cron.cards import CARD, card
 from tr11ops.base.observed import Unknown
 from tr11ops.base.shipped import shipped
-from tr11ops.cron.jobs import chain_schedule, due, find_job, of_chain, table, unknown_skips, wanted
-from tr11ops.cron.schedule import Daily, Every
+from tr11ops.cron.jobs import (
+    Daily,
+    Every,
+    chain_schedule,
+    due,
+    find_job,
+    of_chain,
+    table,
+    unknown_skips,
+    wanted,
+)
 from tr11ops.runcard.card import CardError, load_card
 from tr11ops.rundir.cron_records import (
     ChainState,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tr11ops.base.errors import TableError
-from tr11ops.cron.schedule import Daily, Every, Schedule
+from tr11ops.cron.jobs import Daily, Every, Schedule
 from tr11ops.cron.table_programs import cron_command, difference, minutes_field, replaced
 
 MARK, OTHER = "0123456789ab", "ba9876543210"

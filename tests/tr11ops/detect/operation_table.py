@@ -44,8 +44,7 @@ from tr11ops.observe.observations import (
     UnwritableDirectory,
 )
 from tr11ops.observe.snapshot import Checkpoint, Checkpoints, KillSwitch, Snapshot
-from tr11ops.runcard.copies import BackupSection, HubSection
-from tr11ops.runcard.watching import FilesystemSection, WatchSection
+from tr11ops.runcard.watching import BackupSection, FilesystemSection, HubSection, WatchSection
 from tr11ops.rundir import cron_records as periodic
 from tr11ops.rundir.disk_usage import Usage
 from tr11ops.rundir.exclusion import Exclusion

@@ -37,7 +37,7 @@ from tr11ops.detect.copies import backup_overdue, copy_grace
 from tr11ops.detect.watch import clock_skew, is_overdue, round_grace
 from tr11ops.observe.observations import CopyStatus, LeastUsed
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.runcard.copies import BackupSection
+from tr11ops.runcard.watching import BackupSection
 from tr11ops.rundir import cron_records as periodic
 
 

@@ -49,9 +49,8 @@ from tr11ops.handover.text import document, markdown
 from tr11ops.observe.files import PastProgress, progress_at
 from tr11ops.observe.observations import CopyStatus
 from tr11ops.observe.snapshot import KillSwitch, Snapshot, course_of
-from tr11ops.runcard.card import load_card, shipped_folder
-from tr11ops.runcard.copies import BackupSection
-from tr11ops.runcard.differences import differences
+from tr11ops.runcard.card import differences, load_card, shipped_folder
+from tr11ops.runcard.watching import BackupSection
 from tr11ops.rundir.attempts import CodeIdentity, LaunchRecord
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.hold_store import HoldRecord

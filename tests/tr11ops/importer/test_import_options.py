@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.tr11ops.importer.old_scripts import minimal, value_at
-from tr11ops.cluster.passed_options import gpus_of
+from tr11ops.cluster.sbatch_options import gpus_of
 from tr11ops.importer.defects_table import CODES
 from tr11ops.importer.importing import import_text
 from tr11ops.importer.options import Defect, DefectSeverity, LeftReason

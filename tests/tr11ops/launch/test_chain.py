@@ -16,8 +16,8 @@ from tests.tr11ops.launch.run_inputs import write_card
 from tr11ops.base.errors import SchedulerUnreachable
 from tr11ops.cluster.site import ACCOUNTING_SECONDS, SiteRules, read_site
 from tr11ops.cluster.slurm_command import CommandResult
-from tr11ops.launch.chain import choose_chain, coverage_of, site_checks
 from tr11ops.launch.margins import margin_checks, read_history, room_before_limit
+from tr11ops.launch.queue_checks import choose_chain, coverage_of, site_checks
 from tr11ops.runcard.card import RunCard, load_card, shipped_folder
 from tr11ops.runcard.check import Level
 from tr11ops.runcard.estimate import estimate

@@ -32,7 +32,7 @@ from tests.tr11ops.status_cases import (
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import duration
 from tr11ops.detect.queued_work import chain_end
-from tr11ops.launch.chain import coverage_of
+from tr11ops.launch.queue_checks import coverage_of
 from tr11ops.observe.forecast import NextCheckpoint, end_of, next_checkpoint, throughput_of
 from tr11ops.observe.look import facts_of
 from tr11ops.observe.snapshot import (

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from tr11ops.cli.main import execute
-from tr11ops.runcard.attention import attention_checks
 from tr11ops.runcard.card import load_card, shipped_cards, shipped_folder
 from tr11ops.runcard.check import Level
 from tr11ops.runcard.estimate import LevelTime, estimate
 from tr11ops.runcard.exit_duration import exit_plan
+from tr11ops.runcard.gpu_memory import attention_checks
 from tr11ops.runcard.speed import fixed_share, step_weights
 from trainer.config.card import CardError
 from trainer.schedule.path import path_of

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tr11ops.runcard.card import RunCard, load_card, shipped_folder
-from tr11ops.runcard.copies import BackupSection
+from tr11ops.runcard.watching import BackupSection
 from tr11ops.rundir.copy_policy import WantedCopy, in_order, wanted_copies
 
 VARIABLES = {

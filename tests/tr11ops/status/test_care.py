@@ -48,9 +48,14 @@ from tr11ops.detect.registry import detect_all
 from tr11ops.observe import derived
 from tr11ops.observe.observations import Copied, CopyStatus, LaunchEnd
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
-from tr11ops.runcard.copies import BackupSection, HubSection
 from tr11ops.runcard.exit_duration import ExitPlan
-from tr11ops.runcard.watching import AlertsSection, FilesystemSection, WatchSection
+from tr11ops.runcard.watching import (
+    AlertsSection,
+    BackupSection,
+    FilesystemSection,
+    HubSection,
+    WatchSection,
+)
 from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.copies import DrillRecord, write_drill
 from tr11ops.rundir.exclusion import Exclusion

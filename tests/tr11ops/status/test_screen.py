@@ -44,8 +44,7 @@ from tr11ops.cluster.base import Node
 from tr11ops.detect.registry import detect_all, page_of
 from tr11ops.observe.observations import CopyStatus, LaunchEnd
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
-from tr11ops.runcard.copies import BackupSection, HubSection
-from tr11ops.runcard.watching import FilesystemSection
+from tr11ops.runcard.watching import BackupSection, FilesystemSection, HubSection
 from tr11ops.rundir.attempts import CodeIdentity
 from tr11ops.status.assessment import status_of
 from tr11ops.status.extra_observations import ExtraObservations

@@ -15,9 +15,9 @@ from torch.nn.attention import SDPBackend
 from tests.trainer.cases import tiny
 from tests.trainer.schedule_cards import card_of
 from tests.trainer.t5_cases import tiny_t5
-from tr11ops.runcard.attention import attention_checks, attention_of, gpu_is_unknown
 from tr11ops.runcard.card import RunCard, load_card, shipped_cards, shipped_folder
 from tr11ops.runcard.check import Level
+from tr11ops.runcard.gpu_memory import attention_checks, attention_of, gpu_is_unknown
 from trainer.config.card import CardError, ModelSection, TrainerConfig
 from trainer.config.kernel_choice import (
     Device,
