@@ -27,10 +27,12 @@ from hypothesis import strategies as st
 
 from tests.plugins.faulty_hub import FaultyHub
 from tests.plugins.object_store_fixture import ObjectStore
+from tests.plugins.planted_secrets import PLANTED
 from tests.tr11ops.backup.copy_cases import make_checkpoint
 from tests.tr11ops.backup.fault_proxy import Fault
 from tests.tr11ops.launch.run_inputs import write_card
 from tests.tr11ops.logs.log_cases import log_of
+from tr11ops.base.redact import one_line
 from tr11ops.base.retry import RetryPolicy
 from tr11ops.cli import sync, upload
 from tr11ops.cli.main import execute
@@ -521,3 +523,8 @@ def test_the_scan_finds_what_is_there(bench: Bench) -> None:
         "the delivery address",
         "the old token",
     ]
+
+
+@pytest.mark.parametrize(("line", "secret"), PLANTED)
+def test_what_others_say_is_shown_without_secrets(line: str, secret: str) -> None:
+    assert secret not in one_line(line.format(secret), limit=10_000)

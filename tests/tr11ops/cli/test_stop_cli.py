@@ -424,6 +424,18 @@ def test_a_wait_for_the_scheduler_alone_says_what_that_says(
     assert answer.code == 1 and f"job {number} is still there" in answer.out
 
 
+def test_a_scheduler_that_falls_silent_ends_no_wait(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fall_silent(edge: LocalScheduler, job_id: str) -> Job | None:
+        raise SchedulerError("no answer within 10 s")
+
+    number = running(bench, trainer_script(bench, END))
+    monkeypatch.setattr(LocalScheduler, "job", fall_silent)
+    answer = tr11(bench, "kill", "--yes", "--wait", "--timeout", "2")
+    assert answer.code == 1 and f"job {number} is still there" in answer.out
+
+
 def in_the_states(monkeypatch: pytest.MonkeyPatch, *states: JobState) -> None:
     """The embedded scheduler says of a job, when asked for it alone, one of these after another,
     the last for ever.
