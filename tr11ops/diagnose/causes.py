@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from tr11ops.base.units import counted
 from tr11ops.diagnose.answers import Signs
 from tr11ops.diagnose.attribution.log_evidence import evidence_of
-from tr11ops.diagnose.attribution.names import is_device
+from tr11ops.diagnose.attribution.names import can_be_excluded, is_device
 from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
 from tr11ops.diagnose.file_servers import BACK, helps_where_dropped
 from tr11ops.diagnose.harmless import without_habits
@@ -47,7 +47,7 @@ from tr11ops.diagnose.signature import (
     Role,
 )
 from tr11ops.diagnose.silence import has_gone_silent, with_silence
-from tr11ops.diagnose.starts import explained
+from tr11ops.diagnose.starts import NO_OTHERS_ADDRESS, explained
 from tr11ops.diagnose.topics import FAMILY as TOPICS
 from tr11ops.diagnose.waits import (
     helps_where_one_works,
@@ -78,7 +78,7 @@ _FORBIDDEN = re.compile(  # or sought where no other node is: at a loopback, at 
     r"No route to host|Function not implemented|Operation not (?:permitted|supported)|Permission denied"
     r"|Protocol not (?:supported|available)|Address family not supported"
     r"|Cannot assign requested address|No such interface"
-    r"|[Cc]onnect(?:ing|ion)? to (?:\S+\()?(?:127\.|localhost\b|::1\b|172\.17\.0\.1\b|169\.254\.)"
+    rf"|[Cc]onnect(?:ing|ion)? to (?:\S+\()?{NO_OTHERS_ADDRESS}"
 )
 _CLOSED_BEFORE = re.compile(r"Rendezvous for run_id=\S+ was closed")
 _TOLD_ITSELF = re.compile(r"SignalException: Process \d+ got signal")
@@ -210,7 +210,7 @@ def _with_odd_host(found: Diagnosis, odd: OddHost, launch: LogLaunch) -> Diagnos
         fault = odd.fault
     if step in {NextStep.FIX_CONFIG, NextStep.FIX_STORAGE}:
         step = NextStep.PAGE
-    alone = replace(signs, lone_node=odd.host, helps=None)
+    alone = replace(signs, lone_node=odd.host, peer=None, helps=None)
     if fault is found.fault:
         confidence = found.confidence
     else:
@@ -232,7 +232,7 @@ def _may_be_of_odd_host(found: Diagnosis, odd: OddHost, launch: LogLaunch) -> bo
     signs, root = found.signs, found.root_cause
     if (
         root is None
-        or signs.peer is not None
+        or (signs.peer is not None and can_be_excluded(signs.peer))
         or signs.lone_node is not None
         or found.step is NextStep.NONE
     ):
@@ -245,7 +245,12 @@ def _may_be_of_odd_host(found: Diagnosis, odd: OddHost, launch: LogLaunch) -> bo
     is_same_kind = found.fault is odd.fault
     if launch.progress is not None:
         return is_its and is_same_kind
-    return is_its or (root.node is None and (is_same_kind or found.fault in _OF_PEERS))
+    # who prints a line about a link is a witness of it
+    is_a_links = is_same_kind and found.fault is FaultClass.NCCL_NETWORK
+    is_a_links = is_a_links and signs.blame is not NodeBlame.NODE
+    return (
+        is_its or is_a_links or (root.node is None and (is_same_kind or found.fault in _OF_PEERS))
+    )
 
 
 def _has_too_little_shared_memory(found: Diagnosis, launch: LogLaunch) -> bool:
@@ -551,7 +556,8 @@ def _of_root(
     if signature.fault is FaultClass.NCCL_NETWORK and signature.blame is not NodeBlame.NODE:
         peer = most_named_peer([root, *_all(found)], places)
         peer = refusing_peer(root, launch.sightings, places) or peer
-    step = _step_of_network(root, alike, launch=launch, places=places, usual=step)
+    if peer is None or _SET_UP not in root.text:  # the peer, and not the path, is not there
+        step = _step_of_network(root, alike, launch=launch, places=places, usual=step)
     if peer is not None:
         quoted = replace(quoted, rank=None, node=peer, gpu=None, is_guess=False)
     elif step is NextStep.EXCLUDE_AND_RESUBMIT and (

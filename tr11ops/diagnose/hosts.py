@@ -50,7 +50,7 @@ _ROW = re.compile(  # of a table of hosts: what came out may stand before the na
 )
 FEWEST_ROWS = 3  # of a table
 _LIST = re.compile(
-    r"\b(?:[Nn]odes?|[Nn]ode_?[Ll]ist|NODE_?LIST|[Hh]osts?|HOSTS?|SLURM_\w*NODELIST)\b[ :=(\"']+"
+    r"\b(?:[Nn]odes?|[Nn]ode_?[Ll]ist|NODE_?LIST|[Hh]osts?|HOSTS?|SLURM_\w*NODELIST)\b(?:\(s\))?[ :=(\"']+"
     rf"(?P<list>(?:[A-Za-z][\w.-]*\[\d[\d,-]*\][\w.-]*|{_HOST})(?:, ?(?:[A-Za-z][\w.-]*\[\d[\d,-]*\][\w.-]*|{_HOST}))*)"
 )
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")

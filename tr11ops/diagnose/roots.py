@@ -35,7 +35,10 @@ _OF_A_LOST_GPU = frozenset(
 )
 _OF_A_LOST_PEER = frozenset({"nccl-peer", "nccl-connect", "network-slingshot"})
 # whose reason stands in the next lines
-_SAID_BELOW = {"hub-unavailable": "hub-denied", "nccl-usage": "nccl-same-gpu"}
+_SAID_BELOW = {
+    "hub-unavailable": frozenset({"hub-denied", "hub-offline"}),
+    "nccl-usage": frozenset({"nccl-same-gpu"}),
+}
 NEXT_LINES = 6
 CHAIN_LINES = 60  # from one exception of a chain to the next
 _ECHOES = re.compile(  # and what a library of connections says of a service that its client names
@@ -75,6 +78,7 @@ _OF_PEERS = frozenset({FaultClass.NCCL_NETWORK, FaultClass.NCCL_TIMEOUT, FaultCl
 _ENDS_OF_JOBS = _ORDERED_ENDS | {FaultClass.SLURM_NODE_FAIL, FaultClass.SLURM_USER_CANCEL}
 _OF_SUBMISSIONS = frozenset({FaultClass.SLURM_SUBMIT, FaultClass.SLURM_AUTH})
 _SUBMITS = re.compile(r"\b(?:sbatch|bsub|qsub)\b|[Jj]ob submission failed|SUBMIT_BATCH_JOB")
+_SHOWN = re.compile(r"[$#%>] (?:tail|cat|head|less|more) .*\S+\.(?:out|log|err|txt)\b")
 _CABLE = re.compile(r"[Cc]able error|unsupported cable")  # no link comes up again for good
 _KERNELS_WORD = re.compile(r"\bkernel: |NVRM: |nvidia-nvswitch")
 _NEVER_ENDED = re.compile("Kill task failed|NOT ENDING")  # a node that is lost because a job hung
@@ -122,7 +126,8 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
         one
         for launch in launches
         for one in launch.sightings
-        if not (launch.has_overcome(one) or _is_usual(one, launch))
+        if _is_of_a_terminal(one, launch)
+        or not (launch.has_overcome(one) or _is_usual(one, launch))
     ]
     left = [one for one in left if not _is_of_an_earlier_life(one, left, launches)]
     if any(one.signature.role in _FAILED and not one.is_mild for one in left):
@@ -130,7 +135,10 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
             one
             for launch in launches
             for one in launch.sightings
-            if not launch.has_overcome(one) or _has_an_age(one) or _is_still_degraded(one, left)
+            if not launch.has_overcome(one)
+            or _has_an_age(one)
+            or _is_still_degraded(one, left)
+            or _is_of_a_terminal(one, launch)
         ]
     surest = max(
         (
@@ -200,6 +208,22 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
         consequences=of(Role.CONSEQUENCE),
         ends=ends,
         short_ends=short,
+    )
+
+
+def _is_of_a_terminal(one: Sighting, launch: LogLaunch) -> bool:
+    """Whether the scheduler refused a job at a terminal where later a file of another one was shown: the
+    steps in that are not of what was refused.
+    """
+    if not _is_refusal(one) or one.progress is not None:
+        return False
+    return any(
+        head.file == one.file
+        and any(
+            number > one.line_number and _SHOWN.search(line)
+            for number, line in enumerate(head.text.splitlines(), head.first_line)
+        )
+        for head in launch.heads
     )
 
 
@@ -749,7 +773,7 @@ def _says_more(one: Sighting, strong: Sighting) -> bool:
         is_deeper = is_before(strong, one) and one.signature.confidence >= STRONG
     elif signature.id in _SAID_BELOW:
         is_deeper = (
-            one.signature.id == _SAID_BELOW[signature.id]
+            one.signature.id in _SAID_BELOW[signature.id]
             and 0 < _lines_below(one, strong) <= NEXT_LINES
         )
     elif signature.id in _SAYS_WHY:
@@ -779,6 +803,8 @@ def _is_programs_own(one: Sighting, strong: Sighting) -> bool:
     if one.raised is None or one.raised.follows or one.is_mild:
         return False
     is_own = one.signature.fault not in _OF_OTHERS and one.signature.confidence >= PLAIN
+    if one.file != strong.file and None in (one.time, strong.time):
+        return is_own  # which came first is not told, and who lost a peer raises nothing of its own
     return is_own and one.origin.writer != strong.origin.writer and is_before(one, strong)
 
 

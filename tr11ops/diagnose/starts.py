@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from tr11ops.diagnose.sighting import LogLaunch, Sighting
 from tr11ops.diagnose.signature import FaultClass, NextStep, NodeBlame, Role
+from tr11ops.diagnose.waits import UNREACHED
 
 _JOINED: Final = "members-joined"
 _STARTED: Final = "members-started"
@@ -47,6 +48,22 @@ _STARTS_MORE = re.compile(
 _ASKER = re.compile(r"(?m)^(.+?)\[W.{0,200}cannot be retrieved \(gai error: -2")
 _TRIED = re.compile(r"client socket (?:has failed|cannot be initialized) to connect to \[")
 _NO_HOST: Final = "no one knows the name of the host that workers connect to"
+# loopback and link addresses, the bridges of Docker, and blocks that are given to no host (RFC 6890)
+NO_OTHERS_ADDRESS: Final = (
+    r"(?:localhost\b|\[?::1\b|(?:127|169\.254|192\.0\.[02])(?:\.\d+)+"
+    r"|172\.(?:1[7-9]|2\d|3[01])\.0\.1\b)"
+)
+_TRIED_AT = re.compile(
+    r"(?:client socket has failed to connect to \[|Connecting to JAX distributed service on )(?P<address>[\w.:-]+)"
+)
+_AT_NO_OTHERS_ADDRESS = re.compile(NO_OTHERS_ADDRESS)
+_GIVEN = re.compile(r"trying to connect to \(?(?P<address>[\w.:-]+)")
+_AT_NO_OTHERS: Final = "workers look for each other at an address that no other host can have"
+_ALONE = re.compile(r"\b1/(?P<members>\d+) (?:\w+ )?joined")
+_NO_ONE_CAME: Final = (
+    "none of the others came: they were not started, or look for the one that waited elsewhere"
+)
+_SEVERAL: Final = 3  # members, of which one may be late or lost, and hardly all others
 FEWER: Final = 0.8
 STILL_PREPARES: Final = 0.7
 
@@ -59,7 +76,7 @@ def explained(root: Sighting | None, launch: LogLaunch) -> Sighting | None:
         return _fewer_than_expected(launch, root) or _too_few_tasks(launch, root) or root
     why = ""
     if root.signature.fault is FaultClass.RENDEZVOUS:
-        why = _never_came(launch)
+        why = _never_came(launch) or _cannot_meet(root, launch)
     if why:
         return replace(
             root, signature=replace(root.signature, step=NextStep.FIX_CONFIG, meaning=why)
@@ -121,6 +138,24 @@ def _never_came(launch: LogLaunch) -> str:
     if _never_started(launch) or _has_fewer_tasks(launch):
         return _TOO_FEW
     return _NO_HOST if _finds_no_address(launch) else ""
+
+
+def _cannot_meet(root: Sighting, launch: LogLaunch) -> str:
+    """Why workers did not meet, where that is no passing fault; "" where it may be one.
+
+    Between processes of one host there is no network that fails for a while, and a late or lost node is
+    one of several.
+    """
+    alone = _ALONE.search(root.text)
+    if alone is not None and int(alone["members"]) >= _SEVERAL:
+        return _NO_ONE_CAME
+    if UNREACHED.search(root.text) is None:
+        return ""
+    heads = "\n".join(head.text for head in launch.heads if head.file == root.file)
+    tried = _TRIED_AT.findall(heads) or _GIVEN.findall(root.text)
+    if tried and all(_AT_NO_OTHERS_ADDRESS.match(address) for address in tried):
+        return _AT_NO_OTHERS
+    return ""
 
 
 def _finds_no_address(launch: LogLaunch) -> bool:

@@ -16,13 +16,14 @@ _GROUP = re.compile(r"\bPG (?:ID )?(?P<group>\w+)\b")
 # the number of the group that all ranks are of; others have other members on other ranks
 _EVERY_RANK = "0"
 _ENQUEUED = re.compile(
-    r"\bRank (?P<rank>\d+)\] +failure detected by watchdog.{0,60}last enqueued work: (?P<number>\d+)"
+    r"\bRank (?P<rank>\d+)\] +(?:failure detected by watchdog.{0,60}last enqueued work"
+    r"|Received a dump signal.{0,160}Last enqueued NCCL work): (?P<number>\d+)"
 )
 _WAITED = re.compile(
     r"(?:(?:client socket has t|T)imed out after|Timeout waiting for key: .{1,80}? after) (?P<wait>\d+) ?(?P<unit>m?s)"
 )
 # of an address that did not answer, and of tasks that never came to it
-_UNREACHED = re.compile(
+UNREACHED = re.compile(
     r"trying to connect to|connection to the C10d store has failed|No route to host"
     r"|PjRT_Client_Connect|tasks_to_register"
 )
@@ -53,7 +54,7 @@ def what_is_missing(fault: FaultClass, trained: bool, texts: Sequence[str]) -> s
     What was not reached before the first step has never been known to work.
     """
     is_at_start = fault in _OF_CONNECTIONS and not trained
-    if is_at_start and (_UNREACHED.search(texts[0]) or _has_waited_long(texts[0])):
+    if is_at_start and (UNREACHED.search(texts[0]) or _has_waited_long(texts[0])):
         return (
             "the logs of those that did not come, or of the host that did not answer, are missing"
         )
