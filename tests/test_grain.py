@@ -4,6 +4,7 @@ it.
 
 from __future__ import annotations
 
+import runpy
 import shutil
 import subprocess
 import sys
@@ -107,3 +108,13 @@ def test_the_places_behind_a_figure(tree: Path) -> None:
 
 def test_every_figure_has_a_limit_here() -> None:
     assert set(tomllib.loads((CI / "grain.toml").read_text())) == {*FIGURES, "status-modules"}
+
+
+def test_every_mutant_has_its_place() -> None:
+    """`make mutants` takes a quarter of an hour; that its table fits the code is seen here."""
+    mutants = runpy.run_path(str(CI / "mutants"), run_name="read")
+    every = mutants["MUTANTS"]
+    assert len(every) >= 30 and len({mutant.name for mutant in every}) == len(every)
+    assert [mutant.name for mutant in every if mutants["place_of"](mutant) is None] == []
+    folders = {folder for mutant in every for folder in mutant.folders.split()}
+    assert [folder for folder in folders if not (CI.parent / folder).is_dir()] == []
