@@ -178,7 +178,7 @@ def test_a_drained_node_that_is_in_use_is_shown(run: Run, twin: Twin) -> None:
 
 
 def test_a_start_in_three_days_is_remarked(run: Run, twin: Twin) -> None:
-    number = run.submit(begin=time.time() + 3 * 86_400)
+    number = run.submit(begin=time.time() + 3 * 86_400 + 600)
     seen, verdict = run.wait(
         lambda seen, _: any(job.start_time is not None for job in seen.pending_jobs)
     )

@@ -22,7 +22,6 @@ from tr11ops.agent.breaker import (
     read_burned,
     why_not_begin,
 )
-from tr11ops.agent.exit_records import read_faults, read_progress
 from tr11ops.agent.job_follower import of_dead_host
 from tr11ops.agent.launching import Launches, ended_by
 from tr11ops.agent.mitigation import (
@@ -45,6 +44,7 @@ from tr11ops.agent.relaunch import (
     named_twice,
 )
 from tr11ops.agent.step import LineTee, StopFlag
+from tr11ops.agent.traces import read_faults, read_progress
 from tr11ops.base.units import counted
 from tr11ops.cluster.base import JobState, Scheduler
 from tr11ops.cluster.hostlist import compress

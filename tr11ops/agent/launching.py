@@ -16,13 +16,7 @@ from msgspec.structs import replace
 from tr11ops.agent.allocation import free_port, master_address
 from tr11ops.agent.attempt_context import AttemptContext, AttemptObservations, JobEnd
 from tr11ops.agent.breaker import attempts_before, older_sound, point_back, point_to
-from tr11ops.agent.exit_records import (
-    forget_earlier_life,
-    last_iteration_since,
-    read_faults,
-    read_launches,
-    read_progress,
-)
+from tr11ops.agent.exit_records import forget_earlier_life
 from tr11ops.agent.job_follower import JobFollower, of_ended_job
 from tr11ops.agent.mitigation import Mitigation, switch_of
 from tr11ops.agent.recurrence import (
@@ -48,6 +42,7 @@ from tr11ops.agent.step import (
     StopFlag,
     WorkerLaunch,
 )
+from tr11ops.agent.traces import last_iteration_since, read_faults, read_launches, read_progress
 from tr11ops.base.observed import cause, known, observed
 from tr11ops.base.units import counted
 from tr11ops.cluster.hostlist import compress

@@ -8,13 +8,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from tr11ops.agent.exit_records import read_launches
 from tr11ops.agent.recurrence import (
     NodeFault,
     all_failing_everywhere,
     rests_on,
     without_recurring,
 )
+from tr11ops.agent.traces import read_launches
 from tr11ops.base.observed import observed
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.observe.lease import read_holder

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tr11ops.agent.exit_records import read_faults, read_launches
 from tr11ops.agent.recurrence import (
     NodeFault,
     Repetition,
@@ -29,6 +28,7 @@ from tr11ops.agent.recurrence import (
     suspects_to_try_without,
     without_recurring,
 )
+from tr11ops.agent.traces import read_faults, read_launches
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
 from tr11ops.rundir.attempts import LaunchRecord
 from tr11ops.rundir.exclusion import Exclusion, NodeStanding

@@ -1,0 +1,74 @@
+"""Reads how far a launch came, and which nodes the faults of earlier ones showed themselves on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from tr11ops.agent.recurrence import NodeFault
+from tr11ops.base.observed import Unknown, known
+from tr11ops.diagnose.attribution.evidence import Kind
+from tr11ops.diagnose.attribution.records import read_objects
+from tr11ops.observe.files import read_steps
+from tr11ops.rundir.attempts import LaunchRecord
+from trainer.contract.paths import RunPaths, label_in, newest_step
+from trainer.contract.record import Record
+
+
+class TrainingProgress(Record):
+    """How far a training has come: the highest iteration in its log, and the step that `latest`
+    names.
+    """
+
+    iteration: int | None
+    checkpoint: int | None
+
+
+def read_progress(paths: RunPaths) -> TrainingProgress:
+    """The standing now; None for what cannot be read."""
+    steps = read_steps(paths)
+    if isinstance(steps, Unknown) or not steps:
+        logged = None
+    else:
+        logged = max(step.record.iteration for step in steps)
+    return TrainingProgress(logged, newest_step(paths))
+
+
+def last_iteration_since(paths: RunPaths, job_id: str, moment: float) -> int | None:
+    """The last iteration that this attempt logged since `moment`, seconds since the epoch; None
+    when it logged none.
+    """
+    logged = (
+        step.record.iteration
+        for step in reversed(known(read_steps(paths), ()))
+        if step.job_id == job_id and step.time is not None and step.time >= moment
+    )
+    return next(logged, None)
+
+
+def read_launches(folders: Iterable[Path]) -> tuple[LaunchRecord, ...]:
+    """The launches in these attempts' folders, the last one of a folder first; what is no record is
+    left out.
+    """
+    return tuple(launch for folder in folders for launch in _launches(folder))
+
+
+def _launches(folder: Path) -> list[LaunchRecord]:
+    found = []
+    for value in read_objects(folder / "launches"):
+        with suppress(ValueError):
+            found.append(LaunchRecord.of(value))
+    return sorted(found, key=lambda launch: -launch.launch)
+
+
+def read_faults(folders: Iterable[Path]) -> tuple[NodeFault, ...]:
+    """The launches in these attempts' folders that a fault ended, of whatever kind, in the order of
+    the folders.
+    """
+    return tuple(
+        NodeFault.of(folder.name, launch, label_in(folder))
+        for folder in folders
+        for launch in _launches(folder)
+        if launch.cause not in {"", Kind.OPERATOR}
+    )
