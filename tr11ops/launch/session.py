@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.base.observed import Observed, Unknown, cause, known
 from tr11ops.cluster.arrays import ArraySpec
-from tr11ops.cluster.base import Job, Scheduler
+from tr11ops.cluster.base import Scheduler
 from tr11ops.cluster.site import Grants, SiteRules, keep_site, read_grants, read_site
 from tr11ops.detect.site import nodes_short
 from tr11ops.detect.watch import watchdog_fault
@@ -27,7 +27,7 @@ from tr11ops.launch.queue_checks import QueueChain, choose_chain
 from tr11ops.launch.submit import launch_lock, settle, submit
 from tr11ops.nodes.queue_exclusions import RunQueue, card_exclusions, exclude_nodes
 from tr11ops.observe.look import facts_of, observe
-from tr11ops.observe.ownership import read_own_jobs
+from tr11ops.observe.ownership import own_jobs_now
 from tr11ops.queue.held_jobs import release
 from tr11ops.queue.repair import Repair, RepairStep
 from tr11ops.runcard.card import PathBase, RunCard, parse_attempts
@@ -433,14 +433,15 @@ def _carry_out_repair_step(step: RepairStep, job: LaunchJob, limit: ExclusionLim
 def _exclude_lost_host(step: RepairStep, job: LaunchJob, limit: ExclusionLimit | None) -> str:
     """Why the node is not on the run's list, or not on that of a queued job; "" where it is."""
 
-    def own_jobs() -> tuple[Job, ...]:
-        return read_own_jobs(job.directory, job.scheduler).jobs
-
     def known_nodes() -> frozenset[str]:
         return frozenset(node.name for node in job.scheduler.nodes())
 
     queue = RunQueue(
-        job.scheduler, own_jobs, known_nodes, kept=card_exclusions(job.card), user=job.user
+        job.scheduler,
+        partial(own_jobs_now, job.directory, job.scheduler),
+        known_nodes,
+        kept=card_exclusions(job.card),
+        user=job.user,
     )
     done = exclude_nodes(
         job.directory,

@@ -242,6 +242,11 @@ def read_own_jobs(
     return OwnJobs(ours, others, why_unclear, unmounted)
 
 
+def own_jobs_now(directory: RunDirectory, scheduler: Overview) -> tuple[Job, ...]:
+    """The run's jobs as the scheduler knows them now, where nothing else is asked. Raises SchedulerError."""
+    return read_own_jobs(directory, scheduler).jobs
+
+
 def without_unclear(
     namesakes: tuple[Job, ...],
     submissions: Observed[tuple[Submission, ...]],

@@ -23,7 +23,7 @@ from tr11ops.cluster.arrays import covers
 from tr11ops.cluster.base import Job, JobState, Scheduler
 from tr11ops.cluster.pending_reasons import is_held as job_is_held
 from tr11ops.nodes.queue_exclusions import RunQueue, card_exclusions, exclude_nodes, include_nodes
-from tr11ops.observe.ownership import read_own_jobs
+from tr11ops.observe.ownership import own_jobs_now
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.queue.held_jobs import hold, release
 from tr11ops.rundir.action_log import (
@@ -346,7 +346,7 @@ class RunEffects(Record):
     def _queue(self) -> RunQueue:
         return RunQueue(
             self.scheduler,
-            partial(own_pending, self.directory, self.scheduler),
+            partial(own_jobs_now, self.directory, self.scheduler),
             lambda: self.nodes,
             kept=card_exclusions(self.card),
             user=self.user,
@@ -424,8 +424,3 @@ def as_it_would_go(intended: Plan, effects: RunEffects) -> Plan:
         else:
             actions.append(action)
     return Plan(tuple(actions), tuple(withheld))
-
-
-def own_pending(directory: RunDirectory, scheduler: Scheduler) -> tuple[Job, ...]:
-    """The run's jobs as the scheduler knows them now. Raises SchedulerError."""
-    return read_own_jobs(directory, scheduler).jobs

@@ -194,7 +194,6 @@ class ProbeFailure(Tr11Error):
     """A number that should have come out did not. One line."""
 
 
-# The one exception of the data rooms, and the wording of what an operating system refuses.
 @contextmanager
 def explain_os_errors(doing: str, path: Path | str) -> Iterator[None]:
     """Turn an OSError inside the block into a DataError that says what was being done, where, and

@@ -16,14 +16,13 @@ from tr11ops.launch.queue_checks import queue_checks
 from tr11ops.observe.derived import other_variants
 from tr11ops.observe.lease import foreground_trainings
 from tr11ops.observe.look import facts_of, observe
-from tr11ops.observe.ownership import Ownership
+from tr11ops.observe.ownership import Ownership, own_jobs_now
 from tr11ops.queue.queued_jobs import PendingJobs
 from tr11ops.queue.repair import plan_repair, plan_replacement
 from tr11ops.queue.stop import look
 from tr11ops.runcard.card import RunCard, load_card
 from tr11ops.runcard.check import Level
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
-from tr11ops.watchdog.apply import own_pending
 from trainer.contract.paths import RunPaths
 
 NAME = "tr11-176B-ml"
@@ -150,7 +149,7 @@ def answers(card: RunCard, directory: RunDirectory, job: Job) -> dict[str, bool 
         "kill": None if stop.unclear else job in stop.queued,
         "launch": None if Level.UNKNOWN in levels else Level.REFUSED in levels,
         "controller": None if said and not held else bool(held),
-        "watchdog": job in own_pending(directory, queue),  # type: ignore[arg-type]
+        "watchdog": job in own_jobs_now(directory, queue),  # type: ignore[arg-type]
     }
 
 
