@@ -6,12 +6,14 @@ TORCH ?= torch==2.13.0
 TIMM ?= timm==1.0.31
 SHELL := /bin/bash
 
-.PHONY: help setup slurm browser demo test soak chaos walk mutants check lint types contract grain docs bench gpu clean
+.PHONY: help setup slurm browser demo test base-pythons slurm-versions soak chaos walk mutants check lint types contract grain docs bench trainer-faults gpu clean
 
 help:
 	@echo "make setup   virtual environment with the CPU build of torch; leaves $(BIN)/tr11"
 	@echo "make demo    corpus, tokenizer, a 2x2x2-parallel training in three array tasks, resume, kill switch, status"
 	@echo "make test    all tests, on a real Slurm of this machine when it can be installed"
+	@echo "make base-pythons  the base install without torch, on each Python from 3.11 to 3.14 that is here"
+	@echo "make slurm-versions  the tests that need a Slurm on 22.05, 24.11 and 26.05; a table; an hour"
 	@echo "make soak    the tests that take long: a hundred kills in mid-save"
 	@echo "make chaos   a hundred random faults of nodes, site, disk and controller under a rehearsal on a twin; prints a report"
 	@echo "make walk    ten minutes of a random walk through saves, copies, damage and prunes: nothing may be lost"
@@ -19,6 +21,7 @@ help:
 	@echo "make check   lint, types, import contract, and how dense the code is"
 	@echo "make docs    the documentation as a site in site/, with every link checked"
 	@echo "make bench   the measurements of benchmarks/"
+	@echo "make trainer-faults  ten faults for each unchanged trainer; about an hour; into docs/trainers.md. FAULT_OPTIONS=\"--trainer plain --scheduler slurm\""
 	@echo "make gpu     on the first GPU at hand, 8 minutes: right against the processor, how fast; into benchmarks/RESULTS.md"
 	@echo "make clean   remove the virtual environment and the demo's run directory"
 
@@ -48,6 +51,14 @@ demo: setup
 
 test: setup browser
 	@$(BIN)/python .ci/run-tests $(PYTEST_OPTIONS)
+
+# Each Python that tr11 supports and that is here; `make test` tries the newest.
+base-pythons: $(VENV)/.installed
+	@TR11_BASE_PYTHONS=all $(BIN)/python -m pytest tests/test_base_install.py -rs $(PYTEST_OPTIONS)
+
+# Needs root. Fetches the packages of newer Debian releases, and installs none of them.
+slurm-versions: setup
+	@$(BIN)/python .ci/slurm-versions $(PYTEST_OPTIONS)
 
 soak: setup
 	@$(BIN)/python -m pytest tests -m soak -s $(PYTEST_OPTIONS)
@@ -88,6 +99,10 @@ docs: $(BIN)/mkdocs
 
 bench: setup
 	@$(BIN)/python benchmarks/run.py
+
+# FAULT_OPTIONS="--scheduler local --trainer plain --fault hang --patience 2": some cells, on a busy machine.
+trainer-faults: setup
+	@PYTHONPATH=. $(BIN)/python benchmarks/trainer_faults.py $(FAULT_OPTIONS)
 
 # GPU_OPTIONS="--json FOLDER": each figure with its peer's as JSON.
 gpu: setup

@@ -32,7 +32,7 @@ from rich.table import Table
 
 from tr11ops.cluster.select import choose_scheduler
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.end_marker import EndMarker
+from trainer.contract.attempt import EndMarker
 from trainer.contract.metrics_record import MetricsRecord, records
 from trainer.contract.paths import RunPaths
 

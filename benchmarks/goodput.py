@@ -19,11 +19,10 @@ from tr11ops.goodput.account import account
 from tr11ops.goodput.history import read_history
 from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord
 from tr11ops.rundir.paths import RunDirectory, Submission
-from trainer.contract.end_marker import EndMarker
+from trainer.contract.attempt import EndMarker, PhaseRecord
 from trainer.contract.files import write_json
 from trainer.contract.metrics_record import StepRecord
 from trainer.contract.paths import RunPaths
-from trainer.contract.phases import PhaseRecord
 
 BEGIN = 1_646_900_000.0
 STEP_SECONDS, SAVE_SECONDS, SAVE_EVERY, EVALUATE_EVERY = 88.0, 40.0, 100, 1000

@@ -27,11 +27,12 @@ from trainer.checkpoint.writer import AsyncSaver
 from trainer.config.card import TrainerConfig
 from trainer.config.kernel_choice import float8_obstacle
 from trainer.contract.record import Record
-from trainer.engine import Engine, init_distributed
+from trainer.engine import Engine
 from trainer.model.kernels import (
     device_facts,
 )
 from trainer.parallel.mesh import Mesh
+from trainer.pipeline.library import init_distributed
 from trainer.spikes.corruption_check import allow_repeatable_kernels, check_workers
 
 STEPS = 8

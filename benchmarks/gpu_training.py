@@ -27,9 +27,9 @@ from models import Shape, Step, card, engine_step, plain_loop, transformers_bert
 from msgspec.structs import asdict, replace
 
 from tr11ops.agent.allocation import free_port
-from trainer.engine import init_distributed
 from trainer.metrics.throughput import utilization
 from trainer.parallel.mesh import worker_device
+from trainer.pipeline.library import init_distributed
 from trainer.schedule.devices import peak_tflops
 from trainer.schedule.flops import count_parameters
 

@@ -28,7 +28,7 @@ from models import Shape, card, engine_step
 from msgspec.structs import replace
 
 from tr11ops.agent.allocation import free_port
-from trainer.engine import init_distributed
+from trainer.pipeline.library import init_distributed
 
 ALONE = Shape(layers=4, hidden=256, heads=8, vocabulary=4096, length=256, micro=2, accumulated=4)
 AXES = {"tp": "tensor", "pp": "pipeline", "dp": "data"}

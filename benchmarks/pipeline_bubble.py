@@ -39,7 +39,7 @@ from tr11ops.agent.allocation import free_port
 from trainer.config.card import TrainerConfig
 from trainer.config.deepspeed_settings import deepspeed_settings
 from trainer.contract.record import Record
-from trainer.engine import Engine, init_distributed
+from trainer.engine import Engine
 from trainer.model.block import TransformerBlock
 from trainer.model.family import TIED_KEY, TIED_NAME, Layer, initialise_stage, logical_parameters
 from trainer.model.gpt import gpt_layers
@@ -48,7 +48,12 @@ from trainer.model.layers import new_parameter
 from trainer.model.loss import LanguageModelHead
 from trainer.optim.build import build_optimizer, parameter_groups
 from trainer.parallel.mesh import Mesh
-from trainer.pipeline.library import PipeModelDataParallelTopology, deepspeed, quiet
+from trainer.pipeline.library import (
+    PipeModelDataParallelTopology,
+    deepspeed,
+    init_distributed,
+    quiet,
+)
 from trainer.pipeline.stages import layer_spec
 from trainer.schedule.flops import bubble_share
 

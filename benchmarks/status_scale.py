@@ -32,8 +32,8 @@ from tr11ops.runcard.card import RunCard, load_card, shipped_folder
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
+from trainer.contract.attempt import Heartbeat, write_heartbeat
 from trainer.contract.metrics_record import StepRecord, format_step
-from trainer.contract.phases import Heartbeat, write_heartbeat
 from trainer.contract.record import Record
 
 BUDGET_SECONDS = 0.5

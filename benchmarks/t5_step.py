@@ -33,7 +33,7 @@ from tr11ops.agent.allocation import free_port
 from trainer.checkpoint.huggingface.blenderbot import t5_config
 from trainer.config.card import TrainerConfig
 from trainer.contract.resumable import model_facts
-from trainer.engine import init_distributed
+from trainer.pipeline.library import init_distributed
 
 SHAPE = Shape(
     layers=4, hidden=256, heads=8, vocabulary=8192, length=256, micro=4, accumulated=2, family="t5"

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from training_turns import take_turns
 
 from tr11ops.agent.allocation import free_port
-from trainer.engine import init_distributed
+from trainer.pipeline.library import init_distributed
 
 SHAPE = Shape(layers=6, hidden=256, heads=8, vocabulary=8192, length=256, micro=4, accumulated=2)
 

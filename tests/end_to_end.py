@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.twin.rehearsal_inputs import steps_of
 from tests.waiting import end_of_file, until
-from trainer.contract.end_marker import EndMarker
+from trainer.contract.attempt import EndMarker
 from trainer.contract.manifest import Manifest
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record

@@ -18,9 +18,9 @@ from tr11ops.queue.stop import Request, place_request
 from tr11ops.rundir.hold_store import forget_holds, record_holds
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.attempt import PhaseWriter
 from trainer.contract.files import append_line, make_shared, open_shared, write_unflushed
 from trainer.contract.paths import RunPaths
-from trainer.contract.phases import PhaseWriter
 from trainer.control.launcher import _reify_shared
 from trainer.data.corpus import _write_lines
 
@@ -30,6 +30,7 @@ OTHER_FOLDERS = {
     "trainer/checkpoint/files.py": "must not be there before; opens it with share_folder",
     "trainer/contract/files.py": "this is the way",
     "tr11ops/backup/remote.py": "on a remote store",
+    "tr11ops/trainers/keeper.py": "a foreign trainer's own, for the file that asks it to stop",
 }
 
 

@@ -12,6 +12,7 @@ import psutil
 
 PATIENCE_SECONDS = 600.0  # far beyond need, also on a slow machine with other work
 QUIET_SECONDS = 150.0  # the same where nothing else works there: three times the longest whole test
+LONGEST_PAUSE = 1.0  # between two questions, whatever an answer takes
 Found = TypeVar("Found")
 
 
@@ -23,7 +24,8 @@ def until(
     pause: float = 0.05,
     context: Callable[[], object] | None = None,
 ) -> Found:
-    """Ask `condition` every `pause` seconds until it is true; returns what it said.
+    """Ask `condition` every `pause` seconds until it is true; returns what it said. One that takes
+    long to answer is asked less often, so that whoever waits leaves the cores to what is waited for.
 
     Raises AssertionError, with `what` and, of that moment, `context()` and the load, once `seconds`
     have passed; where none are given, once PATIENCE_SECONDS have, or QUIET_SECONDS but for the
@@ -32,7 +34,7 @@ def until(
     longest, longest_quiet = PATIENCE_SECONDS, QUIET_SECONDS
     if seconds is not None:
         longest = longest_quiet = seconds
-    began = looked = time.monotonic()
+    began = looked = asked = time.monotonic()
     quiet = 0.0
     while not (found := condition()):
         now = time.monotonic()
@@ -43,7 +45,8 @@ def until(
             raise AssertionError(
                 f"not within {now - began:.0f} s: {what}; load {os.getloadavg()}{shown}"
             )
-        time.sleep(pause)
+        time.sleep(max(pause, min(2 * (now - asked), LONGEST_PAUSE)))
+        asked = time.monotonic()
     return found
 
 

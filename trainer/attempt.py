@@ -18,9 +18,8 @@ import torch.distributed as dist
 from trainer.config.card import CardError
 from trainer.config.first_loss import first_loss
 from trainer.config.kernel_choice import KernelChoice
-from trainer.contract.attempt import read_card_hash, tell
+from trainer.contract.attempt import exit_code, read_card_hash, tell
 from trainer.contract.checkpoints import take_run
-from trainer.contract.end_marker import exit_code
 from trainer.contract.errors import lost_a_rank
 from trainer.contract.lease import Lease
 from trainer.contract.paths import newest_step
@@ -39,7 +38,7 @@ from trainer.control.saving import Saver
 from trainer.data.samples import Samples, match_data, missing_test_share, open_samples, record_of
 from trainer.debug.dump import DebugDumps
 from trainer.debug.flight_recorder import record_path, write_record
-from trainer.engine import Engine, init_distributed
+from trainer.engine import Engine
 from trainer.instruments import Instruments
 from trainer.loop import Trainer
 from trainer.model.compiled import makes_code
@@ -47,6 +46,7 @@ from trainer.model.documents import DocumentRules
 from trainer.model.kernels import kernel_for
 from trainer.parallel.agreement import RankGroup, is_of_others
 from trainer.parallel.mesh import Mesh, worker_device
+from trainer.pipeline.library import init_distributed
 from trainer.schedule.path import path_of
 from trainer.schedule.rules import cross_problems
 from trainer.spikes.corruption_check import choose_kernels

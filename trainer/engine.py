@@ -7,11 +7,8 @@ checkpoint. What is DeepSpeed's, and what of it is changed, is in `pipeline/`.
 
 from __future__ import annotations
 
-import logging
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
 from itertools import chain
 from typing import Any
 from unittest import mock
@@ -37,7 +34,6 @@ from trainer.optim.build import build_optimizer, parameter_groups
 from trainer.optim.interface import TrainingOptimizer, shares_of
 from trainer.optim.layer_norms import LayerNorms
 from trainer.optim.watch import UpdateWatch, counted_runs
-from trainer.parallel.groups import START_TIMEOUT
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.micro_batch import Batch
 from trainer.parallel.replica_check import disagreements, not_finite, square_sum
@@ -75,36 +71,6 @@ class StepResult(Record):
     update_seconds: float = 0.0
     parts: Mapping[str, float] = {}
     layers: LayerMeasure | None = None
-
-
-CURRENT_DEVICE = r"barrier\(\): using the device under current context"
-
-
-def init_distributed(device: torch.device, timeout: timedelta = START_TIMEOUT) -> None:
-    """Join the default process group (gloo on the CPU, nccl on CUDA), as RANK, WORLD_SIZE, MASTER_*
-    and LOCAL_RANK say.
-
-    DeepSpeed's shared-memory collective is switched off first: on CPUs it would compile C++ at
-    start, and its buffers stay in /dev/shm after every run. Raises ValueError for a GPU without an
-    index: NCCL would take whichever is current.
-    """
-    if device.type == "cuda" and device.index is None:
-        raise ValueError(
-            f"a worker's GPU must be named by its number, not as {device}: see worker_device()"
-        )
-    # else it asks every op for compilers, and builds one of them
-    vars(deepspeed.ops)["__compatible_ops__"] = {}
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    warnings.filterwarnings(
-        "ignore", message=".*(all_gather_into|reduce_scatter)_tensor.*", category=FutureWarning
-    )
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        # DeepSpeed binds the group to the device where there are several ranks; with one alone
-        # torch's barrier says that it takes the current device, which is the one set here.
-        warnings.filterwarnings("ignore", message=CURRENT_DEVICE, category=UserWarning)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=timeout)
 
 
 class Engine:
@@ -353,7 +319,9 @@ class Engine:
         """
         ahead = self._evaluating(batches, micro_batches)
         loss = float(self._pipeline.eval_batch(ahead, num_micro_batches=micro_batches))
-        return Measured(loss, self._parts.mean() if self._parts is not None else {})
+        if self._parts is None:
+            return Measured(loss, {})
+        return Measured(loss, self._parts.mean())
 
     def measure_each(self, batches: Iterator[Any], micro_batches: int) -> list[Measured]:
         """Each of this replica's `micro_batches` micro batches, without training; on every rank of
@@ -451,7 +419,9 @@ class Engine:
 
     def restore_scaler(self, state: Mapping[str, float]) -> None:
         """Go on with a dynamic loss scale as `scaler_state` gave it."""
-        for name in SCALER_FIELDS if self.scaler_state() else ():
+        if not self.scaler_state():
+            return
+        for name in SCALER_FIELDS:
             if name in state:
                 setattr(self._pipeline.optimizer.loss_scaler, name, state[name])
 
@@ -532,9 +502,9 @@ class Engine:
                     is_owner=is_owner,
                 )
             )
-        kinds = (
-            FRAGMENT_KINDS if self._optimizer is None else (MASTERS, *self._optimizer.state_names)
-        )
+        kinds: tuple[str, ...] = FRAGMENT_KINDS
+        if self._optimizer is not None:
+            kinds = (MASTERS, *self._optimizer.state_names)
         return ShardedState(weights, fragments, self.optimizer_step(), kinds)
 
     def finish_load(self, state: ShardedState) -> None:

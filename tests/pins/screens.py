@@ -123,6 +123,7 @@ SCREENS: tuple[Screen, ...] = (
         ("diagnose", *LOCAL), ("launch", "--array", "1-3", *DRY), ("resume", *DRY), ("goodput",), ("logs", "--summary"), ("pulse", *DRY),
     ),
     *screens_in("older", STATUS, ("checkpoints", "list"), ("nodes", "list", *LOCAL), ("alerts", "list"), ("goodput",), ("handover", *SINCE, *DRY)),
+    *screens_in("foreign", STATUS, ("goodput",), ("handover", *SINCE, *DRY), ("report", "--no-charts", "-o", "-", *LOCAL), ("logs", "--summary"), ("pulse", *DRY)),
 )  # fmt: skip
 
 Room = namedtuple(

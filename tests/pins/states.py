@@ -243,9 +243,55 @@ def older(place: Place) -> None:
         (tag / "versions.json").unlink()
 
 
+FOREIGN_SECTIONS = """[trainer]
+dialect = "torchtitan"
+command = ["train.py"]
+
+"""
+
+
+def foreign(place: Place) -> None:
+    """Healthy, and kept in the name of a trainer that tells the numbers and times of its steps, a loss
+    now and then, and nothing else; no card or line says the last step.
+    """
+    healthy(place)
+    card = place.folder / "tr11.toml"
+    text = card.read_text()
+    operation = text[text.index("[backup]") :]
+    card.write_text(text[: text.index("[parallel]")] + FOREIGN_SECTIONS + operation)
+    own = ("parallel", "model", "batch", "schedule", "checkpoint", "logging", "evaluation", "data")
+    place.change(
+        place.attempt / "card.json",
+        lambda value: [value.pop(name, None) for name in (*own, "tokenizer", "optimizer")],
+    )
+    facts = {"foreign": {"dialect": "torchtitan", "name": "step", "layout": "folder"}, "model": {}}
+    unknown = {"consumed_samples": 0, "consumed_tokens": 0, "topology": {}}
+    for manifest in place.run.glob("checkpoints/main/*/manifest.json"):
+        place.change(manifest, lambda value: value.update(facts | unknown))
+    [metrics] = place.run.rglob("metrics.jsonl")
+    steps = [json.loads(line) for line in metrics.read_text().splitlines()]
+    kept = [
+        {name: step[name] for name in ("kind", "iteration", "time", "job_id")}
+        | ({"lm_loss": step["lm_loss"]} if step["iteration"] % 5 == 0 else {})
+        for step in steps
+        if step["kind"] == "step"
+    ]
+    place.write(metrics, "".join(json.dumps(step) + "\n" for step in kept))
+    for path in place.run.rglob("*"):
+        if path.suffix == ".log" or path.name == "main_log.txt":
+            lines = path.read_text().splitlines(keepends=True)
+            place.write(path, "".join(line for line in lines if "iteration " not in line))
+    for rank in (1, 3):
+        (place.state / "heartbeat" / f"{rank}.json").unlink()
+    for rank in (0, 2):
+        place.change(
+            place.state / "heartbeat" / f"{rank}.json", lambda value: value.update(ranks=2)
+        )
+
+
 STATES = {
     state.__name__: state
-    for state in (stopped, healthy, stalled, down, held, finished, damaged, older)
+    for state in (stopped, healthy, stalled, down, held, finished, damaged, older, foreign)
 }
 
 

@@ -28,7 +28,7 @@ def _server() -> str:
 
 
 def fork_supervisor(store: LocalStore, job_id: int, lock: int) -> None:
-    """Takes the place of `local_processes.launch_supervisor`."""
+    """Takes the place of `local_store.launch_supervisor`."""
     environment = {
         key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "TR11_"))
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,11 @@ from tr11ops.observe.snapshot import Attempt, Checkpoint, Checkpoints, RunFacts,
 from tr11ops.runcard.exit_duration import ExitPlan
 from tr11ops.runcard.watching import AlertsSection, WatchSection
 from tr11ops.rundir import cron_records as periodic
-from trainer.contract.end_marker import EndMarker
+from trainer.contract.attempt import EndMarker, Heartbeat
 from trainer.contract.files import write_json
 from trainer.contract.manifest import FileEntry, Manifest, file_digest
-from trainer.contract.metrics_record import StepRecord
+from trainer.contract.metrics_record import MeasuredStep, StepRecord
 from trainer.contract.paths import RunPaths
-from trainer.contract.phases import Heartbeat
 
 NOW = 1_651_406_400.0  # 2022-05-01 12:00:00 UTC
 HOUR = 3600.0
@@ -58,6 +58,29 @@ def steps(
             job_id=job_id,
         )
         for back in reversed(range(count))
+    )
+
+
+def told_little(given: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The same steps of a trainer that tells their numbers and times, and a loss now and then."""
+    none = dict.fromkeys(
+        ("total_iterations", "consumed_samples", "consumed_tokens", "global_batch_size")
+    )
+    nan = dict.fromkeys(
+        ("seconds_per_iteration", "learning_rate", "samples_per_second", "tflops"), math.nan
+    )
+    return tuple(
+        replace(
+            step,
+            record=MeasuredStep(
+                **none,
+                **nan,
+                iteration=step.record.iteration,
+                lm_loss=None if index % 5 else step.record.lm_loss,
+                grad_norm=None,
+            ),
+        )
+        for index, step in enumerate(given)
     )
 
 

@@ -39,7 +39,7 @@ from tr11ops.cli.main import execute
 from tr11ops.cron.table_programs import Invocation, round_script
 from tr11ops.hub import base as hub_base
 from tr11ops.hub import client as hub_client
-from tr11ops.runcard.card import CardError, RunCard, load_card
+from tr11ops.runcard.card import CardError, OwnCard, load_card
 from tr11ops.rundir.paths import RunDirectory
 
 LEGACY_TOKEN = "hf_LegacyDistinctive0123456789abcdef"
@@ -402,7 +402,7 @@ def test_addresses_on_the_command_line(bench: Bench, address: str) -> None:
     assert not bench.leaks()
 
 
-def text_keys(schema: Any = RunCard, above: tuple[str, ...] = ()) -> list[str]:
+def text_keys(schema: Any = OwnCard, above: tuple[str, ...] = ()) -> list[str]:
     """Every key of the card that a text may stand in."""
     found = []
     for name, entry in schema.model_fields.items():

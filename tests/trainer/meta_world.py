@@ -35,7 +35,7 @@ from trainer.engine import Engine
 from trainer.model import kernels
 from trainer.model.random import Drop
 from trainer.parallel.mesh import Mesh
-from trainer.schedule.ends import PIECE_ELEMENTS, SOFTMAX_ELEMENTS
+from trainer.schedule.flops import PIECE_ELEMENTS, SOFTMAX_ELEMENTS
 
 META = torch.device("meta")
 A100 = Device("cuda", (8, 0))

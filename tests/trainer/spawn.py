@@ -12,7 +12,7 @@
 rank, in the order of ranks. Arguments and results travel by pickle; tensors are copied. Workers
 come from one fork server that has imported torch and DeepSpeed already, so eight of them start in a
 few seconds. Before the function is called the gloo process group is up
-(`trainer.engine.init_distributed`) and afterwards it is always destroyed. When a rank raises, the
+(`trainer.pipeline.library.init_distributed`) and afterwards it is always destroyed. When a rank raises, the
 others are killed and RanksFailed carries that rank's traceback; when the deadline passes, every
 stuck rank's stack. Workers are killed by their exact process ids, and whatever they left in
 /dev/shm is removed.
@@ -173,7 +173,7 @@ def _work(job: _Job, end: Connection) -> None:
         import torch
         import torch.distributed
 
-        from trainer.engine import init_distributed
+        from trainer.pipeline.library import init_distributed
 
         torch.set_num_threads(1)
         try:

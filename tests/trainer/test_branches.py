@@ -13,7 +13,7 @@ from tests.trainer.courses import card, curve, run
 from trainer.config.card import TrainerConfig
 from trainer.contract.files import write_json
 from trainer.contract.manifest import Manifest
-from trainer.contract.origin import Origin
+from trainer.contract.origin import BranchOrigin
 
 HALF, WHOLE = 10, 20  # iterations of 16 samples
 PEAK, FLOOR = 1e-2, 1e-3
@@ -85,7 +85,7 @@ def test_a_branch_of_a_branch_knows_both(tmp_path: Path) -> None:
     run(branch, 1)
     last = from_other(tmp_path, "last", 15, 4, branch)
     run(last, 1)
-    origin = Origin.read(last.paths)
+    origin = BranchOrigin.read(last.paths)
     assert origin is not None
     assert origin.lineage == (
         "branch/main step 10 (weights and optimizer); that run with trunk/main step 5"
@@ -96,7 +96,7 @@ def test_a_branch_of_a_branch_knows_both(tmp_path: Path) -> None:
         last.model_copy(update={"batch": last.batch.model_copy(update={"train_samples": 16 * 16})}),
         2,
     )
-    restored = Origin.read(last.paths)
+    restored = BranchOrigin.read(last.paths)
     assert restored == origin
     assert Manifest.read(last.paths.checkpoints / "global_step15") is not None
 

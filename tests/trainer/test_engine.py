@@ -22,8 +22,9 @@ from tests.trainer.resumes import END, HALF, resumed, straight, stretches
 from tests.trainer.spawn import RanksFailed, run_ranks
 from trainer.config.card import TrainerConfig
 from trainer.control.lifecycle import without_collections
-from trainer.engine import CURRENT_DEVICE, Engine, init_distributed
+from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh, worker_device
+from trainer.pipeline.library import CURRENT_DEVICE, init_distributed
 
 SIZE = 8
 

@@ -39,7 +39,7 @@ from trainer.spikes.corruption_check import CorruptionWatch
 ROOT = Path(__file__).parents[2] / "trainer"
 GPU = torch.device("cuda", 1)
 META_STEP, RULE = "whole steps on meta tensors: test_meta_step", "a rule of values, with its tests"
-STAGING, PREFETCH = "checkpoint/test_staging", "test_prefetch, test_gpu_script"
+STAGING, PREFETCH = "checkpoint/test_staging", "data/test_workers, test_gpu_script"
 NODE = "the processor's way alone: tr11ops/nodes/test_node_bench, debug/test_pair_reduce"
 HERE = "here"
 EXERCISED: dict[tuple[str, str], str] = {
@@ -74,11 +74,11 @@ EXERCISED: dict[tuple[str, str], str] = {
     ("debug/node_bench.py", "main"): NODE,
     ("debug/profile.py", "StepProfiler._begin"): HERE,
     ("debug/profile.py", "StepProfiler._finish"): HERE,
-    ("engine.py", "init_distributed"): "test_engine",
+    ("pipeline/library.py", "init_distributed"): "test_engine",
     ("metrics/compute_clock.py", "ComputeClock.__init__"): "debug/test_profile",
     ("metrics/compute_clock.py", "ComputeClock._now"): "debug/test_profile",
     ("metrics/throughput.py", "ThroughputMeter.__init__"): HERE,
-    ("model/compiled.py", "compiles_small_parts"): "model/test_softmax",
+    ("model/compiled.py", "compiles_small_parts"): "model/test_loss",
     ("model/float8.py", "_multiplied"): "test_float8, on meta tensors",
     ("model/kernels.py", "_attend_in_strips"): "config/test_kernel_choice",
     ("model/kernels.py", "_backends"): "config/test_kernel_choice",
@@ -88,7 +88,7 @@ EXERCISED: dict[tuple[str, str], str] = {
     ("model/loss.py", "_product"): HERE,
     ("model/loss.py", "_put"): META_STEP,
     ("model/loss.py", "_scaled"): META_STEP,
-    ("model/loss.py", "softmax_for"): "model/test_softmax",
+    ("model/loss.py", "softmax_for"): "model/test_loss",
     ("model/matmul.py", "compute_dtype"): META_STEP,
     ("model/random.py", "kept_in_rows"): "compiled, as there: model/test_random",
     ("optim/build.py", "AdamW._keep_tails"): META_STEP,

@@ -23,7 +23,7 @@ from trainer.model.matmul import compute_dtype
 from trainer.optim.interface import PartitionShare
 from trainer.optim.layer_norms import LayerNorms, layer_of
 from trainer.parallel.mesh import Mesh
-from trainer.schedule.ends import PIECE_ELEMENTS, SOFTMAX_ELEMENTS
+from trainer.schedule.flops import PIECE_ELEMENTS, SOFTMAX_ELEMENTS
 
 EVERY = 2
 STEPS = 4

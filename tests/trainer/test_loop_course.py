@@ -27,9 +27,9 @@ from tests.trainer.courses import (
     run,
 )
 from tests.trainer.spawn import RanksFailed, run_ranks
+from trainer.contract.attempt import EndMarker
 from trainer.contract.checkpoint_names import checkpoint_steps, read_latest
-from trainer.contract.end_marker import EndMarker
-from trainer.contract.origin import Origin
+from trainer.contract.origin import BranchOrigin
 from trainer.contract.recovery import (
     BY_HAND,
     PendingMoves,
@@ -261,18 +261,18 @@ def test_fine_tuning_takes_the_weights_alone(tmp_path: Path, eight_steps: Curve)
     assert run(tuned) == ("exit-interval", 2)
     assert curve(tuned)[1][2] == 16  # counters from zero, weights not
     assert not math.isclose(curve(tuned)[1][0], eight_steps[1][0], rel_tol=1e-4)  # fresh weights
-    origin = Origin.read(tuned.paths)
+    origin = BranchOrigin.read(tuned.paths)
     assert origin is not None
     assert (origin.folder, origin.step, origin.job_id) == (str(first.paths.checkpoints), 6, "1")
-    assert origin.takes_weights and origin.is_fresh and Origin.read(first.paths) is None
+    assert origin.takes_weights and origin.is_fresh and BranchOrigin.read(first.paths) is None
     assert run(tuned, 2) == ("exit-interval", 4)  # its own checkpoint goes before checkpoint.load
-    assert Origin.read(tuned.paths) == origin
+    assert BranchOrigin.read(tuned.paths) == origin
     # as in a directory that was restored from an archive of checkpoints
     tuned.paths.origin.unlink()
     third = card(
         tmp_path, checkpoint=start, run={"directory": str(tmp_path / "tuned"), "exit_interval": 6}
     )
-    assert run(third, 3) == ("exit-interval", 6) and Origin.read(tuned.paths) == origin
+    assert run(third, 3) == ("exit-interval", 6) and BranchOrigin.read(tuned.paths) == origin
     again = card(
         tmp_path,
         checkpoint={"load": str(tuned.paths.checkpoints)},
@@ -292,7 +292,7 @@ def test_fine_tuning_takes_the_weights_alone(tmp_path: Path, eight_steps: Curve)
         ]
         * 2
     )
-    assert Origin.read(again.paths) is None
+    assert BranchOrigin.read(again.paths) is None
 
 
 def test_named_groups_are_validated_apart_and_tested_at_the_end(tmp_path: Path) -> None:

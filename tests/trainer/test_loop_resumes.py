@@ -30,9 +30,9 @@ from tr11ops.backup.source import read_source
 from tr11ops.backup.transfer import Transfer
 from tr11ops.rundir.copies import Kind, Receipt, location_of
 from trainer.config.card import TrainerConfig
+from trainer.contract.attempt import read_phases
 from trainer.contract.checkpoint_names import checkpoint_steps
 from trainer.contract.manifest import Manifest, manifest_faults
-from trainer.contract.phases import read_phases
 from trainer.control import saving
 from trainer.model import compiled
 

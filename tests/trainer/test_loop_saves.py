@@ -22,8 +22,8 @@ from tests.trainer.spawn import run_ranks
 from trainer.attempt import TrainingAttempt, earliest_start
 from trainer.checkpoint import store, writer
 from trainer.config.card import TrainerConfig
+from trainer.contract.attempt import EndMarker
 from trainer.contract.checkpoints import refusal_code
-from trainer.contract.end_marker import EndMarker
 from trainer.contract.errors import CheckpointError, DataError, LostWorkerError, NodeFilesError
 from trainer.control.exits import FailedSaves, is_refusal
 from trainer.control.lifecycle import Worker, write_failure

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from tests.trainer.spawn import run_ranks
-from trainer.engine import init_distributed
+from trainer.pipeline.library import init_distributed
 
 
 def late(folder: Path) -> list[str]:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
-from operator import attrgetter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.twin.runbook_scene import SCENARIOS, Scenario, Scene
+from tests.twin.runbook_scene import Scenario, Scene
 from tests.twin.small_run import SmallRun, enter, on_stage
 from tr11ops.twin.twin import Twin
 
 for kind in ("own_runs", "shared_run"):  # each registers its scenarios
     pytest.register_assert_rewrite(f"tests.twin.runbook_{kind}")
     importlib.import_module(f"tests.twin.runbook_{kind}")
-# A run of its own has the shared one's name, and is refused beside it: the shared one lives on, so
-# that it comes last.
-SCENARIOS.sort(key=attrgetter("is_alone"), reverse=True)
 
 
 @pytest.fixture(scope="module")
@@ -30,20 +26,32 @@ def shared(twin: Twin, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sce
 
 
 @pytest.fixture
-def scene(request: pytest.FixtureRequest, twin: Twin, tmp_path: Path) -> Iterator[Scene]:
-    """The run of one scenario, which is well again after it; one of its own is ended."""
-    asked: Scenario = request.param
-    made = (
-        Scene(twin, tmp_path, asked.changes)
-        if asked.is_alone
-        else request.getfixturevalue("shared")
-    )
-    made.write_card(*asked.changes)
-    made.by_mail = False
-    yield made
-    made.heal()
-    if asked.is_alone:
-        made.stop()
+def play(
+    request: pytest.FixtureRequest, twin: Twin, tmp_path: Path
+) -> Callable[[Scenario, bool], set[str]]:
+    """Plays a scenario, with what its mail says or with what its page does, in its run, which is
+    well again after it; one of its own is ended. Returns the detectors whose pages were typed.
+    """
+
+    def played(asked: Scenario, by_mail: bool) -> set[str]:
+        if asked.is_alone:
+            folder = tmp_path / ("mail" if by_mail else "page")
+            folder.mkdir()
+            scene = Scene(twin, folder, asked.changes)
+        else:
+            scene = request.getfixturevalue("shared")
+        scene.write_card(*asked.changes)
+        scene.by_mail = by_mail
+        scene.pages.clear()
+        try:
+            asked.play(scene)
+        finally:
+            scene.heal()
+            if asked.is_alone:
+                scene.stop()
+        return scene.pages
+
+    return played
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ from tr11ops.twin.fault_effects import last_step
 from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.stand_in import checkpoint
 from tr11ops.twin.twin import Twin
+from trainer.contract.attempt import EndMarker
 from trainer.contract.checkpoint_names import read_latest
-from trainer.contract.end_marker import EndMarker
 from trainer.contract.record import Record
 
 SAVED = re.compile(r"successfully saved checkpoint at iteration +(\d+)")

@@ -21,8 +21,8 @@ from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.runcard.card import RunCard, load_card, shipped_folder
 from tr11ops.twin.fault_store import FaultStore
 from tr11ops.twin.twin import Twin
+from trainer.contract.attempt import EndMarker
 from trainer.contract.checkpoint_names import read_latest
-from trainer.contract.end_marker import EndMarker
 from trainer.contract.manifest import Manifest as CheckpointManifest
 from trainer.contract.manifest import manifest_faults
 from trainer.contract.paths import RunPaths

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tr11ops.runcard.card import RunCard, load_card, resolved, shipped_folder
-from trainer.contract.end_marker import EndMarker
+from trainer.contract.attempt import EndMarker
 from trainer.contract.paths import RunPaths
 
 CARD = """

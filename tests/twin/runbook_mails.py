@@ -5,9 +5,11 @@ who does nothing else.
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -89,6 +91,26 @@ def commands_of(body: str, alert: Alert, is_alone: bool) -> Iterator[str]:
             return
         if line.startswith("  "):
             yield line.strip()
+
+
+def pairs(mailed: Collection[str], page: str, folder: Path) -> list[tuple[str, str]]:
+    """Each command of a mail with the page's that is the same but for consent and reason; nothing
+    where they differ in more.
+    """
+    enter = f"cd {folder}"
+    typed = [command.removeprefix(f"{enter} && ") for command in mailed if command != enter]
+    if [_plain(command) for command in typed] != [_plain(line) for line in page.splitlines()]:
+        return []
+    return list(zip(typed, page.splitlines(), strict=True))
+
+
+def _plain(command: str) -> list[str]:
+    """The words of a command but those by which it is consented to, and for what reason."""
+    words = shlex.split(command)
+    if "--reason" in words:
+        place = words.index("--reason")
+        del words[place : place + 2]
+    return [word for word in words if word != "--yes"]
 
 
 def type_them(scene: Scene, commands: Collection[str], expect: tuple[int, ...] = (0,)) -> str:

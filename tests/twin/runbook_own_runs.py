@@ -18,7 +18,7 @@ from tests.twin.runbook_scene import (
 from tr11ops.detect.registry import page_of
 from tr11ops.rundir.exclusions import exclude
 from tr11ops.twin.faults import inject
-from trainer.contract.end_marker import EndMarker
+from trainer.contract.attempt import EndMarker
 from trainer.contract.files import write_json
 
 
@@ -94,6 +94,7 @@ def no_spare(scene: Scene) -> None:
     job = scene.train()
     lost = job.nodes[-1]
     set_node(scene, lost, "DOWN")
+    set_node(scene, lost, "DRAIN")  # else its next word to Slurm would bring it back
     try:
         scene.treat("no-spare")
         assert len(scene.train().nodes) == 3 and lost not in scene.running().nodes
@@ -122,9 +123,7 @@ def switch_unseen(scene: Scene) -> None:
         scene.shell(command, expect=(3,))
     assert list(far.iterdir()) == [] and json.loads(scene.status("--json"))["verdict"] == "healthy"
     commands = (
-        cure(page_of("switch-unseen"))
-        .replace("JOB", job.raw_id)
-        .replace("REASON", "as the page says")
+        scene.page("switch-unseen").replace("JOB", job.raw_id).replace("REASON", "as the page says")
     )
     scene.shell(commands.replace("RUN", str(scene.paths.root)))
     scene.until(
@@ -253,7 +252,7 @@ def directory_unseen(scene: Scene) -> None:
         scene.shell(command, expect=(3,))
     scene.heal()
     scene.until(lambda: "directory-unseen" not in scene.findings(), "the sight of the directory")
-    scene.shell(cure(page_of("directory-unseen")), expect=(0, 1))
+    scene.shell(scene.page("directory-unseen"), expect=(0, 1))
     assert scene.train().task_id == 2
 
 
@@ -272,18 +271,21 @@ def down(scene: Scene) -> None:
     assert "unfinished-end" not in scene.findings()
 
 
-@scenario(
-    "slow", "slow-node", alone=True,
-    card=("parallel.pipeline=1", "rehearsal.step_seconds=10", "rehearsal.log_scale=30"),
-)  # fmt: skip
+SLOW = ("parallel.pipeline=1", "rehearsal.step_seconds=10", "rehearsal.log_scale=30")
+
+
+@scenario("slow", alone=True, card=SLOW)
 def slow(scene: Scene) -> None:
-    """One node makes every step longer. First the site repairs it after the restart. Then its
-    workers are stopped for four fifths of the time: its ranks' own compute times name it, and not
-    the node whose rank waits for it.
-    """
+    """One node makes every step longer, and the site repairs it after the restart."""
     inject(scene.twin, "slow-steps", node=scene.train(steps=30).nodes[-1])
     scene.treat("slow")
-    scene.heal()
+
+
+@scenario("slow-node", alone=True, card=SLOW)
+def slow_node(scene: Scene) -> None:
+    """A node's workers are stopped for four fifths of the time: its ranks' own compute times name
+    it, and not the node whose rank waits for it.
+    """
     last = scene.train(steps=30).nodes[-1]
     scene.until(lambda: "slow-node" not in scene.findings(), "ten steps without the slow node")
     inject(scene.twin, "slow-node", node=last)

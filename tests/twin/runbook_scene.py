@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 from tests.plugins.command_server import tr11_command
 from tests.twin.rehearsal_inputs import rehearsal_card, steps_of
-from tests.twin.runbook_mails import LOOKS, MAILS, mailed_commands, type_them
+from tests.twin.runbook_mails import ASKS, LOOKS, MAILS, mailed_commands, pairs, type_them
 from tests.twin.small_run import recorded_comment
 from tests.waiting import PATIENCE_SECONDS, Found, crowding, end_of_file, until
 from tr11ops.base.shipped import read_shipped
@@ -73,6 +73,7 @@ class Scene:
         self.slurm = SlurmScheduler(self.twin.environment)
         self.write_card()
         (self.folder / "bin").mkdir()
+        self.pages: set[str] = set()  # the detectors whose pages' commands were typed
         self.program("tr11", f'exec {shlex.join(tr11_command())} "$@"')
 
     def write_card(self, *more: str, tables: str = "") -> None:
@@ -158,7 +159,7 @@ class Scene:
         Of several detectors, all must show at once, and all pages must have the same cure. `after`:
         what others do once the commands were typed. `renew`: brings about again what goes away by
         itself. `by_mail`: the commands are those of the mail; one that only says where to look says
-        something, and the page is followed.
+        something, and the page is followed. Where mail and page say the same, both are.
         """
         wanted = set(detectors)
 
@@ -171,37 +172,58 @@ class Scene:
         self.until(shows, f"{wanted}")
         time.sleep(STAYS_SECONDS)
         self.until(shows, f"{wanted} again")
-        if self.by_mail and self._is_cured_by_mail(wanted, after):
-            return
         [commands] = {cure(page_of(detector)) for detector in detectors}
         for word, value in {"REASON": "as the page says", **words}.items():
             commands = re.sub(rf"(?<![A-Z]){word}(?![A-Z])", value, commands)
         left = CAPITALS.search(commands)
         assert left is None, f"nothing was given for {left and left[0]} in\n{commands}"
-        self.shell(commands, expect)
+        mailed = self._mailed(wanted) if self.by_mail else []
+        alike = pairs(mailed, commands, self.folder)
+        if mailed and not alike:
+            type_them(self, mailed)
+            after()
+            self.until(
+                lambda: not wanted & self.findings(above="info"), f"the end of {wanted} by {mailed}"
+            )
+            return
+        self.pages |= wanted
+        if alike:
+            self._type_both(alike, expect)
+        else:
+            self.shell(commands, expect)
         after()
         self.until(lambda: self._is_without(wanted), f"the end of {wanted}")
 
-    def _is_cured_by_mail(self, wanted: set[str], after: Callable[[], object]) -> bool:
-        """Types what the mails about a fault say, until it is gone; False where they say no cure.
+    def page(self, detector: str) -> str:
+        """The commands of the page of this detector, which are to be typed now."""
+        self.pages.add(detector)
+        return cure(page_of(detector))
+
+    def _mailed(self, wanted: set[str]) -> list[str]:
+        """What the mails about a fault say to type; nothing where they say no cure.
 
         A look may find only a part of the fault, and its mails tell of no more: those that count
         tell of every detector whose findings have a cure and are worth a mail.
         """
         told = (wanted - set(LOOKS)) & self.findings(above="info")
         if told:
-            mailed = self.until(
+            return self.until(
                 lambda: mailed_commands(self, told), f"mails that say what helps with {told}"
             )
-            type_them(self, mailed)
-            after()
-            self.until(
-                lambda: not wanted & self.findings(above="info"), f"the end of {wanted} by {mailed}"
-            )
-        elif wanted <= set(LOOKS):
+        if wanted <= set(LOOKS):
             mailed = mailed_commands(self, wanted)
             assert type_them(self, mailed, (0, 1, 3)).strip() or not mailed
-        return bool(told)
+        return []
+
+    def _type_both(self, alike: list[tuple[str, str]], expect: Sequence[int]) -> None:
+        """Type what mail and page both say: a command of the mail's that asks is answered by the
+        page's, which says yes.
+        """
+        for mailed, command in alike:
+            if mailed != command:
+                told = self.shell(f"{{ {mailed} ; }} 2>&1", (0, 1, 2))
+                assert ASKS in told, f"{mailed} did not ask:\n{told}"
+            self.shell(command, expect)
 
     # ------------------------------------------------------------------ the run
     def launch(self, *words: str) -> str:

@@ -6,9 +6,11 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import patch
 
+import psutil
 from msgspec.structs import asdict, replace
 
 from tests.plugins.faulty_hub import FaultyHub
@@ -16,8 +18,9 @@ from tests.twin.runbook_scene import DAY, Scene, nodes_of, saved_now, scenario, 
 from tr11ops.queue.held_jobs import hold
 from tr11ops.rundir.exclusions import exclude, read_version
 from tr11ops.twin.faults import heal, inject
+from tr11ops.twin.processes import scan
+from trainer.contract.attempt import EndMarker
 from trainer.contract.checkpoint_names import checkpoint_name
-from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import append_line, write_json
 from trainer.contract.manifest import FileEntry, Manifest, file_digest
 from trainer.contract.state_file import read_json
@@ -127,8 +130,20 @@ def two_attempts(scene: Scene) -> None:
 def suspended(scene: Scene) -> None:
     job = scene.train()
     scene.shell(f"scontrol suspend {job.raw_id}")
+    scene.until(lambda: all_stand_still(scene, job.nodes), "the stop of every process of the job")
     scene.treat("suspended", JOB=job.raw_id)
     scene.train()
+
+
+def all_stand_still(scene: Scene, nodes: Sequence[str]) -> bool:
+    """Slurm answers first, and stops the processes of the nodes some seconds later: of a job that
+    is resumed before that, those of a node can be stopped for ever.
+    """
+    return all(
+        psutil.Process(task.record.pid).status() == psutil.STATUS_STOPPED
+        for contents in scan(scene.twin.folders, nodes).values()
+        for task in contents.tasks
+    )
 
 
 @scenario("held")
@@ -372,11 +387,13 @@ def exclusion_cap(scene: Scene) -> None:
     node = free_node(scene)
     # what a person just did is left alone
     assert exclude(scene.directory, node, why="a doubt", owner="tr11", days=14)
+    other = free_node(scene, but=node)
     if scene.by_mail:  # what one more may be is no mail
-        assert exclude(
-            scene.directory, free_node(scene, but=node), why="a doubt", owner="tr11", days=14
-        )
+        assert exclude(scene.directory, other, why="a doubt", owner="tr11", days=14)
     scene.treat("exclusion-cap", NODE=node)
+    if scene.by_mail:
+        for each in (node, other):
+            scene.shell(f"tr11 nodes include {each} --yes", (0, 1))
 
 
 @scenario("exclusion-due")

@@ -5,7 +5,8 @@ of one incident.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from tests.twin.small_run import SmallRun
 from tr11ops.alerts.outbox import waiting_entries
 from tr11ops.alerts.state import Message
 from tr11ops.cli.main import execute
+from tr11ops.cluster.base import Job, JobState
+from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, read_version
 from tr11ops.twin.faults import inject
 from tr11ops.twin.plan import TwinPlan
@@ -99,3 +102,38 @@ def test_the_command_of_the_mail_excludes_the_host_that_the_last_task_was_lost_b
     stage.wait(is_repaired, "the end of the job without a host")
     (entry,) = read_version(stage.directory.exclusions).exclusions
     assert (entry.node, entry.owner) == (host, AUTOMATIC_OWNER)
+
+
+def test_a_task_that_gave_way_while_the_run_was_stopped_is_there_after_resume(
+    stage: SmallRun,
+) -> None:
+    """The next task of the array begins beside the one that trains, as it does where Slurm takes a
+    job that lost a node for ended, and puts itself back into the queue. A stop typed meanwhile holds
+    it and those after it, and `tr11 resume` releases them all. Which of them is the next Slurm says:
+    it lets one that was put back wait for some minutes.
+    """
+    stage.launch(4, "slurm.nodes=2")
+    stage.train()
+    at_once(stage, 2)
+    stage.wait(lambda: len(stage.attempts()) == 2, "the task beside it")
+    second = stage.attempts()[1]
+    stage.wait_for_verdict(second)
+    assert (stage.verdict(second)["reason"], stage.launches(second)) == ("superseded", [])
+    at_once(stage, 1)
+    assert execute(["kill", "--wait", "--yes", "--reason", "a test", "--timeout", "120"]) == 0
+    assert {job.state for job in stage.living()} == {JobState.PENDING}
+    assert tasks(stage.living()) == tasks(filter(is_held, stage.living())) == {2, 3, 4}
+    reached = stage.iteration()
+    assert execute(["resume", "--yes"]) == 0
+    stage.wait(lambda: stage.iteration() > reached + 5, "steps after the resumption")
+    assert tasks(stage.living()) == {2, 3, 4} and not any(map(is_held, stage.living()))
+
+
+def at_once(stage: SmallRun, number: int) -> None:
+    """Let so many tasks of the array run beside each other."""
+    words = ["scontrol", "update", f"JobId={stage.array}", f"ArrayTaskThrottle={number}"]
+    subprocess.run(words, env=stage.twin.client_environment, check=True, timeout=60)
+
+
+def tasks(jobs: Iterable[Job]) -> set[int | None]:
+    return {task for job in jobs for task in job.pending_tasks or (job.task_id,)}

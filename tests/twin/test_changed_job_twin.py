@@ -7,6 +7,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -104,13 +105,17 @@ def test_tasks_that_end_without_a_word_after_they_began_burn_two(stage: SmallRun
     for attempt in stage.attempts():
         assert len(stage.launches(attempt)) <= 1  # in a job that is over nothing is started again
     assert all(stage.launches(attempt) == [] for attempt in stage.attempts()[2:])
-    for attempt in stage.attempts()[1:]:
-        stage.wait_for_verdict(attempt)
-    held = [stage.verdict(attempt) for attempt in stage.attempts()[1:]]
-    assert any(
-        verdict["held"] == [stage.array] and "without a word" in verdict["held_because"]
-        for verdict in held
-    )
+
+    def says_why() -> bool:
+        """Of the task that held it; whose script was killed gives no verdict."""
+        files = [stage.paths.attempt(one) / "verdict.json" for one in stage.attempts()[1:]]
+        held = [stage.verdict(path.parent.name) for path in files if path.exists()]
+        return any(
+            verdict["held"] == [stage.array] and "without a word" in verdict["held_because"]
+            for verdict in held
+        )
+
+    stage.wait(says_why, "the verdict that holds the array")
 
 
 # ---------------------------------------------------------------------------
@@ -148,7 +153,8 @@ def test_what_is_released_is_released_whatever_slurm_says_of_the_job_that_lost_a
         slurm.hold(array)
         # as after a node's death
         asked(twin, tmp_path, "scontrol", "update", f"JobId={array}_1", "NumNodes=1")
-        with pytest.raises(subprocess.CalledProcessError):  # the sentence that is not believed
+        # Slurm 22.05 says here that it could not, and did; 24.11 says that it did
+        with suppress(subprocess.CalledProcessError):
             asked(twin, tmp_path, "scontrol", "hold", array)
         slurm.hold(array)
         assert _task(slurm, array, 2).priority == 0

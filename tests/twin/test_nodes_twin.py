@@ -479,8 +479,8 @@ from tr11ops.agent import node
 node.NodeTask.command = property(lambda self: [sys.executable, "-u", "-c", "import time; time.sleep(600)"])
 folder = Path({folder!r})
 sys.exit(node.run(node.NodeTask(
-    folder / "attempt", folder / "card.json", os.environ["SLURM_JOB_ID"], 1, int(os.environ["SLURM_NODEID"]),
-    3, 1, "127.0.0.1", 1, float(os.environ["ASKED"]))))
+    folder / "attempt", folder / "card.json", os.environ["SLURM_JOB_ID"], 1,
+    node.NodePlaces(3, int(os.environ["SLURM_NODEID"]), 1, "127.0.0.1", 1), float(os.environ["ASKED"]))))
 """
 
 

@@ -22,8 +22,7 @@ from tests.tr11ops.launch.run_inputs import write_checkpoint
 from tests.twin.rehearsal_inputs import ends_of, rehearsal_card, steps_of, write_resolved
 from tests.waiting import PATIENCE_SECONDS, until
 from tr11ops.agent.allocation import free_port
-from tr11ops.agent.node import NodeTask
-from tr11ops.cluster.rehearsal import is_rehearsal, rehearsal_refusal
+from tr11ops.cluster.rehearsal import rehearsal_refusal
 from tr11ops.dialects.reading import step_record
 from tr11ops.runcard.card import RunCard, load_card, shipped_cards, shipped_folder
 from tr11ops.twin.faults import inject
@@ -32,8 +31,8 @@ from tr11ops.twin.stand_in import checkpoint, launcher
 from tr11ops.twin.stand_in.crew import RankLost, StandInGroup
 from tr11ops.twin.twin import Twin
 from trainer.config.card import CardError
+from trainer.contract.attempt import EndMarker
 from trainer.contract.checkpoint_names import read_latest
-from trainer.contract.end_marker import EndMarker
 from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import FileEntry, Manifest, file_digest, manifest_faults
 from trainer.schedule.path import Progress
@@ -102,17 +101,6 @@ def test_only_the_rehearsal_card_asks_for_it() -> None:
         full.world_size,
         full.data_parallel_degree,
     ) == (48, 4, 384, 8)
-
-
-def test_the_node_agent_starts_it_for_a_rehearsal_only(tmp_path: Path) -> None:
-    card = write_resolved(rehearsal_card(tmp_path), tmp_path / "card.json")
-    task = NodeTask(tmp_path, card, "7", 1, 1, 2, 2, "127.0.0.1", 4000)
-    assert task.command[2:4] == ["-m", "tr11ops.twin.stand_in"] and task.command[-1] == str(card)
-    real = tmp_path / "real.json"
-    value = json.loads(card.read_text())
-    real.write_text(json.dumps({**value, "rehearsal": None}))
-    assert replace(task, card=real).command[3] == "trainer.control.launcher"
-    assert not is_rehearsal(tmp_path / "missing") and not is_rehearsal(real)
 
 
 def test_started_by_hand_outside_a_twin_it_leaves_a_refusal(tmp_path: Path) -> None:
@@ -292,8 +280,8 @@ def test_a_real_trainings_checkpoint_is_not_touched(tmp_path: Path) -> None:
 
 # ----------------------------------------------------------------------------- how it ends
 ONE_NODE = (
-    "import sys; from pathlib import Path; from tr11ops.twin.stand_in.launcher import Crowd, launch; "
-    "sys.exit(launch(Path(sys.argv[1]), Crowd(1, 0, 4, '127.0.0.1', int(sys.argv[2]))))"
+    "import sys; from pathlib import Path; from tr11ops.twin.stand_in.launcher import NodePlaces, launch; "
+    "sys.exit(launch(Path(sys.argv[1]), NodePlaces(1, 0, 4, '127.0.0.1', int(sys.argv[2]))))"
 )
 
 

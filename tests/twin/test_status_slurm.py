@@ -25,11 +25,11 @@ from tr11ops.observe.look import observe
 from tr11ops.observe.snapshot import RunFacts, Snapshot
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
 from tr11ops.status.assessment import status_of
-from tr11ops.status.care import nodes
+from tr11ops.status.screen import node_rows
 from tr11ops.twin.twin import Twin
 from tr11ops.watchdog.verdict import Verdict, VerdictWord, judge
+from trainer.contract.attempt import Heartbeat, write_heartbeat
 from trainer.contract.paths import RunPaths
-from trainer.contract.phases import Heartbeat, write_heartbeat
 
 
 class Run:
@@ -172,7 +172,7 @@ def test_a_drained_node_that_is_in_use_is_shown(run: Run, twin: Twin) -> None:
         status = status_of(seen, detect_all(seen), verdict)
         [node] = status.leaving_nodes
         assert node.name == used and "drain" in node.states and node.reason.startswith("memory")
-        assert any(f"{used} leaves when its job ends" in text for _, text, _ in nodes(status))
+        assert any(f"{used} leaves when its job ends" in text for _, text, _ in node_rows(status))
     finally:
         control(twin, f"nodename={used}", "state=resume")
 

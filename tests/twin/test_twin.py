@@ -76,7 +76,7 @@ def client(twin: Twin, *arguments: str) -> str:
 
 
 def processes_of(twin: Twin) -> list[ProcessRecord]:
-    return list(marked(mark_of(twin), twin.folders.slurm_conf))
+    return list(marked(mark_of(twin), twin.folders))
 
 
 def mark_of(twin: Twin) -> str:
@@ -106,7 +106,7 @@ def test_full_size_up_and_down_leaves_nothing(
     ports = range(twin.ports.first, twin.ports.first + plan.ports_needed)
     assert not any(is_free(port) for port in ports)
 
-    records, mark, conf = twin.processes(), mark_of(twin), twin.folders.slurm_conf
+    records, mark, folders = twin.processes(), mark_of(twin), twin.folders
     began = time.monotonic()
     twin.down()
     with capsys.disabled():
@@ -116,7 +116,7 @@ def test_full_size_up_and_down_leaves_nothing(
         )
     assert not any(record.is_alive for record in records)
     # nor any other process of it; its ports may be another twin's by now
-    assert not list(marked(mark, conf))
+    assert not list(marked(mark, folders))
     assert list(home.iterdir()) == []
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tr11ops.base.errors import TwinError
-from tr11ops.cluster.hostlist import expand
+from tr11ops.cluster.arrays import expand
 from tr11ops.twin.machine import BLOCK, claimed_ports, default_directory, is_free
 from tr11ops.twin.plan import (
     TwinFolders,

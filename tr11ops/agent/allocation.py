@@ -16,7 +16,7 @@ from typing import Literal
 
 from tr11ops.base.nvidia import uuids, visible
 from tr11ops.base.units import counted
-from tr11ops.cluster.hostlist import expand
+from tr11ops.cluster.arrays import expand
 from tr11ops.cluster.local_machine import DEVICES_VARIABLE, claim_free, look_at_gpus
 from trainer.contract.paths import attempt_label
 from trainer.contract.record import Record

@@ -218,15 +218,17 @@ class AttemptObservations:
             barred = frozenset()
             entries = ()
         watched = {entry.node for entry in entries}
-        barred |= frozenset(context.peers.lost() if context.peers is not None else ())
+        if context.peers is not None:
+            barred |= frozenset(context.peers.lost())
         barred |= frozenset(self.lost_nodes())
         lost = frozenset(node for node in nodes if is_gone(words[node]) or is_silent(words[node]))
         usable = tuple(node for node in nodes if node not in barred | lost)
+        needed = context.config.slurm.nodes
+        if not context.swaps_nodes:
+            needed = min(needed, len(nodes))
         return AllocationState(
             usable=usable,
-            needed=context.config.slurm.nodes
-            if context.swaps_nodes
-            else min(context.config.slurm.nodes, len(nodes)),
+            needed=needed,
             seconds_left=self._seconds_left(),
             reluctant=frozenset(
                 node
@@ -273,8 +275,10 @@ class AttemptObservations:
         job = self.job_time()
         times = []
         if job is not None and job.end is not None:
-            early = config.slurm.signal_seconds_before_limit
-            times.append(job.end - (early + SIGNAL_SLACK_SECONDS if early else 0.0))
+            early = config.slurm.signal_seconds_before_limit or 0
+            if early:
+                early += SIGNAL_SLACK_SECONDS
+            times.append(job.end - early)
         leaves = self.exit_time()
         if leaves is not None and leaves.time is not None:
             times.append(leaves.time)

@@ -35,15 +35,15 @@ from tr11ops.launch.margins import read_history
 from tr11ops.launch.software import identify_code, software_versions
 from tr11ops.launch.successor import BatchJob, begin_attempt
 from tr11ops.observe.files import read_details
-from tr11ops.runcard.card import RunCard, card_from_resolved, differences
+from tr11ops.runcard.card import RunCard, card_from_resolved, difference_lines
 from tr11ops.runcard.exit_duration import card_as_written, derived_again
 from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.attempts import VERDICT_FILE, AttemptVerdict, CodeIdentity, code_of, versions_of
 from tr11ops.rundir.kill_switch import look_at_switch, mark_switch, place_fault
 from tr11ops.rundir.paths import RunDirectory, remove_meeting_key, write_meeting_key
 from trainer.config.card import CardError, Problem
+from trainer.contract.attempt import EXIT_ERROR, EXIT_FINE, EXIT_REFUSED
 from trainer.contract.documents import document
-from trainer.contract.end_marker import EXIT_ERROR, EXIT_FINE, EXIT_REFUSED
 from trainer.contract.files import host_name, share_file, write_json
 from trainer.contract.paths import (
     END_MARKER_FILE,
@@ -74,7 +74,7 @@ def changes_since_last(
     old_card = read_details(paths.attempt(name) / "card.json")
     lines = [*_records(then, record)]
     if old_card:
-        lines += (f"card {text}" for text in differences(_compared(old_card), _compared(card)))
+        lines += (f"card {text}" for text in difference_lines(_compared(old_card), _compared(card)))
     if len(lines) > MOST_LINES:
         lines = [*lines[: MOST_LINES - 1], f"and {len(lines) - MOST_LINES + 1} more"]
     return [f"since attempt {attempt_label(then, name)}: {line}" for line in lines]
@@ -101,16 +101,17 @@ def _records(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     if old != new:
         added = sorted(new - old)
         gone = sorted(old - new)
-        parts = [
-            f"with {first_few(added)}" if added else "",
-            f"without {first_few(gone)}" if gone else "",
-        ]
-        yield f"nodes: {', '.join(filter(None, parts))}"
+        parts = []
+        if added:
+            parts.append(f"with {first_few(added)}")
+        if gone:
+            parts.append(f"without {first_few(gone)}")
+        yield f"nodes: {', '.join(parts)}"
     before = versions_of(then)
     after = versions_of(now)
     # what an older tr11 did not record is not known to be another
     both = before.keys() & after.keys()
-    for text in differences(
+    for text in difference_lines(
         {name: before[name] for name in both}, {name: after[name] for name in both}
     ):
         yield f"version of {text}"
@@ -236,7 +237,9 @@ def run_with_peers(options: argparse.Namespace, environment: Mapping[str, str]) 
             )
             status, why = final_word(config, environment, status, options.until_finished)
         elif why:
-            status = EXIT_REFUSED if peers.is_refused else EXIT_ERROR
+            status = EXIT_ERROR
+            if peers.is_refused:
+                status = EXIT_REFUSED
             say(f"tr11: nothing was started: {why}")
         else:
             if stop.received and options.until_finished:
@@ -324,8 +327,9 @@ def with_scheduler(context: AttemptContext) -> AttemptContext:
 
         slurm = SlurmScheduler(timeout_seconds=SCHEDULER_SECONDS)
         quick = SlurmScheduler(timeout_seconds=STATES_SECONDS)
-        lives_on = context.config.slurm.spare_nodes > 0
-        ordering = slurm if lives_on else None
+        ordering = None
+        if context.config.slurm.spare_nodes > 0:  # the allocation lives on
+            ordering = slurm
         watch = JobWatch(quick, context.job_id)
         return replace(context, scheduler=slurm, states=quick, ordering=ordering, watch=watch)
     if context.allocation.kind == "local":

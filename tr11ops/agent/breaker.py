@@ -104,7 +104,7 @@ def read_burned(
                 continue  # it tells nothing of the fault
             if verdict.fault in WANTED_FAULTS:
                 continue
-            failed = verdict.reason == "error" or verdict.fault == OUT_OF_TIME
+            failed = verdict.reason in {"error", "unexplained"} or verdict.fault == OUT_OF_TIME
             if not failed or verdict.progress or verdict.held:
                 break
             found.append(Burned(attempt.name, verdict.fault))

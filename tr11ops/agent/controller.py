@@ -44,11 +44,13 @@ from tr11ops.agent.relaunch import (
     named_twice,
 )
 from tr11ops.agent.step import LineTee, StopFlag
-from tr11ops.agent.traces import read_faults, read_progress
+from tr11ops.agent.traces import logged_iteration, read_faults
+from tr11ops.base.observed import known, observed
 from tr11ops.base.units import counted
+from tr11ops.cluster.arrays import compress
 from tr11ops.cluster.base import JobState, Scheduler
-from tr11ops.cluster.hostlist import compress
-from tr11ops.diagnose.attribution.evidence import Attribution, Kind
+from tr11ops.diagnose.attribution.evidence import UNEXPLAINED, Attribution, Kind
+from tr11ops.observe.lost_checkpoints import LOST, find_lost
 from tr11ops.queue.queued_jobs import PendingJobs
 from tr11ops.runcard.rules import SIGNAL_SLACK_SECONDS
 from tr11ops.rundir.attempts import (
@@ -59,10 +61,8 @@ from tr11ops.rundir.attempts import (
     of_marker,
     without_restart,
 )
-from trainer.contract.attempt import request_stop
-from trainer.contract.documents import document
-from trainer.contract.end_marker import EndMarker
-from trainer.contract.files import host_name, write_json
+from trainer.contract.attempt import EndMarker, request_stop
+from trainer.contract.paths import newest_step
 from trainer.contract.requests import pause_of
 
 ZOMBIE_LOOK_SECONDS = 5.0  # between two looks at the trainers of a job without its batch host
@@ -155,6 +155,9 @@ class Controller:
                 return self._give_up(found, decision)
             if self._stopping():
                 return self._leave_for_switch()
+            left = self._leave_for_lost_checkpoints()
+            if left is not None:
+                return left
             self._mitigation.queue_behind(self._job_id)
             nodes = decision.nodes
 
@@ -167,8 +170,25 @@ class Controller:
         if marker is None and found.kind is Kind.OPERATOR and ended_by(self._context.directory):
             return self._leave_for_switch()
         if self._launches.over is None:
-            return None
+            return self._leave_unexplained(marker, found)
         return self._leave_ended_job(record, found, self._launches.over)
+
+    def _leave_unexplained(self, marker: EndMarker | None, found: Attribution) -> int | None:
+        """The exit status after an end that nothing explains, and that has come again, or is not to
+        be tried again; else None.
+        """
+        if marker is None or marker.reason != "unexplained":
+            return None
+        times = sum(outcome.fault == UNEXPLAINED for outcome in self._launches.outcomes)
+        if marker.restart and times < 2:
+            return None
+        why = self._why_hold(marker)
+        if times > 1:
+            why = f"unexplained, and it came again: {marker.message}"
+        verdict = self._with_history(of_marker(marker))
+        verdict = replace(verdict, cause=found.kind.value, fault=found.fault)
+        switch = switch_of(self._context.directory)
+        return self._mitigation.finish(without_restart(verdict), hold=why, switch=switch)
 
     def _leave_by_marker(self, marker: EndMarker, found: Attribution) -> int:
         """The trainer has said how it ended."""
@@ -187,16 +207,28 @@ class Controller:
             return self._leave_for_switch()
         why, fault = self._why_hold_at_once()
         if why:
-            return self._mitigation.finish(
-                without_restart(replace(self._failed(why), fault=fault)), hold=why
-            )
+            return self._leave_held(why, fault)
         left = self._leave_for_another()
         if left is not None:
             return left
         too_short = self._observations.too_short()
         if too_short:
             return self._leave_for_want_of_time(too_short)
-        return None
+        return self._leave_for_lost_checkpoints()
+
+    def _leave_held(self, why: str, fault: str) -> int:
+        verdict = replace(self._failed(why), fault=fault)
+        return self._mitigation.finish(without_restart(verdict), hold=why)
+
+    def _leave_for_lost_checkpoints(self) -> int | None:
+        """The exit status of an attempt that would begin anew, though the run had saved something; None
+        where it would not, or that is not known.
+        """
+        lost = known(observed(find_lost, self._config), None)
+        if lost is None:
+            return None
+        self._say(str(lost))
+        return self._leave_held(str(lost), LOST)
 
     def _why_hold_at_once(self) -> tuple[str, str]:
         """Why nothing of this run may start, and the fault, by how the attempts before have ended;
@@ -210,7 +242,9 @@ class Controller:
             )
         burned = read_burned(self._context.directory, self._job_id, self._context.scheduler)
         why = why_not_begin(burned, self._config.resilience.most_tasks_per_fault)
-        return why, burned[0].fault if why else ""
+        if why:
+            return why, burned[0].fault
+        return "", ""
 
     def _leave_for_another(self) -> int | None:
         """The exit status of an attempt beside which another one trains; None where none does."""
@@ -284,7 +318,7 @@ class Controller:
         if over.state is JobState.RUNNING:
             self._exclusions.exclude_nodes(found)
             self._mitigation.wait()
-        saved = read_progress(self._paths).checkpoint or 0  # what was trained since is lost
+        saved = newest_step(self._paths) or 0  # what was trained since is lost
         is_beyond = saved > (checkpoint_before(self._folder) or 0)
         verdict = replace(
             self._failed(over.why), cause=found.kind.value, fault=found.fault, progress=is_beyond
@@ -329,9 +363,10 @@ class Controller:
         to do the same.
         """
         reason = self._stopping()
-        path = self._context.directory.kill_switch if reason == "kill-switch" else self._paths.pause
+        what, path = "pause", self._paths.pause
+        if reason == "kill-switch":
+            what, path = "kill switch", self._context.directory.kill_switch
         stamp = datetime.now().strftime("%Y-%m-%d %H:%M:%S")
-        what = "kill switch" if reason == "kill-switch" else "pause"
         line = f"[Detected {what} at {path}. Exiting] datetime: {stamp} "
         self._tee.line(line)
         marker = self._leave_marker(reason, line.strip())
@@ -342,29 +377,15 @@ class Controller:
 
     def _leave_marker(self, reason: str, message: str) -> EndMarker:
         """The end marker of an attempt of which no trainer can leave one."""
-        step = read_progress(self._paths).checkpoint
-        marker = EndMarker(
-            reason=reason,
-            iteration=step or 0,
-            checkpoint_step=step,
-            restart=False,
-            message=message,
-            time=time.time(),
-            host=host_name(),
-            job_id=self._job_id,
-            launch=len(self._launches.outcomes),
-        )
-        try:
-            write_json(self._paths.end_marker(self._job_id), document(marker))
-        except OSError as error:
-            self._say(f"the end marker cannot be written: {error}")
-        return marker
+        return self._launches.leave_marker(len(self._launches.outcomes), reason, message)
 
     def _why_hold(self, marker: EndMarker) -> str:
         """Why the queued jobs must not start after this end; "" when it should."""
         switch = switch_of(self._context.directory)
+        if switch == "kill-switch":
+            return "the kill switch is set"
         if switch:
-            return f"the {'kill switch is set' if switch == 'kill-switch' else 'run is paused'}"
+            return "the run is paused"
         if marker.restart:
             return ""
         words = marker.message.removeprefix("tr11: ")
@@ -429,6 +450,8 @@ class Controller:
         left_out = found.blamed or found.avoided
         is_sure = bool(left_out) and found.confidence >= SURE and self._context.swaps_nodes
         verdict = replace(self._failed(message), cause=found.kind.value, fault=found.fault)
+        if found.fault == UNEXPLAINED:
+            verdict = replace(verdict, reason="unexplained")
         if is_sure:  # who is left out cannot do it again
             left = f"node {', '.join(left_out)}"
             verdict = replace(verdict, fault=left, launch_fault=found.fault)
@@ -461,10 +484,9 @@ class Controller:
             why = must_hold(verdict.fault, burned, self._config.resilience.most_tasks_per_fault)
             if why and self._tries_without_suspects(verdict):
                 why = ""
-        is_over = why and not switch
-        return self._mitigation.finish(
-            without_restart(verdict) if is_over else verdict, hold=why, switch=switch
-        )
+        if why and not switch:
+            verdict = without_restart(verdict)
+        return self._mitigation.finish(verdict, hold=why, switch=switch)
 
     def _tries_without_suspects(self, verdict: AttemptVerdict) -> bool:
         """Whether the next task runs without the nodes that may be at fault, before anything is
@@ -499,10 +521,8 @@ class Controller:
         return ""
 
     def _failed(self, message: str) -> AttemptVerdict:
-        training_progress = read_progress(self._paths)
-        return self._with_history(
-            of_failure(message, training_progress.iteration, training_progress.checkpoint)
-        )
+        verdict = of_failure(message, logged_iteration(self._paths), newest_step(self._paths))
+        return self._with_history(verdict)
 
     def _with_history(self, verdict: AttemptVerdict) -> AttemptVerdict:
         return replace(

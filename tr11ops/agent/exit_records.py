@@ -14,8 +14,8 @@ from typing import Any
 
 import psutil
 
+from trainer.contract.attempt import EXIT_ERROR, EndMarker
 from trainer.contract.documents import document, record_of
-from trainer.contract.end_marker import EXIT_ERROR, EndMarker
 from trainer.contract.files import host_name, write_json
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
@@ -67,7 +67,6 @@ class HostFailure(Record):
 
 
 # ----------------------------------------------------------------------------- the node's agent
-# What it reads of the run card, and what it records of its node.
 class NodeSettings(Record):
     """What the agent itself needs of the run card. The defaults hold where it cannot be read:
     `fault` says why.

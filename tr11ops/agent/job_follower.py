@@ -77,7 +77,9 @@ class JobFollower:
             at = "by no clock"
             if leaves.time is not None:
                 at = f"at {datetime.fromtimestamp(leaves.time):%H:%M:%S}"
-            words = f"the trainer leaves {at} now" + (f": {leaves.why}" if leaves.why else "")
+            words = f"the trainer leaves {at} now"
+            if leaves.why:
+                words += f": {leaves.why}"
             self._say(words)
             self._mitigation.note("limit-changed", words, {"exit_time": leaves.time})
 

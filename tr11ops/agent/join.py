@@ -26,9 +26,8 @@ from tr11ops.base.errors import ChannelBusy, ChannelLost, ChannelRefused
 from tr11ops.base.processes import CONTROLLER_VARIABLE, adopt_orphans, end_descendants
 from tr11ops.base.units import duration
 from tr11ops.rundir.paths import meeting_file, read_meeting_key
-from trainer.contract.attempt import STOP_SIGNALS
+from trainer.contract.attempt import EXIT_ERROR, EXIT_FINE, EXIT_REFUSED, STOP_SIGNALS
 from trainer.contract.documents import record_of
-from trainer.contract.end_marker import EXIT_ERROR, EXIT_FINE, EXIT_REFUSED
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 
@@ -200,8 +199,10 @@ class _Part:
         except queue.Empty:
             words = {}
         if isinstance(words, ChannelLost):
-            ending = ": ending the workers here" if self._child is not None else ""
-            self._say(f"tr11: node 0 ({self._joining.rendezvous.master}) is gone, {words}{ending}")
+            line = f"tr11: node 0 ({self._joining.rendezvous.master}) is gone, {words}"
+            if self._child is not None:
+                line += ": ending the workers here"
+            self._say(line)
             return EXIT_ERROR
         if "finish" in words:
             if words.get("why"):

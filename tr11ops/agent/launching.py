@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 
@@ -35,31 +35,34 @@ from tr11ops.agent.recurrence import (
     with_checks,
 )
 from tr11ops.agent.step import (
-    LaunchResult,
     LaunchRun,
     LaunchWatch,
     LineTee,
     StopFlag,
     WorkerLaunch,
 )
-from tr11ops.agent.traces import last_iteration_since, read_faults, read_launches, read_progress
+from tr11ops.agent.traces import last_iteration_since, logged_iteration, read_faults, read_launches
 from tr11ops.base.observed import cause, known, observed
 from tr11ops.base.units import counted
-from tr11ops.cluster.hostlist import compress
+from tr11ops.cluster.arrays import compress
 from tr11ops.diagnose.attribution.attributors import attribute
 from tr11ops.diagnose.attribution.evidence import Attribution, Evidence, Kind
 from tr11ops.diagnose.attribution.records import all_failures, read_ranks, read_reports
 from tr11ops.diagnose.attribution.restart import restart_after
 from tr11ops.diagnose.attribution.srun import parse_lines
+from tr11ops.runcard.card import ForeignCard
+from tr11ops.runcard.sections import ContainerSection
 from tr11ops.rundir.attempts import LaunchRecord, launch_line
-from tr11ops.rundir.exclusion import NodeStanding, after_attribution, family, is_broad
+from tr11ops.rundir.exclusion import Exclusion, NodeStanding, after_attribution, family, is_broad
 from tr11ops.rundir.exclusions import Version, read_version
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.end_marker import EndMarker
-from trainer.contract.files import write_json
-from trainer.contract.paths import STOP_REQUEST_FILE
+from tr11ops.trainers.kept_files import START_FILE, stop_order_of
+from tr11ops.trainers.stopping import ORDER_FILE
+from trainer.contract.attempt import BAD_REASONS, EndMarker
+from trainer.contract.documents import document
+from trainer.contract.files import host_name, write_json
+from trainer.contract.paths import STOP_REQUEST_FILE, newest_step
 from trainer.contract.requests import read_request
-from trainer.contract.resumable import ResumeNeed
 
 LOOK_SECONDS = 1.0
 
@@ -103,17 +106,19 @@ class Launches:
     ) -> tuple[LaunchRecord, EndMarker | None, Attribution]:
         """One launch, from its nodes to the reason of its end."""
         self._nodes = nodes
-        for stale in (self._paths.end_marker(self._job_id), self._folder / STOP_REQUEST_FILE):
+        for stale in (
+            self._paths.end_marker(self._job_id),
+            *(self._folder / name for name in (STOP_REQUEST_FILE, START_FILE, ORDER_FILE)),
+        ):
             # of the launch before, or of a job requeued under the same number
             stale.unlink(missing_ok=True)
         forget_earlier_life(self._folder, number)
-        before = read_progress(self._paths)
         record = LaunchRecord(
             number,
             nodes,
             time.time(),
-            iteration_before=before.iteration,
-            checkpoint_before=before.checkpoint,
+            iteration_before=logged_iteration(self._paths),
+            checkpoint_before=newest_step(self._paths),
             left_out_checks=tuple(self._failing_checks),
         )
         self.write(record)
@@ -121,17 +126,16 @@ class Launches:
         label = self._context.allocation.label
         self._tee.line(launch_line(self._job_id, label, number, where))
         watch = LaunchWatch()
-        end = self._run(number, nodes, watch)
-        marker = self._marker(number)
+        self._run(number, nodes, watch)
+        marker = self._marker(number) or self._marker_of_order(number, watch)
         record = self._judge_checks(record)
-        after = read_progress(self._paths)
         record = replace(
             record,
             reached=last_iteration_since(self._paths, self._job_id, record.start),
-            iteration_after=after.iteration,
-            checkpoint_after=after.checkpoint,
+            iteration_after=logged_iteration(self._paths),
+            checkpoint_after=newest_step(self._paths),
         )
-        found = self._across_attempts(record, self._whose_fault(record, watch, end, marker))
+        found = self._across_attempts(record, self._whose_fault(record, watch, marker))
         record = concluded(record, found)
         self.repeated = self._repetition(record)
         older = None
@@ -142,10 +146,10 @@ class Launches:
         )
         record = replace(
             record,
-            start=end.start,
-            end=end.end,
+            start=watch.start,
+            end=watch.end,
             first_sign=watch.first_sign,
-            exit_status=end.status,
+            exit_status=watch.status,
             srun_lines=tuple(watch.srun_lines[:40]),
             failing_checks=tuple(self._failing_checks),
             failing_because=dict(self._failing_checks),
@@ -171,7 +175,7 @@ class Launches:
         )
         self._exclusions.step_up(self._exclusions.trial())
 
-    def _run(self, number: int, nodes: tuple[str, ...], watch: LaunchWatch) -> LaunchResult:
+    def _run(self, number: int, nodes: tuple[str, ...], watch: LaunchWatch) -> None:
         slurm = self._config.slurm
         allocation = replace(self._context.allocation, nodes=nodes)
         peers = self._context.peers
@@ -185,7 +189,7 @@ class Launches:
             workers_per_node=slurm.workers,
             master_address=master_address(allocation) if peers is None else peers.rendezvous.host,
             master_port=port if peers is None or port != peers.rendezvous.port else free_port(),
-            container=slurm.container if allocation.kind == "slurm" else None,
+            container=self._agents_image(allocation.kind),
             uses_gpus=slurm.gpus_per_node > 0,
         )
         running = LaunchRun(
@@ -198,7 +202,13 @@ class Launches:
             others=peers,
         )
         environment = {**self._context.environment, "TR11_JOB_ID": self._job_id}
-        return running.run(environment, self._look)
+        running.run(environment, self._look)
+
+    def _agents_image(self, kind: str) -> ContainerSection | None:
+        """The image that node agents run in; another trainer's is for its workers alone."""
+        if kind != "slurm" or isinstance(self._config, ForeignCard):
+            return None
+        return self._config.slurm.container
 
     def _card(self, number: int) -> Path:
         """The card of a launch: a later one has what is left of the exit duration, and fewer health
@@ -251,6 +261,51 @@ class Launches:
             self._say(f"the end marker cannot be read: {error}")
             return None
 
+    def _marker_of_order(self, number: int, watch: LaunchWatch) -> EndMarker | None:
+        """The last word of a foreign launch that failed while it did what it was asked to: its keeper
+        is ended with it, and may not have come to that.
+        """
+        order = stop_order_of(self._folder, number)
+        failed = watch.first_sign or watch.end
+        if order is None or failed is None or failed < order.moment:
+            return None
+        return self.leave_marker(
+            number,
+            order.reason,
+            order.line,
+            iteration=logged_iteration(self._paths),
+            restart=order.restart,
+        )
+
+    def leave_marker(
+        self,
+        number: int,
+        reason: str,
+        message: str,
+        iteration: int | None = None,
+        restart: bool = False,
+    ) -> EndMarker:
+        """Leave the end marker of a launch, or of the attempt before its first, whose trainer cannot.
+        `iteration`: the last one, where it is not that of the newest checkpoint.
+        """
+        step = newest_step(self._paths)
+        marker = EndMarker(
+            reason=reason,
+            iteration=iteration or step or 0,
+            checkpoint_step=step,
+            restart=restart,
+            message=message,
+            time=time.time(),
+            host=host_name(),
+            job_id=self._job_id,
+            launch=number,
+        )
+        try:
+            write_json(self._paths.end_marker(self._job_id), document(marker))
+        except OSError as error:
+            self._say(f"the end marker cannot be written: {error}")
+        return marker
+
     def _judge_checks(self, record: LaunchRecord) -> LaunchRecord:
         """The launch with what its health checks said. One that fails everywhere condemns no node:
         it is left out from now on, and the exclusions that rest on it are taken back.
@@ -268,13 +323,13 @@ class Launches:
         return checked
 
     def _whose_fault(
-        self, record: LaunchRecord, watch: LaunchWatch, end: LaunchResult, marker: EndMarker | None
+        self, record: LaunchRecord, watch: LaunchWatch, marker: EndMarker | None
     ) -> Attribution:
         """As the evidence says; but where the job is over, that is why its launch ended, whatever
         its workers said.
         """
-        found = self._attribute(record, watch, end, marker)
-        in_order = marker is not None and end.status == 0
+        found = self._attribute(record, watch, marker)
+        in_order = marker is not None and watch.status == 0
         if in_order or found.kind is Kind.OPERATOR:
             self.over = None
         else:
@@ -284,15 +339,15 @@ class Launches:
         return of_ended_job(self.over, self._context.allocation.nodes)
 
     def _attribute(
-        self, record: LaunchRecord, watch: LaunchWatch, end: LaunchResult, marker: EndMarker | None
+        self, record: LaunchRecord, watch: LaunchWatch, marker: EndMarker | None
     ) -> Attribution:
         asked = self._stop.received
-        in_order = marker is not None and marker.reason not in {"error", "refused"}
-        if not in_order or end.status != 0:
+        in_order = marker is not None and marker.reason not in BAD_REASONS
+        if not in_order or watch.status != 0:
             self._observations.look()
         evidence = Evidence(
             nodes=record.nodes,
-            status=end.status,
+            status=watch.status,
             marker=marker,
             stopped_by=signal.Signals(asked[0]).name
             if asked and (in_order or len(asked) > 1)
@@ -300,27 +355,35 @@ class Launches:
             ended_by=ended_by(self._context.directory),
             unwritable=""
             if in_order
-            else self.write(replace(record, end=end.end, exit_status=end.status)),
+            else self.write(replace(record, end=watch.end, exit_status=watch.status)),
             srun=parse_lines(watch.srun_lines),
             failures=all_failures(self._folder, record),
             reports=read_reports(self._folder, record.launch),
             ranks=read_ranks(self._folder),
             states=self._observations.states,
             overdue=watch.overdue and self._context.swaps_nodes,
-            worker_statuses=watch.worker_statuses,
+            worker_statuses=self._meant_statuses(watch),
             lost=self._context.peers.lost() if self._context.peers is not None else {},
             fixed_port=self._config.slurm.master_port,
             failing_checks=self._failing_checks,
             reached=record.reached,
         )
-        failed = not in_order or end.status != 0
+        failed = not in_order or watch.status != 0
         # each time: the next launch's is to be told apart
         code = None
         if failed:
             code = self._observations.step_code()
-        return attribute(
-            replace(evidence, derived_exit_code=code) if evidence.needs_step_code else evidence
-        )
+        if evidence.needs_step_code:
+            evidence = replace(evidence, derived_exit_code=code)
+        return attribute(evidence)
+
+    def _meant_statuses(self, watch: LaunchWatch) -> Mapping[int, int]:
+        """The workers' exit statuses, where they have tr11's meaning: of another trainer 2 is no
+        refusal, but what any script says to wrong words.
+        """
+        if isinstance(self._config, ForeignCard):
+            return {}
+        return watch.worker_statuses
 
     def _folders(self) -> tuple[Path, ...]:
         """Of this attempt and of those before it, newest first."""
@@ -373,7 +436,7 @@ class Launches:
         version = known(observed(read_version, self._context.directory.exclusions), Version(0, ()))
         shared = self._observations.shared()
         states = []
-        told = []
+        told = list[Exclusion]()
         for node in last.nodes:
             own = version.on_record(node)
             others = shared.of(node)
@@ -382,10 +445,9 @@ class Launches:
             states.append(
                 after_attribution(found.fault, faults, own=own, others=others, of_broad_set=broad)
             )
-            told += [
-                *others,
-                *([own] if own is not None and own.state != NodeStanding.SUSPECT else []),
-            ]
+            told += others
+            if own is not None and own.state != NodeStanding.SUSPECT:
+                told.append(own)
         steps = list(NodeStanding)
         state = min(states, key=steps.index)
         if state is NodeStanding.SUSPECT:
@@ -418,7 +480,7 @@ class Launches:
         if newest is None or not may_try_older(found.kind, repeated):
             return None
         try:
-            return older_sound(self._paths, newest, ResumeNeed.of(self._config))
+            return older_sound(self._paths, newest, self._config.resume_need)
         except (OSError, ValueError) as error:
             self._say(f"whether an older checkpoint can be tried cannot be told: {cause(error)}")
             return None
@@ -430,7 +492,7 @@ class Launches:
         older = record.older_checkpoint
         newest = record.checkpoint_before
         repeated = self.repeated
-        need = ResumeNeed.of(self._config)
+        need = self._config.resume_need
         try:
             if older is not None:
                 point_to(self._paths, older, self._job_id)

@@ -106,11 +106,9 @@ class MemoryWatch:
         files they used.
         """
         removed = []
-        used = (
-            mapped(own_pids())
-            if any((self.shared_memory / name).exists() for name in self._segments)
-            else ()
-        )
+        used = frozenset[str]()
+        if any((self.shared_memory / name).exists() for name in self._segments):
+            used = mapped(own_pids())
         for name, inode in sorted(self._segments.items()):
             path = self.shared_memory / name
             with suppress(OSError):
@@ -152,9 +150,10 @@ class MemoryWatch:
     def _available(self) -> tuple[int, int]:
         free, total = available(self.meminfo.read_text(encoding="ascii"))
         limited = _control_group()
-        return free if limited is None else min(
-            free, limited[0]
-        ), total if limited is None else min(total, limited[1])
+        if limited is not None:
+            free = min(free, limited[0])
+            total = min(total, limited[1])
+        return free, total
 
     def _judge(self, what: str, free: int, total: int, pid: int) -> None:
         """Say it once when it becomes low, and again only after it has recovered."""

@@ -22,15 +22,15 @@ from tr11ops.agent.step import LineTee
 from tr11ops.base.errors import SchedulerError
 from tr11ops.cluster.base import JobState, Scheduler
 from tr11ops.observe.files import read_details
+from tr11ops.observe.liveness import gone_host, has_lost_its_host, seconds_to_wait
 from tr11ops.observe.look import facts_of, observe
-from tr11ops.observe.lost_host import gone_host, has_lost_its_host, seconds_to_wait
 from tr11ops.queue.queued_jobs import PendingChanges, PendingJobs
 from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, publish
 from tr11ops.rundir.hold_store import forget_holds, record_holds
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory, Submission
-from trainer.contract.end_marker import EXIT_FINE
+from trainer.contract.attempt import EXIT_FINE
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:

@@ -33,6 +33,7 @@ from tr11ops.agent.exit_records import (
     launch_has_failed,
     trainer_is_done,
 )
+from tr11ops.agent.lines import whole_lines
 from tr11ops.agent.memory_watch import MemoryWatch, WorkerWatch
 from tr11ops.agent.worker_environment import (
     FLIGHT_RECORDS,
@@ -40,6 +41,7 @@ from tr11ops.agent.worker_environment import (
     torch_version,
     worker_defaults,
 )
+from tr11ops.base.job_environment import step_of
 from tr11ops.base.processes import (
     CONTROLLER_VARIABLE,
     adopt_orphans,
@@ -49,7 +51,6 @@ from tr11ops.base.processes import (
     signal_children,
 )
 from tr11ops.base.units import counted
-from tr11ops.cluster.rehearsal import is_rehearsal
 from tr11ops.health.base import (
     EXIT_BAD_NODE,
     CheckOutcome,
@@ -61,9 +62,9 @@ from tr11ops.health.base import (
 from tr11ops.health.host import exported_folder
 from tr11ops.health.registry import chosen, run_checks
 from tr11ops.rundir.attempts import launch_line
-from trainer.contract.attempt import STOP_SIGNALS, request_stop
+from tr11ops.trainers.trainer import NodePlaces, trainer_of
+from trainer.contract.attempt import EXIT_ERROR, STOP_SIGNALS, request_stop
 from trainer.contract.documents import document
-from trainer.contract.end_marker import EXIT_ERROR
 from trainer.contract.files import host_name, make_shared, open_shared, user_of
 from trainer.contract.paths import STOP_REQUEST_FILE, label_in
 from trainer.contract.record import Record
@@ -150,42 +151,13 @@ class NodeTask(Record):
     card: Path
     job_id: str
     launch: int
-    node_rank: int
-    node_count: int
-    workers: int
-    master_address: str
-    master_port: int
+    places: NodePlaces
     controller_time: float | None = None
 
     @property
     def command(self) -> list[str]:
-        """torchrun with a static rendezvous: the node list is known, so nothing has to be
-        negotiated.
-
-        A rehearsal has its own launcher, which takes the same places.
-        """
-        places = [
-            f"--nnodes={self.node_count}",
-            f"--node-rank={self.node_rank}",
-            f"--nproc-per-node={self.workers}",
-            f"--master-addr={self.master_address}",
-            f"--master-port={self.master_port}",
-        ]
-        if is_rehearsal(self.card):
-            return [sys.executable, "-u", "-m", "tr11ops.twin.stand_in", *places, str(self.card)]
-        return [
-            sys.executable,
-            "-u",
-            "-m",
-            "trainer.control.launcher",
-            *places,
-            "--max-restarts=0",
-            "--tee=3",
-            f"--log-dir={self.attempt / 'torchrun' / str(self.node_rank)}",
-            "-m",
-            "trainer",
-            str(self.card),
-        ]
+        """What trains on this node, as the card's trainer has it."""
+        return trainer_of(self.card).command(self.card, self.attempt, self.places)
 
     def environment(self, settings: NodeSettings) -> dict[str, str]:
         """Of the workers."""
@@ -229,7 +201,7 @@ def run(task: NodeTask) -> int:
     for number in STOP_SIGNALS:
         signal.signal(number, lambda got, _frame: received.append(got))
     settings = NodeSettings.read(task.card)
-    record = NodeRecord(task.attempt, task.node_rank, task.launch)
+    record = NodeRecord(task.attempt, task.places.node_rank, task.launch)
     results = check_node(task, settings)
     record.write(checks=[document(entry) for entry in results])
     if _report(results) is CheckOutcome.BAD:
@@ -256,7 +228,7 @@ def _wait_for_others(task: NodeTask, received: Sequence[int]) -> None:
             for one in read_reports(task.attempt, task.launch)
             if one.bad_checks or one.passed_checks
         ]
-        if len(told) >= task.node_count:
+        if len(told) >= task.places.nodes:
             return
         time.sleep(0.2)
 
@@ -271,7 +243,7 @@ def check_node(task: NodeTask, settings: NodeSettings) -> tuple[CheckResult, ...
         job_id=task.job_id,
         launch=task.launch,
         gpus=settings.gpus,
-        workers=task.workers,
+        workers=task.places.workers,
         folder=folder,
         temporary=exported_folder(os.environ),
         controller_time=task.controller_time,
@@ -291,7 +263,7 @@ def _owns_node(environment: Mapping[str, str]) -> bool:
     """Under Slurm a node belongs to one attempt at a time; the embedded scheduler's nodes share one
     machine.
     """
-    return "SLURM_STEP_ID" in environment and environment.get("TR11_SCHEDULER") != "local"
+    return step_of(environment) is not None and environment.get("TR11_SCHEDULER") != "local"
 
 
 def _report(results: tuple[CheckResult, ...]) -> CheckOutcome:
@@ -327,7 +299,7 @@ class Workers:
     def run(self, parent: int) -> int:
         """Run them to their end, or until the process `parent` has gone; torchrun's exit status."""
         task = self._task
-        make_shared(task.attempt / "torchrun" / str(task.node_rank))
+        make_shared(task.attempt / "torchrun" / str(task.places.node_rank))
         process = subprocess.Popen(
             task.command,
             stdout=subprocess.PIPE,
@@ -356,8 +328,8 @@ class Workers:
         it has started is gone.
         """
         holder = ""
-        if has_failed and self._task.node_rank == 0:
-            holder = holder_of(self._task.master_port)
+        if has_failed and self._task.places.node_rank == 0:
+            holder = holder_of(self._task.places.port)
         self._record.write(
             memory=self._memory.record(),
             failed_workers=self._watch.failures,
@@ -463,10 +435,10 @@ class Workers:
         """
         task = self._task
         folder = task.attempt / "workers" / host_name()
-        count = counted(task.node_count, "node")
+        count = counted(task.places.nodes, "node")
         beginning = launch_line(task.job_id, label_in(task.attempt), task.launch, count)
         files: dict[int, IO[bytes]] = {}
-        for line in stream:
+        for line in whole_lines(stream):
             match = _RANK_PREFIX.match(line)
             if match is None:
                 self._hear(line)
@@ -486,7 +458,7 @@ class Workers:
             file.close()
 
     def _rank(self, local: bytes) -> int:
-        return self._task.node_rank * self._task.workers + int(local)
+        return self._task.places.first_rank + int(local)
 
     def _hear(self, line: bytes) -> None:
         """Keep what torchrun and the launcher say of failed workers, and of themselves."""
@@ -537,7 +509,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--controller-time", type=float, default=None)
     options = parser.parse_args(arguments)
     node_rank = int(os.environ.get("TR11_NODE_RANK") or os.environ["SLURM_NODEID"])
-    return run(NodeTask(node_rank=node_rank, **vars(options)))
+    places = NodePlaces(
+        options.node_count,
+        node_rank,
+        options.workers,
+        address=options.master_address,
+        port=options.master_port,
+    )
+    task = NodeTask(
+        options.attempt,
+        options.card,
+        options.job_id,
+        launch=options.launch,
+        places=places,
+        controller_time=options.controller_time,
+    )
+    return run(task)
 
 
 if __name__ == "__main__":

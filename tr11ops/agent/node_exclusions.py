@@ -21,12 +21,11 @@ from tr11ops.agent.step import LineTee
 from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import cause
 from tr11ops.base.units import counted
-from tr11ops.cluster.hostlist import compress
+from tr11ops.cluster.arrays import compress
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
 from tr11ops.nodes.queue_exclusions import (
     ExclusionResult,
     RunQueue,
-    card_exclusions,
     exclude_nodes,
     include_nodes,
     known_names,
@@ -389,7 +388,7 @@ class NodeExclusions(Background):
             waiting.scheduler,
             waiting.look,
             lambda: known_names(waiting.scheduler),
-            kept=card_exclusions(self._context.config),
+            kept=self._context.config.slurm.excluded_nodes,
             retry=waiting.retry,
         )
 
@@ -402,11 +401,11 @@ class NodeExclusions(Background):
         for change in done.changes:
             added = set(change.after) - set(change.before)
             removed = set(change.before) - set(change.after)
+            words = []
             if added:
-                words = [f"will not use {compress(added)}"]
-            else:
-                words = []
-            words += [f"may use {compress(removed)} again"] if removed else []
+                words.append(f"will not use {compress(added)}")
+            if removed:
+                words.append(f"may use {compress(removed)} again")
             self._say(f"queued job {change.job_id} {' and '.join(words)}")
         for line in done.failed:
             self._say(line)
@@ -438,6 +437,7 @@ class NodeExclusions(Background):
             nodes,
             queued,
             partitions=(card.slurm.partition, self._context.partition),
+            excluded=card.slurm.excluded_nodes,
             allocated=card.slurm.allocated_nodes,
             percent=card.resilience.exclusion_cap_percent,
         )

@@ -55,9 +55,7 @@ def objection(ours: Newcomer, other: Newcomer) -> str:
         return (
             f"{name} has tr11 {other.version}, node 0 has {ours.version}: install the same on all"
         )
-    keys = [
-        line.partition(":")[0] for line in differences(_compared(ours.card), _compared(other.card))
-    ]
+    keys = [key for key, *_ in differences(_compared(ours.card), _compared(other.card))]
     if keys:
         text = f"{name} has another card than node 0, in {first_few(keys)}"
         return f"{text}: give the same card, --set and variables on all"

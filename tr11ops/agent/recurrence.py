@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
-from tr11ops.cluster.hostlist import compress
+from tr11ops.cluster.arrays import compress
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind, NodeReport
 from tr11ops.health.base import fails_everywhere
 from tr11ops.rundir.attempts import LaunchRecord

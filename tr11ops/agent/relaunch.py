@@ -210,7 +210,9 @@ def _once_more_or_elsewhere(
     """After a fault that points to no node: a second try on the same nodes, then one on others."""
     last = history[-1]
     if _tries(history) < 2:
-        cause = "the cause is unknown" if last.cause == Kind.UNKNOWN else last.cause
+        cause = last.cause
+        if cause == Kind.UNKNOWN:
+            cause = "the cause is unknown"
         return Relaunch(again, f"{cause}: once more on the same nodes")
     # of two that are only to be used last, the one that was named now
     wary = _suspecting(situation, last.suspects)
@@ -236,7 +238,9 @@ def _why_again(last: LaunchRecord, again: tuple[str, ...], situation: Allocation
     if last.cause == Kind.HEALTH_CHECK:
         return left_out
     why = _why_these_nodes(last, again, situation)
-    return f"{why}, and {left_out}" if last.failing_checks else why
+    if last.failing_checks:
+        return f"{why}, and {left_out}"
+    return why
 
 
 def _why_these_nodes(last: LaunchRecord, again: tuple[str, ...], situation: AllocationState) -> str:

@@ -22,8 +22,10 @@ from typing import IO, Protocol
 
 from tr11ops.agent.allocation import Allocation, gpus_of_node
 from tr11ops.agent.exit_records import HostFailure, trainer_is_done
+from tr11ops.agent.lines import whole_lines
 from tr11ops.base.processes import CONTROLLER_VARIABLE, adopt_orphans, end_descendants, exit_status
 from tr11ops.diagnose.attribution.srun import PREFIXES, parse_lines
+from tr11ops.dialects.image import TrainerImage, runtime_words
 from tr11ops.runcard.sections import ContainerSection
 from trainer.contract.attempt import request_stop
 from trainer.contract.files import host_name, make_shared, open_shared
@@ -150,23 +152,14 @@ def in_container(launch: WorkerLaunch) -> list[str]:
     section = launch.container
     if section is None:
         return []
-    if section.runtime == "pyxis":
-        if section.mounts:
-            mounts = [f"--container-mounts={','.join(map(_pyxis_mount, section.mounts))}"]
-        else:
-            mounts = []
-        # The image's own entry point would stand between srun and the agent, and hear the signals
-        # in its place.
-        return [f"--container-image={section.image}", *mounts, "--no-container-entrypoint"]
-    binds = [word for mount in section.mounts for word in ("--bind", mount)]
-    return ["apptainer", "exec", *(["--nv"] if launch.uses_gpus else []), *binds, section.image]
-
-
-def _pyxis_mount(mount: str) -> str:
-    """Pyxis wants both sides of a mount."""
-    if ":" in mount:
-        return mount
-    return f"{mount}:{mount}"
+    image = TrainerImage(
+        section.image,
+        section.runtime,
+        mounts=tuple(section.mounts),
+        options=tuple(section.options),
+        uses_gpus=launch.uses_gpus,
+    )
+    return list(runtime_words(image))
 
 
 class LineTee:
@@ -207,9 +200,9 @@ class LineTee:
         self.line(f"tr11: {text}")
 
     def copy(self, stream: IO[bytes], keep: Callable[[bytes], None]) -> None:
-        """Copy a stream line by line until it ends; `keep` sees every line too."""
-        for line in stream:
-            self.write(line if line.endswith(b"\n") else line + b"\n")
+        """Copy the lines of a stream that are passed on until it ends; `keep` sees each of them."""
+        for line in whole_lines(stream):
+            self.write(line)
             keep(line)
 
 
@@ -226,10 +219,13 @@ class StopFlag:
 
 @dataclass
 class LaunchWatch:
-    """What is seen of a launch while it runs. `first_sign`: when its first process failed, seconds
-    since the epoch.
+    """What is seen of a launch while it runs, and how it ended: the highest exit status of its
+    nodes. `first_sign`: when its first process failed. Times are seconds since the epoch.
     """
 
+    start: float = field(default_factory=time.time)
+    end: float | None = None
+    status: int = 0
     srun_lines: list[str] = field(default_factory=list)
     worker_statuses: dict[int, int] = field(default_factory=dict)
     first_sign: float | None = None
@@ -255,14 +251,6 @@ class LaunchWatch:
             self.srun_lines.append(text)
         if parse_lines([text]):
             self.sign()
-
-
-class LaunchResult(Record):
-    """How a launch ended: the highest exit status of its nodes, and when (seconds since the epoch)."""
-
-    status: int
-    start: float
-    end: float
 
 
 class LaunchRun:
@@ -292,14 +280,14 @@ class LaunchRun:
         self._failed_since: float | None = None
         self._ending = False
 
-    def run(self, environment: Mapping[str, str], look: Callable[[], None]) -> LaunchResult:
+    def run(self, environment: Mapping[str, str], look: Callable[[], None]) -> None:
         """Run it to its end. `look` is called many times a second meanwhile.
 
         A first signal asks the trainer to save and leave; a second one (Ctrl-C twice) ends
         everything at once.
         """
         adopt_orphans()
-        start = time.time()
+        self._watch.start = time.time()
         self._start(environment)
         pumps = [
             threading.Thread(
@@ -316,7 +304,8 @@ class LaunchRun:
                 self._end(min(5.0, self._end_within_seconds / 4))
             for pump in pumps:
                 pump.join(timeout=5.0)
-        return LaunchResult(max(statuses), start, time.time())
+        self._watch.status = max(statuses)
+        self._watch.end = time.time()
 
     def _start(self, environment: Mapping[str, str]) -> None:
         if self._allocation.kind == "slurm":

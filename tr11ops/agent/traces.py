@@ -7,32 +7,18 @@ from contextlib import suppress
 from pathlib import Path
 
 from tr11ops.agent.recurrence import NodeFault
-from tr11ops.base.observed import Unknown, known
+from tr11ops.base.observed import known
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.diagnose.attribution.records import read_objects
 from tr11ops.observe.files import read_steps
 from tr11ops.rundir.attempts import LaunchRecord
-from trainer.contract.paths import RunPaths, label_in, newest_step
-from trainer.contract.record import Record
+from trainer.contract.paths import RunPaths, label_in
 
 
-class TrainingProgress(Record):
-    """How far a training has come: the highest iteration in its log, and the step that `latest`
-    names.
-    """
-
-    iteration: int | None
-    checkpoint: int | None
-
-
-def read_progress(paths: RunPaths) -> TrainingProgress:
-    """The standing now; None for what cannot be read."""
-    steps = read_steps(paths)
-    if isinstance(steps, Unknown) or not steps:
-        logged = None
-    else:
-        logged = max(step.record.iteration for step in steps)
-    return TrainingProgress(logged, newest_step(paths))
+def logged_iteration(paths: RunPaths) -> int | None:
+    """The highest iteration in the training's log; None where none can be read."""
+    steps = known(read_steps(paths), ())
+    return max((step.record.iteration for step in steps), default=None)
 
 
 def last_iteration_since(paths: RunPaths, job_id: str, moment: float) -> int | None:

@@ -1,6 +1,7 @@
-"""What people do about alerts: acknowledge, snooze, assign, close; by command, and by file.
+"""What people do about alerts: acknowledge, snooze, assign, close, by command and by file; by
+command also a test of every route, and the digest.
 
-Changes are pure: from an alert state to the alert state after it.
+`apply` is pure: from an alert state to the alert state after it.
 """
 
 from __future__ import annotations
@@ -298,8 +299,7 @@ def put_away(
     return tuple(notes)
 
 
-# ---------------------------------------------------------------------------
-# What people ask of the alerts by command: changes, a test of every route, the digest.
+# ----------------------------------------------------------------------------- by command
 
 PERSON_SECONDS = 15.0  # while someone waits at the prompt
 

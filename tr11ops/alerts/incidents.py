@@ -23,8 +23,7 @@ from tr11ops.alerts.state import (
     incident_of,
 )
 from tr11ops.base.units import counted
-from tr11ops.detect.causes import by_cause, merged
-from tr11ops.detect.detector import HELD_FOR_FAULT, NO_CAUSE, Finding, Severity
+from tr11ops.detect.detector import HELD_FOR_FAULT, NO_CAUSE, Finding, Severity, by_cause, merged
 from tr11ops.detect.registry import page_for
 
 OPENED = "alert-opened"
@@ -66,7 +65,7 @@ def look(
     """The alert state after a look that saw `findings`; detectors in `blind` could not judge, and
     theirs stays as it is.
 
-    Findings of one cause are one incident, and one alert (`causes.by_cause`).
+    Findings of one cause are one incident, and one alert (`detector.by_cause`).
 
     A fault that nothing sees for `resolve_after` looks in a row ends its incident; a look that
     could not judge is no look. One that comes back within an hour of that is the same incident, but
@@ -482,9 +481,12 @@ def _seen_again(
         until=None,
         since=since,
         first_since=min(filter(None, (alert.first_since, since)), default=None),
-        milder_looks=0 if is_lower else milder,
-        said=severity if is_lower and alert.said is not None else alert.said,
+        milder_looks=milder,
     )
+    if is_lower:
+        after = replace(after, milder_looks=0)
+        if alert.said is not None:
+            after = replace(after, said=severity)
     if not alert.held_at and alert.said is not None and after.waits_for_person:
         after = replace(after, held_at=after.subject)
     if severity > alert.severity:  # what someone took on, or put off, was a lesser thing

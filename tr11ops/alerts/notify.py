@@ -33,8 +33,7 @@ from tr11ops.alerts.state import (
     UndeliveredMessages,
     elapsed,
 )
-from tr11ops.detect.causes import lead
-from tr11ops.detect.detector import Severity
+from tr11ops.detect.detector import Severity, lead
 from trainer.contract.record import Record
 
 _MAIL_ADDRESS = re.compile(r"[^@\s,]+@[^@\s,]+")
@@ -94,12 +93,10 @@ def tell(
             if part.alert.detector in SITE_DETECTORS and part.kind in SITE_WORDS
         )
         messages += [site_message(part.alert, part.kind, policy, now) for part in site]
-    alerts = [
-        told(parts[alert.fingerprint], by_alert.get(alert.fingerprint, []), now)
-        if alert.fingerprint in parts
-        else alert
-        for alert in alerts
-    ]
+    for place, alert in enumerate(alerts):
+        name = alert.fingerprint
+        if name in parts:
+            alerts[place] = told(parts[name], by_alert.get(name, []), now)
     done = replace(alert_state, alerts=tuple(alerts))
     if only is None:
         done, digest = _digest(done, policy, now=now, backlog=backlog, situation=situation)
@@ -112,35 +109,32 @@ def told(part: MessagePart, messages: Iterable[Message], now: float) -> Alert:
     """The alert after what one look has said of it."""
     alert = part.alert
     identities = tuple(message.message_id for message in messages)
-    is_over = part.kind in OVER
     after = replace(
         alert,
-        opened=now if alert.sends == 0 else alert.opened,
-        said=None if is_over else alert.severity,
-        heard=alert.heard if is_over else max(alert.severity, alert.heard or alert.severity),
-        told=alert.told if is_over else unique((*alert.told, *part.to)),
         sends=alert.sends + 1,
         last_sent=now,
         remind=False,
         headline=alert.fingerprint,
         told_as="",
-        called_over=now if is_over else alert.called_over,
-        returned=now if part.kind == "reopened" else alert.returned,
-        held_at=_held_at(alert, is_over),
         thread=alert.thread or " ".join(identities),
     )
+    if alert.sends == 0:
+        after = replace(after, opened=now)
+    if part.kind in OVER:
+        return replace(after, said=None, called_over=now, held_at="")
+    after = replace(
+        after,
+        said=alert.severity,
+        heard=max(alert.severity, alert.heard or alert.severity),
+        told=unique((*alert.told, *part.to)),
+    )
+    if alert.waits_for_person:
+        after = replace(after, held_at=alert.subject)
+    if part.kind == "reopened":
+        after = replace(after, returned=now)
     if part.kind in ALARMS:
         return replace(after, alarmed=now, escalated=0)
     return after
-
-
-def _held_at(alert: Alert, is_over: bool) -> str:
-    """The attempt after which nothing goes on without a person, once people were told so."""
-    if is_over:
-        return ""
-    if alert.waits_for_person:
-        return alert.subject
-    return alert.held_at
 
 
 # ----------------------------------------------------------------------------- the table

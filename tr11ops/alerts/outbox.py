@@ -13,7 +13,6 @@ Message-ID.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -26,12 +25,18 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from tr11ops.alerts.state import Message, UndeliveredMessages
-from tr11ops.alerts.store import alerts_folder
+from tr11ops.alerts.store import alerts_folder, outbox_folder
 from tr11ops.base.observed import Observed, cause, observed
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.documents import document, read_record
-from trainer.contract.files import make_shared, write_atomically, write_beside, write_json
-from trainer.contract.numbered_files import NumberedFiles
+from trainer.contract.files import (
+    NumberedFiles,
+    json_text,
+    make_shared,
+    write_atomically,
+    write_beside,
+    write_json,
+)
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_text
 
@@ -99,10 +104,10 @@ def queue(directory: RunDirectory, message: Message, routes: tuple[str, ...]) ->
     """Put a message on its routes, unless it is there, or was sent, already. Raises OSError as the
     file system does.
     """
-    make_shared(_outbox(directory))
+    make_shared(outbox_folder(directory))
     for route in routes:
         entry = OutboxEntry(message, route, left=message.to if route == "mail" else ())
-        target = _outbox(directory) / f"{entry.name}.json"
+        target = outbox_folder(directory) / f"{entry.name}.json"
         sent = _sent(directory) / target.name
         if sent.exists() or target.exists():
             continue
@@ -120,14 +125,17 @@ def take_in(directory: RunDirectory, other: RunDirectory) -> None:
     """Move another directory's messages, sent and waiting ones, into this one's outbox. Raises
     OSError.
     """
-    for source, target in ((_sent(other), _sent(directory)), (_outbox(other), _outbox(directory))):
+    for source, target in (
+        (_sent(other), _sent(directory)),
+        (outbox_folder(other), outbox_folder(directory)),
+    ):
         for name in _names(source):
             make_shared(target)
             if not (_sent(directory) / name).exists():
                 write_atomically(target / name, read_text(source / name))
             (source / name).unlink()
     for name in _names(_sent(directory)):
-        (_outbox(directory) / name).unlink(missing_ok=True)
+        (outbox_folder(directory) / name).unlink(missing_ok=True)
 
 
 def waiting_entries(directory: RunDirectory) -> tuple[OutboxEntry, ...]:
@@ -157,9 +165,9 @@ def _waiting(directory: RunDirectory) -> tuple[tuple[OutboxEntry, ...], list[str
     """The messages, the oldest first, and what is wrong with the files that are no messages."""
     found: list[OutboxEntry] = []
     troubles: list[str] = []
-    for name in _names(_outbox(directory)):
+    for name in _names(outbox_folder(directory)):
         try:
-            entry = _read(_outbox(directory) / name)
+            entry = _read(outbox_folder(directory) / name)
         except (OSError, ValueError) as error:
             troubles.append(f"outbox {name}: {cause(error)}")
             continue
@@ -203,7 +211,7 @@ def deliver(
             continue
         failures = 0
         for entry in in_turn(mine, now()):
-            if time.monotonic() - began > seconds or failures == MOST_FAILURES:
+            if time.monotonic() - began > seconds or failures >= MOST_FAILURES:
                 break
             try:
                 report = _try(directory, entry, route, now())
@@ -216,7 +224,9 @@ def deliver(
                 troubles.append(f"{route.name}: {report.trouble}")
             if report.is_over:
                 sent.append(replace(entry, done=(*entry.done, *report.done), left=report.withdrawn))
-            failures += MOST_FAILURES if report.is_unreachable else report.is_broken
+            failures += report.is_broken
+            if report.is_unreachable:
+                failures = MOST_FAILURES
     tidy(directory)
     return sent, list(dict.fromkeys(troubles))
 
@@ -227,7 +237,7 @@ def _try(
     """Send one message, unless someone else does or has. Raises OSError or ValueError as the disk
     gives.
     """
-    path = _outbox(directory) / f"{entry.name}.json"
+    path = outbox_folder(directory) / f"{entry.name}.json"
     if entry.is_refused and not _is_due(entry, now):
         return None
     claims = _claims(directory, entry.name)
@@ -340,10 +350,6 @@ def _release(claims: NumberedFiles, claim: int) -> None:
 
 
 # ----------------------------------------------------------------------------- files
-def _outbox(directory: RunDirectory) -> Path:
-    return alerts_folder(directory) / "outbox"
-
-
 def _sent(directory: RunDirectory) -> Path:
     return alerts_folder(directory) / "sent"
 
@@ -365,7 +371,7 @@ def _values(entry: OutboxEntry) -> dict[str, Any]:
 
 
 def _text(entry: OutboxEntry) -> str:
-    return json.dumps(_values(entry), indent=1, sort_keys=True) + "\n"
+    return json_text(_values(entry))
 
 
 def _read(path: Path) -> OutboxEntry | None:
@@ -382,7 +388,7 @@ def tidy(directory: RunDirectory) -> None:
     now = time.time()
     folders = (
         (_sent(directory), SENT_KEPT_SECONDS, ""),
-        (_outbox(directory), _LEFTOVER_SECONDS, "."),
+        (outbox_folder(directory), _LEFTOVER_SECONDS, "."),
     )
     for folder, longest, beginning in (*folders, (_claim_folder(directory), SENT_KEPT_SECONDS, "")):
         with suppress(OSError):

@@ -74,10 +74,12 @@ class Sender(Record):
         return cls(directory, card, policy, now)
 
     def routes_of(self, message: Message) -> tuple[str, ...]:
-        return (
-            *(("mail",) if message.to else ()),
-            *(("urls",) if self.policy.has_urls and message.urls else ()),
-        )
+        routes = []
+        if message.to:
+            routes.append("mail")
+        if message.urls and self.policy.has_urls:
+            routes.append("urls")
+        return tuple(routes)
 
     def routes(self) -> tuple[MailRoute, UrlRoute]:
         """The ways to people that the card names: mail, and delivery URLs."""
@@ -169,7 +171,8 @@ class Sender(Record):
                 data=data,
             )
             trouble = self._record(event)
-            notes += [trouble] if trouble else []
+            if trouble:
+                notes.append(trouble)
         return len(sent), notes
 
     def carry_out(

@@ -202,8 +202,12 @@ def _recorded(
     notes += put_away(store, replies, refused)
     if not policy.is_reachable:
         notes.append("no one is told of anything: set alerts.recipients in the card")
-    mine = messages if home is None else stored.alert_state.messages
-    notes += sender.flush(stored, mine if deliver else ())
+    mine = messages
+    if home is not None:
+        mine = stored.alert_state.messages
+    if not deliver:
+        mine = ()
+    notes += sender.flush(stored, mine)
     sent = 0
     if deliver:
         sent, troubles = sender.send(stored.alert_state, DELIVERY_SECONDS)
@@ -264,7 +268,8 @@ def _without_record(
     again.
     """
     notes = [f"alerts cannot be recorded, so messages go out again at each look: {cause(trouble)}"]
-    notes += _ping(sender.card) if sight.observed else []
+    if sight.observed:
+        notes += _ping(sender.card)
     policy = sender.policy
     now = sender.now
     looked = sight.of(_known_state(sender.directory), policy, now)
@@ -277,8 +282,10 @@ def _without_record(
             if route.name in sender.routes_of(message) and route.name not in away:
                 report = route.send(OutboxEntry(message, route.name, left=message.to))
                 sent += report.is_over
-                away |= {route.name} if report.is_unreachable else set()
-                notes += [f"{route.name}: {report.trouble}"] if report.trouble else []
+                if report.is_unreachable:
+                    away.add(route.name)
+                if report.trouble:
+                    notes.append(f"{route.name}: {report.trouble}")
     return AlertOutcome(
         open=after.open_alerts,
         messages=messages,

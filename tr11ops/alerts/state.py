@@ -13,8 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tr11ops.detect.causes import lead
-from tr11ops.detect.detector import Severity
+from tr11ops.detect.detector import Severity, lead
 from trainer.contract.record import Record
 from trainer.contract.units import shortened
 

@@ -16,8 +16,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from tr11ops.alerts.state import Alert, AlertState, Incident, merged
-from tr11ops.base.newer import why_only_read
-from tr11ops.base.observed import Observed, observed
+from tr11ops.base.observed import Observed, observed, why_only_read
 from tr11ops.rundir.fallback import existing_fallback
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.versioned import VersionedFile
@@ -43,6 +42,10 @@ class StoredAlerts(Record):
 
 def alerts_folder(directory: RunDirectory) -> Path:
     return directory.paths.state / "alerts"
+
+
+def outbox_folder(directory: RunDirectory) -> Path:
+    return alerts_folder(directory) / "outbox"
 
 
 def read_alert_state(directory: RunDirectory) -> StoredAlerts:
@@ -141,13 +144,12 @@ def _refuse(constant: str) -> float:
     raise ValueError(f"{constant} is no moment")
 
 
-# ---------------------------------------------------------------------------
-# What commands, status, hand-over and report read of the alerts: what a watchdog of this machine kept in its
-# fallback directory, while the run directory could not be written, counts. What cannot be read is Unknown.
+# ----------------------------------------------------------------------------- what others read
 
 
 def current_alert_state(directory: RunDirectory) -> AlertState:
-    """What is known of the alerts, wherever it is kept. Raises OSError and ValueError as
+    """What is known of the alerts, wherever it is kept: what a watchdog of this machine kept in its
+    fallback directory, while the run directory could not be written, counts. Raises OSError and ValueError as
     `read_alert_state` does.
     """
     home = read_alert_state(directory).alert_state

@@ -135,8 +135,7 @@ def _silence() -> Iterator[None]:
         logger.disabled = before
 
 
-# ---------------------------------------------------------------------------
-# The call that says "I am looking": a service outside raises the alarm when it stops coming.
+# ----------------------------------------------------------------------------- the dead-man call
 
 PING_SECONDS = 5.0
 

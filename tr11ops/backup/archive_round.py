@@ -37,7 +37,6 @@ from tr11ops.backup.ownership import give_id, is_proven, owner_of, stranger_faul
 from tr11ops.backup.reread import ReadHistory, read_files
 from tr11ops.backup.round_values import (
     CARDS_ARCHIVES,
-    ArchiveLock,
     ArchiveTally,
     BackupContext,
     RoundRequest,
@@ -54,6 +53,7 @@ from tr11ops.base.errors import (
 from tr11ops.base.observed import cause, observed
 from tr11ops.rundir.checkpoint_digests import note_damage, read_not_finite
 from tr11ops.rundir.checkpoint_scan import SavedCheckpoint, list_rows
+from tr11ops.rundir.claims import CopyLock
 from tr11ops.rundir.copies import CopyRecord, Kind, location_of, write_copy
 from tr11ops.rundir.paths import RunDirectory, run_id
 from trainer.contract.checkpoint_names import read_latest
@@ -94,7 +94,7 @@ def plan_of(
         card.backup,
         rows,
         copies=copies,
-        last_step=card.total_iterations,
+        last_step=card.total_iterations or 0,
         archives=request.archives,
         asked=request.asked,
     )
@@ -107,7 +107,7 @@ class ArchiveRound:
     context: BackupContext
     request: RoundRequest
     archive: Archive
-    lock: ArchiveLock
+    lock: CopyLock
     tally: ArchiveTally
 
     def __post_init__(self) -> None:

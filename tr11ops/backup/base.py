@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol, TypeAlias
 
 from tr11ops.base.retry import RetryPolicy
+from trainer.contract.checkpoint_names import hidden_name
 from trainer.contract.record import Record
 
 # a path inside the archive, and why it could not be looked at
@@ -30,12 +31,13 @@ def is_unfinished(name: str) -> bool:
     return _UNFINISHED.fullmatch(name) is not None
 
 
-def hidden_name(location: str, identity: str) -> str:
+def hidden_place(location: str, identity: str) -> str:
     """Where a copy is put together before it gets its name `location`, in an archive that renames."""
     folder, _, name = location.rpartition("/")
+    hidden = hidden_name(name, "partial", identity[:12])
     if folder:
-        return f"{folder}/.{name}.partial-{identity[:12]}"
-    return f".{name}.partial-{identity[:12]}"
+        return f"{folder}/{hidden}"
+    return hidden
 
 
 class RemoteFile(Record):
@@ -69,7 +71,7 @@ class Archive(Protocol):
         """All whole files below a folder, at any depth, in no order; none when there is no such
         folder.
 
-        What lies under a hidden name (see `hidden_name`) is left out, unless `folder` itself is
+        What lies under a hidden name (see `hidden_place`) is left out, unless `folder` itself is
         such a name. `unread` hears of folders inside that could not be listed, and why; without it
         they are an error of the whole.
         """

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 
 from msgspec.structs import replace
 
-from tr11ops.backup.base import Archive, hidden_name
+from tr11ops.backup.base import Archive, hidden_place
 from tr11ops.backup.checking import differs, offsets, placed, tar_layout
 from tr11ops.backup.source import CopySource, SourceFile
 from tr11ops.backup.survey import TAR_SUFFIX, read_receipt, write_receipt
@@ -360,7 +360,7 @@ def _find_destination(
         if left == "another":
             continue
         if archive.renames and left == "nothing":
-            work = hidden_name(location, source.identity)
+            work = hidden_place(location, source.identity)
         else:
             work = location
         return _Destination(location, work)

@@ -12,19 +12,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from tr11ops.backup.base import Archive, is_unfinished
 from tr11ops.backup.source import CopySource, SourceFile
 from tr11ops.backup.survey import list_receipts
 from tr11ops.base.errors import CopyError
+from tr11ops.runcard.card import OwnCard, RunCard
 from tr11ops.rundir.copies import FOLDERS, CopyRecord, Receipt, digest_of_lines, identity_of_files
 from tr11ops.rundir.datasets import prefixes_of
 from trainer.contract.files import now
 from trainer.contract.record import Record
-
-if TYPE_CHECKING:
-    from tr11ops.runcard.card import RunCard
 
 SUFFIXES = (".bin", ".idx")
 
@@ -52,7 +50,7 @@ class DataState(Record):
 
 def units_of(card: RunCard) -> tuple[DataUnit, ...]:
     """Everything that the card names and that is here or should be; a tokenizer on the hub is not."""
-    if not card.backup.data:
+    if not card.backup.data or not isinstance(card, OwnCard):
         return ()
     units = [
         DataUnit(name, prefix.parent, tuple(f"{prefix.name}{suffix}" for suffix in SUFFIXES))

@@ -21,14 +21,16 @@ from pathlib import Path
 from tr11ops.backup.archive_round import summarise
 from tr11ops.backup.base import Archive
 from tr11ops.backup.restore import restore_checkpoint
-from tr11ops.backup.round_values import ArchiveLock, BackupContext
+from tr11ops.backup.round_values import BackupContext
 from tr11ops.backup.service import note_record
 from tr11ops.backup.survey import read_receipt, receipt_path
 from tr11ops.base.errors import ArchiveError, CopyDamaged, CopyError, CopyStopped
+from tr11ops.base.installed import EXTRA, READING_CHECKPOINTS, missing
 from tr11ops.base.observed import cause
 from tr11ops.base.units import duration
 from tr11ops.cron.runner import child_environment
 from tr11ops.rundir.checkpoint_digests import note_numbers
+from tr11ops.rundir.claims import CopyLock
 from tr11ops.rundir.copies import CopyRecord, DrillRecord, write_drill
 from trainer.contract.manifest import Manifest
 from trainer.contract.record import Record
@@ -69,16 +71,15 @@ def inspect(folder: Path) -> LoadResult:
     """Read the manifest, every digest and every number with the trainer's own reader; none may be
     NaN or infinite.
 
-    A rehearsal's checkpoint holds no tensors, and the restore has compared its digests.
+    The restore has compared its digests: that is all where nothing can read its tensors.
     """
     try:
         manifest = Manifest.read(folder)
     except ValueError as error:
         return LoadResult(False, cause(error))
-    if manifest is not None and manifest.is_rehearsed:
-        return LoadResult(
-            True, "every digest agrees; it is a rehearsal's checkpoint, without tensors to read"
-        )
+    why = why_unread(manifest)
+    if why:
+        return LoadResult(True, f"every digest agrees; {why}")
     try:
         checked = _read_by_trainer(["inspect", str(folder), "--verify"])
         if checked.returncode:
@@ -86,6 +87,18 @@ def inspect(folder: Path) -> LoadResult:
         return _numbers_in(_read_by_trainer(["values", "--json", str(folder)]))
     except subprocess.TimeoutExpired:
         return LoadResult(False, f"it could not be read within {duration(LOAD_SECONDS)}")
+
+
+def why_unread(manifest: Manifest | None) -> str:
+    """Why no one need try to read the numbers: there are none, or nothing here reads them. "" where
+    one may.
+    """
+    if manifest is not None and manifest.is_rehearsed:
+        return "it is a rehearsal's checkpoint, without tensors"
+    absent = missing(READING_CHECKPOINTS)
+    if absent:
+        return f"its numbers were not looked at: {', '.join(absent)} not installed here ({EXTRA})"
+    return ""
 
 
 def _read_by_trainer(words: list[str]) -> subprocess.CompletedProcess[str]:
@@ -138,7 +151,7 @@ def run_drill(
     """
     folder = (into or context.directory.root) / FOLDER
     began = time.monotonic()
-    with ArchiveLock(context.directory, CLAIM, context.stop, context.clock):
+    with CopyLock(context.directory, CLAIM, context.stop, context.clock):
         try:
             passed, message = _try(context, archive, copy=copy, folder=folder, look=look)
         except CopyStopped:

@@ -126,7 +126,7 @@ class CopyPlan(Record):
     left: tuple[tuple[int, str], ...]
 
 
-class Asked(Record):
+class CopyRequest(Record):
     """What a person asked for instead of what the card wants. No steps: what the card wants, of one
     kind if given.
     """
@@ -135,7 +135,7 @@ class Asked(Record):
     kind: Kind | None = None
 
 
-CARD_DECIDES = Asked()
+CARD_DECIDES = CopyRequest()
 
 
 def plan_round(
@@ -144,7 +144,7 @@ def plan_round(
     copies: Iterable[CopyRecord],
     last_step: int,
     archives: Sequence[str],
-    asked: Asked = CARD_DECIDES,
+    asked: CopyRequest = CARD_DECIDES,
 ) -> CopyPlan:
     """The copies that a round makes, in order. `archives`: where it goes; `rows`: what is here."""
     here = {row.step: row for row in rows if is_whole(row)}
@@ -211,7 +211,7 @@ def _spoilt(row: SavedCheckpoint, kind: Kind) -> tuple[str, ...]:
     return numbers.of_copy(kind)
 
 
-def _by_hand(asked: Asked, archives: Sequence[str]) -> Iterator[WantedCopy]:
+def _by_hand(asked: CopyRequest, archives: Sequence[str]) -> Iterator[WantedCopy]:
     for step in sorted(set(asked.steps)):
         for name in archives:
             yield WantedCopy(step, asked.kind or "full", name, "by hand")

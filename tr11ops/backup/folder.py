@@ -23,9 +23,8 @@ from pathlib import Path, PurePosixPath
 
 from tr11ops.backup.base import Pieces, RemoteFile, Unread, as_pieces, is_unfinished
 from tr11ops.base.errors import ArchiveError, ArchiveFull, ArchivePermanentError, ArchiveUnavailable
-from tr11ops.rundir.links import link_unless_taken, sync_folder
 from trainer.contract.documents import document, read_record
-from trainer.contract.files import share_folder
+from trainer.contract.files import link_unless_taken, share_folder, sync_folder
 from trainer.contract.record import Record
 
 # Files of an archive that is a folder: writing one that is whole or not there, and what the

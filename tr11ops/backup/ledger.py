@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from tr11ops.base.newer import replace_json
+from tr11ops.base.observed import replace_json
 from tr11ops.rundir.copies import CopyRecord, backup_folder, read_copies
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.documents import document, read_record

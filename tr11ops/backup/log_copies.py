@@ -22,8 +22,7 @@ from tr11ops.backup.source import SourceFile
 from tr11ops.backup.survey import is_well
 from tr11ops.backup.transfer import Transfer, retried
 from tr11ops.base.errors import ArchivePermanentError
-from tr11ops.base.newer import replace_json
-from tr11ops.base.observed import cause
+from tr11ops.base.observed import cause, replace_json
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.documents import record_of
 from trainer.contract.record import Record

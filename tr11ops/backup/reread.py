@@ -25,7 +25,7 @@ from tr11ops.backup.due import StoredFile
 from tr11ops.backup.source import SourceFile
 from tr11ops.backup.survey import file_path
 from tr11ops.backup.transfer import Transfer, in_threads, retried
-from tr11ops.base.newer import replace_json
+from tr11ops.base.observed import replace_json
 from tr11ops.rundir.copies import CopyRecord, Receipt, latest_record, write_copy
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import checkpoint_name

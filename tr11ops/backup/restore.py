@@ -29,10 +29,10 @@ from tr11ops.base.errors import AlreadyThere, ArchivePermanentError, CopyDamaged
 from tr11ops.rundir.checkpoint_digests import DigestRecord, note_damage, put_on_record
 from tr11ops.rundir.copies import CopiedFile, Receipt, identity_of
 from tr11ops.rundir.journal import user_name
-from tr11ops.rundir.links import sync_folder
 from trainer.contract.checkpoint_formats import MANIFEST_FILE
 from trainer.contract.checkpoint_names import checkpoint_name
-from trainer.contract.files import host_name, make_shared, open_shared
+from trainer.contract.checkpoints import partial_path
+from trainer.contract.files import host_name, make_shared, open_shared, sync_folder
 from trainer.contract.manifest import Manifest, file_digest, manifest_faults
 
 HASH_BYTES = 4 << 20
@@ -165,7 +165,7 @@ def _restore(
     on_whole: Callable[[], None],
 ) -> None:
     make_shared(into)
-    partial = into / f".{home.name}.partial-{_mark(receipt)}"
+    partial = partial_path(into, receipt.step, _mark(receipt))
     make_folders(into, partial)
     reader = _Reader(archive, receipt, transfer)
     _require_room(into, receipt, partial)

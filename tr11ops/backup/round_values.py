@@ -1,6 +1,4 @@
-"""What one round of backup is asked for, where it happens, whose turn it is on any number of hosts,
-and what came of it.
-"""
+"""What one round of backup is asked for, where it happens, and what came of it."""
 
 from __future__ import annotations
 
@@ -16,12 +14,11 @@ from msgspec.structs import replace
 
 from tr11ops.backup.archives import open_archive
 from tr11ops.backup.base import ARCHIVE_RETRIES, Archive
-from tr11ops.backup.due import Asked
+from tr11ops.backup.due import CopyRequest
 from tr11ops.backup.transfer import RetriedArchive, Transfer
 from tr11ops.base.errors import ArchiveUnavailable, CopyStopped
 from tr11ops.base.observed import cause
 from tr11ops.base.retry import RetryPolicy, retry
-from tr11ops.rundir.claims import Claim, ClaimFolder, ClaimTaken
 from tr11ops.rundir.copies import CopyRecord
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
@@ -29,98 +26,6 @@ from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
-
-
-# One copying process for each archive, on any number of hosts; the others say who it is, and
-# leave.
-#
-# The claim says which step is being copied, so that prune lets it be; it is renewed as long as the
-# work goes on. A turn that was lost all the same (the process was frozen, and someone took over)
-# stops the work.
-
-CLAIM_SECONDS = 1800.0  # how long others on other hosts wait for one that was killed
-RENEW_SECONDS = 120.0
-
-
-def claims_of(directory: RunDirectory, archive: str) -> ClaimFolder:
-    """The claims on copying to one archive."""
-    return ClaimFolder(directory, f"copy-{archive}")
-
-
-def owner_of(directory: RunDirectory, archive: str, now: float) -> Claim | None:
-    """Who copies to an archive now; None when no one does. Raises OSError."""
-    newest = claims_of(directory, archive).newest()
-    if newest is not None and newest.is_living(now):
-        return newest
-    return None
-
-
-@dataclass
-class ArchiveLock:
-    """The turn of this process on one archive: a context manager. Raises ClaimTaken, OSError as
-    it begins.
-    """
-
-    directory: RunDirectory
-    archive: str
-    stop: threading.Event
-    clock: Callable[[], float] = time.time
-    renew_seconds: float = RENEW_SECONDS
-
-    def __post_init__(self) -> None:
-        self._folder = claims_of(self.directory, self.archive)
-        self._over = threading.Event()
-        self._lock = threading.Lock()
-        self._claim: Claim | None = None
-        self._thread: threading.Thread | None = None
-        self.lost = ""
-
-    def __enter__(self) -> ArchiveLock:
-        self._claim = self._folder.acquire(self.clock(), CLAIM_SECONDS)
-        self._thread = threading.Thread(target=self._renew, name="turn", daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        if self._thread is not None:
-            self._thread.join()
-        with self._lock:
-            if self._claim is not None and not self.lost:
-                self._folder.release(replace(self._claim, data={}))
-
-    def copying(self, step: int | None) -> None:
-        """Say which step is being copied from now on; look at its source only after this. Raises
-        OSError.
-        """
-        self._write({} if step is None else {"step": step})
-
-    def check(self) -> None:
-        """Raise ClaimTaken when the turn was lost."""
-        newest = self._folder.newest()
-        if self._claim is None or newest is None or newest.epoch != self._claim.epoch:
-            self.lost = f"the turn was lost to {newest}"
-            self.stop.set()
-            raise ClaimTaken(newest)
-
-    def _write(self, data: dict[str, int] | None = None) -> None:
-        with self._lock:
-            assert self._claim is not None
-            self.check()
-            said = self._claim.data if data is None else data
-            self._claim = replace(self._claim, expires=self.clock() + CLAIM_SECONDS, data=said)
-            self._folder.write(self._claim)
-
-    def _renew(self) -> None:
-        while not self._over.wait(self.renew_seconds):
-            try:
-                self._write()
-            except ClaimTaken:
-                return
-            except OSError:
-                # the claim stands for a while without being renewed, and the work itself tells of
-                # the fault
-                continue
 
 
 Reading: TypeAlias = Literal["none", "share", "all"]
@@ -180,7 +85,7 @@ class RoundRequest(Record):
     """
 
     archives: tuple[str, ...]
-    asked: Asked = Asked()
+    asked: CopyRequest = CopyRequest()
     copies: bool = True
     logs: bool = True
     reading: Reading = "share"

@@ -17,7 +17,6 @@ from tr11ops.backup.base import Archive
 from tr11ops.backup.ledger import after_round, last_state, write_archive_state
 from tr11ops.backup.round_values import (
     CARDS_ARCHIVES,
-    ArchiveLock,
     ArchiveTally,
     BackupContext,
     RoundRequest,
@@ -26,7 +25,7 @@ from tr11ops.backup.round_values import (
 from tr11ops.backup.survey import forget_unreadable
 from tr11ops.base.errors import ArchiveError, CopyError, CopyStopped
 from tr11ops.base.observed import cause
-from tr11ops.rundir.claims import ClaimTaken
+from tr11ops.rundir.claims import ClaimTaken, CopyLock
 from tr11ops.rundir.copies import CopyRecord, Receipt, latest_record, read_copies, write_copy
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory, require_run_id
@@ -104,7 +103,7 @@ def _one_archive(context: BackupContext, request: RoundRequest, name: str) -> Ar
         return tally
     tally.archive, tally.address = archive.name, archive.address
     try:
-        with ArchiveLock(context.directory, archive.name, context.stop, context.clock) as turn:
+        with CopyLock(context.directory, archive.name, context.stop, context.clock) as turn:
             work = ArchiveRound(context, request, archive=archive, lock=turn, tally=tally)
             try:
                 work.run()

@@ -20,7 +20,7 @@ from tr11ops.rundir.checkpoint_scan import walk
 from tr11ops.rundir.copies import Kind, identity_of
 from trainer.contract.checkpoint_formats import MANIFEST_FILE, format_of, is_whole
 from trainer.contract.documents import document
-from trainer.contract.manifest import Manifest
+from trainer.contract.manifest import ForeignFacts, Manifest
 from trainer.contract.record import Record
 from trainer.contract.resumable import unnamed_files
 from trainer.contract.state_file import read_bytes
@@ -107,11 +107,10 @@ def read_source(folder: Path, step: int, kind: Kind) -> CopySource:
         raise SourceDamaged(
             f"{folder} holds the manifest of step {manifest.step}: it was renamed; give its name back"
         )
-    files = tuple(
-        _chosen(
-            [SourceFile(entry.path, entry.bytes, entry.digest) for entry in manifest.files], kind
-        )
-    )
+    named = [SourceFile(entry.path, entry.bytes, entry.digest) for entry in manifest.files]
+    if kind != "full" and manifest.foreign is not None:
+        named = _foreign_weights(folder, named, manifest.foreign)
+    files = tuple(_chosen(named, kind))
     _check(folder, files)
     if kind == "full":
         files += tuple(_unnamed(folder, manifest))
@@ -153,6 +152,21 @@ def _chosen(files: list[SourceFile], kind: Kind) -> Iterator[SourceFile]:
     for file in files:
         if kind == "full" or form is None or not form.is_for_resume_alone(file.path):
             yield file
+
+
+def _foreign_weights(
+    folder: Path, files: list[SourceFile], foreign: ForeignFacts
+) -> list[SourceFile]:
+    """Of what is held of another trainer, the files that its dialect calls weights. Raises CopyError
+    where it calls none so.
+    """
+    found = [file for file in files if foreign.is_weights(file.path)]
+    if not found:
+        raise CopyError(
+            f"{folder} is {foreign.name} of {foreign.dialect}, whose dialect does not say which of its files are "
+            "weights (checkpoints.weights): copy it whole"
+        )
+    return found
 
 
 def _manifest_of(manifest: Manifest, files: tuple[SourceFile, ...]) -> bytes:

@@ -23,7 +23,7 @@ from tr11ops.backup.folder import MARKER_FILE
 from tr11ops.backup.ledger import ArchiveState, last_state
 from tr11ops.base.errors import ArchiveError, ArchivePermanentError
 from tr11ops.base.units import duration
-from tr11ops.rundir.clocks import Clocks
+from tr11ops.rundir.claims import Clocks
 from tr11ops.rundir.copies import (
     FOLDERS,
     RECEIPT_SUFFIX,
@@ -32,7 +32,6 @@ from tr11ops.rundir.copies import (
     CopyRecord,
     Kind,
     Receipt,
-    drill_file,
     read_copies,
     read_copy,
     read_drill,
@@ -257,7 +256,7 @@ def forget_unreadable(directory: RunDirectory) -> None:
     try:
         read_drill(directory)
     except ValueError:
-        drill_file(directory).unlink()
+        directory.drill.unlink()
     for path in sorted((directory.paths.state / "backup" / "copies").glob("*/*.json")):
         try:
             read_copy(path)

@@ -10,9 +10,35 @@ from contextvars import ContextVar
 INVOCATION_CARD: ContextVar[str] = ContextVar("invocation_card", default="")
 # Commands of two words each, and those that are about no run.
 GROUPS = frozenset(
-    {"alerts", "backup", "checkpoints", "config", "cron", "nodes", "data", "perms", "sweep", "twin"}
+    {
+        "alerts",
+        "backup",
+        "checkpoints",
+        "config",
+        "cron",
+        "data",
+        "nodes",
+        "perms",
+        "sweep",
+        "trainer",
+        "twin",
+    }
 )
-WITHOUT_RUN = frozenset({"compare", "data", "import", "init", "list", "runbook", "sweep", "twin"})
+WITHOUT_RUN = frozenset(
+    {
+        "adopt",
+        "compare",
+        "data",
+        "import",
+        "init",
+        "list",
+        "requeue",
+        "runbook",
+        "sweep",
+        "trainer",
+        "twin",
+    }
+)
 # Commands that change nothing and repair nothing: what they show says what to repair.
 _LOOKS = (
     "tr11 diagnose",

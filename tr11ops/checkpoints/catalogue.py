@@ -15,24 +15,22 @@ from msgspec.structs import replace
 
 from tr11ops.base.observed import Observed, Unknown, known, observed
 from tr11ops.checkpoints.quarantine import QuarantinedCheckpoint, list_quarantined, superseded_names
-from tr11ops.cluster.local_records import is_alive
 from tr11ops.rundir.checkpoint_digests import read_digest, read_not_finite
 from tr11ops.rundir.checkpoint_pins import Pin, read_pins
 from tr11ops.rundir.checkpoint_scan import NO_CARD, SavedCheckpoint, list_rows, read_row
-from tr11ops.rundir.claims import TOLERANCE_SECONDS, Claim, ClaimFolder
-from tr11ops.rundir.clocks import Clocks
+from tr11ops.rundir.claims import COPY_CLAIMS, Claim, ClaimFolder, Clocks
 from tr11ops.rundir.copies import CopyRecord, read_copies
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.attempt import PhaseRecord, parse_phase
 from trainer.contract.checkpoint_names import (
     LATEST_FILE,
     checkpoint_name,
     checkpoint_step,
     read_latest,
 )
-from trainer.contract.lease import LeaseFolder, read_lease
-from trainer.contract.origin import Origin
+from trainer.contract.lease import living_claim
+from trainer.contract.origin import BranchOrigin
 from trainer.contract.paths import RunPaths, read_attempt_label
-from trainer.contract.phases import PhaseRecord, parse_phase
 from trainer.contract.record import Record
 from trainer.contract.recovery import RecoveryRecord, read_recovery
 from trainer.contract.resumable import ResumeNeed, resume_order
@@ -44,10 +42,8 @@ from trainer.contract.resumable import ResumeNeed, resume_order
 # makes its claim first, then looks for its source. So anyone who hides a checkpoint and only then
 # looks here sees everyone who may have found it.
 #
-# Life is judged so that one wrong clock cannot end it: a process of this host is asked for, the
-# claim of another host is over when this host's clock and the file server's say so both.
+# Life is judged so that one wrong clock cannot end it.
 
-COPY_CLAIMS = "copy-"  # claims of such a name hold {"step": N} while step N is being copied
 # a holder shows life every second; one that was silent for so long loads nothing any more
 LEASE_SECONDS = 600.0
 LOADING = frozenset({"starting", "loading"})
@@ -84,9 +80,8 @@ def read_uses(directory: RunDirectory, clocks: Clocks, load: str | None = None) 
             raise ValueError(
                 f"the claim of {thing} cannot be read: which step it copies is not known"
             )
-        step = claim.data.get("step")
-        if isinstance(step, int):
-            found.setdefault(step, []).append(f"it is being copied by {claim}")
+        if claim.step is not None:
+            found.setdefault(claim.step, []).append(f"it is being copied by {claim}")
     return Uses({step: tuple(whys) for step, whys in found.items()}, loading, recovery)
 
 
@@ -121,20 +116,10 @@ def _living_attempt(paths: RunPaths, clocks: Clocks, found: dict[int, list[str]]
     """Note what the holder of the lease resumed from; returns who may be loading now, "" for no
     one.
     """
-    folder = LeaseFolder(paths)
-    epoch, _ = folder.newest()
-    if not epoch:
-        return ""
-    claim = read_lease(paths)
-    try:
-        renewed = (folder.path / f"{epoch}.json").stat().st_mtime
-    except FileNotFoundError:
-        return "an attempt that has just taken the lease"
-    if (claim is not None and not claim.held) or all(
-        age > LEASE_SECONDS for age in clocks.ages(renewed)
-    ):
-        return ""
+    claim = living_claim(paths, *clocks.both, seconds=LEASE_SECONDS)
     if claim is None:
+        return ""
+    if not claim.token:
         return "an attempt whose lease cannot be read"
     last, resumed = _phases(paths.phases(claim.job_id))
     attempt = f"attempt {read_attempt_label(paths, claim.job_id)}"
@@ -186,23 +171,9 @@ def _living_copies(directory: RunDirectory, clocks: Clocks) -> Iterator[tuple[st
     except FileNotFoundError:
         return
     for name in names:
-        folder = ClaimFolder(directory, name)
-        claim = folder.newest()
-        if claim is not None and _is_living(claim, folder, clocks):
+        claim = ClaimFolder(directory, name).possible_holder(clocks)
+        if claim is not None:
             yield name, claim
-
-
-def _is_living(claim: Claim, folder: ClaimFolder, clocks: Clocks) -> bool:
-    if not claim.held:
-        return False
-    if claim.token and claim.is_of_this_host:
-        return is_alive(claim.process) or is_alive(claim.child)
-    try:
-        written = (folder.path / f"{claim.epoch}.json").stat().st_mtime
-    except FileNotFoundError:
-        return True  # it has just been followed by another
-    lasting = max(0.0, claim.expires - claim.time) + TOLERANCE_SECONDS
-    return any(age <= lasting for age in clocks.ages(written))
 
 
 T = TypeVar("T")
@@ -229,7 +200,7 @@ class Catalogue(Record):
     uses: Uses = Uses()
     read_errors: tuple[str, ...] = ()
     superseded: tuple[SavedCheckpoint, ...] = ()
-    origin: Observed[Origin | None] = None
+    origin: Observed[BranchOrigin | None] = None
 
     def at(self, step: int) -> SavedCheckpoint | None:
         """The checkpoint of a step."""
@@ -288,7 +259,7 @@ def read_catalogue(
         uses=uses,
         read_errors=tuple(read_errors),
         superseded=tuple(known_of(row) for row in older),
-        origin=observed(lambda: Origin.read(directory.paths)),
+        origin=observed(lambda: BranchOrigin.read(directory.paths)),
     )
 
 

@@ -31,9 +31,9 @@ from tr11ops.base.errors import StopAsked
 from tr11ops.checkpoints.catalogue import Catalogue, read_catalogue
 from tr11ops.checkpoints.quarantine import (
     doomed_name,
-    hidden_name,
     home_of,
     look_at,
+    name_to_hide,
     names_of,
     next_name,
 )
@@ -45,14 +45,13 @@ from tr11ops.checkpoints.retention import (
 )
 from tr11ops.rundir.checkpoint_pins import state_folder
 from tr11ops.rundir.checkpoint_scan import NO_CARD, SavedCheckpoint
-from tr11ops.rundir.claims import Claim, ClaimFolder
-from tr11ops.rundir.clocks import Clocks, read_clocks
+from tr11ops.rundir.claims import Claim, ClaimFolder, Clocks, read_clocks
 from tr11ops.rundir.copies import CopyRecord, identity_of
 from tr11ops.rundir.fallback import keep_reserve, with_reserve
 from tr11ops.rundir.journal import Journal
-from tr11ops.rundir.links import sync_folder
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_formats import MANIFEST_FILE
+from trainer.contract.files import sync_folder
 from trainer.contract.record import Record
 from trainer.contract.resumable import ResumeNeed
 
@@ -72,7 +71,7 @@ def hide(folder: Path, name: str) -> str:
     """Rename a checkpoint out of everyone's sight; returns its new name. Raises OSError: then
     nothing has happened.
     """
-    hidden = hidden_name(name)
+    hidden = name_to_hide(name)
     (folder / name).rename(folder / hidden)
     return hidden
 
@@ -277,14 +276,14 @@ class Pruner(Record):
         directory = RunDirectory(card.paths, card.kill_switch)
         policy = RetentionPolicy.of(card, keep_latest)
         away = {name: fault for name in policy.addresses if (fault := folder_fault(name, card))}
-        sight, need = partial(look_at_copies, card, directory), ResumeNeed.of(card)
+        sight, need = partial(look_at_copies, card, directory), card.resume_need
         return cls(
             directory,
             replace(policy, away=away),
             who=who,
             sight=sight,
             why=why,
-            load=card.checkpoint.load,
+            load=card.load_folder,
             need=need,
             **rest,
         )

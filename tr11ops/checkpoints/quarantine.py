@@ -5,6 +5,7 @@ being removed.
     global_stepN.superseded, .superseded-2   of this training and this step, and another was saved in its place since
     global_stepN.set-aside, .set-aside-2     bore the name of a step that was saved, and was not that training's
     .global_stepN.partial-X                  a save that is being written, or was killed
+    .global_stepN.holding-X                  what is held of another trainer, while its digests are read
     .global_stepN.replaced-X                 an older checkpoint of a step that is saved again
     .NAME.pruning-X                          hidden by a prune that has not decided yet: whole, and put back if need be
     .NAME.pruned-X                           being removed: no longer whole, and never put back
@@ -14,37 +15,42 @@ Neither the trainer nor the list takes one of these names for a checkpoint.
 
 from __future__ import annotations
 
-import re
 import secrets
 from pathlib import Path
 from typing import Literal
 
 from tr11ops.rundir.checkpoint_scan import walk
-from trainer.contract.checkpoint_names import folder_names
+from trainer.contract.checkpoint_names import (
+    SUPERSEDED_SUFFIX,
+    aside_name,
+    checkpoint_step,
+    folder_names,
+    hidden_name,
+)
 from trainer.contract.record import Record
-from trainer.contract.replacing import SUPERSEDED_SUFFIX, free_name
+from trainer.contract.replacing import free_name
 
 Kind = Literal[
     "discarded",
     "superseded",
     "set aside",
     "half-written",
+    "being held",
     "replaced",
     "hidden by a prune",
     "being removed",
 ]
 
-_HIDEABLE = r"global_step[0-9]+(?:\.(?:discarded|superseded)(?:-[0-9]+)?)?"
-_NAMES: tuple[tuple[Kind, re.Pattern[str]], ...] = (
-    ("discarded", re.compile(r"global_step([0-9]+)\.discarded(?:-[0-9]+)?")),
-    ("superseded", re.compile(r"global_step([0-9]+)\.superseded(?:-[0-9]+)?")),
-    ("set aside", re.compile(r"global_step([0-9]+)\.set-aside(?:-[0-9]+)?")),
-    ("half-written", re.compile(r"\.global_step([0-9]+)\.partial-.+")),
-    ("replaced", re.compile(r"\.global_step([0-9]+)\.replaced-.+")),
-    ("hidden by a prune", re.compile(rf"\.({_HIDEABLE})\.pruning-[0-9a-f]{{12}}")),
-    ("being removed", re.compile(rf"\.({_HIDEABLE})\.pruned-[0-9a-f]{{12}}")),
-)
-_HOME = re.compile(r"(global_step[0-9]+)(\.discarded|\.superseded)?(?:-[0-9]+)?")
+KINDS: dict[str, Kind] = {  # by the word in the folder's name
+    "discarded": "discarded",
+    "superseded": "superseded",
+    "set-aside": "set aside",
+    "partial": "half-written",
+    "holding": "being held",
+    "replaced": "replaced",
+    "pruning": "hidden by a prune",
+    "pruned": "being removed",
+}
 
 
 class QuarantinedCheckpoint(Record):
@@ -96,9 +102,9 @@ def look_at(place: Path, name: str, kind: Kind, step: int) -> QuarantinedCheckpo
     )
 
 
-def hidden_name(name: str) -> str:
+def name_to_hide(name: str) -> str:
     """A new name under which a folder waits for the decision."""
-    return f".{name}.pruning-{secrets.token_hex(6)}"
+    return hidden_name(name, "pruning", secrets.token_hex(6))
 
 
 def doomed_name(hidden: str) -> str:
@@ -113,20 +119,22 @@ def names_of(folder: Path, kind: Kind) -> list[str]:
 
 def home_of(hidden: str) -> str:
     """The name that a folder had before a prune hid it."""
-    match = dict(_NAMES)["hidden by a prune"].fullmatch(hidden)
-    if match is None:
+    aside = aside_name(hidden)
+    if aside is None or aside.word != "pruning":
         raise ValueError(f"{hidden} is not the name of a hidden checkpoint")
-    return match.group(1)
+    return aside.home
 
 
 def next_name(folder: Path, home: str) -> str:
     """A free name for a folder that is no longer to be called `home`, because another one is: it is
     superseded.
     """
-    match = _HOME.fullmatch(home)
-    if match is None:
+    aside = aside_name(home)
+    if aside is not None and aside.word in {"discarded", "superseded"}:
+        return free_name(folder, f"{aside.home}.{aside.word}").name
+    if checkpoint_step(home) is None:
         raise ValueError(f"{home} is not the name of a checkpoint")
-    return free_name(folder, f"{match.group(1)}{match.group(2) or SUPERSEDED_SUFFIX}").name
+    return free_name(folder, f"{home}{SUPERSEDED_SUFFIX}").name
 
 
 def superseded_names(folder: Path) -> list[tuple[str, int]]:
@@ -135,12 +143,6 @@ def superseded_names(folder: Path) -> list[tuple[str, int]]:
 
 
 def _named(folder: Path) -> list[tuple[str, Kind, int]]:
-    found = []
-    for name in folder_names(folder):
-        for kind, pattern in _NAMES:
-            match = pattern.fullmatch(name)
-            if match is not None:
-                digits = re.search(r"[0-9]+", match.group(1))
-                assert digits is not None
-                found.append((name, kind, int(digits.group())))
+    named = [(name, aside_name(name)) for name in folder_names(folder)]
+    found = [(name, KINDS[aside.word], aside.step) for name, aside in named if aside is not None]
     return sorted(found, key=lambda entry: (entry[2], entry[0]))

@@ -19,7 +19,7 @@ from tr11ops.checkpoints.quarantine import QuarantinedCheckpoint
 from tr11ops.runcard.watching import BackupSection
 from tr11ops.rundir.checkpoint_pins import Pin
 from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
-from tr11ops.rundir.clocks import Clocks
+from tr11ops.rundir.claims import Clocks
 from tr11ops.rundir.copies import CopyRecord
 from tr11ops.rundir.copy_policy import WantedCopy, wanted_copies
 from trainer.contract.record import Record
@@ -60,7 +60,7 @@ class RetentionPolicy(Record):
         return cls(
             keep_latest=section.keep_latest if keep_latest is None else keep_latest,
             milestone_percent=section.milestone_percent,
-            last_step=card.total_iterations,
+            last_step=card.total_iterations or 0,
             copies=section,
             addresses={
                 key: archive_address(address) for key, address in archives if address is not None
@@ -111,7 +111,7 @@ def decide(
             RetentionDecision(
                 entry.name,
                 entry.step,
-                bytes=entry.bytes,
+                bytes=entry.freed,
                 identity=entry.identity,
                 goes=rule == "goes",
                 rule=rule,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,7 +35,7 @@ from trainer.config.card import TrainerConfig
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_step
 from trainer.contract.files import host_name, now, write_atomically
 from trainer.contract.lease import LeaseClaim, LeaseFolder, clocks_of, trained_into
-from trainer.contract.metrics_record import StepRecord
+from trainer.contract.metrics_record import MeasuredStep
 from trainer.contract.record import IterationRange, Record
 from trainer.contract.recovery import (
     BY_HAND,
@@ -257,7 +257,7 @@ def plan_rollback(
 
 
 def not_finite_left(
-    records: Sequence[StepRecord], to_step: int, skip: IterationRange | None
+    records: Sequence[MeasuredStep], to_step: int, skip: IterationRange | None
 ) -> IterationRange | None:
     """The range to pass over so that no iteration whose loss was no number is trained again; None
     where none would be.
@@ -272,7 +272,7 @@ def not_finite_left(
             break
         newer = record.iteration
         is_passed = record.iteration <= to_step or (skip is not None and record.iteration in skip)
-        if not is_passed and not math.isfinite(record.lm_loss):
+        if not is_passed and record.has_bad_loss:
             bad.append(record.iteration)
     if not bad:
         return None
@@ -397,17 +397,11 @@ def _skipped_data(
 
 
 # ----------------------------------------------------------------------------- doing it
-@contextmanager
-def claimed(directory: RunDirectory) -> Iterator[None]:
+def claimed(directory: RunDirectory) -> AbstractContextManager[None]:
     """Nothing else renames checkpoints meanwhile: prunes and roll-backs take turns. Raises
     ClaimTaken, OSError.
     """
-    claims = ClaimFolder(directory, CLAIM)
-    mine = claims.acquire(time.time(), CLAIM_SECONDS)
-    try:
-        yield
-    finally:
-        claims.release(mine)
+    return ClaimFolder(directory, CLAIM).turn(time.time(), CLAIM_SECONDS)
 
 
 def carry_out(

@@ -13,7 +13,7 @@ from tr11ops.checkpoints.retention import RetentionDecision, counts
 from tr11ops.rundir.checkpoint_digests import NotFiniteRecord
 from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
 from tr11ops.rundir.copies import CopyRecord
-from trainer.contract.replacing import SUPERSEDED_SUFFIX
+from trainer.contract.checkpoint_names import SUPERSEDED_SUFFIX
 from trainer.contract.units import printable
 
 _HEAD = ("step", "size", "tokens", "age", "state", "read", "copies", "kept")
@@ -73,7 +73,13 @@ def table(catalogue: Catalogue, now: float) -> str:
         ]
     shapes = {entry.shape for entry in catalogue.checkpoints}
     shape = ""
-    if len(shapes) == 1:
+    foreign = {entry.foreign.dialect for entry in catalogue.checkpoints if entry.foreign}
+    if foreign:
+        alone = size(sum(entry.freed for entry in catalogue.checkpoints))
+        shape = (
+            f", held of {', '.join(sorted(foreign))}: {alone} are here alone, the rest are links"
+        )
+    elif len(shapes) == 1:
         shape = f", {shapes.pop()} (tensor x pipeline x data)"
     total = size(sum(entry.bytes for entry in catalogue.checkpoints))
     beside = ""

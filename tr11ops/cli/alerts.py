@@ -29,7 +29,7 @@ from tr11ops.alerts.store import current_alert_state, incidents, kept_here, open
 from tr11ops.base.errors import NoSuchAlert, Refusal
 from tr11ops.base.observed import Observed, Unknown, known, observed
 from tr11ops.base.units import counted, duration
-from tr11ops.cli.common import in_time, named_card, say
+from tr11ops.cli.common import USUAL, in_time, local_time, named_card, plain_text, say, show, table
 from tr11ops.cli.runner import (
     DRY_RUN,
     JSON,
@@ -40,7 +40,6 @@ from tr11ops.cli.runner import (
     carry_out,
     unasked,
 )
-from tr11ops.cli.terminal import USUAL, local_time, plain_text, show, table
 from tr11ops.observe.look import facts_of, observe
 from tr11ops.observe.operation_files import read_unwritable_directories
 from tr11ops.rundir.journal import user_name

@@ -14,9 +14,8 @@ from tr11ops.backup.archives import folder_fault
 from tr11ops.backup.data_sets import data_states
 from tr11ops.backup.drill import choose_copy, run_drill
 from tr11ops.backup.ledger import read_archive_state
-from tr11ops.backup.ownership import give_id
-from tr11ops.backup.ownership import owner_of as archive_owner
-from tr11ops.backup.round_values import BackupContext, RoundRequest, owner_of
+from tr11ops.backup.ownership import give_id, owner_of
+from tr11ops.backup.round_values import BackupContext, RoundRequest
 from tr11ops.backup.screen import (
     ArchiveView,
     BackupStatus,
@@ -57,7 +56,7 @@ from tr11ops.cli.runner import (
     carry_out,
 )
 from tr11ops.logs.lines import plain
-from tr11ops.rundir.claims import ClaimTaken
+from tr11ops.rundir.claims import ClaimTaken, copy_claims
 from tr11ops.rundir.copies import read_copies, read_drill
 from tr11ops.rundir.paths import adopt_run_id, require_run_id, run_id, short
 from trainer.contract.documents import document
@@ -136,7 +135,7 @@ def _screen(card: RunCard, archives: tuple[str, ...]) -> BackupStatus:
             address = state.address
         else:
             address = str(getattr(card.backup, name))
-        owner, fault = owner_of(directory, name, now), folder_fault(name, card)
+        owner, fault = copy_claims(directory, name).holder(now), folder_fault(name, card)
         views.append(
             ArchiveView(
                 name,
@@ -245,7 +244,7 @@ def adopt(
 
 def _adoption(backup: BackupContext, archive: Archive) -> Change:
     """What would be written, there or here. Raises Refusal where the archive is another run's."""
-    name, owner, ours = backup.card.run.name, archive_owner(archive), run_id(backup.directory)
+    name, owner, ours = backup.card.run.name, owner_of(archive), run_id(backup.directory)
 
     def apply() -> Outcome:
         if owner is not None and owner.id:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ import typer
 from msgspec.structs import replace
 
 from tr11ops.backup.data_sets import newest_copies
+from tr11ops.backup.drill import why_unread
 from tr11ops.backup.ownership import owner_of
 from tr11ops.backup.restorable import Candidate, candidates, cautions, restorable
 from tr11ops.backup.restore import (
@@ -34,6 +34,7 @@ from tr11ops.base.errors import (
     Unobserved,
     WrongUsage,
 )
+from tr11ops.base.installed import READING_CHECKPOINTS, require
 from tr11ops.base.units import iso_time, size
 from tr11ops.checkpoints.rollback import move_latest, require_newest, require_no_trainer
 from tr11ops.checkpoints.verify import ValuesFound
@@ -306,6 +307,8 @@ def restore(
     if file is not None and (latest or values):
         other = "--latest" if latest else "--values"
         raise WrongUsage(f"--file and {other}: a single file is no checkpoint; leave one out")
+    if values:
+        require(READING_CHECKPOINTS, "--values")
     name = source or _best(card, step, kind, identity)
     require_archives(card, [name], [step], "--from")
     with (
@@ -376,7 +379,7 @@ def _numbers_of(made: Path, asked: bool | None) -> ValuesFound | None:
     if asked is False:
         return None
     if not asked:
-        why = _why_unreadable(made)
+        why = why_unread(Manifest.read(made))
         if why:
             return ValuesFound(0, fault=why)
     try:
@@ -385,18 +388,6 @@ def _numbers_of(made: Path, asked: bool | None) -> ValuesFound | None:
         if asked:
             raise
         return ValuesFound(0, fault=str(error))
-
-
-def _why_unreadable(made: Path) -> str:
-    """Why no one need try to read the numbers: there are none, or nothing here reads them. "" where
-    one may.
-    """
-    manifest = Manifest.read(made)
-    if manifest is not None and manifest.is_rehearsed:
-        return "it is a rehearsal's checkpoint, without tensors"
-    if importlib.util.find_spec("torch") is None:
-        return "torch is not installed here"
-    return ""
 
 
 def _is_refused(numbers: ValuesFound, asked: bool | None) -> bool:
@@ -498,7 +489,7 @@ def _restored(
 def _need(backup: BackupContext, into: Path) -> ResumeNeed:
     """What a training that starts from a folder needs: of the run's own, its model."""
     if is_ours(backup, into):
-        return ResumeNeed.of(backup.card)
+        return backup.card.resume_need
     return ResumeNeed()
 
 

@@ -16,7 +16,7 @@ import typer
 from tr11ops.backup.archive_round import plan_of, rows_of
 from tr11ops.backup.archives import archive_key, folder_fault
 from tr11ops.backup.data_sets import data_states
-from tr11ops.backup.due import Asked, CopyPlan
+from tr11ops.backup.due import CopyPlan, CopyRequest
 from tr11ops.backup.ledger import ArchiveState, read_archive_state
 from tr11ops.backup.round_values import (
     CARDS_ARCHIVES,
@@ -109,7 +109,7 @@ def archive_errors() -> Iterator[None]:
 
 
 # ----------------------------------------------------------------------------- plan
-def planned_copies(card: RunCard, asked: Asked, archives: Sequence[str]) -> Outcome:
+def planned_copies(card: RunCard, asked: CopyRequest, archives: Sequence[str]) -> Outcome:
     """The plan of a round. Raises Refusal where the records or the checkpoints cannot be
     read.
     """
@@ -305,13 +305,13 @@ def read_back(
 
 
 # ----------------------------------------------------------------------------- what was asked
-def asked_of(steps: Sequence[int] | None, kind: str | None) -> Asked:
+def asked_of(steps: Sequence[int] | None, kind: str | None) -> CopyRequest:
     """What a person asked for. Raises Refusal for an unknown kind."""
     if kind is not None and kind not in KINDS:
         raise WrongUsage(f"--kind {kind!r}: must be one of {', '.join(KINDS)}")
     if kind == "data" and steps:
         raise WrongUsage("--kind data: data sets have no steps; leave STEP out")
-    return Asked(tuple(steps or ()), kind)  # type: ignore[arg-type]
+    return CopyRequest(tuple(steps or ()), kind)  # type: ignore[arg-type]
 
 
 def require_archives(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tr11ops.base.errors import Refusal, WrongUsage
+from tr11ops.base.installed import READING_CHECKPOINTS, require
 from tr11ops.base.observed import cause
 from tr11ops.base.units import counted, size
 from tr11ops.checkpoints.verify import ValuesFound, VerifyResult
@@ -136,6 +137,8 @@ def verify(
     """
     if bool(steps) + everything + (stale is not None) != 1:
         raise WrongUsage("verify what? Give steps, or --all, or --stale DAYS")
+    if values:
+        require(READING_CHECKPOINTS, "--values")
     card = context.card
     context.require_mounted()
     catalogue = open_catalogue(card)

@@ -23,8 +23,7 @@ from tr11ops.cli.progress import ByteProgress
 from tr11ops.cli.runner import DRY_RUN, JSON, REASON, YES, Change, Outcome, RunContext
 from tr11ops.rundir.checkpoint_pins import pin as put_pin
 from tr11ops.rundir.checkpoint_pins import unpin as take_pin
-from tr11ops.rundir.claims import ClaimTaken
-from tr11ops.rundir.clocks import Clocks
+from tr11ops.rundir.claims import ClaimTaken, Clocks
 from tr11ops.rundir.journal import Journal, user_name
 from trainer.contract.checkpoint_names import (
     LATEST_FILE,
@@ -35,7 +34,6 @@ from trainer.contract.checkpoint_names import (
 )
 from trainer.contract.documents import document
 from trainer.contract.record import JsonObject
-from trainer.contract.resumable import ResumeNeed
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
@@ -295,7 +293,7 @@ def open_catalogue(card: RunCard) -> Catalogue:
     directory = directory_of(card)
     try:
         return read_catalogue(
-            directory, Clocks(time.time()), card.checkpoint.load, need=ResumeNeed.of(card)
+            directory, Clocks(time.time()), card.load_folder, need=card.resume_need
         )
     except OSError as error:
         folder = directory.paths.checkpoints

@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tr11ops.base.errors import WrongUsage
-from tr11ops.base.glyphs import plain
-from tr11ops.base.units import counted, duration, size
+from tr11ops.base.units import counted, duration, plain, size
 from tr11ops.cli import completion
-from tr11ops.cli.common import say
+from tr11ops.cli.common import draws_unicode, say
 from tr11ops.cli.runner import JSON, NO_RUN, Outcome, RunContext
-from tr11ops.cli.terminal import draws_unicode
 from tr11ops.cluster.local_rules import this_machine
 from tr11ops.cluster.select import has_slurm
 from tr11ops.goodput.history import read_metrics
-from tr11ops.runcard.card import SECRET_FILE_KEYS, RunCard, resolved
+from tr11ops.runcard.card import SECRET_FILE_KEYS, RunCard, own_card, resolved
 from tr11ops.runcard.docs import CardKey, CardSection, card_sections
 from tr11ops.runcard.estimate import Duration, Estimate
 from tr11ops.runcard.estimate import estimate as derive
+from tr11ops.runcard.kinds import card_kind
 from tr11ops.runcard.load import apply_overrides, read_tables, secret_values
 from tr11ops.runcard.sections import parse_attempts
 from tr11ops.runcard.speed import with_gpus_of
@@ -83,7 +82,7 @@ def estimate(
             "--seconds-per-iteration and --tflops say the same thing: give one of them"
         )
     tasks = len(parse_attempts(array))
-    card = context.card_with_undefined()
+    card = own_card(context.card_with_undefined(), "an estimate")
     if card.slurm.gpus_per_node and not has_slurm():
         card = with_gpus_of(card, [this_machine()])
     found = derive(
@@ -420,7 +419,8 @@ def show(
         tables: dict[str, Any] = resolved(context.card_with_undefined())
         derived = tables.pop("derived")
     else:
-        tables, problems = apply_overrides(read_tables(path), context.overrides, RunCard)
+        tables = read_tables(path)
+        tables, problems = apply_overrides(tables, context.overrides, card_kind(tables))
         problems += secret_values(tables, SECRET_FILE_KEYS)
         if problems:
             raise CardError("command line", problems)

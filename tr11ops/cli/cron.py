@@ -16,7 +16,16 @@ from tr11ops.base.invocation import for_this_card
 from tr11ops.base.observed import cause
 from tr11ops.base.stop_signals import StopEvent, obeying
 from tr11ops.base.units import counted, duration
-from tr11ops.cli.common import directory_of, in_time, open_scheduler, read_card, say
+from tr11ops.cli.common import (
+    directory_of,
+    in_time,
+    open_scheduler,
+    plain_text,
+    read_card,
+    say,
+    show,
+    table,
+)
 from tr11ops.cli.cron_install import (
     cron_context_of,
     in_crontab,
@@ -28,7 +37,6 @@ from tr11ops.cli.cron_install import (
     run_rounds,
 )
 from tr11ops.cli.runner import JSON, Outcome, RunContext
-from tr11ops.cli.terminal import plain_text, show, table
 from tr11ops.cron.jobs import find_job, of_chain, unknown_skips, wanted
 from tr11ops.cron.output import stamp
 from tr11ops.cron.status import look
@@ -345,16 +353,12 @@ def status(
 
 def _show_status(seen: CronView, now: float) -> None:
     print(plain_text(seen.verdict))
-    for problem in seen.problems:
-        print(
-            plain_text(
-                f"  {problem.text}"
-                if len(seen.problems) > 1
-                else f"  type: {for_this_card(problem.fix)}"
-            )
-        )
+    for text, fix in seen.problems:
         if len(seen.problems) > 1:
-            print(plain_text(f"    type: {for_this_card(problem.fix)}"))
+            print(plain_text(f"  {text}"))
+            print(plain_text(f"    type: {for_this_card(fix)}"))
+        else:
+            print(plain_text(f"  type: {for_this_card(fix)}"))
     for text in seen.unknown if seen.problems else seen.unknown[1:]:  # the headline has the first
         print(plain_text(f"  unknown: {text}"))
     made = table("JOB", "LAST", "TOOK", "RESULT", "NEXT", "BY")
@@ -439,10 +443,7 @@ def _status_values(seen: CronView) -> dict[str, Any]:
             }
             for row in seen.chains
         ],
-        "problems": [
-            {"text": problem.text, "command": for_this_card(problem.fix)}
-            for problem in seen.problems
-        ],
+        "problems": [{"text": text, "command": for_this_card(fix)} for text, fix in seen.problems],
         "unknown": list(seen.unknown),
     }
 

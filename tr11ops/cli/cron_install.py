@@ -51,7 +51,7 @@ from tr11ops.cron.table_programs import (
     plan_removal,
 )
 from tr11ops.cron.table_programs import apply as apply_change
-from tr11ops.observe.ownership import was_never_launched, why_not_there
+from tr11ops.observe.jobs import was_never_launched, why_not_there
 from tr11ops.runcard.card import CardError, card_from_resolved, resolved
 from tr11ops.runcard.sections import parse_time_limit
 from tr11ops.rundir.cron_records import CHAINS, cron_folder, read_chains, read_job, read_jobs

@@ -11,6 +11,7 @@ import typer
 
 from tr11ops.cli.runner import Outcome, RunContext
 from tr11ops.cli.trainer_child import card_file, child_words, run_trainer_module
+from tr11ops.runcard.card import own_card
 
 app = typer.Typer(
     name="data",
@@ -314,7 +315,7 @@ def text(
       tr11 data text --iterations 31214-31219 --run my-card.toml
       tr11 data text --samples 0-3 --ids
     """
-    card = context.card
+    card = own_card(context.card, "tr11 data")
     with card_file(card) as name:
         return Outcome(
             exit_code=_run(

@@ -346,6 +346,7 @@ def _by_logs(directory: RunDirectory, attempt: str, is_named: bool) -> Diagnosis
     """
     from tr11ops.diagnose.attribution.conclusion import of_record, read_launch
     from tr11ops.diagnose.look import LaunchNumber, diagnose_launch, nothing_known
+    from tr11ops.launch.watched import is_watched_attempt
     from tr11ops.rundir.attempts import AttemptVerdict
 
     folder = directory.paths.attempt(attempt)
@@ -358,6 +359,9 @@ def _by_logs(directory: RunDirectory, attempt: str, is_named: bool) -> Diagnosis
     if record is None:
         if workers:
             [found] = _judged(workers, every=False)
+            return replace(found, launch=attempt)
+        if main and is_watched_attempt(folder):  # all of its log is of the one job
+            [found] = _judged(main, every=False)
             return replace(found, launch=attempt)
         if not is_named or known(observed(lambda: AttemptVerdict.read(folder)), None) is not None:
             return nothing_known(attempt)

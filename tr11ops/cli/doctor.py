@@ -1,6 +1,6 @@
 """`tr11 doctor`: everything that a launch would look at, and this machine besides; nothing is launched.
 `tr11 drill`: prove on this cluster, with this card, that a stop signal saves in whatever phase it
-comes.
+comes; of another trainer, that it saves and stops in order when it is asked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from tr11ops.base.errors import Refusal, SchedulerError, WrongUsage
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted
 from tr11ops.cli.common import (
+    USUAL,
     directory_of,
+    drawing_console,
     open_scheduler,
     say,
     timeout_option,
@@ -30,11 +32,11 @@ from tr11ops.cli.common import (
 from tr11ops.cli.launch import VerifyOption, prepare
 from tr11ops.cli.launch_view import check_lines, checks_value, first_data_lines
 from tr11ops.cli.runner import DRY_RUN, JSON, SCHEDULER, YES, Change, Outcome, RunContext
-from tr11ops.cli.terminal import USUAL, drawing_console
+from tr11ops.cli.stop_drill import drill_of
 from tr11ops.launch.drill import NAMES, Drill, PhaseResult, overrides_for, phases_of, proof
 from tr11ops.launch.environment import environment_checks, setup_checks
 from tr11ops.launch.session import LaunchJob, check_launch
-from tr11ops.runcard.card import load_card
+from tr11ops.runcard.card import ForeignCard, load_card, own_card
 from tr11ops.runcard.check import Level, PreflightCheck, ok, unknown, verdict
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import make_shared, write_json
@@ -130,6 +132,13 @@ def drill(
     ] = "00:30:00",
     timeout: Annotated[float, timeout_option("Give up after this long, queueing included.")] = 7200,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the rehearsal's checkpoints.")] = False,
+    launch: Annotated[
+        bool,
+        typer.Option(
+            "--launch",
+            help="Of another trainer: submit the tasks that the drill needs and are not there.",
+        ),
+    ] = False,
 ) -> Change:
     """Prove that a stop signal saves in every phase, before the scheduler would kill.
 
@@ -138,12 +147,25 @@ def drill(
     phase until the signal has come, and must then leave a whole checkpoint within
     slurm.signal_seconds_before_limit. The proof is kept in state/drills.
 
+    A card of another trainer: the training itself is asked to save and stop, in its own way. It
+    must leave a whole checkpoint within resilience.stop_within_minutes, and the next task must go
+    on from it. That is level 3 of the run, as long as its command stays as it is.
+
+    Exit code 0: proved; 1: it failed; 2: wrong card or option; 3: what was seen does not tell.
+
     Examples:
       tr11 drill --run setup-test-n2
+      tr11 drill --launch --dry-run      another trainer: what is interrupted, what may be lost
       tr11 drill --set slurm.nodes=2 --dry-run
     """
     path = context.card_path
-    card = load_card(path, context.overrides, os.environ)
+    found = load_card(path, context.overrides, os.environ)
+    if isinstance(found, ForeignCard):
+        tasks = partial(_launch, path, list(context.overrides), scheduler=context.scheduler)
+        return drill_of(context, found, may_launch=launch, timeout=timeout, launch=tasks)
+    if launch:
+        raise WrongUsage("--launch is for another trainer's card: this drill is a job of its own")
+    card = own_card(found, "a drill")
     main = directory_of(card)
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     place = main.root.with_name(f"{main.root.name}-drill") / stamp

@@ -20,12 +20,12 @@ from tr11ops.cli import completion
 from tr11ops.cli.common import (
     SinceOption,
     directory_of,
+    draws_unicode,
     in_time_for_all,
     kind_to_watch,
     open_scheduler,
 )
 from tr11ops.cli.runner import JSON, SCHEDULER, Outcome, RunContext
-from tr11ops.cli.terminal import draws_unicode
 from tr11ops.goodput.account import Goodput, account
 from tr11ops.goodput.advise import Advice, CardSettings, is_worth_it
 from tr11ops.goodput.advise import advise as conclude
@@ -34,6 +34,7 @@ from tr11ops.goodput.screen import Paper, screen
 from tr11ops.goodput.screen import document as goodput_document
 from tr11ops.launch.margins import room_before_limit
 from tr11ops.observe.snapshot import course_of, steps_left
+from tr11ops.runcard.card import OwnCard
 from tr11ops.runcard.exit_duration import exit_plan
 from trainer.contract.documents import document
 from trainer.contract.errors import UNOBSERVED
@@ -186,17 +187,20 @@ def situation_of(look: LookBack, mtbf_hours: float | None) -> CardSettings:
     room = room_before_limit(card)
     minutes = card.run.exit_duration_minutes
     done = max((step.iteration for step in known(look.history.steps, ())[-1000:]), default=0)
+    last = card.total_iterations
+    if last is not None:
+        last = max(done, last)
     return CardSettings(
         nodes=card.slurm.nodes,
         spares=card.slurm.spare_nodes,
         gpus_per_node=card.slurm.gpus_per_node or card.slurm.workers,
         task_seconds=60.0 * minutes if minutes is not None else float(card.time_limit_seconds),
         time_limit=float(card.time_limit_seconds),
-        save_every=card.checkpoint.interval,
-        room=room.sure if room is not None else None,
-        evaluates=card.evaluation.iterations > 0,
-        remaining=max(0, card.total_iterations - done),
-        recent_steps_left=steps_left(course_of(card), done, max(done, card.total_iterations)),
+        save_every=card.saves_every.steps,
+        room=None if room is None else room[0],
+        evaluates=isinstance(card, OwnCard) and card.evaluation.iterations > 0,
+        remaining=None if last is None else last - done,
+        recent_steps_left=None if last is None else steps_left(course_of(card), done, last),
         given_mtbf=None if mtbf_hours is None else 3600.0 * mtbf_hours,
     )
 

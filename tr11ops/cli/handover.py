@@ -24,6 +24,7 @@ from tr11ops.base.observed import Observed, Unknown, cause, known, observed
 from tr11ops.base.units import duration, size, span_seconds
 from tr11ops.base.units import since as since_when
 from tr11ops.cli.common import (
+    draws_unicode,
     in_time,
     in_time_for_all,
     open_reader,
@@ -33,10 +34,8 @@ from tr11ops.cli.common import (
 )
 from tr11ops.cli.compare import FromOption, ToOption, range_of_options
 from tr11ops.cli.runner import JSON, SCHEDULER, Outcome, RunContext
-from tr11ops.cli.terminal import draws_unicode
 from tr11ops.goodput.account import account
 from tr11ops.goodput.history import read_history
-from tr11ops.handover.chronicle import chronicle
 from tr11ops.handover.coming import coming_events
 from tr11ops.handover.shift import KIND, Handover, HandoverMaterial, hand_over, last_handover
 from tr11ops.handover.start import (
@@ -46,7 +45,7 @@ from tr11ops.handover.start import (
     group_of_folder,
     read_group_jobs,
 )
-from tr11ops.handover.text import document, markdown
+from tr11ops.handover.text import chronicle, document, markdown
 from tr11ops.observe.files import PastProgress, progress_at
 from tr11ops.observe.look import facts_of
 from tr11ops.report.build import page_of

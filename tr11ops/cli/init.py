@@ -1,9 +1,10 @@
-"""`tr11 init`: a starter card for this cluster; `tr11 import`: one of an old script."""
+"""`tr11 init`: a starter card for this cluster."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tr11ops.base.errors import Refusal, ScriptError, WrongUsage
-from tr11ops.base.glyphs import plain
-from tr11ops.base.units import counted, quantity
+from tr11ops.base.errors import Refusal, WrongUsage
+from tr11ops.base.invocation import command_for
+from tr11ops.base.units import quantity
 from tr11ops.cli import completion
 from tr11ops.cli.common import (
     card_path,
@@ -21,12 +22,17 @@ from tr11ops.cli.common import (
     open_scheduler,
     say,
 )
-from tr11ops.cli.runner import JSON, NO_RUN, SCHEDULER, SET, Outcome, RunContext
+from tr11ops.cli.runner import NO_RUN, SCHEDULER, SET, Outcome, RunContext
 from tr11ops.cluster.base import Scheduler
 from tr11ops.cluster.site import SiteRules, read_site
-from tr11ops.importer.importing import import_script as read
-from tr11ops.importer.importing import write_import
-from tr11ops.importer.options import Defect, DefectSeverity, Imported, LeftReason
+from tr11ops.launch.foreign_starter import (
+    BASE,
+    COMMAND,
+    example_of,
+    foreign_tables,
+    foreign_text,
+    trainer_choices,
+)
 from tr11ops.launch.presets import PRESETS, preset_tables, token_count, tokens_of, with_tokens
 from tr11ops.launch.starter import (
     Answers,
@@ -38,156 +44,13 @@ from tr11ops.launch.starter import (
     starter_tables,
     starter_text,
 )
-from tr11ops.runcard.card import RunCard, load_card, shipped_folder
+from tr11ops.runcard.card import ForeignCard, OwnCard, load_card, shipped_folder
 from tr11ops.runcard.load import apply_overrides, read_tables
 from tr11ops.runcard.toml_writer import toml_value
 from tr11ops.rundir.journal import user_name
 from tr11ops.watchdog.policy import POWERS
 from trainer.config.card import CardError
 from trainer.contract.files import write_beside
-
-# ----------------------------------------------------------------------------- import
-WIDTH = 100
-
-
-def import_script(
-    context: Annotated[RunContext, NO_RUN, SET, JSON],
-    script: Annotated[
-        Path,
-        typer.Argument(metavar="OLD.slurm", help="Batch script of a Megatron-DeepSpeed training."),
-    ],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="CARD.toml", help="Where the card goes; else to stdout."
-        ),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Write over a card that is there.")
-    ] = False,
-) -> Outcome:
-    """Turn an old batch script into a run card. The script is read, never run.
-
-    What is not in the card, what was changed and what is wrong with the script is told with its
-    line.
-
-    Exit code 0: the card is complete; 1: it is written, and a person must decide; 2: the script
-    cannot be read.
-
-    Examples:
-      tr11 import old.slurm -o tr11.toml
-      tr11 import old.slurm --set tokenizer.vocabulary_size=50257 --json
-    """
-    if output is not None and output.exists() and not force:
-        raise WrongUsage(f"{output}: is already there; --force writes over it")
-    try:
-        imported = read(script, list(context.overrides))
-    except ScriptError as error:
-        raise WrongUsage(f"{script}: {error}") from None
-    if output is not None:
-        try:
-            write_import(imported, output, force)
-        except FileExistsError:
-            raise WrongUsage(f"{output}: is already there; --force writes over it") from None
-        except OSError as error:
-            raise WrongUsage(f"{output}: {error.strerror or error}") from None
-    document = imported.to_json(str(output) if output else None)
-    lines, remarks = list(report(imported, output)), list[str]()
-    if output is None:
-        lines, remarks = [imported.text.removesuffix("\n")], ["\n".join(lines)]
-    return Outcome(document, lines, remarks=remarks, exit_code=imported.exit_code)
-
-
-def report(imported: Imported, output: Path | None) -> Iterator[str]:
-    """What a person should read, most urgent last so that it stands above the prompt."""
-    quiet = [item for item in imported.unplaced if item.reason is not LeftReason.DECISION]
-    if quiet:
-        yield "Not in the card"
-        for item in quiet:
-            yield from _lines(
-                item.line, f"{item.option} {item.value}".strip(), f"{item.reason}: {item.why}"
-            )
-        yield ""
-    for severity, title in (
-        (DefectSeverity.NOTE, "Notes"),
-        (DefectSeverity.WARNING, "Warnings"),
-        (DefectSeverity.ERROR, "Errors"),
-    ):
-        found = [defect for defect in imported.defects if defect.severity is severity]
-        if found:
-            yield title
-            for defect in found:
-                yield from _lines(defect.line, defect.what, *_remedy(defect, imported))
-            yield ""
-    if imported.changed:
-        yield "Changed"
-        for change in imported.changed:
-            yield from _lines(
-                change.line,
-                f"{change.key} = {change.card_value}",
-                f"the script's {change.script_value} {change.why}",
-            )
-        yield ""
-    if imported.decisions:
-        yield "To decide"
-        for item in imported.decisions:
-            yield from _lines(item.line, f"{item.option} {item.value}".strip(), item.why)
-        yield ""
-    told = {defect.key for defect in imported.defects}
-    problems = [problem for problem in imported.problems if problem.key not in told]
-    if problems:
-        yield "The card is refused as it is"
-        for problem in problems:
-            yield from _lines(problem.line, problem.text)
-        yield ""
-    yield _verdict(imported, output)
-
-
-def _remedy(defect: Defect, imported: Imported) -> tuple[str, ...]:
-    if defect.key and defect.key in imported.overridden:
-        return (f"decided with --set {defect.key}",)
-    return (f"cost: {defect.cost}", f"fix: {defect.fix}")
-
-
-def _lines(line: int, first: str, *more: str) -> Iterator[str]:
-    if line:
-        place = f"{line:5d}  "
-    else:
-        place = " " * 7
-    for index, text in enumerate((first, *more)):
-        if index == 0:
-            lead = place
-        else:
-            lead = " " * 9
-        yield textwrap.fill(
-            plain(text, unicode=True),
-            WIDTH,
-            initial_indent=lead,
-            subsequent_indent=" " * 9,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-
-
-def _verdict(imported: Imported, output: Path | None) -> str:
-    count = f"{counted(len(imported.placed), 'key')} placed"
-    place = ""
-    if output:
-        place = f" in {os.fspath(output)}"
-    open_questions = len(imported.decisions) + len(imported.errors) + len(imported.problems)
-    if not open_questions:
-        return f"{count}{place}; nothing is left to decide"
-    parts = [
-        f"{number} {one if number == 1 else many}"
-        for number, one, many in (
-            (len(imported.errors), "error", "errors"),
-            (len(imported.decisions), "decision", "decisions"),
-            (len(imported.problems), "refusal of the card", "refusals of the card"),
-        )
-        if number
-    ]
-    return f"{count}{place}; a person must look at {', '.join(parts)} (--set SECTION.KEY=VALUE)"
-
 
 EXAMPLE = "toy"
 
@@ -208,6 +71,15 @@ def init(
         str | None,
         typer.Option(
             "--tokens", metavar="COUNT", help="How much to train on: 300B, 5e9; else the size's."
+        ),
+    ] = None,
+    trainer: Annotated[
+        str | None,
+        typer.Option(
+            "--trainer",
+            metavar="FAMILY",
+            help="A card of another trainer: a family of `tr11 trainer list`, or command for any other.",
+            autocompletion=completion.words(*trainer_choices()),
         ),
     ] = None,
     account: Annotated[
@@ -262,12 +134,16 @@ def init(
     trouble, and whether the watchdog may act by itself. Options and --set answer beforehand; --yes
     takes what is proposed, which is that it only tells.
 
+    With --trainer the card operates another trainer, unchanged: its command and its output folder
+    are asked in the place of model and data (`tr11 adopt` reads them in a batch script).
+
     Exit code 0: written; 1: the file is there, or no nodes are; 2: wrong usage; 3: no answer from
     the scheduler.
 
     Examples:
       tr11 init
       tr11 init --preset 7b --tokens 140B --account six@a100 --mail you@example.org --act --yes
+      tr11 init --trainer huggingface
       tr11 init --example tr11-176B-ml -o big.toml --yes --set run.name=big
     """
     if output.exists() and not force:
@@ -278,6 +154,8 @@ def init(
         raise WrongUsage("--preset and --example both say what to start from: give one")
     if preset is not None and preset not in PRESETS:
         raise WrongUsage(f"--preset {preset!r}: must be one of {', '.join(PRESETS)}")
+    if trainer is not None:
+        _require_family(trainer, preset or tokens or example)
     goal = _tokens(tokens)
     edge = open_scheduler(context.scheduler)
     found = partition_choices(edge.partitions(), edge.nodes())
@@ -292,8 +170,11 @@ def init(
     site = _site(edge)
     overrides = [*context.overrides, *_of_options(account, mail, urls_file, act)]
     asker = _Asker(_given(overrides), ask=not yes)
-    source, base = _start(asker, preset, example)
-    base = _with_tokens(asker, base, goal)
+    if trainer is None:
+        source, base = _start(asker, preset, example)
+        base = _with_tokens(asker, base, goal)
+    else:
+        source, base = Path(trainer), {"slurm": BASE}
     choice = _choose_partition(asker, found)
     name = asker.text("run.name", "Name of the run", _word(Path.cwd().name))
     proposed = str(proposed_nodes(choice, base))
@@ -311,6 +192,8 @@ def init(
         account=_account(asker, site),
         time_limit=asker.given("slurm.time_limit"),
     )
+    if trainer is not None:
+        return _foreign(trainer, answers, asker, site=site, overrides=overrides, output=output)
     tables = _completed(starter_tables(base, answers), asker, overrides)
     _watching(tables, asker)
     _write(output, starter_text(tables, answers, site, source.name))
@@ -321,6 +204,60 @@ def init(
             f"[rehearsal] of {source.name} is left out: this card trains; to rehearse, add the section (docs/twin.md)",
         )
     return Outcome(notes=notes)
+
+
+def _require_family(family: str, own: str | None) -> None:
+    """Raises WrongUsage for no family, and for `own`, an option that is about tr11's own trainer."""
+    if own:
+        raise WrongUsage(
+            "--preset, --tokens and --example are of tr11's own trainer: leave them out"
+        )
+    if family not in trainer_choices():
+        raise WrongUsage(f"--trainer {family!r}: must be one of {', '.join(trainer_choices())}")
+
+
+def _foreign(
+    family: str,
+    answers: Answers,
+    asker: _Asker,
+    site: SiteRules | None,
+    overrides: list[str],
+    output: Path,
+) -> Outcome:
+    """The card of another trainer."""
+    proposed = shlex.join(example_of(family))
+    command = shlex.split(proposed)
+    if "trainer.command" not in asker.known:
+        command = _words(asker.text("trainer.command", "Words behind torchrun", proposed))
+    tables = foreign_tables(family, answers, command)
+    if "trainer.folder" not in asker.known and "folder" in tables["trainer"]:
+        proposed = tables["trainer"]["folder"]
+        tables["trainer"]["folder"] = asker.text(
+            "trainer.folder", "The trainer's own output folder", proposed
+        )
+    done, problems = apply_overrides(tables, overrides, ForeignCard)
+    if problems:
+        raise CardError("command line", problems)
+    _watching(done, asker)
+    _write(output, foreign_text(family, done, answers, site))
+    card = "" if output == Path("tr11.toml") else str(output)
+    dialect = "" if family == COMMAND else f" --dialect {family}"
+    notes = [
+        f"written: {output}; put your command and folder into [trainer], then:",
+        f"  tr11 trainer check{dialect} --log OLD.log",
+        f"  {command_for(card, 'launch --dry-run')}",
+    ]
+    return Outcome(notes=notes)
+
+
+def _words(text: str) -> list[str]:
+    try:
+        found = shlex.split(text)
+    except ValueError as error:
+        raise WrongUsage(f"trainer.command: {text!r}: {error}") from None
+    if not found:
+        raise WrongUsage("trainer.command: there is no word in it")
+    return found
 
 
 def _of_options(
@@ -522,7 +459,7 @@ def _completed(
         tokenizer["path"] = asker.text(
             "tokenizer.path", "Folder of the tokenizer", f"{directory}/data/tokenizer"
         )
-    done, problems = apply_overrides(tables, overrides, RunCard)
+    done, problems = apply_overrides(tables, overrides, OwnCard)
     if problems:
         raise CardError("command line", problems)
     return done

@@ -39,13 +39,24 @@ from tr11ops.cli.runner import (
     Outcome,
     RunContext,
 )
-from tr11ops.cluster.hostlist import expand
+from tr11ops.cluster.arrays import expand
 from tr11ops.launch.facts import LaunchRequest
+from tr11ops.launch.foreign import open_questions
 from tr11ops.launch.kubernetes import job_name, kubernetes_problems, manifest, not_carried
-from tr11ops.launch.rehearse import as_options, card_text, differences, rehearsal_overrides
+from tr11ops.launch.rehearse import as_options, card_text, rehearsal_overrides
 from tr11ops.launch.session import LaunchJob, LaunchView, check_launch
 from tr11ops.launch.session import carry_out as submit
-from tr11ops.runcard.card import CardError, RunCard, load_card, load_with_base, parse_attempts
+from tr11ops.runcard.card import (
+    CardError,
+    OwnCard,
+    RunCard,
+    differences,
+    load_card,
+    load_with_base,
+    own_card,
+    parse_attempts,
+)
+from tr11ops.runcard.kinds import refuse_watched
 from tr11ops.rundir.journal import user_name
 from trainer.contract.files import write_atomically
 from trainer.contract.record import JsonObject
@@ -60,15 +71,19 @@ def rehearsal_options(run: str | None, overrides: Sequence[str]) -> tuple[RunCar
     """The main card, and the `--set` options that make its rehearsal: those of the person come
     first and count too.
     """
-    main = load_card(card_path(run), overrides, os.environ)
+    main = own_card(load_card(card_path(run), overrides, os.environ), "a rehearsal")
     return main, [*overrides, *as_options(rehearsal_overrides(main))]
 
 
 def differences_value(main: RunCard, other: RunCard) -> list[JsonObject]:
     """What the rehearsal differs in, for a machine."""
+    sections = list(OwnCard.model_fields)
+    found = differences(main.model_dump(mode="json"), other.model_dump(mode="json"))
     return [
         {"key": key, "main": first, "rehearsal": second}
-        for key, first, second in differences(main, other)
+        for key, first, second in sorted(
+            found, key=lambda row: sections.index(row[0].partition(".")[0])
+        )
     ]
 
 
@@ -360,8 +375,8 @@ def prepare(
     path = card_path(run)
     if nodes is not None:
         overrides = [*overrides, f"slurm.nodes={nodes}"]
-    loaded = load_with_base(path, overrides, os.environ)
-    card = loaded.card
+    card, base = load_with_base(path, overrides, os.environ)
+    refuse_watched(card)
     spec = None
     if array is not None:
         spec = parse_attempts(array)
@@ -385,12 +400,16 @@ def prepare(
         directory=directory_of(card),
         array=spec,
         request=LaunchRequest(
-            exclude=names, after=after, read_digests=verify, beside_namesakes=allow_namesake
+            exclude=names,
+            after=after,
+            read_digests=verify,
+            beside_namesakes=allow_namesake,
+            open_questions=open_questions(path, overrides),
         ),
         scheduler=open_scheduler(scheduler),
         other_scheduler=open_scheduler,
         user=user_name(),
-        base=loaded.base,
+        base=base,
     )
 
 

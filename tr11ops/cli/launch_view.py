@@ -5,7 +5,7 @@ queue.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,16 +17,14 @@ from tr11ops.agent.mitigation import switch_of
 from tr11ops.base.errors import Refusal, Unobserved
 from tr11ops.base.invocation import for_this_card
 from tr11ops.base.units import counted
-from tr11ops.cli.common import named_card
+from tr11ops.cli.common import hanging, named_card
 from tr11ops.cli.runner import UNCHANGED, Change, Outcome, RunContext
-from tr11ops.cli.terminal import hanging
 from tr11ops.detect.nodes_left import exclusion_limit
 from tr11ops.launch.plan import plan_value
 from tr11ops.launch.resume import refused_starts
 from tr11ops.launch.session import (
     LaunchJob,
     LaunchView,
-    RepairOutcome,
     carry_out_repair,
     check_launch,
     is_short,
@@ -34,9 +32,10 @@ from tr11ops.launch.session import (
     report_shortage,
 )
 from tr11ops.launch.starter import data_commands
+from tr11ops.observe.jobs import held_jobs
 from tr11ops.observe.look import facts_of, look_now, observe
-from tr11ops.queue.held_jobs import held_jobs
 from tr11ops.queue.repair import Repair, RepairStep, plan_repair, plan_replacement
+from tr11ops.runcard.card import OwnCard
 from tr11ops.rundir.exclusion import ExclusionLimit
 from tr11ops.rundir.hold_store import held_by_tr11
 from trainer.contract.record import JsonObject
@@ -77,33 +76,39 @@ def queue_change(job: LaunchJob, context: RunContext, replaces: bool) -> Change:
             if code:
                 lines.append("nothing was submitted")
 
-    def outcome(result: RepairOutcome, text: str = "", done: bool = False) -> Outcome:
+    def outcome(
+        text: str = "",
+        submitted: Sequence[str] = (),
+        failed: Sequence[str] = faults,
+        done: bool = False,
+    ) -> Outcome:
         notes = []
         if done:
-            notes = [f"tr11: {line}" for line in result.failed]
+            notes = [f"tr11: {line}" for line in failed]
         if text and context.as_json:
             notes.append(text)
         document = {"schema": REPAIR_SCHEMA, **_value(repair), "done": done}
-        document |= {"submitted": list(result.submitted), "failed": list(result.failed)}
+        document |= {"submitted": list(submitted), "failed": list(failed)}
         return Outcome(document, (text,) if text else (), notes, exit_code=code)
 
     def apply() -> Outcome:
-        result = carry_out_repair(job, repair, view=view, plan_again=plan, why=context.reason)
+        submitted, failed = carry_out_repair(
+            job, repair, view=view, plan_again=plan, why=context.reason
+        )
         text = ""
         notes: tuple[str, ...] = ()
-        if result.submitted:
-            text = f"submitted: job {', '.join(result.submitted)}"
+        if submitted:
+            text = f"submitted: job {', '.join(submitted)}"
             if view is not None:
                 notes = shortage_notes(job, view, context.run)
-        answer = outcome(result, text, done=True)
-        return replace(answer, notes=(*answer.notes, *notes), exit_code=1 if result.failed else 0)
+        answer = outcome(text, submitted, failed, done=True)
+        return replace(answer, notes=(*answer.notes, *notes), exit_code=1 if failed else 0)
 
-    untouched, nothing = RepairOutcome(failed=faults), None
-    preview = outcome(untouched, UNCHANGED)
+    nothing, preview = None, outcome(UNCHANGED)
     if code:
-        nothing = preview = outcome(untouched, "the queue is as it was")
+        nothing = preview = outcome("the queue is as it was")
     elif repair.is_empty:
-        nothing = preview = outcome(untouched)
+        nothing = preview = outcome()
     return Change(lines, "Do this?", apply, preview, nothing=nothing, unchanged="", is_answer=True)
 
 
@@ -194,6 +199,8 @@ def checks_value(checks: Iterable[PreflightCheck]) -> list[dict[str, str]]:
 
 def first_data_lines(card: RunCard) -> Iterator[str]:
     """How the data of a card is made that is not there at all."""
+    if not isinstance(card, OwnCard):
+        return
     commands = data_commands(card, Path.cwd())
     if commands:
         yield ""

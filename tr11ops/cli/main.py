@@ -25,8 +25,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tr11ops.base.glyphs import escaped
 from tr11ops.base.invocation import for_this_card
+from tr11ops.base.units import escaped
 from trainer.contract.errors import NEEDS_PERSON, USAGE, Tr11Error
 from trainer.contract.record import Record
 
@@ -111,6 +111,8 @@ class LazyCommand(Record):
     attribute: str
     help: str
     is_group: bool = False
+    # what follows its first word is another program's, options and all
+    has_command: bool = False
 
 
 GROUPS: Mapping[str, Mapping[str, LazyCommand]] = {
@@ -125,7 +127,11 @@ GROUPS: Mapping[str, Mapping[str, LazyCommand]] = {
         "config": LazyCommand(
             "config", "app", "What a run card says: show; what a key means: explain.", is_group=True
         ),
-        "import": LazyCommand("init", "import_script", "Make a run card of an old batch script."),
+        "adopt": LazyCommand("adopt", "adopt", "Make a card of a script that trains today."),
+        "import": LazyCommand("adopt", "import_script", "Make a run card of an old batch script."),
+        "trainer": LazyCommand(
+            "trainer", "app", "Other trainers: list, show; check a log, a folder.", is_group=True
+        ),
         "data": LazyCommand(
             "data", "app", "Build a corpus, a tokenizer and indexed datasets.", is_group=True
         ),
@@ -147,6 +153,12 @@ GROUPS: Mapping[str, Mapping[str, LazyCommand]] = {
         "checkpoint-now": LazyCommand(
             "requests", "checkpoint_now", "Save at the next step, and train on."
         ),
+        "requeue": LazyCommand(
+            "requeue",
+            "requeue",
+            "Any command in a batch script; its job requeued at the limit.",
+            has_command=True,
+        ),
     },
     "Watch": {
         "status": LazyCommand(
@@ -154,6 +166,9 @@ GROUPS: Mapping[str, Mapping[str, LazyCommand]] = {
         ),
         "list": LazyCommand(
             "list_runs", "list_runs", "The runs below some folders: verdict, iteration, loss, ETA."
+        ),
+        "watch": LazyCommand(
+            "watch", "watch", "A job that someone else submitted: by its log, from outside."
         ),
         "logs": LazyCommand("logs", "logs", "Show or follow the run's log, or one worker's."),
         "diagnose": LazyCommand(
@@ -230,7 +245,6 @@ _WORDS_FOR: Mapping[str, str] = {
     "config explain": "explain",
     "launch": "start run submit sbatch extend",
     "launch --repair": "repair",
-    "launch --replace": "requeue",
     "launch --rehearse": "rehearse",
     "sweep": "study",
     "pause": "hold suspend",
@@ -240,7 +254,7 @@ _WORDS_FOR: Mapping[str, str] = {
     "rollback --undo": "undo",
     "checkpoint-now": "save",
     "status": "queue squeue job jobs info show eta progress",
-    "status --watch": "top watch monitor dashboard",
+    "status --watch": "top monitor dashboard",
     "list": "ls runs",
     "logs": "log",
     "logs -f": "tail",
@@ -367,7 +381,9 @@ def load(name: str) -> Any:
     target = getattr(importlib.import_module(f"tr11ops.cli.{entry.module}"), entry.attribute)
     single = typer.Typer(add_completion=False, rich_markup_mode="rich")
     if not entry.is_group:
-        single.command(name, cls=PageCommand, help=flowing(target.__doc__ or ""))(
+        settings = {"allow_interspersed_args": not entry.has_command}
+        page = flowing(target.__doc__ or "")
+        single.command(name, cls=PageCommand, help=page, context_settings=settings)(
             with_run_options(target)
         )
         return typer.main.get_command(single)
@@ -401,8 +417,10 @@ def root(
     """Keep a large training alive on a Slurm cluster, and lose nothing."""
     if version:
         from tr11ops import __version__
+        from tr11ops.base.installed import trainer_line
 
         typer.echo(f"tr11 {__version__}")
+        typer.echo(trainer_line())
         raise typer.Exit(EXIT_FINE)
     if ctx.invoked_subcommand is None:
         ctx.fail("Missing command.")

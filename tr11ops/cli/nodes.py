@@ -7,6 +7,7 @@ from __future__ import annotations
 import textwrap
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +15,7 @@ import typer
 from tr11ops.base.errors import Unobserved, WrongUsage
 from tr11ops.base.units import counted
 from tr11ops.cli import completion
-from tr11ops.cli.common import say, timeout_option
+from tr11ops.cli.common import local_time, plain_text, say, show, table, timeout_option
 from tr11ops.cli.nodes_bench import bench_nodes, search_nodes
 from tr11ops.cli.nodes_change import exclude, include, let_in, readmit
 from tr11ops.cli.nodes_check import (
@@ -26,12 +27,13 @@ from tr11ops.cli.nodes_check import (
     expiry,
     open_nodes_context,
     result_values,
+    show_checks,
     tell_other_runs,
     write_note,
 )
+from tr11ops.cli.nodes_job import JobQuestion, Printed, check_job
 from tr11ops.cli.runner import JSON, SCHEDULER, Outcome, RunContext
-from tr11ops.cli.terminal import local_time, plain_text, show, table
-from tr11ops.cluster.hostlist import compress, expand
+from tr11ops.cluster.arrays import compress, expand
 from tr11ops.health.base import CheckOutcome
 from tr11ops.nodes.view import NOT_EXCLUDED, NodeRow, is_shut, rows, short_reason, words_of
 from tr11ops.rundir.exclusion import NodeStanding, kept_off, what_comes_next
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tr11ops.cluster.base import Node
-    from tr11ops.nodes.check import NodeCheck
 
 app = typer.Typer(
     name="nodes",
@@ -64,7 +65,7 @@ SomeNodes = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[NODE...]",
-        help="Names or host lists; default: all of the partition.",
+        help="Names or host lists; default: all of the partition, or of the job.",
         autocompletion=completion.nodes,
     ),
 ]
@@ -218,16 +219,80 @@ def check(
         ),
     ] = False,
     timeout: Annotated[float, timeout_option("A node that has not answered is unknown.")] = 120,
+    of_job: Annotated[
+        bool,
+        typer.Option("--job", help="The nodes of the job around this command; no card is read."),
+    ] = False,
+    printed: Annotated[
+        Printed | None,
+        typer.Option("--print", help="Of a job: print only the host list of these."),
+    ] = None,
+    need: Annotated[
+        int | None,
+        typer.Option("--need", metavar="N", min=1, help="Of a job: so many good nodes are enough."),
+    ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            "--gpus",
+            metavar="N",
+            min=0,
+            help="Of a job: GPUs on each node; else as Slurm says.",
+        ),
+    ] = None,
+    scripts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--script",
+            metavar="FILE",
+            help="Of a job: a check of your own (0 fine, 1 bad).",
+        ),
+    ] = None,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option("--skip", metavar="CHECK", help="Of a job: do not make this check."),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--folder",
+            metavar="DIR",
+            help="Of a job: each node must be able to write there.",
+        ),
+    ] = None,
 ) -> Outcome:
     """Run the health checks on nodes, each in a small job of its own, or beside our running job.
 
-    Exit code 0: all well; 1: a node is bad; 3: a node, or a part of its checks, could not be
-    checked.
+    Without a card, in any job: on the nodes of that job, in steps of it, as before a launch. Nothing
+    is excluded by that; --print good gives a list for `srun --nodes N --nodelist LIST`.
+
+    Exit code 0: all well, or as many as --need; 1: a node is bad; 3: a node, or a part of its checks,
+    could not be checked.
 
     Examples:
       tr11 nodes check jean-zay-iam[07,12]
       tr11 nodes check --due
+      tr11 nodes check --job || exit
+      GOOD=$(tr11 nodes check --job --need 4 --print good) || exit
     """
+    question = JobQuestion(
+        nodes=tuple(nodes or ()),
+        gpus=gpus,
+        folder=folder,
+        scripts=tuple(scripts or ()),
+        skip=tuple(skip or ()),
+        need=need,
+        printed=printed,
+        timeout=timeout,
+    )
+    if of_job or not context.has_card:
+        if due:
+            raise WrongUsage("--due is of a run's exclusions: give --run CARD, and no --job")
+        if printed is not None and context.as_json:
+            raise WrongUsage("--print and --json: the document has all lists; give one of the two")
+        return check_job(question)
+    if question.words:
+        raise WrongUsage(f"{question.words[0]} is of a job's nodes: give --job too")
     from tr11ops.rundir.exclusions import due_for_recheck, exclude
 
     nodes_context = open_nodes_context(context)
@@ -286,18 +351,8 @@ def check(
         "prolonged": prolonged,
         "failed": failed,
     }
-    shown = partial(_show_checks, results, lines)
+    shown = partial(show_checks, results, lines)
     return Outcome(found, notes=notes, exit_code=code, screen=shown)
-
-
-def _show_checks(results: Sequence[NodeCheck], lines: Sequence[str]) -> None:
-    made = table("NODE", "RESULT", "WHY")
-    for entry in results:
-        made.add_row(*map(plain_text, (entry.node, entry.result.upper(), entry.why)))
-    if results:
-        show(made)
-    for line in lines:
-        print(line)
 
 
 # ----------------------------------------------------------------------------- exclude

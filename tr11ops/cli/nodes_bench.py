@@ -13,9 +13,10 @@ from typing import Annotated, Any
 import typer
 
 from tr11ops.base.errors import SchedulerError, Unobserved, WrongUsage
+from tr11ops.base.installed import MEASURING_NODES, require
 from tr11ops.base.units import counted
 from tr11ops.cli import completion
-from tr11ops.cli.common import say, span_option, timeout_option
+from tr11ops.cli.common import plain_text, say, show, span_option, table, timeout_option
 from tr11ops.cli.nodes_check import (
     SCHEMA,
     NodesContext,
@@ -35,9 +36,8 @@ from tr11ops.cli.runner import (
     RunContext,
     unasked,
 )
-from tr11ops.cli.terminal import plain_text, show, table
+from tr11ops.cluster.arrays import compress
 from tr11ops.cluster.base import JobState
-from tr11ops.cluster.hostlist import compress
 from tr11ops.nodes.bench_job import BenchRequest, LocalBench, SlurmBench
 from tr11ops.nodes.bench_outliers import (
     FINE,
@@ -139,6 +139,8 @@ def search_nodes(
       tr11 nodes search --no-spares --dry-run
       tr11 nodes search --command 'python -m trainer.debug.group_probe' --group 4
     """
+    if command is None:
+        require(MEASURING_NODES, "tr11 nodes search without --command")
     nodes_context = open_nodes_context(context)
     free, left_out = free_nodes(nodes_context, nodes or ())
     if spares and _is_slurm(nodes_context):
@@ -183,7 +185,7 @@ def search_nodes(
                     nodes_context.directory.paths,
                     holders,
                     request=request,
-                    environment=with_code(dict(os.environ), settings.code_root),
+                    environment=with_code(dict(os.environ)),
                     runs=partial(_runs, nodes_context),
                 )
                 run = partial(
@@ -380,6 +382,8 @@ def bench_nodes(
       tr11 nodes bench jean-zay-iam[01-16] --disk /tmp
       tr11 nodes bench --command './my_benchmark.sh' --repeats 3
     """
+    if not command:
+        require(MEASURING_NODES, "tr11 nodes bench without --command")
     nodes_context = open_nodes_context(context)
     names, left_out = free_nodes(nodes_context, nodes or ())
     for node, why in left_out:

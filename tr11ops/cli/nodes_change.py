@@ -11,6 +11,7 @@ from tr11ops.base.observed import cause
 from tr11ops.base.units import counted
 from tr11ops.cli import completion
 from tr11ops.cli.common import (
+    plain_text,
     require_directory,
     say,
     timeout_option,
@@ -26,10 +27,10 @@ from tr11ops.cli.nodes_check import (
     write_note,
 )
 from tr11ops.cli.runner import DRY_RUN, JSON, REASON, SCHEDULER, YES, Change, Outcome, RunContext
-from tr11ops.cli.terminal import plain_text
 from tr11ops.health.base import CheckOutcome
 from tr11ops.nodes.check import let_in_without, never_made, read_outcomes
 from tr11ops.nodes.queue_exclusions import exclude_nodes, include_nodes
+from tr11ops.runcard.kinds import refuse_watched
 from tr11ops.rundir.exclusion import ExclusionLimit, NodeStanding, way_past
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def exclude(
       tr11 nodes exclude jean-zay-iam07 --report note.txt --yes
     """
     nodes_context = open_nodes_context(context)
+    refuse_watched(nodes_context.card)
     nodes_context.require_mounted()
     # a list would be made for a run that no one launched
     require_directory(nodes_context.directory)
@@ -155,8 +157,9 @@ def _left_lines(
     nodes_context: NodesContext, names: Sequence[str], limit: ExclusionLimit
 ) -> list[str]:
     """What is left for the run where a person excludes more than the limit."""
-    usable = [node.name for node in nodes_context.partition_nodes if node.is_usable]
-    left = len(set(usable) - {entry.node for entry in nodes_context.exclusions} - set(names))
+    usable = {node.name for node in nodes_context.partition_nodes if node.is_usable}
+    excluded = {entry.node for entry in nodes_context.exclusions}
+    left = len(usable - excluded.union(names, nodes_context.card.slurm.excluded_nodes))
     short = ""
     if left < limit.needed:
         short = f", too few for an attempt, which needs {limit.needed}: it waits"
@@ -250,6 +253,7 @@ def include(
       tr11 nodes include jean-zay-iam07 --force --yes
     """
     nodes_context = open_nodes_context(context)
+    refuse_watched(nodes_context.card)
     nodes_context.require_mounted()
     names = nodes_context.resolve(nodes)
     absent = [name for name in names if nodes_context.find(name) is None]

@@ -17,11 +17,18 @@ from msgspec.structs import replace
 from tr11ops.base.errors import NodeNameError, Refusal, Unobserved, WrongUsage
 from tr11ops.base.observed import known
 from tr11ops.base.units import duration
-from tr11ops.cli.common import kind_to_watch, not_mounted, open_scheduler, say
+from tr11ops.cli.common import (
+    kind_to_watch,
+    not_mounted,
+    open_scheduler,
+    plain_text,
+    say,
+    show,
+    table,
+)
 from tr11ops.cli.progress import node_progress
-from tr11ops.cluster.capacity import with_room
-from tr11ops.cluster.hostlist import compress
-from tr11ops.cluster.sbatch_options import code_root
+from tr11ops.cluster.arrays import compress
+from tr11ops.cluster.pending_reasons import with_room
 from tr11ops.health.base import CheckOutcome
 from tr11ops.launch.preflight import chosen_partition
 from tr11ops.nodes import check as checking
@@ -29,13 +36,12 @@ from tr11ops.nodes.health_job import HealthRequest
 from tr11ops.nodes.queue_exclusions import (
     QueueChange,
     RunQueue,
-    card_exclusions,
     queue_changes,
     resolve,
 )
 from tr11ops.nodes.view import is_lost, is_shut, support_note
 from tr11ops.observe.files import read_submissions
-from tr11ops.observe.ownership import own_jobs, why_unmounted
+from tr11ops.observe.jobs import own_jobs, why_unmounted
 from tr11ops.rundir.exclusion import (
     Exclusion,
     ExclusionLimit,
@@ -113,6 +119,7 @@ class NodesContext(Record):
             self.nodes,
             self.own_jobs,
             partitions=self._other_partitions,
+            excluded=self.card.slurm.excluded_nodes,
             allocated=self.card.slurm.allocated_nodes,
             percent=self.card.resilience.exclusion_cap_percent,
         )
@@ -150,7 +157,7 @@ class NodesContext(Record):
             self.scheduler,
             lambda: replace(self, jobs=self.scheduler.jobs()).own_jobs,
             lambda: known,
-            kept=card_exclusions(self.card),
+            kept=self.card.slurm.excluded_nodes,
             user=self.user,
         )
 
@@ -347,6 +354,17 @@ def result_values(entry: NodeCheck) -> JsonObject:
     }
 
 
+def show_checks(results: Sequence[NodeCheck], lines: Sequence[str] = ()) -> None:
+    """Print the results as a table, and the lines below it."""
+    made = table("NODE", "RESULT", "WHY")
+    for entry in results:
+        made.add_row(*map(plain_text, (entry.node, entry.result.upper(), entry.why)))
+    if results:
+        show(made)
+    for line in lines:
+        print(line)
+
+
 def shared_folder(nodes_context: NodesContext) -> Path:
     """A folder that the nodes see, made for one command."""
     folder = planned_folder(nodes_context)
@@ -400,7 +418,6 @@ def job_settings(
         slurm=slurm,
         gpus=min([slurm.gpus_per_node, *(each.gpus for each in nodes)]),
         partition=partition,
-        code_root=code_root(),
     )
 
 
@@ -430,7 +447,7 @@ def _starter(
             skip=tuple(card.resilience.skip_checks),
         )
         if way.inside or not on_slurm:
-            return checking.ProcessCheck(way, request, code_root(), slots)
+            return checking.ProcessCheck(way, request, slots)
         settings = job_settings(nodes_context, folder, node)
         return checking.submit_check(
             way, request, settings=settings, scheduler=nodes_context.scheduler, ends=ends

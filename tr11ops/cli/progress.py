@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from tr11ops.base.units import duration, size
-from tr11ops.cli.common import is_terminal, say
+from tr11ops.cli.common import drawing_console, is_terminal, say
 from tr11ops.cli.runner import Outcome, emit
-from tr11ops.cli.terminal import drawing_console
 from trainer.contract.errors import Tr11Error
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class WatchFrame(Protocol):
 
 
 @dataclass
-class Watcher:
+class ViewWatcher:
     """Looks again and again, beside the screen. A slow scheduler is asked less often: the pause is
     at least twice what a look took, and at least what a failure asks for (`wait`). A look that
     fails is said, and the next one is tried.
@@ -167,7 +166,7 @@ def watch_live(view: Callable[[], WatchFrame], seconds: float, console: Console)
     from rich.live import Live
     from rich.text import Text
 
-    watcher = Watcher(view, seconds)
+    watcher = ViewWatcher(view, seconds)
     drawn: tuple[object, ...] | None = None
     try:
         with Live(Text("looking ..."), console=console, screen=True, auto_refresh=False) as live:
@@ -186,11 +185,11 @@ def watch_live(view: Callable[[], WatchFrame], seconds: float, console: Console)
     return watcher.last.exit_code
 
 
-def _frame(watcher: Watcher, console: Console, now: float) -> RenderableType:
+def _frame(watcher: ViewWatcher, console: Console, now: float) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from tr11ops.base.glyphs import plain
+    from tr11ops.base.units import plain
 
     hint = Text(plain(watcher.hint(now), unicode=False), style="dim", no_wrap=True, overflow="crop")
     if watcher.last is None:

@@ -41,6 +41,8 @@ from tr11ops.cli.runner import (
 )
 from tr11ops.cli.stopping import StopContext, put_request, record, run_to_stop, standing_lines
 from tr11ops.queue.stop import StopView, acknowledgements, leaving
+from tr11ops.runcard.card import own_card
+from tr11ops.runcard.kinds import refuse_watched
 from trainer.contract.paths import read_attempt_label
 from trainer.contract.record import Record
 from trainer.contract.requests import Kind, Request, RequestAnswer, new_request, read_request
@@ -149,6 +151,8 @@ def _training_to_ask(
     hears what is saved. An answer is waited for as the user says, else as long as a stop may take.
     """
     run = run_to_stop(context)
+    if not is_save:  # a trainer that speaks can be asked for that
+        own_card(run.card, f"a training that is {done} while it trains")
     view = run.look()
     if view.unread:
         raise Unobserved(f"whether anything of this run is training cannot be seen: {view.unread}")
@@ -407,7 +411,8 @@ def stacks(
         raise WrongUsage(
             f"SECONDS ({seconds:g}) goes with --watch: tr11 stacks --watch {seconds:g}"
         )
-    _, directory = context.seen()
+    card, directory = context.seen()
+    refuse_watched(card)
     edge = looking(open_scheduler(kind_to_watch(directory, context.scheduler)))
     view = _View(
         directory, edge, job, NODE_SECONDS if timeout is None else timeout, shows=not watch
@@ -484,7 +489,7 @@ def attempt_to_ask(
     Raises Refusal where none runs, or where it runs where it cannot be asked; SchedulerError.
     """
     from tr11ops.diagnose.stacks.collect import AskedAttempt
-    from tr11ops.observe.ownership import read_own_jobs
+    from tr11ops.observe.jobs import read_own_jobs
     from tr11ops.queue.stop import lease_holder
     from trainer.contract.files import host_name
 

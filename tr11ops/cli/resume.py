@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from tr11ops.base.errors import Unobserved
-from tr11ops.cli.common import say
+from tr11ops.cli.common import USUAL, hanging, plain_text, say
 from tr11ops.cli.runner import (
     DRY_RUN,
     JSON,
@@ -19,13 +19,13 @@ from tr11ops.cli.runner import (
     RunContext,
 )
 from tr11ops.cli.stopping import StopContext, record, require_switch, run_to_stop, standing_lines
-from tr11ops.cli.terminal import USUAL, hanging, plain_text
 from tr11ops.cluster.arrays import covered, names_of, split
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.pending_reasons import Cause, Wait, is_held, reason_of_job
 from tr11ops.launch.resume import refused_starts
 from tr11ops.observe.derived import is_left_over
-from tr11ops.queue.held_jobs import can_modify, held_jobs, record_of, release
+from tr11ops.observe.jobs import held_jobs, record_of
+from tr11ops.queue.held_jobs import can_modify, release
 from tr11ops.queue.stop import StopView, leaving
 from tr11ops.rundir.hold_store import HoldRecord, held_by_tr11, read_holds
 from tr11ops.rundir.paths import RunDirectory, remove_stop_file

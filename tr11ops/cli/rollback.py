@@ -42,6 +42,7 @@ from tr11ops.cli.runner import (
 from tr11ops.cli.stopping import StopContext, run_to_stop
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.observe.files import read_steps
+from tr11ops.runcard.card import own_card
 from tr11ops.rundir.claims import ClaimTaken
 from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.errors import RangeError
@@ -213,7 +214,13 @@ def _plan(
         if step is None:
             return plan_undo(catalogue, record, run.user)
         return plan_rollback(
-            catalogue, record, config=run.card, step=step, skip=skip, who=run.user, last=last
+            catalogue,
+            record,
+            config=own_card(run.card, "a roll-back"),
+            step=step,
+            skip=skip,
+            who=run.user,
+            last=last,
         )
     except NotPossible as error:
         raise Refusal(f"{error}. Nothing was changed") from None

@@ -135,7 +135,7 @@ class RunContext(Record, dict=True):
         is.
         """
         from tr11ops.base.observed import Unknown
-        from tr11ops.observe.ownership import look_for_directory
+        from tr11ops.observe.jobs import look_for_directory
 
         reader = in_time(partial(open_reader, self.directory, self.scheduler))
         if not isinstance(reader, Unknown):

@@ -18,14 +18,16 @@ from tr11ops.cli.common import (
     EndpointOption,
     VariantOption,
     directory_of,
+    drawing_console,
     in_time,
     kind_to_watch,
     late_words,
+    lines_to_fill,
     looking,
     say,
+    status_screen,
 )
 from tr11ops.cli.runner import JSON, SCHEDULER, Outcome, RunContext
-from tr11ops.cli.terminal import drawing_console, lines_to_fill, status_screen
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -278,12 +279,19 @@ class Kill(Record):
 
     def lines(self) -> list[str]:
         """What is there, and what will happen."""
+        from tr11ops.observe.look import standing_of_card
+
         view, before = self.view, self.before
+        standing = self.run.read(partial(standing_of_card, self.run.card))
         what = "will save and leave"
         if self.now:
             what = "will end within seconds"
             if view.lost_iterations != 0:
                 what += ", unsaved"
+        elif standing is not None and standing.saves_when_asked is False:
+            what = "will leave after its next checkpoint"
+        elif standing is not None and standing.saves_when_asked is None:
+            what = "is asked to save and leave"
         lines = [*running_lines(view, what), *queued_lines(view, self.run.user)]
         if view.read_error:
             lines.append(_without_scheduler(view, "switch"))
@@ -293,6 +301,8 @@ class Kill(Record):
         lines += standing_lines(view)
         if self.now:
             lines.append(f"lost:       {_loss(view)}")
+        elif standing is not None:
+            lines.append(f"how:        {standing.stop}")
         if before is not None:
             by = ""
             if before.who:
@@ -435,7 +445,9 @@ class Kill(Record):
                 else:
                     saved = f"checkpoint global_step{step}"
                 text = f"ended ({marker.reason}) {marker.place}: {saved}"
-            has_word = ending.gave_way or (marker is not None and marker.reason != "error")
+            has_word = ending.gave_way or (
+                marker is not None and marker.reason not in {"error", "unexplained"}
+            )
             if not (ending.is_over and has_word):
                 is_fine = False
             print(f"job {ending.job_id} {text}", file=sys.stderr if self.as_json else sys.stdout)

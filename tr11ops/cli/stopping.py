@@ -26,7 +26,7 @@ from tr11ops.cli.common import (
 )
 from tr11ops.cluster.arrays import covers
 from tr11ops.cluster.pending_reasons import is_held
-from tr11ops.observe.ownership import look_for_directory
+from tr11ops.observe.jobs import look_for_directory
 from tr11ops.queue.held_jobs import can_modify, hold, hold_unrecorded, to_hold
 from tr11ops.queue.queued_jobs import mark_held
 from tr11ops.queue.stop import (
@@ -112,7 +112,10 @@ def run_to_stop(context: RunContext, is_releasing: bool = False) -> StopContext:
 
     What was launched on one scheduler is stopped there, whatever else this machine has.
     """
+    from tr11ops.runcard.kinds import refuse_watched
+
     card = in_time(lambda: context.card)
+    refuse_watched(card)
     directory, scheduler = directory_of(card), context.scheduler
     hint = without_files(card, scheduler)
     kind = (
@@ -364,7 +367,7 @@ def stop_without_files(run: StopContext, view: StopView, now: bool) -> bool:
     Its next tasks are held by `hold_queued`: no file keeps them from training.
     """
     done = stop_by_scheduler(view, run.edge, run.user, now)
-    for number in done.asked:
+    for number in done.done:
         say(
             f"cancelled: job {number}"
             if now

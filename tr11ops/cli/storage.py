@@ -16,8 +16,8 @@ import typer
 from msgspec.structs import replace
 
 from tr11ops.base.errors import SourceError, WrongUsage
-from tr11ops.base.glyphs import escaped
 from tr11ops.base.observed import Unknown, known
+from tr11ops.base.units import escaped
 from tr11ops.cli.common import is_terminal, named_card, timeout_option
 from tr11ops.cli.runner import DRY_RUN, JSON, Change, Outcome, RunContext, unasked
 from tr11ops.filesystems.look import FilesystemResult, NicedRunner, look_at, read_drift

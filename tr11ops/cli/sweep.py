@@ -62,9 +62,9 @@ from tr11ops.cli.sweep_view import (
 from tr11ops.cluster.base import Scheduler
 from tr11ops.curves.compare import ROWS, text_plot
 from tr11ops.launch.rehearse import card_text
-from tr11ops.queue.stop import Signalled
+from tr11ops.queue.held_jobs import JobChanges
 from tr11ops.report.page import render
-from tr11ops.runcard.card import RunCard, load_card
+from tr11ops.runcard.card import OwnCard, load_card, own_card
 from tr11ops.rundir.journal import user_name
 from tr11ops.sweep.look import CellState, open_cells, out_of_reach, stop_cells
 from tr11ops.sweep.manifest import CARD, create, manifest_of, require_free
@@ -81,8 +81,7 @@ from tr11ops.sweep.results import (
     study_result,
 )
 from tr11ops.sweep.submit import SentArray, check_cells
-from trainer.schedule.learning_rate import warmup_samples_of
-from trainer.schedule.path import path_of
+from trainer.schedule.path import path_of, warmup_samples_of
 
 
 # ----------------------------------------------------------------------------- change
@@ -194,7 +193,7 @@ def stop_study(
         for cell in running
     ]
 
-    def outcome(done: Signalled, *texts: str) -> Outcome:
+    def outcome(done: JobChanges, *texts: str) -> Outcome:
         missed = [*done.refused, *((job_id, reason) for _, job_id, reason in elsewhere)]
         notes = [f"tr11: job {job_id} was not stopped: {reason}" for job_id, reason in done.refused]
         for cell, _, reason in elsewhere:
@@ -206,7 +205,7 @@ def stop_study(
         document = {
             "schema": SCHEMA,
             "dry_run": context.dry_run,
-            "asked": list(done.asked),
+            "asked": list(done.done),
             "refused": [{"job_id": job_id, "why": reason} for job_id, reason in missed],
         }
         return Outcome(document, texts, notes, exit_code=1 if missed else 0)
@@ -214,11 +213,11 @@ def stop_study(
     def apply() -> Outcome:
         return outcome(stop_cells(look.cells, edge, user_name(), now))
 
-    preview, nothing = outcome(Signalled(), UNCHANGED), None
+    preview, nothing = outcome(JobChanges(), UNCHANGED), None
     if not waiting and not running:
-        nothing = outcome(Signalled())
+        nothing = outcome(JobChanges())
         if not elsewhere:
-            nothing = preview = outcome(Signalled(), "nothing of it runs or waits")
+            nothing = preview = outcome(JobChanges(), "nothing of it runs or waits")
     return Change(
         () if context.as_json else lines,
         "Stop these?",
@@ -313,9 +312,7 @@ def _screen(result: StudyResult, count: int, within: str) -> Iterator[str]:
     for axis, compared in result.compared.items():
         curves = result.curves[axis]
         yield ""
-        yield " ".join(
-            filter(None, (f"{result.value} by {axis}, means of {compared.lines} lines", within))
-        )
+        yield f"loss by {axis}, means of {compared.lines} lines {within}".rstrip()
         for letter, curve in zip(ascii_uppercase, curves, strict=False):
             yield f"  {letter}  {curve.name}"
         yield ""
@@ -465,7 +462,7 @@ def _planned(
     axes = tuple(parse_axis(text) for text in grid)
     if not axes:
         raise SweepError("give what to vary: --grid batch.global_batch_size=512,1024,2048")
-    path, base = context.card_path, context.card
+    path, base = context.card_path, own_card(context.card, "a sweep")
     if folder:
         chosen = folder.absolute()
     else:
@@ -480,9 +477,10 @@ def _planned(
         named=named,
     )
 
-    def load(overrides: Sequence[str]) -> RunCard:
+    def load(overrides: Sequence[str]) -> OwnCard:
         if overrides:
-            return load_card(path, (*context.overrides, *overrides), os.environ)
+            changed = load_card(path, (*context.overrides, *overrides), os.environ)
+            return own_card(changed, "a sweep")
         return base
 
     return plan_sweep(load, request)
@@ -506,7 +504,7 @@ def _limit(at_once: int | None, scheduler: Scheduler) -> int:
     return 0
 
 
-def _text(plan: SweepPlan, card: RunCard) -> str:
+def _text(plan: SweepPlan, card: OwnCard) -> str:
     return card_text(
         card, f"Cell {card.run.variant} of sweep {plan.request.name}, written by `tr11 sweep`."
     )

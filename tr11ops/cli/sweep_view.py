@@ -18,7 +18,9 @@ from tr11ops.base.observed import Unknown
 from tr11ops.base.units import finite
 from tr11ops.cli.common import (
     CLUSTERS,
+    USUAL,
     directory_of,
+    drawing_console,
     in_time,
     looking,
     open_if_there,
@@ -28,11 +30,10 @@ from tr11ops.cli.common import (
 from tr11ops.cli.launch_view import check_lines, checks_value
 from tr11ops.cli.progress import look_again
 from tr11ops.cli.runner import JSON, NO_RUN, SCHEDULER, Outcome, RunContext
-from tr11ops.cli.terminal import USUAL, drawing_console
 from tr11ops.cluster.select import SharedOverview
 from tr11ops.launch.facts import LaunchRequest
 from tr11ops.launch.session import LaunchJob, LaunchView
-from tr11ops.runcard.card import PathBase, RunCard
+from tr11ops.runcard.card import OwnCard, PathBase, RunCard, own_card
 from tr11ops.runcard.check import Level, PreflightCheck
 from tr11ops.rundir.journal import user_name
 from tr11ops.sweep.look import (
@@ -224,8 +225,8 @@ def _places() -> Iterator[Path]:
         yield read_card(None).paths.root.parent
 
 
-def _load(path: Path, overrides: Sequence[str]) -> RunCard:
-    return read_card(str(path), overrides)
+def _load(path: Path, overrides: Sequence[str]) -> OwnCard:
+    return own_card(read_card(str(path), overrides), "a sweep")
 
 
 class StudyLook(Record):
@@ -303,7 +304,7 @@ def cell_values(cell: CellProgress) -> JsonObject:
         "iteration": cell.iteration,
         "total_iterations": cell.total_iterations,
         "consumed_samples": cell.samples,
-        "loss": None if cell.loss is None else finite(cell.loss),
+        "loss": finite(cell.loss),
         "tokens_per_second": cell.tokens_per_second,
         "checkpoint": cell.view.checkpoint,
         "card_fault": cell.fault or None,

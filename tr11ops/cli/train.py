@@ -14,6 +14,7 @@ import typer
 
 from tr11ops.agent.rendezvous import Rendezvous, read_rendezvous
 from tr11ops.base.errors import Refusal, RendezvousError, WrongUsage
+from tr11ops.base.installed import TRAINING, require
 from tr11ops.cli import completion
 from tr11ops.cli.checkpoints_keep import resolve_step
 from tr11ops.cli.common import directory_of, open_scheduler, read_card, say, span_option
@@ -23,8 +24,9 @@ from tr11ops.launch.facts import LaunchRequest, observe_launch
 from tr11ops.launch.plan import agent_command, resolved_card
 from tr11ops.launch.preflight import preflight
 from tr11ops.launch.submit import hold_launch_lock, keep_inputs
-from tr11ops.runcard.card import RunCard, load_card, paths_of_refused, resolved
+from tr11ops.runcard.card import OwnCard, RunCard, load_card, paths_of_refused, resolved
 from tr11ops.runcard.check import Level, verdict
+from tr11ops.runcard.kinds import refuse_watched
 from tr11ops.runcard.load import apply_overrides, read_tables, values_here
 from tr11ops.rundir.journal import Journal, user_name
 from tr11ops.rundir.paths import new_tag
@@ -92,6 +94,7 @@ def evaluate(
 
     count = workers or _workers_of(context)
     here = [f"slurm.workers_per_node={count}", "slurm.nodes=1", "slurm.gpus_per_node=0"]
+    require(TRAINING, "tr11 eval")
     card = read_card(context.run, [*(context.overrides), *here])
     place = resolve_step(card, checkpoint)
     with tempfile.TemporaryDirectory(prefix="tr11-eval-") as folder:
@@ -129,7 +132,7 @@ def evaluate(
 
 def _workers_of(context: RunContext) -> int:
     """Tensor x pipeline of the card, before it is known whether the card fits this machine."""
-    tables, _ = apply_overrides(read_tables(context.card_path), context.overrides, RunCard)
+    tables, _ = apply_overrides(read_tables(context.card_path), context.overrides, OwnCard)
     parallel = tables.get("parallel", {})
     if isinstance(parallel, dict):
         degrees = [parallel.get(key, 1) for key in ("tensor", "pipeline")]
@@ -167,6 +170,12 @@ def _sentence(found: dict[str, Any]) -> str:
         f"perplexity {found['perplexity']:.4f} "
         f"({found['windows']} windows, {found['tokens']:,} tokens, {shape}, {found['seconds']:.1f} s)"
     )
+
+
+def _require_trainer(card: RunCard) -> None:
+    """Raise Refusal where the card's trainer is our own, and this machine has not what it needs."""
+    if card.uses_own_trainer:
+        require(TRAINING, "tr11's own trainer")
 
 
 TELL_SECONDS = 60.0  # for node 0 to begin to listen to a node that cannot start
@@ -236,8 +245,10 @@ def train(
     try:
         card = load_card(path, [*context.overrides, *sizes], os.environ)
     except CardError as error:
-        _tell_node_0(context, (nodes, node_rank, master), seconds, error)
+        why = f"its card is refused: {error.problems[0]}"
+        _tell_node_0(context, (nodes, node_rank, master), seconds, why)
         raise
+    refuse_watched(card)
     rendezvous, said = read_rendezvous(
         nodes, node_rank, master=master, environment=os.environ, of_card=card.slurm.nodes
     )
@@ -248,6 +259,11 @@ def train(
             path, [*context.overrides, f"slurm.nodes={rendezvous.nodes}", *workers_size], os.environ
         )
     if rendezvous is not None and rendezvous.rank > 0:
+        try:
+            _require_trainer(card)
+        except Refusal as error:
+            _tell_node_0(context, (nodes, node_rank, master), seconds, error.sentence)
+            raise
         return Outcome(exit_code=_join(card, rendezvous, seconds, until_finished))
     directory = directory_of(card)
     request = LaunchRequest(on_scheduler=False)
@@ -296,9 +312,9 @@ def _tell_node_0(
     context: RunContext,
     options: tuple[int | None, int | None, str | None],
     seconds: float,
-    error: CardError,
+    why: str,
 ) -> None:
-    """Where this is another node than 0 and its card is refused: node 0 must not wait for it."""
+    """Where this is another node than 0 and cannot train: node 0 must not wait for it."""
     from tr11ops import __version__
     from tr11ops.agent.join import Joining, tell_refusal
     from tr11ops.agent.peers import Newcomer
@@ -313,11 +329,11 @@ def _tell_node_0(
     paths = paths_of_refused(context.card_path, context.overrides, os.environ)
     if rendezvous is None or rendezvous.rank == 0 or paths is None:
         return
-    say(f"tr11: the card is refused here: telling node 0 at {rendezvous.master}")
+    say(f"tr11: nothing is started here: telling node 0 at {rendezvous.master}")
     hello = document(
         Newcomer(rendezvous.nodes, rendezvous.rank, host=host_name(), version=__version__, card={})
     )
-    hello["unable"] = f"its card is refused: {error.problems[0]}"
+    hello["unable"] = why
     if not tell_refusal(
         Joining(
             rendezvous,

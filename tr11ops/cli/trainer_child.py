@@ -17,11 +17,13 @@ from typing import Any
 
 import typer
 
+from tr11ops.base.installed import MAKING_DATA, READING_CHECKPOINTS, require
 from tr11ops.base.processes import die_with_parent
 from tr11ops.cli.runner import RUN_NAMES
 from tr11ops.runcard.card import RunCard, resolved
 from trainer.contract.attempt import HELD_BACK
 
+NEEDS = {"trainer.data": MAKING_DATA, "trainer.checkpoint": READING_CHECKPOINTS}
 # It ends with its parent: an orphan would go on for hours beside its successor. Ctrl-C shows no
 # traceback.
 CHECKPOINT_CHILD = """
@@ -83,13 +85,14 @@ def child_words(ctx: typer.Context, **instead: object) -> list[str]:
 
 def run_trainer_module(module: str, arguments: list[str]) -> int:
     """Run `python -m MODULE` with this process's terminal; returns its exit code, 1 where a signal
-    ended it.
+    ended it. Raises Refusal where it needs what is not installed.
 
     The child has a process group of its own: so it hears the keyboard's interrupt once, through this process, as it
     hears a signal that was sent to this process alone (`timeout`, a closed terminal). It cleans up; this one waits.
     What comes before the module can answer in one line is held back until it can (`hear_signals`).
     When this process is killed, the kernel sends the child SIGTERM: it ends its own workers, and none is left.
     """
+    require(NEEDS[module], "this command")
     here = os.getpid()
 
     def follow() -> None:
@@ -129,8 +132,10 @@ def ask_checkpoint_module(words: Sequence[str]) -> dict[str, Any] | None:
     """What `python -m trainer.checkpoint WORDS`, with --json among them, answers; its bar and
     refusals go to stderr.
 
-    None where it gives no JSON object: it was killed, or its words are wrong.
+    None where it gives no JSON object: it was killed, or its words are wrong. Raises Refusal where it
+    needs what is not installed.
     """
+    require(READING_CHECKPOINTS, "a look at the tensors of a checkpoint")
     command = [sys.executable, "-c", CHECKPOINT_CHILD, *words]
     # a Ctrl-C reaches it too
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:

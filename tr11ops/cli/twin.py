@@ -19,10 +19,9 @@ import typer
 from tr11ops.base.errors import Refusal, TwinError, WrongUsage
 from tr11ops.base.units import counted, duration
 from tr11ops.cli import completion
-from tr11ops.cli.common import say, span_option
+from tr11ops.cli.common import drawing_console, say, span_option
 from tr11ops.cli.runner import JSON, NO_RUN, Outcome, RunContext
-from tr11ops.cli.terminal import drawing_console
-from tr11ops.cluster.hostlist import compress, expand
+from tr11ops.cluster.arrays import compress, expand
 from tr11ops.twin.fault_kinds import KINDS, find_kind
 from tr11ops.twin.faults import active, inject
 from tr11ops.twin.faults import heal as heal_twin

@@ -16,8 +16,8 @@ from typing import Annotated
 import typer
 
 from tr11ops import __version__
-from tr11ops.backup.round_values import ArchiveLock
 from tr11ops.base.errors import HubUnavailable, Refusal, Unobserved, WrongUsage
+from tr11ops.base.installed import READING_CHECKPOINTS, require
 from tr11ops.base.observed import cause
 from tr11ops.base.units import size
 from tr11ops.cli.checkpoints import Step, TokenizerOption
@@ -41,9 +41,9 @@ from tr11ops.hub.base import DEFAULT_BRANCH, Repository, endpoint_of, find_crede
 from tr11ops.hub.client import Hub
 from tr11ops.hub.model_card import ModelFacts, TrainingHistory, model_card
 from tr11ops.hub.upload import ROOM, Work, model_facts, overwritten, publish, read_losses
-from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.card import OwnCard, RunCard, own_card
 from tr11ops.runcard.watching import REPOSITORY
-from tr11ops.rundir.claims import ClaimTaken
+from tr11ops.rundir.claims import ClaimTaken, CopyLock
 from tr11ops.rundir.copies import identity_of
 from tr11ops.rundir.datasets import tokenizer_place, workers_environment
 from tr11ops.rundir.journal import Journal
@@ -62,7 +62,7 @@ PATIENCE_SECONDS = 3600.0
 class UploadJob(Record):
     """One upload, before anything is done."""
 
-    card: RunCard
+    card: OwnCard
     place: Path
     manifest: Manifest
     dtype: str
@@ -85,7 +85,7 @@ class UploadJob(Record):
 
 
 def job_of(
-    card: RunCard,
+    card: OwnCard,
     step: str,
     to: str | None,
     dtype: str | None,
@@ -127,7 +127,7 @@ def job_of(
     )
 
 
-def export_options(card: RunCard, tokenizer: Path | None) -> str:
+def export_options(card: OwnCard, tokenizer: Path | None) -> str:
     """A name for what an export takes from the card and the command line: an earlier one of others
     is not reused.
     """
@@ -288,7 +288,7 @@ def upload(
     if dtype is not None and dtype not in BYTES_OF:
         raise WrongUsage(f"--dtype {dtype!r}: must be one of {', '.join(BYTES_OF)}")
     context.require_mounted()
-    card = context.card
+    card = own_card(context.card, "an upload")
     with _one_line():
         job = job_of(
             card,
@@ -385,8 +385,10 @@ def _planned(job: UploadJob, facts: ModelFacts, hub: Hub, as_json: bool) -> Chan
 
 
 def _upload(job: UploadJob, hub: Hub, text: str, as_json: bool) -> Outcome:
+    if job.work.recorded() is None:
+        require(READING_CHECKPOINTS, "tr11 upload")
     directory = directory_of(job.card)
-    with ArchiveLock(directory, f"hub-{job.work.folder.name}", threading.Event()) as turn:
+    with CopyLock(directory, f"hub-{job.work.folder.name}", threading.Event()) as turn:
         turn.copying(job.manifest.step)  # from now on the checkpoint is not pruned
         # before hours of work: whether it may be written to
         hub.ensure_repository(job.repository, job.private)

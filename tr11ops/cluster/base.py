@@ -238,6 +238,9 @@ class Job(Record):
     eligible_time: float | None = None  # since when it may start; a release begins it again
     priority: int | None = None  # 0: the scheduler never starts it
     gpus_per_node: int = 0  # that it asks for; 0 also where the scheduler does not say it
+    # whether `scontrol requeue` takes it: a batch job that is not against it
+    may_requeue: bool = False
+    preempt_time: float | None = None  # since when another job has its nodes
 
 
 class Node(Record):

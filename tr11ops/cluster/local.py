@@ -27,7 +27,6 @@ from tr11ops.cluster.local_machine import (
     open_to,
     submitted_environment,
 )
-from tr11ops.cluster.local_processes import launch_supervisor, recover
 from tr11ops.cluster.local_records import (
     PARTITION,
     Dropped,
@@ -48,7 +47,14 @@ from tr11ops.cluster.local_rules import (
     request_fault,
     submission_jobs,
 )
-from tr11ops.cluster.local_store import NODES_VARIABLE, LocalStore, default_folder, nodes_of
+from tr11ops.cluster.local_store import (
+    NODES_VARIABLE,
+    LocalStore,
+    default_folder,
+    launch_supervisor,
+    nodes_of,
+    recover,
+)
 from trainer.contract.files import login_name
 
 START_PATIENCE_SECONDS = 10.0

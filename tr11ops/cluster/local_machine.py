@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import socket
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from tr11ops.base.errors import Unanswered
-from tr11ops.base.nvidia import NO_PROGRAM, Gpu, list_gpus, visible
-from tr11ops.base.processes import LocalCommands
+from tr11ops.cluster.arrays import compress
 from tr11ops.cluster.base import BatchRequest
-from tr11ops.cluster.hostlist import compress
 from tr11ops.cluster.local_records import PARTITION, LocalSettings, LocalSubmission, TaskRecord
 from trainer.contract.record import Record
+
+if TYPE_CHECKING:
+    from tr11ops.base.nvidia import Gpu
 
 # Who has which GPU of this machine: a claim that lives as long as a process holds it, seen by
 # every user.
@@ -182,11 +185,14 @@ def node_names(settings: LocalSettings) -> tuple[str, ...]:
 
 def look_at_gpus() -> GpuList:
     """The GPUs of this machine now. Without nvidia-smi there are none."""
+    if shutil.which("nvidia-smi") is None:
+        return GpuList()
+    from tr11ops.base.nvidia import list_gpus
+    from tr11ops.base.processes import LocalCommands
+
     try:
         return GpuList(list_gpus(LocalCommands(), GPU_SECONDS))
     except Unanswered as error:
-        if str(error) == NO_PROGRAM:
-            return GpuList()
         return GpuList(fault=str(error))
 
 
@@ -214,6 +220,8 @@ def open_to(nodes: Sequence[LocalNode], visible_devices: str | None) -> tuple[Lo
     """The nodes with those of their GPUs that a submitter's CUDA_VISIBLE_DEVICES lets them have;
     None: all.
     """
+    from tr11ops.base.nvidia import visible
+
     seen = set(visible([gpu for node in nodes for gpu in node.gpus], visible_devices))
     return tuple(
         replace(node, gpus=tuple(gpu for gpu in node.gpus if gpu in seen)) for node in nodes

@@ -10,11 +10,16 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from tr11ops.base.errors import ArraySyntaxError, SchedulerError
-from tr11ops.base.nvidia import uuids
 from tr11ops.base.units import counted
-from tr11ops.cluster.arrays import NO_TASK, ArraySpec, format_ranges, named_tasks, parse_array
+from tr11ops.cluster.arrays import (
+    NO_TASK,
+    ArraySpec,
+    compress,
+    format_ranges,
+    named_tasks,
+    parse_array,
+)
 from tr11ops.cluster.base import BatchRequest, Job, JobState, Node
-from tr11ops.cluster.hostlist import compress
 from tr11ops.cluster.local_machine import LocalNode, local_nodes, look_at_gpus
 from tr11ops.cluster.local_records import (
     PARTITION,
@@ -211,7 +216,7 @@ def choose_nodes(
     request = submission.request
     rest = [other for other in others if other.job_id != submission.job_id]
     free = {
-        node.name: _Room(node.cpus, tuple(gpu for gpu in uuids(node.gpus) if gpu not in taken))
+        node.name: _Room(node.cpus, tuple(gpu.uuid for gpu in node.gpus if gpu.uuid not in taken))
         for node in nodes
     }
     for one in (submission, *rest):

@@ -40,9 +40,7 @@ from tr11ops.cluster.local_processes import (
     descendants,
     is_supervisor,
     kill_task_leftovers,
-    recover,
     send,
-    task_variables,
 )
 from tr11ops.cluster.local_records import (
     LocalSettings,
@@ -59,7 +57,7 @@ from tr11ops.cluster.local_rules import (
     parse_dependency,
 )
 from tr11ops.cluster.local_step import BatchCommand, RunningTask, start_step
-from tr11ops.cluster.local_store import LocalStore
+from tr11ops.cluster.local_store import LocalStore, recover, task_variables
 
 # wake-ups come through the FIFO and the pipes; this is for what has neither, a dead peer
 IDLE_SECONDS = 5.0
@@ -68,7 +66,7 @@ CLOSE_SECONDS = 0.05  # while a task is being ended
 LEFTOVER_SECONDS = 2.0  # between TERM and KILL for what a finished batch script left running
 
 
-class Supervisor:
+class LocalSupervisor:
     """The loop. `run` returns when the submission is over or gone."""
 
     def __init__(self, store: LocalStore, job_id: int) -> None:
@@ -399,7 +397,7 @@ def main(arguments: list[str]) -> int:
     store = LocalStore(folder)
     os.truncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-    supervisor = Supervisor(store, job_id)
+    supervisor = LocalSupervisor(store, job_id)
     os.write(ready_write, b"!")
     os.close(ready_write)
     supervisor.run()

@@ -47,12 +47,3 @@ def _fault(environment: Mapping[str, str]) -> str:
     if node is not None and node not in nodes:
         return f"node {node} is not one of twin {name}"
     return ""
-
-
-def is_rehearsal(card: Path) -> bool:
-    """Whether a resolved card (JSON) has a [rehearsal] section; False for one that cannot be read."""
-    try:
-        value = json.loads(card.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(value, dict) and value.get("rehearsal") is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tr11ops.base.errors import NewerFileError, SchedulerError, SchedulerUnreachable
-from tr11ops.base.newer import replace_json
+from tr11ops.base.observed import replace_json
 from tr11ops.cluster.slurm_command import (
     COMMAND_SECONDS,
     CommandResult,

@@ -342,9 +342,9 @@ class SlurmScheduler:
             lambda job: f"afterany:{number}(" in job.dependency,
         )
 
-    def requeue(self, job_id: str) -> None:
-        """Put a running job back among the pending ones, whatever it was submitted with; its
-        processes are ended.
+    def requeue(self, job_id: str, *, as_submitted: bool = False) -> None:
+        """Put a running job back among the pending ones, whatever it was submitted with but
+        `as_submitted`; its processes are ended.
 
         The last task of an array to begin has the array's own number, by which scontrol requeues
         every task that runs (seen in 22.05): a task is named as ARRAY_TASK.
@@ -353,7 +353,8 @@ class SlurmScheduler:
         found = self._job(name)
         if found is not None:
             name = _task_name(found)
-        self._ask(["scontrol", "update", f"JobId={name}", "Requeue=1"])
+        if not as_submitted:
+            self._ask(["scontrol", "update", f"JobId={name}", "Requeue=1"])
         self._ask(["scontrol", "requeue", name])
 
     # -- how

@@ -14,9 +14,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from tr11ops.base.errors import HostlistError
-from tr11ops.cluster.arrays import NO_TASK, task_numbers
+from tr11ops.cluster.arrays import NO_TASK, expand, task_numbers
 from tr11ops.cluster.base import Job, JobState, Node, Partition, state_words
-from tr11ops.cluster.hostlist import expand
 from tr11ops.cluster.sbatch_options import gpu_count, gpu_kind_of, gpus_of
 
 SEPARATOR = "\x1f"
@@ -188,6 +187,8 @@ def job_from_record(record: Mapping[str, str]) -> Job:
         eligible_time=time_stamp(record.get("EligibleTime", "")),
         priority=int(record["Priority"]) if record.get("Priority", "").isdigit() else None,
         gpus_per_node=gpus_per_node(record.get("TresPerNode", "")),
+        may_requeue=(record.get("Requeue"), record.get("BatchFlag")) == ("1", "1"),
+        preempt_time=time_stamp(record.get("PreemptTime", "")),
     )
 
 

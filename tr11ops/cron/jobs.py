@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from tr11ops.base.deadline import SILENCE_SECONDS, is_silent
 from tr11ops.runcard.card import CardError, RunCard
+from tr11ops.runcard.kinds import is_watched
 from tr11ops.runcard.sections import parse_time_limit
 from tr11ops.rundir.paths import RunDirectory
 from trainer.config.card import Problem, nearest
@@ -218,6 +219,26 @@ def table(card: RunCard) -> tuple[PeriodicJob, ...]:
     return tuple(unless_skipped(job, card.cron.skip) for job in jobs)
 
 
+def watching(card: RunCard, directory: RunDirectory) -> tuple[PeriodicJob, ...]:
+    """Of a job that someone else submitted: the look at its log, without which the run's records stand
+    still, and which holds its checkpoints where the card says so. Nothing for any other run.
+    """
+    if not is_watched(card):
+        return ()
+    from tr11ops.trainers.watched import watched_file
+
+    job = PeriodicJob(
+        "watch",
+        ("watch", "--once"),
+        schedule=Every(card.alerts.interval_minutes * 60),
+        timeout_seconds=4 * 3600,  # a large checkpoint is read whole
+        what="follows the job's log",
+        answers=FINE_OR_PERSON | {3},
+        unwanted="" if watched_file(directory.paths).exists() else "nothing is watched from here",
+    )
+    return (unless_skipped(job, card.cron.skip),)
+
+
 def _backup(card: RunCard) -> PeriodicJob:
     """A round of copies: queued as a job of its own where [backup] says on which partition, else
     made on the spot.
@@ -322,7 +343,7 @@ _TIME = re.compile(r"^#SBATCH\s+(?:--time[= ]|-t\s*)(\S+)", re.MULTILINE)
 
 def every_job(card: RunCard, directory: RunDirectory, card_folder: Path) -> tuple[PeriodicJob, ...]:
     """The jobs of the table, then the scripts. Raises CardError as `table` does."""
-    jobs = table(card)
+    jobs = (*watching(card, directory), *table(card))
     taken = {job.name for job in jobs}
     found = {
         job.name: job

@@ -42,19 +42,14 @@ class ChainRow(Record):
     fault: str = ""
 
 
-class CronProblem(Record):
-    """What is wrong, and the command to type."""
-
-    text: str
-    fix: str
-
-
 class CronView(Record):
-    """All of it. `unknown` is what could not be seen; nothing is concluded from that."""
+    """All of it. `problems`: what is wrong, and the command to type. `unknown` is what could not be
+    seen; nothing is concluded from that.
+    """
 
     rows: tuple[JobRow, ...]
     chains: tuple[ChainRow, ...]
-    problems: tuple[CronProblem, ...]
+    problems: tuple[tuple[str, str], ...]
     unknown: tuple[str, ...]
 
     @property
@@ -62,7 +57,7 @@ class CronView(Record):
         """One line."""
         if self.problems:
             more = len(self.problems) - 1
-            return f"NEEDS A PERSON: {self.problems[0].text}" + (
+            return f"NEEDS A PERSON: {self.problems[0][0]}" + (
                 f" (and {more} more)" if more else ""
             )
         if self.unknown:
@@ -122,10 +117,10 @@ def view(
         queue = links.get(chain.name)
         if isinstance(queue, Unknown):
             unknown.append(f"whether the {chain.name} chain lives: {queue.why}")
-    problems = [CronProblem(row.fault, _chain_fix(row)) for row in chain_rows if row.fault]
+    problems = [(row.fault, _chain_fix(row)) for row in chain_rows if row.fault]
     if fallback:
         text = f"the run directory could not be written: rounds are recorded in {fallback}, on this machine"
-        problems.append(CronProblem(text, "tr11 pulse"))
+        problems.append((text, "tr11 pulse"))
     rows: tuple[JobRow, ...] = ()
     if not isinstance(states, Unknown):
         by_name = {state.name: state for state in states}
@@ -166,13 +161,13 @@ def _job_row(
     )
 
 
-def _job_problems(rows: Sequence[JobRow], now: float, is_installed: bool) -> list[CronProblem]:
+def _job_problems(rows: Sequence[JobRow], now: float, is_installed: bool) -> list[tuple[str, str]]:
     wanted = [row for row in rows if not row.job.unwanted]
     states = [row.state for row in wanted if row.state is not None]
     if wanted and not states:
         if is_installed:
             return []
-        return [CronProblem("no periodic job ever ran", "tr11 cron install")]
+        return [("no periodic job ever ran", "tr11 cron install")]
     # just after an install the jobs have their first rounds one after another
     is_new = all(state.runs == 1 and now < state.started + LEAST_GRACE_SECONDS for state in states)
     found = []
@@ -181,18 +176,16 @@ def _job_problems(rows: Sequence[JobRow], now: float, is_installed: bool) -> lis
         state = row.state
         if state is None:
             if not is_new:
-                found.append(CronProblem(f"{name} never ran", f"tr11 cron run {name}"))
+                found.append((f"{name} never ran", f"tr11 cron run {name}"))
         elif row.is_overdue:
             late = duration(now - row.next_due)
-            found.append(
-                CronProblem(f"{name} is {late} overdue: nothing starts it", _start_again(state.way))
-            )
+            found.append((f"{name} is {late} overdue: nothing starts it", _start_again(state.way)))
         elif row.result in {"failed", "cut off"}:
             times = ""
             if state.failures_in_a_row > 1:
                 times = f", {state.failures_in_a_row} times in a row"
             why = state.message if row.result == "failed" else CUT_OFF
-            found.append(CronProblem(f"{name} failed{times}: {why}", f"tr11 cron run {name}"))
+            found.append((f"{name} failed{times}: {why}", f"tr11 cron run {name}"))
     return found
 
 

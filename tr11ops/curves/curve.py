@@ -10,7 +10,7 @@ from typing import Literal
 
 from tr11ops.curves.steps import LoggedStep
 from trainer.contract.documents import document
-from trainer.contract.metrics_record import StepRecord
+from trainer.contract.metrics_record import MeasuredStep
 from trainer.contract.record import Record
 
 # A part of a training's course: from one place to another, each in iterations, samples or tokens.
@@ -56,16 +56,21 @@ class CurveRange(Record):
     first: CurvePlace | None = None
     last: CurvePlace | None = None
 
-    def has(self, iteration: int, samples: float, tokens: float) -> bool:
-        """Whether a step after which so much was done lies in it."""
-        done: dict[CurveUnit, float] = {
+    def has(self, iteration: int, samples: float | None, tokens: float | None) -> bool:
+        """Whether a step after which so much was done lies in it; where that is not known, it does
+        not.
+        """
+        done: dict[CurveUnit, float | None] = {
             "iterations": iteration,
             "samples": samples,
             "tokens": tokens,
         }
-        if self.first is not None and done[self.first.unit] < self.first.value:
+        for bound in (self.first, self.last):
+            if bound is not None and done[bound.unit] is None:
+                return False
+        if self.first is not None and (done[self.first.unit] or 0) < self.first.value:
             return False
-        return self.last is None or done[self.last.unit] <= self.last.value
+        return self.last is None or (done[self.last.unit] or 0) <= self.last.value
 
     @property
     def is_whole(self) -> bool:
@@ -206,18 +211,18 @@ def wants_logarithm(low: float, high: float) -> bool:
     return low > 0 and high > 4 * low
 
 
-def _measured(record: StepRecord, value: CurveValue) -> float | None:
+def _measured(record: MeasuredStep, value: CurveValue) -> float | None:
     if value == "sop-loss":
         return dict(record.other_losses).get("sop")
     found: float | None = getattr(record, _FIELDS[value])
     return found
 
 
-def _place(record: StepRecord, axis: str) -> float:
+def _place(record: MeasuredStep, axis: str) -> float:
     """NaN where the log does not count what the axis is of."""
     if axis == "iteration":
         return float(record.iteration)
     count = record.consumed_samples if axis == "samples" else record.consumed_tokens
-    if count or not record.iteration:
-        return float(count)
-    return math.nan
+    if count is None or (not count and record.iteration):
+        return math.nan
+    return float(count)

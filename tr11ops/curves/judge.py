@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from tr11ops.base.units import counted
 from tr11ops.curves.spikes import Divergence, NumberAnomaly, NumberRule, RunningMedian, Spikes, span
 from tr11ops.curves.steps import LoggedStep
-from trainer.contract.metrics_record import StepRecord
+from trainer.contract.metrics_record import MeasuredStep
 from trainer.contract.record import Record
 
 # Restarts: what was done again, and whether samples, learning rate and loss go on where they stood.
@@ -37,7 +37,7 @@ class _Seam:
     after: list[LoggedStep] = field(default_factory=list)
 
     @property
-    def first(self) -> StepRecord:
+    def first(self) -> MeasuredStep:
         return self.after[0].record
 
     @cached_property
@@ -133,7 +133,11 @@ def _samples(seam: _Seam) -> Iterator[str]:
         ):
             return
         distance = first.iteration - before.iteration
+        if before.consumed_samples is None:
+            return
         expected = before.consumed_samples + distance * first.global_batch_size
+    if expected is None or first.consumed_samples is None:
+        return
     if first.consumed_samples != expected:
         yield f"consumed samples are {first.consumed_samples:,} at iteration {first.iteration:,}, not {expected:,}"
 
@@ -173,7 +177,11 @@ def _same_iterations(seam: _Seam) -> Iterator[str]:
         for step in seam.after
         if (old := seam.done.get(step.record.iteration)) is not None
     ]
-    finite = [(old, new) for old, new in twice if math.isfinite(old) and math.isfinite(new)]
+    finite = [
+        (old, new)
+        for old, new in twice
+        if old is not None and new is not None and math.isfinite(old) and math.isfinite(new)
+    ]
     if finite:
         worst = max(abs(new - old) for old, new in finite)
         if worst == 0:
@@ -226,7 +234,7 @@ class MissingLosses:
         self._goes_on = False
 
     def take(self, step: LoggedStep) -> None:
-        is_missing = not math.isfinite(step.record.lm_loss)
+        is_missing = step.record.has_bad_loss
         if is_missing:
             if self._goes_on:
                 self._found[-1:] = [self._found[-1].with_step(step)]

@@ -124,7 +124,7 @@ class _Episode:
             self.calm = self.calm + 1
         if is_high:
             self.last = record.iteration
-        if record.lm_loss > self.peak_loss:
+        if record.lm_loss is not None and record.lm_loss > self.peak_loss:
             self.peak_loss, self.peak = record.lm_loss, record.iteration
         if record.grad_norm is not None and record.grad_norm > self.peak_norm:
             self.peak_norm = record.grad_norm
@@ -143,7 +143,8 @@ class Spikes:
     def take(self, step: LoggedStep) -> None:
         loss, norm = step.record.lm_loss, step.record.grad_norm
         if (
-            not math.isfinite(loss)
+            loss is None
+            or not math.isfinite(loss)
             or step.record.skipped_iterations
             or (norm is not None and not math.isfinite(norm))
         ):
@@ -211,9 +212,10 @@ class Divergence:
         self._last: LoggedStep | None = None
 
     def take(self, step: LoggedStep) -> None:
-        if not math.isfinite(step.record.lm_loss):
+        loss = step.record.lm_loss
+        if loss is None or not math.isfinite(loss):
             return
-        self._recent.add(step.record.lm_loss)
+        self._recent.add(loss)
         self._last = step
         if self._recent.value < self._best:
             self._best, self._best_step = self._recent.value, step

@@ -12,7 +12,7 @@ from typing import IO
 from tr11ops.diagnose.reading import opened
 from tr11ops.dialects.reading import StepReader, record_of
 from tr11ops.logs.lines import ATTEMPT_BYTES, START, body
-from trainer.contract.metrics_record import LONGEST_LINE, StepRecord, parse_record
+from trainer.contract.metrics_record import LONGEST_LINE, MeasuredStep, parse_record
 from trainer.contract.record import Record
 
 START_WORDS = (b"using world size: ", b"tr11: attempt ")  # in every line that START can match
@@ -27,7 +27,7 @@ class LoggedStep(Record):
     `decimals`: with how many the log writes a gradient norm.
     """
 
-    record: StepRecord
+    record: MeasuredStep
     line: int
     start: str
     decimals: int
@@ -80,7 +80,7 @@ def _log(lines: Iterator[tuple[int, bytes]]) -> Iterator[LoggedStep]:
     are the same step.
     """
     waiting: LoggedStep | None = None
-    before: deque[tuple[str, int, float]] = deque(maxlen=WRITERS)
+    before: deque[tuple[str, int, float | None]] = deque(maxlen=WRITERS)
     for step in _log_lines(lines):
         key = (step.start, step.record.iteration, step.record.lm_loss)
         if key in before:

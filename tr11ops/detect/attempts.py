@@ -12,8 +12,15 @@ from tr11ops.base.units import duration
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect.detector import Finding, Severity, detector
 from tr11ops.observe import derived
+from tr11ops.observe.liveness import (
+    ENDED_PHASE,
+    beats_of,
+    liveness_of,
+    liveness_outside,
+    may_live_outside,
+)
 from tr11ops.observe.snapshot import Snapshot
-from trainer.contract.end_marker import BAD_REASONS
+from trainer.contract.attempt import BAD_REASONS
 
 
 @detector(
@@ -32,9 +39,9 @@ def down(snapshot: Snapshot) -> Iterator[Finding]:
     """
     if derived.stop_of(snapshot) is not None or snapshot.active_jobs or snapshot.pending_jobs:
         return
-    if derived.is_finished(snapshot) or derived.liveness_outside(snapshot) is not None:
+    if derived.is_finished(snapshot) or liveness_outside(snapshot) is not None:
         return
-    if derived.may_live_outside(snapshot):
+    if may_live_outside(snapshot):
         return  # it may train outside the scheduler
     yield Finding(
         down.name,
@@ -90,6 +97,8 @@ def _evidence(snapshot: Snapshot) -> Iterator[str]:
     if marker is not None:
         if marker.reason == "refused":
             yield f"the last attempt refused to start: {marker.message}"
+        elif marker.reason == "unexplained":
+            yield f"nothing explains how the last attempt ended: {marker.message}"
         else:
             yield f"the last attempt that left word ended by {marker.reason} {marker.place}"
     newest = next(iter(known(snapshot.submissions, ())), None)
@@ -156,7 +165,7 @@ def _still_looks(snapshot: Snapshot, job: Job, first: Job) -> bool:
         or job.start_time is None
     ):
         return False
-    if derived.beats_of(snapshot, job):
+    if beats_of(snapshot, job):
         return False
     return snapshot.time - job.start_time < LOOKING_SECONDS
 
@@ -243,12 +252,8 @@ def lingering(snapshot: Snapshot) -> Iterator[Finding]:
         marker = derived.marker_of(snapshot, derived.identifiers(job))
         if marker is None:
             continue
-        liveness = derived.liveness_of(snapshot, job)
-        if (
-            liveness is not None
-            and liveness.time > marker.time
-            and liveness.phase != derived.ENDED_PHASE
-        ):
+        liveness = liveness_of(snapshot, job)
+        if liveness is not None and liveness.time > marker.time and liveness.phase != ENDED_PHASE:
             continue
         age = snapshot.time - marker.time
         if age > derived.LEAVING_SECONDS:

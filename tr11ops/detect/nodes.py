@@ -34,10 +34,17 @@ from tr11ops.detect.nodes_left import (
 )
 from tr11ops.detect.unfinished_end import known_ends, unfinished_attempts
 from tr11ops.observe import derived
-from tr11ops.observe.lost_host import batch_host, has_lost_its_host, is_zombie
+from tr11ops.observe.jobs import standing_holds
+from tr11ops.observe.liveness import (
+    batch_host,
+    has_ended,
+    has_lost_its_host,
+    is_zombie,
+    liveness_of,
+    step_times,
+)
 from tr11ops.observe.observations import LaunchEnd
 from tr11ops.observe.snapshot import Attempt, Snapshot
-from tr11ops.queue.held_jobs import standing_holds
 from tr11ops.rundir.exclusion import KEY, kept_off, percent_for
 from tr11ops.rundir.exclusions import due_for_recheck
 
@@ -171,7 +178,7 @@ def _follows(snapshot: Snapshot, job: Job) -> Job | None:
         is_of_array = job.array_id is not None and other.array_id == job.array_id
         if other.job_id == job.job_id or not is_of_array or other.state not in _GOING_ON:
             continue
-        has_trained = bool(derived.step_times(snapshot, derived.identifiers(other)))
+        has_trained = bool(step_times(snapshot, derived.identifiers(other)))
         if not has_trained and not has_lost_its_host(snapshot, other):
             return other
     return None
@@ -201,7 +208,7 @@ def _went_on_without(snapshot: Snapshot, job: Job, node: Node) -> LaunchEnd | No
     last = next((end for end in ends if node.name in end.blamed), None)
     if last is None:
         return None
-    trained = derived.step_times(snapshot, derived.identifiers(job))
+    trained = step_times(snapshot, derived.identifiers(job))
     if any(moment > last.time for moment in trained):
         return last
     return None
@@ -236,7 +243,7 @@ def _silent(snapshot: Snapshot, job: Job, node: Node, is_host: bool) -> Finding:
 
 def _life_of(snapshot: Snapshot, job: Job) -> str:
     """What is seen of a job's workers."""
-    liveness = derived.liveness_of(snapshot, job)
+    liveness = liveness_of(snapshot, job)
     if liveness is None:
         return "its workers: no sign of life is seen"
     ago = duration(liveness.silent_for(snapshot.time))
@@ -351,7 +358,7 @@ def zombie(snapshot: Snapshot) -> Iterator[Finding]:
     """
     for job in snapshot.active_jobs:
         if is_zombie(snapshot, job):
-            liveness = derived.liveness_of(snapshot, job)
+            liveness = liveness_of(snapshot, job)
             if liveness is None:
                 silence = ""
             else:
@@ -402,7 +409,7 @@ def no_spare(snapshot: Snapshot) -> Iterator[Finding]:
     if spare_nodes(snapshot) != (0, True):
         return
     for job in snapshot.active_jobs:
-        if newest.job_id in derived.identifiers(job) and not derived.has_ended(snapshot, job):
+        if newest.job_id in derived.identifiers(job) and not has_ended(snapshot, job):
             usable = {*job.nodes} - unusable_nodes(snapshot)
             lost = first_few([name for name in newest.nodes if name not in usable], NODES_NAMED)
             yield Finding(

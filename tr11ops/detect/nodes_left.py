@@ -8,13 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import counted
 from tr11ops.cluster.base import JobState, Node, is_loss_alone
-from tr11ops.cluster.capacity import with_room
-from tr11ops.cluster.pending_reasons import is_held
+from tr11ops.cluster.pending_reasons import is_held, with_room
 from tr11ops.detect.attempts import last_launch
 from tr11ops.detect.detector import HELD_FOR_FAULT
 from tr11ops.observe import derived
+from tr11ops.observe.jobs import standing_holds
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.queue.held_jobs import standing_holds
 from tr11ops.rundir.exclusion import (
     Exclusion,
     ExclusionLimit,
@@ -296,20 +295,23 @@ def _against_return(snapshot: Snapshot, entry: Exclusion) -> str:
 
 
 def usable_nodes(snapshot: Snapshot, partition: str = "") -> int | None:
-    """Nodes that the scheduler may use, now or when their present work ends, and that the run does
-    not exclude.
+    """Nodes that the scheduler may use, now or when their present work ends, and that neither the
+    run nor its card excludes.
 
     `partition`: in which to look, "" for the run's. None where nodes or exclusions are unknown.
     """
-    if (
-        isinstance(snapshot.nodes, Unknown)
-        or isinstance(snapshot.exclusions, Unknown)
-        or not snapshot.nodes
-    ):
+    names = _usable_names(snapshot, partition or partition_of(snapshot))
+    if names is None:
         return None
-    excluded = {entry.node for entry in snapshot.exclusions}
-    nodes = nodes_of_partition(snapshot, partition or partition_of(snapshot))
-    return sum(node.is_usable and node.name not in excluded for node in nodes)
+    return len(names)
+
+
+def _usable_names(snapshot: Snapshot, partition: str) -> frozenset[str] | None:
+    if isinstance(snapshot.exclusions, Unknown) or not known(snapshot.nodes, ()):
+        return None
+    excluded = snapshot.run.excluded_nodes.union(entry.node for entry in snapshot.exclusions)
+    nodes = nodes_of_partition(snapshot, partition)
+    return frozenset(node.name for node in nodes if node.is_usable) - excluded
 
 
 def fewer_spares(snapshot: Snapshot, usable: int | None) -> str:
@@ -331,6 +333,7 @@ def exclusion_limit(snapshot: Snapshot) -> ExclusionLimit | None:
         snapshot.nodes,
         snapshot.pending_jobs,
         partitions=(partition_of(snapshot),),
+        excluded=snapshot.run.excluded_nodes,
         allocated=needed,
         percent=snapshot.run.resilience.exclusion_cap_percent,
     )
@@ -450,12 +453,10 @@ def why_no_other(snapshot: Snapshot, node: str) -> str:
 
 def _left_without(snapshot: Snapshot, node: str) -> int | None:
     """How many nodes can be used beside this one; None where that is not known."""
-    usable = usable_nodes(snapshot)
-    if usable is None:
+    names = _usable_names(snapshot, partition_of(snapshot))
+    if names is None:
         return None
-    own = snapshot.node(node)
-    is_counted = own is not None and own.is_usable and node not in excluded_nodes(snapshot)
-    return usable - is_counted
+    return len(names - {node})
 
 
 def _spares_without(snapshot: Snapshot, node: str) -> str:

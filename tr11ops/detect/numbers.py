@@ -9,14 +9,15 @@ from operator import attrgetter
 
 from tr11ops.base.observed import Unknown, known, seen
 from tr11ops.base.units import counted
-from tr11ops.detect import series
 from tr11ops.detect.detector import Finding, Severity, detector
 from tr11ops.detect.saved import after_passing, is_rollback, iterations, pass_over
+from tr11ops.detect.speed import RECENT_LINES, High, not_undone, recent_highs, restarts
 from tr11ops.observe import derived
+from tr11ops.observe.liveness import liveness_outside, may_live_outside
 from tr11ops.observe.observations import Validation
 from tr11ops.observe.snapshot import SOUND_LOSSES, Snapshot, Step
 from trainer.contract.checkpoint_names import checkpoint_name
-from trainer.contract.metrics_record import StepRecord
+from trainer.contract.metrics_record import MeasuredStep
 from trainer.contract.units import shortened
 
 LOOK = "checkpoints list"  # where it began is not known: which checkpoint is from before?
@@ -42,7 +43,7 @@ def loss_not_finite(snapshot: Snapshot) -> Iterator[Finding]:
     A remark once the run has gone back, by a roll-back or another launch, until an iteration after
     the last bad one is a number: what it trains before that was never bad.
     """
-    steps = seen(snapshot.steps)
+    steps = tuple(step for step in seen(snapshot.steps) if step.record.lm_loss is not None)
     if not steps:
         return
     ended = _last_bad(steps)
@@ -77,7 +78,7 @@ def loss_not_finite(snapshot: Snapshot) -> Iterator[Finding]:
     if stop:
         fix, then = stop, _after_stop(snapshot, fix)
     comes_back = ""
-    if any(math.isfinite(step.record.lm_loss) for step in row[began:]):
+    if not all(step.record.has_bad_loss for step in row[began:]):
         comes_back = "again and again "
     yield Finding(
         loss_not_finite.name,
@@ -100,7 +101,7 @@ def _after_stop(snapshot: Snapshot, command: str) -> tuple[str, ...]:
     return derived.command(snapshot, "kill --release"), command
 
 
-def _norm_of(record: StepRecord) -> str:
+def _norm_of(record: MeasuredStep) -> str:
     """The gradient norm in words; the record of a step keeps no norm that is infinite or no number."""
     if record.grad_norm is None:
         return "grad norm not finite"
@@ -145,8 +146,8 @@ def _to_be_passed(snapshot: Snapshot, steps: tuple[Step, ...]) -> Iterator[Findi
 
 def _has_recovered(steps: tuple[Step, ...]) -> bool:
     """Whether as many losses in a row are numbers now as are none among the last ones of its launch."""
-    began = next(reversed(series.restarts(steps)), 0)
-    numbers = [math.isfinite(step.record.lm_loss) for step in steps[began:][-SOUND_LOSSES:]]
+    began = next(reversed(restarts(steps)), 0)
+    numbers = [not step.record.has_bad_loss for step in steps[began:][-SOUND_LOSSES:]]
     in_a_row = [*reversed(numbers), False].index(False)
     return in_a_row >= numbers.count(False)
 
@@ -154,7 +155,7 @@ def _has_recovered(steps: tuple[Step, ...]) -> bool:
 def _last_bad(steps: tuple[Step, ...]) -> int | None:
     """The index of the last line that is no number, where the training had not recovered from it."""
     recent = range(len(steps) - 1, max(-1, len(steps) - 1 - SOUND_LOSSES), -1)
-    return next((index for index in recent if not math.isfinite(steps[index].record.lm_loss)), None)
+    return next((index for index in recent if steps[index].record.has_bad_loss), None)
 
 
 def _first_of_row(steps: tuple[Step, ...]) -> int:
@@ -168,10 +169,10 @@ def _first_of_row(steps: tuple[Step, ...]) -> int:
     earliest = next(reversed(_turns_back(steps)), 0)
     first, finite = len(steps) - 1, 0
     for index in range(len(steps) - 1, earliest - 1, -1):
-        if math.isfinite(steps[index].record.lm_loss):
-            finite += 1
-        else:
+        if steps[index].record.has_bad_loss:
             first, finite = index, 0
+        else:
+            finite += 1
         if finite >= SOUND_LOSSES:
             break
     return first
@@ -197,16 +198,16 @@ def _turns_back(steps: tuple[Step, ...]) -> tuple[int, ...]:
     """
     return tuple(
         index
-        for index in series.restarts(steps)
+        for index in restarts(steps)
         if steps[index].record.iteration <= steps[index - 1].record.iteration
     )
 
 
 def _may_train(snapshot: Snapshot) -> bool:
     """Whether something trains that can be stopped, or may do so unseen."""
-    if isinstance(snapshot.jobs, Unknown) or derived.may_live_outside(snapshot):
+    if isinstance(snapshot.jobs, Unknown) or may_live_outside(snapshot):
         return True
-    return bool(snapshot.active_jobs) or derived.liveness_outside(snapshot) is not None
+    return bool(snapshot.active_jobs) or liveness_outside(snapshot) is not None
 
 
 @detector(
@@ -229,10 +230,8 @@ def loss_spike(snapshot: Snapshot) -> Iterator[Finding]:
     A remark once a person has rolled it back, until the training has come past it.
     """
     steps, facts = seen(snapshot.steps), snapshot.run.recovery
-    highest = series.recent_highs(
-        steps, lambda record: record.lm_loss, facts.loss_factor, facts.window
-    )
-    highs = series.not_undone(snapshot, highest)
+    highest = recent_highs(steps, lambda record: record.lm_loss, facts.loss_factor, facts.window)
+    highs = not_undone(snapshot, highest)
     if not snapshot.active_jobs:
         return
     if not highs:
@@ -240,7 +239,8 @@ def loss_spike(snapshot: Snapshot) -> Iterator[Finding]:
         return
     first, last = highs[0], highs[-1]
     peak = max(highs, key=lambda high: high.value)
-    lasts = last.index == len(steps) - 1 and not _answers(snapshot, first, "roll-back")
+    is_last = all(step.record.lm_loss is None for step in steps[last.index + 1 :])
+    lasts = is_last and not _answers(snapshot, first, "roll-back")
     record = steps[peak.index].record
     if record.grad_norm is None:
         norm = ""
@@ -249,8 +249,8 @@ def loss_spike(snapshot: Snapshot) -> Iterator[Finding]:
     loss = f"lm loss {peak.value:.4g}, {peak.factor:.1f} times its median {peak.usual:.4g}"
     evidence = [f"iteration {record.iteration}: {loss}{norm}"]
     if not lasts:
-        now = steps[-1].record
-        evidence.append(f"{now.lm_loss:.4g} at iteration {now.iteration}")
+        now = derived.newest_loss(steps) or steps[peak.index]
+        evidence.append(f"{now.record.lm_loss:.4g} at iteration {now.record.iteration}")
     evidence += _answers(snapshot, first, "roll-back") + _answers(snapshot, first, "skipped")
     began, ended = steps[first.index].record.iteration, steps[last.index].record.iteration
     if began == ended:
@@ -268,7 +268,7 @@ def loss_spike(snapshot: Snapshot) -> Iterator[Finding]:
     )
 
 
-def _rolled_back(snapshot: Snapshot, highs: tuple[series.High, ...]) -> Iterator[Finding]:
+def _rolled_back(snapshot: Snapshot, highs: tuple[High, ...]) -> Iterator[Finding]:
     """A spike that a person has rolled back, as long as what trains has not come past it."""
     if not highs:
         return
@@ -286,7 +286,7 @@ def _rolled_back(snapshot: Snapshot, highs: tuple[series.High, ...]) -> Iterator
     )
 
 
-def _answers(snapshot: Snapshot, first: series.High, kind: str) -> list[str]:
+def _answers(snapshot: Snapshot, first: High, kind: str) -> list[str]:
     """What the trainer itself noted of this kind since the spike began."""
     steps = known(snapshot.steps, ())
     began = steps[first.index].time
@@ -313,11 +313,9 @@ def gradient_norm(snapshot: Snapshot) -> Iterator[Finding]:
     last 50.
     """
     steps, facts = seen(snapshot.steps), snapshot.run.recovery
-    highs = series.not_undone(
+    highs = not_undone(
         snapshot,
-        series.recent_highs(
-            steps, lambda record: record.grad_norm, facts.gradient_factor, facts.window
-        ),
+        recent_highs(steps, lambda record: record.grad_norm, facts.gradient_factor, facts.window),
     )
     pairs = [(one, two) for one, two in pairwise(highs) if two.index == one.index + 1]
     if not pairs or not snapshot.active_jobs:
@@ -437,8 +435,8 @@ def counters_jump(snapshot: Snapshot) -> Iterator[Finding]:
     steps = seen(snapshot.steps)
     if not snapshot.active_jobs:
         return
-    for index in series.restarts(steps):
-        if len(steps) - index > series.RECENT_LINES:
+    for index in restarts(steps):
+        if len(steps) - index > RECENT_LINES:
             continue
         jumps = [*_gone_back(snapshot, steps, index), *_jumps(steps, index)]
         if jumps:
@@ -507,8 +505,11 @@ def _jumps(steps: tuple[Step, ...], index: int) -> Iterator[str]:
     yield from _rate(base, after, count=count, steps=steps, index=index)
 
 
-def _samples(base: StepRecord, after: StepRecord, count: int) -> Iterator[str]:
-    low, high = sorted((base.global_batch_size, after.global_batch_size))
+def _samples(base: MeasuredStep, after: MeasuredStep, count: int) -> Iterator[str]:
+    batches = [one.global_batch_size for one in (base, after) if one.global_batch_size is not None]
+    if len(batches) < 2 or base.consumed_samples is None or after.consumed_samples is None:
+        return
+    low, high = sorted(batches)
     moved = after.consumed_samples - base.consumed_samples
     if low > 0 and not count * low <= moved <= count * (high + 1):
         yield (
@@ -518,7 +519,7 @@ def _samples(base: StepRecord, after: StepRecord, count: int) -> Iterator[str]:
 
 
 def _rate(
-    base: StepRecord, after: StepRecord, count: int, steps: tuple[Step, ...], index: int
+    base: MeasuredStep, after: MeasuredStep, count: int, steps: tuple[Step, ...], index: int
 ) -> Iterator[str]:
     change = abs(after.learning_rate - base.learning_rate)
     largest = max(abs(after.learning_rate), abs(base.learning_rate))

@@ -14,11 +14,25 @@ from tr11ops.base.units import counted, duration, first_few, size
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect.detector import Finding, Severity, detector
 from tr11ops.detect.nodes_left import exclude_command
-from tr11ops.observe import derived, normal_silence
+from tr11ops.observe import derived
+from tr11ops.observe.liveness import (
+    UNLEARNED_SECONDS,
+    Liveness,
+    beats_of,
+    hidden_life,
+    learned_patience,
+    liveness_of,
+    lives_of,
+    ranks_of,
+    step_times,
+    steps_a_line,
+    training_patience,
+    trains_since,
+)
 from tr11ops.observe.observations import TRAINING_PHASES
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.attempts import KeptStacks
-from trainer.contract.phases import Heartbeat
+from trainer.contract.attempt import Heartbeat
 from trainer.contract.record import Record
 
 
@@ -41,7 +55,7 @@ def stalled(snapshot: Snapshot) -> Iterator[Finding]:
     for job in snapshot.active_jobs:
         if job.state is not JobState.RUNNING:
             continue
-        liveness = derived.liveness_of(snapshot, job)
+        liveness = liveness_of(snapshot, job)
         if liveness is None:
             yield from _without_liveness(snapshot, job)
         else:
@@ -49,14 +63,14 @@ def stalled(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _without_liveness(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
-    if derived.hidden_life(snapshot) or snapshot.read_errors:
+    if hidden_life(snapshot) or snapshot.read_errors:
         return
     if job.start_time is None:
         silent = None
     else:
         silent = snapshot.time - job.start_time
     over = derived.marker_of(snapshot, derived.identifiers(job)) is not None
-    if silent is not None and silent > normal_silence.UNLEARNED_SECONDS and not over:
+    if silent is not None and silent > UNLEARNED_SECONDS and not over:
         title = (
             f"job {job.job_id} has held its nodes for {duration(silent)} without any sign of life"
         )
@@ -74,33 +88,34 @@ class Standstill(Record):
     pace: float
 
 
-def standstill(snapshot: Snapshot, job: Job, liveness: derived.Liveness) -> Standstill | None:
+def standstill(snapshot: Snapshot, job: Job, liveness: Liveness) -> Standstill | None:
     """Whether a job whose ranks show life in training finishes no iteration; None where it does, or
     may.
     """
     if not liveness.is_fresh(snapshot.time) or liveness.phase not in TRAINING_PHASES:
         return None
     names = derived.identifiers(job)
-    pace, finished = derived.seconds_per_iteration(snapshot), derived.step_times(snapshot, names)
+    pace, finished = derived.seconds_per_iteration(snapshot), step_times(snapshot, names)
     if isinstance(snapshot.training.phases, Unknown) or pace is None or not finished:
         return None  # a first step that takes too long is silent: it hangs
     last, facts = known(snapshot.steps, ())[-1].record.iteration, snapshot.run
     if liveness.iteration is not None and liveness.iteration > last + facts.log_interval:
         return None  # it trains on, and the log does not tell: log-not-growing
-    since = normal_silence.trains_since(snapshot, names)
-    patience = normal_silence.training_patience(snapshot, pace, facts.log_interval)
+    since = trains_since(snapshot, names)
+    patience = max(
+        training_patience(snapshot, pace, steps_a_line(snapshot)),
+        learned_patience(lives_of(snapshot, names)),
+    )
     # an older trainer, which keeps no phases: there may have been a save or an evaluation
     if since is None:
-        since, patience = max(finished), max(patience, normal_silence.UNLEARNED_SECONDS)
+        since, patience = max(finished), max(patience, UNLEARNED_SECONDS)
     since = max(since, *finished)
     if snapshot.time - since > patience:
         return Standstill(last, since, patience, pace)
     return None
 
 
-def _without_progress(
-    snapshot: Snapshot, job: Job, liveness: derived.Liveness
-) -> Iterator[Finding]:
+def _without_progress(snapshot: Snapshot, job: Job, liveness: Liveness) -> Iterator[Finding]:
     found = standstill(snapshot, job, liveness)
     if found is None:
         return
@@ -108,14 +123,16 @@ def _without_progress(
         f"job {job.job_id}: no iteration after {found.iteration} for {duration(snapshot.time - found.since)}, though"
         f" its ranks show life (normal: up to {duration(found.patience)})"
     )
-    beats = derived.beats_of(snapshot, job)
-    phases = Counter(beat.phase for beat in beats)
+    beats = beats_of(snapshot, job)
+    phases = Counter(beat.phase for beat in beats for _ in beat.stands_for)
     where = ", ".join(f"{count} in {phase}" for phase, count in phases.most_common(3))
     iterations = counted(snapshot.run.watch.stall_iterations, "iteration")
     evidence = [f"normal: up to {iterations} of {found.pace:.3g} s"]
     if where:
         silence = duration(liveness.silent_for(snapshot.time))
-        evidence.append(f"{counted(len(beats), 'rank')}: {where}; last sign of life {silence} ago")
+        evidence.append(
+            f"{counted(ranks_of(beats), 'rank')}: {where}; last sign of life {silence} ago"
+        )
     told = _stall(snapshot, job, title, tuple(evidence), since=found.since)
     yield replace(told, patience=found.patience)
 
@@ -168,11 +185,11 @@ def hung(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _hangs_of(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
-    liveness = derived.liveness_of(snapshot, job)
+    liveness = liveness_of(snapshot, job)
     marker = derived.marker_of(snapshot, derived.identifiers(job))
     if liveness is None or (marker is not None and marker.time >= liveness.time):
         return
-    beats = derived.beats_of(snapshot, job)
+    beats = beats_of(snapshot, job)
     if not liveness.is_fresh(snapshot.time):
         how = (
             f"no sign of life for {duration(liveness.silent_for(snapshot.time))} while {liveness.phase}"
@@ -200,7 +217,7 @@ def _hangs_of(snapshot: Snapshot, job: Job) -> Iterator[Finding]:
     yield from _by_stacks(snapshot, job, liveness)
 
 
-def _by_stacks(snapshot: Snapshot, job: Job, liveness: derived.Liveness) -> Iterator[Finding]:
+def _by_stacks(snapshot: Snapshot, job: Job, liveness: Liveness) -> Iterator[Finding]:
     """A job that finishes no iteration, and whose stacks surely name who holds all up: its other
     ranks show life only because they have waited for a shorter time than they may.
     """
@@ -211,7 +228,7 @@ def _by_stacks(snapshot: Snapshot, job: Job, liveness: derived.Liveness) -> Iter
         f"no iteration after {found.iteration} for {duration(snapshot.time - found.since)}"
         f" (normal: up to {duration(found.patience)})"
     )
-    standing = progress_of_ranks(derived.beats_of(snapshot, job), found.pace)
+    standing = progress_of_ranks(beats_of(snapshot, job), found.pace)
     yield _hang(
         snapshot, job, how=how, evidence=odd_ranks(standing, snapshot.time), since=found.since
     )
@@ -221,13 +238,15 @@ def left_behind(
     snapshot: Snapshot, beats: tuple[Heartbeat, ...], patience: float
 ) -> tuple[Heartbeat, ...]:
     """Ranks that stopped in training at an iteration that others have passed, for longer than the
-    patience.
+    patience; by their own word alone.
     """
     if any(beat.phase not in TRAINING_PHASES for beat in beats):
         return ()
     top = max((beat.iteration for beat in beats), default=0)
     return tuple(
-        beat for beat in beats if beat.iteration < top and snapshot.time - beat.time > patience
+        beat
+        for beat in beats
+        if beat.is_own and beat.iteration < top and snapshot.time - beat.time > patience
     )
 
 
@@ -277,14 +296,14 @@ def log_not_growing(snapshot: Snapshot) -> Iterator[Finding]:
     pace = derived.seconds_per_iteration(snapshot)
     for job in snapshot.active_jobs:
         if job.state is JobState.RUNNING and pace is not None:
-            patience = normal_silence.training_patience(snapshot, pace, snapshot.run.log_interval)
+            patience = training_patience(snapshot, pace, steps_a_line(snapshot))
             yield from _logs_of(snapshot, job, patience)
 
 
 def _logs_of(snapshot: Snapshot, job: Job, patience: float) -> Iterator[Finding]:
     names = derived.identifiers(job)
-    beats = [beat for beat in derived.beats_of(snapshot, job) if beat.phase in TRAINING_PHASES]
-    stepped, now = derived.step_times(snapshot, names), snapshot.time
+    beats = [beat for beat in beats_of(snapshot, job) if beat.phase in TRAINING_PHASES]
+    stepped, now = step_times(snapshot, names), snapshot.time
     interval = snapshot.run.log_interval
     if not beats or not stepped:
         return
@@ -400,6 +419,8 @@ def progress_of_ranks(beats: tuple[Heartbeat, ...], pace: float | None) -> RankP
     """Who is odd among ranks that should be together. `pace`: seconds per iteration, None where it
     is not known.
     """
+    if not all(beat.is_own for beat in beats):
+        return RankProgress(beats, ())  # what others wrote for them tells none apart
     if not beats:
         return RankProgress((), ())
     top, newest = max(beat.iteration for beat in beats), max(beat.time for beat in beats)
@@ -433,6 +454,9 @@ def odd_ranks(found: RankProgress, now: float, most: int = 3) -> tuple[str, ...]
             who = f"{count} of {counted(len(found.beats), 'rank')} are"
         first = f"{who} the odd one{'s' * (count > 1)} out, on {nodes_of(found.odd)}; the other {len(rest)}: "
         lines = [first + _place(rest)]
+    elif not all(beat.is_own for beat in found.beats):
+        every = counted(ranks_of(found.beats), "rank")
+        lines = [f"{every}, and no word of their own: their heartbeats name no node"]
     elif len(found.beats) > 1:
         every = f"all {counted(len(found.beats), 'rank')}"
         lines = [f"{every} stand together ({_place(found.beats)}): their heartbeats name no node"]
@@ -450,4 +474,8 @@ def _place(beats: tuple[Heartbeat, ...]) -> str:
 
 def _line(beat: Heartbeat, now: float) -> str:
     age = duration(max(0.0, now - beat.time))
-    return f"rank {beat.rank} on {beat.host}: {beat.phase}, iteration {beat.iteration}, {age} ago"
+    if len(beat.stands_for) > 1:
+        who = f"ranks {beat.rank} to {beat.stands_for[-1]}"
+    else:
+        who = f"rank {beat.rank}"
+    return f"{who} on {beat.host}: {beat.phase}, iteration {beat.iteration}, {age} ago"

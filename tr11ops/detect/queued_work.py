@@ -14,9 +14,8 @@ from tr11ops.detect.nodes_left import after_hold, fewer_spares, usable_nodes
 from tr11ops.detect.unfinished_end import is_bad, passes_over_the_data
 from tr11ops.observe import derived
 from tr11ops.observe.forecast import end_of, no_cover, queue_coverage_seconds, trains_on
-from tr11ops.observe.placement import misplaced
+from tr11ops.observe.jobs import held_jobs, misplaced, record_of, way_out
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.queue.held_jobs import held_jobs, record_of, way_out
 from tr11ops.rundir.hold_store import HoldRecord
 
 WANT_OF_NODES = "nodes"  # as `fault`: it asks for more than can be used
@@ -313,6 +312,8 @@ def chain_end(snapshot: Snapshot) -> Iterator[Finding]:
     active, waiting = trains_on(snapshot), derived.sure_jobs(snapshot)
     if (not active and not waiting) or derived.stop_of(snapshot) is not None:
         return
+    if snapshot.run.is_watched:
+        return  # what comes after it is someone else's to say
     if not seen(snapshot.steps) and derived.total_iterations(snapshot) is not None:
         return  # the first step tells how long all takes
     if (

@@ -17,13 +17,11 @@ from tr11ops.detect import (
     saved,
     site,
     speed,
-    state,
     storage,
     unfinished_end,
     watch,
 )
-from tr11ops.detect.causes import lead
-from tr11ops.detect.detector import HELD_FOR_FAULT, REGISTERED, Detector, Finding
+from tr11ops.detect.detector import HELD_FOR_FAULT, REGISTERED, Detector, Finding, lead
 from tr11ops.observe.snapshot import Snapshot
 
 # one subject each, and all of them loaded: that fills REGISTERED
@@ -40,7 +38,6 @@ FAMILIES: tuple[ModuleType, ...] = (
     copies,
     storage,
     watch,
-    state,
 )
 BY_NAME: Mapping[str, Detector] = REGISTERED
 DETECTORS: tuple[Detector, ...] = tuple(
@@ -52,8 +49,12 @@ DETECTORS: tuple[Detector, ...] = tuple(
 
 
 def detect_all(snapshot: Snapshot) -> tuple[Finding, ...]:
-    """Every detector's findings, in the order of `causes.lead`."""
+    """Every detector's findings, in the order of `lead`."""
     findings = [finding for detector in DETECTORS for finding in detector.detect(snapshot)]
+    if snapshot.run.is_watched:
+        from tr11ops.detect.possible import as_possible  # of no use to most runs
+
+        findings = [as_possible(finding, snapshot) for finding in findings]
     return tuple(sorted(findings, key=lambda finding: lead(finding.detector, finding.severity)))
 
 

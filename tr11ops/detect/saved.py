@@ -6,14 +6,24 @@ import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
+from operator import attrgetter
 
 from tr11ops.base.observed import Unknown, known, seen
 from tr11ops.base.units import duration
 from tr11ops.detect.detector import Finding, Severity, detector
 from tr11ops.detect.storage import make_room
-from tr11ops.observe import derived, normal_silence
+from tr11ops.observe import derived
+from tr11ops.observe.liveness import (
+    beats_of,
+    iteration_of,
+    launch_trained_since,
+    liveness_of,
+    longest_phase,
+    step_times,
+)
 from tr11ops.observe.observations import TrainingEvent
 from tr11ops.observe.snapshot import Checkpoint, Snapshot
+from trainer.contract.attempt import UnheldCheckpoint
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.errors import RangeError
 from trainer.contract.metrics_record import SAVE_FAILED
@@ -117,7 +127,7 @@ def _may_be_saving(snapshot: Snapshot) -> bool:
     if isinstance(snapshot.jobs, Unknown) or isinstance(snapshot.heartbeats, Unknown):
         return True
     active = snapshot.active_jobs
-    return any(beat.phase == "saving" for job in active for beat in derived.beats_of(snapshot, job))
+    return any(beat.phase == "saving" for job in active for beat in beats_of(snapshot, job))
 
 
 STORAGE = "storage"
@@ -167,11 +177,12 @@ def checkpoint_overdue(snapshot: Snapshot) -> Iterator[Finding]:
     sound = checkpoints.newest_sound
     if sound is None and checkpoints.steps:
         return  # checkpoint-unsound has said it
-    saved = sound.step if sound else 0
-    trained = derived.iteration_of(snapshot, snapshot.active_jobs)
+    unheld = _unheld(snapshot)
+    saved = max((one.step for one in (sound, unheld) if one is not None), default=0)
+    trained = iteration_of(snapshot, snapshot.active_jobs)
     done = saved if trained is None else trained
     unsaved = max(0, done - saved - skipped_iterations(snapshot, saved, done))
-    intervals, title = max(_of_iterations(snapshot, unsaved), _of_minutes(snapshot, sound))
+    intervals, title = max(_of_iterations(snapshot, unsaved), _of_minutes(snapshot, sound, unheld))
     failed = _failed_since(snapshot, sound)
     is_late = intervals > WARN_INTERVALS and not _is_saving(snapshot)
     if not is_late and failed is None:
@@ -187,8 +198,8 @@ def checkpoint_overdue(snapshot: Snapshot) -> Iterator[Finding]:
         at_stake = ""
     else:
         at_stake = f", {duration(unsaved * pace)} of work"
-    if sound:
-        since = f"since {sound.step}"
+    if saved:
+        since = f"since {saved}"
     else:
         since = "and none was ever saved"
     due = _next_due(snapshot, failed)
@@ -208,6 +219,15 @@ def checkpoint_overdue(snapshot: Snapshot) -> Iterator[Finding]:
         fault=STORAGE if is_for_room else "",
         by_itself=LEAVES_NODE if alone else "",
     )
+
+
+def _unheld(snapshot: Snapshot) -> UnheldCheckpoint | None:
+    """The newest checkpoint that another trainer has saved, which is a checkpoint of the run only once
+    its digests are read; None of tr11's own trainer.
+    """
+    beats = [beat for job in snapshot.active_jobs for beat in beats_of(snapshot, job)]
+    saved = [beat.saved for beat in beats if beat.saved is not None]
+    return max(saved, key=attrgetter("step"), default=None)
 
 
 def _is_for_want_of_room(snapshot: Snapshot, why: str) -> bool:
@@ -274,26 +294,29 @@ def _of_iterations(snapshot: Snapshot, unsaved: int) -> tuple[float, str]:
     )
 
 
-def _of_minutes(snapshot: Snapshot, sound: Checkpoint | None) -> tuple[float, str]:
-    """The same by the clock: from the newest checkpoint, or from the launch's first step where that
-    is later.
+def _of_minutes(
+    snapshot: Snapshot, sound: Checkpoint | None, unheld: UnheldCheckpoint | None
+) -> tuple[float, str]:
+    """The same by the clock: from the newest checkpoint, held or not, or from the launch's first step
+    where that is later.
     """
     minutes = snapshot.run.checkpoint_minutes
     names = _active_names(snapshot)
-    stepped = derived.step_times(snapshot, names)
+    stepped = step_times(snapshot, names)
     if minutes is None or not stepped:
         return 0.0, ""
-    began = normal_silence.launch_trained_since(snapshot, names)
+    began = launch_trained_since(snapshot, names)
     since = max(
         [
             min(stepped) if began is None else began,
             *([sound.created] if sound and sound.created else []),
+            *([unheld.time] if unheld else []),
         ]
     )
     late = max(0.0, snapshot.time - since)
     # What a save takes is no delay: the interval counts from the begin of one to the begin of the
     # next.
-    saved_in = normal_silence.longest(snapshot, "saving") or 0.0
+    saved_in = longest_phase(snapshot, "saving") or 0.0
     return (late - saved_in) / (60.0 * minutes), (
         f"no checkpoint for {duration(late)} of training (the interval is {duration(60.0 * minutes)})"
     )
@@ -302,7 +325,7 @@ def _of_minutes(snapshot: Snapshot, sound: Checkpoint | None) -> tuple[float, st
 def _is_saving(snapshot: Snapshot) -> bool:
     """Whether a save stops the training right now, for no longer than its patience."""
     for job in snapshot.active_jobs:
-        liveness = derived.liveness_of(snapshot, job)
+        liveness = liveness_of(snapshot, job)
         if liveness is not None and liveness.phase == "saving" and liveness.is_fresh(snapshot.time):
             return True
     return False

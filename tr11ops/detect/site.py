@@ -22,9 +22,9 @@ from tr11ops.detect.nodes_left import (
 )
 from tr11ops.observe import derived
 from tr11ops.observe.forecast import queue_coverage_seconds
-from tr11ops.observe.placement import is_shut
+from tr11ops.observe.jobs import is_shut, way_out
+from tr11ops.observe.liveness import liveness_outside, may_live_outside
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.queue.held_jobs import way_out
 from tr11ops.rundir.exclusion import Exclusion
 
 NIGHT_SECONDS = 12 * derived.HOUR
@@ -221,12 +221,12 @@ def queued_too_long(snapshot: Snapshot) -> Iterator[Finding]:
     it. WARNING at once where the scheduler itself expects the first start later than that from now,
     or someone has set such a time.
     """
-    if derived.may_live_outside(snapshot):
+    if may_live_outside(snapshot):
         return  # it may train outside the scheduler
     if (
         snapshot.active_jobs
         or derived.stop_of(snapshot) is not None
-        or derived.liveness_outside(snapshot) is not None
+        or liveness_outside(snapshot) is not None
     ):
         return
     limit = 60.0 * snapshot.run.watch.longest_queue_minutes

@@ -1,9 +1,11 @@
-"""Whether the training is as quick as it was, and which node is slow, or computes wrongly."""
+"""Whether the training is as quick as it was, and which node is slow, or computes wrongly; and the
+course of its numbers, for all that judges it: restarts, spikes, which lines may be compared. Pure.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from statistics import fmean, median, median_high
 from typing import TYPE_CHECKING
 
@@ -12,21 +14,22 @@ from msgspec.structs import replace
 from tr11ops.base.observed import known, seen
 from tr11ops.base.robust import robust_sigma
 from tr11ops.base.units import counted, duration
+from tr11ops.cluster.arrays import compress
 from tr11ops.cluster.base import JobState
-from tr11ops.cluster.hostlist import compress
-from tr11ops.detect import series
 from tr11ops.detect.detector import Finding, Severity, detector
 from tr11ops.detect.nodes_left import exclude_command, excluded_nodes, start_again, why_no_other
-from tr11ops.observe import derived, normal_silence
+from tr11ops.observe import derived
 from tr11ops.observe.forecast import LAST_LINES, last_lines
+from tr11ops.observe.liveness import beats_of, phase_patience
 from tr11ops.observe.observations import TRAINING_PHASES, Corruption
 from tr11ops.observe.snapshot import Snapshot, Step
-from trainer.contract.metrics_record import StepRecord
-from trainer.contract.phases import Heartbeat
+from trainer.contract.attempt import Heartbeat
+from trainer.contract.metrics_record import MeasuredStep
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.detect.slow_ranks import SlowRank
+
 
 HISTORY_LINES = 100
 LEAST_HISTORY = 20  # lines of the same launch before its speed is known
@@ -159,14 +162,16 @@ def _togetherness(snapshot: Snapshot) -> Iterator[str]:
     tell it apart.
     """
     for job in snapshot.active_jobs:
-        beats = derived.beats_of(snapshot, job)
-        if len(beats) > 1 and len({beat.iteration for beat in beats}) == 1:
+        beats = beats_of(snapshot, job)
+        if not all(beat.is_own for beat in beats):
+            yield "which node it is cannot be told from the heartbeats: no rank writes its own"
+        elif len(beats) > 1 and len({beat.iteration for beat in beats}) == 1:
             yield f"which node it is cannot be told from the heartbeats: all {len(beats)} ranks keep step"
 
 
 def slowdown(snapshot: Snapshot) -> Slowdown | None:
     """The slowdown of the last lines, or None. Lines beside a save in the background do not count."""
-    steps = _beside_no_save(snapshot, series.comparable(snapshot))
+    steps = _beside_no_save(snapshot, comparable(snapshot))
     pairs = [(step, value) for step in steps if (value := _speed(step.record)[0]) is not None]
     pace = derived.seconds_per_iteration(snapshot)
     if pace is None:
@@ -220,7 +225,7 @@ def _bound(snapshot: Snapshot, window: list[float], usual: float) -> float:
     return usual - max(snapshot.run.watch.slow_percent / 100.0 * usual, NOISE_FACTOR * spread)
 
 
-def _speed(record: StepRecord) -> tuple[float | None, str]:
+def _speed(record: MeasuredStep) -> tuple[float | None, str]:
     """TFLOPs as logged, or samples per second where the log has none."""
     if math.isfinite(record.tflops) and record.tflops > 0:
         return record.tflops, "TFLOPs"
@@ -236,7 +241,7 @@ def _beside_no_save(snapshot: Snapshot, steps: tuple[Step, ...]) -> tuple[Step, 
     if not saves or not steps:
         return steps
     began, pace = max(saves), derived.seconds_per_iteration(snapshot) or 0.0
-    end = began + normal_silence.phase_patience(snapshot, "saving")
+    end = began + phase_patience(snapshot, "saving")
     for entry in snapshot.examined:
         if entry.created is not None and entry.created >= began:
             end = entry.created + pace
@@ -276,7 +281,7 @@ def slow_node(snapshot: Snapshot) -> Iterator[Finding]:
     slowed = slowdown(snapshot)
     since = None if slowed is None else slowed.since
     for job in running:
-        beats = derived.beats_of(snapshot, job)
+        beats = beats_of(snapshot, job)
         sure: dict[str, list[str]] = {}
         for node, line in (
             *_computing(snapshot, {*job.nodes, *(beat.host for beat in beats)}),
@@ -370,7 +375,7 @@ def _computing(snapshot: Snapshot, nodes: set[str]) -> Iterator[tuple[str, str]]
 
 
 def _behind(beats: tuple[Heartbeat, ...], pace: float | None) -> Iterator[tuple[str, str]]:
-    if pace is None or any(beat.phase not in TRAINING_PHASES for beat in beats):
+    if pace is None or not all(beat.is_own and beat.phase in TRAINING_PHASES for beat in beats):
         return
     by_node: dict[str, list[int]] = {}
     for beat in beats:
@@ -433,3 +438,120 @@ def silent_corruption(snapshot: Snapshot) -> Iterator[Finding]:
             fix=exclude_command(snapshot, node, "it computes something else than the others"),
             then=start_again(snapshot, node),
         )
+
+
+LEARNING_LINES = 10  # before a median means anything
+RECENT_LINES = 50  # what a look an hour later must still find, at the pace of the largest run
+
+
+class High(Record):
+    """A line whose value lies far above what was usual before it; `index` among the steps of the
+    snapshot.
+    """
+
+    index: int
+    value: float
+    usual: float
+
+    @property
+    def factor(self) -> float:
+        if self.usual > 0:
+            return self.value / self.usual
+        return math.inf
+
+
+def recent_highs(
+    steps: tuple[Step, ...],
+    value_of: Callable[[MeasuredStep], float | None],
+    factor: float,
+    window: int,
+) -> tuple[High, ...]:
+    """The recent lines with a value above `factor` times the median of the `window` ordinary lines
+    before them.
+
+    A high value is not learned, so that a spike does not lift what it is measured by. Lines without
+    a finite value, or whose update was dropped, are passed over.
+    """
+    found: list[High] = []
+    usual: list[float] = []
+    begin = len(steps) - RECENT_LINES
+    for index, step in enumerate(steps):
+        value = value_of(step.record)
+        if value is None or not math.isfinite(value) or step.record.skipped_iterations:
+            continue
+        if index >= begin and len(usual) >= LEARNING_LINES:
+            level = median(usual[-window:])
+            if value > factor * level:
+                found.append(High(index, value, level))
+                continue
+        usual.append(value)
+    return tuple(found)
+
+
+def not_undone(snapshot: Snapshot, highs: Iterable[High]) -> tuple[High, ...]:
+    """Those of the highs that no person's roll-back has undone."""
+    undone = _undone_lines(snapshot)
+    return tuple(high for high in highs if high.index not in undone)
+
+
+def _undone_lines(snapshot: Snapshot) -> frozenset[int]:
+    """Indices of the lines that a person's roll-back has undone: what they showed, that person
+    knew.
+    """
+    steps, undone = known(snapshot.steps, ()), set[int]()
+    for event in derived.standing_rollbacks(snapshot):
+        to = event.values.get("to")
+        if not event.values.get("by") or not isinstance(to, int):
+            continue
+        undone |= {
+            index
+            for index, step in enumerate(steps)
+            if step.time is not None and step.time <= event.time and step.record.iteration > to
+        }
+    return frozenset(undone)
+
+
+def restarts(steps: tuple[Step, ...]) -> tuple[int, ...]:
+    """Indices of the first lines after a restart or a roll-back: of another attempt, or of an
+    iteration done before.
+    """
+    return tuple(
+        index
+        for index in range(1, len(steps))
+        if steps[index].job_id != steps[index - 1].job_id
+        or steps[index].record.iteration <= steps[index - 1].record.iteration
+    )
+
+
+def comparable(snapshot: Snapshot) -> tuple[Step, ...]:
+    """The newest lines that one launch wrote at one batch size and one sequence length, oldest
+    first.
+    """
+    steps = known(snapshot.steps, ())
+    if not steps:
+        return ()
+    begins = (0, *restarts(steps))
+    own = steps[begins[-1] :]
+    last = own[-1].record
+    began = max(
+        (
+            span.began
+            for span in known(snapshot.training.phases, ())
+            if span.job_id == own[-1].job_id and span.phase == "loading"
+        ),
+        default=None,
+    )
+    return tuple(reversed(list(_alike(own, last, began))))
+
+
+def _alike(steps: tuple[Step, ...], last: MeasuredStep, began: float | None) -> Iterator[Step]:
+    for step in reversed(steps):
+        record = step.record
+        if (
+            record.global_batch_size != last.global_batch_size
+            or record.curriculum_length != last.curriculum_length
+        ):
+            return
+        if began is not None and step.time is not None and step.time < began:
+            return
+        yield step

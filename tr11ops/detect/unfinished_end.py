@@ -14,11 +14,12 @@ from tr11ops.detect.detector import NO_CAUSE, Finding, Severity, detector
 from tr11ops.detect.nodes_left import after_hold
 from tr11ops.detect.saved import after_passing, iterations, pass_over
 from tr11ops.observe import derived
+from tr11ops.observe.jobs import standing_holds
+from tr11ops.observe.liveness import hidden_life, liveness_outside
 from tr11ops.observe.observations import TRAINING_PHASES, LaunchEnd
 from tr11ops.observe.snapshot import Attempt, Snapshot
-from tr11ops.queue.held_jobs import standing_holds
 from tr11ops.rundir.exclusion import family
-from trainer.contract.end_marker import BAD_REASONS
+from trainer.contract.attempt import BAD_REASONS
 from trainer.contract.units import signal_name, signal_of_status
 
 # classes of faults that a sample of the data may bring about
@@ -57,7 +58,7 @@ def unfinished_attempts(snapshot: Snapshot) -> tuple[Attempt, ...]:
     if (
         isinstance(snapshot.jobs, Unknown)
         or isinstance(snapshot.attempts, Unknown)
-        or derived.hidden_life(snapshot)
+        or hidden_life(snapshot)
     ):
         return ()
     row, alive = _bad_ends(snapshot)
@@ -69,7 +70,7 @@ def unfinished_attempts(snapshot: Snapshot) -> tuple[Attempt, ...]:
 def _bad_ends(snapshot: Snapshot) -> tuple[list[Attempt], list[str]]:
     """The bad ends since the last good one, newest first, and the ids of the attempts that live."""
     jobs = _by_name(known(snapshot.jobs, ()))
-    outside = derived.liveness_outside(snapshot)
+    outside = liveness_outside(snapshot)
     row: list[Attempt] = []
     alive: list[str] = []
     for attempt in sorted(

@@ -188,7 +188,7 @@ def _again(end: EndFacts) -> _Because | None:
 
 
 def _of_an_order(end: EndFacts) -> _Because | None:
-    if end.fault not in _ORDERS:
+    if end.fault not in _ORDERS or end.signs.helps is Restart.UNKNOWN:
         return None
     if end.fault is FaultClass.SLURM_TIME_LIMIT and not end.signs.trained:
         return _Because(

@@ -50,6 +50,7 @@ from tr11ops.diagnose.silence import has_gone_silent, with_silence
 from tr11ops.diagnose.starts import NO_OTHERS_ADDRESS, explained
 from tr11ops.diagnose.topics import FAMILY as TOPICS
 from tr11ops.diagnose.waits import (
+    helps_where_a_device_stands,
     helps_where_one_works,
     helps_where_ranks_parted,
     rank_behind,
@@ -82,7 +83,9 @@ _FORBIDDEN = re.compile(  # or sought where no other node is: at a loopback, at 
 )
 _CLOSED_BEFORE = re.compile(r"Rendezvous for run_id=\S+ was closed")
 _TOLD_ITSELF = re.compile(r"SignalException: Process \d+ got signal")
+_SUBMITS = re.compile(r"\b(?:sbatch|salloc): ")
 _RECOVERY = "xid-recovery"
+_TASK_FAILED = "ray-task-error"
 NEAR_LINES = 100  # of a kernel's log, in which one fault is told
 _CONTAINER = "container-start"
 _NOT_STARTED = "slurm-launch"
@@ -548,7 +551,8 @@ def _of_root(
         signature.step is NextStep.EXCLUDE_AND_RESUBMIT or signature.helps is Restart.ELSEWHERE
     )
     if quoted.node is None and is_a_nodes:
-        quoted = _placed_by([*alike, *backing], quoted, places)
+        by_ray = _placed_by(_tasks_of_ray(cited, found), quoted, places)
+        quoted = _placed_by([*alike, *backing], by_ray, places)
     roots = [report for report in launch.reports if report.is_root and report.exit_code != -15]
     confidence = _confidence(root, found, launch=launch, alike=len(alike), roots=roots)
     step = signature.step
@@ -655,8 +659,14 @@ def _helps(
         return helps_where_dropped(told, launch.sightings) or signature.helps
     if signature.helps is not None:
         return signature.helps
+    if signature.fault is FaultClass.SLURM_AUTH and _SUBMITS.search(root.text):
+        return Restart.CHANGE  # no other node helps the host where one submits
     if signature.fault is FaultClass.NCCL_TIMEOUT:
-        return helps_where_ranks_parted(waits) or helps_where_one_works(root, launch)
+        return (
+            helps_where_ranks_parted(waits)
+            or helps_where_one_works(root, launch)
+            or helps_where_a_device_stands(launch.sightings)
+        )
     if (
         signature.fault in _SERVICES
         and _IS_BUSY.search(root.text)
@@ -716,6 +726,17 @@ def _placed_by(others: Sequence[Sighting], quoted: QuotedLine, places: LaunchPla
         rank = quoted.rank
     is_own = any(one.is_own for one in told if one.node is not None)
     return replace(quoted, node=next(iter(nodes)), rank=rank, is_guess=False, is_own=is_own)
+
+
+def _tasks_of_ray(one: Sighting, found: Candidates) -> list[Sighting]:
+    """The line of Ray that says whose task raised an exception, above that."""
+    return [
+        task
+        for task in found.deaths
+        if task.signature.id == _TASK_FAILED
+        and task.file == one.file
+        and 0 < one.line_number - task.line_number <= NEAR_LINES
+    ][-1:]
 
 
 def _absent_rank(sightings: Sequence[Sighting]) -> int | None:

@@ -18,6 +18,9 @@ from tr11ops.diagnose.signature import Restart
 _CLIENTS = frozenset({"storage-lustre", "storage-client"})
 BACK = "storage-back"
 _PASSES = re.compile(r"[Nn]o space left|Errno 28\b|ENOSPC|[Dd]isk (?:is )?full|not responding")
+# a file that another one replaced meanwhile, as who opens it anew sees; or an export that is gone for all
+_STALE = re.compile(r"OSError: \[Errno 116\]")
+SEVERAL = 2  # processes that say so
 # EIO, ENOSPC, EROFS, EDQUOT
 _SERVERS_OWN = re.compile(r"operation \w+ to node \S+ failed: rc = -(?:5|28|30|122)\b")
 
@@ -31,6 +34,8 @@ def helps_where_dropped(told: Sequence[Sighting], sightings: Sequence[Sighting])
     back = [one for one in sightings if one.signature.id == BACK]
     if told and _PASSES.search(told[0].text) and any(is_before(told[0], one) for one in back):
         return Restart.PLAIN
+    if told and _STALE.search(told[0].text) and len({one.origin.writer for one in told}) < SEVERAL:
+        return Restart.UNKNOWN
     clients = [one for one in told if one.signature.id in _CLIENTS]
     if any(_SERVERS_OWN.search(one.text) for one in clients):
         return Restart.CHANGE

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from tr11ops.base.errors import HostlistError
-from tr11ops.cluster.hostlist import expand
+from tr11ops.cluster.arrays import expand
 from tr11ops.diagnose.attribution.names import is_device
 from tr11ops.diagnose.lines import plain
 from tr11ops.diagnose.signature import FaultClass
@@ -109,7 +109,9 @@ _MOUNTED_AT = re.compile(r"(?:\son|\d%) (/[\w./-]+)")
 AROUND = 30  # characters about the word that tells of what is missing
 _ON_HOST = r"\b(?:on|host|hostname|node|nodename|running on|->|=>)[ =:]+(?:host |node )?"
 _MAP = re.compile(r"\bmap\b|\branks?\b", re.IGNORECASE)
-_MAPPED = re.compile(rf"\b(?P<first>\d+)-(?P<last>\d+)[ :=]+(?P<host>{_HOST})\b(?=,|;|\s|$)")
+_MAPPED = re.compile(
+    rf"\b(?P<first>\d+)-(?P<last>\d+)(?:[ :=]+| ?(?:on|at|@|->|=>) ?(?:node |host )?)(?P<host>{_HOST})\b(?=,|;|\s|$)"
+)
 _TO = r"(?:-|\.\.|to|through|\u2013)"
 _RANKS_ON = (
     re.compile(
@@ -123,7 +125,7 @@ _RANKS_ON = (
     re.compile(rf"\b[Rr]ank[ :=#]+(?P<first>\d+)\b.{{0,40}}?{_ON_HOST}(?P<host>{_HOST})\b"),
     re.compile(rf"\[[Rr]ank ?(?P<first>\d+)\].{{0,60}}?{_ON_HOST}(?P<host>{_HOST})\b"),
     re.compile(rf"\b[Rr]ank (?P<first>\d+)(?:, | \()(?P<host>{_HOST})\b"),
-    re.compile(rf"\b(?P<host>{_HOST}) \((?P<first>\d+) ?{_TO} ?(?P<last>\d+)\)"),
+    re.compile(rf"\b(?P<host>{_HOST}) ?\((?P<first>\d+) ?{_TO} ?(?P<last>\d+)\)"),
     re.compile(rf"\[\d+,(?P<first>\d+)\]<std(?:err|out|diag)>: ?(?P<host>{_HOST}): "),
     re.compile(
         rf"(?:^|[\s|])(?P<host>{_HOST}):\d+:\d+ \[\d+\] NCCL INFO .{{0,80}}?\brank (?P<first>\d+) nranks \d+"
@@ -303,7 +305,7 @@ def hosts_of_ranks(heads: Sequence[LogHead]) -> Mapping[int, str]:
             for ranks, host in _mapped_ranks(line):
                 for rank in ranks:
                     found.setdefault(rank, set()).add(host)
-            if "ank" not in line and "<std" not in line:
+            if "ank" not in line.lower() and "<std" not in line:
                 continue
             for pattern in _RANKS_ON:
                 for match in pattern.finditer(line):

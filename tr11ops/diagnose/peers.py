@@ -32,6 +32,9 @@ _DAEMON_ON = re.compile(r"\bslurmd\[[A-Za-z][\w.-]*\]: ")  # which names its nod
 _NO_DAEMON = re.compile(
     r"munge\.socket\S*: (?:No such file|Connection refused)|munged is (?:not running|down)"
 )
+_IN_ORDER = re.compile(
+    r"munged\[\d+\]: Exiting on signal|Stopped MUNGE|munge\.service: (?:Succeeded|Deactivated)"
+)
 _CLOCK = re.compile(
     r"RequestTimeTooSkewed|request time and the current time is too large|RequestExpired\b"
 )
@@ -108,18 +111,23 @@ def lone_node(
         if odd is not None:
             return odd
         if _is_set_up_here_alone(root, alike, places, sightings):
-            return places.quoted(root, is_root=True).node
+            return _nodes_of(root, alike, places).pop()
     if root.is_mild or not (
         _is_of_a_machine(root, places) or _is_locked_here_alone(root, places, sightings)
     ):
         return None
     if _NO_DAEMON.search(root.text) is not None and (shell := places.shell_of(root)) is not None:
         return shell
-    said = [places.quoted(one, is_root=one is root) for one in [root, *alike]]
-    nodes = {quoted.node for quoted in said if not quoted.is_guess} - {None}
+    nodes = _nodes_of(root, alike, places)
     if len(nodes) == 1:
         return nodes.pop()
     return None
+
+
+def _nodes_of(root: Sighting, alike: Sequence[Sighting], places: LaunchPlaces) -> set[str]:
+    """The nodes of a line and of others like it, without those that are guessed."""
+    said = [places.quoted(one, is_root=one is root) for one in [root, *alike]]
+    return {quoted.node for quoted in said if quoted.node is not None and not quoted.is_guess}
 
 
 def _may_be_nodes_own(root: Sighting) -> bool:
@@ -159,9 +167,8 @@ def _is_set_up_here_alone(
     is_driver = root.signature.id in _INSTALLED and _OF_A_DRIVER.search(root.text) is not None
     if root.signature.id != SETTINGS and not is_driver:
         return False
-    own = places.quoted(root, is_root=True)
-    said = {places.quoted(one).node for one in alike} - {None}
-    if own.node is None or own.is_guess or not said <= {own.node}:
+    said = _nodes_of(root, alike, places)
+    if len(said) != 1:
         return False
     others = [
         one
@@ -171,13 +178,14 @@ def _is_set_up_here_alone(
     witnesses = {places.quoted(one).node for one in others}
     if is_driver and not any(one.signature.family == _FACTS for one in sightings):
         witnesses |= places.in_columns  # who says something, and not that, has it not
-    return len(witnesses - {None, own.node}) >= FEWEST_OTHERS
+    return len(witnesses - {None, *said}) >= FEWEST_OTHERS
 
 
 def _is_of_a_machine(root: Sighting, places: LaunchPlaces) -> bool:
     signature = root.signature
     if signature.fault is FaultClass.SLURM_AUTH:
-        return (
+        is_no_nodes = places.is_asked_for_alone(root.named.get("node")) or places.says(_IN_ORDER)
+        return not is_no_nodes and (
             "node" in root.named
             or places.is_of_a_daemon(root)
             or _DAEMON_ON.search(root.text) is not None

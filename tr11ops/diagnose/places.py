@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from msgspec.structs import replace
 
 from tr11ops.base.errors import HostlistError
-from tr11ops.cluster.hostlist import expand
+from tr11ops.cluster.arrays import expand
 from tr11ops.diagnose.attribution.names import (
     NodeNames,
     can_be_excluded,
@@ -61,6 +61,7 @@ _RANK_HOST = re.compile(  # `rank 37 (host n6, local 5)`, `rank 3 on n7`
     r"\b[Rr]ank ?#?(?P<rank>\d+)(?:,|\]:)? ?\(?(?:on |at |(?:running )?on (?:host|node) |(?:host|node|hostname)[ =:]+)"
     r"(?P<node>[A-Za-z][\w.-]*\d[\w-]*)"
 )
+_ASKED_FOR = re.compile(r"\bsrun\b.{0,200}?(?:--nodelist[= ]|\s-w ?)([\w.-]*\w)(?![\w.,\[-])")
 _OWN_HOST = re.compile(
     r"(?<!to )(?<!from )(?<!by )(?<!peer )(?<!remote )\b(?:host|hostname|node|nodename)="
     r"(?P<node>[A-Za-z][\w.-]*\d[\w-]*)"
@@ -147,6 +148,7 @@ class LaunchPlaces:
         self._hosts |= self.in_columns | hosts_in_lists(launch.heads)
         self._sections = marked_hosts(launch.heads, HEADING)
         self._hosts = {host for host in self._hosts if not is_this_machine(host)}
+        self._in_columns = self._hosts | {*self.machines.values()}
         self._of_rank: dict[int, str] = {}
         for report in self._reports:
             if report.rank is not None and report.host:
@@ -200,6 +202,17 @@ class LaunchPlaces:
     def is_of_a_daemon(self, one: Sighting) -> bool:
         """Whether the kernel or a daemon of one node wrote the log of a line."""
         return node_of_daemons_log(one.file, self._hosts) is not None
+
+    def says(self, words: re.Pattern[str]) -> bool:
+        """Whether the head of a log has these words."""
+        return any(words.search(head.text) is not None for head in self._launch.heads)
+
+    def is_asked_for_alone(self, node: str | None) -> bool:
+        """Whether commands of steps name this node as the one to run on, and no other: then none tells
+        whether others would have done.
+        """
+        asked = {found for head in self._launch.heads for found in _ASKED_FOR.findall(head.text)}
+        return asked == {node}
 
     def is_shared(self, path: str) -> bool:
         """Whether this path is below where the log says that a server's file system is mounted."""
@@ -327,7 +340,7 @@ class LaunchPlaces:
         too.
         """
         for name in _NAME.finditer(text[:HEAD_CHARACTERS]):
-            if name[0] in self._hosts and _HEAD.fullmatch(text, 0, name.start()):
+            if name[0] in self._in_columns and _HEAD.fullmatch(text, 0, name.start()):
                 return name[0]
         return None
 

@@ -40,6 +40,7 @@ _SAID_BELOW = {
     "nccl-usage": frozenset({"nccl-same-gpu"}),
 }
 NEXT_LINES = 6
+_ANSWERED = re.compile(r"\b[45]\d\d (?:Client|Server) Error\b")
 CHAIN_LINES = 60  # from one exception of a chain to the next
 _ECHOES = re.compile(  # and what a library of connections says of a service that its client names
     r"(?:^|\.)(?:CancelledError|CalledProcessError|Empty|BrokenBarrierError)$"
@@ -51,7 +52,7 @@ _OF_OTHERS = frozenset(
     {FaultClass.NCCL_NETWORK, FaultClass.NCCL_TIMEOUT, FaultClass.RENDEZVOUS, FaultClass.UNKNOWN}
 )
 _WRAPPER = "checkpoint-wrapper"
-_HCCL = "hccl-wrapped"
+_OF_CODES_BELOW = frozenset({"hccl-wrapped", "ascend-stream"})  # whose code says more
 REPLAYED_ELSEWHERE = "replayed-elsewhere"
 _SAYS_WHY: Mapping[str, frozenset[str]] = {  # whose reason another line of the launch gives
     **dict.fromkeys(
@@ -61,7 +62,7 @@ _SAYS_WHY: Mapping[str, frozenset[str]] = {  # whose reason another line of the 
     "slurm-controller": frozenset({"slurm-submit"}),
     "storage-gone": frozenset({"storage-own-disk"}),
     "storage-io": frozenset({"storage-own-disk"}),
-    "container-start": frozenset({"image-refused", "image-busy", "storage-full"}),
+    "container-start": frozenset({"container-hook", "image-refused", "image-busy", "storage-full"}),
     "kubernetes-refused": frozenset({"kubernetes-image-refused", "kubernetes-image-busy"}),
     "oom-kernel-chose": frozenset({"oom-killed"}),
 }
@@ -88,7 +89,7 @@ _NAME_TAKEN = "ray-name-taken"
 _NO_PLACE = "kubernetes-no-place"
 KERNELS = "xid"
 _AGE = re.compile(r"\s*(?:\d+[dhms]){1,3}(?: \(x\d+ over \w+\))?\s+(?:Normal|Warning)\s")
-_TAKEN_NODE = re.compile(r"\bPreempted\s+node/(\S+)")
+_NAMED_NODE = re.compile(r"\b[Nn]ode[ /](?P<node>(?=[\w.-]*\d)[\w.-]*\w)")
 _LINK_BACK = "link-back"
 _DEGRADED = "port-monitor-down"
 _SERVER_BACK = "storage-back"
@@ -151,11 +152,7 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
     for is_no_root in (_is_link_that_came_back, _is_missed_by_no_one, _is_outdone, _is_echo):
         left = [one for one in left if not is_no_root(one, left)]
     left = [one for one in left if one.signature.id != _LINK_BACK]
-    left = [
-        one
-        for one in left
-        if not (one.is_retried and _may_fail_once(one) and one.signature.confidence < surest)
-    ]
+    left = [one for one in left if not _was_tried_again(one, left, surest)]
     for is_no_root in (
         _is_closed_by_order,
         _is_server_that_came_back,
@@ -208,6 +205,20 @@ def candidates_of(launches: Sequence[LogLaunch]) -> Candidates:
         consequences=of(Role.CONSEQUENCE),
         ends=ends,
         short_ends=short,
+    )
+
+
+def _was_tried_again(one: Sighting, left: Sequence[Sighting], surest: float) -> bool:
+    """Whether what failed was tried once more, and a surer line says what ended it, or a line of the
+    same kind what the server answered at last.
+    """
+    if not (one.is_retried and _may_fail_once(one)):
+        return False
+    return one.signature.confidence < surest or any(
+        not other.is_retried
+        and other.signature.id == one.signature.id
+        and _ANSWERED.search(other.text) is not None
+        for other in left
     )
 
 
@@ -308,7 +319,7 @@ def _is_echo(one: Sighting, left: Sequence[Sighting]) -> bool:
     """Whether an exception only says that something else was ended or failed, and what its program
     raised of it follows; or that a collective of HCCL did, and its code follows.
     """
-    if one.signature.id == _HCCL:
+    if one.signature.id in _OF_CODES_BELOW:
         return any(
             other.signature.family == one.signature.family
             and other.signature.confidence > one.signature.confidence
@@ -443,11 +454,18 @@ def _is_want_of_a_lost_node(one: Sighting, left: Sequence[Sighting]) -> bool:
 
 
 def _is_loss_of_a_taken_node(one: Sighting, left: Sequence[Sighting]) -> bool:
-    """Whether a node did not answer because the cloud had taken it back, as an event of it says."""
-    if one.signature.fault is not FaultClass.SLURM_NODE_FAIL:
+    """Whether a node did not answer because the cloud had taken it back, as an event of it says, or one
+    of a pod that names no other node.
+    """
+    if one.signature.fault is not FaultClass.SLURM_NODE_FAIL or one.signature.proof is not None:
         return False
-    taken = [_TAKEN_NODE.search(other.text) for other in left if other.file == one.file]
-    return any(found is not None and one.named.get("node", found[1]) == found[1] for found in taken)
+    for other in left:
+        if other.file != one.file or other.signature.fault is not FaultClass.SLURM_PREEMPTED:
+            continue
+        taken = _NAMED_NODE.search(other.text)
+        if taken is None or one.named.get("node", taken["node"]) == taken["node"]:
+            return True
+    return False
 
 
 def _follows_from_a_loss(one: Sighting, left: Sequence[Sighting]) -> bool:
@@ -605,7 +623,9 @@ def root_of(found: Candidates) -> Sighting | None:
     failed = [
         one for one in (cause, *found.deaths) if one is not None and not one.signature.lasting
     ]
-    if end is not None and not any(is_before(one, end) for one in failed):
+    if end is not None and not any(
+        is_before(one, end) or _is_of_another_job(one, end) for one in failed
+    ):
         return _failed_after(end, found) or end
     clear = [one for one in found.symptoms if one.signature.confidence >= CLEAR]
     died, lost = _earlier(first_of(found.deaths), first_of(clear)), first_of(found.symptoms)
@@ -639,6 +659,13 @@ def root_of(found: Candidates) -> Sighting | None:
         if one is not None and (begun is None or is_before(one, begun)):
             return one
     return stop or cause or _earlier(died, vague) or lost
+
+
+def _is_of_another_job(one: Sighting, end: Sighting) -> bool:
+    """Whether a GPU was lost in one log, and another log without times tells of a clean end: a GPU that is
+    broken is none the better for it.
+    """
+    return one.file != end.file and None in (one.time, end.time) and _is_lost_gpu(one)
 
 
 def _notice_of(stop: Sighting, found: Candidates) -> Sighting | None:
@@ -705,9 +732,19 @@ def _end(found: Candidates, stop: Sighting | None) -> Sighting | None:
     if end is None or stop is None or stop.signature.fault not in _ORDERED_ENDS:
         return end
     told = [one for one in (*found.consequences, *found.ends) if one.signature.id in _TOLD]
-    if any(is_before(one, end) or one is end for one in told):
+    is_told = any(is_before(one, end) or one is end for one in told)
+    # what a program that is not done does when its time is up is no end of its own
+    is_told = is_told or (is_before(stop, end) and not _is_done(end))
+    if is_told:
         return None
     return end
+
+
+def _is_done(end: Sighting) -> bool:
+    """Whether an end says that all was done, or came at the last step."""
+    return end.signature.id in _FINISHED or (
+        end.progress is not None and end.progress.is_last is True
+    )
 
 
 def _plainest(strong: Sighting, causes: Sequence[Sighting]) -> Sighting:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from tr11ops.base.errors import HostlistError
 from tr11ops.base.word_search import WordPresence
-from tr11ops.cluster.hostlist import expand
+from tr11ops.cluster.arrays import expand
 from tr11ops.diagnose.elastic import HEADS, ReportReader
 from tr11ops.diagnose.gpu_memory import is_absurd, is_held_by_others
 from tr11ops.diagnose.hosts import LogHead

@@ -17,12 +17,15 @@ from msgspec.structs import replace
 from tr11ops.base.units import duration
 from tr11ops.diagnose.lines import full_origin
 from tr11ops.diagnose.sighting import LogLaunch, Sighting, TrainingStep
-from tr11ops.diagnose.signature import FaultClass, Role
+from tr11ops.diagnose.signature import FaultClass, Restart, Role
 
 FEWEST_STEPS = 3
 SHORTEST = timedelta(minutes=30)  # an evaluation or a save may take so long
 USUAL_STEPS = 20  # times what a step took
 ZONES = timedelta(minutes=30)  # clocks of two zones differ by a multiple of it
+FEWEST_IDLE = 3  # reports in a row of an engine that has nothing to do
+_ENGINE_IDLE: Final = "engine-idle"
+_IDLE: Final = "what generates for the training had nothing to do any more: it hung before"
 MOST: Final = 0.85  # the most for such an end
 
 
@@ -36,6 +39,14 @@ def with_silence(stop: Sighting | None, launch: LogLaunch) -> Sighting | None:
         or stop.signature.fault is not FaultClass.SLURM_TIME_LIMIT
     ):
         return stop
+    if _has_idle_engine(launch):
+        signature = replace(
+            stop.signature,
+            confidence=min(stop.signature.confidence, MOST),
+            helps=Restart.UNKNOWN,
+            meaning=f"{stop.signature.meaning}; {_IDLE}",
+        )
+        return replace(stop, signature=signature)
     silent = _silent_before(stop.origin.time, launch.steps)
     if silent is None:
         return stop
@@ -48,6 +59,23 @@ def with_silence(stop: Sighting | None, launch: LogLaunch) -> Sighting | None:
         meaning=f"{stop.signature.meaning}; {silence}",
     )
     return replace(stop, signature=signature)
+
+
+def _has_idle_engine(launch: LogLaunch) -> bool:
+    """Whether the engine that generates for the training reported again and again, after the last step, that
+    it has nothing to do.
+    """
+    last = launch.progress
+    if last is None:
+        return False
+    idle = [
+        one
+        for one in launch.sightings
+        if one.signature.id == _ENGINE_IDLE
+        and one.file == launch.file
+        and one.line_number > last.line_number
+    ]
+    return len(idle) >= FEWEST_IDLE
 
 
 def has_gone_silent(launches: Sequence[LogLaunch]) -> bool:

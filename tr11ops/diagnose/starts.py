@@ -33,6 +33,7 @@ _ORDERS = frozenset({FaultClass.SLURM_TIME_LIMIT, FaultClass.SLURM_USER_CANCEL})
 _WAITS = frozenset({FaultClass.NCCL_TIMEOUT, FaultClass.NCCL_NETWORK})
 _TIMED_OUT = re.compile(r"[Tt]imed? ?out|[Tt]imeout|TIMEOUT")
 _TURNS = re.compile(r"in \w*(?:process_first|zero_first|rank_first|main_process_first)\w*$")
+_STORE_LOST: Final = "rendezvous-store-lost"
 _STORE = re.compile(r"\bstore\b|[Rr]endezvous|\brdzv\b")
 _NO_STORE = "the store through which workers find each other was lost before the first step"
 # what a launch script and its tasks print of how many there are, and of how many are waited for
@@ -46,6 +47,7 @@ _STARTS_MORE = re.compile(
 )
 # one who finds no address of one family; there may be one of the other
 _ASKER = re.compile(r"(?m)^(.+?)\[W.{0,200}cannot be retrieved \(gai error: -2")
+_NO_ADDRESS = re.compile(r"cannot be retrieved \(gai error: -2\b")
 _TRIED = re.compile(r"client socket (?:has failed|cannot be initialized) to connect to \[")
 _NO_HOST: Final = "no one knows the name of the host that workers connect to"
 # loopback and link addresses, the bridges of Docker, and blocks that are given to no host (RFC 6890)
@@ -54,18 +56,27 @@ NO_OTHERS_ADDRESS: Final = (
     r"|172\.(?:1[7-9]|2\d|3[01])\.0\.1\b)"
 )
 _TRIED_AT = re.compile(
-    r"(?:client socket has failed to connect to \[|Connecting to JAX distributed service on )(?P<address>[\w.:-]+)"
+    r"(?:client socket (?:has failed|cannot be initialized) to connect to \[|Connecting to JAX distributed service on )"
+    r"(?P<address>[\w.:-]+)"
 )
 _AT_NO_OTHERS_ADDRESS = re.compile(NO_OTHERS_ADDRESS)
 _GIVEN = re.compile(r"trying to connect to \(?(?P<address>[\w.:-]+)")
 _AT_NO_OTHERS: Final = "workers look for each other at an address that no other host can have"
-_ALONE = re.compile(r"\b1/(?P<members>\d+) (?:\w+ )?joined")
+_REFUSED = re.compile(r"[Cc]onnection refused|ECONNREFUSED|errno: 111\b")
+_REFUSED_LONG: Final = 5  # times: who only starts later is refused once or twice
+_NO_LISTENER: Final = (
+    "the host at which workers look for each other is up, and none of them listens there"
+)
+_ALONE = re.compile(
+    r"\b1(?:/| of )(?P<members>\d+) (?:\w+ )?(?:have |has )?(?:joined|registered|connected|checked in|arrived|ready)\b"
+)
 _NO_ONE_CAME: Final = (
     "none of the others came: they were not started, or look for the one that waited elsewhere"
 )
 _SEVERAL: Final = 3  # members, of which one may be late or lost, and hardly all others
 FEWER: Final = 0.8
 STILL_PREPARES: Final = 0.7
+SAID_BELOW: Final = 0.7
 
 
 def explained(root: Sighting | None, launch: LogLaunch) -> Sighting | None:
@@ -88,11 +99,13 @@ def explained(root: Sighting | None, launch: LogLaunch) -> Sighting | None:
     if is_wait and not root.signature.own and _waits_for_data(root, launch):
         meaning = "the ranks waited for one that still prepared the data: prepare it once before, or wait longer"
         return _of_settings(root, FaultClass.NCCL_TIMEOUT, STILL_PREPARES, meaning)
-    if (
-        is_symptom
-        and root.signature.fault is FaultClass.NCCL_NETWORK
-        and _STORE.search(root.text) is not None
-    ):
+    is_lost_peer = is_symptom and root.signature.fault is FaultClass.NCCL_NETWORK
+    lost = [one.signature for one in launch.sightings if one.signature.id == _STORE_LOST]
+    if is_lost_peer and lost:  # who lost it says so of the store, below its own error
+        return replace(
+            root, signature=replace(lost[0], confidence=SAID_BELOW, id=root.signature.id)
+        )
+    if is_lost_peer and _STORE.search(root.text) is not None:
         return replace(
             root, signature=replace(root.signature, fault=FaultClass.RENDEZVOUS, meaning=_NO_STORE)
         )
@@ -155,14 +168,27 @@ def _cannot_meet(root: Sighting, launch: LogLaunch) -> str:
     tried = _TRIED_AT.findall(heads) or _GIVEN.findall(root.text)
     if tried and all(_AT_NO_OTHERS_ADDRESS.match(address) for address in tried):
         return _AT_NO_OTHERS
+    if tried and len(_refusals(heads, tried[0])) >= _REFUSED_LONG:
+        return _NO_LISTENER
     return ""
 
 
+def _refusals(heads: str, address: str) -> list[str]:
+    """The lines that say that the host of this address answered, and nothing of it listened."""
+    return [
+        line for line in heads.splitlines() if address in line and _REFUSED.search(line) is not None
+    ]
+
+
 def _finds_no_address(launch: LogLaunch) -> bool:
-    """Whether a process looked a name up again and again, and never had an address to try."""
+    """Whether a process looked a name up again and again, or each of several did, and none ever had an
+    address to try.
+    """
     head = "\n".join(head.text for head in launch.heads)
     askers = _ASKER.findall(head)
-    return len(set(askers)) < len(askers) and _TRIED.search(head) is None
+    asked_in = {one.file for one in launch.heads if _NO_ADDRESS.search(one.text) is not None}
+    is_lasting = len(set(askers)) < len(askers) or len(asked_in) >= _AGAIN
+    return is_lasting and _TRIED.search(head) is None
 
 
 def _too_few_tasks(launch: LogLaunch, root: Sighting | None) -> Sighting | None:

@@ -25,11 +25,12 @@ _WAITED = re.compile(
 # of an address that did not answer, and of tasks that never came to it
 UNREACHED = re.compile(
     r"trying to connect to|connection to the C10d store has failed|No route to host"
-    r"|PjRT_Client_Connect|tasks_to_register"
+    r"|PjRT_Client_Connect|tasks_to_register|[Cc]luster registration failed|RegisterTask\b"
 )
 _OF_CONNECTIONS = frozenset({FaultClass.RENDEZVOUS, FaultClass.NCCL_NETWORK})
 _NO_WORD_OF = re.compile(r"\bnot received the Notify record from remote rank: ?\[(?P<rank>\d+)\]")
 _BUSY = "rank-busy"
+_AT_DEVICE = "rank-waits-for-device"
 WITNESSES = 2  # others who agree
 LONG_SECONDS = 1800  # who is only late, as a machine that boots, comes sooner
 
@@ -77,6 +78,16 @@ def helps_where_ranks_parted(texts: Sequence[str]) -> Restart | None:
     done = {(one.number, one.operation) for one in stuck_ranks(texts) if one.is_of_all}
     if len(done) > len({number for number, _ in done}):
         return Restart.CHANGE
+    return None
+
+
+def helps_where_a_device_stands(sightings: Sequence[Sighting]) -> Restart | None:
+    """UNKNOWN where the one rank that did not come waits for its own accelerator, by its stack: what that
+    stands at, a kernel or a fault, no line tells.
+    """
+    at_device = {one.named["rank"] for one in sightings if one.signature.id == _AT_DEVICE}
+    if len(at_device) == 1:
+        return Restart.UNKNOWN
     return None
 
 

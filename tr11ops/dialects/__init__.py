@@ -1,1 +1,1 @@
-"""How each trainer prints a step: one table, and its one reader."""
+"""How each trainer prints a step, and what its words, its checkpoints and its end mean: tables, and their readers."""

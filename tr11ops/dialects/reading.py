@@ -19,7 +19,7 @@ from tr11ops.dialects.table import (
     whole_number_of,
     words_of,
 )
-from trainer.contract.metrics_record import StepRecord
+from trainer.contract.metrics_record import MeasuredStep
 from trainer.contract.record import Record
 
 # the cursor goes up again: a bar inside another one, such as that of an evaluation
@@ -133,12 +133,12 @@ def iteration_of(line: str) -> int | None:
     return None
 
 
-def step_record(line: str) -> StepRecord | None:
+def step_record(line: str) -> MeasuredStep | None:
     """A line of a step as a record; None for a line of no step, without its number, or that only
     may be of one.
 
-    A missing loss is NaN, for a trainer may leave the field out exactly then. Counts that it does
-    not tell are 0, other numbers NaN or None.
+    A missing loss is NaN where the trainer leaves the field out exactly then, else None. Counts that
+    it does not tell are None, other numbers NaN or None.
     """
     found = step_of(line)
     if found is None or found.dialect.guess:
@@ -146,7 +146,7 @@ def step_record(line: str) -> StepRecord | None:
     return record_of(found, line)
 
 
-def record_of(found: StepNumbers, line: str = "") -> StepRecord | None:
+def record_of(found: StepNumbers, line: str = "") -> MeasuredStep | None:
     """The record of what was read of a step; of `line` the losses beside that of the words. None
     without a number, or of a line that was cut, which says nothing sure.
     """
@@ -157,24 +157,25 @@ def record_of(found: StepNumbers, line: str = "") -> StepRecord | None:
         others = _OTHER_LOSS.findall(line)
     else:
         others = []
-    return StepRecord(
+    loss = found.loss
+    if found.lacks_loss:
+        loss = math.nan
+    return MeasuredStep(
         iteration=found.iteration,
-        total_iterations=found.total or 0,
-        consumed_samples=_count(values, "consumed_samples"),
-        consumed_tokens=_count(values, "consumed_tokens"),
+        total_iterations=found.total or None,
+        consumed_samples=_told_count(values, "consumed_samples"),
+        consumed_tokens=_told_count(values, "consumed_tokens"),
         seconds_per_iteration=values.get("seconds_per_iteration", math.nan),
         learning_rate=values.get("learning_rate", math.nan),
-        global_batch_size=_count(values, "global_batch_size"),
-        lm_loss=values.get("lm_loss", math.nan),
+        global_batch_size=_told_count(values, "global_batch_size"),
+        lm_loss=loss,
         grad_norm=values.get("grad_norm"),
         samples_per_second=values.get("samples_per_second", math.nan),
         tflops=values.get("tflops", math.nan),
         loss_scale=values.get("loss_scale"),
         params_norm=values.get("params_norm"),
         num_zeros=values.get("num_zeros", 0.0),
-        curriculum_length=_count(values, "curriculum_length")
-        if "curriculum_length" in values
-        else None,
+        curriculum_length=_told_count(values, "curriculum_length"),
         skipped_iterations=_count(values, "skipped_iterations"),
         nan_iterations=_count(values, "nan_iterations"),
         other_losses=tuple((name, float(value)) for name, value in others),
@@ -334,6 +335,12 @@ def _values(
     if "milliseconds_per_iteration" in found:
         found.setdefault("seconds_per_iteration", found.pop("milliseconds_per_iteration") / 1000.0)
     return found
+
+
+def _told_count(values: Mapping[str, float], name: str) -> int | None:
+    if name not in values:
+        return None
+    return _count(values, name)
 
 
 def _count(values: Mapping[str, float], name: str) -> int:

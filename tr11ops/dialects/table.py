@@ -39,6 +39,7 @@ class StepDialect(Record, eq=False, dict=True):
     steps: tuple[str, ...] = ()
     guess: bool = False
     omits_nan: bool = False
+    averages: bool = False
     zero: tuple[str, ...] = ()
     first_epoch: int = 0
 

@@ -52,7 +52,7 @@ from tr11ops.runcard.sections import parse_attempts
 from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord
 from tr11ops.rundir.paths import Submission
 from trainer.config.card import CardError
-from trainer.contract.end_marker import EndMarker
+from trainer.contract.attempt import EndMarker
 from trainer.contract.record import Record
 
 Key = TypeVar("Key")

@@ -22,7 +22,7 @@ from tr11ops.goodput.timeline import (
     launches_of,
 )
 from tr11ops.rundir.attempts import AttemptVerdict
-from trainer.contract.end_marker import BAD_REASONS, EndMarker
+from trainer.contract.attempt import BAD_REASONS, EndMarker
 from trainer.contract.record import Record
 
 # who gave a sign within these lives, where the scheduler does not say otherwise
@@ -214,7 +214,7 @@ def _end_without_launch(attempt: AttemptHistory) -> EndCause | None:
         return EndCause(attempt.marker.reason, attempt.marker.reason in BAD_REASONS)
     if isinstance(attempt.verdict, AttemptVerdict):
         reason = attempt.verdict.reason
-        return EndCause(attempt.verdict.cause or reason, reason == "error")
+        return EndCause(attempt.verdict.cause or reason, reason in {"error", "unexplained"})
     if attempt.ended is None and attempt.is_running is not False:
         return None
     return end_without_word(attempt)

@@ -22,19 +22,18 @@ from tr11ops.base.units import number_in
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.goodput.history_values import AttemptHistory, CheckpointMark, History, Period, StepMark
 from tr11ops.observe.files import read_submissions
-from tr11ops.observe.ownership import Ownership
+from tr11ops.observe.jobs import Ownership
 from tr11ops.runcard.sections import parse_time_limit
 from tr11ops.rundir.action_log import Result, replay
 from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord, last_sign_in, told_end
 from tr11ops.rundir.exclusions import EXCLUDED, INCLUDED
 from tr11ops.rundir.journal import JournalEntry, Ledger, read_journal
 from tr11ops.rundir.paths import RunDirectory, Submission
+from trainer.contract.attempt import EndMarker, read_phases
 from trainer.contract.checkpoint_formats import MANIFEST_FILE
 from trainer.contract.checkpoint_names import checkpoint_steps
-from trainer.contract.end_marker import EndMarker
 from trainer.contract.metrics_record import STEP, records
 from trainer.contract.paths import RunPaths, attempt_label, read_attempt_label
-from trainer.contract.phases import read_phases
 from trainer.contract.state_file import open_for_reading, read_json
 
 # ---------------------------------------------------------------- attempts

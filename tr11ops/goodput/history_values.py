@@ -10,8 +10,7 @@ from typing import NamedTuple
 from tr11ops.base.observed import Observed, known
 from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord
 from tr11ops.rundir.paths import Submission
-from trainer.contract.end_marker import EndMarker
-from trainer.contract.phases import PhaseRecord
+from trainer.contract.attempt import EndMarker, PhaseRecord
 from trainer.contract.record import Record
 
 

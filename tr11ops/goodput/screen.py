@@ -9,9 +9,8 @@ from itertools import pairwise
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from tr11ops.base.glyphs import plain
 from tr11ops.base.observed import known
-from tr11ops.base.units import DAY, LEAST_NODE_HOURS, MINUTE, counted, duration, timestamp
+from tr11ops.base.units import DAY, LEAST_NODE_HOURS, MINUTE, counted, duration, plain, timestamp
 from tr11ops.goodput.account import NO_ATTEMPT, AccountSpan, Amount, Goodput
 from tr11ops.goodput.history_values import History
 from tr11ops.goodput.timeline import Bucket

@@ -17,8 +17,7 @@ from typing import NamedTuple
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.goodput.history_values import AttemptHistory, StepMark, micro
 from tr11ops.rundir.attempts import LaunchRecord
-from trainer.contract.end_marker import EndMarker
-from trainer.contract.phases import STEPPING
+from trainer.contract.attempt import BAD_REASONS, STEPPING, EndMarker
 from trainer.contract.record import Record
 
 STALL_FACTOR = 10  # an iteration that takes so many usual ones stood still
@@ -43,7 +42,7 @@ class Bucket(StrEnum):
     UNKNOWN = "unknown"
 
 
-# The phases of `trainer.contract.phases`, and four that only the controller sees: before, teardown,
+# The phases of `trainer.contract.attempt`, and four that only the controller sees: before, teardown,
 # between, unseen.
 BUCKETS = {
     "before": Bucket.START_UP,
@@ -118,7 +117,7 @@ def launch_end(attempt: AttemptHistory, launch: LaunchRecord) -> EndCause | None
     if (
         isinstance(marker, EndMarker)
         and marker.launch == launch.launch
-        and marker.reason not in {"error", "refused"}
+        and marker.reason not in BAD_REASONS
     ):
         return EndCause(marker.reason, False)
     if launch.cause:

@@ -25,6 +25,7 @@ from tr11ops.observe.forecast import (
     queue_coverage_seconds,
 )
 from tr11ops.observe.snapshot import EqualSteps, Snapshot, weight_at, work
+from tr11ops.runcard.card import OwnCard
 from tr11ops.status.assessment import forecast_of
 from tr11ops.status.extra_observations import ExtraObservations
 
@@ -75,7 +76,12 @@ def _queue(snapshot: Snapshot) -> Iterator[Happened]:
             and job.start_time + limit < snapshot.time + left
         ):
             moment = max(snapshot.time, job.start_time + limit)
-            yield Happened(moment, f"{job.job_id} saves and leaves: its time is over")
+            end_of_time = "saves and leaves: its time is over"
+            if snapshot.run.is_watched:
+                end_of_time = "is at its time limit"
+            yield Happened(moment, f"{job.job_id} {end_of_time}")
+    if snapshot.run.is_watched:
+        return  # what comes after it is someone else's to say
     idle_work = no_cover(snapshot)
     if covered is not None and covered < left and idle_work:
         reasons = "; ".join(map(str, idle_work[:NO_COVER_SHOWN]))
@@ -100,7 +106,9 @@ def _milestones(snapshot: Snapshot, card: RunCard, until: float) -> Iterator[Hap
     if end is None or done is None or next_checkpoint(snapshot) is None:
         return
     course = course_seen(snapshot)
-    points = [*_evaluations(card, done), *(_points(card, done) if course else ())]
+    points = list(_evaluations(card, done))
+    if course and isinstance(card, OwnCard):
+        points += _points(card, done)
     for iteration, text in points:
         moment = snapshot.time + _seconds_to(
             snapshot, course, end=end, done=done, iteration=iteration
@@ -112,13 +120,13 @@ def _milestones(snapshot: Snapshot, card: RunCard, until: float) -> Iterator[Hap
 
 
 def _evaluations(card: RunCard, done: int) -> Iterator[tuple[int, str]]:
-    if card.evaluation.iterations:
+    if isinstance(card, OwnCard) and card.evaluation.iterations:
         every = card.evaluation.interval
         iteration = done - done % every + every
         yield iteration, f"evaluation after iteration {iteration}"
 
 
-def _points(card: RunCard, done: int) -> Iterator[tuple[int, str]]:
+def _points(card: OwnCard, done: int) -> Iterator[tuple[int, str]]:
     """What the card's own course of batch and learning rate changes after iteration `done`."""
     from trainer.schedule.learning_rate import plan_of
     from trainer.schedule.path import path_of

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from tr11ops.base.observed import Observed, Unknown, known
 from tr11ops.base.units import duration
-from tr11ops.detect.causes import by_cause
-from tr11ops.detect.detector import Finding, Severity
+from tr11ops.detect.detector import Finding, Severity, by_cause
 from tr11ops.goodput.timeline import Bucket
 from tr11ops.observe import derived
 from tr11ops.observe.files import PastProgress
+from tr11ops.observe.jobs import standing_holds
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.queue.held_jobs import standing_holds
-from tr11ops.runcard.card import differences
+from tr11ops.runcard.card import difference_lines
 from tr11ops.rundir.attempts import LaunchRecord, version_words
 from tr11ops.rundir.exclusion import Exclusion, kept_off
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
@@ -25,8 +24,8 @@ from tr11ops.rundir.journal import JournalEntry
 from tr11ops.rundir.journal_lines import JournalLine, lines_of
 from tr11ops.rundir.paths import Submission
 from tr11ops.status.assessment import Assessment
-from tr11ops.status.care import copies
-from trainer.contract.end_marker import EndMarker
+from tr11ops.status.screen import copy_rows
+from trainer.contract.attempt import EndMarker
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
@@ -66,13 +65,14 @@ class Happened(Record):
 
 
 class ShiftProgress(Record):
-    """What the shift's training came to. `useful` is the share (0..1) of the held node time that
-    counts.
+    """What the shift's training came to; what its trainer does not count is None.
+
+    `useful` is the share (0..1) of the held node time that counts.
     """
 
     iterations: int
-    samples: int
-    tokens: int
+    samples: int | None
+    tokens: int | None
     first: int
     last: int
     loss_before: float | None
@@ -188,7 +188,7 @@ def hand_over(
         open=tuple(_open(material)),
         coming=tuple(sorted(coming, key=lambda event: event.time)),
         read_errors=tuple(dict.fromkeys(material.read_errors)),
-        copies="; ".join(words for _, words, _ in copies(material.status)),
+        copies="; ".join(words for _, words, _ in copy_rows(material.status)),
         software=_software(snapshot),
     )
 
@@ -223,8 +223,8 @@ def _progress(material: HandoverMaterial, since: float, until: float) -> ShiftPr
     part = material.goodput.between(since, until)
     return ShiftProgress(
         iterations=ended.iteration - begun.iteration,
-        samples=ended.consumed_samples - begun.consumed_samples,
-        tokens=ended.consumed_tokens - begun.consumed_tokens,
+        samples=_moved(begun.consumed_samples, ended.consumed_samples),
+        tokens=_moved(begun.consumed_tokens, ended.consumed_tokens),
         first=begun.iteration,
         last=ended.iteration,
         loss_before=begun.loss,
@@ -232,6 +232,12 @@ def _progress(material: HandoverMaterial, since: float, until: float) -> ShiftPr
         useful=part.useful_of_held,
         node_hours=part.total.held_hours,
     )
+
+
+def _moved(begun: int | None, ended: int | None) -> int | None:
+    if begun is None or ended is None:
+        return None
+    return ended - begun
 
 
 def _incidents(material: HandoverMaterial, since: float, until: float) -> Iterator[Trouble]:
@@ -346,7 +352,7 @@ def _changes(
                 after.time, f"{name}: the card was changed; what in it cannot be read", after.user
             )
             continue
-        found = list(differences(first, second))
+        found = list(difference_lines(first, second))
         more = ""
         if len(found) > MOST_CHANGES:
             more = f"; and {len(found) - MOST_CHANGES} more"

@@ -1,4 +1,5 @@
-"""A hand-over as Markdown that reads well in a terminal and in a mail, and as JSON. Pure."""
+"""A hand-over as Markdown that reads well in a terminal and in a mail, as JSON, and as an entry of a
+chronicle: what happened, on what evidence, what was done, what it cost. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +10,18 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from tr11ops.base.glyphs import plain
-from tr11ops.base.glyphs import wrapped as indented
-from tr11ops.base.units import NEAR, counted, duration, iso_time, node_time, quantity, timestamp
+from tr11ops.base.units import (
+    DAY,
+    NEAR,
+    counted,
+    duration,
+    iso_time,
+    node_time,
+    plain,
+    quantity,
+    timestamp,
+)
+from tr11ops.base.units import wrapped as indented
 from tr11ops.handover.shift import Handover, Happened, ShiftInterruption, ShiftProgress, Trouble
 from tr11ops.handover.start import command_lines, job_lines
 
@@ -108,7 +118,7 @@ def progress_sentence(progress: ShiftProgress) -> str:
     if progress.iterations < 0:
         return f"No progress: iteration {progress.last:,} after {progress.first:,}."
     text = f"{progress.iterations:,} iterations ({progress.first:,} to {progress.last:,})"
-    if progress.tokens > 0:
+    if progress.tokens is not None and progress.tokens > 0:
         text += f", {quantity(progress.tokens)} tokens"
     if progress.loss_now is not None:
         if progress.loss_before is None:
@@ -210,3 +220,121 @@ def _plain_value(value: Any, key: str = "") -> Any:
     if key == "severity":
         return str(value).lower()
     return value
+
+
+# ----------------------------------------------------------------------------- as an entry of a chronicle
+# It is written for those who read it in a year: each fault has a heading of its own, with everything
+# that was done until the training went on; what belongs to no fault comes at the end.
+BEFORE_SECONDS = 300.0  # an alert that began so shortly before a fault is its first sign
+MOST_QUOTED = 5
+_Events = list[tuple[float, str]]
+
+
+def chronicle(handover: Handover, zone: tzinfo | None) -> str:
+    """The entry; lines are at most 78 characters wide where no word or command is longer."""
+    return "\n".join(_chronicle_lines(handover, zone)) + "\n"
+
+
+def _chronicle_lines(given: Handover, zone: tzinfo | None) -> Iterator[str]:
+    first = timestamp(given.since, zone, DAY)
+    last = timestamp(given.until, zone, DAY)
+    if first == last:
+        days = first
+    else:
+        days = f"{first} to {last}"
+    yield f"## {days}: {one_line(given.run)} / {one_line(given.variant)}"
+    yield ""
+    yield from wrapped(_summary(given), "")
+    episodes, rest = _episodes(given)
+    far = first != last
+    for fault, events in zip(given.restarts, episodes, strict=True):
+        yield from _fault_section(fault, events, zone, far)
+    if rest:
+        yield ""
+        yield "### Besides"
+        yield ""
+        for time, text in rest:
+            yield from wrapped(f"{clock(time, zone, far)}  {text}", "- ")
+    if given.read_errors:
+        yield ""
+        yield from wrapped(f"Not read: {'; '.join(given.read_errors)}.", "")
+
+
+def _summary(given: Handover) -> str:
+    if given.progress is None:
+        progress = "No iteration is on record."
+    else:
+        progress = progress_sentence(given.progress)
+    count = len(given.restarts)
+    if not count:
+        faults = "No fault."
+    else:
+        lost = node_time(sum(map(_hours, given.restarts)))
+        faults = f"{counted(count, 'fault')}, {lost} lost."
+    saved = ""
+    if given.checkpoints:
+        saved = f" {counted(len(given.checkpoints), 'checkpoint')} made."
+    return f"{progress}{saved} {faults}"
+
+
+def _episodes(given: Handover) -> tuple[list[_Events], _Events]:
+    """Every event of the shift once, by time: with the fault whose time it lies in, the later one of
+    two, else in the rest.
+    """
+    ends = [
+        fault.time + fault.down if fault.down is not None else given.until
+        for fault in given.restarts
+    ]
+    found: list[_Events] = [[] for _ in given.restarts]
+    rest: _Events = []
+    alerts = ((trouble.time, f"alert {trouble_sentence(trouble)}") for trouble in given.incidents)
+    for time, text in (*alerts, *timed_events(given)):
+        inside = [
+            index
+            for index, (fault, end) in enumerate(zip(given.restarts, ends, strict=True))
+            if fault.time - BEFORE_SECONDS <= time <= end
+        ]
+        (found[inside[-1]] if inside else rest).append((time, text))
+    return [sorted(events) for events in found], sorted(rest)
+
+
+def _fault_section(
+    fault: ShiftInterruption, events: _Events, zone: tzinfo | None, far: bool
+) -> Iterator[str]:
+    nodes = ""
+    if fault.blamed and not fault.names_its_node:
+        nodes = f" on {', '.join(fault.blamed)}"
+    yield ""
+    yield from wrapped(
+        f"### {clock(fault.time, zone, far)}  {fault.job} failed{nodes}: {fault.cause}", ""
+    )
+    if fault.evidence:
+        yield ""
+        for line in fault.evidence[:MOST_QUOTED]:
+            yield f"    {one_line(line)}"
+    yield ""
+    done = [f"{clock(time, zone, far)}  {text}" for time, text in events]
+    done += [f"then: {fault.decision}"] if fault.decision else []
+    for line in done or ["nothing is on record"]:
+        yield from wrapped(line, "- ")
+    yield ""
+    yield from wrapped(_cost(fault), "")
+
+
+def _cost(fault: ShiftInterruption) -> str:
+    if fault.down is None:
+        stood = "It has not trained since."
+    else:
+        stood = f"It trained on after {duration(fault.down)}."
+    parts = [f"{hours:,.1f} {bucket}" for bucket, hours in fault.node_hours.items()]
+    lost = ""
+    if parts:
+        lost = f" Cost: {_hours(fault):,.1f} node hours ({', '.join(parts)})"
+    again = ""
+    if fault.trained_again:
+        again = f"; {counted(fault.trained_again, 'iteration')} trained again"
+    return f"{stood}{lost}{again if lost else ''}{'.' if lost else ''}"
+
+
+def _hours(fault: ShiftInterruption) -> float:
+    return sum(fault.node_hours.values())

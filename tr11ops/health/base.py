@@ -52,6 +52,7 @@ class NodeRequirements(Record):
     the moment at which the batch controller asked (seconds since the epoch; None: not told).
     `launch` is the number of the workers' launch. `ends_leftovers` allows to end processes of our
     own that an earlier job or launch left on this node, where a node belongs to one job at a time.
+    `sweeps` allows to remove files that killed workers of ours left in /dev/shm.
     `interfaces`: of the network, over which the ranks shall talk.
     """
 
@@ -64,6 +65,7 @@ class NodeRequirements(Record):
     temporary: Path = Path("/tmp")
     controller_time: float | None = None
     ends_leftovers: bool = False
+    sweeps: bool = True
     seconds: float = 30.0
     interfaces: tuple[str, ...] = ()
 

@@ -108,7 +108,7 @@ def check_shared_memory(system: System, wanted: NodeRequirements) -> Answer:
     """Bad when others have filled it; a warning when the workers may not have enough. Sweeps our
     own stale files.
     """
-    swept = sweep(system)
+    swept = sweep(system) if wanted.sweeps else 0
     space = system.space(SHARED_MEMORY_FOLDER)
     cleaned = ""
     if swept:

@@ -8,7 +8,7 @@ from statistics import median
 from tr11ops.base.robust import usual_step_seconds
 from tr11ops.dialects.reading import step_record
 from tr11ops.logs.lines import STAMP_BYTES
-from trainer.contract.metrics_record import StepRecord
+from trainer.contract.metrics_record import MeasuredStep
 from trainer.contract.record import Record
 
 RECENT_STEPS = 20  # of the throughput
@@ -23,11 +23,11 @@ class LogEnd(Record):
     """
 
     size: int
-    steps: tuple[StepRecord, ...] = ()
+    steps: tuple[MeasuredStep, ...] = ()
     stamp: str = ""
 
     @property
-    def last(self) -> StepRecord | None:
+    def last(self) -> MeasuredStep | None:
         if self.steps:
             return self.steps[-1]
         return None
@@ -55,17 +55,20 @@ class LogEnd(Record):
 
     @property
     def remaining_seconds(self) -> float | None:
-        """What is left at the recent pace, without waits and restarts. Larger batches to come are
-        in no log.
+        """What is left at the recent pace, without waits and restarts; None where the pace or the
+        last step is not told. Larger batches to come are in no log.
         """
-        if self.last is None or self.seconds_per_iteration is None:
+        pace = self.seconds_per_iteration
+        if self.last is None or pace is None or self.last.total_iterations is None:
             return None
-        return max(0, self.last.total_iterations - self.last.iteration) * self.seconds_per_iteration
+        return max(0, self.last.total_iterations - self.last.iteration) * pace
 
     @property
     def is_finished(self) -> bool:
         """Whether the last step that was logged is the training's last one."""
-        return self.last is not None and 0 < self.last.total_iterations <= self.last.iteration
+        if self.last is None or self.last.total_iterations is None:
+            return False
+        return 0 < self.last.total_iterations <= self.last.iteration
 
 
 def end_of_log(data: bytes, size: int, is_whole: bool) -> LogEnd:
@@ -80,7 +83,7 @@ def end_of_log(data: bytes, size: int, is_whole: bool) -> LogEnd:
     )
 
 
-def _step(line: bytes) -> StepRecord | None:
+def _step(line: bytes) -> MeasuredStep | None:
     try:
         return step_record(line.decode("utf-8", "replace"))
     except (ValueError, OverflowError):  # numbers that no training has

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from tr11ops.base.errors import HubError, HubUnavailable
-from tr11ops.base.newer import replace_json
-from tr11ops.base.observed import cause
+from tr11ops.base.observed import cause, replace_json
 from tr11ops.base.retry import RetryPolicy
 from tr11ops.base.units import duration, span_seconds
 from tr11ops.hub.base import HubFile, Progress, Repository

@@ -38,7 +38,7 @@ from trainer.contract.record import JsonObject, Record
 from trainer.schedule.flops import count_parameters
 
 if TYPE_CHECKING:
-    from tr11ops.runcard.card import RunCard
+    from tr11ops.runcard.card import OwnCard
     from trainer.config.model import ModelSection
 
 
@@ -59,7 +59,7 @@ class Losses(Record):
 
 
 def model_facts(
-    card: RunCard,
+    card: OwnCard,
     manifest: Manifest,
     losses: Losses,
     training_history: TrainingHistory,
@@ -95,7 +95,7 @@ def model_facts(
     )
 
 
-def datasets_of(card: RunCard) -> tuple[Dataset, ...] | None:
+def datasets_of(card: OwnCard) -> tuple[Dataset, ...] | None:
     """The training mixture by the last part of each path, since the rest says whose disk it is on;
     None: unknown.
 
@@ -153,7 +153,7 @@ def model_kind(model: ModelSection) -> str:
     return "llama"
 
 
-def _architecture(card: RunCard) -> Rows:
+def _architecture(card: OwnCard) -> Rows:
     model, vocabulary = card.model, card.tokenizer.padded_vocabulary_size
     shared = (
         ()
@@ -174,7 +174,7 @@ def _architecture(card: RunCard) -> Rows:
     )
 
 
-def _hardware(card: RunCard, topology: Mapping[str, int]) -> Rows:
+def _hardware(card: OwnCard, topology: Mapping[str, int]) -> Rows:
     own = {
         "tensor": card.parallel.tensor,
         "pipeline": card.parallel.pipeline,
@@ -191,7 +191,7 @@ def _hardware(card: RunCard, topology: Mapping[str, int]) -> Rows:
     )
 
 
-def _hyperparameters(card: RunCard) -> Rows:
+def _hyperparameters(card: OwnCard) -> Rows:
     batch, schedule, optimizer = card.batch, card.schedule, card.optimizer
     ramp = batch.ramp
     if ramp is None:

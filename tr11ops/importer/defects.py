@@ -19,7 +19,7 @@ from tr11ops.runcard.rules import (
     MARGIN_WITH_EVALUATION_SECONDS,
     advised_exit_minutes,
 )
-from trainer.config.model import WHAT_IT_COST, too_large
+from trainer.config.model import WHAT_IT_COST, std_advice
 from trainer.contract.record import Record
 
 # Everything that a look for defects may need: the script as it was read, and the keys as they were
@@ -499,10 +499,10 @@ def initial_weights(case: Case) -> Iterator[Defect]:
     hidden = case.card.integer("model.hidden_size")
     std = case.card.number("model.init_std", 0.02) or 0.0
     drawn = case.card.value("model.init_method", "normal") == "normal"
-    advice = None
+    advice = ""
     if hidden > 0 and drawn:
-        advice = too_large(std, hidden)
-    if advice is not None:
+        advice = std_advice(std, hidden)
+    if advice:
         line, given = (
             case.line("--init-method-std"),
             "" if case.has("--init-method-std") else " (the default)",

@@ -170,6 +170,8 @@ _NAME_IN_ARITHMETIC = re.compile(r"(?<![\w#])[A-Za-z_]\w*", re.ASCII)
 MOST_CHARACTERS = 8 * 1024 * 1024  # of all expansions of one script together
 MOST_FIELDS = 20_000
 _DEEPEST_NAMES = 8
+# What Slurm sets in a job, so that a default beside it says nothing of the job.
+_OF_SLURM = "SLURM_"
 
 Value = Traced | tuple[Traced, ...]  # text, or an array
 
@@ -306,8 +308,13 @@ def _parameter(part: Parameter, variables: Variables, fields: _Fields) -> None:
     missing = text is None
     if text is None and part.name in variables.removed:
         text = Traced()
-    if part.operator is not None and _default_taken(
-        part, missing or not text, missing=missing, variables=variables, fields=fields
+    is_slurms = missing and part.name.startswith(_OF_SLURM)
+    if (
+        part.operator is not None
+        and not is_slurms
+        and _default_taken(
+            part, missing or not text, missing=missing, variables=variables, fields=fields
+        )
     ):
         return
     if text is None:
@@ -458,7 +465,7 @@ class Assignment(Record):
 
 class ShellCommand(Record):
     """One simple command, expanded. `outer` are the words of the command whose `bash -c` text this
-    one stands in.
+    one stands in. `looped`: it stands in a loop. `given`: `NAME=value` before it.
     """
 
     words: tuple[Traced, ...]
@@ -467,6 +474,8 @@ class ShellCommand(Record):
     piped_into: tuple[str, ...] = ()
     outer: tuple[Traced, ...] = ()
     used: frozenset[str] = frozenset()
+    looped: bool = False
+    given: tuple[Traced, ...] = ()
 
     @property
     def name(self) -> str:

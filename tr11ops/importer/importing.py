@@ -1,6 +1,5 @@
 """One import from beginning to end: file, shell, options, defects, card, check. Nothing of the
-script is ever run.
-"""
+script is ever run."""
 
 from __future__ import annotations
 
@@ -15,22 +14,37 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tr11ops.base.errors import ScriptError
+from tr11ops.base.errors import ConversionProblem, ScriptError
 from tr11ops.base.units import duration
 from tr11ops.importer.complete import complete, correct
 from tr11ops.importer.defects import Case, find_defects, in_order
 from tr11ops.importer.defects_table import defect
-from tr11ops.importer.launch import find_deepspeed, find_launch, place_deepspeed, refuse_settings
-from tr11ops.importer.options import Builder, CardProblem, Defect, Imported, LeftReason
-from tr11ops.importer.place_shell import place_conditions, place_shell
+from tr11ops.importer.expansion import Script
+from tr11ops.importer.launch import (
+    ParsedLaunch,
+    find_deepspeed,
+    find_launch,
+    place_deepspeed,
+    refuse_settings,
+)
+from tr11ops.importer.options import (
+    Builder,
+    CardProblem,
+    Defect,
+    Imported,
+    LeftReason,
+    integer,
+)
 from tr11ops.importer.place_training import place_training
+from tr11ops.importer.preparation import names_of, place_conditions, place_preparation
 from tr11ops.importer.reader import read_shell
-from tr11ops.importer.sbatch import job_variables, place_slurm, read_directives
+from tr11ops.importer.sbatch import Directive, job_variables, place_slurm, read_directives
 from tr11ops.importer.traced import LARGEST_SCRIPT_BYTES, Traced
-from tr11ops.runcard.card import RunCard, load_card
+from tr11ops.runcard.card import OwnCard, RunCard, load_card
 from tr11ops.runcard.load import apply_overrides, dotted, overridden_keys
 from tr11ops.runcard.toml_writer import write_card
 from trainer.config.card import CardError, Problem
+from trainer.contract.record import Record
 from trainer.schedule import flops
 
 
@@ -94,11 +108,37 @@ def text_beside(folder: Path, name: Traced) -> str | None:
         return None
 
 
-def import_text(
-    raw: str, name: str, overrides: Sequence[str] = (), folder: Path | None = None
-) -> Imported:
-    """As `import_script`, of a script's text; `name` is what it is called, and `folder` where the
-    files that it sources may be.
+def text_at(folder: Path, path: str) -> str | None:
+    """The text of a file of settings that a command in `folder` names, wherever it lies; None where
+    it is not at hand. Raises ConversionProblem where it cannot be read.
+    """
+    try:
+        found = folder / Path(path).expanduser()
+        is_there = found.exists()
+    except (OSError, RuntimeError, ValueError):  # a name too long, no home folder
+        return None
+    if not is_there:
+        return None
+    if not found.is_file():
+        raise ConversionProblem("is no file")
+    try:
+        return read_script(found)
+    except ScriptError as error:
+        what = str(error).partition(";")[0].removeprefix("it ")
+        raise ConversionProblem(what) from None
+
+
+class BatchScript(Record):
+    """A batch script as it was read. `raw`: its own text."""
+
+    raw: str
+    directives: list[Directive]
+    script: Script
+
+
+def read_batch(raw: str, name: str, folder: Path | None, follows: bool = False) -> BatchScript:
+    """The `#SBATCH` lines and commands of a script; of one that submits a text, those of the text.
+    `follows`: shell scripts that it starts are read too. Raises ScriptError.
     """
     text = raw.replace("\r\n", "\n")
     refuse_settings(name, text)
@@ -106,19 +146,31 @@ def import_text(
     file_at = None
     if folder is not None:
         file_at = partial(text_beside, folder)
-    script = read_shell(text, job_variables(directives), file_at)
+    script = read_shell(text, job_variables(directives), file_at, follows)
     if script.submitted:
         directives = read_directives(script.submitted)
-        script = read_shell(text, job_variables(directives), file_at)
+        script = read_shell(text, job_variables(directives), file_at, follows)
+    return BatchScript(raw, directives, script)
+
+
+def import_text(
+    raw: str, name: str, overrides: Sequence[str] = (), folder: Path | None = None
+) -> Imported:
+    """As `import_script`, of a script's text; `name` is what it is called, and `folder` where the
+    files that it sources may be.
+    """
+    batch = read_batch(raw, name, folder)
+    directives, script = batch.directives, batch.script
     launch = find_launch(script)
     file = find_deepspeed(script, launch)
     builder = Builder()
     place_slurm(builder, directives, launch.starts_workers)
-    place_shell(builder, script, launch)
+    _launcher(builder, script, launch)
+    place_preparation(builder, script, launch.command, names_of(script, launch.command))
     place_training(builder, launch)
     if file is not None:
         place_deepspeed(builder, file)
-    place_conditions(builder, script, launch)
+    place_conditions(builder, script, launch.command)
     complete(builder)
     uses = {use.option: use for use in launch.options}
     case = Case(
@@ -132,25 +184,32 @@ def import_text(
     )
     defects = find_defects(case)
     correct(builder)
-    tables, problems = apply_overrides(builder.tables(), overrides, RunCard)
+    tables, problems = apply_overrides(builder.tables(), overrides, OwnCard)
     if problems:
         raise CardError("command line", problems)
-    return _finished(name, builder, tables=tables, defects=defects, overrides=overrides)
+    head = (
+        f"Made from {name.rpartition('/')[2]} by `tr11 import`. Each remark names the line of the script.",
+        "Check it: tr11 estimate --run THIS-FILE",
+    )
+    imported = unfinished(name, builder, tables, defects=defects, overrides=overrides)
+    imported, card = finished(imported, builder, head)
+    if isinstance(card, OwnCard):
+        found = save_interval(card, builder.line("checkpoint.interval"))
+        imported = replace(imported, defects=tuple(in_order([*defects, *found])))
+    return imported
 
 
-def _finished(
+def unfinished(
     name: str,
     builder: Builder,
     tables: dict[str, Any],
-    defects: list[Defect],
+    defects: Sequence[Defect],
     overrides: Sequence[str],
 ) -> Imported:
+    """What was made of a script, without the card's text."""
     given = frozenset(map(dotted, overridden_keys(overrides)))
-    remarks = {key: item.comment for key, item in builder.placed.items()} | dict.fromkeys(
-        given, "--set"
-    )
     unplaced = tuple(sorted(builder.unplaced, key=lambda item: item.line))
-    imported = Imported(
+    return Imported(
         name,
         "",
         tables=tables,
@@ -161,20 +220,22 @@ def _finished(
         problems=(),
         overridden=given,
     )
-    text = write_card(tables, remarks, _head(imported))
+
+
+def finished(
+    imported: Imported, builder: Builder, head: Sequence[str]
+) -> tuple[Imported, RunCard | None]:
+    """With the card's text, and what the card's rules say against it; the card where it is sound."""
+    remarks = {key: item.comment for key, item in builder.placed.items()}
+    remarks |= dict.fromkeys(imported.overridden, "--set")
+    text = write_card(imported.tables, remarks, [*head, *_decisions(imported)])
     card, problems = _checked(text)
-    if card is not None:
-        defects = in_order([*defects, *save_interval(card, builder.line("checkpoint.interval"))])
     found = tuple(CardProblem(item.key, _line_of(item, builder), str(item)) for item in problems)
-    return replace(imported, text=text, defects=tuple(defects), problems=found)
+    return replace(imported, text=text, problems=found), card
 
 
-def _head(imported: Imported) -> list[str]:
-    script = imported.script.rpartition("/")[2]
-    lines = [
-        f"Made from {script} by `tr11 import`. Each remark names the line of the script.",
-        "Check it: tr11 estimate --run THIS-FILE",
-    ]
+def _decisions(imported: Imported) -> list[str]:
+    lines = []
     for item in imported.decisions:
         shown = ""
         if item.value and item.reason is LeftReason.DECISION:
@@ -235,7 +296,7 @@ _UNKNOWN = 149.0
 _LARGEST_SHARE = 0.25  # of an attempt, between two saves
 
 
-def save_interval(card: RunCard, line: int) -> Iterator[Defect]:
+def save_interval(card: OwnCard, line: int) -> Iterator[Defect]:
     """A crash costs up to one save interval; nothing is known of the speed but what such GPUs
     reach.
     """
@@ -268,3 +329,30 @@ def save_interval(card: RunCard, line: int) -> Iterator[Defect]:
         nodes=card.slurm.nodes,
         advised=advised,
     )
+
+
+def _launcher(builder: Builder, script: Script, launch: ParsedLaunch) -> None:
+    for name in ("nproc_per_node", "num_gpus"):
+        if name in launch.launcher:
+            option = launch.spelled[name]
+            value = (launch.launcher[name],)
+            builder.take(
+                "slurm.workers_per_node", value, integer, source=option.text, line=option.line
+            )
+    spelled, nodes = launch.nodes
+    if nodes is not None and nodes.text and "slurm.nodes" not in builder.placed:
+        if ":" in nodes.text:
+            least = nodes.cut(0, nodes.text.find(":"))
+        else:
+            least = nodes
+        option = launch.spelled[spelled]
+        builder.take("slurm.nodes", (least,), integer, source=option.text, line=option.line)
+    endpoint = launch.launcher.get("rdzv_endpoint")
+    port = launch.launcher.get("master_port")
+    if endpoint is not None and ":" in endpoint.text:
+        port = endpoint.cut(endpoint.text.rindex(":") + 1)
+    port = port or script.variables.text("MASTER_PORT")
+    if port is not None and port.text and port.is_known:
+        builder.take(
+            "slurm.master_port", (port,), integer, source="the launcher's port", line=port.line
+        )

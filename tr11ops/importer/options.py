@@ -26,6 +26,7 @@ class LeftReason(StrEnum):
     NO_EFFECT = "had no effect"
     NO_COUNTERPART = "has no counterpart"
     ELSEWHERE = "is said elsewhere"
+    UNKNOWN = "is not known"
     DECISION = "needs a decision"
 
 
@@ -76,7 +77,7 @@ class Unplaced(Record):
     key: str = ""
 
 
-class Changed(Record):
+class ChangedOption(Record):
     """A key whose value is not the script's, which the card would refuse or which would lose work."""
 
     key: str
@@ -116,7 +117,7 @@ class Imported(Record):
     tables: dict[str, Any]
     placed: tuple[PlacedValue, ...]
     unplaced: tuple[Unplaced, ...]
-    changed: tuple[Changed, ...]
+    changed: tuple[ChangedOption, ...]
     defects: tuple[Defect, ...]
     problems: tuple[CardProblem, ...]
     overridden: frozenset[str] = frozenset()
@@ -372,7 +373,7 @@ class Builder:
 
     placed: dict[str, PlacedValue] = field(default_factory=dict)
     unplaced: list[Unplaced] = field(default_factory=list)
-    changed: list[Changed] = field(default_factory=list)
+    changed: list[ChangedOption] = field(default_factory=list)
 
     def put(
         self, key: str, value: Any, source: str, line: int, value_line: int = 0, note: str = ""
@@ -434,10 +435,20 @@ class Builder:
         """As `leave`, of an option of the trainer."""
         self.leave(use.option, use.text, line=use.line, reason=reason, why=why, key=key)
 
+    def forget(self, option: str) -> None:
+        """Say nothing of an option that was left, or passed on, and has found its place after all."""
+        self.unplaced = [item for item in self.unplaced if item.option != option]
+        passed = [key for key, item in self.placed.items() if item.source == option]
+        for key in passed:
+            if key.startswith("slurm.options."):
+                del self.placed[key]
+
     def change(self, key: str, value: Any, why: str) -> None:
         """Put another value than the script's into the card, and tell so."""
         before = self.placed[key]
-        self.changed.append(Changed(key, before.value, card_value=value, line=before.line, why=why))
+        self.changed.append(
+            ChangedOption(key, before.value, card_value=value, line=before.line, why=why)
+        )
         note = f"the script's {before.value} {why}"
         self.placed[key] = PlacedValue(
             key,

@@ -22,6 +22,16 @@ from tr11ops.importer.expansion import (
 )
 from tr11ops.importer.lexer import REDIRECTIONS, Lexer, Operator, ShellWord, Token
 from tr11ops.importer.shell_values import ShellValues, all_hold, inverse
+from tr11ops.importer.shell_words import (
+    BREAKS,
+    SHELLS,
+    are_options,
+    document,
+    pipe_targets,
+    script_at,
+    shell_options,
+    stripped,
+)
 from tr11ops.importer.traced import DEEPEST_NESTING, Traced
 
 MOST_COMMANDS = 5000
@@ -30,25 +40,25 @@ DEEPEST_SHELL = 4  # bash -c inside bash -c
 _SETTING = frozenset({"read", "mapfile", "readarray", "getopts"})
 _PLACES = ("@", *map(str, range(1, 10)))  # arguments of a function
 _DECLARING = frozenset({"export", "declare", "typeset", "readonly", "local"})
-_SHELLS = frozenset({"bash", "sh", "dash", "zsh"})
-_BREAKS = frozenset({"\n", ";", "&", "&&", "||", "|", "|&", "(", "((", ")", ";;", ";&", ";;&"})
 _CLOSERS = frozenset({"then", "elif", "else", "fi", "do", "done", "esac", "}", "]]"})
-_STRAY = _CLOSERS | _BREAKS - {"(", "(("}  # where a command should begin
+_STRAY = _CLOSERS | BREAKS - {"(", "(("}  # where a command should begin
 
 
 def read_shell(
     text: str,
     given: Mapping[str, Traced] | None = None,
     file_at: Callable[[Traced], str | None] | None = None,
+    follows: bool = False,
 ) -> Script:
     """Read a whole script; `given` are variables that Slurm will set, and `file_at` gives the text
-    of a sourced file, None where it is not at hand. Raises ScriptError when it cannot be read.
+    of a sourced file, None where it is not at hand. `follows`: scripts that it starts with a shell
+    are read too. Raises ScriptError when it cannot be read.
     """
     script = Script()
     for name, value in (given or {}).items():
         script.variables.assign(name, value, set())
         script.variables.exported.add(name)
-    _Reader(script, file_at).read(Lexer(Traced.script(text)).tokens(), outer=())
+    _Reader(script, file_at, follows).read(Lexer(Traced.script(text)).tokens(), outer=())
     return script
 
 
@@ -57,9 +67,13 @@ class _Reader(ShellValues):
     whether it succeeds, None where only a shell could tell.
     """
 
-    def __init__(self, script: Script, file_at: Callable[[Traced], str | None] | None):
+    def __init__(
+        self, script: Script, file_at: Callable[[Traced], str | None] | None, follows: bool
+    ):
         super().__init__(script)
         self.file_at = file_at
+        self.follows = follows
+        self.loops = 0
         self.tokens: Sequence[Token] = ()
         self.position = 0
         self.shells = 0
@@ -175,7 +189,7 @@ class _Reader(ShellValues):
         else:
             status = self.simple()
         self.depth -= 1
-        targets = _pipe_targets(self.tokens, self.position)
+        targets = pipe_targets(self.tokens, self.position)
         for index in range(before, len(self.script.commands)):
             command = self.script.commands[index]
             piped = command.piped_into or targets
@@ -233,10 +247,12 @@ class _Reader(ShellValues):
         self.position += 1
 
     def read_loop(self) -> None:
+        self.loops += 1  # its condition is run again and again too
         self.statements({"do"})
         self.skip("do")
         with self.where(None):
             self.statements({"done"})
+        self.loops -= 1
         self.position += 1
 
     def read_for(self) -> None:
@@ -326,7 +342,7 @@ class _Reader(ShellValues):
         start = self.position
         words: list[ShellWord] = []
         redirects: list[tuple[Operator, ShellWord | None]] = []
-        while not self.is_over and self.peek() not in _BREAKS:
+        while not self.is_over and self.peek() not in BREAKS:
             token = self.tokens[self.position]
             self.position += 1
             following = None
@@ -348,11 +364,16 @@ class _Reader(ShellValues):
         if self.here is False:
             return None
         status: bool | None = True
+        given: list[Traced] = []
         while words and self.assignment(words[0], exported=False, alone=len(words) == 1):
+            if len(words) > 1:
+                given += expand_word(words[0], self.variables, split=False)
+                words = words[1:]
+                continue
             status = all_hold((status, self.script.assignments[-1].value.is_known or None))
             words = words[1:]
         if words:
-            return self.run(words, redirects)
+            return self.run(words, redirects, tuple(given))
         return status
 
     # ------------------------------------------------------------------ commands
@@ -360,6 +381,7 @@ class _Reader(ShellValues):
         self,
         words: Sequence[ShellWord],
         redirects: Sequence[tuple[Operator, ShellWord | None]],
+        given: tuple[Traced, ...] = (),
     ) -> bool | None:
         """Keep a command, with what it does to the reader. Nothing is run."""
         line, keyword = words[0].line, words[0].bare
@@ -385,6 +407,8 @@ class _Reader(ShellValues):
             conditional=self.here is not True,
             outer=self.outer,
             used=used,
+            looped=self.loops > 0,
+            given=given,
         )
         self.script.commands.append(command)
         status = None
@@ -412,7 +436,7 @@ class _Reader(ShellValues):
         elif command.name == "printf" and arguments[:1] == ["-v"]:
             self.forget(arguments[1:2], command.line)
         if command.name == "set":
-            self.script.shell_options |= _shell_options(arguments)
+            self.script.shell_options |= shell_options(arguments)
         if command.name == "shift" or arguments[:1] == ["--"]:
             self.forget(_PLACES, command.line)
         elif command.name == "unset":
@@ -430,7 +454,37 @@ class _Reader(ShellValues):
             self.written(command, redirects)
         elif command.name in SOURCING and arguments:
             self.source(command)
-        self.launched_shell(command, _document(redirects))
+        self.launched_shell(command, document(redirects))
+        if self.follows:
+            self.started_script(command)
+
+    def started_script(self, command: ShellCommand) -> None:
+        """`bash FILE ARGUMENTS` and `./FILE.sh ARGUMENTS`, with any launcher before them: read in its
+        turn where the file is at hand or was written by this script.
+        """
+        place = script_at(command.words)
+        if command.name in SOURCING or place is None or self.shells >= DEEPEST_SHELL:
+            return
+        path = command.words[place]
+        text = next(
+            (one.content for one in reversed(self.script.files) if one.path.text == path.text), None
+        )
+        if text is None and self.file_at is not None:
+            found = self.file_at(path)
+            text = None if found is None else Traced.of(found, command.line)
+        if text is None:
+            self.script.not_read.append((path.text, command.line))
+            return
+        with suppress(ScriptError):
+            tokens = Lexer(text).tokens()
+            self.shells += 1
+            with self.subshell():
+                given = command.words[place + 1 :]
+                arguments: tuple[Value, ...] = (tuple(given), *given)
+                for name, value in zip(_PLACES, arguments, strict=False):
+                    self.variables.assign(name, value, set())
+                self.read(tokens, command.words)
+            self.shells -= 1
 
     def source(self, command: ShellCommand) -> None:
         """A sourced file that is at hand is read; all of it counts as the line that sources it."""
@@ -452,14 +506,14 @@ class _Reader(ShellValues):
     def written(
         self, command: ShellCommand, redirects: Sequence[tuple[Operator, ShellWord | None]]
     ) -> None:
-        body = _document(redirects)
+        body = document(redirects)
         content = None
         if body:
             content = expand_text(body.body or (), self.variables, body.line)
         if command.name == "read":
             if content is not None and not command.words[-1].text.startswith("-"):
                 self.variables.assign(
-                    command.words[-1].text, _stripped(content), set(self.variables.used)
+                    command.words[-1].text, stripped(content), set(self.variables.used)
                 )
             return
         if content is None and command.name == "echo":
@@ -490,7 +544,7 @@ class _Reader(ShellValues):
             behind = texts[index + 1 :]
             flag, argument = (*behind, "", "")[:2]
             name = text.rpartition("/")[2]
-            is_shell = name in _SHELLS
+            is_shell = name in SHELLS
             # Launchers of some clusters take the command so, too. Python's is no shell text.
             is_passed_on = (
                 flag == "-c"
@@ -500,7 +554,7 @@ class _Reader(ShellValues):
             if argument and ((is_shell and re.fullmatch("-.*c", flag)) or is_passed_on):
                 inner, document = command.words[index + 2], None
                 break
-            is_read = is_shell and (flag == "-s" or _are_options(behind))
+            is_read = is_shell and (flag == "-s" or are_options(behind))
             if document is not None and (is_read or texts == ["sbatch"]):
                 inner = expand_text(document.body or (), self.variables, document.line)
                 if not is_shell:
@@ -529,57 +583,3 @@ class _Reader(ShellValues):
             for started in self.script.commands[before:]:
                 for name in started.used & self.variables.values.keys() - self.variables.exported:
                     self.script.not_exported.setdefault(name, started.line)
-
-
-def _document(redirects: Sequence[tuple[Operator, ShellWord | None]]) -> Operator | None:
-    """The operator that holds the command's here-document."""
-    return next((operator for operator, _ in redirects if operator.body is not None), None)
-
-
-def _are_options(words: Sequence[str]) -> bool:
-    return all(word.startswith("-") for word in words)
-
-
-def _stripped(text: Traced) -> Traced:
-    """Without the blanks at both ends, which `read` drops."""
-    body = text.text.strip(" \t\n")
-    start = 0
-    if body:
-        start = text.text.index(body)
-    return text.cut(start, start + len(body))
-
-
-def _is_break(token: Token) -> bool:
-    return isinstance(token, Operator) and token.text in _BREAKS
-
-
-def _pipe_targets(tokens: Sequence[Token], index: int) -> tuple[str, ...]:
-    """The first words of the commands that this one's output is piped into."""
-    names: list[str] = []
-    while index < len(tokens):
-        token = tokens[index]
-        if not isinstance(token, Operator) or token.text not in {"|", "|&"}:
-            break
-        following = None
-        if index + 1 < len(tokens):
-            following = tokens[index + 1]
-        if isinstance(following, ShellWord):
-            names.append(following.bare)
-        index += 1
-        while index < len(tokens) and not _is_break(tokens[index]):
-            index += 1
-    return tuple(names)
-
-
-def _shell_options(arguments: Sequence[str]) -> set[str]:
-    """Names switched on by `set`: `-e` is errexit, `-o pipefail` is pipefail."""
-    found: set[str] = set()
-    take_name = False
-    for argument in arguments:
-        if take_name:
-            found.add(argument)
-            take_name = False
-        elif argument.startswith("-"):
-            found |= {"errexit" for letter in argument if letter == "e"}
-            take_name = argument.endswith("o")
-    return found

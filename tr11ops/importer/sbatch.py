@@ -18,7 +18,7 @@ from trainer.contract.record import Record
 # nothing between.
 
 _LINE = re.compile(r"#SBATCH(?=\s|$)(.*)")
-_SHORT = {
+SHORT_OPTIONS = {
     "A": "account",
     "a": "array",
     "b": "begin",
@@ -137,7 +137,7 @@ def _options(text: str) -> list[tuple[str, str, str]]:
                 value = following
                 position += 1
         elif word.startswith("-") and len(word) > 1:
-            name, value = _SHORT.get(word[1], word[1]), word[2:].removeprefix("=")
+            name, value = SHORT_OPTIONS.get(word[1], word[1]), word[2:].removeprefix("=")
             spelled = word[:2]
             if (
                 not value

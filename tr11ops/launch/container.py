@@ -11,7 +11,8 @@ from pathlib import Path, PurePosixPath
 
 from tr11ops.base.observed import Observed, Unknown
 from tr11ops.base.units import counted
-from tr11ops.runcard.card import RunCard
+from tr11ops.dialects.image import sides
+from tr11ops.runcard.card import ForeignCard, RunCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, warning
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.record import Record
@@ -51,9 +52,7 @@ def is_path(image: str) -> bool:
 
 def mounts_of(mounts: list[str]) -> Iterator[tuple[str, str]]:
     """(folder of the node, its place inside) of each mount."""
-    for mount in mounts:
-        host, _, rest = mount.partition(":")
-        yield host, rest.partition(":")[0] or host
+    yield from map(sides, mounts)
 
 
 def _runtime(name: str) -> Observed[bool]:
@@ -78,7 +77,8 @@ def container_checks(
     if section is None or facts is None:
         return
     key = "slurm.container"
-    if scheduler != "slurm":
+    is_apptainers = isinstance(card, ForeignCard) and section.runtime == "apptainer"
+    if scheduler != "slurm" and not is_apptainers:
         rule = "runs the workers of Slurm's jobs, and this is none"
         yield refused(
             key,
@@ -129,6 +129,8 @@ def _faults(
         yield refused(
             "slurm.container.mounts", f"{host} is not there", "make it, or correct the mount"
         )
+    if isinstance(card, ForeignCard):  # its workers see the run directory without being told to
+        return
     root = PurePosixPath(directory.root)
     same = [PurePosixPath(host) for host, inside in mounts_of(section.mounts) if host == inside]
     if not any(root.is_relative_to(place) for place in same):

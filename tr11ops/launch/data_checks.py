@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tr11ops.base.observed import Unknown
 from tr11ops.base.units import counted, duration
-from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.card import OwnCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, warning
 from tr11ops.rundir.datasets import DatasetFacts, prefixes_of
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 INDEX_RATE = 4e6  # documents and samples a second for which one core builds index maps
 
 
-def data_checks(card: RunCard, facts: LaunchFacts) -> Iterator[PreflightCheck]:
+def data_checks(card: OwnCard, facts: LaunchFacts) -> Iterator[PreflightCheck]:
     tokens = documents = 0
     for dataset in facts.datasets:
         if dataset.unreadable:
@@ -44,7 +44,7 @@ def data_checks(card: RunCard, facts: LaunchFacts) -> Iterator[PreflightCheck]:
         yield ok("data", f"{counted(len(facts.datasets), 'indexed dataset')}, {sizes}")
 
 
-def _size_checks(card: RunCard, dataset: DatasetFacts) -> Iterator[PreflightCheck]:
+def _size_checks(card: OwnCard, dataset: DatasetFacts) -> Iterator[PreflightCheck]:
     """One sample must fit. The parts of a split follow documents, so what they hold in tokens is an
     estimate here.
     """
@@ -67,7 +67,7 @@ def _size_checks(card: RunCard, dataset: DatasetFacts) -> Iterator[PreflightChec
             yield warning("data.split", rule, "give more data, or a larger share")
 
 
-def prefixes_without_maps(card: RunCard) -> tuple[str, ...]:
+def prefixes_without_maps(card: OwnCard) -> tuple[str, ...]:
     """The prefixes for which no index map of this card's sequence length and seed is there; they
     are built at start.
     """
@@ -93,7 +93,7 @@ def prefixes_without_maps(card: RunCard) -> tuple[str, ...]:
     return tuple(missing)
 
 
-def map_checks(card: RunCard, facts: LaunchFacts) -> Iterator[PreflightCheck]:
+def map_checks(card: OwnCard, facts: LaunchFacts) -> Iterator[PreflightCheck]:
     """Index maps that are missing are built at the start of the training, by one worker while all
     others wait.
     """
@@ -117,7 +117,7 @@ def map_checks(card: RunCard, facts: LaunchFacts) -> Iterator[PreflightCheck]:
         yield ok("index maps", "there for every data set")
 
 
-def tokenizer_checks(card: RunCard, facts: LaunchFacts) -> Iterator[PreflightCheck]:
+def tokenizer_checks(card: OwnCard, facts: LaunchFacts) -> Iterator[PreflightCheck]:
     tokenizer = facts.tokenizer
     rows = card.tokenizer.padded_vocabulary_size
     if tokenizer.fault:

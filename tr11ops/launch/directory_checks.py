@@ -16,8 +16,8 @@ from tr11ops.backup.archives import folder_fault, folder_of, is_folder, overlap,
 from tr11ops.base.observed import Observed, Unknown, known, observed
 from tr11ops.base.units import duration, size
 from tr11ops.observe.files import read_heartbeats
-from tr11ops.observe.ownership import ENDED_SECONDS, ways_to_see
-from tr11ops.runcard.card import PathBase, RunCard
+from tr11ops.observe.jobs import ENDED_SECONDS, ways_to_see
+from tr11ops.runcard.card import OwnCard, PathBase, RunCard
 from tr11ops.runcard.check import Level, PreflightCheck, ok, refused, unknown, warning
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.state_files import Damage
@@ -85,23 +85,13 @@ def _nearest(path: Path) -> Path:
     return path
 
 
-class ClockFacts(Record):
-    """How far one clock is ahead of another, in seconds (below zero: behind)."""
-
-    what: str
-    ahead: float
-    against: str
+# What is compared, how many seconds it is ahead (below zero: behind), and against what.
+ClockDifference = tuple[str, float, str]
+# One folder or file of the run that the group cannot work with, its fault, and whose it is.
+AccessFault = tuple[Path, str, str]
 
 
-class AccessFault(Record):
-    """One folder or file of the run that the group cannot work with, and whose it is."""
-
-    path: Path
-    fault: str
-    owner: str
-
-
-def compared_clocks(directory: RunDirectory, moment: float) -> tuple[ClockFacts, ...]:
+def compared_clocks(directory: RunDirectory, moment: float) -> tuple[ClockDifference, ...]:
     """Clocks that can be compared; on a run directory that is still to be made, or read-only, there
     is none of here.
     """
@@ -114,14 +104,14 @@ def compared_clocks(directory: RunDirectory, moment: float) -> tuple[ClockFacts,
     return tuple(found)
 
 
-def read_clocks(paths: RunPaths, now: float) -> tuple[ClockFacts, ...]:
+def read_clocks(paths: RunPaths, now: float) -> tuple[ClockDifference, ...]:
     """Each node's clock at its newest heartbeat, against the file system's, which stamped the same
     file.
 
     Heartbeats of more than a week ago are left out: clocks change. One entry a host.
     """
     beats, _ = read_heartbeats(paths)
-    newest: dict[str, ClockFacts] = {}
+    newest: dict[str, ClockDifference] = {}
     for beat in sorted(known(beats, ()), key=lambda beat: beat.time):
         if now - beat.time > RECENT_BEATS_SECONDS:
             continue
@@ -129,16 +119,16 @@ def read_clocks(paths: RunPaths, now: float) -> tuple[ClockFacts, ...]:
             stamp = paths.heartbeat(beat.rank).stat().st_mtime
         except FileNotFoundError:
             continue
-        newest[beat.host] = ClockFacts(f"node {beat.host}", beat.time - stamp, "the file system")
+        newest[beat.host] = (f"node {beat.host}", beat.time - stamp, "the file system")
     return tuple(newest[host] for host in sorted(newest))
 
 
-def clock_of_file_system(folder: Path) -> ClockFacts:
+def clock_of_file_system(folder: Path) -> ClockDifference:
     """This machine's clock against the file system's. Raises OSError where nothing can be written."""
     from trainer.contract.files import file_system_time
 
     here, stamped = file_system_time(folder)
-    return ClockFacts("this machine", here - stamped, "the file system")
+    return "this machine", here - stamped, "the file system"
 
 
 def read_access(directory: RunDirectory) -> tuple[AccessFault, ...]:
@@ -169,7 +159,7 @@ def read_access(directory: RunDirectory) -> tuple[AccessFault, ...]:
         if status.st_gid != group:
             faults.append("of another group than the run directory")
         if faults:
-            found.append(AccessFault(folder, ", ".join(faults), user_of(status.st_uid)))
+            found.append((folder, ", ".join(faults), user_of(status.st_uid)))
     return tuple(found)
 
 
@@ -221,9 +211,9 @@ def directory_checks(
     yield from _clock_checks(facts)
 
 
-def bytes_of_a_save(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> int:
+def bytes_of_a_save(card: RunCard, directory: RunDirectory, facts: LaunchFacts) -> int | None:
     """Bytes that one checkpoint takes: as many as the run's newest; else what a stand-in is told to
-    write, or what the card's model has to.
+    write, or what the card's model has to. None where nothing says it.
     """
     seen = known(facts.checkpoints, None)
     if (
@@ -232,6 +222,8 @@ def bytes_of_a_save(card: RunCard, directory: RunDirectory, facts: LaunchFacts) 
         and seen.source.folder == directory.paths.checkpoints
     ):
         return seen.found.manifest.total_bytes
+    if not isinstance(card, OwnCard):
+        return None
     if card.rehearsal is not None:
         return card.rehearsal.bytes_per_rank * card.world_size
     return checkpoint_bytes(card, count_parameters(card).total)
@@ -242,12 +234,17 @@ def _space_checks(
 ) -> Iterator[PreflightCheck]:
     each = bytes_of_a_save(card, directory, facts)
     free = facts.directory.free_bytes
-    needed = CHECKPOINTS_OF_ROOM * each
     if isinstance(free, Unknown):
         yield warning(
             "space", f"the free space below {directory.root} could not be read ({free.why})"
         )
-    elif free < needed:
+        return
+    if each is None:
+        text = f"{size(free)} free; what a checkpoint takes is seen with the first one"
+        yield ok("directory", f"{directory.root}: {text}")
+        return
+    needed = CHECKPOINTS_OF_ROOM * each
+    if free < needed:
         rule = f"{size(free)} free below {directory.root}, two checkpoints need {size(needed)}"
         yield refused("space", rule, "remove old checkpoints, or choose another run.directory")
     else:
@@ -256,7 +253,7 @@ def _space_checks(
         )
 
 
-def files_of_checkpoint(card: RunCard) -> int:
+def files_of_checkpoint(card: OwnCard) -> int:
     """Files of one checkpoint at most, in either layout: each worker writes its own, besides a few
     of the whole.
     """
@@ -269,6 +266,8 @@ def files_of_checkpoint(card: RunCard) -> int:
 def _inode_checks(
     card: RunCard, directory: RunDirectory, facts: LaunchFacts
 ) -> Iterator[PreflightCheck]:
+    if not isinstance(card, OwnCard):
+        return
     free = facts.directory.free_inodes
     needed = CHECKPOINTS_OF_ROOM * files_of_checkpoint(card)
     if isinstance(free, Unknown):
@@ -287,22 +286,21 @@ def _access_checks(directory: RunDirectory, facts: LaunchFacts) -> Iterator[Pref
     if isinstance(access, Unknown):
         yield warning("permissions", f"they could not be read ({access.why})")
         return
-    for entry in access[:1]:
+    for path, fault, owner in access[:1]:
         more = ""
         if len(access) > 1:
             more = f" (and {len(access) - 1} more)"
-        rule = f"{entry.path} is {entry.fault}{more}: others of the group cannot keep the run going"
+        rule = f"{path} is {fault}{more}: others of the group cannot keep the run going"
         fix = "repair it with `tr11 perms fix`"
         yield warning(
             "permissions",
             rule,
-            fix if entry.owner == facts.user else f"{fix}, typed by {entry.owner}",
+            fix if owner == facts.user else f"{fix}, typed by {owner}",
         )
 
 
 def _clock_checks(facts: LaunchFacts) -> Iterator[PreflightCheck]:
-    clocks = known(facts.clocks, ())
-    compared = [(clock.what, clock.ahead, clock.against) for clock in clocks]
+    compared = list(known(facts.clocks, ()))
     site = known(facts.site, None)
     if site is not None and site.clock is not None:
         compared.append(("this machine", facts.time - site.clock, "the scheduler"))
@@ -395,56 +393,21 @@ def holder_checks(
 
 
 # ----------------------------------------------------------------------------- folders for copies
-# Whether those that the card names are others than the run directory, on another disk at best.
-class ArchiveFacts(Record):
-    """A folder of [backup]. `overlap`: how it overlaps with the run directory; `is_same_device`: on
-    its file system.
-
-    `fault`: why no round could use it now, "" where one could.
+def archive_checks(card: RunCard) -> Iterator[PreflightCheck]:
+    """Refuses an archive that is the run directory by whatever name, warns of one on the same file
+    system, and of one that no round could use now. What lies behind a network is not asked.
     """
-
-    key: str
-    folder: str
-    overlap: str
-    is_same_device: bool
-    fault: str = ""
-
-
-def look_at_archives(card: RunCard) -> tuple[ArchiveFacts, ...]:
-    """The card's archives that are folders; what lies behind a network is not asked."""
-    found = []
     for key in ("store", "url"):
         address = getattr(card.backup, key)
-        if address is not None and is_folder(address):
-            folder = folder_of(address)
-            is_same = same_device(folder, card.paths)
-            shared = overlap(folder, card.paths)
-            if shared:
-                fault = ""
-            else:
-                fault = folder_fault(key, card)
-            found.append(
-                ArchiveFacts(
-                    f"backup.{key}",
-                    str(folder),
-                    overlap=shared,
-                    is_same_device=is_same,
-                    fault=fault,
-                )
-            )
-    return tuple(found)
-
-
-def archive_checks(archives: tuple[ArchiveFacts, ...]) -> Iterator[PreflightCheck]:
-    """Refuses an archive that is the run directory by whatever name, warns of one on the same file
-    system.
-    """
-    for archive in archives:
-        if archive.overlap:
-            rule = f"{archive.folder}: {archive.overlap}, so a copy there is no copy"
-            yield refused(archive.key, rule, "name a folder of another file system", 2)
-        elif archive.fault:
-            yield warning(archive.key, f"nothing can be copied there: {archive.fault}")
-        elif archive.is_same_device:
-            rule = f"{archive.folder} lies on the file system of the run directory: one fault takes both"
-            yield warning(archive.key, rule, "name a folder of another file system")
+        if address is None or not is_folder(address):
+            continue
+        folder = folder_of(address)
+        shared = overlap(folder, card.paths)
+        if shared:
+            rule = f"{folder}: {shared}, so a copy there is no copy"
+            yield refused(f"backup.{key}", rule, "name a folder of another file system", 2)
+        elif fault := folder_fault(key, card):
+            yield warning(f"backup.{key}", f"nothing can be copied there: {fault}")
+        elif same_device(folder, card.paths):
+            rule = f"{folder} lies on the file system of the run directory: one fault takes both"
+            yield warning(f"backup.{key}", rule, "name a folder of another file system")

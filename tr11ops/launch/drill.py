@@ -19,15 +19,13 @@ from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import Unknown, known, observed
 from tr11ops.cluster.base import Job, Scheduler
 from tr11ops.observe.files import read_heartbeats
-from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.card import OwnCard, RunCard
 from tr11ops.rundir.attempts import AttemptVerdict
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.attempt import DRILL_PHASES, DRILL_VARIABLE
+from trainer.contract.attempt import DRILL_PHASES, DRILL_VARIABLE, EndMarker, Heartbeat
 from trainer.contract.checkpoint_formats import MANIFEST_FILE
 from trainer.contract.documents import document
-from trainer.contract.end_marker import EndMarker
 from trainer.contract.manifest import Manifest, manifest_faults
-from trainer.contract.phases import Heartbeat
 from trainer.contract.record import JsonObject, Record
 
 DRILL_SCHEMA = 1
@@ -154,7 +152,7 @@ def _heartbeats_of(phase: str) -> frozenset[str]:
 
 
 # ----------------------------------------------------------------------------- the rehearsal
-def phases_of(card: RunCard) -> tuple[tuple[str, ...], dict[str, str]]:
+def phases_of(card: OwnCard) -> tuple[tuple[str, ...], dict[str, str]]:
     """Phases that a card has, in order, and why others are left out."""
     left_out = {}
     if card.evaluation.iterations == 0:

@@ -16,22 +16,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 
+from tr11ops.base.installed import TRAINING, trainer_line
 from tr11ops.base.redact import one_line
 from tr11ops.base.shipped import shipped_root
 from tr11ops.base.units import duration, size
 from tr11ops.cluster.sbatch_options import code_root
 from tr11ops.health.host import exported_folder
-from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.card import OwnCard, RunCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, unknown, warning
 from tr11ops.rundir.datasets import look_at_tokenizer, workers_environment
 from tr11ops.rundir.paths import nearest_folder
 from trainer.contract.record import JsonObject, Record
 from trainer.contract.units import signal_of_status
 
-NEEDED = ("torch", "deepspeed", "numpy", "tokenizers")
 COMMANDS = ("sbatch", "squeue", "scontrol", "scancel", "srun")
 OLDEST_PYTHON = (3, 11)
 OLDEST_SLURM = (20, 11)  # before, srun took a job's nodes without being told to share them
@@ -60,22 +59,7 @@ def _python_checks() -> Iterator[PreflightCheck]:
         )
     else:
         yield ok("python", f"{version} ({sys.executable})")
-    found = []
-    missing = []
-    for name in NEEDED:
-        try:
-            found.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            missing.append(name)
-    if missing:
-        rule = f"{', '.join(missing)} not installed for {sys.executable}"
-        yield refused(
-            "packages",
-            rule,
-            "install them into this environment, or call tr11 from the one that has them",
-        )
-    else:
-        yield ok("packages", ", ".join(found))
+    yield ok("packages", trainer_line())  # whether the card needs them is the launch's to say
 
 
 def _command_checks(controller_version: str) -> Iterator[PreflightCheck]:
@@ -258,7 +242,11 @@ def setup_checks(
     ends = f"{shown} {'ends' if len(lines) == 1 else 'end'}"
     began = time.monotonic()
     try:
-        tried = _run(lines, workers_environment(card, environment))
+        status, said, left, places = _run(
+            lines,
+            workers_environment(card, environment),
+            TRAINING if card.uses_own_trainer else (),
+        )
     except subprocess.TimeoutExpired:
         yield warning(
             "slurm.setup",
@@ -269,10 +257,6 @@ def setup_checks(
     except OSError as error:
         yield warning("slurm.setup", f"{shown} could not be tried here ({error.strerror or error})")
         return
-    status = tried.status
-    said = tried.said
-    left = tried.left
-    places = tried.places
     at = places.get("at")
     if left is None and at is not None and at.number is None:
         rule = f"after it Python does not start ({exit_words(status)} on this machine), and so would it"
@@ -294,6 +278,8 @@ def setup_checks(
         took = duration(max(1.0, time.monotonic() - began))
         yield ok("slurm.setup", f"{shown} ended cleanly on this machine, in {took}")
     if left is None:
+        return
+    if not isinstance(card, OwnCard):
         return
     tokenizer = look_at_tokenizer(card, left["environment"])
     if (
@@ -323,17 +309,6 @@ class SetupPlace(Record):
         if not self.script:
             return where
         return f"{where}, {self.script} line {self.line}"
-
-
-class SetupTrial(Record):
-    """What came of a set-up: exit status, its decisive line, what the probe saw (None where it was
-    not reached or did not start), and places by what happened there.
-    """
-
-    status: int
-    said: str
-    left: JsonObject | None
-    places: dict[str, SetupPlace]
 
 
 def setup_entry(setup: Sequence[str], line: int | None) -> int | None:
@@ -390,8 +365,13 @@ def _places(text: str, setup: Sequence[str]) -> dict[str, SetupPlace]:
     return found
 
 
-def _run(lines: list[str], environment: Mapping[str, str]) -> SetupTrial:
-    """Run them, and then the probe. Raises OSError and TimeoutExpired."""
+def _run(
+    lines: list[str], environment: Mapping[str, str], needed: Sequence[str]
+) -> tuple[int, str, JsonObject | None, dict[str, SetupPlace]]:
+    """Run a set-up, and then the probe: exit status, decisive line, what the probe saw (None where
+    it was not reached or did not start), and places by what happened there. Raises OSError and
+    TimeoutExpired.
+    """
     root = code_root()
     path = os.pathsep.join(
         filter(None, [str(root) if root else "", environment.get("PYTHONPATH", "")])
@@ -404,7 +384,7 @@ def _run(lines: list[str], environment: Mapping[str, str]) -> SetupTrial:
             **({"PYTHONPATH": path} if path else {}),
             "TR11_SHIPPED": str(shipped_root()),
             "TR11_PROBE_PYTHON": sys.executable,
-            "TR11_PROBE": _PROBE.format(needed=NEEDED),
+            "TR11_PROBE": _PROBE.format(needed=needed),
             "TR11_PROBE_OUTPUT": str(output),
             "TR11_PLACES": str(places),
         }
@@ -431,6 +411,4 @@ def _run(lines: list[str], environment: Mapping[str, str]) -> SetupTrial:
             left = json.loads(output.read_text(encoding="utf-8"))
         if places.is_file():
             told = places.read_text(encoding="utf-8", errors="replace")
-        return SetupTrial(
-            shell.returncode, one_line(decisive_line(printed)), left, _places(told, lines)
-        )
+        return shell.returncode, one_line(decisive_line(printed)), left, _places(told, lines)

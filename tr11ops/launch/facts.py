@@ -11,6 +11,7 @@ from typing import ParamSpec, TypeVar
 from msgspec import field
 
 from tr11ops.base.errors import SchedulerError
+from tr11ops.base.installed import TRAINING, missing
 from tr11ops.base.observed import Observed, Unknown, cause, known, observed
 from tr11ops.cluster.base import Job, Node, Partition, Scheduler
 from tr11ops.cluster.rehearsal import rehearsal_refusal
@@ -20,22 +21,23 @@ from tr11ops.launch.container import ContainerFacts, look_at_container
 from tr11ops.launch.data_checks import prefixes_without_maps
 from tr11ops.launch.directory_checks import (
     AccessFault,
-    ArchiveFacts,
-    ClockFacts,
+    ClockDifference,
     DirectoryFacts,
+    archive_checks,
     compared_clocks,
-    look_at_archives,
     look_at_directory,
     read_access,
 )
+from tr11ops.launch.foreign import SeenTrainer, look_at_trainer
 from tr11ops.launch.margins import read_history
 from tr11ops.launch.queue_checks import QueueChain, jobs_elsewhere
 from tr11ops.launch.resume import LaunchCheckpoints, look_at_checkpoints, read_finished
 from tr11ops.observe.files import read_exclusions, read_kill_switch
+from tr11ops.observe.jobs import why_unmounted
 from tr11ops.observe.lease import LeaseHolder, foreground_trainings, read_holder
-from tr11ops.observe.ownership import why_unmounted
 from tr11ops.observe.snapshot import KillSwitch
-from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.card import OwnCard, RunCard
+from tr11ops.runcard.check import PreflightCheck
 from tr11ops.runcard.gpu_memory import device_type
 from tr11ops.runcard.load import unset_here
 from tr11ops.runcard.speed import RunHistory
@@ -67,7 +69,8 @@ class LaunchRequest(Record):
     `chain` says how the `tasks` attempts are queued, None where it was not asked. `read_digests`:
     compare every byte of the checkpoint with its manifest, not only the sizes. `beside_namesakes`:
     another run of the user with the same name may be queued or running. `replaces`: queued jobs, by
-    the names that cancel them, in whose place this one comes.
+    the names that cancel them, in whose place this one comes. `open_questions`: what `tr11 adopt` or
+    `tr11 import` has left to a person, as the card still says.
     """
 
     array: str | None = None
@@ -79,6 +82,7 @@ class LaunchRequest(Record):
     read_digests: bool = False
     beside_namesakes: bool = False
     replaces: tuple[str, ...] = ()
+    open_questions: tuple[str, ...] = ()
 
     @property
     def awaited(self) -> tuple[str, ...]:
@@ -116,12 +120,12 @@ class LaunchFacts(Record):
     # tag -> job that ran under it
     traces: Observed[Mapping[str, str]] = field(default_factory=dict)
     history: Observed[RunHistory] = RunHistory()
-    clocks: Observed[tuple[ClockFacts, ...]] = ()
+    clocks: Observed[tuple[ClockDifference, ...]] = ()
     access: Observed[tuple[AccessFault, ...]] = ()
     pause: str | None = None
     holder: Observed[LeaseHolder | None] = None  # the living trainer that holds the run's lease
     without_maps: Observed[tuple[str, ...]] = ()
-    archives: Observed[tuple[ArchiveFacts, ...]] = ()
+    archives: Observed[tuple[PreflightCheck, ...]] = ()  # what is against the folders for copies
     periodic_jobs: Observed[tuple[PeriodicJobState, ...]] = ()  # that ever ran for the run
     start_of_watchdog: str = "cron install"  # the words of tr11 that start one on this machine
     scheduler: str = ""  # the kind that `jobs` are of
@@ -135,6 +139,9 @@ class LaunchFacts(Record):
     unset: tuple[str, ...] = ()
     # what this machine lacks to compile the card's blocks, where it asks for that
     compiler_obstacle: str | None = None
+    # of what tr11's own trainer needs, where the card is for it and no image brings it
+    missing_packages: tuple[str, ...] = ()
+    foreign: Observed[SeenTrainer | None] = None  # None: the trainer is tr11's own
 
 
 def observe_launch(
@@ -168,7 +175,8 @@ def observe_launch(
         return _observed(read, *given, **named)
 
     moment = now()
-    has_data = card.rehearsal is None
+    # whose data, tokenizer and kernels are looked at
+    trained = card if isinstance(card, OwnCard) and not card.trains_nothing else None
     rules = None
     if site:
         rules = ask(site)
@@ -187,9 +195,9 @@ def observe_launch(
         kill_switch=read_kill_switch(directory.kill_switch),
         switch_location=_observed(look_at_switch, directory),
         switch_was_marked=os.path.lexists(directory.paths.state / MARKED_FILE),
-        datasets=tuple(look_at(prefix) for prefix in prefixes_of(card.data)) if has_data else (),
-        tokenizer=look_at_tokenizer(card, workers_environment(card, os.environ))
-        if has_data
+        datasets=tuple(look_at(prefix) for prefix in prefixes_of(trained.data)) if trained else (),
+        tokenizer=look_at_tokenizer(trained, workers_environment(trained, os.environ))
+        if trained
         else TokenizerFacts(),
         checkpoints=_observed(look_at_checkpoints, card, request.read_digests),
         finished=_observed(read_finished, directory),
@@ -202,19 +210,21 @@ def observe_launch(
         access=_observed(read_access, directory),
         pause=read_pause(directory),
         holder=_observed(read_holder, directory.paths, now()),
-        without_maps=_observed(prefixes_without_maps, card) if has_data else (),
-        archives=_observed(look_at_archives, card),
+        without_maps=_observed(prefixes_without_maps, trained) if trained else (),
+        archives=_observed(lambda: tuple(archive_checks(card))),
         periodic_jobs=read_jobs(directory),
         start_of_watchdog=start_of_watchdog(),
         scheduler=own,
         container=look_at_container(card),
         damaged=_observed(find_damage, directory),
-        rehearsal_refusal="" if has_data else rehearsal_refusal(os.environ),
+        rehearsal_refusal=rehearsal_refusal(os.environ) if card.trains_nothing else "",
         unmounted=why_unmounted(directory, jobs, moment),
         unset=unset_here(card.slurm.environment, os.environ),
-        compiler_obstacle=compiler_obstacle(device_type(card))
-        if card.model.compile_blocks
+        compiler_obstacle=compiler_obstacle(device_type(trained))
+        if trained and trained.model.compile_blocks
         else None,
+        foreign=_observed(look_at_trainer, card),
+        missing_packages=missing(TRAINING) if trained and card.slurm.container is None else (),
     )
 
 

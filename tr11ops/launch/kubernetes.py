@@ -23,7 +23,7 @@ from tr11ops.runcard.exit_duration import seconds_to_end
 from tr11ops.runcard.load import Key
 from tr11ops.runcard.sections import CheckScript, KubernetesSection
 from trainer.config.card import Problem
-from trainer.contract.end_marker import EXIT_HELD, EXIT_REFUSED
+from trainer.contract.attempt import EXIT_HELD, EXIT_REFUSED
 from trainer.contract.record import JsonObject
 
 PORT = 29500
@@ -43,7 +43,7 @@ def kubernetes_problems(card: RunCard) -> Iterator[Problem]:
         fix = 'add: image = "...", volume_claim = "...", mount = "/..." below [kubernetes]'
         yield Problem("kubernetes", None, "is missing", fix)
         return
-    if card.rehearsal is not None:
+    if card.trains_nothing:
         yield Problem(
             "rehearsal", None, "trains nothing, and runs on a twin alone", "use another card"
         )
@@ -62,7 +62,7 @@ def _paths(card: RunCard) -> Iterator[tuple[str, str]]:
     for section, key in sorted(set(map(_words, PATH_KEYS))):
         if section in {"backup", "hub", "alerts", "filesystems", "perms"} or key in _UNSEEN:
             continue  # of commands that are typed elsewhere
-        value = getattr(getattr(card, section), key, None)
+        value = getattr(getattr(card, section, None), key, None)
         for entry in value if isinstance(value, list) else [value]:
             path = entry.script if isinstance(entry, CheckScript) else entry
             if path:

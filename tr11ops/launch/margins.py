@@ -16,13 +16,12 @@ from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import Node
 from tr11ops.cluster.site import Grants, Reservation, ResourceBudget, ResourceLimit
 from tr11ops.observe.files import read_details
-from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.card import OwnCard, RunCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, warning
 from tr11ops.runcard.rules import SIGNAL_SLACK_SECONDS
 from tr11ops.runcard.speed import RunHistory
 from trainer.contract.metrics_record import STEP, VALIDATION, MetricsRecord, parse_record
 from trainer.contract.paths import RunPaths
-from trainer.contract.record import Record
 from trainer.contract.state_file import tail_lines
 
 # Whether what the site grants lasts for what is launched: the reservation's end, the hours that
@@ -235,29 +234,20 @@ def _tail(path: Path) -> list[str]:
         return []
 
 
-class TimeMargin(Record):
-    """Time from the trainer's leave to Slurm's end of the attempt, in seconds.
-
-    `sure` is less than `nominal` where the early signal alone makes the trainer leave, for that may
-    come late.
-    """
-
-    nominal: float
-    sure: float
-
-
-def room_before_limit(card: RunCard) -> TimeMargin | None:
-    """The room that exit duration and early signal leave, whichever is the earlier; None when
-    neither is set.
+def room_before_limit(card: RunCard) -> tuple[float, float] | None:
+    """Seconds from the trainer's leave to Slurm's end of the attempt, by exit duration or early
+    signal, whichever is the earlier: those that are sure, and those that are likely, which are more
+    where the early signal alone makes the trainer leave, for it may come late. None when neither is
+    set.
     """
     rooms = []
     if card.run.exit_duration_minutes is not None:
         left = card.time_limit_seconds - 60 * card.run.exit_duration_minutes
-        rooms.append(TimeMargin(left, left))
+        rooms.append((left, left))
     early = card.slurm.signal_seconds_before_limit
     if early is not None:
-        rooms.append(TimeMargin(early, max(0.0, early - SIGNAL_SLACK_SECONDS)))
-    return max(rooms, key=lambda room: (room.sure, room.nominal), default=None)
+        rooms.append((max(0.0, early - SIGNAL_SLACK_SECONDS), early))
+    return max(rooms, default=None)
 
 
 def is_measured(history: RunHistory) -> bool:
@@ -270,9 +260,10 @@ def margin_checks(card: RunCard, history: RunHistory) -> Iterator[PreflightCheck
     room = room_before_limit(card)
     if room is None or history.save is None:
         return
+    sure, likely = room
     must = (history.step or 0.0) + history.save
     evaluation = 0.0
-    if card.evaluation.iterations > 0:
+    if isinstance(card, OwnCard) and card.evaluation.iterations > 0:
         evaluation = history.evaluation or 0.0
     wanted = must + evaluation
     parts = [
@@ -283,14 +274,16 @@ def margin_checks(card: RunCard, history: RunHistory) -> Iterator[PreflightCheck
     measured = ", ".join(
         f"{name} {duration(seconds)}" for name, seconds in parts if seconds is not None
     )
-    late = ", and Slurm's signal may come a minute late" if room.sure < room.nominal else ""
-    left = f"{duration(room.nominal)} are left before the time limit{late}; measured in this run: {measured}"
+    late = ", and Slurm's signal may come a minute late" if sure < likely else ""
+    left = (
+        f"{duration(likely)} are left before the time limit{late}; measured in this run: {measured}"
+    )
     key, fix = _fix(card, wanted)
-    if room.sure >= wanted:
+    if sure >= wanted:
         yield ok("margin", left)
-    elif room.nominal < must:
+    elif likely < must:
         yield refused(key, f"the last checkpoint of each attempt would be lost: {left}", fix, 2)
-    elif room.sure < must:
+    elif sure < must:
         yield warning(key, f"a late signal may cost the last checkpoint of an attempt: {left}", fix)
     else:
         yield warning(

@@ -6,18 +6,18 @@ Nothing here reads a file, asks a scheduler or looks at a clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
+from tr11ops.base.installed import EXTRA
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import counted, first_few, format_time_limit
 from tr11ops.cluster.base import Node, Partition
-from tr11ops.cluster.capacity import Lack, NodeNeed, lacking
+from tr11ops.cluster.pending_reasons import Lack, NodeNeed, lacking
 from tr11ops.cluster.sbatch_options import memory_megabytes, options_of, shown
 from tr11ops.cluster.site import Reservation, SiteRules
 from tr11ops.launch.container import container_checks
 from tr11ops.launch.data_checks import data_checks, map_checks, tokenizer_checks
 from tr11ops.launch.directory_checks import (
-    archive_checks,
     damage_checks,
     directory_checks,
     holder_checks,
@@ -25,6 +25,7 @@ from tr11ops.launch.directory_checks import (
     switch_checks,
 )
 from tr11ops.launch.facts import LaunchFacts, LaunchRequest
+from tr11ops.launch.foreign import foreign_checks
 from tr11ops.launch.margins import grant_checks, is_measured, margin_checks
 from tr11ops.launch.queue_checks import (
     chain_checks,
@@ -34,8 +35,8 @@ from tr11ops.launch.queue_checks import (
     site_checks,
 )
 from tr11ops.launch.resume import checkpoint_checks, saving_checks
-from tr11ops.nodes.queue_exclusions import card_exclusions, given_to_scheduler
-from tr11ops.runcard.card import RunCard
+from tr11ops.nodes.queue_exclusions import given_to_scheduler
+from tr11ops.runcard.card import OwnCard, RunCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, unknown, warning
 from tr11ops.runcard.exit_duration import ExitPlan, exit_plan
 from tr11ops.runcard.gpu_memory import attention_checks, memory_checks
@@ -58,8 +59,7 @@ def _checks(
     card: RunCard, directory: RunDirectory, request: LaunchRequest, facts: LaunchFacts
 ) -> Iterator[PreflightCheck]:
     workers = f"{card.slurm.nodes} x {counted(card.slurm.workers, 'worker')}"
-    shape = f"tensor {card.parallel.tensor} x pipeline {card.parallel.pipeline} x data {card.data_parallel_degree}"
-    yield ok("card", f"{card.run.name}/{card.run.variant}: {workers} = {shape}")
+    yield ok("card", f"{card.run.name}/{card.run.variant}: {workers} = {_shape(card)}")
     if facts.unmounted:  # nothing that would be read there is the run's
         yield not_mounted(directory, facts.unmounted)
         return
@@ -96,10 +96,16 @@ def _checks(
     yield from directory_checks(card, directory, facts)
     yield from switch_checks(directory, facts)
     yield from damage_checks(known(facts.damaged, ()))
-    yield from archive_checks(known(facts.archives, ()))
+    yield from known(facts.archives, ())
     if request.on_scheduler:
         yield from container_checks(card, directory, facts.container, facts.scheduler)
-    if card.rehearsal is None:
+    yield from _package_checks(card, facts.missing_packages)
+    yield from foreign_checks(card, known(facts.foreign, None))
+    for question in request.open_questions[:1]:
+        count = counted(len(request.open_questions), "question")
+        fix = "answer in the card and delete the line, or give it to adopt again by --set"
+        yield refused("card", f"{count} of adopt open: {question}", fix, 2)
+    if isinstance(card, OwnCard) and not card.trains_nothing:
         completed = with_gpus_of(card, _partition_nodes(card, facts))
         yield from attention_checks(completed)
         yield from memory_checks(completed)
@@ -119,6 +125,14 @@ def _checks(
             )
 
 
+def _shape(card: RunCard) -> str:
+    """How the workers share the training, as far as the card says it."""
+    if not isinstance(card, OwnCard):
+        return f"{counted(card.world_size, 'rank')} of another trainer"
+    parallel = card.parallel
+    return f"tensor {parallel.tensor} x pipeline {parallel.pipeline} x data {card.data_parallel_degree}"
+
+
 def _leave_checks(leaves: ExitPlan) -> Iterator[PreflightCheck]:
     """When the trainer leaves, where the card does not say it."""
     if leaves.is_derived:
@@ -136,6 +150,19 @@ def _option_checks(card: RunCard, scheduler: str) -> Iterator[PreflightCheck]:
     if options and scheduler == "local":
         rule = f"{shown(options)}: for sbatch alone, the embedded scheduler does nothing with them"
         yield warning("slurm.options", rule)
+
+
+def _package_checks(card: RunCard, missing: Sequence[str]) -> Iterator[PreflightCheck]:
+    """What tr11's own trainer lacks here, where the workers will look for it too."""
+    if not missing:
+        return
+    rule = f"tr11's own needs {', '.join(missing)}, not installed here"
+    if card.slurm.setup or "PYTHONPATH" in card.slurm.environment:
+        yield warning(
+            "trainer", rule, "slurm.setup or slurm.environment must bring it to the workers"
+        )
+    else:
+        yield refused("trainer", rule, f"{EXTRA}, or call tr11 from the environment that has it")
 
 
 def _resumed_step(facts: LaunchFacts) -> int:
@@ -265,7 +292,9 @@ def _node_checks(
     excluded, left_out = excluded_nodes(request, facts)
     yield from _gone_checks(card, left_out, facts)
     strangers = [
-        name for name in left_out if name in request.exclude and name not in card_exclusions(card)
+        name
+        for name in left_out
+        if name in request.exclude and name not in card.slurm.excluded_nodes
     ]
     if strangers:
         rule = f"{strangers[0]!r} is not a node of this cluster" + (
@@ -313,7 +342,7 @@ def _node_checks(
         yield from _unused_gpus(card, open_to_us)
 
 
-def _first_loss(card: RunCard) -> Iterator[PreflightCheck]:
+def _first_loss(card: OwnCard) -> Iterator[PreflightCheck]:
     """Where the loss begins far above an even guess: it looks as if something were broken."""
     expected = first_loss(card)
     if expected is not None:
@@ -386,7 +415,7 @@ def _gone_checks(
             rule,
             f"`tr11 nodes include {','.join(listed)} --force` takes it off the list",
         )
-    in_card = [name for name in card_exclusions(card) if name in left_out]
+    in_card = [name for name in card.slurm.excluded_nodes if name in left_out]
     if in_card:
         rule = f"{first_few(in_card)}: no node of this cluster (any more), left out"
         yield warning("slurm.exclude", rule, "take it out of the card")

@@ -14,9 +14,9 @@ from tr11ops.base.units import counted, duration
 from tr11ops.cluster.arrays import ArraySpec, array_number
 from tr11ops.cluster.base import Job, JobState, Scheduler
 from tr11ops.cluster.site import SiteRules
-from tr11ops.observe.ownership import Ownership, own_jobs, without_unclear
+from tr11ops.observe.jobs import Ownership, own_jobs, without_unclear
 from tr11ops.observe.snapshot import course_of, weight_at, work
-from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.card import OwnCard, RunCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, unknown, warning
 from tr11ops.runcard.estimate import attempt_seconds
 from tr11ops.runcard.speed import RunHistory, assumed_rate, seconds_at
@@ -175,14 +175,13 @@ def coverage_of(card: RunCard, tasks: int, history: RunHistory, resumed_iteratio
     if history.step is not None and history.step_iteration is not None:
         full = history.step / weight_at(course, history.step_iteration)
         basis = f"measured: {history.step:.4g} s a step"
-    elif (rate := assumed_rate(card)) is not None:
+    elif isinstance(card, OwnCard) and (rate := assumed_rate(card)) is not None:
         full = seconds_at(card, rate[0])
         basis = f"assumed: {rate[0]:g} TFLOPs a GPU"
-    if full is None:
+    if full is None or card.total_iterations is None:
         return Coverage(tasks, task, None)
-    remaining = full * work(
-        course, resumed_iteration, max(resumed_iteration, card.total_iterations)
-    )
+    last = max(resumed_iteration, card.total_iterations)
+    remaining = full * work(course, resumed_iteration, last)
     return Coverage(tasks, task, remaining, basis, is_measured=history.step is not None)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from math import gcd
 from typing import Any
 
-from tr11ops.runcard.card import SHELL_KEYS, RunCard
+from tr11ops.runcard.card import SHELL_KEYS, OwnCard, RunCard
 from tr11ops.runcard.toml_writer import write_card
 from trainer.config.rules import batch_problems
 
@@ -33,7 +33,7 @@ def is_rehearsal_card(card: RunCard) -> bool:
     )
 
 
-def rehearsal_overrides(card: RunCard) -> dict[str, Any]:
+def rehearsal_overrides(card: OwnCard) -> dict[str, Any]:
     """What is set in the card's place, by key; None removes a key."""
     if is_rehearsal_card(card):
         return {"run.exit_interval": EXIT_INTERVAL, "run.expect_resume": False}
@@ -56,7 +56,7 @@ def rehearsal_overrides(card: RunCard) -> dict[str, Any]:
     }
 
 
-def _shape(card: RunCard, workers: int) -> dict[str, Any]:
+def _shape(card: OwnCard, workers: int) -> dict[str, Any]:
     """Topology, model and batch that fit so many workers: as parallel as the card's, in as many
     ways.
     """
@@ -114,34 +114,6 @@ def _option(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value.replace("$", "$$"))
     return json.dumps(value)
-
-
-# ----------------------------------------------------------------------------- words
-def differences(main: RunCard, other: RunCard) -> tuple[tuple[str, Any, Any], ...]:
-    """Every key on which two cards differ: (key, value in the first, value in the second); None
-    where it is unset.
-    """
-    first = flat(main.model_dump(mode="json"))
-    second = flat(other.model_dump(mode="json"))
-    keys = sorted(
-        {*first, *second},
-        key=lambda key: (list(RunCard.model_fields).index(key.split(".")[0]), key),
-    )
-    return tuple(
-        (key, first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)
-    )
-
-
-def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A card's tables as dotted keys; what is unset or empty is left out."""
-    found: dict[str, Any] = {}
-    for name, item in value.items():
-        key = f"{prefix}{name}"
-        if isinstance(item, Mapping) and item:
-            found |= flat(item, f"{key}.")
-        elif item not in (None, {}):
-            found[key] = item
-    return found
 
 
 def card_text(card: RunCard, head: str) -> str:

@@ -16,7 +16,7 @@ from tr11ops.cluster.arrays import array_number
 from tr11ops.cluster.base import Job
 from tr11ops.observe.derived import finish_time, newest_marker
 from tr11ops.observe.files import read_attempts, read_steps, read_steps_and_latest
-from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.card import ForeignCard, OwnCard, RunCard
 from tr11ops.runcard.check import Level, PreflightCheck, ok, refused, unknown, warning
 from tr11ops.runcard.exit_duration import card_as_written
 from tr11ops.rundir.paths import RunDirectory, Submission, parse_comment
@@ -26,7 +26,7 @@ from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name
 from trainer.contract.checkpoints import refusal
 from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import Manifest, manifest_faults
-from trainer.contract.origin import Origin
+from trainer.contract.origin import BranchOrigin
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 from trainer.contract.resumable import ResumeSearch, foreign_step, search, size_faults
@@ -45,6 +45,7 @@ from trainer.schedule.start import (
 
 if TYPE_CHECKING:
     from tr11ops.launch.facts import LaunchFacts
+    from tr11ops.observe.lost_checkpoints import LostCheckpoints
 
 
 class LaunchCheckpoints(Record):
@@ -56,7 +57,9 @@ class LaunchCheckpoints(Record):
     missing. `refusal`: why the trainer would resume from none of them, "" when it would. `foreign`:
     the step that it would take of those that another tool wrote, without manifests. `cursor`: of
     the one that was found; None where its layout keeps it among tensors, which nothing here reads.
-    `origin`: what the run itself had begun with.
+    `origin`: what the run itself had begun with. `lost`: what the run had saved, where it has none any
+    more; `iteration`: the last one that was logged. `in_own_folder`: a foreign trainer has some that are
+    not held.
     """
 
     source: StartSource
@@ -69,7 +72,10 @@ class LaunchCheckpoints(Record):
     cursor: Observed[Mapping[str, Any] | None] = None
     # whether the attempt that saved it had sequence parallelism; None: not recorded
     cut_sequences: bool | None = None
-    origin: Observed[Origin | None] = None
+    origin: Observed[BranchOrigin | None] = None
+    lost: Observed[LostCheckpoints | None] = None
+    iteration: int | None = None
+    in_own_folder: Observed[bool | None] = None
 
     @property
     def start(self) -> Position:
@@ -88,12 +94,26 @@ class LaunchCheckpoints(Record):
 
 def look_at_checkpoints(card: RunCard, read_digests: bool = False) -> LaunchCheckpoints:
     """Look where the trainer would look, in its order. Raises OSError as the file system does."""
-    own = own_source(card)
-    found = _look_in(own, read_digests)
-    other = loaded_source(card)
+    # no screen needs it
+    from tr11ops.observe.lost_checkpoints import find_lost, in_own_folder, last_iteration
+
+    found = _look_in(_own_source(card), read_digests)
+    other = loaded_source(card) if isinstance(card, OwnCard) else None
     if other is not None and not found.steps and found.latest is None:
         found = _look_in(other, read_digests)
-    return replace(found, origin=observed(Origin.read, card.paths))
+    return replace(
+        found,
+        origin=observed(BranchOrigin.read, card.paths),
+        lost=observed(find_lost, card),
+        iteration=last_iteration(card.paths),
+        in_own_folder=observed(in_own_folder, card) if isinstance(card, ForeignCard) else None,
+    )
+
+
+def _own_source(card: RunCard) -> StartSource:
+    if isinstance(card, OwnCard):
+        return own_source(card)
+    return StartSource(card.paths.checkpoints, True, card.run.expect_resume, card.resume_need)
 
 
 def _look_in(source: StartSource, read_digests: bool) -> LaunchCheckpoints:
@@ -181,7 +201,10 @@ def checkpoint_checks(
 
 def start_checks(card: RunCard, found: LaunchCheckpoints) -> Iterator[PreflightCheck]:
     """Whether the trainer would start from what there is, with this card."""
-    if found.refusal:
+    lost = known(found.lost, None)
+    if lost is not None:
+        yield refused("checkpoints", lost.rule, lost.fix)
+    elif found.refusal:
         step, fault = found.found.barrier or found.found.passed[0]
         if fault.key:
             text = f"{checkpoint_name(step)}: {fault.text}"
@@ -211,6 +234,14 @@ def _empty_checks(card: RunCard, found: LaunchCheckpoints) -> Iterator[Preflight
     elif found.latest is not None:
         fix = "restore one, or remove that file to start again"
         yield refused("checkpoints", f"{folder / LATEST_FILE} is there, but no checkpoint", fix)
+    elif found.in_own_folder is True:
+        yield ok("checkpoints", "none is held: the trainer goes on from those in its own folder")
+    elif isinstance(found.lost, Unknown):
+        text = f"whether any were lost is not known ({found.lost.why}): the training starts from random weights"
+        yield warning("checkpoints", text)
+    elif found.iteration:
+        text = f"none, though iteration {found.iteration} was trained: the training starts from random weights"
+        yield warning("checkpoints", text)
     else:
         yield ok("checkpoints", "none: the training starts from random weights")
 
@@ -239,10 +270,12 @@ def _resume_checks(
         yield warning(
             "checkpoints", f"{checkpoint_name(newer[-1])} is newer than {name}, which latest names"
         )
-    yield from _settings_checks(card, found, name)
-    if manifest.topology.get("tensor", 1) > 1:
-        yield from _sequence_checks(card, found, name)
-    saved_on = _topology(card, manifest)
+    saved_on = ""
+    if isinstance(card, OwnCard):
+        yield from _settings_checks(card, found, name)
+        if manifest.topology.get("tensor", 1) > 1:
+            yield from _sequence_checks(card, found, name)
+        saved_on = _topology(card, manifest)
     verified = f"{found.verified} verified"
     if source.is_own:
         began = known(found.origin, None)
@@ -265,9 +298,17 @@ def _finished_checks(
 ) -> Iterator[PreflightCheck]:
     """Whether the card leaves anything to train from where the training goes on."""
     manifest = found.found.manifest
-    if found.refusal or manifest is None or path_of(card, found.start).segments:
+    if found.refusal or manifest is None:
         return
     name = checkpoint_name(manifest.step)
+    if not isinstance(card, OwnCard):
+        total = card.total_iterations
+        if total is not None and manifest.step >= total:
+            text = f"nothing is left to train: {name} is of the last step, {total}"
+            yield refused("trainer.steps", text, "raise it to train on")
+        return
+    if path_of(card, found.start).segments:
+        return
     end = f"{card.batch.train_samples:,} samples"
     if card.batch.train_tokens is not None:
         end = f"{end} or {card.batch.train_tokens:,} tokens"
@@ -280,7 +321,7 @@ def _finished_checks(
 
 
 def _settings_checks(
-    card: RunCard, found: LaunchCheckpoints, name: str
+    card: OwnCard, found: LaunchCheckpoints, name: str
 ) -> Iterator[PreflightCheck]:
     """Schedule, optimizer and data of the checkpoint against the card's, by the trainer's own
     rules.
@@ -300,7 +341,7 @@ def _settings_checks(
 
 
 def _schedule_checks(
-    card: RunCard, source: StartSource, cursor: Mapping[str, Any], name: str
+    card: OwnCard, source: StartSource, cursor: Mapping[str, Any], name: str
 ) -> Iterator[PreflightCheck]:
     try:
         agreed = agreed_settings(card, source, cursor, name)
@@ -321,7 +362,7 @@ def _schedule_checks(
 
 
 def _data_checks(
-    card: RunCard, source: StartSource, record: DataRecord | None, name: str
+    card: OwnCard, source: StartSource, record: DataRecord | None, name: str
 ) -> Iterator[PreflightCheck]:
     """What the card says otherwise of the data; what the files hold, the trainer compares."""
     if record is None or source.is_fresh:
@@ -347,7 +388,7 @@ def _data_checks(
 
 
 def _sequence_checks(
-    card: RunCard, found: LaunchCheckpoints, name: str
+    card: OwnCard, found: LaunchCheckpoints, name: str
 ) -> Iterator[PreflightCheck]:
     """A card that cuts sequences otherwise than before, maybe by default alone."""
     before = found.cut_sequences
@@ -362,14 +403,16 @@ def _sequence_checks(
 
 def saving_checks(card: RunCard) -> Iterator[PreflightCheck]:
     """What the card says of saving that a person may not have meant."""
-    if not card.checkpoint.save_optimizer and card.rehearsal is None:
+    if not isinstance(card, OwnCard) or card.trains_nothing:
+        return
+    if not card.checkpoint.save_optimizer:
         rule = "false: what this run saves holds weights alone, and no attempt after the first can resume from it"
         yield warning(
             "checkpoint.save_optimizer", rule, "set it to true unless one attempt trains it all"
         )
 
 
-def _topology(card: RunCard, manifest: Manifest) -> str:
+def _topology(card: OwnCard, manifest: Manifest) -> str:
     own = {
         "tensor": card.parallel.tensor,
         "pipeline": card.parallel.pipeline,

@@ -25,9 +25,9 @@ from tr11ops.launch.plan import LaunchPlan, plan_launch, plan_lines
 from tr11ops.launch.preflight import excluded_nodes, preflight
 from tr11ops.launch.queue_checks import QueueChain, choose_chain
 from tr11ops.launch.submit import launch_lock, settle, submit
-from tr11ops.nodes.queue_exclusions import RunQueue, card_exclusions, exclude_nodes
+from tr11ops.nodes.queue_exclusions import RunQueue, exclude_nodes
+from tr11ops.observe.jobs import own_jobs_now
 from tr11ops.observe.look import facts_of, observe
-from tr11ops.observe.ownership import own_jobs_now
 from tr11ops.queue.held_jobs import release
 from tr11ops.queue.repair import Repair, RepairStep
 from tr11ops.runcard.card import PathBase, RunCard, parse_attempts
@@ -186,7 +186,7 @@ def check_launch(job: LaunchJob, tag: str | None = None) -> LaunchView:
         *base_checks(job.base, job.directory),
         *preflight(job.card, job.directory, request, facts),
     ]
-    if job.card.rehearsal is None:
+    if not job.card.trains_nothing:
         checks += watching_checks(
             job.card, facts.periodic_jobs, facts.time, facts.start_of_watchdog
         )
@@ -350,15 +350,6 @@ def _submit_chain(
 # old ones go.
 
 
-class RepairOutcome(Record):
-    """What came of a change: the new jobs, and what could not be done, in words (empty: all was
-    done).
-    """
-
-    submitted: tuple[str, ...] = ()
-    failed: tuple[str, ...] = ()
-
-
 def relaunch_of(job: LaunchJob, change: Repair) -> LaunchJob | None:
     """The launch that puts new attempts in the place of the cancelled ones; None where there is
     nothing to launch.
@@ -375,9 +366,9 @@ def carry_out_repair(
     view: LaunchView | None,
     plan_again: Callable[[], Repair],
     why: str,
-) -> RepairOutcome:
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Launch what is to be launched, then do the steps, all under the launch lock and in the
-    journal.
+    journal. Returns the new jobs, and what could not be done, in words.
 
     `view` is the launch that was shown. Nothing is done where the queue is not as it was planned
     for any more (`plan_again`), nor where the launch is refused. What is cancelled has its
@@ -388,14 +379,12 @@ def carry_out_repair(
     records: tuple[Submission, ...] = ()
     with launch_lock(job.directory.launch_lock):
         if not plan_again().is_as(change):
-            return RepairOutcome(
-                failed=("the queue has changed meanwhile, and nothing was done: look again",)
-            )
+            return (), ("the queue has changed meanwhile, and nothing was done: look again",)
         again = relaunch_of(job, change)
         if again is not None and view is not None:
             checked, records = carry_out_locked(again, view, why or change.kind)
             if not records:
-                return RepairOutcome(failed=tuple(str(check) for check in checked.faults))
+                return (), tuple(str(check) for check in checked.faults)
         submitted = tuple(str(record.job_id) for record in records)
         failed = []
         for step in change.steps:
@@ -412,7 +401,7 @@ def carry_out_repair(
                 failed.append(f"{step.action} {step.node or step.job}: {refused}")
             else:
                 journal.write(change.kind, why or step.why, data, job.user)
-    return RepairOutcome(submitted, tuple(failed))
+    return submitted, tuple(failed)
 
 
 def _carry_out_repair_step(step: RepairStep, job: LaunchJob, limit: ExclusionLimit | None) -> str:
@@ -440,7 +429,7 @@ def _exclude_lost_host(step: RepairStep, job: LaunchJob, limit: ExclusionLimit |
         job.scheduler,
         partial(own_jobs_now, job.directory, job.scheduler),
         known_nodes,
-        kept=card_exclusions(job.card),
+        kept=job.card.slurm.excluded_nodes,
         user=job.user,
     )
     done = exclude_nodes(

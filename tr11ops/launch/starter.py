@@ -17,7 +17,7 @@ from tr11ops.base.errors import Refusal
 from tr11ops.base.units import counted, format_time_limit
 from tr11ops.cluster.base import Node, Partition
 from tr11ops.cluster.site import SiteRules
-from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.card import OwnCard
 from tr11ops.runcard.docs import meaning_of
 from tr11ops.runcard.load import read_tables
 from tr11ops.runcard.rules import advised_exit_minutes
@@ -40,7 +40,7 @@ SENTENCES = "_text_sentence"
 MOST_DATASETS = 3  # a mixture of many is no one's first try
 
 
-def data_commands(card: RunCard, current: Path) -> tuple[str, ...]:
+def data_commands(card: OwnCard, current: Path) -> tuple[str, ...]:
     """Lines to be typed in `current`, in order; none where nothing is missing, or the data is not
     tr11's to make.
 
@@ -64,7 +64,7 @@ def dataset_suffix(family: str) -> str:
     return SENTENCES
 
 
-def _tokenizer_file(card: RunCard) -> Path | None:
+def _tokenizer_file(card: OwnCard) -> Path | None:
     """The file that `tr11 data tokenizer` would make; None where it makes none of this type, or the
     card names none.
     """
@@ -83,7 +83,7 @@ def _is_there(prefix: str) -> bool:
     return Path(f"{prefix}.idx").exists() or Path(f"{prefix}.bin").exists()
 
 
-def _commands(card: RunCard, stems: list[str], current: Path) -> Iterator[str]:
+def _commands(card: OwnCard, stems: list[str], current: Path) -> Iterator[str]:
     file = _tokenizer_file(card)
     assert file is not None
     is_wordpiece = card.tokenizer.type != "huggingface"
@@ -221,22 +221,30 @@ def starter_tables(base: Mapping[str, Any], answers: Answers) -> dict[str, dict[
     """
     tables = {name: dict(table) for name, table in base.items() if isinstance(table, Mapping)}
     run = tables.setdefault("run", {})
-    slurm = tables.setdefault("slurm", {})
-    choice = answers.choice
-    before = dict(slurm)
-    for key in (*_OF_ANOTHER_CLUSTER, *_OF_OTHER_NODES, "setup", "spare_nodes", "comment"):
-        slurm.pop(key, None)
+    before = dict(tables.setdefault("slurm", {}))
     run.pop("kill_switch", None)
     run |= {"name": answers.name, "directory": answers.directory}
     limit = _limit(answers, before)
-    workers = _workers_here(choice, before)
+    tables["slurm"] = starter_slurm(before, answers)
+    run["exit_duration_minutes"] = int(advised_exit_minutes(limit)) or round(
+        advised_exit_minutes(limit), 2
+    )
+    _fit(tables, answers.nodes * int(tables["slurm"]["workers_per_node"]))
+    return tables
+
+
+def starter_slurm(before: Mapping[str, Any], answers: Answers) -> dict[str, Any]:
+    """`[slurm]` for this cluster, with what holds anywhere of another card's."""
+    choice, limit = answers.choice, _limit(answers, before)
+    gone = (*_OF_ANOTHER_CLUSTER, *_OF_OTHER_NODES, "setup", "spare_nodes", "comment")
+    slurm = {key: value for key, value in before.items() if key not in gone}
     slurm |= {
         "nodes": answers.nodes,
         "spare_nodes": min(
             -(-answers.nodes // NODES_PER_SPARE), max(0, choice.usable - answers.nodes)
         ),
         "partition": choice.partition.name,
-        "workers_per_node": workers,
+        "workers_per_node": _workers_here(choice, before),
         "cpus_per_task": max(1, choice.cpus),
         "time_limit": format_time_limit(limit),
         "signal_seconds_before_limit": min(SIGNAL_SECONDS, max(1, limit // 4)),
@@ -249,11 +257,7 @@ def starter_tables(base: Mapping[str, Any], answers: Answers) -> dict[str, dict[
             slurm["gpu_memory_gb"] = memory_gb(choice.gpu_memory_megabytes)
     if answers.account:
         slurm["account"] = answers.account
-    run["exit_duration_minutes"] = int(advised_exit_minutes(limit)) or round(
-        advised_exit_minutes(limit), 2
-    )
-    _fit(tables, answers.nodes * workers)
-    return tables
+    return slurm
 
 
 def _limit(answers: Answers, slurm: Mapping[str, Any]) -> int:
@@ -323,19 +327,7 @@ def starter_text(
     tables: Mapping[str, Any], answers: Answers, site: SiteRules | None, source: str
 ) -> str:
     """The card with a remark on each key: what it is, and where its value comes from."""
-    remarks = {
-        f"{section}.{key}": remark
-        for section, table in tables.items()
-        for key in table
-        if (remark := _described(RunCard, (section, key)))
-    }
-    told = "by the scheduler"
-    for key in ("partition", "gpus_per_node", "gpu_kind", "gpu_memory_gb", "cpus_per_task"):
-        if key in tables["slurm"]:
-            remarks[f"slurm.{key}"] = f"{remarks.get(f'slurm.{key}', key)}; {told}"
-    remarks["slurm.partition"] = f"{answers.choice}"
-    if site is not None and site.accounts:
-        remarks["slurm.account"] = f"who pays; yours: {', '.join(site.accounts)}"
+    remarks = described_keys(OwnCard, tables) | told_keys(tables, answers, site)
     head = [
         f"A starter card for this cluster, made by `tr11 init` from {source}. Any key: tr11 config explain KEY",
         "Look it over, then: tr11 doctor; tr11 launch --array 1-10 (--run FILE where it is not ./tr11.toml)",
@@ -343,6 +335,31 @@ def starter_text(
         *_unsaid(site),
     ]
     return write_card(tables, remarks, [line for line in head if line])
+
+
+def described_keys(schema: type[BaseModel], tables: Mapping[str, Any]) -> dict[str, str]:
+    """What each key of these tables is, by the schema; by dotted key."""
+    return {
+        f"{section}.{key}": remark
+        for section, table in tables.items()
+        for key in table
+        if (remark := _described(schema, (section, key)))
+    }
+
+
+def told_keys(
+    tables: Mapping[str, Any], answers: Answers, site: SiteRules | None
+) -> dict[str, str]:
+    """Remarks on the keys of `[slurm]` whose value the scheduler told."""
+    remarks = {
+        f"slurm.{key}": f"{_described(OwnCard, ('slurm', key)) or key}; by the scheduler"
+        for key in ("gpus_per_node", "gpu_kind", "gpu_memory_gb", "cpus_per_task")
+        if key in tables["slurm"]
+    }
+    remarks["slurm.partition"] = f"{answers.choice}"
+    if site is not None and site.accounts:
+        remarks["slurm.account"] = f"who pays; yours: {', '.join(site.accounts)}"
+    return remarks
 
 
 def _unsaid(site: SiteRules | None) -> list[str]:

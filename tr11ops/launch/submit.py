@@ -183,7 +183,7 @@ def record_before(
     directory.write_submission(replace(record, note=BEING_SUBMITTED))
     keep_reserve(directory)
     said = {"tag": plan.tag, "array": request.array, "nodes": request.nodes, "scheduler": scheduler}
-    if plan.card["data"]["on_resume"] == "switch":
+    if plan.card.get("data", {}).get("on_resume") == "switch":
         said["data_on_resume"] = "switch"
     Journal(directory.journal).write("launch", why, said, user)
     return record

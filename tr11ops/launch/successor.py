@@ -20,7 +20,6 @@ from tr11ops.launch.facts import LaunchRequest
 from tr11ops.launch.margins import read_history
 from tr11ops.launch.plan import plan_launch
 from tr11ops.launch.submit import LOOKUP_PAUSE_SECONDS, launch_lock, submit
-from tr11ops.nodes.queue_exclusions import card_exclusions
 from tr11ops.observe.files import read_exclusions
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.exit_duration import card_as_written
@@ -198,6 +197,6 @@ def _excluded(job: BatchJob, record: Submission) -> tuple[str, ...]:
         for entry in read_journal(job.directory.journal).entries
         if entry.kind == INCLUDED and entry.time >= record.time
     }
-    of_card = card_exclusions(job.card)
+    of_card = job.card.slurm.excluded_nodes
     kept = (node for node in record.excluded if node not in back or node in of_card)
     return tuple(dict.fromkeys((*kept, *listed)))

@@ -26,7 +26,7 @@ from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import cause
 from tr11ops.base.units import counted
 from tr11ops.cluster.base import Job, JobState, Node, Scheduler
-from tr11ops.cluster.sbatch_options import of_chosen_nodes, options_of, with_gpus
+from tr11ops.cluster.sbatch_options import code_root, of_chosen_nodes, options_of, with_gpus
 from tr11ops.cluster.slurm_command import client_environment
 from tr11ops.health.base import CheckOutcome, CheckResult, fails_everywhere, summary, worst
 from tr11ops.nodes.health_job import MARK, HealthRequest, check_here, results_of
@@ -84,7 +84,6 @@ class JobSettings(Record):
     slurm: SlurmSection
     gpus: int = 0
     partition: str | None = None
-    code_root: Path | None = None
 
 
 class Answering(Protocol):
@@ -144,6 +143,21 @@ def check_nodes(
     nodes. Nor is it where one check fails on all of them, if the nodes are machines of their own
     (`are_machines`).
     """
+    results = judge(ask_nodes(ways, start, timeout, progress))
+    if are_machines:
+        return without_failing_checks(results)
+    return results
+
+
+def ask_nodes(
+    ways: Sequence[Way],
+    start: Callable[[Way], Answering | NodeCheck],
+    timeout: float,
+    progress: Callable[[NodeCheck], None],
+) -> tuple[NodeCheck, ...]:
+    """What each node answers by itself, in the order of `ways`; nothing is left running. One that
+    does not answer within `timeout` seconds is unknown.
+    """
     done: dict[str, NodeCheck] = {}
     under_way: dict[str, Answering] = {}
 
@@ -174,10 +188,7 @@ def check_nodes(
     finally:
         for check in under_way.values():
             check.stop()
-    results = judge(tuple(done[way.node] for way in ways))
-    if are_machines:
-        return without_failing_checks(results)
-    return results
+    return tuple(done[way.node] for way in ways)
 
 
 DIED = "the health job died there"
@@ -400,7 +411,7 @@ def submit_to(
     `is_alone`: no other job may use them meanwhile. Raises whatever submitit makes of a refusal.
     """
     executor = _executor(settings, nodes, minutes, is_alone)
-    with _submitting(settings.code_root):
+    with _submitting():
         return executor.submit(function, *values)
 
 
@@ -450,23 +461,23 @@ def _further_options(settings: JobSettings, is_alone: bool) -> dict[str, str | b
 
 
 @contextmanager
-def _submitting(code_root: Path | None) -> Iterator[None]:
+def _submitting() -> Iterator[None]:
     """The environment of a submission: no options inherited from a job around us, and our code
     found on the node.
     """
     before = dict(os.environ)
-    _replace_environment(with_code(client_environment(before), code_root))
+    _replace_environment(with_code(client_environment(before)))
     try:
         yield
     finally:
         _replace_environment(before)
 
 
-def with_code(environment: Mapping[str, str], code_root: Path | None) -> dict[str, str]:
+def with_code(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment in which a process, here or on a node, finds this code. None: where it is
     installed.
     """
-    paths = (str(code_root) if code_root else "", environment.get("PYTHONPATH", ""))
+    paths = (str(code_root() or ""), environment.get("PYTHONPATH", ""))
     return {
         **environment,
         **({"PYTHONPATH": os.pathsep.join(filter(None, paths))} if any(paths) else {}),
@@ -485,10 +496,10 @@ class ProcessCheck:
     this machine.
     """
 
-    def __init__(self, way: Way, request: HealthRequest, code_root: Path | None, slots: Semaphore):
+    def __init__(self, way: Way, request: HealthRequest, slots: Semaphore):
         self._node = way.node
         self._slots = slots
-        self._environment = with_code(client_environment(dict(os.environ)), code_root)
+        self._environment = with_code(client_environment(dict(os.environ)))
         self._command = [
             sys.executable,
             "-m",

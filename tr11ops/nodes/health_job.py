@@ -28,7 +28,8 @@ OF_AN_EMPTY_NODE = ("shared-memory", "memory", "leftovers")
 class HealthRequest(Record):
     """What is to be checked on one node: plain values, which travel as JSON.
 
-    `inside` is the job in which the check runs beside the training, or empty.
+    `inside` is the job in which the check runs beside the training, or empty. `sweeps`: whether
+    stale files of ours may be removed on the way.
     """
 
     node: str
@@ -40,6 +41,7 @@ class HealthRequest(Record):
     seconds: float = 30.0
     scripts: tuple[str | JsonObject, ...] = ()
     skip: tuple[str, ...] = ()
+    sweeps: bool = True
 
 
 def check_here(request: Mapping[str, Any]) -> list[JsonObject]:
@@ -54,6 +56,7 @@ def check_here(request: Mapping[str, Any]) -> list[JsonObject]:
         temporary=exported_folder(os.environ),
         controller_time=asked.controller_time,
         seconds=asked.seconds,
+        sweeps=asked.sweeps,
     )
     if asked.inside:
         skip = (*asked.skip, *OF_AN_EMPTY_NODE)

@@ -13,10 +13,8 @@ from msgspec.structs import replace
 
 from tr11ops.base.errors import ExclusionError, HostlistError, NodeNameError, SchedulerError
 from tr11ops.base.observed import cause
-from tr11ops.cluster.arrays import covered, names_of
+from tr11ops.cluster.arrays import covered, expand, names_of
 from tr11ops.cluster.base import Job, JobState, Scheduler, StateAnswer, may_start
-from tr11ops.cluster.hostlist import expand
-from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.exclusion import ExclusionLimit, NodeStanding
 from tr11ops.rundir.exclusions import check_node_name, exclude, include, read_version
 from tr11ops.rundir.paths import RunDirectory
@@ -371,16 +369,3 @@ def resolve(typed: Iterable[str], known: Collection[str]) -> tuple[str, ...]:
             fix = "`tr11 nodes list --all` shows them"
         raise NodeNameError(f"{strangers[0]!r} is not a node of this cluster{more}: {fix}")
     return tuple(dict.fromkeys(names))
-
-
-def card_exclusions(card: RunCard) -> tuple[str, ...]:
-    """The nodes of slurm.exclude, host lists expanded; what is no host list is judged where the
-    card is read.
-    """
-    names: list[str] = []
-    for text in card.slurm.exclude:
-        try:
-            names += expand(text)
-        except HostlistError:
-            continue
-    return tuple(names)

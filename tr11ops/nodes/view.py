@@ -8,10 +8,9 @@ import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC
 
-from tr11ops.base.glyphs import plain
-from tr11ops.base.units import timestamp
+from tr11ops.base.units import plain, timestamp
+from tr11ops.cluster.arrays import compress
 from tr11ops.cluster.base import Job, Node
-from tr11ops.cluster.hostlist import compress
 from tr11ops.rundir.exclusion import Exclusion, kept_off
 from trainer.contract.record import Record
 

@@ -20,9 +20,8 @@ from tr11ops.cluster.base import SchedulerClock
 from tr11ops.observe.observations import ClockReading
 from tr11ops.observe.snapshot import Attempt, Step
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.end_marker import EndMarker
+from trainer.contract.attempt import EndMarker, Heartbeat
 from trainer.contract.files import file_system_time
-from trainer.contract.phases import Heartbeat
 from trainer.contract.record import Record
 
 BEATS_STAMPED = 8  # heartbeats whose stamps are looked at; they come from as many nodes

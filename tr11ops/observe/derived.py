@@ -1,5 +1,4 @@
-"""What a snapshot means before any judgement: which jobs count, the last sign of life, the pace,
-the remaining work.
+"""What a snapshot means before any judgement: which jobs count, the pace, the remaining work.
 
 Pure functions over a Snapshot, shared by the detectors, the verdict and the status screen.
 """
@@ -7,7 +6,8 @@ Pure functions over a Snapshot, shared by the detectors, the verdict and the sta
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tr11ops.base.invocation import command_for
@@ -16,14 +16,11 @@ from tr11ops.base.robust import usual_step_seconds
 from tr11ops.cluster.arrays import array_number
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.pending_reasons import PARTITION_CLOSED, JobReason, Wait, reason_of_job
-from tr11ops.observe import normal_silence
-from tr11ops.observe.observations import TRAINING_PHASES, TrainingEvent
-from tr11ops.observe.placement import is_shut, misplaced, too_few_usable
-from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot, newest_attempt
+from tr11ops.observe.jobs import is_shut, misplaced, too_few_usable
+from tr11ops.observe.observations import TrainingEvent
+from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot, Step, newest_attempt
 from tr11ops.rundir.paths import parse_comment
-from trainer.contract.end_marker import EndMarker
-from trainer.contract.phases import Heartbeat
-from trainer.contract.record import Record
+from trainer.contract.attempt import EndMarker
 
 if TYPE_CHECKING:
     from tr11ops.runcard.exit_duration import ExitPlan
@@ -32,9 +29,6 @@ MINUTE = 60.0
 HOUR = 3600.0
 DAY = 86400.0
 
-STARTING_PHASE = "starting"
-TRAINING_PHASE = "training"
-ENDED_PHASE = "ended"
 ROLL_BACK = "roll-back"  # the note that a trainer or `tr11 rollback` leaves beside the steps
 ROLL_BACK_EVENTS = frozenset({ROLL_BACK, "roll-back-undone"})
 # from the end marker, or from COMPLETING, to the end of the allocation
@@ -332,22 +326,6 @@ def iteration(snapshot: Snapshot) -> int | None:
     return None
 
 
-def iteration_of(snapshot: Snapshot, jobs: Iterable[Job]) -> int | None:
-    """The last iteration that the newest launch of these jobs finished, since the last roll-back;
-    None without one.
-
-    A log that does not name attempts is taken to be theirs.
-    """
-    names = frozenset().union(*(identifiers(job) for job in jobs))
-    newest = next(iter(known(snapshot.steps, ())[-1:]), None)
-    if newest is None or newest.job_id not in {"", *names} or is_rolled_back(snapshot):
-        return None
-    began = normal_silence.launch_began(snapshot, names)
-    if began is not None and newest.time is not None and newest.time < began:
-        return None
-    return newest.record.iteration
-
-
 def is_rolled_back(snapshot: Snapshot) -> bool:
     """Whether the run has gone back since its last step, by a person or the trainer: what that step
     showed is over.
@@ -376,18 +354,42 @@ def standing_rollbacks(snapshot: Snapshot) -> tuple[TrainingEvent, ...]:
 
 
 def total_iterations(snapshot: Snapshot) -> int | None:
-    """Iterations of the whole training: the running trainer's own count before the card's."""
+    """Iterations of the whole training: the running trainer's own count before the card's; None
+    where neither says it.
+    """
     steps = known(snapshot.steps, ())
-    if steps and steps[-1].record.total_iterations > 0:
-        return steps[-1].record.total_iterations
-    return snapshot.run.total_iterations
+    told = [step.record.total_iterations for step in steps[-1:]]
+    return next(filter(None, told), snapshot.run.total_iterations)
 
 
 def seconds_per_iteration(snapshot: Snapshot) -> float | None:
     """The usual time of a recent step; None without one."""
-    return usual_step_seconds(
-        step.record.seconds_per_iteration for step in known(snapshot.steps, ())
-    )
+    return pace_of(known(snapshot.steps, ()))
+
+
+def newest_loss(steps: Sequence[Step]) -> Step | None:
+    """The last of these steps that tells a loss, be it a number or not; None where none does."""
+    return next((step for step in reversed(steps) if step.record.lm_loss is not None), None)
+
+
+def pace_of(steps: Sequence[Step]) -> float | None:
+    """The usual time of one of these steps, in seconds: as their trainer tells it, else by the times
+    at which they were logged.
+    """
+    told = usual_step_seconds(step.record.seconds_per_iteration for step in steps)
+    if told is not None:
+        return told
+    return usual_step_seconds(_seconds_between(steps))
+
+
+def _seconds_between(steps: Sequence[Step]) -> Iterator[float]:
+    """What an iteration took from each line of a job to its next."""
+    for before, after in pairwise(steps):
+        done = after.record.iteration - before.record.iteration
+        if done <= 0 or before.job_id != after.job_id:
+            continue
+        if before.time is not None and after.time is not None:
+            yield (after.time - before.time) / done
 
 
 def is_finished(snapshot: Snapshot) -> bool:
@@ -448,161 +450,7 @@ def leaves_at(snapshot: Snapshot, job: Job) -> float | None:
     return job.start_time + whole
 
 
-# ----------------------------------------------------------------------------- life
-class Liveness(Record):
-    """The last sign of life of one attempt: when, in which phase, and how long silence is normal
-    there.
-    """
-
-    time: float
-    phase: str
-    iteration: int | None
-    patience: float
-    job_id: str
-    ranks: int = 0
-
-    def silent_for(self, now: float) -> float:
-        """Seconds since the sign; clocks of two nodes may differ, so never below zero."""
-        return max(0.0, now - self.time)
-
-    def is_fresh(self, now: float) -> bool:
-        return self.silent_for(now) <= self.patience
-
-
-def beats_of(snapshot: Snapshot, job: Job | None) -> tuple[Heartbeat, ...]:
-    """The heartbeats of one job's attempt; without a job, those of the attempt that beat last."""
-    beats = known(snapshot.heartbeats, ())
-    if job is not None:
-        names = identifiers(job)
-        return tuple(beat for beat in beats if beat.job_id in names)
-    newest = max(beats, key=lambda beat: beat.time, default=None)
-    return tuple(beat for beat in beats if newest is not None and beat.job_id == newest.job_id)
-
-
-def liveness_of(snapshot: Snapshot, job: Job | None) -> Liveness | None:
-    """The last sign of life of a job's attempt (without a job: of the newest attempt), or None when
-    there is none.
-
-    Ranks in different phases get the patience of the most patient phase: the others wait for it.
-    """
-    beats = beats_of(snapshot, job)
-    if job is not None:
-        names = identifiers(job)
-    else:
-        names = frozenset(beat.job_id for beat in beats)
-    stepped = step_times(snapshot, names)
-    if beats:
-        last = max(beats, key=lambda beat: beat.time)
-        between = None
-        if job is not None:
-            between = _between_launches(snapshot, names, max([last.time, *stepped]))
-        if between is not None:
-            done = max(beat.iteration for beat in beats)
-            return Liveness(
-                between,
-                STARTING_PHASE,
-                iteration=done,
-                patience=normal_silence.phase_patience(snapshot, STARTING_PHASE),
-                job_id=last.job_id,
-            )
-        patience = {
-            phase: patience_in(snapshot, phase, bool(stepped))
-            for phase in {beat.phase for beat in beats}
-        }
-        slowest = max(beats, key=lambda beat: patience[beat.phase])
-        return Liveness(
-            time=max([last.time, *stepped]),
-            phase=slowest.phase,
-            iteration=max(beat.iteration for beat in beats),
-            patience=patience[slowest.phase],
-            job_id=last.job_id,
-            ranks=len(beats),
-        )
-    if stepped:
-        patience_of_steps = patience_in(snapshot, TRAINING_PHASE, stepped=True)
-        newest = known(snapshot.steps, ())[-1].job_id
-        return Liveness(
-            max(stepped),
-            TRAINING_PHASE,
-            iteration=iteration(snapshot),
-            patience=patience_of_steps,
-            job_id=newest,
-        )
-    return None
-
-
-def has_ended(snapshot: Snapshot, job: Job) -> bool:
-    """Whether the last sign of a job is that its workers ended."""
-    liveness = liveness_of(snapshot, job)
-    return liveness is not None and liveness.phase == ENDED_PHASE
-
-
-def _between_launches(snapshot: Snapshot, names: frozenset[str], last_sign: float) -> float | None:
-    """When an attempt's last launch ended, if its workers have shown no life since: the next ones
-    are on their way.
-
-    None also where the trainer has said that the attempt is at its end. Ask for attempts that hold
-    an allocation alone.
-    """
-    ends = [end.time for end in known(snapshot.training.launch_ends, ()) if end.job_id in names]
-    if not ends or max(ends) < last_sign or marker_of(snapshot, names) is not None:
-        return None
-    return max(ends)
-
-
-def step_times(snapshot: Snapshot, names: frozenset[str]) -> list[float]:
-    """When the newest launch of an attempt finished its steps, as far as they are seen."""
-    began = normal_silence.launch_began(snapshot, names)
-    found = [
-        step.time
-        for step in known(snapshot.steps, ())
-        if step.time is not None and step.job_id in names
-    ]
-    return [time for time in found if began is None or time >= began]
-
-
-def patience_in(snapshot: Snapshot, phase: str, stepped: bool) -> float:
-    """Silence that is normal in a phase. Before a launch's first finished step even `training`
-    takes its time.
-    """
-    pace = seconds_per_iteration(snapshot)
-    if phase not in TRAINING_PHASES:
-        return normal_silence.phase_patience(snapshot, phase)
-    if not stepped or pace is None:
-        return normal_silence.first_step_patience(snapshot)
-    return normal_silence.training_patience(snapshot, pace)
-
-
-def hidden_life(snapshot: Snapshot) -> str:
-    """Why a sign of life may have been missed; "" when none was. The end of a launch is one: the
-    next is on its way.
-    """
-    signs = (snapshot.heartbeats, snapshot.steps, snapshot.training.launch_ends)
-    return next((value.why for value in signs if isinstance(value, Unknown)), "")
-
-
-def may_live_outside(snapshot: Snapshot) -> bool:
-    """Whether a training in the foreground may have been missed: heartbeats tell, or steps where
-    there are none.
-    """
-    unseen = isinstance(snapshot.heartbeats, Unknown)
-    return unseen or (isinstance(snapshot.steps, Unknown) and not snapshot.heartbeats)
-
-
-def liveness_outside(snapshot: Snapshot) -> Liveness | None:
-    """A fresh sign of life of an attempt that no job of the scheduler stands for (a training in the
-    foreground).
-    """
-    liveness = liveness_of(snapshot, None)
-    if liveness is None or liveness.phase == ENDED_PHASE or not liveness.is_fresh(snapshot.time):
-        return None
-    if any(liveness.job_id in (job.job_id, job.raw_id) for job in known(snapshot.jobs, ())):
-        return None
-    if marker_of(snapshot, frozenset({liveness.job_id})) is None:
-        return liveness
-    return None
-
-
+# ----------------------------------------------------------------------------- what a person types
 def command(snapshot: Snapshot, words: str) -> str:
     """A command of tr11 for this very run, as a person would type it: `tr11 launch --run CARD
     --array 1-10`.

@@ -26,12 +26,11 @@ from tr11ops.rundir.attempts import SUPERSEDED, code_of, told_end, versions_of
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusions import read_version
 from tr11ops.rundir.paths import RunDirectory, Submission
+from trainer.contract.attempt import BAD_REASONS, EndMarker, Heartbeat
 from trainer.contract.checkpoint_names import checkpoint_steps, read_latest
-from trainer.contract.end_marker import BAD_REASONS, EndMarker
 from trainer.contract.manifest import manifest_faults
 from trainer.contract.metrics_record import MetricsRecord, parse_record
 from trainer.contract.paths import RunPaths, attempt_label
-from trainer.contract.phases import Heartbeat
 from trainer.contract.record import JsonObject, Record
 from trainer.contract.resumable import ResumeNeed, judge, size_faults
 from trainer.contract.state_file import descriptor_of, read_json, tail_lines
@@ -41,12 +40,12 @@ from trainer.contract.state_file import descriptor_of, read_json, tail_lines
 
 class PastProgress(Record):
     """How far the training was: the last step before a moment. `loss` is None where it was not a
-    number.
+    number, a count where it is not told.
     """
 
     iteration: int
-    consumed_samples: int
-    consumed_tokens: int
+    consumed_samples: int | None
+    consumed_tokens: int | None
     loss: float | None
 
 
@@ -99,8 +98,8 @@ def _standing(step: MetricsRecord) -> PastProgress:
     loss = step.number("lm_loss")
     return PastProgress(
         iteration=step.iteration or 0,
-        consumed_samples=step.integer("consumed_samples") or 0,
-        consumed_tokens=step.integer("consumed_tokens") or 0,
+        consumed_samples=step.integer("consumed_samples"),
+        consumed_tokens=step.integer("consumed_tokens"),
         loss=None if math.isnan(loss) else loss,
     )
 
@@ -166,7 +165,7 @@ def _newest(found: Iterator[Step | None]) -> tuple[tuple[Step, ...], bool]:
             continue
         steps.append(step)
         sound += 1
-        if not math.isfinite(step.record.lm_loss):
+        if step.record.has_bad_loss:
             sound = 0
         is_enough = is_enough or sound >= SOUND_LOSSES
         if is_enough and len(steps) >= STEPS_KEPT:

@@ -19,9 +19,16 @@ from tr11ops.base.units import timestamp
 from tr11ops.cluster.arrays import array_number
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.observe import derived
-from tr11ops.observe.lost_host import batch_host, has_lost_its_host, silent_host
+from tr11ops.observe.liveness import (
+    ENDED_PHASE,
+    batch_host,
+    has_lost_its_host,
+    liveness_of,
+    liveness_outside,
+    silent_host,
+)
 from tr11ops.observe.snapshot import EqualSteps, Snapshot, fits, steps_left, weight_at, work
-from trainer.contract.end_marker import EndMarker
+from trainer.contract.attempt import EndMarker
 from trainer.contract.record import Record
 
 WINDOW_SECONDS = 30 * derived.DAY  # how far back the likely pace looks
@@ -104,11 +111,10 @@ def course_seen(snapshot: Snapshot) -> tuple[EqualSteps, ...]:
     not on it.
     """
     done, steps = derived.iteration(snapshot), known(snapshot.steps, ())
-    if (
-        done is None
-        or not steps
-        or not fits(snapshot.run.course, done, steps[-1].record.global_batch_size)
-    ):
+    if done is None or not steps:
+        return ()
+    batch = steps[-1].record.global_batch_size
+    if batch is None or not fits(snapshot.run.course, done, batch):
         return ()  # the card was changed, or is another's
     return snapshot.run.course
 
@@ -253,14 +259,10 @@ def next_checkpoint(snapshot: Snapshot) -> NextCheckpoint | None:
     """
     running = [job for job in snapshot.active_jobs if job.start_time is not None]
     if running:
-        liveness = derived.liveness_of(snapshot, running[0])
+        liveness = liveness_of(snapshot, running[0])
     else:
-        liveness = derived.liveness_outside(snapshot)
-    if (
-        liveness is None
-        or liveness.phase == derived.ENDED_PHASE
-        or not liveness.is_fresh(snapshot.time)
-    ):
+        liveness = liveness_outside(snapshot)
+    if liveness is None or liveness.phase == ENDED_PHASE or not liveness.is_fresh(snapshot.time):
         return None
     found = [*_by_interval(snapshot), *_by_minutes(snapshot)]
     if (
@@ -271,6 +273,9 @@ def next_checkpoint(snapshot: Snapshot) -> NextCheckpoint | None:
         done = _done(snapshot)
         step = _next_step(snapshot, done, snapshot.run.checkpoint_interval)
         return NextCheckpoint(step, None, "interval", step - done)
+    standing = snapshot.run.standing
+    if standing is not None and not standing.saves_when_asked:
+        running = []  # it leaves then without a save
     for job in running:
         limit = derived.task_seconds(snapshot, job)
         if limit is not None and job.start_time is not None:

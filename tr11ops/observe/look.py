@@ -28,6 +28,12 @@ from tr11ops.observe.clock import (
     moment_of,
     skews,
 )
+from tr11ops.observe.jobs import (
+    Ownership,
+    why_unmounted,
+    with_reasons_of_now,
+    without_unclear,
+)
 from tr11ops.observe.observations import (
     LaunchEnd,
     OperationObservations,
@@ -35,8 +41,6 @@ from tr11ops.observe.observations import (
     TrainingObservations,
 )
 from tr11ops.observe.operation_files import see_operation
-from tr11ops.observe.ownership import Ownership, why_unmounted, without_unclear
-from tr11ops.observe.placement import with_reasons_of_now
 from tr11ops.observe.snapshot import (
     Attempt,
     RunFacts,
@@ -45,6 +49,7 @@ from tr11ops.observe.snapshot import (
     newest_attempt,
 )
 from tr11ops.observe.training_files import see_training
+from tr11ops.runcard.card import ForeignCard, OwnCard
 from tr11ops.rundir.action_log import DAY_SECONDS, replay
 from tr11ops.rundir.attempts import last_sign_in, told_end
 from tr11ops.rundir.exclusion import Exclusion
@@ -53,15 +58,15 @@ from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.kill_switch import place_fault
 from tr11ops.rundir.paths import RunDirectory, Submission, parse_comment
 from tr11ops.rundir.state_files import find_damage
-from trainer.contract.end_marker import EndMarker
-from trainer.contract.origin import Origin
+from trainer.config.card import RecoverySection
+from trainer.contract.attempt import EndMarker, Heartbeat
+from trainer.contract.origin import BranchOrigin
 from trainer.contract.paths import RunPaths
-from trainer.contract.phases import Heartbeat
-from trainer.contract.resumable import ResumeNeed
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
     from tr11ops.runcard.exit_duration import ExitPlan
+    from tr11ops.trainers.levels import TrainerStanding
 
 
 # Dates the ends of attempts that no end marker dates: by the scheduler, else by their last sign of
@@ -113,6 +118,25 @@ def _dated(
 T = TypeVar("T")
 
 
+def _standing(card: RunCard) -> TrainerStanding | None:
+    if not isinstance(card, ForeignCard):
+        return None
+    from tr11ops.trainers.levels import standing_of
+
+    return standing_of(card.settings, card.world_size)
+
+
+def standing_of_card(card: RunCard) -> TrainerStanding | None:
+    """What tr11 does for a foreign trainer, with what a drill has proved as it is on record now; None for
+    its own.
+    """
+    if not isinstance(card, ForeignCard):
+        return None
+    from tr11ops.trainers.levels import standing_now
+
+    return standing_now(card.paths, card.settings, card.world_size)
+
+
 def facts_of(card: RunCard, typed: str = "") -> RunFacts:
     """What watching needs of a run card. `typed` is the card as the person named it, for the
     commands shown.
@@ -125,19 +149,20 @@ def facts_of(card: RunCard, typed: str = "") -> RunFacts:
         card=typed,
         nodes=card.slurm.nodes,
         total_iterations=card.total_iterations,
-        checkpoint_interval=card.checkpoint.interval,
-        checkpoint_minutes=card.checkpoint.interval_minutes,
-        log_interval=card.logging.interval,
+        checkpoint_interval=card.saves_every.steps,
+        checkpoint_minutes=card.saves_every.minutes,
+        log_interval=card.log_interval,
         watch=card.watch,
         resilience=card.resilience,
-        recovery=card.recovery,
+        recovery=card.recovery if isinstance(card, OwnCard) else RecoverySection(),
         partition=card.slurm.partition or "",
         allocated_nodes=card.slurm.allocated_nodes,
         backup=card.backup,
         hub=card.hub,
         alerts=card.alerts,
         filesystems=tuple(card.filesystems),
-        need=ResumeNeed.of(card),
+        need=card.resume_need,
+        standing=_standing(card),
         source=card,
     )
 
@@ -187,6 +212,8 @@ def observe(
             is_silent=bool(silence),
         )
     paths = directory.paths
+    if isinstance(facts.source, ForeignCard):
+        facts = replace(facts, standing=standing_of_card(facts.source))
     mine, namesakes = _split(jobs, Ownership(directory, known(submissions, ()), scheduler=name))
     namesakes, unclear = without_unclear(namesakes, submissions, submission_errors)
     heartbeats, heartbeat_errors = files.read_heartbeats(paths)
@@ -248,7 +275,7 @@ def observe(
         submissions=submissions,
         namesakes=namesakes,
         read_errors=(*heartbeat_errors, *submission_errors, *([unclear] if unclear else ())),
-        origin=observed(lambda: Origin.read(paths)),
+        origin=observed(lambda: BranchOrigin.read(paths)),
         damaged_files=observed(lambda: find_damage(directory)),
         readmissions=_readmissions(directory, training.launch_ends, moment.time),
         resubmitted=_resubmitted(directory, moment.time) if facts.watch.resubmissions else 0,

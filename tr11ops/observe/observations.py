@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from tr11ops.base.observed import Observed
 from tr11ops.cluster.base import Job
 from tr11ops.rundir.hold_store import HoldRecord
-from trainer.contract.phases import STEPPING
+from trainer.contract.attempt import STEPPING
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.rundir import cron_records as periodic
-    from tr11ops.rundir.attempts import KeptStacks
+    from tr11ops.rundir.attempts import KeptStacks, TrainerLife
     from tr11ops.rundir.disk_usage import Usage
     from trainer.contract.compute_record import ComputeTimes
 
@@ -143,6 +143,8 @@ class TrainingObservations(Record):
     compute_times: Observed[tuple[ComputeTimes, ...]] = ()
     # of the newest attempts' hangs, the last look of each
     stacks: Observed[tuple[KeptStacks, ...]] = ()
+    # of another trainer: what the keepers of the newest attempt's newest launch see, while it lasts
+    lives: Observed[tuple[TrainerLife, ...]] = ()
 
 
 class Copied(Record):

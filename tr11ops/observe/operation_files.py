@@ -19,9 +19,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tr11ops.base.glyphs import plain
 from tr11ops.base.observed import Observed, Unknown, cause, known, observed
-from tr11ops.base.units import number_in
+from tr11ops.base.units import number_in, plain
 from tr11ops.cluster.base import Job
 from tr11ops.observe.files import number_of
 from tr11ops.observe.observations import (
@@ -39,9 +38,9 @@ from tr11ops.rundir import cron_records as periodic
 from tr11ops.rundir.disk_usage import read_usage
 from tr11ops.rundir.hold_store import holds_changed, read_by_attempts, read_commanded, read_marked
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.attempt import Heartbeat
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step, checkpoint_steps
 from trainer.contract.paths import RunPaths
-from trainer.contract.phases import Heartbeat
 from trainer.contract.state_file import open_for_reading, read_json, tail_lines
 from trainer.contract.units import shortened
 

@@ -28,6 +28,7 @@ from tr11ops.observe.observations import (
     Readmission,
     TrainingObservations,
 )
+from tr11ops.runcard.card import ForeignCard, OwnCard
 from tr11ops.runcard.sections import ResilienceSection
 from tr11ops.runcard.watching import (
     AlertsSection,
@@ -40,11 +41,10 @@ from tr11ops.rundir.attempts import AttemptEnd, CodeIdentity, why_held
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.paths import RunDirectory, Submission
 from tr11ops.rundir.state_files import Damage
-from trainer.config.run import RecoverySection
-from trainer.contract.end_marker import BAD_REASONS, EndMarker
-from trainer.contract.metrics_record import StepRecord
-from trainer.contract.origin import Origin
-from trainer.contract.phases import Heartbeat
+from trainer.config.card import RecoverySection
+from trainer.contract.attempt import BAD_REASONS, EndMarker, Heartbeat
+from trainer.contract.metrics_record import MeasuredStep
+from trainer.contract.origin import BranchOrigin
 from trainer.contract.record import IterationRange, Record
 from trainer.contract.resumable import ResumeNeed
 from trainer.schedule.path import parse_ranges
@@ -52,6 +52,7 @@ from trainer.schedule.path import parse_ranges
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
     from tr11ops.runcard.exit_duration import ExitPlan
+    from tr11ops.trainers.levels import TrainerStanding
 
 
 # What each step of a training costs against the others: all forecasts of what is left count in it.
@@ -70,8 +71,10 @@ class EqualSteps(Record):
 
 def course_of(card: RunCard) -> tuple[EqualSteps, ...]:
     """What each step of the card's training costs against the others, by its batch and its sequence
-    length.
+    length; empty where it does not say: all alike.
     """
+    if not isinstance(card, OwnCard):
+        return ()
     from tr11ops.runcard.speed import step_weights
     from trainer.schedule.path import path_of
 
@@ -127,7 +130,8 @@ class RunFacts(Record, dict=True):
     `card` is the card as it was typed, `source` what stands in it. `allocated_nodes` are those that
     one attempt asks for, spares included.
     `total_iterations` counts from the card's samples and batch ramp. `need`: what the run
-    needs of a checkpoint that it resumes from. `log_interval`: iterations for each line of the log;
+    needs of a checkpoint that it resumes from. `standing`: of a foreign trainer.
+    `log_interval`: iterations for each line of the log;
     `checkpoint_minutes`: between two saves, None where iterations alone count. Of a running attempt
     `trains_on` is the number of nodes, None where that is not known; that and how often it saves and
     logs are as the card was when it was launched, which it goes by. `launched`: when jobs
@@ -157,12 +161,25 @@ class RunFacts(Record, dict=True):
     alerts: AlertsSection = field(default_factory=AlertsSection)
     filesystems: tuple[FilesystemSection, ...] = ()
     need: ResumeNeed = ResumeNeed()
+    standing: TrainerStanding | None = None
     source: RunCard | None = None
+
+    @property
+    def excluded_nodes(self) -> frozenset[str]:
+        """The nodes that the card never uses."""
+        if self.source is None:
+            return frozenset()
+        return frozenset(self.source.slurm.excluded_nodes)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether someone else has submitted it, and tr11 only looks."""
+        return self.standing is not None and self.standing.is_watched
 
     @property
     def evaluates(self) -> bool:
         """Whether the training is evaluated on other texts; also where no card says."""
-        return self.source is None or self.source.evaluation.iterations > 0
+        return not isinstance(self.source, OwnCard) or self.source.evaluation.iterations > 0
 
     @property
     def copies(self) -> BackupSection | None:
@@ -192,7 +209,11 @@ class RunFacts(Record, dict=True):
         """
         if self.source is None or self.source.watch.scratch_purge_days is None:
             return ()
-        return tuple(_used_files(self.source))
+        if isinstance(self.source, ForeignCard):
+            return tuple(map(Path, self.source.trainer.needs))
+        if isinstance(self.source, OwnCard):
+            return tuple(_used_files(self.source))
+        return ()
 
     @cached_property
     def periodic_jobs(self) -> tuple[str, ...] | None:
@@ -224,7 +245,7 @@ class RunFacts(Record, dict=True):
     @cached_property
     def skip_ranges(self) -> tuple[IterationRange, ...]:
         """The iterations whose data the card passes over."""
-        if self.source is None:
+        if not isinstance(self.source, OwnCard):
             return ()
         return parse_ranges(self.source.data.skip_ranges)
 
@@ -236,7 +257,7 @@ class RunFacts(Record, dict=True):
         return course_of(self.source)
 
 
-def _used_files(card: RunCard) -> Iterator[Path]:
+def _used_files(card: OwnCard) -> Iterator[Path]:
     from tr11ops.rundir.datasets import prefixes_of, tokenizer_place, workers_environment
 
     prefixes = observed(lambda: prefixes_of(card.data))
@@ -259,7 +280,7 @@ class Step(Record):
     read.
     """
 
-    record: StepRecord
+    record: MeasuredStep
     time: float | None = None
     job_id: str = ""
 
@@ -401,7 +422,9 @@ class Snapshot(Record, kw_only=True, dict=True):
     pause: Observed[KillSwitch | None] = None
     damaged_files: Observed[tuple[Damage, ...]] = ()  # of those in which the run keeps its state
     switch_fault: Observed[str] = ""  # why the kill switch seen here is not known to be the run's
-    origin: Observed[Origin | None] = None  # the checkpoint of another run that this one began with
+    origin: Observed[BranchOrigin | None] = (
+        None  # the checkpoint of another run that this one began with
+    )
     # since the oldest blame of a node that may still count
     readmissions: Observed[tuple[Readmission, ...]] = ()
     # why the run directory seen here is not the one that the jobs were queued from, or does not

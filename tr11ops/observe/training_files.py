@@ -26,11 +26,11 @@ from tr11ops.observe.observations import (
     Validation,
 )
 from tr11ops.observe.snapshot import Attempt, newest_attempt
-from tr11ops.rundir.attempts import KeptStacks, LaunchRecord, read_kept_stacks
+from tr11ops.rundir.attempts import KeptStacks, LaunchRecord, read_kept_stacks, read_lives
+from trainer.contract.attempt import PhaseRecord, parse_phase
 from trainer.contract.documents import read_record
 from trainer.contract.metrics_record import STEP, VALIDATION, MetricsRecord, parse_record
 from trainer.contract.paths import RunPaths
-from trainer.contract.phases import PhaseRecord, parse_phase
 from trainer.contract.state_file import open_for_reading, read_json, tail_lines
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def see_training(
             corruptions=read_corruptions(paths),
             compute_times=attempts,
             stacks=attempts,
+            lives=attempts,
         )
     newest = newest_attempt(attempts)
     return TrainingObservations(
@@ -80,6 +81,9 @@ def see_training(
         if newest is None or newest.end is not None
         else read_compute_times(paths, newest.job_id),
         stacks=read_stacks(paths, [attempt.job_id for attempt in attempts[:LAUNCHES_OF_ATTEMPTS]]),
+        lives=()
+        if newest is None or newest.end is not None
+        else observed(partial(read_lives, paths, newest.job_id)),
     )
 
 

@@ -15,7 +15,7 @@ from tr11ops.base.retry import RetryPolicy, retry
 from tr11ops.cluster.arrays import array_number, covered, covers, is_cell, names_of
 from tr11ops.cluster.base import Job, JobState, Scheduler
 from tr11ops.cluster.pending_reasons import is_held
-from tr11ops.observe.ownership import read_own_jobs
+from tr11ops.observe.jobs import read_own_jobs
 from tr11ops.queue.held_jobs import not_held, shows
 from tr11ops.rundir.hold_store import with_mark
 from tr11ops.rundir.paths import RunDirectory

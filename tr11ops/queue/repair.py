@@ -16,7 +16,8 @@ from tr11ops.cluster.arrays import array_number, covers, names_of
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.pending_reasons import Cause, HeldBy, Wait, is_held, reason_of_job
 from tr11ops.observe import derived
-from tr11ops.observe.lost_host import (
+from tr11ops.observe.jobs import HeldJobs, held_jobs, way_out
+from tr11ops.observe.liveness import (
     batch_host,
     gone_host,
     has_lost_its_host,
@@ -24,7 +25,7 @@ from tr11ops.observe.lost_host import (
     seconds_to_wait,
 )
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.queue.held_jobs import HeldJobs, can_modify, held_jobs, way_out
+from tr11ops.queue.held_jobs import can_modify
 from tr11ops.rundir.exclusion import ExclusionLimit
 from trainer.contract.record import Record
 

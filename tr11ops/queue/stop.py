@@ -14,7 +14,7 @@ from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import Unknown, cause, known, observed
 from tr11ops.base.units import counted, duration, first_few
 from tr11ops.cluster.base import Job, JobState, Overview, Scheduler
-from tr11ops.observe.derived import ENDED_PHASE, finish_time, newest_marker
+from tr11ops.observe.derived import finish_time, newest_marker, pace_of
 from tr11ops.observe.files import (
     ANY_MODEL,
     read_attempts,
@@ -22,20 +22,19 @@ from tr11ops.observe.files import (
     read_heartbeats,
     read_steps,
 )
+from tr11ops.observe.jobs import OwnJobs, read_own_jobs
 from tr11ops.observe.lease import foreground_trainings
-from tr11ops.observe.ownership import OwnJobs, read_own_jobs
-from tr11ops.queue.held_jobs import can_modify
+from tr11ops.observe.liveness import ENDED_PHASE
+from tr11ops.queue.held_jobs import JobChanges, can_modify
 from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict
 from tr11ops.rundir.fallback import with_reserve
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.end_marker import EndMarker
+from trainer.contract.attempt import EndMarker, Heartbeat
 from trainer.contract.files import make_shared, open_shared
 from trainer.contract.lease import LeaseClaim, clocks_of, living_claim
-from trainer.contract.phases import Heartbeat
 from trainer.contract.record import Record
 from trainer.contract.requests import Request
-from trainer.contract.resumable import ResumeNeed
 
 STOP_SIGNAL = "USR1"
 MISSING_NAMED = 3  # ranks that are named; the rest is counted
@@ -118,7 +117,7 @@ def look(card: RunCard | None, directory: RunDirectory, scheduler: Overview) -> 
     if card is None:
         need = ANY_MODEL
     else:
-        need = ResumeNeed.of(card)
+        need = card.resume_need
     checkpoints = read_checkpoints(directory.paths.checkpoints, need=need)
     newest = None if isinstance(checkpoints, Unknown) else checkpoints.newest_sound
     iteration = steps[-1].record.iteration if steps else None
@@ -130,7 +129,7 @@ def look(card: RunCard | None, directory: RunDirectory, scheduler: Overview) -> 
         iteration=iteration,
         checkpoint=newest.step if newest else None,
         read_error=read_error,
-        seconds_per_iteration=steps[-1].record.seconds_per_iteration if steps else None,
+        seconds_per_iteration=pace_of(steps[-1:]) or pace_of(steps),
         holder=lease_holder(directory),
         namesakes=found.namesakes,
         unread=unread(directory),
@@ -209,16 +208,7 @@ def place_request(directory: RunDirectory, path: Path, request: Request) -> str:
     return ""
 
 
-class Signalled(Record):
-    """A stop through the scheduler: jobs that were `asked`, and why others could not be: (number,
-    reason).
-    """
-
-    asked: tuple[str, ...] = ()
-    refused: tuple[tuple[str, str], ...] = ()
-
-
-def stop_by_scheduler(view: StopView, scheduler: Scheduler, user: str, now: bool) -> Signalled:
+def stop_by_scheduler(view: StopView, scheduler: Scheduler, user: str, now: bool) -> JobChanges:
     """Stop what runs without a file: USR1 makes it save and leave; `now` cancels it, unsaved."""
     asked = []
     refused = []
@@ -232,7 +222,7 @@ def stop_by_scheduler(view: StopView, scheduler: Scheduler, user: str, now: bool
             refused.append((job.job_id, cause(error)))
         else:
             asked.append(job.job_id)
-    return Signalled(tuple(asked), tuple(refused))
+    return JobChanges(tuple(asked), tuple(refused))
 
 
 # ----------------------------------------------------------------------------- who has answered
@@ -268,9 +258,14 @@ def acknowledgements(
     wanted = set(attempts)
     ours = [beat for beat in beats if beat.job_id in wanted]
     return Acknowledgements(
-        tuple((beat.rank, beat.host) for beat in ours if beat.request == request),
-        tuple((beat.rank, beat.host) for beat in ours if beat.request != request),
+        tuple(_ranks_of(beat for beat in ours if beat.request == request)),
+        tuple(_ranks_of(beat for beat in ours if beat.request != request)),
     )
+
+
+def _ranks_of(beats: Iterable[Heartbeat]) -> Iterator[tuple[int, str]]:
+    for beat in beats:
+        yield from ((rank, beat.host) for rank in beat.stands_for)
 
 
 class JobEnding(Record):

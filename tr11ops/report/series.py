@@ -44,14 +44,16 @@ class LayersPoint(Record):
 
     time: float
     iteration: int
-    tokens: int
-    samples: int
+    tokens: int | None
+    samples: int | None
     gradient: LayerSpread
     update: LayerSpread
     output: LayerSpread
 
 
-def layers_point(record: MetricsRecord, tokens: int, samples: int) -> LayersPoint | None:
+def layers_point(
+    record: MetricsRecord, tokens: int | None, samples: int | None
+) -> LayersPoint | None:
     """Of a record of that kind, which stands behind the step with so many tokens and samples; None
     of any other.
     """
@@ -121,19 +123,19 @@ MOST_VALIDATIONS = 1000  # of a group
 
 class StepPoint(Record):
     """One logged step. `time` in seconds since the epoch; a loss or norm that was not finite is
-    NaN.
+    NaN, a count that is not told None.
     """
 
     time: float
     iteration: int
-    tokens: int
+    tokens: int | None
     loss: float
     learning_rate: float
-    batch: int
+    batch: int | None
     tflops: float
     grad_norm: float
     job_id: str
-    samples: int = 0
+    samples: int | None = None
 
 
 class ValidationPoint(Record):
@@ -144,9 +146,9 @@ class ValidationPoint(Record):
     group: str
     time: float
     iteration: int
-    tokens: int
+    tokens: int | None
     loss: float
-    samples: int = 0
+    samples: int | None = None
 
 
 Point = StepPoint | ValidationPoint | LayersPoint
@@ -207,7 +209,7 @@ def series_of(found: Iterable[Point], within: CurveRange = WHOLE) -> TrainingSer
                 job = throughput.setdefault(record.job_id, JobThroughput())
                 job.times.append(record.time)
                 job.tflops.append(record.tflops)
-                job.batches.append(record.batch)
+                job.batches.append(record.batch or 0)
             if inside:
                 yield record
 
@@ -224,22 +226,23 @@ def series_of(found: Iterable[Point], within: CurveRange = WHOLE) -> TrainingSer
 
 def points_of(found: Iterable[MetricsRecord]) -> Iterator[Point]:
     """Steps, validations and measures of layers among records that say when they were written."""
-    tokens = samples = 0
+    tokens: int | None = None
+    samples: int | None = None
     for record in found:
         iteration = record.iteration
         number = record.number
         if iteration is None or record.time is None:
             continue
         if record.kind == STEP:
-            tokens = record.integer("consumed_tokens") or 0
-            samples = record.integer("consumed_samples") or 0
+            tokens = record.integer("consumed_tokens")
+            samples = record.integer("consumed_samples")
             yield StepPoint(
                 record.time,
                 iteration,
                 tokens=tokens,
                 loss=number("lm_loss"),
                 learning_rate=number("learning_rate"),
-                batch=record.integer("global_batch_size") or 0,
+                batch=record.integer("global_batch_size"),
                 tflops=number("tflops"),
                 grad_norm=number("grad_norm"),
                 job_id=record.job_id,

@@ -1,23 +1,21 @@
 """The run card: one TOML file that says everything a run should be, checked whole before anything
 is done.
 
-`RunCard` is the trainer's schema (`trainer.config.card.TrainerConfig`) with the operation's
-sections beside it.
+`RunCard` has the operation's sections. With the schema of tr11's own trainer beside them
+(`trainer.config.card.TrainerConfig`) it is an `OwnCard`, with `[trainer]` a `ForeignCard`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
-from pydantic import Field
 
 from tr11ops.runcard.find import PathBase, base_of, find_card, shipped_cards, shipped_folder
+from tr11ops.runcard.kinds import OWN_SECTIONS, ForeignCard, OwnCard, RunCard, card_kind, own_card
 from tr11ops.runcard.load import (
     REMOVED_KEYS,
     Key,
@@ -33,7 +31,7 @@ from tr11ops.runcard.load import (
     without,
     without_empty_paths,
 )
-from tr11ops.runcard.rules import operation_rules
+from tr11ops.runcard.rules import knows_weights, operation_rules
 from tr11ops.runcard.sections import (
     KubernetesSection,
     PermsSection,
@@ -51,12 +49,11 @@ from tr11ops.runcard.watching import (
     HubSection,
     WatchSection,
 )
-from trainer.config.base import is_private, left_out, salvage
-from trainer.config.card import CardError, Problem, TrainerConfig, derive_numbers, validate
-from trainer.config.run import RunSection
+from trainer.config.base import is_private, salvage
+from trainer.config.card import CardError, Problem, RunSection, derive_numbers, validate
+from trainer.config.rules import Rule
 from trainer.contract.paths import RunPaths
-from trainer.contract.record import JsonObject, Record
-from trainer.schedule.path import batch_size_at, path_of
+from trainer.contract.record import JsonObject
 from trainer.schedule.rules import cross_rules
 
 # Lists of mail addresses that a card takes from the environment: `recipients =
@@ -108,9 +105,10 @@ __all__ = [
     "CardError",
     "CronSection",
     "FilesystemSection",
+    "ForeignCard",
     "HubSection",
     "KubernetesSection",
-    "LoadedCard",
+    "OwnCard",
     "PathBase",
     "PermsSection",
     "RehearsalSection",
@@ -122,6 +120,7 @@ __all__ = [
     "find_card",
     "load_card",
     "load_with_base",
+    "own_card",
     "parse_attempts",
     "parse_time_limit",
     "resolved",
@@ -145,6 +144,9 @@ PATH_KEYS: frozenset[Key] = frozenset(
         ("data", "valid_groups_file"),
         ("data", "test_groups_file"),
         ("tokenizer", "path"),
+        ("trainer", "directory"),
+        ("trainer", "folder"),
+        ("trainer", "needs"),
         ("tokenizer", "vocabulary_file"),
         ("tokenizer", "merges_file"),
         ("checkpoint", "load"),
@@ -169,60 +171,6 @@ SECRET_FILE_KEYS: frozenset[Key] = frozenset(
 )
 
 
-class RunCard(TrainerConfig):
-    """A whole run: the training's sections and the operation's."""
-
-    slurm: SlurmSection
-    resilience: ResilienceSection = left_out(ResilienceSection)
-    hub: HubSection = left_out(HubSection)
-    backup: BackupSection = left_out(BackupSection)
-    alerts: AlertsSection = left_out(AlertsSection)
-    watch: WatchSection = left_out(WatchSection)
-    cron: CronSection = left_out(CronSection)
-    perms: PermsSection = left_out(PermsSection)
-    filesystems: list[FilesystemSection] = Field(default=[])
-    rehearsal: RehearsalSection | None = None
-    kubernetes: KubernetesSection | None = None
-
-    @property
-    def world_size(self) -> int:
-        """Trainer processes in all: nodes x workers per node."""
-        return self.slurm.nodes * self.slurm.workers
-
-    @property
-    def data_parallel_degree(self) -> int:
-        """World size over tensor x pipeline."""
-        return self.data_parallel(self.world_size)
-
-    def gradient_accumulation_steps(self, consumed_samples: int) -> int:
-        """Micro batches of each replica in the step that starts at `consumed_samples`."""
-        batch = batch_size_at(consumed_samples, self.batch)
-        return self.batch.micro_batches(batch, self.data_parallel_degree)
-
-    @property
-    def total_iterations(self) -> int:
-        """Steps of the whole training."""
-        return path_of(self).total_iterations
-
-    @property
-    def time_limit_seconds(self) -> int:
-        """The limit of one attempt, in seconds."""
-        return parse_time_limit(self.slurm.time_limit)
-
-    @property
-    def digest(self) -> str:
-        """A stable hash of every setting (blake2b-128, hexadecimal): equal exactly when two cards
-        say the same.
-        """
-        value = self.model_dump(mode="json")
-        for table, key in ((value, "kubernetes"), (value["slurm"], "container")):
-            # cards without them keep the hash that they had before there were such sections
-            if table[key] is None:
-                del table[key]
-        text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-        return hashlib.blake2b(text.encode("utf-8"), digest_size=16).hexdigest()
-
-
 def resolved(card: RunCard) -> JsonObject:
     """The card as JSON for the trainer and later commands: every default filled in, and what
     follows from it.
@@ -230,15 +178,16 @@ def resolved(card: RunCard) -> JsonObject:
     `trainer.config.card.load_trainer_config` reads it as it is; `card_from_resolved` gives the card
     back.
     """
-    derived = {
+    derived: JsonObject = {
         "schema": RESOLVED_SCHEMA,
         "card_hash": card.digest,
         "world_size": card.world_size,
-        "data_parallel": card.data_parallel_degree,
         "total_iterations": card.total_iterations,
         "time_limit_seconds": card.time_limit_seconds,
         "kill_switch": str(card.kill_switch),
     }
+    if isinstance(card, OwnCard):
+        derived["data_parallel"] = card.data_parallel_degree
     return {**card.model_dump(mode="json"), "derived": derived}
 
 
@@ -249,13 +198,6 @@ def card_from_resolved(value: JsonObject, source: str) -> RunCard:
     defaults.
     """
     return _checked(without(value, {("derived",), *REMOVED_KEYS}), [], source)
-
-
-class LoadedCard(Record):
-    """A card that was read and checked, and the folder that its relative paths were taken from."""
-
-    card: RunCard
-    base: PathBase
 
 
 def load_card(
@@ -269,7 +211,7 @@ def load_card(
     """The card in `path`; see `load_with_base`."""
     return load_with_base(
         path, overrides, environment, directory=directory, keep_undefined=keep_undefined
-    ).card
+    )[0]
 
 
 def load_with_base(
@@ -279,11 +221,12 @@ def load_with_base(
     *,
     directory: Path | None = None,
     keep_undefined: bool = False,
-) -> LoadedCard:
-    """Read, complete and check the card in `path`.
+) -> tuple[RunCard, PathBase]:
+    """Read, complete and check the card in `path`; with the folder that its relative paths were
+    taken from.
 
     `overrides` are `section.key=value`; `$VARS` come from `environment` (None: nothing is defined). Relative paths are
-    taken from the card's folder (`runcard_find.base_of` knows the two exceptions), those of `overrides` from
+    taken from the card's folder (`find.base_of` knows the two exceptions), those of `overrides` from
     `directory`: where the command is typed, by default the current working directory. `keep_undefined` leaves
     undefined variables as written, for commands that touch no path.
     Raises CardError with every problem found, one line each.
@@ -295,7 +238,7 @@ def load_with_base(
         current=directory or Path.cwd(),
         keep_undefined=keep_undefined,
     )
-    return LoadedCard(_checked(tables, problems, str(path)), base)
+    return _checked(tables, problems, str(path)), base
 
 
 def paths_of_refused(
@@ -330,7 +273,7 @@ def _prepared(
     tables = without(tables, REMOVED_KEYS)
     overrides = [override for override in overrides if key_of(override) not in REMOVED_KEYS]
     own_run, _ = expand({"run": tables.get("run")}, variables, SHELL_KEYS, True)
-    tables, wrong = apply_overrides(tables, overrides, RunCard)
+    tables, wrong = apply_overrides(tables, overrides, card_kind(tables))
     problems += wrong
     tables = _usable(tables, problems)
     tables, empty = expand_addresses(tables, variables, keep_undefined)
@@ -338,8 +281,9 @@ def _prepared(
     problems += empty + undefined
     tables = _usable(tables, problems)
     problems += secret_values(tables, SECRET_FILE_KEYS)
-    tables, pathless = without_empty_paths(tables, PATH_KEYS, RunCard)
+    tables, pathless = without_empty_paths(tables, PATH_KEYS, card_kind(tables))
     problems += pathless
+    tables = _for_another_trainer(tables)
     base, typed = base_of(path, own_run, current), overridden_keys(overrides)
     tables = make_absolute(
         tables,
@@ -348,6 +292,20 @@ def _prepared(
         variables.get("HOME", ""),
     )
     return tables, problems, base
+
+
+def _for_another_trainer(tables: JsonObject) -> JsonObject:
+    """What a card with [trainer] may leave out, and what differs from a card of tr11's own: it is
+    started in the card's folder, and weights are not copied alone where no one can tell which files
+    they are.
+    """
+    section = tables.get("trainer")
+    if not isinstance(section, dict):
+        return tables
+    backup = tables.get("backup", {})
+    if isinstance(backup, dict) and not knows_weights(section):
+        tables = {**tables, "backup": {"weights_interval": 0, **backup}}
+    return {**tables, "trainer": {"directory": ".", **section}}
 
 
 def _usable(tables: Mapping[str, Any], problems: list[Problem]) -> JsonObject:
@@ -365,8 +323,16 @@ def _checked(tables: Mapping[str, Any], problems: list[Problem], source: str) ->
 
     A card with faulty keys is judged by all rules that do not need these.
     """
+    kind = card_kind(tables)
+    if kind is ForeignCard:
+        for name in sorted({*OWN_SECTIONS} & {*tables}):
+            fix = "remove one of the two"
+            problems.append(
+                Problem(name, None, "is tr11's own, but [trainer] names another trainer", fix)
+            )
+        tables = {name: table for name, table in tables.items() if name not in OWN_SECTIONS}
     try:
-        card = validate(RunCard, tables, source)
+        card = validate(kind, tables, source)
     except CardError as error:
         named = [f"{problem.key}." for problem in problems]
         fresh = [
@@ -375,7 +341,9 @@ def _checked(tables: Mapping[str, Any], problems: list[Problem], source: str) ->
             if not any(key.startswith(f"{fault.key}.") for key in named)
         ]
         faulty = {tuple(problem.key.split(".")) for problem in (*problems, *error.problems)}
-        partly = salvage(RunCard, derive_numbers(tables), faulty)
+        if kind is OwnCard:
+            tables = derive_numbers(tables)
+        partly = salvage(kind, tables, faulty)
         _raise_if([*problems, *fresh, *broken_rules(partly, is_whole=False)], source)
         raise
     _raise_if([*problems, *broken_rules(card, is_whole=True)], source)
@@ -387,7 +355,10 @@ def broken_rules(card: RunCard, is_whole: bool = True) -> list[Problem]:
     can be asked.
     """
     found: list[Problem] = []
-    for rule in (*cross_rules(card, lambda: card.world_size), *operation_rules(card)):
+    own_rules: tuple[Rule, ...] = ()
+    if isinstance(card, OwnCard):
+        own_rules = tuple(cross_rules(card, lambda: card.world_size))
+    for rule in (*own_rules, *operation_rules(card)):
         try:
             for problem in rule():
                 found.append(problem)
@@ -409,22 +380,36 @@ def _raise_if(problems: Sequence[Problem], source: str) -> None:
 
 def _without_private(problem: Problem) -> Problem:
     """The problem without what it quotes, where that is of a key that is never shown."""
-    if is_private(RunCard, problem.key.split(".")):
+    if is_private(OwnCard, problem.key.split(".")):
         return replace(problem, value=None)
     return problem
 
 
 # ----------------------------------------------------------------------------- how two resolved cards differ
 def differences(
-    before: Mapping[str, Any], after: Mapping[str, Any], path: str = ""
-) -> Iterator[str]:
-    """`section.key: old -> new` for every value that differs, by name."""
-    for key in sorted({*before, *after}):
-        old, new, name = before.get(key), after.get(key), f"{path}{key}"
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from differences(old, new, f"{name}.")
-        elif old != new:
-            yield f"{name}: {_value(old)} -> {_value(new)}"
+    before: Mapping[str, Any], after: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
+    """(key, old value, new value) of everything that differs, by name; None where it is unset. A
+    table that is unset has no key that is set.
+    """
+    first, second = dict(_flat(before)), dict(_flat(after))
+    for key in sorted({*first, *second}):
+        if first.get(key) != second.get(key):
+            yield key, first.get(key), second.get(key)
+
+
+def difference_lines(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    """`section.key: old -> new` for each of them."""
+    for key, old, new in differences(before, after):
+        yield f"{key}: {_value(old)} -> {_value(new)}"
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif value is not None:
+            yield f"{prefix}{name}", value
 
 
 def _value(value: Any) -> str:

@@ -19,7 +19,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from tr11ops.runcard.card import PATH_KEYS, RunCard
+from tr11ops.runcard.card import PATH_KEYS
+from tr11ops.runcard.kinds import ALL_SECTIONS
 from trainer.config.base import Section, section_of
 from trainer.contract.record import Record
 
@@ -68,7 +69,7 @@ class CardSection(Record):
 
 def card_sections() -> Iterator[CardSection]:
     """Every section in the schema's order, each followed by the tables inside it."""
-    for name, entry in RunCard.model_fields.items():
+    for name, entry in ALL_SECTIONS.items():
         yield from _sections(name, entry)
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from itertools import groupby
 
-from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.card import OwnCard, RunCard
 from tr11ops.runcard.check import Level
 from tr11ops.runcard.exit_duration import exit_plan
 from tr11ops.runcard.gpu_memory import (
@@ -162,7 +162,7 @@ class Estimate(Record):
 
 
 def estimate(
-    card: RunCard,
+    card: OwnCard,
     seconds_per_iteration: float | None = None,
     assumed_tflops: float | None = None,
     asked_attempts: int = 10,
@@ -205,7 +205,7 @@ def estimate(
         data_parallel=data_parallel,
         parameters=count,
         stages=stages,
-        busiest_stage_excess=flops.busiest_stage(card, stages).excess if stages else None,
+        busiest_stage_excess=flops.busiest_stage(card, stages)[0] if stages else None,
         iterations=iterations,
         ramp_iterations=sum(level.iterations for level in levels if level.batch_size < full),
         train_samples=card.batch.train_samples,
@@ -247,27 +247,27 @@ def estimate(
     )
 
 
-def _warnings(card: RunCard) -> tuple[str, ...]:
+def _warnings(card: OwnCard) -> tuple[str, ...]:
     """What a launch would warn of, or refuse for its memory."""
     memory = [str(check) for check in memory_checks(card) if check.level is not Level.OK]
     return (*map(str, card_warnings(exit_plan(card).applied(card))), *memory)
 
 
-def _step_shape(card: RunCard, batch: int) -> StepShape:
+def _step_shape(card: OwnCard, batch: int) -> StepShape:
     micro_batches = card.batch.micro_batches(batch, card.data_parallel_degree)
     parallel = card.parallel
     bubble = flops.bubble_share(micro_batches, parallel.pipeline, parallel.virtual_stages)
     return StepShape(batch, micro_batches, bubble)
 
 
-def _save_copy(card: RunCard, parameters: int) -> int | None:
+def _save_copy(card: OwnCard, parameters: int) -> int | None:
     """An asynchronous save copies the whole checkpoint first, each worker what it writes."""
     if not card.checkpoint.asynchronous or card.checkpoint.format == "deepspeed":
         return None
     return -(-flops.checkpoint_bytes(card, parameters) // card.slurm.nodes)
 
 
-def _largest_worker(card: RunCard, stages: tuple[flops.StageBlocks, ...] | None) -> int | None:
+def _largest_worker(card: OwnCard, stages: tuple[flops.StageBlocks, ...] | None) -> int | None:
     if stages is None:
         return None
     table = card.tokenizer.padded_vocabulary_size * card.model.hidden_size // card.parallel.tensor
@@ -282,7 +282,7 @@ def _largest_worker(card: RunCard, stages: tuple[flops.StageBlocks, ...] | None)
     )
 
 
-def _rate_points(card: RunCard, path: TrainingPath) -> tuple[RatePoint, ...]:
+def _rate_points(card: OwnCard, path: TrainingPath) -> tuple[RatePoint, ...]:
     """First step, end of warm-up and ramp, tenths of the training, end of the decay, end; in the
     order of the steps.
     """
@@ -312,7 +312,7 @@ def _rate_points(card: RunCard, path: TrainingPath) -> tuple[RatePoint, ...]:
 
 
 def _speed(
-    card: RunCard,
+    card: OwnCard,
     path: TrainingPath,
     given: float | None,
     given_tflops: float | None,
@@ -325,7 +325,7 @@ def _speed(
     return measured_speed(card, path, steps) or assumed_speed(card)
 
 
-def _why_no_speed(card: RunCard) -> str:
+def _why_no_speed(card: OwnCard) -> str:
     if not card.slurm.gpus_per_node:
         return "the speed of CPUs is not known before the first steps"
     if gpu_is_unknown(card):
@@ -334,7 +334,7 @@ def _why_no_speed(card: RunCard) -> str:
 
 
 def _duration(
-    card: RunCard, path: TrainingPath, speed: Speed | None, asked: int
+    card: OwnCard, path: TrainingPath, speed: Speed | None, asked: int
 ) -> Duration | None:
     if speed is None:
         return None
@@ -371,7 +371,7 @@ def _duration(
     )
 
 
-def _level_times(card: RunCard, path: TrainingPath, speed: Speed) -> tuple[LevelTime, ...]:
+def _level_times(card: OwnCard, path: TrainingPath, speed: Speed) -> tuple[LevelTime, ...]:
     """One entry for each batch, whatever the lengths in it."""
     seconds = path_seconds(card, path, speed)
     found = []

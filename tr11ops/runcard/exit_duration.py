@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tr11ops.base.units import duration
-from tr11ops.runcard.card import RunCard, card_from_resolved, resolved
+from tr11ops.runcard.card import OwnCard, RunCard, card_from_resolved, resolved
 from tr11ops.runcard.rules import advised_exit_minutes
 from tr11ops.runcard.sections import parse_time_limit
 from tr11ops.runcard.speed import RunHistory, assumed_speed
@@ -23,6 +23,7 @@ LARGEST_SPARE_SHARE = 0.125  # of the time limit
 # of the time limit: an attempt that keeps more trains less than it waits to save
 LARGEST_KEPT_SHARE = 0.5
 UNKNOWN_STEP_SECONDS = 300.0
+UNKNOWN_SAVE_SECONDS = 60.0
 _DERIVED = "exit_duration_is_derived"
 
 
@@ -211,7 +212,7 @@ def _parts(card: RunCard, history: RunHistory | None) -> list[tuple[str, float, 
     """
     measured_step = history.step if history else None
     assumed = None
-    if measured_step is None:
+    if measured_step is None and isinstance(card, OwnCard):
         assumed = assumed_speed(card)
     if measured_step is not None:
         step = measured_step
@@ -222,7 +223,7 @@ def _parts(card: RunCard, history: RunHistory | None) -> list[tuple[str, float, 
     parts = []
     if step is not None:
         parts.append(("a step", step, "measured" if measured_step is not None else "assumed"))
-    if card.evaluation.iterations > 0:
+    if isinstance(card, OwnCard) and card.evaluation.iterations > 0:
         evaluation = history.evaluation if history else None
         if evaluation is not None:
             parts.append(("an evaluation", evaluation, "measured"))
@@ -232,13 +233,21 @@ def _parts(card: RunCard, history: RunHistory | None) -> list[tuple[str, float, 
     if save is not None:
         parts.append(("a save", save, "measured"))
     else:
-        written = flops.checkpoint_bytes(card, flops.count_parameters(card).total)
-        seconds = SAVE_START_SECONDS + written / (card.slurm.nodes * SAVE_BYTES_PER_NODE_SECOND)
-        parts.append(("a save", seconds, "assumed"))
+        parts.append(("a save", _save_seconds(card), "assumed"))
     return parts
 
 
-def _evaluation_seconds(card: RunCard, step: float) -> float:
+def _save_seconds(card: RunCard) -> float:
+    """By what a model of this size takes to write; of another trainer's nothing is known, and a
+    minute stands for it.
+    """
+    if not isinstance(card, OwnCard):
+        return UNKNOWN_SAVE_SECONDS
+    written = flops.checkpoint_bytes(card, flops.count_parameters(card).total)
+    return SAVE_START_SECONDS + written / (card.slurm.nodes * SAVE_BYTES_PER_NODE_SECOND)
+
+
+def _evaluation_seconds(card: OwnCard, step: float) -> float:
     """Forward passes of every validation set: a quarter of a step each, a third where nothing is
     recomputed.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from tr11ops.base.units import counted, size
-from tr11ops.runcard.card import RunCard, broken_rules
+from tr11ops.runcard.card import OwnCard, broken_rules
 from tr11ops.runcard.check import PreflightCheck, ok, refused, warning
 from tr11ops.runcard.speed import gpu_of
 from trainer.config.kernel_choice import (
@@ -21,7 +21,6 @@ from trainer.config.kernel_choice import (
     float8_obstacle,
     recomputed_blocks,
 )
-from trainer.contract.record import Record
 from trainer.schedule.devices import maker_of
 from trainer.schedule.memory import MemoryShape, WorkerMemory, worker_memory
 
@@ -30,7 +29,7 @@ from trainer.schedule.memory import MemoryShape, WorkerMemory, worker_memory
 SAY_WHICH = "set slurm.gpu_kind"
 
 
-def attention_of(card: RunCard) -> KernelChoice:
+def attention_of(card: OwnCard) -> KernelChoice:
     """The choice that the trainer makes on the card's nodes. On GPUs of an unknown kind
     (`gpu_is_unknown`) that of an A100: what says so must add that it is not known.
     """
@@ -40,19 +39,19 @@ def attention_of(card: RunCard) -> KernelChoice:
     return choose_kernel(card.model, resets_attention, card.precision.dtype, device)
 
 
-def gpu_is_unknown(card: RunCard) -> bool:
+def gpu_is_unknown(card: OwnCard) -> bool:
     """Whether the card asks for GPUs and does not say which."""
     return _device_of(card) is None
 
 
-def device_type(card: RunCard) -> Literal["cpu", "cuda"]:
+def device_type(card: OwnCard) -> Literal["cpu", "cuda"]:
     """The kind of device that the card's workers compute on, `cpu` or `cuda`."""
     if card.slurm.gpus_per_node:
         return "cuda"
     return "cpu"
 
 
-def _device_of(card: RunCard) -> Device | None:
+def _device_of(card: OwnCard) -> Device | None:
     """What the card's workers compute on; None for a GPU of a kind that it does not name."""
     if not card.slurm.gpus_per_node:
         return Device("cpu")
@@ -62,7 +61,7 @@ def _device_of(card: RunCard) -> Device | None:
     return Device("cuda", gpu.capability, maker=maker_of(gpu))
 
 
-def _float8_checks(card: RunCard) -> Iterator[PreflightCheck]:
+def _float8_checks(card: OwnCard) -> Iterator[PreflightCheck]:
     """8-bit floats on GPUs without them. Of a kind that the card does not name only the node can
     tell.
     """
@@ -83,7 +82,7 @@ def _float8_checks(card: RunCard) -> Iterator[PreflightCheck]:
         yield warning("precision.float8", "CPUs only imitate it, slower than bf16")
 
 
-def attention_checks(card: RunCard) -> Iterator[PreflightCheck]:
+def attention_checks(card: OwnCard) -> Iterator[PreflightCheck]:
     """Refuse what every node would refuse; on GPUs of a known kind say which kernel it is."""
     yield from _float8_checks(card)
     choice = attention_of(card)
@@ -104,24 +103,21 @@ TIGHT_SHARE = 0.95  # above it fragments of the allocator may decide
 
 
 # ----------------------------------------------------------------------------- memory
-class CardChange(Record):
-    """Other values of a few keys, as a person writes them in the card, and the card with them."""
-
-    text: str
-    card: RunCard
+# Other values of a few keys, as a person writes them in the card, and the card with them.
+CardChange = tuple[str, OwnCard]
 
 
-def shape_of(card: RunCard) -> MemoryShape:
+def shape_of(card: OwnCard) -> MemoryShape:
     """What the memory of the card's workers depends on."""
     return MemoryShape(card, card.data_parallel_degree, attention_of(card).name, device_type(card))
 
 
-def memory_of(card: RunCard) -> WorkerMemory | None:
+def memory_of(card: OwnCard) -> WorkerMemory | None:
     """The peak of the worker that needs most; None where only the engine knows the stages."""
     return worker_memory(shape_of(card))
 
 
-def least_recomputed(card: RunCard) -> int | None:
+def least_recomputed(card: OwnCard) -> int | None:
     """The fewest blocks, of the card's own granularity, whose recomputation lets the workers fit
     without being tight.
 
@@ -139,14 +135,14 @@ def least_recomputed(card: RunCard) -> int | None:
     )
 
 
-def _recomputing(card: RunCard, blocks: int | None) -> RunCard:
+def _recomputing(card: OwnCard, blocks: int | None) -> OwnCard:
     """The card with so many recomputed blocks; None: all."""
     return _with(
         card, "model", activation_checkpointing=blocks != 0, recompute_blocks=blocks or None
     )
 
 
-def memory_checks(card: RunCard) -> Iterator[PreflightCheck]:
+def memory_checks(card: OwnCard) -> Iterator[PreflightCheck]:
     """Refuse a card whose workers cannot fit, with the fewest recomputed blocks that would; say
     where it is unknown.
     """
@@ -170,51 +166,48 @@ def memory_checks(card: RunCard) -> Iterator[PreflightCheck]:
         yield ok("GPU memory", rule)
 
 
-def _recomputation(card: RunCard) -> str:
+def _recomputation(card: OwnCard) -> str:
     least = least_recomputed(card)
     if least is None:
         return "recomputing every block would not do"
     return f"recomputing {_of_all(card, least)} would fit"
 
 
-def _of_all(card: RunCard, blocks: int) -> str:
+def _of_all(card: OwnCard, blocks: int) -> str:
     return f"{blocks} of {counted(card.model.layers, 'block')}"
 
 
-def advice(card: RunCard, limit: int) -> str:
+def advice(card: OwnCard, limit: int) -> str:
     """The changes that make the card fit `limit` bytes, each alone; else the first few that do
     together.
     """
-    alone = [change.text for change in changes(card) if _total(change.card) <= limit]
+    alone = [text for text, changed in changes(card) if _total(changed) <= limit]
     if alone:
         return f"set {' or '.join(alone[:3])}"
     taken: list[str] = []
     while _total(card) > limit:
-        better = next(
-            (change for change in changes(card) if _total(change.card) < _total(card)), None
-        )
+        needed = _total(card)
+        better = next((change for change in changes(card) if _total(change[1]) < needed), None)
         if better is None or len(taken) == MOST_CHANGES:
             return "use GPUs with more memory, or a smaller model"
-        taken.append(better.text)
-        card = better.card
+        text, card = better
+        taken.append(text)
     return f"set {', '.join(taken)} together"
 
 
-def changes(card: RunCard) -> Iterator[CardChange]:
+def changes(card: OwnCard) -> Iterator[CardChange]:
     """Sound cards near this one that need less, the cheapest in speed first."""
-    return (change for change in _candidates(card) if not broken_rules(change.card))
+    return (change for change in _candidates(card) if not broken_rules(change[1]))
 
 
-def _candidates(card: RunCard) -> Iterator[CardChange]:
+def _candidates(card: OwnCard) -> Iterator[CardChange]:
     batch, parallel = card.batch, card.parallel
     if max([batch.micro_batch_size, *(entry.size for entry in batch.micro_batch_ramp)]) > 1:
         ramp = " without a micro_batch_ramp" if batch.micro_batch_ramp else ""
         fewer = _with(card, "batch", micro_batch_size=1, micro_batch_ramp=[])
-        yield CardChange(f"batch.micro_batch_size = 1{ramp}", fewer)
+        yield f"batch.micro_batch_size = 1{ramp}", fewer
     if parallel.tensor > 1 and not parallel.sequence_parallel:
-        yield CardChange(
-            "parallel.sequence_parallel = true", _with(card, "parallel", sequence_parallel=True)
-        )
+        yield "parallel.sequence_parallel = true", _with(card, "parallel", sequence_parallel=True)
     least = least_recomputed(card)
     if least is not None and least > recomputed_blocks(card.model):
         switch = (
@@ -222,33 +215,30 @@ def _candidates(card: RunCard) -> Iterator[CardChange]:
             if card.model.activation_checkpointing
             else "model.activation_checkpointing = true with "
         )
-        yield CardChange(f"{switch}model.recompute_blocks = {least}", _recomputing(card, least))
+        yield f"{switch}model.recompute_blocks = {least}", _recomputing(card, least)
     elif recomputed_blocks(card.model) < card.model.layers:
         text = "model.activation_checkpointing = true"
         if card.model.recompute_blocks is not None:
             text += " without model.recompute_blocks"
-        yield CardChange(text, _recomputing(card, None))
+        yield text, _recomputing(card, None)
     # tensor ranks of several nodes would wait for the network
     if 2 * parallel.tensor <= card.slurm.workers:
-        yield CardChange(
-            f"parallel.tensor = {2 * parallel.tensor}",
-            _with(card, "parallel", tensor=2 * parallel.tensor),
-        )
+        tensor = 2 * parallel.tensor
+        yield f"parallel.tensor = {tensor}", _with(card, "parallel", tensor=tensor)
     deeper = _with(card, "parallel", pipeline=2 * parallel.pipeline)
     if memory_of(deeper) is not None:
-        yield CardChange(f"parallel.pipeline = {2 * parallel.pipeline}", deeper)
-    yield CardChange(
-        f"slurm.nodes = {2 * card.slurm.nodes}", _with(card, "slurm", nodes=2 * card.slurm.nodes)
-    )
+        yield f"parallel.pipeline = {2 * parallel.pipeline}", deeper
+    nodes = 2 * card.slurm.nodes
+    yield f"slurm.nodes = {nodes}", _with(card, "slurm", nodes=nodes)
     if card.optimizer.type != "adam8bit":
-        yield CardChange('optimizer.type = "adam8bit"', _with(card, "optimizer", type="adam8bit"))
+        yield 'optimizer.type = "adam8bit"', _with(card, "optimizer", type="adam8bit")
 
 
-def _with(card: RunCard, section: str, **values: object) -> RunCard:
+def _with(card: OwnCard, section: str, **values: object) -> OwnCard:
     return card.model_copy(update={section: getattr(card, section).model_copy(update=values)})
 
 
-def _total(card: RunCard) -> int:
+def _total(card: OwnCard) -> int:
     found = memory_of(card)
     assert found is not None, "no change makes the stages unknown"
     return found.total

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from tr11ops.base.units import counted
 from trainer.config.card import CardError, Problem, nearest
-from trainer.config.hub_files import is_hub_id
+from trainer.config.model import is_hub_id
 from trainer.contract.secret_names import is_secret_name, names_a_secret, reference_of
 from trainer.contract.secret_shapes import has_secret, is_secret
 

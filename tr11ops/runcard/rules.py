@@ -6,18 +6,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from tr11ops.cluster.sbatch_options import gpu_fault, option_fault, options_of
+from tr11ops.runcard.kinds import ForeignCard, OwnCard, RunCard
 from trainer.config.card import ParallelSection, Problem
-from trainer.config.model import UNCUT_FAMILIES, WHAT_IT_COST, too_large, uneven_lengths
+from trainer.config.model import UNCUT_FAMILIES, WHAT_IT_COST, std_advice, uneven_lengths
 from trainer.config.rules import Rule
+from trainer.contract.record import JsonObject
 from trainer.contract.secret_shapes import is_secret
-from trainer.schedule.devices import device_peak
 from trainer.schedule.flops import busiest_stage, stage_layout
-
-if TYPE_CHECKING:
-    from tr11ops.runcard.card import RunCard
 
 # A save of the 2.3 TB checkpoint took 40 s and an evaluation of 29 groups 12 minutes on 48 nodes.
 LONG_ATTEMPT_SECONDS = 4 * 3600
@@ -41,7 +37,56 @@ def operation_rules(card: RunCard) -> tuple[Rule, ...]:
         lambda: _exit_problems(card),
         lambda: _signal_problems(card),
         lambda: _option_problems(card),
+        lambda: _trainer_problems(card),
     )
+
+
+def knows_weights(section: JsonObject) -> bool:
+    """Whether a [trainer] table tells which files of a checkpoint are its weights; True for one that
+    is wrong, of which its own rule tells.
+    """
+    from tr11ops.base.errors import WrongUsage
+    from tr11ops.dialects.settings import settings_of
+
+    try:
+        rules = settings_of(section, "the card").dialect.checkpoints
+    except WrongUsage:
+        return True
+    return rules is not None and bool(rules.weights)
+
+
+def _trainer_problems(card: RunCard) -> Iterator[Problem]:
+    """A [trainer] section whose dialect is none, or that says of it what no dialect can."""
+    if not isinstance(card, ForeignCard):
+        return
+    from tr11ops.base.errors import WrongUsage
+
+    section = card.trainer
+    try:
+        _ = card.settings
+    except WrongUsage as fault:
+        text = str(fault).removeprefix("the card: [trainer]").lstrip(": ")
+        yield Problem("trainer", None, text, "see docs/trainers.md")
+    interval = card.backup.weights_interval
+    if interval and not knows_weights(section.model_dump()):
+        rule = "copies weights alone, and the dialect does not say which files they are"
+        fix = "set it to 0, or say which with trainer.checkpoints.weights"
+        yield Problem("backup.weights_interval", interval, rule, fix)
+    if section.start == "watch" and card.watch.act:
+        rule = "cannot be true for a job of someone else, which is watched alone"
+        yield Problem("watch.act", True, rule, "leave it out")
+    if section.hold and (section.start != "watch" or not section.folder):
+        rule = 'is for a job that is only watched (start = "watch"), whose folder is known'
+        yield Problem("trainer.hold", True, rule, "leave it out, or set trainer.folder")
+    for name in sorted({*section.environment, *section.unset}):
+        if not _VARIABLE_NAME.fullmatch(name):
+            rule = "is not a name that a shell accepts"
+            yield Problem(f"trainer.environment.{name}", None, rule, "use letters, digits and _")
+    for name, value in section.environment.items():
+        if is_secret(name, value):
+            rule = "looks like a secret, and the card is copied into the run directory"
+            fix = f'write "${name}" and export it where you launch'
+            yield Problem(f"trainer.environment.{name}", None, rule, fix)
 
 
 def _exit_problems(card: RunCard) -> Iterator[Problem]:
@@ -67,6 +112,10 @@ def _option_problems(card: RunCard) -> Iterator[Problem]:
     """Options of sbatch that are not passed through: tr11 sets them itself, or could not follow the
     job.
     """
+    if not card.slurm.options:
+        return
+    from tr11ops.cluster.sbatch_options import gpu_fault, option_fault, options_of
+
     options = options_of(card.slurm.options)
     for name, value in options:
         fault = option_fault(name, value)
@@ -80,6 +129,8 @@ def _option_problems(card: RunCard) -> Iterator[Problem]:
 
 def card_warnings(card: RunCard) -> list[Problem]:
     """What a sound card still risks; shown, never a refusal."""
+    if not isinstance(card, OwnCard):
+        return _exit_warnings(card)
     return [
         *_initial_warnings(card),
         *_stage_warnings(card),
@@ -88,17 +139,17 @@ def card_warnings(card: RunCard) -> list[Problem]:
     ]
 
 
-def _initial_warnings(card: RunCard) -> Iterator[Problem]:
+def _initial_warnings(card: OwnCard) -> Iterator[Problem]:
     """Initial weights far too large for the width."""
-    advice = None
+    advice = ""
     if card.model.init_method == "normal":
-        advice = too_large(card.model.init_std, card.model.hidden_size)
-    if advice is not None:
+        advice = std_advice(card.model.init_std, card.model.hidden_size)
+    if advice:
         rule = f"is large for {card.model.hidden_size} columns: {WHAT_IT_COST}"
         yield Problem("model.init_std", card.model.init_std, rule, f"use {advice}")
 
 
-def _stage_warnings(card: RunCard) -> Iterator[Problem]:
+def _stage_warnings(card: OwnCard) -> Iterator[Problem]:
     """Pipeline stages with different numbers of blocks, where one with more of them holds the
     others up.
     """
@@ -108,20 +159,20 @@ def _stage_warnings(card: RunCard) -> Iterator[Problem]:
         yield Problem("model.layers", card.model.layers, rule, _even_layers(card))
 
 
-def _uneven_share(card: RunCard) -> float:
+def _uneven_share(card: OwnCard) -> float:
     """How much longer a step is where a stage has more blocks than another; 0 where that is not
     why, or not known.
     """
     stages = stage_layout(card)
-    busiest = None
-    if stages:
-        busiest = busiest_stage(card, stages)
-    if busiest is not None and busiest.for_blocks:
-        return busiest.excess
+    if not stages:
+        return 0.0
+    excess, for_blocks = busiest_stage(card, stages)
+    if for_blocks:
+        return excess
     return 0.0
 
 
-def _even_layers(card: RunCard) -> str:
+def _even_layers(card: OwnCard) -> str:
     """The numbers of layers on both sides whose stages are even, for the card's partition, else by
     blocks alone.
     """
@@ -151,7 +202,7 @@ def _even_layers(card: RunCard) -> str:
     return "use fewer stages or more layers"
 
 
-def _sequence_warnings(card: RunCard) -> Iterator[Problem]:
+def _sequence_warnings(card: OwnCard) -> Iterator[Problem]:
     """Lengths that keep sequence parallelism off."""
     tensor = card.parallel.tensor
     if tensor == 1 or card.parallel.sequence_parallel or card.model.partition_activations:
@@ -187,7 +238,11 @@ def _exit_warnings(card: RunCard) -> list[Problem]:
             ]
         return []
     margin = max(limit - minutes * 60, (early or 0) - SIGNAL_SLACK_SECONDS)
-    evaluates = card.evaluation.iterations > 0 and limit >= LONG_ATTEMPT_SECONDS
+    evaluates = (
+        isinstance(card, OwnCard)
+        and card.evaluation.iterations > 0
+        and limit >= LONG_ATTEMPT_SECONDS
+    )
     wanted = MARGIN_WITH_EVALUATION_SECONDS if evaluates else MARGIN_SECONDS
     if margin >= wanted:
         return []
@@ -216,12 +271,18 @@ def _worker_problems(card: RunCard) -> list[Problem]:
         return [
             Problem("slurm.workers_per_node", slurm.workers, rule, f"use {slurm.gpus_per_node}")
         ]
-    if slurm.gpu_kind is not None and device_peak(slurm.gpu_kind) is None:
+    if slurm.gpu_kind is not None and not _is_known_gpu(slurm.gpu_kind):
         fix = "use a name like V100, A100 or H100"
         return [
             Problem("slurm.gpu_kind", slurm.gpu_kind, "is no kind of GPU whose rate is known", fix)
         ]
     return []
+
+
+def _is_known_gpu(kind: str) -> bool:
+    from trainer.schedule.devices import device_peak
+
+    return device_peak(kind) is not None
 
 
 def _environment_problems(card: RunCard) -> list[Problem]:

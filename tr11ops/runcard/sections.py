@@ -5,6 +5,7 @@ them.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -16,9 +17,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from tr11ops.base.errors import ArraySyntaxError
+from tr11ops.base.errors import ArraySyntaxError, HostlistError
 from tr11ops.base.units import format_time_limit
-from tr11ops.cluster.arrays import ArraySpec, parse_array, task_numbers
+from tr11ops.cluster.arrays import ArraySpec, expand, parse_array, task_numbers
 from trainer.config.base import Days, Seconds
 from trainer.config.card import CardError, Problem, Section
 
@@ -134,9 +135,14 @@ Mount = Annotated[
 ]
 
 
+RuntimeOption = Annotated[
+    str, Field(pattern=r"^--?[A-Za-z][A-Za-z0-9-]*(=[A-Za-z0-9._/:,@+=-]*)?$", max_length=400)
+]
+
+
 class ContainerSection(Section):
-    """[slurm.container]: the image that node agents and workers run in; the batch script and its
-    agent stay outside.
+    """[slurm.container]: the image that node agents and workers run in, or, with [trainer], the
+    workers alone; the batch script and its agent stay outside.
     """
 
     image: Image
@@ -148,8 +154,11 @@ class ContainerSection(Section):
     mounts: list[Mount] = Field(default=[])
     """folders of the node that are seen inside: HOST or HOST:INSIDE or HOST:INSIDE:ro"""
 
+    options: list[RuntimeOption] = Field(default=[])
+    """further words of the runtime's own, such as --writable-tmpfs"""
+
     python: str = Field(default="python3", pattern=r"^[A-Za-z0-9._/+-]{1,400}$")
-    """the image's Python that has tr11"""
+    """the image's Python that has tr11; of no meaning with [trainer], whose own is trainer.python"""
 
 
 class KubernetesSection(Section):
@@ -285,6 +294,15 @@ class SlurmSection(Section):
 
     container: ContainerSection | None = None
     """run node agents and workers in an image"""
+
+    @property
+    def excluded_nodes(self) -> tuple[str, ...]:
+        """The names in `exclude`; what is no host list is judged where the card is read."""
+        names: list[str] = []
+        for text in self.exclude:
+            with suppress(HostlistError):
+                names += expand(text)
+        return tuple(names)
 
     @property
     def allocated_nodes(self) -> int:

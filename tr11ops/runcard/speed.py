@@ -8,15 +8,16 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from statistics import median
+from typing import TYPE_CHECKING
 
 from tr11ops.cluster.base import Node
-from tr11ops.cluster.sbatch_options import gpu_kind_asked, options_of
-from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.card import OwnCard
 from trainer.contract.record import Record
 from trainer.schedule import flops
-from trainer.schedule.devices import DevicePeak, device_peak
-from trainer.schedule.interleaving import idle_passes
 from trainer.schedule.path import Segment, TrainingPath
+
+if TYPE_CHECKING:
+    from trainer.schedule.devices import DevicePeak
 
 
 class RunHistory(Record):
@@ -65,10 +66,13 @@ class Speed(Record):
     measured: Mapping[int, float] = {}
 
 
-def gpu_of(card: RunCard) -> DevicePeak | None:
+def gpu_of(card: OwnCard) -> DevicePeak | None:
     """The kind of GPU that the card names: `slurm.gpu_kind`, its `--gres`, else a word of
     constraint or partition.
     """
+    from tr11ops.cluster.sbatch_options import gpu_kind_asked, options_of
+    from trainer.schedule.devices import device_peak
+
     slurm = card.slurm
     asked = gpu_kind_asked(options_of(slurm.options))
     found = (
@@ -79,7 +83,7 @@ def gpu_of(card: RunCard) -> DevicePeak | None:
     return next((peak for peak in found if peak is not None), None)
 
 
-def assumed_rate(card: RunCard) -> tuple[float, str] | None:
+def assumed_rate(card: OwnCard) -> tuple[float, str] | None:
     """TFLOPs of each GPU before anything was measured, and what that rests on.
 
     None without GPUs of a known kind, and for a model that is narrower than any that was measured.
@@ -95,13 +99,13 @@ def assumed_rate(card: RunCard) -> tuple[float, str] | None:
     return rate, f"{rate:g} TFLOPs per GPU, assumed ({gpu.name})"
 
 
-def seconds_at(card: RunCard, rate: float) -> float:
+def seconds_at(card: OwnCard, rate: float) -> float:
     """Seconds of a step of the full batch when each worker does `rate` TFLOPs."""
     batch, workers = card.batch.global_batch_size, card.world_size
     return flops.tflops_per_gpu(card, batch, seconds=1.0, world_size=workers) / rate
 
 
-def assumed_speed(card: RunCard) -> Speed | None:
+def assumed_speed(card: OwnCard) -> Speed | None:
     """The speed of a card before anything was measured; None where no rate can be assumed."""
     found = assumed_rate(card)
     if found:
@@ -109,7 +113,7 @@ def assumed_speed(card: RunCard) -> Speed | None:
     return None
 
 
-def fixed_share(card: RunCard) -> float:
+def fixed_share(card: OwnCard) -> float:
     """The part of a full step that does not shrink with the batch; 0 where no gradient crosses
     nodes.
     """
@@ -126,7 +130,7 @@ def fixed_share(card: RunCard) -> float:
     return min(LARGEST_FIXED_SHARE, seconds / seconds_at(card, A100_TFLOPS))
 
 
-def step_weights(card: RunCard, segments: Iterable[Segment]) -> list[float]:
+def step_weights(card: OwnCard, segments: Iterable[Segment]) -> list[float]:
     """What a step of each segment takes, against one of the full batch and length.
 
     A 1F1B pipeline's slots are counted, micro batches and stages to fill; a slot of fewer or
@@ -141,7 +145,7 @@ def step_weights(card: RunCard, segments: Iterable[Segment]) -> list[float]:
     return weights
 
 
-def _slots(card: RunCard, batch: int) -> int:
+def _slots(card: OwnCard, batch: int) -> int:
     """How long the pipeline takes for a step of `batch`, in passes of one sample through one part
     of a stage.
     """
@@ -149,12 +153,12 @@ def _slots(card: RunCard, batch: int) -> int:
         card.batch.micro_batches(batch, card.data_parallel_degree),
         card.parallel.virtual_stages,
     )
-    idle = idle_passes(micro_batches, card.parallel.pipeline, parts)
+    idle = flops.idle_passes(micro_batches, card.parallel.pipeline, parts)
     return (parts * micro_batches + idle) * card.batch.micro_batch_at(batch)
 
 
 def measured_speed(
-    card: RunCard, path: TrainingPath, steps: Iterable[tuple[int, float]]
+    card: OwnCard, path: TrainingPath, steps: Iterable[tuple[int, float]]
 ) -> Speed | None:
     """What a run's own steps, as (iteration, seconds), say of the whole path; None where there are
     too few.
@@ -178,7 +182,7 @@ def measured_speed(
     return Speed(measured[last] / weight, basis, measured)
 
 
-def path_seconds(card: RunCard, path: TrainingPath, speed: Speed) -> list[float]:
+def path_seconds(card: OwnCard, path: TrainingPath, speed: Speed) -> list[float]:
     """Seconds of one step of each segment of `path`: as measured, else from the full step."""
     weights = step_weights(card, path.segments)
     return [
@@ -186,13 +190,15 @@ def path_seconds(card: RunCard, path: TrainingPath, speed: Speed) -> list[float]
     ]
 
 
-def with_gpus_of(card: RunCard, nodes: Iterable[Node]) -> RunCard:
+def with_gpus_of(card: OwnCard, nodes: Iterable[Node]) -> OwnCard:
     """The card with kind and memory of these nodes' GPUs, where it does not name them and they are
     all alike.
     """
     there = [node for node in nodes if node.gpus >= max(1, card.slurm.gpus_per_node)]
     if not card.slurm.gpus_per_node or not there:
         return card
+    from trainer.schedule.devices import device_peak
+
     found: dict[str, object] = {}
     kinds = {node.gpu_kind for node in there}
     kind = ""

@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tr11ops.base.glyphs import plain
-from tr11ops.runcard.card import RunCard
+from tr11ops.base.units import plain
+from tr11ops.runcard.kinds import card_kind
 from trainer.config.base import section_of
 
 _WIDEST = 120
@@ -21,8 +21,9 @@ _REMARK_COLUMN = 44
 def write_card(tables: Mapping[str, Any], remarks: Mapping[str, str], head: Sequence[str]) -> str:
     """The text of the card. `remarks` are by dotted key; `head` are lines of comment at its top."""
     lines = [_comment(line) for line in head]
-    for section, table in _ordered(tables, list(RunCard.model_fields)):
-        schema = schema_of(RunCard, section)
+    kind = card_kind(tables)
+    for section, table in _ordered(tables, list(kind.model_fields)):
+        schema = schema_of(kind, section)
         if isinstance(table, list):
             lines += _tables(section, table)
             continue

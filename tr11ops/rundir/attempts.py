@@ -6,6 +6,7 @@ state/attempts/JOB/verdict.json       how the attempt ended, and whether the nex
 state/attempts/JOB/stacks/NODE.txt       every worker of a hanging job on the node, as the watchdog keeps them
 state/attempts/JOB/stacks/verdict.txt    who stood out, for people
 state/attempts/JOB/stacks/verdict.json   the same, for tr11
+state/attempts/JOB/life/N.json           of another trainer: what the keeper of node N sees of its processes
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import field
 from msgspec.structs import replace
 
-from tr11ops.base.newer import replace_json
+from tr11ops.base.observed import replace_json
 from tr11ops.base.units import counted, duration
+from trainer.contract.attempt import EXIT_ERROR, EXIT_HELD, EndMarker, exit_code
 from trainer.contract.documents import document, read_record, record_of
-from trainer.contract.end_marker import EXIT_ERROR, EXIT_HELD, EndMarker, exit_code
 from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
-from trainer.contract.record import Finite, Record
+from trainer.contract.record import Count, Finite, Record
 
 # ---------------------------------------------------------------- software, in attempt.json
 
@@ -352,7 +353,8 @@ class KeptStacks(Record, rename={"is_certain": "certain"}):
 
     `sentence` is for people. `ranks` and `nodes` hold the others up; none where no one stood out.
     `is_certain`: one look is enough to say so. A node that did not answer is among `nodes` without
-    ranks.
+    ranks. `waits`: what the ranks are in, each kind once. `mark`: of all their stacks together, and
+    `unmoved`: since when it is the same; "" and None where not all could be read.
     """
 
     job_id: str
@@ -361,6 +363,17 @@ class KeptStacks(Record, rename={"is_certain": "certain"}):
     ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
     is_certain: bool = False
+    waits: tuple[str, ...] = ()
+    mark: str = ""
+    unmoved: Finite | None = None
+
+    def after(self, before: KeptStacks | None) -> KeptStacks:
+        """With since when the ranks stand where they stand, by the look before it."""
+        if not self.mark:
+            return self
+        if before is None or before.mark != self.mark or before.unmoved is None:
+            return replace(self, unmoved=self.time)
+        return replace(self, unmoved=before.unmoved)
 
 
 def stacks_folder(paths: RunPaths, job_id: str) -> Path:
@@ -378,3 +391,61 @@ def read_kept_stacks(paths: RunPaths, job_id: str) -> KeptStacks | None:
     """What was kept last of an attempt; None where nothing was. Raises OSError and ValueError."""
     path = stacks_folder(paths, job_id) / "verdict.json"
     return read_record(KeptStacks, path, "a record of who held a hang up")
+
+
+# ---------------------------------------------------------------- whether another trainer's processes live
+
+StageKind = Literal["step", "save", "load", "evaluation"]
+
+
+class LearnedStage(Record):
+    """How long the stages of one kind took in this run: the longest, in seconds, and how many."""
+
+    longest: Finite
+    count: Count
+
+
+class TrainerLife(Record):
+    """What the keeper of one node sees of a trainer that knows nothing of tr11. Moments are seconds
+    since the epoch, by the clock of its node.
+
+    `time`: of the look. `watched`: since when it has looked without a break, which a pause of the
+    job makes. `sign`: the last sign of life: a line, a beat, bytes of a checkpoint. `moved`: when
+    one of its processes last used its processor, read or wrote; None where none was found.
+    `stopped`, `on_disk`: how many are stopped by a signal, or wait for a file system. `kind`: the
+    stage that it is in, which ends with a step or a mark; `learned`: how long those of each kind
+    took in this run.
+    """
+
+    job_id: str
+    launch: Count
+    node_rank: Count
+    nodes: Count
+    time: Finite
+    watched: Finite
+    sign: Finite
+    kind: StageKind
+    moved: Finite | None = None
+    stopped: Count = 0
+    on_disk: Count = 0
+    learned: Mapping[str, LearnedStage] = {}
+
+
+def life_file(paths: RunPaths, job_id: str, node_rank: int) -> Path:
+    """Where the keeper of a node tells of its trainer's processes."""
+    return paths.attempt(job_id) / "life" / f"{node_rank}.json"
+
+
+def read_lives(paths: RunPaths, job_id: str) -> tuple[TrainerLife, ...]:
+    """Of all nodes of an attempt's newest launch, in order; none for tr11's own trainer. Raises
+    OSError, ValueError.
+    """
+    found = []
+    for path in (paths.attempt(job_id) / "life").glob("*.json"):
+        life = read_record(TrainerLife, path, "what a keeper sees of its trainer")
+        if life is not None:
+            found.append(life)
+    newest = max((life.launch for life in found), default=0)
+    return tuple(
+        sorted((life for life in found if life.launch == newest), key=lambda life: life.node_rank)
+    )

@@ -25,7 +25,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from tr11ops.base.errors import StopAsked
-from tr11ops.base.newer import replace_json
+from tr11ops.base.observed import replace_json
 from tr11ops.base.units import counted
 from tr11ops.rundir.journal import Journal, user_name
 from tr11ops.rundir.paths import RunDirectory

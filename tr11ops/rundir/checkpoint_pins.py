@@ -17,7 +17,7 @@ from pathlib import Path
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.versioned import VersionedFile
 from trainer.contract.documents import document, record_of, refuse_newer
-from trainer.contract.errors import NewerFormat
+from trainer.contract.errors import DamagedFile, NewerFormat
 from trainer.contract.record import Finite, Record
 from trainer.contract.state_file import content_of
 from trainer.contract.units import shortened
@@ -116,8 +116,8 @@ def _parse(path: Path, content: bytes) -> tuple[Pin, ...]:
     except NewerFormat:
         raise
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(
-            f"{path} is not a list of pins ({type(error).__name__}): restore it"
+        raise DamagedFile(
+            path, f"is not a list of pins ({type(error).__name__}): restore it"
         ) from None
 
 

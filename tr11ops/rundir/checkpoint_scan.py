@@ -25,7 +25,7 @@ from tr11ops.rundir.copies import CopyRecord, identity_of
 from trainer.contract.checkpoint_formats import MANIFEST_FILE, FormatName, format_of, is_whole
 from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_step, folder_names
 from trainer.contract.documents import document
-from trainer.contract.manifest import Manifest
+from trainer.contract.manifest import ForeignFacts, Manifest
 from trainer.contract.record import JsonObject, Record
 from trainer.contract.resumable import ResumeFault, ResumeNeed, lack_of, unnamed_files
 from trainer.contract.units import shortened
@@ -53,7 +53,8 @@ class SavedCheckpoint(Record):
     was last written; None where not all of it could be seen. `lack`: why no training of this run
     resumes from it although it is whole (see `trainer.contract.resumable`); `is_foreign`: because
     it is of another model. `unnamed`: files in it that its manifest does not name: someone put them
-    there.
+    there. `foreign`: of what other trainer it is, where it is held of one; `linked`: the bytes of
+    its files then that have a name elsewhere too.
 
     A scan leaves what follows at its defaults; `tr11ops.checkpoints.catalogue` looks it up.
     `digests`: what was found when it was last read; None: never read. `numbers`: which of them are
@@ -80,6 +81,8 @@ class SavedCheckpoint(Record):
     lack: str = ""
     is_foreign: bool = False
     unnamed: tuple[str, ...] = ()
+    foreign: ForeignFacts | None = None
+    linked: int | None = None
     digests: DigestRecord | Unknown | None = None
     numbers: NotFiniteRecord | Unknown | None = None
     copies: tuple[CopyRecord, ...] = ()
@@ -138,7 +141,7 @@ class SavedCheckpoint(Record):
     @property
     def shape(self) -> str:
         """Tensor x pipeline x data, or a question mark."""
-        if self.topology is None:
+        if not self.topology:
             return "?"
         return " x ".join(
             str(self.topology.get(axis, "?")) for axis in ("tensor", "pipeline", "data")
@@ -152,6 +155,11 @@ class SavedCheckpoint(Record):
         if self.topology is None:
             return None
         return True
+
+    @property
+    def freed(self) -> int:
+        """Bytes that are free once it is removed: of one that is held, what its trainer has deleted."""
+        return self.bytes - (self.linked or 0)
 
     def document(self) -> JsonObject:
         """The checkpoint as JSON values; `digests` is null where it was never read."""
@@ -210,13 +218,14 @@ def checkpoint_folders(folder: Path) -> list[int]:
 
 # ----------------------------------------------------------------------------- one checkpoint
 class Tree(Record):
-    """The files below a folder: sizes by path, the last change, and whether all of it could be
-    seen.
+    """The files below a folder: sizes by path, the last change, whether all of it could be seen, and
+    the bytes of those that have another name too.
     """
 
     sizes: Mapping[str, int]
     changed: float
     is_whole: bool
+    linked: int = 0
 
 
 def walk(place: Path) -> Tree:
@@ -224,7 +233,7 @@ def walk(place: Path) -> Tree:
     `place` itself.
     """
     sizes: dict[str, int] = {}
-    changed, is_whole = place.stat().st_mtime, True
+    changed, is_whole, linked = place.stat().st_mtime, True, 0
     waiting = [(str(place), "")]
     while waiting:
         folder, prefix = waiting.pop()
@@ -240,12 +249,14 @@ def walk(place: Path) -> Tree:
                     except FileNotFoundError:  # a link to nowhere, or it has just gone
                         continue
                     sizes[prefix + entry.name] = facts.st_size
+                    if facts.st_nlink > 1:
+                        linked += facts.st_size
                     changed = max(changed, facts.st_mtime)
         except OSError:
             if not prefix:
                 raise
             is_whole = False
-    return Tree(sizes, changed, is_whole)
+    return Tree(sizes, changed, is_whole, linked)
 
 
 def read_row(place: Path, step: int, is_latest: bool, need: ResumeNeed) -> SavedCheckpoint | None:
@@ -313,6 +324,10 @@ def _whole(
     lack: ResumeFault | None,
 ) -> SavedCheckpoint:
     faults = list(_size_faults(place, manifest, tree.sizes))
+    samples: int | None = manifest.consumed_samples
+    tokens: int | None = manifest.consumed_tokens
+    if manifest.foreign is not None:
+        samples = tokens = None
     if manifest.step != step:
         faults.insert(0, f"holds the manifest of step {manifest.step}: it was renamed")
     return SavedCheckpoint(
@@ -324,8 +339,8 @@ def _whole(
         is_latest=is_latest,
         created=manifest.created,
         topology=dict(manifest.topology),
-        consumed_samples=manifest.consumed_samples,
-        consumed_tokens=manifest.consumed_tokens,
+        consumed_samples=samples,
+        consumed_tokens=tokens,
         run_card_hash=manifest.run_card_hash,
         identity=identity,
         files=len(manifest.files),
@@ -335,6 +350,8 @@ def _whole(
         lack="" if lack is None else lack.text,
         is_foreign=lack is not None and lack.is_foreign,
         unnamed=_shortened(unnamed_files(manifest, tree.sizes)),
+        foreign=manifest.foreign,
+        linked=None if manifest.foreign is None else tree.linked,
     )
 
 

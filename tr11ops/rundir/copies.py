@@ -25,7 +25,7 @@ from typing import Literal, TypeAlias
 
 from msgspec.structs import replace
 
-from tr11ops.base.newer import replace_json
+from tr11ops.base.observed import replace_json
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_formats import MANIFEST_FILE
 from trainer.contract.checkpoint_names import checkpoint_name
@@ -270,16 +270,11 @@ def backup_folder(directory: RunDirectory) -> Path:
     return directory.paths.state / "backup"
 
 
-def drill_file(directory: RunDirectory) -> Path:
-    """Where the last drill is on record."""
-    return backup_folder(directory) / "drill.json"
-
-
 def read_drill(directory: RunDirectory) -> DrillRecord | None:
     """The last drill; None where there was none. Raises OSError, ValueError."""
-    return read_record(DrillRecord, drill_file(directory), "the record of a drill", SCHEMA)
+    return read_record(DrillRecord, directory.drill, "the record of a drill", SCHEMA)
 
 
 def write_drill(directory: RunDirectory, drill: DrillRecord) -> None:
     """Put a drill on record. Raises OSError."""
-    replace_json(drill_file(directory), document(drill), SCHEMA)
+    replace_json(directory.drill, document(drill), SCHEMA)

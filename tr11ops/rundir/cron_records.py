@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tr11ops.base.errors import NewerFileError
-from tr11ops.base.newer import replace_json
-from tr11ops.base.observed import Observed, known, observed
+from tr11ops.base.observed import Observed, known, observed, replace_json
 from tr11ops.rundir.fallback import existing_fallback
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.documents import document, read_record
@@ -159,6 +158,13 @@ def _job_names(directory: RunDirectory) -> list[str]:
     except FileNotFoundError:
         return []
     return sorted(name for name in names if _NAME.fullmatch(name) and not name.startswith(_CHAIN))
+
+
+def read_state(path: Path) -> PeriodicJobState | ChainState | None:
+    """What one file of the folder holds, by its name. Raises ValueError, OSError."""
+    if path.name.startswith(_CHAIN):
+        return _read(ChainState, path, path.stem.removeprefix(_CHAIN))
+    return _read(PeriodicJobState, path, path.stem)
 
 
 def _read(kind: type[T], path: Path, name: str) -> T | None:

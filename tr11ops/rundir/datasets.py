@@ -16,14 +16,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.card import OwnCard, RunCard
 from tr11ops.runcard.load import values_here
 from trainer.config.card import DataSection
-from trainer.config.data_rules import MULTIMODAL
 from trainer.config.end_token import end_token_of
 from trainer.config.hub_files import cache_folder, cached_file, fetch_command
 from trainer.contract.errors import DataError
 from trainer.contract.record import Record
+from trainer.schedule.rules import MULTIMODAL
 
 # ---------------------------------------------------------------- the tokenizer
 
@@ -50,7 +50,7 @@ def workers_environment(card: RunCard, environment: Mapping[str, str]) -> dict[s
     return {**environment, **values_here(card.slurm.environment, environment)}
 
 
-def tokenizer_place(card: RunCard, environment: Mapping[str, str]) -> Path | None:
+def tokenizer_place(card: OwnCard, environment: Mapping[str, str]) -> Path | None:
     """The card's folder or file, or the hub's file in the cache that `environment` names; None
     where there is neither.
 
@@ -64,7 +64,7 @@ def tokenizer_place(card: RunCard, environment: Mapping[str, str]) -> Path | Non
     return cached_file(named, TOKENIZER_FILE, environment)
 
 
-def look_at_tokenizer(card: RunCard, environment: Mapping[str, str]) -> TokenizerFacts:
+def look_at_tokenizer(card: OwnCard, environment: Mapping[str, str]) -> TokenizerFacts:
     """Look at it on this machine's disks. Asks no network: what compute nodes are to have must be
     on a disk.
 

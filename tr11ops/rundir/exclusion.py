@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from tr11ops.base.errors import HostlistError
 from tr11ops.base.units import counted, duration
+from tr11ops.cluster.arrays import expand
 from tr11ops.cluster.base import Job, Node
-from tr11ops.cluster.capacity import with_room
-from tr11ops.cluster.hostlist import expand
+from tr11ops.cluster.pending_reasons import with_room
 from trainer.contract.record import Finite, Record
 
 # ---------------------------------------------------------------- how many
@@ -95,19 +95,21 @@ class ExclusionLimit(Record):
         jobs: Iterable[Job],
         *,
         partitions: Iterable[str | None],
+        excluded: Collection[str],
         allocated: int,
         percent: float | None,
     ) -> Self:
         """For a run as it is now: its queued `jobs` say how many nodes an attempt needs, and where.
 
         Where none is queued it is the card that says it: `allocated` nodes, in the first of
-        `partitions`.
+        `partitions`. Those that the card `excluded` serve no attempt, and do not count.
         """
         every = tuple(nodes)
         queued = with_room(jobs, every)
         counting = partition_nodes(every, partitions_of(queued), *partitions)
         needed = max((job.node_count for job in queued), default=allocated)
-        return cls.of([node.name for node in counting], needed, percent)
+        names = frozenset(node.name for node in counting).difference(excluded)
+        return cls.of(names, needed, percent)
 
     def counted(self, excluded: Iterable[str]) -> int:
         """How many of these count."""

@@ -17,13 +17,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from tr11ops.base.errors import ExclusionError
-from tr11ops.base.newer import why_only_read
-from tr11ops.base.observed import cause
+from tr11ops.base.observed import cause, why_only_read
 from tr11ops.rundir.exclusion import Exclusion, ExclusionLimit, NodeStanding
 from tr11ops.rundir.journal import Journal, Ledger
 from tr11ops.rundir.paths import RunDirectory, run_id
 from tr11ops.rundir.versioned import VersionedFile
 from trainer.contract.documents import document, record_of
+from trainer.contract.errors import DamagedFile
 from trainer.contract.record import JsonObject, Record
 from trainer.contract.state_file import read_json
 from trainer.contract.units import shortened
@@ -335,6 +335,14 @@ def _newest(path: Path) -> Path | None:
     return None
 
 
+def version_in(path: Path) -> Version | None:
+    """What one file of the ledger holds; None where it is not there. Raises OSError, ValueError."""
+    value = read_json(path)
+    if value is None:
+        return None
+    return _version(path, value)
+
+
 def _version(path: Path, value: JsonObject) -> Version:
     """Raises ValueError when the object is no ledger. People may have written one, without a
     number.
@@ -342,7 +350,7 @@ def _version(path: Path, value: JsonObject) -> Version:
     try:
         version = record_of(Version, {"version": 0, **value})
     except ValueError as error:
-        raise ValueError(f"{path} is not a list of exclusions: {error}") from None
+        raise DamagedFile(path, f"is not a list of exclusions: {error}") from None
     return Version(version.number, _understood(version.exclusions), _understood(version.suspects))
 
 

@@ -9,7 +9,6 @@ holds.json.
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import time
@@ -19,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tr11ops.base.errors import NewerFileError
-from tr11ops.base.newer import why_only_read
-from tr11ops.base.observed import known, observed
+from tr11ops.base.observed import known, observed, why_only_read
 from tr11ops.base.redact import one_line
 from tr11ops.base.units import number_in
 from tr11ops.cluster.arrays import LONGEST_COMMENT, names_of, not_repeated, without
@@ -30,9 +28,10 @@ from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 from tr11ops.rundir.fallback import with_reserve
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.versioned import VersionedFile
+from trainer.contract.attempt import BAD_REASONS
 from trainer.contract.documents import document
-from trainer.contract.end_marker import BAD_REASONS
 from trainer.contract.errors import HIDDEN_LEASE
+from trainer.contract.files import json_text
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import JsonObject, Record
 from trainer.contract.state_file import read_json
@@ -362,7 +361,7 @@ def _commit(directory: RunDirectory, change: Callable[[JsonObject], JsonObject])
 def _text_of(number: int, value: JsonObject) -> str:
     """One version's text; `by` tells it from one of the same content that another machine writes."""
     whole = {"by": secrets.token_hex(4), **value, "schema": HOLDS_SCHEMA, "version": number}
-    return json.dumps(whole, indent=1, sort_keys=True) + "\n"
+    return json_text(whole)
 
 
 def _entries(value: JsonObject) -> list[JsonObject]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from tr11ops.base.newer import replace_json
+from tr11ops.base.observed import replace_json
 from tr11ops.base.units import timestamp
 from tr11ops.rundir.action_log import DAY_SECONDS
 from tr11ops.rundir.journal import Ledger

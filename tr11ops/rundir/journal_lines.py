@@ -55,6 +55,11 @@ def _copy(data: Data) -> str:
     return f"{step} in the {data.get('archive')}"
 
 
+def _stop_drill(data: Data) -> str:
+    why = f" ({data['why']})" if data.get("why") else ""
+    return f"drilled a stop in order: {data.get('result')}{why}"
+
+
 def _rollback(data: Data) -> str:
     if data.get("action") == "undo":
         return f"undid the roll-back: step {data.get('to')} is resumed from"
@@ -102,6 +107,7 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
     "backup-drill": lambda data: (
         f"restore drill of step {data.get('step')} {'passed' if data.get('passed') else 'FAILED'}"
     ),
+    "stop-drill": _stop_drill,
     "restored": lambda data: f"restored step {data.get('step')} from the {data.get('archive')}",
     "upload": lambda data: f"published step {data.get('step')}",
     "checkpoint-pinned": lambda data: f"pinned checkpoint {data.get('step')}",

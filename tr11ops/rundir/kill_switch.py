@@ -18,8 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tr11ops.base.errors import NewerFileError
-from tr11ops.base.newer import replace_json
-from tr11ops.base.observed import cause
+from tr11ops.base.observed import cause, replace_json
 from tr11ops.rundir.paths import RunDirectory, run_id, short
 from trainer.contract.documents import read_record, write_record
 from trainer.contract.paths import read_attempt_label

@@ -183,6 +183,11 @@ class RunDirectory(Record, dict=True):
         return self.paths.state / "exclusions.json"
 
     @property
+    def drill(self) -> Path:
+        """The last restore that was tried, on record."""
+        return self.paths.state / "backup" / "drill.json"
+
+    @property
     def site(self) -> Path:
         """What the scheduler said of itself at the last launch, so that no one has to ask again."""
         return self.paths.state / "site.json"
@@ -422,13 +427,17 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 def run_id(directory: RunDirectory) -> str:
     """The run's id; "" where none was made yet. Raises OSError, ValueError."""
-    path = directory.paths.run_record
+    return id_in(directory.paths.run_record)
+
+
+def id_in(path: Path) -> str:
+    """The id that a run's record holds; "" where there is no record. Raises OSError, ValueError."""
     value = read_json(path)
     if value is None:
         return ""
     found = value.get("id")
     if not isinstance(found, str) or not _ID.fullmatch(found):
-        raise ValueError(f"{path} holds no id of a run")
+        raise DamagedFile(path, "holds no id of a run")
     return found
 
 
@@ -436,7 +445,7 @@ def require_run_id(directory: RunDirectory, name: str) -> str:
     """The run's id, made if there is none: of many who make one at once, one is right. Raises
     OSError, ValueError.
     """
-    from tr11ops.rundir.links import link_unless_taken
+    from trainer.contract.files import link_unless_taken
 
     found = run_id(directory)
     if found:

@@ -12,20 +12,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from tr11ops.base.newer import why_only_read
-from tr11ops.base.observed import known, observed
+from tr11ops.base.observed import known, observed, why_only_read
 from tr11ops.rundir import journal
-from tr11ops.rundir.attempts import AttemptVerdict
+from tr11ops.rundir.attempts import AttemptVerdict, KeptStacks, LaunchRecord, TrainerLife
 from tr11ops.rundir.journal import Journal
-from tr11ops.rundir.paths import RunDirectory, Submission
-from trainer.contract.attempt import ExitTime
-from trainer.contract.end_marker import EndMarker
+from tr11ops.rundir.paths import RunDirectory, Submission, id_in
+from trainer.contract.attempt import EndMarker, ExitTime, Heartbeat
+from trainer.contract.documents import read_record
 from trainer.contract.errors import DamagedFile
-from trainer.contract.origin import Origin
-from trainer.contract.phases import Heartbeat
+from trainer.contract.origin import BranchOrigin
 from trainer.contract.record import Record
 from trainer.contract.state_file import (
     LARGEST_BYTES,
@@ -65,8 +64,9 @@ class StateFile(Record):
     `rule`: a damaged one is set "aside" by the next launch, or by the watchdog when it acts; or its
     writer replaces it ("written again"), and readers take an older version or do without; or "a
     person" must look. `without` says what is missing until then. `read` raises ValueError for what
-    has not its format; None: lines, of which bad ones are passed over, so that only something else
-    than a file is damage.
+    has not its format, as those do who need the file; `read_json`: any JSON object will do, since
+    its readers do without what they miss in it, or are of a room above. None: lines, of which bad
+    ones are passed over, so that only something else than a file is damage.
     """
 
     pattern: str
@@ -74,6 +74,58 @@ class StateFile(Record):
     without: str
     read: Callable[[Path], Any] | None = read_json
     largest: int | None = None  # of lines, where more than that is not read
+
+
+# Readers that few runs need when someone looks: of files that are not there.
+def _exclusions(path: Path) -> None:
+    from tr11ops.rundir.exclusions import version_in
+
+    version_in(path)
+
+
+def _cron_record(path: Path) -> None:
+    from tr11ops.rundir.cron_records import read_state
+
+    read_state(path)
+
+
+def _copy(path: Path) -> None:
+    """Status looks at hundreds of sound ones, and needs nothing else of their module."""
+    if not isinstance((read_json(path) or {}).get("location"), str):
+        from tr11ops.rundir.copies import read_copy
+
+        read_copy(path)
+
+
+def _drill(path: Path) -> None:
+    from tr11ops.rundir.copies import DrillRecord
+
+    read_record(DrillRecord, path, "the record of a drill")
+
+
+def _pins(path: Path) -> None:
+    pins = (read_json(path) or {}).get("pins")
+    if not isinstance(pins, list) or not all(isinstance(pin, dict) for pin in pins):
+        raise DamagedFile(path, "is not a list of pins: restore it")
+
+
+def _digests(path: Path) -> None:
+    from tr11ops.rundir.checkpoint_digests import DigestRecord
+
+    read_record(DigestRecord, path, "a record of digests")
+
+
+def _numbers(path: Path) -> None:
+    from tr11ops.rundir.checkpoint_digests import NotFiniteRecord
+
+    read_record(NotFiniteRecord, path, "a record of numbers")
+
+
+def _roll_backs(path: Path) -> None:
+    from trainer.contract.recovery import tables_in
+
+    read_json(path)
+    tables_in(path)
 
 
 STATE_FILES: tuple[StateFile, ...] = (
@@ -103,9 +155,14 @@ STATE_FILES: tuple[StateFile, ...] = (
         "state/attempts/*/verdict.json",
         "aside",
         "why that attempt ended is not known",
-        lambda path: AttemptVerdict.read(path.parent),
+        partial(read_record, AttemptVerdict, what="a verdict"),
     ),
-    StateFile("state/attempts/*/launches/*.json", "aside", "whom that launch blamed is not known"),
+    StateFile(
+        "state/attempts/*/launches/*.json",
+        "aside",
+        "whom that launch blamed is not known",
+        partial(read_record, LaunchRecord, what="a launch"),
+    ),
     StateFile(
         "state/attempts/*/nodes/*.json", "aside", "what the checks of that node found is not known"
     ),
@@ -116,6 +173,13 @@ STATE_FILES: tuple[StateFile, ...] = (
         "state/attempts/*/stacks/verdict.json",
         "written again",
         "who held that hang up is not known",
+        partial(read_record, KeptStacks, what="a record of who held a hang up"),
+    ),
+    StateFile(
+        "state/attempts/*/life/*.json",
+        "written again",
+        "whether that node's trainer lives is not known, and it is not ended for a hang",
+        partial(read_record, TrainerLife, what="what a keeper sees of its trainer"),
     ),
     StateFile(
         "state/attempts/*/exit-time.json",
@@ -124,28 +188,55 @@ STATE_FILES: tuple[StateFile, ...] = (
         ExitTime.read,
     ),
     StateFile(
+        "state/attempts/*/trainer-start.json",
+        "written again",
+        "the nodes of a launch that begins wait for the next one",
+    ),
+    StateFile(
+        "state/attempts/*/trainer-stop.json",
+        "written again",
+        "the nodes of a launch go on until they are ended",
+    ),
+    StateFile(
         "state/attempts/*/phases.jsonl", "aside", "that attempt's phases are not known", None
     ),
-    StateFile("state/run.json", "a person", "archives are not written to until it is restored"),
+    StateFile(
+        "state/watched.json",
+        "a person",
+        "nothing more is heard of a job that is only watched",
+    ),
+    StateFile(
+        "state/run.json", "a person", "archives are not written to until it is restored", id_in
+    ),
     StateFile(
         "state/kill-switch.json", "aside", "a kill switch that is not mounted is not noticed"
     ),
     StateFile("state/site.json", "aside", "jobs that Slurm has forgotten are not looked up"),
     StateFile(
-        "state/exclusions.json", "written again", "the newest version in exclusions.d counts"
+        "state/exclusions.json",
+        "written again",
+        "the newest version in exclusions.d counts",
+        _exclusions,
     ),
     StateFile(
-        "state/exclusions.d/*.json", "written again", "the newest one counts, else exclusions.json"
+        "state/exclusions.d/*.json",
+        "written again",
+        "the newest one counts, else exclusions.json",
+        _exclusions,
     ),
     StateFile("state/heartbeat/*.json", "written again", "that rank shows no life", Heartbeat.read),
     StateFile(
-        "state/lease/*.json", "written again", "its holder has no name: it counts while it is young"
+        "state/lease/*.json",
+        "written again",
+        "its holder has no name: it counts while it is young",
     ),
     StateFile(
         "state/journal-heads.json", "written again", "a journal that was emptied is not noticed"
     ),
     StateFile(
-        "state/acting/*.json", "written again", "its holder has no name: it counts for a while"
+        "state/acting/*.json",
+        "written again",
+        "its holder has no name: it counts for a while",
     ),
     StateFile(
         "state/requests/holds.json",
@@ -159,36 +250,68 @@ STATE_FILES: tuple[StateFile, ...] = (
     StateFile("state/alerts/book.json", "written again", "the versions in book.d count"),
     StateFile("state/alerts/book.d/*.json", "written again", "the version before counts"),
     StateFile("state/alerts/outbox/*.json", "aside", "that message is not sent"),
-    StateFile("state/cron/*.json", "aside", "that job's last round is not known: it is due"),
+    StateFile(
+        "state/cron/*.json", "aside", "that job's last round is not known: it is due", _cron_record
+    ),
     StateFile(
         "state/cron/claims/*/*.json",
         "written again",
         "its owner has no name: it counts for ten minutes",
     ),
+    StateFile(
+        "state/drills/*.json",
+        "aside",
+        "what that drill proved is not known: a stop in order counts as not proved",
+    ),
     StateFile("state/sync/state.json", "aside", "what the hub has is asked of it again"),
     StateFile("state/sync/status.json", "aside", "the last success is not known"),
+    StateFile(
+        "state/sync/public.json", "aside", "a person is asked again whether the logs may be public"
+    ),
     StateFile("state/backup/status.json", "aside", "the last success is not known"),
+    StateFile("state/backup/archives/*.json", "written again", "the last round there is not known"),
+    StateFile("state/backup/drill.json", "aside", "whether a restore works is not known", _drill),
     StateFile(
         "state/backup/copies/*/*.json",
         "aside",
         "that copy is not on record: its receipt makes it again",
+        _copy,
     ),
     StateFile("state/backup/logs/*.json", "aside", "the logs are compared with their copies again"),
     StateFile(
         "state/checkpoints/{variant}/digests/*.json",
         "aside",
         "that checkpoint's bytes were not read",
+        _digests,
+    ),
+    StateFile(
+        "state/checkpoints/{variant}/seals/*.json",
+        "written again",
+        "all bytes of what is held are read before it is put back",
     ),
     StateFile(
         "state/checkpoints/{variant}/not-finite/*.json",
         "aside",
         "that checkpoint's numbers were not looked at",
+        _numbers,
+    ),
+    StateFile(
+        "state/checkpoints/{variant}/pins.json",
+        "written again",
+        "the newest version in pins.d counts",
+        _pins,
+    ),
+    StateFile(
+        "state/checkpoints/{variant}/pins.d/*.json",
+        "a person",
+        "nothing is removed: which checkpoints are pinned is not known",
+        _pins,
     ),
     StateFile(
         "state/checkpoints/{variant}/origin.json",
         "aside",
         "what the training had begun with is not known",
-        Origin.of_file,
+        BranchOrigin.of_file,
     ),
     StateFile(
         "state/filesystems/usage.jsonl",
@@ -206,6 +329,7 @@ STATE_FILES: tuple[StateFile, ...] = (
         "state/recovery.json",
         "a person",
         "nothing is resumed: which data to pass over is not known",
+        _roll_backs,
     ),
     StateFile(
         "journal/*.jsonl",

@@ -20,8 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from trainer.contract.files import write_atomically
-from trainer.contract.numbered_files import NumberedFiles
+from trainer.contract.files import NumberedFiles, write_atomically
 from trainer.contract.record import Record
 
 T = TypeVar("T")

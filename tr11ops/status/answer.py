@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import counted, duration
-from tr11ops.detect.causes import by_cause
-from tr11ops.detect.detector import Finding, Severity
+from tr11ops.detect.detector import Finding, Severity, by_cause
 from tr11ops.detect.watch import ALONE, is_wanted, watchdog_fault
 from tr11ops.observe import derived
 from tr11ops.observe.forecast import end_of, no_cover, queue_coverage_seconds
+from tr11ops.observe.liveness import has_ended, liveness_outside
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from tr11ops.status.extra_observations import ExtraObservations
 from tr11ops.watchdog.verdict import Verdict, VerdictWord
@@ -86,7 +86,7 @@ def answer(
     if trouble:
         return SleepAnswer(False, trouble)
     # their agent starts the workers again, if it lives
-    is_between = any(derived.has_ended(snapshot, job) for job in snapshot.active_jobs)
+    is_between = any(has_ended(snapshot, job) for job in snapshot.active_jobs)
     if verdict.word is VerdictWord.STARTING and is_between:
         return SleepAnswer(None, UNKNOWN)
     warnings = sum(finding.severity is Severity.WARNING for finding in by_cause(findings))
@@ -96,7 +96,7 @@ def answer(
     if verdict.word is VerdictWord.FINISHED:
         return SleepAnswer(True, f"{DONE}{lesser}")
     if verdict.word is VerdictWord.STOPPED:
-        need = Need(STOPPED, NEEDS[STOPPED], derived.command(snapshot, "resume"))
+        need = Need(STOPPED, NEEDS[STOPPED], _resume(snapshot))
         return SleepAnswer(False, f"It is stopped: {need.text}", (need,))
     return _going_on(snapshot, extra, lesser)
 
@@ -170,7 +170,9 @@ def _needs(snapshot: Snapshot, extra: ExtraObservations) -> Iterable[Need]:
         yield Need(NO_MAIL, stuck, derived.command(snapshot, "alerts test"))
     if isinstance(snapshot.pause, KillSwitch):
         words = "the run is paused, so nothing trains after this task"
-        yield Need(STOPPED, words, derived.command(snapshot, "resume"))
+        yield Need(STOPPED, words, _resume(snapshot))
+    elif snapshot.run.is_watched:
+        return  # what comes after it is someone else's to say
     elif fault or not _resubmits(snapshot) or _is_blocked(snapshot):
         # else the site's need has said it
         short = ""
@@ -179,6 +181,12 @@ def _needs(snapshot: Snapshot, extra: ExtraObservations) -> Iterable[Need]:
         if short:
             why, command = _beyond_the_queue(snapshot, is_watched=not fault)
             yield Need(SHORT_QUEUE, short + why, command)
+
+
+def _resume(snapshot: Snapshot) -> str:
+    if snapshot.run.is_watched:
+        return "who submitted it decides"
+    return derived.command(snapshot, "resume")
 
 
 def _beyond_the_queue(snapshot: Snapshot, is_watched: bool) -> tuple[str, str]:
@@ -256,7 +264,7 @@ def _short_queue(snapshot: Snapshot, extra: ExtraObservations) -> str:
     """Why the training stops before the morning; "" where the queue lasts the night, or to the end
     of the training.
     """
-    if derived.liveness_outside(snapshot) is not None and not snapshot.active_jobs:
+    if liveness_outside(snapshot) is not None and not snapshot.active_jobs:
         return "it trains outside the scheduler, so nothing starts it again"
     covered, end = queue_coverage_seconds(snapshot, only_sure=True), end_of(snapshot)
     if covered is None:  # a task without a limit

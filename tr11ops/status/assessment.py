@@ -14,9 +14,8 @@ from msgspec.structs import replace
 from tr11ops.base.observed import Observed, Unknown, known
 from tr11ops.base.units import finite
 from tr11ops.cluster.base import Job
-from tr11ops.detect.causes import commands_after, first_cause
 from tr11ops.detect.copies import missing_copies
-from tr11ops.detect.detector import Finding
+from tr11ops.detect.detector import Finding, commands_after, first_cause
 from tr11ops.detect.nodes_left import bad_nodes, leaving_nodes
 from tr11ops.detect.registry import detect_all, page_for
 from tr11ops.detect.unfinished_end import how_it_ended, is_bad
@@ -30,10 +29,11 @@ from tr11ops.observe.forecast import (
     queue_coverage_seconds,
     throughput_of,
 )
+from tr11ops.observe.jobs import standing_holds
+from tr11ops.observe.liveness import liveness_outside
 from tr11ops.observe.look import look_now, observe, unseen
 from tr11ops.observe.observations import LaunchEnd
 from tr11ops.observe.snapshot import Attempt, KillSwitch, RunFacts, Snapshot
-from tr11ops.queue.held_jobs import standing_holds
 from tr11ops.status.answer import SleepAnswer, answer, watchdog_missing
 from tr11ops.status.document import (
     CardWishes,
@@ -131,6 +131,10 @@ def status_of(
     last_step: dict[str, Any] = {}
     if steps:
         last_step = {**step_values(steps[-1].record), "tflops": finite(steps[-1].record.tflops)}
+    told = derived.newest_loss(steps)
+    if told is not None:
+        last_step["loss"] = finite(told.record.lm_loss)
+        last_step["loss_is_finite"] = told.record.loss_is_finite
     return Status(
         time=snapshot.time,
         run=RunName(facts.name, facts.variant, str(facts.directory), facts.nodes),
@@ -162,6 +166,7 @@ def status_of(
         copies_damaged=_damaged_copies(snapshot),
         copying=known(extra.copying, None),
         restore_drill=known(extra.drill, None),
+        trainer=facts.standing,
         kill_switch=_stop_file(snapshot.kill_switch, facts.kill_switch),
         pause=_stop_file(
             snapshot.pause, RunPaths(facts.directory, facts.name, facts.variant).pause
@@ -174,7 +179,7 @@ def status_of(
         chains=known(seen.chains, None),
         filesystems=_filesystems(snapshot),
         card=_wishes(facts),
-        loss_course=LossCourse.of({step.record.iteration: step.record.lm_loss for step in steps}),
+        loss_course=LossCourse.of(step.record for step in steps),
         done_again=_done_again(snapshot) if verdict.word is VerdictWord.STARTING else None,
         relaunches=tuple(_relaunches(snapshot)),
         bad_nodes=tuple(sorted(bad_nodes(snapshot))),
@@ -359,7 +364,7 @@ def _attempts(snapshot: Snapshot) -> tuple[ShownAttempt, ...] | None:
 
 
 def _attempt(snapshot: Snapshot, attempt: Attempt, job: Job | None) -> ShownAttempt:
-    outside = derived.liveness_outside(snapshot)
+    outside = liveness_outside(snapshot)
     is_over = attempt.end is not None
     if not is_over and (outside is None or outside.job_id != attempt.job_id):
         is_over = not isinstance(snapshot.jobs, Unknown) and (job is None or job.state.is_final)

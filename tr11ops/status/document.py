@@ -9,14 +9,13 @@ Durations are seconds, moments seconds since the epoch; in JSON a moment is ISO 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from tr11ops.base.glyphs import means
 from tr11ops.base.invocation import command_for
-from tr11ops.base.units import finite, iso_time
-from trainer.contract.end_marker import EndMarker
+from tr11ops.base.units import finite, iso_time, means
+from trainer.contract.attempt import EndMarker
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
@@ -34,9 +33,10 @@ if TYPE_CHECKING:
     from tr11ops.rundir.hold_store import HoldRecord
     from tr11ops.status.answer import Need
     from tr11ops.status.extra_observations import NodeUse, RunningCopy
+    from tr11ops.trainers.levels import TrainerStanding
     from tr11ops.watchdog.verdict import VerdictWord
-    from trainer.contract.metrics_record import StepRecord
-    from trainer.contract.origin import Origin
+    from trainer.contract.metrics_record import MeasuredStep
+    from trainer.contract.origin import BranchOrigin
 
 SCHEMA = 1
 COURSE_POINTS = 40  # of a course of losses
@@ -165,9 +165,10 @@ class LossCourse(Record):
     means: tuple[float | None, ...]
 
     @classmethod
-    def of(cls, losses: dict[int, float]) -> LossCourse | None:
-        """Of losses by iteration, the oldest first; None where there is none."""
-        values = list(losses.values())
+    def of(cls, steps: Iterable[MeasuredStep]) -> LossCourse | None:
+        """Of these steps, the oldest first; None where none tells a loss."""
+        told = {step.iteration: step.lm_loss for step in steps if step.lm_loss is not None}
+        values = list(told.values())
         if not values:
             return None
         return cls(len(values), tuple(means(values, min(COURSE_POINTS, len(values)))))
@@ -246,7 +247,9 @@ class Status(Record, kw_only=True):
     checkpoint_folders: int | None = None
     watchdog_fault: str | None = None
     watchdog_acts: bool | None = None
-    origin: Origin | None = None
+    origin: BranchOrigin | None = None
+    # of a trainer that is not tr11's own
+    trainer: TrainerStanding | None = None
     unknown: tuple[str, ...] = ()
 
     @property
@@ -297,12 +300,12 @@ def unknown_names(line: str) -> list[str]:
     return line.partition(": ")[0].split(", ")
 
 
-def step_values(step: StepRecord) -> dict[str, Any]:
+def step_values(step: MeasuredStep) -> dict[str, Any]:
     """What the status holds of the last step, by the names of its fields."""
     return {
         "loss": finite(step.lm_loss),
-        "loss_is_finite": math.isfinite(step.lm_loss),
-        "grad_norm": None if step.grad_norm is None else finite(step.grad_norm),
+        "loss_is_finite": step.loss_is_finite,
+        "grad_norm": finite(step.grad_norm),
         "learning_rate": finite(step.learning_rate),
         "global_batch_size": step.global_batch_size,
         "consumed_samples": step.consumed_samples,
@@ -543,7 +546,7 @@ def _leaving_node(node: Node, status: Status) -> dict[str, Any]:
     return {"node": node.name, "states": sorted(node.states), "why": node.reason}
 
 
-def _origin(origin: Origin, status: Status) -> dict[str, Any]:
+def _origin(origin: BranchOrigin, status: Status) -> dict[str, Any]:
     return {
         "run": origin.run or None,
         "step": origin.step,
@@ -554,6 +557,10 @@ def _origin(origin: Origin, status: Status) -> dict[str, Any]:
         "before": origin.before,
         "text": origin.lineage,
     }
+
+
+def _trainer(standing: TrainerStanding, status: Status) -> dict[str, Any]:
+    return {**_fields(standing, status), "text": str(standing)}
 
 
 # what stands under a key, of which record; of others the keys are the fields
@@ -581,6 +588,7 @@ _SHOWN: Mapping[str, Callable[[Any, Status], Any]] = {
     "relaunches": _relaunch,
     "leaving_nodes": _leaving_node,
     "origin": _origin,
+    "trainer": _trainer,
 }
 
 

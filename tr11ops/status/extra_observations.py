@@ -181,7 +181,6 @@ def observe_extra(directory: RunDirectory, card: RunCard, snapshot: Snapshot) ->
         return ExtraObservations(
             alerts=Unknown(snapshot.unmounted or f"{directory.root} is not there")
         )
-    from tr11ops.alerts.outbox import waiting
     from tr11ops.alerts.state import AlertState
     from tr11ops.alerts.store import current_alert_state, open_alerts
 
@@ -191,10 +190,23 @@ def observe_extra(directory: RunDirectory, card: RunCard, snapshot: Snapshot) ->
         best_rates(directory.paths),
         copying=observed(lambda: tuple(_at_work(directory, card, snapshot.time))),
         drill=_drill(directory, card),
-        waiting=waiting(directory),
+        waiting=_undelivered(directory),
         looked=last.looked,
         looked_by=last.looked_by,
     )
+
+
+def _undelivered(directory: RunDirectory) -> Observed[UndeliveredMessages]:
+    """The messages still to be sent. What reads them is loaded where there are some."""
+    from tr11ops.alerts.state import UndeliveredMessages
+    from tr11ops.alerts.store import outbox_folder
+
+    folder = outbox_folder(directory)
+    if not known(observed(lambda: folder.is_dir() and any(folder.iterdir())), True):
+        return UndeliveredMessages()
+    from tr11ops.alerts.outbox import waiting
+
+    return waiting(directory)
 
 
 def _at_work(directory: RunDirectory, card: RunCard, now: float) -> Iterator[RunningCopy]:
@@ -205,24 +217,29 @@ def _at_work(directory: RunDirectory, card: RunCard, now: float) -> Iterator[Run
             continue
         from tr11ops.rundir.claims import ClaimFolder
 
-        claim = ClaimFolder(directory, thing).newest()
-        if claim is not None and claim.is_living(now):
-            step = claim.data.get("step")
+        claim = ClaimFolder(directory, thing).holder(now)
+        if claim is not None:
             yield RunningCopy(
                 to,
                 claim.user,
                 host=claim.host,
                 since=claim.time,
-                step=step if isinstance(step, int) else None,
+                step=claim.step,
             )
 
 
 def _drill(directory: RunDirectory, card: RunCard) -> Observed[DrillRecord | None]:
     if not card.backup.store and not card.backup.url:
         return None
-    from tr11ops.rundir.copies import read_drill
 
-    return observed(lambda: read_drill(directory))
+    def read() -> DrillRecord | None:
+        if not directory.drill.exists():
+            return None
+        from tr11ops.rundir.copies import read_drill
+
+        return read_drill(directory)
+
+    return observed(read)
 
 
 def node_use(snapshot: Snapshot) -> NodeUse | None:

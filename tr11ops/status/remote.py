@@ -386,7 +386,7 @@ def _log_document(log: LogEnd) -> dict[str, Any]:
         "iteration": None if last is None else last.iteration,
         "total_iterations": None if last is None else last.total_iterations,
         "loss": None if last is None else finite(last.lm_loss),
-        "grad_norm": None if last is None or last.grad_norm is None else finite(last.grad_norm),
+        "grad_norm": None if last is None else finite(last.grad_norm),
         "learning_rate": None if last is None else finite(last.learning_rate),
         "consumed_samples": None if last is None else last.consumed_samples,
         "consumed_tokens": None if last is None else last.consumed_tokens or None,

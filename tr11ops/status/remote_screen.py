@@ -13,7 +13,7 @@ from tr11ops.base.units import counted, duration, size, timestamp
 from tr11ops.hub.log_end import LogEnd
 from tr11ops.observe.forecast import Throughput
 from tr11ops.observe.observations import CopyStatus
-from tr11ops.status import care, rows
+from tr11ops.status import rows
 from tr11ops.status.document import (
     CardWishes,
     Finish,
@@ -28,7 +28,7 @@ from tr11ops.status.extra_observations import NodeUse
 from tr11ops.status.published import RATE_UNITS, SEVERITIES, among, number, table
 from tr11ops.status.remote import OutsideVerdict, RemoteView, judge_outside, time_of
 from tr11ops.status.rows import Row, Screen
-from tr11ops.status.screen import badge_style, heading, line, table_of
+from tr11ops.status.screen import badge_style, copy_rows, heading, line, node_rows, table_of
 from tr11ops.watchdog.verdict import VerdictWord
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _with_log(status: Status, log: LogEnd) -> Status:
         values["grad_norm"] = status.grad_norm
     return replace(
         status,
-        loss_course=LossCourse.of({step.iteration: step.lm_loss for step in log.steps}),
+        loss_course=LossCourse.of(log.steps),
         **values,
     )
 
@@ -281,11 +281,11 @@ def _rows(view: RemoteView, status: Status, screen: Screen) -> Iterator[Row]:
     yield from _step(status)
     yield from _queue(published)
     if status.node_use is not None:
-        yield from care.nodes(status)
+        yield from node_rows(status)
     if status.last_checkpoint is not None:
         yield from rows.checkpoint(status)
     if status.backup is not None:
-        yield from care.copies(replace(status, card=CardWishes(copies=("backup",))))
+        yield from copy_rows(replace(status, card=CardWishes(copies=("backup",))))
     yield from _goodput(table(published.get("goodput")))
     yield from _log(view)
     yield "", "", ""

@@ -10,21 +10,21 @@ import math
 from collections.abc import Iterator
 from datetime import tzinfo
 
-from tr11ops.base.glyphs import bar, sparkline
 from tr11ops.base.units import (
     DAY,
     NEAR,
+    bar,
     counted,
     duration,
     quantity,
     rough_duration,
     size,
+    sparkline,
     timestamp,
 )
+from tr11ops.cluster.arrays import compress
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.cluster.hostlist import compress
-from tr11ops.detect.causes import lead
-from tr11ops.detect.detector import Severity
+from tr11ops.detect.detector import Severity, lead
 from tr11ops.observe.snapshot import Attempt, KillSwitch
 from tr11ops.rundir.attempts import version_words
 from tr11ops.status.document import Finish, ShownAttempt, ShownFinding, Status, losses_of, tasks_of
@@ -37,6 +37,7 @@ JOBS_SHOWN = 6
 ATTEMPTS_SHOWN = 3
 HOSTLIST_SHOWN = 60
 SPARK_WIDTH = 40
+NO_TOTAL = "unknown, the card does not say the last step"
 SLOW_PERCENT = 95.0  # of the best; less is coloured
 DAY_SECONDS = 86400.0
 FAR_SECONDS = 2 * DAY_SECONDS  # an end farther away than this is told by its day
@@ -86,7 +87,7 @@ class ShownIncident(Record):
 
 
 def incidents_of(findings: tuple[ShownFinding, ...]) -> tuple[ShownIncident, ...]:
-    """The findings by their causes, in the order in which they are told everywhere (`causes.lead`)."""
+    """The findings by their causes, in the order in which they are told everywhere (`detector.lead`)."""
     names = {finding.fingerprint for finding in findings if finding.follows_from is None}
     following: dict[str, list[ShownFinding]] = {}
     causes = []
@@ -140,6 +141,8 @@ def training(status: Status, screen: Screen) -> Iterator[Row]:
     yield from _progress(status, screen)
     if status.finish is not None and status.finish.earliest_seconds > 0:
         yield "ETA", _end(status.finish, status.verdict, screen), ""
+    elif status.iteration is not None and status.total_iterations is None:
+        yield "ETA", NO_TOTAL, "magenta"
     if status.loss is not None or status.loss_is_finite is not None:
         if status.loss is None:
             value = "nan or inf"
@@ -153,20 +156,24 @@ def training(status: Status, screen: Screen) -> Iterator[Row]:
             last = f" {spark} last {counted(status.loss_course.steps, 'step')}"
         yield "loss", f"{value}{last}".rstrip(), "" if status.loss is not None else "bold red"
     yield from _speed(status)
-    if status.consumed_samples is not None:
-        tokens = ""
-        if status.consumed_tokens:
-            tokens = f", {quantity(status.consumed_tokens)} tokens"
-        if status.global_batch_size is None:
-            batch = ""
-        else:
-            batch = f", batch {status.global_batch_size}"
-        yield "consumed", f"{quantity(status.consumed_samples)} samples{tokens}{batch}", ""
+    consumed = ", ".join(_consumed(status))
+    if consumed:
+        yield "consumed", consumed, ""
     if status.origin is not None:
         yield "began with", status.origin.lineage, ""
     if status.done_again is not None:
         again = counted(status.done_again.iterations, "iteration")
         yield "", f"resumes from {checkpoint_name(status.done_again.from_step)}: {again} again", ""
+
+
+def _consumed(status: Status) -> Iterator[str]:
+    """As far as the trainer counts it."""
+    if status.consumed_samples is not None:
+        yield f"{quantity(status.consumed_samples)} samples"
+    if status.consumed_tokens:
+        yield f"{quantity(status.consumed_tokens)} tokens"
+    if status.global_batch_size is not None:
+        yield f"batch {status.global_batch_size}"
 
 
 def _progress(status: Status, screen: Screen) -> Iterator[Row]:
@@ -179,6 +186,8 @@ def _progress(status: Status, screen: Screen) -> Iterator[Row]:
             bar(share, max(10, screen.content_width - len(counts)), screen.unicode) + counts,
             "green",
         )
+    elif done is not None:
+        yield "progress", f"iteration {done:,}", "green"
     elif status.reason_unknown("steps") is not None:
         yield "progress", "unknown", "magenta"
     else:

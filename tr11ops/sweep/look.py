@@ -15,22 +15,23 @@ from tr11ops.base.observed import Observed, Unknown, cause, known, observed
 from tr11ops.base.redact import one_line
 from tr11ops.base.robust import RECENT_STEPS
 from tr11ops.cluster.base import Job, Node, Overview, Scheduler
-from tr11ops.launch.rehearse import as_options, differences
+from tr11ops.launch.rehearse import as_options
 from tr11ops.observe.derived import identifiers
 from tr11ops.observe.files import read_attempts, read_steps, read_submissions
+from tr11ops.observe.jobs import Ownership
 from tr11ops.observe.lease import LeaseHolder, read_holder
-from tr11ops.observe.lost_host import SILENCE_SECONDS
-from tr11ops.observe.ownership import Ownership
+from tr11ops.observe.liveness import SILENCE_SECONDS
 from tr11ops.observe.snapshot import Attempt
-from tr11ops.queue.held_jobs import can_modify
-from tr11ops.queue.stop import Signalled, StopView, stop_by_scheduler
+from tr11ops.queue.held_jobs import JobChanges, can_modify
+from tr11ops.queue.stop import StopView, stop_by_scheduler
 from tr11ops.queue.stop import look as look_at_run
-from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.card import OwnCard, differences
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.sweep.manifest import CARD, ManifestCell
 from trainer.config.card import CardError
+from trainer.contract.attempt import BAD_REASONS
 from trainer.contract.files import host_name, now
-from trainer.contract.metrics_record import StepRecord
+from trainer.contract.metrics_record import MeasuredStep
 from trainer.contract.paths import RunPaths, read_attempt_label
 from trainer.contract.record import Record
 
@@ -38,7 +39,7 @@ from trainer.contract.record import Record
 # plan.
 
 KILL_SWITCH = "kill-switch"  # no cell has one elsewhere (see `plan.REMOVED`)
-Load = Callable[[Path, Sequence[str]], RunCard]
+Load = Callable[[Path, Sequence[str]], OwnCard]
 
 
 class CellCard(Record):
@@ -48,7 +49,7 @@ class CellCard(Record):
     `fault`: why the cell is not to be taken up with it, in one line; "" for none.
     """
 
-    card: RunCard | None
+    card: OwnCard | None
     directory: RunDirectory
     fault: str = ""
 
@@ -76,7 +77,7 @@ def read_cell_card(folder: Path, study: str, cell: ManifestCell, load: Load) -> 
     )
 
 
-def _changed(path: Path, study: str, cell: ManifestCell, card: RunCard, load: Load) -> str:
+def _changed(path: Path, study: str, cell: ManifestCell, card: OwnCard, load: Load) -> str:
     """What of the plan the card does not say any more: it would train something else, or elsewhere."""
     if card.paths.root.resolve() != path.parent.resolve():
         return (
@@ -89,7 +90,10 @@ def _changed(path: Path, study: str, cell: ManifestCell, card: RunCard, load: Lo
     except CardError as error:
         return f"{' '.join(str(error).split())} (as it was planned)"
     found = [
-        f"{key} = {now} where {was} was planned" for key, now, was in differences(card, planned)
+        f"{key} = {now} where {was} was planned"
+        for key, now, was in differences(
+            card.model_dump(mode="json"), planned.model_dump(mode="json")
+        )
     ]
     if found:
         return f"{path}: {'; '.join(found)}: put it back, or make it a study of its own"
@@ -125,7 +129,7 @@ class CellProgress(Record):
 
     number: int
     name: str
-    card: RunCard | None
+    card: OwnCard | None
     directory: RunDirectory
     state: CellState
     why: str
@@ -285,12 +289,12 @@ def _ended(view: StopView, newest: Attempt) -> tuple[CellState, str]:
         return CellState.UNKNOWN, end.why
     if end is None:
         return CellState.FAILED, f"{newest.failure or 'it ended without a word of its own'}{saved}"
-    if end.reason in {"error", "refused", "superseded"}:
+    if end.reason in {*BAD_REASONS, "superseded"}:
         return CellState.FAILED, f"{end.reason}: {one_line(end.message)}{saved}"
     return CellState.STOPPED, f"{end.reason} {end.place}{saved}"
 
 
-def token_rate(steps: Sequence[StepRecord], sequence_length: int) -> float | None:
+def token_rate(steps: Sequence[MeasuredStep], sequence_length: int) -> float | None:
     """Tokens a second, the median of the last steps; None before the first."""
     rates = [
         step.samples_per_second * (step.curriculum_length or sequence_length)
@@ -314,7 +318,7 @@ def open_cells(cells: Iterable[CellProgress]) -> tuple[CellProgress, ...]:
 
 def stop_cells(
     cells: Iterable[CellProgress], scheduler: Scheduler, user: str, now: bool
-) -> Signalled:
+) -> JobChanges:
     """Cancel queued jobs first, for they would start in place of what leaves. `now`: also end what
     runs, unsaved.
     """
@@ -333,8 +337,8 @@ def stop_cells(
             asked.append(job.job_id)
     for cell in listed:
         found = stop_by_scheduler(cell.view, scheduler, user, now)
-        asked, refused = [*asked, *found.asked], [*refused, *found.refused]
-    return Signalled(tuple(asked), tuple(refused))
+        asked, refused = [*asked, *found.done], [*refused, *found.refused]
+    return JobChanges(tuple(asked), tuple(refused))
 
 
 def out_of_reach(cells: Iterable[CellProgress]) -> Iterator[tuple[CellProgress, str, str]]:

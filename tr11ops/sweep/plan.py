@@ -14,11 +14,11 @@ from typing import Any, Literal, TypeAlias
 
 from tr11ops.base.errors import SweepError
 from tr11ops.launch.rehearse import as_options
-from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.card import OwnCard
 from trainer.config.card import CardError
 from trainer.contract.record import Record
-from trainer.schedule.learning_rate import cooldown_samples_of, decay_samples_of, warmup_samples_of
-from trainer.schedule.path import path_of
+from trainer.schedule.learning_rate import cooldown_samples_of
+from trainer.schedule.path import decay_samples_of, path_of, warmup_samples_of
 
 # The grid of a study: keys of the run card with the values to try, and one cell for each
 # combination. Pure.
@@ -157,7 +157,7 @@ MOST_TIMES = 16.0  # of the card's batch: the rate grows no further
 MOST_WARMUP = 0.64  # of the decay
 
 
-def rule_overrides(card: RunCard, batch: int, rule: BatchRule) -> dict[str, Any]:
+def rule_overrides(card: OwnCard, batch: int, rule: BatchRule) -> dict[str, Any]:
     """What the rule sets in place of the card's own for a step of `batch` samples, by key; the
     card's batch gives none.
 
@@ -180,7 +180,7 @@ def rule_overrides(card: RunCard, batch: int, rule: BatchRule) -> dict[str, Any]
     return found
 
 
-def equal_overrides(card: RunCard, batch: int, batches: Iterable[int]) -> dict[str, Any]:
+def equal_overrides(card: OwnCard, batch: int, batches: Iterable[int]) -> dict[str, Any]:
     """What lets every cell see the same samples: the same end for all `batches`, and evaluations,
     of the same samples, and saves at the same places. What the card gives in steps is given in
     samples instead.
@@ -213,7 +213,7 @@ def equal_overrides(card: RunCard, batch: int, batches: Iterable[int]) -> dict[s
     }
 
 
-def _warmup(card: RunCard, samples: int) -> dict[str, Any]:
+def _warmup(card: OwnCard, samples: int) -> dict[str, Any]:
     """The warm-up in samples, in place of a share or of steps."""
     others = {
         "warmup_fraction": card.schedule.warmup_fraction,
@@ -257,7 +257,7 @@ class SweepCell(Record):
     """One run of the study, complete. `derived` is what the rule and equal samples set, by key."""
 
     grid: GridCell
-    card: RunCard
+    card: OwnCard
     derived: tuple[tuple[str, Any], ...]
 
     @property
@@ -276,7 +276,7 @@ class SweepPlan(Record):
     cells: tuple[SweepCell, ...]
 
 
-def plan_sweep(load: Callable[[Sequence[str]], RunCard], request: SweepRequest) -> SweepPlan:
+def plan_sweep(load: Callable[[Sequence[str]], OwnCard], request: SweepRequest) -> SweepPlan:
     """Plan every cell. `load` reads the card with these overrides, and raises CardError.
 
     Raises CardError for the card itself; SweepError with a line for each fault of a cell, for cells
@@ -311,7 +311,7 @@ def plan_sweep(load: Callable[[Sequence[str]], RunCard], request: SweepRequest) 
     return SweepPlan(request, tuple(cells))
 
 
-def _batches(axes: Sequence[GridAxis], base: RunCard) -> tuple[int, ...]:
+def _batches(axes: Sequence[GridAxis], base: OwnCard) -> tuple[int, ...]:
     """The batch sizes of the grid, as far as they are numbers: the card's rules refuse the others."""
     values = next((axis.values for axis in axes if axis.key == BATCH_KEY), ())
     if values:
@@ -327,7 +327,7 @@ def _number(text: str) -> int:
 
 
 def _derived(
-    base: RunCard, one: GridCell, request: SweepRequest, batches: Sequence[int]
+    base: OwnCard, one: GridCell, request: SweepRequest, batches: Sequence[int]
 ) -> dict[str, Any]:
     settings = dict(one.settings)
     if BATCH_KEY in settings:

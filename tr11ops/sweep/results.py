@@ -14,7 +14,7 @@ from tr11ops.curves.curve import WHOLE, CurveAxis, CurveRange, RunCurve, curve_o
 from tr11ops.curves.steps import LoggedStep, logged_steps
 from tr11ops.report.comparison import comparison_section, page_of_sections
 from tr11ops.report.page import Column, Page, ReportSection, table
-from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.card import OwnCard
 from trainer.contract.metrics_record import VALIDATION, records
 from trainer.contract.record import Record
 
@@ -35,7 +35,7 @@ class CellResult(Record):
     batch: int
     rate: float
     steps: int
-    samples: int
+    samples: int | None
     hours: float
     loss: float
     validation: float
@@ -47,7 +47,6 @@ class StudyResult(Record):
     """
 
     name: str
-    value: str
     rows: tuple[CellResult, ...]
     curves: dict[CurveAxis, list[RunCurve]]
     compared: dict[CurveAxis, CurveComparison]
@@ -58,11 +57,11 @@ class CellCourse(Record):
 
     name: str
     state: str
-    card: RunCard
+    card: OwnCard
     steps: tuple[LoggedStep, ...]
 
 
-def read_course(name: str, state: str, card: RunCard) -> CellCourse:
+def read_course(name: str, state: str, card: OwnCard) -> CellCourse:
     """Read a cell's log; no steps where there is none yet. Raises OSError, ValueError for one that
     is damaged.
     """
@@ -109,7 +108,7 @@ def study_result(
         (_row(course, lines) for course in courses),
         key=lambda row: (math.isnan(row.loss), row.loss),
     )
-    return StudyResult(name, "loss", rows=tuple(found), curves=curves, compared=compared)
+    return StudyResult(name, tuple(found), curves=curves, compared=compared)
 
 
 def _compared(
@@ -141,7 +140,7 @@ def _row(course: CellCourse, lines: int) -> CellResult:
         batch=course.card.batch.global_batch_size,
         rate=course.card.schedule.learning_rate,
         steps=last.iteration if last else 0,
-        samples=last.consumed_samples if last else 0,
+        samples=last.consumed_samples if last is not None else 0,
         hours=end,
         loss=curve.level(end, lines).mean,
         validation=_last_validation(course.card.paths.metrics),
@@ -175,15 +174,15 @@ def result_cells(row: CellResult) -> tuple[str, ...]:
         f"{row.batch:,}",
         f"{row.rate:.3g}",
         f"{row.steps:,}",
-        f"{row.samples:,}",
+        _number(row.samples, ","),
         _number(60 * row.hours, ".1f"),
         _number(row.loss, ".4f"),
         _number(row.validation, ".4f"),
     )
 
 
-def _number(value: float, form: str) -> str:
-    if math.isfinite(value):
+def _number(value: float | None, form: str) -> str:
+    if value is not None and math.isfinite(value):
         return f"{value:{form}}"
     return "-"
 
@@ -194,7 +193,12 @@ def best_sentence(rows: Sequence[CellResult]) -> str:
     if not trained:
         return "No cell has trained yet."
     best = trained[0]
-    return f"{best.name} has the lowest loss, {best.loss:.4f} after {best.samples:,} samples, of {len(trained)} cells."
+    after = f"{best.steps:,} steps"
+    if best.samples is not None:
+        after = f"{best.samples:,} samples"
+    return (
+        f"{best.name} has the lowest loss, {best.loss:.4f} after {after}, of {len(trained)} cells."
+    )
 
 
 def page_of_study(result: StudyResult, made: str) -> Page:
@@ -212,7 +216,7 @@ def page_of_study(result: StudyResult, made: str) -> Page:
             result.curves[axis],
             result.compared[axis],
             axis=axis,
-            value=result.value,
+            value="loss",
             key=f"by-{axis}",
         )
         for axis in result.compared

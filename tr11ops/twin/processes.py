@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from tr11ops.base.job_environment import step_of
 from tr11ops.cluster.local_records import boot_mark, start_mark
 from tr11ops.twin.plan import TwinFolders
 from trainer.contract.documents import document, record_of_text
@@ -119,28 +120,26 @@ def read_ledger(ledger: Path) -> tuple[ProcessRecord, ...]:
     return tuple(records)
 
 
-def marked(mark: str, configuration: Path) -> tuple[ProcessRecord, ...]:
-    """Running processes that belong to a twin: daemons by `mark`, step managers and jobs by their
-    environment.
+def marked(mark: str, folders: TwinFolders) -> tuple[ProcessRecord, ...]:
+    """Running processes that belong to a twin: daemons by `mark`, step daemons by their sockets, jobs
+    by their environment.
 
-    Slurm clears the environment of slurmstepd but for SLURM_CONF. A job's process has the twin's
-    slurm.conf and the name of a node there, which a person's shell inside the twin has not; what a
-    job started is found through its parents too.
+    A job's process has the twin's slurm.conf and the name of a node there, which a person's shell
+    inside the twin has not; what a job started is found through its parents too.
     """
     mark_entry = f"{MARK}={mark}".encode()
-    conf_entry = f"SLURM_CONF={configuration}".encode()
+    conf_entry = f"SLURM_CONF={folders.slurm_conf}".encode()
+    sockets = _step_sockets(folders)
     found: dict[int, ProcessRecord] = {}
     children: dict[int, list[int]] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             children.setdefault(process.ppid(), []).append(process.pid)
         entries = environment_of(process.pid)
+        is_task = conf_entry in entries and value_of(entries, b"SLURMD_NODENAME") is not None
         if mark_entry in entries:
             role = "daemon"
-        elif conf_entry in entries and (
-            any(entry.startswith(b"SLURMD_NODENAME=") for entry in entries)
-            or command_name(process.pid) == "slurmstepd"
-        ):
+        elif is_task or _step_daemon_of(process.pid, sockets) is not None:
             role = "job"
         else:
             continue
@@ -220,6 +219,7 @@ YOUNG_SECONDS = 2.0  # how long a new process may take until it has become what 
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _TITLE = re.compile(r"slurmstepd: \[(\d+)\.(\w+)\]")
 _RANK_NAME = re.compile(r"rank-(\d+)")
+_STEP_DAEMON = "slurmstepd"
 
 
 class NodeProcess(Record):
@@ -274,7 +274,7 @@ def scan(folders: TwinFolders, nodes: Iterable[str]) -> dict[str, NodeContents]:
     missed.
     """
     wanted = set(nodes)
-    sockets = _step_sockets(folders, wanted)
+    sockets = _step_sockets(folders)
     conf = f"SLURM_CONF={folders.slurm_conf}".encode()
     daemons: dict[str, list[NodeProcess]] = {name: [] for name in wanted}
     tasks: dict[str, list[NodeProcess]] = {name: [] for name in wanted}
@@ -283,19 +283,19 @@ def scan(folders: TwinFolders, nodes: Iterable[str]) -> dict[str, NodeContents]:
     me = os.getpid()
     for pid in process_ids():
         children.setdefault(parent_of(pid), []).append(pid)
-        entries = environment_of(pid)
-        if conf not in entries or pid == me:
+        if pid == me:
             continue
-        if command_name(pid) == "slurmstepd":
-            node = _listens_for(pid, sockets)
-            record = record_of_process("slurmstepd", node or "", pid)
-            if node is not None and record is not None:
+        if command_name(pid) == _STEP_DAEMON:
+            node = _step_daemon_of(pid, sockets)
+            record = record_of_process(_STEP_DAEMON, node or "", pid)
+            if node in wanted and record is not None:
                 daemons[node].append(
                     NodeProcess(record, parent_of(pid), step=None, rank=None, title=_title(pid))
                 )
             continue
+        entries = environment_of(pid)
         name = value_of(entries, b"SLURMD_NODENAME")
-        if name in wanted:
+        if conf in entries and name in wanted:
             owner[pid] = name
     waiting = list(owner)
     while waiting:
@@ -309,9 +309,7 @@ def scan(folders: TwinFolders, nodes: Iterable[str]) -> dict[str, NodeContents]:
         if record is not None:
             entries = environment_of(pid)
             tasks[node].append(
-                NodeProcess(
-                    record, parent_of(pid), value_of(entries, b"SLURM_STEP_ID"), _rank(pid, entries)
-                )
+                NodeProcess(record, parent_of(pid), _step(entries), _rank(pid, entries))
             )
     return {name: NodeContents(tuple(daemons[name]), tuple(tasks[name])) for name in wanted}
 
@@ -345,7 +343,7 @@ class StepWatch:
                 del self._young[pid]
             elif pid not in living:
                 del self._young[pid]
-            elif now - since > YOUNG_SECONDS and command_name(pid) != "slurmstepd":
+            elif now - since > YOUNG_SECONDS and command_name(pid) != _STEP_DAEMON:
                 del self._young[pid]
                 self._settled.add(pid)
         self._found = {pid: record for pid, record in self._found.items() if record.is_alive}
@@ -356,8 +354,8 @@ class StepWatch:
         return (
             self._conf in entries
             and value_of(entries, b"SLURMD_NODENAME") == self._node
-            and value_of(entries, b"SLURM_STEP_ID") is not None
-            and command_name(pid) != "slurmstepd"
+            and _step(entries) is not None
+            and command_name(pid) != _STEP_DAEMON
         )
 
 
@@ -396,20 +394,28 @@ def _rank(pid: int, entries: Iterable[bytes]) -> int | None:
     return None
 
 
-def _step_sockets(folders: TwinFolders, nodes: set[str]) -> dict[str, str]:
+def _step(entries: Iterable[bytes]) -> str | None:
+    """The step of srun that a process belongs to; None of a batch script's."""
+    return step_of({"SLURM_STEP_ID": value_of(entries, b"SLURM_STEP_ID") or ""})
+
+
+def _step_sockets(folders: TwinFolders) -> dict[str, str]:
     """Inode of every step daemon's socket, and its node."""
     head = f"{folders.spool}/"
     found = {}
     for line in Path("/proc/net/unix").read_text().splitlines():
         words = line.split(maxsplit=7)
         if len(words) == 8 and words[7].startswith(head):
-            node = words[7].removeprefix(head).split("/", 1)[0]
-            if node in nodes:
-                found[words[6]] = node
+            found[words[6]] = words[7].removeprefix(head).split("/", 1)[0]
     return found
 
 
-def _listens_for(pid: int, sockets: Mapping[str, str]) -> str | None:
+def _step_daemon_of(pid: int, sockets: Mapping[str, str]) -> str | None:
+    """The node whose step daemon a process is; None where it is none. Its environment says nothing:
+    Slurm clears it, since 24.11 of SLURM_CONF too.
+    """
+    if command_name(pid) != _STEP_DAEMON:
+        return None
     with suppress(OSError):
         for entry in os.scandir(f"/proc/{pid}/fd"):
             with suppress(OSError):

@@ -445,14 +445,12 @@ class Twin(TwinSite):
         # the controller goes first, so that it starts nothing in the place of what ends
         survivors = list(end([record for record in daemons if record.role == "slurmctld"], 5.0))
         own = {record.pid for record in daemons if record.is_alive}
-        strays = [
-            record for record in marked(self.mark, self.folders.slurm_conf) if record.pid not in own
-        ]
+        strays = [record for record in marked(self.mark, self.folders) if record.pid not in own]
         survivors += end(strays, 0.0)
         survivors += end([record for record in daemons if record not in brokers], 5.0)
         survivors += end(brokers, 20.0)
         for _ in range(5):  # a job may have been starting while its node ended
-            strays = list(marked(self.mark, self.folders.slurm_conf))
+            strays = list(marked(self.mark, self.folders))
             if not strays:
                 break
             survivors += end(strays, 0.0)

@@ -34,22 +34,13 @@ class Action(Record):
         return f"{self.name} {self.subject}: {self.why.removeprefix(f'{self.subject}: ')}"
 
 
-class ReplacementLaunch(Record):
-    """The launch that takes the place of cancelled jobs: the array, the job behind which it queues,
-    and those jobs.
-    """
-
-    array: str
-    after: str | None
-    replaces: tuple[str, ...]
-
-
 class Resubmit(Action):
     """Launch these attempts; `subject` is the array, `after` the job behind which they queue (None:
-    at once).
+    at once), `replaces` are the cancelled jobs whose place they take.
     """
 
     after: str | None = None
+    replaces: tuple[str, ...] = ()
 
     def words(self) -> str:
         behind = ""
@@ -97,7 +88,7 @@ class Cancel(Action):
 
     owes: int = 0
     only_after: str = ""
-    relaunch: ReplacementLaunch | None = None
+    relaunch: Resubmit | None = None
 
 
 class Hold(Action):

@@ -13,7 +13,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -22,8 +22,8 @@ from tr11ops.base.observed import Unknown, cause, known, observed
 from tr11ops.cluster.arrays import covers
 from tr11ops.cluster.base import Job, JobState, Scheduler
 from tr11ops.cluster.pending_reasons import is_held as job_is_held
-from tr11ops.nodes.queue_exclusions import RunQueue, card_exclusions, exclude_nodes, include_nodes
-from tr11ops.observe.ownership import own_jobs_now
+from tr11ops.nodes.queue_exclusions import RunQueue, exclude_nodes, include_nodes
+from tr11ops.observe.jobs import own_jobs_now
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.queue.held_jobs import hold, release
 from tr11ops.rundir.action_log import (
@@ -47,7 +47,6 @@ from tr11ops.watchdog.actions import (
     Include,
     Plan,
     Release,
-    ReplacementLaunch,
     Resubmit,
     Stacks,
 )
@@ -68,21 +67,13 @@ class Done(Record):
 
     def words(self) -> str:
         """One line for the log."""
-        if self.result is Result.DONE:
-            return f"{self.action.words()}; {self.message}"
-        return f"{self.action.words()}; {'NOT done' if self.result is Result.REFUSED else 'UNKNOWN'}: {self.message}"
-
-
-class Effects(Protocol):
-    """The world that an action changes."""
-
-    def carry_out(self, action: Action, tag: str) -> str:
-        """Do it; returns what was done. Raises NotDone or Uncertain. `tag` names a submission."""
+        mark = {Result.REFUSED: "NOT done: ", Result.UNKNOWN: "UNKNOWN: "}.get(self.result, "")
+        return f"{self.action.words()}; {mark}{self.message}"
 
 
 def carry_out(
     actions: Iterable[Action],
-    effects: Effects,
+    effect: Callable[[Action, str], str],
     journal: Journal,
     *,
     stopped: Callable[[], str],
@@ -92,11 +83,14 @@ def carry_out(
     """Do the actions in their order, until `stopped` says why not to go on: it is asked before each
     effect.
 
-    An intent that cannot be written stops everything before its effect.
+    `effect` does one, with the tag that names a submission, and returns what was done; it raises
+    NotDone or Uncertain. An intent that cannot be written stops everything before its effect.
     """
     done: list[Done] = []
     for action in actions:
-        needed = action.only_after if isinstance(action, Cancel) else ""
+        needed, owes = "", 0
+        if isinstance(action, Cancel):
+            needed, owes = action.only_after, action.owes
         if needed and not any(
             one.action.incident == needed and one.result is Result.DONE for one in done
         ):
@@ -105,7 +99,6 @@ def carry_out(
         tag = ""
         if isinstance(action, Resubmit):
             tag = new_tag(now)
-        owes = action.owes if isinstance(action, Cancel) else 0
         number = secrets.token_hex(6)
         action_record = ActionRecord(
             number,
@@ -134,7 +127,7 @@ def carry_out(
                 Done(action, Result.REFUSED, f"the run directory cannot be written: {cause(error)}")
             )
             break
-        result, message = _effect(effects, action, tag)
+        result, message = _tried(effect, action, tag)
         try:
             journal.write(
                 OUTCOME, message, outcome_data(action_record, result, message), AUTOMATIC_OWNER
@@ -145,9 +138,9 @@ def carry_out(
     return tuple(done)
 
 
-def _effect(effects: Effects, action: Action, tag: str) -> tuple[Result, str]:
+def _tried(effect: Callable[[Action, str], str], action: Action, tag: str) -> tuple[Result, str]:
     try:
-        return Result.DONE, effects.carry_out(action, tag)
+        return Result.DONE, effect(action, tag)
     except NotDone as error:
         return Result.REFUSED, str(error)
     except Uncertain as error:
@@ -226,9 +219,10 @@ def _of_submission(
     if isinstance(snapshot.submissions, Unknown):
         return OPEN
     record = next((entry for entry in snapshot.submissions if entry.tag == action_record.tag), None)
-    if record is None or is_superseded(record):
-        why = "it was never sent" if record is None else "it was given up for another submission"
-        return Result.REFUSED, f"seen later: {why}", ""
+    if record is None:
+        return Result.REFUSED, "seen later: it was never sent", ""
+    if is_superseded(record):
+        return Result.REFUSED, "seen later: it was given up for another submission", ""
     if record.job_id is not None:
         return Result.DONE, f"seen later: job {record.job_id}", ""
     traces = observed(lambda: read_traces(directory, (record,)))
@@ -267,7 +261,7 @@ class RunEffects(Record):
     now: float
 
     def carry_out(self, action: Action, tag: str) -> str:
-        """See `Effects`."""
+        """Do it; returns what was done. Raises NotDone or Uncertain. `tag` names a submission."""
         try:
             if isinstance(action, Resubmit):
                 return self._resubmit(action, tag)
@@ -308,13 +302,13 @@ class RunEffects(Record):
         if view.exit_code:
             raise NotDone("; ".join(str(check) for check in view.faults))
 
-    def _prove_relaunch(self, relaunch: ReplacementLaunch | None) -> None:
+    def _prove_relaunch(self, relaunch: Resubmit | None) -> None:
         """A queue is not emptied for a launch that would be refused. Raises NotDone with what
         refuses it.
         """
         if relaunch is None:
             return
-        job = self.prepare(relaunch.array, relaunch.after)
+        job = self.prepare(relaunch.subject, relaunch.after)
         try:
             self._prove(replace(job, request=replace(job.request, replaces=relaunch.replaces)))
         except NotDone as error:
@@ -348,7 +342,7 @@ class RunEffects(Record):
             self.scheduler,
             partial(own_jobs_now, self.directory, self.scheduler),
             lambda: self.nodes,
-            kept=card_exclusions(self.card),
+            kept=self.card.slurm.excluded_nodes,
             user=self.user,
         )
 

@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta, tzinfo
 from enum import StrEnum
 
-from tr11ops.base.glyphs import plain
 from tr11ops.base.invocation import for_card
 from tr11ops.base.observed import Observed, Unknown, known
+from tr11ops.base.units import plain
+from tr11ops.cluster.arrays import nodes_text
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.cluster.hostlist import nodes_text
 from tr11ops.detect.detector import Finding, Severity
-from tr11ops.observe.lost_host import has_lost_its_host, is_zombie
+from tr11ops.observe.liveness import has_lost_its_host, is_zombie
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.watchdog.verdict import Verdict, VerdictWord
 from trainer.contract.record import Record

@@ -14,7 +14,6 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -24,9 +23,9 @@ from tr11ops.base.observed import Observed, Unknown, cause, known, observed
 from tr11ops.base.units import duration
 from tr11ops.detect.detector import Finding
 from tr11ops.detect.registry import detect_all, unjudged_detectors
+from tr11ops.observe.jobs import look_for_directory
 from tr11ops.observe.look import facts_of, look_now, observe
-from tr11ops.observe.ownership import look_for_directory
-from tr11ops.observe.snapshot import Snapshot
+from tr11ops.observe.snapshot import RunFacts, Snapshot
 from tr11ops.observe.training_files import read_stacks
 from tr11ops.rundir.action_log import DAY_SECONDS, KEPT_SECONDS, ActionHistory, ActionRecord, replay
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, publish
@@ -40,12 +39,12 @@ from tr11ops.watchdog.apply import Done, RunEffects, as_it_would_go, carry_out, 
 from tr11ops.watchdog.bring_back import bring_back
 from tr11ops.watchdog.context import read_policy_context
 from tr11ops.watchdog.log_lines import Remark, State, lines, remarks, seen_something, state_of
-from tr11ops.watchdog.policy import plan, progress
+from tr11ops.watchdog.policy import plan
+from tr11ops.watchdog.rules import progress
 from tr11ops.watchdog.stacks import hanging_jobs, take_missing_stacks
 from tr11ops.watchdog.verdict import Verdict, judge
-from trainer.contract.files import append_line
+from trainer.contract.files import append_line, refresh
 from trainer.contract.lease import KEPT_CLAIMS, LeaseClaim, LeaseFolder
-from trainer.contract.numbered_files import refresh
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_bytes
@@ -323,7 +322,7 @@ def _pass(
     verdict = pulse.verdict
     history, settled = _history(directory, ledger, now, notes), tuple[ActionRecord, ...]()
     if not dry_run and is_there:
-        _log(directory.paths.main_log, pulse.lines, notes)
+        _log(directory, facts, pulse.lines, notes)
     if not dry_run and (is_there or snapshot.unmounted):
 
         def expected() -> Plan:
@@ -353,7 +352,7 @@ def _pass(
     if watchdog_lock is not None and actuator is not None and intended.actions:
         done = carry_out(
             intended.actions,
-            _effects(run, actuator, snapshot),
+            _effects(run, actuator, snapshot).carry_out,
             Journal(directory.journal),
             stopped=lambda: _stopped(watchdog_lock, directory),
             progress=progress(snapshot),
@@ -362,10 +361,11 @@ def _pass(
     records = _records(intended, done, settled)
     second = lines(snapshot, verdict, pulse.reported, records)[len(pulse.lines) :]
     if not dry_run and is_there:
-        _log(directory.paths.main_log, second, notes)
+        _log(directory, facts, second, notes)
         _keep_journal_heads(directory, now, notes)
         untold = publish(run.card.resilience.shared_exclusions, directory)
-        notes += [untold] if untold else []
+        if untold:
+            notes.append(untold)
     return replace(
         pulse,
         plan=intended,
@@ -443,10 +443,12 @@ def _records(
     found += [one.words() for one in done]
     begun = {id(one.action) for one in done}
     found += [f"would {action.words()}" for action in intended.actions if id(action) not in begun]
-    return (
-        *found,
-        *(f"would {text}" if "; not done" in text else text for text in intended.withheld),
-    )
+    for text in intended.withheld:
+        would = ""
+        if "; not done" in text:
+            would = "would "
+        found.append(f"{would}{text}")
+    return tuple(found)
 
 
 def _effects(run: WatchedRun, actuator: Actuator, snapshot: Snapshot) -> RunEffects:
@@ -536,11 +538,15 @@ def _told(
     return replace(pulse, alerts=outcome)
 
 
-def _log(path: Path, texts: tuple[str, ...], notes: list[str]) -> None:
-    """Append lines to the run's log in one write; the log is made where there is none."""
-    if not texts:
+def _log(
+    directory: RunDirectory, facts: RunFacts, texts: tuple[str, ...], notes: list[str]
+) -> None:
+    """Append lines to the run's log in one write; the log is made where there is none. That of a job
+    which is only watched is its owner's file: nothing is written there.
+    """
+    if not texts or facts.is_watched:
         return
     try:
-        append_line(path, "\n".join(texts))
+        append_line(directory.paths.main_log, "\n".join(texts))
     except OSError as error:
         notes.append(f"the run's log could not be written: {cause(error)}")

@@ -21,8 +21,9 @@ from tr11ops.goodput.account import Goodput, account
 from tr11ops.goodput.history import read_history
 from tr11ops.goodput.timeline import Bucket
 from tr11ops.observe import derived
-from tr11ops.observe.files import progress_at
+from tr11ops.observe.files import PastProgress, progress_at
 from tr11ops.observe.forecast import end_of
+from tr11ops.observe.liveness import liveness_outside
 from tr11ops.observe.look import facts_of, observe
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from tr11ops.rundir.action_log import LETS_IT_ACT, ActionHistory, Result
@@ -36,6 +37,8 @@ from tr11ops.watchdog.verdict import Verdict, VerdictWord
 if TYPE_CHECKING:
     from tr11ops.alerts.service import AlertOutcome
     from tr11ops.runcard.card import RunCard
+
+NO_PROGRESS = PastProgress(0, 0, 0, None)
 
 
 def situation_of(
@@ -65,14 +68,16 @@ def situation_of(
         end = snapshot.time if until is None else min(until, snapshot.time)
         try:
             part = spent().between(moment, end)
-            before, now = (progress_at(directory.paths.metrics, time) for time in (moment, end))
+            before, now = (
+                progress_at(directory.paths.metrics, time) or NO_PROGRESS for time in (moment, end)
+            )
         except Exception:  # whatever is wrong with the past, people must hear of the present
             return None
         total, useful = part.total, part.buckets[Bucket.USEFUL]
         return Spell(
-            iterations=(now.iteration if now else 0) - (before.iteration if before else 0),
-            loss_before=before.loss if before else None,
-            loss_now=now.loss if now else None,
+            iterations=now.iteration - before.iteration,
+            loss_before=before.loss,
+            loss_now=now.loss,
             held_hours=total.held_hours,
             useful=part.useful_of_held,
             wanted_hours=total.node_hours,
@@ -127,7 +132,8 @@ def _excluded(snapshot: Snapshot) -> dict[str, Exclusion] | None:
 def condition_of(verdict: Verdict, snapshot: Snapshot) -> RunCondition:
     """What an all-clear may say of the run. One that starts has not shown yet that it trains."""
     is_finished = verdict.word is VerdictWord.FINISHED
-    waits_for_resume = isinstance(derived.stop_of(snapshot), KillSwitch) and not is_finished
+    is_stopped = isinstance(derived.stop_of(snapshot), KillSwitch)
+    waits_for_resume = is_stopped and not is_finished and not snapshot.run.is_watched
     return RunCondition(
         words=f"{verdict.word.value.upper()}: {verdict.why}",
         is_well=verdict.exit_code == 0 and verdict.word is not VerdictWord.STARTING,
@@ -147,8 +153,9 @@ def _progress(snapshot: Snapshot) -> str:
         share = f" of {total:,} ({math.floor(1000 * done / total) / 10:.1f} %)"
     steps = known(snapshot.steps, ())
     loss = ""
-    if steps:
-        loss = f", loss {steps[-1].record.lm_loss:.4f}"
+    told = derived.newest_loss(steps)
+    if told is not None:
+        loss = f", loss {told.record.lm_loss:.4f}"
     return f"iteration {done:,}{share}{loss}"
 
 
@@ -159,18 +166,18 @@ def _eta(card: RunCard, snapshot: Snapshot) -> str:
         return ""
     left = end.likely or end.earliest
     waits = "" if end.likely is not None else ", without waits and restarts"
-    if not snapshot.active_jobs and derived.liveness_outside(snapshot) is None:
+    if not snapshot.active_jobs and liveness_outside(snapshot) is None:
         return f"{duration(left)} of training are left{waits}"
     return f"{timestamp(snapshot.time + left, ZoneInfo(card.alerts.time_zone), MINUTE)}, in {duration(left)}{waits}"
 
 
 # ----------------------------------------------------------------------------- file systems
-# One look of the alerts at the file systems alone, right after they were measured; all else is
-# left to the pulse.
 def alert(
     directory: RunDirectory, card: RunCard, samples: Sequence[Usage], now: float, typed: str
 ) -> AlertOutcome:
-    """Tell the alerts what these samples show, also where a full disk did not let them be kept."""
+    """Tell the alerts what these samples show, right after they were measured, also where a full
+    disk did not let them be kept. All else is left to the pulse.
+    """
     from tr11ops.alerts.sending import Sender
     from tr11ops.alerts.service import process_some
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from tr11ops.base.deadline import within
 from tr11ops.base.errors import Late, SchedulerError
-from tr11ops.base.observed import cause
+from tr11ops.base.observed import cause, observed
 from tr11ops.base.units import counted
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.slurm_command import follow_command
@@ -23,7 +24,12 @@ from tr11ops.diagnose.stacks.look import StacksLook
 from tr11ops.diagnose.stacks.records import look_at_records
 from tr11ops.diagnose.stacks.screen import lines, text_of
 from tr11ops.observe.snapshot import Snapshot
-from tr11ops.rundir.attempts import KeptStacks, stacks_folder, write_kept_stacks
+from tr11ops.rundir.attempts import (
+    KeptStacks,
+    read_kept_stacks,
+    stacks_folder,
+    write_kept_stacks,
+)
 from trainer.contract.files import make_shared, write_atomically
 from trainer.contract.paths import RunPaths
 
@@ -71,7 +77,11 @@ def take_missing_stacks(
 
 
 def hanging_jobs(snapshot: Snapshot, findings: Iterable[Finding]) -> tuple[Job, ...]:
-    """The jobs that hang, of which no stacks were kept since they do."""
+    """The jobs that hang, of which no stacks were kept since they do; of a job that is only watched
+    none are asked for, since its processes are left alone.
+    """
+    if snapshot.run.is_watched:
+        return ()
     hangs = [
         finding for finding in findings if finding.detector in HANGING and finding.since is not None
     ]
@@ -114,17 +124,18 @@ def keep_stacks(
         write_atomically(folder / f"{answer.node}.txt", text_of(answer.node, answer.workers))
     write_atomically(folder / VERDICT, "".join(f"{line}\n" for line in lines(look)))
     verdict = look.verdict
-    write_kept_stacks(
-        paths,
-        KeptStacks(
-            job_id,
-            now,
-            sentence=verdict.sentence,
-            ranks=verdict.ranks,
-            nodes=verdict.nodes,
-            is_certain=verdict.is_certain,
-        ),
+    kept = KeptStacks(
+        job_id,
+        now,
+        sentence=verdict.sentence,
+        ranks=verdict.ranks,
+        nodes=verdict.nodes,
+        is_certain=verdict.is_certain,
+        waits=tuple(dict.fromkeys(group.wait.kind.value for group in look.groups)),
+        mark=look.mark,
     )
+    before = observed(partial(read_kept_stacks, paths, job_id))
+    write_kept_stacks(paths, kept.after(before if isinstance(before, KeptStacks) else None))
     return f"the stacks of {counted(len(reported), 'node')} are in {folder}: {verdict.sentence}"
 
 

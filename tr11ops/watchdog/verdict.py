@@ -14,13 +14,21 @@ from tr11ops.base.observed import Unknown
 from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.pending_reasons import Cause, JobReason, Wait, reason_of_job
-from tr11ops.detect.causes import by_cause, first_cause
-from tr11ops.detect.detector import Finding, Severity
+from tr11ops.detect.detector import Finding, Severity, by_cause, first_cause
 from tr11ops.observe import derived
-from tr11ops.observe.lost_host import batch_host, has_lost_its_host, silent_host
-from tr11ops.observe.placement import misplaced
+from tr11ops.observe.jobs import misplaced
+from tr11ops.observe.liveness import (
+    ENDED_PHASE,
+    Liveness,
+    batch_host,
+    has_lost_its_host,
+    hidden_life,
+    liveness_of,
+    liveness_outside,
+    silent_host,
+)
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
-from trainer.contract.end_marker import BAD_REASONS
+from trainer.contract.attempt import BAD_REASONS
 from trainer.contract.record import Record
 
 FAR_START_SECONDS = 15 * 60.0  # a start that is expected sooner is no news
@@ -94,7 +102,7 @@ def _judged(snapshot: Snapshot, findings: tuple[Finding, ...]) -> Verdict:
     active = snapshot.active_jobs
     if active:
         return _of_active(snapshot, findings, active)
-    outside = derived.liveness_outside(snapshot)
+    outside = liveness_outside(snapshot)
     if outside is not None:
         where = f"{outside.phase} outside the scheduler, as {outside.job_id}"
         return Verdict(VerdictWord.HEALTHY, f"{where}; {_seen(snapshot, outside)}")
@@ -121,10 +129,10 @@ def _cause_of_standstill(findings: tuple[Finding, ...]) -> str:
 
 
 def _without_scheduler(snapshot: Snapshot, why: str) -> Verdict:
-    liveness = derived.liveness_of(snapshot, None)
+    liveness = liveness_of(snapshot, None)
     marker = derived.last_marker(snapshot)
     over = marker is not None and (
-        liveness is None or marker.time >= liveness.time or liveness.phase == derived.ENDED_PHASE
+        liveness is None or marker.time >= liveness.time or liveness.phase == ENDED_PHASE
     )
     if over and marker is not None and derived.is_finished(snapshot):
         return Verdict(
@@ -134,7 +142,7 @@ def _without_scheduler(snapshot: Snapshot, why: str) -> Verdict:
     if (
         not over
         and liveness is not None
-        and liveness.phase != derived.ENDED_PHASE
+        and liveness.phase != ENDED_PHASE
         and liveness.is_fresh(snapshot.time)
     ):
         word = VerdictWord.STARTING if liveness.phase in STARTING_PHASES else VerdictWord.HEALTHY
@@ -174,16 +182,16 @@ def _of_active(
     if has_lost_its_host(snapshot, job):
         return _without_host(snapshot, job, on)
     marker = derived.marker_of(snapshot, derived.identifiers(job))
-    liveness = derived.liveness_of(snapshot, job)
+    liveness = liveness_of(snapshot, job)
     ended = marker is not None and (
-        liveness is None or liveness.time <= marker.time or liveness.phase == derived.ENDED_PHASE
+        liveness is None or liveness.time <= marker.time or liveness.phase == ENDED_PHASE
     )
     if ended or job.state is JobState.COMPLETING:
         return _leaving(snapshot, job, marker.reason if marker is not None else "no end marker yet")
     if isinstance(snapshot.kill_switch, KillSwitch):
         return Verdict(
             VerdictWord.STOPPED,
-            f"{_stop(snapshot, snapshot.kill_switch)}; {on} is saving and leaving",
+            f"{_stop(snapshot, snapshot.kill_switch)}; {on} {_leaves(snapshot)}",
         )
     if liveness is None:
         return _no_liveness(snapshot, job, on)
@@ -192,7 +200,7 @@ def _of_active(
 
 def _without_host(snapshot: Snapshot, job: Job, on: str) -> Verdict:
     """Whether its trainers live or not: no script is left to start them again, or to end the job."""
-    liveness = derived.liveness_of(snapshot, job)
+    liveness = liveness_of(snapshot, job)
     if liveness is None:
         seen = "no sign of life"
     else:
@@ -202,8 +210,8 @@ def _without_host(snapshot: Snapshot, job: Job, on: str) -> Verdict:
     )
 
 
-def _alive(snapshot: Snapshot, job: Job, liveness: derived.Liveness, on: str) -> Verdict:
-    hidden = derived.hidden_life(snapshot)
+def _alive(snapshot: Snapshot, job: Job, liveness: Liveness, on: str) -> Verdict:
+    hidden = hidden_life(snapshot)
     if hidden and not liveness.is_fresh(snapshot.time):
         return Verdict(
             VerdictWord.UNKNOWN,
@@ -215,14 +223,14 @@ def _alive(snapshot: Snapshot, job: Job, liveness: derived.Liveness, on: str) ->
         at = ""
     else:
         at = f" at iteration {liveness.iteration}"
-    if liveness.phase == derived.ENDED_PHASE:
+    if liveness.phase == ENDED_PHASE:
         ended = f"{on}: its workers have ended{at} without a word, {_seen(snapshot, liveness)}"
         host = silent_host(snapshot, job)
         lack = ""
         if host:
             lack = f"{host}, which runs its batch script, does not answer the scheduler"
         if liveness.silent_for(snapshot.time) > ENDED_SECONDS:
-            return Verdict(VerdictWord.STALLED, f"{lack}; {ended}" if lack else ended)
+            return Verdict(VerdictWord.STALLED, "; ".join(filter(None, (lack, ended))))
         if lack:
             return Verdict(
                 VerdictWord.UNKNOWN, f"{ended}; {lack}, so that nothing may start them again"
@@ -236,6 +244,16 @@ def _stalls(finding: Finding) -> bool:
     running.
     """
     return finding.severity is Severity.CRITICAL and finding.detector in STALLING
+
+
+def _leaves(snapshot: Snapshot) -> str:
+    """What a job does that has been asked to stop."""
+    standing = snapshot.run.standing
+    if standing is not None and standing.saves_when_asked is False:
+        return "leaves after its next checkpoint"
+    if standing is not None and standing.saves_when_asked is None:
+        return "is asked to save and leave"
+    return "is saving and leaving"
 
 
 def _leaving(snapshot: Snapshot, job: Job, reason: str) -> Verdict:
@@ -272,7 +290,7 @@ def _leaving(snapshot: Snapshot, job: Job, reason: str) -> Verdict:
 def _no_liveness(snapshot: Snapshot, job: Job, on: str) -> Verdict:
     if job.state is JobState.CONFIGURING:
         return Verdict(VerdictWord.STARTING, f"{on} gets its nodes ready")
-    hidden = derived.hidden_life(snapshot)
+    hidden = hidden_life(snapshot)
     if hidden or snapshot.read_errors:
         why = hidden or snapshot.read_errors[0]
         return Verdict(
@@ -302,9 +320,9 @@ def _of_pending(snapshot: Snapshot, pending: tuple[Job, ...]) -> Verdict:
         return Verdict(VerdictWord.STOPPED, f"{_stop(snapshot, switch)}; what is queued {queued}")
     hidden = _hidden_end(snapshot)
     if hidden:
-        fate = f"job {pending[0].job_id} is queued" + (
-            f" ({pending[0].reason})" if pending[0].reason else ""
-        )
+        fate = f"job {pending[0].job_id} is queued"
+        if pending[0].reason:
+            fate += f" ({pending[0].reason})"
         return Verdict(
             VerdictWord.UNKNOWN, f"nothing runs now; {fate}; finished, stopped or waiting? {hidden}"
         )
@@ -405,13 +423,18 @@ def _hidden_end(snapshot: Snapshot) -> str:
     return next((value.why for value in needed if isinstance(value, Unknown)), "")
 
 
-def _seen(snapshot: Snapshot, liveness: derived.Liveness) -> str:
+def _seen(snapshot: Snapshot, liveness: Liveness) -> str:
     return f"last sign of life {duration(liveness.silent_for(snapshot.time))} ago"
 
 
 def _stop(snapshot: Snapshot, stop: KillSwitch) -> str:
-    what = "the kill switch was set" if stop is snapshot.kill_switch else "the run was paused"
-    return f"{what} by {stop.who or 'someone'}" + (f" ({stop.why})" if stop.why else "")
+    what = "the run was paused"
+    if stop is snapshot.kill_switch:
+        what = "the kill switch was set"
+    words = f"{what} by {stop.who or 'someone'}"
+    if stop.why:
+        words += f" ({stop.why})"
+    return words
 
 
 def _nodes(job: Job) -> str:

@@ -345,12 +345,3 @@ def make_folder(path: Path) -> None:
     """Create one folder, group-writable. Raises OSError, also when it exists."""
     path.mkdir(parents=False)
     share_folder(path)
-
-
-def sync_folder(path: Path) -> None:
-    """Flush a folder's entries to disk, so that names survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import shutil
 import time
 import uuid
@@ -19,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.files import Bytes, as_bytes, make_folder, sync_folder, write_files
+from trainer.checkpoint.files import Bytes, as_bytes, make_folder, write_files
 from trainer.contract import checkpoints, replacing
 from trainer.contract.checkpoint_formats import CURSOR_FILE, RNG
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name
 from trainer.contract.errors import CheckpointError, LatestStays
-from trainer.contract.files import make_shared, now, write_beside
+from trainer.contract.files import json_text, make_shared, now, sync_folder, write_beside
 from trainer.contract.manifest import FileEntry, Manifest, manifest_faults
 from trainer.contract.record import Record
 from trainer.contract.replacing import Report
@@ -133,7 +132,7 @@ def extra_files(rank: int, step: int, extras: Extras) -> dict[str, list[Bytes]]:
         torch.save(dict(extras.rng), stream)
         files[f"{RNG}/rank_{rank}.pt"] = [as_bytes(stream.getbuffer())]
     if rank == 0:
-        text = json.dumps({**extras.cursor, "step": step}, indent=1, sort_keys=True) + "\n"
+        text = json_text({**extras.cursor, "step": step})
         files[CURSOR_FILE] = [as_bytes(text.encode())]
     return files
 

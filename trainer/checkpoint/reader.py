@@ -90,6 +90,11 @@ def read_manifest(place: Path) -> Manifest:
         raise CheckpointError(
             f"{place} has no {MANIFEST_FILE}, so it is no checkpoint or not complete; use another step"
         )
+    if manifest.foreign is not None:
+        held = manifest.foreign
+        raise CheckpointError(
+            f"{place} is {held.name} of another trainer ({held.dialect}), which alone loads it; use another step"
+        )
     return manifest
 
 

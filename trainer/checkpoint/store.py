@@ -278,9 +278,8 @@ def _checked_manifest(
         raise CheckpointError(
             f"it is damaged: {faults[0]}; restore it or resume from an older step"
         )
-    lack = lack_of(
-        manifest, ResumeNeed(info.model).for_weights() if weights_only else ResumeNeed(info.model)
-    )
+    need = ResumeNeed(info.model, trainer="tr11")
+    lack = lack_of(manifest, need.for_weights() if weights_only else need)
     if lack is not None:
         more = START_ANOTHER if lack.text == WEIGHTS_ALONE else ""
         raise CheckpointError(f"{lack.text}{more}")

@@ -11,9 +11,10 @@ from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 
-from trainer.checkpoint.files import make_folder, sync_folder
+from trainer.checkpoint.files import make_folder
+from trainer.contract.checkpoint_names import hidden_name
 from trainer.contract.errors import CheckpointError
-from trainer.contract.files import make_shared
+from trainer.contract.files import make_shared, sync_folder
 from trainer.parallel.agreement import one_line
 
 
@@ -28,7 +29,7 @@ def whole_folder(target: Path, force: bool, is_own: Callable[[Path], bool]) -> G
     system refuses, inside the block too.
     """
     target = target.resolve()
-    partial = target.with_name(f".{target.name}.partial-{uuid.uuid4().hex[:12]}")
+    partial = target.with_name(hidden_name(target.name, "partial", uuid.uuid4().hex[:12]))
     lock = -1
     try:
         check_target(target, force, is_own)
@@ -72,7 +73,7 @@ def check_target(target: Path, force: bool, is_own: Callable[[Path], bool]) -> N
 
 
 def _take_name(partial: Path, target: Path) -> None:
-    aside = target.with_name(f".{target.name}.replaced-{uuid.uuid4().hex[:12]}")
+    aside = target.with_name(hidden_name(target.name, "replaced", uuid.uuid4().hex[:12]))
     replacing = target.exists() and any(target.iterdir())
     if replacing:
         target.rename(aside)
@@ -91,12 +92,12 @@ def _settle(target: Path) -> None:
     """Remove what killed predecessors left: half-written folders, and a replaced one, which may
     have to come back.
     """
-    for aside in sorted(target.parent.glob(f".{escape(target.name)}.replaced-*")):
+    for aside in sorted(target.parent.glob(hidden_name(escape(target.name), "replaced", "*"))):
         if target.exists():
             shutil.rmtree(aside)
         else:
             aside.rename(target)
-    for left in target.parent.glob(f".{escape(target.name)}.partial-*"):
+    for left in target.parent.glob(hidden_name(escape(target.name), "partial", "*")):
         if _is_abandoned(left):
             shutil.rmtree(left)
 

@@ -7,25 +7,11 @@ The cache is read without the client, which takes a second to import: OWNER/NAME
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from trainer.contract.errors import HubFileError
 from trainer.contract.units import shortened
-
-HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
-
-
-def is_hub_id(text: str, folder: Path) -> bool:
-    """Whether a text names something on the hub, and not a path below `folder`.
-
-    It has the form OWNER/NAME, and `folder` has no OWNER in it. `./OWNER/NAME` is always a path.
-    """
-    return (
-        HUB_ID.fullmatch(text) is not None
-        and not (folder / text.split("/", maxsplit=1)[0]).exists()
-    )
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:

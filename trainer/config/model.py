@@ -5,6 +5,7 @@ precision, optimizer.
 import math
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -61,24 +62,16 @@ WHAT_IT_COST = (
 )
 
 
-class StdAdvice(Record):
-    """Deviations that a width bears: sqrt(1/(3h)), which trained the 176B model, and at most about
-    sqrt(2/(5h)).
+def std_advice(std: float, hidden_size: int) -> str:
+    """What to use where a deviation is far above what the width bears; "" where it is not.
+
+    That is sqrt(1/(3h)), which trained the 176B model, and at most about sqrt(2/(5h)).
     """
-
-    narrow: float
-    wide: float
-
-    def __str__(self) -> str:
-        return f"{self.narrow:.2g} (sqrt(1/3h)) or {self.wide:.2g} (sqrt(2/5h))"
-
-
-def too_large(std: float, hidden_size: int) -> StdAdvice | None:
-    """What to use where a deviation is far above what the width bears; None where it is not."""
     wide = math.sqrt(2 / (5 * hidden_size))
-    if std > LARGEST_RATIO * wide:
-        return StdAdvice(math.sqrt(1 / (3 * hidden_size)), wide)
-    return None
+    if std <= LARGEST_RATIO * wide:
+        return ""
+    narrow = math.sqrt(1 / (3 * hidden_size))
+    return f"{narrow:.2g} (sqrt(1/3h)) or {wide:.2g} (sqrt(2/5h))"
 
 
 DEFAULT_VOCABULARY_MULTIPLE = 128
@@ -495,3 +488,17 @@ def sends_shares(pipeline: int, tensor: int, sequence_parallel: bool, hidden_siz
     same, in any length.
     """
     return pipeline > 1 and tensor > 1 and not sequence_parallel and hidden_size % tensor == 0
+
+
+HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+
+
+def is_hub_id(text: str, folder: Path) -> bool:
+    """Whether a text names something on the hub, and not a path below `folder`.
+
+    It has the form OWNER/NAME, and `folder` has no OWNER in it. `./OWNER/NAME` is always a path.
+    """
+    return (
+        HUB_ID.fullmatch(text) is not None
+        and not (folder / text.split("/", maxsplit=1)[0]).exists()
+    )

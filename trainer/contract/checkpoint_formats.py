@@ -1,5 +1,6 @@
-"""The formats of a checkpoint: ours, DeepSpeed's (as the original wrote it, plain or universal), and
-a Hugging Face folder. What tells each, when it is whole, and which of its files are what.
+"""The formats of a checkpoint: ours, DeepSpeed's (as the original wrote it, plain or universal), a
+Hugging Face folder, and what the operation holds of another trainer's. What tells each, when it is
+whole, and which of its files are what.
 
 Here alone is said what the files are called; how they are read: `trainer.checkpoint.reader`.
 Standard library and the contract only.
@@ -15,7 +16,7 @@ from typing import Literal
 
 from trainer.contract.record import Record
 
-FormatName = Literal["tr11", "deepspeed", "huggingface"]
+FormatName = Literal["tr11", "deepspeed", "huggingface", "foreign"]
 Part = Literal["weights", "optimizer", "cursor", "random"]
 
 # The names in a checkpoint of ours: what it says of itself, folders of each part, and the file that
@@ -23,6 +24,9 @@ Part = Literal["weights", "optimizer", "cursor", "random"]
 MANIFEST_FILE = "manifest.json"
 WEIGHTS, OPTIMIZER, RNG = "weights", "optimizer", "rng"
 CURSOR_FILE = "cursor.json"
+# What is held of another trainer: where its files came from, and the folder in which they lie under
+# the names that they have there.
+FOREIGN_FILE, FOREIGN = "foreign.json", "foreign"
 # The files of a Hugging Face folder: its facts, and its tensors in one file or, by an index, in many.
 HF_CONFIG = "config.json"
 HF_SINGLE, HF_INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -105,7 +109,17 @@ HUGGING_FACE = Format(
     loadable=(HF_SINGLE, HF_INDEX, HF_TORCH_SINGLE, HF_TORCH_INDEX),
     parts={"weights": ("model", "pytorch_model")},
 )
-SAVED_FORMATS = (OWN, DEEPSPEED)
+# Which of its files are weights is the other trainer's matter: each of them is of every part, so that
+# no part of one is ever copied or resumed from.
+HELD = Format(
+    name="foreign",
+    folder="global_step*",
+    marks=(FOREIGN_FILE,),
+    whole=(MANIFEST_FILE, FOREIGN_FILE),
+    loadable=(),
+    parts={"weights": (f"{FOREIGN}/",), "optimizer": (FOREIGN_FILE,), "cursor": (f"{FOREIGN}/",)},
+)
+SAVED_FORMATS = (OWN, DEEPSPEED, HELD)
 """What a training saves step by step, and resumes from."""
 
 

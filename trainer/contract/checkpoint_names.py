@@ -1,5 +1,5 @@
-"""What a checkpoint is called: its folder, `global_stepN`, and the file `latest`, which holds the
-name of one.
+"""What a checkpoint is called: its folder, `global_stepN`; the file `latest`, which holds the name of
+one; and what folders beside it are called that are none, or none any more.
 
 The names of the files inside it: `trainer.contract.checkpoint_formats`. Standard library and the
 contract only.
@@ -8,14 +8,35 @@ contract only.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from trainer.contract import state_file
 from trainer.contract.checkpoint_formats import OWN
+from trainer.contract.record import Record
 from trainer.contract.state_file import read_bytes
 
 LATEST_FILE = "latest"
 LARGEST_LATEST = 4096  # bytes; it is one name
+
+# What each is for: `tr11ops.checkpoints.quarantine`.
+DISCARDED_SUFFIX, SUPERSEDED_SUFFIX, SET_ASIDE_SUFFIX = ".discarded", ".superseded", ".set-aside"
+_ASIDE_NAMES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"(?P<home>.+?)\.(?P<word>discarded|superseded|set-aside)(?:-[0-9]+)?",
+        r"\.(?P<home>.+?)\.(?P<word>partial|holding|replaced)-.+",
+        r"\.(?P<home>.+?)\.(?P<word>pruning|pruned)-[0-9a-f]{12}",
+    )
+)
+
+
+class AsideName(Record):
+    """What the name of such a folder says: of which `home` it is, and why it does not bear that name."""
+
+    home: str
+    step: int
+    word: str
 
 
 def checkpoint_name(step: int) -> str:
@@ -26,6 +47,39 @@ def checkpoint_name(step: int) -> str:
 def checkpoint_step(name: str) -> int | None:
     """The step that a checkpoint folder's name says, or None if it is not such a name."""
     return OWN.step_of(name)
+
+
+def hidden_name(name: str, word: str, nonce: str) -> str:
+    """What a folder is called while it is none of that name; `word`: why."""
+    return f".{name}.{word}-{nonce}"
+
+
+def aside_name(name: str) -> AsideName | None:
+    """What a folder's name says that is made of a checkpoint's; None for any other, a checkpoint's
+    own too.
+    """
+    match = next((found for pattern in _ASIDE_NAMES if (found := pattern.fullmatch(name))), None)
+    if match is None:
+        return None
+    home, word = match["home"], match["word"]
+    step = checkpoint_step(home)
+    if step is None and word in {"pruning", "pruned"}:
+        kept = aside_name(home)  # of those that a person sees, a prune takes two kinds
+        if kept is not None and kept.word in {"discarded", "superseded"}:
+            step = kept.step
+    if step is None:
+        return None
+    return AsideName(home, step, word)
+
+
+def set_apart(folder: Path, word: str) -> list[tuple[Path, AsideName]]:
+    """What bears such a name in `folder`, be it a folder or not; nothing where that is not there.
+    Raises OSError when it is unreadable.
+    """
+    if not folder.is_dir():
+        return []
+    named = [(path, aside_name(path.name)) for path in sorted(folder.iterdir())]
+    return [(path, name) for path, name in named if name is not None and name.word == word]
 
 
 def folder_names(folder: Path) -> list[str]:

@@ -21,7 +21,9 @@ from trainer.contract.checkpoint_names import (
     LATEST_FILE,
     checkpoint_name,
     checkpoint_steps,
+    hidden_name,
     read_latest,
+    set_apart,
 )
 from trainer.contract.errors import CheckpointError
 from trainer.contract.lease import Lease
@@ -30,6 +32,7 @@ from trainer.contract.manifest import FileEntry, Manifest, manifest_faults
 from trainer.contract.paths import RunPaths
 from trainer.contract.replacing import Report, settle_replaced
 from trainer.contract.resumable import (
+    NEW_VARIANT,
     FaultsOf,
     ResumeFault,
     ResumeNeed,
@@ -46,7 +49,6 @@ Verify = Literal["digests", "sizes"]
 _EVERYONES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENAMETOOLONG})
 # What a node meets whose way to the file system is broken, whatever file it asks for.
 
-_PARTIAL = re.compile(r"\.(global_step\d+)\.partial-.+")
 _HALF_WRITTEN = re.compile(rf"\.{LATEST_FILE}\..+")  # what write_atomically had not yet renamed
 
 
@@ -62,14 +64,14 @@ def refusal_code(error: BaseException) -> int | None:
 
 def partial_path(folder: Path, step: int, nonce: str) -> Path:
     """Where a checkpoint is written before it is complete: a hidden sibling of its final place."""
-    return folder / f".{checkpoint_name(step)}.partial-{nonce}"
+    return folder / hidden_name(checkpoint_name(step), "partial", nonce)
 
 
 def remove_leftovers(folder: Path) -> list[str]:
     """Delete what killed saves left behind; returns the names. Only the run's own trainer may call
     it.
     """
-    folders, files = _hidden(folder, _PARTIAL), _hidden(folder, _HALF_WRITTEN)
+    folders, files = _half_written(folder)
     for entry in folders:
         shutil.rmtree(entry)
     for entry in files:
@@ -98,7 +100,7 @@ def fence_off(folder: Path) -> list[str]:
     then fails. Folders are removed as far as that goes (its writers may still fill them); the next
     save removes the rest.
     """
-    folders, files = _hidden(folder, _PARTIAL), _hidden(folder, _HALF_WRITTEN)
+    folders, files = _half_written(folder)
     for file in files:
         file.unlink(missing_ok=True)
     for entry in folders:
@@ -111,10 +113,12 @@ def fence_off(folder: Path) -> list[str]:
     return [entry.name for entry in (*folders, *files)]
 
 
-def _hidden(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
+def _half_written(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Folders of checkpoints, and files that were to become `latest`."""
     if not folder.is_dir():
-        return []
-    return sorted(entry for entry in folder.iterdir() if pattern.fullmatch(entry.name))
+        return [], []
+    files = sorted(path for path in folder.iterdir() if _HALF_WRITTEN.fullmatch(path.name))
+    return [path for path, _ in set_apart(folder, "partial")], files
 
 
 def read_checkpoint(folder: Path, step: int) -> Manifest:
@@ -215,7 +219,7 @@ def refusal(folder: Path, steps: Sequence[int], found: ResumeSearch) -> str:
         listed = ", ".join(checkpoint_name(step) for step in steps[-3:])
         return (
             f"{folder} holds {len(steps)} checkpoint(s) ({listed}) but none is resumable ({checkpoint_name(step)}: "
-            f"{fault.text}); restore one from a backup, or move them away to start from random weights"
+            f"{fault.text}); restore one from a backup; {NEW_VARIANT}"
         )
     if found.barrier is None:
         return ""

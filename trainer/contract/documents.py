@@ -8,6 +8,7 @@ newer tr11 wrote beside is left out.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping
 from numbers import Integral, Real
 from pathlib import Path, PurePath
@@ -21,6 +22,10 @@ from trainer.contract.record import LARGEST_NUMBER, JsonObject, Record
 from trainer.contract.state_file import LARGEST_BYTES, read_json
 
 T = TypeVar("T")
+# the classes of which msgspec knows the fields; of two threads that meet one first at once, it reads
+# what the other has half made, and the process is gone (msgspec 0.22)
+_known: set[Any] = set()
+_learning = threading.Lock()
 
 
 def record_of(kind: type[T], value: Any) -> T:
@@ -32,6 +37,10 @@ def record_of(kind: type[T], value: Any) -> T:
     for name, item in value.items() if isinstance(value, Mapping) else ():
         if isinstance(item, int) and abs(item) > LARGEST_NUMBER:
             raise ValueError(f"`{name}` is out of range")
+    if kind not in _known:
+        with _learning:
+            msgspec.json.Decoder(kind)
+            _known.add(kind)
     return msgspec.convert(value, kind, dec_hook=_decoded)
 
 

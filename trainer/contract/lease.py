@@ -4,7 +4,7 @@ those before it.
     state/lease/N.json     the claim of epoch N: who, where, since when, and a counter that its owner raises
     state/lease.json       a link to the newest claim, for people; nothing is decided by it
 
-The owner of the highest epoch holds the lease, and no one else ever does (see `numbered_files.py`).
+The owner of the highest epoch holds the lease, and no one else ever does (see `NumberedFiles`).
 Claims are never taken back: who was passed by a higher epoch finds that out at its next look, and
 publishes nothing. A newcomer judges a holder by its counter and its own clock alone; no two nodes'
 clocks are compared.
@@ -30,8 +30,7 @@ from msgspec.structs import replace
 from trainer.contract.checkpoint_names import LATEST_FILE
 from trainer.contract.documents import document, record_of_text
 from trainer.contract.errors import HIDDEN_LEASE, LeaseLost
-from trainer.contract.files import file_system_time, host_name, login_name
-from trainer.contract.numbered_files import NumberedFiles
+from trainer.contract.files import NumberedFiles, file_system_time, host_name, login_name
 from trainer.contract.paths import RunPaths, read_attempt_label
 from trainer.contract.record import Record
 
@@ -93,23 +92,26 @@ def read_lease(paths: RunPaths) -> LeaseClaim | None:
     return None
 
 
-def living_claim(paths: RunPaths, *clocks: float) -> LeaseClaim | None:
-    """The claim of the trainer that holds the lease and lives: it was renewed a moment ago, by any
-    of `clocks`.
+def living_claim(
+    paths: RunPaths, *clocks: float, seconds: float = LIVING_SECONDS
+) -> LeaseClaim | None:
+    """The claim of the trainer that holds the lease and lives: it was renewed within `seconds`, by
+    any of `clocks`.
 
-    One that cannot be read is someone's (without a token) as long as it is that young. Raises
-    OSError.
+    One that cannot be read is someone's (without a token) as long as it is that young, and so is
+    one that has just been followed by another. Raises OSError.
     """
-    folder, claim = LeaseFolder(paths), read_lease(paths)
-    if claim is not None:
-        epoch = claim.epoch
-    else:
-        epoch = folder.newest()[0]
-    if not epoch or (claim is not None and not claim.held):
+    folder = LeaseFolder(paths)
+    epoch, content = folder.newest()
+    if not epoch:
         return None
-    renewed = (folder.path / f"{epoch}.json").stat().st_mtime
-    if all(clock - renewed >= LIVING_SECONDS for clock in clocks):
+    claim = _parse(epoch, content)
+    if claim is not None and not claim.held:
         return None
+    with suppress(FileNotFoundError):
+        renewed = folder.file(epoch).stat().st_mtime
+        if all(clock - renewed >= seconds for clock in clocks):
+            return None
     return claim or _nameless(epoch)
 
 
@@ -140,7 +142,8 @@ def trained_into(folder: Path, now: float) -> str:
         if claim is not None:
             return (
                 f"{folder / LATEST_FILE} is not moved: the run is being trained by {claim.told(paths)}, whose next "
-                "save would move it again; stop the training first (tr11 kill --wait)"
+                "save would move it again; stop the training first (tr11 kill --wait), or type it again in "
+                f"{LIVING_SECONDS:.0f} s where it was killed just now"
             )
     return ""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trainer.contract.checkpoint_formats import MANIFEST_FILE
 from trainer.contract.documents import record_of, write_record
@@ -32,8 +33,31 @@ class FileEntry(Record):
     digest: str
 
 
+class ForeignFacts(Record):
+    """Which other trainer wrote a checkpoint that is held: its dialect, what it calls this one, and
+    how it lies there: a folder, a file, or several files. `ranks`: how many wrote it; None where
+    that is not known. `weights`: patterns of the names of files that are its weights; none where
+    they cannot be told from the rest.
+    """
+
+    dialect: str
+    name: str
+    layout: Literal["folder", "file", "files"]
+    ranks: int | None = None
+    weights: tuple[str, ...] = ()
+
+    def is_weights(self, path: str) -> bool:
+        """Whether a file of the held checkpoint is of its weights, by its own name."""
+        name = path.rpartition("/")[2]
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.weights)
+
+
 class Manifest(Record):
-    """What a complete checkpoint says of itself; written last, so its existence means completeness."""
+    """What a complete checkpoint says of itself; written last, so its existence means completeness.
+
+    `foreign`: of what trainer it is, where that is not ours; samples and tokens are not known then,
+    and 0.
+    """
 
     step: int
     consumed_samples: int
@@ -45,6 +69,7 @@ class Manifest(Record):
     created: Finite
     versions: Mapping[str, str] = {}
     job_id: str = ""
+    foreign: ForeignFacts | None = None
     digest_algorithm: str = DIGEST_ALGORITHM
     schema: int = MANIFEST_SCHEMA
 

@@ -5,7 +5,8 @@ reads.
 - A line without its newline is being written, a line that is no table of JSON was cut: neither is a record.
 - A record without a `kind` is a step, as an older trainer wrote them. Keys that no one knows are left alone.
 - What is no number, or not a finite one, was not measured: NaN, or no count. The trainer writes null for it.
-- A step has an `iteration`. After a resume, or a roll-back, an iteration may be there twice: records are in the order
+- A step has an `iteration` and a `time`; what else it tells depends on its trainer.
+- After a resume, or a roll-back, an iteration may be there twice: records are in the order
   in which they were trained, and where one of them is asked for, the last one counts.
 
 Part of the run-directory contract, as `trainer.contract.paths` is.
@@ -24,22 +25,24 @@ from trainer.contract.state_file import open_for_reading
 LOSS_SUFFIX = "_loss"
 
 
-class StepRecord(Record):
-    """What one training step (or the mean over a log interval) measured. Times in seconds, lengths
-    in tokens.
+class MeasuredStep(Record):
+    """What a reader knows of one training step (or of the mean over a log interval). Times in
+    seconds, lengths in tokens.
 
-    `other_losses`: name and mean of what is learned beside the words, such as BERT's order of
-    sentences ("sop").
+    Only the `iteration` is sure: another trainer may tell nothing else. A count that is not told is
+    None, a number NaN or None. `lm_loss` is None where none is told, NaN where it is told and no
+    finite number. `other_losses`: name and mean of what is learned beside the words, such as BERT's
+    order of sentences ("sop").
     """
 
     iteration: int
-    total_iterations: int
-    consumed_samples: int
-    consumed_tokens: int
+    total_iterations: int | None
+    consumed_samples: int | None
+    consumed_tokens: int | None
     seconds_per_iteration: float
     learning_rate: float
-    global_batch_size: int
-    lm_loss: float
+    global_batch_size: int | None
+    lm_loss: float | None
     grad_norm: float | None
     samples_per_second: float
     tflops: float
@@ -50,6 +53,28 @@ class StepRecord(Record):
     skipped_iterations: int = 0
     nan_iterations: int = 0
     other_losses: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def loss_is_finite(self) -> bool | None:
+        """Whether the loss is a finite number; None where none is told."""
+        if self.lm_loss is None:
+            return None
+        return math.isfinite(self.lm_loss)
+
+    @property
+    def has_bad_loss(self) -> bool:
+        """Whether a loss is told that is no finite number."""
+        return self.loss_is_finite is False
+
+
+class StepRecord(MeasuredStep):
+    """What our own trainer writes of a step: every count and its loss are known."""
+
+    total_iterations: int
+    consumed_samples: int
+    consumed_tokens: int
+    global_batch_size: int
+    lm_loss: float
 
     def values(self) -> JsonObject:
         """Every number by its key in `metrics.jsonl`; another loss is NAME_loss."""
@@ -133,7 +158,7 @@ LONGEST_LINE = 1 << 20  # bytes; a record has some 600
 LARGEST = 1e18  # of a count: beyond all that a training counts
 LARGEST_NUMBER = 1e300  # a larger whole number fits no float
 _COUNTS = ("total_iterations", "consumed_samples", "consumed_tokens", "global_batch_size")
-_NUMBERS = ("seconds_per_iteration", "learning_rate", "lm_loss", "samples_per_second", "tflops")
+_NUMBERS = ("seconds_per_iteration", "learning_rate", "samples_per_second", "tflops")
 _MAY_BE_ABSENT = ("grad_norm", "loss_scale", "params_norm")
 
 
@@ -198,20 +223,22 @@ class MetricsRecord(Record):
             name: self.number(f"{name}{LOSS_SUFFIX}") for name in names if name not in ("", "lm")
         }
 
-    def step(self) -> StepRecord | None:
-        """What a step measured. None for another kind, for a step that lacks one of the trainer's
-        counters, and for one that holds something else than a number: it is of no trainer.
+    def step(self) -> MeasuredStep | None:
+        """What a step measured. None for another kind, and for one that holds something else than a
+        number: it is of no trainer.
         """
-        counts = {name: self.integer(name) for name in ("iteration", *_COUNTS)}
-        if (
-            self.kind != STEP
-            or None in counts.values()
-            or not all(map(self._may_be_number, _MEASURED))
-        ):
+        iteration = self.iteration
+        if self.kind != STEP or iteration is None or not all(map(self._may_be_number, _MEASURED)):
             return None
+        counts = {name: self.integer(name) for name in _COUNTS}
         numbers = {name: self.number(name) for name in _NUMBERS}
         optional = {name: self.number(name) for name in _MAY_BE_ABSENT}
+        loss = None
+        if "lm_loss" in self.values:
+            loss = self.number("lm_loss")
         found: JsonObject = {
+            "iteration": iteration,
+            "lm_loss": loss,
             **counts,
             **numbers,
             **{name: None if math.isnan(value) else value for name, value in optional.items()},
@@ -223,14 +250,14 @@ class MetricsRecord(Record):
             "nan_iterations": self.integer("nan_iterations") or 0,
             "other_losses": tuple(self.other_losses().items()),
         }
-        return StepRecord(**found)
+        return MeasuredStep(**found)
 
     def _may_be_number(self, name: str) -> bool:
         value = self.values.get(name)
         return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
-_MEASURED = tuple(name for name in StepRecord.__struct_fields__ if name != "other_losses")
+_MEASURED = tuple(name for name in MeasuredStep.__struct_fields__ if name != "other_losses")
 
 
 def parse_record(line: str | bytes) -> MetricsRecord | None:

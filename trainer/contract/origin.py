@@ -23,7 +23,7 @@ from trainer.contract.state_file import read_json
 ORIGIN_KEY = "origin"  # of a cursor
 
 
-class Origin(Record):
+class BranchOrigin(Record):
     """The checkpoint that a variant's training began with. `run`: NAME/VARIANT, "" where its folder
     is no run's.
 
@@ -67,19 +67,19 @@ class Origin(Record):
         write_record(paths.origin, self)
 
     @classmethod
-    def read(cls, paths: RunPaths) -> Origin | None:
+    def read(cls, paths: RunPaths) -> BranchOrigin | None:
         """The origin of a variant; None where none is kept. Raises OSError, and ValueError where it
         is malformed.
         """
         return cls.of_file(paths.origin)
 
     @classmethod
-    def of_file(cls, path: Path) -> Origin | None:
+    def of_file(cls, path: Path) -> BranchOrigin | None:
         """As `read`, of the file itself."""
         return read_record(cls, path, "an origin")
 
     @classmethod
-    def of(cls, value: Mapping[str, Any]) -> Origin | None:
+    def of(cls, value: Mapping[str, Any]) -> BranchOrigin | None:
         """The origin from its JSON values; None for what is none."""
         try:
             return record_of(cls, value)
@@ -110,7 +110,7 @@ def lineage_before(folder: Path) -> tuple[str, ...]:
         if paths is None:
             origin = None
         else:
-            origin = Origin.read(paths)
+            origin = BranchOrigin.read(paths)
     except (OSError, ValueError):
         return ()
     if origin is None:

@@ -117,6 +117,12 @@ class RunPaths(Record):
         """What was found when all bytes of the checkpoint of that name were last read."""
         return self.state / "checkpoints" / self.variant / "digests" / f"{name}.json"
 
+    def seal_record(self, name: str) -> Path:
+        """How the files of the checkpoint of that name, another trainer's, lay when its digests were
+        read.
+        """
+        return self.state / "checkpoints" / self.variant / "seals" / f"{name}.json"
+
     def not_finite_record(self, name: str, identity: str) -> Path:
         """Which numbers of the checkpoint of that name and identity were found NaN or infinite."""
         folder = self.state / "checkpoints" / self.variant / "not-finite"
@@ -186,7 +192,7 @@ class RunPaths(Record):
 
     def phases(self, job_id: str) -> Path:
         """Each change of phase of an attempt's trainer, one line each (see
-        `trainer.contract.phases`).
+        `trainer.contract.attempt`).
         """
         return self.attempt(job_id) / PHASES_FILE
 

@@ -23,6 +23,7 @@ LARGEST_NUMBER = 1 << 62
 Finite = Annotated[float, msgspec.Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=LARGEST_NUMBER)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+RankCount = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]  # of one node
 
 # what a document is made of: `json.loads` returns it, `trainer.contract.documents.document` makes it
 JsonObject: TypeAlias = dict[str, Any]

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from trainer.contract.checkpoint_formats import MANIFEST_FILE
 from trainer.contract.checkpoint_names import (
+    DISCARDED_SUFFIX,
     LATEST_FILE,
     checkpoint_name,
     checkpoint_step,
@@ -29,6 +30,7 @@ from trainer.contract.checkpoint_names import (
     read_latest,
 )
 from trainer.contract.documents import document, record_of, refuse_newer
+from trainer.contract.errors import DamagedFile
 from trainer.contract.files import append_line, now, write_atomically, write_json
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import IterationRange, JsonObject, Record
@@ -206,7 +208,7 @@ def read_recovery(paths: RunPaths) -> RecoveryRecord:
     """The variant's roll-backs; none when there is no file. Raises ValueError when it is damaged or
     of a newer tr11.
     """
-    variants, pending = _tables(recovery_path(paths))
+    variants, pending = tables_in(recovery_path(paths))
     try:
         events = tuple(_event(entry) for entry in variants.get(paths.variant, []))
         unfinished = pending.get(paths.variant)
@@ -225,7 +227,7 @@ def write_recovery(paths: RunPaths, record: RecoveryRecord) -> None:
     a damaged file.
     """
     path = recovery_path(paths)
-    variants, pending = _tables(path)
+    variants, pending = tables_in(path)
     variants[paths.variant] = [_entry(event) for event in record.events]
     pending.pop(paths.variant, None)
     if record.pending is not None:
@@ -235,7 +237,7 @@ def write_recovery(paths: RunPaths, record: RecoveryRecord) -> None:
     )
 
 
-def _tables(path: Path) -> tuple[JsonObject, JsonObject]:
+def tables_in(path: Path) -> tuple[JsonObject, JsonObject]:
     """The file's events and its unfinished renames, both by variant. Raises ValueError."""
     try:
         value = read_json(path)
@@ -244,7 +246,7 @@ def _tables(path: Path) -> tuple[JsonObject, JsonObject]:
     if value is None:
         return {}, {}
     if not isinstance(value.get("schema"), int) or not isinstance(value.get("variants"), dict):
-        raise ValueError(f"{path} is not a record of roll-backs")
+        raise DamagedFile(path, "is not a record of roll-backs")
     refuse_newer(path, value, SCHEMA)
     return dict(value["variants"]), dict(value.get("pending") or {})
 
@@ -272,8 +274,6 @@ def _check_moves(moves: Moves) -> None:
 # ---------------------------------------------------------------- what it does to the folder
 # Checkpoints are set aside, and `latest` names another one. Each step looks at what is there: doing
 # it twice, or two at once, changes nothing.
-
-DISCARDED_SUFFIX = ".discarded"
 
 
 def settle(paths: RunPaths, record: RecoveryRecord) -> RecoveryRecord:

@@ -16,13 +16,20 @@ up never comes here: it was renamed to global_stepN.discarded before (see
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.contract.checkpoint_names import checkpoint_name
+from trainer.contract.checkpoint_formats import FOREIGN_FILE
+from trainer.contract.checkpoint_names import (
+    SET_ASIDE_SUFFIX,
+    SUPERSEDED_SUFFIX,
+    aside_name,
+    checkpoint_name,
+    hidden_name,
+    set_apart,
+)
 from trainer.contract.manifest import Manifest, manifest_faults
 from trainer.contract.resumable import (
     ResumeFault,
@@ -34,14 +41,6 @@ from trainer.contract.resumable import (
 )
 
 Report = Callable[[str], None]
-
-SET_ASIDE_SUFFIX, SUPERSEDED_SUFFIX = ".set-aside", ".superseded"
-_REPLACED = re.compile(r"\.(global_step\d+)\.replaced-.+")
-
-
-def replaced_path(folder: Path, step: int, nonce: str) -> Path:
-    """Where an older checkpoint of the same step waits while the new one takes its place."""
-    return folder / f".{checkpoint_name(step)}.replaced-{nonce}"
 
 
 def free_name(folder: Path, name: str) -> Path:
@@ -65,7 +64,8 @@ def take_place(folder: Path, partial: Path, manifest: Manifest, report: Report) 
         return None
     is_ours = is_replaceable(folder, manifest)
     if is_ours:
-        aside = replaced_path(folder, manifest.step, uuid.uuid4().hex[:12])
+        # here it waits while the new one takes its place
+        aside = folder / hidden_name(home.name, "replaced", uuid.uuid4().hex[:12])
     else:
         aside = free_name(folder, f"{home.name}{SET_ASIDE_SUFFIX}")
     home.rename(aside)
@@ -91,6 +91,8 @@ def is_replaceable(folder: Path, manifest: Manifest) -> bool:
     old = read_whole(folder, manifest.step)
     if isinstance(old, ResumeFault) or old.is_rehearsed != manifest.is_rehearsed:
         return False
+    if (old.foreign is None) != (manifest.foreign is None):
+        return False
     same_parts = (lack_of(old, ResumeNeed()) is None) == (lack_of(manifest, ResumeNeed()) is None)
     return same_parts and model_fault(old.model, manifest.model) is None
 
@@ -101,9 +103,9 @@ def retire(folder: Path, aside: Path, report: Report) -> str:
 
     Where neither can be done, nothing is: the next save or search tries again.
     """
-    match = _REPLACED.fullmatch(aside.name)
-    assert match is not None
-    home = folder / match.group(1)
+    name = aside_name(aside.name)
+    assert name is not None
+    home = folder / name.home
     if is_dispensable(aside, home):
         shutil.rmtree(aside, ignore_errors=True)
         return f"removed {aside.name}, which {home.name} has replaced"
@@ -123,9 +125,9 @@ def is_dispensable(old: Path, new: Path) -> bool:
     by a record of it.
 
     Both are checkpoints' own folders. Nothing goes that a person put there, nor what cannot be read
-    at the moment. The same content: every file has a digest, and the same one in both manifests.
-    What has no manifest had one when it was moved aside: its deletion was begun, and is gone on
-    with.
+    at the moment. The same content: every file has a digest, and the same one in both manifests, or
+    is a link to the very file that the new one has. What has no manifest had one when it was moved
+    aside: its deletion was begun, and is gone on with.
     """
     try:
         before, after = Manifest.read(old), Manifest.read(new)
@@ -140,7 +142,23 @@ def is_dispensable(old: Path, new: Path) -> bool:
         return False
     is_broken = any(sizes.get(entry.path) != entry.bytes for entry in before.files)
     is_known = all(entry.digest for entry in before.files)
-    return is_broken or (is_known and _content(before) == _content(after))
+    if is_broken or (is_known and _content(before) == _content(after)):
+        return True
+    return _are_links(old, new, before)
+
+
+def _are_links(old: Path, new: Path, manifest: Manifest) -> bool:
+    """Whether each file of `old` is a link to the one of its name in `new`: a foreign trainer saved into
+    the files of the save before.
+    """
+    try:
+        return all(
+            (old / one.path).samefile(new / one.path)
+            for one in manifest.files
+            if one.path != FOREIGN_FILE
+        )
+    except OSError:
+        return False
 
 
 def _content(manifest: Manifest) -> frozenset[tuple[str, int, str]]:
@@ -172,19 +190,11 @@ def settle_replaced(folder: Path, report: Report = lambda line: None) -> list[st
     `retire`.
     """
     lines = []
-    for aside in _replaced(folder):
-        match = _REPLACED.fullmatch(aside.name)
-        assert match is not None
-        home = folder / match.group(1)
+    for aside, name in set_apart(folder, "replaced"):
+        home = folder / name.home
         if os.path.lexists(home):
             lines.append(retire(folder, aside, report))
         else:
             aside.rename(home)
             lines.append(f"put {home.name} back: the save that was to replace it did not end")
     return lines
-
-
-def _replaced(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(entry for entry in folder.iterdir() if _REPLACED.fullmatch(entry.name))

@@ -27,6 +27,8 @@ from trainer.contract.paths import RunPaths
 from trainer.contract.record import JsonObject, Record
 from trainer.contract.state_file import read_bytes, read_json
 
+NEW_VARIANT = "to begin anew, give run.variant a name of its own"  # where no checkpoint is left
+
 if TYPE_CHECKING:
     from trainer.config.card import TrainerConfig
 
@@ -59,22 +61,24 @@ class ResumeNeed(Record):
 
     `model`: facts under the card's keys; those that both sides know must agree. `optimizer`: False
     where the weights are enough (`checkpoint.load` without `checkpoint.load_optimizer`, or with
-    `checkpoint.finetune`).
+    `checkpoint.finetune`). `trainer`: who is to load it: ours, a foreign one, or not known.
     """
 
     model: Mapping[str, Any] = {}
     optimizer: bool = True
+    trainer: Literal["tr11", "foreign", "unknown"] = "unknown"
 
     @classmethod
     def of(cls, config: TrainerConfig) -> ResumeNeed:
         """What a resume of the card's own run needs."""
-        return cls(model_facts(config))
+        return cls(model_facts(config), trainer="tr11")
 
     def for_weights(self) -> ResumeNeed:
         """What a start from the weights alone needs: they may be saved in another precision."""
         return ResumeNeed(
             {key: fact for key, fact in self.model.items() if key != "precision.dtype"},
             optimizer=False,
+            trainer=self.trainer,
         )
 
 
@@ -180,6 +184,8 @@ def lack_of(manifest: Manifest, need: ResumeNeed) -> ResumeFault | None:
     """Why no training resumes from what a manifest describes, all its files being there; None if
     one does.
     """
+    if need.trainer != "unknown" and (manifest.foreign is None) != (need.trainer == "tr11"):
+        return _other_trainer(manifest)
     needed: list[Part] = ["weights", "cursor"]
     if need.optimizer and not manifest.is_rehearsed:  # a stand-in trains nothing
         needed.append("optimizer")
@@ -195,6 +201,17 @@ def lack_of(manifest: Manifest, need: ResumeNeed) -> ResumeFault | None:
             "partial", f"it holds no {lacking[0]}, without which no training resumes"
         )
     return model_fault(manifest.model, need.model)
+
+
+def _other_trainer(manifest: Manifest) -> ResumeFault:
+    if manifest.foreign is None:
+        text = "it is of tr11's own trainer; use another run.variant for another trainer"
+    else:
+        text = (
+            f"it is {manifest.foreign.name} of another trainer ({manifest.foreign.dialect}), which alone loads it; "
+            "use that trainer's run card, or another run.variant"
+        )
+    return ResumeFault("other model", text)
 
 
 def model_fault(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> ResumeFault | None:

@@ -28,9 +28,10 @@ from trainer.contract.record import Record
 from trainer.control.resume import load_weights
 from trainer.data.dataset import MicroBatch, NextTokenRow, SampleSource
 from trainer.data.samples import open_samples
-from trainer.engine import Engine, init_distributed
+from trainer.engine import Engine
 from trainer.metrics.writer import LM
 from trainer.parallel.mesh import Mesh, worker_device
+from trainer.pipeline.library import init_distributed
 from trainer.pipeline.partial_losses import Measured
 from trainer.schedule.rules import cross_problems
 

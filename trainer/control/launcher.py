@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainer.contract.end_marker import EXIT_ERROR
+from trainer.contract.attempt import EXIT_ERROR
 from trainer.contract.files import host_name, share_folder
 from trainer.contract.units import signal_name
 from trainer.control.lifecycle import without_collections

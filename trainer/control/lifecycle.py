@@ -24,14 +24,20 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from trainer.contract.attempt import STOP_SIGNALS, AttemptIdentity, tell
+from trainer.contract.attempt import (
+    STOP_SIGNALS,
+    AttemptIdentity,
+    EndMarker,
+    Heartbeat,
+    PhaseWriter,
+    tell,
+    write_heartbeat,
+)
 from trainer.contract.documents import document
-from trainer.contract.end_marker import EndMarker
 from trainer.contract.errors import NodeFilesError
 from trainer.contract.files import host_name, write_json
 from trainer.contract.lease import Lease
 from trainer.contract.paths import RunPaths
-from trainer.contract.phases import Heartbeat, PhaseWriter, write_heartbeat
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:

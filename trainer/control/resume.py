@@ -20,7 +20,7 @@ from trainer.contract.checkpoint_formats import DEEPSPEED, format_at
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_step
 from trainer.contract.errors import CheckpointError
 from trainer.contract.files import now
-from trainer.contract.origin import ORIGIN_KEY, Origin, lineage_before, run_of_checkpoints
+from trainer.contract.origin import ORIGIN_KEY, BranchOrigin, lineage_before, run_of_checkpoints
 from trainer.contract.record import Record
 from trainer.contract.resumable import (
     OPTIMIZER_SUMS,
@@ -55,7 +55,7 @@ class ResumePosition(Record):
     was_loaded: bool
     place: Path | None = None
     cursor: Mapping[str, Any] = {}
-    origin: Origin | None = None
+    origin: BranchOrigin | None = None
 
 
 def load_newest(engine: Engine, say: Say, job_id: str = "") -> ResumePosition:
@@ -83,7 +83,7 @@ def load_newest(engine: Engine, say: Say, job_id: str = "") -> ResumePosition:
     assert step is not None
     found = load_step(engine, step, say, source=other)
     run, before = run_of_checkpoints(other.folder), lineage_before(other.folder)
-    began = Origin(
+    began = BranchOrigin(
         str(other.folder),
         step,
         run,
@@ -97,22 +97,24 @@ def load_newest(engine: Engine, say: Say, job_id: str = "") -> ResumePosition:
     return replace(found, origin=origin)
 
 
-def _origin_of(config: TrainerConfig, cursor: Mapping[str, Any], say: Say) -> Origin | None:
+def _origin_of(config: TrainerConfig, cursor: Mapping[str, Any], say: Say) -> BranchOrigin | None:
     """What the run had begun with: by its own record, else by its checkpoint, as in a directory
     that was restored.
     """
     try:
-        origin = Origin.read(config.paths)
+        origin = BranchOrigin.read(config.paths)
     except (OSError, ValueError) as error:
         say(f"tr11: WARNING: what this training began with is not on record: {error}")
         origin = None
     saved = cursor.get(ORIGIN_KEY)
     if origin is None and isinstance(saved, Mapping):
-        return _keep_origin(config, Origin.of(saved), say)
+        return _keep_origin(config, BranchOrigin.of(saved), say)
     return origin
 
 
-def _keep_origin(config: TrainerConfig, origin: Origin | None, say: Say) -> Origin | None:
+def _keep_origin(
+    config: TrainerConfig, origin: BranchOrigin | None, say: Say
+) -> BranchOrigin | None:
     """Keep what the training began with, on rank 0; what cannot be written keeps no one from
     training.
     """

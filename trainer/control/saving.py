@@ -15,7 +15,8 @@ from trainer.config.data_match import CURSOR_KEY
 from trainer.contract.documents import document
 from trainer.contract.errors import CheckpointError, NotFiniteError, lost_a_rank
 from trainer.contract.metrics_record import SAVE_FAILED
-from trainer.contract.origin import ORIGIN_KEY, Origin
+from trainer.contract.origin import ORIGIN_KEY, BranchOrigin
+from trainer.contract.record import JsonObject
 from trainer.contract.resumable import OPTIMIZER_SUMS
 from trainer.control.exits import FailedSaves
 from trainer.control.lifecycle import Worker
@@ -44,7 +45,7 @@ class Saver:
         card_hash: str,
         data: Mapping[str, Any] | None = None,
         note: Callable[[str, Mapping[str, Any]], None] | None = None,
-        origin: Origin | None = None,
+        origin: BranchOrigin | None = None,
     ):
         self.saved_step = saved_step
         self._config, self._mesh, self._engine, self._say = (
@@ -203,21 +204,24 @@ class Saver:
         )
 
     def _extras(self, progress: Progress, plan: LearningRatePlan) -> Extras:
-        sums = self._engine.optimizer_sums()
-        cursor = {
+        cursor: JsonObject = {
             **document(progress),
             "schedule": plan.facts(),
             "optimizer": optimizer_facts(self._config),
             "loss_scaler": self._engine.scaler_state(),
-            **({OPTIMIZER_SUMS: sums} if sums else {}),
-            **({MASKS_KEY: BY_PLACE} if drops(self._config) else {}),
-            **({CURSOR_KEY: self._data} if self._data is not None else {}),
-            **({ORIGIN_KEY: document(self._origin)} if self._origin is not None else {}),
         }
-        return Extras(
-            cursor=cursor,
-            rng=randomness.capture() if self._config.checkpoint.save_random_state else {},
-        )
+        sums = self._engine.optimizer_sums()
+        if sums:
+            cursor[OPTIMIZER_SUMS] = sums
+        if drops(self._config):
+            cursor[MASKS_KEY] = BY_PLACE
+        if self._data is not None:
+            cursor[CURSOR_KEY] = self._data
+        if self._origin is not None:
+            cursor[ORIGIN_KEY] = document(self._origin)
+        if self._config.checkpoint.save_random_state:
+            return Extras(cursor=cursor, rng=randomness.capture())
+        return Extras(cursor=cursor, rng={})
 
     def _tell(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:

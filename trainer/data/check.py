@@ -165,53 +165,44 @@ class CheckReport(Record):
         return not self.counts
 
 
-class Examined(Record):
-    """What one piece of a source holds. `numbers` and `digests` are of its documents that are not
-    empty.
+@dataclass
+class Examined:
+    """What one piece of a source holds, with few examples of each kind of finding. `numbers` and
+    `digests` are of its documents that are not empty.
     """
 
     source: int
-    documents: int
-    symbols: int
     input_bytes: int
-    counts: Counter[str]
-    examples: tuple[tuple[str, int, str], ...]  # kind, place, detail
-    numbers: npt.NDArray[np.int64]
-    digests: bytes
-
-
-@dataclass
-class _Notes:
-    """Findings of one piece, with few examples of each kind."""
-
     counts: Counter[str] = field(default_factory=Counter)
-    examples: list[tuple[str, int, str]] = field(default_factory=list)
+    examples: list[tuple[str, int, str]] = field(default_factory=list)  # kind, place, detail
+    documents: int = 0
+    symbols: int = 0
+    numbers: npt.NDArray[np.int64] = field(init=False)
+    digests: bytes = field(init=False)
 
-    def add(self, kind: str, place: int, detail: str) -> None:
+    def note(self, kind: str, place: int, detail: str) -> None:
+        """Take in a finding."""
         self.counts[kind] += 1
         if self.counts[kind] <= EXAMPLES:
             self.examples.append((kind, place, detail))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# documents
+# ----------------------------------------------------------------------------- documents
 def _examine(
-    source: int,
+    piece: Examined,
     documents: Sequence[tuple[int, npt.NDArray[Any]]],
     limits: DocumentLimits,
-    notes: _Notes,
-    input_bytes: int,
     name_of: Callable[[int], str],
     vocabulary_size: int | None = None,
 ) -> Examined:
-    """Examine documents, given as (place, symbols)."""
+    """Examine the documents of a piece, given as (place, symbols), and return it."""
     places = np.array([place for place, symbols in documents if len(symbols)], dtype=np.int64)
     bodies = [symbols for _, symbols in documents if len(symbols)]
     for place, symbols in documents:
         if len(symbols) == 0:
-            notes.add(EMPTY, place, "nothing but the end of the document")
+            piece.note(EMPTY, place, "nothing but the end of the document")
         elif len(symbols) >= limits.longest:
-            notes.add(OVERLONG, place, f"{len(symbols):,} long")
+            piece.note(OVERLONG, place, f"{len(symbols):,} long")
     if bodies:
         whole = np.concatenate(bodies)
         lengths = np.array([len(body) for body in bodies], dtype=np.int64)
@@ -220,31 +211,24 @@ def _examine(
             what = f"{storm.count:,} of its {lengths[storm.document]:,} are {name_of(storm.symbol)}"
             if storm.is_run:
                 what = f"{name_of(storm.symbol)} stands {storm.count:,} times in a row"
-            notes.add(STORM, int(places[storm.document]), what)
+            piece.note(STORM, int(places[storm.document]), what)
         if vocabulary_size is not None:
             for document, first, count in outside(whole, starts, vocabulary_size):
-                notes.add(
+                piece.note(
                     FOREIGN,
                     int(places[document]),
                     f"{count:,} tokens such as {first}, of {vocabulary_size:,}",
                 )
-    digests = b"".join(
+    piece.documents = len(documents)
+    piece.symbols = sum(map(len, bodies))
+    piece.numbers = places
+    piece.digests = b"".join(
         hashlib.blake2b(body.tobytes(), digest_size=DIGEST_BYTES).digest() for body in bodies
     )
-    return Examined(
-        source,
-        len(documents),
-        sum(map(len, bodies)),
-        input_bytes=input_bytes,
-        counts=notes.counts,
-        examples=tuple(notes.examples),
-        numbers=places,
-        digests=digests,
-    )
+    return piece
 
 
-# --------------------------------------------------------------------------------------------------------------
-# pairs
+# ----------------------------------------------------------------------------- pairs
 class _PairState(Record):
     pairs: dict[int, IndexedDataset]
     limits: DocumentLimits
@@ -274,8 +258,9 @@ def _check_sequences(state: _PairState, piece: tuple[int, int, int]) -> Examined
     """
     number, first, end = piece
     data = state.pairs[number]
+    size = int(np.sum(data.sizes[first:end], dtype=np.int64)) * data.dtype.itemsize
+    examined = Examined(number, size)
     documents = []
-    notes = _Notes()
     for sequence in range(first, end):
         tokens = data.get(sequence)
         if state.end_token is not None and len(tokens):
@@ -283,19 +268,16 @@ def _check_sequences(state: _PairState, piece: tuple[int, int, int]) -> Examined
                 tokens = tokens[:-1]
             inside = int(np.count_nonzero(tokens == state.end_token))
             if inside:
-                notes.add(
+                examined.note(
                     END_TOKEN,
                     sequence,
                     f"token {state.end_token}, which ends a document, {inside:,} times",
                 )
         documents.append((sequence, tokens.astype(state.widest, copy=False)))
-    size = int(np.sum(data.sizes[first:end], dtype=np.int64)) * data.dtype.itemsize
     return _examine(
-        number,
+        examined,
         documents,
         state.limits,
-        notes=notes,
-        input_bytes=size,
         name_of=lambda token: f"token {token}",
         vocabulary_size=state.vocabulary_size,
     )
@@ -353,10 +335,8 @@ def check_pairs(
     return _report(tuple(prefixes), notes, examined, temporary=temporary, on_bytes=on_bytes)
 
 
-# -----------------------------------------------------------------------------------------------------------
-# raw text
+# ----------------------------------------------------------------------------- raw text
 class _RawState(Record):
-    source: int
     json_key: str
     limits: DocumentLimits
     end_tokens: tuple[str, ...]
@@ -364,23 +344,26 @@ class _RawState(Record):
 
 def _check_lines(state: _RawState, piece: LineBlock) -> Examined:
     """Examine the texts of whole lines of JSON."""
-    notes = _Notes()
+    examined = Examined(0, piece.file_bytes)
     documents: list[tuple[int, npt.NDArray[Any]]] = []
     for number, text in texts_of(piece, state.json_key):
         if isinstance(text, BadLine):
-            notes.add(BAD_LINE, number, text.reason)
+            examined.note(BAD_LINE, number, text.reason)
             continue
         for token in state.end_tokens:
             if token in text:
-                notes.add(END_TOKEN, number, f"{token!r} {text.count(token):,} times in the text")
-        symbols = np.frombuffer((text if text.strip() else "").encode("utf-32-le"), dtype="<u4")
+                examined.note(
+                    END_TOKEN, number, f"{token!r} {text.count(token):,} times in the text"
+                )
+        body = ""
+        if text.strip():
+            body = text
+        symbols = np.frombuffer(body.encode("utf-32-le"), dtype="<u4")
         documents.append((number, symbols))
     return _examine(
-        state.source,
+        examined,
         documents,
         state.limits,
-        notes=notes,
-        input_bytes=piece.file_bytes,
         name_of=lambda symbol: f"the character {chr(symbol)!r}",
     )
 
@@ -407,7 +390,7 @@ def check_raw(
             _check_lines,
             read_pieces(stream, max_line_bytes=most_bytes),
             set_up=_RawState,
-            arguments=(0, json_key, limits or DocumentLimits(), tuple(end_tokens)),
+            arguments=(json_key, limits or DocumentLimits(), tuple(end_tokens)),
             workers=workers,
             doing=f"checking {path}",
             size_of=piece_size,
@@ -416,8 +399,7 @@ def check_raw(
         return _report((str(path),), [], examined, temporary=temporary, on_bytes=on_bytes)
 
 
-# -------------------------------------------------------------------------------------------------------------
-# report
+# ----------------------------------------------------------------------------- report
 def _report(
     sources: tuple[str, ...],
     notes: list[DataFinding],

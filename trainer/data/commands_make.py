@@ -282,11 +282,9 @@ def tokenizer_spec(options: argparse.Namespace) -> TokenizerSpec | None:
     if options.vocab_file is None or (
         options.tokenizer_type == "gpt2_bpe" and options.merge_file is None
     ):
-        files = (
-            "--vocab-file and --merge-file"
-            if options.tokenizer_type == "gpt2_bpe"
-            else "--vocab-file"
-        )
+        files = "--vocab-file"
+        if options.tokenizer_type == "gpt2_bpe":
+            files += " and --merge-file"
         raise UsageError(f"--tokenizer-type {options.tokenizer_type} needs {files}")
     if options.merge_file is None:
         merges = None

@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trainer.config.data_rules import NAME
 from trainer.contract.errors import DataError, explain_os_errors
 from trainer.contract.record import Record
+from trainer.schedule.rules import NAME
 
 SPLITS = ("train", "valid", "test")
 

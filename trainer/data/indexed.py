@@ -17,9 +17,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from trainer.config.data_rules import MULTIMODAL
 from trainer.contract.errors import DataError, explain_os_errors
 from trainer.contract.record import Record
+from trainer.schedule.rules import MULTIMODAL
 
 MAGIC = b"MMIDIDX\x00\x00"
 OLD_MAGIC = b"TNTIDX\x00\x00"

@@ -84,7 +84,10 @@ def read_pieces(
 
     while data := source.read(min(piece_bytes, max_line_bytes)):
         first_end = data.find(b"\n")
-        length += len(data) if first_end < 0 else first_end
+        if first_end < 0:
+            length += len(data)
+        else:
+            length += first_end
         if length > max_line_bytes:
             held.clear()
             if first_end < 0:

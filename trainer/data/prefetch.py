@@ -63,9 +63,10 @@ class BatchesAhead:
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(copied)
         for part, needed in zip(batch, self._needs, strict=True):
-            for tensor in tensors_of(part) if needed else ():
-                # its memory is of the other stream, and must outlive its use on this one
-                tensor.record_stream(stream)
+            if needed:
+                for tensor in tensors_of(part):
+                    # its memory is of the other stream, and must outlive its use on this one
+                    tensor.record_stream(stream)
         return batch
 
     def following(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ validation set.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -323,7 +323,10 @@ def match_data(
             f"{place} does not say what data it was trained on: whether it is the card's was not compared"
         ]
     differences = compare(record, data_facts(config), samples.digest, samples.data_sets())
-    return decide(differences, config.data.on_resume if is_own else "switch", place)
+    policy = config.data.on_resume
+    if not is_own:
+        policy = "switch"
+    return decide(differences, policy, place)
 
 
 def open_samples(
@@ -368,7 +371,10 @@ PART_BYTES = 16 << 10
 
 def identities(source: SampleSource) -> Iterator[DataSetIdentity]:
     """Each data set of an opened source, in the order of its mixture. Raises DataError."""
-    for member in source.members if isinstance(source, BlendedDataset) else (source,):
+    members: Sequence[SampleSource] = (source,)
+    if isinstance(source, BlendedDataset):
+        members = source.members
+    for member in members:
         assert isinstance(member, DocumentSource)  # as all that is read from an indexed data set
         data = member.tokens
         yield DataSetIdentity(

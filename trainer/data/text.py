@@ -93,10 +93,12 @@ def read_samples(
 def _text(tokens: list[int], tokenizer: Tokenizer, names: Mapping[int, str]) -> str:
     """The tokens' text; what masked training adds to the vocabulary stands there by its name."""
     runs = groupby(tokens, key=names.__contains__)
-    parts = [
-        " ".join(map(names.__getitem__, run)) if is_added else tokenizer.decode(list(run))
-        for is_added, run in runs
-    ]
+    parts = []
+    for is_added, run in runs:
+        if is_added:
+            parts += [names[token] for token in run]
+        else:
+            parts.append(tokenizer.decode(list(run)))
     return " ".join(parts)
 
 

@@ -13,7 +13,8 @@ from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from trainer.config.end_token import CONFIG_FILE, KNOWN_END_TOKENS, end_token_of
-from trainer.config.hub_files import HUB_ID, hub_file
+from trainer.config.hub_files import hub_file
+from trainer.config.model import HUB_ID
 from trainer.contract.errors import DataError, HubFileError
 from trainer.contract.manifest import file_digest
 from trainer.contract.record import Record

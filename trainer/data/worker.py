@@ -39,13 +39,10 @@ LEFT_TO_THE_RANK = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR
 PARENT_CHECK_SECONDS = 1.0
 
 
-class _InputEnded(Exception):
-    """The rank has closed the pipe, or is gone."""
-
-
 def serve(requests: BinaryIO, replies: BinaryIO) -> None:
-    """Answer requests, in their order, until they end. A source is opened when it is first asked
-    for.
+    """Answer requests, in their order. A source is opened when it is first asked for.
+
+    Raises EOFError when the rank has closed the pipe, or is gone.
     """
     plans: list[PlannedSource] = list(
         pickle.loads(_read(requests, LENGTH.unpack(_read(requests, LENGTH.size))[0]))
@@ -67,7 +64,7 @@ def serve(requests: BinaryIO, replies: BinaryIO) -> None:
 def _read(stream: BinaryIO, count: int) -> bytes:
     data = stream.read(count)
     if len(data) < count:
-        raise _InputEnded
+        raise EOFError
     return data
 
 
@@ -85,7 +82,7 @@ def main() -> None:
     threading.Thread(target=_leave_with, args=(int(sys.argv[1]),), daemon=True).start()
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    with contextlib.suppress(_InputEnded, BrokenPipeError):
+    with contextlib.suppress(EOFError, BrokenPipeError):
         serve(os.fdopen(0, "rb", buffering=1 << 16), replies)
     os._exit(0)  # no clean-up is owed, and none may hang
 

@@ -263,8 +263,9 @@ class _Worker:
             self.process.wait(LEAVE_SECONDS)
         code = self.process.returncode
         if code is not None and code < 0:
-            reason = ", most likely for want of memory" if -code == signal.SIGKILL else ""
-            how = f"was killed ({signal_name(-code)}){reason}"
+            how = f"was killed ({signal_name(-code)})"
+            if -code == signal.SIGKILL:
+                how += ", most likely for want of memory"
         else:
             how = f"ended by itself with exit code {code}; its error is above"
         return LostWorkerError(

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from trainer.checkpoint import randomness
 from trainer.checkpoint.fingerprint import fingerprint, state_digest, table_head, table_row
 from trainer.checkpoint.source import dtype_name, precision_name
-from trainer.config.run import DebugSection
+from trainer.config.card import DebugSection
 from trainer.contract.files import host_name, make_shared, now, write_atomically
 from trainer.debug.record import (
     DumpRecord,

@@ -132,8 +132,10 @@ class MetricsWriter:
             if events is None:
                 return
             for section, keys in values.items():
-                for key, value in keys.items() if isinstance(keys, Mapping) else ():
-                    events.add_text(f"{section}.{key}", json.dumps(value), global_step=iteration)
+                if isinstance(keys, Mapping):
+                    for key, value in keys.items():
+                        name = f"{section}.{key}"
+                        events.add_text(name, json.dumps(value), global_step=iteration)
 
     def step(
         self, record: StepRecord, extra: Mapping[str, Any], timers: Mapping[str, float]
@@ -212,9 +214,11 @@ class MetricsWriter:
             {"kind": LAYERS, "iteration": iteration, "layers": list(measure.layers), **clean}
         )
         with self._tensorboard() as events:
-            for name, values in lists.items() if events is not None else ():
+            if events is None:
+                return
+            for name, values in lists.items():
                 for layer, value in zip(measure.layers, values, strict=True):
-                    if events is not None and math.isfinite(value):
+                    if math.isfinite(value):
                         events.add_scalar(f"layers-{name}/{layer}", value, iteration)
                         events.add_scalar(f"layers-{name}/{layer} vs samples", value, samples)
 
@@ -319,8 +323,9 @@ class MetricsWriter:
         add("iteration-time/TFLOPs per gpu (estimated)", record.tflops, iteration)
         if utilisation is not None:
             add("iteration-time/model FLOPs utilisation", utilisation, iteration)
-        for name, seconds in timers.items() if self.logging.tensorboard_timers else ():
-            add(f"time/{name}-time", seconds, iteration)
+        if self.logging.tensorboard_timers:
+            for name, seconds in timers.items():
+                add(f"time/{name}-time", seconds, iteration)
         # The original's restart marker: the world size once, then zero at the next line.
         add("iteration-time/world_size", 0 if self._marked_restart else self.world_size, iteration)
         self._marked_restart = True

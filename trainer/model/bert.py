@@ -36,7 +36,7 @@ from trainer.model.random import Dropout
 from trainer.parallel.comm import reduce_from_tensor_region, stretch
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.micro_batch import Batch
-from trainer.schedule.ends import PLACES
+from trainer.schedule.flops import PLACES
 
 # The two ends that BERT has beside GPT's: token types, and the heads for masked words and for the
 # order of sentences.

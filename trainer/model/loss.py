@@ -36,7 +36,7 @@ from trainer.model.matmul import compute_dtype
 from trainer.parallel.comm import copy_to_tensor_region, gather_sequence
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.widened import add_widened
-from trainer.schedule.ends import PIECE_ELEMENTS, SOFTMAX_ELEMENTS, WIDENED_ELEMENTS
+from trainer.schedule.flops import PIECE_ELEMENTS, SOFTMAX_ELEMENTS, WIDENED_ELEMENTS
 
 # The soft-max of logits where they lie, strip by strip, by the fastest way that their device has.
 #

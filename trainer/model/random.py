@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from trainer.model.compiled import compiles_small_parts
 from trainer.model.documents import passes_documents
 from trainer.parallel.mesh import Mesh
-from trainer.schedule.ends import WIDENED_ELEMENTS
+from trainer.schedule.flops import WIDENED_ELEMENTS
 
 HALF, WHOLE = 1 << 31, 1 << 32
 LOW_16, LOW_17 = 0xFFFF, 0x1FFFF

@@ -98,9 +98,10 @@ class RankGroup(Record):
         """Run `action`, likewise, on rank 0 and give its result to all; a failure is raised on all
         ranks.
         """
-        value, fault = self.broadcast(
-            self._attempt(action, *arguments, **options) if self.rank == 0 else (None, None)
-        )
+        answer: tuple[Any, _Fault | None] = (None, None)
+        if self.rank == 0:
+            answer = self._attempt(action, *arguments, **options)
+        value, fault = self.broadcast(answer)
         if fault is not None:
             raise CheckpointError(f"{what}: {self._place(fault)}{fault.text}")
         return cast(T, value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from trainer.schedule.ends import WIDENED_ELEMENTS
+from trainer.schedule.flops import WIDENED_ELEMENTS
 
 
 def add_widened(total: Tensor, part: Tensor) -> Tensor:

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import wraps
 from typing import Any
 
@@ -17,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.optim.accumulate import add_to_accumulated, clear_gradients, forget_accumulated
+from trainer.parallel.groups import START_TIMEOUT
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -53,9 +56,11 @@ __all__ = [
     "TorchBackend",
     "deepspeed",
     "get_accelerator",
+    "init_distributed",
     "instructions",
     "quiet",
 ]
+CURRENT_DEVICE = r"barrier\(\): using the device under current context"
 
 
 def _of_rank_0(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -96,3 +101,30 @@ def quiet() -> Iterator[None]:
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         yield
+
+
+def init_distributed(device: torch.device, timeout: timedelta = START_TIMEOUT) -> None:
+    """Join the default process group (gloo on the CPU, nccl on CUDA), as RANK, WORLD_SIZE, MASTER_*
+    and LOCAL_RANK say.
+
+    DeepSpeed's shared-memory collective is switched off first: on CPUs it would compile C++ at
+    start, and its buffers stay in /dev/shm after every run. Raises ValueError for a GPU without an
+    index: NCCL would take whichever is current.
+    """
+    if device.type == "cuda" and device.index is None:
+        raise ValueError(
+            f"a worker's GPU must be named by its number, not as {device}: see worker_device()"
+        )
+    # else it asks every op for compilers, and builds one of them
+    vars(deepspeed.ops)["__compatible_ops__"] = {}
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    warnings.filterwarnings(
+        "ignore", message=".*(all_gather_into|reduce_scatter)_tensor.*", category=FutureWarning
+    )
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        # DeepSpeed binds the group to the device where there are several ranks; with one alone
+        # torch's barrier says that it takes the current device, which is the one set here.
+        warnings.filterwarnings("ignore", message=CURRENT_DEVICE, category=UserWarning)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=timeout)

@@ -2,6 +2,10 @@
 
 Formulas: Megatron-DeepSpeed's, as the BLOOM training used them. V padded vocabulary, h hidden, f feed-forward,
 s sequence, L layers, B batch. Of a T5 every multiplication is counted, on the side where it is made.
+
+At its ends a family has, beside the tied table and the last LayerNorm, of BERT: 2 h of token types;
+heads with a dense layer h^2 + h and a LayerNorm 2 h, a bias of each word V, a pooler h^2 + h and an
+order of sentences 2 h + 2. Of T5: the encoder's LayerNorm 2 h, a bias of each word V.
 """
 
 from __future__ import annotations
@@ -12,8 +16,77 @@ from trainer.config.card import ModelSection, OptimizerSection, TrainerConfig
 from trainer.config.kernel_choice import recomputed_between, recomputed_blocks
 from trainer.config.model import units_of
 from trainer.contract.record import Record
-from trainer.schedule.ends import ends_of, predicted_tokens, tokens_at_the_end
-from trainer.schedule.interleaving import idle_passes
+
+# Logits (in the model's dtype), and of these in fp32 for the soft-max. Sized for caches on the CPU.
+# On a GPU for as few sums of the weight's gradient as possible: each reads and writes all of it,
+# which is as much as 5 GB of logits.
+PIECE_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 31}
+SOFTMAX_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 26}
+WIDENED_ELEMENTS = 1 << 17  # widened at a time on a CPU: 512 KiB, which stay in a processor's cache
+
+
+TOKEN_TYPES = 2
+# the places of a micro batch's masked tokens are filled up to a multiple of this: few shapes come
+# up
+PLACES = 64
+
+
+class ModelEnds(Record):
+    """Parameters: `token_types` at the first stage; at the last one `head`, and `cut_head`, which
+    tensor parallelism divides. `dense`: of `head`, the elements of the matrices that every token
+    passes.
+    """
+
+    token_types: int = 0
+    head: int = 0
+    cut_head: int = 0
+    dense: int = 0
+
+
+def ends_of(card: TrainerConfig) -> ModelEnds:
+    """The ends of this model."""
+    model, vocabulary = card.model, card.tokenizer.padded_vocabulary_size
+    hidden = model.hidden_size
+    if model.has_decoder:
+        return ModelEnds(head=2 * hidden, cut_head=vocabulary)
+    if model.family != "bert":
+        return ModelEnds()
+    return ModelEnds(
+        token_types=TOKEN_TYPES * hidden,
+        head=2 * (hidden**2 + hidden) + 2 * hidden + 2 * hidden + 2,
+        cut_head=vocabulary,
+        dense=hidden**2,
+    )
+
+
+def tokens_between_layers(model: ModelSection, length: int) -> int:
+    """Tokens of a sample that go from layer to layer: of both sides, where there is a decoder."""
+    if model.has_decoder:
+        return length + model.decoder_sequence_length
+    return length
+
+
+def tokens_at_the_end(model: ModelSection, length: int) -> int:
+    """Tokens of a sample that reach the model's end: the decoder's, where there is one."""
+    if model.has_decoder:
+        return model.decoder_sequence_length
+    return length
+
+
+def predicted_tokens(card: TrainerConfig, tokens: int) -> int:
+    """Of so many tokens those that have logits: of a BERT's those that are masked."""
+    if card.model.family == "bert":
+        return max(1, round(tokens * card.data.mask_probability))
+    return tokens
+
+
+def places_with_logits(card: TrainerConfig, tokens: int) -> int:
+    """Of a micro batch of so many tokens the places that logits are made of."""
+    predicted = predicted_tokens(card, tokens)
+    if predicted < tokens:
+        return min(tokens, -(-predicted // PLACES) * PLACES)
+    return tokens
+
 
 ADAM_BYTES = 8  # two fp32 moments of each parameter
 BLOCK_OF_CODES = 256  # moments in 8 bits: parameters that share an fp32 scale
@@ -106,10 +179,12 @@ def _replicated_block(model: ModelSection) -> int:
     """What every tensor rank holds of a block: its norms and the biases of the row-parallel
     matrices.
     """
-    biases = 0
+    count = 2 * _norm(model)
     if model.linear_biases:
-        biases = 2 * model.hidden_size
-    return 2 * _norm(model) + biases + (2 * model.head_size if model.qk_norm else 0)
+        count += 2 * model.hidden_size
+    if model.qk_norm:
+        count += 2 * model.head_size
+    return count
 
 
 def _sharded_cross(model: ModelSection) -> int:
@@ -203,28 +278,23 @@ def _ends_parameters(card: TrainerConfig, embedding: bool, head: bool) -> int:
     if embedding and head and not model.tied_embeddings:
         count += table
     if embedding:
-        count += (
-            model.positions * model.hidden_size if model.position_embedding == "absolute" else 0
-        )
-        count += _norm(model) if model.embedding_layernorm else 0
+        if model.position_embedding == "absolute":
+            count += model.positions * model.hidden_size
+        if model.embedding_layernorm:
+            count += _norm(model)
         count += ends.token_types
     if head:
         count += _norm(model) + ends.head + ends.cut_head // tensor
     return count
 
 
-class Busiest(Record):
-    """The stage with most operations. `excess`: its share over the mean of all; so much longer is a
-    step than with even stages. `for_blocks`: it has more blocks than another stage; else only the
-    logits make it the busiest.
+def busiest_stage(card: TrainerConfig, stages: tuple[StageBlocks, ...]) -> tuple[float, bool]:
+    """Of the stage with most operations its share over the mean of all (so much longer is a step
+    than with even stages), and whether it has more blocks than another stage; else only the logits
+    make it the busiest.
+
+    Counted are forward and backward passes of blocks, their recomputation, and the logits.
     """
-
-    excess: float
-    for_blocks: bool
-
-
-def busiest_stage(card: TrainerConfig, stages: tuple[StageBlocks, ...]) -> Busiest:
-    """Counted are forward and backward passes of blocks, their recomputation, and the logits."""
     model, length = card.model, card.model.sequence_length
     whole = _recomputed_forward(model, length) / max(1, recomputed_blocks(model))
     work = [
@@ -235,7 +305,7 @@ def busiest_stage(card: TrainerConfig, stages: tuple[StageBlocks, ...]) -> Busie
     ]
     busiest = stages[work.index(max(work))]
     excess = max(work) * len(work) / sum(work) - 1
-    return Busiest(excess, busiest.blocks > min(stage.blocks for stage in stages))
+    return excess, busiest.blocks > min(stage.blocks for stage in stages)
 
 
 # ----------------------------------------------------------------------------- floating-point
@@ -472,6 +542,11 @@ def most_checkpoint_files(workers: int) -> int:
     state; beside them are two indexes, the cursor and the manifest.
     """
     return 3 * workers + 4
+
+
+def idle_passes(micro_batches: int, stages: int, parts: int) -> int:
+    """For how many passes of a step (forward and backward through one part) a stage waits."""
+    return stages - 1 + (parts - 1) * max(0, stages - micro_batches)
 
 
 def bubble_share(micro_batches: int, stages: int, parts: int = 1) -> float:

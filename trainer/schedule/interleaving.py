@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from trainer.contract.record import Record
 
-FORWARD_TIME, BACKWARD_TIME = 1, 2
+TIMES = {True: 1, False: 2}  # of a forward pass, and of a backward pass
 
 
 class Pass(Record):
@@ -55,11 +55,6 @@ def held_counts(
         for one in found
         if not any(one != other and all(map(int.__le__, one, other)) for other in found)
     )
-
-
-def idle_passes(micro_batches: int, stages: int, parts: int) -> int:
-    """For how many passes of a step (forward and backward through one part) a stage waits."""
-    return stages - 1 + (parts - 1) * max(0, stages - micro_batches)
 
 
 _Place = tuple[bool, int, int, int]  # of a pass: is it forward, stage, part, micro batch
@@ -132,10 +127,11 @@ def _begins(orders: list[list[_Place]], parts: int) -> dict[_Place, int]:
                 source = _source(place, stages, parts)
                 if source is not None and source not in ends:
                     break
-                begins[place] = max(free[stage], 0 if source is None else ends[source])
-                ends[place] = free[stage] = begins[place] + (
-                    FORWARD_TIME if place[0] else BACKWARD_TIME
-                )
+                begin = free[stage]
+                if source is not None:
+                    begin = max(begin, ends[source])
+                begins[place] = begin
+                ends[place] = free[stage] = begin + TIMES[place[0]]
                 done[stage] += 1
             else:
                 waiting.discard(stage)

@@ -11,7 +11,13 @@ import math
 from trainer.config.card import TrainerConfig
 from trainer.contract.documents import document
 from trainer.contract.record import JsonObject, Record
-from trainer.schedule.path import Position, TrainingPath, path_of
+from trainer.schedule.path import (
+    Position,
+    TrainingPath,
+    decay_samples_of,
+    path_of,
+    warmup_samples_of,
+)
 
 
 class LearningRatePlan(Record):
@@ -100,28 +106,6 @@ def cooldown_samples_of(config: TrainerConfig) -> int | None:
     if schedule.cooldown_iterations is not None:
         return schedule.cooldown_iterations * config.batch.global_batch_size
     return schedule.cooldown_samples
-
-
-def decay_samples_of(config: TrainerConfig) -> int:
-    """Where the sample-counted decay ends; the whole training when the card does not say."""
-    schedule, batch = config.schedule, config.batch
-    if schedule.decay_samples is not None:
-        return schedule.decay_samples
-    if schedule.decay_iterations is not None:
-        return schedule.decay_iterations * batch.global_batch_size
-    return batch.train_samples
-
-
-def warmup_samples_of(config: TrainerConfig) -> float:
-    """Where the warm-up ends; a `warmup_fraction` is of the decay in samples, also when tokens end
-    the decay.
-    """
-    schedule = config.schedule
-    if schedule.warmup_fraction is not None:
-        return schedule.warmup_fraction * decay_samples_of(config)
-    if schedule.warmup_iterations is not None:
-        return schedule.warmup_iterations * config.batch.global_batch_size
-    return schedule.warmup_samples
 
 
 def plan_of(config: TrainerConfig) -> LearningRatePlan:

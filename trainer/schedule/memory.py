@@ -20,7 +20,7 @@ from trainer.config.kernel_choice import (
 from trainer.config.model import sends_shares
 from trainer.contract.record import Record
 from trainer.schedule import flops
-from trainer.schedule.ends import (
+from trainer.schedule.flops import (
     PIECE_ELEMENTS,
     SOFTMAX_ELEMENTS,
     WIDENED_ELEMENTS,
@@ -219,8 +219,10 @@ def _part_activations(shape: MemoryShape, stage: flops.StageBlocks, size: int, p
     if shape.card.parallel.sequence_parallel or model.partition_activations:
         kept //= shape.card.parallel.tensor
     head, embedding = stage.head and part == len(stage.parts) - 1, stage.embedding and part == 0
-    # the part's own output
-    ends = (last * shape.stream if head else tokens * shape.message) * shape.width
+    own = tokens * shape.message  # the part's output
+    if head:
+        own = last * shape.stream
+    ends = own * shape.width
     if embedding:
         if model.embedding_layernorm:
             ends += unit
@@ -308,8 +310,10 @@ def _inside_attention(shape: MemoryShape, tokens: int, keys: int) -> int:
     if model.qk_norm:
         kept += 4 * tokens * ((model.attention_heads + model.groups) // parts)
     if shape.attention == "math":
-        scores = tokens * keys * model.attention_heads // parts
-        kept += scores * (shape.width if model.attention_dropout == 0.0 else 2 * shape.width + 1)
+        score = shape.width
+        if model.attention_dropout != 0.0:
+            score += shape.width + 1
+        kept += score * (tokens * keys * model.attention_heads // parts)
     return kept
 
 
@@ -320,8 +324,9 @@ def _working(shape: MemoryShape, stage: flops.StageBlocks, size: int) -> tuple[M
     tokens = size * length
     up = model.up_width
     matrix = model.hidden_size * max(up, model.fused_width) // shape.card.parallel.tensor
-    # the weight, rounded
-    block = _handed_over(shape, matrix) + (matrix if shape.card.precision.float8 else 0)
+    block = _handed_over(shape, matrix)
+    if shape.card.precision.float8:  # the weight, rounded
+        block += matrix
     block += (
         tokens * shape.width * (3 * shape.stream + (model.ffn + up) // shape.card.parallel.tensor)
     )

@@ -450,3 +450,25 @@ class Progress(Record):
             consumed_samples=position.consumed_samples,
             consumed_tokens=position.consumed_tokens,
         )
+
+
+def decay_samples_of(config: TrainerConfig) -> int:
+    """Where the sample-counted decay ends; the whole training when the card does not say."""
+    schedule, batch = config.schedule, config.batch
+    if schedule.decay_samples is not None:
+        return schedule.decay_samples
+    if schedule.decay_iterations is not None:
+        return schedule.decay_iterations * batch.global_batch_size
+    return batch.train_samples
+
+
+def warmup_samples_of(config: TrainerConfig) -> float:
+    """Where the warm-up ends; a `warmup_fraction` is of the decay in samples, also when tokens end
+    the decay.
+    """
+    schedule = config.schedule
+    if schedule.warmup_fraction is not None:
+        return schedule.warmup_fraction * decay_samples_of(config)
+    if schedule.warmup_iterations is not None:
+        return schedule.warmup_iterations * config.batch.global_batch_size
+    return schedule.warmup_samples

@@ -27,8 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.config.card import TrainerConfig
-from trainer.config.run import RunSection
+from trainer.config.card import RunSection, TrainerConfig
 from trainer.contract.attempt import AttemptIdentity
 from trainer.contract.corruption import WorkerDigests, judge
 from trainer.contract.documents import document

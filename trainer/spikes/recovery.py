@@ -60,7 +60,9 @@ class DroppedSteps(Record):
     def after(self, loss: float, grad_norm: float | None, skipped: bool) -> DroppedSteps:
         """Take one step's numbers. A step counts when its update was dropped, or should have been."""
         is_finite = math.isfinite(loss) and (grad_norm is None or math.isfinite(grad_norm))
-        return replace(self, count=0 if is_finite and not skipped else self.count + 1)
+        if is_finite and not skipped:
+            return replace(self, count=0)
+        return replace(self, count=self.count + 1)
 
     def check(self, iteration: int, saved_step: int | None) -> None:
         """Raises NotFiniteError when there are too many."""

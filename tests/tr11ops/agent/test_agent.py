@@ -1,6 +1,8 @@
-"""The pieces of the agent that need no scheduler: evidence, command lines, process trees, the log
-tee.
+"""The pieces of the agent that need no scheduler: evidence, command lines, process trees, the log tee, hung
+workers, the folder of the compilers.
 """
+
+from __future__ import annotations
 
 import io
 import json
@@ -10,27 +12,33 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import to_builtins
 
 from tests.waiting import is_gone, until
-from tr11ops.agent import allocation
+from tr11ops.agent import allocation, worker_environment
 from tr11ops.agent.allocation import Allocation, free_port, master_address, read_allocation
 from tr11ops.agent.batch import read_resolved
 from tr11ops.agent.exit_records import NodeSettings
+from tr11ops.agent.lines import LONGEST_LINE, whole_lines
 from tr11ops.agent.node import NodeTask, holder_of
 from tr11ops.agent.step import LineTee, WorkerLaunch, srun_command
+from tr11ops.agent.worker_environment import caches_folder, prepare_caches, worker_defaults
 from tr11ops.diagnose.attribution.attributors import attribute
 from tr11ops.diagnose.attribution.evidence import Evidence
 from tr11ops.diagnose.attribution.records import read_failures, read_reports
 from tr11ops.health.base import EXIT_BAD_NODE
 from tr11ops.rundir.attempts import of_marker
+from tr11ops.trainers.trainer import NodePlaces
 from trainer.config.card import CardError
-from trainer.contract.end_marker import EndMarker
+from trainer.contract.attempt import EndMarker
 from trainer.contract.state_file import read_json
 
 ROOT = Path(__file__).parents[3]
@@ -138,7 +146,7 @@ def test_srun_ends_the_whole_step_and_never_hides_a_dead_node():
 
 
 def test_torchrun_gets_a_static_rendezvous_and_no_restarts():
-    task = NodeTask(Path("/a"), Path("/c.json"), "7", 1, 1, 2, 8, "10.0.0.1", 6000)
+    task = NodeTask(Path("/a"), Path("/c.json"), "7", 1, NodePlaces(2, 1, 8, "10.0.0.1", 6000))
     assert {
         "--nnodes=2",
         "--node-rank=1",
@@ -197,6 +205,49 @@ def test_tee_keeps_lines_whole_and_survives_a_full_disk(tmp_path, capfd):
     assert shown.err.count("cannot be written") == 1
 
 
+class Chunks(io.RawIOBase):
+    """A pipe out of which each read takes one chunk, one second after the other."""
+
+    def __init__(self, chunks: list[bytes]) -> None:
+        self.chunks, self.now = list(chunks), 0.0
+
+    def read1(self, _size: int) -> bytes:
+        self.now += 1.0
+        return self.chunks.pop(0) if self.chunks else b""
+
+
+def passed(*chunks: bytes) -> list[bytes]:
+    stream = Chunks(list(chunks))
+    return list(whole_lines(stream, lambda: stream.now))
+
+
+def test_a_bar_is_passed_on_now_and_then_and_as_it_stood_before_another_line():
+    bars = [b"\r %d%%|##| %d/100" % (number, number) for number in range(1, 14)]
+    found = passed(b"[default1]:begins\n[default1]: 0%", *bars, b"\rTraceback\nnext\r\nend")
+    assert found == [
+        b"[default1]:begins\n", b"[default1]: 0%\n", b"[default1]: 5%|##| 5/100\n",
+        b"[default1]: 10%|##| 10/100\n", b"[default1]: 13%|##| 13/100\n",
+        b"[default1]:Traceback\n", b"next\n", b"end\n",
+    ]  # fmt: skip
+    assert passed(b"[default0]:\r 1%\r 2%\n") == [b"[default0]: 1%\n", b"[default0]: 2%\n"]
+    assert passed(b"a\r", b"\nb\r\r", b"c") == [b"a\n", b"b\n", b"c\n"]
+    assert passed(b"1%\r2%\r3%\r") == [b"1%\n", b"3%\n"], "its last state is not lost"
+
+
+def test_a_line_without_an_end_comes_in_pieces():
+    found = passed(*[b"x" * 50_000] * 5, b"\nend")
+    assert b"".join(found).replace(b"\n", b"") == b"x" * 250_000 + b"end"
+    assert max(map(len, found)) <= LONGEST_LINE + 1
+
+
+@given(st.lists(st.binary(max_size=40), max_size=12))
+def test_lines_without_carriage_returns_are_passed_on_as_they_are(chunks):
+    chunks = [chunk.replace(b"\r", b"") for chunk in chunks if chunk.replace(b"\r", b"")]
+    whole = b"".join(chunks)
+    expected = whole if not whole or whole.endswith(b"\n") else whole + b"\n"
+    assert b"".join(passed(*chunks)) == expected
+
+
 def test_the_batch_controller_outside_a_job_says_so(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "tr11ops.agent.batch", "--card", str(tmp_path / "none.json")],
@@ -216,7 +267,7 @@ def test_a_stop_signal_reaches_the_agent_as_a_request(tmp_path):
         from pathlib import Path
         from tr11ops.agent import node
         node.NodeTask.command = property(lambda self: [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(3)"])
-        task = node.NodeTask(Path({str(tmp_path)!r}), Path("c"), "7", 1, 0, 1, 1, "127.0.0.1", 1)
+        task = node.NodeTask(Path({str(tmp_path)!r}), Path("c"), "7", 1, node.NodePlaces(1, 0, 1, "127.0.0.1", 1))
         sys.exit(node.run(task))
     """)
     child = subprocess.Popen(
@@ -275,7 +326,7 @@ def node_agent(
         from tr11ops.agent import node
         {prelude}
         node.NodeTask.command = property(lambda self: [sys.executable, "-u", "-c", {torchrun!r}])
-        sys.exit(node.run(node.NodeTask(Path({str(tmp_path)!r}), Path("c"), "7", 1, {node_rank}, 2, 4, "127.0.0.1", {port})))
+        sys.exit(node.run(node.NodeTask(Path({str(tmp_path)!r}), Path("c"), "7", 1, node.NodePlaces(2, {node_rank}, 4, "127.0.0.1", {port}))))
     """)
     environment = {**os.environ, "TR11_NODE_NAME": "x02"}
     return subprocess.Popen(
@@ -421,3 +472,123 @@ def test_torchrun_does_not_outlive_a_killed_agent(tmp_path):
     child.wait()
     until(lambda: is_gone(pid), "the end of torchrun")
     child.stdout.close()
+
+
+# Both install the trainer's handlers, and then hang where Python never runs again: rank 0 in C with
+# the interpreter's lock held, as in an operation between ranks; rank 1 stopped by the kernel.
+# NCCL's watchdog ends rank 0 by SIGABRT.
+WORKER = """
+import ctypes, os, signal, subprocess, sys
+from contextlib import suppress
+from pathlib import Path
+from trainer.control.lifecycle import SignalFlag
+
+folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+SignalFlag().install()
+(folder / f"pid-{rank}").write_text(str(os.getpid()))
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+program = "while test ! -s $1/pid-1; do :; done; kill -ABRT $2"
+subprocess.Popen(["sh", "-c", program, "sh", str(folder), str(os.getpid())])
+ctypes.PyDLL(None).sleep(600)
+"""
+
+
+def test_workers_that_hear_no_signal_are_ended_and_named(tmp_path: Path) -> None:
+    card = {
+        "slurm": {"gpus_per_node": 0},
+        "resilience": {"end_within_seconds": 4, "skip_checks": []},
+    }
+    (tmp_path / "card.json").write_text(json.dumps(card))
+    (tmp_path / "worker.py").write_text(WORKER)
+    script = textwrap.dedent(f"""
+        import sys
+        from pathlib import Path
+        from tr11ops.agent import node
+        launcher = [sys.executable, "-u", "-m", "trainer.control.launcher", "--nnodes=1", "--nproc-per-node=2",
+                    "--master-port=0", "--max-restarts=0", {str(tmp_path / "worker.py")!r}, {str(tmp_path)!r}]
+        node.NodeTask.command = property(lambda self: launcher)
+        folder = Path({str(tmp_path)!r})
+        sys.exit(node.run(node.NodeTask(folder, folder / "card.json", "7", 1, node.NodePlaces(1, 0, 2, "127.0.0.1", 1))))
+    """)
+    environment = {**os.environ, "TR11_NODE_NAME": "x01", "PYTHONPATH": str(ROOT)}
+    child = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    shown, _ = child.communicate(timeout=300)
+    assert child.returncode != 0, shown
+    assert (tmp_path / "failures" / "killed-0-x01.json").exists(), shown
+    death = json.loads((tmp_path / "failures" / "killed-0-x01.json").read_text())
+    assert (death["rank"], death["host"], death["launch"]) == (0, "x01", 1) and "SIGABRT" in death[
+        "error"
+    ]
+    assert "a worker failed, but the others stay: ending them" in shown
+    workers = [int((tmp_path / f"pid-{rank}").read_text()) for rank in (0, 1)]
+    until(lambda: all(map(is_gone, workers)), "the end of both workers")
+
+
+@pytest.mark.parametrize(("gpus", "tensor"), [(0, 2), (8, 1), (8, 4)])
+def test_what_workers_get_unless_it_is_set(gpus: int, tensor: int) -> None:
+    attempt, temporary = Path("/run/state/attempts/7"), Path("/node")
+    found = worker_defaults({}, attempt, 2, temporary, gpus=gpus, tensor=tensor)
+    for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+        assert found[name].startswith("/node/")
+    assert ("CUDA_DEVICE_MAX_CONNECTIONS" in found) == (gpus > 0 and tensor > 1)
+    if gpus:
+        assert (
+            found["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
+            and found["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+        )
+        assert (
+            found["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == f"{attempt}/flight-recorder/launch-2-rank-"
+        )
+        renamed = worker_defaults(
+            {}, attempt, 2, temporary, gpus=gpus, tensor=tensor, torch="2.13.0+cpu"
+        )
+        assert {"TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"} < set(renamed)
+        assert set(found) - set(renamed) == {
+            "TORCH_NCCL_TRACE_BUFFER_SIZE",
+            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+        }
+    assert "CUDA_LAUNCH_BLOCKING" not in found
+    assert worker_defaults(found, attempt, 2, temporary, gpus=gpus, tensor=tensor) == {}
+
+
+def test_it_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    assert prepare_caches(tmp_path)
+    assert caches_folder(tmp_path).stat().st_mode & 0o777 == 0o700
+    caches_folder(tmp_path).chmod(0o777)
+    assert prepare_caches(tmp_path)
+    assert caches_folder(tmp_path).stat().st_mode & 0o022 == 0
+
+
+def test_another_users_folder_or_a_link_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In /tmp anyone may have made it before, and code is loaded from it."""
+    place = caches_folder(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    place.symlink_to(tmp_path / "elsewhere")
+    assert not prepare_caches(tmp_path)
+    place.unlink()
+    place.mkdir()
+    monkeypatch.setattr(worker_environment.os, "geteuid", lambda: os.getuid() + 1)
+    caches_folder(tmp_path).mkdir()  # made by who we no more are
+    assert not prepare_caches(tmp_path)
+
+
+def test_what_was_not_used_for_a_day_goes_where_it_has_grown_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_environment, "MOST_BYTES", 250)
+    folder = caches_folder(tmp_path) / "inductor"
+    folder.mkdir(parents=True)
+    for name, days in (("oldest", 9), ("old", 5), ("new", 0), ("newer", 0)):
+        (folder / name).write_bytes(bytes(100))
+        then = time.time() - days * 86400
+        os.utime(folder / name, (then, then))
+    assert prepare_caches(tmp_path)
+    assert sorted(path.name for path in folder.iterdir()) == ["new", "newer"]
+    monkeypatch.setattr(worker_environment, "MOST_BYTES", 50)
+    assert prepare_caches(tmp_path)  # what may be in use stays
+    assert len(list(folder.iterdir())) == 2

@@ -23,7 +23,7 @@ from tr11ops.runcard.card import load_card
 from tr11ops.runcard.exit_duration import exit_plan
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.end_marker import EXIT_HELD
+from trainer.contract.attempt import EXIT_HELD
 from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
 
@@ -34,7 +34,7 @@ AGENT = """
 import json, os, sys, time
 from pathlib import Path
 from msgspec import to_builtins
-from trainer.contract.end_marker import EndMarker; from trainer.contract.paths import RunPaths; from trainer.contract.files import append_line, write_json
+from trainer.contract.attempt import EndMarker; from trainer.contract.paths import RunPaths; from trainer.contract.files import append_line, write_json
 from trainer.contract.requests import new_request
 attempt, launch, rank = Path(sys.argv[1]), int(sys.argv[2]), int(os.environ["TR11_NODE_RANK"])
 parts = (attempt.parents[2] / "parts").read_text().splitlines()
@@ -82,6 +82,12 @@ if rank == 0 and "refuse" in part:
     marker = EndMarker("refused", 0, None, False, "bad input", time.time(), "h", attempt.name, launch)
     write_json(attempt / "end.json", to_builtins(marker))
     sys.exit(1)
+if rank == 0 and "unexplained" in part:
+    why = f"it left with status 0 at step {launch} of 90"
+    marker = EndMarker("unexplained", launch, None, "for ever" not in part, why, time.time(), "h", attempt.name, launch)
+    write_json(attempt / "end.json", to_builtins(marker))
+if "unexplained" in part:
+    sys.exit(0)
 if "die" in part:
     if rank == 1:
         os.kill(os.getpid(), 9)
@@ -250,6 +256,25 @@ def test_bad_input_is_not_tried_again(stage: Stage):
     status, _ = stage.play("refuse")
     assert (status, len(stage.launches()), stage.verdict()["cause"]) == (2, 1, "configuration")
     assert stage.verdict()["restart"] is False
+
+
+def test_an_unexplained_end_is_started_once_more_and_held_where_it_comes_again(stage: Stage):
+    """The trainer left with 0, unasked, before its last step: no node is at fault, and progress is
+    no excuse.
+    """
+    status, shown = stage.play("step, unexplained", "finish")
+    assert status == 0 and len(stage.launches()) == 2, shown
+    first = stage.launches()[0]
+    assert (first["cause"], first["blamed"], first["suspects"]) == ("unknown", [], [])
+    status, shown = stage.play("step, unexplained", job_id="2")
+    verdict = stage.verdict("2")
+    assert (status, len(stage.launches("2"))) == (EXIT_HELD, 2), shown
+    assert (verdict["reason"], verdict["restart"]) == ("unexplained", False)
+    assert verdict["held_because"].startswith("unexplained, and it came again:")
+    assert "it left with status 0 at step 2 of 90" in verdict["held_because"]
+    status, shown = stage.play("step, unexplained for ever", job_id="3")
+    assert (status, len(stage.launches("3"))) == (EXIT_HELD, 1), shown
+    assert stage.verdict("3")["held_because"].startswith("unexplained: it left with status 0")
 
 
 def test_storage_that_comes_back_is_tried_again_and_a_full_one_is_not(stage: Stage):
@@ -428,3 +453,14 @@ def test_an_attempt_that_should_have_been_held_does_not_train(stage: Stage):
     assert (status, stage.launches("2")) == (EXIT_HELD, []), shown
     assert "attempt 7_1 ended so that nothing may start" in stage.verdict("2")["message"]
     assert stage.play("step", job_id="3")[0] == 0  # that one has been said
+
+
+def test_an_attempt_does_not_begin_anew_where_checkpoints_were_lost(stage: Stage):
+    attempt = stage.paths.attempt("1")
+    write_json(attempt / "card.json", {"run": {"variant": stage.paths.variant}})
+    write_json(attempt / "launches" / "1.json", {"checkpoint_before": 0, "checkpoint_after": 20})
+    status, shown = stage.play("step", job_id="2")
+    assert (status, stage.launches("2")) == (EXIT_HELD, []), shown
+    verdict = stage.verdict("2")
+    assert "holds no checkpoint, but global_step20 was saved" in verdict["held_because"]
+    assert verdict["fault"] == "its checkpoints are lost" and not verdict["restart"]

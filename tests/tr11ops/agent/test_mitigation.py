@@ -30,9 +30,9 @@ from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Node, is_loss_alone
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
-from tr11ops.observe.lost_host import gone_host
+from tr11ops.observe.jobs import held_jobs
+from tr11ops.observe.liveness import gone_host
 from tr11ops.observe.snapshot import Attempt
-from tr11ops.queue.held_jobs import held_jobs
 from tr11ops.queue.queued_jobs import PendingJobs
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.attempts import of_failure

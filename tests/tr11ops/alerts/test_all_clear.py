@@ -4,19 +4,37 @@ mails out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
 
-from tests.tr11ops.alerts.office import ANA, CRITICAL, HOUR, INFO, MINUTE, NOON, WARNING, finding
+from tests.tr11ops.alerts.looks import (
+    BAD,
+    CLOSED,
+    DISK,
+    DOWN,
+    ENDED,
+    FINISHED,
+    HANG,
+    LESS,
+    PAUSED,
+    POLICY,
+    QUEUED,
+    SLOW,
+    STARTS,
+    STOPPED,
+    TRAINS,
+    UNSEEN,
+    WELL,
+    Looks,
+    at,
+    flat,
+    subjects,
+)
+from tests.tr11ops.alerts.office import CRITICAL, HOUR, INFO, MINUTE, NOON, WARNING, finding
 from tests.tr11ops.status_cases import record
 from tests.tr11ops.status_cases import steps as logged_steps
 from tr11ops.alerts.changes import AlertChange
-from tr11ops.alerts.incidents import ACKNOWLEDGED, RESOLVED, look
-from tr11ops.alerts.notify import tell
-from tr11ops.alerts.policy import Policy
+from tr11ops.alerts.incidents import ACKNOWLEDGED, RESOLVED
 from tr11ops.alerts.service import AlertInput
 from tr11ops.alerts.situation import RunCondition, RunSituation, Spell
 from tr11ops.alerts.state import AlertState, Incident, Message
@@ -25,73 +43,6 @@ from tr11ops.detect.detector import Finding
 from tr11ops.observe.snapshot import Step
 from tr11ops.rundir.exclusion import Exclusion
 
-POLICY = Policy(
-    run="small", directory="/runs/small", typed="tr11.toml", folder="/home/ana", recipients=(ANA,)
-)
-HANG = finding("hung", title="job 1007 hangs", fix="tr11 stacks")
-DOWN = finding(
-    "down", subject="", title="small is neither running nor queued", fix="tr11 launch --array 1-10"
-)
-SLOW = finding(
-    "slow-node", WARNING, "iam05", title="iam05 holds the others back", fix="tr11 nodes check iam05"
-)
-LESS = finding(
-    "slow",
-    WARNING,
-    "",
-    title="the training is 62.5 % slower than it was",
-    fix="tr11 nodes check n01",
-)
-CLOSED = finding(
-    "waits-for-site", WARNING, "7", title="nothing starts after job 7_1: the site has closed gpu"
-)
-DISK = finding(
-    "filesystem-filling", WARNING, "/scratch", title="/scratch is full in 3 days", fix="tr11 disk"
-)
-TRAINS = RunCondition(
-    "HEALTHY: job 1008 on 4 nodes: training at iteration 266", is_well=True, trains=True
-)
-STARTS = RunCondition("STARTING: job 1008 on 4 nodes started 3 s ago", is_well=False)
-QUEUED = RunCondition("QUEUED: nothing runs now; job 1008 waits: Resources", is_well=True)
-FINISHED = RunCondition("FINISHED: all 100 iterations are trained", is_well=True, is_finished=True)
-STOPPED = RunCondition(
-    "STOPPED: the kill switch was set by ana (slow); what is queued is held", is_well=True, is_stopped=True,
-    resume="tr11 resume",
-)  # fmt: skip
-PAUSED = replace(TRAINS, resume="tr11 resume")
-ENDED = RunCondition("DOWN: nothing runs and nothing is queued", is_well=False)
-UNSEEN = RunCondition("UNKNOWN: scheduler unreachable", is_well=False)
-
-
-class Looks:
-    """One look a minute."""
-
-    def __init__(self) -> None:
-        self.state, self.now = AlertState(), NOON
-        self.news: list[Message] = []  # that all is trained
-
-    def see(
-        self,
-        *found: Finding,
-        condition: RunCondition | None = None,
-        trained: float | None = None,
-        after: float = MINUTE,
-        steps: tuple[Step, ...] = (),
-        **facts: Any,
-    ) -> list[Message]:
-        """`trained`: seconds before this look that the last iteration ended."""
-        self.now += after
-        ended = None if trained is None else self.now - trained
-        self.state = look(self.state, found, frozenset(), POLICY, self.now, ended)
-        situation = RunSituation(condition=condition, trained=ended, steps=steps, **facts)
-        self.state, messages = tell(self.state, POLICY, self.now, situation=situation)
-        self.news += [message for message in messages if message.kind == "finished"]
-        return [message for message in messages if message.kind != "finished"]
-
-
-def subjects(messages: Iterable[Message]) -> list[str]:
-    return [message.subject for message in messages]
-
 
 def test_no_all_clear_of_a_hang_while_the_run_is_down() -> None:
     looks = Looks()
@@ -99,15 +50,13 @@ def test_no_all_clear_of_a_hang_while_the_run_is_down() -> None:
     assert subjects(looks.see(DOWN, condition=ENDED)) == [
         "[CRITICAL] small: small is neither running nor queued"
     ]
-    assert looks.see(DOWN, condition=ENDED) == []
-    assert looks.see(DOWN, condition=ENDED) == []
+    assert looks.see_again(2, DOWN, condition=ENDED) == []
     assert looks.see(condition=STARTS, after=10 * MINUTE) == []
     assert looks.see(condition=STARTS) == []
     (over,) = looks.see(condition=TRAINS, trained=5.0)
     assert over.subject == "[OK] small: over: job 1007 hangs (and 1 more)"
-    assert "Now HEALTHY: job 1008 on 4 nodes: training at iteration 266. Nothing to type." in flat(
-        over
-    )
+    said = flat(over)
+    assert "Now HEALTHY: job 1008 on 4 nodes: training at iteration 266. Nothing to type." in said
     assert "neither running nor queued" in over.body
     assert looks.see(condition=TRAINS, trained=5.0) == []
 
@@ -132,11 +81,8 @@ def test_a_slow_node_is_not_over_before_the_next_launch_was_measured() -> None:
 def test_a_slow_node_is_not_over_because_nothing_moves() -> None:
     looks = Looks()
     looks.see(SLOW, condition=TRAINS, trained=5.0)
-    for age in (
-        65.0,
-        125.0,
-        185.0,
-    ):  # the last iteration ended before the node was last seen to be slow
+    # the last iteration ended before the node was last seen to be slow
+    for age in (65.0, 125.0, 185.0):
         assert looks.see(condition=TRAINS, trained=age) == []
     assert subjects(looks.see(HANG, condition=ENDED)) == ["[CRITICAL] small: job 1007 hangs"]
     assert looks.see(HANG, condition=ENDED) == []
@@ -164,9 +110,7 @@ def test_an_all_clear_needs_evidence_that_the_run_is_well(
 ) -> None:
     looks = Looks()
     looks.see(fault, condition=ENDED)
-    told = [
-        message for _ in range(2) for message in looks.see(condition=condition, trained=trained)
-    ]
+    told = looks.see_again(2, condition=condition, trained=trained)
     assert [message.kind for message in told] == (["cleared"] if is_told else [])
 
 
@@ -208,8 +152,7 @@ def test_after_an_hour_it_is_said_what_is_there_instead(
 def test_what_stands_instead_is_named_with_what_to_type() -> None:
     looks = Looks()
     looks.see(HANG, condition=ENDED)
-    for _ in range(3):
-        looks.see(DOWN, condition=ENDED)
+    looks.see_again(3, DOWN, condition=ENDED)
     (message,) = (
         one for one in looks.see(DOWN, condition=ENDED, after=HOUR) if one.kind == "replaced"
     )
@@ -218,9 +161,10 @@ def test_what_stands_instead_is_named_with_what_to_type() -> None:
         == "[NOT OK] small: small is neither running nor queued (over: job 1007 hangs)"
     )
     assert "But the run is not well." in flat(message)
+    said = flat(message)
     assert (
         "Still open, CRITICAL: small is neither running nor queued (since 2022-05-02 12:02 UTC)."
-        in flat(message)
+        in said
     )
     assert "Type: cd /home/ana tr11 launch --array 1-10" in flat(message)
 
@@ -228,7 +172,7 @@ def test_what_stands_instead_is_named_with_what_to_type() -> None:
 def test_an_all_clear_names_the_lesser_faults_that_stand() -> None:
     looks = Looks()
     looks.see(HANG, DISK, condition=ENDED)
-    (message,) = looks.see(DISK, condition=TRAINS, trained=1.0)
+    (message,) = looks.see(DISK, **WELL)
     assert message.subject == "[OK] small: over: job 1007 hangs"
     assert "Nothing to type" not in flat(message)
     assert "Still open, WARNING: /scratch is full in 3 days (since" in flat(message)
@@ -240,23 +184,21 @@ def test_an_all_clear_of_a_run_that_waits_to_be_resumed_says_how(
     condition: RunCondition, trained: float
 ) -> None:
     looks = Looks()
-    looks.see(DISK, condition=TRAINS, trained=1.0)
+    looks.see(DISK, **WELL)
     looks.see(condition=condition, trained=trained)
     (message,) = looks.see(condition=condition, trained=trained)
     assert message.kind == "cleared"
     assert "Nothing to type" not in flat(message)
-    assert (
-        "It goes on only when it is resumed. When it may, type: cd /home/ana tr11 resume"
-        in flat(message)
-    )
+    said = flat(message)
+    assert "It goes on only when it is resumed. When it may, type: cd /home/ana tr11 resume" in said
 
 
 def test_what_was_slow_before_a_stop_is_over_when_it_trains_again_and_is_not_slow() -> None:
     looks = Looks()
-    looks.see(LESS, condition=TRAINS, trained=1.0)
-    assert [looks.see(condition=STOPPED) for _ in range(4)] == [[]] * 4
+    looks.see(LESS, **WELL)
+    assert looks.see_again(4, condition=STOPPED) == []
     assert looks.see(condition=STARTS) == []
-    (message,) = looks.see(condition=TRAINS, trained=1.0)
+    (message,) = looks.see(**WELL)
     assert (message.kind, message.subject) == ("cleared", f"[OK] small: over: {LESS.title}")
     assert "Nothing to type." in flat(message)
 
@@ -267,7 +209,7 @@ def test_an_all_clear_does_not_call_open_what_the_same_look_has_disproved() -> N
     looks.see(SLOW, condition=TRAINS, trained=5.0)
     looks.see(SLOW, waits, condition=QUEUED)
     looks.see(waits, condition=QUEUED)
-    (over,) = looks.see(condition=TRAINS, trained=1.0)
+    (over,) = looks.see(**WELL)
     assert over.subject == f"[OK] small: over: {SLOW.title}"
     assert "Still open" not in over.body
     assert "tr11 nodes list" not in over.body
@@ -279,7 +221,7 @@ def test_an_all_clear_beside_what_has_no_command_says_that_nothing_is_to_be_type
     looks = Looks()
     bare = replace(DISK, fix="")
     looks.see(HANG, bare, condition=ENDED)
-    (message,) = looks.see(bare, condition=TRAINS, trained=1.0)
+    (message,) = looks.see(bare, **WELL)
     assert "Nothing to type. Still open, WARNING: /scratch is full" in flat(message)
 
 
@@ -317,12 +259,7 @@ def test_an_all_clear_says_since_when_and_in_which_job_the_training_goes_on(
 ) -> None:
     looks = Looks()
     looks.see(at(fault, MINUTE), condition=ENDED, steps=steps)
-    told = [
-        message
-        for _ in range(3)
-        for message in looks.see(condition=TRAINS, trained=1.0, steps=steps)
-    ]
-    (over,) = told
+    (over,) = looks.see_again(3, **WELL, steps=steps)
     assert over.kind == "cleared"
     assert (says in flat(over)) if says else ("Training goes on" not in flat(over))
 
@@ -391,8 +328,7 @@ def test_a_loss_that_goes_on_as_the_end_of_its_job_lasts_from_its_first_sign() -
     )  # fmt: skip
     looks.see(at(end, 8 * MINUTE), condition=ENDED, after=8 * MINUTE)
     remark = replace(end, severity=INFO)
-    told = [m for _ in range(3) for m in looks.see(remark, condition=TRAINS, trained=1.0)]
-    (over,) = told
+    (over,) = looks.see_again(3, remark, **WELL)
     assert "It lasted 9 min, from 2022-05-02 12:01 UTC to 2022-05-02 12:10 UTC" in flat(over)
 
 
@@ -418,35 +354,28 @@ def test_the_all_clear_of_a_lost_node_says_how_it_is_now_and_what_may_still_be_l
     looks = Looks()
     looks.see(LOST, condition=ENDED)
     facts = {"nodes": nodes, "excluded": excluded, "spares": "the attempt can lose 1 more node"}
-    told = [m for _ in range(2) for m in looks.see(condition=TRAINS, trained=1.0, **facts)]
-    (over,) = told
+    (over,) = looks.see_again(2, **WELL, **facts)
     assert words in flat(over) and "n04" not in over.body
     # it is down still: that is not over
     assert over.subject == "[OK] small: nothing waits for n03 any more: job 7_1 has lost n03"
     assert flat(over).startswith("Nothing waits for n03 any more: job 7_1 has lost n03. It lasted")
-    looks.see(DISK, condition=TRAINS, trained=1.0, **facts)
-    told = [m for _ in range(2) for m in looks.see(condition=TRAINS, trained=1.0, **facts)]
+    looks.see(DISK, **WELL, **facts)
+    told = looks.see_again(2, **WELL, **facts)
     assert "can lose" not in told[0].body, "a full disk is no node's"
 
 
 # ----------------------------------------------------------------------------- what comes back
-def test_a_critical_fault_that_comes_back_after_its_all_clear_is_a_new_incident_and_is_said_at_once() -> (
-    None
-):
+def test_a_critical_fault_that_comes_back_is_a_new_incident_and_is_said_at_once() -> None:
     looks = Looks()
-    bad = finding(
-        "unfinished-end", CRITICAL, "67_1", title="attempt 67_1 failed", identity=("software",)
-    )
-    looks.see(at(bad, MINUTE), condition=ENDED)
-    told = [message for _ in range(2) for message in looks.see(condition=TRAINS, trained=1.0)]
+    looks.see(at(BAD, MINUTE), condition=ENDED)
+    told = looks.see_again(2, **WELL)
     assert [message.kind for message in told] == ["cleared"]
     # the first of them ended long ago
-    two = replace(bad, title="the last 2 attempts failed", subject="67_2")
+    two = replace(BAD, title="the last 2 attempts failed", subject="67_2")
     (message,) = looks.see(at(two, MINUTE), condition=ENDED)
     assert (message.kind, message.severity) == ("reopened", CRITICAL)
-    assert "The last 2 attempts failed. This began at 2022-05-02 12:04 UTC, just now." in flat(
-        message
-    )
+    said = flat(message)
+    assert "The last 2 attempts failed. This began at 2022-05-02 12:04 UTC, just now." in said
     assert "This came back 1 min after its all-clear." in flat(message)
     looks.see(at(two, MINUTE), condition=ENDED)
     first, second = looks.state.incidents()
@@ -462,14 +391,12 @@ def test_an_attempt_that_ended_after_the_all_clear_of_another_is_an_incident_of_
     over.
     """
     looks = Looks()
-    bad = finding("unfinished-end", CRITICAL, "67_1", title="attempt 67_1 failed", identity=("a",))
-    looks.see(at(bad, MINUTE), condition=ENDED)
-    for _ in range(2):
-        looks.see(condition=TRAINS, trained=1.0)
-    after = at(replace(bad, subject="67_4", title="attempt 67_4 failed"), 9 * MINUTE)
+    looks.see(at(BAD, MINUTE), condition=ENDED)
+    looks.see_again(2, **WELL)
+    after = at(replace(BAD, subject="67_4", title="attempt 67_4 failed"), 9 * MINUTE)
     (message,) = looks.see(after, condition=ENDED, after=9 * MINUTE)
     assert message.kind == "opened" and "came back" not in flat(message)
-    (over,) = (one for _ in range(2) for one in looks.see(condition=TRAINS, trained=1.0))
+    (over,) = looks.see_again(2, **WELL)
     assert over.subject == "[OK] small: over: attempt 67_4 failed"
     assert len(looks.state.incidents()) == 2
 
@@ -477,39 +404,30 @@ def test_an_attempt_that_ended_after_the_all_clear_of_another_is_an_incident_of_
 def test_what_called_someone_is_over_at_once_though_it_was_milder_at_the_end() -> None:
     looks = Looks()
     full = replace(DISK, severity=CRITICAL)
-    looks.see(DISK, condition=TRAINS, trained=1.0)
-    for _ in range(2):
-        looks.see(condition=TRAINS, trained=1.0)
-    (back,) = looks.see(DISK, condition=TRAINS, trained=1.0)
-    (worse,) = looks.see(full, condition=TRAINS, trained=1.0)
+    looks.see(DISK, **WELL)
+    looks.see_again(2, **WELL)
+    (back,) = looks.see(DISK, **WELL)
+    (worse,) = looks.see(full, **WELL)
     assert [back.kind, worse.kind] == ["reopened", "raised"]
-    for _ in range(2):
-        looks.see(DISK, condition=TRAINS, trained=1.0)
-    (over,) = (one for _ in range(2) for one in looks.see(condition=TRAINS, trained=1.0))
+    looks.see_again(2, DISK, **WELL)
+    (over,) = looks.see_again(2, **WELL)
     assert over.kind == "cleared"
 
 
 def test_a_fault_that_a_later_attempt_meets_again_calls_again_who_took_it_on() -> None:
     """Even where one look alone saw the later attempt train."""
     looks = Looks()
-    bad = finding(
-        "unfinished-end", CRITICAL, "67_1", title="attempt 67_1 failed", identity=("software",)
-    )
-    looks.see(bad, condition=ENDED)
-    looks.state = looks.state.with_alert(
-        AlertChange(ACKNOWLEDGED, "ana").of(looks.state.open_alerts[0], looks.now)
-    )
-    trains = replace(bad, severity=INFO, is_to_be_passed=True)
-    assert looks.see(trains, condition=TRAINS, trained=1.0) == []
+    looks.see(BAD, condition=ENDED)
+    looks.person(AlertChange(ACKNOWLEDGED, "ana"))
+    trains = replace(BAD, severity=INFO, is_to_be_passed=True)
+    assert looks.see(trains, **WELL) == []
     assert [alert.severity for alert in looks.state.open_alerts] == [WARNING]
     (message,) = looks.see(
-        replace(bad, title="the last 2 attempts failed", subject="67_2"), condition=ENDED
+        replace(BAD, title="the last 2 attempts failed", subject="67_2"), condition=ENDED
     )
     assert (message.kind, message.severity) == ("raised", CRITICAL)
-    assert [looks.see(trains, condition=TRAINS, trained=1.0) for _ in range(5)] == [[]] * 5, (
-        "no all-clear yet"
-    )
-    told = [looks.see(condition=TRAINS, trained=1.0) for _ in range(2)]
+    assert [looks.see(trains, **WELL) for _ in range(5)] == [[]] * 5, "no all-clear yet"
+    told = [looks.see(**WELL) for _ in range(2)]
     assert [[message.kind for message in messages] for messages in told] == [[], ["cleared"]]
 
 
@@ -535,13 +453,13 @@ def test_a_critical_fault_that_flaps_is_said_to_be_back_once_in_ten_minutes() ->
 def test_a_warning_that_comes_back_after_its_all_clear_is_said_once() -> None:
     """Also where it is gone again before the hour is over: `[OK]` said that there was nothing."""
     looks = Looks()
-    (first,) = looks.see(DISK, condition=TRAINS, trained=1.0)
-    over = [message for _ in range(2) for message in looks.see(condition=TRAINS, trained=1.0)]
-    (again,) = looks.see(DISK, condition=TRAINS, trained=1.0)
+    (first,) = looks.see(DISK, **WELL)
+    over = looks.see_again(2, **WELL)
+    (again,) = looks.see(DISK, **WELL)
     assert [one.kind for one in over] == ["cleared"]
     assert (again.kind, again.severity, again.thread) == ("reopened", WARNING, first.message_id)
     assert "This came back 1 min after its all-clear." in flat(again)
-    assert looks.see(DISK, condition=TRAINS, trained=1.0) == []
+    assert looks.see(DISK, **WELL) == []
     assert len(looks.state.incidents()) == 1
 
 
@@ -549,7 +467,7 @@ def test_a_warning_that_comes_and_goes_is_back_once_and_over_when_an_hour_was_fr
     looks, told = Looks(), list[Message]()
     for minute in range(240):  # three minutes in every twelve, for three hours
         found = [DISK] * (minute < 180 and minute % 12 < 3)
-        told += looks.see(*found, condition=TRAINS, trained=1.0)
+        told += looks.see(*found, **WELL)
     first, cleared, back, over = told
     assert [one.kind for one in (first, cleared, back, over)] == [
         "opened", "cleared", "reopened", "cleared",
@@ -564,16 +482,14 @@ def test_a_warning_that_came_back_and_stood_for_long_is_over_at_once() -> None:
     looks, told = Looks(), list[Message]()
     for minute in range(90):
         found = [DISK] * (minute not in {1, 2, 3, 88, 89})
-        told += looks.see(*found, condition=TRAINS, trained=1.0)
+        told += looks.see(*found, **WELL)
     assert [one.kind for one in told] == ["opened", "cleared", "reopened", "cleared"]
 
 
 def test_a_person_who_says_that_it_is_over_is_not_kept_waiting() -> None:
     looks = Looks()
     looks.see(HANG, condition=ENDED)
-    looks.state = looks.state.with_alert(
-        AlertChange(RESOLVED, "ana", "false alarm").of(looks.state.open_alerts[0], looks.now)
-    )
+    looks.person(AlertChange(RESOLVED, "ana", "false alarm"))
     (message,) = looks.see(condition=UNSEEN)
     assert message.kind == "replaced"
     assert "(ana: false alarm)" in flat(message)
@@ -582,9 +498,7 @@ def test_a_person_who_says_that_it_is_over_is_not_kept_waiting() -> None:
 def test_what_comes_back_before_its_all_clear_calls_again_who_took_it_on() -> None:
     looks = Looks()
     looks.see(HANG, condition=ENDED)
-    looks.state = looks.state.with_alert(
-        AlertChange(ACKNOWLEDGED, "ana").of(looks.state.open_alerts[0], looks.now)
-    )
+    looks.person(AlertChange(ACKNOWLEDGED, "ana"))
     assert [looks.see(condition=STARTS) for _ in range(2)] == [[], []]
     (message,) = looks.see(HANG, condition=ENDED)
     assert message.kind == "again"
@@ -592,15 +506,15 @@ def test_what_comes_back_before_its_all_clear_calls_again_who_took_it_on() -> No
 
 def test_a_finished_run_says_so_once_and_again_when_more_was_trained() -> None:
     looks = Looks()
-    looks.see(condition=TRAINS, trained=1.0)
+    looks.see(**WELL)
     assert looks.news == []
     for condition in (FINISHED, FINISHED, UNSEEN, QUEUED, FINISHED):
         looks.see(condition=condition, trained=30.0)
     (message,) = looks.news
     assert message.subject == "[DONE] small: the training is finished"
-    assert "FINISHED: all 100 iterations are trained. Nothing to type;" in flat(message)
+    assert "FINISHED: all 100 iterations are trained. Nothing has to be typed:" in flat(message)
     assert "cd /home/ana tr11 report --run tr11.toml" in flat(message)
-    looks.see(condition=TRAINS, trained=1.0)  # the card wants more now
+    looks.see(**WELL)  # the card wants more now
     looks.see(condition=FINISHED, trained=1.0)
     assert len(looks.news) == 2
 
@@ -613,11 +527,6 @@ def test_a_run_that_finished_long_ago_is_no_news_to_a_watchdog_that_is_new() -> 
 
 
 # ----------------------------------------------------------------------------- from when to when
-def at(fault: Finding, seconds: float) -> Finding:
-    """The fault as its evidence has it begin so long after noon."""
-    return replace(fault, since=NOON + seconds)
-
-
 def test_a_hang_lasts_from_its_last_sign_of_life_to_the_first_look_that_is_free_of_it() -> None:
     looks = Looks()
     looks.now += 20 * MINUTE
@@ -632,13 +541,11 @@ def test_a_hang_lasts_from_its_last_sign_of_life_to_the_first_look_that_is_free_
 
 
 def test_an_iteration_proves_in_one_look_that_a_training_stands_still_no_more() -> None:
-    for fault, looks_needed in ((HANG, 1), (DOWN, 1), (SLOW, 2)):
+    for fault, counts in ((HANG, [1, 0]), (DOWN, [1, 0]), (SLOW, [0, 1])):
         looks = Looks()
         looks.see(fault, condition=ENDED)
-        told = [looks.see(condition=TRAINS, trained=1.0) for _ in range(2)]
-        assert [len(messages) for messages in told] == ([1, 0] if looks_needed == 1 else [0, 1]), (
-            fault.detector
-        )
+        told = [looks.see(**WELL) for _ in range(2)]
+        assert [len(one) for one in told] == counts, fault.detector
 
 
 def test_a_hang_that_recovers_by_itself_has_an_all_clear_and_no_second_alarm() -> None:
@@ -651,16 +558,13 @@ def test_a_hang_that_recovers_by_itself_has_an_all_clear_and_no_second_alarm() -
     )
     looks = Looks()
     (first,) = looks.see(at(HANG, 0.0), condition=ENDED)
-    told = [message for _ in range(3) for message in looks.see(at(stall, 0.0), condition=ENDED)]
+    told = looks.see_again(3, at(stall, 0.0), condition=ENDED)
     assert told == []
-    (over,) = looks.see(condition=TRAINS, trained=1.0)
-    assert (over.kind, over.thread) == (
-        "cleared",
-        first.message_id,
-    ) and "job 1007 hangs" in over.subject
+    (over,) = looks.see(**WELL)
+    assert (over.kind, over.thread) == ("cleared", first.message_id)
+    assert "job 1007 hangs" in over.subject
     looks.see(at(HANG, 0.0), condition=ENDED, after=HOUR * 2)
-    told = [message for _ in range(8) for message in looks.see(at(stall, 0.0), condition=ENDED)]
-    (again,) = told
+    (again,) = looks.see_again(8, at(stall, 0.0), condition=ENDED)
     assert "no iteration after 8" in again.subject, "it has had the time of an iteration, and more"
 
 
@@ -675,14 +579,13 @@ def test_what_comes_back_is_dated_from_when_it_came_back() -> None:
         identity=("sigsegv",),
     )
     looks.see(at(bad, 0.0), condition=ENDED)
-    for _ in range(2):
-        looks.see(condition=TRAINS, trained=1.0)
+    looks.see_again(2, **WELL)
     two = replace(bad, severity=CRITICAL, subject="20_2", title="the last 2 attempts did not end")
     (message,) = looks.see(at(two, 9 * MINUTE), condition=ENDED, after=20 * MINUTE)
     assert message.kind == "opened"
+    said = flat(message)
     assert (
-        "The last 2 attempts did not end. This began at 2022-05-02 12:09 UTC, 14 min ago."
-        in flat(message)
+        "The last 2 attempts did not end. This began at 2022-05-02 12:09 UTC, 14 min ago." in said
     )
 
 
@@ -692,12 +595,5 @@ def test_a_record_of_an_older_tr11_has_the_looks_alone() -> None:
     looks = Looks()
     looks.see(HANG, condition=ENDED)
     old = looks.state.open_alerts[0]
-    assert (replace(old, since=None).start, replace(old, resolved_at=NOON + 5).end) == (
-        old.began,
-        NOON + 5,
-    )
-
-
-def flat(message: Message) -> str:
-    """The body on one line: where lines break is nothing to this test."""
-    return " ".join(message.body.split())
+    assert replace(old, since=None).start == old.began
+    assert replace(old, resolved_at=NOON + 5).end == NOON + 5

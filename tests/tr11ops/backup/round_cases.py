@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from tests.tr11ops.backup.copy_cases import OddArchive, make_checkpoint
 from tr11ops.backup.archives import open_archive
 from tr11ops.backup.base import ARCHIVE_RETRIES, Archive
-from tr11ops.backup.due import Asked
+from tr11ops.backup.due import CopyRequest
 from tr11ops.backup.round_values import (
     BackupContext,
     Reading,
@@ -105,7 +105,7 @@ class Rounds:
     ) -> RoundResult:
         names = archives or card_archives(self.card)
         return run_round(
-            self.place(), RoundRequest(names, Asked(steps), reading=reading, **changes)
+            self.place(), RoundRequest(names, CopyRequest(steps), reading=reading, **changes)
         )
 
     def copies(self) -> tuple[CopyRecord, ...]:

@@ -35,12 +35,12 @@ class RoundNursery(ForkingProcess):
 
 def main() -> None:
     from tests.tr11ops.backup.round_cases import Rounds
-    from tr11ops.backup.round_values import ArchiveLock
+    from tr11ops.rundir.claims import CopyLock
 
     def do(order: dict[str, Any]) -> int:
         rounds = Rounds(Path(order["folder"]), "backup.parallel=2")
         if not order["at"]:
-            ArchiveLock(rounds.directory, "store", threading.Event()).__enter__().copying(100)
+            CopyLock(rounds.directory, "store", threading.Event()).__enter__().copying(100)
             os._exit(GONE)
         made = die_at(order["at"], FILE_CALLS)
         rounds.run("store", reading="all")

@@ -17,7 +17,6 @@ from tr11ops.backup.archive_round import plan_of, rows_of
 from tr11ops.backup.drill import LoadResult, choose_copy, run_drill
 from tr11ops.backup.ledger import read_archive_state
 from tr11ops.backup.round_values import (
-    ArchiveLock,
     ArchiveTally,
     RoundRequest,
     card_archives,
@@ -26,8 +25,8 @@ from tr11ops.backup.service import rebuild
 from tr11ops.observe.observations import CopyStatus
 from tr11ops.observe.operation_files import read_copy as read_status
 from tr11ops.rundir.checkpoint_digests import note_numbers
-from tr11ops.rundir.claims import ClaimTaken
-from tr11ops.rundir.copies import drill_file, read_copies, read_drill
+from tr11ops.rundir.claims import ClaimTaken, CopyLock
+from tr11ops.rundir.copies import read_copies, read_drill
 
 
 # ----------------------------------------------------------------------------- drills
@@ -104,7 +103,7 @@ def test_a_drill_restores_the_newest_copy_and_leaves_nothing(rounds: Rounds) -> 
     flip(rounds.far(400, "weights/a"), 2)
     failed = run_drill(rounds.place(), archive, copy, look=look)
     assert not failed.passed and "weights/a is damaged" in failed.message and len(seen) == 1
-    with ArchiveLock(rounds.directory, "drill", rounds.stop), pytest.raises(ClaimTaken):
+    with CopyLock(rounds.directory, "drill", rounds.stop), pytest.raises(ClaimTaken):
         run_drill(rounds.place(), archive, copy, look=look)
 
 
@@ -122,7 +121,7 @@ def test_the_records_are_made_again_from_the_receipts(rounds: Rounds) -> None:
     ).write_text("{")
     with pytest.raises(ValueError, match="global_step100"):
         read_copies(rounds.directory)
-    drill_file(rounds.directory).write_text("{")
+    rounds.directory.drill.write_text("{")
     assert rounds.run().exit_code == 1, "nothing follows from records that cannot be read"
     assert rebuild(rounds.place(), card_archives(rounds.card)).exit_code == 0
     assert rounds.copies() == before and read_drill(rounds.directory) is None

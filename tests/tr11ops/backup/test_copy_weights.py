@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from tests.tr11ops.backup.copy_cases import contents, copy, make_archive
+from tests.tr11ops.backup.copy_cases import contents, copy, make_archive, make_checkpoint, quick
 from tests.trainer.checkpoint.memory_source import (
     Sizes,
     differences,
@@ -16,12 +17,16 @@ from tests.trainer.checkpoint.memory_source import (
     info_of,
     memory_source,
 )
+from tr11ops.backup.restore import restore_checkpoint
+from tr11ops.backup.source import read_source
+from tr11ops.base.errors import CopyError
 from trainer.checkpoint.__main__ import main
 from trainer.checkpoint.reader import check_digests, open_checkpoint
 from trainer.checkpoint.rewrite import write_checkpoint
 from trainer.contract.checkpoints import find_resumable
 from trainer.contract.errors import CheckpointError
-from trainer.contract.manifest import Manifest
+from trainer.contract.manifest import ForeignFacts, Manifest, manifest_faults
+from trainer.contract.resumable import WEIGHTS_ALONE, ResumeNeed, lack_of
 
 SIZES = Sizes()
 SOURCE = memory_source(SIZES)
@@ -74,3 +79,54 @@ def test_inspect_reshape_and_export(
             CheckpointError, match="it holds weights alone, from which no training resumes"
         ):
             find_resumable(place.parent, "digests", True, lambda line: None)
+
+
+# ----------------------------------------------------------------------------- of another trainer
+def held(folder: Path, weights: tuple[str, ...]) -> Path:
+    """A checkpoint that is held of another trainer."""
+    made = make_checkpoint(
+        folder,
+        sizes={
+            "foreign/checkpoint-100/model.safetensors": 900,
+            "foreign/checkpoint-100/config.json": 90,
+            "foreign/checkpoint-100/optimizer.pt": 1800,
+            "foreign.json": 300,
+        },
+    )
+    manifest = Manifest.read(made)
+    assert manifest is not None
+    facts = ForeignFacts("huggingface", "checkpoint-100", "folder", ranks=2, weights=weights)
+    replace(manifest, foreign=facts).write(made)
+    return made
+
+
+def test_of_another_trainer_the_weights_are_what_its_dialect_names(tmp_path: Path) -> None:
+    source = held(tmp_path / "run", ("model*.safetensors", "config.json"))
+    found = read_source(source, 100, "weights")
+    assert sorted(file.path for file in found.files) == [
+        "foreign/checkpoint-100/config.json",
+        "foreign/checkpoint-100/model.safetensors",
+    ]
+    archive = make_archive(tmp_path / "store")
+    receipt = copy(archive, source, kind="weights")
+    home = restore_checkpoint(archive, receipt, tmp_path / "new", quick())
+    manifest = Manifest.read(home)
+    assert manifest is not None and manifest_faults(home, manifest, read_digests=True) == []
+    lack = lack_of(manifest, ResumeNeed(trainer="foreign"))
+    assert lack is not None and lack.text == WEIGHTS_ALONE
+
+
+def test_of_another_trainer_whose_dialect_names_none_no_weights_are_copied(tmp_path: Path) -> None:
+    source = held(tmp_path / "run", ())
+    with pytest.raises(CopyError, match="does not say which of its files are weights"):
+        read_source(source, 100, "weights")
+    assert len(read_source(source, 100, "full").files) == 4
+
+
+def test_our_own_trainer_opens_none_of_another(tmp_path: Path) -> None:
+    source = held(tmp_path / "run", ())
+    with pytest.raises(CheckpointError, match="checkpoint-100 of another trainer"):
+        open_checkpoint(source)
+    need = ResumeNeed(trainer="tr11")
+    with pytest.raises(CheckpointError, match="checkpoint-100 of another trainer"):
+        find_resumable(source.parent, "sizes", False, print, need=need)

@@ -24,7 +24,7 @@ from tests.tr11ops.backup.copy_cases import (
 )
 from tr11ops.backup import folder
 from tr11ops.backup.archives import archive_address, archive_key, open_archive
-from tr11ops.backup.base import RemoteFile, as_pieces, hidden_name
+from tr11ops.backup.base import RemoteFile, as_pieces, hidden_place
 from tr11ops.backup.folder import MARKER_FILE, FolderArchive, part_path
 from tr11ops.base.errors import ArchiveFull, ArchivePermanentError, ArchiveUnavailable
 from tr11ops.runcard.card import RunCard, load_card, shipped_folder
@@ -199,7 +199,7 @@ def test_places_outside_are_refused(tmp_path: Path, path: str) -> None:
 
 def test_moving_replaces_nothing(tmp_path: Path) -> None:
     archive = make_archive(tmp_path / "store")
-    hidden = hidden_name("c/step", "0123456789abcdef")
+    hidden = hidden_place("c/step", "0123456789abcdef")
     put(archive, f"{hidden}/x", b"1")
     put(archive, "c/taken/x", b"2")
     assert [file.path for file in archive.list("c")] == ["c/taken/x"]
@@ -214,7 +214,7 @@ def test_moving_replaces_nothing(tmp_path: Path) -> None:
 
 def test_sweep_removes_old_leftovers_alone(tmp_path: Path) -> None:
     archive = make_archive(tmp_path / "store")
-    hidden = hidden_name("c/step", "0123456789abcdef")
+    hidden = hidden_place("c/step", "0123456789abcdef")
     put(archive, f"{hidden}/sub/x", b"123", cut=1)
     put(archive, "c/half", b"123", cut=1)
     put(archive, "c/.metadata", b"123")

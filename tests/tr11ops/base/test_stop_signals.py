@@ -1,18 +1,21 @@
-"""A stop that a signal handler sets while the same thread waits for it; the rest of an event's
-behaviour.
-"""
+"""Which processes count as living; a stop that a signal handler sets while the same thread waits for it."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
 
+import psutil
 import pytest
 
+from tests.waiting import until
+from tr11ops.base.processes import is_living
 from tr11ops.base.stop_signals import StopEvent, obeying
+from tr11ops.cluster.local_processes import descendants
 
 # A signal at each instruction of a wait, one after the other: with `threading.Event` one of them
 # comes while the wait holds the lock that `set` takes, and nothing goes on.
@@ -90,3 +93,15 @@ def test_a_wait_without_a_stop_is_over_in_time() -> None:
 def test_a_stop_is_not_taken_back() -> None:
     with pytest.raises(NotImplementedError, match="not taken back"):
         StopEvent().clear()
+
+
+def test_one_that_ended_and_was_not_collected_does_not_live() -> None:
+    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    process = psutil.Process(child.pid)
+    assert is_living(process) and process in descendants(os.getpid())
+    assert child.stdin is not None
+    child.stdin.close()
+    until(lambda: process.status() == psutil.STATUS_ZOMBIE)
+    assert not is_living(process) and process not in descendants(os.getpid())
+    child.wait()
+    assert not is_living(process), "nor one that is gone"

@@ -19,11 +19,11 @@ from tr11ops.runcard.watching import BackupSection
 from tr11ops.rundir.checkpoint_pins import pin
 from tr11ops.rundir.copies import CopyRecord, Kind, identity_of, location_of, write_copy
 from tr11ops.rundir.paths import RunDirectory
-from trainer.contract.checkpoint_names import checkpoint_name, checkpoint_steps
+from trainer.contract.checkpoint_names import SUPERSEDED_SUFFIX, checkpoint_name, checkpoint_steps
 from trainer.contract.files import write_atomically
 from trainer.contract.manifest import FileEntry, Manifest, file_digest
 from trainer.contract.paths import RunPaths
-from trainer.contract.replacing import SUPERSEDED_SUFFIX, free_name
+from trainer.contract.replacing import free_name
 
 NOW = 1_795_289_822.25
 DAY = 86400.0

@@ -21,11 +21,10 @@ from msgspec.structs import replace
 from tests.tr11ops.checkpoints.shelf import NOW, Shelf, policy
 from tr11ops.checkpoints import prune as pruning
 from tr11ops.checkpoints.prune import BEGUN, FAILED, LEFT, REMOVED, hide
-from tr11ops.checkpoints.quarantine import doomed_name, hidden_name, list_quarantined
+from tr11ops.checkpoints.quarantine import doomed_name, list_quarantined, name_to_hide
 from tr11ops.runcard.watching import BackupSection
 from tr11ops.rundir.checkpoint_pins import pin, state_folder
-from tr11ops.rundir.claims import Claim, ClaimFolder, ClaimTaken
-from tr11ops.rundir.clocks import Clocks, read_clocks
+from tr11ops.rundir.claims import Claim, ClaimFolder, ClaimTaken, Clocks, read_clocks
 from tr11ops.rundir.fallback import RESERVE_BYTES, RESERVE_FILE, keep_reserve, spend_reserve
 from tr11ops.rundir.journal import JournalEntry, read_journal
 from trainer.contract.checkpoint_names import checkpoint_name
@@ -309,7 +308,7 @@ def test_stopping_ends_after_what_is_begun(shelf: Shelf) -> None:
 def test_hidden_ones_are_put_back_and_doomed_ones_finished(shelf: Shelf) -> None:
     shelf.save(100, 200, 300, 400)
     hidden = hide(shelf.folder, "global_step300")
-    half = shelf.folder / doomed_name(hidden_name("global_step100"))
+    half = shelf.folder / doomed_name(name_to_hide("global_step100"))
     (shelf.folder / "global_step100").rename(half)
     (half / "manifest.json").unlink()
     assert {quarantined.kind for quarantined in list_quarantined(shelf.folder)} == {
@@ -417,8 +416,8 @@ def test_what_a_link_points_to_is_never_unlinked(shelf: Shelf, tmp_path: Path) -
     named = shelf.folder / "global_step100" / "weights" / "a.bin"
     named.rename(outside / "precious")
     named.symlink_to(outside / "precious")
-    (shelf.folder / hidden_name("global_step50")).symlink_to(outside)
-    (shelf.folder / doomed_name(hidden_name("global_step60"))).symlink_to(outside)
+    (shelf.folder / name_to_hide("global_step50")).symlink_to(outside)
+    (shelf.folder / doomed_name(name_to_hide("global_step60"))).symlink_to(outside)
     result = shelf.pruner().run()
     assert (outside / "precious").stat().st_size == 64 and 100 not in shelf.steps()
     assert [outcome.text for outcome in result.outcomes if outcome.result == "failed"] == [

@@ -1,8 +1,11 @@
-"""`tr11 checkpoints`: which checkpoint STEP means, the list, and what the child is told and says."""
+"""`tr11 checkpoints`: which checkpoint STEP means, the list, and what the child is told and says; the
+words of `import` and `export` reach the commands, with the card.
+"""
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.forks import exit_code, forked
 from tests.tr11ops.cli.local_bench import LocalBench
@@ -20,9 +24,10 @@ from tests.trainer.checkpoint.synthetic import Model, Shape, state
 from tr11ops.base.errors import Refusal
 from tr11ops.cli.checkpoints_keep import resolve_step
 from tr11ops.cli.common import read_card
-from tr11ops.cli.main import load
+from tr11ops.cli.main import execute, load
 from trainer.checkpoint.__main__ import COMMANDS, build_parser, explain
-from trainer.contract.origin import Origin
+from trainer.contract.checkpoint_names import read_latest
+from trainer.contract.origin import BranchOrigin
 
 ROOT = Path(__file__).parents[3]
 
@@ -116,7 +121,7 @@ def test_list_tells_what_another_runs_checkpoint_it_all_began_with(
     write_checkpoint(checkpoints, 10)
     assert bench.tr11(*words, "--json").json["origin"] is None
     paths = run_directory(bench).paths
-    Origin(
+    BranchOrigin(
         "/big/checkpoints/main", 30, "big/main", True, False, 5.0, "3", ("seed/main step 7",)
     ).write(paths)
     said = " ".join(bench.tr11(*words).out.split())
@@ -326,3 +331,92 @@ def test_what_could_not_be_observed_is_told_from_what_is_wrong(
 ) -> None:
     found, text = explain(error)
     assert found == code and "\n" not in text
+
+
+SETTINGS = (
+    "run.directory=run", "model.hidden_size=48", "model.attention_heads=6", "tokenizer.padded_vocabulary_size=64",
+    "precision.dtype='fp32'",
+)  # fmt: skip
+CARD = ["--run", "demo", *(word for setting in SETTINGS for word in ("--set", setting))]
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A BLOOM of transformers in the folder `bloom` of the current folder."""
+    from transformers import BloomConfig, BloomForCausalLM
+
+    monkeypatch.chdir(tmp_path)
+    made = BloomForCausalLM(BloomConfig(vocab_size=64, hidden_size=48, n_layer=2, n_head=6))
+    made.save_pretrained(tmp_path / "bloom")
+    return made
+
+
+@pytest.mark.usefixtures("near")
+def test_there_and_back(model: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    from transformers import BloomForCausalLM
+
+    assert execute(["checkpoints", "import", "bloom", *CARD, "--json"]) == 0
+    said = capfd.readouterr()
+    assert json.loads(said.out)["checkpoint"] == str(
+        Path("run/checkpoints/main/global_step0").resolve()
+    )
+    assert read_latest(Path("run/checkpoints/main")) == 0
+    assert "importing" not in said.err, "a bar is for terminals"
+
+    assert (
+        execute(
+            [
+                "checkpoints",
+                "export",
+                "latest",
+                "-o",
+                "back",
+                "--max-shard-size",
+                "50KB",
+                *CARD,
+                "--json",
+            ]
+        )
+        == 0
+    )
+    result = json.loads(capfd.readouterr().out)
+    assert result["folder"] == str(Path("back").resolve()) and result["shards"] > 1
+    back = BloomForCausalLM.from_pretrained("back", dtype=torch.float32).state_dict()
+    assert all(torch.equal(tensor, back[name]) for name, tensor in model.state_dict().items())
+
+    place = "run/checkpoints/main/global_step0"  # a path needs no card
+    assert (
+        execute(
+            [
+                "checkpoints",
+                "export",
+                place,
+                "--to",
+                "hf",
+                "-o",
+                "back",
+                "--dtype",
+                "bf16",
+                "--no-verify",
+            ]
+        )
+        == 1
+    )
+    assert "--force" in capfd.readouterr().err
+    assert (
+        execute(
+            [
+                "checkpoints",
+                "export",
+                place,
+                "-o",
+                "back",
+                "--dtype",
+                "bf16",
+                "--no-verify",
+                "--force",
+            ]
+        )
+        == 0
+    )
+    assert "parameters in bfloat16" in capfd.readouterr().out

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.tr11ops.cli.hung_mounts import hang, own_mounts, printed_by
+from tests.tr11ops.cli.hung_mounts import ENTRY, hang, own_mounts, printed_by
 from tests.tr11ops.launch.run_inputs import write_card
 from trainer.contract.files import write_json
 
 LIMIT_SECONDS = 2.0  # in place of a look's minute
-AT_ONCE = 6
+AT_ONCE = 12  # they wait
 LINES = [
     "status", "status --json", "list RUN", "list ABOVE", "list RUN BESIDE", "logs", "logs -f", "logs --rank 0", "diagnose", "stacks", "checkpoint-now",
     "profile", "pulse", "kill", "pause", "resume", "handover", "handover --start", "goodput", "numbers", "cron list",
@@ -37,6 +37,7 @@ def type_them(card: str, root: str, into: str, lines: list[str]) -> None:
     """
     from tr11ops.base import deadline
     from tr11ops.cli.main import execute
+    from tr11ops.cron import runner
 
     try:
         own_mounts()
@@ -45,21 +46,29 @@ def type_them(card: str, root: str, into: str, lines: list[str]) -> None:
         print(f"cannot be mounted: {error}")
         return
     deadline.LOOK_SECONDS = deadline.STOP_SECONDS = deadline.SILENCE_SECONDS = LIMIT_SECONDS
-    for start in range(0, len(lines), AT_ONCE):
-        children = {}
-        for number in range(start, min(start + AT_ONCE, len(lines))):
-            child = os.fork()
-            if child == 0:
-                said = os.open(f"{into}/{number}", os.O_WRONLY | os.O_CREAT)
-                os.dup2(said, 1)
-                os.dup2(said, 2)
-                code = execute(words_of(lines[number], card, root))
-                sys.stdout.flush()
-                os._exit(code)
-            children[child] = number
-        for child, number in children.items():
-            print(number, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    runner.ENTRY = ENTRY
+    children: dict[int, int] = {}
+    for number, line in enumerate(lines):
+        if len(children) == AT_ONCE:
+            tell_end(children)
+        child = os.fork()
+        if child == 0:
+            said = os.open(f"{into}/{number}", os.O_WRONLY | os.O_CREAT)
+            os.dup2(said, 1)
+            os.dup2(said, 2)
+            code = execute(words_of(line, card, root))
+            sys.stdout.flush()
+            os._exit(code)
+        children[child] = number
+    while children:
+        tell_end(children)
     os.close(held)
+
+
+def tell_end(children: dict[int, int]) -> None:
+    """Wait for the next one that ends, and print its number and exit code."""
+    child, status = os.wait()
+    print(children.pop(child), os.waitstatus_to_exitcode(status), flush=True)
 
 
 def words_of(line: str, card: str, root: str) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.alerts.office import Mailbox, Server
-from tests.tr11ops.cli.hung_mounts import hang, heal, own_mounts, printed_by
+from tests.tr11ops.cli.hung_mounts import ENTRY, hang, heal, own_mounts, printed_by
 from tests.tr11ops.launch.run_inputs import write_card
 from tests.waiting import until
 from tr11ops.alerts.store import read_alert_state
@@ -36,13 +36,6 @@ jobs.Every = lambda seconds: usual(seconds / 20)
 cron.CELLS_SECONDS = 0.5
 runner.ENTRY = sys.argv[1]
 from tr11ops.cli.main import run; run(sys.argv[2:])
-"""
-ENTRY = """\
-import sys
-from tr11ops.base import deadline
-deadline.SILENCE_SECONDS = deadline.LOOK_SECONDS = 2.0
-deadline.PASS_SECONDS = 6.0
-from tr11ops.cli.main import run; run()
 """
 
 

@@ -96,6 +96,19 @@ def test_wait_reports_the_checkpoint(bench: LocalBench) -> None:
     )
 
 
+def test_a_trainer_that_cannot_be_asked_is_not_said_to_save(bench: LocalBench) -> None:
+    running(bench, trainer_script(bench, END))
+    root = run_directory(bench).root
+    bench.card.write_text(
+        f'[run]\nname = "small"\ndirectory = "{root}"\n[slurm]\nnodes = 1\ngpus_per_node = 1\ntime_limit = "01:00:00"\n'
+        '[trainer]\ndialect = "torchtitan"\ncommand = ["train.py"]\n'
+    )
+    answer = bench.kill("--yes", "--wait")
+    assert answer.code == 0, answer.err
+    assert "will leave after its next checkpoint" in answer.err
+    assert "how:        it cannot be asked to save" in answer.err
+
+
 @pytest.mark.parametrize("end", [None, {**END, "reason": "error", "checkpoint_step": None}])
 def test_an_end_without_the_trainers_word_needs_a_person(
     bench: LocalBench, end: dict[str, object] | None

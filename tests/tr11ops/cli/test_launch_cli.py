@@ -1,4 +1,6 @@
-"""`tr11 launch` on the embedded scheduler: what it prints, keeps, refuses, and never leaves behind."""
+"""`tr11 launch` on the embedded scheduler, and for Kubernetes: what it prints, keeps, refuses, and never
+leaves behind.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from msgspec import to_builtins
 from msgspec.structs import replace
 
 from tests.tr11ops.cli.local_bench import LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
+from tests.tr11ops.launch.kubernetes_schema import KINDS, invalid, section
 from tests.tr11ops.launch.preflight_bench import MODEL
 from tests.tr11ops.launch.run_inputs import write_card, write_checkpoint
 from tr11ops.alerts.store import read_alert_state
@@ -26,7 +30,7 @@ from tr11ops.launch.session import check_launch
 from tr11ops.launch.submit import hold_launch_lock, submit
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import parse_comment
-from trainer.contract.end_marker import EndMarker
+from trainer.contract.attempt import EndMarker
 from trainer.contract.files import write_json
 from trainer.contract.state_file import read_json
 
@@ -461,3 +465,27 @@ def test_errors_as_json(bench: LocalBench) -> None:
         usage.json["error"]["exit_code"] == usage.code == 2
         and "--array = 'x'" in usage.json["error"]["lines"][0]
     )
+
+
+def test_launch_prints_the_objects_and_makes_nothing(bench: LocalBench) -> None:
+    settings = [word for setting in section(bench.folder) for word in ("--set", setting)]
+    launch = ("launch", "--scheduler", "kubernetes", "--run", str(bench.card), *settings)
+    answer = bench.tr11(*launch, "--dry-run")
+    assert answer.code == 0 and answer.err == ""
+    assert [(one["kind"], invalid(one)) for one in yaml.safe_load_all(answer.out)] == [
+        (kind, []) for kind in KINDS
+    ]
+    as_json = bench.tr11(*launch, "--dry-run", "--json").json
+    assert as_json["objects"] == list(yaml.safe_load_all(answer.out)) and as_json["name"] == "small"
+    assert not (bench.folder / "run").exists()
+    refused = bench.tr11(*launch)
+    assert (
+        refused.code == 2 and "add --dry-run and pipe it into `kubectl apply -f -`" in refused.err
+    )
+    refused = bench.tr11(*launch, "--dry-run", "--array", "1-3")
+    assert (
+        refused.code == 2
+        and "--array: a Kubernetes Job starts its pods again by itself" in refused.err
+    )
+    bare = bench.tr11("launch", "--scheduler", "kubernetes", "--run", str(bench.card), "--dry-run")
+    assert bare.code == 2 and "kubernetes: is missing; add: image" in bare.err

@@ -251,6 +251,9 @@ def test_a_person_may_exclude_more_with_a_reason_which_is_kept(nodes, bench: Loc
         preview.code == 0
         and "1 usable node is left, too few for an attempt, which needs 2" in preview.err
     )
+    by_card = ("--set", 'slurm.exclude=["local-node4"]', "--reason", "smoke", "--dry-run")
+    preview = nodes("exclude", f"{TWO},{THREE}", "--force", *by_card)
+    assert "0 usable nodes are left, too few for an attempt" in preview.err
     assert nodes("exclude", TWO, "--yes", "--force", "--reason", "smoke").code == 0
     assert listed(bench) == [ONE, TWO]
     (event,) = nodes("history", TWO, "--json").json["events"]

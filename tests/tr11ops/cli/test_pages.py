@@ -19,7 +19,7 @@ from tr11ops.cli.main import flowing
 
 PLACES = {
     "Set up": "init doctor estimate import data",
-    "Run": "launch train pause resume kill checkpoint-now",
+    "Run": "launch train pause resume kill checkpoint-now requeue",
     "Watch": "status logs alerts handover goodput advise report",
     "Keep alive": "pulse cron nodes fs-watchdog perms drill",
     "Checkpoints": "checkpoints backup sync upload eval",

@@ -29,7 +29,7 @@ from tr11ops.queue.held_jobs import to_hold
 from tr11ops.queue.stop import StopView
 from tr11ops.rundir.journal import read_journal
 from trainer.contract import requests
-from trainer.contract.end_marker import EndMarker
+from trainer.contract.attempt import EndMarker
 from trainer.contract.metrics_record import format_step
 from trainer.contract.requests import Request, new_request, pause_of, read_request
 from trainer.contract.requests import RequestAnswer as CheckpointAnswer

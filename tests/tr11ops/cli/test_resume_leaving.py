@@ -18,9 +18,8 @@ from tests.twin.small_run import recorded_comment
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.queue.stop import leaving
 from tr11ops.rundir.hold_store import record_holds
-from trainer.contract.end_marker import EndMarker
+from trainer.contract.attempt import EndMarker, Heartbeat, write_heartbeat
 from trainer.contract.files import write_json
-from trainer.contract.phases import Heartbeat, write_heartbeat
 
 
 @pytest.fixture

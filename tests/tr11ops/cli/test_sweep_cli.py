@@ -16,7 +16,7 @@ from msgspec.structs import asdict
 from tests.tr11ops.cli.local_bench import Answer, LocalBench
 from tr11ops.rundir.paths import parse_comment
 from tr11ops.sweep import manifest
-from trainer.contract.end_marker import EndMarker
+from trainer.contract.attempt import EndMarker
 from trainer.contract.files import write_json
 from trainer.contract.lease import LeaseClaim, LeaseFolder
 from trainer.contract.paths import RunPaths

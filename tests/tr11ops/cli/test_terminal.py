@@ -7,9 +7,8 @@ import sys
 
 import pytest
 
-from tr11ops.cli import terminal
-from tr11ops.cli.common import say
-from tr11ops.cli.terminal import drawing_console, show, table
+from tr11ops.cli import common
+from tr11ops.cli.common import drawing_console, say, show, table
 
 LONG = "jobs:       nothing of this run is running or queued; launches are refused until the switch is released"
 
@@ -45,7 +44,7 @@ def nodes_shown(width: int, capsys: pytest.CaptureFixture[str]) -> list[str]:
     console = drawing_console()
     console._force_terminal, console.width = True, width
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(terminal, "drawing_console", lambda: console)
+        patch.setattr(common, "drawing_console", lambda: console)
         show(made)
     return capsys.readouterr().out.splitlines()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.tr11ops.cli.local_bench import Answer, LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
-from trainer.contract.phases import Heartbeat, write_heartbeat
+from trainer.contract.attempt import Heartbeat, write_heartbeat
 
 
 def tr11(bench: LocalBench, *words: str) -> Answer:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from tr11ops.cluster.base import Node
-from tr11ops.cluster.capacity import Lack, NodeNeed, lacking
+from tr11ops.cluster.pending_reasons import Lack, NodeNeed, lacking
 
 NODES = (
     Node("n1", frozenset({"idle"}), "", 64, 8, 500_000, ("p",), frozenset({"a100", "ib"})),

@@ -1,4 +1,5 @@
-"""Host lists: by rule, by random lists, and against Slurm's own reading."""
+"""How nodes and queued tasks are named: host lists, array expressions, and parts of an array, which are
+changed without the rest."""
 
 from __future__ import annotations
 
@@ -8,9 +9,26 @@ import subprocess
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from tr11ops.base.errors import HostlistError
-from tr11ops.cluster.hostlist import MAXIMUM_NAMES, compress, expand
+from tr11ops.base.errors import ArraySyntaxError, HostlistError, SchedulerError
+from tr11ops.cluster.arrays import (
+    MAXIMUM_NAMES,
+    compress,
+    covers,
+    expand,
+    named_tasks,
+    names_of,
+    not_repeated,
+    parse_array,
+    split,
+    task_numbers,
+    tasks_of,
+    without,
+)
+from tr11ops.cluster.base import Job, JobState
+from tr11ops.cluster.local_rules import array_of, parse_job_id
+from tr11ops.runcard.card import CardError, parse_attempts
 from tr11ops.twin.twin import Twin
 
 PREFIXES = st.sampled_from(["x", "jean-zay-iam", "r1n", "node-a-", "gpu_", "a9b"])
@@ -129,3 +147,149 @@ def _scontrol(twin: Twin, what: str, text: str) -> str:
         timeout=120,
     )
     return done.stdout
+
+
+FAULTS = [
+    "",
+    "a",
+    "5-1",
+    "1-9:0",
+    "1-4000001",
+    "1-10001",
+    "\u0661-\u0665",
+    "1-999999999",
+    "1,,2",
+    "9" * 5000,
+]
+
+
+@pytest.mark.parametrize("text", FAULTS)
+def test_what_is_no_array_is_none_to_everyone(text: str) -> None:
+    with pytest.raises(ArraySyntaxError):
+        parse_array(text)
+    with pytest.raises(CardError):
+        parse_attempts(text)
+    with pytest.raises(SchedulerError):
+        array_of(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "tasks"), [("4000000", (4_000_000,)), ("100000-100002%1", (100_000, 100_001, 100_002))]
+)
+def test_an_array_of_the_card_is_one_of_the_embedded_scheduler(
+    text: str, tasks: tuple[int, ...]
+) -> None:
+    assert parse_attempts(text).indices == array_of(text).indices == tasks == task_numbers(text)
+
+
+def test_a_task_named_twice_counts_once_and_a_launch_refuses_it() -> None:
+    assert array_of("1-3,2").indices == (1, 2, 3) and array_of("1-3,2").throttle is None
+    with pytest.raises(CardError, match="names a task twice"):
+        parse_attempts("1-3,2")
+
+
+@pytest.mark.parametrize("name", ["7_[0-8:4]", "7_[0,4-8:4%1]", "7_[0,4,8%1]"])
+def test_names_of_tasks_are_read_as_the_queue_shows_them(name: str) -> None:
+    job = Job(name, "7", "7", None, "run", "ana", JobState.PENDING, pending_tasks=(0, 4, 8))
+    assert covers(name, job) and parse_job_id(name).tasks == frozenset({0, 4, 8})
+    assert not covers("7_[1-3,5-7]", job)
+
+
+def test_a_queue_row_keeps_what_is_readable_but_for_the_name() -> None:
+    assert task_numbers("1-3,5,...%1") == (1, 2, 3, 5)
+    assert named_tasks("[1-3,5,...]") is None and parse_array("0-15:4").step == 4
+
+
+TASKS = st.sets(st.integers(0, 12), min_size=1)
+
+
+def array(tasks: set[int] | range, number: str = "7") -> Job:
+    return Job(
+        f"{number}_x",
+        number,
+        number,
+        None,
+        "run",
+        "ana",
+        JobState.PENDING,
+        pending_tasks=tuple(sorted(tasks)),
+    )
+
+
+SINGLE = Job("9", "9", None, None, "run", "ana", JobState.PENDING)
+
+
+def test_an_array_goes_by_its_number_unless_a_part_is_left_out() -> None:
+    assert names_of((array(range(1, 4)), array({5}), SINGLE), ()) == ("7", "9")
+    assert names_of((array({1, 2, 3}), array({5})), (array({4}), SINGLE)) == ("7_[1-3,5]",)
+    assert names_of((array({0}),), (array({1}),)) == ("7_0",)
+    # as Slurm shows a task on its own
+    one = replace(array(()), job_id="7_3", raw_id="12", task_id=3)
+    assert (
+        names_of((one,), (array({1}),)) == ("7_3",) and covers("7_3", one) and not covers("12", one)
+    )
+
+
+def test_a_part_covers_what_it_names_and_leaves_the_rest() -> None:
+    job = array(range(1, 6))
+    assert split(job, ("7",)) == (job, None) == split(job, ("7_[1-9]",))
+    assert split(job, ("8", "7_9", "no name")) == (None, job)
+    ours, rest = split(job, ("7_2", "7_[4-5]"))
+    assert ours is not None and (ours.job_id, tasks_of(ours), ours.task_id) == (
+        "7_[2,4-5]",
+        (2, 4, 5),
+        None,
+    )
+    assert rest is not None and (rest.job_id, tasks_of(rest)) == ("7_[1,3]", (1, 3))
+    first, _ = split(array({0, 1}), ("7_0",))
+    assert first is not None and (first.job_id, first.task_id, tasks_of(first)) == ("7_0", 0, (0,))
+    high = array(range(3_000_000, 3_000_003))  # as far as Slurm's arrays go
+    assert split(high, names_of((high,), (array({1}),))) == (high, None)
+    assert not covers("7_[1-9,,]", job) and not covers("7_[0-9999999]", job)
+    assert covers("9", SINGLE) and not covers("9_1", SINGLE)
+
+
+@pytest.mark.parametrize(
+    ("names", "gone", "left"),
+    [
+        (("7", "9"), ("9",), ("7",)),
+        (("7_[1-5]",), ("7_2", "7_3"), ("7_[1,4-5]",)),
+        (("7_[1-5]",), ("7",), ()),
+        (("7",), ("7_2",), ()),  # what is left of a whole array has no name: it counts for gone
+        (("7_1",), ("8",), ("7_1",)),
+    ],
+)
+def test_names_less_names(
+    names: tuple[str, ...], gone: tuple[str, ...], left: tuple[str, ...]
+) -> None:
+    assert without(names, gone) == left
+
+
+@pytest.mark.parametrize(
+    ("names", "more", "left"),
+    [
+        (("7",), ("7_2",), ("7",)),
+        (("7", "7_3"), ("7_[2-3]",), ("7",)),
+        (("7", "7_3"), ("7",), ()),
+        (("7_[1-5]",), ("7_2", "8"), ("7_[1,3-5]",)),
+    ],
+)
+def test_names_that_are_named_again(
+    names: tuple[str, ...], more: tuple[str, ...], left: tuple[str, ...]
+) -> None:
+    assert not_repeated(names, more) == left
+
+
+@given(chosen=TASKS, left=TASKS, more=TASKS)
+def test_what_is_named_is_what_was_chosen_and_nothing_else(
+    chosen: set[int], left: set[int], more: set[int]
+) -> None:
+    left -= chosen
+    names = names_of((array(chosen),), (array(left),) if left else ())
+    ours, rest = split(array(chosen | left), names)
+    assert ours is not None and set(tasks_of(ours)) == chosen
+    assert (set() if rest is None else set(tasks_of(rest))) == left
+    ours, _ = split(
+        array(range(13)), without(("7_[0-12]",), (f"7_[{','.join(map(str, sorted(more)))}]",))
+    )
+    assert (set() if ours is None else set(tasks_of(ours))) == set(range(13)) - more

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tr11ops.cluster.arrays import array_comment, is_cell, tasks_apart
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.observe.ownership import Ownership
+from tr11ops.observe.jobs import Ownership
 from tr11ops.rundir.paths import RunDirectory, new_tag, parse_comment
 from trainer.contract.paths import RunPaths
 

@@ -1,6 +1,5 @@
-"""The chain of Slurm jobs: one of them whatever happens, without drift, and never broken by a lost
-answer.
-"""
+"""The chain of Slurm jobs: one of them whatever happens, without drift, never broken by a lost answer, and in
+a partition in which it does not wait behind the training, unasked."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ from tests.plugins.disk_fixture import Disk
 from tests.tr11ops.cron.cards import card
 from tests.tr11ops.cron.queues import Queue
 from tests.tr11ops.cron.rounds import run_directory
-from tr11ops.base.errors import SchedulerError
-from tr11ops.cluster.base import Job, JobState
+from tr11ops.base.errors import NoPartition, SchedulerError
+from tr11ops.cluster.base import Job, JobState, Node, Partition
 from tr11ops.cluster.local_machine import GpuList, local_nodes
 from tr11ops.cluster.local_records import LocalSettings
 from tr11ops.cluster.local_rules import request_fault
@@ -31,6 +30,7 @@ from tr11ops.cron.chain import (
     Begun,
     ChainContext,
     begin_link,
+    choose_placement,
     due_after,
     install,
     links_of,
@@ -400,3 +400,40 @@ def test_other_runs_and_ended_jobs_are_no_links(scene: Scene) -> None:
     assert links_of(jobs, scene.directory.mark, "daily") == () == links_of(jobs, "f" * 12, "hourly")
     scene.queue.finish("1")
     assert links_of(scene.queue.jobs(), scene.directory.mark, "hourly") == ()
+
+
+GPU = Partition("gpu_p5", None, ("g1",), is_default=True)
+FREE, SHORT = Partition("prepost", None, ("c1",)), Partition("a_short", 600, ("c1",))
+DOWN = Partition("a_down", None, ("c1",), is_up=False)
+SHARED = Partition("cpu_all", None, ("c1", "c2"))
+IDLE = frozenset({"idle"})
+NODES = (
+    Node("g1", IDLE, gpus=8),
+    Node("c1", IDLE, memory_megabytes=4096),
+    Node("c2", IDLE, memory_megabytes=1),
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "partitions", "expected"),
+    [
+        ((), (GPU, SHORT, DOWN, FREE), ("prepost", 2048, False)),
+        ((), (GPU, SHARED), ("cpu_all", None, False)),  # a node whose memory no one configured
+        (("slurm.partition=prepost",), (GPU, FREE, SHARED), ("cpu_all", None, True)),
+        (("cron.partition=gpu_p5",), (GPU, FREE), ("gpu_p5", None, False)),
+        ((), (replace(FREE, is_default=True),), ("prepost", 2048, True)),
+    ],
+)
+def test_a_chain_runs_beside_the_training(
+    tmp_path: Path,
+    changes: tuple[str, ...],
+    partitions: tuple[Partition, ...],
+    expected: tuple[str, int | None, bool],
+) -> None:
+    found = choose_placement(card(tmp_path, *changes), partitions, NODES, 7200)
+    assert (found.partition, found.memory_megabytes, bool(found.note)) == expected
+
+
+def test_where_only_gpus_are_a_person_is_asked(tmp_path: Path) -> None:
+    with pytest.raises(NoPartition, match=r"a_short, gpu_p5\).*--way crontab.*cron.partition=NAME"):
+        choose_placement(card(tmp_path), (GPU, SHORT), NODES, 7200)

@@ -34,6 +34,7 @@ from tr11ops.observe.observations import LaunchEnd, TrainingEvent, Validation
 from tr11ops.observe.snapshot import Attempt, Checkpoint, KillSwitch, Snapshot, Step
 from tr11ops.runcard.exit_duration import ExitPlan
 from tr11ops.rundir.paths import Submission
+from trainer.contract.attempt import UnheldCheckpoint
 
 UNKNOWN = Unknown("the disk is unreachable")
 HIDDEN = "/scratch/run holds no record of any launch, but job 1000 was queued from it"
@@ -683,6 +684,17 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     (
         "and is over",
         snapshot(checkpoints=checkpoints(31_100, age=-9.0), events=FAILED),
+        "checkpoint-overdue",
+        [],
+    ),
+    (
+        "saved in another trainer's folder, and not held yet",
+        snapshot(
+            checkpoints=checkpoints(30_900),
+            heartbeats=tuple(
+                replace(one, saved=UnheldCheckpoint(31_100, NOW - 60.0)) for one in beats()
+            ),
+        ),
         "checkpoint-overdue",
         [],
     ),

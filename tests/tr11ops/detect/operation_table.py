@@ -28,9 +28,15 @@ from tr11ops.detect.nodes import exclusion_cap, exclusion_due
 from tr11ops.detect.queued_work import chain_end
 from tr11ops.detect.site import nodes_short, queued_too_long
 from tr11ops.detect.speed import silent_corruption
-from tr11ops.detect.state import damaged_state, kill_switch_left_on, switch_unseen
 from tr11ops.detect.storage import filesystem_filling, filesystem_full, purge_near
-from tr11ops.detect.watch import clock_skew, cron_dead, periodic_job_failed
+from tr11ops.detect.watch import (
+    clock_skew,
+    cron_dead,
+    damaged_state,
+    kill_switch_left_on,
+    periodic_job_failed,
+    switch_unseen,
+)
 from tr11ops.observe.observations import (
     ClockReading,
     Copied,

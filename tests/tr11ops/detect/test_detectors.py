@@ -43,18 +43,18 @@ from tests.tr11ops.status_cases import (
     with_facts,
     wordless,
 )
+from tr11ops.base.observed import known
 from tr11ops.cluster.base import JobState
 from tr11ops.detect import registry
-from tr11ops.detect.causes import by_cause
-from tr11ops.detect.detector import Severity
-from tr11ops.observe import derived, normal_silence
+from tr11ops.detect.detector import Severity, by_cause
+from tr11ops.observe import derived
+from tr11ops.observe.liveness import first_step_patience, first_steps, longest_phase, phase_patience
 from tr11ops.observe.observations import LaunchEnd, Phase, TrainingEvent
 from tr11ops.observe.snapshot import Snapshot, Step
 from tr11ops.runcard.watching import WatchSection
 from tr11ops.rundir.attempts import KeptStacks
 from tr11ops.watchdog.verdict import VerdictWord, judge
-from trainer.contract.end_marker import EndMarker
-from trainer.contract.phases import Heartbeat
+from trainer.contract.attempt import EndMarker, Heartbeat
 
 
 def test_a_healthy_run_has_no_findings() -> None:
@@ -369,6 +369,36 @@ def test_ranks_that_fell_behind_living_ones_hang() -> None:
     )
 
 
+def test_what_is_written_for_the_ranks_of_a_node_tells_none_apart() -> None:
+    """One heartbeat a node, of which only one hears the steps: the others stand still in a healthy
+    training.
+    """
+    course = at(250)
+    still = moved(course, {4, 5, 6, 7}, iteration=0, time=course.clock - 2000)
+    of_nodes = tuple(replace(beat, ranks=4) for beat in still if beat.rank in {0, 4})
+    seen = course.see(heartbeats=of_nodes)
+    assert {"hung", "slow-node", "stalled"}.isdisjoint(names(seen))
+    silent = only(later(course, 1400, heartbeats=of_nodes), "hung")
+    assert silent.evidence[0].startswith("8 ranks, and no word of their own")
+    assert not any("odd one" in line for line in silent.evidence)
+    assert any("ranks 4 to 7 on n02" in line for line in silent.evidence)
+    own = course.see(heartbeats=tuple(replace(beat, ranks=None) for beat in of_nodes))
+    assert "hung" in names(own), "a rank's own word does"
+
+
+def test_silence_between_two_lines_of_the_log_is_no_hang_of_a_trainer_that_beats_by_them() -> None:
+    course = at(250)
+    seen = course.see()
+    usual = known(seen.steps, ())
+    rare = tuple(step for step in usual if step.record.iteration % 50 == 0)
+    last = rare[-1].time
+    assert last is not None
+    word = Heartbeat(0, "n01", 7, "training", 250, last, rare[-1].job_id, ranks=8)
+    within = replace(seen, steps=rare, heartbeats=(word,), time=last + 49 * 105.0)
+    assert {"hung", "stalled"}.isdisjoint(names(within))
+    assert "hung" in names(replace(within, heartbeats=(replace(word, ranks=None),)))
+
+
 def test_an_evaluation_hangs_beyond_what_evaluations_took() -> None:
     course = Course(evaluate_every=50, hook=lambda _: None)
 
@@ -379,8 +409,8 @@ def test_an_evaluation_hangs_beyond_what_evaluations_took() -> None:
 
     course.hook = stop
     seen = course.run().see()
-    patience = normal_silence.phase_patience(seen, "evaluating")
-    longest = normal_silence.longest(seen, "evaluating")
+    patience = phase_patience(seen, "evaluating")
+    longest = longest_phase(seen, "evaluating")
     assert longest is not None and 300 < longest <= 450
     assert patience == 5 * longest
     assert findings(later(course, patience)) == []
@@ -393,14 +423,14 @@ def test_an_evaluation_hangs_beyond_what_evaluations_took() -> None:
 
 def test_a_save_and_a_start_that_are_quick_are_learned_too() -> None:
     seen = at(150).see()
-    assert normal_silence.phase_patience(seen, "saving") == 600.0, (
+    assert phase_patience(seen, "saving") == 600.0, (
         "a floor below which a busy file system is no fault"
     )
-    assert normal_silence.phase_patience(seen, "ending") == 3600.0, "nothing was learned"
-    assert 600.0 <= normal_silence.phase_patience(seen, "starting") <= 1000.0
-    (first,) = normal_silence.first_steps(seen)
+    assert phase_patience(seen, "ending") == 3600.0, "nothing was learned"
+    assert 600.0 <= phase_patience(seen, "starting") <= 1000.0
+    (first,) = first_steps(seen)
     assert 3 * 105 <= first < 3.2 * 105
-    assert normal_silence.first_step_patience(seen) == 5 * first
+    assert first_step_patience(seen) == 5 * first
 
 
 def test_between_two_launches_no_one_hangs() -> None:
@@ -416,7 +446,7 @@ def test_between_two_launches_no_one_hangs() -> None:
         == "job 1000_1 on 2 nodes: starting, last sign of life 8 min 17 s ago"
     )
     assert names(later(course, 500)) == ["hung"]
-    patience = normal_silence.phase_patience(seen, "starting")
+    patience = phase_patience(seen, "starting")
     assert "while starting" in only(later(course, patience + 4, launch_ends=ended), "hung").title
     alive = later(course, 500, launch_ends=(LaunchEnd("2001", 1, course.clock - 3.0),))
     assert names(alive) == ["hung"], "these are of a later launch"

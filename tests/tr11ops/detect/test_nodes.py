@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tests.tr11ops.detect.detector_table import (
     nodes_with,
     spared,
 )
+from tests.tr11ops.launch.run_inputs import write_card
 from tests.tr11ops.status_cases import (
     DAY,
     HOUR,
@@ -35,10 +37,10 @@ from tests.tr11ops.status_cases import (
 from tr11ops.base.observed import known
 from tr11ops.cluster.base import Job, JobState, Node, lost_words
 from tr11ops.detect import registry
-from tr11ops.detect.causes import by_cause
-from tr11ops.detect.detector import Severity
+from tr11ops.detect.detector import Severity, by_cause
 from tr11ops.observe.forecast import queue_coverage_seconds
 from tr11ops.observe.observations import LaunchEnd
+from tr11ops.runcard.card import load_card
 from tr11ops.runcard.exit_duration import ExitPlan
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.hold_store import HoldRecord, with_mark
@@ -397,10 +399,17 @@ def test_both_ends_of_a_changed_limit_are_told_in_one_form(scheduler: str) -> No
     )
 
 
-def test_what_can_never_start_for_want_of_nodes_is_one_incident_with_the_cure_first() -> None:
+@pytest.mark.parametrize("by_card", [False, True])
+def test_what_can_never_start_for_want_of_nodes_is_one_incident_with_the_cure_first(
+    tmp_path: Path, by_card: bool
+) -> None:
+    """Whether the node is on the run's list, or the card excludes it and no queued job does yet."""
     nodes = tuple(Node(f"n{number:02d}", frozenset({"idle"})) for number in range(1, 49))
     listed = (Exclusion(node="n03", since=NOW, owner="ann"),)
     seen = idle(jobs=(pending(reason="BadConstraints"),), nodes=nodes, exclusions=listed)
+    if by_card:
+        card = load_card(write_card(tmp_path), ['slurm.exclude=["n[03-03]"]'], {})
+        seen = with_facts(changed(seen, exclusions=()), source=card)
     seen = with_facts(seen, nodes=46, allocated_nodes=48)
     cure = "tr11 launch --replace --set slurm.spare_nodes=1"
     told = [one for one in by_cause(registry.detect_all(seen)) if one.severity is Severity.CRITICAL]

@@ -44,8 +44,7 @@ from tests.tr11ops.status_cases import (
 )
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.detect import registry
-from tr11ops.detect.causes import by_cause
-from tr11ops.detect.detector import Detector, Finding, Severity
+from tr11ops.detect.detector import Detector, Finding, Severity, by_cause
 from tr11ops.detect.nodes import exclusion_cap
 from tr11ops.detect.queued_work import held, limit_reached, reservation_ended
 from tr11ops.detect.saved import checkpoint_overdue
@@ -59,8 +58,8 @@ from tr11ops.runcard.sections import ResilienceSection
 from tr11ops.rundir.exclusion import KEY, Exclusion
 from tr11ops.rundir.hold_store import HoldRecord
 from tr11ops.status.assessment import status_of
-from tr11ops.status.care import nodes as row_of_nodes
 from tr11ops.status.extra_observations import ExtraObservations, NodeUse, node_use
+from tr11ops.status.screen import node_rows
 from tr11ops.watchdog.verdict import judge
 from trainer.contract.units import size
 
@@ -114,7 +113,7 @@ def test_a_bad_node_that_the_cap_keeps_is_named_and_no_spare() -> None:
     )
     assert "Xid 79 on n20" in finding.evidence and finding.fix.endswith("nodes check n20")
     shown = status_of(capped, (), judge(capped, ()), ExtraObservations())
-    ((_, text, _),) = row_of_nodes(shown)
+    ((_, text, _),) = node_rows(shown)
     assert text == "48 used, 1 spare; none excluded; bad but not excluded: n20"
 
 

@@ -416,3 +416,6 @@ def test_a_slow_node_stays_where_no_other_can_take_its_place() -> None:
     finding = slow_among(48, exclusions=listed)
     assert (finding.fix, finding.then) == ("tr11 nodes check n02", ())
     assert finding.evidence[-1].startswith("no other node is free: 45 other nodes can be used")
+    of_queued = tuple(Exclusion(node=node, why="excluded by job 1008") for node in ("n02", "n48"))
+    finding = slow_among(48, exclusions=of_queued)  # n02 itself is counted out once
+    assert finding.then[0] == "tr11 launch --replace --set slurm.spare_nodes=0"

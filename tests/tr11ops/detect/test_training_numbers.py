@@ -36,7 +36,7 @@ from tr11ops.detect.speed import is_measured_still, slowdown
 from tr11ops.observe.observations import LaunchEnd, LogFile, NodeWarning, Phase, TrainingEvent
 from tr11ops.observe.snapshot import Checkpoint, Snapshot, Step
 from tr11ops.watchdog.verdict import VerdictWord, judge
-from trainer.config.run import RecoverySection
+from trainer.config.card import RecoverySection
 from trainer.contract.compute_record import ComputeTimes
 from trainer.contract.metrics_record import StepRecord
 

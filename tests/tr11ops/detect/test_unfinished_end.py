@@ -23,8 +23,15 @@ from tests.tr11ops.status_cases import (
     wordless,
 )
 from tr11ops.cluster.base import Job, JobState, Node
-from tr11ops.detect.causes import CAUSES, by_cause, cause_of, lead
-from tr11ops.detect.detector import HELD_FOR_FAULT, Finding, Severity
+from tr11ops.detect.detector import (
+    CAUSES,
+    HELD_FOR_FAULT,
+    Finding,
+    Severity,
+    by_cause,
+    cause_of,
+    lead,
+)
 from tr11ops.detect.registry import DETECTORS, detect_all
 from tr11ops.observe.observations import LaunchEnd, Phase
 from tr11ops.observe.snapshot import Attempt

@@ -21,8 +21,8 @@ from tr11ops.detect.detector import Finding
 from tr11ops.observe.observations import LogFile, Phase, TrainingEvent
 from tr11ops.observe.snapshot import Attempt, Checkpoint, Checkpoints, RunFacts, Snapshot, Step
 from tr11ops.runcard.exit_duration import ExitPlan
+from trainer.contract.attempt import Heartbeat
 from trainer.contract.metrics_record import StepRecord
-from trainer.contract.phases import Heartbeat
 
 Change = Callable[[StepRecord], StepRecord]
 WARM_UP_SAMPLES, DECAY_SAMPLES, LARGEST_RATE = 8_000, 400_000, 6e-5

@@ -172,7 +172,7 @@ def test_a_login_host_whose_munge_is_gone_is_named(tmp_path: Path) -> None:
     refused = 'sbatch: error: Munge encode failed: Failed to access "/run/munge/munge.socket.2": No such file\n'
     found = of_text(tmp_path, "05:30:01 cron on login006: checking\n" + refused)
     assert (found.fault, found.accused.nodes) == (FaultClass.SLURM_AUTH, ("login006",))
-    assert found.restart.answer is Restart.ELSEWHERE
+    assert found.restart.answer is Restart.CHANGE
 
 
 PEER = (
@@ -392,3 +392,31 @@ def test_the_node_whose_firewall_refused_what_a_rank_could_not_reach(tmp_path: P
     assert found.fault is FaultClass.NCCL_NETWORK and found.accused.nodes == ("n4",)
     another = of_files(tmp_path, main=connect, firewall=refused.format(port=22))
     assert another.accused.nodes == ()
+
+
+def test_the_clean_end_of_one_job_does_not_mend_the_gpu_that_another_lost(tmp_path: Path) -> None:
+    lost = "RuntimeError: CUDA error: uncorrectable ECC error encountered\nsrun: error: n7: task 0: Exited with exit code 1\n"
+    ended = "`Trainer.fit` stopped: `max_epochs=24` reached.\n"
+    found = of_files(
+        tmp_path, first="SLURM_NODELIST = n7\n" + lost, second="SLURM_NODELIST = n8\n" + ended
+    )
+    assert (found.fault, found.accused.nodes) == (FaultClass.GPU_HARDWARE, ("n7",))
+
+
+def test_ray_says_above_a_traceback_on_which_machine_a_gpu_failed(tmp_path: Path) -> None:
+    task = "ray.exceptions.RayTaskError(RuntimeError): ray::WorkerDict.update_actor() (pid=31041, ip=10.21.8.104, actor_id=6f, repr=<W>)\n"
+    raised = '  File "a.py", line 3, in update_actor\nRuntimeError: CUDA error: uncorrectable ECC error encountered\n'
+    found = of_text(tmp_path, f"{STEPS}Traceback (most recent call last):\n{task}{raised}")
+    assert (found.fault, found.accused.nodes) == (FaultClass.GPU_HARDWARE, ("10.21.8.104",))
+
+
+def test_a_slow_reply_of_a_file_server_long_before_hides_no_lost_gpu(tmp_path: Path) -> None:
+    slow = "[Thu Jun 11 09:29:20 2026] Lustre: 3120:0:(client.c:2295:ptlrpc_expire_one_request()) @@@ Request sent has timed out for slow reply\n"
+    broken = "[Thu Jun 11 09:51:06 2026] amdgpu 0000:d5:00.0: amdgpu: socket: 4, die: 1, 1 new uncorrectable hardware errors detected in umc block\n"
+    found = of_files(
+        tmp_path,
+        train=STEPS + "HW Exception by GPU node-6 (Agent handle: 0x55) reason :GPU Hang\n",
+        **{"n7.dmesg": slow + broken},
+    )
+    assert found.fault is FaultClass.GPU_HARDWARE
+    assert found.restart.answer is Restart.ELSEWHERE

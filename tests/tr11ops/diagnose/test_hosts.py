@@ -57,6 +57,8 @@ def test_hosts_stand_in_a_column_and_ranks_do_not() -> None:
         ("[1,11]<stderr>: q2: df /tmp: /dev/sda3  98G  98G  20K 100%", 11, "q2"),
         ("nodes: 0=q6 (ranks 0-7) 1=q7 (ranks 8-15) 2=q8 (ranks 16-23)", 9, "q7"),
         ("Starting job, hosts q6 (ranks 0-7) q7 (8-15) q8 (16-23)", 17, "q8"),
+        ("RANK_TABLE nodes: q6(0-7) q7(8-15) q8(16-23)", 17, "q8"),
+        ("ranks 0-7 on q3, 8-15 on q4, 16-23 on q5", 13, "q4"),
         ("Rank 27 (q9): last recorded collective 91223", 27, "q9"),
         ("q7:41:99 [3] NCCL INFO ncclCommInitRank comm 0x5 rank 11 nranks 16 cudaDev 3", 11, "q7"),
     ],

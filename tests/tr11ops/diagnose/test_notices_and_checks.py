@@ -238,6 +238,9 @@ def test_the_host_whose_munge_does_not_run_is_that_of_the_shell(tmp_path: Path) 
     found = of_text(tmp_path, f"[ann@login4 run]$ sbatch train.sh\n{refused}")
     assert (found.fault, found.accused.nodes) == (FaultClass.SLURM_AUTH, ("login4",))
     assert of_text(tmp_path, f"$ sbatch train.sh\n{refused}").accused.nodes == ()
+    stopped = "Apr 08 09:41:10 login4 systemd[1]: Stopped MUNGE authentication service.\n"
+    in_order = of_text(tmp_path, f"{stopped}[ann@login4 run]$ sbatch train.sh\n{refused}")
+    assert in_order.accused.nodes == ()
 
 
 SKEWED = "botocore.exceptions.ClientError: An error occurred (RequestTimeTooSkewed) when calling the UploadPart operation"

@@ -14,10 +14,9 @@ from msgspec import to_builtins
 from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory, Submission
-from trainer.contract.end_marker import EndMarker
+from trainer.contract.attempt import EndMarker, PhaseWriter
 from trainer.contract.files import append_line, write_json
 from trainer.contract.paths import RunPaths
-from trainer.contract.phases import PhaseWriter
 
 BEGIN = 1_790_000_000.0
 

@@ -16,7 +16,7 @@ from tr11ops.goodput.account import Goodput, account
 from tr11ops.goodput.history import read_history
 from tr11ops.goodput.timeline import Bucket
 from tr11ops.rundir.action_log import INTENT, OUTCOME
-from trainer.contract.end_marker import EndMarker
+from trainer.contract.attempt import EndMarker
 from trainer.contract.files import write_json
 
 

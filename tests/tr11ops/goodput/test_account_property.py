@@ -22,8 +22,7 @@ from tr11ops.goodput.history_values import (
 from tr11ops.goodput.timeline import Bucket
 from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord
 from tr11ops.rundir.paths import Submission
-from trainer.contract.end_marker import END_REASONS, EndMarker
-from trainer.contract.phases import PHASES, PhaseRecord
+from trainer.contract.attempt import END_REASONS, PHASES, EndMarker, PhaseRecord
 
 NOW = 1000.0
 NODES = ("a", "b", "c", "d", "e")

@@ -16,7 +16,6 @@ from tr11ops.detect.detector import Severity
 from tr11ops.goodput.account import AccountSpan, Goodput
 from tr11ops.goodput.causes import Interruption
 from tr11ops.goodput.timeline import Bucket
-from tr11ops.handover.chronicle import chronicle
 from tr11ops.handover.shift import (
     Handover,
     Happened,
@@ -25,6 +24,7 @@ from tr11ops.handover.shift import (
     Trouble,
     cost_of,
 )
+from tr11ops.handover.text import chronicle
 
 FAULT = ShiftInterruption(
     NOW - 5 * HOUR, "1000_7", "uncorrectable ECC error", ("jean-zay-iam17",), "starting again without jean-zay-iam17",

@@ -35,8 +35,8 @@ from tests.tr11ops.status_cases import (
 )
 from tr11ops.alerts.state import Incident
 from tr11ops.base.errors import Refusal
-from tr11ops.base.glyphs import WIDTH
 from tr11ops.base.observed import Unknown
+from tr11ops.base.units import WIDTH
 from tr11ops.cli.handover import begin_of
 from tr11ops.detect.detector import Severity
 from tr11ops.detect.registry import detect_all
@@ -49,7 +49,7 @@ from tr11ops.handover.text import document, markdown
 from tr11ops.observe.files import PastProgress, progress_at
 from tr11ops.observe.observations import CopyStatus
 from tr11ops.observe.snapshot import KillSwitch, Snapshot, course_of
-from tr11ops.runcard.card import differences, load_card, shipped_folder
+from tr11ops.runcard.card import difference_lines, differences, load_card, shipped_folder
 from tr11ops.runcard.watching import BackupSection
 from tr11ops.rundir.attempts import CodeIdentity, LaunchRecord
 from tr11ops.rundir.exclusion import Exclusion
@@ -302,14 +302,29 @@ def test_cards_differ_exactly_where_something_is_said(
     first: Mapping[str, Any], second: Mapping[str, Any]
 ) -> None:
     assert list(differences(first, first)) == []
-    # a key that says nothing is like none at all
+    # a key that says nothing, and a table in which none says anything, is like none at all
     assert bool(list(differences(first, second))) == (_bare(first) != _bare(second))
 
 
 def _bare(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
-    return {key: _bare(item) for key, item in value.items() if item is not None}
+    bare = {key: _bare(item) for key, item in value.items()}
+    return {key: item for key, item in bare.items() if item not in (None, {})}
+
+
+def test_a_table_that_is_set_or_unset_differs_in_each_of_its_keys() -> None:
+    """The launch said so, and the job that starts another thing: the whole table against none."""
+    table = {"slurm": {"container": {"image": "/a.sif", "mounts": ["/work"]}, "nodes": 2}}
+    for unset in ({"slurm": {"nodes": 2}}, {"slurm": {"container": None, "nodes": 2}}):
+        assert list(differences(table, unset)) == [
+            ("slurm.container.image", "/a.sif", None),
+            ("slurm.container.mounts", ["/work"], None),
+        ]
+        assert list(difference_lines(unset, table)) == [
+            "slurm.container.image: none -> /a.sif",
+            "slurm.container.mounts: none -> ['/work']",
+        ]
 
 
 # ------------------------------------------------------------------------- what is open, what comes

@@ -37,7 +37,7 @@ def agent(folder: Path, worker: str, prelude: str = "", **resilience: Any) -> su
         {prelude}
         node.NodeTask.command = property(lambda self: [sys.executable, "-u", "-c", {worker!r}])
         folder = Path({str(folder)!r})
-        sys.exit(node.run(node.NodeTask(folder, folder / "card.json", "7", 3, 1, 2, 4, "127.0.0.1", 1)))
+        sys.exit(node.run(node.NodeTask(folder, folder / "card.json", "7", 3, node.NodePlaces(2, 1, 4, "127.0.0.1", 1))))
     """)
     environment = {**os.environ, "TR11_NODE_NAME": "x02"}
     return subprocess.Popen(

@@ -1,12 +1,30 @@
-"""Rounds of synchronisation against the test's hub: what is sent, what is not, what stays."""
+"""Rounds of synchronisation against the test's hub: what is sent, what is not, what stays; whatever happens meanwhile,
+a kill at any point too.
+"""
 
 from __future__ import annotations
 
 import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from tests.tr11ops.hub.sync_cases import EVENTS, LOG, REPOSITORY, record
+from tests.plugins.faulty_hub import FaultyHub
+from tests.tr11ops.hub.sync_cases import EVENTS, LOG, REPOSITORY, Mirror, record
+from tr11ops.hub.base import Credentials, Secret, hub_retries
+from tr11ops.hub.client import Hub
+from tr11ops.hub.masking import whole_events
 
 
 def test_the_first_round_makes_a_private_repository(mirror):
@@ -224,3 +242,174 @@ def test_a_very_large_log_goes_in_parts(mirror):
     mirror.write(LOG, b"line\n" * 5000 + b"unfinished")
     mirror.sync()
     assert mirror.there() == {LOG: b"line\n" * 5000} and mirror.server.counts()["lfs-part"] == 7
+
+
+NAMES = ("logs/main/a.txt", "logs/main/b.txt")
+DEEDS = (
+    "append",
+    "append",
+    "append",
+    "begin",
+    "cut",
+    "rewrite",
+    "replace",
+    "remove",
+    "wait",
+    "forget",
+    "scribble",
+    "tidy",
+)
+records = st.lists(
+    st.tuples(st.sampled_from(DEEDS), st.sampled_from(NAMES), st.integers(0, 99)), max_size=14
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FaultyHub]:
+    with FaultyHub() as running:
+        running.commit_limit = None
+        yield running
+
+
+def do(mirror: Mirror, deed: str, name: str, number: int) -> None:
+    path, old = mirror.path(name), b""
+    if path.exists():
+        old = path.read_bytes()
+    mirror.now += 1
+    match deed:
+        case "append":
+            mirror.write(name, old + b"line %d\n" % number)
+        case "begin":
+            mirror.write(name, old + b"unfinished %d" % number)
+        case "cut":
+            mirror.write(name, old[: number % (len(old) + 1)])
+        case "rewrite":
+            mirror.write(name, bytes(reversed(old)) + b"%d\n" % number)
+        case "replace":
+            mirror.write(name, b"another %d\n" % number)
+        case "remove":
+            path.unlink(missing_ok=True)
+        case "wait":
+            mirror.now += 1000
+        case "forget":
+            (mirror.directory.paths.state / "sync" / "state.json").unlink(missing_ok=True)
+        case "scribble":
+            mirror.server.put(REPOSITORY, name, b"by someone %d\n" % number)
+        case "tidy":
+            mirror.server.put(REPOSITORY, "README.md", b"%d" % number)
+
+
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(records, st.randoms(use_true_random=False))
+def test_nothing_is_ever_lost(server: FaultyHub, steps, chance: random.Random) -> None:
+    server.hub.repos.clear()
+    server.create(REPOSITORY)
+    with TemporaryDirectory() as folder:
+        hub = Hub(server.url, Credentials(Secret(server.token)), hub_retries(5.0), 5.0)
+        mirror = Mirror(Path(folder), hub, server, now=time.time() - 1e6)
+        mirror.path("logs/main").mkdir(parents=True)
+        for deed, name, number in steps:
+            do(mirror, deed, name, number)
+            if chance.random() < 0.6:
+                check_round(mirror)
+        check_round(mirror)
+        count = mirror.commits()
+        assert not mirror.sync(anew=False).commits and mirror.commits() == count
+
+
+def check_round(mirror: Mirror) -> None:
+    before = mirror.there()
+    outcome = mirror.sync(anew=False)
+    after = mirror.there()
+    noted = {note.path for note in outcome.notes}
+    for path, content in before.items():
+        stem = path.removesuffix(".txt")
+        kept = [
+            other
+            for name, other in after.items()
+            if name == path or name.startswith(f"{stem}-superseded-")
+        ]
+        assert any(other.startswith(content) for other in kept), path
+    for name in NAMES:
+        if mirror.path(name).exists() and name not in noted:
+            here = mirror.path(name).read_bytes()
+            whole = here[: here.rfind(b"\n") + 1]
+            there = after.get(name, b"")
+            assert here.startswith(there) and len(there) >= len(whole)
+
+
+KILLS = 50
+
+
+@pytest.fixture
+def child(tmp_path: Path, hub_server):
+    environment = {**os.environ, "HF_TOKEN": hub_server.token}
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.tr11ops.hub.sync_child", str(tmp_path), hub_server.url],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True,
+    ) as process:  # fmt: skip
+        yield process
+        process.stdin.close()
+
+
+def one_round(child: subprocess.Popen[str], seconds: float | None = None) -> int:
+    """The exit code of a round that is killed after so many seconds."""
+    child.stdin.write("go\n")
+    child.stdin.flush()
+    number = int(child.stdout.readline())
+    if seconds is not None:
+        time.sleep(seconds)
+        with suppress(ProcessLookupError):  # it was faster
+            os.kill(number, signal.SIGKILL)
+    return int(child.stdout.readline())
+
+
+def test_fifty_kills_lose_nothing_and_repeat_nothing(tmp_path, hub, hub_server, child):
+    chance = random.Random(11)
+    mirror = Mirror(tmp_path, hub, hub_server)
+    names = [LOG, "logs/main/second.txt", EVENTS]
+    ends = []
+    took = 0.0
+    for number in range(
+        -2, KILLS
+    ):  # the first makes the repository, the second tells how long a round takes
+        mirror.now = time.time()
+        mirror.add(names[0], f"\nline {number} of the log, and the next one is unf".encode())
+        mirror.add(names[1], f"line {number}\n".encode())
+        mirror.add(names[2], record(b"x" * (number + 2)))
+        if number % 10 == 9:
+            mirror.add(f"logs/main/new-{number}.txt", b"new\n")
+        began = time.monotonic()
+        if number < 0:
+            assert one_round(child) == 0
+            took = time.monotonic() - began
+        else:
+            ends.append(one_round(child, chance.random() * took))
+    assert ends.count(-signal.SIGKILL) >= KILLS // 3, ends
+    assert one_round(child) == 0
+    there = mirror.there()
+    folder = mirror.directory.paths.published
+    here = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.*")}
+    assert here.keys() == there.keys()
+    for path, content in here.items():
+        assert there[path] == content[: len(there[path])] and len(content) - len(there[path]) < 100
+    commits = hub_server.history(REPOSITORY)
+    for before, after in pairwise(commits):
+        assert before.files != after.files  # nothing is committed twice
+        assert before.files.keys() <= after.files.keys()
+    for commit in commits[1:]:
+        for path, content in hub_server.files(REPOSITORY, commit.id).items():
+            if path.endswith(".txt"):
+                assert content.endswith(b"\n") and there[path].startswith(content)
+            elif "tfevents" in path:
+                assert whole_events(
+                    lambda start, length, data=content: data[start : start + length],
+                    0,
+                    len(content),
+                ).end == len(content)
+    assert not any("superseded" in path for path in there)
+    count = len(commits)
+    assert one_round(child) == 0
+    assert len(hub_server.history(REPOSITORY)) == count

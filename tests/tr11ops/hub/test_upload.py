@@ -21,12 +21,12 @@ from msgspec.structs import asdict
 
 from tests.plugins.faulty_hub import FaultyHub
 from tests.waiting import until
-from tr11ops.backup.round_values import ArchiveLock
 from tr11ops.cli.main import execute
 from tr11ops.cli.upload import export_options
 from tr11ops.hub.model_card import identity_in
 from tr11ops.hub.upload import OURS, Work, stale
 from tr11ops.runcard.card import find_card, load_card, resolved
+from tr11ops.rundir.claims import CopyLock
 from tr11ops.rundir.copies import identity_of
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory
@@ -314,7 +314,7 @@ def test_two_at_once(
 
     assert execute(["upload", "0", *card, "--dry-run", "--json"]) == 0
     name = Path(json.loads(capfd.readouterr().out)["work"]).name
-    with ArchiveLock(_directory(), f"hub-{name}", threading.Event()):
+    with CopyLock(_directory(), f"hub-{name}", threading.Event()):
         assert execute(["upload", "0", *card]) == 1
     assert (
         "is being uploaded already: process" in capfd.readouterr().err

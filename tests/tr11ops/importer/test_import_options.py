@@ -15,7 +15,7 @@ from tr11ops.importer.importing import import_text
 from tr11ops.importer.options import Defect, DefectSeverity, LeftReason
 from tr11ops.importer.options_table import RULES
 from tr11ops.importer.sbatch import read_directives
-from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.card import OwnCard
 
 # ----------------------------------------------------------------------------- the table of options
 SPECIFIED = """
@@ -60,7 +60,7 @@ def test_every_option_has_a_rule_and_every_key_is_of_the_card() -> None:
             section, name = rule.key.split(".")
             schema = next(
                 item
-                for item in (RunCard.model_fields[section].annotation,)
+                for item in (OwnCard.model_fields[section].annotation,)
                 if isinstance(item, type) and issubclass(item, BaseModel)
             )
             assert name in schema.model_fields, rule.option

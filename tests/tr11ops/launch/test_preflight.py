@@ -1,6 +1,5 @@
-"""Every refusal and warning of a launch: its words, its fix and its exit code, from facts alone and
-from real files.
-"""
+"""Every refusal and warning of a launch: its words, its fix and its exit code, from facts alone and from
+real files."""
 
 from __future__ import annotations
 
@@ -17,11 +16,9 @@ from tests.forks import exit_code, forked
 from tests.tr11ops.launch.preflight_bench import PARTITION, Bench, cut
 from tests.tr11ops.launch.run_inputs import write_checkpoint, write_dataset
 from tr11ops.base.observed import Unknown, known
-from tr11ops.cluster.base import JobState, Node
+from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.cluster.site import Grants, Reservation, SiteRules
 from tr11ops.launch.directory_checks import (
-    AccessFault,
-    ClockFacts,
     bytes_of_a_save,
     files_of_checkpoint,
     look_at_directory,
@@ -33,10 +30,10 @@ from tr11ops.runcard.sections import RehearsalSection
 from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.kill_switch import mark_of
-from tr11ops.rundir.paths import Submission, new_tag
+from tr11ops.rundir.paths import BEING_SUBMITTED, SUPERSEDED, Submission, new_tag
+from trainer.contract.attempt import Heartbeat, write_heartbeat
 from trainer.contract.files import make_shared, write_json
 from trainer.contract.lease import Lease, LeaseClaim
-from trainer.contract.phases import Heartbeat, write_heartbeat
 
 
 def test_a_sound_launch_is_all_ok_and_leaves_no_trace(bench: Bench) -> None:
@@ -267,11 +264,11 @@ def test_a_stand_in_that_has_saved_nothing_is_measured_by_what_it_is_told_to_wri
 
 PLACE: list[tuple[dict[str, Any], str, int]] = [
     ({"pause": "ana (new data)"}, "refused: pause: the run is paused by ana (new data); let it go on with `tr11 resume`", 1),
-    ({"access": (AccessFault(Path("/r/state"), "without the setgid bit", "ana"),)},
+    ({"access": ((Path("/r/state"), "without the setgid bit", "ana"),)},
      "warning: permissions: /r/state is without the setgid bit: others of the group cannot keep the run going; "
      "repair it with `tr11 perms fix`, typed by ana", 0),
     ({"access": Unknown("stale handle")}, "warning: permissions: they could not be read (stale handle)", 0),
-    ({"clocks": (ClockFacts("node n1", -9.2, "the file system"), ClockFacts("node n2", 1.0, "the file system"))},
+    ({"clocks": (("node n1", -9.2, "the file system"), ("node n2", 1.0, "the file system"))},
      "warning: clocks: the clock of node n1 is 9 s behind that of the file system", 0),
     ({"site": SiteRules(clock=1.0), "time": 31.0}, "the clock of this machine is 30 s ahead of that of the scheduler", 0),
     ({"holder": LeaseHolder("99", "far", "job 99 (launch 1) of ana on far, process 7")},
@@ -344,14 +341,12 @@ def test_what_is_seen_of_a_real_run_directory(bench: Bench) -> None:
     beat = Heartbeat(0, "n1", 1, "training", 3, time.time(), "7")
     write_heartbeat(directory.paths.heartbeat(0), beat)
     os.utime(directory.paths.heartbeat(0), (beat.time + 60, beat.time + 60))
-    clock, here = known(bench.facts().clocks, ())
-    assert (
-        clock.what == "node n1" and clock.ahead == pytest.approx(-60, abs=1) and abs(here.ahead) < 5
-    )
+    (clock, ahead, _), (_, here, _) = known(bench.facts().clocks, ())
+    assert (clock, ahead) == ("node n1", pytest.approx(-60, abs=1)) and abs(here) < 5
     assert read_access(directory) == ()
     directory.paths.state.chmod(0o755)
-    [fault] = read_access(directory)
-    assert (fault.path, fault.fault) == (
+    [(path, fault, _)] = read_access(directory)
+    assert (path, fault) == (
         directory.paths.state,
         "not writable for its group, without the setgid bit",
     )
@@ -382,3 +377,149 @@ def test_several_faults_are_told_at_once(bench: Bench) -> None:
     set_switch(bench)
     bench.changes = {"jobs": (bench.job("7"),)}
     assert len(bench.faults()) == 3
+
+
+def test_a_second_launch_is_refused_and_told_how_to_queue(bench: Bench) -> None:
+    bench.changes = {
+        "jobs": (
+            bench.job("7", JobState.RUNNING),
+            bench.job("9"),
+            bench.job("3", JobState.COMPLETED),
+        )
+    }
+    fix = "queue behind it with `--after 9`, or stop it with `tr11 kill`"
+    assert bench.faults() == [
+        f"refused: queue: this run is already running: job 7_1 (and 1 more); {fix}"
+    ]
+    assert bench.code() == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "code"),
+    [
+        (
+            {"comment": "", "user": "me"},
+            "refused: namesake: your job 7_1 has this run's name and is queued",
+            1,
+        ),
+        ({"comment": "", "user": "you"}, "warning: queue: job 7_1 of you has the same name", 0),
+        (
+            {"comment": f"tr11:{new_tag()}@000000000000", "working_directory": "/x/run"},
+            "refused: namesake: your job 7_1 has this run's name and is queued in /x/run; if that is the run you mean",
+            1,
+        ),
+        (
+            {"comment": f"tr11:{new_tag()}@000000000000", "state": JobState.PENDING, "user": "you"},
+            "warning: queue: job 7_1 of you has the same name",
+            0,
+        ),
+        (
+            {"state": JobState.UNKNOWN},
+            "unknown: queue: the state of job 7_1 of this run is unknown",
+            3,
+        ),
+        ({"name": "renamed"}, "refused: queue: this run is already queued", 1),
+    ],
+)
+def test_whose_job_it_is(bench: Bench, changes: dict[str, Any], words: str, code: int) -> None:
+    bench.changes = {"jobs": (bench.job("7", **changes),)}
+    assert words in bench.faults()[0] and bench.code() == code
+
+
+def test_a_namesake_of_ones_own_is_taken_when_told_so(bench: Bench) -> None:
+    bench.changes = {"jobs": (bench.job("7", comment=f"tr11:{new_tag()}@000000000000"),)}
+    assert bench.code() == 1
+    bench.request = replace(bench.request, beside_namesakes=True)
+    assert bench.faults() == [
+        "warning: queue: job 7_1 of me has the same name, but is not of this run"
+    ]
+    assert bench.code() == 0
+
+
+def after(bench: Bench, target: Job | None, jobs: tuple[Job, ...], number: str = "9") -> list[str]:
+    bench.request = replace(bench.request, after=number)
+    bench.changes = {"jobs": jobs, "after": target}
+    return bench.faults()
+
+
+def test_after_must_be_the_last_in_line(bench: Bench) -> None:
+    first, second = (
+        bench.job("7", JobState.RUNNING),
+        bench.job("9", dependency="afterany:7_*(unfulfilled)"),
+    )
+    assert after(bench, second, (first, second)) == [] and bench.code() == 0
+    assert (
+        "job 9_1 of this run could run at the same time; use `--after 9`"
+        in after(bench, first, (first, second), "7")[0]
+    )
+    apart = bench.job("9")
+    assert (
+        "job 7_1 of this run could run at the same time" in after(bench, apart, (first, apart))[0]
+    )
+    assert "could run at the same time" in after(bench, second, (first, second), "9_1")[0]
+    assert bench.code() == 1
+
+
+def test_after_a_stranger_or_nothing(bench: Bench) -> None:
+    ours = bench.job("7")
+    assert (
+        "--after: the scheduler knows no job 9; jobs of this run: 7"
+        in after(bench, None, (ours,))[0]
+    )
+    assert bench.code() == 2
+    over = bench.job("9", JobState.FAILED)
+    assert after(bench, over, ()) == [
+        "warning: --after: job 9 is over: the new one may start at once"
+    ]
+    stranger = bench.job("9", JobState.RUNNING, name="x", comment="")
+    assert after(bench, stranger, (stranger,)) == ["warning: --after: job 9 (x) is not of this run"]
+    bench.changes = {"after": Unknown("timed out")}
+    assert "whether job 9 exists (timed out)" in bench.faults()[0] and bench.code() == 3
+
+
+def test_a_submission_whose_answer_was_lost_is_remembered(bench: Bench) -> None:
+    tag = new_tag()
+    lost = Submission(tag, None, "local", 1.0, "me", "here", "small", "main", None, 2, "hash")
+    bench.changes = {"submissions": (lost,)}
+    words = (
+        f"warning: queue: the scheduler has no trace of submission {tag}, whose answer was lost; "
+    )
+    assert bench.faults() == [words + "if its job should come after all, it leaves at once"]
+    bench.changes = {"submissions": (lost,), "traces": {tag: "12"}}
+    assert bench.faults() == []
+    bench.changes = {
+        "submissions": (lost,),
+        "jobs": (bench.job("7", JobState.FAILED, comment=bench.directory.comment(tag)),),
+    }
+    assert bench.faults() == []
+    bench.changes = {"submissions": (replace(lost, note=f"{SUPERSEDED}{new_tag()}"),)}
+    assert bench.faults() == []
+
+
+def test_a_client_on_another_host_that_submits_is_waited_for(bench: Bench) -> None:
+    facts = bench.facts()
+    lost = Submission(
+        new_tag(),
+        None,
+        "slurm",
+        facts.time - 20,
+        "ana",
+        "far",
+        "small",
+        "main",
+        None,
+        2,
+        "hash",
+        note=BEING_SUBMITTED,
+    )
+    bench.changes = {"submissions": (lost,), "time": facts.time}
+    assert (
+        bench.faults()
+        == [
+            "refused: queue: ana has begun to launch this run on far 20 s ago; look again in 2 min 10 s"
+        ]
+        and bench.code() == 1
+    )
+    # its lock is ours: it is dead
+    bench.changes = {"submissions": (replace(lost, host=facts.host),), "time": facts.time}
+    assert bench.code() == 0 and "no trace" in bench.faults()[0]

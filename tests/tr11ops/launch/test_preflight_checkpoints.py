@@ -18,11 +18,11 @@ from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.checkpoint_digests import DigestRecord, write_digest
 from tr11ops.rundir.copies import identity_of
 from trainer.config.data_match import DataRecord, data_facts
+from trainer.contract.attempt import EndMarker
 from trainer.contract.checkpoint_names import checkpoint_name
-from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json
 from trainer.contract.manifest import file_digest
-from trainer.contract.origin import Origin
+from trainer.contract.origin import BranchOrigin
 from trainer.schedule.learning_rate import plan_of
 from trainer.schedule.start import optimizer_facts
 
@@ -404,7 +404,7 @@ def test_a_checkpoint_of_another_tool_is_left_to_the_trainer(bench: Bench, other
 
 def test_what_a_run_began_with_stays_in_sight(bench: Bench) -> None:
     write_checkpoint(checkpoints(bench), 10, MODEL)
-    Origin("/other/checkpoints/main", 30, "big/main", True, True, 5.0, "3").write(
+    BranchOrigin("/other/checkpoints/main", 30, "big/main", True, True, 5.0, "3").write(
         bench.directory.paths
     )
     assert "the run began with big/main step 30 (weights alone, counters from zero)" in bench.text()

@@ -11,12 +11,11 @@ from tests.tr11ops.agent.queues import Queue, job
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.nodes.queue_exclusions import (
     RunQueue,
-    card_exclusions,
     exclude_nodes,
     include_nodes,
     sync_queue_exclusions,
 )
-from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.card import OwnCard
 from tr11ops.rundir.exclusion import ExclusionLimit
 from tr11ops.rundir.exclusions import EXCLUDED, INCLUDED, exclude, include, read_version
 from tr11ops.rundir.journal import read_journal
@@ -128,10 +127,10 @@ def test_a_job_that_starts_meanwhile_is_no_failure(directory: RunDirectory) -> N
 
 
 def test_the_cards_nodes_stay_excluded_whatever_leaves_the_list(directory: RunDirectory) -> None:
-    card = RunCard.model_construct(
-        slurm=RunCard.model_fields["slurm"].annotation.model_construct(exclude=["[b-c"])
+    card = OwnCard.model_construct(
+        slurm=OwnCard.model_fields["slurm"].annotation.model_construct(exclude=["[b-c"])
     )
-    assert card_exclusions(card) == ()
+    assert card.slurm.excluded_nodes == ()
     put_on(directory, "a", "b")
     queue = Queue(job("7", "7"))
     assert sync_queue_exclusions(directory, of(queue)).failures == ()

@@ -9,9 +9,8 @@ from msgspec.structs import replace
 
 from tests.tr11ops.status_cases import NOW, record, save_checkpoint, save_marker
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
-from trainer.contract.end_marker import EndMarker
+from trainer.contract.attempt import EndMarker, Heartbeat, write_heartbeat
 from trainer.contract.files import write_json
-from trainer.contract.phases import Heartbeat, write_heartbeat
 
 
 def submission(

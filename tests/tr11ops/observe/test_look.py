@@ -41,11 +41,9 @@ from tr11ops.runcard.exit_duration import ExitPlan
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
 from tr11ops.watchdog.verdict import VerdictWord, judge
-from trainer.contract.attempt import ExitTime
-from trainer.contract.end_marker import EndMarker
+from trainer.contract.attempt import EndMarker, ExitTime, Heartbeat, write_heartbeat
 from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
-from trainer.contract.phases import Heartbeat, write_heartbeat
 
 
 @dataclass

@@ -16,8 +16,8 @@ from tr11ops.cli.stopping import StopContext
 from tr11ops.cluster.arrays import names_of
 from tr11ops.cluster.base import Job
 from tr11ops.detect.queued_work import held
+from tr11ops.observe.jobs import held_jobs, standing_holds
 from tr11ops.observe.look import facts_of, observe
-from tr11ops.queue.held_jobs import held_jobs, standing_holds
 from tr11ops.queue.repair import plan_repair
 from tr11ops.queue.stop import look
 from tr11ops.runcard.card import RunCard, load_card

@@ -43,12 +43,11 @@ from tr11ops.report.series import (
 from tr11ops.rundir.attempts import CodeIdentity
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.attempt import EndMarker, PhaseWriter
 from trainer.contract.documents import document
-from trainer.contract.end_marker import EndMarker
 from trainer.contract.files import write_json
 from trainer.contract.metrics_record import parse_record
 from trainer.contract.paths import RunPaths
-from trainer.contract.phases import PhaseWriter
 
 START = 1_700_000_000.0
 HOSTILE = (

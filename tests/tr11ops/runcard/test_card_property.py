@@ -1,4 +1,4 @@
-"""Whatever a card holds, the answer is a RunCard or a CardError whose lines are whole and
+"""Whatever a card holds, the answer is a OwnCard or a CardError whose lines are whole and
 printable.
 """
 
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tr11ops.runcard.card import RunCard, load_card, resolved
+from tr11ops.runcard.card import OwnCard, load_card, resolved
 from tr11ops.runcard.estimate import estimate
 from tr11ops.runcard.load import read_tables
 from trainer.config.card import CardError, Section
@@ -80,7 +80,7 @@ def known_keys(schema: type[Section], above: tuple[str, ...] = ()) -> list[tuple
     return found
 
 
-KEYS = known_keys(RunCard)
+KEYS = known_keys(OwnCard)
 
 
 def check(path: Path, overrides: list[str] | None = None) -> None:
@@ -117,7 +117,7 @@ def test_changed_cards(tmp_path: Path, changes: dict[tuple[str, ...], Any]) -> N
 @QUICK
 @given(
     tables=st.dictionaries(
-        st.one_of(texts, st.sampled_from(list(RunCard.model_fields))), values, max_size=4
+        st.one_of(texts, st.sampled_from(list(OwnCard.model_fields))), values, max_size=4
     )
 )
 def test_random_tables(tmp_path: Path, tables: dict[str, Any]) -> None:
@@ -127,7 +127,7 @@ def test_random_tables(tmp_path: Path, tables: dict[str, Any]) -> None:
     check(path)
 
 
-@pytest.mark.parametrize("section", list(RunCard.model_fields))
+@pytest.mark.parametrize("section", list(OwnCard.model_fields))
 def test_a_section_that_is_no_table_is_one_of_several_faults(tmp_path: Path, section: str) -> None:
     """Rules that would read it are passed over, whatever else the card lacks."""
     path = tmp_path / "card.toml"

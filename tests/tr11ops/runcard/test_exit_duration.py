@@ -113,7 +113,7 @@ def test_a_derived_end_always_leaves_room_for_it_all(
         return
     room = room_before_limit(plan.applied(card))
     assert room is not None and 0 < plan.minutes < limit
-    assert room.sure >= (step or 0) + (save or 0) + (evaluation or 0)
+    assert room[0] >= (step or 0) + (save or 0) + (evaluation or 0)
     assert plan.minutes >= limit / 2 - 1
 
 

@@ -76,9 +76,9 @@ def test_a_shipped_card_begins_where_the_command_is_typed(named: str, tmp_path: 
     from tr11ops.runcard.card import find_card
 
     path = find_card("demo", {}, tmp_path) if named == "by name" else shipped_folder() / "demo.toml"
-    found = load_with_base(path, (), {}, directory=tmp_path)
-    assert found.base == PathBase(tmp_path, "shipped")
-    assert found.card.run.directory == str(tmp_path / "demo-run")
+    card, base = load_with_base(path, (), {}, directory=tmp_path)
+    assert base == PathBase(tmp_path, "shipped")
+    assert card.run.directory == str(tmp_path / "demo-run")
 
 
 def test_a_copy_of_a_shipped_card_is_a_card_as_any_other(home: Path, tmp_path: Path) -> None:
@@ -92,8 +92,7 @@ def old_run(home: Path, tmp_path: Path, name: str = "small") -> tuple[RunCard, P
     """The card, read in a folder below which a run of `name` was launched."""
     folder = tmp_path / "scratch"
     keep_run(folder, name)
-    found = load_with_base(card_of(home), (), {}, directory=folder)
-    return found.card, found.base
+    return load_with_base(card_of(home), (), {}, directory=folder)
 
 
 def test_a_run_below_the_current_folder_goes_on_where_it_is(home: Path, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tr11ops.launch.rehearse import flat
 from tr11ops.runcard.card import RunCard, load_card, shipped_folder
 from trainer.data.samples import wanted_data
 
@@ -273,6 +272,18 @@ def said(found: Any, expected: Any) -> Any:
         {key: entry.get(key) for key in wanted}
         for entry, wanted in zip(found, expected, strict=True)
     ]
+
+
+def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A card's tables as dotted keys; what is unset or empty is left out."""
+    found: dict[str, Any] = {}
+    for name, item in value.items():
+        key = f"{prefix}{name}"
+        if isinstance(item, Mapping) and item:
+            found |= flat(item, f"{key}.")
+        elif item not in (None, {}):
+            found[key] = item
+    return found
 
 
 @pytest.mark.parametrize("name", CARDS)

@@ -9,6 +9,9 @@ import fcntl
 import hashlib
 import json
 import os
+import pty
+import subprocess
+import sys
 import tempfile
 import threading
 from functools import partial
@@ -19,8 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.forks import exit_code, forked
+from tests.plugins.planted_secrets import planted
 from tr11ops.rundir import journal as journal_module
-from tr11ops.rundir.journal import GENESIS, Journal, read_journal, writer_name
+from tr11ops.rundir.journal import GENESIS, Journal, read_journal, user_name, writer_name
 
 JSON_VALUES = st.recursive(
     st.none()
@@ -325,3 +329,34 @@ def test_an_entry_with_a_value_of_the_wrong_kind_is_damage(tmp_path: Path, conte
     path.write_text(f'{text[:-1]},"hash":"{seal}"}}\n' + "[" * 100_000 + "\n")
     ledger = read_journal(tmp_path)
     assert ledger.entries == () and [fault.kind for fault in ledger.faults] == ["broken"], value
+
+
+@pytest.mark.parametrize(("line", "secret"), planted()[::5])
+def test_no_entry_holds_a_secret(tmp_path: Path, line: str, secret: str) -> None:
+    """The whole group reads the journal, whoever writes it."""
+    Journal(tmp_path).write(
+        "note", line, {"said": line, "deep": [{"told": line, "step": 100}], "path": "/a/b"}
+    )
+    assert not [path for path in tmp_path.iterdir() if secret in path.read_text()]
+    (entry,) = read_journal(tmp_path).entries
+    assert (
+        entry.kind == "note"
+        and entry.data["deep"][0]["step"] == 100
+        and entry.data["path"] == "/a/b"
+    )
+    assert read_journal(tmp_path).entries == (entry,), "and the chain of entries holds"
+
+
+def test_a_look_from_a_terminal_and_one_from_a_crontab_are_told_apart() -> None:
+    """A session of its own has no terminal, as what cron starts; the other has one of its own."""
+    program = "import tr11ops.rundir.journal as journal; print(journal.who_looks())"
+    command = [sys.executable, "-c", program]
+    alone = subprocess.run(command, start_new_session=True, capture_output=True, text=True)
+    assert alone.stdout.strip() == f"{user_name()}, without a terminal (cron or a script)"
+    typed, keyboard = pty.openpty()
+    with subprocess.Popen(
+        ["setsid", "--ctty", *command], stdin=keyboard, stdout=subprocess.PIPE, text=True
+    ) as shell:
+        assert shell.communicate(timeout=60)[0].strip() == user_name()
+    os.close(typed)
+    os.close(keyboard)

@@ -24,6 +24,12 @@ from tr11ops.rundir.journal_heads import write_heads
 from tr11ops.rundir.kill_switch import mark_switch
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.state_files import STATE_FILES
+from tr11ops.trainers.held import ForeignFile, Origin
+from tr11ops.trainers.proof import StopProof, write_proof
+from tr11ops.trainers.seal import seal
+from tr11ops.trainers.watched import WatchedJob
+from trainer.contract.checkpoint_formats import FOREIGN
+from trainer.contract.manifest import ForeignFacts
 
 NEWER = '{"schema": 99, "made_by": "a newer tr11", "holds": {"new": "form"}}\n'
 COPY = CopyRecord(
@@ -31,6 +37,16 @@ COPY = CopyRecord(
 )
 DRILL = DrillRecord(1.0, "store", 10, passed=True)
 ROUND = PeriodicJobState("pulse", "daemon", "h", 1.0, 2.0, 0, "", 60.0, 1, 0, 61.0)
+
+
+def laid_held(run: RunDirectory) -> Origin:
+    """A held checkpoint of one file that is a link."""
+    place = run.paths.checkpoint(10) / FOREIGN
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "model").write_text("x")
+    file = ForeignFile("model", 1, 1, device=1, inode=1)
+    return Origin(ForeignFacts("huggingface", "checkpoint-10", "folder"), 10, (file,), written=1.0)
+
 
 # where the record lies, who writes it, and whether the writer says so (else it goes on without:
 # status has the line)
@@ -55,6 +71,11 @@ WRITERS: list[tuple[str, Callable[[RunDirectory], object], bool]] = [
     (
         "state/backup/archives/store.json",
         lambda run: write_archive_state(run, ArchiveState("store", "a", 1.0)),
+        True,
+    ),
+    (
+        "state/backup/archives/store.json",
+        lambda run: write_archive_state(run, ArchiveState("store", "/a", 1.0)),
         True,
     ),
     ("state/backup/drill.json", lambda run: write_drill(run, DRILL), True),
@@ -85,6 +106,17 @@ WRITERS: list[tuple[str, Callable[[RunDirectory], object], bool]] = [
         ),
         True,
     ),
+    (
+        "state/checkpoints/main/seals/global_step10.json",
+        lambda run: seal(run.paths, laid_held(run)),
+        True,
+    ),
+    (
+        "state/drills/stop-ab12.json",
+        lambda run: write_proof(run.paths, StopProof("megatron", "signal TERM", "ab12", time=1.0)),
+        True,
+    ),
+    ("state/watched.json", lambda run: WatchedJob("7", "/log").write(run.paths), True),
     ("state/kill-switch.json", lambda run: mark_switch(run, "small"), False),
     ("state/site.json", lambda run: keep_site(run.site, SiteRules(version="22.05")), False),
 ]
@@ -122,7 +154,8 @@ def test_no_writer_replaces_it(
 def test_every_record_that_is_written_again_is_in_the_table() -> None:
     """A kind of state file is either among those above, or is listed here with what keeps it."""
     numbered = {"state/exclusions.json", "state/exclusions.d/*.json", "state/requests/holds.d/*.json", "state/lease/*.json", "state/acting/*.json",
-                "state/alerts/book.json", "state/alerts/book.d/*.json", "state/cron/claims/*/*.json"}  # fmt: skip
+                "state/alerts/book.json", "state/alerts/book.d/*.json", "state/cron/claims/*/*.json",
+                "state/checkpoints/{variant}/pins.json", "state/checkpoints/{variant}/pins.d/*.json"}  # fmt: skip
     written_once = {"state/submissions/*/submission.json", "state/submissions/*/card.json", "state/run.json",
                     "state/submissions/*/versions.json", "state/requests/answer-*.json",
                     "state/corruption/*.json", "state/checkpoints/{variant}/origin.json"}  # fmt: skip

@@ -4,6 +4,7 @@ run from starting.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -21,18 +22,29 @@ from tests.tr11ops.disk_scheduler import DiskScheduler
 from tests.tr11ops.launch.run_inputs import write_card, write_checkpoint
 from tests.tr11ops.status_cases import snapshot
 from tr11ops.cli.main import execute
-from tr11ops.detect.state import damaged_state
+from tr11ops.detect.watch import damaged_state
 from tr11ops.runcard.card import load_card
-from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord
+from tr11ops.rundir import state_files
+from tr11ops.rundir.attempts import AttemptVerdict, KeptStacks, LaunchRecord, TrainerLife
+from tr11ops.rundir.checkpoint_digests import DigestRecord, NotFiniteRecord
+from tr11ops.rundir.copies import CopyRecord, DrillRecord
+from tr11ops.rundir.cron_records import PeriodicJobState
 from tr11ops.rundir.exclusions import exclude
 from tr11ops.rundir.journal import read_journal
-from tr11ops.rundir.paths import RunDirectory, require_run_id
-from tr11ops.rundir.state_files import SET_ASIDE, find_damage, set_damage_aside
-from trainer.contract.end_marker import EndMarker
+from tr11ops.rundir.paths import RunDirectory, Submission, require_run_id
+from tr11ops.rundir.state_files import (
+    SET_ASIDE,
+    STATE_FILES,
+    StateFile,
+    find_damage,
+    set_damage_aside,
+)
+from trainer.contract.attempt import EndMarker, ExitTime, Heartbeat, write_heartbeat
 from trainer.contract.errors import DamagedFile
 from trainer.contract.files import write_json
 from trainer.contract.lease import LeaseClaim, LeaseFolder
-from trainer.contract.phases import Heartbeat, write_heartbeat
+from trainer.contract.origin import BranchOrigin
+from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
@@ -242,30 +254,141 @@ NEVER_DAMAGED = {  # what is read line by line: bad lines are passed over, and l
 
 
 def is_damage(path: Path, name: str) -> bool:
-    """Whether that damage of that file is damage by its format: any JSON object of another tr11 may
-    be one.
-    """
+    """Whether that damage is one whoever reads that file: another program's JSON may do."""
     if path.suffix in {".jsonl", ".txt"}:
         kept = path.parent.name == "journal"
         return name not in NEVER_DAMAGED["lines" if kept else "logs"]
     return name != "foreign"
 
 
-def test_every_state_file_is_in_the_table_with_its_damages(template: Template) -> None:
+def test_every_state_file_is_in_the_table(template: Template) -> None:
     template.restore()
-    assert find_damage(template.directory) == ()
-    files = files_of(template.directory.root)
-    assert len(files) > 20
-    for path in files:
-        for name in DAMAGES:
-            kept = path.with_name(f".kept-{path.name}")
-            path.rename(kept)
-            shutil.copy2(kept, path)
-            damage_file(path, name)
-            named = {entry.path for entry in find_damage(template.directory)}
-            assert not is_damage(path, name) or named == {str(path)}, f"{name}: {path}: {named}"
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-            kept.rename(path)
+    directory = template.directory
+    assert find_damage(directory) == ()
+    listed = {
+        path for entry in STATE_FILES for path in state_files._places(directory, entry.pattern)
+    }
+    files = files_of(directory.root)
+    assert len(files) > 20 and set(files) <= listed, set(files) - listed
+
+
+# ----------------------------------------------------------------------------- one property of all
+MOMENT = 1.7e9
+COPY = CopyRecord(
+    "store", "/a", step=1, kind="full", identity="a", location="checkpoints/main/global_step1", format="files",
+    files=1, bytes=1, copied=MOMENT, verified=MOMENT,
+)  # fmt: skip
+EXCLUSIONS = {"schema": 1, "version": 1, "exclusions": [], "suspects": []}
+PINS = {"schema": 1, "version": 1, "pins": []}
+# What each file of one format holds, by the end of its pattern; any JSON object does for the others.
+EXAMPLES: dict[str, object] = {
+    "submission.json": Submission(
+        "t", "1", "slurm", MOMENT, "ana", "n1", "small", "main", None, 1, "x"
+    ),
+    "/end.json": EndMarker("exit-duration", 10, 10, True, "", MOMENT, "n1", "101", 1),
+    "[0-9]/verdict.json": AttemptVerdict("exit-duration", 10, 10, 0, ""),
+    "launches/*.json": LaunchRecord(1, ("n1",), MOMENT),
+    "stacks/verdict.json": KeptStacks("101", MOMENT, "no one stood out"),
+    "life/*.json": TrainerLife("101", 1, 0, 1, MOMENT, MOMENT, MOMENT, "step"),
+    "exit-time.json": ExitTime(MOMENT, "the limit"),
+    "state/run.json": {"schema": 1, "id": "0" * 32, "run": "small"},
+    "exclusions.json": EXCLUSIONS,
+    "exclusions.d/*.json": EXCLUSIONS,
+    "heartbeat/*.json": Heartbeat(0, "n1", 1, "ended", 10, MOMENT, "101"),
+    "state/cron/*.json": PeriodicJobState(
+        "one", "cron", "n1", MOMENT, None, None, "", 3600.0, 1, 0, MOMENT
+    ),
+    "drill.json": DrillRecord(MOMENT, "store", 1, True),
+    "copies/*/*.json": COPY,
+    "pins.json": PINS,
+    "pins.d/*.json": PINS,
+    "digests/*.json": DigestRecord(1, "a", MOMENT, files=1, bytes=1),
+    "not-finite/*.json": NotFiniteRecord(1, "a", MOMENT, ("weights/a",)),
+    "origin.json": BranchOrigin("/a", 1, "other/main", False, False, MOMENT, "101"),
+    "recovery.json": {"schema": 1, "variants": {}},
+}
+
+
+def of_no_type(path: Path) -> None:
+    """Every value is of a type that no record has there."""
+    path.write_text(json.dumps({key: [[None]] for key in json.loads(path.read_text())}))
+
+
+def no_object(path: Path) -> None:
+    path.write_text(f"[{path.read_text()}]")
+
+
+def with_more(path: Path) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), "of_a_later_tr11": {"a": 1}}))
+
+
+def newer(path: Path) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 99}))
+
+
+def example_of(entry: StateFile) -> object | None:
+    """What the file holds by its format; None where any JSON object, or any line, will do."""
+    pattern = entry.pattern.replace("attempts/*", "attempts/[0-9]")
+    found = [value for end, value in EXAMPLES.items() if pattern.endswith(end)]
+    return found[0] if found else None
+
+
+@pytest.mark.parametrize("entry", STATE_FILES, ids=[entry.pattern for entry in STATE_FILES])
+def test_whatever_becomes_of_a_state_file_is_told_and_loses_nothing(
+    tmp_path: Path, entry: StateFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Damage is named with its path, and moved out of the way where the table says so, never removed; what a later
+    tr11 wrote beside, or a newer format, is none, and neither is what the file system does not show.
+    """
+    directory = RunDirectory(RunPaths(tmp_path / "run", "small", "main"), tmp_path / "kill-switch")
+    logs = directory.paths.logs.relative_to(directory.root).as_posix()
+    place = entry.pattern.format(variant="main", logs=logs).replace("*", "one")
+    path, example = directory.root / place, example_of(entry)
+    is_lines = entry.read is None
+    assert (example is not None) == (entry.read not in {None, read_json}), "say above what it holds"
+
+    def whole() -> bytes:
+        shutil.rmtree(directory.root, ignore_errors=True)
+        write_json(path, to_builtins({"a": 1} if example is None else example))
+        return path.read_bytes()
+
+    whole()
+    assert find_damage(directory) == ()
+    for name, damage in {**DAMAGES, "no_object": no_object, "of_no_type": of_no_type}.items():
+        whole()
+        damage(path)
+        left = None if path.is_symlink() or not path.is_file() else path.stat().st_size
+        found = find_damage(directory)
+        if is_lines:
+            is_bad = left is None or (name == "huge" and entry.largest is not None)
+        else:
+            is_bad = name not in {"foreign", "of_no_type"} or example is not None
+        if not is_bad:
+            assert found == (), name
+            continue
+        assert [(one.path, one.without) for one in found] == [(str(path), entry.without)], name
+        assert found[0].what and str(path) not in found[0].what
+        set_damage_aside(directory, "ana")
+        kept = list(path.parent.glob(f"{path.name}.damaged-*"))
+        is_moved = entry.rule == "aside"
+        assert (len(kept), os.path.lexists(path)) == (int(is_moved), not is_moved), name
+        assert left is None or (kept or [path])[0].stat().st_size == left, name
+    if is_lines:
+        return
+    whole()
+    with_more(path)
+    assert find_damage(directory) == ()
+    newer(path)
+    [told] = find_damage(directory)
+    assert told.is_newer and not told.is_set_aside and set_damage_aside(directory, "ana") == ()
+    whole()
+    with monkeypatch.context() as patch:
+        patch.setattr("trainer.contract.state_file.descriptor_of", refused)
+        assert find_damage(directory) == () and path.exists()
+
+
+def refused(path: Path) -> int:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

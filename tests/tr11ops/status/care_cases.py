@@ -9,6 +9,7 @@ from tr11ops.alerts.state import Alert
 from tr11ops.detect.detector import Finding, Severity, fingerprint
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.disk_usage import Usage
+from tr11ops.watchdog.verdict import Verdict, VerdictWord
 
 
 def alert(detector: str = "stalled", subject: str = "1000_7", **changes: Any) -> Alert:
@@ -25,9 +26,8 @@ def asked_for(given: Snapshot, **changes: Any) -> Snapshot:
     return with_facts(given, **changes)
 
 
+HEALTHY = Verdict(VerdictWord.HEALTHY, "it trains")
 FAULT = Finding("stalled", Severity.CRITICAL, "job 1000_7 stands still", "1000_7")
-
-
 REMARK = Finding("chain-end", Severity.WARNING, "one task is left", "")
 
 

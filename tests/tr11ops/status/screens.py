@@ -19,11 +19,14 @@ from tests.tr11ops.status_cases import (
     running,
     snapshot,
     steps,
+    told_little,
+    with_facts,
     wordless,
 )
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Node
 from tr11ops.detect.registry import detect_all
+from tr11ops.dialects.settings import settings_of
 from tr11ops.observe.observations import CopyStatus
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from tr11ops.rundir.attempts import CodeIdentity
@@ -34,8 +37,9 @@ from tr11ops.rundir.hold_store import HoldRecord
 from tr11ops.status.assessment import status_of
 from tr11ops.status.document import Status
 from tr11ops.status.extra_observations import ExtraObservations, RunningCopy
+from tr11ops.trainers.levels import standing_of
 from tr11ops.watchdog.verdict import judge
-from trainer.contract.origin import Origin
+from trainer.contract.origin import BranchOrigin
 
 AWAY = Unknown("squeue did not answer within 10 s")
 
@@ -45,6 +49,14 @@ SCREENS: dict[str, tuple[Snapshot, int, bool]] = {
     "healthy-80": (snapshot(), 80, True),
     "healthy-60-ascii": (snapshot(), 60, False),
     "healthy-120": (snapshot(exclusions=(Exclusion("n77", "Xid 79", "ana", NOW + 9),)), 120, True),
+    # a trainer that tells the numbers and times of its steps, and no card that says the last one
+    "little-told-80": (
+        with_facts(
+            snapshot(steps=told_little(steps())), total_iterations=None, checkpoint_interval=None
+        ),
+        80,
+        True,
+    ),
     "last-task-80": (snapshot(jobs=(running(),)), 80, True),
     "stalled-80": (snapshot(heartbeats=beats(age=HOUR), steps=steps(age=HOUR)), 80, True),
     "zombie-80-ascii": (
@@ -109,7 +121,7 @@ def full() -> Status:
         holds=(HoldRecord("1000", "ben", NOW, "new data"),),
         periodic_jobs=(cron_job(),),
         chains=(ChainState("hourly", "77", NOW, NOW + HOUR),),
-        origin=Origin(
+        origin=BranchOrigin(
             "/big/checkpoints/main", 30, "big/main", True, True, NOW, "3", ("seed/main step 7",)
         ),
         usage=tuple(look("SCRATCH", 80.0 - day, age=600.0 + day * DAY) for day in range(10)),
@@ -121,6 +133,8 @@ def full() -> Status:
         copying=(RunningCopy("store", "ana", "login1", NOW - 60, 31000),),
         drill=DrillRecord(NOW - DAY, "store", 30000, passed=True),
     )
+    foreign = settings_of({"dialect": "huggingface", "command": ["train.py"]}, "a card")
+    given = with_facts(given, standing=standing_of(foreign, 2))
     return status_of(given, (FAULT, *findings), judge(given, ()), extra)
 
 

@@ -38,8 +38,8 @@ from tests.tr11ops.status_cases import (
     wordless,
 )
 from tests.tr11ops.watchdog.verdict_table import TABLE
-from tr11ops.base.glyphs import bar, plain, shows_unicode, sparkline
 from tr11ops.base.observed import Unknown, known
+from tr11ops.base.units import bar, plain, shows_unicode, sparkline
 from tr11ops.cluster.base import Node
 from tr11ops.detect.registry import detect_all, page_of
 from tr11ops.observe.observations import CopyStatus, LaunchEnd
@@ -51,7 +51,7 @@ from tr11ops.status.extra_observations import ExtraObservations
 from tr11ops.status.rows import Screen, incidents_of, jobs
 from tr11ops.status.screen import badge_style, render
 from tr11ops.watchdog.verdict import VerdictWord, judge
-from trainer.contract.origin import Origin
+from trainer.contract.origin import BranchOrigin
 
 GOLDEN = Path(__file__).parents[2] / "data" / "status"
 
@@ -136,7 +136,7 @@ def test_the_code_that_runs_is_on_the_screen() -> None:
 
 
 def test_what_the_run_began_with_is_on_the_screen() -> None:
-    origin = Origin("/big/checkpoints/main", 30, "big/main", False, False, NOW, "3")
+    origin = BranchOrigin("/big/checkpoints/main", 30, "big/main", False, False, NOW, "3")
     assert "began with big/main step 30 (weights and optimizer)\n" in drawn(
         snapshot(origin=origin), 80, False
     )

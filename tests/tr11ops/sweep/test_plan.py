@@ -21,8 +21,7 @@ from tr11ops.sweep.plan import (
     plan_sweep,
     rule_overrides,
 )
-from trainer.schedule.learning_rate import warmup_samples_of
-from trainer.schedule.path import path_of
+from trainer.schedule.path import path_of, warmup_samples_of
 
 BATCH = "batch.global_batch_size"
 

@@ -27,7 +27,7 @@ from tr11ops.checkpoints.rollback import carry_out, claimed, plan_rollback, plan
 from tr11ops.checkpoints.verify import verify
 from tr11ops.rundir.checkpoint_digests import put_on_record
 from tr11ops.rundir.checkpoint_pins import pin, unpin
-from tr11ops.rundir.clocks import Clocks
+from tr11ops.rundir.claims import Clocks
 from tr11ops.rundir.copies import CopyRecord
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name
 from trainer.contract.files import write_atomically

@@ -32,6 +32,7 @@ from tests.tr11ops.status_cases import (
     steps,
     wordless,
 )
+from tests.tr11ops.watchdog.decisions import SENT
 from tr11ops.alerts.incidents import look
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.policy import Policy
@@ -50,7 +51,6 @@ from tr11ops.rundir.action_log import ActionHistory
 from tr11ops.rundir.attempts import AttemptVerdict
 from tr11ops.rundir.disk_usage import Usage
 from tr11ops.rundir.hold_store import HoldRecord
-from tr11ops.rundir.paths import Submission
 from tr11ops.status.answer import answer
 from tr11ops.watchdog.actions import PolicyContext
 from tr11ops.watchdog.policy import plan
@@ -62,19 +62,6 @@ PHASES = ("queued", "starting", "training", "saving", "last hour", "leaving", "i
 RUNNING = ("starting", "training", "saving", "last hour")
 ROOM = FilesystemSection(name="scratch", source="df")
 FACTS: dict[str, Any] = {"partition": "gpu_p13", "filesystems": (ROOM,)}
-SENT = Submission(
-    "20220420-000000-00000000",
-    "1000",
-    "slurm",
-    NOW - 10 * DAY,
-    "ana",
-    "h",
-    "tr11-176B-ml",
-    "main",
-    "1-10%1",
-    48,
-    "x",
-)
 NODES = tuple(
     Node(f"n{n:02d}", frozenset({"allocated"}), partitions=("gpu_p13",)) for n in range(1, 61)
 )

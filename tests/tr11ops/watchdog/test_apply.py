@@ -40,7 +40,6 @@ from tr11ops.watchdog.actions import (
     Hold,
     Include,
     Release,
-    ReplacementLaunch,
     Resubmit,
     Stacks,
 )
@@ -323,7 +322,7 @@ def act(
 ) -> tuple[Done, ...]:
     return carry_out(
         actions,
-        effects,
+        effects.carry_out,
         journal,
         stopped=lambda: stopped,
         progress=ProgressRecord(7, 5),
@@ -491,9 +490,8 @@ def test_queued_jobs_are_not_cancelled_for_a_refused_launch(world: World) -> Non
     )
     text = world.card_path.read_text()
     world.card_path.write_text(text.replace("[slurm]", '[slurm]\npartition = "closed"'))
-    cancel = Cancel(
-        number, "why", "cancel", owes=1, relaunch=ReplacementLaunch("1-1", "100", (number,))
-    )
+    relaunch = Resubmit("1-1", "why", "resubmit", after="100", replaces=(number,))
+    cancel = Cancel(number, "why", "cancel", owes=1, relaunch=relaunch)
     with pytest.raises(
         NotDone,
         match=r"the launch that would take its place is refused: .*'closed' is not a partition",

@@ -1,5 +1,5 @@
-"""One pass of the watchdog as a whole: what it writes, tells and leaves alone, and how it bears a
-broken world.
+"""One pass of the watchdog as a whole: what it writes, tells and leaves alone, how it bears a broken world,
+and the stacks that it keeps of a hanging job: what some nodes told is enough, none is no evidence.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -24,12 +24,15 @@ from tr11ops.alerts.outbox import waiting_entries
 from tr11ops.alerts.service import AlertInput, AlertOutcome
 from tr11ops.alerts.store import read_alert_state
 from tr11ops.base import deadline
+from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import Job, JobState
+from tr11ops.cluster.slurm_command import CommandResult
 from tr11ops.diagnose.stacks.worker import CollectedStacks, Frame, NodeStacks, WorkerStack
 from tr11ops.observe.look import facts_of, observe
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.action_log import replay
+from tr11ops.rundir.attempts import read_kept_stacks, stacks_folder
 from tr11ops.rundir.journal import Journal, read_journal
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
 from tr11ops.watchdog import pulse as pulse_module
@@ -41,8 +44,10 @@ from tr11ops.watchdog.pulse import (
     acquire_lock,
     take_pulse,
 )
+from tr11ops.watchdog.stacks import keep_stacks
 from tr11ops.watchdog.verdict import VerdictWord
-from trainer.contract.phases import Heartbeat, write_heartbeat
+from trainer.contract.attempt import Heartbeat, write_heartbeat
+from trainer.contract.paths import RunPaths
 
 
 class Scene:
@@ -507,3 +512,66 @@ def test_a_journal_that_only_grows_is_never_taken_for_an_emptied_one(scene: Scen
         assert not any("journal" in note for note in scene.pulse().notes)
     writers[0].path.unlink()
     assert any("journal/a-1-0.jsonl lacks what it held" in note for note in scene.pulse().notes)
+
+
+JOB = "1234567"
+STACK_NODES = ("n0", "n1", "n2")
+WAITS = (Frame("all_reduce", "torch/distributed/distributed_c10d.py", 2810),)
+
+
+class Srun:
+    """Answers for some nodes; rank 1, on n1, is stopped."""
+
+    def __init__(self, *nodes: str, unreachable: bool = False):
+        self.nodes, self.unreachable, self.asked = nodes, unreachable, list[list[str]]()
+
+    def __call__(
+        self,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        timeout_seconds: float,
+        on_line: Callable[[str], object],
+    ) -> CommandResult:
+        self.asked.append(list(arguments))
+        if self.unreachable:
+            raise SchedulerUnreachable("srun cannot be started")
+        for node in self.nodes:
+            rank = int(node[1:])
+            worker = WorkerStack(rank, node, 100 + rank, "T" if rank == 1 else "S", WAITS)
+            for line in NodeStacks(node, (worker,)).lines():
+                on_line(line)
+        return CommandResult(1, "", "srun: error: n3: task 2: Exited with exit code 1\n")
+
+
+def test_what_some_nodes_told_is_enough(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path, "small", "main")
+    assert read_kept_stacks(paths, JOB) is None
+    srun = Srun("n0", "n1")
+    reported = keep_stacks(paths, JOB, STACK_NODES, 3, {}, 5.0, follow=srun)
+    assert (
+        reported.startswith("the stacks of 2 nodes are in ")
+        and "rank 1 on node n1 is stopped" in reported
+    )
+    assert read_kept_stacks(paths, JOB) is not None and {
+        "--overlap",
+        f"--jobid={JOB}",
+        "--nodes=3",
+    } <= set(srun.asked[0])
+    kept = {path.name: path.read_text() for path in stacks_folder(paths, JOB).iterdir()}
+    assert set(kept) == {"n0.txt", "n1.txt", "verdict.txt", "verdict.json"}
+    assert kept["n0.txt"].startswith("rank 0, process 100, state S\n    all_reduce (torch/")
+    assert kept["verdict.txt"].startswith(
+        "rank 1 on node n1 is stopped (SIGSTOP); 1 rank waits for it in all-reduce"
+    )
+
+
+def test_no_word_from_any_node_is_an_error_and_no_evidence(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path, "small", "main")
+    with pytest.raises(
+        SchedulerError, match="no node told the stacks of its workers: srun: error: n3"
+    ):
+        keep_stacks(paths, JOB, STACK_NODES, 3, {}, 5.0, follow=Srun())
+    with pytest.raises(SchedulerUnreachable):
+        keep_stacks(paths, JOB, STACK_NODES, 3, {}, 5.0, follow=Srun(unreachable=True))
+    assert read_kept_stacks(paths, JOB) is None and stacks_folder(paths, JOB).is_dir()

@@ -17,11 +17,13 @@ from tests.tr11ops.status_cases import (
     running,
     snapshot,
     steps,
+    with_facts,
     wordless,
 )
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import JobState, Node
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot, Step
+from tr11ops.trainers.levels import TrainerStanding
 from tr11ops.watchdog.verdict import VerdictWord
 
 AWAY = Unknown("squeue did not answer within 10 s")
@@ -31,6 +33,9 @@ NODES = tuple(f"n{number:02d}" for number in range(1, 49))
 
 
 SWITCH = KillSwitch(snapshot().run.kill_switch, "ben", NOW - 600.0, "new data")
+
+
+CANNOT_BE_ASKED = TrainerStanding("none", 2, "it cannot be asked", saves_when_asked=False)
 
 
 FINISHED = ended("1007", 60.0, "finished", iteration=115311)
@@ -174,6 +179,12 @@ TABLE: list[tuple[str, Snapshot, VerdictWord, str]] = [
         snapshot(kill_switch=SWITCH),
         VerdictWord.STOPPED,
         "is saving and leaving",
+    ),
+    (
+        "is being stopped, and cannot be asked to save",
+        with_facts(snapshot(kill_switch=SWITCH), standing=CANNOT_BE_ASKED),
+        VerdictWord.STOPPED,
+        "job 1000_7 on 48 nodes leaves after its next checkpoint",
     ),
     (
         "ignores the switch",

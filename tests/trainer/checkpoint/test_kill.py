@@ -21,9 +21,8 @@ from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
 from trainer.checkpoint import store
 from trainer.checkpoint.publishing import CheckpointInfo, Extras, Finished
 from trainer.checkpoint.writer import AsyncSaver
-from trainer.contract.checkpoint_names import checkpoint_steps
+from trainer.contract.checkpoint_names import SUPERSEDED_SUFFIX, checkpoint_steps
 from trainer.contract.errors import CheckpointError
-from trainer.contract.replacing import SUPERSEDED_SUFFIX
 
 MODEL = Model(layers=2, hidden=8, vocabulary=8)
 SHAPE = Shape(tensor=2, data=2)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config.hub_files import cache_folder, cached_file, hub_file, is_hub_id
+from trainer.config.hub_files import cache_folder, cached_file, hub_file
+from trainer.config.model import is_hub_id
 from trainer.contract.errors import DataError, HubFileError
 from trainer.data.learn_tokenizer import train_tokenizer
 from trainer.data.tokenizer import load_tokenizer

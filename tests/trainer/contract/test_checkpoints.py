@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainer.contract.checkpoint_names import AsideName, aside_name
 from trainer.contract.checkpoints import find_resumable, read_checkpoint, verify_share
 from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import FileEntry, Manifest, file_digest
@@ -320,3 +321,34 @@ def test_the_catalogue_needs_no_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
     assert output.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("global_step5.discarded", ("global_step5", 5, "discarded")),
+        ("global_step5.discarded-2", ("global_step5", 5, "discarded")),
+        ("global_step5.superseded", ("global_step5", 5, "superseded")),
+        ("global_step5.set-aside-3", ("global_step5", 5, "set-aside")),
+        (".global_step5.partial-ab", ("global_step5", 5, "partial")),
+        (".global_step5.partial-ab-12.replaced-x", ("global_step5", 5, "partial")),
+        (".global_step5.replaced-ab", ("global_step5", 5, "replaced")),
+        (".global_step5.pruning-0123456789ab", ("global_step5", 5, "pruning")),
+        (
+            ".global_step5.superseded-2.pruned-0123456789ab",
+            ("global_step5.superseded-2", 5, "pruned"),
+        ),
+        *(
+            (name, None)
+            for name in (
+                "global_step5", "global_step5.discarded.old", "global_stepX.discarded", ".latest.x", "latest",
+                ".global_step5.pruning-x", ".global_step5.set-aside.pruned-0123456789ab", ".out.partial-ab",
+                ".global_step5.tar.partial-ab", "global_step5_universal.discarded", ".global_step5.partial-",
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_name_beside_the_checkpoints_says(
+    name: str, said: tuple[str, int, str] | None
+) -> None:
+    assert aside_name(name) == (None if said is None else AsideName(*said))

@@ -1,18 +1,32 @@
-"""The formats that tools outside this project read too: every literal is checked byte for byte."""
+"""The formats that tools outside this project read too, every literal checked byte for byte; and `Record`, of which they
+are made: frozen, compared by its fields, read from what its annotations say.
+"""
 
+from __future__ import annotations
+
+import copy
+import errno
 import math
 import os
+import pickle
+import re
 import stat
+from types import ModuleType
+from typing import Generic, TypeVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import to_builtins
-from msgspec.structs import replace
+from msgspec import field, to_builtins
+from msgspec.structs import astuple, replace
 
+from tr11ops.base import errors as of_the_operation
 from tr11ops.dialects.reading import step_record
+from trainer.contract import errors as of_the_trainer
+from trainer.contract.attempt import END_REASONS, EndMarker, Heartbeat, write_heartbeat
 from trainer.contract.checkpoint_formats import (
     DEEPSPEED,
+    HELD,
     OWN,
     SAVED_FORMATS,
     format_at,
@@ -20,11 +34,11 @@ from trainer.contract.checkpoint_formats import (
     is_whole,
 )
 from trainer.contract.checkpoint_names import checkpoint_step, checkpoint_steps, read_latest
-from trainer.contract.end_marker import END_REASONS, EndMarker
-from trainer.contract.files import append_line, write_atomically, write_json
+from trainer.contract.errors import NEEDS_PERSON, Tr11Error
+from trainer.contract.files import append_line, sync_folder, write_atomically, write_json
 from trainer.contract.manifest import FileEntry, Manifest, file_digest, manifest_faults
 from trainer.contract.metrics_record import StepRecord, format_step, format_validation
-from trainer.contract.phases import Heartbeat, write_heartbeat
+from trainer.contract.record import Record
 
 RECORD = StepRecord(
     iteration=31219, total_iterations=115311, consumed_samples=47768496, consumed_tokens=97829879808,
@@ -105,7 +119,7 @@ finite = st.floats(min_value=0, max_value=1e9, allow_nan=False)
 @given(
     st.builds(
         StepRecord,
-        iteration=st.integers(0, 10**8), total_iterations=st.integers(0, 10**8), consumed_samples=st.integers(0, 10**12),
+        iteration=st.integers(0, 10**8), total_iterations=st.integers(1, 10**8), consumed_samples=st.integers(0, 10**12),
         consumed_tokens=st.integers(0, 10**15), seconds_per_iteration=finite, learning_rate=finite,
         global_batch_size=st.integers(0, 10**6), lm_loss=st.one_of(finite, st.just(math.nan), st.just(math.inf)),
         grad_norm=st.one_of(st.none(), finite), samples_per_second=finite, tflops=finite,
@@ -117,7 +131,7 @@ finite = st.floats(min_value=0, max_value=1e9, allow_nan=False)
 )  # fmt: skip
 def test_every_line_reads_back_to_what_it_prints(record, prefix):
     read = step_record(prefix + format_step(record))
-    assert format_step(read) == format_step(record)
+    assert format_step(StepRecord(*astuple(read))) == format_step(record)
     assert read.other_losses == record.other_losses
 
 
@@ -254,6 +268,8 @@ UNIVERSAL = "zero/3.mlp.weight/fp32.pt"
         ([UNIVERSAL, RANKS], DEEPSPEED, True, True),
         ([LAYERS, MOMENTS], DEEPSPEED, False, True),
         ([RANKS, MOMENTS], DEEPSPEED, True, False),
+        (["manifest.json", "foreign.json", "foreign/step-8/.metadata"], HELD, True, False),
+        (["foreign.json", "foreign/step-8/.metadata"], HELD, False, False),
         (["manifest.json"], None, False, False),
         ([f"below/{RANKS}", f"below/{LAYERS}"], None, False, False),
         ([], None, False, False),
@@ -281,7 +297,107 @@ def test_a_format_is_told_by_the_names_of_its_files(files, form, whole, loadable
         (DEEPSPEED, LAYERS, False),
         (DEEPSPEED, RANKS, False),
         (DEEPSPEED, UNIVERSAL, False),
+        (HELD, "foreign.json", True),
+        (HELD, "foreign/step-8/.metadata", False),
     ],
 )
 def test_what_only_a_resume_needs(form, path, alone):
     assert form.is_for_resume_alone(path) is alone
+
+
+def test_a_file_system_that_flushes_names_by_itself_is_no_failure(tmp_path, monkeypatch):
+    """It refuses to flush a folder with EINVAL: a save, a copy and a prune go on all the same."""
+
+    def refuse(descriptor):
+        raise OSError(
+            errno.EINVAL if os.fstat(descriptor).st_ino == tmp_path.stat().st_ino else errno.EIO,
+            "no",
+        )
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    sync_folder(tmp_path)
+    (tmp_path / "broken").mkdir()
+    with pytest.raises(OSError, match="no"):
+        sync_folder(tmp_path / "broken")
+
+
+T = TypeVar("T")
+
+
+class Point(Record):
+    x: int
+    y: int = 0
+    names: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.x < 0:
+            raise ValueError("x is below zero")
+
+
+class Box(Record, Generic[T]):
+    item: T
+
+
+class Tall(Point):
+    height: int = 1
+
+
+def test_a_record_is_a_frozen_value() -> None:
+    point = Point(1, names=["a"])
+    assert point == Point(1, names=["a"]) and point != Point(1) and point != Tall(1, names=["a"])
+    assert hash(Box((1, 2))) == hash(Box((1, 2)))
+    for name in ("x", "new"):
+        with pytest.raises(AttributeError):
+            setattr(point, name, 2)
+    assert copy.copy(point) == copy.deepcopy(point) == pickle.loads(pickle.dumps(point)) == point
+    assert Point(1).names is not Point(1).names, "a default is made for each"
+
+
+def test_every_way_to_make_one_checks_it() -> None:
+    with pytest.raises(ValueError, match="x is below zero"):
+        Point(-1)
+    with pytest.raises(ValueError, match="x is below zero"):
+        replace(Point(1), x=-1)
+    with pytest.raises(TypeError, match="'x'"):
+        Point()  # type: ignore[call-arg]
+
+
+def test_a_record_of_a_record_has_the_fields_of_both() -> None:
+    assert to_builtins(Tall(1, height=3)) == {"x": 1, "y": 0, "names": [], "height": 3}
+
+
+# ----------------------------------------------------------------------------- errors
+# The errors of both packages: the tree in each docstring is the tree of the classes, with their
+# exit codes.
+
+ENTRY = re.compile(r"^    ( +)([A-Z]\w+)(?:  (\d))?(?: \(.*\))?$", re.MULTILINE)
+
+
+def classes(module: ModuleType) -> dict[str, type[Tr11Error]]:
+    """The errors that a module defines, by name, in its order."""
+    found = {name: value for name, value in vars(module).items() if isinstance(value, type)}
+    own = {name: value for name, value in found.items() if value.__module__ == module.__name__}
+    return {
+        name: value
+        for name, value in own.items()
+        if issubclass(value, Tr11Error) and value is not Tr11Error
+    }
+
+
+@pytest.mark.parametrize("module", [of_the_operation, of_the_trainer], ids=["operation", "trainer"])
+def test_the_docstring_draws_the_tree(module: ModuleType) -> None:
+    drawn = [
+        (len(indent) // 2, name, int(code or NEEDS_PERSON))
+        for indent, name, code in ENTRY.findall(module.__doc__)
+    ]
+    kinds = classes(module)
+    assert [name for _, name, _ in drawn] == list(kinds)
+    above: list[str] = []
+    for depth, name, code in drawn:
+        above[depth - 1 :] = [name]
+        parents = [
+            parent.__name__ for parent in kinds[name].__mro__[1:] if parent.__name__ in kinds
+        ]
+        assert (parents[:1] or [None])[0] == (above[depth - 2] if depth > 1 else None), name
+        if name != "Refusal":  # whose code is each one's own
+            assert kinds[name].exit_code == code, name

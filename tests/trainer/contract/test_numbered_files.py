@@ -15,8 +15,8 @@ from tr11ops.alerts import outbox
 from tr11ops.rundir.claims import Claim, ClaimFolder
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.versioned import VersionedFile
+from trainer.contract.files import NumberedFiles
 from trainer.contract.lease import LeaseClaim, LeaseFolder
-from trainer.contract.numbered_files import NumberedFiles
 from trainer.contract.paths import RunPaths
 
 

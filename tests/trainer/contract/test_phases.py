@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
-from trainer.contract.attempt import AttemptIdentity
+from trainer.contract.attempt import PHASES, AttemptIdentity, PhaseRecord, PhaseWriter, read_phases
 from trainer.contract.compute_record import (
     FIRST_STEPS,
     USUAL_STEPS,
@@ -24,9 +24,14 @@ from trainer.contract.compute_record import (
     ComputeTimes,
     RankPosition,
 )
-from trainer.contract.metrics_record import LONGEST_LINE, StepRecord, parse_record, records
+from trainer.contract.metrics_record import (
+    LONGEST_LINE,
+    MeasuredStep,
+    StepRecord,
+    parse_record,
+    records,
+)
 from trainer.contract.paths import RunPaths
-from trainer.contract.phases import PHASES, PhaseRecord, PhaseWriter, read_phases
 from trainer.control.lifecycle import HeartbeatWriter
 
 
@@ -155,6 +160,7 @@ def test_what_is_usual_is_of_the_steps_after_the_first_ones_and_stays(tmp_path: 
 # What a line of metrics.jsonl says, by one rule, and that every reader goes by it.
 
 FULL = StepRecord(7, 100, 700, 7000, 1.5, 1e-4, 100, 2.5, 0.3, 66.0, 150.0)
+READ = MeasuredStep(*astuple(FULL))
 
 
 def line(**changes: Any) -> str:
@@ -166,7 +172,11 @@ def test_a_step_is_read_back_whole(others: tuple[tuple[str, float], ...]) -> Non
     full = replace(FULL, other_losses=others)
     record = parse_record(line(**full.values()))
     assert record is not None and record.is_step
-    assert (record.step(), record.time, record.job_id) == (full, 50.0, "12")
+    assert (record.step(), record.time, record.job_id) == (
+        replace(READ, other_losses=others),
+        50.0,
+        "12",
+    )
 
 
 @pytest.mark.parametrize(
@@ -179,13 +189,30 @@ def test_a_cut_line_and_what_is_no_table_are_no_record(text: str) -> None:
 
 def test_keys_that_no_one_knows_change_nothing() -> None:
     record = parse_record(line(color="blue", iteration_of_moon=4))
-    assert record is not None and record.step() == FULL
+    assert record is not None and record.step() == READ
 
 
 def test_without_a_kind_it_is_a_step() -> None:
     record = parse_record(json.dumps({"iteration": 3, "time": 1.0}))
     assert record is not None and record.is_step and record.iteration == 3
-    assert record.step() is None, "the trainer's counters are not there"
+
+
+def test_a_step_that_tells_nothing_but_its_number_and_time_is_one() -> None:
+    record = parse_record(json.dumps({"kind": "step", "iteration": 3, "time": 1.0}))
+    step = None if record is None else record.step()
+    assert step is not None and step.iteration == 3
+    counts = (step.total_iterations, step.consumed_samples, step.consumed_tokens)
+    assert (*counts, step.global_batch_size, step.lm_loss, step.grad_norm) == (None,) * 6
+    numbers = (step.seconds_per_iteration, step.learning_rate, step.samples_per_second)
+    assert all(math.isnan(number) for number in (*numbers, step.tflops))
+    assert not step.has_bad_loss, "no loss is told, which is no loss that went wrong"
+
+
+@pytest.mark.parametrize(("loss", "is_bad"), [(None, True), (2.5, False)])
+def test_a_loss_that_is_told_and_no_number_is_bad(loss: float | None, is_bad: bool) -> None:
+    record = parse_record(json.dumps({"iteration": 3, "time": 1.0, "lm_loss": loss}))
+    step = None if record is None else record.step()
+    assert step is not None and step.has_bad_loss is is_bad
 
 
 @pytest.mark.parametrize(
@@ -209,7 +236,7 @@ def test_a_loss_that_was_null_stays_a_step() -> None:
     record = parse_record(line(lm_loss=None, grad_norm=None, num_zeros=None))
     found = None if record is None else record.step()
     assert found is not None and math.isnan(found.lm_loss)
-    assert replace(found, lm_loss=2.5) == replace(FULL, grad_norm=None)
+    assert replace(found, lm_loss=2.5) == replace(READ, grad_norm=None)
 
 
 def test_a_file_gives_its_whole_lines_in_order(tmp_path: Path) -> None:

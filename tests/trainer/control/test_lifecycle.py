@@ -16,10 +16,8 @@ from torch.distributed import DistNetworkError
 from torch.distributed.elastic.agent.server import api
 
 from tests.trainer.courses import card, worker_of
-from trainer.contract.attempt import AttemptIdentity, ExitTime, request_stop
-from trainer.contract.end_marker import exit_code
+from trainer.contract.attempt import AttemptIdentity, ExitTime, Heartbeat, exit_code, request_stop
 from trainer.contract.paths import RunPaths
-from trainer.contract.phases import Heartbeat
 from trainer.control import launcher
 from trainer.control.control_signals import ControlSignals
 from trainer.control.lifecycle import (

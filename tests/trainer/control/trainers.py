@@ -17,10 +17,9 @@ from tests.trainer.courses import write_tokens
 from tests.trainer.spawn import fork_server
 from tests.waiting import until
 from trainer.config.card import TrainerConfig
+from trainer.contract.attempt import EndMarker, Heartbeat
 from trainer.contract.checkpoint_names import checkpoint_steps
-from trainer.contract.end_marker import EndMarker
 from trainer.contract.manifest import Manifest
-from trainer.contract.phases import Heartbeat
 
 
 def card(folder: Path, **changes: Any) -> TrainerConfig:

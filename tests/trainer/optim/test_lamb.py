@@ -1,5 +1,6 @@
-"""LAMB over partitions: timm's numbers, the formulas of the other variants, and nothing that
-depends on partitions.
+"""LAMB over partitions: the numbers of timm, the formulas of the other variants, nothing that depends on
+partitions; and the four ways of taking its norms, on slices and on cut partitions, beside one process
+that follows the formulas.
 """
 
 from __future__ import annotations
@@ -330,3 +331,124 @@ def test_resume_on_another_topology(kind: str) -> None:
 def test_both_layouts_bring_a_training_back_bitwise(tmp_path: Path, kind: str) -> None:
     for on, ours, original in run_ranks(saved_and_loaded, 2, card(2, 1, kind, "bf16"), tmp_path):
         assert on == ours == original
+
+
+NORM_STEPS = 8
+# of the first each tensor rank has half of the rows, the second all hold
+SLICED = {"cut": (12, 10), "alike": (7,)}
+NORMS = ("exact", "local", "mean-weight", "stale")
+
+
+def sliced_course() -> list[dict[str, Tensor]]:
+    """The weights at the start, and the gradients of every step."""
+    generator = torch.Generator().manual_seed(7)
+    spread = torch.linspace(0.2, 2.0, 12).unsqueeze(1)  # slices whose norms differ
+    drawn = [
+        {name: torch.randn(shape, generator=generator) for name, shape in SLICED.items()}
+        for _ in range(1 + NORM_STEPS)
+    ]
+    return [{"cut": each["cut"] * spread, "alike": each["alike"]} for each in drawn]
+
+
+def norms_by_formula(norms: str, tensor: int) -> Tensor:
+    """Both weights, flat and one behind the other, in fp64: what `lambtp` does on so many tensor
+    ranks.
+    """
+    (start, *gradients), (beta1, beta2) = sliced_course(), BETAS
+    ended = []
+    for name in SLICED:
+        pieces = tensor if name == "cut" else 1
+        whole = start[name].double()
+        w, m, v = (
+            list(one.chunk(pieces))
+            for one in (whole, torch.zeros_like(whole), torch.zeros_like(whole))
+        )
+        before = 0.0  # the whole direction's norm, one step ago
+        for t, each in enumerate(gradients, 1):
+            u = []
+            for rank, g in enumerate(each[name].double().chunk(pieces)):
+                m[rank], v[rank] = (
+                    beta1 * m[rank] + (1 - beta1) * g,
+                    beta2 * v[rank] + (1 - beta2) * g * g,
+                )
+                root = (v[rank] / (1 - beta2**t)).sqrt() + EPSILON
+                u.append(m[rank] / (1 - beta1**t) / root + DECAY * w[rank])
+            sizes, lengths = ([float(one.norm()) for one in several] for several in (w, u))
+            size, length = math.hypot(*sizes), math.hypot(*lengths)
+            for rank in range(pieces):
+                if norms == "exact":
+                    ratio = size / length
+                elif norms == "local":
+                    ratio = sizes[rank] / lengths[rank]
+                elif t == 1:
+                    ratio = max(sizes[rank], 1e-5 * whole.numel()) / lengths[rank]
+                elif norms == "mean-weight":
+                    ratio = size / math.sqrt(pieces) / lengths[rank]
+                else:
+                    ratio = size / before
+                w[rank] = w[rank] - RATE * ratio * u[rank]
+            before = length
+        ended.append(torch.cat(w).flatten())
+    return torch.cat(ended)
+
+
+def stepped_by_norms(tensor: int) -> dict[str, tuple[int, int, list[Tensor]]]:
+    """By the norms: tensor rank, data rank, and this rank's elements of both weights after all
+    steps.
+    """
+    mesh = Mesh.create(tiny(1, tensor).parallel, torch.device("cpu"))
+    return {
+        norms: (mesh.tensor_rank, mesh.data_rank, _stepped_with(norms, mesh)) for norms in NORMS
+    }
+
+
+def _stepped_with(norms: str, mesh: Mesh) -> list[Tensor]:
+    def mine(whole: dict[str, Tensor]) -> Tensor:
+        flat = torch.cat(
+            [whole["cut"].chunk(mesh.tensor)[mesh.tensor_rank].flatten(), whole["alike"]]
+        )
+        return flat.tensor_split(mesh.data)[mesh.data_rank].clone()
+
+    start, *gradients = sliced_course()
+    partition = torch.nn.Parameter(mine(start))
+    section = OptimizerSection.model_validate(
+        {"type": "lamb", "lamb_norms": norms, "epsilon": EPSILON}
+    )
+    optimizer = build_optimizer(
+        [{"params": [partition], "weight_decay": DECAY}], section, RATE, (), mesh
+    )
+    rows = math.prod(SLICED["cut"]) // mesh.tensor
+    places = torch.arange(rows + SLICED["alike"][0]).tensor_split(mesh.data)[mesh.data_rank]
+    first, last = int(places[0]), int(places[-1]) + 1
+    shares, begin = [], 0
+    for name, numel in (("cut", rows), ("alike", SLICED["alike"][0])):
+        low, high = max(begin, first), min(begin + numel, last)
+        if low < high:
+            shares.append(
+                PartitionShare(
+                    name, 0, low - first, high - low, low - begin, SLICED[name], name == "cut"
+                )
+            )
+        begin += numel
+    optimizer.materialise(shares)
+    for each in gradients:
+        partition.grad = mine(each)
+        optimizer.step()
+    return [partition.detach().narrow(0, share.start, share.numel).clone() for share in shares]
+
+
+@pytest.mark.parametrize(("tensor", "data"), [(1, 2), (2, 1), (2, 2)])
+def test_each_kind_of_norms_is_its_formula(tensor: int, data: int) -> None:
+    ranks = run_ranks(stepped_by_norms, tensor * data, tensor)
+    for norms in NORMS:
+        found = sorted((rank[norms] for rank in ranks), key=lambda item: item[:2])
+        slices = [
+            torch.cat([part for rank, _, parts in found if rank == number for part in parts])
+            for number in range(tensor)
+        ]
+        rows = math.prod(SLICED["cut"]) // tensor
+        assert all(torch.equal(one[rows:], slices[0][rows:]) for one in slices)
+        whole = torch.cat([*(one[:rows] for one in slices), slices[0][rows:]])
+        torch.testing.assert_close(
+            whole.double(), norms_by_formula(norms, tensor), rtol=2e-6, atol=2e-6
+        )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trainer.model.loss import _put
 from trainer.parallel.state import Rectangle, rectangles
 from trainer.parallel.widened import add_widened
-from trainer.schedule.ends import WIDENED_ELEMENTS
+from trainer.schedule.flops import WIDENED_ELEMENTS
 
 
 @st.composite

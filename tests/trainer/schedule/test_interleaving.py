@@ -10,7 +10,8 @@ from collections import deque
 import pytest
 
 from trainer.schedule import flops
-from trainer.schedule.interleaving import Pass, held_counts, idle_passes, passes, rounds
+from trainer.schedule.flops import idle_passes
+from trainer.schedule.interleaving import Pass, held_counts, passes, rounds
 
 SHAPES = [
     (count, stages, parts)

@@ -32,10 +32,9 @@ from tr11ops.alerts.situation import (
     what_tr11_does,
 )
 from tr11ops.alerts.state import OVER, Alert, Message, MessagePart, stamp
-from tr11ops.base.glyphs import WIDTH, wrapped
 from tr11ops.base.invocation import for_card, only_looks
 from tr11ops.base.shipped import page_lines
-from tr11ops.base.units import counted, duration, node_time
+from tr11ops.base.units import WIDTH, counted, duration, node_time, wrapped
 from tr11ops.detect.detector import Severity
 from trainer.contract.record import Record
 
@@ -240,10 +239,9 @@ class AlertMails(Record):
             yield from wrapped(f"{over} {but}. Now: {self._instead()}.")
         else:
             nodes = "".join(f" {sentence}" for sentence in nodes_now(alert, self.situation))
-            yield from wrapped(
-                f"{over}{self._training_goes_on(alert)}{nodes}{words}"
-                + ("" if resume or asks else " Nothing to type.")
-            )
+            if not resume and not asks:
+                words += " Nothing to type."
+            yield from wrapped(f"{over}{self._training_goes_on(alert)}{nodes}{words}")
         for other in self.standing[:MOST_STANDING]:
             if other in passing:
                 yield from wrapped(
@@ -344,9 +342,10 @@ class AlertMails(Record):
         """What an incident has cost: of one that is over, to its own end."""
         began = min(part.alert.start, self.now)
         is_over = part.kind == "cleared"
-        cost = (
-            self.situation.cost_until_over(part.alert) if is_over else self.situation.cost_of(began)
-        )
+        if is_over:
+            cost = self.situation.cost_until_over(part.alert)
+        else:
+            cost = self.situation.cost_of(began)
         if cost is None:
             return
         when = self._at(cost[0])
@@ -497,14 +496,12 @@ def is_alarm(message: Message) -> bool:
     return message.severity is Severity.CRITICAL and message.kind not in OVER | {"digest", "test"}
 
 
-# ---------------------------------------------------------------------------
-# What the site's support hears of a fault that only the site can repair: no commands of ours, and
-# who can be asked.
+# ----------------------------------------------------------------------------- to the site's support
 
 
 def site_message(alert: Alert, kind: str, policy: Policy, now: float) -> Message:
-    """The mail about a fault that began, or that is over (`kind` in OVER). The delivery URLs do not
-    get it.
+    """The mail about a fault that only the site can repair, when it began or is over (`kind` in
+    OVER): no commands of ours, and who can be asked. The delivery URLs do not get it.
     """
     name = f"{alert.fingerprint}-{stamp(alert.began)}-{alert.sends + 1}-site"
     over = kind in OVER

@@ -19,9 +19,8 @@ from tr11ops.alerts.mail_text.shared import (
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.situation import UNKNOWN_SITUATION, RunSituation, Spell
 from tr11ops.alerts.state import Alert, AlertState, Message, UndeliveredMessages, stamp
-from tr11ops.base.glyphs import wrapped
 from tr11ops.base.invocation import command_for
-from tr11ops.base.units import counted, duration, node_time
+from tr11ops.base.units import counted, duration, node_time, wrapped
 from tr11ops.detect.detector import Severity
 
 LONGEST_REASON = 160
@@ -183,7 +182,10 @@ def finished_message(
 ) -> Message:
     """The news that all is trained. `words` are the verdict's."""
     lines = [
-        *wrapped(f"{words}. Nothing to type; queued tasks that are left end by themselves."),
+        *wrapped(
+            f"{words}. Nothing has to be typed: a queued task that starts ends at once, and one that is"
+            " held stays until `tr11 launch --repair`."
+        ),
         "",
     ]
     if situation.progress:

@@ -8,10 +8,9 @@ import shlex
 from collections.abc import Iterator
 
 from tr11ops.alerts.policy import Policy
-from tr11ops.base.glyphs import plain
 from tr11ops.base.invocation import command_for
 from tr11ops.base.redact import redact
-from tr11ops.base.units import timestamp
+from tr11ops.base.units import plain, timestamp
 from trainer.contract.units import shortened
 
 LONGEST_SUBJECT = 110
@@ -40,7 +39,10 @@ def message_identity(name: str, policy: Policy) -> str:
 def place(policy: Policy) -> Iterator[str]:
     """Of which run this is, and from which machine."""
     yield f"Run:      {policy.run}, {policy.directory}"
-    yield f"Where:    host {policy.host}" + (f", in {policy.folder}" if policy.folder else "")
+    where = f"Where:    host {policy.host}"
+    if policy.folder:
+        where += f", in {policy.folder}"
+    yield where
 
 
 def enter(policy: Policy) -> Iterator[str]:

@@ -14,10 +14,16 @@ from collections.abc import Callable, Iterable, Sequence
 from tr11ops.base.redact import signature
 from tr11ops.cluster.base import is_gone, is_silent, lost_words
 from tr11ops.diagnose.attribution.error_text import read_error
-from tr11ops.diagnose.attribution.evidence import Attribution, Evidence, Failure, Kind
+from tr11ops.diagnose.attribution.evidence import (
+    UNEXPLAINED,
+    Attribution,
+    Evidence,
+    Failure,
+    Kind,
+)
 from tr11ops.diagnose.attribution.names import NodeNames
 from tr11ops.diagnose.attribution.weights import weights
-from trainer.contract.end_marker import EXIT_REFUSED
+from trainer.contract.attempt import BAD_REASONS, EXIT_REFUSED
 from trainer.contract.units import signal_of_status
 
 Attributor = Callable[[Evidence], Attribution | None]
@@ -41,7 +47,7 @@ def by_operator(evidence: Evidence) -> Attribution | None:
         return Attribution(
             Kind.OPERATOR, f"ended at once, as asked by {evidence.ended_by}", 1.0, fault="operator"
         )
-    if marker is not None and marker.reason not in {"error", "refused", "signal"}:
+    if marker is not None and marker.reason not in {*BAD_REASONS, "signal"}:
         return Attribution(Kind.OPERATOR, marker.message, 1.0, fault="operator")
     # unless something else was the reason for the signal
     if marker is not None and marker.reason == "signal":
@@ -349,10 +355,17 @@ def by_error(evidence: Evidence) -> Attribution | None:
 
 
 def by_last_words(evidence: Evidence) -> Attribution | None:
-    """The trainer's end marker, where it tells of an error: a last save that failed."""
+    """The trainer's end marker, where it tells of an error: a last save that failed; or of an end
+    that nothing explains, which no node is suspected of.
+    """
     marker = evidence.marker
-    if marker is None or marker.reason != "error":
+    if marker is None or marker.reason not in {"error", "unexplained"}:
         return None
+    if marker.reason == "unexplained":
+        said = (f"end marker: {marker.message}",)
+        return _weighed(
+            "last-words", Kind.UNKNOWN, marker.message, evidence=said, fault=UNEXPLAINED
+        )
     # by all ranks' word: it failed twice where the others did not
     if marker.node in evidence.nodes:
         said = (f"end marker: {marker.message}",)

@@ -28,7 +28,7 @@ from tr11ops.diagnose.attribution.records import (
 )
 from tr11ops.diagnose.signature import Restart
 from tr11ops.rundir.attempts import VERDICT_FILE, AttemptVerdict, LaunchRecord
-from trainer.contract.end_marker import EndMarker
+from trainer.contract.attempt import EndMarker
 from trainer.contract.record import Record
 
 

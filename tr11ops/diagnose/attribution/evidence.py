@@ -11,7 +11,7 @@ from msgspec import field
 from tr11ops.diagnose.answers import RestartAnswer
 from tr11ops.diagnose.attribution.names import NodeNames, unshared
 from tr11ops.diagnose.attribution.srun import SrunLine
-from trainer.contract.end_marker import EndMarker
+from trainer.contract.attempt import EndMarker
 from trainer.contract.record import Record
 
 
@@ -34,6 +34,8 @@ class Kind(StrEnum):
     UNKNOWN = "unknown"
 
 
+# the fault of a launch whose trainer left with 0, unasked, before its last step
+UNEXPLAINED = "unexplained end"
 MAY_BE_A_NODES = frozenset({Kind.NODE, Kind.PORT, Kind.UNKNOWN})
 
 

@@ -20,6 +20,7 @@ from tr11ops.diagnose.attribution.restart import CLASS, STEP
 from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
 from tr11ops.diagnose.matcher import matcher
 from tr11ops.diagnose.signature import FaultClass, FaultSignature, NextStep, Role
+from tr11ops.diagnose.topics import LINE
 from trainer.contract.record import Record
 
 CAUTIOUS = 0.9  # the most where the class is the conclusion's and no line tells it
@@ -128,7 +129,8 @@ def _agree(found: Diagnosis, judged: Attribution) -> bool:
     if judged.kind in {Kind.UNKNOWN, Kind.NODE} and words.fault is None:
         return True
     if words.fault is FaultClass.UNKNOWN and judged.kind in {Kind.UNKNOWN, Kind.NODE}:
-        return found.fault not in _OF_PEERS
+        # a death that was seen is more than a line that may speak of anything
+        return found.fault not in _OF_PEERS and found.confidence > LINE
     if judged.kind is Kind.NODE and words.fault in _LOST:
         return found.fault in _LOST
     return found.fault is words.fault or found.fault in _FITS.get(judged.kind, ())

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from tr11ops.cluster.arrays import format_ranges
-from tr11ops.cluster.hostlist import nodes_text
+from tr11ops.cluster.arrays import format_ranges, nodes_text
 from tr11ops.diagnose.stacks.waits import StackWait, WaitKind, wait_of
 from tr11ops.diagnose.stacks.worker import Frame, WorkerStack
 from trainer.contract.record import Record

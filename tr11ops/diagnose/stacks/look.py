@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
+from hashlib import sha256
 from typing import Any
 
 from msgspec import field
@@ -56,6 +57,17 @@ class StacksLook(Record, dict=True):
     def verdict(self) -> StacksVerdict:
         fresh = self.records.time is not None and self.time - self.records.time <= FRESH_SECONDS
         return judge(self.groups, self.collected.silent, self.records.finding if fresh else None)
+
+    @property
+    def mark(self) -> str:
+        """The same for two looks between which no rank has moved; "" where one's stack could not be
+        read, or a node did not answer.
+        """
+        workers = self.collected.workers
+        if self.collected.silent or not workers or not all(one.frames for one in workers):
+            return ""
+        places = sorted((one.rank, one.pid, one.node, one.frames) for one in workers)
+        return sha256(repr(places).encode()).hexdigest()
 
     @property
     def exit_code(self) -> int:

@@ -24,8 +24,8 @@ from msgspec.structs import replace
 
 from tr11ops.base.observed import observed
 from tr11ops.diagnose.stacks.worker import GONE, NodeStacks, WorkerStack, main_thread
+from trainer.contract.attempt import Heartbeat
 from trainer.contract.files import host_name
-from trainer.contract.phases import Heartbeat
 from trainer.contract.record import Record
 
 JOB_VARIABLE = "TR11_JOB_ID"  # what the node agent gives to all that it starts
@@ -137,7 +137,7 @@ def workers_here(heartbeats: Path, job_id: str, node: str | None) -> list[FoundW
     beats = {
         beat.rank: beat
         for beat in _beats(heartbeats)
-        if beat.job_id == job_id and node in (None, beat.host)
+        if beat.is_own and beat.job_id == job_id and node in (None, beat.host)
     }
     ranks = {beat.pid: beat.rank for beat in beats.values()}
     candidates: dict[int, dict[int, tuple[int, str]]] = {}  # rank -> process -> (parent, node)

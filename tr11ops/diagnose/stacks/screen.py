@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from tr11ops.base.units import counted, duration, first_few
-from tr11ops.cluster.hostlist import nodes_text
+from tr11ops.cluster.arrays import nodes_text
 from tr11ops.diagnose.stacks.groups import StackGroup, ranks_text, ranks_words
 from tr11ops.diagnose.stacks.look import StacksLook
 from tr11ops.diagnose.stacks.waits import WaitKind

@@ -12,7 +12,7 @@ from tr11ops.report.page import Cell, Column, ReportSection, table
 from tr11ops.report.sections.formats import ROWS_SHOWN, moment
 from tr11ops.rundir.attempts import version_words
 from tr11ops.rundir.journal_lines import lines_of
-from trainer.contract.end_marker import BAD_REASONS, EndMarker
+from trainer.contract.attempt import BAD_REASONS, EndMarker
 
 
 def attempts(material: ReportMaterial, zone: tzinfo) -> ReportSection:

@@ -4,6 +4,7 @@ first. Pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from datetime import tzinfo
 
@@ -57,8 +58,9 @@ def sentence(material: ReportMaterial, zone: tzinfo) -> str:
     if total:
         of = f" of {total:,}"
     tokens = ""
-    if steps:
-        tokens = f" ({quantity(steps[-1].record.consumed_tokens)} tokens)"
+    for step in steps[-1:]:
+        if step.record.consumed_tokens is not None:
+            tokens = f" ({quantity(step.record.consumed_tokens)} tokens)"
     text = f"The training has done {done:,}{of} iterations{tokens} in {duration(goodput.end - goodput.begin)}"
     if goodput.useful_of_held is not None:
         text += f"; {100 * goodput.useful_of_held:.0f} % of the node-hours trained what was kept"
@@ -102,14 +104,19 @@ def tiles(material: ReportMaterial, zone: tzinfo) -> Iterator[Tile]:
     steps = known(material.snapshot.steps, ())
     if steps:
         last = steps[-1].record
-        yield Tile("loss", f"{last.lm_loss:.4g}")
+        told = derived.newest_loss(steps)
+        if told is not None:
+            yield Tile("loss", f"{told.record.lm_loss:.4g}")
         for name, loss in last.other_losses:
             yield Tile(f"{name} loss", f"{loss:.4g}")
-        yield Tile("tokens", quantity(last.consumed_tokens))
+        if last.consumed_tokens is not None:
+            yield Tile("tokens", quantity(last.consumed_tokens))
     yield Tile("ETA", "reached" if share(material) == 100 else eta(material, zone) or "not known")
-    if steps:
+    if steps and math.isfinite(last.tflops):
         yield Tile("TFLOPs per GPU", f"{last.tflops:.4g}")
-        yield Tile("seconds an iteration", f"{last.seconds_per_iteration:.4g}")
+    pace = derived.pace_of(steps[-1:]) or derived.pace_of(steps)
+    if pace is not None:
+        yield Tile("seconds an iteration", f"{pace:.4g}")
     if goodput.effective_time_ratio is not None:
         yield Tile("effective training time", f"{100 * goodput.effective_time_ratio:.1f} %")
     if goodput.useful_of_held is not None:

@@ -6,8 +6,7 @@ from datetime import tzinfo
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import duration
-from tr11ops.detect.causes import by_cause
-from tr11ops.detect.detector import Finding
+from tr11ops.detect.detector import Finding, by_cause
 from tr11ops.goodput.causes import Interruption
 from tr11ops.goodput.history_values import History
 from tr11ops.report.material import ReportMaterial

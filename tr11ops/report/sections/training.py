@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import tzinfo
 from itertools import pairwise
 
@@ -96,19 +96,23 @@ def _over_time(series: TrainingSeries, markers: Sequence[IncidentMarker], zone: 
 
 
 def _over_tokens(series: TrainingSeries, zone: tzinfo, from_zero: bool) -> Iterator[str]:
-    if not any(point.tokens for point in series.points):
+    told = [point for point in series.points if point.tokens is not None]
+    if not any(point.tokens for point in told):
         return
-    points = with_gaps(series.points, by_time=False)
-    loss = [None if point is None else (float(point.tokens), point.loss) for point in points]
-    scale = Scale.over((float(point.tokens) for point in series.points), from_zero=from_zero)
+    loss = [
+        None if point is None else (float(point.tokens or 0), point.loss)
+        for point in with_gaps(told, by_time=False)
+    ]
+    scale = Scale.over((float(point.tokens or 0) for point in told), from_zero=from_zero)
     panel = Panel(
         "loss against tokens",
         (Curve("training", "blue", loss), *_validations(series, "tokens")),
         is_log=True,
     )
     rows = [
-        (float(point.tokens), (f"{quantity(point.tokens)} tokens", *_texts(point, zone)))
-        for point in series.points
+        (float(tokens), (f"{quantity(tokens)} tokens", *_texts(point, zone)))
+        for point in told
+        if (tokens := point.tokens) is not None
     ]
     ticks = [(value, quantity(value)) for value in scale.ticks(6)]
     yield line_chart(
@@ -164,8 +168,16 @@ def _curve(title: str, colour: str, name: str, points: Sequence[StepPoint | None
     return Curve(
         title,
         colour,
-        [None if point is None else (point.time, getattr(point, name)) for point in points],
+        [None if point is None else (point.time, _value(point, name)) for point in points],
     )
+
+
+def _value(point: StepPoint, name: str) -> float:
+    """NaN, of which nothing is drawn, for what is not told."""
+    value: float | None = getattr(point, name)
+    if value is None:
+        return math.nan
+    return value
 
 
 def _validations(series: TrainingSeries, x: str) -> Iterator[Curve]:
@@ -177,16 +189,25 @@ def _validations(series: TrainingSeries, x: str) -> Iterator[Curve]:
         for before, point in zip([None, *points[:-1]], points, strict=True):
             if before is not None and point.iteration <= before.iteration:
                 places.append(None)  # it was evaluated again after a resume
-            places.append((float(getattr(point, x)), point.loss))
+            place = getattr(point, x)
+            if place is not None:
+                places.append((float(place), point.loss))
         name = f"validation {group}".strip()
         yield Curve(name, GROUP_COLOURS[index % len(GROUP_COLOURS)], places, is_dotted=True)
 
 
 def _texts(point: StepPoint, zone: tzinfo) -> tuple[str, ...]:
     when = timestamp(point.time, zone, MINUTE)
-    values = (point.loss, point.learning_rate, float(point.batch), point.tflops, point.grad_norm)
-    numbers = (number(value) if math.isfinite(value) else "-" for value in values)
-    return when, f"{point.iteration:,}", quantity(point.tokens), *numbers
+    values = (point.loss, point.learning_rate, point.batch, point.tflops, point.grad_norm)
+    numbers = (_text(value, number) for value in values)
+    return when, f"{point.iteration:,}", _text(point.tokens, quantity), *numbers
+
+
+def _text(value: float | None, words: Callable[[float], str]) -> str:
+    """A dash for what is not known."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    return words(value)
 
 
 def with_gaps(points: Sequence[StepPoint], by_time: bool = True) -> list[StepPoint | None]:

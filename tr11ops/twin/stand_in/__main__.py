@@ -14,18 +14,15 @@ import sys
 from pathlib import Path
 
 from tr11ops.cluster.rehearsal import rehearsal_refusal
-from trainer.contract.end_marker import EXIT_REFUSED
+from tr11ops.trainers.trainer import NodePlaces
+from trainer.contract.attempt import EXIT_REFUSED
 from trainer.contract.paths import RunPaths
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tr11ops.twin.stand_in", description=__doc__)
     parser.add_argument("card", type=Path, help="resolved card (JSON)")
-    parser.add_argument("--nnodes", type=int, default=1)
-    parser.add_argument("--node-rank", type=int, default=0)
-    parser.add_argument("--nproc-per-node", type=int, default=1)
-    parser.add_argument("--master-addr", default="127.0.0.1")
-    parser.add_argument("--master-port", type=int, default=29500)
+    NodePlaces.add_options(parser)
     options = parser.parse_args(arguments)
     refused = rehearsal_refusal(os.environ)
     if refused:
@@ -34,18 +31,11 @@ def main(arguments: list[str]) -> int:
             _record_refusal(options.card, refused)
         return EXIT_REFUSED
 
-    from tr11ops.twin.stand_in.launcher import Crowd, launch
+    from tr11ops.twin.stand_in.launcher import launch
     from trainer.config.card import CardError
 
-    crowd = Crowd(
-        options.nnodes,
-        options.node_rank,
-        per_node=options.nproc_per_node,
-        address=options.master_addr,
-        port=options.master_port,
-    )
     try:
-        return launch(options.card, crowd)
+        return launch(options.card, NodePlaces.of(options))
     except CardError as error:
         print(error, file=sys.stderr, flush=True)
         return EXIT_REFUSED

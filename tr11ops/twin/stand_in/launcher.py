@@ -16,31 +16,16 @@ from pathlib import Path
 
 from tr11ops.base.processes import die_with_parent, show_as
 from tr11ops.runcard.sections import RehearsalSection
+from tr11ops.trainers.trainer import NodePlaces
 from tr11ops.twin.stand_in.worker import Seat, run
 from trainer.config.card import TrainerConfig, load_trainer_config, validate
 from trainer.contract.attempt import STOP_SIGNALS
-from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 from trainer.contract.units import signal_name
 from trainer.control.lifecycle import SignalFlag
 
 GRACE_SECONDS = 30.0  # from TERM to KILL, as torchrun has it
 POLL_SECONDS = 0.1
-
-
-class Crowd(Record):
-    """The workers of all nodes, and which of them are this node's."""
-
-    nodes: int
-    node_rank: int
-    per_node: int
-    address: str
-    port: int
-
-    def seat(self, local_rank: int) -> Seat:
-        """The place of one of this node's workers."""
-        rank = self.node_rank * self.per_node + local_rank
-        return Seat(rank, self.nodes * self.per_node, self.address, self.port)
 
 
 @dataclass
@@ -53,7 +38,7 @@ class _Worker:
     status: int | None = None
 
 
-def launch(card: Path, crowd: Crowd) -> int:
+def launch(card: Path, places: NodePlaces) -> int:
     """Run this node's workers to their end; returns 0, 1 when one failed, 128 + n after signal n.
 
     Raises CardError when the card cannot be read.
@@ -68,8 +53,8 @@ def launch(card: Path, crowd: Crowd) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda got, _frame: received.append(got))
     workers = [
-        _fork(config, pace, card_hash=card_hash, crowd=crowd, local_rank=local)
-        for local in range(crowd.per_node)
+        _fork(config, pace, card_hash=card_hash, places=places, local_rank=local)
+        for local in range(places.workers)
     ]
     with selectors.DefaultSelector() as selector:
         for worker in workers:
@@ -84,9 +69,13 @@ def launch(card: Path, crowd: Crowd) -> int:
 
 
 def _fork(
-    config: TrainerConfig, pace: RehearsalSection, card_hash: str, crowd: Crowd, local_rank: int
+    config: TrainerConfig,
+    pace: RehearsalSection,
+    card_hash: str,
+    places: NodePlaces,
+    local_rank: int,
 ) -> _Worker:
-    seat = crowd.seat(local_rank)
+    seat = Seat(places.first_rank + local_rank, places.world_size, places.address, places.port)
     reading, writing = os.pipe()
     parent = os.getpid()
     # none is lost before the worker's own handler is there

@@ -23,10 +23,9 @@ from tr11ops.twin.stand_in import checkpoint
 from tr11ops.twin.stand_in.ailments import Ailments
 from tr11ops.twin.stand_in.crew import RankLost, StandInGroup
 from trainer.config.card import TrainerConfig
-from trainer.contract.attempt import AttemptIdentity, tell
+from trainer.contract.attempt import AttemptIdentity, exit_code, tell
 from trainer.contract.checkpoints import refusal_code, take_run
 from trainer.contract.compute_record import ComputeRecord, RankPosition
-from trainer.contract.end_marker import exit_code
 from trainer.contract.errors import CheckpointError, NodeFilesError
 from trainer.contract.files import append_line, host_name
 from trainer.contract.lease import Lease

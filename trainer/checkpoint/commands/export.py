@@ -20,7 +20,8 @@ from trainer.checkpoint.reader import check_digests, open_checkpoint, part_bytes
 from trainer.checkpoint.source import DTYPES
 from trainer.checkpoint.whole_folder import check_target
 from trainer.config.card import CardError, TrainerConfig, load_trainer_config
-from trainer.config.hub_files import HUB_ID, cached_file
+from trainer.config.hub_files import cached_file
+from trainer.config.model import HUB_ID
 from trainer.contract.checkpoint_formats import MANIFEST_FILE
 from trainer.contract.documents import document
 from trainer.contract.errors import CheckpointError, UsageError

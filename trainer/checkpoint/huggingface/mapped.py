@@ -13,7 +13,7 @@ from trainer.config.card import TrainerConfig
 from trainer.contract.errors import CheckpointError
 from trainer.contract.record import JsonObject, Record
 from trainer.contract.resumable import model_facts
-from trainer.schedule.ends import TOKEN_TYPES
+from trainer.schedule.flops import TOKEN_TYPES
 
 ROWS_KEY = "tokenizer.padded_vocabulary_size"
 WORDS = "embedding.word.weight"

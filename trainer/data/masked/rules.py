@@ -149,9 +149,10 @@ def bert_sample(
     first, second, exchanged = _cut(sentences, rules.orders_sentences, random)
     first, second = _trim(first, second, target, random)
     sep = np.array([vocabulary.sep])
-    tokens = np.concatenate(
-        ([vocabulary.cls], first, sep, *((second, sep) if len(second) else ()))
-    ).astype(np.int64)
+    pieces = [np.array([vocabulary.cls]), first, sep]
+    if len(second):
+        pieces += [second, sep]
+    tokens = np.concatenate(pieces).astype(np.int64)
     length = len(tokens)
     text = np.full(rules.sequence_length, vocabulary.pad, dtype=np.int64)
     text[:length] = tokens

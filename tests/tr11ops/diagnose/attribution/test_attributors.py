@@ -14,7 +14,7 @@ from tr11ops.diagnose.attribution.attributors import attribute
 from tr11ops.diagnose.attribution.error_text import read_error
 from tr11ops.diagnose.attribution.evidence import Evidence, Failure, Kind, MissedWorker, NodeReport
 from tr11ops.diagnose.attribution.srun import parse_lines
-from trainer.contract.end_marker import EndMarker
+from trainer.contract.attempt import EndMarker
 
 NODES = ("jean-zay-iam01", "jean-zay-iam02", "jean-zay-iam03")
 ONE, TWO, THREE = NODES

@@ -166,6 +166,25 @@ def test_the_node_is_the_conclusions() -> None:
     assert own is not None and (own.node, own.rank) == ("n1", 1)
 
 
+@pytest.mark.parametrize(
+    ("confidence", "expected"),
+    [
+        (0.55, ("unknown", "rank 3 on n2: the worker was ended by SIGKILL")),  # a line of any kind
+        (0.8, ("user_code", "words")),
+    ],
+)
+def test_a_death_that_was_seen_is_more_than_a_line_that_may_speak_of_anything(
+    confidence: float, expected: tuple[str, str], tmp_path: Path
+) -> None:
+    AGENTS.write(tmp_path)
+    seen = conclude(tmp_path, None, None)
+    assert seen is not None
+    log = diagnosis(FaultClass.USER_CODE, NextStep.FIX_CONFIG, confidence=confidence)
+    found = joined(log, seen)
+    assert found.root_cause is not None
+    assert (found.fault.value, found.root_cause.text) == expected
+
+
 def test_detectors_and_status_quote_what_the_agent_would_say(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path, "small", "main")
     attempt = paths.attempt("7")

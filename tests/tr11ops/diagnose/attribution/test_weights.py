@@ -17,7 +17,7 @@ from tr11ops.agent.controller import SURE
 from tr11ops.diagnose.attribution import attributors
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.diagnose.attribution.weights import read_weights, weights
-from tr11ops.watchdog import policy
+from tr11ops.watchdog import rules
 
 PRIORS = {rule: entry["prior"] for rule, entry in read_weights().items()}
 
@@ -38,7 +38,7 @@ def test_every_rule_has_a_weight_and_no_other() -> None:
 
 
 def test_the_order_and_the_threshold_are_those_of_the_priors() -> None:
-    assert fit.SURE == SURE == policy.SURE
+    assert fit.SURE == SURE == rules.SURE
     for one, other in ((one, other) for one in PRIORS for other in PRIORS):
         assert (PRIORS[one] < PRIORS[other]) == (weights()[one] < weights()[other]), (one, other)
     assert all((PRIORS[rule] >= SURE) == (weight >= SURE) for rule, weight in weights().items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.tr11ops.diagnose.stacks.made import ALL_REDUCE, BARRIER, FORWARD, ranks, worker
-from tr11ops.cluster.hostlist import nodes_text
+from tr11ops.cluster.arrays import nodes_text
 from tr11ops.diagnose.stacks.groups import grouped, looks_of, ranks_text
 from tr11ops.diagnose.stacks.worker import GONE, Frame, WorkerStack
 

@@ -24,7 +24,7 @@ from tr11ops.diagnose.stacks.node import FoundWorker, answers_here, read_worker,
 from tr11ops.diagnose.stacks.verdict import judge
 from tr11ops.diagnose.stacks.waits import WaitKind, wait_of
 from tr11ops.diagnose.stacks.worker import GONE, AnswerReader, WorkerStack
-from trainer.contract.phases import Heartbeat, write_heartbeat
+from trainer.contract.attempt import Heartbeat, write_heartbeat
 
 JOB = "1234567"
 ROOT = str(Path(__file__).parents[4])
@@ -87,6 +87,20 @@ def test_workers_of_the_node_are_found(
     assert [one.rank for one in workers_here(tmp_path, JOB, None)] == [7, 8, 9, 16]
     assert [one.node for one in workers_here(tmp_path, JOB, None)] == ["a", "a", "a", "b"]
     assert workers_here(tmp_path, JOB, "c") == [] and workers_here(tmp_path, "999", "a") == []
+
+
+def test_who_writes_for_the_ranks_of_a_node_is_none_of_them(
+    workers: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    """Neither while it lives, nor as a rank that has died when it is gone."""
+    for pid in (workers[4].pid, 2**22 + 7):
+        word = Heartbeat(8, "a", pid, "training", 5, time.time(), JOB, ranks=2)
+        write_heartbeat(tmp_path / "8.json", word)
+        found = workers_here(tmp_path, JOB, "a")
+        assert [(one.rank, one.pid) for one in found] == [
+            (8, workers[1].pid), (9, workers[0].pid),
+        ]  # fmt: skip
+        assert not any(one.has_ended for one in found)
 
 
 def test_a_child_that_inherits_the_rank_is_no_worker(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from tests.trainer.data.data_helpers import WORDS, run_data, write_lines
 from tests.trainer.data.sample_cases import opened
 from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
-from trainer.config.data_rules import data_problems
 from trainer.contract.errors import DataError, DataMismatch
 from trainer.data.dataset import SampleSource
 from trainer.data.groups import split_groups
@@ -34,6 +33,7 @@ from trainer.data.tokenizer import TokenizerSpec, load_tokenizer
 from trainer.data.workers import WorkerPool
 from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh
+from trainer.schedule.rules import data_problems
 
 LENGTH = 32
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -1,0 +1,62 @@
+"""What was found of all faults, kept in files, and the table of docs/trainers.md that is made of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tests.tr11ops.trainers.faults.given import FAULTS
+from tests.tr11ops.trainers.faults.outcome import Outcome
+from trainer.contract.documents import document, record_of
+
+BEGIN, END = "<!-- the table of faults -->", "<!-- its end -->"
+
+
+def keep(folder: Path, outcome: Outcome) -> None:
+    """Keep one cell, in its old one's place: a line each, so that two people's cells merge."""
+    folder.mkdir(exist_ok=True)
+    place = folder / f"{outcome.scheduler}-{outcome.trainer}.jsonl"
+    cells = {one.fault: one for one in _read(place)} | {outcome.fault: outcome}
+    lines = [json.dumps(document(cells[name])) for name in FAULTS if name in cells]
+    place.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def kept(folder: Path) -> list[Outcome]:
+    """All cells. Raises OSError, ValueError."""
+    return [one for place in sorted(folder.glob("*.jsonl")) for one in _read(place)]
+
+
+def _read(place: Path) -> list[Outcome]:
+    if not place.exists():
+        return []
+    lines = place.read_text(encoding="utf-8").splitlines()
+    return [record_of(Outcome, json.loads(line)) for line in lines]
+
+
+def table_lines(cells: Iterable[Outcome]) -> list[str]:
+    """A row for each cell, by fault."""
+    found = list(cells)
+    lines = [
+        "| fault | trainer | scheduler | `tr11 status`, at the end | end | starts | steps trained again | of a whole checkpoint | excluded | a person |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for fault in FAULTS.values():
+        of_fault = [one for one in found if one.fault == fault.name]
+        lines += [_row(fault.what, one) for one in of_fault]
+    return lines
+
+
+def _row(what: str, one: Outcome) -> str:
+    cells = (
+        what, one.trainer, one.scheduler, one.verdict, one.end, str(1 + len(one.restarts)),
+        str(one.again), str(one.lost), " ".join(one.excluded) or "none", one.person or "nothing",
+    )  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def with_table(text: str, lines: Sequence[str]) -> str:
+    """The page with the table in its place. Raises ValueError where the page has none."""
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n{chr(10).join(lines)}\n{END}{after}"

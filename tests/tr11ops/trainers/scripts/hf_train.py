@@ -1,0 +1,35 @@
+"""A script as people write one with Hugging Face's Trainer: resumes from the last checkpoint."""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    HfArgumentParser,
+    Trainer,
+    TrainingArguments,
+)
+from transformers.trainer_utils import get_last_checkpoint
+
+
+class Words(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 4096
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        words = torch.randint(0, 64, (16,), generator=torch.Generator().manual_seed(index))
+        return {"input_ids": words, "labels": words}
+
+
+(arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=64, n_positions=16))
+last = None
+if Path(arguments.output_dir).is_dir():
+    last = get_last_checkpoint(arguments.output_dir)
+Trainer(model, arguments, train_dataset=Words()).train(resume_from_checkpoint=last)
+torch.distributed.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)  # torch's threads abort an interpreter that ends by itself, now and then

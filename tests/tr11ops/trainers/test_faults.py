@@ -1,0 +1,98 @@
+"""Faults of unchanged trainers of two nodes that `tr11 launch` started on the embedded scheduler: what is
+done, what is lost, who is blamed. A covering few of the cells of `make trainer-faults`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from tests.tr11ops.trainers.faults.given import FAULTS, may_mount
+from tests.tr11ops.trainers.faults.outcome import play
+from tests.tr11ops.trainers.faults.run import FaultRun
+from tests.tr11ops.trainers.faults.sites import LocalSite
+from tests.tr11ops.trainers.faults.table import BEGIN, END, kept, table_lines
+from tests.tr11ops.trainers.faults.trainers import INTERVAL, PLAIN, STEPS, TRAINERS
+from trainer.contract.record import Record
+
+HOUSE = Path(__file__).parents[3]
+PATIENCE = 2.0  # other tests run beside these
+
+
+class Cell(Record):
+    trainer: str
+    fault: str
+    pace: float = 0.2
+
+
+CELLS = (
+    Cell("plain", "nan"),
+    Cell("plain", "second-launch", pace=0.4),
+    Cell("plain", "kill-switch", pace=1.0),
+    Cell("plain", "node-dead"),
+    Cell("plain", "disk-full"),
+    Cell("dcp", "broken-newest", pace=1.0),
+)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{cell.trainer}-{cell.fault}")
+def test_a_fault_costs_no_step_that_was_saved_and_no_innocent_node(
+    cell: Cell, tmp_path: Path
+) -> None:
+    if cell.fault == "disk-full" and not may_mount():
+        pytest.skip("a small disk can be mounted by root alone")
+    run = FaultRun(TRAINERS[cell.trainer], LocalSite(), tmp_path, PATIENCE, cell.pace)
+    outcome = play(run, FAULTS[cell.fault])
+    assert outcome.wrong == (), outcome
+
+
+@contextmanager
+def dies_in_a_save(folder: Path, tables: str) -> Iterator[FaultRun]:
+    """The plain script, of which a rank dies in the save of step 10 of its first launch, at its end."""
+    trainer = replace(PLAIN, words=(*PLAIN.words, "die-once-in-save-10"), tables=tables)
+    run = FaultRun(trainer, LocalSite(), folder, PATIENCE, pace=0.3)
+    try:
+        run.write_card()
+        run.begin()
+        run.until_idle()
+        yield run
+    finally:
+        run.close()
+
+
+def test_a_kill_in_the_save_is_held_for_a_person_where_the_dialect_does_not_say_what_is_taken(
+    tmp_path: Path,
+) -> None:
+    with dies_in_a_save(tmp_path, PLAIN.tables.replace("believes = []\n", "")) as run:
+        end = run.ends()[-1]
+        assert (end.reason, end.restart) == ("refused", False)
+        assert end.checkpoint_step in (None, INTERVAL)  # it may not be held yet, and stays whole
+        assert len(list((run.root / "out" / f"step-{INTERVAL}").glob("rank_*.pt"))) == 2
+        said = run.status()
+        assert said.split()[0] == "DOWN" and "not known which checkpoint it takes next" in said
+        assert "none excluded" in said
+        assert [one.iteration for one in run.records()] == [*range(1, 11)]
+        assert not (run.root / "out.set-aside").exists()
+
+
+def test_what_a_kill_in_the_save_left_is_set_aside_where_the_dialect_says_that_it_would_be_taken(
+    tmp_path: Path,
+) -> None:
+    with dies_in_a_save(tmp_path, PLAIN.tables) as run:
+        end = run.ends()[-1]
+        assert (end.reason, end.launch, end.iteration) == ("finished", 2, STEPS)
+        said = run.status()
+        assert said.split()[0] == "FINISHED" and "none excluded" in said
+        steps = [one.iteration for one in run.records()]
+        assert steps == [*range(1, 11), *range(6, STEPS + 1)]
+        assert (run.root / "out.set-aside").is_dir()
+
+
+def test_the_page_shows_what_was_found() -> None:
+    page = (HOUSE / "docs" / "trainers.md").read_text(encoding="utf-8")
+    shown = page.split(BEGIN)[1].split(END)[0].strip().splitlines()
+    assert shown == table_lines(kept(HOUSE / "benchmarks" / "trainer_faults"))
