@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tr11ops.diagnose.roots import is_before
+from tr11ops.diagnose.order import is_before
 from tr11ops.diagnose.sighting import Sighting
 from tr11ops.diagnose.signature import Restart
 

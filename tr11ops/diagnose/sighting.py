@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tr11ops.diagnose.hosts import LogHead
 from tr11ops.diagnose.lines import LineOrigin
-from tr11ops.diagnose.signature import FaultSignature
+from tr11ops.diagnose.signature import FaultSignature, Role
 from tr11ops.diagnose.tracebacks import RaisedException
 from tr11ops.dialects.reading import StepNumbers
 from trainer.contract.record import Record
@@ -69,6 +69,16 @@ class Sighting(Record):
     def time(self) -> str | None:
         """When it was said, or after when, as the lines above it have it."""
         return self.origin.time or self.since
+
+    @property
+    def sentence(self) -> str:
+        """What its signature means, as a sentence."""
+        return f"{self.signature.meaning[:1].upper()}{self.signature.meaning[1:]}."
+
+    @property
+    def may_prove(self) -> bool:
+        """Whether it tells of a fault, and not of what came of one."""
+        return self.signature.role in {Role.CAUSE, Role.WARNING, Role.STOP, Role.DEATH}
 
 
 class WorkerFailure(Record):
@@ -130,6 +140,16 @@ class LogLaunch:
         below = self.last_line - self.progress.line_number
         is_last = below <= (0 if self.is_cut else 1) or self.is_usual_below
         return is_last and self.steps[-1].numbers.is_whole
+
+    @property
+    def first_report(self) -> WorkerFailure | None:
+        """The failure that torchrun's reports hold for the first, by their times."""
+        roots = [
+            report
+            for report in self.reports
+            if report.is_root and report.exit_code not in {-15, None}
+        ]
+        return min(roots, key=lambda report: report.time or "~", default=None)
 
     def has_overcome(self, one: Sighting) -> bool:
         """Whether the training went on after this line."""
