@@ -14,7 +14,7 @@ import pytest
 from benchmarks import attribution_weights as fit
 from tests.tr11ops.diagnose.diagnose_logs import diagnosed
 from tr11ops.agent.controller import SURE
-from tr11ops.diagnose.attribution import attributors
+from tr11ops.diagnose.attribution import by_machines, by_workers
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.diagnose.attribution.weights import read_weights, weights
 from tr11ops.watchdog import rules
@@ -29,8 +29,10 @@ def cases() -> list[fit.WeighedCase]:
 
 
 def test_every_rule_has_a_weight_and_no_other() -> None:
-    source = Path(attributors.__file__).read_text(encoding="utf-8")
-    named = set(re.findall(r'_weighed\(\s*"([a-z-]+)"', source)) | set(
+    source = "".join(
+        Path(module.__file__).read_text(encoding="utf-8") for module in (by_machines, by_workers)
+    )
+    named = set(re.findall(r'weighed\(\s*"([a-z-]+)"', source)) | set(
         re.findall(r'"(death[a-z-]*)"', source)
     )
     named |= {f"error-{kind}" for kind in (Kind.STORAGE, Kind.NUMERICS)}
