@@ -170,6 +170,9 @@ GROUPS: Mapping[str, Mapping[str, LazyCommand]] = {
         "watch": LazyCommand(
             "watch", "watch", "A job that someone else submitted: by its log, from outside."
         ),
+        "metrics": LazyCommand(
+            "metrics", "metrics", "The status as metrics; a Grafana dashboard; alert rules."
+        ),
         "logs": LazyCommand("logs", "logs", "Show or follow the run's log, or one worker's."),
         "diagnose": LazyCommand(
             "diagnose", "diagnose", "What ended a training, by its logs: the first cause."
@@ -254,7 +257,9 @@ _WORDS_FOR: Mapping[str, str] = {
     "rollback --undo": "undo",
     "checkpoint-now": "save",
     "status": "queue squeue job jobs info show eta progress",
-    "status --watch": "top monitor dashboard",
+    "status --watch": "top monitor",
+    "metrics": "prometheus openmetrics",
+    "metrics --dashboard": "dashboard grafana",
     "list": "ls runs",
     "logs": "log",
     "logs -f": "tail",

@@ -257,12 +257,12 @@ def status(
                 "--watch goes with --prometheus FILE; what is served is looked at when it is asked for",
                 2,
             )
-        view = _view(context, digests)
+        view = view_of(context, digests)
         if isinstance(target, tuple):
             return _serve(view, *target)
         every = seconds or WATCH_SECONDS if watch else None
         return Outcome(exit_code=_write_metrics(view, target, every))
-    view = in_time(lambda: _view(context, digests))
+    view = in_time(lambda: view_of(context, digests))
     if watch:
         from tr11ops.cli.progress import look_again
 
@@ -327,7 +327,8 @@ class View(Record):
         )
 
 
-def _view(context: RunContext, digests: bool) -> View:
+def view_of(context: RunContext, digests: bool = False) -> View:
+    """What looks at the run of a command line. Raises CardError."""
     from tr11ops.base.errors import SchedulerError
     from tr11ops.cluster.select import AskedAhead, choose_scheduler
 
