@@ -12,7 +12,7 @@ help:
 	@echo "make setup   virtual environment with the CPU build of torch; leaves $(BIN)/tr11"
 	@echo "make demo    corpus, tokenizer, a 2x2x2-parallel training in three array tasks, resume, kill switch, status"
 	@echo "make test    all tests, on a real Slurm of this machine when it can be installed"
-	@echo "make base-pythons  the base install without torch, on each Python from 3.11 to 3.14 that is here"
+	@echo "make base-pythons  the base install without torch, on each Python from 3.11 to 3.14 (3.14 is fetched where it is not here)"
 	@echo "make slurm-versions  the tests that need a Slurm on 22.05, 24.11 and 26.05; a table; an hour"
 	@echo "make soak    the tests that take long: a hundred kills in mid-save"
 	@echo "make chaos   a hundred random faults of nodes, site, disk and controller under a rehearsal on a twin; prints a report"
@@ -52,9 +52,9 @@ demo: setup
 test: setup browser
 	@$(BIN)/python .ci/run-tests $(PYTEST_OPTIONS)
 
-# Each Python that tr11 supports and that is here; `make test` tries the newest.
+# Each Python that tr11 supports; the newest is fetched where it is not here. `make test` tries the newest that is here.
 base-pythons: $(VENV)/.installed
-	@TR11_BASE_PYTHONS=all $(BIN)/python -m pytest tests/test_base_install.py -rs $(PYTEST_OPTIONS)
+	@with=.ci/python-version; $$with true || with=; TR11_BASE_PYTHONS=all $$with $(BIN)/python -m pytest tests/test_base_install.py -rs $(PYTEST_OPTIONS)
 
 # Needs root. Fetches the packages of newer Debian releases, and installs none of them.
 slurm-versions: setup

@@ -74,6 +74,7 @@ def test_a_warned_task_saves_and_the_next_one_loses_no_step(
     *warned, finished = run.ends()  # on a busy machine more than one does not come to its end
     assert warned and finished.reason == "finished"
     for asked in warned:
-        assert (asked.reason, asked.restart) == ("signal", True)
+        # Slurm's warning, or the agent's own clock where that warning comes late
+        assert asked.reason in {"signal", "exit-duration"} and asked.restart
         assert asked.checkpoint_step == asked.iteration
     assert [one.iteration for one in run.records()] == [*range(1, STEPS + 1)]
