@@ -50,7 +50,8 @@ class StepNumbers(Record):
     is not there.
 
     `iteration` is None where the line has no number; `total` is the training's last step, not an
-    epoch's. `is_whole`: whether the line has its end.
+    epoch's. `is_whole`: whether the line has its end. `is_within`: the number is one within an epoch
+    that the line does not name.
     """
 
     dialect: StepDialect
@@ -59,6 +60,7 @@ class StepNumbers(Record):
     values: Mapping[str, float]
     is_whole: bool = True
     may_be_zero: bool = False  # its loss is no mean over words
+    is_within: bool = False
 
     @property
     def loss(self) -> float | None:
@@ -72,6 +74,13 @@ class StepNumbers(Record):
     def lacks_loss(self) -> bool:
         """Whether it ought to tell a loss and does not, as some trainers do where it is no number."""
         return self.loss is None and self.dialect.omits_nan
+
+    @property
+    def hides_nan(self) -> bool:
+        """Whether its loss of 0 stands for one that was no number, as Hugging Face's Trainer prints it: the
+        norm beside it is none.
+        """
+        return self.loss == 0 and math.isnan(self.grad_norm or 0.0) and not self.may_be_zero
 
     def speed(self) -> tuple[str, float] | None:
         """How fast it was, more being faster, and by which number; None where the line does not
@@ -158,7 +167,7 @@ def record_of(found: StepNumbers, line: str = "") -> MeasuredStep | None:
     else:
         others = []
     loss = found.loss
-    if found.lacks_loss:
+    if found.lacks_loss or found.hides_nan:
         loss = math.nan
     return MeasuredStep(
         iteration=found.iteration,
@@ -292,6 +301,8 @@ def _numbers(
     is_whole = dialect.end_pattern is None or dialect.end_pattern.search(text, last) is not None
     values = _values(dialect, text, wanted, is_whole)
     iteration, total = named.get("iteration", named.get("global")), named.get("total")
+    if "within" in named:
+        iteration = named["within"]
     if "iteration" in values:
         iteration = _count(values, "iteration")
         del values["iteration"]
@@ -304,7 +315,13 @@ def _numbers(
         del values["total_iterations"]
     may_be_zero = any(word in text for word in dialect.zero)
     return StepNumbers(
-        dialect, iteration, total=total, values=values, is_whole=is_whole, may_be_zero=may_be_zero
+        dialect,
+        iteration,
+        total=total,
+        values=values,
+        is_whole=is_whole,
+        may_be_zero=may_be_zero,
+        is_within="within" in named,
     )
 
 

@@ -63,9 +63,14 @@ class TrainingCourse(Record):
             return self
         return replace(self, sign=moment)
 
-    def having_saved(self, saved: UnheldCheckpoint | None) -> TrainingCourse:
-        """With the newest complete checkpoint, as it is now."""
-        return replace(self, saved=saved)
+    def having_saved(self, saved: UnheldCheckpoint | None, made: int | None) -> TrainingCourse:
+        """With the newest complete checkpoint, as it is now. `made`: the newest step of those that this
+        launch has saved, which it has trained, whatever its lines tell.
+        """
+        course = replace(self, saved=saved)
+        if made is None or made <= self.iteration:
+            return course
+        return replace(course, iteration=made, has_stepped=True)
 
     def at_step(self, iteration: int, moment: float, total: int | None = None) -> TrainingCourse:
         """As another node tells it, whose workers print the steps."""

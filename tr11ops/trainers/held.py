@@ -157,6 +157,13 @@ class Origin(Record):
     def bytes(self) -> int:
         return sum(one.bytes for one in self.files)
 
+    @property
+    def modified(self) -> int:
+        """When the newest of the files was written, in nanoseconds since the epoch: moments are compared
+        by this alone, as seconds are rounded.
+        """
+        return max(one.modified for one in self.files)
+
 
 def read_origin(place: Path) -> Origin | None:
     """Where the files of a held checkpoint came from; None where it holds none. Raises OSError,
@@ -219,10 +226,10 @@ def is_older(place: HoldPlace, found: FoundCheckpoint) -> bool:
         named = read_latest(folder)
         if named is None:
             return False
-        last = Manifest.read(folder / checkpoint_name(named))
+        last = read_origin(folder / checkpoint_name(named))
     except ValueError:
         return False
-    return last is not None and last.foreign is not None and written(place, found) < last.created
+    return last is not None and modified_at(place, found) < last.modified
 
 
 # ----------------------------------------------------------------------------- taking hold
@@ -365,10 +372,10 @@ def _look_again(
         raise Changed(f"{found.name} was written to while it was being held")
 
 
-def written(place: HoldPlace, found: FoundCheckpoint) -> float:
-    """When the newest file of a checkpoint was written, in seconds since the epoch. Raises OSError."""
+def modified_at(place: HoldPlace, found: FoundCheckpoint) -> int:
+    """When the newest file of a checkpoint was written, in nanoseconds since the epoch. Raises OSError."""
     paths = files_of(place.rules, place.folder, found)
-    return max((place.folder / path).stat().st_mtime for path in paths)
+    return max((place.folder / path).stat().st_mtime_ns for path in paths)
 
 
 def note_overwritten(place: HoldPlace, home: Path, origin: Origin) -> None:

@@ -218,6 +218,7 @@ class Keeper:
             has_directory=Path(self.settings.directory).is_dir(),
         )
         if self.taken is not None and self.taken.step is not None:
+            self.words.resumed_at = self.taken.step
             self.course = TrainingCourse(
                 sign=time.time(), total=self.course.total, iteration=self.taken.step
             )
@@ -324,12 +325,15 @@ class Keeper:
         self._look_at_lease()
         if self.is_first:
             self.course = self.course.seen_at(min(changed_at(self.saves.seen), time.time()))
-            self.course = self.course.having_saved(self.saves.complete)
+            self._look_at_saves()
             self._decide()
             self._look_at_requests()
         elif self.order is None:
             self.order = self.files.stop_order()
         self._look_for_end_at_once()
+
+    def _look_at_saves(self) -> None:
+        self.course = self.course.having_saved(self.saves.complete, self.saves.made)
 
     def _look_at_words(self) -> None:
         """What the ranks say themselves: each has a heartbeat of its own then, and where no line told
@@ -502,6 +506,9 @@ class Keeper:
         self._record(self.records.last())
         if self.is_first and self.speaker != self.places.node_rank:
             self._await_speaker()
+        if self.is_first:
+            self.saves.look()
+            self._look_at_saves()
         if self.received and self.order is None and not self.wrong and not self.words.not_taken:
             return 128 + signal.SIGTERM  # by its agent: another node has failed, or the step ends
         word = last_word(
@@ -534,6 +541,7 @@ class Keeper:
         if not is_hurried:
             self.files.beat(self.course, "saving", self.receipt)
         self.saves.finish(0.0 if is_hurried else FINISH_SECONDS)
+        self._look_at_saves()
         step = self.saves.newest
         if step is None:
             step = newest_step(self.files.run.paths)

@@ -39,11 +39,11 @@ from tr11ops.trainers.held import (
     is_older,
     is_same,
     link,
+    modified_at,
     note_overwritten,
     read_origin,
     take_hold,
     with_held,
-    written,
 )
 from tr11ops.trainers.seal import seal, sealed_files
 from trainer.contract.checkpoint_formats import FOREIGN, FOREIGN_FILE
@@ -177,7 +177,7 @@ def _with_newest(run: _Preparing, found: CheckpointSurvey) -> CheckpointSurvey:
         return found
     home = place.paths.checkpoint(held.step)
     origin = _origin_at(home)
-    if found.wanted is not None and written(place, found.wanted) > origin.written:
+    if found.wanted is not None and modified_at(place, found.wanted) > origin.modified:
         run.report(
             f"tr11: {found.wanted.name} was written after {home.name}, which the run holds of an earlier "
             "course: the trainer goes on from the one that it wrote last"
@@ -304,7 +304,7 @@ def _put_back(run: _Preparing, home: Path, origin: Origin) -> None:
         if target.stat().st_mtime_ns != file.modified:  # as where it was restored from a copy
             os.utime(target, ns=(file.modified, file.modified))
     folders = [path for path in stage.rglob("*") if path.is_dir()]
-    newest = max(file.modified for file in origin.files)
+    newest = origin.modified
     for inner in sorted(folders, reverse=True):
         sync_folder(inner)
         os.utime(inner, ns=(newest, newest))

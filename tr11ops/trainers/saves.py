@@ -56,6 +56,23 @@ class Saves:
         assert newest.step is not None
         return UnheldCheckpoint(newest.step, newest.changed)
 
+    @property
+    def made(self) -> int | None:
+        """The newest step of those that lack nothing and were not there when the launch began."""
+        if self.seen is None:
+            return None
+        before = complete_of(self.before)
+        return max(
+            (
+                one.step
+                for one in self.seen.found
+                if one.is_complete
+                and one.step is not None
+                and (one.name, one.changed) not in before
+            ),
+            default=None,
+        )
+
     def prepare(self) -> TakenCheckpoint | None:
         """What the trainer has to go on from; None where there is nothing. Raises Refusal where a
         start would go wrong, LeaseLost, OSError.
@@ -75,6 +92,11 @@ class Saves:
         if self._place is not None:
             self._holder = Holder(self._place, self._fence, self._say)
             self._holder.start()
+
+    def look(self) -> None:
+        """Look now: after the trainer's end, for what it saved last."""
+        if self._holder is not None:
+            self._holder.finish(0.0)
 
     def finish(self, seconds: float) -> None:
         """Hold what can be held in so many seconds, and end; for the time after the trainer's. What is

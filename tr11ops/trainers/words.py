@@ -25,17 +25,20 @@ _NOT_TAKEN = re.compile(
     r"|Some specified arguments are not used by the HfArgumentParser"
 )
 LEAST_SECONDS = 1.0  # a step's numbers are complete when no more came for so long
+LOSS_SECONDS = 5.0  # and where none of them is a loss, which another line may tell
 
 
 class StepSeen(Record):
     """A line of a step. `iteration`: steps done with it, as checkpoints count them. `values`: its
     numbers by the names of `metrics.jsonl`. `is_certain`: no bar of something else can look so.
+    `is_numbered`: the line has the step's number, which else is that of the last one that had.
     """
 
     iteration: int
     total: int | None
     values: Mapping[str, float | None]
     is_certain: bool = True
+    is_numbered: bool = True
 
 
 class MarkSeen(Record):
@@ -80,12 +83,15 @@ def piece_of(line: bytes, now: float) -> Piece:
 
 
 class TrainerWords:
-    """Reads the lines of one launch in the dialect of its trainer. `not_taken`: the line in which it
-    refuses how it was called; "" where it said none.
+    """Reads the lines of one launch in the dialect of its trainer. `resumed_at`: the step of the checkpoint
+    that it was given to go on from. `not_taken`: the line in which it refuses how it was called; "" where
+    it said none.
     """
 
-    def __init__(self, dialect: Dialect) -> None:
+    def __init__(self, dialect: Dialect, resumed_at: int = 0) -> None:
+        self.resumed_at = resumed_at
         self._dialect = dialect
+        self._epoch_began: int | None = None  # the steps before an epoch that no line names
         self._reader = StepReader()
         self._own = dialect.step_pattern if dialect.step_line else None
         self._total_is_known = False
@@ -131,21 +137,41 @@ class TrainerWords:
         for found in self._reader.feed(line):
             if found.iteration is not None:
                 yield StepSeen(
-                    iteration=found.iteration + self._dialect.offset,
+                    iteration=self._iteration_of(found.iteration, found.is_within),
                     total=found.total,
                     values=_values(found),
                     is_certain=not found.dialect.guess,
+                    is_numbered=found.dialect.has_numbers,
                 )
+
+    def _iteration_of(self, said: int, is_within: bool) -> int:
+        """The steps done by a line's number. Where it counts within an epoch that it does not name, it may be
+        the first epoch, if that is beyond the checkpoint; else the first line is taken for the step after that.
+        """
+        if not is_within:
+            return said + self._dialect.offset
+        if self._epoch_began is None:
+            self._epoch_began = 0
+            if said <= self.resumed_at:
+                self._epoch_began = self.resumed_at + 1 - said
+        return self._epoch_began + said
 
 
 class StepRecords:
-    """Makes records of `metrics.jsonl` of the lines of steps: one for each, when all of it was told."""
+    """Makes records of `metrics.jsonl` of the lines of steps: one for each, when all of it was told.
+
+    A line without a number may come before the one that has its step's, as from another stream: where
+    the step has such a line already, or is written, it is of the next one. A bar is drawn first with the
+    loss of the step before: the last line of a step counts.
+    """
 
     def __init__(self) -> None:
         self._iteration: int | None = None
         self._values: JsonObject = {}
         self._since = 0.0
-        self._written: JsonObject = {}
+        self._is_written = False
+        self._told_apart: frozenset[str] = frozenset()  # by lines without a number
+        self._of_next: Mapping[str, float | None] = {}
         self._before: tuple[int, float] | None = None
 
     def add(self, step: StepSeen, now: float) -> JsonObject | None:
@@ -154,15 +180,22 @@ class StepRecords:
         if step.iteration != self._iteration:
             due = self._take()
             self._begin(step, now)
-        news = {name: value for name, value in step.values.items() if name not in self._values}
-        if news:
-            self._values |= news
+        if not step.is_numbered:
+            if self._is_written or not self._told_apart.isdisjoint(step.values):
+                self._of_next = step.values
+                return due
+            self._told_apart = frozenset(step.values)
+        if not step.values.keys() <= self._values.keys():
             self._since = now
+        self._values |= step.values
         return due
 
     def due(self, now: float) -> JsonObject | None:
         """The record of the last step, where nothing more was told of it for a while."""
-        if now - self._since < LEAST_SECONDS:
+        seconds = LOSS_SECONDS
+        if "lm_loss" in self._values:
+            seconds = LEAST_SECONDS
+        if now - self._since < seconds:
             return None
         return self._take()
 
@@ -181,11 +214,15 @@ class StepRecords:
                 self._values["seconds_per_iteration"] = (now - moment) / steps
         self._before = step.iteration, now
         self._iteration, self._since = step.iteration, now
+        self._is_written = False
+        self._told_apart = frozenset(self._of_next)
+        self._values |= self._of_next
+        self._of_next = {}
 
     def _take(self) -> JsonObject | None:
-        if self._iteration is None or self._values == self._written:
+        if self._iteration is None or self._is_written:
             return None
-        self._written = dict(self._values)
+        self._is_written = True
         return {"kind": "step", **self._values}
 
 
@@ -198,6 +235,8 @@ def _values(found: StepNumbers) -> dict[str, float | None]:
         values[name] = value if math.isfinite(value) else None
     if found.lacks_loss and found.iteration is not None:
         values.setdefault("lm_loss", None)
+    if found.hides_nan:
+        values["lm_loss"] = None
     rate = values.pop("iterations_per_second", None)
     if found.dialect.averages:
         values.pop("seconds_per_iteration", None)  # the time between two steps tells it

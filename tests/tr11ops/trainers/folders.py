@@ -23,7 +23,12 @@ def lay(root: Path, files: Mapping[str, str]) -> Path:
 
 def age(root: Path, moment: float = LONG_AGO) -> None:
     """Date everything below `root`."""
+    age_to(root, round(moment * 1e9))
+
+
+def age_to(root: Path, moment: int) -> None:
+    """The same, to the nanosecond."""
     for folder, folders, names in os.walk(root):
         for name in (*folders, *names):
-            os.utime(Path(folder) / name, (moment, moment))
-    os.utime(root, (moment, moment))
+            os.utime(Path(folder) / name, ns=(moment, moment))
+    os.utime(root, ns=(moment, moment))

@@ -1,148 +1,41 @@
-"""What the run holds of another trainer's checkpoints, and what is put back before a launch."""
+"""What the run holds of another trainer's checkpoints, while it trains."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import pickle
 import shutil
-import signal
-import sys
-import traceback
-import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from tests.tr11ops.trainers.folders import LATER, WHOLE_ARCHIVE, age, lay
-from tr11ops.base.errors import Refusal
+from tests.tr11ops.trainers.folders import LATER, LONG_AGO, age, age_to
+from tests.tr11ops.trainers.holding import (
+    FILES,
+    Bench,
+    contents,
+    held_file,
+    never,
+    no_fence,
+    noon,
+    quiet,
+    write_over,
+)
 from tr11ops.checkpoints.catalogue import read_catalogue
 from tr11ops.checkpoints.screen import table
 from tr11ops.cli.main import execute
-from tr11ops.dialects.dialect import dialect_named
 from tr11ops.rundir.checkpoint_scan import list_rows
 from tr11ops.rundir.claims import Clocks
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.trainers.checkpoints import FoundCheckpoint, survey
-from tr11ops.trainers.held import HoldPlace, read_origin, take_hold
-from tr11ops.trainers.hold import Holder
+from tr11ops.trainers.held import take_hold
 from tr11ops.trainers.prepare import ResumePoint, prepare
 from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.errors import LeaseLost
-from trainer.contract.manifest import Manifest, file_digest, manifest_faults
-from trainer.contract.paths import RunPaths
+from trainer.contract.manifest import manifest_faults
 from trainer.contract.resumable import ResumeNeed, lack_of, size_faults
-
-
-def no_fence() -> None:
-    """The lease is held."""
-
-
-def quiet(line: str) -> None:
-    """No one reads it."""
-
-
-def noon() -> float:
-    return LATER
-
-
-def never(seconds: float) -> None:
-    raise AssertionError("nothing is being written: nothing is waited for")
-
-
-HUGGING_FACE = {
-    "trainer_state.json": "{{}}",
-    "rng_state_0.pth": WHOLE_ARCHIVE,
-    "rng_state_1.pth": WHOLE_ARCHIVE,
-    "pytorch_model.bin": "weights of step {step}",
-    "optimizer.pt": WHOLE_ARCHIVE,
-    "inner/part.bin": "more",
-}
-FILES: Mapping[str, Mapping[str, str]] = {
-    "huggingface": {f"checkpoint-{{step}}/{name}": text for name, text in HUGGING_FACE.items()},
-    "megatron": {
-        "iter_{step:07d}/.metadata": "m",
-        "iter_{step:07d}/__0_0.distcp": "weights of step {step}",
-        "latest_checkpointed_iteration.txt": "{step}",
-    },
-    "lightning": {"epoch=0-step={step}.ckpt": WHOLE_ARCHIVE},
-    "nanochat": {
-        "model_{step:06d}.pt": WHOLE_ARCHIVE,
-        "meta_{step:06d}.json": "{{}}",
-        "optim_{step:06d}_rank0.pt": "optimizer of step {step}",
-        "optim_{step:06d}_rank1.pt": "x",
-    },
-}
-NAMES = {
-    "huggingface": "checkpoint-{step}",
-    "megatron": "iter_{step:07d}",
-    "lightning": "epoch=0-step={step}.ckpt",
-    "nanochat": "model_{step:06d}.pt",
-}
-
-
-TRACKER = "latest_checkpointed_iteration.txt"
-
-
-class Bench:
-    """A run directory, and beside it a trainer's folder with checkpoints of two ranks."""
-
-    def __init__(self, root: Path, dialect: str = "huggingface"):
-        rules = dialect_named(dialect).checkpoints
-        assert rules is not None
-        self.dialect, self.folder = dialect, root / "out"
-        self.folder.mkdir()
-        self.paths = RunPaths(root / "run", "r", "main")
-        told = rules.newest == "told"
-        self.place = HoldPlace(dialect, rules, self.folder, self.paths, ranks=2, told=told)
-        self.said: list[str] = []
-
-    def save(self, *steps: int) -> None:
-        for step in steps:
-            files = {
-                name.format(step=step): text if text == WHOLE_ARCHIVE else text.format(step=step)
-                for name, text in FILES[self.dialect].items()
-            }
-            lay(self.folder, files)
-
-    def name(self, step: int) -> str:
-        return NAMES[self.dialect].format(step=step)
-
-    def hold(self, fence: Callable[[], None] = no_fence, seconds: float = 20.0) -> Holder:
-        holder = Holder(self.place, fence, self.said.append, clock=noon)
-        holder.start()
-        try:
-            holder.finish(seconds)
-        finally:
-            holder.stop()
-        return holder
-
-    def prepare(self) -> ResumePoint | None:
-        return prepare(self.place, no_fence, self.said.append, clock=noon, pause=never)
-
-    def manifest(self, step: int) -> Manifest:
-        found = Manifest.read(self.paths.checkpoint(step))
-        assert found is not None
-        return found
-
-    @property
-    def steps(self) -> list[int]:
-        """Of the checkpoints that are held and whole."""
-        rows = list_rows(self.paths.checkpoints, None, ResumeNeed(trainer="foreign"))
-        assert all(row.is_sound for row in rows)
-        return [row.step for row in rows]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """All files below a folder, by their paths."""
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 @pytest.mark.parametrize("dialect", sorted(FILES))
@@ -182,23 +75,6 @@ def test_the_held_files_are_links_and_their_rights_stay(tmp_path: Path) -> None:
     assert held.samefile(weights) and weights.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_is_not_whole_is_not_held(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.save(8, 16, 24)
-    (bench.folder / "checkpoint-16" / "trainer_state.json").unlink()
-    age(bench.folder)
-    os.utime(bench.folder / "checkpoint-24", (LATER - 5, LATER - 5))
-    assert prepare(bench.place, no_fence, quiet, clock=noon, pause=age_all(bench)) is not None
-    assert 16 not in bench.steps
-
-
-def age_all(bench: Bench) -> Callable[[float], None]:
-    def pause(seconds: float) -> None:
-        age(bench.folder)
-
-    return pause
-
-
 def test_our_own_trainer_takes_none_of_them(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.save(8)
@@ -224,45 +100,6 @@ def test_a_launch_that_lost_the_lease_publishes_nothing(tmp_path: Path) -> None:
     assert holder.lost and bench.steps == [] and read_latest(bench.paths.checkpoints) is None
     bench.hold()  # the next launch goes on with what it left
     assert bench.steps == [8]
-
-
-def test_a_broken_newest_one_gives_way_to_the_one_that_is_held(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.save(8, 16)
-    bench.hold()
-    shutil.rmtree(bench.folder / "checkpoint-8")
-    (bench.folder / "checkpoint-16" / "optimizer.pt").unlink()
-    age(bench.folder)
-    start = bench.prepare()
-    assert start is not None and start.name == "checkpoint-16"
-    assert (bench.folder / "checkpoint-16" / "optimizer.pt").exists()
-    assert (tmp_path / "out.set-aside" / "checkpoint-16").is_dir()
-
-
-def test_a_start_is_refused_where_the_folder_cannot_be_read(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.folder.rmdir()
-    bench.folder.write_text("no folder")
-    with pytest.raises(Refusal, match="cannot be read"):
-        bench.prepare()
-
-
-def test_a_training_begins_anew_where_there_is_nothing(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    assert bench.prepare() is None
-    assert read_origin(bench.paths.checkpoint(8)) is None
-
-
-# ----------------------------------------------------------------------------- saved again
-def held_file(bench: Bench, step: int, file: str) -> Path:
-    return bench.paths.checkpoint(step) / "foreign" / bench.name(step) / file
-
-
-def write_over(path: Path, text: str, moment: float) -> None:
-    """Write into a file as it lies there, so that each link to it holds the new bytes."""
-    with path.open("r+") as stream:
-        stream.write(text)
-    os.utime(path, (moment, moment))
 
 
 def test_one_that_was_written_over_while_it_was_being_held_is_not_held_as_sound(
@@ -310,302 +147,6 @@ def age_of(bench: Bench, moment: float) -> Callable[[float], None]:
     return pause
 
 
-def test_a_damaged_one_is_not_put_back(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.save(8, 16)
-    bench.hold()
-    shutil.rmtree(bench.folder)
-    path = held_file(bench, 16, "pytorch_model.bin")
-    kept = path.stat().st_mtime
-    write_over(path, "WEIGHTS", kept)
-    start = bench.prepare()
-    assert start is not None and start.step == 8
-    shutil.rmtree(bench.folder)
-    write_over(held_file(bench, 8, "pytorch_model.bin"), "WEIGHTS", kept)
-    with pytest.raises(Refusal, match="none is resumable"):
-        bench.prepare()
-
-
-def digests_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a preparation reads to its last byte; only that."""
-    read: list[str] = []
-
-    def digest(path: Path) -> str:
-        read.append(path.relative_to(bench.paths.checkpoint(16)).as_posix())
-        return file_digest(path)
-
-    monkeypatch.setattr("tr11ops.trainers.prepare.file_digest", digest)
-    start = bench.prepare()
-    assert start is not None and start.step == 16
-    return read
-
-
-def test_what_is_as_it_was_sealed_is_put_back_without_reading_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = Bench(tmp_path)
-    bench.save(8, 16)
-    bench.hold()
-    shutil.move(bench.folder, tmp_path / "elsewhere")
-    assert digests_read(bench, monkeypatch) == ["foreign.json"]
-    shutil.rmtree(bench.folder)
-    bench.hold()  # who looks while the trainer runs sees that only a name has gone
-    assert digests_read(bench, monkeypatch) == ["foreign.json"]
-
-
-def test_what_is_not_as_it_was_sealed_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = Bench(tmp_path)
-    bench.save(8, 16)
-    bench.hold()
-    path = held_file(bench, 16, "pytorch_model.bin")
-    kept = path.stat().st_mtime
-    write_over(path, path.read_text(), kept)  # the same bytes, and the same time of writing
-    shutil.move(bench.folder, tmp_path / "elsewhere")
-    read = digests_read(bench, monkeypatch)
-    assert read == ["foreign.json", "foreign/checkpoint-16/pytorch_model.bin"]
-    shutil.rmtree(bench.folder)  # no one looked between that and the next launch
-    assert len(digests_read(bench, monkeypatch)) == len(bench.manifest(16).files)
-
-
-def test_a_copy_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(tmp_path)
-    bench.place = replace(bench.place, rules=replace(bench.place.rules, rewritten=True))
-    bench.save(16)
-    bench.hold()
-    shutil.move(bench.folder, tmp_path / "elsewhere")
-    assert len(digests_read(bench, monkeypatch)) == len(bench.manifest(16).files)
-
-
-def with_broken_newest(root: Path) -> Bench:
-    """Megatron's older format: a held one, and a newest that is cut short; only the tracker tells a
-    whole one, and says nothing of the one before.
-    """
-    bench = Bench(root, "megatron")
-    lay(bench.folder, {"iter_0000008/mp_rank_00/w.pt": "weights", TRACKER: "8"})
-    bench.hold()
-    assert bench.steps == [8]
-    lay(bench.folder, {"iter_0000016/part.pt": "cut", TRACKER: "16"})
-    return bench
-
-
-def test_an_older_one_that_lies_as_it_was_held_is_whole(tmp_path: Path) -> None:
-    bench = with_broken_newest(tmp_path)
-    start = bench.prepare()
-    assert start is not None and start.step == 8
-    assert (bench.folder / TRACKER).read_text() == "8"
-    assert (tmp_path / "out.set-aside" / "iter_0000016").is_dir()
-
-
-def test_an_older_one_that_was_saved_again_since_stays_unknown(tmp_path: Path) -> None:
-    bench = with_broken_newest(tmp_path)
-    lay(bench.folder, {"iter_0000008/mp_rank_00/other.pt": "another save"})
-    with pytest.raises(Refusal, match="iter_0000008"):
-        bench.prepare()
-
-
-def test_a_trainer_that_went_back_goes_on_from_what_it_wrote_last(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.save(8, 16, 24)
-    bench.hold()
-    shutil.rmtree(bench.folder / "checkpoint-24")
-    lay(bench.folder, {"checkpoint-16/pytorch_model.bin": "another course"})
-    age(bench.folder / "checkpoint-16", LATER - 100)
-    start = bench.prepare()
-    assert start is not None and start.step == 16
-    assert any("of an earlier course" in line for line in bench.said)
-    bench.hold()
-    assert read_latest(bench.paths.checkpoints) == 16
-    assert bench.prepare() == start
-
-
-def test_another_number_of_ranks_is_refused_where_the_trainer_cannot(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.save(8)
-    bench.hold()
-    shutil.rmtree(bench.folder)
-    bench.place = replace(bench.place, ranks=4)
-    with pytest.raises(Refusal, match="written by 2 ranks, this launch has 4"):
-        bench.prepare()
-
-
-# ----------------------------------------------------------------------------- killed
-def run_killed_at(point: int, work: Callable[[], object]) -> bool:
-    """Do something in a child process that is killed before its `point`-th change of a file system;
-    returns whether it came to its end before.
-    """
-    child = os.fork()
-    if child:
-        _, status = os.waitpid(child, 0)
-        assert status in (0, signal.SIGKILL), status
-        return status == 0
-    count = 0
-
-    def hook(event: str, arguments: tuple[object, ...]) -> None:
-        nonlocal count
-        is_writing = event == "open" and isinstance(arguments[2], int) and arguments[2] & 3
-        if event not in CHANGES and not is_writing:
-            return
-        count += 1
-        if count == point:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    try:
-        sys.addaudithook(hook)
-        work()
-        os._exit(0)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(77)
-
-
-CHANGES = {"os.link", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.utime", "os.truncate"}
-
-
-def test_killed_at_any_point_a_holder_leaves_nothing_half_that_is_taken_for_whole(
-    tmp_path: Path,
-) -> None:
-    point, done = 1, False
-    while not done:
-        root = tmp_path / str(point)
-        root.mkdir()
-        bench = Bench(root)
-        bench.save(8, 16)
-        before = contents(bench.folder)
-        done = run_killed_at(point, bench.hold)
-        for step in bench.steps:
-            manifest = bench.manifest(step)
-            assert not manifest_faults(bench.paths.checkpoint(step), manifest, read_digests=True)
-        assert contents(bench.folder) == before
-        bench.hold()
-        assert bench.steps == [8, 16] and read_latest(bench.paths.checkpoints) == 16
-        assert contents(bench.folder) == before
-        hidden = [one.name for one in bench.paths.checkpoints.iterdir() if one.name[0] == "."]
-        assert not [name for name in hidden if "holding" in name]
-        shutil.rmtree(root)
-        point += 1
-    assert point > 40
-
-
-@pytest.mark.parametrize("dialect", sorted(FILES))
-def test_killed_at_any_point_what_is_put_back_is_whole_or_is_put_back_again(
-    tmp_path: Path, dialect: str
-) -> None:
-    def ready(root: Path) -> Bench:
-        root.mkdir()
-        bench = Bench(root, dialect)
-        bench.save(8)
-        bench.hold()
-        bench.save(16)
-        bench.hold()
-        for path in bench.folder.glob("*16*"):
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif "rank0" not in path.name:
-                path.unlink()
-        return bench
-
-    point, done = 1, False
-    while not done:
-        bench = ready(tmp_path / str(point))
-        old = contents(bench.folder)
-        done = run_killed_at(point, bench.prepare)
-        start = bench.prepare()
-        assert start is not None and start.step == 16, point
-        found = survey(bench.place.rules, bench.folder, 2, LATER)
-        assert found.wanted is not None and found.wanted.step == 16
-        kept = contents(bench.folder) | contents_aside(bench)
-        tracker = bench.place.rules.tracker
-        assert {path: text for path, text in old.items() if path != tracker}.items() <= kept.items()
-        shutil.rmtree(tmp_path / str(point))
-        point += 1
-    assert point > 5
-
-
-def contents_aside(bench: Bench) -> dict[str, bytes]:
-    folder = bench.folder.with_name("out.set-aside")
-    return contents(folder) if folder.exists() else {}
-
-
-# ----------------------------------------------------------------------------- copies
-def save_over(bench: Bench, step: int, moment: float) -> None:
-    """As nanoGPT saves: into the one file that is there."""
-    path = bench.folder / "ckpt.pt"
-    content = pickle.dumps({"model": {"iter_num": "x"}, "iter_num": step, "loss": 0.5}, protocol=2)
-    with (
-        path.open("r+b" if path.exists() else "wb") as stream,
-        zipfile.ZipFile(stream, "w") as archive,
-    ):
-        archive.writestr("ckpt/data.pkl", content)
-        archive.writestr("ckpt/data/0", f"weights of step {step}" * 100)
-    os.utime(path, (moment, moment))
-
-
-def test_a_file_that_is_written_over_is_copied_by_the_step_that_it_holds(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, "nanogpt")
-    for step in (250, 500):
-        save_over(bench, step, LATER - 1000 + step)
-        bench.hold()
-    assert bench.steps == [250, 500]
-    older = bench.paths.checkpoint(250)
-    assert not manifest_faults(older, bench.manifest(250), read_digests=True)
-    whole = (bench.folder / "ckpt.pt").read_bytes()
-    (bench.folder / "ckpt.pt").write_bytes(whole[:100])  # killed in the save after it
-    os.utime(bench.folder / "ckpt.pt", (LATER - 100, LATER - 100))
-    start = bench.prepare()
-    assert start is not None and start.step == 500
-    assert (bench.folder / "ckpt.pt").read_bytes() == whole
-    assert (tmp_path / "out.set-aside" / "ckpt.pt").read_bytes() == whole[:100]
-    save_over(bench, 750, LATER - 90)  # into its own file, not into what is held
-    assert not manifest_faults(bench.paths.checkpoint(500), bench.manifest(500), read_digests=True)
-
-
-def no_link(*given: object, **named: object) -> None:
-    """As between two file systems."""
-    raise OSError(errno.EXDEV, "Invalid cross-device link")
-
-
-def test_where_no_link_can_be_made_a_copy_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = Bench(tmp_path)
-    bench.save(8)
-    monkeypatch.setattr(os, "link", no_link)
-    bench.hold()
-    path = held_file(bench, 8, "pytorch_model.bin")
-    assert bench.steps == [8] and path.stat().st_nlink == 1
-    write_over(bench.folder / "checkpoint-8" / "pytorch_model.bin", "WEIGHTS", LATER - 50)
-    assert path.read_text() == "weights of step 8"
-    shutil.rmtree(bench.folder)
-    start = bench.prepare()
-    assert start is not None and start.step == 8
-
-
-def test_without_room_for_a_copy_that_is_said_once_and_nothing_else_breaks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = Bench(tmp_path, "nanogpt")
-    save_over(bench, 250, LATER - 500)
-    facts = os.statvfs(tmp_path)
-
-    def full(path: object) -> os.statvfs_result:
-        return os.statvfs_result((*facts[:4], 0, *facts[5:]))
-
-    monkeypatch.setattr(os, "statvfs", full)
-    holder = Holder(bench.place, no_fence, bench.said.append, clock=noon)
-    for _ in range(3):
-        holder._look(LATER)
-    assert len(bench.said) == 1 and "has no room for a copy" in bench.said[0]
-    assert list(bench.paths.checkpoints.iterdir()) == []
-    start = bench.prepare()
-    assert start is not None and start.name == "ckpt.pt"
-    monkeypatch.undo()
-    bench.hold()
-    assert bench.steps == [250]
-
-
-# ----------------------------------------------------------------------------- what it costs
 def test_held_bytes_count_once_and_what_the_trainer_deleted_is_said(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.save(8, 16)
@@ -638,15 +179,17 @@ def test_one_that_was_removed_is_not_held_again(tmp_path: Path) -> None:
     assert bench.steps == [8, 24]
 
 
-def test_before_a_launch_nothing_is_copied_that_can_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("nanoseconds", [120, 1_665])
+def test_one_of_the_same_moment_as_the_last_that_is_held_is_held_too(
+    tmp_path: Path, nanoseconds: int
 ) -> None:
+    """A float of seconds rounds these moments to either side."""
     bench = Bench(tmp_path)
-    bench.save(8)
-    monkeypatch.setattr(os, "link", no_link)
-    start = bench.prepare()
-    assert start is not None and start.step == 8 and bench.said == []
-    assert list(bench.paths.checkpoints.iterdir()) == []
+    for step in (16, 8):
+        bench.save(step)
+        age_to(bench.folder, int(LONG_AGO) * 10**9 + nanoseconds)
+        bench.hold()
+    assert bench.steps == [8, 16]
 
 
 def test_what_was_whole_and_has_not_changed_is_not_read_again(
@@ -662,48 +205,6 @@ def test_what_was_whole_and_has_not_changed_is_not_read_again(
         survey(bench.place.rules, bench.folder, 2, LATER, before=first)
 
 
-# ----------------------------------------------------------------------------- which it is told
-def test_a_trainer_that_is_told_which_one_gets_the_newest_whole_one(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, "nanochat")
-    bench.save(8, 16, 24)
-    (bench.folder / "optim_000016_rank1.pt").unlink()
-    (bench.folder / "model_000024.pt").write_text("cut")
-    age(bench.folder)
-    start = bench.prepare()
-    assert start is not None and start.step == 8
-    assert sorted(path.name for path in bench.folder.iterdir()) == [
-        "meta_000008.json", "model_000008.pt", "optim_000008_rank0.pt", "optim_000008_rank1.pt",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        ("optim_000016_rank9.pt", "whether model_000016.pt in .* is whole is not known"),
-        (
-            None,
-            "none is whole; restore a copy, or move model_000016.pt away to start from the beginning",
-        ),
-    ],
-)
-def test_a_start_is_refused_where_it_would_be_a_risk(
-    tmp_path: Path, spoil: str | None, said: str
-) -> None:
-    bench = Bench(tmp_path, "nanochat")
-    bench.save(8, 16)
-    if spoil is not None:
-        (bench.folder / spoil).write_text("x")
-    else:
-        for step in (8, 16):
-            (bench.folder / f"model_{step:06d}.pt").write_text("cut")
-    age(bench.folder)
-    before = contents(bench.folder)
-    with pytest.raises(Refusal, match=said):
-        bench.prepare()
-    assert contents(bench.folder) == before
-
-
-# ----------------------------------------------------------------------------- commands
 def test_the_commands_show_and_verify_what_is_held(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

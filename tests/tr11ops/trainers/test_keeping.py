@@ -123,7 +123,7 @@ def test_a_step_and_its_loss_in_another_line_are_one_record() -> None:
     record = due[2]
     assert record is not None and record["iteration"] == 10 and record["total_iterations"] == 24
     assert record["lm_loss"] == 4.451 and record["grad_norm"] is None and record["time"] == 100.0
-    assert made.due(102.5) is None and made.due(103.5) is not None
+    assert made.due(106.5) is None and made.due(107.5) is not None
     assert made.last() is None
 
 
@@ -140,6 +140,37 @@ def test_a_bar_that_is_drawn_again_is_no_second_record() -> None:
     assert course.sign == 100.0  # and no sign of life
 
 
+def test_a_step_is_one_record_though_its_loss_comes_before_its_number_or_late() -> None:
+    """Bar and loss are of two streams: which of them is read first is chance."""
+    bar = " 42%|████▏     | {}/24 [00:13<00:20,  1.45s/it]"
+    loss = "{{'loss': '{}.5', 'learning_rate': '3e-05'}}"
+    lines = [
+        (100.0, bar.format(10)), (100.1, loss.format(10)),
+        (102.0, loss.format(11)), (102.1, bar.format(11)),
+        (104.0, bar.format(12)), (105.5, loss.format(12)),
+        (106.0, bar.format(13)), (112.0, loss.format(14)), (112.1, bar.format(14)),
+    ]  # fmt: skip
+    words, made = TrainerWords(dialect_named("huggingface")), StepRecords()
+    found = []
+    for moment, line in lines:
+        found.append(made.due(moment))
+        found += [
+            made.add(one, moment) for one in words.hear(line.encode()) if isinstance(one, StepSeen)
+        ]
+    found.append(made.last())
+    told = [(one["iteration"], one.get("lm_loss")) for one in found if one is not None]
+    assert told == [(10, 10.5), (11, 11.5), (12, 12.5), (13, None), (14, 14.5)]
+
+
+def test_a_loss_of_0_beside_a_norm_that_is_no_number_is_no_number() -> None:
+    """So Hugging Face's Trainer prints a NaN, which it filters out of its logs unless told otherwise."""
+    bar = " 42%|████▏     | 10/24 [00:13<00:20,  1.45s/it]"
+    for norm, loss in (("nan", None), ("0.5", 0.0)):
+        line = f"{{'loss': '0', 'grad_norm': '{norm}', 'learning_rate': '3e-05'}}"
+        (told,) = heard(dialect_named("huggingface"), bar, line)[1:]
+        assert told.values["lm_loss"] == loss
+
+
 def test_a_bar_that_passed_over_what_was_resumed_says_nothing_of_the_speed() -> None:
     lines = (
         " 35%|███▌      | 141/400 [00:00<00:00, 268.25it/s]",
@@ -151,6 +182,43 @@ def test_a_bar_that_passed_over_what_was_resumed_says_nothing_of_the_speed() -> 
     last = made.last()
     assert first is not None and "seconds_per_iteration" not in first
     assert last is not None and last["seconds_per_iteration"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("resumed_at", "said", "is_step"), [(8, 9, 9), (130, 3, 131), (128, 1, 129)]
+)
+def test_a_bar_that_names_no_epoch_counts_from_the_checkpoint(
+    resumed_at: int, said: int, is_step: int
+) -> None:
+    """Lightning's, where it was resumed in the middle of an epoch."""
+    words = TrainerWords(dialect_named("lightning"), resumed_at)
+    for later in (0, 1):
+        bar = f"Training: |          | {said + later}/? [00:02<00:00,  4.23it/s, train_loss=1.03]"
+        (told,) = words.hear(bar.encode())
+        assert isinstance(told, StepSeen) and told.iteration == is_step + later
+
+
+def test_of_a_bar_that_is_drawn_with_the_loss_of_the_step_before_the_last_one_counts() -> None:
+    lines = (
+        "Epoch 0:   2%|▏         | 11/500 [00:48<32:10, 0.25it/s, train_loss=3.10]",
+        "Epoch 0:   2%|▏         | 12/500 [00:50<32:10, 0.25it/s, train_loss=3.10]",
+        "Epoch 0:   2%|▏         | 12/500 [00:50<32:10, 0.25it/s, train_loss=2.90]",
+    )
+    made = StepRecords()
+    for step in heard(dialect_named("lightning"), *lines):
+        made.add(step, 100.0)
+    last = made.last()
+    assert last is not None and (last["iteration"], last["lm_loss"]) == (12, 2.9)
+
+
+def test_what_a_launch_has_saved_it_has_trained_whatever_it_tells() -> None:
+    course = TrainingCourse(sign=0.0, total=24, iteration=8)
+    assert not course.having_saved(None, None).has_stepped
+    half = course.having_saved(None, 16)
+    assert (half.iteration, half.has_stepped, half.is_finished) == (16, True, False)
+    assert half.having_saved(None, 24).is_finished
+    told = course.after(StepSeen(20, None, {}), 1.0)
+    assert told.having_saved(None, 16) == told
 
 
 def test_marks_are_phases() -> None:

@@ -132,8 +132,8 @@ def killed_in_save(run: FaultRun) -> Given:
 def time_limit(run: FaultRun) -> Given:
     """Two tasks, of which the first cannot reach the last step."""
     seconds = 80.0 / run.trainer.steps * run.patience
-    minutes = 1.0 * run.patience
-    limit = f"00:{int(minutes):02}:{int(minutes * 60) % 60:02}"
+    length = int((60.0 + run.trainer.start_seconds) * run.patience)
+    limit = f"00:{length // 60:02}:{length % 60:02}"
     run.write_card(seconds, limit, "signal_seconds_before_limit = 20")
     run.begin("--array", "1-4")
     run.until_idle(600)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -22,6 +23,8 @@ class FaultedTrainer(Record):
     `nan`: a variable of its environment and its value that make a loss NaN; empty where that cannot be.
     `hang`: the variable that names a step at which rank 1 waits for ever, once; "" where that cannot be.
     `cut`: the file of a checkpoint that is cut to break it; "" where a checkpoint is one file.
+    `start_seconds`: how long its libraries take before its first step, beyond a second or two.
+    `environment`: what else its processes have there.
     """
 
     name: str
@@ -34,6 +37,8 @@ class FaultedTrainer(Record):
     nan: tuple[str, str] | None = None
     hang: str = ""
     cut: str = ""
+    start_seconds: float = 0.0
+    environment: Mapping[str, str] = {}
 
     def longer(self, steps: int) -> FaultedTrainer:
         """The same for more steps."""
@@ -43,7 +48,8 @@ class FaultedTrainer(Record):
 
     def card(self, root: Path, slurm: str, environment: dict[str, str]) -> str:
         """The run card of a training in `root`."""
-        given = "\n".join(f"{name} = {json.dumps(value)}" for name, value in environment.items())
+        own = {**self.environment, **environment}
+        given = "\n".join(f"{name} = {json.dumps(value)}" for name, value in own.items())
         return _CARD.format(
             root=root,
             slurm=slurm,
@@ -112,4 +118,40 @@ quiet = 1
     hang="HANG_AT",
     cut="__1_0.distcp",
 )
-TRAINERS = {one.name: one for one in (PLAIN, DCP)}
+HUGGING_FACE = FaultedTrainer(
+    name="huggingface",
+    script="hf_train.py",
+    words=(
+        "--output_dir", "{folder}", "--use_cpu", "--max_steps", str(STEPS), "--save_steps", str(INTERVAL),
+        "--per_device_train_batch_size", "2", "--logging_steps", "1", "--report_to", "none",
+    ),
+    tables="""
+dialect = "huggingface"
+resume = []
+[trainer.checkpoints]
+quiet = 2
+""",
+    nan=("NAN_AT", "8"),
+    hang="HANG_AT",
+    cut="model.safetensors",
+    start_seconds=20.0,
+)  # fmt: skip
+LIGHTNING = FaultedTrainer(
+    name="lightning",
+    script="lightning_train.py",
+    words=("{folder}", "24"),
+    tables="""
+dialect = "lightning"
+resume = ["{path}"]
+steps = 24
+[trainer.checkpoints]
+quiet = 2
+""",
+    steps=24,
+    interval=8,
+    nan=("NAN_AT", "10"),
+    hang="HANG_AT",
+    start_seconds=20.0,
+    environment={"BAR": "tqdm"},
+)
+TRAINERS = {one.name: one for one in (PLAIN, DCP, HUGGING_FACE, LIGHTNING)}
