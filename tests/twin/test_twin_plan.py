@@ -106,8 +106,20 @@ def test_a_folder_too_long_for_socket_paths_is_refused() -> None:
         TwinFolders(Path("/scratch/a b")).check(TwinPlan())
 
 
+def test_a_sites_own_settings_stand_in_place_of_the_twins() -> None:
+    plan = TwinPlan(slurm_settings=("maxarraysize=1", "PrivateData=jobs,nodes"))
+    lines = slurm_conf(site_of(plan), "root", (22, 5)).splitlines()
+    assert "PrivateData=jobs,nodes" in lines and "maxarraysize=1" in lines
+    assert not any(line.startswith("MaxArraySize") for line in lines)
+    for setting in ("PrivateData", "=x", "A B=1", "PrivateData=jobs\nNodeName=x", "Key=#"):
+        with pytest.raises(TwinError, match=r"write it as in slurm\.conf"):
+            TwinPlan(slurm_settings=(setting,))
+    with pytest.raises(TwinError, match="a twin has its own slurmctldport"):
+        TwinPlan(slurm_settings=("slurmctldport=7",))
+
+
 def test_a_plan_survives_its_record() -> None:
-    plan = TwinPlan(name="other", nodes=3, accounting=True)
+    plan = TwinPlan(name="other", nodes=3, accounting=True, slurm_settings=("MaxArraySize=1",))
     assert TwinPlan.from_json(plan.to_json()) == plan
     assert TwinPlan.from_json({"nodes": 3}) == TwinPlan(nodes=3)  # of a version without some keys
     with pytest.raises(TwinError, match="does not know"):

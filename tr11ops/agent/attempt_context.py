@@ -39,6 +39,7 @@ from trainer.contract.paths import read_attempt_label
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
+    from tr11ops.agent.restarts import EarlierStart
     from tr11ops.cluster.slurm import SlurmScheduler
 
 # ---------------------------------------------------------------------------- the attempt's own job
@@ -112,7 +113,8 @@ class AttemptContext(Record):
     may take it for ended. `peers`: the other machines of a training in the foreground.
     `written`: the card without what was derived, None where
     nothing was. `history`: the run's times before this attempt. `watch`: what the scheduler says of
-    the attempt's own job, None where no one can change its limit.
+    the attempt's own job, None where no one can change its limit. `start_before`: that of its job
+    which Slurm ended to start it again.
     """
 
     config: RunCard
@@ -126,6 +128,7 @@ class AttemptContext(Record):
     written: RunCard | None = None
     history: RunHistory = field(default_factory=RunHistory)
     watch: JobWatch | None = None
+    start_before: EarlierStart | None = None
 
     @property
     def directory(self) -> RunDirectory:

@@ -28,9 +28,10 @@ from tr11ops.agent.attempt_context import STATES_SECONDS, AttemptContext, JobWat
 from tr11ops.agent.controller import Controller
 from tr11ops.agent.peers import Newcomer, Peers
 from tr11ops.agent.rendezvous import Rendezvous
+from tr11ops.agent.restarts import own_start_before, restarts, set_launches_aside
 from tr11ops.agent.step import LineTee, StopFlag
 from tr11ops.base.observed import Unknown, known, observed
-from tr11ops.base.units import first_few
+from tr11ops.base.units import counted, first_few
 from tr11ops.launch.margins import read_history
 from tr11ops.launch.software import identify_code, software_versions
 from tr11ops.launch.successor import BatchJob, begin_attempt
@@ -183,6 +184,12 @@ def run_attempt(
     if why:
         tee.say(f"job {allocation.label} leaves without training: {why}")
         return EXIT_FINE
+    before = own_start_before(attempt, environment)
+    if before is not None:
+        times = counted(restarts(environment), "time")
+        tee.say(f"job {allocation.label} was started again by Slurm ({times})")
+        attempt_context = replace(attempt_context, start_before=before)
+        set_launches_aside(attempt, restarts(environment))
     for stale in (END_MARKER_FILE, STOP_REQUEST_FILE, EXIT_TIME_FILE, VERDICT_FILE):
         (attempt / stale).unlink(missing_ok=True)  # a requeued job comes back under the same number
     record = attempt_record(allocation, card, submission, identify_code(attempt))

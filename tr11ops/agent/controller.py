@@ -22,7 +22,7 @@ from tr11ops.agent.breaker import (
     read_burned,
     why_not_begin,
 )
-from tr11ops.agent.job_follower import of_dead_host
+from tr11ops.agent.job_follower import of_dead_host, of_node_before
 from tr11ops.agent.launching import Launches, ended_by
 from tr11ops.agent.mitigation import (
     ConcurrentAttempt,
@@ -43,8 +43,10 @@ from tr11ops.agent.relaunch import (
     first_nodes,
     named_twice,
 )
+from tr11ops.agent.restarts import waiting_start_before
 from tr11ops.agent.step import LineTee, StopFlag
 from tr11ops.agent.traces import logged_iteration, read_faults
+from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import known, observed
 from tr11ops.base.units import counted
 from tr11ops.cluster.arrays import compress
@@ -67,6 +69,7 @@ from trainer.contract.requests import pause_of
 
 ZOMBIE_LOOK_SECONDS = 5.0  # between two looks at the trainers of a job without its batch host
 ZOMBIE_SECONDS = 600.0  # for them to save and leave; then this task gives way
+REQUEUE_PAUSE_SECONDS = 120.0  # as Slurm's own after a requeue that is not expedited
 SURE = 0.8  # from this confidence on, a blamed node is taken for the fault itself
 
 
@@ -118,6 +121,7 @@ class Controller:
         self._launches.follower.follow(())
         if self._context.swaps_nodes:
             self._exclusions.prepare()
+            self._leave_out_lost_nodes()
             # one that ran without suspects may have been killed before it could say that it trained
             self._exclusions.step_up(
                 [
@@ -266,8 +270,40 @@ class Controller:
         trains = f"job {self._context.label_of(other.job_id)} of this array still trains"
         verdict = self._failed(f"{trains}: this task goes back into the queue")
         status = self._mitigation.finish(replace(verdict, reason=SUPERSEDED))
+        self._wait_if_expedited(ordering)
         self._mitigation.give_back(ordering)
         return status
+
+    def _wait_if_expedited(self, ordering: Scheduler) -> None:
+        """Where Slurm would start this job again at once, the pause that it makes of itself else: the
+        other one still trains.
+        """
+        try:
+            job = ordering.job(self._job_id)
+        except SchedulerError:
+            return  # it cannot be put back now either
+        if job is None or not job.is_expedited:
+            return
+        until = time.monotonic() + REQUEUE_PAUSE_SECONDS
+        while time.monotonic() < until and not self._stop.received:
+            time.sleep(1.0)
+
+    def _leave_out_lost_nodes(self) -> None:
+        """Exclude what is gone now of the nodes that a job had before Slurm ended it to start it again:
+        this one, or the one just before, which waits.
+        """
+        context = self._context
+        before = context.start_before or waiting_start_before(
+            context.directory, self._job_id, context.scheduler
+        )
+        if before is None:
+            return
+        self._observations.look()
+        for node in before.nodes:
+            if self._observations.is_down(node):
+                found = of_node_before(node, context.label_of(before.job_id))
+                self._say(f"{found.evidence[0]}: it is excluded")
+                self._exclusions.exclude_nodes(found)
 
     def _leave_out_dead_host(self, other: ConcurrentAttempt) -> None:
         """Exclude the batch host that another job has died of, where it is gone now: that job's own

@@ -135,7 +135,16 @@ def of_ended_job(over: JobEnd, nodes: Sequence[str]) -> Attribution:
 
 def of_dead_host(host: str, job: str) -> Attribution:
     """That a job's batch host is gone, and its controller with it, which would have said so itself."""
-    why = f"{host} is down, and ran the batch script of job {job}"
+    return _of_lost_node(host, f"{host} is down, and ran the batch script of job {job}")
+
+
+def of_node_before(node: str, job: str) -> Attribution:
+    """That a node is gone on which a job ran until Slurm ended it to start it again."""
+    why = f"{node} is down, and Slurm starts job {job} again, which ran on it"
+    return _of_lost_node(node, why)
+
+
+def _of_lost_node(host: str, why: str) -> Attribution:
     return Attribution(
         Kind.NODE, lost_words([host]), CONFIDENCE, (host,), evidence=(why,), fault=f"node {host}"
     )

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tr11ops.base.deadline import SCHEDULER_SECONDS, keep_waiting
-from tr11ops.base.errors import SchedulerError, Unobserved, WrongUsage
+from tr11ops.base.errors import Refusal, SchedulerError, Unobserved, WrongUsage
 from tr11ops.base.units import counted, duration, timestamp
 from tr11ops.cli.common import say, span_option
 from tr11ops.cli.runner import DRY_RUN, NO_RUN, Change, Outcome, RunContext, unasked
+from tr11ops.cluster.base import JobState
 from tr11ops.queue.requeue import (
     JobStart,
     RequeueRequest,
@@ -113,7 +114,11 @@ def requeue(
     label, number = job_around(os.environ)
     scheduler = _scheduler()
     job = _job(scheduler, label)
-    limit = require_usable(job, request, time.time())
+    try:
+        limit = require_usable(job, request, time.time())
+    except WrongUsage:
+        _settle(scheduler, job)
+        raise
     if finished is not None and finished.exists():
         line = f"{finished} is there: nothing is left to do"
         return Outcome(notes=[f"tr11 requeue: {line}"])
@@ -126,13 +131,33 @@ def requeue(
             request, start=start, limit=limit, store=store, scheduler=scheduler, tell=_tell
         )
         _tell(_plan(request, job, limit)[0])
-        return Outcome(exit_code=guarded.run())
+        try:
+            code = guarded.run()
+        except Refusal:
+            _settle(scheduler, job)
+            raise
+        if code:
+            _settle(scheduler, job)
+        return Outcome(exit_code=code)
 
     def preview() -> Outcome:
         lines = [*_plan(request, job, limit), *_counted(request, store, number), *_hearing()]
         return Outcome(lines=lines)
 
     return unasked(run, preview)
+
+
+def _settle(scheduler: SlurmScheduler, job: Job) -> None:
+    """Before an end with another status than 0, let Slurm not hold an expedited job for it."""
+    if not job.is_expedited:
+        return
+    try:
+        now = scheduler.job(job.job_id)
+        if now is not None and now.state is JobState.RUNNING:
+            scheduler.withdraw_requeue(job.job_id)
+    except SchedulerError as error:
+        held = f"Slurm may hold job {job.job_id} (REQUEUE_HOLD): cancel or release it"
+        _tell(f"{held}; it could not be asked not to: {error.sentence}")
 
 
 def _tell(line: str) -> None:
@@ -162,11 +187,12 @@ def _job(scheduler: SlurmScheduler, label: str) -> Job:
 
 def _plan(request: RequeueRequest, job: Job, limit: float) -> list[str]:
     """What would be done and when, a line each."""
+    start = ", and starts again at once" if job.is_expedited else ""
     whom = "all processes of the command" if request.to_group else "the command"
     asked, last = _clock(limit - request.before), _clock(request.last_moment(limit))
     return [
         f"job {job.job_id} ends at {_clock(limit)}; at {asked} {request.signal} goes to {whom}",
-        f"once it has stopped, at {last} at the latest: scontrol requeue {job.job_id}",
+        f"once it has stopped, at {last} at the latest: scontrol requeue {job.job_id}{start}",
     ]
 
 

@@ -88,7 +88,8 @@ def cell_job(card: RunCard, text: str, scheduler: Scheduler) -> LaunchJob:
         text,
         directory=directory_of(card),
         array=None,
-        request=LaunchRequest(),
+        # a cell's task goes back into the queue by itself, and shall wait there
+        request=LaunchRequest(may_expedite=False),
         scheduler=scheduler,
         other_scheduler=open_scheduler,
         user=user_name(),

@@ -317,6 +317,14 @@ def up(
             help="Until a node with a stuck step is drained.",
         ),
     ] = 60,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A line of slurm.conf, such as PrivateData=jobs; may be given again.",
+        ),
+    ] = None,
 ) -> None:
     """Start a twin and wait until every node is idle. A running twin of the same shape is taken as
     it is.
@@ -324,6 +332,7 @@ def up(
     Examples:
       tr11 twin up --nodes 6
       tr11 twin up --nodes 6 --hub --store
+      tr11 twin up --nodes 6 --set MaxArraySize=1 --set PrivateData=jobs,nodes
       eval "$(tr11 twin env)"; sinfo
       tr11 twin down
     """
@@ -344,6 +353,7 @@ def up(
             minimum_job_age_seconds=job_age,
             kill_wait_seconds=kill_wait,
             unkillable_step_timeout_seconds=unkillable,
+            slurm_settings=tuple(settings or ()),
         )
     began = time.monotonic()
     with _refusals():

@@ -240,6 +240,7 @@ class Job(Record):
     gpus_per_node: int = 0  # that it asks for; 0 also where the scheduler does not say it
     # whether `scontrol requeue` takes it: a batch job that is not against it
     may_requeue: bool = False
+    is_expedited: bool = False  # put back, it starts at once, before all others
     preempt_time: float | None = None  # since when another job has its nodes
 
 
@@ -331,6 +332,8 @@ class BatchRequest(Record):
     hint: str | None = None  # "nomultithread"
     memory_megabytes: int | None = None  # of each node
     requeue: bool = False  # whether Slurm itself may queue it again when its node dies
+    # put back when a node dies, and started again at once, before all others (SiteRules.expedites)
+    expedites: bool = False
     # it has spare nodes, and lives on when one dies (its step never does)
     survives_nodes: bool = False
     environment: dict[str, str] = field(default_factory=dict)

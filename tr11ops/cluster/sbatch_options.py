@@ -352,6 +352,7 @@ def script_engine() -> jinja2.Environment:
     return engine
 
 
+EXPEDITE = "--requeue=expedite"  # of Slurm from 25.11 on, where the site has switched it on
 FLAG = object()  # the value of an option that takes none
 
 
@@ -386,7 +387,7 @@ def sbatch_options(request: BatchRequest) -> list[str]:
     ]
     # After a node's death the next array task starts in a second or two; a requeued one waits two
     # minutes.
-    flags = ["--requeue" if request.requeue else "--no-requeue"]
+    flags = [_requeue_flag(request)]
     if request.survives_nodes:
         flags.append("--no-kill")
     if request.hold:
@@ -395,6 +396,15 @@ def sbatch_options(request: BatchRequest) -> list[str]:
         *(argument_of(name, value) for name, value in values if value not in (None, "")),
         *flags,
     ]
+
+
+def _requeue_flag(request: BatchRequest) -> str:
+    """Whether the job goes back into the queue when it loses a node."""
+    if request.expedites:
+        return EXPEDITE
+    if request.requeue:
+        return "--requeue"
+    return "--no-requeue"
 
 
 def _passed(request: BatchRequest) -> Iterator[tuple[str, object]]:

@@ -25,6 +25,7 @@ SCHEMA = 1
 ACCOUNTING_SECONDS = 8.0
 _AS_OF = re.compile(r"^Configuration data as of (?P<time>\S+)", re.MULTILINE)
 _ENFORCES_LIMITS = re.compile(r"\b(limits|safe|all)\b")
+_EXPEDITES = re.compile(r"\benable_expedited_requeue\b", re.IGNORECASE)
 _SETTING = re.compile(r"^(?P<key>\w+)\s+= ?(?P<value>.*)$", re.MULTILINE)
 
 
@@ -36,7 +37,8 @@ class SiteRules(Record):
     queued and running. `clock` is the controller's time of its answer (seconds since the epoch).
     `job_completions` is the text file in which it notes each job that has ended
     (JobCompType=jobcomp/filetxt). `enforces_limits`: limits of accounts and QoS hold; `is_safe`:
-    also for what a job could use at most. `untold`: why accounts, QoS and the limit of submitted
+    also for what a job could use at most. `expedites`: a job may ask to be started again at once when
+    it loses a node (enable_expedited_requeue). `untold`: why accounts, QoS and the limit of submitted
     jobs could not be asked; "" where they could.
     """
 
@@ -51,6 +53,7 @@ class SiteRules(Record):
     enforces_limits: bool = False
     is_safe: bool = False
     untold: str = ""
+    expedites: bool = False
 
     @property
     def has_arrays(self) -> bool:
@@ -107,6 +110,7 @@ def read_site(user: str, ask: Callable[..., CommandResult] = ask_about_site) -> 
         enforces_limits=enforces_limits and "slurmdbd" in settings.get("AccountingStorageType", ""),
         is_safe=bool(re.search(r"\b(safe|all)\b", enforced)),
         untold=untold,
+        expedites=_EXPEDITES.search(settings.get("SlurmctldParameters", "")) is not None,
     )
 
 

@@ -357,6 +357,14 @@ class SlurmScheduler:
             self._ask(["scontrol", "update", f"JobId={name}", "Requeue=1"])
         self._ask(["scontrol", "requeue", name])
 
+    def withdraw_requeue(self, job_id: str) -> None:
+        """Let a running job not be put back any more: one that is expedited, and ends with another
+        status than 0, would be held in the queue.
+        """
+        found = self._job(_plain_id(job_id))
+        if found is not None:
+            self._ask(["scontrol", "update", f"JobId={_task_name(found)}", "Requeue=0"])
+
     # -- how
     # -------------------------------------------------------------------------------------------------------
 

@@ -188,6 +188,7 @@ def job_from_record(record: Mapping[str, str]) -> Job:
         priority=int(record["Priority"]) if record.get("Priority", "").isdigit() else None,
         gpus_per_node=gpus_per_node(record.get("TresPerNode", "")),
         may_requeue=(record.get("Requeue"), record.get("BatchFlag")) == ("1", "1"),
+        is_expedited=record.get("ExpeditedRequeue") == "Yes",
         preempt_time=time_stamp(record.get("PreemptTime", "")),
     )
 

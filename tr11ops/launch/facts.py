@@ -70,7 +70,8 @@ class LaunchRequest(Record):
     compare every byte of the checkpoint with its manifest, not only the sizes. `beside_namesakes`:
     another run of the user with the same name may be queued or running. `replaces`: queued jobs, by
     the names that cancel them, in whose place this one comes. `open_questions`: what `tr11 adopt` or
-    `tr11 import` has left to a person, as the card still says.
+    `tr11 import` has left to a person, as the card still says. `may_expedite`: its job may be one
+    that starts again at once when it loses a node, where the site has that.
     """
 
     array: str | None = None
@@ -83,6 +84,7 @@ class LaunchRequest(Record):
     beside_namesakes: bool = False
     replaces: tuple[str, ...] = ()
     open_questions: tuple[str, ...] = ()
+    may_expedite: bool = True
 
     @property
     def awaited(self) -> tuple[str, ...]:

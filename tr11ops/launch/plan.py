@@ -18,6 +18,7 @@ from tr11ops.base.units import counted
 from tr11ops.cluster.arrays import NO_TASK
 from tr11ops.cluster.base import BatchRequest
 from tr11ops.cluster.sbatch_options import (
+    EXPEDITE,
     code_root,
     options_of,
     script_engine,
@@ -129,6 +130,7 @@ def render_script(
             root=str(request.working_directory),
             output=shell_output(output),
             comment=unmarked(request.comment),
+            expedites=request.expedites,
         )
     )
     if "\0" in script:
@@ -202,8 +204,10 @@ def plan_launch(
     excluded: Iterable[str],
     tag: str,
     history: RunHistory | None = None,
+    expedites: bool = False,
 ) -> LaunchPlan:
     """The plan for a card; `history` are the run's own times, for what is derived from them.
+    `expedites`: the site starts a job again at once that has lost a node.
 
     Raises ValueError when a path of the card cannot stand in a batch script.
     """
@@ -225,6 +229,7 @@ def plan_launch(
         dependency=":".join(("afterany", *request.awaited)) if request.awaited else None,
         exclude=tuple(excluded),
         comment=" ".join(filter(None, (directory.comment(tag), slurm.comment))),
+        expedites=expedites,
         survives_nodes=slurm.spare_nodes > 0,
         options=options_of(slurm.options),
     )
@@ -317,6 +322,9 @@ def plan_lines(
         rows.insert(2, ("makes", f"{count} above it, from {missing_parents[0]} on"))
     if request.dependency:
         rows.append(("starts after", request.dependency.partition(":")[2].replace(":", ", ")))
+    if request.expedites:
+        what = "Slurm starts the job again at once on other nodes"
+        rows.append(("node lost", f"{what} ({EXPEDITE})"))
     if request.exclude:
         rows.append(("exclude", ",".join(request.exclude)))
     if request.options:
@@ -342,6 +350,7 @@ def plan_value(plan: LaunchPlan) -> JsonObject:
         "partition": request.partition,
         "dependency": request.dependency,
         "exclude": list(request.exclude),
+        "expedites": request.expedites,
         "options": dict(request.options),
         "comment": request.comment,
         "output": str(plan.output),

@@ -230,6 +230,7 @@ def _try(
 
 
 def _plan(job: LaunchJob, request: LaunchRequest, facts: LaunchFacts, tag: str) -> LaunchPlan:
+    site = known(facts.site, None)
     return plan_launch(
         job.card,
         job.directory,
@@ -237,6 +238,7 @@ def _plan(job: LaunchJob, request: LaunchRequest, facts: LaunchFacts, tag: str) 
         excluded=excluded_nodes(request, facts)[0],
         tag=tag,
         history=known(facts.history, None),
+        expedites=request.may_expedite and site is not None and site.expedites,
     )
 
 

@@ -170,6 +170,7 @@ def queue_successor(job: BatchJob, record: Submission) -> Submission:
             excluded=request.exclude,
             tag=new_tag(),
             history=read_history(directory.paths),
+            expedites=_is_expedited(job),
         )
         card_toml = directory.submission(record.tag).card_toml.read_text(encoding="utf-8")
         done = submit(
@@ -185,6 +186,12 @@ def queue_successor(job: BatchJob, record: Submission) -> Submission:
         f"tr11: job {done.job_id} is queued behind this one; {counted(done.left, 'more is', 'more are')} to follow it"
     )
     return done
+
+
+def _is_expedited(job: BatchJob) -> bool:
+    """Whether this job starts again at once when it loses a node; so does the next one then."""
+    own = job.scheduler.job(job.number)
+    return own is not None and own.is_expedited
 
 
 def _excluded(job: BatchJob, record: Submission) -> tuple[str, ...]:

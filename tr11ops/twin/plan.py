@@ -5,7 +5,7 @@ touched here.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from tr11ops.base.errors import TwinError
@@ -14,6 +14,34 @@ from trainer.contract.record import JsonObject, Record
 
 UNIX_SOCKET_PATH_LIMIT = 107  # bytes of sun_path in sockaddr_un, less the closing zero
 _NAME = re.compile(r"[a-z0-9]([a-z0-9_-]{0,30}[a-z0-9])?")
+_SETTING = re.compile(r"[A-Za-z]\w{1,60}=[^\s#][^\r\n#]{0,500}")
+# keys of slurm.conf by which a twin is what it is, and is found again
+_OWN_KEYS = frozenset(
+    {
+        "clustername",
+        "slurmctldhost",
+        "slurmctldport",
+        "slurmuser",
+        "slurmduser",
+        "authtype",
+        "authinfo",
+        "credtype",
+        "communicationparameters",
+        "statesavelocation",
+        "slurmdspooldir",
+        "slurmctldpidfile",
+        "slurmdpidfile",
+        "slurmctldlogfile",
+        "slurmdlogfile",
+        "slurmdparameters",
+        "nodename",
+        "partitionname",
+        "grestypes",
+        "jobcomptype",
+        "jobcomploc",
+        "include",
+    }
+)
 _NODE_PREFIX = re.compile(r"[a-z]([a-z0-9-]{0,30}[a-z-])?")
 
 
@@ -44,6 +72,8 @@ class TwinPlan(Record):
     kill_wait_seconds: int = 5
     unkillable_step_timeout_seconds: int = 60
     message_timeout_seconds: int = 10
+    # `Key=Value` of slurm.conf, in place of the twin's own or beside it: how a site differs
+    slurm_settings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -66,6 +96,14 @@ class TwinPlan(Record):
             raise TwinError(
                 f"partition and cpu_partition are both {self.partition!r}: give them different names"
             )
+        for setting in self.slurm_settings:
+            if not _SETTING.fullmatch(setting):
+                raise TwinError(
+                    f"setting {setting!r}: write it as in slurm.conf, such as PrivateData=jobs"
+                )
+            key = setting.partition("=")[0]
+            if key.lower() in _OWN_KEYS:
+                raise TwinError(f"setting {setting!r}: a twin has its own {key}; leave it out")
         for key, low, high in (
             ("nodes", 1, 999),
             ("gpus", 0, 64),
@@ -131,7 +169,8 @@ class TwinPlan(Record):
             raise TwinError(
                 f"the twin's record has keys that this tr11 does not know: {sorted(unknown)}"
             )
-        return cls(**value)
+        settings = tuple(value.get("slurm_settings") or ())
+        return cls(**{**value, "slurm_settings": settings})
 
 
 def _names(prefix: str, count: int) -> tuple[str, ...]:
@@ -348,6 +387,7 @@ def slurm_conf(
             "AccountingStorageType=accounting_storage/none",
             "JobAcctGatherType=jobacct_gather/none",
         ]
+    lines = _with_settings(lines, plan.slurm_settings)
     node = f"NodeHostname=localhost NodeAddr=127.0.0.1 CPUs={plan.cpus} RealMemory={plan.memory_megabytes}"
     gres = ""
     if plan.gpus:
@@ -377,6 +417,13 @@ def slurm_conf(
             f"MaxTime={plan.cpu_max_time_minutes} DefaultTime={min(60, plan.cpu_max_time_minutes)}"
         )
     return "\n".join(lines) + "\n"
+
+
+def _with_settings(lines: Sequence[str], settings: Sequence[str]) -> list[str]:
+    """The lines of slurm.conf with these in place of those of the same keys, or behind them."""
+    keys = {setting.partition("=")[0].lower() for setting in settings}
+    kept = [line for line in lines if line.partition("=")[0].lower() not in keys]
+    return [*kept, *settings]
 
 
 def _port_range(first: int, count: int) -> str:

@@ -26,6 +26,12 @@ from tr11ops.agent.breaker import (
     why_not_begin,
 )
 from tr11ops.agent.early import EarlyEnd, judge, last_lines
+from tr11ops.agent.restarts import (
+    EarlierStart,
+    own_start_before,
+    set_launches_aside,
+    waiting_start_before,
+)
 from tr11ops.base.errors import SchedulerUnreachable
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.diagnose.attribution.evidence import Kind
@@ -170,6 +176,26 @@ def test_an_end_that_was_wanted_or_has_not_come_is_no_fault(directory: RunDirect
     assert burned == (Burned("4", "node n4"), Burned("1", TIMED_OUT))
     assert why_not_begin(burned, 2) == ""  # another node is the cure
     assert why_not_begin((), 1) == ""
+
+
+def test_a_job_that_slurm_starts_again_is_known_by_the_nodes_it_had(directory: RunDirectory):
+    """Also by the task that comes between: of an array, Slurm may start the next one first."""
+    killed(directory, "4", 4.0, None)
+    folder = directory.paths.attempt("4")
+    assert own_start_before(folder, {}) is None
+    assert own_start_before(folder, {"SLURM_RESTART_COUNT": "1"}) == EarlierStart("4", ("n4",))
+    again = {"SLURM_RESTART_COUNT": "2"}
+    assert own_start_before(directory.paths.attempt("9"), again) is None, "it had begun nothing"
+    for state, found in (
+        (JobState.PENDING, EarlierStart("4", ("n4",))),
+        (JobState.RUNNING, None),
+        (JobState.NODE_FAIL, None),
+    ):
+        assert waiting_start_before(directory, "5", Ends(job4=state)) == found  # type: ignore[arg-type]
+    assert waiting_start_before(directory, "5", Ends()) is None, "Slurm is silent"  # type: ignore[arg-type]
+    set_launches_aside(folder, 1)
+    assert not LaunchRecord.path(folder, 1).exists()
+    assert (folder / "launches-of-start-1" / "1.json").exists()
 
 
 def test_what_was_killed_twice_is_held_by_the_next(directory: RunDirectory):

@@ -139,6 +139,9 @@ def test_the_rules_are_read_from_slurms_own_words() -> None:
         "qos_gpu-gc",
         "normal",
     )
+    assert not site.expedites
+    switched_on = CONFIG + "SlurmctldParameters = cloud_dns,enable_expedited_requeue\n"
+    assert read_site("me", lambda *_, **__: CommandResult(0, switched_on, "")).expedites
     assert site.submitted_jobs == 20  # the least of those that hold for this user
     free = read_site(
         "me", lambda arguments, **_: CommandResult(0, CONFIG.replace(",limits", ""), "")
