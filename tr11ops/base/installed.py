@@ -25,13 +25,13 @@ def missing(packages: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in packages if importlib.util.find_spec(name) is None)
 
 
-def require(packages: Iterable[str], what: str) -> None:
+def require(packages: Iterable[str], what: str, install: str = EXTRA) -> None:
     """Raise Refusal where one of them is missing, of which `what` has need: words that begin the
-    sentence, such as `tr11 eval`.
+    sentence, such as `tr11 eval`. `install` is what to type then.
     """
     absent = missing(packages)
     if absent:
-        raise Refusal(f"{what} needs {', '.join(absent)}, not installed here; type: {EXTRA}")
+        raise Refusal(f"{what} needs {', '.join(absent)}, not installed here; type: {install}")
 
 
 def trainer_line() -> str:

@@ -191,6 +191,9 @@ GROUPS: Mapping[str, Mapping[str, LazyCommand]] = {
         "advise": LazyCommand(
             "goodput", "advise", "The save interval, spares and array length to use."
         ),
+        "track": LazyCommand(
+            "track", "track", "The curves in TensorBoard, MLflow, W&B or Trackio; --follow."
+        ),
         "report": LazyCommand("handover", "report", "The whole run as one page: -o report.html."),
         "numbers": LazyCommand(
             "compare", "numbers", "What looks wrong in a log's numbers: spikes, restarts, slow."
@@ -273,6 +276,9 @@ _WORDS_FOR: Mapping[str, str] = {
     "handover --start": "shift oncall on-call",
     "handover --chronicle": "history sacct",
     "goodput": "usage hours cost",
+    "track tensorboard": "tensorboard tb",
+    "track wandb": "wandb",
+    "track mlflow": "mlflow",
     "report": "plot",
     "pulse": "watchdog",
     "nodes list": "node sinfo",
