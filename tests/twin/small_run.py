@@ -65,6 +65,11 @@ class SmallRun:
     def queued(self) -> Job:
         return next(job for job in self.jobs() if job.state is JobState.PENDING)
 
+    def pending_tasks(self) -> set[int | None]:
+        """The tasks of its array that wait, those that went back into the queue among them."""
+        waiting = [job for job in self.jobs() if job.state is JobState.PENDING]
+        return {task for job in waiting for task in job.pending_tasks or (job.task_id,)}
+
     def running(self) -> Job:
         return next(job for job in self.jobs() if job.state is JobState.RUNNING)
 

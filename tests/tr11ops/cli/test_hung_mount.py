@@ -103,8 +103,9 @@ def test_every_command_ends_where_the_run_directory_hangs(tmp_path: Path) -> Non
     codes = dict(tuple(map(int, row.split())) for row in rows.splitlines())
     for number, line in enumerate(LINES):
         text = (said / str(number)).read_text()
-        code = 0 if line == "cron run pulse" else 3  # what a round finds is the round's own
-        assert codes.get(number) == code and "does not answer" in text, (line, codes, text)
+        # what a round finds is the round's own, unless it saw nothing in its time
+        expected = {0, 3} if line == "cron run pulse" else {3}
+        assert codes.get(number) in expected and "does not answer" in text, (line, codes, text)
         assert "Traceback" not in text, (line, text)
         if line == "list RUN BESIDE":
             assert str(beside) in text, text
