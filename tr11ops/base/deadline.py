@@ -33,6 +33,7 @@ SILENCE_SECONDS = 15.0  # of a file system, until who waits for it is told
 PROBE_SECONDS = 5.0  # between two questions to one that answers
 INTERRUPT_SECONDS = 1.0  # from Ctrl-C to the end of who waits for one that does not answer
 WATCH_TICK_SECONDS = 0.25
+NOT_WITHIN = "within {:g} s: a file system that it lies on, or the scheduler, does not answer"
 _IN_TIME = "within"  # threads that have a deadline of their own
 
 
@@ -61,6 +62,11 @@ def within(seconds: float, work: Callable[[], T], abandon: Callable[[], None] = 
     if errors:
         raise errors[0]
     return results[0]
+
+
+def late_words(place: Path, seconds: float) -> str:
+    """Why a look saw nothing: something that it reads does not answer."""
+    return f"{place} was not read {NOT_WITHIN.format(seconds)}"
 
 
 def is_abandoned(patience: float) -> bool:

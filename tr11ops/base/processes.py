@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import psutil
@@ -31,9 +31,14 @@ class ProbeOutput(Record):
 class LocalCommands:
     """This machine, on which programs can be run."""
 
-    def command(self, arguments: Sequence[str], seconds: float) -> ProbeOutput:
-        """Run a command. Raises FileNotFoundError when there is none, Unanswered when it takes too
-        long.
+    def command(
+        self,
+        arguments: Sequence[str],
+        seconds: float,
+        environment: Mapping[str, str] | None = None,
+    ) -> ProbeOutput:
+        """Run a command, in this process's environment where no other is given. Raises
+        FileNotFoundError when there is none, Unanswered when it takes too long.
         """
         # A session of its own: what the command starts is ended with it, and holds no pipe open.
         process = subprocess.Popen(
@@ -41,7 +46,7 @@ class LocalCommands:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, "LC_ALL": "C"},
+            env={**(os.environ if environment is None else environment), "LC_ALL": "C"},
             start_new_session=True,
         )
         try:

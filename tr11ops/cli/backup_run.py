@@ -40,14 +40,7 @@ from tr11ops.backup.submit import SubmitContext, submit
 from tr11ops.base.errors import CopyDamaged, Refusal, Unobserved, WrongUsage
 from tr11ops.base.stop_signals import STOP_SIGNALS, StopEvent, obeying
 from tr11ops.checkpoints.prune import Pruner, PruneResult
-from tr11ops.cli.common import (
-    directory_of,
-    in_time,
-    kind_to_watch,
-    open_scheduler,
-    require_directory,
-    say,
-)
+from tr11ops.cli.common import directory_of, in_time, require_directory, say
 from tr11ops.cli.progress import ByteProgress
 from tr11ops.cli.runner import (
     DRY_RUN,
@@ -60,6 +53,7 @@ from tr11ops.cli.runner import (
     unasked,
 )
 from tr11ops.cron.table_programs import Invocation
+from tr11ops.observe.readers import kind_to_watch, open_scheduler
 from tr11ops.rundir.claims import ClaimTaken
 from tr11ops.rundir.copies import CopyRecord, Receipt, read_copies
 from tr11ops.rundir.journal import Journal, user_name

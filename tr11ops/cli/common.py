@@ -19,6 +19,7 @@ from tr11ops.base.errors import Refusal, Unobserved, WrongUsage
 from tr11ops.base.invocation import for_this_card
 from tr11ops.base.units import span_seconds
 from tr11ops.cli import completion
+from tr11ops.observe.readers import CLUSTERS, check_scheduler_word
 from tr11ops.rundir.paths import RunDirectory
 
 if TYPE_CHECKING:
@@ -27,23 +28,11 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from tr11ops.base.observed import Unknown
-    from tr11ops.cluster.base import Scheduler
     from tr11ops.runcard.card import RunCard
     from tr11ops.status.rows import Screen
 
 
 T = TypeVar("T")
-CLUSTERS = ("slurm", "local", "auto")  # what --scheduler takes
-
-
-def check_scheduler_word(kind: str) -> str:
-    """The word as it is. Raises Refusal for one that `--scheduler` does not take."""
-    if kind not in CLUSTERS:
-        raise WrongUsage(f"--scheduler {kind!r}: must be one of {', '.join(CLUSTERS)}")
-    return kind
-
-
 RunOption = Annotated[
     str | None,
     typer.Option(
@@ -167,37 +156,20 @@ def directory_of(card: RunCard) -> RunDirectory:
     return RunDirectory(card.paths, card.kill_switch)
 
 
-def open_scheduler(kind: str) -> Scheduler:
-    """The scheduler that `--scheduler` names. Raises Refusal for an unknown word."""
-    from tr11ops.cluster.select import choose_scheduler
-
-    return choose_scheduler(check_scheduler_word(kind))  # type: ignore[arg-type]
-
-
-def looking(scheduler: Scheduler) -> Scheduler:
-    """The same scheduler for a look, or for a stop: it gives up soon."""
-    if scheduler.name != "slurm":
-        return scheduler
-    from tr11ops.base.deadline import SCHEDULER_SECONDS
-    from tr11ops.cluster.slurm import SlurmScheduler
-
-    return SlurmScheduler(timeout_seconds=SCHEDULER_SECONDS)
-
-
 def in_time(work: Callable[[], T], seconds: float | None = None, hint: str = "") -> T:
     """What `work` returns, within the deadline of a look. Raises Refusal with exit code 3 where it
     is late.
 
     `hint` says what may be done all the same.
     """
-    from tr11ops.base.deadline import LOOK_SECONDS, within
+    from tr11ops.base.deadline import LOOK_SECONDS, NOT_WITHIN, within
     from tr11ops.base.errors import Late
 
     limit = LOOK_SECONDS if seconds is None else seconds
     try:
         return within(limit, work)
     except Late:
-        raise Unobserved(f"nothing was seen {_NOT_WITHIN.format(limit)}{hint}") from None
+        raise Unobserved(f"nothing was seen {NOT_WITHIN.format(limit)}{hint}") from None
 
 
 def require_directory(directory: RunDirectory) -> None:
@@ -228,44 +200,6 @@ def in_time_for_all(work: Callable[[], T]) -> T:
     from tr11ops.base.deadline import PASS_SECONDS
 
     return in_time(work, PASS_SECONDS)
-
-
-def late_words(root: Path, seconds: float) -> str:
-    """Why a look saw nothing: something that it reads does not answer."""
-    return f"{root} was not read {_NOT_WITHIN.format(seconds)}"
-
-
-_NOT_WITHIN = "within {:g} s: a file system that it lies on, or the scheduler, does not answer"
-
-
-def kind_to_watch(directory: RunDirectory, kind: str) -> str:
-    """Where a run is looked for: where it was submitted to, unless `--scheduler` names another."""
-    recorded = None
-    if kind == "auto":
-        recorded = directory.recorded_scheduler()
-    if recorded in CLUSTERS:
-        return recorded
-    return kind
-
-
-def open_reader(directory: RunDirectory, kind: str) -> Scheduler | Unknown:
-    """The scheduler that a run is looked for on; why there is none, where looking goes on without
-    it.
-    """
-    return open_if_there(kind_to_watch(directory, kind))
-
-
-def open_if_there(kind: str) -> Scheduler | Unknown:
-    """The scheduler that `--scheduler` names, or why it is not here. Raises Refusal for an unknown
-    word.
-    """
-    from tr11ops.base.errors import SchedulerError
-    from tr11ops.base.observed import Unknown
-
-    try:
-        return open_scheduler(kind)
-    except (SchedulerError, OSError) as error:
-        return Unknown(f"no {kind} scheduler here: {error}")
 
 
 def require_file(path: Path, option: str) -> None:

@@ -16,16 +16,7 @@ from tr11ops.base.invocation import for_this_card
 from tr11ops.base.observed import cause
 from tr11ops.base.stop_signals import StopEvent, obeying
 from tr11ops.base.units import counted, duration
-from tr11ops.cli.common import (
-    directory_of,
-    in_time,
-    open_scheduler,
-    plain_text,
-    read_card,
-    say,
-    show,
-    table,
-)
+from tr11ops.cli.common import directory_of, in_time, plain_text, read_card, say, show, table
 from tr11ops.cli.cron_install import (
     cron_context_of,
     in_crontab,
@@ -40,6 +31,7 @@ from tr11ops.cli.runner import JSON, Outcome, RunContext
 from tr11ops.cron.jobs import find_job, of_chain, unknown_skips, wanted
 from tr11ops.cron.output import stamp
 from tr11ops.cron.status import look
+from tr11ops.observe.readers import open_scheduler
 from tr11ops.rundir.cron_records import cron_folder
 from tr11ops.sweep.watch import WATCHING, CellWatch
 from trainer.contract.documents import document

@@ -20,14 +20,7 @@ from tr11ops.base.errors import Refusal, TableError
 from tr11ops.base.observed import known
 from tr11ops.base.stop_signals import StopEvent, obeying
 from tr11ops.base.units import duration
-from tr11ops.cli.common import (
-    card_path,
-    directory_of,
-    nothing_there,
-    open_reader,
-    open_scheduler,
-    say,
-)
+from tr11ops.cli.common import card_path, directory_of, nothing_there, say
 from tr11ops.cli.runner import DRY_RUN, JSON, YES, Change, Outcome, RunContext
 from tr11ops.cluster.select import has_slurm
 from tr11ops.cron.chain import ChainContext, JobPlacement, begin_link, choose_placement
@@ -52,6 +45,7 @@ from tr11ops.cron.table_programs import (
 )
 from tr11ops.cron.table_programs import apply as apply_change
 from tr11ops.observe.jobs import was_never_launched, why_not_there
+from tr11ops.observe.readers import open_reader, open_scheduler
 from tr11ops.runcard.card import CardError, card_from_resolved, resolved
 from tr11ops.runcard.sections import parse_time_limit
 from tr11ops.rundir.cron_records import CHAINS, cron_folder, read_chains, read_job, read_jobs

@@ -16,7 +16,7 @@ from tr11ops.base.errors import Refusal
 from tr11ops.base.observed import Unknown, cause, known, observed
 from tr11ops.base.shipped import page_lines, page_names, page_title, pages_about
 from tr11ops.base.units import duration
-from tr11ops.cli.common import AttemptOption, in_time, open_reader, say
+from tr11ops.cli.common import AttemptOption, in_time, say
 from tr11ops.cli.logs import attempt_named, byte_progress
 from tr11ops.cli.runner import JSON, NO_RUN, Outcome, RunContext
 from tr11ops.cluster.slurm_command import PatientOnce
@@ -27,6 +27,7 @@ from tr11ops.detect.unfinished_end import if_the_data_are_at_fault
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.diagnose.diagnosis import Diagnosis
 from tr11ops.diagnose.signature import FaultClass, NextStep
+from tr11ops.observe.readers import open_reader
 from tr11ops.observe.snapshot import Snapshot
 from trainer.contract.errors import NEEDS_PERSON, UNOBSERVED
 from trainer.contract.paths import read_attempt_label

@@ -21,14 +21,7 @@ from msgspec.structs import replace
 from tr11ops.base.errors import Refusal, SchedulerError, WrongUsage
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted
-from tr11ops.cli.common import (
-    USUAL,
-    directory_of,
-    drawing_console,
-    open_scheduler,
-    say,
-    timeout_option,
-)
+from tr11ops.cli.common import USUAL, directory_of, drawing_console, say, timeout_option
 from tr11ops.cli.launch import VerifyOption, prepare
 from tr11ops.cli.launch_view import check_lines, checks_value, first_data_lines
 from tr11ops.cli.runner import DRY_RUN, JSON, SCHEDULER, YES, Change, Outcome, RunContext
@@ -36,6 +29,7 @@ from tr11ops.cli.stop_drill import drill_of
 from tr11ops.launch.drill import NAMES, Drill, PhaseResult, overrides_for, phases_of, proof
 from tr11ops.launch.environment import environment_checks, setup_checks
 from tr11ops.launch.session import LaunchJob, check_launch
+from tr11ops.observe.readers import open_scheduler
 from tr11ops.runcard.card import ForeignCard, load_card, own_card
 from tr11ops.runcard.check import Level, PreflightCheck, ok, unknown, verdict
 from tr11ops.rundir.paths import RunDirectory

@@ -17,14 +17,7 @@ from tr11ops.base.observed import Observed, Unknown, cause, known
 from tr11ops.base.units import counted
 from tr11ops.base.units import since as since_when
 from tr11ops.cli import completion
-from tr11ops.cli.common import (
-    SinceOption,
-    directory_of,
-    draws_unicode,
-    in_time_for_all,
-    kind_to_watch,
-    open_scheduler,
-)
+from tr11ops.cli.common import SinceOption, directory_of, draws_unicode, in_time_for_all
 from tr11ops.cli.runner import JSON, SCHEDULER, Outcome, RunContext
 from tr11ops.goodput.account import Goodput, account
 from tr11ops.goodput.advise import Advice, CardSettings, is_worth_it
@@ -33,6 +26,7 @@ from tr11ops.goodput.history import read_history
 from tr11ops.goodput.screen import Paper, screen
 from tr11ops.goodput.screen import document as goodput_document
 from tr11ops.launch.margins import room_before_limit
+from tr11ops.observe.readers import kind_to_watch, open_scheduler
 from tr11ops.observe.snapshot import course_of, steps_left
 from tr11ops.runcard.card import OwnCard
 from tr11ops.runcard.exit_duration import exit_plan

@@ -27,7 +27,6 @@ from tr11ops.cli.common import (
     draws_unicode,
     in_time,
     in_time_for_all,
-    open_reader,
     require_file,
     say,
     write_output,
@@ -48,6 +47,7 @@ from tr11ops.handover.start import (
 from tr11ops.handover.text import chronicle, document, markdown
 from tr11ops.observe.files import PastProgress, progress_at
 from tr11ops.observe.look import facts_of
+from tr11ops.observe.readers import open_reader
 from tr11ops.report.build import page_of
 from tr11ops.report.material import gather
 from tr11ops.report.page import render

@@ -16,12 +16,7 @@ from tr11ops.base.errors import Refusal, WrongUsage
 from tr11ops.base.invocation import command_for
 from tr11ops.base.units import quantity
 from tr11ops.cli import completion
-from tr11ops.cli.common import (
-    card_path,
-    is_terminal,
-    open_scheduler,
-    say,
-)
+from tr11ops.cli.common import card_path, is_terminal, say
 from tr11ops.cli.runner import NO_RUN, SCHEDULER, SET, Outcome, RunContext
 from tr11ops.cluster.base import Scheduler
 from tr11ops.cluster.site import SiteRules, read_site
@@ -44,6 +39,7 @@ from tr11ops.launch.starter import (
     starter_tables,
     starter_text,
 )
+from tr11ops.observe.readers import open_scheduler
 from tr11ops.runcard.card import ForeignCard, OwnCard, load_card, shipped_folder
 from tr11ops.runcard.load import apply_overrides, read_tables
 from tr11ops.runcard.toml_writer import toml_value

@@ -14,15 +14,7 @@ from tr11ops.base.errors import WrongUsage
 from tr11ops.base.invocation import command_for
 from tr11ops.base.observed import observed
 from tr11ops.cli import completion
-from tr11ops.cli.common import (
-    CLUSTERS,
-    card_path,
-    directory_of,
-    in_time,
-    in_time_for_all,
-    open_scheduler,
-    say,
-)
+from tr11ops.cli.common import card_path, directory_of, in_time, in_time_for_all, say
 from tr11ops.cli.launch_view import (
     first_data_lines,
     launch_value,
@@ -46,6 +38,7 @@ from tr11ops.launch.kubernetes import job_name, kubernetes_problems, manifest, n
 from tr11ops.launch.rehearse import as_options, card_text, rehearsal_overrides
 from tr11ops.launch.session import LaunchJob, LaunchView, check_launch
 from tr11ops.launch.session import carry_out as submit
+from tr11ops.observe.readers import CLUSTERS, open_scheduler
 from tr11ops.runcard.card import (
     CardError,
     OwnCard,

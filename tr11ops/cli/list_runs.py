@@ -11,20 +11,16 @@ from typing import Annotated, Any
 import typer
 
 from tr11ops.base import deadline
+from tr11ops.base.deadline import late_words
 from tr11ops.base.errors import Late, WrongUsage
 from tr11ops.base.observed import Unknown, cause
 from tr11ops.base.units import counted, duration
-from tr11ops.cli.common import (
-    directory_of,
-    kind_to_watch,
-    late_words,
-    looking,
-    open_if_there,
-)
+from tr11ops.cli.common import directory_of
 from tr11ops.cli.runner import JSON, NO_RUN, SCHEDULER, Outcome, RunContext
 from tr11ops.cluster.base import Overview
 from tr11ops.cluster.select import SharedOverview
 from tr11ops.observe.look import facts_of
+from tr11ops.observe.readers import kind_to_watch, looking, open_if_there
 from tr11ops.status.assessment import assess
 from tr11ops.status.extra_observations import ExtraObservations
 from tr11ops.status.run_list import ListedRun, exit_code_of, newest_card, run_directories

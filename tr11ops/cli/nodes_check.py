@@ -17,15 +17,7 @@ from msgspec.structs import replace
 from tr11ops.base.errors import NodeNameError, Refusal, Unobserved, WrongUsage
 from tr11ops.base.observed import known
 from tr11ops.base.units import duration
-from tr11ops.cli.common import (
-    kind_to_watch,
-    not_mounted,
-    open_scheduler,
-    plain_text,
-    say,
-    show,
-    table,
-)
+from tr11ops.cli.common import not_mounted, plain_text, say, show, table
 from tr11ops.cli.progress import node_progress
 from tr11ops.cluster.arrays import compress
 from tr11ops.cluster.pending_reasons import with_room
@@ -42,6 +34,7 @@ from tr11ops.nodes.queue_exclusions import (
 from tr11ops.nodes.view import is_lost, is_shut, support_note
 from tr11ops.observe.files import read_submissions
 from tr11ops.observe.jobs import own_jobs, why_unmounted
+from tr11ops.observe.readers import kind_to_watch, open_scheduler
 from tr11ops.rundir.exclusion import (
     Exclusion,
     ExclusionLimit,

@@ -11,22 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tr11ops.base import deadline
+from tr11ops.base.deadline import late_words
 from tr11ops.base.errors import Refusal, SchedulerError
 from tr11ops.base.observed import Unknown
-from tr11ops.cli.common import (
-    directory_of,
-    in_time,
-    kind_to_watch,
-    late_words,
-    looking,
-    named_card,
-    open_if_there,
-    say,
-)
+from tr11ops.cli.common import directory_of, in_time, named_card, say
 from tr11ops.cli.launch import prepare
 from tr11ops.cli.runner import DRY_RUN, JSON, SCHEDULER, Outcome, RunContext
 from tr11ops.cron.runner import KEPT_CARD
 from tr11ops.launch.session import LaunchJob
+from tr11ops.observe.readers import kind_to_watch, looking, open_if_there
 from tr11ops.runcard.card import CardError, card_from_resolved
 from tr11ops.rundir.journal import user_name
 from tr11ops.status.assessment import status_of

@@ -18,16 +18,7 @@ from msgspec.structs import replace
 
 from tr11ops.base.errors import Refusal, Unobserved, WrongUsage
 from tr11ops.base.units import counted, duration
-from tr11ops.cli.common import (
-    AttemptOption,
-    in_time,
-    is_terminal,
-    kind_to_watch,
-    looking,
-    open_scheduler,
-    say,
-    timeout_option,
-)
+from tr11ops.cli.common import AttemptOption, in_time, is_terminal, say, timeout_option
 from tr11ops.cli.progress import look_again
 from tr11ops.cli.runner import (
     DRY_RUN,
@@ -40,6 +31,7 @@ from tr11ops.cli.runner import (
     RunContext,
 )
 from tr11ops.cli.stopping import StopContext, put_request, record, run_to_stop, standing_lines
+from tr11ops.observe.readers import kind_to_watch, looking, open_scheduler
 from tr11ops.queue.stop import StopView, acknowledgements, leaving
 from tr11ops.runcard.card import own_card
 from tr11ops.runcard.kinds import refuse_watched

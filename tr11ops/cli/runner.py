@@ -35,18 +35,16 @@ from tr11ops.cli.common import (
     YesOption,
     agree,
     card_path,
-    check_scheduler_word,
     directory_of,
     has_card,
     in_time,
-    looking,
     not_mounted,
     nothing_there,
-    open_reader,
     read_card,
     require_answer,
     say,
 )
+from tr11ops.observe.readers import check_scheduler_word, looking, open_reader
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:

@@ -13,17 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tr11ops.api import Run, run_of
 from tr11ops.base.errors import Refusal
 from tr11ops.cli.common import (
     EndpointOption,
     VariantOption,
-    directory_of,
     drawing_console,
     in_time,
-    kind_to_watch,
-    late_words,
     lines_to_fill,
-    looking,
     say,
     status_screen,
 )
@@ -33,12 +30,7 @@ from trainer.contract.record import Record
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from tr11ops.base.observed import Unknown
     from tr11ops.cli.progress import WatchFrame
-    from tr11ops.cluster.base import Overview
-    from tr11ops.observe.snapshot import RunFacts
-    from tr11ops.runcard.card import RunCard
-    from tr11ops.rundir.paths import RunDirectory
     from tr11ops.status.assessment import Assessment
     from tr11ops.status.document import Status
     from tr11ops.status.remote import Outside, RemoteView
@@ -291,63 +283,22 @@ class StatusResult(Record):
 
 
 class View(Record):
-    """What to look at, and through which scheduler; each `look` is a fresh observation."""
+    """A run that is looked at again and again; with `digests` every byte of its newest checkpoint
+    is read.
+    """
 
-    card: RunCard
-    directory: RunDirectory
-    facts: RunFacts
-    scheduler: Overview | Unknown
-    digests: bool
+    run: Run
+    digests: bool = False
 
     def look(self) -> StatusResult:
         """One look within its deadline; one that is late saw nothing."""
-        from tr11ops.base.deadline import LOOK_SECONDS, within
-        from tr11ops.base.errors import Late
-        from tr11ops.base.observed import Unknown
-        from tr11ops.status.assessment import nothing_seen
-
-        if self.digests:  # every byte of a checkpoint takes as long as it takes
-            return self._look()
-        try:
-            return within(LOOK_SECONDS, self._look)
-        except Late:
-            return StatusResult(
-                nothing_seen(
-                    self.facts, time.time(), Unknown(late_words(self.directory.root, LOOK_SECONDS))
-                )
-            )
-
-    def _look(self) -> StatusResult:
-        from tr11ops.status.assessment import assess
-        from tr11ops.status.extra_observations import observe_extra
-
-        beside = partial(observe_extra, self.directory, self.card)
-        return StatusResult(
-            assess(self.directory, self.facts, self.scheduler, beside, read_digests=self.digests)
-        )
+        return StatusResult(self.run.look(self.digests))
 
 
 def view_of(context: RunContext, digests: bool = False) -> View:
     """What looks at the run of a command line. Raises CardError."""
-    from tr11ops.base.errors import SchedulerError
-    from tr11ops.cluster.select import AskedAhead, choose_scheduler
-
-    card = context.card
-    directory = directory_of(card)  # where it does not answer the screen says so
-    kind = kind_to_watch(directory, context.scheduler)
-    chosen: Overview | str
-    try:
-        # the commands of a scheduler take their time, and so do our own imports: side by side
-        chosen = AskedAhead(looking(choose_scheduler(kind)), card.run.name)  # type: ignore[arg-type]  # one of CLUSTERS
-    except (SchedulerError, OSError) as error:
-        chosen = f"no {kind} scheduler here: {error}"
-    from tr11ops.base.observed import Unknown
-    from tr11ops.observe.look import facts_of
-
-    reader = Unknown(chosen) if isinstance(chosen, str) else chosen
-    return View(
-        card, directory, facts=facts_of(card, context.run or ""), scheduler=reader, digests=digests
-    )
+    run = run_of(context.card, context.run or "", context.scheduler, context.overrides)
+    return View(run, digests)
 
 
 # ----------------------------------------------------------------------------- metrics
@@ -410,7 +361,7 @@ def _serve(view: View, host: str, port: int) -> Outcome:
     over = StopEvent()
     source = _Source(view)
     try:
-        bound, end = serve(source.status, host, port, (view.facts.name, view.facts.variant))
+        bound, end = serve(source.status, host, port, (view.run.facts.name, view.run.facts.variant))
     except OSError as error:
         raise Refusal(
             f"--prometheus {host}:{port} cannot be served: {error.strerror or error}"

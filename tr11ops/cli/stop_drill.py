@@ -10,11 +10,12 @@ from msgspec.structs import replace
 from tr11ops.base.errors import Refusal, Unobserved, WrongUsage
 from tr11ops.base.observed import observed
 from tr11ops.base.units import counted
-from tr11ops.cli.common import directory_of, in_time, looking, open_scheduler, say
+from tr11ops.cli.common import directory_of, in_time, say
 from tr11ops.cli.runner import Change, Outcome, RunContext
 from tr11ops.cli.stopping import StopContext, record, run_to_stop, running_lines, standing_lines
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.launch.stop_drill import StopDrill
+from tr11ops.observe.readers import looking, open_scheduler
 from tr11ops.queue.held_jobs import can_modify
 from tr11ops.queue.stop import StopView
 from tr11ops.runcard.card import ForeignCard

@@ -15,18 +15,11 @@ from tr11ops.base.errors import SchedulerError, Unobserved, WrongUsage
 from tr11ops.base.invocation import command_for
 from tr11ops.base.observed import cause, known, observed
 from tr11ops.base.units import counted, duration
-from tr11ops.cli.common import (
-    directory_of,
-    in_time,
-    looking,
-    not_mounted,
-    nothing_there,
-    open_scheduler,
-    say,
-)
+from tr11ops.cli.common import directory_of, in_time, not_mounted, nothing_there, say
 from tr11ops.cluster.arrays import covers
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.observe.jobs import look_for_directory
+from tr11ops.observe.readers import looking, open_scheduler
 from tr11ops.queue.held_jobs import can_modify, hold, hold_unrecorded, to_hold
 from tr11ops.queue.queued_jobs import mark_held
 from tr11ops.queue.stop import (

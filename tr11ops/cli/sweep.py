@@ -16,11 +16,7 @@ import typer
 
 from tr11ops.base.errors import SweepError, Unobserved, WrongUsage
 from tr11ops.base.units import counted, timestamp
-from tr11ops.cli.common import (
-    open_scheduler,
-    require_file,
-    write_output,
-)
+from tr11ops.cli.common import require_file, write_output
 from tr11ops.cli.compare import (
     PLOT_LINES,
     WIDTH,
@@ -62,6 +58,7 @@ from tr11ops.cli.sweep_view import (
 from tr11ops.cluster.base import Scheduler
 from tr11ops.curves.compare import ROWS, text_plot
 from tr11ops.launch.rehearse import card_text
+from tr11ops.observe.readers import open_scheduler
 from tr11ops.queue.held_jobs import JobChanges
 from tr11ops.report.page import render
 from tr11ops.runcard.card import OwnCard, load_card, own_card

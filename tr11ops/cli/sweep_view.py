@@ -16,23 +16,14 @@ from msgspec.structs import replace
 from tr11ops.base.errors import Refusal
 from tr11ops.base.observed import Unknown
 from tr11ops.base.units import finite
-from tr11ops.cli.common import (
-    CLUSTERS,
-    USUAL,
-    directory_of,
-    drawing_console,
-    in_time,
-    looking,
-    open_if_there,
-    open_scheduler,
-    read_card,
-)
+from tr11ops.cli.common import USUAL, directory_of, drawing_console, in_time, read_card
 from tr11ops.cli.launch_view import check_lines, checks_value
 from tr11ops.cli.progress import look_again
 from tr11ops.cli.runner import JSON, NO_RUN, SCHEDULER, Outcome, RunContext
 from tr11ops.cluster.select import SharedOverview
 from tr11ops.launch.facts import LaunchRequest
 from tr11ops.launch.session import LaunchJob, LaunchView
+from tr11ops.observe.readers import CLUSTERS, looking, open_if_there, open_scheduler
 from tr11ops.runcard.card import OwnCard, PathBase, RunCard, own_card
 from tr11ops.runcard.check import Level, PreflightCheck
 from tr11ops.rundir.journal import user_name

@@ -17,13 +17,14 @@ from tr11ops.base.errors import Refusal, RendezvousError, WrongUsage
 from tr11ops.base.installed import TRAINING, require
 from tr11ops.cli import completion
 from tr11ops.cli.checkpoints_keep import resolve_step
-from tr11ops.cli.common import directory_of, open_scheduler, read_card, say, span_option
+from tr11ops.cli.common import directory_of, read_card, say, span_option
 from tr11ops.cli.runner import JSON, Outcome, RunContext
 from tr11ops.cluster.sbatch_options import code_root
 from tr11ops.launch.facts import LaunchRequest, observe_launch
 from tr11ops.launch.plan import agent_command, resolved_card
 from tr11ops.launch.preflight import preflight
 from tr11ops.launch.submit import hold_launch_lock, keep_inputs
+from tr11ops.observe.readers import open_scheduler
 from tr11ops.runcard.card import OwnCard, RunCard, load_card, paths_of_refused, resolved
 from tr11ops.runcard.check import Level, verdict
 from tr11ops.runcard.kinds import refuse_watched

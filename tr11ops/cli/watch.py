@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec.structs import replace
 
+from tr11ops.api import Run
 from tr11ops.base.errors import SchedulerError, Unobserved, WrongUsage
 from tr11ops.base.observed import cause
-from tr11ops.cli.common import drawing_console, lines_to_fill, looking, open_scheduler
+from tr11ops.cli.common import drawing_console, lines_to_fill
 from tr11ops.cli.runner import JSON, NO_RUN, SCHEDULER, Outcome, RunContext
 from tr11ops.cli.status import StatusResult, View
 from tr11ops.cli.trainer import WorldSizeOption
@@ -23,6 +24,7 @@ from tr11ops.cluster.base import Job, Scheduler
 from tr11ops.dialects.dialect import Dialect, dialect_named, names
 from tr11ops.launch.watched import make_run_directory
 from tr11ops.observe.look import facts_of
+from tr11ops.observe.readers import looking, open_scheduler
 from tr11ops.runcard.card import ForeignCard, RunCard, load_card
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.trainers.guest import GuestHold
@@ -293,7 +295,7 @@ class Watching:
         held = self._keep_holding(job)
         directory = RunDirectory(self.card.paths, self.card.kill_switch)
         facts = facts_of(self.card, str(self.card_path))
-        view = View(self.card, directory, facts, self.scheduler, False)
+        view = View(Run(self.card, directory, facts, self.scheduler))
         unknown = unknown_of(watcher.dialect, watcher.course, watcher.watched.folder)
         return WatchResult(
             watcher.watched,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from math import gcd
 from typing import Any
 
-from tr11ops.runcard.card import SHELL_KEYS, OwnCard, RunCard
+from tr11ops.runcard.card import OwnCard, RunCard, escaped_variables
 from tr11ops.runcard.toml_writer import write_card
 from trainer.config.rules import batch_problems
 
@@ -121,15 +121,4 @@ def card_text(card: RunCard, head: str) -> str:
     its first line.
     """
     tables = card.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
-    return write_card(_escaped(tables, ()), {}, [head])
-
-
-def _escaped(value: Any, key: tuple[str, ...]) -> Any:
-    """Dollar signs doubled, but in what the node's shell expands."""
-    if isinstance(value, Mapping):
-        return {name: _escaped(item, (*key, name)) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_escaped(item, key) for item in value]
-    if isinstance(value, str) and key not in SHELL_KEYS:
-        return value.replace("$", "$$")
-    return value
+    return write_card(escaped_variables(tables, ()), {}, [head])

@@ -54,6 +54,7 @@ from trainer.config.card import CardError, Problem, RunSection, derive_numbers, 
 from trainer.config.rules import Rule
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import JsonObject
+from trainer.contract.state_file import read_json
 from trainer.schedule.rules import cross_rules
 
 # Lists of mail addresses that a card takes from the environment: `recipients =
@@ -268,7 +269,8 @@ def _prepared(
     paths begin.
     """
     problems: list[Problem] = []
-    tables = _usable(read_tables(path), problems)
+    found = launched_tables(path) if path.is_dir() else None
+    tables = _usable(read_tables(path) if found is None else found, problems)
     problems += removed_keys(tables, overrides)
     tables = without(tables, REMOVED_KEYS)
     overrides = [override for override in overrides if key_of(override) not in REMOVED_KEYS]
@@ -292,6 +294,35 @@ def _prepared(
         variables.get("HOME", ""),
     )
     return tables, problems, base
+
+
+def launched_tables(directory: Path) -> JsonObject | None:
+    """What the newest launch from a run directory was given, as a card has it; None where nothing
+    was launched there.
+    """
+    for folder in sorted(directory.glob("state/submissions/*/card.json"), reverse=True):
+        try:
+            value = read_json(folder)
+        except (OSError, ValueError):
+            continue
+        if isinstance(value, dict):
+            told = without(value, {("derived",), *REMOVED_KEYS})
+            return {name: escaped_variables(table, (name,)) for name, table in told.items()}
+    return None
+
+
+def escaped_variables(value: Any, key: tuple[str, ...]) -> Any:
+    """A value that is read as it is: dollar signs doubled, but in what the node's shell expands;
+    without what is unset.
+    """
+    if isinstance(value, Mapping):
+        told = {name: item for name, item in value.items() if item is not None}
+        return {name: escaped_variables(item, (*key, name)) for name, item in told.items()}
+    if isinstance(value, list):
+        return [escaped_variables(item, key) for item in value]
+    if isinstance(value, str) and key not in SHELL_KEYS:
+        return value.replace("$", "$$")
+    return value
 
 
 def _for_another_trainer(tables: JsonObject) -> JsonObject:

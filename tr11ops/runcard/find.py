@@ -30,7 +30,8 @@ def shipped_cards() -> tuple[str, ...]:
 def find_card(option: str | None, environment: Mapping[str, str], directory: Path) -> Path:
     """The card to use: `--run`, else $TR11_RUN, else tr11.toml in `directory`.
 
-    The first two may be a path or the name of a shipped card; a path wins. Raises CardError when
+    The first two may be a path (a run directory stands for what was launched from it last) or the
+    name of a shipped card; a path wins. Raises CardError when
     there is none.
     """
     # an unset variable of a script; the default card may be another run, which no one meant

@@ -342,8 +342,8 @@ def queue(bench: LocalBench, monkeypatch: pytest.MonkeyPatch) -> Queue:
     """A queue of the test's own instead of Slurm, for a run that has a directory."""
     run_directory(bench).root.mkdir()
     made = Queue()
-    for module in ("common", "cron", "cron_install"):
-        monkeypatch.setattr(f"tr11ops.cli.{module}.open_scheduler", lambda kind: made)
+    for module in ("observe.readers", "cli.cron", "cli.cron_install"):
+        monkeypatch.setattr(f"tr11ops.{module}.open_scheduler", lambda kind: made)
     return made
 
 
