@@ -137,6 +137,8 @@ def _lines(runs: Sequence[ListedRun]) -> Iterator[str]:
             done = again["from_step"]
         if done is None:
             step = "-"
+        elif seen["total_iterations"] is None:
+            step = str(done)
         else:
             step = f"{done}/{seen['total_iterations']}"
         if again is None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from tr11ops.base.errors import WrongUsage
 from tr11ops.base.units import duration, size
 from tr11ops.cli.common import drawing_console, is_terminal, say
 from tr11ops.cli.runner import Outcome, emit
@@ -134,6 +135,8 @@ def _looks(view: Callable[[], WatchFrame], seconds: float) -> Iterator[WatchFram
         look, wait = None, 0.0
         try:
             look = view()
+        except WrongUsage:  # no look makes it right
+            raise
         except Exception as error:  # whatever it was, the next look may see
             wait = _wait(error)
             say(f"tr11: the look failed ({_words(error)}); trying again")

@@ -20,9 +20,9 @@ from tr11ops.cli.common import drawing_console, lines_to_fill
 from tr11ops.cli.runner import JSON, NO_RUN, SCHEDULER, Outcome, RunContext
 from tr11ops.cli.status import StatusResult, View
 from tr11ops.cli.trainer import WorldSizeOption
-from tr11ops.cluster.base import Job, Scheduler
+from tr11ops.cluster.base import Job, JobState, Scheduler
 from tr11ops.dialects.dialect import Dialect, dialect_named, names
-from tr11ops.launch.watched import make_run_directory
+from tr11ops.launch.watched import fault_in, make_run_directory
 from tr11ops.observe.look import facts_of
 from tr11ops.observe.readers import looking, open_scheduler
 from tr11ops.runcard.card import ForeignCard, RunCard, load_card
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 _HEAD = 4 << 20  # bytes of a log in which its trainer is looked for
 _LOCK = "watched.lock"
+_BEFORE = frozenset({JobState.PENDING, JobState.CONFIGURING})  # it prints nothing yet
+_NAMED = 5  # tasks of an array that a refusal names
 
 
 def watch(
@@ -65,6 +67,7 @@ def watch(
             "--log",
             metavar="FILE",
             show_default=False,
+            readable=False,  # that it cannot be read is said as of any other file
             help="What it prints; need not be there yet.",
         ),
     ] = None,
@@ -91,6 +94,16 @@ def watch(
         typer.Option("--hold", help="Hold each whole checkpoint of --folder as the run's own."),
     ] = False,
     world_size: WorldSizeOption = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            "--steps",
+            metavar="N",
+            min=1,
+            show_default=False,
+            help="Its last step, where its log does not tell: then it is finished.",
+        ),
+    ] = None,
     directory: Annotated[
         Path | None,
         typer.Option(
@@ -131,14 +144,14 @@ def watch(
         raise WrongUsage(f"--log FILE is missing: what job {job} prints")
     else:
         told = _told(job, log, dialect, folder)
-        told = replace(told, hold=hold, world_size=world_size)
+        told = replace(told, hold=hold, world_size=world_size, steps=steps)
         root = (directory or Path(f"tr11-watch-{job}")).absolute()
     if hold and not told.folder:
         raise WrongUsage("--hold needs --folder DIR: where its checkpoints lie")
     watching = Watching(told, root, looking(open_scheduler(context.scheduler)), is_single=once)
     try:
+        look = watching.look()  # that it cannot begin is said at once
         if once:
-            look = watching.look()
             return Outcome(look.document(), exit_code=look.exit_code, screen=look.draw)
         from tr11ops.cli.progress import look_again
 
@@ -345,15 +358,14 @@ class Watching:
         card = self.root / "tr11.toml"
         if not card.is_file():
             if job is None:
-                raise Unobserved(
-                    fault
-                    or f"the scheduler knows no job {self.told.job_id}: nothing was made; see --scheduler"
-                )
+                raise Unobserved(fault or self._no_such_job())
+            self._refuse_array(job)
+            if job.state in _BEFORE:
+                why = f" ({job.reason})" if job.reason else ""
+                return f"job {job.job_id} is {job.state}{why}: it has not begun"
             waits = self._find_dialect()
             if waits:
                 return waits
-            if job.start_time is None:
-                return f"job {job.job_id} is {job.state}: it has not begun"
             card = self._make(job)
         self.card_path = card
         self.card = load_card(card, (), os.environ)
@@ -363,14 +375,39 @@ class Watching:
             if found is not None:
                 owner = f"job {found.job_id}"
             raise WrongUsage(f"--directory {self.root}: is of {owner}; give another one")
-        ranks = self.told.world_size
-        if ranks is not None and ranks != found.world_size:
-            found = replace(found, world_size=ranks)
+        given = replace(
+            found,
+            world_size=self.told.world_size or found.world_size,
+            steps=self.told.steps or found.steps,
+        )
+        if given != found:
+            found = given
             found.write(self.card.paths)
         self.told = replace(self.told, world_size=found.world_size)
         self.watcher = self._watcher(found, job)
         self.hold = self._hold_of(self.card)
         return ""
+
+    def _no_such_job(self) -> str:
+        number = self.told.job_id
+        if number.isdecimal() and Path("/proc", number).exists():
+            return (
+                f"{number} is a process of this machine, and no job of the scheduler ({self.scheduler.name}):"
+                " only a job can be watched, since a scheduler tells how it ended. Start the training with"
+                " `tr11 launch` (`tr11 adopt SCRIPT` makes its card), or read"
+                f" `tr11 trainer check --log {self.told.log}`"
+            )
+        return f"the scheduler knows no job {number}: nothing was made; see --scheduler"
+
+    def _refuse_array(self, job: Job) -> None:
+        """Raises WrongUsage for an array: each of its tasks is a job with a log of its own."""
+        number = self.told.job_id
+        if job.array_id != number or job.job_id == number:
+            return
+        tasks = [one for one in self.scheduler.jobs() if one.array_id == number]
+        tasks.sort(key=_is_waiting)
+        named = ", ".join(f"{one.job_id} ({one.state})" for one in tasks[:_NAMED])
+        raise WrongUsage(f"job {number} is an array: watch one task of it: {named or job.job_id}")
 
     def _hold_of(self, card: RunCard) -> GuestHold | None:
         """As the card says. Raises WrongUsage where it cannot be as the command line says."""
@@ -432,7 +469,11 @@ class Watching:
         places = NodePlaces(1, 0, workers=1, address="", port=0)
         files = KeptFiles(KeptRun(paths, self.card.kill_switch), identity, places, host)
         dialect: Dialect = dialect_named(found.dialect)
-        return Watcher(found, dialect, files)
+        return Watcher(found, dialect, files, fault_in)
+
+
+def _is_waiting(job: Job) -> bool:
+    return not job.state.is_active
 
 
 @contextmanager

@@ -41,6 +41,8 @@ def down(snapshot: Snapshot) -> Iterator[Finding]:
         return
     if derived.is_finished(snapshot) or liveness_outside(snapshot) is not None:
         return
+    if derived.is_cancelled_by_owner(snapshot):
+        return
     if may_live_outside(snapshot):
         return  # it may train outside the scheduler
     yield Finding(

@@ -114,16 +114,16 @@ class EndCause(Record):
 def launch_end(attempt: AttemptHistory, launch: LaunchRecord) -> EndCause | None:
     """How a launch ended; None while it runs."""
     marker = attempt.marker
-    if (
-        isinstance(marker, EndMarker)
-        and marker.launch == launch.launch
-        and marker.reason not in BAD_REASONS
-    ):
+    if not isinstance(marker, EndMarker) or marker.launch != launch.launch:
+        marker = None
+    if marker is not None and marker.reason not in BAD_REASONS:
         return EndCause(marker.reason, False)
     if launch.cause:
         return EndCause(launch.cause, launch.cause != ORDERLY)
     if launch.end is None and attempt.is_running is not False and attempt.ended is None:
         return None
+    if marker is not None:
+        return EndCause(marker.reason, True)
     return end_without_word(attempt)
 
 

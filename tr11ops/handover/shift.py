@@ -143,6 +143,7 @@ class Handover(Record):
     open: tuple[Happened, ...]
     coming: tuple[Happened, ...]
     read_errors: tuple[str, ...]
+    saves_unseen: bool = False  # its checkpoints are not looked at
     copies: str = ""
     software: str = ""  # of the newest attempt: its code and versions
     # for the one who begins a shift, and not for the one who ends it
@@ -169,6 +170,7 @@ def hand_over(
         incidents=tuple(_incidents(material, since, until)),
         restarts=tuple(_restarts(material, since, until)),
         ends=tuple(_ends(snapshot, since, until)),
+        saves_unseen=_saves_unseen(snapshot),
         checkpoints=tuple(
             mark.step
             for mark in known(material.history.checkpoints, ())
@@ -319,11 +321,16 @@ def _ends(snapshot: Snapshot, since: float, until: float) -> Iterator[Happened]:
             if not end.has_trained:
                 saved = ""
             elif step is None:
-                saved = ", nothing saved"
+                saved = "" if _saves_unseen(snapshot) else ", nothing saved"
             else:
                 saved = f", checkpoint of step {step}"
             name = attempt.label or attempt.job_id
             yield Happened(end.time, f"{name} ended: {end.reason} {end.place}{saved}")
+
+
+def _saves_unseen(snapshot: Snapshot) -> bool:
+    standing = snapshot.run.standing
+    return standing is not None and standing.holds_nothing
 
 
 def _happened(line: JournalLine) -> Happened:

@@ -80,6 +80,8 @@ def _happened(given: Handover, zone: tzinfo | None, far: bool) -> list[str]:
             steps = f"{shown[0]} to {shown[-1]}"
         count = counted(len(shown), "checkpoint was", "checkpoints were")
         lines.append(f"{count} made and kept: {steps}.")
+    elif given.saves_unseen:
+        lines.append("Its checkpoints are not known: none of them is held.")
     else:
         lines.append("No checkpoint was made.")
     if given.copies:

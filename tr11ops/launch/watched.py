@@ -14,8 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tr11ops.base.redact import one_line
 from tr11ops.cluster.arrays import array_number
 from tr11ops.cluster.base import Job
+from tr11ops.diagnose.look import diagnose_files
+from tr11ops.diagnose.screen import WORDS
+from tr11ops.diagnose.signature import FaultClass
 from tr11ops.observe.files import read_details
 from tr11ops.runcard.card import load_card
 from tr11ops.runcard.toml_writer import write_card
@@ -27,6 +31,7 @@ from trainer.contract.paths import ATTEMPT_FILE
 CARD_FILE = "tr11.toml"
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 100
+_LONGEST_LINE = 200  # characters of a log's line that say what it died of
 
 
 def card_of(job: Job, watched: WatchedJob, root: Path) -> str:
@@ -40,6 +45,8 @@ def card_of(job: Job, watched: WatchedJob, root: Path) -> str:
         trainer["folder"] = watched.folder
     if watched.hold:
         trainer["hold"] = True
+    if watched.steps:
+        trainer["steps"] = watched.steps
     tables: Mapping[str, Any] = {
         "run": {"name": run_name(job), "directory": str(root)},
         "slurm": {
@@ -109,6 +116,20 @@ def _submit(job: Job, watched: WatchedJob, directory: RunDirectory, digest: str)
     )
     make_shared(directory.submission(record.tag).folder)
     directory.write_submission(record)
+
+
+def fault_in(log: Path) -> str:
+    """What a job's log says that it died of, in one line; "" where it does not tell, or cannot be
+    read.
+    """
+    try:
+        [found] = diagnose_files([log])
+    except (OSError, ValueError):
+        return ""
+    root = found.root_cause
+    if root is None or found.fault in {FaultClass.UNKNOWN, FaultClass.CLEAN_EXIT}:
+        return ""
+    return f"{WORDS[found.fault]}: {one_line(root.text, limit=_LONGEST_LINE)}"
 
 
 def is_watched_attempt(folder: Path) -> bool:

@@ -396,6 +396,12 @@ def is_finished(snapshot: Snapshot) -> bool:
     return finish_time(last_marker(snapshot), iteration(snapshot)) is not None
 
 
+def is_cancelled_by_owner(snapshot: Snapshot) -> bool:
+    """Whether a job that is only watched was cancelled: whoever may do that meant it."""
+    marker = last_marker(snapshot)
+    return snapshot.run.is_watched and marker is not None and marker.reason == "signal"
+
+
 def finish_time(marker: EndMarker | None, done: int | None) -> float | None:
     """When the training was finished, by its newest end marker; None where it is not, or was taken
     up again since.

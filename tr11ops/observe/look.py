@@ -217,6 +217,9 @@ def observe(
     mine, namesakes = _split(jobs, Ownership(directory, known(submissions, ()), scheduler=name))
     namesakes, unclear = without_unclear(namesakes, submissions, submission_errors)
     heartbeats, heartbeat_errors = files.read_heartbeats(paths)
+    if facts.is_watched:
+        namesakes = ()  # the name is its owner's, who may give it to any number of jobs
+        mine, heartbeats = _of_watched(facts, paths, mine, heartbeats, moment.time)
     attempts = files.read_attempts(paths)
     steps = files.read_steps(paths)
     switch_fault = place_fault(directory)
@@ -283,6 +286,29 @@ def observe(
         training=training,
         operation=operation,
     )
+
+
+def _of_watched(
+    facts: RunFacts,
+    paths: RunPaths,
+    jobs: Observed[tuple[Job, ...]],
+    beats: Observed[tuple[Heartbeat, ...]],
+    now: float,
+) -> tuple[Observed[tuple[Job, ...]], Observed[tuple[Heartbeat, ...]]]:
+    """The one job that is watched, and not the other tasks of its array; and its heartbeats, which are
+    unknown where its log was not heard of late.
+    """
+    from tr11ops.trainers.watched import WatchedJob, why_unheard  # of no use to most runs
+
+    watched = observed(lambda: WatchedJob.read(paths))
+    if isinstance(watched, Unknown):
+        return jobs, watched
+    if watched is None:
+        return jobs, beats
+    if not isinstance(jobs, Unknown):
+        jobs = tuple(job for job in jobs if watched.job_id in (job.job_id, job.raw_id))
+    why = why_unheard(watched, 60.0 * facts.alerts.interval_minutes, now)
+    return jobs, Unknown(why) if why else beats
 
 
 def _as_launched(

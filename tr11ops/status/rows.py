@@ -279,8 +279,19 @@ def jobs(status: Status) -> Iterator[Row]:
         yield "", f"and {len(shown) - JOBS_SHOWN} more", ""
     if status.verdict is VerdictWord.FINISHED:
         return
+    if _is_only_watched(status):
+        return  # what comes after it is its owner's to say
     if status.kill_switch is not None and not status.kill_switch.is_set:
         yield from _queue(status)
+
+
+def _is_only_watched(status: Status) -> bool:
+    return status.trainer is not None and status.trainer.is_watched
+
+
+def _saves_unseen(status: Status) -> bool:
+    """Whether its checkpoints are not looked at, so that none is no news."""
+    return status.trainer is not None and status.trainer.holds_nothing
 
 
 def _queue(status: Status) -> Iterator[Row]:
@@ -371,7 +382,7 @@ def attempts(status: Status) -> Iterator[Row]:
     for index, attempt in enumerate(shown):
         yield (
             "attempts" if index == 0 else "",
-            _attempt_line(attempt, status.time),
+            _attempt_line(attempt, status.time, _saves_unseen(status)),
             "red" if attempt.is_bad else "",
         )
     if not status.last_attempts:
@@ -394,11 +405,13 @@ def _start(attempt: Attempt) -> float:
     return attempt.start or 0.0
 
 
-def _attempt_line(attempt: ShownAttempt, now: float) -> str:
+def _attempt_line(attempt: ShownAttempt, now: float, saves_unseen: bool) -> str:
     ago, end = attempt.attempt.ended.ago(now), attempt.end
     if end is None:
         return f"{attempt.label}  {attempt.how}, {ago}"
     if not end.has_trained:  # what is saved is of the attempts before
+        return f"{attempt.label}  {attempt.how} {end.place}, {ago}"
+    if end.checkpoint_step is None and saves_unseen:
         return f"{attempt.label}  {attempt.how} {end.place}, {ago}"
     if end.checkpoint_step is None:
         saved = "not saved"
@@ -434,6 +447,8 @@ def checkpoint(status: Status) -> Iterator[Row]:
         else:
             kept = f"; {newest.count} kept"
         yield "checkpoint", f"{checkpoint_name(newest.step)}{age}{bytes_}{checked}{kept}", ""
+    elif _saves_unseen(status):
+        yield "checkpoint", "not known: `tr11 watch --hold --folder DIR` holds them", ""
     elif folders is None:
         yield "checkpoint", "unknown", "magenta"
     else:
@@ -463,6 +478,8 @@ def next_save(status: Status) -> Iterator[Row]:
 
 def stops(status: Status, screen: Screen) -> Iterator[Row]:
     """The kill switch; a pause only where there is one, or none could be told."""
+    if _is_only_watched(status):
+        return  # none stops it
     switch, pause = status.kill_switch, status.pause
     if switch is None:
         yield "killswitch", "unknown", "magenta"

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tr11ops.runcard.card import RunCard, card_from_resolved
+from tr11ops.launch.watched import CARD_FILE
+from tr11ops.runcard.card import RunCard, card_from_resolved, load_card
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
@@ -74,8 +75,8 @@ def run_directories(root: Path, deepest: int = DEEPEST) -> Iterator[Path]:
 
 
 def newest_card(root: Path) -> RunCard:
-    """The card of the newest launch. Raises CardError, OSError or ValueError where there is none
-    that can be read.
+    """The card of the newest launch; of a job that is only watched, the one that was made for it.
+    Raises CardError, OSError or ValueError where there is none that can be read.
     """
     for folder in sorted((root / _MARK).iterdir(), reverse=True):
         value = read_json(folder / "card.json")
@@ -85,6 +86,8 @@ def newest_card(root: Path) -> RunCard:
         if card.paths.root.resolve() != root.resolve():
             raise ValueError(f"its card names another directory, {card.paths.root}")
         return card
+    if (root / CARD_FILE).is_file():
+        return load_card(root / CARD_FILE, (), os.environ)
     raise ValueError("nothing was launched there")
 
 

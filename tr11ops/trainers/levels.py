@@ -70,6 +70,11 @@ class TrainerStanding(Record):
         """Whether someone else has submitted it, and tr11 only looks."""
         return self.level <= COPIED
 
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether what it saves is not seen: of its checkpoints nothing is known then."""
+        return self.level == WATCHED
+
     def refuses(self, command: str) -> bool:
         """Whether a command, as a person would type it, is refused for this run, or is the owner's of
         the job to type: one of tr11's, or one that changes a job of Slurm's.

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from tr11ops.base.observed import replace_json
+from tr11ops.base.units import duration
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.dialects.dialect import Dialect
 from tr11ops.trainers.checkpoints import CheckpointSurvey, survey
@@ -28,6 +29,7 @@ from trainer.contract.documents import document, read_record
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Count, Finite, Record
 from trainer.contract.state_file import descriptor_of
+from trainer.contract.units import signal_name
 
 WATCHED_FILE = "watched.json"
 SCHEMA = 1
@@ -50,7 +52,9 @@ class LogPlace(Record):
 class WatchedJob(Record):
     """What is watched. `folder`: the trainer's output folder; "" where none was given. `since`: when
     the watching began. `ended`: what the scheduler said of its end has been put on record. `hold`:
-    its checkpoints are held. `world_size`: how many ranks train; None where that is not known.
+    its checkpoints are held. `world_size`: how many ranks train, `steps`: after how many it is
+    finished; None where that is not known. `looked`: when the log was last looked at; `unread`: why
+    it could not be read then, "" where it could.
     """
 
     job_id: str
@@ -64,6 +68,9 @@ class WatchedJob(Record):
     ended: bool = False
     hold: bool = False
     world_size: Count | None = None
+    steps: Count | None = None
+    looked: Finite = 0.0
+    unread: str = ""
     schema: int = SCHEMA
 
     @classmethod
@@ -80,6 +87,20 @@ class WatchedJob(Record):
 
 def watched_file(paths: RunPaths) -> Path:
     return paths.state / WATCHED_FILE
+
+
+def why_unheard(watched: WatchedJob, round_seconds: float, now: float) -> str:
+    """Why the records of a watched job say nothing of it now: its log could not be read at the last
+    look, or two rounds have passed since. Then its silence is the watcher's. "" where it is heard.
+    """
+    if watched.ended:
+        return ""
+    if watched.unread:
+        return watched.unread
+    silent = now - watched.looked
+    if watched.looked and silent > 2 * round_seconds:
+        return f"no one has looked at its log for {duration(silent)}: `tr11 watch --run CARD --once` looks"
+    return ""
 
 
 class NewLines(Record):
@@ -141,13 +162,20 @@ def _used(block: bytes, is_last: bool, is_over: bool) -> int:
     return used
 
 
+Explain = Callable[[Path], str]
+
+
 class Watcher:
     """Looks at one watched job, again and again, and keeps its run directory. `files` are written in
-    the trainer's name. `seen`: what its folder held at the last look.
+    the trainer's name. `explain` says what a log tells of the fault that ended it, "" for nothing.
+    `seen`: what its folder held at the last look.
     """
 
-    def __init__(self, watched: WatchedJob, dialect: Dialect, files: KeptFiles) -> None:
+    def __init__(
+        self, watched: WatchedJob, dialect: Dialect, files: KeptFiles, explain: Explain
+    ) -> None:
         self.watched, self.dialect, self.files = watched, dialect, files
+        self._explain = explain
         self.words = TrainerWords(dialect)
         self.records = StepRecords()
         self.fault = ""
@@ -156,9 +184,9 @@ class Watcher:
 
     @property
     def course(self) -> TrainingCourse:
-        known = self.watched.course
-        if known is None:
-            return TrainingCourse(sign=self.watched.since)
+        known = self.watched.course or TrainingCourse(sign=self.watched.since)
+        if known.total is None:
+            return replace(known, total=self.watched.steps)
         return known
 
     def look(self, job: Job | None, now: float) -> None:
@@ -181,6 +209,7 @@ class Watcher:
             self.files.beat(self.course, phase)
         if job is not None and is_over:
             self._end(job)
+        self.watched = replace(self.watched, looked=now, unread=self.fault)
         self.watched.write(paths)
 
     def _read(self, now: float, is_over: bool) -> None:
@@ -233,6 +262,9 @@ class Watcher:
     def _end(self, job: Job) -> None:
         """Put the end on record, as far as it is known: the trainer's own word and the scheduler's."""
         word = end_of(self.dialect, self.course, job)
+        if word is not None and word.reason == "error":
+            why = self._explain(Path(self.watched.log))
+            word = replace(word, message="; ".join(filter(None, (why, word.message))))
         step = None
         if self.seen is not None and self.seen.wanted is not None:
             step = self.seen.wanted.step
@@ -243,7 +275,6 @@ class Watcher:
 # what ends a job from outside: its training has left no word of its own
 _OUTSIDE = frozenset(
     {
-        JobState.CANCELLED,
         JobState.TIMEOUT,
         JobState.NODE_FAIL,
         JobState.PREEMPTED,
@@ -258,6 +289,8 @@ def end_of(dialect: Dialect, course: TrainingCourse, job: Job) -> LastWord | Non
 
     No one relaunches it from here, so that none of them asks for that.
     """
+    if job.state is JobState.CANCELLED and not course.is_finished:
+        return LastWord("signal", False, "the scheduler says CANCELLED")
     if job.state in _OUTSIDE and not course.is_finished:
         return None
     status = job.exit_code or 0
@@ -265,16 +298,25 @@ def end_of(dialect: Dialect, course: TrainingCourse, job: Job) -> LastWord | Non
         status = status or 1
     word = last_word(dialect, course, status, came_again=True)
     if word is None:
-        said = f"the scheduler says {job.state}, exit code {job.exit_code}"
-        return LastWord("error", False, said)
+        return LastWord("error", False, f"the scheduler says {job.state}{_exit_of(job)}")
     return replace(word, restart=False)
+
+
+def _exit_of(job: Job) -> str:
+    """A job's exit code, where it says anything, and the signal that ended it."""
+    said = ""
+    if job.exit_code:
+        said = f", exit code {job.exit_code}"
+    if job.exit_signal:
+        said += f", signal {signal_name(job.exit_signal)}"
+    return said
 
 
 def unknown_of(dialect: Dialect, course: TrainingCourse, folder: str) -> Sequence[str]:
     """What no one can tell of a training that is only watched."""
     found = ["each rank: one log is one voice, so that no node is blamed for a hang"]
     if course.total is None:
-        found.append("its last step: the log does not tell, so that no end is known to be the last")
+        found.append("its last step: the log does not tell when it is finished; give --steps N")
     if dialect.checkpoints is None or not folder:
         found.append("its checkpoints: give --folder DIR")
     return found

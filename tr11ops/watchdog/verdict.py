@@ -405,6 +405,8 @@ def _of_nothing(snapshot: Snapshot) -> Verdict:
             f"nothing runs and nothing is queued; finished, stopped or down? {hidden}",
         )
     marker = derived.last_marker(snapshot)
+    if marker is not None and derived.is_cancelled_by_owner(snapshot):
+        return Verdict(VerdictWord.STOPPED, f"job {marker.job_id} was cancelled {marker.place}")
     if snapshot.submissions == () and snapshot.attempts == ():
         return Verdict(VerdictWord.DOWN, "nothing was launched yet")
     newest, last = derived.last_attempt(snapshot), ""

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.cli.watch_bench import BASH_STEP, STEP, WatchBench, watching
 from tests.waiting import until
@@ -18,7 +19,7 @@ from tr11ops.rundir.paths import RunDirectory
 from tr11ops.status.assessment import assess
 from tr11ops.status.extra_observations import ExtraObservations
 from tr11ops.trainers.levels import REFUSED_WHERE_WATCHED
-from tr11ops.trainers.watched import LogPlace, new_lines
+from tr11ops.trainers.watched import LogPlace, WatchedJob, new_lines
 
 
 @pytest.fixture
@@ -133,6 +134,11 @@ def test_a_hang_is_seen_by_silence(bench: WatchBench) -> None:
     assert look(now=began + 70).verdict.word == "healthy"
     seen = bench.tr11("status", "--run", bench.card, "--json").json
     assert not [one for one in seen["findings"] if one["detector"] == "clock-skew"]
+    unseen = look(now=began + 3600)  # by whoever looks no more: that is no silence of the job's
+    assert unseen.verdict.word == "unknown" and "no one has looked at its log" in unseen.verdict.why
+    watched = WatchedJob.read(card.paths)
+    assert watched is not None
+    replace(watched, looked=began + 3600).write(card.paths)
     hung = look(now=began + 3600)
     assert hung.verdict.word == "stalled", hung.verdict
     assert hung.exit_code == 1
@@ -150,6 +156,11 @@ def test_what_cannot_be_told_yet_is_said_and_nothing_is_made(bench: WatchBench) 
     assert not bench.root.exists()
     unknown = bench.tr11("watch", "999", "--log", "x", "--scheduler", "local", "--once")
     assert unknown.code == 3 and "knows no job 999" in unknown.err
+    process = bench.tr11("watch", str(os.getpid()), "--log", "x", "--scheduler", "local")
+    assert (process.code, len(process.err.splitlines())) == (3, 1), process
+    assert (
+        f"{os.getpid()} is a process of this machine" in process.err and "tr11 adopt" in process.err
+    )
     wrong = bench.watch("--dialect", "none-such")
     assert wrong.code == 2 and "is no dialect" in wrong.err
     bench.watch("--dialect", "torchtitan")
