@@ -13,7 +13,7 @@ from msgspec import field
 
 from tr11ops.alerts.state import Alert
 from tr11ops.cluster.base import Node
-from tr11ops.detect.detector import Severity
+from tr11ops.detect.detector import STANDS_STILL, Severity
 from tr11ops.observe.snapshot import Step
 from tr11ops.rundir.action_log import LETS_IT_ACT
 from tr11ops.rundir.exclusion import Exclusion, kept_off
@@ -36,26 +36,9 @@ _SAME = {
     "release": ("release", "resume"),
     "cancel": ("scancel", "kill", "--repair"),
 }
+# faults after which the next attempt begins, or the site goes on, also where they are critical
+_GOES_ON = frozenset({"unfinished-end", "waits-for-site"})
 _NOTHING = "tr11 does nothing about it by itself."
-# Faults for which the training stands still, or whose cure goes on in another job.
-_STANDS_STILL = frozenset(
-    {
-        "dead-chain",
-        "directory-unseen",
-        "down",
-        "held",
-        "hung",
-        "node-lost",
-        "nodes-short",
-        "stalled",
-        "start-failed",
-        "suspended",
-        "two-attempts",
-        "unfinished-end",
-        "waits-for-site",
-        "zombie",
-    }
-)
 # Faults of a training's speed: while nothing trains no one sees them, and they are not over.
 _OF_SPEED = frozenset({"slow", "slow-node"})
 # Faults that only a training shows: a run that a person has stopped has them as before, until it
@@ -170,7 +153,7 @@ class RunSituation(Record):
         if (
             self.condition is None
             or not self.condition.trains
-            or not set(alert.detectors) & _STANDS_STILL
+            or not set(alert.detectors) & STANDS_STILL
         ):
             return None
         end = alert.end
@@ -273,7 +256,7 @@ def what_tr11_does(alert: Alert, situation: RunSituation) -> str:
     """
     if not situation.knows_acts:
         return ""
-    is_told = alert.severity is not Severity.CRITICAL or alert.detector == "waits-for-site"
+    is_told = alert.severity is not Severity.CRITICAL or alert.detector in _GOES_ON
     by_itself = alert.by_itself if is_told else ""
     if by_itself and not situation.may_act:
         return by_itself

@@ -56,6 +56,27 @@ def fingerprint(detector: str, identity: Iterable[str]) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:FINGERPRINT_DIGITS]
 
 
+# Faults for which the training stands still, or whose cure goes on in another job.
+STANDS_STILL = frozenset(
+    {
+        "dead-chain",
+        "directory-unseen",
+        "down",
+        "held",
+        "hung",
+        "node-lost",
+        "nodes-short",
+        "stalled",
+        "start-failed",
+        "suspended",
+        "two-attempts",
+        "unfinished-end",
+        "waits-for-site",
+        "zombie",
+    }
+)
+
+
 class Finding(Record):
     """One conclusion from a snapshot.
 

@@ -301,6 +301,9 @@ def _finding(
     else:
         evidence += if_the_data_are_at_fault(snapshot, newest)
     since = min(entry.changed for entry in row)  # the end of the first of them
+    by_itself = ""
+    if is_newest and not derived.was_refused(snapshot):
+        by_itself = _what_follows(snapshot)
     return Finding(
         unfinished_end.name,
         severity,
@@ -312,7 +315,18 @@ def _finding(
         since=since,
         identity=identity,
         then=then,
+        by_itself=by_itself,
     )
+
+
+def _what_follows(snapshot: Snapshot) -> str:
+    """What goes on after the newest end without anyone's doing; "" where nothing does."""
+    if snapshot.active_jobs:
+        return f"The next attempt, {snapshot.active_jobs[0].job_id}, runs already."
+    sure = derived.sure_jobs(snapshot)
+    if sure:
+        return f"The next attempt, {sure[0].job_id}, is queued, and starts by itself."
+    return ""
 
 
 def _title(row: Sequence[Attempt], is_newest: bool, label: str, why: str) -> str:

@@ -244,7 +244,7 @@ class CopyLock:
     One process copies to each, on any number of hosts; the others say who it is, and leave. The
     claim says which step is being copied, so that prune lets it be; it is renewed as long as the
     work goes on. A turn that was lost all the same (the process was frozen, and someone took over)
-    stops the work.
+    stops the work. Without a renewal it lasts for `seconds`: also of a process that is there, and frozen.
     """
 
     directory: RunDirectory
@@ -252,6 +252,7 @@ class CopyLock:
     stop: threading.Event
     clock: Callable[[], float] = time.time
     renew_seconds: float = 120.0
+    seconds: float = COPY_SECONDS
 
     def __post_init__(self) -> None:
         self._folder = copy_claims(self.directory, self.to)
@@ -262,7 +263,7 @@ class CopyLock:
         self.lost = ""
 
     def __enter__(self) -> CopyLock:
-        self._claim = self._folder.acquire(self.clock(), COPY_SECONDS)
+        self._claim = self._folder.acquire(self.clock(), self.seconds)
         self._thread = threading.Thread(target=self._renew, name="turn", daemon=True)
         self._thread.start()
         return self
@@ -294,7 +295,7 @@ class CopyLock:
             assert self._claim is not None
             self.check()
             said = self._claim.data if data is None else data
-            self._claim = replace(self._claim, expires=self.clock() + COPY_SECONDS, data=said)
+            self._claim = replace(self._claim, expires=self.clock() + self.seconds, data=said)
             self._folder.write(self._claim)
 
     def _renew(self) -> None:

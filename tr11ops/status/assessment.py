@@ -51,7 +51,7 @@ from tr11ops.status.document import (
     step_values,
 )
 from tr11ops.status.extra_observations import ExtraObservations, node_use
-from tr11ops.watchdog.verdict import Verdict, VerdictWord, judge
+from tr11ops.watchdog.verdict import Verdict, VerdictWord, judge, with_severity_of
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 
@@ -109,7 +109,9 @@ def assess(
         moment = Moment(now)
     snapshot = observe(directory, facts, scheduler=scheduler, now=moment, read_digests=read_digests)
     findings = detect_all(snapshot)
-    return Assessment(snapshot, findings, judge(snapshot, findings), look_beside(snapshot))
+    verdict = judge(snapshot, findings)
+    findings = with_severity_of(verdict, findings)
+    return Assessment(snapshot, findings, verdict, look_beside(snapshot))
 
 
 def nothing_seen(facts: RunFacts, now: float, why: Unknown) -> Assessment:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from tr11ops.dialects.dialect import Dialect
 from tr11ops.trainers.course import TrainingCourse
 from tr11ops.trainers.ends import EndMeaning, meaning_of_end
+from tr11ops.trainers.never_began import sentence
 from tr11ops.trainers.stopping import StopOrder
 from trainer.contract.record import Record
 
@@ -41,8 +42,8 @@ def last_word(
 
     `order`: to stop, where there was one; `wrong`: why it was ended by the guard of the start;
     `came_again`: whether the attempt before ended unexplained too; `failure`: how the first worker that
-    failed ended, 0 where none did; `not_taken`: the line in which it refused how it was called, which
-    the next launch would meet again.
+    failed ended, 0 where none did; `not_taken`: the line in which it, or its launcher, said that it never
+    began, which the next launch would meet again.
     """
     if wrong:
         return LastWord("refused", False, wrong)
@@ -70,10 +71,10 @@ def last_word(
 
 def _why_not_taken(dialect: Dialect, line: str) -> str:
     """In one line, with the fix."""
-    fix = "correct trainer.command"
+    fix = ""
     if any(word.startswith("--") and word.partition("=")[0] in line for word in dialect.resume):
         fix = "a resume adds that: set trainer.resume = [] where the script finds its checkpoint itself"
-    return f"the program does not accept how it was called: {line}; {fix}"
+    return sentence(line, fix)
 
 
 def _unexplained(meaning: EndMeaning, came_again: bool) -> LastWord:

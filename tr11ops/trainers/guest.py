@@ -2,8 +2,10 @@
 way of the training.
 
 Who holds has a claim. Where another process has it, nothing is held here, until that one has died:
-on this host it is known at once, of another host when its claim has run out. What a killed one
-left half done is gone on with.
+on this host it is known at once. One of another host, or one that is frozen (stopped, or waiting for a
+file system), is followed once its claim has run out: six renewals late. That is soon, for a mistake costs
+nothing: who comes back finds the newer claim before it publishes. What another one left half done is
+gone on with.
 
 A link takes no room until the training deletes its own file; from then on the bytes that it counted
 on are not free. So only as much is held as it never misses: see `lacks_room`.
@@ -30,6 +32,8 @@ from trainer.contract.record import Count, Record
 from trainer.contract.units import size
 
 CLAIM = "held"
+RENEW_SECONDS = 30.0
+CLAIM_SECONDS = 6 * RENEW_SECONDS
 SPARE = 256 << 20  # bytes that are left besides
 LINES_KEPT = 5
 
@@ -92,7 +96,13 @@ class GuestHold:
 
     def _begin(self) -> None:
         make_shared(self._place.paths.checkpoints)
-        lock = CopyLock(self._directory, CLAIM, threading.Event())
+        lock = CopyLock(
+            self._directory,
+            CLAIM,
+            threading.Event(),
+            renew_seconds=RENEW_SECONDS,
+            seconds=CLAIM_SECONDS,
+        )
         lock.__enter__()
         self._lock, self.other = lock, ""
         self._holder = Holder(self._place, self._fence, self._say, consent=self._consent)

@@ -27,6 +27,7 @@ from tr11ops.trainers.held import HoldPlace
 from tr11ops.trainers.kept_files import KeptFiles, KeptRun, StartOrder
 from tr11ops.trainers.levels import StopAsking
 from tr11ops.trainers.life import LifeWatch
+from tr11ops.trainers.never_began import counts
 from tr11ops.trainers.saves import Saves, changed_at, complete_of, steps_of, whole_of
 from tr11ops.trainers.speech import Speech, after_words, step_of_word
 from tr11ops.trainers.start import (
@@ -509,12 +510,13 @@ class Keeper:
         if self.is_first:
             self.saves.look()
             self._look_at_saves()
-        if self.received and self.order is None and not self.wrong and not self.words.not_taken:
+        not_taken = counts(self.words.not_taken, self.files.has_trained())
+        if self.received and self.order is None and not self.wrong and not not_taken:
             return 128 + signal.SIGTERM  # by its agent: another node has failed, or the step ends
         word = last_word(
             self.settings.dialect, self.course, status, order=self._order_or_wish(status), wrong=self.wrong,
             came_again=self.files.ended_unexplained_before(), failure=self.workers.first_failure,
-            not_taken=self.words.not_taken,
+            not_taken=not_taken,
         )  # fmt: skip
         if word is None:
             return status

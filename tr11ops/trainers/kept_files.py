@@ -225,6 +225,15 @@ class KeptFiles:
                 return found
         return None
 
+    def has_trained(self) -> bool:
+        """Whether any launch of this run has taken a step; also where that cannot be seen."""
+        try:
+            return self.run.paths.metrics.stat().st_size > 0
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+
     def mark_end(self, word: LastWord, iteration: int, checkpoint_step: int | None) -> bool:
         """Leave the end marker; False, said, where it cannot be written."""
         marker = EndMarker(

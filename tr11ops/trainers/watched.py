@@ -24,6 +24,7 @@ from tr11ops.trainers.checkpoints import CheckpointSurvey, survey
 from tr11ops.trainers.course import TrainingCourse
 from tr11ops.trainers.ending import LastWord, last_word
 from tr11ops.trainers.kept_files import KeptFiles
+from tr11ops.trainers.never_began import sentence
 from tr11ops.trainers.words import StepRecords, StepSeen, TrainerWords, piece_of
 from trainer.contract.documents import document, read_record
 from trainer.contract.paths import RunPaths
@@ -54,7 +55,7 @@ class WatchedJob(Record):
     the watching began. `ended`: what the scheduler said of its end has been put on record. `hold`:
     its checkpoints are held. `world_size`: how many ranks train, `steps`: after how many it is
     finished; None where that is not known. `looked`: when the log was last looked at; `unread`: why
-    it could not be read then, "" where it could.
+    it could not be read then, "" where it could. `never_began`: the line in which its launcher says so.
     """
 
     job_id: str
@@ -71,6 +72,7 @@ class WatchedJob(Record):
     steps: Count | None = None
     looked: Finite = 0.0
     unread: str = ""
+    never_began: str = ""
     schema: int = SCHEMA
 
     @classmethod
@@ -209,7 +211,8 @@ class Watcher:
             self.files.beat(self.course, phase)
         if job is not None and is_over:
             self._end(job)
-        self.watched = replace(self.watched, looked=now, unread=self.fault)
+        said = self.watched.never_began or self.words.not_taken
+        self.watched = replace(self.watched, looked=now, unread=self.fault, never_began=said)
         self.watched.write(paths)
 
     def _read(self, now: float, is_over: bool) -> None:
@@ -261,7 +264,8 @@ class Watcher:
 
     def _end(self, job: Job) -> None:
         """Put the end on record, as far as it is known: the trainer's own word and the scheduler's."""
-        word = end_of(self.dialect, self.course, job)
+        said = self.watched.never_began or self.words.not_taken
+        word = end_of(self.dialect, self.course, job, said)
         if word is not None and word.reason == "error":
             why = self._explain(Path(self.watched.log))
             word = replace(word, message="; ".join(filter(None, (why, word.message))))
@@ -284,8 +288,11 @@ _OUTSIDE = frozenset(
 )
 
 
-def end_of(dialect: Dialect, course: TrainingCourse, job: Job) -> LastWord | None:
+def end_of(
+    dialect: Dialect, course: TrainingCourse, job: Job, not_taken: str = ""
+) -> LastWord | None:
     """How a watched training ended, by its own lines; None where they do not say, and what the scheduler says stands.
+    `not_taken`: the line in which its launcher says that it never began.
 
     No one relaunches it from here, so that none of them asks for that.
     """
@@ -296,6 +303,8 @@ def end_of(dialect: Dialect, course: TrainingCourse, job: Job) -> LastWord | Non
     status = job.exit_code or 0
     if job.state is not JobState.COMPLETED:
         status = status or 1
+    if not_taken and status and not course.has_stepped:
+        return LastWord("refused", False, sentence(not_taken, "who submitted it corrects it"))
     word = last_word(dialect, course, status, came_again=True)
     if word is None:
         return LastWord("error", False, f"the scheduler says {job.state}{_exit_of(job)}")

@@ -12,18 +12,13 @@ from collections.abc import Iterator, Mapping
 
 from tr11ops.dialects.dialect import Dialect, Ending, Mark
 from tr11ops.dialects.reading import StepNumbers, StepReader, total_in
+from tr11ops.trainers.never_began import kind_of
 from trainer.contract.record import JsonObject, Record
 
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*[A-Za-z]")
 _PREFIX = re.compile(rb"^\[default(\d+)\]:")
 _DIGITS = re.compile(r"\d{1,15}")
 _LONGEST = 16 << 10  # bytes of a line that are looked at
-# what a parser of arguments says before it leaves: argparse, jsonargparse, click, and HfArgumentParser
-_NOT_TAKEN = re.compile(
-    r"^(?:(?!\w*Error: )\S{1,200}: )?[Ee]rror: (?:[Uu]nrecognized arguments|the following arguments are required"
-    r"|argument \S+: (?:invalid|expected)|ambiguous option|[Nn]o such option)"
-    r"|Some specified arguments are not used by the HfArgumentParser"
-)
 LEAST_SECONDS = 1.0  # a step's numbers are complete when no more came for so long
 LOSS_SECONDS = 5.0  # and where none of them is a loss, which another line may tell
 
@@ -84,8 +79,8 @@ def piece_of(line: bytes, now: float) -> Piece:
 
 class TrainerWords:
     """Reads the lines of one launch in the dialect of its trainer. `resumed_at`: the step of the checkpoint
-    that it was given to go on from. `not_taken`: the line in which it refuses how it was called; "" where
-    it said none.
+    that it was given to go on from. `not_taken`: the line in which it, or its launcher, says that it never
+    began; "" where none did.
     """
 
     def __init__(self, dialect: Dialect, resumed_at: int = 0) -> None:
@@ -101,7 +96,7 @@ class TrainerWords:
         """What one line says, without the prefix of its worker."""
         line = line[:_LONGEST]
         text = _COLOUR.sub("", line.decode("utf-8", "replace")).strip("\r\n")
-        if not self.not_taken and _NOT_TAKEN.search(text):
+        if not self.not_taken and kind_of(text) is not None:
             self.not_taken = text.strip()[:500]
         for mark, pattern in self._dialect.mark_patterns:
             match = pattern.search(text)

@@ -14,7 +14,7 @@ from tr11ops.base.observed import Unknown
 from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.pending_reasons import Cause, JobReason, Wait, reason_of_job
-from tr11ops.detect.detector import Finding, Severity, by_cause, first_cause
+from tr11ops.detect.detector import STANDS_STILL, Finding, Severity, by_cause, first_cause
 from tr11ops.observe import derived
 from tr11ops.observe.jobs import misplaced
 from tr11ops.observe.liveness import (
@@ -74,6 +74,20 @@ class Verdict(Record):
 def judge(snapshot: Snapshot, findings: tuple[Finding, ...]) -> Verdict:
     """The verdict. `findings` are those of `detect_all` for the same snapshot."""
     return _with_what_is_critical(_judged(snapshot, findings), findings)
+
+
+def with_severity_of(verdict: Verdict, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """The findings as mails and screens show them: where a person must get up and none of them is
+    critical, the fault that the run stands still for is, so that no mail calls a lesser thing what
+    status says not to sleep for.
+    """
+    if verdict.exit_code != 1 or any(one.severity is Severity.CRITICAL for one in findings):
+        return findings
+    for place, finding in enumerate(findings):
+        if finding.severity is Severity.WARNING and finding.detector in STANDS_STILL:
+            raised = replace(finding, severity=Severity.CRITICAL)
+            return (raised, *findings[:place], *findings[place + 1 :])
+    return findings
 
 
 def _with_what_is_critical(verdict: Verdict, findings: tuple[Finding, ...]) -> Verdict:

@@ -365,6 +365,13 @@ def test_one_alert_is_one(office: Make, mailbox: Mailbox, count: int, words: str
     assert f"All in this mail: {words}." in mailbox.mails[-1][1].get_content()
 
 
+def test_no_mail_says_that_nothing_is_done_while_the_next_attempt_starts() -> None:
+    goes_on = "The next attempt, 1000_8, is queued, and starts by itself."
+    found = finding("unfinished-end", CRITICAL, "1007", by_itself=goes_on)
+    (alert,) = look(AlertState(), [found], frozenset(), POLICY, NOON).alerts
+    assert what_tr11_does(alert, RunSituation()) == goes_on
+
+
 def test_what_the_run_does_by_itself_does_not_calm_critical() -> None:
     for severity, words in (
         (WARNING, "A resume takes the newest"),

@@ -137,6 +137,41 @@ def test_a_watcher_that_is_killed_is_followed_and_two_hold_once(bench: WatchBenc
     assert not list(bench.root.glob("checkpoints/main/.*holding*"))
 
 
+# a watcher whose claim runs out within seconds
+HASTY = """
+from tr11ops.trainers import guest
+guest.RENEW_SECONDS, guest.CLAIM_SECONDS = 0.3, 3.0
+from tr11ops.cli.main import run
+run()
+"""
+
+
+def test_a_frozen_watcher_is_followed_within_its_claim_and_publishes_no_more(
+    bench: WatchBench,
+) -> None:
+    bench.submit(LOOP, "sleep 60")
+    saved(bench, 2)
+    command = [sys.executable, "-c", HASTY, "watch", bench.job, "--log", str(bench.log),
+               "--scheduler", "local", "--every", "1", *words(bench)]  # fmt: skip
+    log = bench.folder / "watch.log"
+    with log.open("wb") as output:
+        first = subprocess.Popen(command, stdout=output, stderr=output, cwd=bench.folder)
+    try:
+        until(lambda: "held up to step 2" in log.read_text(), "it holds")
+        os.kill(first.pid, signal.SIGSTOP)
+        save(bench, 3)
+        until(lambda: "held up to step 3" in bench.watch(*words(bench)).out, "another one holds")
+        assert held(bench) == [1, 2, 3]
+        size = log.stat().st_size
+        os.kill(first.pid, signal.SIGCONT)
+        until(lambda: log.stat().st_size > size, "it looks again")
+        save(bench, 4)
+        until(lambda: held(bench) == [1, 2, 3, 4], "one of them holds")
+    finally:
+        first.kill()
+        first.wait()
+
+
 def test_what_cannot_be_held_is_one_line_and_nothing_is_made(bench: WatchBench) -> None:
     bench.submit(LOOP, "sleep 60")
     saved(bench, 2)

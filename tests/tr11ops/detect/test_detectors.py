@@ -188,6 +188,18 @@ def test_a_fault_begins_where_its_evidence_has_it_begin() -> None:
     assert after_stop.since is None, "it was stopped until someone removed the switch"
 
 
+def test_an_end_says_that_the_next_attempt_starts_by_itself() -> None:
+    first, second = wordless("1006", age=20 * 60), wordless("1007", age=9 * 60)
+    queued = idle(jobs=(pending(),), attempts=(first, second))
+    (finding,) = found(queued, "unfinished-end")
+    assert finding.severity is Severity.CRITICAL
+    assert finding.by_itself == (
+        f"The next attempt, {pending().job_id}, is queued, and starts by itself."
+    )
+    (alone,) = found(idle(attempts=(first, second)), "unfinished-end")
+    assert alone.by_itself == ""
+
+
 # what a mail says that the run does by itself about what a detector finds, in the table's own cases
 BY_ITSELF = {
     "waits-for-site": "What is queued starts by itself when the site is done.",

@@ -14,6 +14,7 @@ from tr11ops.dialects.dialect import Dialect, dialect_named
 from tr11ops.dialects.settings import settings_of
 from tr11ops.trainers.course import TrainingCourse, older_start, wrong_start
 from tr11ops.trainers.ending import last_word
+from tr11ops.trainers.never_began import counts, kind_of
 from tr11ops.trainers.start import (
     LaunchWords,
     TakenCheckpoint,
@@ -369,6 +370,10 @@ ARGPARSE = "train.py: error: unrecognized arguments: --resume_from_checkpoint /o
             "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--x']",
             True,
         ),
+        (
+            "accelerate <command> [<args>] launch: error: unrecognized arguments: --multi_gpus",
+            True,
+        ),
         ("usage: train.py [-h] [--output_dir OUTPUT_DIR]", False),
         ("srun: error: node7: task 3: Exited with exit code 2", False),
         ("RuntimeError: error: unrecognized arguments in the shader", False),
@@ -389,8 +394,69 @@ def test_a_program_that_does_not_accept_how_it_was_called_is_not_called_so_again
         return
     assert word is not None and (word.reason, word.restart) == ("refused", False)
     assert line in word.message and "\n" not in word.message
+    assert word.message.startswith("the program does not accept how it was called: ")
     assert ("set trainer.resume = []" in word.message) == ("resume_from_checkpoint" in line)
     # a line of a training that steps is of something else that it started
     trained = course.after(StepSeen(12, 24, {}), 1.0)
     assert last_word(dialect, trained, 1, not_taken=words.not_taken) is None
     assert last_word(dialect, trained, 0, not_taken=words.not_taken) is not None
+
+
+@pytest.mark.parametrize(
+    ("line", "means", "may_be_node"),
+    [
+        ("/usr/bin/python3: can't open file '/home/a/trian.py': [Errno 2] No such file or directory",
+         "what it is to start is not there", True),
+        ("slurmstepd: error: execve(): ./train: No such file or directory",
+         "what it is to start is not there", True),
+        ("mpirun was unable to find the specified executable file, and therefore",
+         "what it is to start is not there", True),
+        ("/var/spool/slurmd/job7/slurm_script: line 4: torchrun: command not found",
+         "the program that starts it is not installed there", True),
+        ("/envs/a/bin/python: No module named accelerate",
+         "the program that starts it is not installed there", True),
+        ("RuntimeError: launcher 'pdsh' not installed.",
+         "the program that starts it is not installed there", True),
+        ("srun: error: Unable to create step for job 99825: More processors requested than permitted",
+         "srun does not start it in this job", False),
+        ("srun: unrecognized option '--gpu-per-node=4'", "srun does not start it in this job", False),
+        ("There are not enough slots available in the system to satisfy the 16",
+         "mpirun does not start it in this job", False),
+        ("ValueError: hostname 'worker-9' not found in hostfile",
+         "its launcher does not start it on what this job has", False),
+        ("ValueError: Unsupported nproc_per_node value: gpus",
+         "its launcher does not start it on what this job has", False),
+    ],
+)  # fmt: skip
+def test_a_launcher_that_never_began_the_trainer_says_so_in_a_plain_sentence(
+    line: str, means: str, may_be_node: bool
+) -> None:
+    words = TrainerWords(dialect_named("torchtitan"))
+    list(words.hear(line.encode()))
+    word = last_word(
+        dialect_named("torchtitan"), TrainingCourse(sign=0.0), 1, not_taken=words.not_taken
+    )
+    assert word is not None and (word.reason, word.restart) == ("refused", False)
+    assert word.message.startswith(f"the trainer never began: {means}: {line.strip()}; ")
+    assert counts(line, has_trained=False) == line
+    # of a run that has trained, a file that is not there is one node's, and no reason to hold the rest
+    assert counts(line, has_trained=True) == ("" if may_be_node else line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun: error: Unable to create step for job 7: Requested nodes are busy",
+        "srun: error: Unable to create step for job: Job/step already completing or completed",
+        "srun: error: node7: task 3: Exited with exit code 2",
+        "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed",
+        "mpirun was unable to cleanly terminate the daemons on the nodes shown",
+        "FileNotFoundError: [Errno 2] No such file or directory: 'data/train.bin'",
+        "ModuleNotFoundError: No module named 'flash_attn'",
+        "step: 12 loss: 2.5",
+    ],
+)
+def test_what_may_pass_or_is_the_trainers_own_is_no_launcher_that_never_began(line: str) -> None:
+    words = TrainerWords(dialect_named("torchtitan"))
+    list(words.hear(line.encode()))
+    assert words.not_taken == "" and kind_of(line) is None

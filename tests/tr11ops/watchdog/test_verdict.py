@@ -22,7 +22,8 @@ from tr11ops.base.observed import Unknown
 from tr11ops.detect.detector import Finding, Severity
 from tr11ops.detect.registry import detect_all
 from tr11ops.observe.snapshot import Attempt, Snapshot
-from tr11ops.watchdog.verdict import Verdict, VerdictWord, judge
+from tr11ops.status.answer import PERSON, answer
+from tr11ops.watchdog.verdict import Verdict, VerdictWord, judge, with_severity_of
 
 
 def verdict(given: Snapshot) -> Verdict:
@@ -35,6 +36,18 @@ def verdict(given: Snapshot) -> Verdict:
 def test_table(given_snapshot: Snapshot, word: VerdictWord, part: str) -> None:
     result = verdict(given_snapshot)
     assert (result.word, part in result.why) == (word, True), result
+
+
+def test_what_status_says_not_to_sleep_for_is_critical_in_the_mail_too() -> None:
+    (given,) = [row[1] for row in TABLE if row[0] == "queued after a refusal"]
+    findings = detect_all(given)
+    assert [one.severity for one in findings] == [Severity.WARNING]
+    seen = judge(given, findings)
+    assert answer(given, findings, seen).text == PERSON
+    (told,) = with_severity_of(seen, findings)
+    assert (told.detector, told.severity) == ("unfinished-end", Severity.CRITICAL)
+    healthy = snapshot()
+    assert with_severity_of(verdict(healthy), detect_all(healthy)) == detect_all(healthy)
 
 
 def test_every_word_is_said_in_the_table() -> None:
