@@ -125,18 +125,20 @@ def verify(
     """Read every byte, compare with the manifest's digests, and put the result on record for
     everyone.
 
-    Ctrl-C loses nothing that is finished: `--stale 1` then goes on with the rest. Whole bytes may
-    be NaN: `--values` reads all once more and looks; such a checkpoint is passed over by restarts,
-    and so are its copies. Exit code 1: a file differs, or a number is not finite; 3: one could not
-    be read, or it changed meanwhile.
+    Without STEP, the newest. Ctrl-C loses nothing that is finished: `--stale 1` then goes on with
+    the rest. Whole bytes may be NaN: `--values` reads all once more and looks; such a checkpoint is
+    passed over by restarts, and so are its copies. Exit code 1: a file differs, or a number is not
+    finite; 3: one could not be read, or it changed meanwhile.
 
     Examples:
-      tr11 checkpoints verify latest
+      tr11 checkpoints verify
       tr11 checkpoints verify --stale 7 --workers 16
       tr11 checkpoints verify latest --values
     """
-    if bool(steps) + everything + (stale is not None) != 1:
+    if bool(steps) + everything + (stale is not None) > 1:
         raise WrongUsage("verify what? Give steps, or --all, or --stale DAYS")
+    if not everything and stale is None:
+        steps = steps or ["latest"]
     if values:
         require(READING_CHECKPOINTS, "--values")
     card = context.card

@@ -6,7 +6,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 _HEAD = 4 << 20  # bytes of a log in which its trainer is looked for
 _LOCK = "watched.lock"
+ALONE_SECONDS = 60.0  # far longer than a look; the log of months is read in less
 _BEFORE = frozenset({JobState.PENDING, JobState.CONFIGURING})  # it prints nothing yet
 _NAMED = 5  # tasks of an array that a refusal names
 
@@ -478,9 +479,29 @@ def _is_waiting(job: Job) -> bool:
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """One look at a time, where the file system can lock."""
+    """One look at a time, where the file system can lock. Raises Unobserved where another process does
+    not end its own, frozen as it may be.
+    """
     make_shared(lock.parent)
     with lock.open("a") as stream:
-        with suppress(OSError):
-            fcntl.flock(stream, fcntl.LOCK_EX)
+        until = time.monotonic() + ALONE_SECONDS
+        while _is_taken(stream.fileno()):
+            if time.monotonic() >= until:
+                raise Unobserved(
+                    f"another watcher has been at one look for {ALONE_SECONDS:.0f} s, and does not go on: {lock}"
+                )
+            time.sleep(0.1)
         yield
+
+
+def _is_taken(descriptor: int) -> bool:
+    """Whether another process is at a look; takes the turn where none is, or the file system cannot
+    lock.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -52,6 +52,14 @@ class CheckpointName(Record, dict=True):
         before, after = self.text[: place.start()], self.text[place.end() :]
         return re.compile(f"{_with_stars(before)}(?P<step>{digits}){_with_stars(after)}")
 
+    def of_step(self, step: int) -> str:
+        """The name of a checkpoint of this step, "" where it holds more than the step."""
+        place = _STEP.search(self.text)
+        if place is None or "*" in self.text:
+            return ""
+        digits = f"{step:0{place['width'] or 1}d}"
+        return f"{self.text[: place.start()]}{digits}{self.text[place.end() :]}"
+
     @property
     def has_step(self) -> bool:
         return _STEP.search(self.text) is not None

@@ -187,6 +187,8 @@ class Variables:
     exported: set[str] = field(default_factory=set)
     origins: dict[str, set[str]] = field(default_factory=dict)
     unread: dict[tuple[str, int], str] = field(default_factory=dict)  # (source, line) -> why
+    # defaults of the script's own arguments: (number, line) -> what was taken for it
+    assumed: dict[tuple[str, int], str] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     spent: int = 0
 
@@ -368,6 +370,9 @@ def _default_taken(
         return True
     if not absent or kind == "?":
         return False
+    if missing and part.name.isdecimal():
+        taken = expand_text(part.default, variables, part.line).text
+        variables.assumed.setdefault((part.name, part.line), taken)
     if kind == "=":
         variables.assign(part.name, expand_text(part.default, variables, part.line), set())
     _expand_default(part, variables, fields)

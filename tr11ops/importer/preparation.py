@@ -147,6 +147,12 @@ def _unread(builder: Builder, script: Script) -> None:
     for path, line in script.not_read:
         why = "not read: what it sets is not known here; give it with --set where it matters"
         builder.leave("source", path, line, LeftReason.ELSEWHERE, why=why)
+    for (number, line), taken in script.variables.assumed.items():
+        why = (
+            f"likely {taken!r}, if it is called without arguments: `sbatch SCRIPT ARGUMENT` says it otherwise,"
+            " and --set does here"
+        )
+        builder.leave(f"${number}", taken, line, LeftReason.UNKNOWN, why=why)
     for (source, line), why in script.variables.unread.items():
         if not _HARMLESS.search(source) and not _SHELL_HOOK.search(source):
             builder.leave(source, "", line, LeftReason.NO_COUNTERPART, f"in a value: {why}")

@@ -28,8 +28,8 @@ from tr11ops.detect.detector import Severity, lead
 from tr11ops.observe.snapshot import Attempt, KillSwitch
 from tr11ops.rundir.attempts import version_words
 from tr11ops.status.document import Finish, ShownAttempt, ShownFinding, Status, losses_of, tasks_of
+from tr11ops.trainers.levels import shown_checkpoint
 from tr11ops.watchdog.verdict import VerdictWord
-from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.record import Record
 
 LABEL_WIDTH = 10
@@ -163,7 +163,7 @@ def training(status: Status, screen: Screen) -> Iterator[Row]:
         yield "began with", status.origin.lineage, ""
     if status.done_again is not None:
         again = counted(status.done_again.iterations, "iteration")
-        yield "", f"resumes from {checkpoint_name(status.done_again.from_step)}: {again} again", ""
+        yield "", f"resumes from {_name_of(status, status.done_again.from_step)}: {again} again", ""
 
 
 def _consumed(status: Status) -> Iterator[str]:
@@ -446,7 +446,7 @@ def checkpoint(status: Status) -> Iterator[Row]:
             kept = ""
         else:
             kept = f"; {newest.count} kept"
-        yield "checkpoint", f"{checkpoint_name(newest.step)}{age}{bytes_}{checked}{kept}", ""
+        yield "checkpoint", f"{_name_of(status, newest.step)}{age}{bytes_}{checked}{kept}", ""
     elif _saves_unseen(status):
         yield "checkpoint", "not known: `tr11 watch --hold --folder DIR` holds them", ""
     elif folders is None:
@@ -459,12 +459,27 @@ def checkpoint(status: Status) -> Iterator[Row]:
         yield "checkpoint", found, "red" if folders else ""
 
 
+def set_aside(status: Status) -> Iterator[Row]:
+    """Broken checkpoints that were moved out of a foreign trainer's way."""
+    if status.trainer is None:
+        return
+    label = "set aside"
+    for moved in status.trainer.set_aside:
+        why = f": {moved.why}" if moved.why else ""
+        yield label, f"{moved.name}{why}, {duration(status.time - moved.time)} ago", "yellow"
+        label = ""
+
+
+def _name_of(status: Status, step: int) -> str:
+    return shown_checkpoint(status.trainer, step)
+
+
 def next_save(status: Status) -> Iterator[Row]:
     """When the next checkpoint is due."""
     following = status.next_checkpoint
     if following is not None:
         if following.step is not None:
-            name = checkpoint_name(following.step)
+            name = _name_of(status, following.step)
         else:
             name = f"at the {_REASONS[following.why]}"
         if following.seconds is None:

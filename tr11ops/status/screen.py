@@ -222,6 +222,7 @@ def _details(status: Status, screen: Screen) -> Iterator[Row]:
     yield from rows.relaunch(status)
     yield from rows.attempts(status)
     yield from rows.checkpoint(status)
+    yield from rows.set_aside(status)
     yield from rows.next_save(status)
     yield from copy_rows(status)
     yield from filesystem_rows(status)

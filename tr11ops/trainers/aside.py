@@ -13,12 +13,10 @@ from pathlib import Path
 from tr11ops.base.errors import Refusal
 from tr11ops.dialects.dialect import CheckpointRules
 from tr11ops.trainers.checkpoints import CheckpointSurvey, FoundCheckpoint, files_of
+from tr11ops.trainers.moved import MOVES, aside_place
 from trainer.contract.files import append_line, make_shared, write_atomically
 from trainer.contract.record import Record
 from trainer.contract.replacing import free_name
-
-SUFFIX = ".set-aside"
-MOVES = "moves.jsonl"
 
 
 class Aside(Record):
@@ -68,11 +66,6 @@ def set_aside(plan: Aside, rules: CheckpointRules, folder: Path, now: float) -> 
         write_atomically(free_name(place, tracker.name), old)
         write_atomically(tracker, rules.tracked(plan.back_to.name, plan.back_to.step))
     return [to for one in plan.moved for to in move_aside(one, rules, folder, now)]
-
-
-def aside_place(folder: Path) -> Path:
-    """Where what is moved out of a folder of checkpoints lies."""
-    return folder.with_name(f"{folder.name}{SUFFIX}")
 
 
 def move_aside(

@@ -288,7 +288,7 @@ class Holder:
                 seal(self._place.paths, hold.origin)
         self._holds.remove(hold)
         self.held = max(self.held or 0, hold.origin.step)
-        self._report(f"tr11: {hold.origin.foreign.name} is held as {home.name}")
+        self._report(f"tr11: {hold.origin.foreign.name} is held in {home}")
 
     def _count(self, count: int) -> None:
         self.read += count

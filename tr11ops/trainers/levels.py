@@ -14,10 +14,15 @@ from __future__ import annotations
 
 from datetime import UTC
 
+from msgspec.structs import replace
+
 from tr11ops.base.units import timestamp
+from tr11ops.dialects.dialect import CheckpointName
 from tr11ops.dialects.settings import TrainerSettings
+from tr11ops.trainers.moved import MovedAside, read_moves
 from tr11ops.trainers.proof import StopProof, read_proof, stop_digest
 from tr11ops.trainers.stopping import NEXT_CHECKPOINT, lack_of_asking, way_of
+from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 
@@ -57,6 +62,7 @@ _DOES = {
 class TrainerStanding(Record):
     """What tr11 does for a run of a foreign trainer. `stop`: how it is stopped, in words;
     `saves_when_asked`: whether it saves then; None where no drill has told. `unknown`: what nothing tells of it.
+    `saves_as`: how its dialect names a checkpoint. `set_aside`: broken ones that were moved out of its way.
     """
 
     dialect: str
@@ -64,6 +70,17 @@ class TrainerStanding(Record):
     stop: str
     saves_when_asked: bool | None
     unknown: tuple[str, ...] = ()
+    saves_as: str = ""
+    set_aside: tuple[MovedAside, ...] = ()
+
+    def name_of(self, step: int) -> str:
+        """A checkpoint by the name that it has in its trainer's folder, with its step."""
+        name = CheckpointName(self.saves_as).of_step(step) if self.saves_as else ""
+        if not name:
+            return f"step {step}"
+        if name.endswith(f"-{step}"):
+            return name
+        return f"{name} (step {step})"
 
     @property
     def is_watched(self) -> bool:
@@ -120,12 +137,24 @@ def standing_of(
         stop,
         saves_when_asked=saves,
         unknown=tuple(unknown),
+        saves_as="" if rules is None else rules.name,
     )
+
+
+def shown_checkpoint(standing: TrainerStanding | None, step: int) -> str:
+    """A checkpoint as screens name it: of another trainer by its own name, else as the run's folder."""
+    if standing is None:
+        return checkpoint_name(step)
+    return standing.name_of(step)
 
 
 def standing_now(paths: RunPaths, settings: TrainerSettings, ranks: int) -> TrainerStanding:
     """The same with what is on record in the run directory now."""
-    return standing_of(settings, ranks, read_proof(paths, stop_digest(settings, ranks)))
+    standing = standing_of(settings, ranks, read_proof(paths, stop_digest(settings, ranks)))
+    folder = settings.checkpoint_folder
+    if folder is None:
+        return standing
+    return replace(standing, set_aside=read_moves(folder))
 
 
 def _stop_words(settings: TrainerSettings, ranks: int, proof: StopProof | None) -> str:

@@ -23,7 +23,7 @@ from tr11ops.base.units import counted
 from tr11ops.rundir.checkpoint_digests import note_damage
 from tr11ops.rundir.copies import identity_of
 from tr11ops.rundir.paths import RunDirectory
-from tr11ops.trainers.aside import Aside, aside_place, move_aside, plan_aside, set_aside
+from tr11ops.trainers.aside import Aside, move_aside, plan_aside, set_aside
 from tr11ops.trainers.checkpoints import CheckpointSurvey, FoundCheckpoint, settled, survey
 from tr11ops.trainers.held import (
     WORD,
@@ -45,6 +45,7 @@ from tr11ops.trainers.held import (
     take_hold,
     with_held,
 )
+from tr11ops.trainers.moved import aside_place
 from tr11ops.trainers.seal import seal, sealed_files
 from trainer.contract.checkpoint_formats import FOREIGN, FOREIGN_FILE
 from trainer.contract.checkpoint_names import (

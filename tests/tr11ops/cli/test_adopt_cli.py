@@ -47,6 +47,18 @@ def test_the_card_is_written_and_launched_dry(bench: LocalBench) -> None:
     assert bench.tr11("adopt", "train.slurm", "--force").code == 0
 
 
+def test_a_default_of_an_argument_is_likely_and_not_certain(bench: LocalBench) -> None:
+    script = bench.folder / "train.slurm"
+    script.write_text(
+        "#!/bin/bash\n#SBATCH --nodes=1 --time=02:00:00\nOUT=${1:-out}\n"
+        "srun torchrun --nproc_per_node=2 train.py --output_dir $OUT --max_steps 50 --save_steps 5\n"
+    )
+    answer = bench.tr11("adopt", "train.slurm", "--dry-run")
+    unknown = " ".join(answer.err.partition("Not known")[2].split())
+    said = unknown or " ".join(answer.out.partition("Not known")[2].split())
+    assert "3 $1 likely 'out', if it is called without arguments" in said, answer
+
+
 @pytest.mark.parametrize("family", trainer_choices())
 def test_each_family_has_a_starter_card(family: str, bench: LocalBench) -> None:
     words = ("init", "--scheduler", "local", "--yes", "--trainer", family)

@@ -153,8 +153,7 @@ def test_what_was_read_lately_is_not_read_again(bench: LocalBench, shelf: Shelf)
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ([], 2, "verify what? Give steps, or --all, or --stale DAYS"),
-        (["100", "--all"], 2, "verify what?"),
+        (["100", "--all"], 2, "verify what? Give steps, or --all, or --stale DAYS"),
         (["7"], 1, "global_step7 does not exist; there are 1, the newest 100"),
         (["x"], 2, "STEP = 'x': is not a step"),
         (["--all", "--parallel", "0"], 2, "--parallel"),
@@ -166,6 +165,15 @@ def test_verify_refuses(
     shelf.save(100)
     answer = bench.tr11("checkpoints", "verify", *words, "--run", str(bench.card))
     assert (answer.code, answer.out) == (code, "") and message in answer.err
+
+
+def test_verify_reads_the_newest_where_no_step_is_given(bench: LocalBench, shelf: Shelf) -> None:
+    shelf.save(100)
+    shelf.save(200)
+    answer = bench.tr11("checkpoints", "verify", "--run", str(bench.card))
+    assert answer.code == 0 and answer.out.endswith("1 read: 1 fine\n"), answer
+    assert not (state_folder(shelf.directory) / "digests" / "global_step100.json").exists()
+    assert (state_folder(shelf.directory) / "digests" / "global_step200.json").exists()
 
 
 def test_verify_where_nothing_can_be_compared(bench: LocalBench, shelf: Shelf) -> None:

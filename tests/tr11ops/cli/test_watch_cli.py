@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from collections.abc import Iterator
@@ -167,6 +168,20 @@ def test_what_cannot_be_told_yet_is_said_and_nothing_is_made(bench: WatchBench) 
     other = bench.submit("exec sleep 600")
     taken = bench.watch("--dialect", "torchtitan", "--directory", f"tr11-watch-{int(other) - 1}")
     assert taken.code == 2 and "give another one" in taken.err
+
+
+def test_a_watcher_that_is_frozen_in_its_look_does_not_block_others(
+    bench: WatchBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.submit("exec sleep 600")
+    until(bench.log.is_file, "a log")
+    bench.watch("--dialect", "torchtitan")
+    monkeypatch.setattr("tr11ops.cli.watch.ALONE_SECONDS", 0.2)
+    with (bench.root / "state/watched.lock").open("a") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        blocked = bench.watch()
+    assert blocked.code == 3 and "another watcher has been at one look" in blocked.err, blocked
+    assert bench.watch().code == 0
 
 
 def all_lines(log: Path, place: LogPlace, is_over: bool = False) -> tuple[list[bytes], LogPlace]:

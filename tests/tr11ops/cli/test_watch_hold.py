@@ -81,8 +81,14 @@ def test_its_checkpoints_are_held_verified_copied_and_kept_for_it(bench: WatchBe
     assert "level 1, copied: its checkpoints are held" in answer.out
     assert "held up to step 2" in answer.out
     assert held(bench) == [1, 2]
+    moves = bench.folder / "out.set-aside/moves.jsonl"
+    moves.parent.mkdir()
+    moves.write_text('{"time": 1.0, "name": "step-9", "to": "step-9", "why": "cut"}\n')
     status = bench.tr11("status", "--run", bench.card, "--scheduler", "local")
     assert "level 1" in status.out, status.out
+    # by the name that it has in its trainer's folder, and no other
+    assert "checkpoint step-2, " in status.out and "global_step" not in status.out, status.out
+    assert "set aside  step-9: cut, " in status.out, status.out
     theirs = bench.folder / "out/step-2/rank_0.pt"
     assert theirs.stat().st_nlink == 2
     shutil.rmtree(bench.folder / "out/step-1")  # its trainer keeps one
