@@ -16,15 +16,16 @@ import typer
 from msgspec.structs import replace
 
 from tr11ops.base.errors import SourceError, WrongUsage
-from tr11ops.base.observed import Unknown, known
+from tr11ops.base.observed import Unknown, known, observed
 from tr11ops.base.units import escaped
 from tr11ops.cli.common import is_terminal, named_card, timeout_option
 from tr11ops.cli.runner import DRY_RUN, JSON, Change, Outcome, RunContext, unasked
 from tr11ops.filesystems.look import FilesystemResult, NicedRunner, look_at, read_drift
-from tr11ops.filesystems.report import FilesystemReport, judge, lines, value
+from tr11ops.filesystems.report import FilesystemReport, HeldBytes, judge, lines, value
 from tr11ops.filesystems.sources import SOURCES
 from tr11ops.logs.lines import plain
 from tr11ops.runcard.sections import parse_time_limit
+from tr11ops.rundir.checkpoint_scan import list_rows
 from tr11ops.rundir.disk_usage import Usage, append_usage, read_usage
 from tr11ops.rundir.permissions import PermissionTally, PermissionWalk
 from tr11ops.watchdog.situation import alert
@@ -118,8 +119,19 @@ def _report(
             report = replace(
                 report,
                 drift=read_drift(directory.root, min(seconds, RIGHTS_SECONDS), time.monotonic),
+                held=_held(directory),
             )
     return report, looks
+
+
+def _held(directory: RunDirectory) -> HeldBytes | None:
+    """What is held of another trainer's checkpoints; None where that is nothing, or cannot be seen."""
+    rows = known(observed(lambda: list_rows(directory.paths.checkpoints, None)), [])
+    held = [row for row in rows if row.foreign]
+    if not held:
+        return None
+    freed = sum(row.freed for row in held)
+    return HeldBytes(len(held), sum(row.bytes for row in held), freed)
 
 
 def _keep(directory: RunDirectory, looks: tuple[FilesystemResult, ...], now: float) -> str:

@@ -29,13 +29,26 @@ class Judged(Record):
     forecast: Forecast = Forecast()
 
 
+class HeldBytes(Record):
+    """What a run holds of another trainer's checkpoints: how many, their bytes, and of these what the
+    trainer has no more, which pruning frees.
+    """
+
+    count: int
+    bytes: int
+    alone: int
+
+
 class FilesystemReport(Record):
-    """One look at all watched file systems. `drift` is None when the rights were not looked at."""
+    """One look at all watched file systems. `drift` is None when the rights were not looked at, `held`
+    where nothing of another trainer's is held.
+    """
 
     run: str
     time: float
     systems: tuple[Judged, ...]
     drift: Observed[PermissionTally] | None = None
+    held: HeldBytes | None = None
 
     @property
     def exit_code(self) -> int:
@@ -88,7 +101,17 @@ def lines(report: FilesystemReport, debug: bool = False) -> Iterator[str]:
     for one in report.systems:
         if isinstance(one.look.usage, Unknown):
             yield f"{one.look.name} is unknown: {one.look.usage.why}"
+    if report.held is not None:
+        yield _held(report.held)
     yield from _rights(report.drift)
+
+
+def _held(held: HeldBytes) -> str:
+    count = counted(held.count, "checkpoint")
+    return (
+        f"{count} of its trainer's held, {size(held.bytes)}: {size(held.alone)} of it are here alone, the rest are"
+        " links; `tr11 checkpoints prune --dry-run` says which the card's [backup] lets go, and why"
+    )
 
 
 def _alerts(one: Judged) -> Iterator[str]:

@@ -93,6 +93,9 @@ def test_its_checkpoints_are_held_verified_copied_and_kept_for_it(bench: WatchBe
     assert theirs.stat().st_nlink == 2
     shutil.rmtree(bench.folder / "out/step-1")  # its trainer keeps one
     assert bench.tr11("checkpoints", "verify", "1", "--run", bench.card).code == 0
+    disks = bench.tr11("fs-watchdog", "--no-email", "--run", bench.card, "--scheduler", "local")
+    assert "2 checkpoints of its trainer's held, " in disks.out, disks
+    assert "are here alone, the rest are links; `tr11 checkpoints prune --dry-run`" in disks.out
     store = bench.folder / "store"
     store.mkdir()
     with Path(bench.card).open("a") as stream:
