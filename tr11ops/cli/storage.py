@@ -126,7 +126,7 @@ def _report(
 
 def _held(directory: RunDirectory) -> HeldBytes | None:
     """What is held of another trainer's checkpoints; None where that is nothing, or cannot be seen."""
-    rows = known(observed(lambda: list_rows(directory.paths.checkpoints, None)), [])
+    rows = known(observed(partial(list_rows, directory.paths.checkpoints, None)), [])
     held = [row for row in rows if row.foreign]
     if not held:
         return None

@@ -300,7 +300,7 @@ def _of_watched(
     """
     from tr11ops.trainers.watched import WatchedJob, why_unheard  # of no use to most runs
 
-    watched = observed(lambda: WatchedJob.read(paths))
+    watched = observed(partial(WatchedJob.read, paths))
     if isinstance(watched, Unknown):
         return jobs, watched
     if watched is None:

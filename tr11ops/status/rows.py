@@ -28,8 +28,8 @@ from tr11ops.detect.detector import Severity, lead
 from tr11ops.observe.snapshot import Attempt, KillSwitch
 from tr11ops.rundir.attempts import version_words
 from tr11ops.status.document import Finish, ShownAttempt, ShownFinding, Status, losses_of, tasks_of
-from tr11ops.trainers.levels import shown_checkpoint
 from tr11ops.watchdog.verdict import VerdictWord
+from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.record import Record
 
 LABEL_WIDTH = 10
@@ -471,7 +471,10 @@ def set_aside(status: Status) -> Iterator[Row]:
 
 
 def _name_of(status: Status, step: int) -> str:
-    return shown_checkpoint(status.trainer, step)
+    """A checkpoint: of another trainer by its own name, else as the run's folder."""
+    if status.trainer is None:
+        return checkpoint_name(step)
+    return status.trainer.name_of(step)
 
 
 def next_save(status: Status) -> Iterator[Row]:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tr11ops.launch.watched import CARD_FILE
 from tr11ops.runcard.card import RunCard, card_from_resolved, load_card
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
@@ -86,6 +85,8 @@ def newest_card(root: Path) -> RunCard:
         if card.paths.root.resolve() != root.resolve():
             raise ValueError(f"its card names another directory, {card.paths.root}")
         return card
+    from tr11ops.launch.watched import CARD_FILE  # of no use to most runs
+
     if (root / CARD_FILE).is_file():
         return load_card(root / CARD_FILE, (), os.environ)
     raise ValueError("nothing was launched there")

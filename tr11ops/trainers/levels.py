@@ -22,7 +22,6 @@ from tr11ops.dialects.settings import TrainerSettings
 from tr11ops.trainers.moved import MovedAside, read_moves
 from tr11ops.trainers.proof import StopProof, read_proof, stop_digest
 from tr11ops.trainers.stopping import NEXT_CHECKPOINT, lack_of_asking, way_of
-from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 
@@ -139,13 +138,6 @@ def standing_of(
         unknown=tuple(unknown),
         saves_as="" if rules is None else rules.name,
     )
-
-
-def shown_checkpoint(standing: TrainerStanding | None, step: int) -> str:
-    """A checkpoint as screens name it: of another trainer by its own name, else as the run's folder."""
-    if standing is None:
-        return checkpoint_name(step)
-    return standing.name_of(step)
 
 
 def standing_now(paths: RunPaths, settings: TrainerSettings, ranks: int) -> TrainerStanding:
