@@ -27,7 +27,7 @@ def page_of(material: ReportMaterial, zone: tzinfo, with_charts: bool = True) ->
         node_hours.node_hours(material, with_charts),
         incidents.faults(material, zone),
         incidents.alerts(material, zone),
-        attempts.attempts(material, zone),
+        attempts.attempts(material, zone, with_charts),
         attempts.software(material),
         nodes.nodes(material, zone, with_charts),
         checkpoints.checkpoints(material, zone),

@@ -26,7 +26,7 @@ from trainer.contract.record import Record
 # What a training measured of its layers, for drawing: of each number the layer that has most of
 # it, and the middle.
 
-MOST_LAYER_POINTS = 1000
+MOST_LAYER_POINTS = 500
 
 
 class LayerSpread(Record):
@@ -118,7 +118,7 @@ def _update_of(point: LayersPoint) -> float:
 
 
 MOST_POINTS = 2000
-MOST_VALIDATIONS = 1000  # of a group
+MOST_VALIDATIONS = 300  # of a group
 
 
 class StepPoint(Record):

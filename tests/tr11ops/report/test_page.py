@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from datetime import UTC
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from tr11ops.base.observed import Unknown
+from tr11ops.base.observed import Unknown, known
 from tr11ops.cli.main import execute
 from tr11ops.curves.curve import CurvePlace, CurveRange
 from tr11ops.observe.snapshot import RunFacts
@@ -31,6 +32,7 @@ from tr11ops.report.sections.nodes import NodeThroughput, throughput_by_node
 from tr11ops.report.sections.training import with_gaps
 from tr11ops.report.series import (
     MOST_LAYER_POINTS,
+    LayersPoint,
     LayerSpread,
     StepPoint,
     TrainingSeries,
@@ -371,11 +373,40 @@ def test_incidents_are_named_and_nodes_have_their_throughput(directory: RunDirec
 
 
 def test_the_page_of_a_long_run_stays_small(directory: RunDirectory) -> None:
-    points = (
-        point(step, 2 + math.sin(step), 1 / step, 149 + math.cos(step)) for step in range(1, 20_000)
+    found = material_of(directory)
+    several = [
+        replace(
+            attempt,
+            label=f"{job}_{task}",
+            job_id=f"{job}{task}",
+            start=attempt.start + 90_000 * job,
+        )
+        for job in range(60)
+        for task, attempt in enumerate(known(found.history.attempts, ()) * 5)
+    ]
+    series = series_of(long_course())
+    material = replace(
+        found, series=series, history=replace(found.history, attempts=tuple(several))
     )
-    material = replace(material_of(directory), series=series_of(points))
-    assert len(render(page_of(material, UTC)).encode()) < 1_500_000
+    page = render(page_of(material, UTC))
+    assert len(page.encode()) < 500_000
+    (drawn,) = re.findall(r'(?s)id="attempts-chart">(.*?)<div class="axis">', page)
+    assert re.findall(r'class="name">(job \d+)<', drawn) == [f"job {job}" for job in range(20, 60)]
+    assert drawn.count("<title>") == 40 * 10  # each attempt by itself
+
+
+def long_course() -> Iterator[StepPoint | ValidationPoint | LayersPoint]:
+    """Steps that leave nothing to be thinned away, two groups of evaluations, and layers."""
+    for step in range(1, 20_000):
+        seen = point(step, 2 + math.sin(step), 1 / step, 149 + math.cos(step))
+        yield seen
+        if step % 20 == 0:
+            spread = LayerSpread(
+                1 + math.sin(step), f"blocks.{step % 70}", 0.5 + 0.1 * math.cos(step)
+            )
+            yield LayersPoint(seen.time, step, 1000 * step, None, spread, spread, spread)
+            for group in ("valid", "other"):
+                yield ValidationPoint(group, seen.time, step, 1000 * step, 2 + math.cos(step))
 
 
 def test_the_top_says_it_in_a_sentence_with_an_eta(directory: RunDirectory) -> None:

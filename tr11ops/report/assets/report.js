@@ -1,11 +1,17 @@
 // Pointing at a curve says what is there; dragging zooms; a double click, or the button, shows all again.
 "use strict";
+const charts = {};
 for (const chart of document.querySelectorAll(".chart.lines")) {
-  const data = JSON.parse(chart.querySelector("script").textContent);
+  const data = charts[chart.id] = JSON.parse(chart.querySelector("script").textContent);
+  if (data.like) data.texts = charts[data.like].texts;
+  else for (const column of data.texts) column.forEach((text, i) => { if (text === 0) column[i] = column[i - 1]; });
   const readout = chart.querySelector(".readout"), axis = chart.querySelector(".axis");
   const plots = [...chart.querySelectorAll(".plot")], names = [...chart.querySelectorAll(".markers span")];
   const ticks = [...axis.children], labels = plots.map(plot => [...plot.querySelectorAll(".y")]);
   const button = Object.assign(document.createElement("button"), {textContent: "show all", type: "button", hidden: true, onclick: () => reset()});
+  // where each panel's points stand, 0 to 1 from the left and from the bottom
+  const points = plots.map(plot => [...plot.querySelectorAll(".line")].flatMap(line =>
+    [...line.getAttribute("d").matchAll(/[ML]([-\d.]+) ([-\d.]+)/g)].map(found => [found[1] / 1000, 1 - found[2] / 100])));
   let zoom = [0, 1], start = null;
   readout.after(button);
   const place = x => (x - zoom[0]) / (zoom[1] - zoom[0]);
@@ -23,9 +29,7 @@ for (const chart of document.querySelectorAll(".chart.lines")) {
       const panel = data.panels[k];
       let low = 0, high = 1;
       if (!all) {
-        const seen = [];
-        for (let i = 0; i < panel.points.length; i += 2)
-          if (panel.points[i] >= zoom[0] && panel.points[i] <= zoom[1]) seen.push(panel.points[i + 1]);
+        const seen = points[k].filter(([x]) => x >= zoom[0] && x <= zoom[1]).map(([, y]) => y);
         if (seen.length) { low = Math.min(...seen); high = Math.max(...seen); }
         const room = Math.max(0.05 * (high - low), 0.002);
         low -= room; high += room;
@@ -36,7 +40,7 @@ for (const chart of document.querySelectorAll(".chart.lines")) {
       const value = y => panel.log ? panel.low * Math.pow(panel.high / panel.low, y) : panel.low + (panel.high - panel.low) * y;
       plot.append(...(all ? labels[k] : [0, 0.5, 1].map(y => span(short(value(low + y * (high - low))), `bottom:${100 * y}%`, "y"))));
     });
-    const ends = () => [span(data.texts[nearest(zoom[0])][0], "left:0", "from"), span(data.texts[nearest(zoom[1])][0], "left:100%", "to")];
+    const ends = () => [span(data.texts[data.label][nearest(zoom[0])], "left:0", "from"), span(data.texts[data.label][nearest(zoom[1])], "left:100%", "to")];
     axis.replaceChildren(...(all ? ticks : ends()));
     for (const name of names) {
       const x = place(Number(name.dataset.x));
@@ -47,7 +51,7 @@ for (const chart of document.querySelectorAll(".chart.lines")) {
   }
   function reset() { zoom = [0, 1]; draw(); }
   function say(i) {
-    readout.textContent = data.names.map((name, k) => `${name} ${data.texts[i][k]}`.trim()).join(" · ");
+    readout.textContent = data.names.map((name, k) => `${name} ${data.texts[k][i]}`.trim()).join(" · ");
     for (const plot of plots) {
       const cursor = plot.querySelector(".cursor");
       cursor.style.left = `${100 * place(data.x[i])}%`;

@@ -25,10 +25,12 @@ class BarRow(Record):
     text: str = ""
 
 
-class NodeSpan(Record):
-    """A stretch of time of one node; `kind` is the class of its colour, `label` says why."""
+class TimeSpan(Record):
+    """A stretch of time of one row, a node's or a job's; `kind` is the class of its colour, `label`
+    says why.
+    """
 
-    node: str
+    row: str
     begin: float
     end: float
     kind: str
@@ -49,29 +51,40 @@ def bars(key: str, rows: Sequence[BarRow]) -> str:
     return "\n".join([*parts, "</div>"])
 
 
-def timeline(spans: Sequence[NodeSpan], colours: Mapping[str, str], zone: tzinfo) -> str:
-    """One line a node: when it did what. `colours`: class of each kind and its meaning, the later
-    ones on top.
+def timeline(
+    key: str,
+    spans: Sequence[TimeSpan],
+    colours: Mapping[str, str],
+    zone: tzinfo,
+    is_each: bool = False,
+) -> str:
+    """One line a row: when it did what. `colours`: class of each kind and its meaning, the later
+    ones on top. `is_each`: each stretch stands by itself, with its own label, also where the next
+    one follows at once.
     """
     low = min(span.begin for span in spans)
     high = max(span.end for span in spans)
     scale = Scale(low, max(high, low + 1.0))
-    by_node: dict[str, list[NodeSpan]] = {}
-    for span in sorted(spans, key=lambda span: (span.node, span.begin)):
-        by_node.setdefault(span.node, []).append(span)
+    by_row: dict[str, list[TimeSpan]] = {}
+    for span in spans:
+        by_row.setdefault(span.row, []).append(span)
     legend = "".join(
         f'<span><i class="swatch {kind}"></i>{escape(name)}</span>'
         for kind, name in colours.items()
     )
-    parts = [f'<p class="legend">{legend}</p>', '<div class="chart bars" id="nodes-chart">']
-    for node, own in by_node.items():
-        paths = "".join(
-            _path(kind, [span for span in own if span.kind == kind], scale) for kind in colours
-        )
+    parts = [f'<p class="legend">{legend}</p>', f'<div class="chart bars" id="{escape(key)}">']
+    for name, own in by_row.items():
+        own.sort(key=_begin)
+        if is_each:
+            paths = "".join(_path(span.kind, [span], scale) for span in own)
+        else:
+            paths = "".join(
+                _path(kind, [span for span in own if span.kind == kind], scale) for kind in colours
+            )
         drawing = (
             f'<svg viewBox="0 0 {WIDTH:g} 10" preserveAspectRatio="none" role="img">{paths}</svg>'
         )
-        parts.append(_line(node, drawing, ""))
+        parts.append(_line(name, drawing, ""))
     labels = "".join(
         f'<span style="left:{100 * share:.2f}%">{escape(label)}</span>'
         for moment, label in time_ticks(scale.low, scale.high, zone)
@@ -81,11 +94,15 @@ def timeline(spans: Sequence[NodeSpan], colours: Mapping[str, str], zone: tzinfo
     return "\n".join([*parts, "</div>"])
 
 
+def _begin(span: TimeSpan) -> float:
+    return span.begin
+
+
 def _line(name: str, drawing: str, text: str) -> str:
     return f'<span class="name">{escape(name)}</span>{drawing}<span>{escape(text)}</span>'
 
 
-def _path(kind: str, spans: Sequence[NodeSpan], scale: Scale) -> str:
+def _path(kind: str, spans: Sequence[TimeSpan], scale: Scale) -> str:
     """The spans of one kind as one path; what follows without a gap that is seen is one stretch."""
     if not spans:
         return ""
@@ -96,7 +113,7 @@ def _path(kind: str, spans: Sequence[NodeSpan], scale: Scale) -> str:
     return f'<path class="{kind}" d="{text}"><title>{escape(title)}</title></path>'
 
 
-def _merged(spans: Sequence[NodeSpan], scale: Scale) -> Iterator[tuple[float, float]]:
+def _merged(spans: Sequence[TimeSpan], scale: Scale) -> Iterator[tuple[float, float]]:
     begin = end = -2.0
     for span in spans:
         first = WIDTH * (scale.at(span.begin) or 0.0)

@@ -53,10 +53,16 @@ class IncidentMarker(Record):
 
 
 class Readout(Record):
-    """What is said of the point under the pointer: its x, and one text each for `names`."""
+    """What is said of the point under the pointer: its x, and one text each for `names`.
+
+    `label`: which of them is the x. `like`: the chart that has the same names and texts, in the same
+    order; they are written there alone.
+    """
 
     names: tuple[str, ...]
     rows: Sequence[tuple[float, tuple[str, ...]]]
+    label: int = 0
+    like: str = ""
 
 
 def line_chart(
@@ -241,29 +247,33 @@ def _data(panels: Sequence[Panel], scale: Scale, readout: Readout) -> str:
     places = [(scale.at(x), texts) for x, texts in readout.rows]
     value = {
         "names": readout.names,
+        "label": readout.label,
         "x": [round(x, 5) for x, _ in places if x is not None],
-        "texts": [texts for x, texts in places if x is not None],
-        "panels": [_panel_data(panel, scale) for panel in panels],
+        "panels": [_panel_data(panel) for panel in panels],
     }
+    if readout.like:
+        value["like"] = readout.like
+    else:
+        shown = (texts for x, texts in places if x is not None)
+        value["texts"] = [_without_repeats(column) for column in zip(*shown, strict=True)]
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace(
         "<", "\\u003c"
     )
     return f'<script type="application/json">{text}</script>'
 
 
-def _panel_data(panel: Panel, scale: Scale) -> dict[str, object]:
-    """A panel's scale, and its points' places [x, y] from the bottom, to find the extremes of what
-    is zoomed into.
-    """
+def _without_repeats(column: Sequence[str]) -> list[str | int]:
+    """The texts of one name; 0 for one that is the same as before it."""
+    pairs = zip(column, ("", *column), strict=False)
+    return [0 if index and text == before else text for index, (text, before) in enumerate(pairs)]
+
+
+def _panel_data(panel: Panel) -> dict[str, object]:
+    """A panel's scale; where its points stand is read from its lines."""
     heights = _heights(panel)
-    points = [point for curve in panel.curves for point in curve.points if point is not None]
-    places = [(scale.at(x), heights.at(y)) for x, y in points]
-    flat = [
-        round(place, 4) for x, y in places if x is not None and y is not None for place in (x, y)
-    ]
     low = heights.low
     high = heights.high
     if not (math.isfinite(low) and math.isfinite(high)):
         low = 0.0
         high = 1.0
-    return {"low": low, "high": high, "log": heights.is_log, "points": flat}
+    return {"low": low, "high": high, "log": heights.is_log}

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from datetime import tzinfo
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import duration
 from tr11ops.goodput.history_values import AttemptHistory
+from tr11ops.report.charts.bars import TimeSpan, timeline
 from tr11ops.report.material import ReportMaterial
 from tr11ops.report.page import Cell, Column, ReportSection, table
 from tr11ops.report.sections.formats import ROWS_SHOWN, moment
 from tr11ops.rundir.attempts import version_words
 from tr11ops.rundir.journal_lines import lines_of
 from trainer.contract.attempt import BAD_REASONS, EndMarker
+from trainer.contract.units import shortened
+
+ENDINGS = {
+    "trained": "ended as it should, or goes on",
+    "excluded": "ended by a fault (thin)",
+    "queue": "no exit record",
+}  # class of its colour, and what it means
+JOBS_DRAWN = 40
+LONGEST_LABEL = 120  # characters
 
 
-def attempts(material: ReportMaterial, zone: tzinfo) -> ReportSection:
-    """One row an attempt."""
+def attempts(material: ReportMaterial, zone: tzinfo, with_charts: bool) -> ReportSection:
+    """One row an attempt, below a time line of them."""
     title = "Attempts"
     found = material.history.attempts
     if isinstance(found, Unknown):
@@ -51,7 +62,41 @@ def attempts(material: ReportMaterial, zone: tzinfo) -> ReportSection:
         Column("iterations", True),
         Column("end", is_wide=True),
     )
-    return ReportSection("attempts", title, table=table(columns, rows), empty="none yet")
+    charts: tuple[str, ...] = ()
+    if with_charts and found:
+        spans = list(_spans(found, material.snapshot.time))
+        charts = (timeline("attempts-chart", spans, ENDINGS, zone, is_each=True),)
+    return ReportSection(
+        "attempts", title, charts=charts, table=table(columns, rows), empty="none yet"
+    )
+
+
+def _spans(found: Sequence[AttemptHistory], now: float) -> Iterator[TimeSpan]:
+    """When each attempt held its nodes; those of an array stand in one row, the newest JOBS_DRAWN
+    rows.
+    """
+    jobs = dict.fromkeys(_job(attempt) for attempt in found)
+    drawn = set(list(jobs)[-JOBS_DRAWN:])
+    for attempt in found:
+        if _job(attempt) not in drawn:
+            continue
+        if attempt.ended is not None:
+            end = attempt.ended
+        elif attempt.is_running:
+            end = now
+        else:
+            end = attempt.last_sign
+        ending = _ending(attempt)
+        kind = {"critical": "excluded", "warning": "queue"}.get(ending.style, "trained")
+        label = shortened(f"{attempt.label}: {ending.text}", LONGEST_LABEL)
+        yield TimeSpan(
+            _job(attempt), attempt.start, end=max(attempt.start, end), kind=kind, label=label
+        )
+
+
+def _job(attempt: AttemptHistory) -> str:
+    """The number of the array that it is a task of; its own where it is of none."""
+    return f"job {attempt.label.partition('_')[0]}"
 
 
 def software(material: ReportMaterial) -> ReportSection | None:

@@ -8,7 +8,7 @@ from tr11ops.base.units import MINUTE, timestamp
 from tr11ops.detect.detector import Severity
 from tr11ops.report.page import Cell
 
-ROWS_SHOWN = 500
+ROWS_SHOWN = 200
 
 
 def clock(time: float | None, zone: tzinfo) -> str:

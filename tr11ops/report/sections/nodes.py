@@ -9,7 +9,7 @@ from statistics import median
 
 from tr11ops.base.observed import known
 from tr11ops.goodput.history_values import AttemptHistory
-from tr11ops.report.charts.bars import BarRow, NodeSpan, bars, timeline
+from tr11ops.report.charts.bars import BarRow, TimeSpan, bars, timeline
 from tr11ops.report.material import ReportMaterial
 from tr11ops.report.page import Cell, Column, ReportSection, table
 from tr11ops.report.sections.formats import ROWS_SHOWN, hours
@@ -37,8 +37,8 @@ def nodes(material: ReportMaterial, zone: tzinfo, with_charts: bool) -> ReportSe
         return None
     speed = throughput_by_node(material)
     rows = []
-    for node in sorted({span.node for span in spans})[:ROWS_SHOWN]:
-        own = [span for span in spans if span.node == node]
+    for node in sorted({span.row for span in spans})[:ROWS_SHOWN]:
+        own = [span for span in spans if span.row == node]
         spent = {
             kind: sum(span.end - span.begin for span in own if span.kind == kind) / 3600
             for kind in KINDS
@@ -60,7 +60,7 @@ def nodes(material: ReportMaterial, zone: tzinfo, with_charts: bool) -> ReportSe
         Column("last excluded because", is_wide=True),
     )
     if with_charts:
-        charts = [timeline(spans, KINDS, zone)]
+        charts = [timeline("nodes-chart", sorted(spans, key=_row), KINDS, zone)]
     else:
         charts = []
     lines = []
@@ -125,7 +125,11 @@ def _usual(series: TrainingSeries) -> dict[float, float]:
     return {batch: median(values) for batch, values in by_batch.items()}
 
 
-def _spans(material: ReportMaterial) -> Iterator[NodeSpan]:
+def _row(span: TimeSpan) -> str:
+    return span.row
+
+
+def _spans(material: ReportMaterial) -> Iterator[TimeSpan]:
     now = material.snapshot.time
     for attempt in known(material.history.attempts, ()):
         if attempt.ended is not None:
@@ -137,7 +141,7 @@ def _spans(material: ReportMaterial) -> Iterator[NodeSpan]:
         for begin, until, working in _stretches(attempt, end):
             for node in attempt.nodes:
                 kind = "trained" if node in working else "spare"
-                yield NodeSpan(
+                yield TimeSpan(
                     node,
                     begin,
                     end=max(begin, until),
@@ -146,7 +150,7 @@ def _spans(material: ReportMaterial) -> Iterator[NodeSpan]:
                 )
     for period in material.history.exclusions:
         end = now if period.end is None else period.end
-        yield NodeSpan(period.what, period.start, end=end, kind="excluded", label=period.why)
+        yield TimeSpan(period.what, period.start, end=end, kind="excluded", label=period.why)
 
 
 def _stretches(

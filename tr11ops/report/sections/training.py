@@ -29,6 +29,7 @@ LAYER_PANELS = (  # title, field of a point
     ("a layer's update over its weights", "update"),
     ("what a block hands on, root mean square", "output"),
 )
+OVER_TIME = "course-chart"  # the first one: others may show its texts
 NAMES = ("", "iteration", "tokens", "loss", "learning rate", "batch", "TFLOPs", "gradient norm")
 
 
@@ -86,7 +87,7 @@ def _over_time(series: TrainingSeries, markers: Sequence[IncidentMarker], zone: 
     rows = [(point.time, _texts(point, zone)) for point in series.points]
     ticks = time_ticks(scale.low, scale.high, zone)
     return line_chart(
-        "course-chart",
+        OVER_TIME,
         [loss, *others],
         scale=scale,
         ticks=ticks,
@@ -109,15 +110,13 @@ def _over_tokens(series: TrainingSeries, zone: tzinfo, from_zero: bool) -> Itera
         (Curve("training", "blue", loss), *_validations(series, "tokens")),
         is_log=True,
     )
-    rows = [
-        (float(tokens), (f"{quantity(tokens)} tokens", *_texts(point, zone)))
-        for point in told
-        if (tokens := point.tokens) is not None
-    ]
+    rows = [(float(point.tokens or 0), _texts(point, zone)) for point in told]
+    like = ""
+    if len(told) == len(series.points):
+        like = OVER_TIME
     ticks = [(value, quantity(value)) for value in scale.ticks(6)]
-    yield line_chart(
-        "tokens-chart", [panel], scale=scale, ticks=ticks, readout=Readout(("", *NAMES), rows)
-    )
+    readout = Readout(NAMES, rows, label=NAMES.index("tokens"), like=like)
+    yield line_chart("tokens-chart", [panel], scale=scale, ticks=ticks, readout=readout)
 
 
 def _layers_over_time(
