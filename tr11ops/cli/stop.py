@@ -46,7 +46,15 @@ from tr11ops.cli.stopping import (
 )
 from tr11ops.cluster.base import JobState
 from tr11ops.queue.held_jobs import to_hold
-from tr11ops.queue.stop import Acknowledgements, JobEnding, StopView, acknowledgements, wait_for_end
+from tr11ops.queue.stop import (
+    Acknowledgements,
+    JobEnding,
+    StopView,
+    acknowledgements,
+    wait_for_end,
+    wait_for_lease,
+)
+from trainer.contract.lease import LeaseClaim
 from trainer.contract.record import JsonObject, Record
 from trainer.contract.requests import Request, new_request, read_request
 
@@ -347,8 +355,8 @@ class Kill(Record):
                 is_stopped = stop_without_files(run, view, self.now)
             is_stopped = is_stopped and (is_set or is_all_held(run, view, held))
         assert request is not None
-        endings = self._wait(request)
-        is_fine = self._report(endings) and is_stopped
+        endings, lease = self._wait(request)
+        is_fine = self._report(endings) and is_stopped and lease is None
         unknown = self._unknown(is_stopped)
         if all(ending.is_over for ending in endings) and (held or not unknown):
             say(way_on(run, view))
@@ -400,11 +408,15 @@ class Kill(Record):
         )
         return is_set, is_enough
 
-    def _wait(self, request: Request) -> tuple[JobEnding, ...]:
-        """How what runs has ended, where that is waited for."""
+    def _wait(self, request: Request) -> tuple[tuple[JobEnding, ...], LeaseClaim | None]:
+        """How what runs has ended, where that is waited for, and whose lease counts still as a living
+        trainer's, though its job is over.
+        """
         run, view = self.run, self.view
-        if self.patience is None or not view.running:
-            return ()
+        # one in the foreground is no job, and saves as long as it needs
+        attempts = [one for one in view.attempts if not one.startswith("foreground")]
+        if self.patience is None or not attempts:
+            return (), None
         minutes = run.card.resilience.stop_within_minutes
         if request.kind == "kill-now":
             minutes = NOW_MINUTES
@@ -412,7 +424,7 @@ class Kill(Record):
             self.patience, minutes * 60, lambda: fall_back(run, view, request.id, minutes)
         )
         hint = _unsaved_end(run, view, request.kind, minutes)
-        return wait_for_end(
+        endings = wait_for_end(
             run.directory,
             view.running,
             scheduler=run.edge,
@@ -421,6 +433,16 @@ class Kill(Record):
             request=request.id,
             unsaved_end=hint,
         )
+        is_known = not (view.unmounted or view.read_error or view.unclear)
+        if not is_known or not all(ending.is_over for ending in endings):
+            return endings, None
+        lease = wait_for_lease(run.directory, attempts, patience, _say_indented)
+        if lease is not None:
+            say(
+                f"tr11: the lease of {lease.told(run.directory.paths)} still counts as a living trainer's, though "
+                f"its job is over: `{run.command('status')}` shows it"
+            )
+        return endings, lease
 
     def _report(self, endings: tuple[JobEnding, ...]) -> bool:
         """Say how the jobs ended. Returns whether all of them ended well."""

@@ -32,7 +32,7 @@ from tr11ops.rundir.fallback import with_reserve
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.attempt import EndMarker, Heartbeat
 from trainer.contract.files import make_shared, open_shared
-from trainer.contract.lease import LeaseClaim, clocks_of, living_claim
+from trainer.contract.lease import LIVING_SECONDS, LeaseClaim, clocks_of, living_claim
 from trainer.contract.record import Record
 from trainer.contract.requests import Request
 
@@ -333,6 +333,36 @@ def wait_for_end(
             is_explained = True
         if not pause():
             return endings
+
+
+def wait_for_lease(
+    directory: RunDirectory,
+    attempts: Iterable[str],
+    pause: Callable[[], bool],
+    progress: Callable[[str], None],
+    clock: Callable[[], float] = time.time,
+) -> LeaseClaim | None:
+    """Wait until the lease of these attempts, whose jobs are over, counts as no living trainer's any more:
+    one that was killed has not let go of it, and until then no `latest` is moved and no other trainer begins.
+
+    Returns the claim that still counts where `pause` returns False before, or where it is renewed still, as
+    by a process that has outlived its job; None where none does. A lease that cannot be read is not waited for.
+    """
+    paths, wanted = directory.paths, set(attempts)
+    began = clock()
+    is_said = False
+    while True:
+        claim = known(observed(lambda: living_claim(paths, *clocks_of(paths, clock()))), None)
+        if claim is None or (claim.token and claim.job_id not in wanted):
+            return None
+        if not is_said:
+            is_said = True
+            progress(
+                f"the trainer of {claim.told(paths)} did not let go of the run's lease: for {LIVING_SECONDS:.0f} s "
+                "it counts as alive"
+            )
+        if clock() - began >= 2 * LIVING_SECONDS or not pause():
+            return claim
 
 
 def _waits_for(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -24,13 +25,14 @@ from tests.tr11ops.launch.run_inputs import write_checkpoint
 from tr11ops.base.errors import SchedulerError
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.local import LocalScheduler
-from tr11ops.queue.stop import Acknowledgements, acknowledgements
+from tr11ops.queue.stop import Acknowledgements, acknowledgements, wait_for_lease
 from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict
 from tr11ops.rundir.fallback import RESERVE_FILE, keep_reserve
 from tr11ops.rundir.hold_store import held_by_tr11
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.versioned import VersionedFile
 from trainer.contract.files import write_json
+from trainer.contract.lease import LIVING_SECONDS, LeaseClaim, LeaseFolder, trained_into
 from trainer.contract.recovery import RecoveryEvent, RecoveryRecord, write_recovery
 from trainer.contract.requests import new_request, read_request
 
@@ -434,6 +436,42 @@ def test_a_scheduler_that_falls_silent_ends_no_wait(
     monkeypatch.setattr(LocalScheduler, "job", fall_silent)
     answer = tr11(bench, "kill", "--yes", "--wait", "--timeout", "2")
     assert answer.code == 1 and f"job {number} is still there" in answer.out
+
+
+def test_a_kill_sees_the_lease_of_what_it_killed_out(bench: LocalBench) -> None:
+    """It is as old as it needs to be but for 3 s when the job is over; `latest` may be moved at once then."""
+    directory = run_directory(bench)
+    lease = LeaseFolder(directory.paths)
+    number = running(
+        bench,
+        f"{trainer_script(bench, END)}\ntouch -d '-{LIVING_SECONDS - 3:.0f} seconds' {lease.file(1)}",
+    )
+    assert lease.claim(1, LeaseClaim.of_this_process(number, 1))
+    answer = tr11(bench, "kill", "--yes", "--now", "--wait")
+    assert answer.code == 0, answer.err
+    assert trained_into(directory.paths.checkpoints, time.time()) == ""
+
+
+def test_a_wait_for_a_lease_says_so_and_ends(bench: LocalBench) -> None:
+    directory = run_directory(bench)
+    lease, said, moments = LeaseFolder(directory.paths), list[str](), [0.0, 5.0, 20.0]
+    assert lease.claim(1, LeaseClaim.of_this_process("7", 1))
+
+    def pause() -> bool:
+        moments.pop(0)
+        os.utime(lease.file(1), (time.time() - moments[0], time.time() - moments[0]))
+        return True
+
+    assert wait_for_lease(directory, ["7"], pause, said.append) is None
+    assert moments == [20.0] and len(said) == 1
+    assert "did not let go of the run's lease: for 15 s it counts as alive" in said[0]
+    # another's is not waited for, and one that is renewed though its job is over is told of
+    lease.claim(2, LeaseClaim.of_this_process("8", 1))
+    assert wait_for_lease(directory, ["7"], pause, said.append) is None
+    clock = iter([time.time(), *[time.time() + 100.0] * 9])
+    lease.file(2).touch()
+    kept = wait_for_lease(directory, ["8"], pause, said.append, clock.__next__)
+    assert kept is not None and kept.job_id == "8"
 
 
 def in_the_states(monkeypatch: pytest.MonkeyPatch, *states: JobState) -> None:

@@ -195,7 +195,8 @@ class FaultRun:
 
     def kill_in_save(self, seconds: float = 180.0) -> None:
         """All ranks are killed at a moment at which a checkpoint is begun and not whole: they are
-        stopped as soon as something of it is there, and go on where it was whole by then.
+        stopped as soon as something of it is there, and go on where it was whole by then. Where it is never
+        there but whole, at the moment at which it gets its name.
 
         Raises TooLate.
         """
@@ -213,7 +214,7 @@ class FaultRun:
             time.sleep(0.0002)
         with suppress(ProcessLookupError):
             _send(workers, signal.SIGSTOP)
-        is_torn = self._has_torn(before)
+        is_torn = self.trainer.appears_whole or self._has_torn(before)
         if is_torn:
             end_at_once(workers)
         with suppress(ProcessLookupError):

@@ -24,7 +24,8 @@ class FaultedTrainer(Record):
     `hang`: the variable that names a step at which rank 1 waits for ever, once; "" where that cannot be.
     `cut`: the file of a checkpoint that is cut to break it; "" where a checkpoint is one file.
     `start_seconds`: how long its libraries take before its first step, beyond a second or two.
-    `environment`: what else its processes have there.
+    `environment`: what else its processes have there. `appears_whole`: a save gets its name when it is
+    whole, so that none is ever seen in its middle.
     """
 
     name: str
@@ -39,6 +40,7 @@ class FaultedTrainer(Record):
     cut: str = ""
     start_seconds: float = 0.0
     environment: Mapping[str, str] = {}
+    appears_whole: bool = False
 
     def longer(self, steps: int) -> FaultedTrainer:
         """The same for more steps."""
@@ -153,5 +155,6 @@ quiet = 2
     hang="HANG_AT",
     start_seconds=20.0,
     environment={"BAR": "tqdm"},
+    appears_whole=True,
 )
 TRAINERS = {one.name: one for one in (PLAIN, DCP, HUGGING_FACE, LIGHTNING)}
