@@ -27,7 +27,6 @@ TRAINING_PHASE = "training"
 ENDED_PHASE = "ended"
 
 # shorter silences say nothing: files on shared file systems are seen late
-STALL_FLOOR_SECONDS = 120.0
 UNLEARNED_SECONDS = 3600.0  # start-up, evaluation and saving of the largest run stay well below it
 PHASE_FLOOR_SECONDS = 600.0  # a file system that is busy makes a save of seconds one of minutes
 LINES_LOOKED_AT = 20  # for how many steps are between two
@@ -54,7 +53,7 @@ def training_patience(snapshot: Snapshot, pace: float, iterations_a_line: int = 
     rarer.
     """
     iterations = snapshot.run.watch.stall_iterations + iterations_a_line - 1
-    return max(STALL_FLOOR_SECONDS, iterations * pace)
+    return max(60 * snapshot.run.watch.least_silence_minutes, iterations * pace)
 
 
 def writes_by_line(snapshot: Snapshot) -> bool:

@@ -112,6 +112,9 @@ class WatchSection(Section):
     stall_iterations: float = Field(default=10, ge=3, le=10_000)
     """learned iteration times without a new iteration, while training"""
 
+    least_silence_minutes: float = Field(default=2, gt=0, le=10_080)
+    """while training, a shorter silence is no fault, however short an iteration is"""
+
     slow_percent: float = Field(default=3, gt=0, le=90)
     """below the median throughput of the last 100 iterations"""
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tests.tr11ops.trainers.faults.given import FAULTS, may_mount
-from tests.tr11ops.trainers.faults.outcome import play
+from tests.tr11ops.trainers.faults.given import FAULTS, Given, may_mount
+from tests.tr11ops.trainers.faults.outcome import judged, play
 from tests.tr11ops.trainers.faults.run import FaultRun
 from tests.tr11ops.trainers.faults.sites import LocalSite
 from tests.tr11ops.trainers.faults.table import BEGIN, END, kept, table_lines
@@ -48,6 +48,31 @@ def test_a_fault_costs_no_step_that_was_saved_and_no_innocent_node(
     run = FaultRun(TRAINERS[cell.trainer], LocalSite(), tmp_path, PATIENCE, cell.pace)
     outcome = play(run, FAULTS[cell.fault])
     assert outcome.wrong == (), outcome
+
+
+def test_a_hang_is_ended_by_the_watchdog_and_the_next_task_goes_on(tmp_path: Path) -> None:
+    """As in `make trainer-faults`, where a card says that a silence of 3 s is long enough."""
+    watch = "least_silence_minutes = 0.05"
+    run = FaultRun(PLAIN, LocalSite(), tmp_path, PATIENCE, pace=0.1, watch=watch)
+    outcome = play(run, FAULTS["hang"])
+    assert outcome.wrong == (), outcome
+
+
+def test_before_the_time_limit_it_leaves_after_a_checkpoint_and_the_next_task_goes_on(
+    tmp_path: Path,
+) -> None:
+    """The signal comes 20 s after the start, before the fifth step of 4 s: it has to be waited for."""
+    run = FaultRun(PLAIN.longer(2 * INTERVAL), LocalSite(), tmp_path, PATIENCE)
+    try:
+        run.write_card(4.0, "00:01:20", "signal_seconds_before_limit = 60")
+        run.begin("--array", "1-4")
+        run.until_idle()
+        outcome = judged(run, FAULTS["time-limit"], Given(), (), 0.0)
+    finally:
+        run.close()
+    assert outcome.wrong == (), outcome
+    assert outcome.restarts and outcome.restarts[-1].whole == INTERVAL
+    assert run.ends()[0].reason == "signal" and run.ends()[-1].reason == "finished"
 
 
 @contextmanager

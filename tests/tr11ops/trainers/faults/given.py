@@ -162,10 +162,15 @@ def not_finite(run: FaultRun) -> Given:
     name, value = run.trainer.nan
     run.write_card(**{name: value})
     run.begin("--array", "1-3")
-    run.until_step(int(run.trainer.interval) * 2)
-    during = run.status()
+    run.until_step(int(value))
+    said = [run.status()]
+    while _NAN not in said[-1] and run.step() < run.trainer.steps - 1:
+        said.append(run.status())
     run.until_idle()
-    return Given(during=said_of(during))
+    return Given(during=said_of(said[-1] if _NAN in said[-1] else said[0]))
+
+
+_NAN = "not a number"
 
 
 FAULTS = {
@@ -179,7 +184,7 @@ FAULTS = {
         Fault("killed-in-save", "all ranks killed in a save", killed_in_save),
         Fault("time-limit", "the time limit", time_limit),
         Fault("kill-switch", "the kill switch", kill_switch, ends="kill-switch", verdict="STOPPED"),
-        Fault("second-launch", "a second launch", second_launch),
+        Fault("second-launch", "a second launch, which is refused", second_launch),
         Fault("nan", "a loss is NaN", not_finite),
     )
 }

@@ -46,7 +46,7 @@ class SeenWhole(Record):
 
 class FaultRun:
     """One training; `folder` is new and empty. `patience`: how much longer than on a machine of its own
-    something may take. `pace`: seconds of a step there.
+    something may take. `pace`: seconds of a step there. `watch`: more lines of the card's [watch].
     """
 
     def __init__(
@@ -56,9 +56,10 @@ class FaultRun:
         folder: Path,
         patience: float = 1.0,
         pace: float = 1.0,
+        watch: str = "",
     ) -> None:
         self.trainer, self.site, self.folder, self.patience = trainer, site, folder, patience
-        self.pace = pace * patience
+        self.pace, self.watch = pace * patience, watch
         self.root, self.card = folder / "run", folder / "tr11.toml"
         self.paths = RunPaths(self.root, "toy", "main")
         self.environment = {
@@ -87,7 +88,9 @@ class FaultRun:
         pace = self.pace if seconds is None else seconds
         given = {MARK: str(self.root), self.trainer.pace: str(pace), **environment}
         lines = f'time_limit = "{time_limit}"\n{self.site.slurm}\n{slurm}'
-        self.card.write_text(self.trainer.card(self.root, lines, given), encoding="utf-8")
+        self.card.write_text(
+            self.trainer.card(self.root, lines, self.watch, given), encoding="utf-8"
+        )
         card = load_card(self.card)
         assert isinstance(card, ForeignCard)
         self._settings = card.settings

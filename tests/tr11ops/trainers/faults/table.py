@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tests.tr11ops.trainers.faults.given import FAULTS
@@ -38,8 +39,8 @@ def table_lines(cells: Iterable[Outcome]) -> list[str]:
     """A row for each cell, by fault."""
     found = list(cells)
     lines = [
-        "| fault | trainer | scheduler | `tr11 status`, at the end | end | starts | steps trained again | of a whole checkpoint | excluded | a person |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| fault | trainer | scheduler | `tr11 status`, meanwhile | at the end | what tr11 did | end | starts | steps trained again | of a whole checkpoint | excluded | a person |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for fault in FAULTS.values():
         of_fault = [one for one in found if one.fault == fault.name]
@@ -49,10 +50,41 @@ def table_lines(cells: Iterable[Outcome]) -> list[str]:
 
 def _row(what: str, one: Outcome) -> str:
     cells = (
-        what, one.trainer, one.scheduler, one.verdict, one.end, str(1 + len(one.restarts)),
+        what, one.trainer, one.scheduler, one.during.partition(" toy ")[0] or "-", _verdict(one),
+        "; ".join(_done(one.acts)) or "-", one.end or "none", str(1 + len(one.restarts)),
         str(one.again), str(one.lost), " ".join(one.excluded) or "none", one.person or "nothing",
     )  # fmt: skip
     return f"| {' | '.join(cells)} |"
+
+
+def _verdict(one: Outcome) -> str:
+    """The last verdict, with what was wrong."""
+    if not one.wrong:
+        return one.verdict
+    return f"{one.verdict}. **Wrong**: {'; '.join(one.wrong)}"
+
+
+_DECISION = re.compile(r"^\S+ launch \d+: \w+, (?P<what>.*?)(?:, (?:blamed|suspects) .*)?$")
+_ENDS = {
+    "signal": "ended after a checkpoint, before the limit",
+    "kill-switch": "ended after a checkpoint",
+}
+_ASIDE = re.compile(r"^(?P<what>\S+) is .*: it lies in \S+ now")
+
+
+def _done(acts: Iterable[str]) -> Iterator[str]:
+    """Of what tr11 did, what it decided after a launch, in what order it stopped one, and what it moved out
+    of the trainer's way.
+    """
+    for act in acts:
+        stopped = _ENDS.get(act.rpartition(": ")[2])
+        if stopped is not None:
+            yield stopped
+        decided, moved = _DECISION.match(act), _ASIDE.match(act)
+        if decided is not None and decided["what"] != "no decision":
+            yield decided["what"]
+        if moved is not None:
+            yield f"{moved['what']} set aside"
 
 
 def with_table(text: str, lines: Sequence[str]) -> str:

@@ -48,13 +48,14 @@ class FaultedTrainer(Record):
         tables = self.tables.replace(f"steps = {self.steps}", f"steps = {steps}")
         return replace(self, steps=steps, words=words, tables=tables)
 
-    def card(self, root: Path, slurm: str, environment: dict[str, str]) -> str:
-        """The run card of a training in `root`."""
+    def card(self, root: Path, slurm: str, watch: str, environment: dict[str, str]) -> str:
+        """The run card of a training in `root`; `slurm`, `watch`: more lines of these sections."""
         own = {**self.environment, **environment}
         given = "\n".join(f"{name} = {json.dumps(value)}" for name, value in own.items())
         return _CARD.format(
             root=root,
             slurm=slurm,
+            watch=watch,
             command=json.dumps([str(SCRIPTS / self.script), *self.words]),
             python=sys.executable,
             interval=self.interval,
@@ -76,6 +77,7 @@ cpus_per_task = 1
 {slurm}
 [watch]
 act = true
+{watch}
 [trainer]
 command = {command}
 folder = "{root}/out"
