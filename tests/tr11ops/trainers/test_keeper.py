@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import psutil
@@ -15,7 +16,8 @@ from msgspec.structs import replace
 from tests.tr11ops.trainers.kept import PLAIN, KeptTraining, wait_until
 from tr11ops.base.processes import is_living
 from tr11ops.trainers import tr11_beat
-from trainer.contract.attempt import request_stop
+from trainer.contract.attempt import ExitTime, request_stop
+from trainer.contract.documents import write_record
 from trainer.contract.lease import LeaseClaim, LeaseFolder
 from trainer.contract.requests import RequestAnswer, new_request
 
@@ -121,8 +123,12 @@ def test_a_second_supervisor_is_refused(run: KeptTraining) -> None:
 
 
 def test_a_time_limit_ends_it(run: KeptTraining) -> None:
-    run.plain(4000, 1000, "polite", run={"exit_duration_minutes": 0.15})
-    assert run.run() == 0
+    run.plain(4000, 1000, "polite", run={"exit_duration_minutes": 600})
+    with run.kept() as process:
+        wait_until(lambda: run.iteration() >= 3, seconds=180)
+        # the agent has seen that the job's limit was moved
+        write_record(run.paths.exit_time("4711"), ExitTime(time.time() - 1.0))
+        assert process.wait(timeout=60) == 0, run.said()
     end = run.end()
     assert end is not None and (end.reason, end.restart) == ("exit-duration", True)
     assert end.checkpoint_step is not None
