@@ -173,3 +173,15 @@ def older_start(course: TrainingCourse, taken: TakenCheckpoint | None) -> str:
     if taken is None or taken.step is None or told is None or told >= taken.step - SLACK:
         return ""
     return f"it goes on from step {told}, although {taken} exists"
+
+
+def nothing_left(course: TrainingCourse, taken: TakenCheckpoint | None, total: int | None) -> str:
+    """Why a launch that took no step had none to take: its checkpoint is of the last one, as where the launch
+    before was ended in that moment. "" where that is not so. `total`: the last step, as any launch told it.
+    """
+    last = course.total or total
+    if course.has_stepped or taken is None or taken.step is None or last is None:
+        return ""
+    if taken.step < last:
+        return ""
+    return f"it took no step, as {taken} is of its last one"

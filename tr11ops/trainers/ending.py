@@ -37,13 +37,14 @@ def last_word(
     came_again: bool = False,
     failure: int = 0,
     not_taken: str = "",
+    nothing_left: str = "",
 ) -> LastWord | None:
     """What the end marker says of a launch whose launcher has left with `status`.
 
     `order`: to stop, where there was one; `wrong`: why it was ended by the guard of the start;
     `came_again`: whether the attempt before ended unexplained too; `failure`: how the first worker that
     failed ended, 0 where none did; `not_taken`: the line in which it, or its launcher, said that it never
-    began, which the next launch would meet again.
+    began, which the next launch would meet again; `nothing_left`: why it had no step to take, "" where it had.
     """
     if wrong:
         return LastWord("refused", False, wrong)
@@ -63,7 +64,7 @@ def last_word(
     if meaning.reason == "stopped":
         return LastWord("exit-interval", True, f"it left before its last step: {meaning.why}")
     if meaning.reason == "unexplained":
-        return _unexplained(meaning, came_again)
+        return _unexplained(meaning, came_again, nothing_left)
     if meaning.sequel == "hold":
         return LastWord("refused", False, meaning.why)
     return None
@@ -77,7 +78,9 @@ def _why_not_taken(dialect: Dialect, line: str) -> str:
     return sentence(line, fix)
 
 
-def _unexplained(meaning: EndMeaning, came_again: bool) -> LastWord:
-    """One more try where it may have been an accident; none where it came again."""
+def _unexplained(meaning: EndMeaning, came_again: bool, nothing_left: str) -> LastWord:
+    """One more try where it may have been an accident; none where it came again, or nothing was left."""
+    if nothing_left:
+        return LastWord("finished", False, f"after training is done: {nothing_left}")
     again = meaning.sequel == "relaunch once" and not came_again
     return LastWord("unexplained", again, meaning.why)

@@ -21,7 +21,7 @@ from tr11ops.base.errors import Refusal, WrongUsage
 from tr11ops.base.processes import adopt_orphans
 from tr11ops.base.units import counted
 from tr11ops.dialects.settings import TrainerSettings
-from tr11ops.trainers.course import TrainingCourse, older_start, wrong_start
+from tr11ops.trainers.course import TrainingCourse, nothing_left, older_start, wrong_start
 from tr11ops.trainers.ending import LastWord, last_word
 from tr11ops.trainers.held import HoldPlace
 from tr11ops.trainers.kept_files import KeptFiles, KeptRun, StartOrder
@@ -454,15 +454,13 @@ class Keeper:
     def _look_for_end_at_once(self) -> None:
         """Each node looks for itself: it may be the run directory of node 0 that hangs."""
         request = read_request(self.files.run.kill_switch, "kill")
-        if request is None or request.kind != "kill-now" or self._is_done_at_once():
+        is_done = self.order is not None and self.order.how == END
+        if request is None or request.kind != "kill-now" or is_done:
             return
         line = f"tr11: ended at once, without saving, as asked by {request}"
         now = time.time()
         self.order = self._ending(Asked("kill-switch", False, line, request=request.id, time=now))
         self._is_done = False
-
-    def _is_done_at_once(self) -> bool:
-        return self.order is not None and self.order.how == END
 
     # ------------------------------------------------------------------ stopping
     def _follow(self) -> None:
@@ -516,7 +514,7 @@ class Keeper:
         word = last_word(
             self.settings.dialect, self.course, status, order=self._order_or_wish(status), wrong=self.wrong,
             came_again=self.files.ended_unexplained_before(), failure=self.workers.first_failure,
-            not_taken=not_taken,
+            not_taken=not_taken, nothing_left=nothing_left(self.course, self.taken, self.files.last_total()),
         )  # fmt: skip
         if word is None:
             return status

@@ -213,17 +213,28 @@ class KeptFiles:
         """The newest record of a step of this attempt, which another node may have written; None where
         there is none, or it cannot be read.
         """
+        job = self.attempt.job_id
+        return next((one for one in self._newest_steps() if one.job_id == job), None)
+
+    def last_total(self) -> int | None:
+        """How many steps the training has, by the newest record of any attempt that says so; None where none
+        does.
+        """
+        told = (one.integer("total_iterations") for one in self._newest_steps())
+        return next((total for total in told if total), None)
+
+    def _newest_steps(self) -> Iterator[MetricsRecord]:
+        """The last records of steps of the run, the newest first; none where they cannot be read."""
         try:
             with open_for_reading(self.run.paths.metrics) as stream:
                 stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
                 lines = stream.read().split(b"\n")[:-1]
         except OSError:
-            return None
+            return
         for line in reversed(lines):
             found = parse_record(line)
-            if found is not None and found.is_step and found.job_id == self.attempt.job_id:
-                return found
-        return None
+            if found is not None and found.is_step:
+                yield found
 
     def has_trained(self) -> bool:
         """Whether any launch of this run has taken a step; also where that cannot be seen."""

@@ -115,6 +115,17 @@ def test_a_launch_without_a_step_is_held(run: KeptTraining) -> None:
     assert end is not None and (end.reason, end.restart) == ("unexplained", False)
 
 
+def test_a_launch_after_the_last_step_has_nothing_left(run: KeptTraining) -> None:
+    """The one before was ended in the moment of its last save, and told no end."""
+    run.plain(4, 4)
+    assert run.run() == 0
+    run.paths.end_marker("4711").unlink()
+    assert run.run(job="4712") == 0, run.said()
+    end = run.end("4712")
+    assert end is not None and (end.reason, end.iteration, end.restart) == ("finished", 4, False)
+    assert "took no step, as step-4 of step 4 is of its last one" in end.message
+
+
 def test_a_second_supervisor_is_refused(run: KeptTraining) -> None:
     run.write_card(["torchrun", "--max-restarts=3", "train.py"], start="node")
     assert run.run() == 2
