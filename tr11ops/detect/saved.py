@@ -24,7 +24,6 @@ from tr11ops.observe.liveness import (
 from tr11ops.observe.observations import TrainingEvent
 from tr11ops.observe.snapshot import Checkpoint, Snapshot
 from trainer.contract.attempt import UnheldCheckpoint
-from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.errors import RangeError
 from trainer.contract.metrics_record import SAVE_FAILED
 from trainer.schedule.path import merge_ranges, parse_range
@@ -54,17 +53,17 @@ def checkpoint_unsound(snapshot: Snapshot) -> Iterator[Finding]:
         bad = bad[1:]
     if bad:
         lines = [
-            f"{checkpoint_name(entry.step)}: {entry.faults[0] if entry.faults else 'no manifest'}"
+            f"{derived.checkpoint_label(snapshot, entry.step)}: {(*entry.faults, 'no manifest')[0]}"
             for entry in bad
         ]
         if sound:
-            fall_back = f"a resume takes {checkpoint_name(sound.step)}"
+            fall_back = f"a resume takes {derived.checkpoint_label(snapshot, sound.step)}"
         else:
             fall_back = "no sound checkpoint was found"
         yield Finding(
             checkpoint_unsound.name,
             Severity.WARNING if sound else Severity.CRITICAL,
-            f"{checkpoint_name(bad[0].step)} is not whole; {fall_back}",
+            f"{derived.checkpoint_label(snapshot, bad[0].step)} is not whole; {fall_back}",
             subject=str(bad[0].step),
             identity=(str(bad[0].step),),
             evidence=tuple(lines[:3]),
@@ -77,7 +76,7 @@ def checkpoint_unsound(snapshot: Snapshot) -> Iterator[Finding]:
         yield Finding(
             checkpoint_unsound.name,
             Severity.WARNING if sound else Severity.CRITICAL,
-            f"latest names {checkpoint_name(latest)}, which is not there",
+            f"latest names {derived.checkpoint_label(snapshot, latest)}, which is not there",
             subject=f"latest-{latest}",
             identity=(f"latest-{latest}",),
             by_itself=FALLS_BACK,
@@ -109,7 +108,8 @@ def _doubted(snapshot: Snapshot, sound: Checkpoint | None) -> Iterator[Finding]:
         if step.time is not None and step.time > last.time
     ]
     is_proven = any(step.record.iteration > passed for step in steps)
-    name, older = checkpoint_name(last.began_at), checkpoint_name(last.older_checkpoint or 0)
+    name = derived.checkpoint_label(snapshot, last.began_at)
+    older = derived.checkpoint_label(snapshot, last.older_checkpoint or 0)
     yield Finding(
         checkpoint_unsound.name,
         Severity.WARNING if is_proven else Severity.INFO,

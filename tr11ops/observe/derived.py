@@ -21,6 +21,7 @@ from tr11ops.observe.observations import TrainingEvent
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot, Step, newest_attempt
 from tr11ops.rundir.paths import parse_comment
 from trainer.contract.attempt import EndMarker
+from trainer.contract.checkpoint_names import checkpoint_name
 
 if TYPE_CHECKING:
     from tr11ops.runcard.exit_duration import ExitPlan
@@ -76,6 +77,14 @@ def label_of(snapshot: Snapshot, job_id: str) -> str:
         if attempt.job_id == job_id:
             return attempt.label or job_id
     return job_id
+
+
+def checkpoint_label(snapshot: Snapshot, step: int) -> str:
+    """A checkpoint as people know it: of another trainer by its own name, else as the run's folder."""
+    standing = snapshot.run.standing
+    if standing is None:
+        return checkpoint_name(step)
+    return standing.name_of(step)
 
 
 def is_dead(job: Job) -> bool:

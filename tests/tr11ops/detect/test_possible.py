@@ -71,3 +71,30 @@ def test_what_tr11_starts_itself_is_advised_as_before() -> None:
         started = with_facts(seen, standing=standing_of(foreign, ranks=1))
         without = with_facts(seen, standing=replace(WATCHED, level=2))
         assert [one.fix for one in detect_all(started)] == [one.fix for one in detect_all(without)]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "name"),
+    [
+        ("torchtitan", "step-48"),
+        ("huggingface", "checkpoint-48"),
+        ("megatron", "iter_0000048 (step 48)"),
+        ("lightning", "step 48"),  # its names hold more than the step
+    ],
+)
+def test_a_checkpoint_of_another_trainer_has_the_name_that_its_folder_has(
+    dialect: str, name: str
+) -> None:
+    settings = settings_of({"command": ["train"], "dialect": dialect, "start": "srun"}, "it")
+    standing = standing_of(settings, ranks=1)
+    assert standing.name_of(48) == name
+    seen = [case for _, case, *_ in TABLE if case.checkpoints]
+    told = [
+        finding
+        for case in seen
+        for finding in detect_all(with_facts(case, standing=standing))
+        if finding.detector == "checkpoint-unsound"
+    ]
+    assert told
+    for finding in told:
+        assert "global_step" not in " ".join((finding.title, *finding.evidence)), finding
