@@ -5,7 +5,6 @@ moment.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +16,11 @@ from tr11ops.agent.peers import Peers
 from tr11ops.agent.relaunch import AllocationState
 from tr11ops.agent.step import LineTee
 from tr11ops.base.errors import SchedulerError
+from tr11ops.base.now import now
 from tr11ops.base.observed import Unknown, observed
 from tr11ops.cluster.base import (
     Job,
+    JobScheduler,
     JobState,
     Scheduler,
     StateAnswer,
@@ -40,7 +41,6 @@ from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.agent.restarts import EarlierStart
-    from tr11ops.cluster.slurm import SlurmScheduler
 
 # ---------------------------------------------------------------------------- the attempt's own job
 # What the scheduler says of it now: whether it lives, until when, on which nodes.
@@ -97,7 +97,7 @@ class JobWatch:
         self._over.set()
 
     def _follow(self) -> None:
-        while not self._over.wait(seconds_to_next_look(self.leaves, time.time())):
+        while not self._over.wait(seconds_to_next_look(self.leaves, now())):
             self.look()
 
 
@@ -114,7 +114,8 @@ class AttemptContext(Record):
     `written`: the card without what was derived, None where
     nothing was. `history`: the run's times before this attempt. `watch`: what the scheduler says of
     the attempt's own job, None where no one can change its limit. `start_before`: that of its job
-    which Slurm ended to start it again.
+    which Slurm ended to start it again. `waits_for_changes`: a change to queued jobs and
+    exclusions is done before anything else goes on, as where time is simulated.
     """
 
     config: RunCard
@@ -122,13 +123,14 @@ class AttemptContext(Record):
     environment: Mapping[str, str]
     submission: str
     scheduler: Scheduler | None = None
-    states: SlurmScheduler | None = None
-    ordering: SlurmScheduler | None = None
+    states: JobScheduler | None = None
+    ordering: JobScheduler | None = None
     peers: Peers | None = None
     written: RunCard | None = None
     history: RunHistory = field(default_factory=RunHistory)
     watch: JobWatch | None = None
     start_before: EarlierStart | None = None
+    waits_for_changes: bool = False
 
     @property
     def directory(self) -> RunDirectory:
@@ -175,7 +177,7 @@ class AttemptObservations:
     def __init__(self, context: AttemptContext, tee: LineTee) -> None:
         self._context = context
         self._say = tee.say
-        self.started = time.time()
+        self.started = now()
         self._step_code: int | None = None
         self._told: set[str] = set()
         # the nodes' flags at the last look, None: unknown
@@ -288,7 +290,7 @@ class AttemptObservations:
         elif leaves is None and config.run.exit_duration_minutes is not None:
             times.append(self.started + 60 * config.run.exit_duration_minutes)
         if times:
-            return min(times) - time.time()
+            return min(times) - now()
         return None
 
     @property
@@ -365,7 +367,7 @@ class AttemptObservations:
         job = self.job_time()
         if job is None or job.end is None:
             return None
-        return job.end - time.time()
+        return job.end - now()
 
     def too_short(self) -> str:
         """Why the job's limit leaves no time to train and save, "" where it does or no one watches
@@ -374,7 +376,7 @@ class AttemptObservations:
         job = self.job_time()
         if job is None or self._context.watch is None:
             return ""
-        return too_short(self._as_written(), self._context.history, job, time.time())
+        return too_short(self._as_written(), self._context.history, job, now())
 
     def exit_time(self) -> ExitTime | None:
         """When the trainer leaves, by the limit of the job as it is now; None where no one watches

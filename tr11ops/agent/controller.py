@@ -46,6 +46,7 @@ from tr11ops.agent.relaunch import (
 from tr11ops.agent.restarts import waiting_start_before
 from tr11ops.agent.step import LineTee, StopFlag
 from tr11ops.agent.traces import logged_iteration, read_faults
+from tr11ops.agent.workers import RealWorkers, Workers
 from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import known, observed
 from tr11ops.base.units import counted
@@ -74,9 +75,17 @@ SURE = 0.8  # from this confidence on, a blamed node is taken for the fault itse
 
 
 class Controller:
-    """One attempt. `run` is called once, and returns the batch script's exit status."""
+    """One attempt. `run` is called once, and returns the batch script's exit status. `workers`: how
+    they are run, where they are no processes of this machine's scheduler.
+    """
 
-    def __init__(self, context: AttemptContext, stop: StopFlag, tee: LineTee) -> None:
+    def __init__(
+        self,
+        context: AttemptContext,
+        stop: StopFlag,
+        tee: LineTee,
+        workers: Workers | None = None,
+    ) -> None:
         self._context = context
         self._config = context.config
         self._paths = context.config.paths
@@ -97,7 +106,14 @@ class Controller:
             )
         self._mitigation = Mitigation(context, waiting, tee)
         self._exclusions = self._mitigation.exclusions
-        self._launches = Launches(context, self._observations, self._mitigation, stop=stop, tee=tee)
+        self._launches = Launches(
+            context,
+            self._observations,
+            self._mitigation,
+            stop=stop,
+            tee=tee,
+            workers=workers or RealWorkers(context, stop, tee),
+        )
 
     # ------------------------------------------------------------------ the attempt
     def run(self) -> int:

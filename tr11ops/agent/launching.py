@@ -4,7 +4,6 @@ was, judged beside all launches before it.
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from tr11ops.agent.allocation import free_port, master_address
 from tr11ops.agent.attempt_context import AttemptContext, AttemptObservations, JobEnd
 from tr11ops.agent.breaker import attempts_before, older_sound, point_back, point_to
 from tr11ops.agent.exit_records import forget_earlier_life
@@ -35,13 +33,13 @@ from tr11ops.agent.recurrence import (
     with_checks,
 )
 from tr11ops.agent.step import (
-    LaunchRun,
     LaunchWatch,
     LineTee,
     StopFlag,
-    WorkerLaunch,
 )
 from tr11ops.agent.traces import last_iteration_since, logged_iteration, read_faults, read_launches
+from tr11ops.agent.workers import PlannedLaunch, Workers
+from tr11ops.base.now import now
 from tr11ops.base.observed import cause, known, observed
 from tr11ops.base.units import counted
 from tr11ops.cluster.arrays import compress
@@ -51,7 +49,6 @@ from tr11ops.diagnose.attribution.records import all_failures, read_ranks, read_
 from tr11ops.diagnose.attribution.restart import restart_after
 from tr11ops.diagnose.attribution.srun import parse_lines
 from tr11ops.runcard.card import ForeignCard
-from tr11ops.runcard.sections import ContainerSection
 from tr11ops.rundir.attempts import LaunchRecord, launch_line
 from tr11ops.rundir.exclusion import Exclusion, NodeStanding, after_attribution, family, is_broad
 from tr11ops.rundir.exclusions import Version, read_version
@@ -79,7 +76,9 @@ class Launches:
         mitigation: Mitigation,
         stop: StopFlag,
         tee: LineTee,
+        workers: Workers,
     ) -> None:
+        self._workers = workers
         self._context = context
         self._config = context.config
         self._paths = context.config.paths
@@ -116,7 +115,7 @@ class Launches:
         record = LaunchRecord(
             number,
             nodes,
-            time.time(),
+            now(),
             iteration_before=logged_iteration(self._paths),
             checkpoint_before=newest_step(self._paths),
             left_out_checks=tuple(self._failing_checks),
@@ -125,8 +124,17 @@ class Launches:
         where = f"{counted(len(nodes), 'node')}: {compress(nodes)}"
         label = self._context.allocation.label
         self._tee.line(launch_line(self._job_id, label, number, where))
-        watch = LaunchWatch()
-        self._run(number, nodes, watch)
+        watch = LaunchWatch(start=record.start)
+        self._workers.run(
+            PlannedLaunch(
+                number,
+                nodes,
+                started=self._observations.started,
+                skipped=tuple(self._failing_checks),
+            ),
+            watch,
+            self._look,
+        )
         marker = self._marker(number) or self._marker_of_order(number, watch)
         record = self._judge_checks(record)
         record = replace(
@@ -174,60 +182,6 @@ class Launches:
             [node for node in record.nodes if node not in accused], seconds
         )
         self._exclusions.step_up(self._exclusions.trial())
-
-    def _run(self, number: int, nodes: tuple[str, ...], watch: LaunchWatch) -> None:
-        slurm = self._config.slurm
-        allocation = replace(self._context.allocation, nodes=nodes)
-        peers = self._context.peers
-        port = slurm.master_port or free_port()
-        launch = WorkerLaunch(
-            number=number,
-            attempt=self._folder,
-            card=self._card(number),
-            job_id=self._job_id,
-            nodes=nodes,
-            workers_per_node=slurm.workers,
-            master_address=master_address(allocation) if peers is None else peers.rendezvous.host,
-            master_port=port if peers is None or port != peers.rendezvous.port else free_port(),
-            container=self._agents_image(allocation.kind),
-            uses_gpus=slurm.gpus_per_node > 0,
-        )
-        running = LaunchRun(
-            launch,
-            allocation,
-            tee=self._tee,
-            stop=self._stop,
-            watch=watch,
-            end_within_seconds=self._config.resilience.end_within_seconds,
-            others=peers,
-        )
-        environment = {**self._context.environment, "TR11_JOB_ID": self._job_id}
-        running.run(environment, self._look)
-
-    def _agents_image(self, kind: str) -> ContainerSection | None:
-        """The image that node agents run in; another trainer's is for its workers alone."""
-        if kind != "slurm" or isinstance(self._config, ForeignCard):
-            return None
-        return self._config.slurm.container
-
-    def _card(self, number: int) -> Path:
-        """The card of a launch: a later one has what is left of the exit duration, and fewer health
-        checks.
-        """
-        first = self._folder / "card.json"
-        minutes = self._config.run.exit_duration_minutes
-        if number == 1 or (minutes is None and not self._failing_checks):
-            return first
-        value = json.loads(first.read_text(encoding="utf-8"))
-        if minutes is not None:
-            value["run"]["exit_duration_minutes"] = max(
-                minutes - (time.time() - self._observations.started) / 60, 0.01
-            )
-        skipped = [*value["resilience"].get("skip_checks", ()), *self._failing_checks]
-        value["resilience"]["skip_checks"] = skipped
-        path = self._folder / "launches" / f"{number}.card"
-        write_json(path, value)
-        return path
 
     def _look(self) -> None:
         """While a launch runs: hold queued jobs as soon as a stop switch is there, and let it go if
@@ -295,7 +249,7 @@ class Launches:
             checkpoint_step=step,
             restart=restart,
             message=message,
-            time=time.time(),
+            time=now(),
             host=host_name(),
             job_id=self._job_id,
             launch=number,

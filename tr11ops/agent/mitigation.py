@@ -8,10 +8,9 @@ waits for it.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -20,7 +19,8 @@ from tr11ops.agent.breaker import attempts_before
 from tr11ops.agent.node_exclusions import Background, NodeExclusions, in_background
 from tr11ops.agent.step import LineTee
 from tr11ops.base.errors import SchedulerError
-from tr11ops.cluster.base import JobState, Scheduler
+from tr11ops.base.now import now
+from tr11ops.cluster.base import JobScheduler, JobState, Scheduler
 from tr11ops.observe.files import read_details
 from tr11ops.observe.liveness import gone_host, has_lost_its_host, seconds_to_wait
 from tr11ops.observe.look import facts_of, observe
@@ -33,9 +33,6 @@ from tr11ops.rundir.paths import RunDirectory, Submission
 from trainer.contract.attempt import EXIT_FINE
 from trainer.contract.record import Record
 
-if TYPE_CHECKING:
-    from tr11ops.cluster.slurm import SlurmScheduler
-
 
 class Mitigation(Background):
     """The effects of one attempt on the run's other work. `waiting` is None in the foreground.
@@ -45,7 +42,7 @@ class Mitigation(Background):
     """
 
     def __init__(self, context: AttemptContext, waiting: PendingJobs | None, tee: LineTee) -> None:
-        super().__init__(tee)
+        super().__init__(tee, waits=context.waits_for_changes)
         self._context = context
         self._waiting = waiting
         self._held: Future[PendingChanges] | None = None
@@ -133,7 +130,7 @@ class Mitigation(Background):
         except SchedulerError as error:
             self._say(f"job {label} has lost its batch host and cannot be cancelled: {error}")
 
-    def give_back(self, ordering: SlurmScheduler) -> None:
+    def give_back(self, ordering: JobScheduler) -> None:
         """Put this very task back into the queue, and wait to be ended: it has done nothing, and is
         not used up.
         """
@@ -190,7 +187,7 @@ class Mitigation(Background):
             verdict,
             job_id=self._context.job_id,
             submission=self._context.submission,
-            time=time.time(),
+            time=now(),
         )
         if not self._write(verdict):
             self._mark(verdict.held, verdict.held_because, is_for_fault=not switch)
@@ -318,7 +315,7 @@ def concurrent_attempt(context: AttemptContext, scheduler: Scheduler) -> Concurr
         except SchedulerError:
             return None
         if job is not None and job.state is JobState.RUNNING:
-            seen = observe(context.directory, facts_of(context.config), scheduler, time.time())
+            seen = observe(context.directory, facts_of(context.config), scheduler, now())
             return ConcurrentAttempt(
                 folder.name,
                 has_lost_its_host(seen, job),

@@ -7,7 +7,6 @@ the scheduler.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import wraps
@@ -19,6 +18,7 @@ from tr11ops.agent.attempt_context import AttemptContext
 from tr11ops.agent.recurrence import FailingCheck, NodeFault, acquitted, innocent
 from tr11ops.agent.step import LineTee
 from tr11ops.base.errors import SchedulerError
+from tr11ops.base.now import now
 from tr11ops.base.observed import cause
 from tr11ops.base.units import counted
 from tr11ops.cluster.arrays import compress
@@ -51,10 +51,13 @@ T = TypeVar("T")
 
 
 class Background:
-    """Has things done one after another, in a thread of its own."""
+    """Has things done one after another, in a thread of its own. `waits`: nothing else goes on
+    meanwhile.
+    """
 
-    def __init__(self, tee: LineTee) -> None:
+    def __init__(self, tee: LineTee, *, waits: bool) -> None:
         self._say = tee.say
+        self._waits = waits
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=type(self).__name__)
         self._begun: list[Future[Any]] = []
 
@@ -62,6 +65,8 @@ class Background:
         """Have it done after all that was begun before."""
         future = self._thread.submit(work, *given, **named)
         self._begun.append(future)
+        if self._waits:
+            future.exception()
         return future
 
     def wait(self) -> None:
@@ -92,7 +97,7 @@ class NodeExclusions(Background):
     """
 
     def __init__(self, context: AttemptContext, waiting: PendingJobs | None, tee: LineTee) -> None:
-        super().__init__(tee)
+        super().__init__(tee, waits=context.waits_for_changes)
         self._context = context
         self._waiting = waiting
         # how many nodes may be excluded; one where it is not known how many there are
@@ -116,7 +121,7 @@ class NodeExclusions(Background):
         """Begin to put suspects on record: they are used on, after the others. The newest suspicion
         of a node counts; an exclusion stays.
         """
-        now = time.time()
+        since = now()
         fault = family(found.fault)
 
         def change(version: Version) -> Version:
@@ -128,7 +133,7 @@ class NodeExclusions(Background):
                         owner=AUTOMATIC_OWNER,
                         until=None,
                         evidence=found.evidence,
-                        since=now,
+                        since=since,
                         job_id=self._context.job_id,
                         state=NodeStanding.SUSPECT.value,
                         fault=fault,

@@ -32,6 +32,7 @@ WITHOUT_RUN = frozenset(
         "import",
         "init",
         "list",
+        "replay",
         "requeue",
         "runbook",
         "sweep",

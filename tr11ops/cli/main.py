@@ -238,6 +238,9 @@ GROUPS: Mapping[str, Mapping[str, LazyCommand]] = {
         ),
     },
     "Rehearse": {
+        "replay": LazyCommand(
+            "replay", "replay", "Months on real failure records: what tr11 would have done."
+        ),
         "twin": LazyCommand(
             "twin", "app", "A real Slurm of many nodes on this machine.", is_group=True
         ),

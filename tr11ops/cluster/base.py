@@ -409,3 +409,16 @@ class Scheduler(Overview, Protocol):
 
     def set_comment(self, job_id: str, comment: str) -> None:
         """Set the comment of pending work in place."""
+
+
+class JobScheduler(Scheduler, Protocol):
+    """A Scheduler as an attempt needs it of the one that gave it its nodes."""
+
+    def step_code(self, job_id: str) -> int | None:
+        """The highest exit status of a job's steps, 128 + n after signal n; None where it has none."""
+
+    def run_after(self, job_id: str, after: str) -> None:
+        """Keep what waits of a job from starting before another one has ended."""
+
+    def requeue(self, job_id: str, *, as_submitted: bool = False) -> None:
+        """Put a job back into the queue."""

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
+from tr11ops.base.now import now
 from tr11ops.base.retry import RetryPolicy, retry
 from tr11ops.cluster.arrays import array_number, covered, covers, is_cell, names_of
-from tr11ops.cluster.base import Job, JobState, Scheduler
+from tr11ops.cluster.base import Job, JobScheduler, JobState, Scheduler
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.observe.jobs import read_own_jobs
 from tr11ops.queue.held_jobs import not_held, shows
 from tr11ops.rundir.hold_store import with_mark
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.record import Record
-
-if TYPE_CHECKING:
-    from tr11ops.cluster.slurm import SlurmScheduler
 
 T = TypeVar("T")
 
@@ -107,7 +105,7 @@ class PendingJobs:
             if is_held(job) and any(covers(name, job) for name in wanted):
                 self.retry(lambda job=job: mark_held(self.scheduler, job, why, is_for_fault))  # type: ignore[misc]
 
-    def run_after(self, ordering: SlurmScheduler, job_id: str) -> bool:
+    def run_after(self, ordering: JobScheduler, job_id: str) -> bool:
         """Keep the array's other tasks from starting before job `job_id` has ended; False when it
         could not be done.
 
@@ -184,7 +182,7 @@ def mark_held(scheduler: Scheduler, job: Job, why: str, is_for_fault: bool) -> N
     if is_cell(job.comment):
         raise SchedulerError(f"job {job.job_id} shares its comment with other runs")
     [name] = names_of([job], [job])
-    scheduler.set_comment(name, with_mark(job.comment, why, is_for_fault, time.time()))
+    scheduler.set_comment(name, with_mark(job.comment, why, is_for_fault, now()))
 
 
 def _to_hold(queued: tuple[Job, ...]) -> tuple[str, ...]:

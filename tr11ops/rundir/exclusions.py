@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from tr11ops.base.errors import ExclusionError
+from tr11ops.base.now import now
 from tr11ops.base.observed import cause, why_only_read
 from tr11ops.rundir.exclusion import Exclusion, ExclusionLimit, NodeStanding
 from tr11ops.rundir.journal import Journal, Ledger
@@ -148,18 +148,18 @@ def exclude(
     check_node_name(node)
     if days is not None and not 0 < days <= 36500:
         raise ExclusionError(f"days = {days:g}: must be above 0 and at most 36500")
-    now = time.time()
+    since = now()
     if days is None:
         until = None
     else:
-        until = now + days * DAY_SECONDS
+        until = since + days * DAY_SECONDS
     fresh = Exclusion(
         node,
         why,
         owner=owner,
         until=until,
         evidence=_bounded(evidence),
-        since=now,
+        since=since,
         job_id=job_id,
         state=state.value,
         fault=fault,
@@ -211,7 +211,7 @@ def include(
         others = version.without(node)
         if then is None:
             return others
-        kept = replace(old, state=then.value, until=None, since=time.time(), good_seconds=0.0)
+        kept = replace(old, state=then.value, until=None, since=now(), good_seconds=0.0)
         return replace(others, suspects=(*others.suspects, kept))
 
     if _commit(directory.exclusions, change) is None:

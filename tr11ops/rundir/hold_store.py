@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import re
 import secrets
-import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tr11ops.base.errors import NewerFileError
+from tr11ops.base.now import now
 from tr11ops.base.observed import known, observed, why_only_read
 from tr11ops.base.redact import one_line
 from tr11ops.base.units import number_in
@@ -297,9 +297,7 @@ def record_holds(
         more = {"switch": switch}
     else:
         more = {}
-    fresh = [
-        {"job": number, "who": who, "time": time.time(), "why": why, **more} for number in wanted
-    ]
+    fresh = [{"job": number, "who": who, "time": now(), "why": why, **more} for number in wanted]
 
     def change(value: JsonObject) -> JsonObject:
         kept = [
@@ -317,7 +315,7 @@ def forget_holds(directory: RunDirectory, numbers: Iterable[str]) -> None:
     gone = tuple(numbers)
     if not gone:
         return
-    fresh = [ReleaseRecord(name, time.time()) for name in gone]
+    fresh = [ReleaseRecord(name, now()) for name in gone]
 
     def change(value: JsonObject) -> JsonObject:
         kept = [one for one in releases_in(value) if one.job not in gone]

@@ -28,6 +28,7 @@ from typing import Any
 
 from msgspec.structs import asdict, replace
 
+from tr11ops.base.now import now
 from trainer.contract.documents import record_of_text
 from trainer.contract.files import host_name, login_name, make_shared, open_shared
 from trainer.contract.record import Finite, Record
@@ -138,7 +139,7 @@ class Journal:
         try:
             last, is_torn = _tail(descriptor)
             entry = _sealed(
-                time=time.time() if when is None else when,
+                time=now() if when is None else when,
                 writer=writer,
                 sequence=last.sequence + 1 if last else 0,
                 kind=kind,

@@ -23,7 +23,7 @@ PLACES = {
     "Watch": "status logs alerts handover goodput advise report",
     "Keep alive": "pulse cron nodes fs-watchdog perms drill",
     "Checkpoints": "checkpoints backup sync upload eval",
-    "Rehearse": "twin",
+    "Rehearse": "replay twin",
 }
 
 

@@ -1,0 +1,130 @@
+"""tr11 in a replay: the controller, exclusions, watchdog and mails of production, on a few faults."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.pins.commands import typed
+from tests.tr11ops.replay.small_trace import ECC, UNKNOWN, write_trace
+from tr11ops.cli.main import execute
+from tr11ops.replay.parameters import Layout, Parameters
+from tr11ops.replay.production import Production
+from tr11ops.replay.traces import DAY, Fault, FaultKind, Window
+from tr11ops.replay.world import BEGIN, Score, World
+from tr11ops.rundir.journal import JournalEntry, read_journal
+
+LAYOUT = Layout(nodes=4, spares=4, held=2)
+NODES = tuple(f"n{number:03d}" for number in range(1, 9))
+
+
+class Played:
+    """A replay that is over, and what it left."""
+
+    def __init__(self, folder: Path, days: float, *faults: Fault) -> None:
+        self.world = World(Window(NODES, days * DAY, faults), LAYOUT, Parameters())
+        self.tr11 = Production(self.world, folder)
+        self.tr11.replay()
+        self.score = Score.of(self.world, "tr11")
+        self.journal = read_journal(self.tr11.run.directory.journal).entries
+
+    def of(self, kind: str) -> list[JournalEntry]:
+        return [entry for entry in self.journal if entry.kind == kind]
+
+
+def fault(node: str, day: float, until: float, kind: FaultKind) -> Fault:
+    return Fault(node, day * DAY, until * DAY, kind, "as recorded")
+
+
+def test_broken_hardware_is_excluded_by_its_own_error(tmp_path: Path) -> None:
+    played = Played(tmp_path, 2.0, fault("n001", 1.0, 1.5, FaultKind.HARDWARE))
+    [failed] = played.of("launch-failed")
+    assert failed.data["blamed"] == ["n001"]
+    assert failed.data["decision"] == "starting again: without n001"
+    [excluded] = played.of("node-excluded")
+    assert excluded.data["node"] == "n001"
+    # by the replay's clock, 14 days later
+    assert excluded.time == pytest.approx(BEGIN + DAY, abs=60.0)
+    assert excluded.data["until"] == pytest.approx(excluded.time + 14 * DAY, abs=60.0)
+    assert (played.score.launches, played.score.tasks, played.score.innocent) == (2, 1, 0)
+
+
+def test_a_worker_that_dies_is_a_suspicion_and_a_second_one_more(tmp_path: Path) -> None:
+    played = Played(
+        tmp_path,
+        3.0,
+        fault("n002", 1.0, 1.1, FaultKind.CRASH),
+        fault("n002", 1.5, 1.6, FaultKind.CRASH),
+    )
+    first = played.of("launch-failed")[0]
+    assert (first.data["blamed"], first.data["suspects"]) == ([], ["n002"])
+    assert first.data["decision"].startswith("starting again: a spare takes the place of n002")
+    # it is not used again, so it cannot fail a second time
+    assert (len(played.of("launch-failed")), played.score.excluded) == (1, 0)
+
+
+def test_a_lost_node_is_left_behind_in_the_same_allocation(tmp_path: Path) -> None:
+    played = Played(tmp_path, 2.0, fault("n003", 1.0, 1.5, FaultKind.LOSS))
+    [failed] = played.of("launch-failed")
+    assert failed.data["blamed"] == ["n003"]
+    assert (played.score.tasks, played.score.launches) == (1, 2)
+
+
+def test_a_lost_batch_host_ends_the_task_and_the_next_goes_on(tmp_path: Path) -> None:
+    played = Played(tmp_path, 2.0, fault("n001", 1.0, 1.5, FaultKind.LOSS))
+    assert (played.score.tasks, played.score.launches, played.score.burned) == (2, 2, 0)
+
+
+def test_an_array_that_ends_is_followed_by_another(tmp_path: Path) -> None:
+    played = Played(tmp_path, 45.0)
+    assert played.score.tasks > 10
+    assert any("queued" in message.subject for message in played.tr11.watchdog.messages)
+    assert played.score.effective > 0.95
+
+
+def test_the_machines_clock_is_back_afterwards(tmp_path: Path) -> None:
+    import time
+
+    from tr11ops.base.now import now
+
+    Played(tmp_path, 0.5)
+    assert abs(now() - time.time()) < 60.0
+
+
+# ----------------------------------------------------------------------------- the command
+def test_the_command_prints_a_row_for_each_operation(tmp_path: Path) -> None:
+    trace = write_trace(
+        tmp_path / "t.json",
+        *((f"node{number}", 1.0, 1.2, ECC) for number in range(400)),
+        ("node1", 4.0, 4.5, UNKNOWN),
+    )
+    words = ["replay", "--trace", str(trace), "--nodes", "4", "--spares", "2", "--days", "4"]
+    code, text = typed((*words, "--against"))
+    assert code == 0, text
+    for name in ("tr11", "sbatch array", "oracle"):
+        assert f"\n{name}" in text
+    code, text = typed((*words, "--json"))
+    value = json.loads(text)
+    assert (value["schema"], value["days"], value["operations"][0]["operation"]) == (1, 4.0, "tr11")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--nodes", "0"), "--nodes 0: must be 1 to 1000"),
+        (("--held", "5"), "--held 5: must be 0 to the 4 of --spares"),
+        (("--days", "0"), "--days 0: must be above 0"),
+        (("--days", "30"), "30 days are more than the 10"),
+    ],
+)
+def test_wrong_words_are_refused_in_one_line(
+    tmp_path: Path, words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = write_trace(tmp_path / "t.json", ("a", 1.0, 10.0, ECC))
+    code = execute(["replay", "--trace", str(trace), *words])
+    shown = " ".join(capsys.readouterr().err.split())
+    assert code == 2
+    assert said in shown
+    assert "Traceback" not in shown

@@ -1,0 +1,98 @@
+"""The simulated training: what a fault costs, by hand; and the other operations, against each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from tr11ops.replay.parameters import Layout, Parameters
+from tr11ops.replay.rivals import RIVALS, Chain, Oracle
+from tr11ops.replay.traces import Fault, FaultKind, Window
+from tr11ops.replay.world import Score, World
+
+HOUR = 3600.0
+# a step a minute, a save of a minute each hour, no evaluation in the way
+TIMES = Parameters(
+    step=60.0,
+    save=60.0,
+    interval=59,
+    evaluation=0.0,
+    start_up=240.0,
+    load=60.0,
+    next_task=10.0,
+    ends_within=0.0,
+    time_limit=100 * HOUR,
+    leaves_before=0.0,
+)
+LAYOUT = Layout(nodes=2, spares=1, held=0)
+NODES = ("n001", "n002", "n003")
+
+
+def played(name: str, hours: float, *faults: Fault) -> Score:
+    world = World(Window(NODES, hours * HOUR, faults), LAYOUT, TIMES)
+    world.run(RIVALS[name](world))
+    return Score.of(world, name)
+
+
+def fault(node: str, begins: float, ends: float, kind: FaultKind = FaultKind.HARDWARE) -> Fault:
+    return Fault(node, begins * HOUR, ends * HOUR, kind)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "done", "saved"),
+    [(59.0, 0, 0), (60.0, 1, 0), (3540.0, 59, 0), (3599.0, 59, 0), (3600.0, 59, 59), (7260.0, 119, 118)],
+)  # fmt: skip
+def test_a_save_counts_when_it_is_whole(seconds: float, done: int, saved: int) -> None:
+    world = World(Window(NODES, HOUR, ()), LAYOUT, TIMES)
+    assert world.course(0, seconds) == (done, saved)
+
+
+def test_a_bad_node_burns_task_after_task() -> None:
+    score = played("sbatch array", 10.0, fault("n001", 5.0, 9.0))
+    # Slurm offers the node for 5 more minutes: each next task dies on it at once, until the array of
+    # ten is used up, and someone submits another two hours later.
+    assert (score.burned, score.tasks, score.acts) == (9, 11, 1)
+    assert score.effective == score.iterations * TIMES.step / (10 * HOUR)
+
+
+def test_a_node_that_is_excluded_burns_no_second_task() -> None:
+    score = played("exclude at first failure", 10.0, fault("n001", 5.0, 9.0))
+    assert (score.burned, score.tasks, score.excluded, score.innocent) == (0, 2, 1, 0)
+    # 4 h 55 min of training until it: four saves, and 55 iterations that are lost; then, after ten
+    # seconds and a start, four more saves and 54 iterations
+    assert score.iterations == 4 * 59 + 4 * 59 + 54
+
+
+def test_what_goes_on_with_a_fault_ends_nothing() -> None:
+    score = played("sbatch array", 10.0, fault("n001", 5.0, 9.0, FaultKind.DEGRADED))
+    assert (score.tasks, score.launches) == (1, 1)
+
+
+def test_a_training_waits_where_too_few_nodes_are_left() -> None:
+    lost = (fault("n001", 2.0, 8.0, FaultKind.LOSS), fault("n002", 2.0, 6.0, FaultKind.LOSS))
+    score = played("exclude at first failure", 10.0, *lost)
+    assert 3.0 < score.waited_hours < 4.0
+
+
+@pytest.mark.parametrize("name", sorted(RIVALS))
+def test_no_one_is_better_than_the_oracle(name: str) -> None:
+    faults = (
+        fault("n001", 1.0, 2.0),
+        fault("n002", 3.3, 3.4, FaultKind.CRASH),
+        fault("n001", 5.5, 7.0, FaultKind.NETWORK),
+        fault("n003", 6.0, 6.5, FaultKind.LOSS),
+    )
+    assert played(name, 20.0, *faults).effective <= played("oracle", 20.0, *faults).effective
+
+
+def test_the_account_closes() -> None:
+    world = World(Window(NODES, 10 * HOUR, (fault("n001", 5.0, 9.0),)), LAYOUT, TIMES)
+    world.run(Chain(world))
+    held = world.account.held / LAYOUT.nodes
+    assert held + world.account.waited == pytest.approx(10 * HOUR)
+    assert world.now == world.end
+
+
+def test_the_oracle_takes_the_node_that_stays_well() -> None:
+    world = World(Window(NODES, 10 * HOUR, (fault("n001", 5.0, 9.0),)), LAYOUT, TIMES)
+    world.run(Oracle(world))
+    assert (world.account.launches, world.account.burned) == (1, 0)

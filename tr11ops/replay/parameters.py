@@ -1,0 +1,81 @@
+"""What a replay assumes of the training, the scheduler and the people: each with where it is from."""
+
+from __future__ import annotations
+
+from trainer.contract.record import Record
+
+HOUR = 3600.0
+
+
+class Parameters(Record):
+    """The times of a simulated training and its cluster, in seconds where nothing else is said.
+
+    Of the training:
+
+    - `step`, one iteration: 105, the 176-billion training on 48 nodes.
+    - `save`, how long a save stops the steps: 40, the same (2.3 TB).
+    - `interval`, iterations between two saves: 100, the same, "the most that a crash may cost".
+    - `evaluation`, and the iterations between two: 720 each 1000, the same (29 data sets).
+    - `start_up`, from a launch to its first load: 240, that training's "a few minutes a job".
+    - `load`: 60, a checkpoint read at 1.5 times the rate of its save, as on an H100.
+
+    Of the scheduler, measured on Slurm 22.05 with one machine as 4 to 52 nodes:
+
+    - `next_task`, from a task's end to the next one's start where nodes are free: 1.4.
+    - `relaunch`, from a failed launch to the next in the same allocation: 0.1.
+    - `lost_after`, until a silent node counts as down: 300, SlurmdTimeout of a usual site, and 6.
+    - `time_limit`: 360,000, the 100 hours of the original's array tasks.
+    - `leaves_before`, the limit: 600, as the original's exit duration.
+
+    Of the faults:
+
+    - `ends_within`, from a worker's error to the end of the launch: 10, half of
+      `resilience.end_within_seconds`, which is when the others are ended.
+    - `silent_for`, until ranks that wait for a lost peer give up: 600, NCCL's default in PyTorch.
+    - `drained_after`, until the site's own checks take a bad node out: 300, a usual
+      HealthCheckInterval. What runs there runs on.
+
+    Of people:
+
+    - `person`, until someone acts on a mail that asks for it: 7200. An assumption: minutes by day,
+      hours at night.
+    - `looks`, between two passes of the watchdog: 3600, the card's interval.
+    """
+
+    step: float = 105.0
+    save: float = 40.0
+    interval: int = 100
+    evaluation: float = 720.0
+    evaluation_interval: int = 1000
+    start_up: float = 240.0
+    load: float = 60.0
+    next_task: float = 1.4
+    relaunch: float = 0.1
+    lost_after: float = 306.0
+    time_limit: float = 100 * HOUR
+    leaves_before: float = 600.0
+    ends_within: float = 10.0
+    silent_for: float = 600.0
+    drained_after: float = 300.0
+    person: float = 2 * HOUR
+    looks: float = HOUR
+
+
+class Layout(Record):
+    """The nodes of a replay: how many train, how many more the partition has (`spares`), and how many
+    of these an attempt holds beside those that train.
+    """
+
+    nodes: int = 48
+    spares: int = 4
+    held: int = 2
+
+    @property
+    def all(self) -> int:
+        """Nodes of the partition."""
+        return self.nodes + self.spares
+
+    @property
+    def allocated(self) -> int:
+        """Nodes of one attempt."""
+        return self.nodes + self.held

@@ -1,0 +1,163 @@
+"""tr11 itself as the operation of a replay: the controller of production runs each attempt, and only
+the workers, the scheduler, the clock and the people are simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tr11ops.agent.allocation import Allocation
+from tr11ops.agent.attempt_context import AttemptContext, JobWatch
+from tr11ops.agent.controller import Controller
+from tr11ops.agent.step import LaunchWatch, LineTee, StopFlag
+from tr11ops.agent.workers import PlannedLaunch
+from tr11ops.base.now import another_clock
+from tr11ops.cluster.base import Job, JobState
+from tr11ops.launch.plan import resolved_card
+from tr11ops.replay.evidence import leave_end, leave_fault, leave_progress
+from tr11ops.replay.run import SimulatedRun
+from tr11ops.replay.traces import FaultKind
+from tr11ops.replay.watching import Watchdog
+from tr11ops.replay.world import World
+from trainer.contract.attempt import EXIT_FINE
+from trainer.contract.documents import document
+from trainer.contract.files import write_json
+
+ARRAY = 10  # tasks of the first launch
+
+
+class SilentTee(LineTee):
+    """The main log of a run that no one reads: what a controller says is in its records too."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def write(self, data: bytes) -> None:
+        self.said += data.decode().splitlines()
+
+
+class SimulatedWatch(JobWatch):
+    """Asks for the attempt's job when it is asked to, and not in a thread."""
+
+    def start(self) -> None:
+        self.look()
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+
+class HostLost(Exception):
+    """The node of the batch script is gone, and the controller with it."""
+
+
+class SimulatedWorkers:
+    """The workers of one attempt."""
+
+    def __init__(self, run: SimulatedRun, watchdog: Watchdog, context: AttemptContext) -> None:
+        self._run = run
+        self._watchdog = watchdog
+        self._world = run.world
+        self._context = context
+
+    def run(self, launch: PlannedLaunch, watch: LaunchWatch, look: Callable[[], None]) -> None:
+        """Let the launch go its way in the world, and leave behind what it would."""
+        world, folder = self._world, self._context.folder
+        world.wait_until(world.now + world.parameters.relaunch)
+        look()
+        leaves = None
+        if self._context.watch is not None:
+            leaves = self._context.watch.leaves
+        end = world.launch(launch.nodes, leaves)
+        watch.start, watch.end, watch.first_sign = end.start, end.end, end.sign
+        self._run.last_trained = end.sign or end.end
+        self._watchdog.hurry()
+        leave_progress(self._context.config.paths, world, end, self._context.job_id)
+        if end.fault is None:
+            leave_end(folder, end, launch.number, self._context.job_id)
+            return
+        if end.fault.kind is FaultKind.LOSS:
+            self._run.scheduler.lose(end.fault.node)
+            if end.fault.node == self._context.allocation.nodes[0]:
+                raise HostLost
+        leave_fault(folder, end, launch.number, watch)
+
+
+class Production:
+    """The operation that tr11 is. Its run directory lies below `folder`."""
+
+    name = "tr11"
+
+    def __init__(self, world: World, folder: Path, overrides: tuple[str, ...] = ()) -> None:
+        self.world = world
+        self.run = SimulatedRun(world, folder, overrides)
+        self.needed = self.run.needed
+        self.watchdog = Watchdog(self.run)
+
+    def replay(self) -> None:
+        """Let the world's time be the time of production until the window is over."""
+        with another_clock(self._clock):
+            self.run.submit(ARRAY)
+            self.world.run(self)
+
+    def _clock(self) -> float:
+        return self.world.now
+
+    # ------------------------------------------------------------------ the operation
+    def is_ready(self) -> bool:
+        return self.run.scheduler.next_job is not None
+
+    def excluded(self) -> frozenset[str]:
+        queued = self.run.scheduler.next_job
+        if queued is None:
+            return frozenset()
+        return frozenset(queued.excluded)
+
+    @property
+    def next_wake(self) -> float:
+        return self.watchdog.next_wake
+
+    def wake(self) -> None:
+        self.watchdog.wake()
+
+    def run_task(self, nodes: tuple[str, ...]) -> None:
+        """One attempt, by the controller of production."""
+        job = self.run.scheduler.begin(nodes)
+        tag = f"20220311-000000-{self.run.submissions:08x}"
+        context = self._context(job, tag)
+        folder = context.folder
+        write_json(folder / "attempt.json", self._attempt_record(context))
+        write_json(folder / "card.json", resolved_card(self.run.card))
+        workers = SimulatedWorkers(self.run, self.watchdog, context)
+        controller = Controller(context, StopFlag(), SilentTee(), workers=workers)
+        try:
+            status = controller.run()
+        except HostLost:
+            self.run.scheduler.finish(JobState.NODE_FAIL, 1)
+        else:
+            state = JobState.COMPLETED if status == EXIT_FINE else JobState.FAILED
+            self.run.scheduler.finish(state, status)
+        self.run.note_exclusions()
+
+    def _context(self, job: Job, tag: str) -> AttemptContext:
+        allocation = Allocation(
+            "slurm", job.raw_id, array_id=job.array_id, task_id=job.task_id, nodes=job.nodes
+        )
+        return AttemptContext(
+            self.run.card,
+            allocation,
+            {},
+            tag,
+            scheduler=self.run.scheduler,
+            states=self.run.scheduler,
+            ordering=self.run.scheduler if self.run.card.slurm.spare_nodes else None,
+            watch=SimulatedWatch(self.run.scheduler, job.raw_id),
+            waits_for_changes=True,
+        )
+
+    def _attempt_record(self, context: AttemptContext) -> dict[str, object]:
+        return {
+            **document(context.allocation),
+            "submission": context.submission,
+            "start": self.world.now,
+        }

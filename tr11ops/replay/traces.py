@@ -1,0 +1,237 @@
+"""Records of real node failures, read into faults of a replay.
+
+Two public formats are known: the fault trace of 400 GPU servers over 348 days (StepFun's
+InfiniteHBD-Trace, JSON) and the failures of Los Alamos' clusters, 1996 to 2005 (CSV, also
+compressed with xz). Neither says how a fault showed itself to a training; what is assumed of each
+kind stands in `KINDS` and `LANL_KINDS`.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import lzma
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from tr11ops.base.errors import WrongUsage
+from trainer.contract.record import Record
+
+DAY = 86_400.0
+SERVERS = 400  # of the GPU trace; those without a fault are not named in it
+
+
+class FaultKind(StrEnum):
+    """How a fault shows itself to a training on the node."""
+
+    HARDWARE = "hardware"  # a worker's error names broken hardware, and the health check finds it
+    NETWORK = "network"  # the others lose the node's ranks, and say so
+    CRASH = "crash"  # a worker dies by a signal; no health check finds why
+    LOSS = "loss"  # the node is gone for the scheduler
+    DEGRADED = "degraded"  # what runs goes on; the site takes the node when it is free
+
+
+class Fault(Record):
+    """One fault of one node, from `start` until it was repaired at `end`, in seconds since the
+    beginning of its trace. `what`: in the record's own words.
+    """
+
+    node: str
+    start: float
+    end: float
+    kind: FaultKind
+    what: str = ""
+
+
+class Trace(Record):
+    """All faults of a group of nodes, by their start. `nodes` are all that were watched, those
+    without a fault too; `seconds`: how long. `is_in_order`: neighbours in `nodes` are neighbours in
+    the machine room, which fail together.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    seconds: float
+    faults: tuple[Fault, ...]
+    is_in_order: bool = False
+
+
+class Window(Record):
+    """A part of a trace for one replay: its own nodes, and faults in seconds since its beginning."""
+
+    nodes: tuple[str, ...]
+    seconds: float
+    faults: tuple[Fault, ...]
+    label: str = ""
+
+
+# ----------------------------------------------------------------------------- 400 GPU servers
+# By class and description; "" stands for all other descriptions of a class.
+KINDS: Mapping[tuple[str, str], FaultKind] = {
+    ("GPU", ""): FaultKind.HARDWARE,
+    ("GPU", "GPU Temperature High"): FaultKind.DEGRADED,
+    ("GPU", "GPU PCI link width low"): FaultKind.DEGRADED,
+    ("GPU", "GPU P2P Bandwidth Low"): FaultKind.DEGRADED,
+    ("GPU", "GPU SBE(Single Bit ECC) > Threshold"): FaultKind.DEGRADED,
+    ("CPU", ""): FaultKind.LOSS,
+    ("Motherboard", ""): FaultKind.LOSS,
+    ("Operating System", ""): FaultKind.LOSS,
+    ("System Crash", ""): FaultKind.LOSS,
+    ("Parameter Plane Cable", ""): FaultKind.NETWORK,
+    ("NIC", ""): FaultKind.NETWORK,
+    ("NIC", "NIC PCI link Width low"): FaultKind.DEGRADED,
+    ("NIC", "NIC Link Speed low"): FaultKind.DEGRADED,
+    ("Unknown Error", ""): FaultKind.CRASH,
+    ("Stress Test Failure", ""): FaultKind.CRASH,
+    ("Training Task Troubleshooting", ""): FaultKind.CRASH,
+    ("Other Failures", ""): FaultKind.CRASH,
+    ("File System", ""): FaultKind.CRASH,
+}
+
+
+def read_trace(path: Path, system: str = "") -> Trace:
+    """The trace in a file of a known format. `system`: of LANL's, which of its clusters; "" is the
+    one with the most failures that has 128 nodes or more.
+
+    Raises WrongUsage, which says what is wrong with it.
+    """
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".xz":
+            content = lzma.decompress(content)
+        text = content.decode("utf-8")
+    except FileNotFoundError:
+        raise WrongUsage(
+            f"{path}: there is no such file; docs/replay.md says where traces are"
+        ) from None
+    except (OSError, lzma.LZMAError, UnicodeDecodeError) as error:
+        raise WrongUsage(f"{path}: it cannot be read as a trace: {error}") from None
+    try:
+        if text.lstrip().startswith("["):
+            return _gpu_servers(path, json.loads(text))
+        return _lanl(path, list(csv.DictReader(text.splitlines())), system)
+    except (ValueError, KeyError, TypeError) as error:
+        raise WrongUsage(
+            f"{path}: it is neither a fault trace of InfiniteHBD-Trace (JSON) nor LANL's failures "
+            f"(CSV): {type(error).__name__}: {error}"
+        ) from None
+
+
+def _gpu_servers(path: Path, events: Sequence[Mapping[str, Any]]) -> Trace:
+    """Raises ValueError, KeyError, TypeError for what is no such trace."""
+    faults: list[Fault] = []
+    begun: dict[tuple[str, str], float] = {}
+    for event in events:
+        about = event["fault_type"]
+        node, when = str(event["node_id"]), float(event["event_time"]) * DAY
+        key = (node, f"{about['Class']}: {about['Desc']}")
+        if event["event_type"] == "fault_start":
+            begun[key] = when
+            continue
+        if key not in begun:
+            raise ValueError(f"the end of {key[1]!r} on {node} has no beginning")
+        kind = _kind(about["Class"], about["Desc"])
+        faults.append(Fault(node, begun.pop(key), end=when, kind=kind, what=key[1]))
+    if not faults:
+        raise ValueError("it holds no fault")
+    named = sorted({fault.node for fault in faults})
+    rest = (f"without-a-fault-{number:03d}" for number in range(SERVERS - len(named)))
+    last = max(fault.end for fault in faults)
+    return Trace(path.name, (*named, *rest), last, _in_order(faults))
+
+
+def _kind(family: str, description: str) -> FaultKind:
+    found = KINDS.get((family, description)) or KINDS.get((family, ""))
+    return found or FaultKind.DEGRADED
+
+
+# ----------------------------------------------------------------------------- Los Alamos
+# Its columns, of which one says the cause. What ends a node's service ends what runs there.
+LANL_KINDS: Mapping[str, FaultKind] = {
+    "Facilities": FaultKind.LOSS,
+    "Hardware": FaultKind.LOSS,
+    "Human Error": FaultKind.LOSS,
+    "Network": FaultKind.NETWORK,
+    "Undetermined": FaultKind.CRASH,
+    "Software": FaultKind.CRASH,
+}
+LEAST_NODES = 128
+_MOMENT = "%m/%d/%Y %H:%M"
+
+
+def _lanl(path: Path, rows: Sequence[Mapping[str, str]], system: str) -> Trace:
+    """Raises ValueError, KeyError for what is no such list, WrongUsage for an unknown cluster."""
+    sizes = {row["System"]: int(row["nodes"] or 0) for row in rows}
+    if not sizes:
+        raise ValueError("it holds no failure")
+    counts = Counter(row["System"] for row in rows if sizes[row["System"]] >= LEAST_NODES)
+
+    wanted = system or counts.most_common(1)[0][0]
+    if wanted not in sizes:
+        raise WrongUsage(f"--system {system}: {path} has {', '.join(sorted(sizes, key=int))}")
+    own = [row for row in rows if row["System"] == wanted and row["Prob Started"]]
+    first = min(map(_started, own))
+    faults = [_lanl_fault(row, first) for row in own]
+    nodes = tuple(f"node-{number:04d}" for number in range(sizes[wanted]))
+    last = max(fault.end for fault in faults)
+    return Trace(f"{path.name}, system {wanted}", nodes, last, _in_order(faults), is_in_order=True)
+
+
+def _started(row: Mapping[str, str]) -> datetime:
+    return datetime.strptime(row["Prob Started"], _MOMENT).replace(tzinfo=UTC)
+
+
+def _lanl_fault(row: Mapping[str, str], first: datetime) -> Fault:
+    start = (_started(row) - first).total_seconds()
+    cause = next((name for name in LANL_KINDS if row[name]), "Undetermined")
+    minutes = float(row["Down Time"] or 0)
+    node = f"node-{int(row['nodenumz']):04d}"
+    what = f"{cause}: {row[cause] or 'not said'}"
+    return Fault(node, start, end=start + 60 * minutes, kind=LANL_KINDS[cause], what=what)
+
+
+def _in_order(faults: Iterable[Fault]) -> tuple[Fault, ...]:
+    return tuple(sorted(faults, key=attrgetter("start", "node")))
+
+
+# ----------------------------------------------------------------------------- windows
+def window(trace: Trace, nodes: int, seconds: float, seed: int) -> Window:
+    """A part of the trace, as long as `seconds`, on `nodes` of its nodes, both drawn by `seed`;
+    neighbours, where the trace has any. They are named n001, n002, ... as a cluster would.
+
+    Raises WrongUsage where the trace is too short or has too few nodes.
+    """
+    if nodes > len(trace.nodes):
+        raise WrongUsage(f"{nodes} nodes are more than the {len(trace.nodes)} of {trace.name}")
+    if seconds > trace.seconds:
+        raise WrongUsage(
+            f"{seconds / DAY:g} days are more than the {trace.seconds / DAY:.0f} of {trace.name}"
+        )
+    draw = random.Random(seed)
+    begin = draw.uniform(0.0, trace.seconds - seconds)
+    if trace.is_in_order:
+        first = draw.randrange(len(trace.nodes) - nodes + 1)
+        chosen = trace.nodes[first : first + nodes]
+    else:
+        chosen = tuple(draw.sample(trace.nodes, nodes))
+    names = {old: f"n{place:03d}" for place, old in enumerate(chosen, 1)}
+    faults = tuple(_within(trace.faults, names, begin, begin + seconds))
+    label = f"{trace.name}, seed {seed}: day {begin / DAY:.0f} to {(begin + seconds) / DAY:.0f}"
+    return Window(tuple(names.values()), seconds, faults, label)
+
+
+def _within(
+    faults: Iterable[Fault], names: Mapping[str, str], begin: float, end: float
+) -> Iterator[Fault]:
+    for fault in faults:
+        if fault.node in names and fault.end > begin and fault.start < end:
+            start = max(0.0, fault.start - begin)
+            yield replace(fault, node=names[fault.node], start=start, end=fault.end - begin)

@@ -1,0 +1,374 @@
+"""The simulated cluster and training: nodes that fail as a trace says, and a training that makes
+iterations, saves, and loses what it had not saved. Time passes in jumps from event to event.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from tr11ops.replay.parameters import Layout, Parameters
+from tr11ops.replay.traces import Fault, FaultKind, Window
+from trainer.contract.record import Record
+
+BEGIN = 1_646_956_800.0  # of every replay, in seconds since the epoch: 11 March 2022
+CHECK_SECONDS = 15.0  # until the health checks before a launch have condemned a node
+
+
+class WindowOver(Exception):
+    """The last moment of the replay has come."""
+
+
+class LaunchEnd(Record):
+    """How a launch ended. `fault`: what ended it, None where it left as it should; `sign`: when that
+    was first seen. `before` and `after` are iterations; `reached`: the last one that it did itself,
+    None where it did none. `from_start`: the fault was there when it began. Moments are in seconds
+    since the epoch.
+    """
+
+    nodes: tuple[str, ...]
+    start: float
+    end: float
+    sign: float | None
+    fault: Fault | None
+    before: int
+    after: int
+    saved: int
+    reached: int | None
+    from_start: bool = False
+
+
+class Operation(Protocol):
+    """Who runs the training: a policy, with all that it remembers."""
+
+    name: str
+    needed: int  # nodes of one task
+
+    @property
+    def next_wake(self) -> float:
+        """When it wants to look at the world; never: infinity."""
+
+    def is_ready(self) -> bool:
+        """Whether a task is queued that may start."""
+
+    def excluded(self) -> frozenset[str]:
+        """The nodes that the queued task may not get."""
+
+    def run_task(self, nodes: tuple[str, ...]) -> None:
+        """Use an allocation until it ends."""
+
+    def wake(self) -> None:
+        """Look at the world, and set `next_wake` later."""
+
+
+@dataclass
+class Account:
+    """What a replay counts: node-seconds held, seconds without nodes, and events."""
+
+    held: float = 0.0
+    waited: float = 0.0
+    launches: int = 0
+    tasks: int = 0
+    burned: int = 0
+    acts: int = 0
+    mails: int = 0
+    innocent: int = 0
+    excluded: int = 0
+
+
+class World:
+    """One replay while it goes on. `now` is in seconds since the epoch. `passed` hears how many
+    seconds of it are over.
+    """
+
+    def __init__(
+        self,
+        window: Window,
+        layout: Layout,
+        parameters: Parameters,
+        passed: Callable[[float], None] | None = None,
+    ) -> None:
+        self._passed = passed
+        self.window = window
+        self.layout = layout
+        self.parameters = parameters
+        self.now = BEGIN
+        self.end = BEGIN + window.seconds
+        self.account = Account()
+        self.iteration = 0  # done, and not lost
+        self.saved = 0
+        self.allocation: tuple[str, ...] = ()
+        self.started = BEGIN  # the task that runs, or the last one
+        self.launch_began: float | None = None  # while one runs
+        self._trains_from = math.inf
+        self._operation: Operation | None = None
+        self._faults: dict[str, list[Fault]] = {node: [] for node in window.nodes}
+        for fault in window.faults:
+            moved = replace(fault, start=BEGIN + fault.start, end=BEGIN + fault.end)
+            self._faults[fault.node].append(moved)
+        self._changes = sorted(self._moments())
+
+    def _moments(self) -> Iterable[float]:
+        """When a node comes or goes for the scheduler."""
+        for fault in (one for faults in self._faults.values() for one in faults):
+            yield fault.start + self._out_after(fault)
+            yield fault.end
+
+    def _out_after(self, fault: Fault) -> float:
+        """How long the scheduler still offers a node that has this fault."""
+        if fault.kind is FaultKind.LOSS:
+            return self.parameters.lost_after
+        return self.parameters.drained_after
+
+    # ------------------------------------------------------------------ nodes
+    def faults_of(self, node: str) -> Sequence[Fault]:
+        """All of a node's faults, in order."""
+        return self._faults[node]
+
+    def fault_now(self, node: str, moment: float | None = None) -> Fault | None:
+        """What ends each launch on a node at a moment; None where nothing does."""
+        at = self.now if moment is None else moment
+        return next((one for one in self._ending(node) if one.start <= at < one.end), None)
+
+    def _ending(self, node: str) -> Iterable[Fault]:
+        return (one for one in self._faults[node] if one.kind is not FaultKind.DEGRADED)
+
+    def is_offered(self, node: str) -> bool:
+        """Whether the scheduler gives this node to a task."""
+        return not any(
+            fault.start + self._out_after(fault) <= self.now < fault.end
+            for fault in self._faults[node]
+        )
+
+    def is_down(self, node: str) -> bool:
+        """Whether the scheduler holds the node for lost."""
+        return any(
+            fault.kind is FaultKind.LOSS
+            and fault.start + self._out_after(fault) <= self.now < fault.end
+            for fault in self._faults[node]
+        )
+
+    def is_innocent(self, node: str, moment: float) -> bool:
+        """Whether nothing was wrong with a node at a moment, nor for a day before."""
+        day = 86_400.0
+        return not any(one.start <= moment < one.end + day for one in self._faults[node])
+
+    # ------------------------------------------------------------------ time
+    def run(self, operation: Operation) -> None:
+        """Let an operation train until the window is over."""
+        self._operation = operation
+        try:
+            while True:
+                nodes = self._nodes_for_task(operation)
+                before = self.saved
+                self.allocation, self.started = nodes, self.now
+                self.account.tasks += 1
+                operation.run_task(nodes)
+                self.allocation = ()
+                self.account.burned += self.saved <= before
+                self.wait_until(self.now + self.parameters.next_task)
+        except WindowOver:
+            return
+
+    def _nodes_for_task(self, operation: Operation) -> tuple[str, ...]:
+        """Wait until a task may start; its nodes, those first that come first by name."""
+        while True:
+            if operation.is_ready():
+                barred = operation.excluded()
+                free = [
+                    node
+                    for node in self.window.nodes
+                    if node not in barred and self.is_offered(node)
+                ]
+                if len(free) >= operation.needed:
+                    return tuple(free[: operation.needed])
+            self.wait_until(min(self._next_change(), operation.next_wake))
+
+    def _next_change(self) -> float:
+        place = bisect_right(self._changes, self.now)
+        if place < len(self._changes):
+            return self._changes[place]
+        return math.inf
+
+    def wait_until(self, moment: float) -> None:
+        """Let time pass; the operation looks at the world meanwhile. Raises WindowOver."""
+        operation = self._operation
+        while operation is not None and operation.next_wake <= min(moment, self.end):
+            self._move(operation.next_wake)
+            operation.wake()
+        self._move(min(moment, self.end))
+        if moment > self.end:
+            raise WindowOver
+
+    def _move(self, moment: float) -> None:
+        seconds = max(0.0, moment - self.now)
+        if self.allocation:
+            self.account.held += seconds * len(self.allocation)
+        else:
+            self.account.waited += seconds
+        self.now = max(self.now, moment)
+        if self._passed is not None:
+            self._passed(self.now - BEGIN)
+
+    # ------------------------------------------------------------------ a launch
+    def launch(
+        self, nodes: tuple[str, ...], leaves: float | None = None, *, foresees: bool = False
+    ) -> LaunchEnd:
+        """One start of the workers, to its end. `leaves`: when the trainer saves and leaves by itself.
+        `foresees`: it has just saved when a fault comes, as no one can. Raises WindowOver.
+        """
+        self.account.launches += 1
+        times = self.parameters
+        leaves = math.inf if leaves is None else leaves
+        self.iteration = self.saved
+        before = self.iteration
+        start = self.now
+        ready = start + times.start_up + times.load
+        fault, comes = self._first_fault(nodes, start)
+        from_start = fault is not None and comes <= start
+        stops = min(comes, leaves)
+        if from_start and fault is not None and fault.kind is FaultKind.HARDWARE:
+            stops = start + CHECK_SECONDS
+        elif fault is not None and comes < ready:
+            stops = min(max(comes, start + times.start_up), leaves)
+        self._trains_from, self.launch_began = ready, start
+        sign, end = stops, stops
+        if fault is not None and comes <= leaves:
+            sign = stops + self._unseen(fault, from_start)
+            end = sign + times.ends_within
+        else:
+            fault = None
+            end = max(stops, start) + times.save
+        try:
+            self.wait_until(end)
+        finally:
+            self.launch_began = None
+            trained = min(stops, self.end) - ready
+            self.iteration, self.saved = self.course(before, trained)
+            if fault is None or foresees:
+                self.saved = self.iteration
+        return LaunchEnd(
+            nodes,
+            start,
+            end,
+            sign=None if fault is None else sign,
+            fault=fault,
+            before=before,
+            after=self.iteration,
+            saved=self.saved,
+            reached=self.iteration if self.iteration > before else None,
+            from_start=from_start,
+        )
+
+    def _first_fault(self, nodes: Iterable[str], start: float) -> tuple[Fault | None, float]:
+        """What ends a launch that begins now, and when that comes."""
+        found: Fault | None = None
+        comes = math.inf
+        for node in nodes:
+            for fault in self._ending(node):
+                moment = max(fault.start, start)
+                if fault.end > start and moment < comes:
+                    found, comes = fault, moment
+        return found, comes
+
+    def _unseen(self, fault: Fault, from_start: bool) -> float:
+        """From a fault to its first sign."""
+        if fault.kind is FaultKind.NETWORK:
+            return self.parameters.silent_for
+        if fault.kind is FaultKind.LOSS and not from_start:
+            return self.parameters.lost_after
+        return 0.0
+
+    def course(self, iteration: int, seconds: float) -> tuple[int, int]:
+        """The iterations done and saved after so many seconds of training from `iteration` on, which
+        was saved.
+        """
+        times = self.parameters
+        done, saved, spent = iteration, iteration, 0.0
+        while spent < seconds:
+            following = (done // times.interval + 1) * times.interval
+            need = (following - done) * times.step
+            if spent + need > seconds:
+                done += int((seconds - spent) / times.step)
+                break
+            done, spent = following, spent + need
+            if done % times.evaluation_interval == 0:
+                spent += times.evaluation
+            spent += times.save
+            if spent <= seconds:
+                saved = done
+        return done, saved
+
+    @property
+    def seen(self) -> tuple[int, int]:
+        """The iterations done and saved, as someone sees it who looks now."""
+        if self.launch_began is None or self.now < self._trains_from:
+            return self.iteration, self.saved
+        return self.course(self.iteration, self.now - self._trains_from)
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the launch that runs has done with its start."""
+        return self.launch_began is not None and self.now >= self._trains_from
+
+
+WEEK = 7 * 86_400.0
+HOUR = 3600.0
+
+
+class Score(Record):
+    """One operation's result over one window.
+
+    `effective`: the share of all time in which iterations were trained that were kept. `wasted`:
+    node-hours held beyond what these iterations took. `acts` are people's, `mails` to them, a week.
+    `innocent`: of the nodes that were `excluded`, those with nothing wrong for a day. `burned`: of
+    the `tasks`, those that added no checkpoint.
+    """
+
+    operation: str
+    window: str
+    effective: float
+    wasted: float
+    acts: int
+    mails: float
+    innocent: int
+    excluded: int
+    burned: int
+    tasks: int
+    launches: int
+    iterations: int
+    waited_hours: float
+    faults: int
+
+    @property
+    def percent(self) -> float:
+        """`effective`, of a hundred."""
+        return 100 * self.effective
+
+    @classmethod
+    def of(cls, world: World, operation: str) -> Score:
+        """Of a replay that is over."""
+        account = world.account
+        done = world.iteration
+        useful = done * world.parameters.step
+        return cls(
+            operation,
+            world.window.label,
+            effective=useful / world.window.seconds,
+            wasted=(account.held - useful * world.layout.nodes) / HOUR,
+            acts=account.acts,
+            mails=account.mails * WEEK / world.window.seconds,
+            innocent=account.innocent,
+            excluded=account.excluded,
+            burned=account.burned,
+            tasks=account.tasks,
+            launches=account.launches,
+            iterations=done,
+            waited_hours=account.waited / HOUR,
+            faults=len(world.window.faults),
+        )
