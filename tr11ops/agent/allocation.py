@@ -137,10 +137,19 @@ def master_address(allocation: Allocation) -> str:
             check=True,
         ).stdout
     except (OSError, subprocess.SubprocessError):
-        return first
+        return _without_scheduler(first)
     for word in shown.split():
         if word.startswith("NodeAddr="):
             return word.removeprefix("NodeAddr=")
+    return first
+
+
+def _without_scheduler(first: str) -> str:
+    """The first node's name where it resolves; else that of this machine, which it is."""
+    try:
+        socket.getaddrinfo(first, None)
+    except OSError:
+        return socket.gethostname()
     return first
 
 

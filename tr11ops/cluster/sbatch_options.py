@@ -217,6 +217,20 @@ def gpu_fault(options: Options, gpus: int) -> tuple[str, str, str] | None:
     return None
 
 
+def segment_fault(options: Options, nodes: int, spare_nodes: int) -> tuple[str, str] | None:
+    """Why `segment`, the nodes of one block of the network that a job gets at a time, does not fit the
+    job (rule, what to do); None where it does, or none is asked for.
+    """
+    segment = dict(options).get("segment", "")
+    if not segment.isdecimal() or not int(segment) or (nodes + spare_nodes) % int(segment) == 0:
+        return None
+    of_spares = f" and slurm.spare_nodes ({spare_nodes})" if spare_nodes else ""
+    return (
+        f"does not divide slurm.nodes ({nodes}){of_spares}: Slurm gives whole segments",
+        "make the nodes of the job a multiple of it",
+    )
+
+
 def gpus_of(gres: str) -> int | None:
     """GPUs of a `--gres` value: `gpu:8`, `gpu:a100:8`, `gpu:8,other:1`. None when it names none, or
     no number.

@@ -25,6 +25,7 @@ SCHEMA = 1
 ACCOUNTING_SECONDS = 8.0
 _AS_OF = re.compile(r"^Configuration data as of (?P<time>\S+)", re.MULTILINE)
 _ENFORCES_LIMITS = re.compile(r"\b(limits|safe|all)\b")
+_FEDERATION = re.compile(r"^Federation:\s*(\S+)", re.MULTILINE)
 _EXPEDITES = re.compile(r"\benable_expedited_requeue\b", re.IGNORECASE)
 _SETTING = re.compile(r"^(?P<key>\w+)\s+= ?(?P<value>.*)$", re.MULTILINE)
 
@@ -38,7 +39,9 @@ class SiteRules(Record):
     `job_completions` is the text file in which it notes each job that has ended
     (JobCompType=jobcomp/filetxt). `enforces_limits`: limits of accounts and QoS hold; `is_safe`:
     also for what a job could use at most. `expedites`: a job may ask to be started again at once when
-    it loses a node (enable_expedited_requeue). `untold`: why accounts, QoS and the limit of submitted
+    it loses a node (enable_expedited_requeue). `hidden`: what users are not shown of others, such as
+    `jobs` and `nodes` (PrivateData). `federation`: its name, where the cluster is part of one.
+    `untold`: why accounts, QoS and the limit of submitted
     jobs could not be asked; "" where they could.
     """
 
@@ -54,6 +57,8 @@ class SiteRules(Record):
     is_safe: bool = False
     untold: str = ""
     expedites: bool = False
+    hidden: frozenset[str] = frozenset()
+    federation: str = ""
 
     @property
     def has_arrays(self) -> bool:
@@ -92,6 +97,10 @@ def read_site(user: str, ask: Callable[..., CommandResult] = ask_about_site) -> 
             limits += _quality_limits(told(*every, seconds=ACCOUNTING_SECONDS) or "", qualities)
         except SchedulerUnreachable as error:
             untold = str(error)
+    federation = ""
+    if "slurmdbd" in settings.get("AccountingStorageType", ""):  # which keeps them
+        found = _FEDERATION.search(told("scontrol", "show", "federation") or "")
+        federation = found[1] if found else ""
     enforced = settings.get("AccountingStorageEnforce", "")
     enforces_limits = bool(_ENFORCES_LIMITS.search(enforced))
     if not enforces_limits:
@@ -110,6 +119,8 @@ def read_site(user: str, ask: Callable[..., CommandResult] = ask_about_site) -> 
         enforces_limits=enforces_limits and "slurmdbd" in settings.get("AccountingStorageType", ""),
         is_safe=bool(re.search(r"\b(safe|all)\b", enforced)),
         untold=untold,
+        hidden=frozenset(re.findall(r"\w+", settings.get("PrivateData", "").lower())) - {"none"},
+        federation=federation,
         expedites=_EXPEDITES.search(settings.get("SlurmctldParameters", "")) is not None,
     )
 

@@ -51,6 +51,10 @@ _MEANINGS = (  # what Slurm's words mean, and what to do
         "Slurm says so of a job that lost a node, for as long as it runs: that job cannot be changed",
     ),
     (
+        re.compile(r"slurm_load_node.*permission denied", re.IGNORECASE),
+        "the site shows its nodes to administrators alone (PrivateData=nodes)",
+    ),
+    (
         re.compile(r"socket timed out", re.IGNORECASE),
         "slurmctld is there, but too busy to answer in time; a job may have come of it",
     ),

@@ -277,6 +277,14 @@ def _partition_checks(
 def _node_checks(
     card: RunCard, partition: Partition, request: LaunchRequest, facts: LaunchFacts
 ) -> Iterator[PreflightCheck]:
+    site = known(facts.site, None)
+    if isinstance(facts.nodes, Unknown) and site is not None and "nodes" in site.hidden:
+        yield warning(
+            "nodes",
+            "the site shows its nodes to administrators alone (PrivateData=nodes): which can be used is not known",
+            "sbatch's own word below counts; what is excluded is given to it unseen",
+        )
+        return
     if isinstance(facts.nodes, Unknown):
         yield unknown("nodes", f"they could not be read ({facts.nodes.why})")
         return

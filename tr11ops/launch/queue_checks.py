@@ -121,7 +121,22 @@ def chain_checks(chain: QueueChain) -> Iterator[PreflightCheck]:
 
 
 def site_checks(site: SiteRules) -> Iterator[PreflightCheck]:
-    """That a part of the site's rules could not be asked."""
+    """That a part of the site's rules could not be asked, or that it shows or starts jobs elsewhere
+    than tr11 looks.
+    """
+    if "jobs" in site.hidden:
+        yield warning(
+            "queue",
+            "the site shows each user their own jobs alone (PrivateData=jobs): of others' jobs of this run "
+            "its records alone tell",
+            "let one person launch it",
+        )
+    if site.federation:
+        yield warning(
+            "federation",
+            f"this cluster is part of {site.federation}: a job that another cluster starts is not followed here",
+            "keep it on this one: slurm.options.cluster-constraint, with a feature that the site gives it",
+        )
     if site.untold:
         rule = f"unknown: {site.untold}; how many jobs you may queue is not looked at"
         yield warning(

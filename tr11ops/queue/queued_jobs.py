@@ -170,9 +170,18 @@ class PendingJobs:
 
     def retry(self, action: Callable[[], T]) -> T:
         """Do it, again and again while the scheduler is silent. Raises SchedulerError when it
-        refuses or stays so.
+        refuses or stays so, and at once where this machine has no command to ask it with.
         """
-        return retry(action, self._policy, SchedulerUnreachable, must_end=self._give_up)
+
+        def once() -> T:
+            try:
+                return action()
+            except SchedulerUnreachable as error:
+                if isinstance(error.__cause__, FileNotFoundError):
+                    raise SchedulerError(str(error)) from None
+                raise
+
+        return retry(once, self._policy, SchedulerUnreachable, must_end=self._give_up)
 
 
 def mark_held(scheduler: Scheduler, job: Job, why: str, is_for_fault: bool) -> None:

@@ -114,13 +114,16 @@ def _option_problems(card: RunCard) -> Iterator[Problem]:
     """
     if not card.slurm.options:
         return
-    from tr11ops.cluster.sbatch_options import gpu_fault, option_fault, options_of
+    from tr11ops.cluster.sbatch_options import gpu_fault, option_fault, options_of, segment_fault
 
     options = options_of(card.slurm.options)
     for name, value in options:
         fault = option_fault(name, value)
         if fault is not None:
             yield Problem(f"slurm.options.{name}", value or True, *fault)
+    segment = segment_fault(options, card.slurm.nodes, card.slurm.spare_nodes)
+    if segment is not None:
+        yield Problem("slurm.options.segment", dict(options)["segment"], *segment)
     gpus = gpu_fault(options, card.slurm.gpus_per_node)
     if gpus is not None:
         name, rule, fix = gpus

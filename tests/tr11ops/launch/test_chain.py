@@ -139,7 +139,13 @@ def test_the_rules_are_read_from_slurms_own_words() -> None:
         "qos_gpu-gc",
         "normal",
     )
-    assert not site.expedites
+    assert not (site.expedites or site.hidden or site.federation)
+    closed = CONFIG + "PrivateData = jobs,nodes\n"
+    told = {"federation": "Federation: east\nSelf: one:10.0.0.1:6817 ID:1\n", "config": closed}
+    odd = read_site("me", lambda words, **_: CommandResult(0, told.get(words[2], ""), ""))
+    assert odd.hidden == {"jobs", "nodes"} and odd.federation == "east"
+    said = [str(check) for check in site_checks(odd)]
+    assert "own jobs alone" in said[0] and "part of east" in said[1]
     switched_on = CONFIG + "SlurmctldParameters = cloud_dns,enable_expedited_requeue\n"
     assert read_site("me", lambda *_, **__: CommandResult(0, switched_on, "")).expedites
     assert site.submitted_jobs == 20  # the least of those that hold for this user
@@ -159,7 +165,8 @@ def test_an_accounting_database_that_is_frozen_is_asked_once_and_shortly() -> No
         return CommandResult(0, CONFIG, "")
 
     site = read_site("me", runner)
-    assert asked[1:] == [("sacctmgr", ACCOUNTING_SECONDS)] and ACCOUNTING_SECONDS <= 10
+    of_accounts = [(name, seconds) for name, seconds in asked if name != "scontrol"]
+    assert of_accounts == [("sacctmgr", ACCOUNTING_SECONDS)] and ACCOUNTING_SECONDS <= 10
     assert (site.largest_array_size, site.submitted_jobs, site.enforces_limits) == (
         1001,
         None,

@@ -270,6 +270,8 @@ PLACE: list[tuple[dict[str, Any], str, int]] = [
     ({"access": Unknown("stale handle")}, "warning: permissions: they could not be read (stale handle)", 0),
     ({"clocks": (("node n1", -9.2, "the file system"), ("node n2", 1.0, "the file system"))},
      "warning: clocks: the clock of node n1 is 9 s behind that of the file system", 0),
+    ({"site": SiteRules(hidden=frozenset({"nodes"})), "nodes": Unknown("denied")},
+     "warning: nodes: the site shows its nodes to administrators alone (PrivateData=nodes)", 0),
     ({"site": SiteRules(clock=1.0), "time": 31.0}, "the clock of this machine is 30 s ahead of that of the scheduler", 0),
     ({"holder": LeaseHolder("99", "far", "job 99 (launch 1) of ana on far, process 7")},
      "refused: lease: a trainer holds this run's lease and lives: job 99 (launch 1) of ana on far, process 7", 1),
