@@ -298,10 +298,11 @@ def test_what_the_card_passes_through_is_what_the_job_has(
         "OverSubscribe=NO",
         "MinMemoryNode=1000M",
         "Nice=7",
-        "TresPerNode=gres:gpu:2",
         "Switches=1@00:04:00",
     ):
         assert words in shown, shown
+    # before Slurm 24.11 it stands behind a colon
+    assert "TresPerNode=gres:gpu:2" in shown or "TresPerNode=gres/gpu:2" in shown, shown
     [submission] = run.read_submissions()
     script = run.submission(submission.tag).script.read_text()
     assert "#SBATCH --exclusive\n" in script and "#SBATCH --gres=gpu:2\n" in script
