@@ -27,12 +27,13 @@ from tests.waiting import until
 ABSENT = ("torch", "deepspeed", "numpy", "tokenizers", "safetensors", "tensorboard", "transformers")
 # Loads each module of the operation, and of the trainer what the operation may read; shows each command's page.
 EVERYTHING = f"""
+OF_AN_EXTRA = ("serve.app",)  # tr11[serve]
 import importlib, importlib.util, pkgutil, sys
 import tr11ops, trainer.config, trainer.contract, trainer.schedule
 assert not [name for name in {ABSENT} if importlib.util.find_spec(name)]
 for package in (tr11ops, trainer.config, trainer.contract, trainer.schedule):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not module.name.endswith("__main__"):
+        if not module.name.endswith(("__main__", *OF_AN_EXTRA)):
             importlib.import_module(module.name)
 from tr11ops.cli.main import COMMANDS, execute, load
 def pages(words, command):

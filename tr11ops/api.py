@@ -144,9 +144,20 @@ class Run(Record):
         """Keep the run off these nodes, as `tr11 nodes exclude` does."""
         return self.command(["nodes", "exclude", *nodes], reason, dry_run)
 
-    def command(self, words: Sequence[str], reason: str = "", dry_run: bool = False) -> Answer:
+    def acknowledge(self, alert: str, who: str = "", reason: str = "") -> Answer:
+        """Say that someone works on an alert (its fingerprint), as `tr11 alerts ack` does."""
+        words = ["alerts", "ack", alert, *_option("--as", who)]
+        return self.command(words, reason, asks=False)
+
+    def snooze(self, alert: str, length: str = "2h", reason: str = "") -> Answer:
+        """No message about an alert for so long, as `tr11 alerts snooze` does."""
+        return self.command(["alerts", "snooze", alert, "--for", length], reason, asks=False)
+
+    def command(
+        self, words: Sequence[str], reason: str = "", dry_run: bool = False, asks: bool = True
+    ) -> Answer:
         """Type a command of tr11 that changes this run, with --json and --yes; with `dry_run` only
-        its plan comes back.
+        its plan comes back. `asks`: False for one that has no --yes.
 
         Raises Refusal where the folder is a copy, Unanswered where no answer comes.
         """
@@ -159,7 +170,10 @@ class Run(Record):
                 "type this where that is"
             )
         options = ["--json", "--scheduler", self.scheduler, *_option("--reason", reason)]
-        options.append("--dry-run" if dry_run else "--yes")
+        if dry_run:
+            options.append("--dry-run")
+        elif asks:
+            options.append("--yes")
         line = tr11_command([*words, *options], self._card(), self.overrides)
         said = LocalCommands().command(line, COMMAND_SECONDS, child_environment(os.environ))
         lines = tuple(line.removeprefix("tr11: ") for line in said.error.splitlines() if line)
@@ -190,13 +204,16 @@ def _document(text: str) -> dict[str, Any]:
 
 # ----------------------------------------------------------------------------- opening
 def open_run(
-    card: str | Path | None = None, overrides: Sequence[str] = (), scheduler: str = "auto"
+    card: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    scheduler: str = "auto",
+    reader: Overview | Unknown | None = None,
 ) -> Run:
     """The run of a card: a path, a shipped card's name, or a run directory (what was launched from
     it last); None: as commands find it ($TR11_RUN, else tr11.toml here).
 
     A run directory that lies elsewhere than its card says is a copy: it is looked at where it is.
-    Nothing is created, and only the scheduler's reader is opened. Raises CardError with every
+    Nothing is created; the scheduler is asked, or the `reader` that several runs share. Raises CardError with every
     problem of the card, WrongUsage for another scheduler than slurm, local and auto.
     """
     from tr11ops.runcard.card import find_card, load_card
@@ -204,7 +221,8 @@ def open_run(
     check_scheduler_word(scheduler)
     typed = "" if card is None else str(card)
     path = find_card(typed if card is not None else None, os.environ, Path.cwd())
-    return run_of(load_card(path, overrides, os.environ), typed, scheduler, tuple(overrides), path)
+    found = load_card(path, overrides, os.environ)
+    return run_of(found, typed, scheduler, tuple(overrides), path=path, reader=reader)
 
 
 def run_of(
@@ -213,6 +231,7 @@ def run_of(
     scheduler: str = "auto",
     overrides: tuple[str, ...] = (),
     path: Path | None = None,
+    reader: Overview | Unknown | None = None,
 ) -> Run:
     """The run of a card that is read already; `path` is what it was read from, where that may be a
     run directory.
@@ -222,7 +241,8 @@ def run_of(
     if is_copy and path is not None:
         directory = _moved(directory, path.absolute())
     # the commands of a scheduler take their time, and so do our own imports: side by side
-    reader = _reader(card.run.name, kind_to_watch(directory, scheduler))
+    if reader is None:
+        reader = _reader(card.run.name, kind_to_watch(directory, scheduler))
     from tr11ops.observe.look import facts_of
 
     facts = facts_of(card, typed)

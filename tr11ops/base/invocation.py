@@ -35,6 +35,7 @@ WITHOUT_RUN = frozenset(
         "replay",
         "requeue",
         "runbook",
+        "serve",
         "sweep",
         "trainer",
         "twin",

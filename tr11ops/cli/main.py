@@ -167,6 +167,7 @@ GROUPS: Mapping[str, Mapping[str, LazyCommand]] = {
         "list": LazyCommand(
             "list_runs", "list_runs", "The runs below some folders: verdict, iteration, loss, ETA."
         ),
+        "serve": LazyCommand("serve", "serve", "Live pages over your runs, for browser and phone."),
         "watch": LazyCommand(
             "watch", "watch", "A job that someone else submitted: by its log, from outside."
         ),

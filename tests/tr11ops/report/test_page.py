@@ -9,7 +9,6 @@ import json
 import math
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from datetime import UTC
@@ -21,6 +20,7 @@ from hypothesis import strategies as st
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from tests.browser import browser
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cli.main import execute
 from tr11ops.curves.curve import CurvePlace, CurveRange
@@ -421,22 +421,6 @@ def test_the_top_says_it_in_a_sentence_with_an_eta(directory: RunDirectory) -> N
 
 
 # ----------------------------------------------------------------------------- in a browser
-def browser() -> str:
-    found = next(
-        (
-            path
-            for name in ("chromium", "chromium-browser", "google-chrome")
-            if (path := shutil.which(name))
-        ),
-        "",
-    )
-    if not found:
-        if os.environ.get("TR11_REQUIRE_BROWSER") == "1":
-            pytest.fail("TR11_REQUIRE_BROWSER=1, but there is no Chromium on PATH")
-        pytest.skip("no Chromium here")
-    return found
-
-
 # Measures the page inside frames of a desktop's and of a phone's width, and writes what it found
 # into its own title.
 FRAMES = """<!doctype html><body><script>

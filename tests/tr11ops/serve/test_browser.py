@@ -1,0 +1,70 @@
+"""The pages in a real browser: they fit a phone, live in the dark, keep up by themselves, and an
+automatic check of accessibility finds nothing serious.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.browser import browser
+from tests.tr11ops.serve.conftest import HOSTILE, Site, published
+from tests.waiting import until
+
+playwright = pytest.importorskip("playwright.sync_api")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        found = started.chromium.launch(executable_path=browser(), args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_fit_a_phone_and_are_accessible(site: Site, chromium: Any, scheme: str) -> None:
+    context = chromium.new_context(viewport={"width": 390, "height": 844}, color_scheme=scheme)
+    page, faults = context.new_page(), []
+    page.on("pageerror", lambda fault: faults.append(str(fault)))
+    try:
+        if scheme == "dark":
+            [name, _, value] = site.sign_in().partition("=")
+            context.add_cookies([{"name": name, "value": value, "url": site.address}])
+        for path in ("/", f"/run/{site.run}", "/login", "/runbook/down"):
+            page.goto(site.address + path)
+            if path.startswith("/run/"):
+                page.wait_for_selector("#course-chart svg", timeout=300_000)
+            wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert wide <= 0, path
+            found = axe.Axe().run(page).response["violations"]
+            grave = [one for one in found if one["impact"] in {"serious", "critical"}]
+            shown = [(one["id"], [node["html"] for node in one["nodes"][:3]]) for one in grave]
+            assert not shown, (path, shown)
+        assert not faults
+    finally:
+        context.close()
+
+
+def test_the_list_keeps_up_and_hostile_names_stay_texts(site: Site, chromium: Any) -> None:
+    page = chromium.new_page()
+    try:
+        page.goto(site.address)
+        page.wait_for_selector("#live.on", timeout=300_000)
+        hostile = published(run={"name": HOSTILE, "variant": "main"}, line=HOSTILE)
+        (site.folder / "mirror" / "status.json").write_text(hostile)
+        site.watcher.look_again(site.mirror)
+        until(lambda: "<img src=x" in page.inner_text("main"))
+        assert "taken" not in page.title() and page.locator("main img").count() == 0
+        page.keyboard.press("/")
+        page.keyboard.type("small")
+        assert page.locator(".run:visible").count() == 2, "the run and its copy"
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("h1:has-text('small')", timeout=300_000)
+    finally:
+        page.close()
+        (site.folder / "mirror" / "status.json").write_text(published())

@@ -1,0 +1,388 @@
+"""The pages: what they say, who may act, and that no request gets more than it should."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.tr11ops.serve.conftest import HOSTILE, Site, published
+from tests.waiting import until
+from tr11ops.base import deadline
+from tr11ops.base.errors import PrivateFileError, Refusal, WrongUsage
+from tr11ops.cli.main import execute
+from tr11ops.rundir.journal import read_journal
+from tr11ops.serve.access import Rate, Seal, is_known_host
+from tr11ops.serve.acts import Act
+from tr11ops.serve.tokens import make_token, owner_of, read_tokens, revoke_token
+from tr11ops.serve.view import in_order, view_of
+from tr11ops.serve.watcher import News, Watcher, key_of
+
+
+def words(text: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
+
+
+# ----------------------------------------------------------------------------- what is shown
+def test_the_list_says_of_each_run_what_status_says(site: Site) -> None:
+    said = site.ask("/")
+    shown = words(said.text)
+    assert said.status == 200 and "4 runs, none needs a person" in shown
+    assert "stopped small" in shown and "The kill switch was set by root (new data)" in shown
+    assert "38 / 6,253" in shown and "2.7689" in shown and "a mirrored copy" in shown
+    assert "unknown broken" in shown and "is a folder" in shown, "why a run cannot be read"
+
+
+def test_what_needs_a_person_comes_first() -> None:
+    told = [
+        News(word, Path(word), document={"verdict": word, "exit_code": code, "run": {}})
+        for word, code in (("healthy", 0), ("at risk", 1), ("down", 1), ("unknown", 3))
+    ]
+    shown = [view.word for view in in_order([view_of(news, 0.0) for news in told])]
+    assert shown == ["down", "at risk", "unknown", "healthy"]
+
+
+def test_a_run_has_its_state_what_to_do_its_curves_and_its_log(site: Site) -> None:
+    shown = words(site.ask(f"/run/{site.run}").text)
+    assert "$ tr11 nodes include" in shown and "local-node3" in shown and "Runbook" in shown
+    details = site.ask(f"/run/{site.run}/details").text
+    assert (
+        'id="course-chart"' in details
+        and "Attempts" in details
+        and "Where the node-hours" in details
+    )
+    log = json.loads(site.ask(f"/run/{site.run}/log?q=iteration").text)
+    assert log["lines"] and all("iteration" in line.lower() for line in log["lines"])
+    assert (
+        json.loads(site.ask(f"/run/{site.run}/log?q=no-such-word").text)["why"] == "nothing there"
+    )
+
+
+def test_an_alert_has_a_page_and_its_runbook(site: Site) -> None:
+    page = site.ask(f"/run/{site.run}").text
+    [path, *_] = re.findall(r'href="(/run/[0-9a-f]+/alert/[0-9a-f]+)"', page)
+    said = site.ask(path)
+    assert said.status == 200 and "Sign in" in said.text
+    [runbook, *_] = re.findall(r'href="(/runbook/[a-z-]+)"', page)
+    assert site.ask(runbook).status == 200 and site.ask("/runbook/none").status == 404
+
+
+def test_a_mirrored_copy_is_shown_and_cannot_be_changed(site: Site) -> None:
+    shown = words(site.ask(f"/run/{site.mirror}").text)
+    assert "nothing was synchronised for" in shown or "The training runs" in shown
+    assert "Nothing can be changed from here" in shown
+    cookie = site.sign_in()
+    form = {"action": "shift", "form": form_of(site, cookie)}
+    assert site.ask(f"/run/{site.mirror}/act", form, cookie).status == 409
+    copy = key_of(site.folder / "copy" / "run")
+    assert site.ask(f"/run/{copy}/act", form, cookie).status == 409
+
+
+def test_the_page_is_told_of_changes(site: Site) -> None:
+    with socket.create_connection(("127.0.0.1", site.port), timeout=300) as stream:
+        stream.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        seen = b""
+        while b"event: change" not in seen:
+            seen += stream.recv(4096)
+        version = site.watcher.version
+        site.watcher.look_again(site.mirror)
+        until(lambda: site.watcher.version > version)
+        while seen.count(b"event: change") < 2:
+            seen += stream.recv(4096)
+
+
+# ----------------------------------------------------------------------------- who may act
+def form_of(site: Site, cookie: str) -> str:
+    page = site.ask(f"/run/{site.run}", cookie=cookie).text
+    return re.findall(r'name="form" value="([0-9a-f]{64})"', page)[0]
+
+
+def test_a_change_is_previewed_confirmed_and_on_record(site: Site) -> None:
+    cookie = site.sign_in()
+    form = {"form": form_of(site, cookie), "action": "pause", "reason": "a new corpus"}
+    path, pause = f"/run/{site.run}/act", site.folder / "run" / "state"
+    before = sorted(pause.rglob("*"))
+    shown = site.ask(path, form, cookie)
+    assert shown.status == 200 and "Stop after this task?" in shown.text
+    assert sorted(pause.rglob("*")) == before, "a preview changes nothing"
+    [plan] = re.findall(r'name="plan" value="([^"]+)"', shown.text)
+    other = site.ask(path, {**form, "plan": plan, "reason": "another"}, cookie)
+    assert "Stop after this task?" in other.text, "a plan confirms only what was shown"
+    done = site.ask(path, {**form, "plan": plan}, cookie)
+    assert done.status == 200 and "Done" in done.text
+    entries = read_journal(site.folder / "run" / "journal").entries
+    acts = [entry for entry in entries if entry.kind == "served-act"]
+    assert [entry.who for entry in acts] == ["ana", "ana"] and acts[1].data["exit_code"] == 0
+    [own] = [entry for entry in entries if entry.kind == "pause" and "a new corpus" in entry.why]
+    assert own.why == "ana, from the page: a new corpus"
+
+
+def test_an_alert_is_acknowledged_and_the_shift_is_taken(site: Site) -> None:
+    cookie = site.sign_in()
+    page = site.ask(f"/run/{site.run}", cookie=cookie).text
+    alert = re.findall(
+        r'name="action" value="ack"><input type="hidden" name="alert" value="(\w+)"', page
+    )[0]
+    form = {"form": form_of(site, cookie), "action": "ack", "alert": alert}
+    said = site.ask(f"/run/{site.run}/act", form, cookie)
+    assert said.status == 200 and alert in said.text
+    done = site.ask(f"/run/{site.run}/act", {**form, "action": "shift"}, cookie)
+    assert done.status == 200
+    until(lambda: "ana (took the shift)" in site.ask("/").text)
+    until(lambda: "acknowledged by ana" in site.ask(f"/run/{site.run}").text)
+
+
+@pytest.mark.parametrize(
+    ("cookie", "form", "headers", "status"),
+    [
+        ("", {"action": "kill"}, {}, 403),
+        ("tr11=ana|9999999999|00|" + "0" * 64, {"action": "kill"}, {}, 403),
+        ("mine", {"action": "kill", "reason": "x"}, {}, 403),
+        ("mine", {"action": "kill", "reason": "x", "form": "0" * 64}, {}, 403),
+        ("mine", {"action": "kill", "reason": "x", "form": "right"}, {"Origin": "http://evil.example"}, 403),
+        ("mine", {"action": "kill", "reason": "x", "form": "right"}, {"Sec-Fetch-Site": "cross-site"}, 403),
+        ("mine", {"action": "kill", "form": "right"}, {"Content-Type": "text/plain"}, 403),
+        ("mine", {"action": "rm -rf", "form": "right"}, {}, 400),
+        ("mine", {"action": "exclude", "nodes": "--force", "reason": "x", "form": "right"}, {}, 400),
+        ("mine", {"action": "ack", "alert": "--all", "form": "right"}, {}, 400),
+        ("mine", {"action": "snooze", "alert": "abcd", "length": "9999d", "form": "right"}, {}, 400),
+    ],
+)  # fmt: skip
+def test_what_the_page_does_not_send_changes_nothing(
+    site: Site, cookie: str, form: dict[str, str], headers: dict[str, str], status: int
+) -> None:
+    site.watcher.find(site.run)
+    if cookie == "mine":
+        cookie = sessions(site)
+    if form.get("form") == "right":
+        form = {**form, "form": form_of(site, cookie)}
+    switch = site.folder / "run" / "kill-switch"
+    before = switch.read_text()
+    assert site.ask(f"/run/{site.run}/act", form, cookie, headers).status == status
+    assert switch.read_text() == before
+
+
+_SESSIONS: dict[int, str] = {}
+
+
+def sessions(site: Site) -> str:
+    """One session for the attacks: a person may not sign in more than some times a minute."""
+    if site.port not in _SESSIONS:
+        seal = Seal()
+        assert seal.opened(seal.session("ana")) is not None
+        until(lambda: site.ask("/login", {"token": site.token}).status in {303, 429})
+        _SESSIONS[site.port] = until_signed_in(site)
+    return _SESSIONS[site.port]
+
+
+def until_signed_in(site: Site) -> str:
+    found: list[str] = []
+
+    def signed() -> bool:
+        said = site.ask("/login", {"token": site.token})
+        if said.status == 303:
+            found.append(said.headers["set-cookie"].partition(";")[0])
+        return bool(found)
+
+    until(signed, pause=1.0)
+    return found[0]
+
+
+def test_guessing_a_token_is_slowed_down(site: Site) -> None:
+    codes = [site.ask("/login", {"token": f"tr11-{number}"}).status for number in range(8)]
+    assert codes[-1] == 429 and 303 not in codes
+
+
+# ----------------------------------------------------------------------------- attacks
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/run/../../etc/passwd", "/run/%2e%2e%2f%2e%2e%2fetc%2fpasswd", "/assets/../app.py",
+        "/assets/%2e%2e%2ftokens.py", "/runbook/..%2f..%2fpyproject.toml", "/run/%00", "/run/" + "a" * 4000,
+        "/run/x/log?q=" + "%ff" * 50,
+    ],
+)  # fmt: skip
+def test_no_path_leads_out(site: Site, path: str) -> None:
+    said = site.ask(path)
+    assert said.status == 404 and "root:" not in said.text and "import" not in said.text
+
+
+def test_pages_carry_what_keeps_a_browser_safe(site: Site) -> None:
+    said = site.ask("/")
+    policy = said.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "script-src 'self';" in policy
+    assert (
+        "frame-ancestors 'none'" in policy and said.headers["x-content-type-options"] == "nosniff"
+    )
+    assert site.ask("/", headers={"Host": "evil.example"}).status == 421
+    assert site.ask("/", headers={"Host": "runs.example"}).status == 200
+    assert "HttpOnly" in site.ask("/login", {"token": "x"}).headers.get("set-cookie", "HttpOnly")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", "{", "null", "[" * 50_000, json.dumps({"schema": 1, "run": HOSTILE}),
+        published(run={"name": HOSTILE, "variant": HOSTILE}, line=HOSTILE, sleep_needs=[HOSTILE]),
+        published(findings="x", iteration="nan", loss=[1], finish=7, nodes="no", attempts=3, unknown={}),
+        published(verdict=["down"], exit_code=True, time="9999-99-99T00:00:00+00:00"),
+        published(iteration=1e400, total_iterations=-1, throughput={"percent": "x"}, goodput=[]),
+        published(x="y" * (2 << 20)),
+    ],
+    ids=range(11),
+)  # fmt: skip
+def test_huge_and_broken_documents_are_shown_as_what_they_are(site: Site, text: str) -> None:
+    (site.folder / "mirror" / "status.json").write_text(text)
+    looked = site.watcher.find(site.mirror)
+    assert looked is not None
+    site.watcher.look_again(site.mirror)
+    until(lambda: site.watcher.find(site.mirror).looked > looked.looked)
+    for path in ("/", f"/run/{site.mirror}", f"/run/{site.mirror}/details"):
+        said = site.ask(path)
+        assert said.status == 200 and "<script>document" not in said.text, said.text
+        assert "<img" not in said.text
+    (site.folder / "mirror" / "status.json").write_text(published())
+
+
+def test_a_form_too_large_or_never_ending_is_not_read(site: Site) -> None:
+    assert site.ask("/login", {"token": "x" * 100_000}).status in {400, 429}
+
+
+def test_slow_and_silent_readers_hold_up_no_one(site: Site) -> None:
+    """Two hundred that open a stream and read nothing of it; another is served all the same."""
+    streams = []
+    try:
+        for _ in range(200):
+            stream = socket.create_connection(("127.0.0.1", site.port), timeout=300)
+            stream.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            streams.append(stream)
+        for stream in streams[:20]:
+            assert stream.recv(12) == b"HTTP/1.1 200"
+        codes: list[int] = []
+        threads = [
+            threading.Thread(target=lambda: codes.append(site.ask("/").status)) for _ in range(20)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert codes == [200] * 20
+    finally:
+        for stream in streams:
+            stream.close()
+
+
+def test_a_folder_that_hangs_holds_up_no_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("well", "hangs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "status.json").write_text(
+            published(run={"name": name, "variant": "main"})
+        )
+    asked = deadline.is_silent
+
+    def silent(place: Path, seconds: float) -> bool:
+        return place.name == "hangs" or asked(place, seconds)
+
+    monkeypatch.setattr(deadline, "is_silent", silent)
+    watcher = Watcher([tmp_path])
+    watcher.start()
+    try:
+        until(lambda: len(watcher.news()) == 2 and all(one.looked for one in watcher.news()))
+        hangs, well = watcher.news()
+        assert hangs.document is None and "does not answer" in hangs.why
+        assert well.document is not None
+    finally:
+        watcher.stop()
+
+
+# ----------------------------------------------------------------------------- parts
+def test_tokens_are_kept_as_digests_in_a_file_of_the_owner_alone(tmp_path: Path) -> None:
+    place = tmp_path / "config" / "tokens.json"
+    first, other = make_token(place, "ana"), make_token(place, "bo")
+    assert first not in place.read_text() and stat.S_IMODE(place.stat().st_mode) == 0o600
+    assert (owner_of(place, first), owner_of(place, other)) == ("ana", "bo")
+    assert owner_of(place, "tr11-x") is None and owner_of(place, "ä\udcff") is None
+    again = make_token(place, "ana")
+    assert owner_of(place, first) is None and owner_of(place, again) == "ana"
+    revoke_token(place, "ana")
+    assert owner_of(place, again) is None and len(read_tokens(place).tokens) == 1
+    with pytest.raises(Refusal, match="has no token"):
+        revoke_token(place, "ana")
+    with pytest.raises(WrongUsage, match="letters, digits"):
+        make_token(place, "a|b")
+    place.chmod(0o644)
+    with pytest.raises(PrivateFileError, match="chmod 600"):
+        owner_of(place, other)
+
+
+def test_a_seal_opens_only_what_it_made() -> None:
+    seal, other = Seal(), Seal()
+    cookie = seal.session("ana")
+    assert seal.opened(cookie).name == "ana"
+    for forged in ("", "|||", "ana|9|0|ä", cookie.replace("ana", "bob"), other.session("ana")):
+        assert seal.opened(forged) is None
+    plan = seal.plan(cookie, "kill", "run")
+    assert seal.is_plan(plan, cookie, "kill", "run")
+    assert not seal.is_plan(plan, cookie, "kill", "other")
+    assert not seal.is_plan(plan.replace("1", "2", 1), cookie, "kill", "run")
+
+
+def test_rates_and_names() -> None:
+    rate = Rate(2)
+    assert [rate.allows("a"), rate.allows("a"), rate.allows("a"), rate.allows("b")] == [
+        True, True, False, True,
+    ]  # fmt: skip
+    known = ["localhost", "localhost:80", "127.0.0.1:8811", "[::1]:8811", "10.1.2.3", "Login1:80"]
+    assert all(is_known_host(header, ("login1",)) for header in known)
+    assert not any(is_known_host(header, ()) for header in ("", "evil.example", "localhost.evil"))
+
+
+def test_an_act_is_one_line_without_options() -> None:
+    with pytest.raises(WrongUsage, match="reason"):
+        Act("k", "pause", "ana", reason="a\nb").checked()
+    with pytest.raises(WrongUsage, match="say why"):
+        Act("k", "kill", "ana").checked()
+
+
+# ----------------------------------------------------------------------------- the command
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (("--listen", "0.0.0.0:1"), "give --cert and --key"),
+        (("--listen", "x"), "give PORT or HOST:PORT"),
+        (("--cert", "nowhere"), "go together"),
+        (("token",), "give one NAME"),
+        (("--revoke",), "goes with"),
+    ],
+)
+def test_wrong_usage_is_one_line(
+    typed: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(["serve", *typed]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_token_is_made_and_revoked_by_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "tokens.json"
+    assert execute(["serve", "token", "ana", "--tokens", str(place)]) == 0
+    out = capsys.readouterr().out.strip()
+    assert owner_of(place, out) == "ana"
+    assert execute(["serve", "token", "ana", "--revoke", "--tokens", str(place)]) == 0
+    assert owner_of(place, out) is None
+
+
+def test_without_the_extra_one_line_says_what_to_type(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tr11ops.cli.serve.missing", lambda names: ("uvicorn",))
+    assert execute(["serve"]) == 1
+    assert 'pip install "tr11[serve]"' in capsys.readouterr().err

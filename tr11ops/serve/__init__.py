@@ -1,0 +1,1 @@
+"""Live pages over any number of runs, in a browser."""

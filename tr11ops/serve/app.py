@@ -1,0 +1,341 @@
+"""The server: pages, a stream of changes, and the forms of those who have a token."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from msgspec.structs import replace
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import Route
+
+from tr11ops.base.errors import Refusal
+from tr11ops.base.shipped import page_names, read_shipped
+from tr11ops.serve.access import Rate, Seal, Session, is_known_host
+from tr11ops.serve.acts import AT_ONCE, Act, carry_out
+from tr11ops.serve.details import DetailsReader, read_log
+from tr11ops.serve.pages import ASSETS, Pages, asset
+from tr11ops.serve.tokens import owner_of
+from tr11ops.serve.view import RunView, in_order, view_of
+from tr11ops.serve.watcher import News, Watcher
+from trainer.contract.errors import Tr11Error
+from trainer.contract.record import Record
+
+COOKIE = "tr11"
+LARGEST_FORM = 16 << 10
+FORM_SECONDS = 10.0
+TICK_SECONDS = 1.0
+BEAT_SECONDS = 15.0
+MOST_STREAMS = 600
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; "
+        "img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class ServeSettings(Record):
+    """How it is served. `names`: host names under which it is reached; `is_private`: reading needs a
+    token too; `is_secure`: the browser reaches it by TLS.
+    """
+
+    tokens: Path
+    names: tuple[str, ...] = ()
+    is_private: bool = False
+    is_secure: bool = False
+
+
+class Served:
+    """The answers to requests."""
+
+    def __init__(self, watcher: Watcher, settings: ServeSettings) -> None:
+        self.watcher = watcher
+        self.settings = settings
+        self.seal = Seal()
+        self.pages = Pages()
+        self.reader = DetailsReader()
+        self.logins = Rate(5)
+        self.all_logins = Rate(60)
+        self.acts = Rate(20)
+        self.streams = 0
+        self._names = (*settings.names, socket.gethostname(), socket.getfqdn())
+        self._list: tuple[int, float, list[RunView]] = (-1, 0.0, [])
+
+    # ------------------------------------------------------------------------- who asks
+    def session(self, request: Request) -> Session | None:
+        return self.seal.opened(request.cookies.get(COOKIE, ""))
+
+    def refusal(self, request: Request) -> Response | None:
+        """Why a request is answered no further; None where it is."""
+        if not is_known_host(request.headers.get("host", ""), self._names):
+            return PlainTextResponse("this server has another name (tr11 serve --name)", 421)
+        is_open = request.url.path.startswith(("/login", "/assets/"))
+        if self.settings.is_private and not is_open and self.session(request) is None:
+            return RedirectResponse("/login", 303)
+        return None
+
+    def views(self) -> list[RunView]:
+        """Of all runs, what needs a person first; made once for all who ask within a second."""
+        version, made, kept = self._list
+        now = time.time()
+        if version != self.watcher.version or now - made > 1.0:
+            kept = in_order([view_of(news, now) for news in self.watcher.news()])
+            self._list = (self.watcher.version, now, kept)
+        return kept
+
+    def page(self, request: Request, name: str, status: int = 200, **values: Any) -> HTMLResponse:
+        session, cookie = self.session(request), request.cookies.get(COOKIE, "")
+        form = "" if session is None else self.seal.form(cookie)
+        is_part = request.headers.get("x-part") == "1"
+        text = self.pages.render(name, is_part=is_part, session=session, form=form, **values)
+        return HTMLResponse(text, status)
+
+    # ------------------------------------------------------------------------- reading
+    async def runs(self, request: Request) -> Response:
+        troubles = {str(root): why for root, why in self.watcher.troubles.items() if why}
+        roots = [str(root) for root in self.watcher.roots]
+        return self.page(request, "list", runs=self.views(), troubles=troubles, roots=roots)
+
+    async def run(self, request: Request) -> Response:
+        news = self.found(request)
+        if news is None:
+            return self.missing(request)
+        return self.page(request, "run", run=view_of(news, time.time()))
+
+    async def details(self, request: Request) -> Response:
+        news = self.found(request)
+        if news is None:
+            return self.missing(request)
+        found = await asyncio.to_thread(self.reader.details, news)
+        return self.page(request, "details", details=found)
+
+    async def incident(self, request: Request) -> Response:
+        news = self.found(request)
+        wanted = request.path_params["fingerprint"]
+        if news is None:
+            return self.missing(request)
+        view = view_of(news, time.time())
+        alert = next((one for one in view.alerts if one.fingerprint == wanted), None)
+        if alert is None:
+            return self.missing(request, "That alert is not open any more.")
+        faults = [one for one in view.faults if one.title == alert.title]
+        return self.page(request, "incident", run=view, alert=alert, faults=faults)
+
+    async def log(self, request: Request) -> Response:
+        news = self.found(request)
+        if news is None:
+            return JSONResponse({"lines": [], "why": "no such run"}, 404)
+        found = await asyncio.to_thread(read_log, news, request.query_params.get("q", "")[:200])
+        return JSONResponse({"lines": found.lines, "why": found.why})
+
+    async def runbook(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in page_names():
+            return self.missing(request, "There is no such runbook page.")
+        words = read_shipped("runbooks", f"{name}.md")
+        return self.page(request, "runbook", title=name, text=words)
+
+    async def document(self, request: Request) -> Response:
+        """What the list holds, for other tools."""
+        keys = ("key", "name", "variant", "folder", "word", "why", "iteration", "loss", "eta")
+        runs = [{key: getattr(view, key) for key in keys} for view in self.views()]
+        return JSONResponse({"schema": 1, "runs": runs})
+
+    async def events(self, request: Request) -> Response:
+        if self.streams >= MOST_STREAMS:
+            return PlainTextResponse("too many readers", 503, {"Retry-After": "30"})
+        headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
+        return StreamingResponse(self._events(), media_type="text/event-stream", headers=headers)
+
+    async def _events(self) -> AsyncIterator[str]:
+        """A line for each change, only the newest: who reads slowly is told less often."""
+        self.streams += 1
+        try:
+            seen, said = -1, 0.0
+            while True:
+                version, now = self.watcher.version, time.monotonic()
+                if version != seen:
+                    seen, said = version, now
+                    yield f"event: change\ndata: {version}\n\n"
+                elif now - said > BEAT_SECONDS:
+                    said = now
+                    yield ": still here\n\n"
+                await asyncio.sleep(TICK_SECONDS)
+        finally:
+            self.streams -= 1
+
+    async def asset(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in ASSETS:
+            return PlainTextResponse("not found", 404)
+        body, kind = asset(name)
+        return Response(body, media_type=kind, headers={"Cache-Control": "max-age=300"})
+
+    def found(self, request: Request) -> News | None:
+        return self.watcher.find(request.path_params["key"])
+
+    def missing(self, request: Request, why: str = "There is no such run here.") -> Response:
+        return self.page(request, "message", 404, title="Not found", lines=(why,), back="/")
+
+    # ------------------------------------------------------------------------- acting
+    async def login(self, request: Request) -> Response:
+        if request.method == "GET":
+            return self.page(request, "login", why="")
+        address = request.client.host if request.client else "?"
+        if not (self.logins.allows(address) and self.all_logins.allows("")):
+            return self.page(request, "login", 429, why="Too many tries: wait a minute.")
+        form = await read_form(request)
+        if form is None or not is_same_site(request):
+            return self.page(request, "login", 400, why="That form was not sent from this page.")
+        name = await asyncio.to_thread(
+            owner_of, self.settings.tokens, form.get("token", "").strip()
+        )
+        if name is None:
+            return self.page(request, "login", 403, why="That token opens nothing.")
+        answer = RedirectResponse("/", 303)
+        secure = self.settings.is_secure or request.url.scheme == "https"
+        cookie = self.seal.session(name)
+        answer.set_cookie(COOKIE, cookie, httponly=True, samesite="strict", secure=secure)
+        return answer
+
+    async def logout(self, request: Request) -> Response:
+        answer = RedirectResponse("/", 303)
+        answer.delete_cookie(COOKIE)
+        return answer
+
+    async def act(self, request: Request) -> Response:
+        """A form of a run's page: what takes nothing away is done at once, the rest is previewed."""
+        session, cookie = self.session(request), request.cookies.get(COOKIE, "")
+        form = await read_form(request)
+        if session is None:
+            return self.page(request, "login", 403, why="Acting needs your token.")
+        sealed = form is not None and self.seal.is_form_of(cookie, form.get("form", ""))
+        if form is None or not sealed or not is_same_site(request):
+            return self._said(request, 403, "That form was not sent from this page.")
+        if not self.acts.allows(session.name):
+            return self._said(request, 429, "Too much at once: wait a minute.")
+        news = self.found(request)
+        if news is None or news.run is None or not news.can_act:
+            return self._said(request, 409, "Nothing can be changed from here: this is a copy.")
+        return await self._acted(request, news, form, session)
+
+    async def _acted(
+        self, request: Request, news: News, form: dict[str, str], session: Session
+    ) -> Response:
+        cookie, run = request.cookies.get(COOKIE, ""), news.run
+        names = ("action", "reason", "alert", "length", "nodes")
+        act = Act(news.key, who=session.name, **{"action": "", **_given(form, names)})
+        try:
+            act = replace(act, reason=" ".join(act.reason.split())).checked()
+            confirmed = self.seal.is_plan(form.get("plan", ""), cookie, *act.parts)
+            shows = act.action not in AT_ONCE and not confirmed
+            assert run is not None
+            answer = await asyncio.to_thread(carry_out, run, act, shows)
+        except Tr11Error as error:
+            return self._said(request, 400, error.sentence, news.key)
+        if shows:
+            plan = self.seal.plan(cookie, *act.parts)
+            view = view_of(news, time.time())
+            return self.page(request, "preview", run=view, act=act, answer=answer, plan=plan)
+        self.watcher.look_again(news.key)
+        title = "Done" if answer.exit_code == 0 else "Not done"
+        status = 200 if answer.exit_code == 0 else 409
+        back = f"/run/{news.key}"
+        return self.page(request, "message", status, title=title, lines=answer.lines, back=back)
+
+    def _said(self, request: Request, status: int, why: str, key: str = "") -> Response:
+        back = f"/run/{key}" if key else "/"
+        lines = why.splitlines()
+        return self.page(request, "message", status, title="Not done", lines=lines, back=back)
+
+
+def _given(form: dict[str, str], names: tuple[str, ...]) -> dict[str, str]:
+    return {name: form[name] for name in names if form.get(name)}
+
+
+async def read_form(request: Request) -> dict[str, str] | None:
+    """The fields of a form; None where it is too large, too slow, or none."""
+    if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
+        return None
+    body = bytearray()
+    try:
+        async with asyncio.timeout(FORM_SECONDS):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > LARGEST_FORM:
+                    return None
+        fields = parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=20)
+    except (TimeoutError, ValueError):
+        return None
+    return dict(fields)
+
+
+def is_same_site(request: Request) -> bool:
+    """Whether the browser says that a page of this server sent it; an old one says nothing."""
+    if request.headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
+        return False
+    origin = request.headers.get("origin", "")
+    return origin in {"", "null"} or origin.partition("://")[2] == request.headers.get("host", "")
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def application(watcher: Watcher, settings: ServeSettings) -> Starlette:
+    """The whole server, for uvicorn."""
+    served = Served(watcher, settings)
+
+    async def guarded(handler: Handler, request: Request) -> Response:
+        try:
+            answer = served.refusal(request) or await handler(request)
+        except (Refusal, Tr11Error) as error:
+            answer = PlainTextResponse(error.sentence, 503)
+        for name, value in HEADERS.items():
+            answer.headers.setdefault(name, value)
+        return answer
+
+    table = (
+        ("/", served.runs, "GET"),
+        ("/runs.json", served.document, "GET"),
+        ("/events", served.events, "GET"),
+        ("/run/{key}", served.run, "GET"),
+        ("/run/{key}/details", served.details, "GET"),
+        ("/run/{key}/log", served.log, "GET"),
+        ("/run/{key}/alert/{fingerprint}", served.incident, "GET"),
+        ("/run/{key}/act", served.act, "POST"),
+        ("/runbook/{name}", served.runbook, "GET"),
+        ("/assets/{name}", served.asset, "GET"),
+        ("/login", served.login, "GET"),
+        ("/login", served.login, "POST"),
+        ("/logout", served.logout, "POST"),
+    )
+    routes = [
+        Route(path, _endpoint(guarded, handler), methods=[how]) for path, handler, how in table
+    ]
+    return Starlette(routes=routes)
+
+
+def _endpoint(guarded: Callable[[Handler, Request], Awaitable[Response]], handler: Handler) -> Any:
+    return partial(guarded, handler)

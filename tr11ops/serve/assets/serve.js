@@ -1,0 +1,100 @@
+// Keeps the page up to date: the server says that something changed, the page asks for its changed part.
+"use strict";
+const main = document.getElementById("main"), live = document.getElementById("live"), page = document.body.dataset.page;
+const LIVE = new Set(["list", "run", "incident"]);
+let busy = false, again = false, details = null, follow = null;
+
+function say(on) {
+  live.classList.toggle("on", on);
+  live.innerHTML = on ? '<span aria-hidden="true">●</span> live' : '<span aria-hidden="true">○</span> not live';
+}
+async function refresh() {
+  if (busy) { again = true; return; }
+  if (main.contains(document.activeElement) && document.activeElement.matches("input:not(#find):not(#log-find)")) return;
+  busy = true;
+  try {
+    const answer = await fetch(location.pathname, {headers: {"X-Part": "1"}});
+    if (answer.ok) put(await answer.text());
+  } catch { say(false); }
+  busy = false;
+  if (again) { again = false; setTimeout(refresh, 1000); }
+}
+function put(text) {
+  const fresh = document.createElement("div");
+  fresh.innerHTML = text;
+  const open = new Set([...main.querySelectorAll("details[open]")].map(one => one.closest("article")?.querySelector("h3")?.textContent));
+  for (const one of fresh.querySelectorAll("details")) one.open = open.has(one.closest("article")?.querySelector("h3")?.textContent);
+  for (const id of ["details", "log", "acts"]) {  // these keep what they show
+    const old = main.querySelector("#" + id), made = fresh.querySelector("#" + id);
+    if (old && made && (id !== "acts" || old.contains(document.activeElement))) made.replaceWith(old);
+  }
+  const find = main.querySelector("#find"), had = find === document.activeElement;
+  if (find) fresh.querySelector("#find").replaceWith(find);
+  const focused = document.activeElement?.getAttribute?.("href"), where = window.scrollY;
+  main.replaceChildren(...fresh.childNodes);
+  if (had) find.focus();
+  else if (focused && document.activeElement === document.body) main.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({preventScroll: true});
+  window.scrollTo(0, where);
+  filter();
+}
+function filter() {
+  const find = document.getElementById("find");
+  if (!find) return;
+  const words = find.value.toLowerCase();
+  for (const run of main.querySelectorAll(".run")) run.hidden = !run.dataset.text.includes(words);
+}
+async function load() {
+  const place = document.getElementById("details");
+  if (!place) return;
+  try {
+    const answer = await fetch(place.dataset.load, {headers: {"X-Part": "1"}});
+    if (!answer.ok) return;
+    const open = new Map([...place.querySelectorAll("details.part")].map(one => [one.id, one.open]));
+    place.innerHTML = await answer.text();
+    for (const one of place.querySelectorAll("details.part")) if (open.has(one.id)) one.open = open.get(one.id);
+    document.body.append(Object.assign(document.createElement("script"), {src: "/assets/charts.js"}));
+  } catch { /* the next round tries again */ }
+}
+async function log() {
+  const place = document.getElementById("log");
+  if (!place) return;
+  const lines = document.getElementById("log-lines"), query = document.getElementById("log-find").value;
+  try {
+    const answer = await fetch(`${place.dataset.log}?q=${encodeURIComponent(query)}`);
+    const found = await answer.json(), end = lines.scrollHeight - lines.scrollTop - lines.clientHeight < 30;
+    lines.textContent = found.lines.length ? found.lines.join("\n") : found.why;
+    if (end || !lines.dataset.seen) lines.scrollTop = lines.scrollHeight;
+    lines.dataset.seen = "1";
+  } catch { lines.textContent = "the server does not answer"; }
+}
+document.addEventListener("input", event => {
+  if (event.target.id === "find") filter();
+  if (event.target.id === "log-find") { clearTimeout(details); details = setTimeout(log, 300); }
+});
+document.addEventListener("click", event => {
+  if (event.target.id !== "log-live") return;
+  const on = event.target.getAttribute("aria-pressed") !== "true";
+  event.target.setAttribute("aria-pressed", String(on));
+  clearInterval(follow);
+  if (on) { log(); follow = setInterval(log, 3000); }
+});
+document.addEventListener("keydown", event => {
+  if (event.target.matches("input") || event.ctrlKey || event.metaKey || event.altKey) return;
+  const links = [...main.querySelectorAll(".run:not([hidden]) .name")], at = links.indexOf(document.activeElement);
+  const keys = {
+    "/": () => document.querySelector("#find, #log-find")?.focus(),
+    "j": () => links[Math.min(at + 1, links.length - 1)]?.focus(),
+    "k": () => links[Math.max(at - 1, 0)]?.focus(),
+    "u": () => { if (page !== "list") location.href = "/"; },
+  };
+  if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
+});
+if (LIVE.has(page)) {
+  const stream = new EventSource("/events");
+  let first = true;
+  stream.addEventListener("change", () => { say(true); if (first) { first = false; return; } refresh(); });
+  stream.onerror = () => say(false);
+  setInterval(() => { if (!live.classList.contains("on")) refresh(); }, 30000);
+  load(); log();
+  if (page === "run") setInterval(load, 120000);
+}

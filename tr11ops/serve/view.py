@@ -1,0 +1,369 @@
+"""What a page shows of a run, in words: from its document alone, of which nothing is taken on trust.
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from tr11ops.base.invocation import for_card
+from tr11ops.base.units import duration
+from tr11ops.serve.watcher import News
+from tr11ops.status.answer import NEEDS
+from tr11ops.status.published import number, stamp, table, word_of
+from tr11ops.watchdog.verdict import VerdictWord
+from trainer.contract.record import Record
+from trainer.contract.units import shortened
+
+# a sign, a tone and a place in the list for each verdict: colour is never the only sign
+LOOKS: Mapping[VerdictWord, tuple[str, str, int]] = {
+    VerdictWord.DOWN: ("✖", "bad", 0),
+    VerdictWord.STALLED: ("✖", "bad", 1),
+    VerdictWord.AT_RISK: ("!", "warn", 2),
+    VerdictWord.UNKNOWN: ("?", "warn", 3),
+    VerdictWord.STARTING: ("▲", "calm", 5),
+    VerdictWord.QUEUED: ("…", "calm", 6),
+    VerdictWord.STOPPED: ("■", "calm", 4),
+    VerdictWord.HEALTHY: ("●", "good", 7),
+    VerdictWord.FINISHED: ("✓", "good", 8),
+}
+MOST_ROWS = 60
+LONGEST = 600
+
+
+class Tile(Record):
+    """One number of a run; `note` says more of it."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+class ShownAlert(Record):
+    """An open alert and who has it."""
+
+    fingerprint: str
+    severity: str
+    title: str
+    since: str
+    who: str
+    runbook: str
+    watchdog: str
+    is_taken: bool
+
+
+class ShownFault(Record):
+    """A fault of the last look: what was seen, and what to type."""
+
+    severity: str
+    title: str
+    evidence: tuple[str, ...]
+    fix: str
+    runbook: str
+
+
+class NodeRow(Record):
+    """A node that the run uses or must not use."""
+
+    name: str
+    state: str
+    why: str = ""
+
+
+class RunView(Record):
+    """A run as the pages show it."""
+
+    key: str
+    name: str
+    variant: str
+    folder: str
+    word: str
+    sign: str
+    tone: str
+    order: int
+    why: str
+    answer: str
+    since: str
+    iteration: str
+    percent: float | None
+    loss: str
+    eta: str
+    on_call: str
+    shift: str
+    looked: str
+    exit_code: int
+    can_act: bool
+    is_stopped: bool
+    is_mirror: bool
+    tiles: tuple[Tile, ...] = ()
+    needs: tuple[tuple[str, str], ...] = ()
+    faults: tuple[ShownFault, ...] = ()
+    alerts: tuple[ShownAlert, ...] = ()
+    nodes: tuple[NodeRow, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def needs_person(self) -> bool:
+        return self.exit_code == 1
+
+    @property
+    def title(self) -> str:
+        if self.variant in {"", "main"}:
+            return self.name
+        return f"{self.name} / {self.variant}"
+
+
+def view_of(news: News, now: float) -> RunView:
+    """What is shown of a run at the moment `now`."""
+    told = table(news.document)
+    run, word = table(told.get("run")), word_of(told.get("verdict"))
+    sign, tone, order = LOOKS[word]
+    code = told.get("exit_code") if news.document is not None else 3
+    if code == 1 and order > 3:
+        order = 3
+    done, total = number(told.get("iteration")), number(told.get("total_iterations"))
+    return RunView(
+        key=news.key,
+        name=text(run.get("name"), 80) or news.folder.name,
+        variant=text(run.get("variant"), 40),
+        folder=str(news.folder),
+        word=word.value,
+        sign=sign,
+        tone=tone,
+        order=order,
+        why=text(told.get("why") or news.why),
+        answer=text(told.get("answer")),
+        since=_since(told, word, now),
+        iteration=_iteration(done, total),
+        percent=_percent(done, total),
+        loss=_number(told.get("loss"), ".4f"),
+        eta=_eta(told, word),
+        on_call=", ".join(news.on_call) or "no one named",
+        shift=news.shift,
+        looked=f"{duration(max(0.0, now - news.looked))} ago" if news.looked else "not yet",
+        exit_code=code if isinstance(code, int) and code in {0, 1} else 3,
+        can_act=news.can_act and news.document is not None,
+        is_stopped=any(
+            table(told.get(name)).get("set") is True for name in ("kill_switch", "pause")
+        ),
+        is_mirror=news.is_mirror,
+        tiles=tuple(_tiles(told, now)),
+        needs=tuple(_needs(told.get("sleep_needs"), news)),
+        faults=tuple(_fault(entry, news) for entry in rows(told.get("findings"))),
+        alerts=tuple(_alert(entry, now) for entry in rows(told.get("alerts"))),
+        nodes=tuple(_nodes(told))[:MOST_ROWS],
+        unknown=tuple(text(line, 200) for line in _list(told.get("unknown"))[:MOST_ROWS]),
+    )
+
+
+def in_order(views: Sequence[RunView]) -> list[RunView]:
+    """What needs a person first."""
+    return sorted(views, key=_place)
+
+
+def _place(view: RunView) -> tuple[bool, int, str]:
+    return not view.needs_person, view.order, view.name
+
+
+# ----------------------------------------------------------------------------- parts
+def _since(told: Mapping[str, Any], word: VerdictWord, now: float) -> str:
+    """For how long the run has been so, as far as the document tells."""
+    attempts = rows(told.get("last_attempts"))
+    alerts = [seconds_of(entry.get("since")) for entry in rows(told.get("alerts"))]
+    open_since = [moment for moment in alerts if moment is not None]
+    moment: float | None = None
+    if word in {VerdictWord.STOPPED}:
+        set_at = [
+            seconds_of(table(told.get(name)).get("time")) for name in ("kill_switch", "pause")
+        ]
+        moment = next((one for one in set_at if one is not None), None)
+    elif word in {VerdictWord.HEALTHY, VerdictWord.STARTING} and attempts:
+        moment = seconds_of(attempts[0].get("start"))
+    elif word in {VerdictWord.DOWN, VerdictWord.STALLED, VerdictWord.AT_RISK} and open_since:
+        moment = min(open_since)
+    if moment is None:
+        moment = seconds_of(told.get("last_step_time"))
+        if moment is None:
+            return ""
+        return f"last step {duration(max(0.0, now - moment))} ago"
+    return f"for {duration(max(0.0, now - moment))}"
+
+
+def _iteration(done: float | None, total: float | None) -> str:
+    if done is None:
+        return "none yet"
+    if total is None:
+        return f"{done:,.0f}"
+    return f"{done:,.0f} / {total:,.0f}"
+
+
+def _percent(done: float | None, total: float | None) -> float | None:
+    if done is None or not total or total < 0:
+        return None
+    return min(100.0, max(0.0, 100.0 * done / total))
+
+
+def _eta(told: Mapping[str, Any], word: VerdictWord) -> str:
+    left = number(told.get("remaining_seconds"))
+    if left is None or word is VerdictWord.FINISHED:
+        return "-"
+    likely = number(table(told.get("finish")).get("likely_seconds"))
+    return duration(left if likely is None else likely)
+
+
+def _tiles(told: Mapping[str, Any], now: float) -> Iterator[Tile]:
+    rate = table(told.get("throughput"))
+    yield Tile(
+        "loss",
+        _number(told.get("loss"), ".4f"),
+        f"grad norm {_number(told.get('grad_norm'), '.3f')}",
+    )
+    percent = number(rate.get("percent"))
+    best = "" if percent is None else f"{percent:.0f} % of its best"
+    yield Tile("seconds a step", _number(told.get("seconds_per_iteration"), ".2f"), best)
+    tokens = number(told.get("consumed_tokens"))
+    batch = _number(told.get("global_batch_size"), ",.0f")
+    yield Tile("tokens seen", "-" if tokens is None else short(tokens), f"batch {batch}")
+    saved = table(told.get("last_checkpoint"))
+    yield Tile("checkpoint", _number(saved.get("step"), ",.0f"), _age(saved))
+    for name in ("backup", "sync"):
+        copy = told.get(name)
+        if isinstance(copy, Mapping):
+            yield Tile(name, _number(copy.get("step"), ",.0f"), _age(copy))
+    missing, damaged = number(told.get("copies_missing")), number(told.get("copies_damaged"))
+    if missing or damaged:
+        yield Tile("copies", f"{missing or 0:.0f} missing", f"{damaged or 0:.0f} damaged")
+    use = told.get("node_use") or told.get("nodes")
+    if isinstance(use, Mapping):
+        spare = f"{_number(use.get('spare'), '.0f')} spare, {_number(use.get('excluded'), '.0f')} excluded"
+        yield Tile("nodes", _number(use.get("used"), ".0f"), spare)
+    queue = number(told.get("queue_coverage_seconds"))
+    if queue is not None:
+        yield Tile("queued for", duration(queue), "without a gap")
+    goodput = table(told.get("goodput"))
+    useful = number(goodput.get("useful_share"))
+    if useful is not None:
+        yield Tile(
+            "goodput", f"{100 * useful:.1f} %", f"{_number(goodput.get('faults'), '.0f')} faults"
+        )
+    last = seconds_of(told.get("last_step_time"))
+    if last is not None:
+        yield Tile("last step", f"{duration(max(0.0, now - last))} ago")
+
+
+def _age(entry: Mapping[str, Any]) -> str:
+    age = number(entry.get("age_seconds"))
+    return "" if age is None else f"{duration(age)} ago"
+
+
+def _needs(value: object, news: News) -> Iterator[tuple[str, str]]:
+    """What is missing before a person may sleep, and what to type."""
+    for entry in _list(value)[:MOST_ROWS]:
+        if isinstance(entry, Mapping):
+            yield text(entry.get("text")), command(entry.get("fix"), news)
+        elif isinstance(entry, str) and entry in NEEDS:
+            yield NEEDS[entry], ""
+
+
+def _fault(entry: Mapping[str, Any], news: News) -> ShownFault:
+    evidence = tuple(text(line, 300) for line in _list(entry.get("evidence"))[:12])
+    return ShownFault(
+        severity=_severity(entry),
+        title=text(entry.get("title")),
+        evidence=evidence,
+        fix=command(entry.get("fix"), news),
+        runbook=page_of(entry.get("runbook")),
+    )
+
+
+def _alert(entry: Mapping[str, Any], now: float) -> ShownAlert:
+    since, who = seconds_of(entry.get("since")), []
+    if entry.get("owner"):
+        who.append(text(entry.get("owner"), 60))
+    if entry.get("acknowledged_by"):
+        who.append(f"acknowledged by {text(entry.get('acknowledged_by'), 60)}")
+    until = seconds_of(entry.get("snoozed_until"))
+    if until is not None and until > now:
+        who.append(f"snoozed for {duration(until - now)}")
+    return ShownAlert(
+        fingerprint=text(entry.get("fingerprint"), 40),
+        severity=_severity(entry),
+        title=text(entry.get("title")),
+        since="" if since is None else f"{duration(max(0.0, now - since))}",
+        who=", ".join(who) or "no one",
+        runbook=page_of(entry.get("runbook")),
+        watchdog=text(entry.get("watchdog")),
+        is_taken=bool(who),
+    )
+
+
+def _severity(entry: Mapping[str, Any]) -> str:
+    word = entry.get("severity")
+    return word if isinstance(word, str) and word in {"critical", "warning"} else "info"
+
+
+def _nodes(told: Mapping[str, Any]) -> Iterator[NodeRow]:
+    bad = {text(name, 80) for name in _list(told.get("bad_nodes"))}
+    for entry in rows(told.get("exclusions")):
+        owner = text(entry.get("owner"), 60)
+        why = f"{text(entry.get('why'), 160)}{f' ({owner})' if owner else ''}"
+        yield NodeRow(text(entry.get("node"), 80), text(entry.get("state"), 20) or "excluded", why)
+    for entry in rows(told.get("leaving_nodes")):
+        yield NodeRow(text(entry.get("node"), 80), "leaving", text(entry.get("why"), 160))
+    for name in _list(told.get("nodes")):
+        shown = text(name, 80)
+        yield NodeRow(shown, "suspect" if shown in bad else "in use")
+
+
+# ----------------------------------------------------------------------------- values
+def rows(value: object) -> list[Mapping[str, Any]]:
+    """The tables in a list, not too many; none for anything else."""
+    return [entry for entry in _list(value)[:MOST_ROWS] if isinstance(entry, Mapping)]
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def text(value: object, most: int = LONGEST) -> str:
+    """A text on one line, not too long; "" for anything else."""
+    if not isinstance(value, str):
+        return ""
+    return shortened(" ".join(value.split()), most)
+
+
+def command(value: object, news: News) -> str:
+    """What to type, for this run."""
+    shown = text(value)
+    if news.run is None:
+        return shown
+    return for_card(news.run.typed, shown)
+
+
+def page_of(value: object) -> str:
+    """The name of a runbook page; "" for none."""
+    return text(value, 60).removesuffix(".md").rpartition("/")[2]
+
+
+def _number(value: object, form: str) -> str:
+    found = number(value)
+    return "-" if found is None else format(found, form)
+
+
+def short(value: float) -> str:
+    """A count in three digits: 17.9 k, 3.2 G."""
+    for factor, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value:.3g}"
+
+
+def seconds_of(value: object) -> float | None:
+    """A moment of a document in seconds since the epoch; None for anything else."""
+    shown = stamp(value)
+    try:
+        return None if shown is None else datetime.fromisoformat(shown).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None

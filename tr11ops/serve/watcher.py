@@ -1,0 +1,233 @@
+"""Looks at any number of runs again and again, each by itself: a folder that hangs holds up no other,
+and no page.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from tr11ops.api import Run, open_run
+from tr11ops.base import deadline
+from tr11ops.base.errors import Late
+from tr11ops.base.observed import Unknown, cause
+from tr11ops.observe.readers import looking, open_if_there
+from tr11ops.serve.mirror import is_mirror, look_at_mirror
+from tr11ops.status.run_list import run_directories
+from trainer.contract.errors import Tr11Error
+from trainer.contract.record import Record
+
+if TYPE_CHECKING:
+    from tr11ops.cluster.base import Overview
+
+LOOK_EVERY_SECONDS = 20.0
+FIND_EVERY_SECONDS = 60.0
+AT_ONCE = 2  # looks at the same time: pages are served beside them
+SHIFT_SECONDS = 24 * 3600.0  # a shift that was taken counts for so long
+MOST_RUNS = 500
+
+
+class News(Record):
+    """What is known of a run since the last look.
+
+    `key` names it in addresses: no path is ever taken from one. `document` is that of `tr11 status
+    --json` or what the run publishes (`is_mirror`), None where it could not be seen, and `why` says
+    why. `on_call` are those who are told first; `shift` is who took the shift. `run` is None where
+    nothing can be changed.
+    """
+
+    key: str
+    folder: Path
+    looked: float = 0.0
+    document: Mapping[str, Any] | None = None
+    why: str = "it is being looked at for the first time"
+    is_mirror: bool = False
+    on_call: tuple[str, ...] = ()
+    shift: str = ""
+    run: Run | None = None
+
+    @property
+    def can_act(self) -> bool:
+        return self.run is not None and not self.run.is_copy
+
+
+def key_of(folder: Path) -> str:
+    """Twelve hex digits that stand for a folder in an address."""
+    return hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
+
+
+class Watcher:
+    """The runs below some folders. `version` rises with each change of what is known."""
+
+    def __init__(self, roots: Sequence[Path], scheduler: str = "auto") -> None:
+        self.roots = [root.absolute() for root in roots]
+        self.version = 0
+        self.troubles: dict[Path, str] = {}
+        self._scheduler = scheduler
+        self._news: dict[str, News] = {}
+        self._lock = threading.Lock()
+        self._turns = threading.Semaphore(AT_ONCE)
+        self._over = threading.Event()
+        self._readers: dict[str, tuple[float, Overview | Unknown]] = {}
+
+    def start(self) -> None:
+        """Begin; each folder is searched in a thread of its own, and so is each run looked at."""
+        for root in self.roots:
+            self._spawn(self._search, root)
+
+    def stop(self) -> None:
+        """Look no more. What waits for a file system is left behind."""
+        self._over.set()
+
+    def news(self) -> tuple[News, ...]:
+        """Of every run that was found, by folder."""
+        with self._lock:
+            return tuple(sorted(self._news.values(), key=_folder_of))
+
+    def find(self, key: str) -> News | None:
+        """Of one run; None for an unknown key."""
+        with self._lock:
+            return self._news.get(key)
+
+    def look_again(self, key: str) -> None:
+        """Look at one run now: something was changed."""
+        news = self.find(key)
+        if news is not None:
+            self._spawn(self._look, news)
+
+    # ------------------------------------------------------------------------- threads
+    def _spawn(self, work: Any, argument: Any) -> None:
+        threading.Thread(target=work, args=(argument,), name="serve", daemon=True).start()
+
+    def _search(self, root: Path) -> None:
+        while not self._over.is_set():
+            trouble = ""
+            try:
+                for folder in _found(root):
+                    self._follow(folder)
+            except OSError as error:
+                trouble = cause(error)
+            if self.troubles.get(root, "") != trouble:
+                self.troubles[root] = trouble
+                self._changed()
+            self._over.wait(FIND_EVERY_SECONDS)
+
+    def _follow(self, folder: Path) -> None:
+        key = key_of(folder)
+        with self._lock:
+            if key in self._news or len(self._news) >= MOST_RUNS:
+                return
+            self._news[key] = News(key, folder)
+        self._changed()
+        self._spawn(self._watch, key)
+
+    def _watch(self, key: str) -> None:
+        while not self._over.is_set():
+            began = time.monotonic()
+            news = self.find(key)
+            if news is None:
+                return
+            self._look(news)
+            spent = time.monotonic() - began
+            self._over.wait(max(LOOK_EVERY_SECONDS, 10 * min(spent, LOOK_EVERY_SECONDS)))
+
+    def _look(self, news: News) -> None:
+        """One look, whatever comes of it."""
+        if deadline.is_silent(news.folder, deadline.PROBE_SECONDS):
+            why = f"the file system of {news.folder} does not answer"
+            self._put(replace(news, why=why, document=None, looked=time.time()))
+            return
+        with self._turns:
+            try:
+                seen = deadline.within(deadline.LOOK_SECONDS, partial(self._seen, news))
+            except Late:
+                why = deadline.late_words(news.folder, deadline.LOOK_SECONDS)
+                seen = replace(news, document=None, why=why)
+            except (Tr11Error, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+                seen = replace(news, document=None, why=" ".join(str(error).split()))
+        self._put(replace(seen, looked=time.time()))
+
+    def _seen(self, news: News) -> News:
+        if is_mirror(news.folder):
+            told = look_at_mirror(news.folder, time.time())
+            return replace(news, document=told, why="", is_mirror=True)
+        run = open_run(news.folder, scheduler=self._scheduler, reader=Unknown("not asked yet"))
+        kind = self._kind(run)
+        run = replace(run, reader=self._reader(kind))
+        seen = run.look()
+        return replace(
+            news,
+            document=seen.document(),
+            why="",
+            run=run,
+            on_call=_on_call(run),
+            shift=_shift(run),
+        )
+
+    def _kind(self, run: Run) -> str:
+        from tr11ops.observe.readers import kind_to_watch
+
+        return kind_to_watch(run.directory, self._scheduler)
+
+    def _reader(self, kind: str) -> Overview | Unknown:
+        """One scheduler's answers for all runs of a round."""
+        from tr11ops.cluster.select import SharedOverview
+
+        made, reader = self._readers.get(kind, (0.0, None))
+        if reader is None or time.monotonic() - made > LOOK_EVERY_SECONDS / 2:
+            found = open_if_there(kind)
+            reader = found if isinstance(found, Unknown) else SharedOverview(looking(found))
+            self._readers[kind] = (time.monotonic(), reader)
+        return reader
+
+    def _put(self, news: News) -> None:
+        with self._lock:
+            self._news[news.key] = news
+        self._changed()
+
+    def _changed(self) -> None:
+        with self._lock:
+            self.version += 1
+
+
+def _folder_of(news: News) -> str:
+    return str(news.folder)
+
+
+def _found(root: Path) -> Iterator[Path]:
+    """Run directories and mirrors at and below a folder. Raises OSError."""
+    if is_mirror(root):
+        yield root
+        return
+    yield from run_directories(root)
+    for folder in sorted(root.iterdir()):
+        if folder.is_dir() and is_mirror(folder):
+            yield folder
+
+
+def _on_call(run: Run) -> tuple[str, ...]:
+    from tr11ops.alerts.policy import policy_of
+
+    return policy_of(run.card, mark="", host="").on_duty(time.time())
+
+
+def _shift(run: Run) -> str:
+    """Who took the shift from the page last, within a day."""
+    from tr11ops.rundir.journal import read_journal
+
+    ledger = read_journal(run.directory.journal, since=time.time() - SHIFT_SECONDS)
+    taken = [entry for entry in ledger.entries if entry.kind == SHIFT_TAKEN]
+    if taken:
+        return taken[-1].who
+    return ""
+
+
+SHIFT_TAKEN = "shift-taken"
