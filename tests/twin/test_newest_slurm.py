@@ -38,7 +38,7 @@ def test_the_contract_and_the_faults_hold() -> None:
     assert major >= 26, version.stdout
     running = [
         subprocess.Popen(
-            [SLURM_VERSION, RELEASE, sys.executable, "-m", "pytest", "-q", "-k", WITHOUT, *group],
+            [SLURM_VERSION, RELEASE, sys.executable, "-m", "pytest", "-k", WITHOUT, *group],
             cwd=SLURM_VERSION.parents[1], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for group in GROUPS
