@@ -89,9 +89,9 @@ def _second(pair: tuple[str, float]) -> float:
 class RetryBudget(Chain):
     """Restarts inside the job with spares, by a budget, as NVRx's launcher does it.
 
-    Values: its own documentation's examples and defaults, see docs/replay.md: `--max-restarts`
-    restarts of a job; a node that fails the health check at a rendezvous is left out for a spare;
-    what no health check finds is used again; no progress ends a job after three restarts in a row.
+    Three restarts without progress are its default (`max_no_progress_restarts`). Ten restarts of a
+    job are assumed, twice the 5 that NVIDIA's guide of the launcher shows. A node that fails the
+    health check at a rendezvous is left out for a spare; what no health check finds is used again.
     """
 
     name = "NVRx's retry budget"
