@@ -37,6 +37,7 @@ WITHOUT_RUN = frozenset(
         "runbook",
         "serve",
         "sweep",
+        "top",
         "trainer",
         "twin",
     }

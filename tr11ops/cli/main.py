@@ -164,6 +164,7 @@ GROUPS: Mapping[str, Mapping[str, LazyCommand]] = {
         "status": LazyCommand(
             "status", "status", "One screen: is the run healthy, and since when."
         ),
+        "top": LazyCommand("top", "top", "Runs, attempts, nodes and ranks on one screen, by keys."),
         "list": LazyCommand(
             "list_runs", "list_runs", "The runs below some folders: verdict, iteration, loss, ETA."
         ),
@@ -264,7 +265,8 @@ _WORDS_FOR: Mapping[str, str] = {
     "rollback --undo": "undo",
     "checkpoint-now": "save",
     "status": "queue squeue job jobs info show eta progress",
-    "status --watch": "top monitor",
+    "status --watch": "monitor",
+    "top": "htop k9s",
     "metrics": "prometheus openmetrics",
     "metrics --dashboard": "dashboard grafana",
     "list": "ls runs",

@@ -1,0 +1,150 @@
+"""`tr11 top` over a recorded healthy run, driven by keys as a person presses them, at 80x24."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pins.commands import beside
+from tests.pins.states import Place, place_in
+from tr11ops import api
+from tr11ops.base.errors import Refusal
+from tr11ops.base.installed import missing
+from tr11ops.top.tables import LookedAt, TopRow, TopTable, attempts_table, nodes_table, runs_table
+
+needs_textual = pytest.mark.skipif(bool(missing(("textual",))), reason='pip install "tr11[top]"')
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    with place_in("healthy") as made, beside(made.folder):
+        yield made
+
+
+def runs_of(place: Place) -> Callable[[], Sequence[api.Run | Refusal]]:
+    def find() -> Sequence[api.Run | Refusal]:
+        return list(api.runs_below(place.folder, "local"))
+
+    return find
+
+
+def drive(place: Place, keys: Callable[[Any, Any], Awaitable[None]]) -> None:
+    """Start the screen, wait for its first look, and press keys."""
+    from tr11ops.top.app import TopApp
+
+    async def session() -> None:
+        app = TopApp(runs_of(place), 3600.0)
+        async with app.run_test(size=(80, 24)) as pilot:
+            await settled(app, pilot)
+            await keys(app, pilot)
+
+    asyncio.run(session())
+
+
+async def settled(app: Any, pilot: Any) -> None:
+    await app.workers.wait_for_complete()
+    await pilot.pause()
+
+
+def shown(app: Any) -> list[tuple[str, ...]]:
+    from textual.widgets import DataTable
+
+    table = app.screen_stack[0].query_one(DataTable)
+    return [tuple(table.get_row_at(line)) for line in range(table.row_count)]
+
+
+def head(app: Any) -> str:
+    return str(app.screen_stack[0].query_one("#head").render())
+
+
+def text(app: Any) -> str:
+    return str(app.screen.query_one("#text").render())
+
+
+# ----------------------------------------------------------------------------- tables
+def test_what_needs_a_person_comes_first_and_what_is_not_seen_next(place: Place) -> None:
+    (run,) = api.runs_below(place.folder, "local")
+    assert isinstance(run, api.Run)
+    # the recorded run was healthy long ago: seen now, it stalls
+    stalled = LookedAt("z", "z/main", run.look())
+    unseen = LookedAt("b", "b/main", None, "its card cannot be read")
+    table = runs_table((unseen, stalled))
+    assert table.rows[0].cells[:2] == ("z/main", "stalled")
+    assert table.sentence == "2 runs, 1 needs a person"
+    assert table.rows[1].cells[1:] == ("unknown", "-", "-", "-", "its card cannot be read")
+    assert attempts_table(unseen).rows == ()
+    assert nodes_table(unseen, "1").sentence == "its card cannot be read"
+
+
+def test_a_filter_takes_words_in_any_order() -> None:
+    table = TopTable("t", ("a",), (TopRow("", ("n01", "Excluded")), TopRow("", ("n02", ""))))
+    assert [row.cells[0] for row in table.filtered("excl 01").rows] == ["n01"]
+    assert table.filtered("").rows == table.rows
+
+
+# ----------------------------------------------------------------------------- keys
+@needs_textual
+def test_enter_goes_from_runs_to_ranks_and_escape_back(place: Place) -> None:
+    async def keys(app: Any, pilot: Any) -> None:
+        assert [row[:2] for row in shown(app)] == [("small/main", "stalled")]
+        await pilot.press("enter")
+        assert "small/main: attempts" in head(app)
+        assert shown(app)[0][1] == "running"
+        await pilot.press("enter")
+        nodes = shown(app)
+        assert {row[0] for row in nodes} == set(app._looks[0].look.status.nodes)
+        await pilot.press("enter")
+        assert shown(app), "ranks"
+        assert app._shown.columns == ("rank", "step", "phase", "silent", "pid")
+        for _ in range(3):
+            await pilot.press("escape")
+        assert [row[0] for row in shown(app)] == ["small/main"]
+
+    drive(place, keys)
+
+
+@needs_textual
+def test_the_filter_narrows_and_escape_shows_all(place: Place) -> None:
+    async def keys(app: Any, pilot: Any) -> None:
+        await pilot.press("slash", *"nothing")
+        assert shown(app) == []
+        await pilot.press("escape")
+        assert len(shown(app)) == 1
+        await pilot.press("slash", *"small", "enter", "enter")
+        assert "attempts" in head(app)
+
+    drive(place, keys)
+
+
+@needs_textual
+def test_kill_shows_the_commands_own_preview_and_nothing_else_happens(place: Place) -> None:
+    switch = Path(place.run) / "kill-switch"
+
+    async def keys(app: Any, pilot: Any) -> None:
+        await pilot.press("k")
+        await settled(app, pilot)
+        assert "nothing was changed (--dry-run)" in text(app)
+        assert "y carries it out" in text(app)
+        await pilot.press("n")
+        await settled(app, pilot)
+        assert len(app.screen_stack) == 1
+        assert not switch.exists()
+
+    drive(place, keys)
+
+
+@needs_textual
+def test_log_diagnosis_and_help_are_read_and_left(place: Place) -> None:
+    async def keys(app: Any, pilot: Any) -> None:
+        for key, part in (("l", "iteration"), ("d", "verdict"), ("question_mark", "tr11 kill")):
+            await pilot.press(key)
+            await settled(app, pilot)
+            assert part in text(app), key
+            await pilot.press("escape")
+            assert len(app.screen_stack) == 1
+
+    drive(place, keys)

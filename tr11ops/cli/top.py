@@ -1,0 +1,69 @@
+"""`tr11 top`: runs, attempts, nodes and ranks on one keyed screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tr11ops.base.errors import Refusal, WrongUsage
+from tr11ops.base.installed import require
+from tr11ops.cli.common import is_terminal
+from tr11ops.cli.runner import NO_RUN, SCHEDULER, Outcome, RunContext
+
+if TYPE_CHECKING:
+    from tr11ops import api
+
+SHORTEST_SECONDS = 2.0
+
+
+def top(
+    context: Annotated[RunContext, NO_RUN, SCHEDULER],
+    *,
+    roots: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[ROOT]...", show_default=False, parser=Path, help="Folders; else this one."
+        ),
+    ] = None,
+    every: Annotated[
+        float, typer.Option("--every", metavar="SECONDS", help="Between two looks.")
+    ] = 10.0,
+) -> Outcome:
+    """The runs below some folders, what needs a person first; Enter goes into a run, an attempt, a node.
+
+    Keys: `/` filter, `l` log, `d` diagnose, `a` acknowledge, `k` kill, `?` help, `q` leave. What
+    changes a run shows its own plan first. It works from 80x24 up, in tmux and over a slow line.
+
+    Examples:
+      tr11 top
+      tr11 top /scratch/six/checkpoints --every 30
+    """
+    require(("textual",), "tr11 top", 'pip install "tr11[top]"')
+    places = roots or [Path()]
+    for place in places:
+        if not place.is_dir():
+            raise WrongUsage(f"ROOT {place}: is not a folder")
+    if every < SHORTEST_SECONDS:
+        raise WrongUsage(f"--every {every:g}: must be {SHORTEST_SECONDS:g} seconds or more")
+    if not is_terminal():
+        raise WrongUsage("tr11 top needs a terminal; type: tr11 list")
+    from tr11ops.top.app import TopApp
+
+    def find() -> Sequence[api.Run | Refusal]:
+        return list(_runs(places, context.scheduler))
+
+    TopApp(find, every).run()
+    return Outcome()
+
+
+def _runs(places: Sequence[Path], scheduler: str) -> Iterator[api.Run | Refusal]:
+    from tr11ops import api
+
+    for place in places:
+        try:
+            yield from api.runs_below(place, scheduler)
+        except OSError as error:
+            yield Refusal(f"{error.filename or place}: {error.strerror or error}")

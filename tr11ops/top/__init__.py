@@ -1,0 +1,1 @@
+"""One keyed screen for the terminal: runs, attempts, nodes, ranks."""

@@ -1,0 +1,280 @@
+"""The screen of `tr11 top`. What it shows is made in `tr11ops.top.tables`, what it does are the
+commands themselves through `tr11ops.api`, with their own preview. No look holds up a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from textual.app import App, ComposeResult
+from textual.binding import Binding
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Footer, Input, Static
+
+from tr11ops import api
+from tr11ops.base.errors import Refusal
+from tr11ops.top.commands import REASON, plan_of, said
+from tr11ops.top.tables import (
+    LookedAt,
+    TopTable,
+    attempts_table,
+    nodes_table,
+    ranks_table,
+    runs_table,
+)
+from trainer.contract.errors import Tr11Error
+from trainer.contract.state_file import tail_lines
+
+LOG_BYTES = 64 << 10
+HELP = """\
+Enter  go into the line: run, attempt, node
+Esc    back; out of a filter first
+/      show the lines that have these words
+l      the end of the run's log
+d      what ended it (tr11 diagnose)
+a      take its alerts (tr11 alerts ack --all)
+k      save and stop it (tr11 kill)
+r      look now
+?      this page
+q      leave
+
+a and k show the command's own plan first: y carries it out, any
+other key does not.
+
+It looks every {seconds:g} s. What is not known is a dash.
+"""
+
+
+class TextScreen(ModalScreen[None]):  # type: ignore[misc]  # textual may be absent
+    """A text to read; `apply` is what y does, where there is something to do."""
+
+    BINDINGS: ClassVar[list[Any]] = [Binding("escape,q", "dismiss", "back")]
+    CSS = "TextScreen VerticalScroll { background: $surface; padding: 0 1; }"
+
+    def __init__(self, title: str, text: str, apply: Callable[[], None] | None = None) -> None:
+        super().__init__()
+        self._head, self._text, self._apply = title, text, apply
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll():
+            yield Static(self._head, classes="head", markup=False)
+            yield Static(self._text, id="text", markup=False)
+
+    def on_mount(self) -> None:
+        self.query_one(VerticalScroll).scroll_end(animate=False)
+
+    def on_key(self, event: Any) -> None:
+        if self._apply is None:
+            return
+        event.stop()
+        apply = self._apply
+        self.dismiss()
+        if event.key == "y":
+            apply()
+
+
+class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
+    """Runs -> a run's attempts -> an attempt's nodes -> a node's ranks."""
+
+    CSS = """
+    #head { height: 1; background: $primary; color: $text; }
+    #why { height: 2; }
+    Input { display: none; height: 1; border: none; }
+    DataTable { height: 1fr; }
+    """
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[Any]] = [
+        Binding("slash", "filter", "filter", key_display="/"),
+        Binding("l", "log", "log"),
+        Binding("d", "diagnose", "diagnose"),
+        Binding("a", "ack", "ack"),
+        Binding("k", "kill", "kill"),
+        Binding("r", "look", "look"),
+        Binding("escape", "back", "back"),
+        Binding("question_mark", "keys", "keys", key_display="?"),
+        Binding("q", "quit", "quit"),
+    ]
+
+    def __init__(self, find: Callable[[], Sequence[api.Run | Refusal]], seconds: float) -> None:
+        super().__init__()
+        self.animation_level = "none"  # a slow line carries the text alone
+        self._find, self._seconds = find, seconds
+        self._runs: dict[str, api.Run] = {}
+        self._looks: tuple[LookedAt, ...] = ()
+        self._path: list[str] = []
+        self._words = ""
+        self._shown = TopTable("runs", (), ())
+
+    # ------------------------------------------------------------------------- the frame
+    def compose(self) -> ComposeResult:
+        yield Static("tr11 top: looking ...", id="head", markup=False)
+        yield Static("", id="why", markup=False)
+        yield DataTable(cursor_type="row")
+        yield Input(placeholder="words; Esc shows all")
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        self.query_one(DataTable).focus()
+        self.set_interval(self._seconds, self.action_look)
+        self.action_look()
+
+    def action_look(self) -> None:
+        """Look at all runs, beside the screen; one round at a time."""
+        self.run_worker(self._look, thread=True, exclusive=True, group="look")
+
+    def _look(self) -> None:
+        runs: dict[str, api.Run] = {}
+        looks: list[LookedAt] = []
+        for found in self._find():
+            if isinstance(found, Refusal):
+                looks.append(LookedAt("", "?", None, str(found)))
+                continue
+            key = str(found.directory.root)
+            runs[key] = found
+            name = f"{found.name}/{found.directory.paths.variant}"
+            looks.append(LookedAt(key, name, found.look()))
+        self.call_from_thread(self._seen, runs, tuple(looks))
+
+    def _seen(self, runs: dict[str, api.Run], looks: tuple[LookedAt, ...]) -> None:
+        self._runs, self._looks = runs, looks
+        self._draw()
+
+    def _draw(self) -> None:
+        table = self._table()
+        self._shown = table.filtered(self._words)
+        head = f"tr11 top   {table.title}"
+        if self._words:
+            head += f"   /{self._words} ({len(self._shown.rows)} of {len(table.rows)})"
+        self.query_one("#head", Static).update(head)
+        self.query_one("#why", Static).update(table.sentence)
+        widget = self.query_one(DataTable)
+        line = widget.cursor_row
+        widget.clear(columns=True)
+        widget.add_columns(*table.columns)
+        for row in self._shown.rows:
+            widget.add_row(*row.cells)
+        if self._shown.rows:
+            widget.move_cursor(row=min(max(0, line), len(self._shown.rows) - 1))
+
+    def _table(self) -> TopTable:
+        run = self._run_seen()
+        if run is None:
+            return runs_table(self._looks)
+        if len(self._path) == 1:
+            return attempts_table(run)
+        if len(self._path) == 2:
+            return nodes_table(run, self._path[1])
+        return ranks_table(run, self._path[2])
+
+    def _run_seen(self) -> LookedAt | None:
+        if not self._path:
+            return None
+        return next((run for run in self._looks if run.key == self._path[0]), None)
+
+    # ------------------------------------------------------------------------- going
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        key = self._shown.rows[event.cursor_row].key
+        if key:
+            self._path.append(key)
+            self._words = ""
+            self._draw()
+
+    def action_back(self) -> None:
+        """Out of the filter first, then a table up."""
+        box = self.query_one(Input)
+        if box.display or self._words:
+            box.display, self._words = False, ""
+        elif self._path:
+            self._path.pop()
+        self.query_one(DataTable).focus()
+        self._draw()
+
+    def action_filter(self) -> None:
+        """Ask for the words that a line has to have."""
+        box = self.query_one(Input)
+        box.value, box.display = "", True
+        box.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._words = event.value
+        self._draw()
+
+    def on_input_submitted(self) -> None:
+        self.query_one(Input).display = False
+        self.query_one(DataTable).focus()
+
+    def action_keys(self) -> None:
+        """What each key does."""
+        self.push_screen(TextScreen("keys", HELP.format(seconds=self._seconds)))
+
+    # ------------------------------------------------------------------------- doing
+    def _run(self) -> api.Run | None:
+        """The run that the screen is in, else that of the line."""
+        if self._path:
+            return self._runs.get(self._path[0])
+        rows, line = self._shown.rows, self.query_one(DataTable).cursor_row
+        if 0 <= line < len(rows):
+            return self._runs.get(rows[line].key)
+        return None
+
+    def action_log(self) -> None:
+        run = self._run()
+        if run is not None:
+            self._beside(run, "log", partial(_log_end, run.directory.paths.main_log))
+
+    def action_diagnose(self) -> None:
+        run = self._run()
+        if run is not None:
+            self._beside(run, "diagnose", partial(_answer, run, ["diagnose"]))
+
+    def action_ack(self) -> None:
+        self._preview(["alerts", "ack", "--all"], [])
+
+    def action_kill(self) -> None:
+        self._preview(["kill"], ["--yes"])
+
+    def _preview(self, words: list[str], flags: list[str]) -> None:
+        """The command's own plan; y types it, with the flags."""
+        run = self._run()
+        if run is not None:
+            work = partial(self._plan, run, words, flags)
+            self.run_worker(work, thread=True, group="act")
+
+    def _plan(self, run: api.Run, words: list[str], flags: list[str]) -> None:
+        title = f"tr11 {' '.join(words)}   {run.name}"
+        try:
+            plan = plan_of(run, words)
+        except (Tr11Error, OSError) as error:
+            self.call_from_thread(self.push_screen, TextScreen(title, str(error)))
+            return
+        text, apply = plan.text, None
+        if plan.can_apply:
+            text += "\n\ny carries it out; any other key does not"
+            line = [*words, *flags, *REASON]
+            apply = partial(self._beside, run, " ".join(words), partial(_answer, run, line))
+        self.call_from_thread(self.push_screen, TextScreen(title, text, apply))
+
+    def _beside(self, run: api.Run, title: str, read: Callable[[], str]) -> None:
+        """Show a text that takes its time, once it is there."""
+
+        def work() -> None:
+            try:
+                text = read()
+            except (Tr11Error, OSError) as error:
+                text = str(error)
+            self.call_from_thread(self.push_screen, TextScreen(f"{title}   {run.name}", text))
+
+        self.run_worker(work, thread=True, group="act")
+
+
+def _log_end(path: Path) -> str:
+    lines, _ = tail_lines(path, LOG_BYTES)
+    return "\n".join(lines)
+
+
+def _answer(run: api.Run, words: list[str]) -> str:
+    return said(run, words)[1]

@@ -1,0 +1,205 @@
+"""What the tables of `tr11 top` show, from one look at each run. Pure.
+
+runs -> a run's attempts -> an attempt's nodes -> a node's ranks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from tr11ops.base.observed import known
+from tr11ops.base.units import counted, duration
+from trainer.contract.record import Record
+
+if TYPE_CHECKING:
+    from tr11ops.cluster.base import Job
+    from tr11ops.status.assessment import Assessment
+    from tr11ops.status.document import Status
+    from trainer.contract.attempt import Heartbeat
+
+DASH = "-"
+
+
+class TopRow(Record):
+    """A line: `key` is what Enter goes into, "" where nothing is below; `cells` are one text each
+    for the table's columns.
+    """
+
+    key: str
+    cells: tuple[str, ...]
+
+    def has(self, words: str) -> bool:
+        """Whether each word is somewhere in it, in capitals or not."""
+        text = " ".join(self.cells).lower()
+        return all(word in text for word in words.lower().split())
+
+
+class TopTable(Record):
+    """A table with its columns' titles, and one sentence on what it is about."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[TopRow, ...]
+    sentence: str = ""
+
+    def filtered(self, words: str) -> TopTable:
+        """The same with the rows that have the words."""
+        rows = tuple(row for row in self.rows if row.has(words))
+        return TopTable(self.title, self.columns, rows, self.sentence)
+
+
+class LookedAt(Record):
+    """One run below the folders that were given: its last look, None where there was none, and
+    `why` then.
+    """
+
+    key: str
+    name: str
+    look: Assessment | None
+    why: str = ""
+
+
+def runs_table(runs: Sequence[LookedAt]) -> TopTable:
+    """Every run, what needs a person first."""
+    ordered = sorted(runs, key=_urgency)
+    rows = tuple(TopRow(run.key, tuple(_run_cells(run))) for run in ordered)
+    asking = sum(_urgency(run)[0] == 0 for run in runs)
+    sentence = counted(len(runs), "run")
+    if asking:
+        verb = "needs" if asking == 1 else "need"
+        sentence += f", {asking} {verb} a person"
+    return TopTable("runs", ("run", "verdict", "step", "loss", "left", "why"), rows, sentence)
+
+
+def _urgency(run: LookedAt) -> tuple[int, str]:
+    order = {1: 0, 3: 1, 0: 2}
+    code = 3
+    if run.look is not None:
+        code = run.look.exit_code
+    return order.get(code, 1), run.name
+
+
+def _run_cells(run: LookedAt) -> Iterator[str]:
+    yield run.name
+    if run.look is None:
+        yield from ("unknown", DASH, DASH, DASH, run.why)
+        return
+    status = run.look.status
+    yield status.verdict.value
+    yield _or_dash(status.iteration)
+    if status.loss is None:
+        yield DASH
+    else:
+        yield f"{status.loss:.4f}"
+    if status.remaining_seconds is None:
+        yield DASH
+    else:
+        yield duration(status.remaining_seconds)
+    yield status.why
+
+
+def attempts_table(run: LookedAt) -> TopTable:
+    """What runs and waits of a run, then the attempts that have ended, the newest first."""
+    title = f"{run.name}: attempts"
+    columns = ("attempt", "state", "nodes", "end")
+    if run.look is None:
+        return TopTable(title, columns, (), run.why)
+    status = run.look.status
+    rows = []
+    for job in sorted(status.jobs or (), key=_place_of):
+        key = ""
+        if job.nodes and _place_of(job) == 0:
+            key = job.job_id
+        rows.append(
+            TopRow(key, (job.job_id, job.state.lower(), str(len(job.nodes)), job.reason or DASH))
+        )
+    shown = {row.cells[0] for row in rows}
+    for attempt in status.last_attempts or ():
+        if attempt.label not in shown:
+            rows.append(TopRow("", (attempt.label, "ended", DASH, attempt.how or DASH)))
+    return TopTable(title, columns, tuple(rows), _sentence(status))
+
+
+def nodes_table(run: LookedAt, job_id: str) -> TopTable:
+    """The nodes of a running attempt: how far their ranks are, and since when they say nothing."""
+    title = f"{run.name}: {job_id}"
+    columns = ("node", "ranks", "step", "phase", "silent", "list")
+    if run.look is None:
+        return TopTable(title, columns, (), run.why)
+    status = run.look.status
+    held = next((job.nodes for job in status.jobs or () if job.job_id == job_id), ())
+    listed = {entry.node: entry.state for entry in status.exclusions or ()}
+    rows = []
+    for node in held:
+        ranks = _ranks_of(run.look, node)
+        cells = [node, str(sum(len(rank.stands_for) for rank in ranks) or DASH)]
+        if ranks:
+            behind = min(ranks, key=_progress)
+            oldest = max(status.age(rank.time) for rank in ranks)
+            cells += [str(behind.iteration), behind.phase, duration(oldest)]
+        else:
+            cells += [DASH, DASH, DASH]
+        rows.append(TopRow(node, (*cells, listed.get(node, ""))))
+    return TopTable(title, columns, tuple(rows), _sentence(status))
+
+
+def ranks_table(run: LookedAt, node: str) -> TopTable:
+    """What each rank of a node last said."""
+    title = f"{run.name}: {node}"
+    columns = ("rank", "step", "phase", "silent", "pid")
+    if run.look is None:
+        return TopTable(title, columns, (), run.why)
+    status = run.look.status
+    rows = tuple(
+        TopRow(
+            "",
+            (
+                _rank_name(rank),
+                str(rank.iteration),
+                rank.phase,
+                duration(status.age(rank.time)),
+                str(rank.pid),
+            ),
+        )
+        for rank in sorted(_ranks_of(run.look, node), key=_number)
+    )
+    return TopTable(title, columns, rows, _sentence(status))
+
+
+def _place_of(job: Job) -> int:
+    """What runs first, what waits next, then what has ended."""
+    if job.state in ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"):
+        return 0
+    return 1 if job.state == "PENDING" else 2
+
+
+def _ranks_of(look: Assessment, node: str) -> list[Heartbeat]:
+    short = node.partition(".")[0]
+    beats = known(look.snapshot.heartbeats, ())
+    return [beat for beat in beats if beat.host.partition(".")[0] == short]
+
+
+def _progress(beat: Heartbeat) -> tuple[int, float]:
+    return beat.iteration, beat.time
+
+
+def _number(beat: Heartbeat) -> int:
+    return beat.rank
+
+
+def _rank_name(beat: Heartbeat) -> str:
+    told = beat.stands_for
+    if len(told) == 1:
+        return str(beat.rank)
+    return f"{told.start}-{told.stop - 1}"
+
+
+def _sentence(status: Status) -> str:
+    return f"{status.verdict.value}: {status.why}"
+
+
+def _or_dash(value: int | None) -> str:
+    if value is None:
+        return DASH
+    return str(value)
