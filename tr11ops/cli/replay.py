@@ -149,7 +149,7 @@ def _progress(seconds: float) -> Iterator[Callable[[float], None] | None]:
 def _lines(part: Window, layout: Layout, scores: tuple[Score, ...]) -> Iterator[str]:
     yield f"{part.label}: {counted(len(part.faults), 'fault')}"
     yield (
-        f"{layout.nodes} of {layout.all} nodes train; an attempt holds "
+        f"{layout.nodes} of {counted(layout.all, 'node')} train; an attempt holds "
         f"{counted(layout.held, 'spare')}"
     )
     yield ""

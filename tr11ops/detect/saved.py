@@ -177,6 +177,8 @@ def checkpoint_overdue(snapshot: Snapshot) -> Iterator[Finding]:
     sound = checkpoints.newest_sound
     if sound is None and checkpoints.steps:
         return  # checkpoint-unsound has said it
+    if snapshot.run.standing is not None and isinstance(snapshot.heartbeats, Unknown):
+        return  # what such a trainer has saved, and no one has held yet, only they tell
     unheld = _unheld(snapshot)
     saved = max((one.step for one in (sound, unheld) if one is not None), default=0)
     trained = iteration_of(snapshot, snapshot.active_jobs)

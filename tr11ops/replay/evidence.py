@@ -1,6 +1,6 @@
 """What a simulated launch leaves in its attempt's folder, as real workers, agents and srun would: the
-attribution of production reads it there. What each kind of fault looks like is recorded from real
-ones (docs/replay.md).
+attribution of production reads it there. How each kind of fault shows itself is an assumption: the
+traces do not tell (docs/replay.md).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tr11ops.replay.world import LaunchEnd, World
 from trainer.contract.attempt import EndMarker
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.documents import document
-from trainer.contract.files import append_line, write_atomically, write_json
+from trainer.contract.files import append_line, make_shared, write_atomically, write_json
 from trainer.contract.paths import RunPaths
 
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
@@ -53,7 +53,7 @@ def leave_progress(paths: RunPaths, world: World, end: LaunchEnd, job_id: str) -
 
 def write_checkpoint(paths: RunPaths, step: int) -> None:
     """A folder for the newest checkpoint, and `latest`; nothing is in it."""
-    paths.checkpoint(step).mkdir(parents=True, exist_ok=True)
+    make_shared(paths.checkpoint(step))
     write_atomically(paths.latest, checkpoint_name(step))
 
 

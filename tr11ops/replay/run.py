@@ -10,6 +10,7 @@ from tr11ops.runcard.card import RunCard, load_card
 from tr11ops.rundir.exclusion import NodeStanding
 from tr11ops.rundir.exclusions import read_version
 from tr11ops.rundir.paths import RunDirectory, Submission
+from trainer.contract.files import make_shared
 
 BATCH_PER_NODE = 40
 MOST_ITERATIONS = 10_000_000  # no replay comes to its training's end
@@ -97,8 +98,8 @@ class SimulatedRun:
         self.scheduler = SimulatedScheduler(world, self.card.run.name, world.parameters.time_limit)
         self._excluded: frozenset[str] = frozenset()
         self.submissions = 0
-        self.card.paths.root.mkdir(parents=True)
-        self.card.paths.logs.mkdir(parents=True)
+        make_shared(self.card.paths.root)
+        make_shared(self.card.paths.logs)
 
     def submit(self, tasks: int) -> None:
         """Launch an array, as a person or the watchdog does."""

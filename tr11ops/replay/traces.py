@@ -23,6 +23,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from tr11ops.base.errors import WrongUsage
+from tr11ops.base.units import counted, duration
 from trainer.contract.record import Record
 
 DAY = 86_400.0
@@ -210,10 +211,12 @@ def window(trace: Trace, nodes: int, seconds: float, seed: int) -> Window:
     Raises WrongUsage where the trace is too short or has too few nodes.
     """
     if nodes > len(trace.nodes):
-        raise WrongUsage(f"{nodes} nodes are more than the {len(trace.nodes)} of {trace.name}")
+        raise WrongUsage(
+            f"{counted(nodes, 'node')} asked for: {trace.name} has {counted(len(trace.nodes), 'node')}"
+        )
     if seconds > trace.seconds:
         raise WrongUsage(
-            f"{seconds / DAY:g} days are more than the {trace.seconds / DAY:.0f} of {trace.name}"
+            f"{duration(seconds)} asked for: {trace.name} covers {duration(trace.seconds)}"
         )
     draw = random.Random(seed)
     begin = draw.uniform(0.0, trace.seconds - seconds)

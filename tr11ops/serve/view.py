@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from tr11ops.base.invocation import for_card
-from tr11ops.base.units import duration
+from tr11ops.base.units import counted, duration
 from tr11ops.serve.watcher import News
 from tr11ops.status.answer import NEEDS
 from tr11ops.status.published import number, stamp, table, word_of
@@ -245,9 +245,7 @@ def _tiles(told: Mapping[str, Any], now: float) -> Iterator[Tile]:
     goodput = table(told.get("goodput"))
     useful = number(goodput.get("useful_share"))
     if useful is not None:
-        yield Tile(
-            "goodput", f"{100 * useful:.1f} %", f"{_number(goodput.get('faults'), '.0f')} faults"
-        )
+        yield Tile("goodput", f"{100 * useful:.1f} %", _faults(goodput))
     last = seconds_of(told.get("last_step_time"))
     if last is not None:
         yield Tile("last step", f"{duration(max(0.0, now - last))} ago")
@@ -345,6 +343,13 @@ def command(value: object, news: News) -> str:
 def page_of(value: object) -> str:
     """The name of a runbook page; "" for none."""
     return text(value, 60).removesuffix(".md").rpartition("/")[2]
+
+
+def _faults(goodput: Mapping[str, Any]) -> str:
+    count = number(goodput.get("faults"))
+    if count is None:
+        return "-"
+    return counted(int(count), "fault")
 
 
 def _number(value: object, form: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tr11ops.trackers.destination import TrackedRun
 from tr11ops.trackers.points import Point
+from trainer.contract.files import make_shared
 
 KEY_TAG = "tr11.run"
 PROGRESS = "iteration"  # the metric by which the store is asked how far it is
@@ -60,7 +61,7 @@ def address_of(place: str) -> str:
     if (folder / "mlflow.db").exists() or (
         importlib.util.find_spec("sqlalchemy") and not (folder / "files").exists()
     ):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_shared(folder)
         return f"sqlite:///{folder / 'mlflow.db'}"
     return (folder / "files").as_uri()
 

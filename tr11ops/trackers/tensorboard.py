@@ -13,6 +13,7 @@ from typing import Any
 
 from tr11ops.trackers.destination import TrackedRun
 from tr11ops.trackers.points import Point
+from trainer.contract.files import make_shared
 
 
 def open_run(run: TrackedRun) -> TensorBoardRun:
@@ -63,6 +64,6 @@ class TensorBoardRun:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         if self._writer is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_shared(self._folder)
             self._writer = EventFileWriter(str(self._folder))
         return self._writer

@@ -11,12 +11,13 @@ from typing import Any
 
 from tr11ops.trackers.destination import TrackedRun
 from tr11ops.trackers.points import Point
+from trainer.contract.files import make_shared
 
 
 def open_run(run: TrackedRun) -> TrackioRun:
     """The run in the project that is named as the run is."""
     folder = Path(run.place).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
+    make_shared(folder)
     os.environ["TRACKIO_DIR"] = str(folder)
     return TrackioRun(run)
 

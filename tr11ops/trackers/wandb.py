@@ -12,6 +12,7 @@ from typing import Any
 
 from tr11ops.trackers.destination import ONLINE, TrackedRun
 from tr11ops.trackers.points import Point
+from trainer.contract.files import make_shared
 
 
 def open_run(run: TrackedRun) -> WandbRun:
@@ -54,7 +55,7 @@ class WandbRun:
         options: dict[str, Any] = {"mode": "online"}
         if self._run.place != ONLINE:
             folder = Path(self._run.place).absolute()
-            folder.mkdir(parents=True, exist_ok=True)
+            make_shared(folder)
             options = {"mode": "offline", "dir": str(folder)}
         settings = wandb.Settings(
             silent=True,

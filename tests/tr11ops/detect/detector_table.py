@@ -34,8 +34,10 @@ from tr11ops.observe.observations import LaunchEnd, TrainingEvent, Validation
 from tr11ops.observe.snapshot import Attempt, Checkpoint, KillSwitch, Snapshot, Step
 from tr11ops.runcard.exit_duration import ExitPlan
 from tr11ops.rundir.paths import Submission
+from tr11ops.trainers.levels import TrainerStanding
 from trainer.contract.attempt import UnheldCheckpoint
 
+FOREIGN = TrainerStanding("none", 2, "it cannot be asked", saves_when_asked=False)
 UNKNOWN = Unknown("the disk is unreachable")
 HIDDEN = "/scratch/run holds no record of any launch, but job 1000 was queued from it"
 
@@ -689,11 +691,14 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
     ),
     (
         "saved in another trainer's folder, and not held yet",
-        snapshot(
-            checkpoints=checkpoints(30_900),
-            heartbeats=tuple(
-                replace(one, saved=UnheldCheckpoint(31_100, NOW - 60.0)) for one in beats()
+        with_facts(
+            snapshot(
+                checkpoints=checkpoints(30_900),
+                heartbeats=tuple(
+                    replace(one, saved=UnheldCheckpoint(31_100, NOW - 60.0)) for one in beats()
+                ),
             ),
+            standing=FOREIGN,
         ),
         "checkpoint-overdue",
         [],

@@ -116,7 +116,7 @@ def test_the_command_prints_a_row_for_each_operation(tmp_path: Path) -> None:
         (("--nodes", "0"), "--nodes 0: must be 1 to 1000"),
         (("--held", "5"), "--held 5: must be 0 to the 4 of --spares"),
         (("--days", "0"), "--days 0: must be above 0"),
-        (("--days", "30"), "30 days are more than the 10"),
+        (("--days", "30"), "30 d 0 h asked for: t.json covers 10 d 0 h"),
     ],
 )
 def test_wrong_words_are_refused_in_one_line(

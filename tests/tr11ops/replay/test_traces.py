@@ -59,7 +59,7 @@ def test_a_window_has_its_own_nodes_and_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "days", "words"), [(401, 1.0, "more than the 400"), (4, 11.0, "more than the 10")]
+    ("nodes", "days", "words"), [(401, 1.0, "has 400 nodes"), (4, 11.0, "covers 10 d")]
 )
 def test_a_window_that_is_too_large(tmp_path: Path, nodes: int, days: float, words: str) -> None:
     trace = read_trace(write_trace(tmp_path / "t.json", ("a", 1.0, 10.0, ECC)))
