@@ -183,6 +183,7 @@ class NodeTask(Record):
                 torch=torch,
             ),
             "TR11_JOB_ID": self.job_id,
+            "TR11_ATTEMPT": str(self.attempt),
             "TR11_LAUNCH": str(self.launch),
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),

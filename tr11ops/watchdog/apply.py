@@ -192,7 +192,8 @@ def _what_became(
     waiting = [job for job in living if job.state is JobState.PENDING]
     is_held = any(job_is_held(job) for job in waiting)
     is_listed = any(entry.node == action_record.subject for entry in snapshot.exclusions)
-    asked = action_record.incident.removeprefix("stacks:")
+    # stacks:JOB, or stacks-again:JOB:TIME
+    asked = action_record.incident.partition(":")[2].partition(":")[0]
     is_kept = any(kept.job_id == asked for kept in known(snapshot.training.stacks, ()))
     seen = {
         "stacks": (is_kept, "they are kept", "there are none"),

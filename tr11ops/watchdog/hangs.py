@@ -14,6 +14,7 @@ from tr11ops.rundir.attempts import KeptStacks, TrainerLife
 from trainer.contract.record import Record
 
 OLD_SECONDS = 60.0  # what a keeper told longer ago says nothing of now
+PASSED_SECONDS = 240.0  # after which a wait that ends by itself may be over
 UNMOVED_SECONDS = 60.0  # between two looks at stacks that count as two
 LEAST_STEPS, LEAST_OTHERS = 20, 2  # of a kind, from which on it is learned how long it takes
 # waits that end by themselves once a file system or another process answers, or with a person
@@ -47,9 +48,12 @@ def hang_case(
     against = _not_known(lives, now, bound) or _not_learned(lives[0]) or _alive(lives, now, bound)
     if against:
         return HangCase(why=against)
-    innocent = [_INNOCENT[kind] for kind in stacks.waits if kind in _INNOCENT] if stacks else []
-    if innocent:
-        return HangCase(why=f"ranks {' and '.join(innocent)}, by their stacks")
+    innocent: list[str] = []
+    if stacks is not None:
+        innocent = [_INNOCENT[kind] for kind in stacks.waits if kind in _INNOCENT]
+    if stacks is not None and innocent:
+        is_old = now - stacks.time >= PASSED_SECONDS
+        return HangCase(why=f"ranks {' and '.join(innocent)}, by their stacks", wants_look=is_old)
     silence = f"nothing was said or saved for {duration(now - _sign(lives))}"
     moved = max(life.moved or now for life in lives)
     if now - moved > bound:

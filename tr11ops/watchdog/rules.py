@@ -320,8 +320,10 @@ def _end_other_trainer(
     if case.is_proved:
         draft.propose(replace(cancel, evidence=(*case.evidence, *cancel.evidence)), job)
         return
-    if case.wants_look:
-        draft.propose(_keep_stacks(job, cancel, "stacks-again"), job)
+    if case.wants_look and kept is not None:
+        again = _keep_stacks(job, cancel, "stacks-again")
+        # each look leads to one more, not the hang to one in all
+        draft.propose(replace(again, incident=f"{again.incident}:{int(kept.time)}"), job)
     draft.withhold(cancel.words(), case.why)
 
 

@@ -60,10 +60,14 @@ INNOCENT: dict[str, tuple[HangCase, str]] = {
     "the other node computes": (judged(LIFE, None, replace(PEER, moved=NOW - 3)), "could not be read"),
     "spins, seen once": (judged(BUSY), "use their processors"),
     "spins, and stacks are not to be had": (judged(BUSY, None), "could not be read"),
+    "writes a save, by a look that is old": (
+        judged(BUSY, replace(TWICE, time=NOW - 600, waits=("file",))),
+        "wait for a file",
+    ),
     "a slow file system": (judged(replace(LIFE, on_disk=1)), "file system"),
-    "writes a save": (judged(LIFE, replace(TWICE, waits=("collective", "file"))), "wait for a file"),
-    "waits for data": (judged(LIFE, replace(TWICE, waits=("data-loader",))), "wait for their data"),
-    "compiles": (judged(LIFE, replace(TWICE, waits=("starting",))), "still starting"),
+    "writes a save": (judged(LIFE, replace(TWICE, time=NOW - 60, waits=("collective", "file"))), "wait for a file"),
+    "waits for data": (judged(LIFE, replace(TWICE, time=NOW - 60, waits=("data-loader",))), "wait for their data"),
+    "compiles": (judged(LIFE, replace(TWICE, time=NOW - 60, waits=("starting",))), "still starting"),
     "the first start": (judged(replace(LIFE, kind="load")), "0 of 2 were seen"),
     "the first evaluation": (judged(replace(LIFE, kind="evaluation")), "an evaluation takes is not"),
     "few steps": (judged(replace(LIFE, learned={"step": LearnedStage(1.0, 19)})), "19 of 20"),
@@ -86,7 +90,7 @@ def test_two_facts_prove_a_hang(name: str) -> None:
 def test_what_else_is_silent_is_not_ended(name: str) -> None:
     case, why = INNOCENT[name]
     assert not case.is_proved and why in case.why
-    assert case.wants_look == (name == "spins, seen once")
+    assert case.wants_look == (name in {"spins, seen once", "writes a save, by a look that is old"})
 
 
 # ----------------------------------------------------------------------------- the rule
@@ -125,6 +129,19 @@ def test_processes_that_work_are_looked_at_again_before_anything_is_done() -> No
     assert words(decide(seen((busy,), (replace(KEPT, unmoved=NOW - 600),)))) == [
         ("cancel", "1000_7")
     ]
+
+
+def test_a_wait_that_ends_by_itself_is_looked_at_again_and_again() -> None:
+    """The look that saw it is a record: it may be over, and the hang has begun."""
+    waits = replace(KEPT, time=NOW - 300, waits=("starting",))
+    first = decide(seen(stacks=(waits,)))
+    assert words(first) == [("stacks", "1000_7")] and "still starting" in first.withheld[0]
+    history = ActionHistory((record(first.actions[0]),))
+    assert words(decide(seen(stacks=(waits,)), history)) == []
+    later = replace(waits, time=NOW - 250)
+    assert words(decide(seen(stacks=(later,)), history)) == [("stacks", "1000_7")]
+    ended = replace(later, waits=("collective",))
+    assert words(decide(seen(stacks=(ended,)), history)) == [("cancel", "1000_7")]
 
 
 def test_without_a_keeper_s_word_nothing_is_ended() -> None:

@@ -29,6 +29,9 @@ from trainer.contract.files import host_name
 from trainer.contract.record import Record
 
 JOB_VARIABLE = "TR11_JOB_ID"  # what the node agent gives to all that it starts
+ATTEMPT_VARIABLE = (
+    "TR11_ATTEMPT"  # and the attempt's folder: jobs of two schedulers may have one number
+)
 WORKER_VARIABLE = "RANK"  # what torchrun gives to each worker, and its children inherit
 ENDED = "ended"  # the last phase of a rank that has left by itself
 SPY_SECONDS = 10.0  # for one worker
@@ -146,7 +149,7 @@ def workers_here(heartbeats: Path, job_id: str, node: str | None) -> list[FoundW
             own, parent = process.environ(), process.ppid()
         except (psutil.Error, OSError):
             continue
-        if own.get(JOB_VARIABLE) != job_id:
+        if own.get(JOB_VARIABLE) != job_id or not _is_of_run(own, heartbeats):
             continue
         named = own.get("TR11_NODE_NAME") or own.get("SLURMD_NODENAME") or node or host_name()
         told = str(ranks.get(process.pid, own.get(WORKER_VARIABLE, "")))
@@ -166,6 +169,14 @@ def workers_here(heartbeats: Path, job_id: str, node: str | None) -> list[FoundW
         if rank not in candidates and beat.phase != ENDED
     ]
     return sorted(found, key=lambda one: one.rank)
+
+
+def _is_of_run(environment: Mapping[str, str], heartbeats: Path) -> bool:
+    """Whether a process is of the run whose heartbeats these are; one that does not tell may be."""
+    attempt = environment.get(ATTEMPT_VARIABLE)
+    if not attempt:
+        return True
+    return Path(attempt).parent.parent.resolve() == heartbeats.parent.resolve()
 
 
 def _outermost(processes: Mapping[int, tuple[int, str]]) -> int:

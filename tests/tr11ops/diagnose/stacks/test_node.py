@@ -89,6 +89,18 @@ def test_workers_of_the_node_are_found(
     assert workers_here(tmp_path, JOB, "c") == [] and workers_here(tmp_path, "999", "a") == []
 
 
+def test_another_run_whose_job_has_the_same_number_is_left_alone(tmp_path: Path) -> None:
+    """As on one machine with two embedded schedulers, each of which counts its jobs from 1."""
+    own, other = tmp_path / "own" / "state", tmp_path / "other" / "state"
+    programs = [
+        (SLEEPS, {**environment("a", "8"), "TR11_ATTEMPT": str(state / "attempts" / JOB)})
+        for state in (own, other)
+    ]
+    with started(*programs) as found:
+        for state, process in zip((own, other), found, strict=True):
+            assert [one.pid for one in workers_here(state / "heartbeat", JOB, "a")] == [process.pid]
+
+
 def test_who_writes_for_the_ranks_of_a_node_is_none_of_them(
     workers: list[subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
