@@ -399,7 +399,7 @@ def exclusion_cap(scene: Scene) -> None:
 @scenario("exclusion-due")
 def exclusion_due(scene: Scene) -> None:
     node = free_node(scene)
-    with patch("tr11ops.rundir.exclusions.time.time", return_value=time.time() - 20 * DAY):
+    with patch("tr11ops.rundir.exclusions.now", return_value=time.time() - 20 * DAY):
         assert exclude(scene.directory, node, why="a doubt", owner="tr11", days=14)
     scene.treat("exclusion-due")
 

@@ -311,9 +311,9 @@ def test_gpus_of_gres(gres: str, count: int | None) -> None:
             {"mem": "0", "licenses": "scratch", "exclusive": True, "switches": "1@10"},
         ),
         (
-            "#SBATCH --nodes=1 --wckey=x --segment=4",
+            "#SBATCH --nodes=1 --wckey=x --segment=1",
             "slurm.options",
-            {"wckey": "x", "segment": "4"},
+            {"wckey": "x", "segment": "1"},
         ),
         ("#SBATCH --nodes=1 -J a/b", "run.name", "a-b"),
     ],
