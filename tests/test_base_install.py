@@ -27,7 +27,7 @@ from tests.waiting import until
 ABSENT = ("torch", "deepspeed", "numpy", "tokenizers", "safetensors", "tensorboard", "transformers")
 # Loads each module of the operation, and of the trainer what the operation may read; shows each command's page.
 EVERYTHING = f"""
-OF_AN_EXTRA = ("serve.app",)  # tr11[serve]
+OF_AN_EXTRA = ("serve.app", "top.app")  # tr11[serve], tr11[top]
 import importlib, importlib.util, pkgutil, sys
 import tr11ops, trainer.config, trainer.contract, trainer.schedule
 assert not [name for name in {ABSENT} if importlib.util.find_spec(name)]
