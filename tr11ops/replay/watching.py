@@ -15,7 +15,7 @@ from tr11ops.alerts.state import AlertState, Message
 from tr11ops.base.observed import Observed, known
 from tr11ops.cluster.arrays import names_of
 from tr11ops.detect.registry import detect_all, unjudged_detectors
-from tr11ops.nodes.queue_exclusions import RunQueue, exclude_nodes, include_nodes
+from tr11ops.nodes.queue_exclusions import RunQueue, include_nodes
 from tr11ops.observe.files import read_attempts, read_exclusions
 from tr11ops.observe.look import facts_of
 from tr11ops.observe.observations import LaunchEnd, OperationObservations, TrainingObservations
@@ -26,8 +26,8 @@ from tr11ops.replay.run import SimulatedRun
 from tr11ops.replay.scheduler import USER
 from tr11ops.rundir.action_log import ActionHistory, ActionRecord, ProgressRecord, Result
 from tr11ops.rundir.cron_records import PeriodicJobState
-from tr11ops.rundir.exclusion import Exclusion, NodeStanding
-from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, due_for_recheck, read_version
+from tr11ops.rundir.exclusion import Exclusion
+from tr11ops.rundir.exclusions import due_for_recheck, read_version
 from tr11ops.rundir.hold_store import HoldRecord, forget_holds, read_holds
 from tr11ops.rundir.paths import RunDirectory, Submission
 from tr11ops.watchdog.actions import (
@@ -40,6 +40,7 @@ from tr11ops.watchdog.actions import (
     Release,
     Resubmit,
 )
+from tr11ops.watchdog.apply import exclude_as_planned, include_as_planned
 from tr11ops.watchdog.context import read_policy_context
 from tr11ops.watchdog.policy import plan
 from tr11ops.watchdog.rules import progress
@@ -199,26 +200,10 @@ class Watchdog:
         if isinstance(action, Resubmit):
             run.submit(ARRAY_TASKS)
         elif isinstance(action, Exclude):
-            exclude_nodes(
-                run.directory,
-                [action.subject],
-                self._queue(),
-                why=action.why,
-                owner=AUTOMATIC_OWNER,
-                evidence=action.evidence,
-                days=run.card.resilience.exclusion_days,
-                job_id=action.job_id,
-                limit=action.limit,
-            )
+            days = run.card.resilience.exclusion_days
+            exclude_as_planned(action, run.directory, self._queue(), days)
         elif isinstance(action, Include):
-            include_nodes(
-                run.directory,
-                [action.subject],
-                self._queue(),
-                why=action.why,
-                owner=AUTOMATIC_OWNER,
-                then=NodeStanding.SUSPECT,
-            )
+            include_as_planned(action, run.directory, self._queue())
         elif isinstance(action, Hold):
             run.scheduler.hold(action.subject)
         elif isinstance(action, Release):

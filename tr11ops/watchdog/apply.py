@@ -22,7 +22,12 @@ from tr11ops.base.observed import Unknown, cause, known, observed
 from tr11ops.cluster.arrays import covers
 from tr11ops.cluster.base import Job, JobState, Scheduler
 from tr11ops.cluster.pending_reasons import is_held as job_is_held
-from tr11ops.nodes.queue_exclusions import RunQueue, exclude_nodes, include_nodes
+from tr11ops.nodes.queue_exclusions import (
+    ExclusionResult,
+    RunQueue,
+    exclude_nodes,
+    include_nodes,
+)
 from tr11ops.observe.jobs import own_jobs_now
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.queue.held_jobs import hold, release
@@ -246,6 +251,37 @@ def _number_the_record(tag: str, job_id: str, snapshot: Snapshot, directory: Run
 
 # ----------------------------------------------------------------------------- the effects
 # themselves
+def exclude_as_planned(
+    action: Exclude, directory: RunDirectory, queue: RunQueue, days: float | None
+) -> ExclusionResult:
+    """Exclude the node that the policy names, for so many days. Never raises."""
+    return exclude_nodes(
+        directory,
+        [action.subject],
+        queue,
+        why=action.why,
+        owner=AUTOMATIC_OWNER,
+        evidence=action.evidence,
+        days=days,
+        job_id=action.job_id,
+        limit=action.limit,
+    )
+
+
+def include_as_planned(
+    action: Include, directory: RunDirectory, queue: RunQueue
+) -> ExclusionResult:
+    """Let the run use the node that the policy names again, as a suspect at first. Never raises."""
+    return include_nodes(
+        directory,
+        [action.subject],
+        queue,
+        why=action.why,
+        owner=AUTOMATIC_OWNER,
+        then=NodeStanding.SUSPECT,
+    )
+
+
 class RunEffects(Record):
     """The real world of one run. `prepare` makes a launch of an array, to be queued behind a job or
     at once.
@@ -348,30 +384,15 @@ class RunEffects(Record):
         )
 
     def _exclude(self, action: Exclude) -> str:
-        done = exclude_nodes(
-            self.directory,
-            [action.subject],
-            self._queue(),
-            why=action.why,
-            owner=AUTOMATIC_OWNER,
-            evidence=action.evidence,
-            days=self.card.resilience.exclusion_days,
-            job_id=action.job_id,
-            limit=action.limit,
+        done = exclude_as_planned(
+            action, self.directory, self._queue(), self.card.resilience.exclusion_days
         )
         if done.refused:
             raise NotDone(done.refused[0][1])
         return "; ".join(("excluded", *done.failures))
 
     def _include(self, action: Include) -> str:
-        done = include_nodes(
-            self.directory,
-            [action.subject],
-            self._queue(),
-            why=action.why,
-            owner=AUTOMATIC_OWNER,
-            then=NodeStanding.SUSPECT,
-        )
+        done = include_as_planned(action, self.directory, self._queue())
         if done.refused:
             raise NotDone(done.refused[0][1])
         return "; ".join(("may be used again", *done.failures))
