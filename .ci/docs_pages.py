@@ -164,7 +164,7 @@ def detectors_page() -> str:
     lines = [
         "# Detectors", "",
         "What each one finds, from when on, and how grave it is. How they work, and what they cannot see, is in",
-        "[How faults are found](../detectors.md). A detector is not run where what it needs is unknown; where what it",
+        "[How faults are found](../explanation/detectors.md). A detector is not run where what it needs is unknown; where what it",
         "uses is, it says what the rest shows. Either way no alert of its is over because it is silent.", "",
         "| detector | what it finds | bound | severity | needs | uses | runbook |", "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
@@ -219,7 +219,7 @@ def map_page() -> str:
     lines = [
         "# Map of the code",
         "",
-        "The rooms, and the files of each. Five walks through them are in the [tour](../tour.md).",
+        "The rooms, and the files of each. Five walks through them are in the [tour](../explanation/tour.md).",
         "",
     ]
     lines += ["| room | files | what it is for |", "|---|---|---|"]

@@ -3,7 +3,7 @@ training of two nodes that `tr11 launch` started.
 
 Each cell is judged by what the run left behind: no step lost of a whole checkpoint, no innocent node
 excluded, the right end. What was found is kept, a file for each scheduler and trainer, in
-`trainer_faults/`; the table of docs/trainers.md is written from it. A cell that is given again takes
+`trainer_faults/`; the table of docs/how-to/trainers.md is written from it. A cell that is given again takes
 its old one's place. Exit status 1 where one came out wrong.
 """
 
@@ -33,7 +33,7 @@ from tests.tr11ops.trainers.faults.table import (
 from tests.tr11ops.trainers.faults.trainers import TRAINERS
 
 KEPT = Path(__file__).with_name("trainer_faults")
-PAGE = Path(__file__).parents[1] / "docs" / "trainers.md"
+PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "trainers.md"
 console = Console(highlight=False)
 
 

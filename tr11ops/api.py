@@ -1,4 +1,4 @@
-"""tr11 from Python: open a run, look at it, read its steps, launch and stop it (docs/api.md).
+"""tr11 from Python: open a run, look at it, read its steps, launch and stop it (docs/reference/api.md).
 
 A look is the one of `tr11 status`, in this process. What changes a run is the command itself, as a
 person would type it, in a process of its own: the same checks, the same plan, the same journal.
@@ -100,7 +100,7 @@ class Run(Record):
         return assess(self.directory, self.facts, self.reader, beside, read_digests=read_digests)
 
     def document(self) -> dict[str, Any]:
-        """A fresh look as `tr11 status --json` prints it (docs/status-json.md)."""
+        """A fresh look as `tr11 status --json` prints it (docs/reference/status-json.md)."""
         return self.look().document()
 
     def verdict(self) -> Verdict:

@@ -170,10 +170,10 @@ def test_the_mails_of_a_trial_go_into_a_file(
 
 
 # ---------------------------------------------------------------------------
-# docs/architecture.md lists every exit code that the code names.
+# docs/explanation/architecture.md lists every exit code that the code names.
 
 
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "explanation" / "architecture.md"
 
 
 def named_codes() -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The walks of docs/tour.md are taken: each station is passed, and in this order."""
+"""The walks of docs/explanation/tour.md are taken: each station is passed, and in this order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainer.config.card import TrainerConfig
 from trainer.contract.record import Record
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "tour.md"
+PAGE = ROOT / "docs" / "explanation" / "tour.md"
 MOST = 15
 STATION = re.compile(r"\| (\d+) \| `([^`]+)` \| `([^`]+)` \| \S.* \|")
 LOCAL = ("--scheduler", "local")

@@ -17,7 +17,7 @@ from tr11ops.base.errors import Refusal, WrongUsage
 from tr11ops.status.run_list import newest_card
 from trainer.config.card import CardError
 
-DOCS = Path(__file__).parents[2] / "docs" / "api.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "api.md"
 # what two looks tell alike, whenever they are made
 TOLD = (
     "verdict",

@@ -1,4 +1,4 @@
-"""docs/on-call.md, typed block by block as it stands there, on a rehearsal of a real Slurm."""
+"""docs/how-to/on-call.md, typed block by block as it stands there, on a rehearsal of a real Slurm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tr11ops.twin.twin import Twin
 from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.lease import trained_into
 
-PAGE = (Path(__file__).parents[2] / "docs" / "on-call.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "on-call.md").read_text(encoding="utf-8")
 BLOCKS: dict[str, list[str]] = {
     title: re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     for title, text in re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)

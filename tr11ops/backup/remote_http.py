@@ -6,7 +6,7 @@ that is for anyone who holds the bytes. `timeout` bounds each step (connecting, 
 next bytes of an answer), not the whole.
 
 Not gcsfs, which can go on with no file that was cut off: what was tried and is missing is in
-docs/object-store.md.
+docs/explanation/object-store.md.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from tr11ops.base.units import duration
 
 T = TypeVar("T")
 
-# The limits of docs/deadlines.md. Time-outs of single reads do not bound a whole look; these do.
+# The limits of docs/reference/deadlines.md. Time-outs of single reads do not bound a whole look; these do.
 SCHEDULER_SECONDS = (
     # of one question of a look, or of a stop: a controller that is silent for longer is unreachable
     12.0

@@ -361,7 +361,7 @@ def _time_rows(found: Duration | None, why_unknown: str) -> list[Row]:
         (
             "  by the rule of thumb",
             duration(found.rule_of_thumb_days * 86400),
-            "see docs/estimate.md",
+            "see docs/how-to/estimate.md",
         ),
         ("node-hours", f"{found.node_hours:,.1f}", ""),
         (

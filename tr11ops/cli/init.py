@@ -197,7 +197,8 @@ def init(
     if "rehearsal" in read_tables(source):
         notes.insert(
             0,
-            f"[rehearsal] of {source.name} is left out: this card trains; to rehearse, add the section (docs/twin.md)",
+            f"[rehearsal] of {source.name} is left out: this card trains; to rehearse, add the section "
+            "(docs/how-to/twin.md)",
         )
     return Outcome(notes=notes)
 

@@ -60,7 +60,7 @@ def replay(
     """Four months of a training in a minute: real failures, and what tr11 decides about each.
 
     A simulated cluster fails as the trace says; the controller, the exclusions, the watchdog and
-    the alerts are those of production. docs/replay.md says which traces are read, where they are,
+    the alerts are those of production. docs/how-to/replay.md says which traces are read, where they are,
     and what is assumed. Nothing of a run is touched.
 
     effective: the share of the time that trained what was kept; wasted: node-hours beyond that;

@@ -103,7 +103,7 @@ def group_of_folder(folder: Path) -> str:
     return folder.group()
 
 
-# The commands of a shift, and what each is for; docs/on-call.md has the same five.
+# The commands of a shift, and what each is for; docs/how-to/on-call.md has the same five.
 COMMANDS = (
     ("status", "may you sleep; if not, why, and what to type"),
     ("logs -n 50", "what the training last said (-f: as it comes)"),

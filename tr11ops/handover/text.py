@@ -204,7 +204,7 @@ def _since(seconds: float) -> str:
 # ----------------------------------------------------------------------------- for programs
 def document(handover: Handover) -> dict[str, Any]:
     """Plain JSON values; times are ISO 8601 in UTC, durations seconds. Described in
-    docs/handover.md.
+    docs/how-to/handover.md.
     """
     value = _plain_value(to_builtins(handover))
     if handover.start is None:

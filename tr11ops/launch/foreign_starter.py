@@ -30,7 +30,7 @@ _REMARKS = {
     "slurm.workers_per_node": "processes that train on a node; left out: one for each GPU",
     "slurm.signal_seconds_before_limit": "asked to stop this long before the limit; left out: when a save takes it",
     "trainer.dialect": "what its lines, checkpoints and end mean; left out: nothing of them is known",
-    "trainer.start": "torchrun, srun, node or command (docs/trainers.md); left out: torchrun",
+    "trainer.start": "torchrun, srun, node or command (docs/how-to/trainers.md); left out: torchrun",
     "trainer.command": "the words behind torchrun; {folder}, {world_size} and other places are filled in",
     "trainer.folder": "its own output folder; left out: its checkpoints are not seen, copied or put back",
     "trainer.resume": "words added where there is something to resume from; left out: the dialect's",

@@ -111,7 +111,7 @@ def read_trace(path: Path, system: str = "") -> Trace:
         text = content.decode("utf-8")
     except FileNotFoundError:
         raise WrongUsage(
-            f"{path}: there is no such file; docs/replay.md says where traces are"
+            f"{path}: there is no such file; docs/how-to/replay.md says where traces are"
         ) from None
     except (OSError, lzma.LZMAError, UnicodeDecodeError) as error:
         raise WrongUsage(f"{path}: it cannot be read as a trace: {error}") from None

@@ -1,5 +1,5 @@
 """What there is to say of each key of the run card, read from its schema: for `config explain`, and
-for the reference, written by `python -m tr11ops.runcard.docs > docs/run-card.md`.
+for the reference, written by `python -m tr11ops.runcard.docs > docs/reference/run-card.md`.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def _trainer_problems(card: RunCard) -> Iterator[Problem]:
         _ = card.settings
     except WrongUsage as fault:
         text = str(fault).removeprefix("the card: [trainer]").lstrip(": ")
-        yield Problem("trainer", None, text, "see docs/trainers.md")
+        yield Problem("trainer", None, text, "see docs/how-to/trainers.md")
     interval = card.backup.weights_interval
     if interval and not knows_weights(section.model_dump()):
         rule = "copies weights alone, and the dialect does not say which files they are"

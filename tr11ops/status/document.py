@@ -2,7 +2,7 @@
 from it. Pure.
 
 It holds the records that were observed, and a small one where something is derived from them for
-the screens alone. `document()` says which of their fields are keys of docs/status-json.md.
+the screens alone. `document()` says which of their fields are keys of docs/reference/status-json.md.
 Durations are seconds, moments seconds since the epoch; in JSON a moment is ISO 8601.
 """
 

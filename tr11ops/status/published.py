@@ -76,7 +76,7 @@ def published_status(
     goodput: GoodputSummary | None = None,
     interval_seconds: float | None = None,
 ) -> dict[str, Any]:
-    """The public part of a status document (docs/status-json.md), as plain JSON values. Pure.
+    """The public part of a status document (docs/reference/status-json.md), as plain JSON values. Pure.
 
     `detectors` are the names that findings may have; another one is published as "other".
     `interval_seconds` is how often the repository is brought up to date. null means unknown, or

@@ -110,7 +110,7 @@ def _foreign(snapshot: Snapshot, policy_context: PolicyContext) -> str:
 
 
 # --------------------------------------------------------------------- the rules, in their order
-# Each with what people are told of it: `tr11 init` and docs/pulse.md show the same words.
+# Each with what people are told of it: `tr11 init` and docs/how-to/pulse.md show the same words.
 RULES: Mapping[Callable[[rules.Draft], None], tuple[Power, ...]] = {
     rules.repair_queue: (
         Power(

@@ -238,7 +238,7 @@ def test_a_dead_man_call_that_fails_never_shows_its_url(tmp_path: Path, wrong: s
 
 # ----------------------------------------------------------------------------- recipes
 def test_the_recipes_of_the_page_make_a_file_of_urls_that_are_known(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "alerts.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "alerts.md").read_text(encoding="utf-8")
     recipe = re.search(
         r"### Chat.*?^```sh\n(.*?)^tr11 alerts test\n```", page, re.MULTILINE | re.DOTALL
     )

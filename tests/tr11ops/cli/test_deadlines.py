@@ -20,7 +20,7 @@ from tr11ops.runcard.card import load_card
 from tr11ops.rundir.paths import RunDirectory
 
 HANGS = "sleep 600 & wait"
-DOCUMENT = Path(__file__).parents[3] / "docs" / "deadlines.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "deadlines.md"
 
 
 def run_directory(bench: LocalBench) -> RunDirectory:

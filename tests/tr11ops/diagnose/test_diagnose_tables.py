@@ -1,4 +1,4 @@
-"""The tables of docs/diagnose.md are those of the code: classes with their actions and answers,
+"""The tables of docs/how-to/diagnose.md are those of the code: classes with their actions and answers,
 proofs, NVLink's sub-codes.
 """
 
@@ -15,7 +15,7 @@ from tr11ops.diagnose.nvlink import nvlink_kinds, nvlink_rules
 from tr11ops.diagnose.screen import RESTARTS, WORDS
 from tr11ops.diagnose.signature import USUAL_STEP, FaultClass, Proof, Role
 
-DOC = Path(__file__).parents[3] / "docs" / "diagnose.md"
+DOC = Path(__file__).parents[3] / "docs" / "how-to" / "diagnose.md"
 PROOFS = {
     Proof.XID: "the driver's own word for a fault after which the GPU has to be reset",
     Proof.MEMORY: "an error that memory could not correct",
@@ -64,7 +64,7 @@ def sub_codes() -> Iterator[str]:
 @pytest.mark.parametrize("table", [classes, proofs, sub_codes])
 def test_the_documentation_has_the_tables_of_the_code(table) -> None:  # type: ignore[no-untyped-def]
     lines = "\n".join(table())
-    assert lines in DOC.read_text(encoding="utf-8"), f"docs/diagnose.md lacks:\n{lines}"
+    assert lines in DOC.read_text(encoding="utf-8"), f"docs/how-to/diagnose.md lacks:\n{lines}"
 
 
 def test_each_class_and_each_proof_has_its_row() -> None:

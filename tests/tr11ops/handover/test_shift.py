@@ -513,7 +513,9 @@ def test_the_document_is_plain_json_and_described() -> None:
     )
     assert found["coming"][0]["time"] == "2022-05-01T12:01:00+00:00"
     assert found["incidents"][0]["severity"] == "critical"
-    described = (Path(__file__).parents[3] / "docs" / "handover.md").read_text(encoding="utf-8")
+    described = (Path(__file__).parents[3] / "docs" / "how-to" / "handover.md").read_text(
+        encoding="utf-8"
+    )
     assert {key for key in found if f"`{key}`" in described} == set(found)
 
 

@@ -24,7 +24,7 @@ SLOW = settings(
     max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
 
-# No globs, braces or tildes: those the reader leaves as they stand, and says so in docs/import.md.
+# No globs, braces or tildes: those the reader leaves as they stand, and says so in docs/how-to/import.md.
 PLAIN = st.text("abcxyz019_./:-+,%@=", min_size=1, max_size=6)
 QUOTED = st.text("abc019 _./:-#;|&()<>'", max_size=8)
 

@@ -17,7 +17,7 @@ System,nodes,nodenumz,Prob Started,Down Time,Facilities,Hardware,Human Error,Net
 20,256,7,06/21/2005 16:00,30,,,,Network,,
 8,164,1,06/21/2005 10:00,6,,,,,,Other Software
 """
-# where the real ones lie; see docs/replay.md
+# where the real ones lie; see docs/how-to/replay.md
 REAL = Path(os.environ.get("TR11_TRACES", Path(__file__).parents[4] / "shared/data/traces"))
 
 

@@ -598,9 +598,9 @@ def test_no_arrays(text: str, words: str) -> None:
 
 
 def test_the_reference_is_up_to_date() -> None:
-    page = Path(__file__).parents[3] / "docs" / "run-card.md"
+    page = Path(__file__).parents[3] / "docs" / "reference" / "run-card.md"
     assert page.read_text(encoding="utf-8") == card_reference(), (
-        "run: python -m tr11ops.runcard.docs > docs/run-card.md"
+        "run: python -m tr11ops.runcard.docs > docs/reference/run-card.md"
     )
 
 

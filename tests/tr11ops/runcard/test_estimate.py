@@ -341,7 +341,7 @@ def test_every_level_has_its_hours(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_published_days_and_ours() -> None:
-    """docs/estimate.md: 120.8 days with 167 for 176 billion parameters."""
+    """docs/how-to/estimate.md: 120.8 days with 167 for 176 billion parameters."""
     assert pytest.approx(120.80, abs=0.005) == 450e9 * 8 * 167e9 / (384 * 150e12 * 86400)
     card = load_card(MAIN, [], {}, keep_undefined=True)
     at_150, assumed = estimate(card, assumed_tflops=150.0).duration, estimate(card).duration
@@ -353,7 +353,9 @@ def test_the_published_days_and_ours() -> None:
     assert (
         round(assumed.days, 1) == 131.9 and pytest.approx(176.2 / 167, rel=0.002) == 127.7 / 120.8
     )
-    page = (Path(__file__).parents[3] / "docs" / "estimate.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "estimate.md").read_text(
+        encoding="utf-8"
+    )
     assert all(f"| {days} |" in page for days in ("120.8", "127.7", "128.5", "131.9"))
 
 

@@ -81,7 +81,9 @@ def test_the_metrics_of_a_healthy_run() -> None:
 def test_every_metric_is_documented_and_the_reverse() -> None:
     text = exposition(full())
     written = {name for name, _ in parsed(text)} | {"tr11_unknown"}
-    described = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    described = (Path(__file__).parents[3] / "docs" / "how-to" / "metrics.md").read_text(
+        encoding="utf-8"
+    )
     assert set(re.findall(r"^\| `(tr11_[a-z_]+)", described, re.MULTILINE)) == written
     assert all(f"# HELP {name} " in text and f"# TYPE {name} gauge" in text for name in written)
 

@@ -369,7 +369,9 @@ def test_a_hostile_status_shows_no_escape_and_breaks_nothing(hub: Hub) -> None:
 
 
 def test_the_described_keys_are_the_written_ones(hub: Hub) -> None:
-    described = (Path(__file__).parents[3] / "docs" / "outside.md").read_text(encoding="utf-8")
+    described = (Path(__file__).parents[3] / "docs" / "how-to" / "outside.md").read_text(
+        encoding="utf-8"
+    )
     rows = [line.split("|")[1:3] for line in described.splitlines() if line.startswith("| `")]
     written = outside_document(outside(hub).look(NOW))
     assert sorted(key for names, _ in rows for key in re.findall(r"`([a-z_]+)`", names)) == sorted(

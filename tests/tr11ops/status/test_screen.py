@@ -240,7 +240,9 @@ def test_the_described_keys_are_the_written_ones() -> None:
     """Each row of the table is a key (or two) of the document, and names all that is inside it;
     nothing else is there.
     """
-    described = (Path(__file__).parents[3] / "docs" / "status-json.md").read_text(encoding="utf-8")
+    described = (Path(__file__).parents[3] / "docs" / "reference" / "status-json.md").read_text(
+        encoding="utf-8"
+    )
     rows = [line.split("|")[1:3] for line in described.splitlines() if line.startswith("| `")]
     written = full().document()
     found: list[str] = []

@@ -118,6 +118,6 @@ def test_what_a_kill_in_the_save_left_is_set_aside_where_the_dialect_says_that_i
 
 
 def test_the_page_shows_what_was_found() -> None:
-    page = (HOUSE / "docs" / "trainers.md").read_text(encoding="utf-8")
+    page = (HOUSE / "docs" / "how-to" / "trainers.md").read_text(encoding="utf-8")
     shown = page.split(BEGIN)[1].split(END)[0].strip().splitlines()
     assert shown == table_lines(kept(HOUSE / "benchmarks" / "trainer_faults"))

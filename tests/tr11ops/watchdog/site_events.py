@@ -1,11 +1,11 @@
 """Events of the site while a run is in each of its phases: what tr11 concludes, does and says. See
-docs/site-events.md.
+docs/reference/site-events.md.
 
 An event changes what is seen of a phase. `trains` is the truth that the conclusions are held
 against: whether the training goes on, or begins again, without a person and without the site doing
 anything that it has not announced.
 
-    python -m tests.tr11ops.watchdog.site_events > docs/site-events.md
+    python -m tests.tr11ops.watchdog.site_events > docs/reference/site-events.md
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from tr11ops.watchdog.policy import plan
 from tr11ops.watchdog.verdict import Verdict, judge
 from trainer.contract.record import Record
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "site-events.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "site-events.md"
 PHASES = ("queued", "starting", "training", "saving", "last hour", "leaving", "idle")
 RUNNING = ("starting", "training", "saving", "last hour")
 ROOM = FilesystemSection(name="scratch", source="df")
@@ -399,7 +399,7 @@ said where nothing trains by itself.
 
 
 def document() -> str:
-    """docs/site-events.md."""
+    """docs/reference/site-events.md."""
     lines = [HEAD]
     for event in EVENTS:
         lines += [f"## {event.name[:1].upper()}{event.name[1:]}", "", event.text, ""]

@@ -304,7 +304,7 @@ def test_people_are_told_of_every_action_that_the_watchdog_has() -> None:
 
 
 def test_the_page_of_the_watchdog_has_the_rules_of_its_code() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "pulse.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "pulse.md").read_text(encoding="utf-8")
     rows = [f"| {power.trouble} | {power.does} | {power.way_back} |" for power in POWERS]
     assert (
         "\n".join(rows) + "\n\n"

@@ -1,4 +1,4 @@
-"""Each event of the site in each phase of the run: verdict, act and mail as docs/site-events.md
+"""Each event of the site in each phase of the run: verdict, act and mail as docs/reference/site-events.md
 says, and never a lie.
 """
 
@@ -26,7 +26,7 @@ def test_what_is_concluded(event: Event, name: str) -> None:
         f"## {event.name[:1].upper()}{event.name[1:]}\n"
     )[1]
     assert row in section.split("\n## ")[0], (
-        f"docs/site-events.md: python -m tests.tr11ops.watchdog.site_events; {said}"
+        f"docs/reference/site-events.md: python -m tests.tr11ops.watchdog.site_events; {said}"
     )
     assert found.may_sleep is not True or cell.trains, (
         f"nothing trains by itself, and a person may sleep: {said}"

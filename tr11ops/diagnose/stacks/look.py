@@ -102,7 +102,7 @@ class StacksLook(Record, dict=True):
         )
 
     def document(self) -> dict[str, Any]:
-        """What programs read: docs/stacks.md."""
+        """What programs read: docs/how-to/stacks.md."""
         verdict, finding = self.verdict, self.records.finding
         return {
             "schema": SCHEMA,

@@ -1,4 +1,4 @@
-"""What was found of all faults, kept in files, and the table of docs/trainers.md that is made of it."""
+"""What was found of all faults, kept in files, and the table of docs/how-to/trainers.md that is made of it."""
 
 from __future__ import annotations
 
