@@ -144,14 +144,15 @@ class Run(Record):
         """Keep the run off these nodes, as `tr11 nodes exclude` does."""
         return self.command(["nodes", "exclude", *nodes], reason, dry_run)
 
-    def acknowledge(self, alert: str, who: str = "", reason: str = "") -> Answer:
-        """Say that someone works on an alert (its fingerprint), as `tr11 alerts ack` does."""
-        words = ["alerts", "ack", alert, *_option("--as", who)]
+    def acknowledge(self, alert: str | Sequence[str], who: str = "", reason: str = "") -> Answer:
+        """Say that someone works on an alert (its fingerprint) or several, as `tr11 alerts ack` does."""
+        words = ["alerts", "ack", *_several(alert), *_option("--as", who)]
         return self.command(words, reason, asks=False)
 
-    def snooze(self, alert: str, length: str = "2h", reason: str = "") -> Answer:
-        """No message about an alert for so long, as `tr11 alerts snooze` does."""
-        return self.command(["alerts", "snooze", alert, "--for", length], reason, asks=False)
+    def snooze(self, alert: str | Sequence[str], length: str = "2h", reason: str = "") -> Answer:
+        """No message about an alert or several for so long, as `tr11 alerts snooze` does."""
+        words = ["alerts", "snooze", *_several(alert), "--for", length]
+        return self.command(words, reason, asks=False)
 
     def command(
         self, words: Sequence[str], reason: str = "", dry_run: bool = False, asks: bool = True
@@ -184,6 +185,12 @@ class Run(Record):
         from tr11ops.runcard.card import find_card
 
         return find_card(self.typed or None, os.environ, Path.cwd()).absolute()
+
+
+def _several(names: str | Sequence[str]) -> list[str]:
+    if isinstance(names, str):
+        return [names]
+    return list(names)
 
 
 def _option(name: str, value: str) -> list[str]:

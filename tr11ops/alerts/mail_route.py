@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 import smtplib
 import socket
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,6 +21,9 @@ from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import format_datetime
 
+from msgspec.structs import replace
+
+from tr11ops.alerts.answer_link import MailLinks, answerable
 from tr11ops.alerts.mail_text.alert import is_alarm
 from tr11ops.alerts.mail_text.shared import clean
 from tr11ops.alerts.outbox import DeliveryReport, OutboxEntry
@@ -40,7 +44,8 @@ class MailRoute(Record):
     given up.
 
     `clock` tells how late a mail is. `timeout` is that of one answer, `deadline` that of a whole
-    mail, in seconds.
+    mail to all of its people, in seconds. `links`: each person gets a mail of their own, with a link
+    to answer by.
     """
 
     host: str
@@ -51,6 +56,7 @@ class MailRoute(Record):
     known: Collection[str] = ()
     timeout: float = TIMEOUT_SECONDS
     deadline: float = DEADLINE_SECONDS
+    links: MailLinks | None = None
     name: str = "mail"
 
     def send(self, entry: OutboxEntry) -> DeliveryReport:
@@ -58,14 +64,45 @@ class MailRoute(Record):
         to = tuple(address for address in entry.left if address not in entry.done)
         if not to:
             return DeliveryReport(is_over=True)
+        if self.links is None or not answerable(entry.message):
+            return self._send_to(entry.message, to, self.deadline)
+        return self._send_to_each(entry.message, to, self.links)
+
+    def _send_to_each(
+        self, message: Message, to: tuple[str, ...], links: MailLinks
+    ) -> DeliveryReport:
+        """A mail to each person. Who was not reached is tried last in the next round, so that one who
+        takes all the time keeps up no one else for ever.
+        """
+        began = time.monotonic()
+        reports: list[DeliveryReport] = []
+        untried = list(to)
+        while untried:
+            left = self.deadline - (time.monotonic() - began)
+            if left <= 0 or any(report.is_unreachable for report in reports):
+                break
+            address = untried.pop(0)
+            lines = links.lines(message, address, self.clock())
+            mine = replace(message, to=(address,))
+            reports.append(self._send_to(mine, (address,), left, lines))
+        return joined_reports(reports, untried)
+
+    def _send_to(
+        self,
+        message: Message,
+        to: tuple[str, ...],
+        deadline: float,
+        links: tuple[str, ...] = (),
+    ) -> DeliveryReport:
+        """One mail to these people, within so many seconds."""
         wrong = [address for address in to if not is_address(address)]
         right = tuple(address for address in to if address not in wrong)
         refused: dict[str, tuple[int, str]] = dict.fromkeys(wrong, (553, "is not a mail address"))
         if right:
             line = _Line(smtplib.SMTP(timeout=self.timeout, local_hostname=self.local))
             try:
-                mail = compose(entry.message, self.sender, self.clock())
-                refused |= within(self.deadline, lambda: self._send(line, mail, right), line.cut)
+                mail = compose(message, self.sender, self.clock(), links)
+                refused |= within(deadline, lambda: self._send(line, mail, right), line.cut)
             except smtplib.SMTPConnectError as error:
                 return DeliveryReport(left=to, trouble=self._failure(error), is_unreachable=True)
             except smtplib.SMTPResponseException as error:
@@ -141,8 +178,25 @@ class _Line:
                 self.server.sock.shutdown(socket.SHUT_RDWR)
 
 
-def compose(message: Message, sender: str, now: float) -> EmailMessage:
-    """The mail of a message. Its date is when it was written; one that comes late says so.
+def joined_reports(reports: Sequence[DeliveryReport], untried: Sequence[str]) -> DeliveryReport:
+    """What came of several mails of one message."""
+    left = [address for report in reports for address in report.left]
+    troubles = dict.fromkeys(report.trouble for report in reports if report.trouble)
+    return DeliveryReport(
+        done=tuple(address for report in reports for address in report.done),
+        left=(*untried, *left),
+        withdrawn=tuple(address for report in reports for address in report.withdrawn),
+        trouble=clean("; ".join(troubles), 400),
+        is_refused=bool(left) and not untried and all(r.is_refused for r in reports if r.left),
+        is_unreachable=any(report.is_unreachable for report in reports),
+        is_broken=any(report.is_broken for report in reports),
+        is_over=not (untried or left),
+    )
+
+
+def compose(message: Message, sender: str, now: float, links: Sequence[str] = ()) -> EmailMessage:
+    """The mail of a message. Its date is when it was written; one that comes late says so. `links`
+    are lines that follow on what it says first.
 
     Raises ValueError where a header could not be one.
     """
@@ -165,7 +219,11 @@ def compose(message: Message, sender: str, now: float) -> EmailMessage:
     appendix = ""
     if message.appendix:
         appendix = f"\n{message.appendix}\n"
-    body = (note + message.body + appendix).encode("utf-8", "replace").decode("utf-8")
+    text = message.body
+    if links:
+        rest = text[message.opening :].lstrip("\n")
+        text = "\n".join((text[: message.opening], "", *links, "", rest))
+    body = (note + text + appendix).encode("utf-8", "replace").decode("utf-8")
     mail.set_content(body, cte="7bit" if _is_simple(body) else "quoted-printable")
     return mail
 

@@ -4,12 +4,14 @@ talks to the servers.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from tr11ops.alerts.answer_link import MailLinks, usual_key
 from tr11ops.alerts.incidents import SENT, WATCHDOG
 from tr11ops.alerts.mail_route import MailRoute
 from tr11ops.alerts.outbox import deliver, queue
@@ -94,9 +96,17 @@ class Sender(Record):
             clock=self._clock,
             known=self.policy.addresses,
             deadline=rules.delivery_seconds,
+            links=self._links(),
         )
         urls = None if rules.urls_file is None else Path(rules.urls_file)
         return mail, UrlRoute(urls, deadline=rules.delivery_seconds)
+
+    def _links(self) -> MailLinks | None:
+        """The links by which mails are answered, where the card says how the server is reached."""
+        url = self.card.alerts.serve_url
+        if url is None:
+            return None
+        return MailLinks(url, self.policy.mark, usual_key(os.environ))
 
     def _clock(self) -> float:
         return self.now

@@ -279,6 +279,8 @@ class Message(Record):
     alert's fingerprint, "" for what belongs to none; `alerts` are all of them, and `kinds` what is
     said of each. `thread` are the Message-IDs of the incidents' first messages, "" for the first
     one itself. `appendix` is for mails alone; `urls` says whether the delivery URLs get it.
+    `opening` counts the characters of the body's first lines, behind which a mail has its link to
+    answer by.
     """
 
     id: str
@@ -296,6 +298,7 @@ class Message(Record):
     kinds: tuple[str, ...] = ()
     appendix: str = ""
     urls: bool = True
+    opening: int = 0
 
 
 class UndeliveredMessages(Record):
@@ -323,33 +326,6 @@ class AlertEvent(Record):
     data: Mapping[str, Any]
 
 
-class HeldVerdict(Record):
-    """The verdict of the looks so far: the last `word` that was not "unknown", and `since` when it
-    holds, by its evidence or else by the first look that concluded it; None where neither tells.
-    `judged` is the last look that concluded it. `unseen`: since when looks only say "unknown"; None
-    where the last one told more.
-    """
-
-    word: str
-    since: float | None
-    judged: float
-    unseen: float | None = None
-
-    def after(self, before: HeldVerdict | None) -> HeldVerdict:
-        """What is kept of this look and those before it. A look that could not tell takes nothing
-        back; another verdict than before cannot be older than the last look that concluded that.
-        """
-        if self.unseen is not None:
-            known_before = before or self
-            return replace(known_before, unseen=known_before.unseen or self.unseen)
-        since = self.since
-        if before is not None and before.word == self.word and before.since is not None:
-            since = before.since
-        elif before is not None and before.word not in {"", self.word}:
-            since = max(before.judged, self.judged if since is None else since)
-        return replace(self, since=since)
-
-
 class AlertState(Record):
     """All alerts that are open or were lately closed, and what is decided but not yet on its way.
 
@@ -357,8 +333,7 @@ class AlertState(Record):
     part them; they leave the alert state when outbox and journal hold them. `closed` are older
     incidents, the newest last. `looked` is the last look, `looked_by` whose it was, `blind` the
     detectors that could not judge then, `digested` the last digest's moment. `finished` is the look
-    at which people were told that all is trained. `verdict` is what the looks concluded; None before
-    the first one of a watchdog.
+    at which people were told that all is trained.
     """
 
     alerts: tuple[Alert, ...] = ()
@@ -370,7 +345,6 @@ class AlertState(Record):
     blind: tuple[str, ...] = ()
     digested: float | None = None
     finished: float | None = None
-    verdict: HeldVerdict | None = None
 
     @property
     def open_alerts(self) -> tuple[Alert, ...]:

@@ -6,11 +6,18 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 from tr11ops.base.errors import PrivateFileError
 
 LARGEST_BYTES = 64 << 10
+
+
+def settings_folder(environment: Mapping[str, str]) -> Path:
+    """Where a user keeps what is for tr11 alone: tokens and keys. It need not be there."""
+    base = environment.get("XDG_CONFIG_HOME") or f"{environment.get('HOME', '')}/.config"
+    return Path(base) / "tr11"
 
 
 def private_text(path: Path, group: bool = False) -> str:

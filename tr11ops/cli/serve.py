@@ -87,6 +87,7 @@ def serve(
       tr11 serve token ana
       tr11 serve --listen 0.0.0.0:8811 --cert cert.pem --key key.pem --private
     """
+    from tr11ops.alerts.answer_link import usual_key
     from tr11ops.serve.tokens import usual_place
 
     place = tokens or usual_place(os.environ)
@@ -107,7 +108,11 @@ def serve(
     from tr11ops.serve.app import ServeSettings
 
     settings = ServeSettings(
-        place, tuple(names or ()), is_private=private, is_secure=is_tls or proxied
+        place,
+        usual_key(os.environ),
+        tuple(names or ()),
+        is_private=private,
+        is_secure=is_tls or proxied,
     )
     roots = [Path(word) for word in words or ["."]]
     return Outcome(
@@ -161,7 +166,7 @@ def _serve(
 
     from tr11ops.base.deadline import keep_waiting
     from tr11ops.serve.app import application
-    from tr11ops.serve.poller import RunPoller
+    from tr11ops.serve.watcher import Watcher
 
     host, port = address
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -172,7 +177,7 @@ def _serve(
     except OSError as error:
         raise Refusal(f"--listen {host}:{port}: {error.strerror or error}") from None
     keep_waiting()
-    watcher = RunPoller(roots, scheduler)
+    watcher = Watcher(roots, scheduler)
     config = uvicorn.Config(
         application(watcher, settings),
         log_level="warning",

@@ -57,11 +57,10 @@ class ReportSection(Record):
 
 
 class Tile(Record):
-    """One number at the top of a page; `note` says more of it."""
+    """One number at the top of the page."""
 
     name: str
     value: str
-    note: str = ""
 
 
 class Page(Record):

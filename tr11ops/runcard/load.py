@@ -76,8 +76,8 @@ def values_here(environment: Mapping[str, str], variables: Mapping[str, str]) ->
 Key = tuple[str | int, ...]
 
 _ACKNOWLEDGE = (
-    "remove it; acknowledge with `tr11 alerts ack`, by a file in state/alerts/replies, or in the "
-    "chat service of alerts.urls_file"
+    "remove it; acknowledge by the link in the mail (alerts.serve_url), with `tr11 alerts ack`, by a "
+    "file in state/alerts/replies, or in the chat service of alerts.urls_file"
 )
 # Keys that cards had once, and what to do instead.
 REMOVED_KEYS: dict[tuple[str, str], str] = {

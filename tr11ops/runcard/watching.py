@@ -68,6 +68,9 @@ class AlertsSection(Section):
     smtp_port: int = Field(default=25, gt=0, le=65535)
     """of the mail server"""
 
+    serve_url: str | None = Field(default=None, pattern=r"^https?://[^\s<>\"'?#]{1,500}$")
+    """public address of `tr11 serve`; each mail about an alert then has a link to answer by"""
+
     delivery_seconds: float = Field(default=30, gt=0, le=600)
     """most that one delivery may take"""
 

@@ -12,20 +12,22 @@ from tr11ops.base.errors import Refusal, WrongUsage
 from tr11ops.rundir.fallback import write_or_fall_back
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
-from tr11ops.serve.poller import SHIFT_TAKEN
+from tr11ops.serve.watcher import SHIFT_TAKEN
 from trainer.contract.record import Record
 
 AT_ONCE = frozenset({"ack", "snooze", "shift"})  # what takes nothing away is done without a preview
 PREVIEWED = frozenset({"kill", "pause", "resume", "exclude"})
 ENTRY = "served-act"
-_FINGERPRINT = re.compile(r"[0-9a-f]{4,40}")
+_FINGERPRINTS = re.compile(r"[0-9a-f]{4,40}( [0-9a-f]{4,40}){0,19}")
 _LENGTH = re.compile(r"[0-9]{1,3}[mhd]")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._,\[\]-]{0,200}")
 LONGEST_REASON = 300
 
 
-class WebAct(Record):
-    """What a form asks for, of which run (`key`), and who. Texts are checked by `checked`."""
+class Act(Record):
+    """What a form asks for, of which run (`key`), and who. `alert`: a fingerprint, or several with
+    spaces between them. `source`: where the form was. Texts are checked by `checked`.
+    """
 
     key: str
     action: str
@@ -34,12 +36,13 @@ class WebAct(Record):
     alert: str = ""
     length: str = "2h"
     nodes: str = ""
+    source: str = "the page"
 
-    def checked(self) -> WebAct:
+    def checked(self) -> Act:
         """Itself. Raises WrongUsage for what no form of the page sends."""
         if self.action not in AT_ONCE | PREVIEWED:
             raise WrongUsage("the page has no such button")
-        if self.action in {"ack", "snooze"} and not _FINGERPRINT.fullmatch(self.alert):
+        if self.action in {"ack", "snooze"} and not _FINGERPRINTS.fullmatch(self.alert):
             raise WrongUsage("alert: is no fingerprint")
         if self.action == "snooze" and not _LENGTH.fullmatch(self.length):
             raise WrongUsage("length: use 30m, 2h or 1d")
@@ -69,11 +72,11 @@ class WebAct(Record):
         }.get(self.action, self.action)
 
 
-def carry_out(run: Run, act: WebAct, dry_run: bool = False) -> Answer:
+def carry_out(run: Run, act: Act, dry_run: bool = False) -> Answer:
     """Do it, or show what would be done. The run's journal names the person, besides what the
     command itself writes there. Raises Refusal and what else `Run.command` raises.
     """
-    reason = f"{act.who}, from the page{f': {act.reason}' if act.reason else ''}"
+    reason = f"{act.who}, from {act.source}{f': {act.reason}' if act.reason else ''}"
     if act.action == "shift":
         _record(run.directory, SHIFT_TAKEN, act, {})
         return Answer(0, {}, (f"{act.who} has the shift",))
@@ -88,12 +91,12 @@ def carry_out(run: Run, act: WebAct, dry_run: bool = False) -> Answer:
     return replace(answer, lines=(f"{act.who}: {act.words}",))
 
 
-def _answer(run: Run, act: WebAct, reason: str, dry_run: bool) -> Answer:
+def _answer(run: Run, act: Act, reason: str, dry_run: bool) -> Answer:
     match act.action:
         case "ack":
-            return run.acknowledge(act.alert, act.who, reason)
+            return run.acknowledge(act.alert.split(), act.who, reason)
         case "snooze":
-            return run.snooze(act.alert, act.length, reason)
+            return run.snooze(act.alert.split(), act.length, reason)
         case "kill":
             return run.kill(reason, dry_run=dry_run)
         case "pause":
@@ -105,7 +108,7 @@ def _answer(run: Run, act: WebAct, reason: str, dry_run: bool) -> Answer:
     raise WrongUsage("the page has no such button")
 
 
-def _record(directory: RunDirectory, kind: str, act: WebAct, data: dict[str, object]) -> None:
+def _record(directory: RunDirectory, kind: str, act: Act, data: dict[str, object]) -> None:
     """Raises Refusal where no journal can be written: nothing is done then that no one can see."""
     told = {**data, "alert": act.alert, "nodes": act.nodes}
     write = partial(_write, kind, act, told)
@@ -117,5 +120,5 @@ def _record(directory: RunDirectory, kind: str, act: WebAct, data: dict[str, obj
         ) from None
 
 
-def _write(kind: str, act: WebAct, data: dict[str, object], directory: RunDirectory) -> None:
+def _write(kind: str, act: Act, data: dict[str, object], directory: RunDirectory) -> None:
     Journal(directory.journal).write(kind, act.reason, data, act.who)

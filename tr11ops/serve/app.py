@@ -24,15 +24,17 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 
+from tr11ops.api import Answer
 from tr11ops.base.errors import Refusal
 from tr11ops.base.shipped import page_names, read_shipped
-from tr11ops.serve.access import CookieSigner, RateLimit, WebSession, is_known_host
-from tr11ops.serve.acts import AT_ONCE, WebAct, carry_out
+from tr11ops.serve.access import Rate, Seal, Session, is_known_host
+from tr11ops.serve.acts import AT_ONCE, Act, carry_out
+from tr11ops.serve.answers import BUTTONS, WHAT_THEY_DO, Answering, LinkRefused, answering
 from tr11ops.serve.details import DetailsReader, read_log
 from tr11ops.serve.pages import ASSETS, Pages, asset
-from tr11ops.serve.poller import News, RunPoller
 from tr11ops.serve.tokens import owner_of
 from tr11ops.serve.view import RunView, in_order, view_of
+from tr11ops.serve.watcher import News, Watcher
 from trainer.contract.errors import Tr11Error
 from trainer.contract.record import Record
 
@@ -57,11 +59,13 @@ HEADERS = {
 
 
 class ServeSettings(Record):
-    """How it is served. `names`: host names under which it is reached; `is_private`: reading needs a
-    token too; `is_secure`: the browser reaches it by TLS.
+    """How it is served. `link_key`: what links in mails are signed with; `names`: host names under
+    which it is reached; `is_private`: reading needs a token too; `is_secure`: the browser reaches it
+    by TLS.
     """
 
     tokens: Path
+    link_key: Path
     names: tuple[str, ...] = ()
     is_private: bool = False
     is_secure: bool = False
@@ -70,28 +74,28 @@ class ServeSettings(Record):
 class Served:
     """The answers to requests."""
 
-    def __init__(self, watcher: RunPoller, settings: ServeSettings) -> None:
+    def __init__(self, watcher: Watcher, settings: ServeSettings) -> None:
         self.watcher = watcher
         self.settings = settings
-        self.seal = CookieSigner()
+        self.seal = Seal()
         self.pages = Pages()
         self.reader = DetailsReader()
-        self.logins = RateLimit(5)
-        self.all_logins = RateLimit(60)
-        self.acts = RateLimit(20)
+        self.logins = Rate(5)
+        self.all_logins = Rate(60)
+        self.acts = Rate(20)
         self.streams = 0
         self._names = (*settings.names, socket.gethostname(), socket.getfqdn())
         self._list: tuple[int, float, list[RunView]] = (-1, 0.0, [])
 
     # ------------------------------------------------------------------------- who asks
-    def session(self, request: Request) -> WebSession | None:
+    def session(self, request: Request) -> Session | None:
         return self.seal.opened(request.cookies.get(COOKIE, ""))
 
     def refusal(self, request: Request) -> Response | None:
         """Why a request is answered no further; None where it is."""
         if not is_known_host(request.headers.get("host", ""), self._names):
             return PlainTextResponse("this server has another name (tr11 serve --name)", 421)
-        is_open = request.url.path.startswith(("/login", "/assets/"))
+        is_open = request.url.path.startswith(("/login", "/assets/", "/answer/"))
         if self.settings.is_private and not is_open and self.session(request) is None:
             return RedirectResponse("/login", 303)
         return None
@@ -242,11 +246,11 @@ class Served:
         return await self._acted(request, news, form, session)
 
     async def _acted(
-        self, request: Request, news: News, form: dict[str, str], session: WebSession
+        self, request: Request, news: News, form: dict[str, str], session: Session
     ) -> Response:
         cookie, run = request.cookies.get(COOKIE, ""), news.run
         names = ("action", "reason", "alert", "length", "nodes")
-        act = WebAct(news.key, who=session.name, **{"action": "", **_given(form, names)})
+        act = Act(news.key, who=session.name, **{"action": "", **_given(form, names)})
         try:
             act = replace(act, reason=" ".join(act.reason.split())).checked()
             confirmed = self.seal.is_plan(form.get("plan", ""), cookie, *act.parts)
@@ -259,6 +263,53 @@ class Served:
             plan = self.seal.plan(cookie, *act.parts)
             view = view_of(news, time.time())
             return self.page(request, "preview", run=view, act=act, answer=answer, plan=plan)
+        return self._outcome(request, news, answer)
+
+    async def answer(self, request: Request) -> Response:
+        """What a link in a mail leads to: a page with one button; only the button acts, for scanners
+        of mail follow links.
+        """
+        token = request.path_params["token"]
+        every, key = self.watcher.news(), self.settings.link_key
+        try:
+            asked = await asyncio.to_thread(answering, token, key, every)
+        except LinkRefused as error:
+            return self._said(request, error.status, error.sentence)
+        if request.method == "POST":
+            return await self._answered(request, asked)
+        action = request.query_params.get("do", "ack")
+        if action not in BUTTONS:
+            return self.missing(request, "There is no such button.")
+        others = [(name, words) for name, words in BUTTONS.items() if name != action]
+        return self.page(
+            request,
+            "answer",
+            asked=asked,
+            token=token,
+            action=action,
+            label=BUTTONS[action],
+            effect=WHAT_THEY_DO[action],
+            others=others,
+        )
+
+    async def _answered(self, request: Request, asked: Answering) -> Response:
+        form = await read_form(request)
+        if form is None or not is_same_site(request):
+            return self._said(request, 403, "That form was not sent from this page.")
+        if not self.acts.allows(asked.link.who):
+            return self._said(request, 429, "Too much at once: wait a minute.")
+        assert asked.news.run is not None
+        try:
+            act = asked.act(form.get("action", ""))
+            answer = await asyncio.to_thread(carry_out, asked.news.run, act)
+        except Tr11Error as error:
+            return self._said(request, 400, error.sentence)
+        if answer.exit_code == 0:
+            answer = replace(answer, lines=(*asked.done(act.action), *answer.lines[1:]))
+        return self._outcome(request, asked.news, answer)
+
+    def _outcome(self, request: Request, news: News, answer: Answer) -> Response:
+        """That it was done, or why not; the pages are to show it soon."""
         self.watcher.look_again(news.key)
         title = "Done" if answer.exit_code == 0 else "Not done"
         status = 200 if answer.exit_code == 0 else 409
@@ -303,7 +354,7 @@ def is_same_site(request: Request) -> bool:
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def application(watcher: RunPoller, settings: ServeSettings) -> Starlette:
+def application(watcher: Watcher, settings: ServeSettings) -> Starlette:
     """The whole server, for uvicorn."""
     served = Served(watcher, settings)
 
@@ -325,6 +376,8 @@ def application(watcher: RunPoller, settings: ServeSettings) -> Starlette:
         ("/run/{key}/log", served.log, "GET"),
         ("/run/{key}/alert/{fingerprint}", served.incident, "GET"),
         ("/run/{key}/act", served.act, "POST"),
+        ("/answer/{token}", served.answer, "GET"),
+        ("/answer/{token}", served.answer, "POST"),
         ("/runbook/{name}", served.runbook, "GET"),
         ("/assets/{name}", served.asset, "GET"),
         ("/login", served.login, "GET"),

@@ -9,10 +9,11 @@ import os
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from tr11ops.base.errors import PrivateFileError, Refusal, WrongUsage
-from tr11ops.base.private_file import private_text
+from tr11ops.base.private_file import private_text, settings_folder
 from trainer.contract.documents import document, record_of
 from trainer.contract.record import Record
 
@@ -35,10 +36,9 @@ class TokenFile(Record):
     schema: int = SCHEMA
 
 
-def usual_place(environment: dict[str, str] | os._Environ[str]) -> Path:
+def usual_place(environment: Mapping[str, str]) -> Path:
     """Where tokens are kept: a file of this user alone."""
-    base = environment.get("XDG_CONFIG_HOME") or f"{environment.get('HOME', '')}/.config"
-    return Path(base) / "tr11" / "serve-tokens.json"
+    return settings_folder(environment) / "serve-tokens.json"
 
 
 def read_tokens(place: Path) -> TokenFile:

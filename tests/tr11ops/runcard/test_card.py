@@ -199,7 +199,8 @@ def test_a_removed_key_is_one_line_that_says_what_to_do_instead(
         load_card(path, overrides, {})
     (line,) = str(refused.value).splitlines()
     assert (
-        f"{key}: was removed from the card; remove it; acknowledge with `tr11 alerts ack`" in line
+        f"{key}: was removed from the card; remove it; acknowledge by the link in the mail "
+        "(alerts.serve_url), with `tr11 alerts ack`" in line
     )
     assert "mail.example.org" not in line and "did you mean" not in line
 

@@ -97,7 +97,7 @@ class AlertMails(Record):
                 + hashlib.sha256(repr((names, to)).encode("utf-8", "surrogatepass")).hexdigest()[:8]
             )
         make = self._one if len(parts) == 1 else self._several
-        head = self._first_lines(first)
+        head = tuple(self._first_lines(first))
         body = (*head, *make(parts, to))
         return Message(
             id=name,
@@ -112,6 +112,7 @@ class AlertMails(Record):
             appendix="\n".join(self._pages(parts)),
             to=to,
             urls=urls,
+            opening=len("\n".join(head)),
             time=self.now,
             message_id=message_identity(name, self.policy),
             thread=" ".join(

@@ -1,0 +1,120 @@
+"""What a link in a mail leads to: who may answer which alerts, as they are now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+from tr11ops.alerts.answer_link import AnswerLink, opened, signing_key
+from tr11ops.alerts.state import Alert, AlertState
+from tr11ops.alerts.store import current_alert_state
+from tr11ops.base import deadline
+from tr11ops.base.errors import Refusal
+from tr11ops.base.observed import cause
+from tr11ops.base.units import counted, duration
+from tr11ops.serve.acts import AT_ONCE, Act
+from tr11ops.serve.watcher import News
+from trainer.contract.record import Record
+
+SOURCE = "the link in a mail"
+BUTTONS = {"ack": "Acknowledge", "snooze": "Snooze for 2 hours", "shift": "Take the shift"}
+WHAT_THEY_DO = {
+    "ack": "No one else is called about it for 24 hours, unless it becomes worse.",
+    "snooze": "No message about it for 2 hours, unless it becomes worse; then it is said once again.",
+    "shift": "The pages name you as on call for a day.",
+}
+
+WORDS_DONE = {
+    "ack": "Acknowledged by",
+    "snooze": "Snoozed for 2 hours by",
+    "shift": "The shift was taken by",
+}
+
+
+class LinkRefused(Refusal):
+    """A link that allows nothing: why, and the HTTP status that says so."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class Answering(Record):
+    """A link that counts: what it allows, of which run, and which of its alerts are still open."""
+
+    link: AnswerLink
+    news: News
+    alerts: tuple[Alert, ...]
+    asked: float
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Each alert: how severe, what, since when, and who has it."""
+        return tuple(self._line(alert) for alert in self.alerts)
+
+    def _line(self, alert: Alert) -> str:
+        since = duration(max(0.0, self.asked - alert.start))
+        has = "no one has it"
+        if alert.is_acknowledged:
+            has = f"{alert.acknowledged_by} has it"
+        return f"{alert.severity.name}: {alert.title} (for {since}; {has})"
+
+    @property
+    def title(self) -> str:
+        """What the page is about."""
+        if len(self.alerts) == 1:
+            return self.alerts[0].title
+        return counted(len(self.alerts), "alert")
+
+    def done(self, action: str) -> tuple[str, ...]:
+        """What a button has done, for the person who pressed it."""
+        words = f"{WORDS_DONE[action]} {self.link.who}"
+        return tuple(f"{words}: {alert.title}" for alert in self.alerts)
+
+    def act(self, action: str) -> Act:
+        """The change that a button asks for. Raises WrongUsage for a button that the page lacks."""
+        names = " ".join(alert.fingerprint for alert in self.alerts)
+        wanted = action if action in AT_ONCE else ""
+        act = Act(self.news.key, wanted, self.link.who, alert=names, source=SOURCE)
+        return act.checked()
+
+
+def answering(token: str, key: Path, every: Iterable[News]) -> Answering:
+    """Whether a link counts now. Raises LinkRefused: signed by no key of ours, expired, of a run that
+    is not here or can only be read, of alerts that are over; PrivateFileError for the key's file.
+    """
+    now = time.time()
+    link = opened(token, signing_key(key))
+    if link is None:
+        raise LinkRefused(403, "This link was not made for this server, or was changed on its way.")
+    if link.until < now:
+        raise LinkRefused(410, "This link has expired; a newer mail has a newer one.")
+    news = next((one for one in every if _is_run(one, link)), None)
+    if news is None or news.run is None:
+        raise LinkRefused(404, "This server has not seen that run (yet): try again in a minute.")
+    try:
+        state = deadline.within(
+            deadline.LOOK_SECONDS, partial(current_alert_state, news.run.directory)
+        )
+    except (OSError, ValueError) as error:
+        raise LinkRefused(503, f"The alerts cannot be read: {cause(error)}") from None
+    alerts = _still_open(state, link)
+    if not alerts:
+        raise LinkRefused(410, "That is over: nothing is to be done. What is new has its own mail.")
+    return Answering(link, news, alerts, now)
+
+
+def _is_run(news: News, link: AnswerLink) -> bool:
+    return news.run is not None and news.can_act and news.run.directory.mark == link.run
+
+
+def _still_open(state: AlertState, link: AnswerLink) -> tuple[Alert, ...]:
+    """The open alerts that the mail was about; not a later incident of the same kind."""
+    named = set(link.alerts)
+    return tuple(
+        alert
+        for alert in state.open_alerts
+        if named.intersection(alert.names) and alert.began <= link.told
+    )
