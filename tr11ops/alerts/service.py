@@ -30,6 +30,7 @@ from tr11ops.alerts.state import (
     Alert,
     AlertEvent,
     AlertState,
+    HeldVerdict,
     Message,
     UndeliveredMessages,
     merged,
@@ -120,12 +121,14 @@ def process_some(sender: Sender, findings: Iterable[Finding]) -> AlertOutcome:
 class AlertInput(Record):
     """What one look found, `blind` detectors that could not judge, and how the run is doing, as
     messages say it. With `observed` False no detector could judge, and no absence counts.
+    `verdict`: what it concluded of the run; None for a look at one thing alone.
     """
 
     found: tuple[Finding, ...]
     blind: frozenset[str]
     observed: bool
     situation: RunSituation = UNKNOWN_SITUATION
+    verdict: HeldVerdict | None = None
 
     def of(self, alert_state: AlertState, policy: Policy, now: float) -> AlertState:
         """The alert state with this look taken in."""
@@ -144,7 +147,12 @@ class AlertInput(Record):
         alerts = [_over_when_it_went_on(alert, situation, now) for alert in looked.alerts]
         if situation.knows_acts:
             alerts = [replace(alert, watchdog=watchdog_says(alert, situation)) for alert in alerts]
-        return replace(looked, alerts=tuple(alerts))
+        return replace(looked, alerts=tuple(alerts), verdict=self._verdict(looked.verdict))
+
+    def _verdict(self, before: HeldVerdict | None) -> HeldVerdict | None:
+        if self.verdict is None:
+            return before
+        return self.verdict.after(before)
 
 
 def _over_when_it_went_on(alert: Alert, situation: RunSituation, now: float) -> Alert:

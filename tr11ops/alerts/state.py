@@ -326,6 +326,33 @@ class AlertEvent(Record):
     data: Mapping[str, Any]
 
 
+class HeldVerdict(Record):
+    """The verdict of the looks so far: the last `word` that was not "unknown", and `since` when it
+    holds, by its evidence or else by the first look that concluded it; None where neither tells.
+    `judged` is the last look that concluded it. `unseen`: since when looks only say "unknown"; None
+    where the last one told more.
+    """
+
+    word: str
+    since: float | None
+    judged: float
+    unseen: float | None = None
+
+    def after(self, before: HeldVerdict | None) -> HeldVerdict:
+        """What is kept of this look and those before it. A look that could not tell takes nothing
+        back; another verdict than before cannot be older than the last look that concluded that.
+        """
+        if self.unseen is not None:
+            known_before = before or self
+            return replace(known_before, unseen=known_before.unseen or self.unseen)
+        since = self.since
+        if before is not None and before.word == self.word and before.since is not None:
+            since = before.since
+        elif before is not None and before.word not in {"", self.word}:
+            since = max(before.judged, self.judged if since is None else since)
+        return replace(self, since=since)
+
+
 class AlertState(Record):
     """All alerts that are open or were lately closed, and what is decided but not yet on its way.
 
@@ -333,7 +360,8 @@ class AlertState(Record):
     part them; they leave the alert state when outbox and journal hold them. `closed` are older
     incidents, the newest last. `looked` is the last look, `looked_by` whose it was, `blind` the
     detectors that could not judge then, `digested` the last digest's moment. `finished` is the look
-    at which people were told that all is trained.
+    at which people were told that all is trained. `verdict` is what the looks concluded; None before
+    the first one of a watchdog.
     """
 
     alerts: tuple[Alert, ...] = ()
@@ -345,6 +373,7 @@ class AlertState(Record):
     blind: tuple[str, ...] = ()
     digested: float | None = None
     finished: float | None = None
+    verdict: HeldVerdict | None = None
 
     @property
     def open_alerts(self) -> tuple[Alert, ...]:

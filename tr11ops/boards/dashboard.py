@@ -33,7 +33,7 @@ HELD_NODES = f'label_replace(tr11_node{{{ONE_RUN}}}, "node", "$1", "node", "([^.
 Kind = Literal["timeseries", "stat", "state-timeline", "bargauge"]
 
 
-class Panel(Record):
+class BoardPanel(Record):
     """A panel over metrics of the table; they have one unit. `expression` is PromQL in place of the
     metrics' own.
     """
@@ -61,7 +61,7 @@ class Row(Record):
     """A row of panels that folds."""
 
     title: str
-    panels: tuple[Panel, ...]
+    panels: tuple[BoardPanel, ...]
 
 
 GPU_COLUMNS: tuple[GpuColumn, ...] = (
@@ -77,83 +77,91 @@ ROWS: tuple[Row, ...] = (
     Row(
         "Now",
         (
-            Panel("Verdict", ("tr11_verdict",), "state-timeline", width=12),
-            Panel("May I sleep?", ("tr11_may_sleep",), "stat", width=4),
-            Panel("Exit code of tr11 status", ("tr11_exit_code",), "stat", width=4),
-            Panel(
+            BoardPanel("Verdict", ("tr11_verdict",), "state-timeline", width=12),
+            BoardPanel("May I sleep?", ("tr11_may_sleep",), "stat", width=4),
+            BoardPanel("Exit code of tr11 status", ("tr11_exit_code",), "stat", width=4),
+            BoardPanel(
                 "Since the last look",
                 ("tr11_time_seconds",),
                 "stat",
                 width=4,
                 expression=f"time() - tr11_time_seconds{{{ONE_RUN}}}",
             ),
-            Panel("Open alerts", ("tr11_alerts_open",)),
-            Panel("Findings", ("tr11_findings",)),
-            Panel("What could not be observed", ("tr11_unknown",), "state-timeline"),
+            BoardPanel("Open alerts", ("tr11_alerts_open",)),
+            BoardPanel("Findings", ("tr11_findings",)),
+            BoardPanel("What could not be observed", ("tr11_unknown",), "state-timeline"),
         ),
     ),
     Row(
         "Training",
         (
-            Panel("Loss", ("tr11_loss",), width=12, height=9),
-            Panel("Gradient norm", ("tr11_grad_norm",), width=12, height=9, is_logarithmic=True),
-            Panel("Time of a step", ("tr11_seconds_per_iteration",)),
-            Panel("TFLOPs of a worker", ("tr11_tflops",)),
-            Panel("Throughput, of the best", ("tr11_throughput_best_percent",)),
-            Panel(
+            BoardPanel("Loss", ("tr11_loss",), width=12, height=9),
+            BoardPanel(
+                "Gradient norm", ("tr11_grad_norm",), width=12, height=9, is_logarithmic=True
+            ),
+            BoardPanel("Time of a step", ("tr11_seconds_per_iteration",)),
+            BoardPanel("TFLOPs of a worker", ("tr11_tflops",)),
+            BoardPanel("Throughput, of the best", ("tr11_throughput_best_percent",)),
+            BoardPanel(
                 "Tokens a second",
                 ("tr11_consumed_tokens",),
                 expression=f"deriv(tr11_consumed_tokens{{{ONE_RUN}}}[15m])",
             ),
-            Panel("Learning rate", ("tr11_learning_rate",)),
-            Panel("Global batch", ("tr11_global_batch_size",)),
-            Panel("Iterations: done and planned", ("tr11_iteration", "tr11_iterations_planned")),
-            Panel("Samples", ("tr11_consumed_samples",)),
-            Panel("Time to go", ("tr11_remaining_seconds", "tr11_finish_likely_seconds")),
+            BoardPanel("Learning rate", ("tr11_learning_rate",)),
+            BoardPanel("Global batch", ("tr11_global_batch_size",)),
+            BoardPanel(
+                "Iterations: done and planned", ("tr11_iteration", "tr11_iterations_planned")
+            ),
+            BoardPanel("Samples", ("tr11_consumed_samples",)),
+            BoardPanel("Time to go", ("tr11_remaining_seconds", "tr11_finish_likely_seconds")),
         ),
     ),
     Row(
         "What is saved",
         (
-            Panel(
+            BoardPanel(
                 "Checkpoint: age, and time to the next",
                 ("tr11_checkpoint_age_seconds", "tr11_checkpoint_due_seconds"),
             ),
-            Panel(
+            BoardPanel(
                 "Steps that are saved, here and away", ("tr11_checkpoint_step", "tr11_backup_step")
             ),
-            Panel(
+            BoardPanel(
                 "Age of backup and of the copied logs",
                 ("tr11_backup_age_seconds", "tr11_sync_age_seconds"),
             ),
-            Panel("Copies missing and damaged", ("tr11_copies_missing", "tr11_copies_damaged")),
-            Panel("Since a restore was tried", ("tr11_restore_drill_age_seconds",)),
-            Panel("It passed", ("tr11_restore_drill_passed",), "stat"),
+            BoardPanel(
+                "Copies missing and damaged", ("tr11_copies_missing", "tr11_copies_damaged")
+            ),
+            BoardPanel("Since a restore was tried", ("tr11_restore_drill_age_seconds",)),
+            BoardPanel("It passed", ("tr11_restore_drill_passed",), "stat"),
         ),
     ),
     Row(
         "Jobs and nodes",
         (
-            Panel("Jobs", ("tr11_jobs",)),
-            Panel("Training time in the queue", ("tr11_queue_coverage_seconds",)),
-            Panel("Nodes", ("tr11_nodes_used", "tr11_nodes_spare", "tr11_nodes_excluded")),
-            Panel("Nodes on the run's list", ("tr11_node_excluded",), "state-timeline", width=12),
-            Panel("Nodes held", ("tr11_node",), "state-timeline", width=12),
+            BoardPanel("Jobs", ("tr11_jobs",)),
+            BoardPanel("Training time in the queue", ("tr11_queue_coverage_seconds",)),
+            BoardPanel("Nodes", ("tr11_nodes_used", "tr11_nodes_spare", "tr11_nodes_excluded")),
+            BoardPanel(
+                "Nodes on the run's list", ("tr11_node_excluded",), "state-timeline", width=12
+            ),
+            BoardPanel("Nodes held", ("tr11_node",), "state-timeline", width=12),
         ),
     ),
     Row(
         "Operation",
         (
-            Panel("Since each periodic job", ("tr11_periodic_age_seconds",)),
-            Panel("Failed rounds in a row", ("tr11_periodic_failures",)),
-            Panel("Rounds left out", ("tr11_periodic_late",), "state-timeline"),
-            Panel("File systems", ("tr11_filesystem_used_percent",), "bargauge"),
-            Panel(
+            BoardPanel("Since each periodic job", ("tr11_periodic_age_seconds",)),
+            BoardPanel("Failed rounds in a row", ("tr11_periodic_failures",)),
+            BoardPanel("Rounds left out", ("tr11_periodic_late",), "state-timeline"),
+            BoardPanel("File systems", ("tr11_filesystem_used_percent",), "bargauge"),
+            BoardPanel(
                 "Time until they are full",
                 ("tr11_filesystem_full_seconds",),
                 expression=f"tr11_filesystem_full_seconds{{{ONE_RUN}}} - time()",
             ),
-            Panel("Kill switch", ("tr11_kill_switch",), "stat"),
+            BoardPanel("Kill switch", ("tr11_kill_switch",), "stat"),
         ),
     ),
 )
@@ -260,7 +268,7 @@ def _row_title(title: str, top: int) -> JsonObject:
     return {"type": "row", "title": title, "collapsed": False, "gridPos": place, "panels": []}
 
 
-def _panel(panel: Panel) -> JsonObject:
+def _panel(panel: BoardPanel) -> JsonObject:
     metrics = [BY_NAME[name] for name in panel.metrics]
     targets = [
         _target(panel.expression or query(metric), _legend(metric), letter)
@@ -307,7 +315,7 @@ def _options(kind: Kind) -> JsonObject:
     return {"reduceOptions": reduced, "colorMode": "value", "graphMode": "none"}
 
 
-def _field(panel: Panel, metric: Metric) -> JsonObject:
+def _field(panel: BoardPanel, metric: Metric) -> JsonObject:
     defaults: JsonObject = {"unit": panel.unit or UNITS[metric.unit]}
     if panel.kind == "timeseries":
         drawn: dict[str, Any] = {"lineWidth": 1, "fillOpacity": 0, "spanNulls": False}

@@ -166,7 +166,7 @@ def _serve(
 
     from tr11ops.base.deadline import keep_waiting
     from tr11ops.serve.app import application
-    from tr11ops.serve.watcher import Watcher
+    from tr11ops.serve.poller import RunPoller
 
     host, port = address
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -177,7 +177,7 @@ def _serve(
     except OSError as error:
         raise Refusal(f"--listen {host}:{port}: {error.strerror or error}") from None
     keep_waiting()
-    watcher = Watcher(roots, scheduler)
+    watcher = RunPoller(roots, scheduler)
     config = uvicorn.Config(
         application(watcher, settings),
         log_level="warning",

@@ -57,10 +57,11 @@ class ReportSection(Record):
 
 
 class Tile(Record):
-    """One number at the top of the page."""
+    """One number at the top of a page; `note` says more of it."""
 
     name: str
     value: str
+    note: str = ""
 
 
 class Page(Record):

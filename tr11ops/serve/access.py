@@ -17,14 +17,14 @@ PREVIEW_SECONDS = 300.0
 MOST_KEPT = 4096  # addresses whose rate is known
 
 
-class Session(Record):
+class WebSession(Record):
     """A person who has shown a token, until a moment."""
 
     name: str
     until: float
 
 
-class Seal:
+class CookieSigner:
     """Signs what a browser keeps; a restart of the server ends every session."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Seal:
         body = f"{name}|{int(time.time() + SESSION_SECONDS)}|{secrets.token_hex(8)}"
         return f"{body}|{self.sign('session', body)}"
 
-    def opened(self, cookie: str) -> Session | None:
+    def opened(self, cookie: str) -> WebSession | None:
         """Whose cookie it is; None for one that is forged or over."""
         body, _, signature = cookie.rpartition("|")
         if not hmac.compare_digest(_plain(signature), self.sign("session", body)):
@@ -48,7 +48,7 @@ class Seal:
         name, until, _ = body.split("|")
         if float(until) < time.time():
             return None
-        return Session(name, float(until))
+        return WebSession(name, float(until))
 
     def form(self, cookie: str) -> str:
         """What a form of this session must carry."""
@@ -75,7 +75,7 @@ def _plain(text: str) -> str:
     return text if text.isascii() else ""
 
 
-class Rate:
+class RateLimit:
     """So many times in a minute, by key."""
 
     def __init__(self, most: int, seconds: float = 60.0) -> None:

@@ -12,7 +12,7 @@ from tr11ops.base.errors import Refusal, WrongUsage
 from tr11ops.rundir.fallback import write_or_fall_back
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
-from tr11ops.serve.watcher import SHIFT_TAKEN
+from tr11ops.serve.poller import SHIFT_TAKEN
 from trainer.contract.record import Record
 
 AT_ONCE = frozenset({"ack", "snooze", "shift"})  # what takes nothing away is done without a preview
@@ -24,7 +24,7 @@ _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._,\[\]-]{0,200}")
 LONGEST_REASON = 300
 
 
-class Act(Record):
+class WebAct(Record):
     """What a form asks for, of which run (`key`), and who. `alert`: a fingerprint, or several with
     spaces between them. `source`: where the form was. Texts are checked by `checked`.
     """
@@ -38,7 +38,7 @@ class Act(Record):
     nodes: str = ""
     source: str = "the page"
 
-    def checked(self) -> Act:
+    def checked(self) -> WebAct:
         """Itself. Raises WrongUsage for what no form of the page sends."""
         if self.action not in AT_ONCE | PREVIEWED:
             raise WrongUsage("the page has no such button")
@@ -72,7 +72,7 @@ class Act(Record):
         }.get(self.action, self.action)
 
 
-def carry_out(run: Run, act: Act, dry_run: bool = False) -> Answer:
+def carry_out(run: Run, act: WebAct, dry_run: bool = False) -> Answer:
     """Do it, or show what would be done. The run's journal names the person, besides what the
     command itself writes there. Raises Refusal and what else `Run.command` raises.
     """
@@ -91,7 +91,7 @@ def carry_out(run: Run, act: Act, dry_run: bool = False) -> Answer:
     return replace(answer, lines=(f"{act.who}: {act.words}",))
 
 
-def _answer(run: Run, act: Act, reason: str, dry_run: bool) -> Answer:
+def _answer(run: Run, act: WebAct, reason: str, dry_run: bool) -> Answer:
     match act.action:
         case "ack":
             return run.acknowledge(act.alert.split(), act.who, reason)
@@ -108,7 +108,7 @@ def _answer(run: Run, act: Act, reason: str, dry_run: bool) -> Answer:
     raise WrongUsage("the page has no such button")
 
 
-def _record(directory: RunDirectory, kind: str, act: Act, data: dict[str, object]) -> None:
+def _record(directory: RunDirectory, kind: str, act: WebAct, data: dict[str, object]) -> None:
     """Raises Refusal where no journal can be written: nothing is done then that no one can see."""
     told = {**data, "alert": act.alert, "nodes": act.nodes}
     write = partial(_write, kind, act, told)
@@ -120,5 +120,5 @@ def _record(directory: RunDirectory, kind: str, act: Act, data: dict[str, object
         ) from None
 
 
-def _write(kind: str, act: Act, data: dict[str, object], directory: RunDirectory) -> None:
+def _write(kind: str, act: WebAct, data: dict[str, object], directory: RunDirectory) -> None:
     Journal(directory.journal).write(kind, act.reason, data, act.who)

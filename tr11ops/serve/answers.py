@@ -14,8 +14,8 @@ from tr11ops.base import deadline
 from tr11ops.base.errors import Refusal
 from tr11ops.base.observed import cause
 from tr11ops.base.units import counted, duration
-from tr11ops.serve.acts import AT_ONCE, Act
-from tr11ops.serve.watcher import News
+from tr11ops.serve.acts import AT_ONCE, WebAct
+from tr11ops.serve.poller import News
 from trainer.contract.record import Record
 
 SOURCE = "the link in a mail"
@@ -73,11 +73,11 @@ class Answering(Record):
         words = f"{WORDS_DONE[action]} {self.link.who}"
         return tuple(f"{words}: {alert.title}" for alert in self.alerts)
 
-    def act(self, action: str) -> Act:
+    def act(self, action: str) -> WebAct:
         """The change that a button asks for. Raises WrongUsage for a button that the page lacks."""
         names = " ".join(alert.fingerprint for alert in self.alerts)
         wanted = action if action in AT_ONCE else ""
-        act = Act(self.news.key, wanted, self.link.who, alert=names, source=SOURCE)
+        act = WebAct(self.news.key, wanted, self.link.who, alert=names, source=SOURCE)
         return act.checked()
 
 

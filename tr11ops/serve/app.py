@@ -27,14 +27,14 @@ from starlette.routing import Route
 from tr11ops.api import Answer
 from tr11ops.base.errors import Refusal
 from tr11ops.base.shipped import page_names, read_shipped
-from tr11ops.serve.access import Rate, Seal, Session, is_known_host
-from tr11ops.serve.acts import AT_ONCE, Act, carry_out
+from tr11ops.serve.access import CookieSigner, RateLimit, WebSession, is_known_host
+from tr11ops.serve.acts import AT_ONCE, WebAct, carry_out
 from tr11ops.serve.answers import BUTTONS, WHAT_THEY_DO, Answering, LinkRefused, answering
 from tr11ops.serve.details import DetailsReader, read_log
 from tr11ops.serve.pages import ASSETS, Pages, asset
+from tr11ops.serve.poller import News, RunPoller
 from tr11ops.serve.tokens import owner_of
 from tr11ops.serve.view import RunView, in_order, view_of
-from tr11ops.serve.watcher import News, Watcher
 from trainer.contract.errors import Tr11Error
 from trainer.contract.record import Record
 
@@ -74,21 +74,21 @@ class ServeSettings(Record):
 class Served:
     """The answers to requests."""
 
-    def __init__(self, watcher: Watcher, settings: ServeSettings) -> None:
+    def __init__(self, watcher: RunPoller, settings: ServeSettings) -> None:
         self.watcher = watcher
         self.settings = settings
-        self.seal = Seal()
+        self.seal = CookieSigner()
         self.pages = Pages()
         self.reader = DetailsReader()
-        self.logins = Rate(5)
-        self.all_logins = Rate(60)
-        self.acts = Rate(20)
+        self.logins = RateLimit(5)
+        self.all_logins = RateLimit(60)
+        self.acts = RateLimit(20)
         self.streams = 0
         self._names = (*settings.names, socket.gethostname(), socket.getfqdn())
         self._list: tuple[int, float, list[RunView]] = (-1, 0.0, [])
 
     # ------------------------------------------------------------------------- who asks
-    def session(self, request: Request) -> Session | None:
+    def session(self, request: Request) -> WebSession | None:
         return self.seal.opened(request.cookies.get(COOKIE, ""))
 
     def refusal(self, request: Request) -> Response | None:
@@ -246,11 +246,11 @@ class Served:
         return await self._acted(request, news, form, session)
 
     async def _acted(
-        self, request: Request, news: News, form: dict[str, str], session: Session
+        self, request: Request, news: News, form: dict[str, str], session: WebSession
     ) -> Response:
         cookie, run = request.cookies.get(COOKIE, ""), news.run
         names = ("action", "reason", "alert", "length", "nodes")
-        act = Act(news.key, who=session.name, **{"action": "", **_given(form, names)})
+        act = WebAct(news.key, who=session.name, **{"action": "", **_given(form, names)})
         try:
             act = replace(act, reason=" ".join(act.reason.split())).checked()
             confirmed = self.seal.is_plan(form.get("plan", ""), cookie, *act.parts)
@@ -354,7 +354,7 @@ def is_same_site(request: Request) -> bool:
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def application(watcher: Watcher, settings: ServeSettings) -> Starlette:
+def application(watcher: RunPoller, settings: ServeSettings) -> Starlette:
     """The whole server, for uvicorn."""
     served = Served(watcher, settings)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tr11ops.base import deadline
 from tr11ops.base.errors import Late
 from tr11ops.base.redact import redact
-from tr11ops.serve.watcher import News
+from tr11ops.serve.poller import News
 from trainer.contract.record import Record
 from trainer.contract.units import printable
 

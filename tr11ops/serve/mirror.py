@@ -47,6 +47,9 @@ def look_at_mirror(folder: Path, now: float) -> Mapping[str, Any]:
     return {
         **published,
         "verdict": word,
+        "verdict_since": published.get("verdict_since")
+        if word == published.get("verdict")
+        else None,
         "why": told.line,
         "exit_code": told.exit_code,
         "answer": told.answer,

@@ -4,13 +4,14 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from tr11ops.base.invocation import for_card
 from tr11ops.base.units import counted, duration
-from tr11ops.serve.watcher import News
+from tr11ops.report.page import Tile
+from tr11ops.serve.poller import News
 from tr11ops.status.answer import NEEDS
 from tr11ops.status.published import number, stamp, table, word_of
 from tr11ops.watchdog.verdict import VerdictWord
@@ -30,15 +31,8 @@ LOOKS: Mapping[VerdictWord, tuple[str, str, int]] = {
     VerdictWord.FINISHED: ("✓", "good", 8),
 }
 MOST_ROWS = 60
+MOST_NODES = 5000  # that are compared; MOST_ROWS of them are shown
 LONGEST = 600
-
-
-class Tile(Record):
-    """One number of a run; `note` says more of it."""
-
-    name: str
-    value: str
-    note: str = ""
 
 
 class ShownAlert(Record):
@@ -64,12 +58,28 @@ class ShownFault(Record):
     runbook: str
 
 
-class NodeRow(Record):
-    """A node that the run uses or must not use."""
+class ShownNode(Record):
+    """A node that the run uses or must not use. `times_usual`: how many times as long its slowest
+    rank computes for a step as is usual; None where that is not measured.
+    """
 
     name: str
     state: str
     why: str = ""
+    iteration: str = "-"
+    phase: str = ""
+    silent: str = "-"
+    seconds: str = "-"
+    times_usual: float | None = None
+
+    @property
+    def times(self) -> str:
+        """The factor in words."""
+        return "-" if self.times_usual is None else f"{self.times_usual:.2f}"
+
+    @property
+    def is_bad(self) -> bool:
+        return self.state not in {"in use", "spare"}
 
 
 class RunView(Record):
@@ -101,7 +111,8 @@ class RunView(Record):
     needs: tuple[tuple[str, str], ...] = ()
     faults: tuple[ShownFault, ...] = ()
     alerts: tuple[ShownAlert, ...] = ()
-    nodes: tuple[NodeRow, ...] = ()
+    nodes: tuple[ShownNode, ...] = ()
+    nodes_line: str = ""
     unknown: tuple[str, ...] = ()
 
     @property
@@ -124,6 +135,7 @@ def view_of(news: News, now: float) -> RunView:
     if code == 1 and order > 3:
         order = 3
     done, total = number(told.get("iteration")), number(told.get("total_iterations"))
+    nodes = tuple(sorted(_nodes(told), key=_trouble_first))
     return RunView(
         key=news.key,
         name=text(run.get("name"), 80) or news.folder.name,
@@ -135,7 +147,7 @@ def view_of(news: News, now: float) -> RunView:
         order=order,
         why=text(told.get("why") or news.why),
         answer=text(told.get("answer")),
-        since=_since(told, word, now),
+        since=_since(told, now),
         iteration=_iteration(done, total),
         percent=_percent(done, total),
         loss=_number(told.get("loss"), ".4f"),
@@ -153,7 +165,8 @@ def view_of(news: News, now: float) -> RunView:
         needs=tuple(_needs(told.get("sleep_needs"), news)),
         faults=tuple(_fault(entry, news) for entry in rows(told.get("findings"))),
         alerts=tuple(_alert(entry, now) for entry in rows(told.get("alerts"))),
-        nodes=tuple(_nodes(told))[:MOST_ROWS],
+        nodes=nodes[:MOST_ROWS],
+        nodes_line=_nodes_line(nodes),
         unknown=tuple(text(line, 200) for line in _list(told.get("unknown"))[:MOST_ROWS]),
     )
 
@@ -168,26 +181,11 @@ def _place(view: RunView) -> tuple[bool, int, str]:
 
 
 # ----------------------------------------------------------------------------- parts
-def _since(told: Mapping[str, Any], word: VerdictWord, now: float) -> str:
-    """For how long the run has been so, as far as the document tells."""
-    attempts = rows(told.get("last_attempts"))
-    alerts = [seconds_of(entry.get("since")) for entry in rows(told.get("alerts"))]
-    open_since = [moment for moment in alerts if moment is not None]
-    moment: float | None = None
-    if word in {VerdictWord.STOPPED}:
-        set_at = [
-            seconds_of(table(told.get(name)).get("time")) for name in ("kill_switch", "pause")
-        ]
-        moment = next((one for one in set_at if one is not None), None)
-    elif word in {VerdictWord.HEALTHY, VerdictWord.STARTING} and attempts:
-        moment = seconds_of(attempts[0].get("start"))
-    elif word in {VerdictWord.DOWN, VerdictWord.STALLED, VerdictWord.AT_RISK} and open_since:
-        moment = min(open_since)
+def _since(told: Mapping[str, Any], now: float) -> str:
+    """For how long the verdict has held; "" where no one knows."""
+    moment = seconds_of(told.get("verdict_since"))
     if moment is None:
-        moment = seconds_of(told.get("last_step_time"))
-        if moment is None:
-            return ""
-        return f"last step {duration(max(0.0, now - moment))} ago"
+        return ""
     return f"for {duration(max(0.0, now - moment))}"
 
 
@@ -307,23 +305,76 @@ def _severity(entry: Mapping[str, Any]) -> str:
     return word if isinstance(word, str) and word in {"critical", "warning"} else "info"
 
 
-def _nodes(told: Mapping[str, Any]) -> Iterator[NodeRow]:
+def _nodes(told: Mapping[str, Any]) -> Iterator[ShownNode]:
     bad = {text(name, 80) for name in _list(told.get("bad_nodes"))}
     for entry in rows(told.get("exclusions")):
         owner = text(entry.get("owner"), 60)
         why = f"{text(entry.get('why'), 160)}{f' ({owner})' if owner else ''}"
-        yield NodeRow(text(entry.get("node"), 80), text(entry.get("state"), 20) or "excluded", why)
+        state = text(entry.get("state"), 20) or "excluded"
+        yield ShownNode(text(entry.get("node"), 80), state, why)
     for entry in rows(told.get("leaving_nodes")):
-        yield NodeRow(text(entry.get("node"), 80), "leaving", text(entry.get("why"), 160))
-    for name in _list(told.get("nodes")):
+        yield ShownNode(text(entry.get("node"), 80), "leaving", text(entry.get("why"), 160))
+    seen = set()
+    for entry in rows(told.get("node_progress"), MOST_NODES):
+        node = _node(entry, bad)
+        seen.add(node.name)
+        yield node
+    for name in _list(told.get("nodes"))[:MOST_NODES]:
         shown = text(name, 80)
-        yield NodeRow(shown, "suspect" if shown in bad else "in use")
+        if shown not in seen:
+            yield ShownNode(shown, "suspect" if shown in bad else "in use")
+
+
+def _node(entry: Mapping[str, Any], bad: Container[str]) -> ShownNode:
+    name, state = text(entry.get("node"), 80), "in use"
+    silent, ranks = number(entry.get("silent_seconds")), number(entry.get("ranks"))
+    if name in bad:
+        state = "suspect"
+    if entry.get("is_slow") is True:
+        state = "slow"
+    why = ""
+    rank = number(entry.get("slowest_rank"))
+    if state == "slow" and rank is not None:
+        why = f"its rank {rank:.0f} computes longest"
+    return ShownNode(
+        name=name,
+        state=state,
+        why=why,
+        iteration=_number(entry.get("iteration"), ",.0f"),
+        phase=text(entry.get("phase"), 20) or ("no rank has spoken" if not ranks else ""),
+        silent="-" if silent is None else duration(silent),
+        seconds=_number(entry.get("step_seconds"), ".3g"),
+        times_usual=number(entry.get("times_usual")),
+    )
+
+
+def _trouble_first(node: ShownNode) -> tuple[int, float, str]:
+    """Slow nodes, then those with another trouble, then by how slow they are."""
+    order = {"slow": 0, "in use": 2}
+    return order.get(node.state, 1), -(node.times_usual or 0.0), node.name
+
+
+def _nodes_line(nodes: Sequence[ShownNode]) -> str:
+    """Which node is slow, in a sentence; "" where nothing runs."""
+    used = [node for node in nodes if node.state in {"in use", "slow", "suspect"}]
+    measured = [node for node in used if node.times_usual is not None]
+    slow = [node.name for node in used if node.state == "slow"]
+    if not used:
+        return ""
+    if slow:
+        return f"Slow: {', '.join(slow[:5])}."
+    if not measured:
+        return "Which node is slow is not known: no rank has measured its steps beside others yet."
+    slowest = measured[0]
+    return (
+        f"None is slow; the slowest, {slowest.name}, takes {slowest.times} times as long as usual."
+    )
 
 
 # ----------------------------------------------------------------------------- values
-def rows(value: object) -> list[Mapping[str, Any]]:
+def rows(value: object, most: int = MOST_ROWS) -> list[Mapping[str, Any]]:
     """The tables in a list, not too many; none for anything else."""
-    return [entry for entry in _list(value)[:MOST_ROWS] if isinstance(entry, Mapping)]
+    return [entry for entry in _list(value)[:most] if isinstance(entry, Mapping)]
 
 
 def _list(value: object) -> list[Any]:

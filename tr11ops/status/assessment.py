@@ -51,12 +51,14 @@ from tr11ops.status.document import (
     step_values,
 )
 from tr11ops.status.extra_observations import ExtraObservations, node_use
+from tr11ops.watchdog.since import since_when
 from tr11ops.watchdog.verdict import Verdict, VerdictWord, judge, with_severity_of
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.cluster.base import Overview
+    from tr11ops.detect.node_progress import NodeProgress
     from tr11ops.rundir.disk_usage import Forecast
     from tr11ops.rundir.hold_store import HoldRecord
     from tr11ops.rundir.paths import RunDirectory
@@ -143,6 +145,7 @@ def status_of(
         verdict=verdict.word,
         why=verdict.why,
         exit_code=verdict.exit_code,
+        verdict_since=since_when(snapshot, findings, verdict, extra.verdict),
         may_sleep=sleep.may_sleep,
         answer=sleep.text,
         sleep_needs=sleep.needs,
@@ -186,6 +189,7 @@ def status_of(
         relaunches=tuple(_relaunches(snapshot)),
         bad_nodes=tuple(sorted(bad_nodes(snapshot))),
         leaving_nodes=tuple(leaving_nodes(snapshot)),
+        node_progress=_node_progress(snapshot),
         checkpoint_folders=None
         if isinstance(snapshot.checkpoints, Unknown)
         else len(snapshot.checkpoints.steps),
@@ -218,6 +222,15 @@ def _nodes(snapshot: Snapshot) -> tuple[str, ...] | None:
     if isinstance(snapshot.jobs, Unknown):
         return None
     return tuple(sorted({node for job in snapshot.active_jobs for node in job.nodes}))
+
+
+def _node_progress(snapshot: Snapshot) -> tuple[NodeProgress, ...]:
+    """Loaded where something runs alone."""
+    if not snapshot.active_jobs:
+        return ()
+    from tr11ops.detect.node_progress import node_progress
+
+    return node_progress(snapshot)
 
 
 def _finding(finding: Finding, findings: tuple[Finding, ...]) -> ShownFinding:

@@ -21,6 +21,7 @@ from trainer.contract.record import Record
 if TYPE_CHECKING:
     from tr11ops.alerts.state import Alert
     from tr11ops.cluster.base import Job, Node
+    from tr11ops.detect.node_progress import NodeProgress
     from tr11ops.observe.forecast import NextCheckpoint, NoCover, Throughput
     from tr11ops.observe.observations import CopyStatus, LaunchEnd
     from tr11ops.observe.snapshot import Attempt, KillSwitch
@@ -194,6 +195,7 @@ class Status(Record, kw_only=True):
     verdict: VerdictWord
     why: str
     exit_code: int
+    verdict_since: float | None = None
     may_sleep: bool | None = None
     answer: str = ""
     sleep_needs: tuple[Need, ...] = ()
@@ -242,6 +244,8 @@ class Status(Record, kw_only=True):
     # of running attempts: how the launch before the present one ended
     relaunches: tuple[LaunchEnd, ...] = ()
     bad_nodes: tuple[str, ...] = ()
+    # of each node of the running jobs: how far, how silent, how quick
+    node_progress: tuple[NodeProgress, ...] = ()
     # that the run works on, and that the site takes away when its job ends
     leaving_nodes: tuple[Node, ...] = ()
     checkpoint_folders: int | None = None
@@ -410,6 +414,22 @@ def _code(code: CodeIdentity) -> dict[str, Any]:
     }
 
 
+def _node_progress(node: NodeProgress, status: Status) -> dict[str, Any]:
+    pace = node.pace
+    return {
+        "node": node.node,
+        "job": node.job,
+        "ranks": node.ranks,
+        "iteration": node.iteration,
+        "phase": node.phase or None,
+        "silent_seconds": node.silent_seconds,
+        "step_seconds": None if pace is None else pace.seconds,
+        "times_usual": None if pace is None else pace.times_usual,
+        "slowest_rank": None if pace is None else pace.rank,
+        "is_slow": node.is_slow,
+    }
+
+
 def _next_checkpoint(save: NextCheckpoint, status: Status) -> dict[str, Any]:
     if save.seconds is None:
         due = None
@@ -566,6 +586,7 @@ def _trainer(standing: TrainerStanding, status: Status) -> dict[str, Any]:
 # what stands under a key, of which record; of others the keys are the fields
 _SHOWN: Mapping[str, Callable[[Any, Status], Any]] = {
     "time": _moment,
+    "verdict_since": _moment,
     "jobs": _job,
     "last_step_time": _moment,
     "throughput": _throughput,
@@ -587,6 +608,7 @@ _SHOWN: Mapping[str, Callable[[Any, Status], Any]] = {
     "filesystems": _filesystem,
     "relaunches": _relaunch,
     "leaving_nodes": _leaving_node,
+    "node_progress": _node_progress,
     "origin": _origin,
     "trainer": _trainer,
 }

@@ -28,7 +28,7 @@ from trainer.contract.record import Record
 from trainer.contract.state_file import descriptor_of
 
 if TYPE_CHECKING:
-    from tr11ops.alerts.state import Alert, UndeliveredMessages
+    from tr11ops.alerts.state import Alert, HeldVerdict, UndeliveredMessages
     from tr11ops.runcard.card import RunCard
     from tr11ops.rundir.copies import DrillRecord
 
@@ -149,7 +149,7 @@ class ExtraObservations(Record):
 
     `drill` is the last restore that was tried. `waiting`: messages that no server has taken yet.
     `looked`: when a watchdog, or a person as one, last looked at the run, and who that was; None for
-    never, or where that cannot be read.
+    never, or where that cannot be read. `verdict`: what the watchdog's looks concluded so far.
     What the card does not ask for is not looked at.
     """
 
@@ -166,6 +166,7 @@ class ExtraObservations(Record):
     waiting: Observed[UndeliveredMessages | None] = None
     looked: float | None = None
     looked_by: str = ""
+    verdict: HeldVerdict | None = None
 
     def unknowns(self) -> tuple[str, ...]:
         """What could not be observed, as `what: why`."""
@@ -193,6 +194,7 @@ def observe_extra(directory: RunDirectory, card: RunCard, snapshot: Snapshot) ->
         waiting=_undelivered(directory),
         looked=last.looked,
         looked_by=last.looked_by,
+        verdict=last.verdict,
     )
 
 

@@ -97,6 +97,7 @@ def published_status(
         "interval_seconds": number(interval_seconds),
         "run": {"name": _name(run.get("name")), "variant": _name(run.get("variant"))},
         "verdict": word.value,
+        "verdict_since": stamp(document.get("verdict_since")),
         "line": _line(word, findings),
         "exit_code": code if isinstance(code, int) and code in EXIT_CODES else 3,
         "may_sleep": document.get("may_sleep")

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted, duration
+from tr11ops.detect.node_progress import short_name
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.cluster.base import Job
+    from tr11ops.detect.node_progress import NodeProgress
     from tr11ops.status.assessment import Assessment
     from tr11ops.status.document import Status
     from trainer.contract.attempt import Heartbeat
@@ -69,7 +71,9 @@ def runs_table(runs: Sequence[LookedAt]) -> TopTable:
     if asking:
         verb = "needs" if asking == 1 else "need"
         sentence += f", {asking} {verb} a person"
-    return TopTable("runs", ("run", "verdict", "step", "loss", "left", "why"), rows, sentence)
+    return TopTable(
+        "runs", ("run", "verdict", "for", "step", "loss", "left", "why"), rows, sentence
+    )
 
 
 def _urgency(run: LookedAt) -> tuple[int, str]:
@@ -83,10 +87,14 @@ def _urgency(run: LookedAt) -> tuple[int, str]:
 def _run_cells(run: LookedAt) -> Iterator[str]:
     yield run.name
     if run.look is None:
-        yield from ("unknown", DASH, DASH, DASH, run.why)
+        yield from ("unknown", DASH, DASH, DASH, DASH, run.why)
         return
     status = run.look.status
     yield status.verdict.value
+    if status.verdict_since is None:
+        yield DASH
+    else:
+        yield duration(status.age(status.verdict_since))
     yield _or_dash(status.iteration)
     if status.loss is None:
         yield DASH
@@ -122,26 +130,43 @@ def attempts_table(run: LookedAt) -> TopTable:
 
 
 def nodes_table(run: LookedAt, job_id: str) -> TopTable:
-    """The nodes of a running attempt: how far their ranks are, and since when they say nothing."""
+    """The nodes of a running attempt, the slow ones first: how far their ranks are, since when they
+    say nothing, and how long the slowest rank computes for a step beside its peers.
+    """
     title = f"{run.name}: {job_id}"
-    columns = ("node", "ranks", "step", "phase", "silent", "list")
+    columns = ("node", "ranks", "step", "phase", "silent", "s/step", "x usual", "list")
     if run.look is None:
         return TopTable(title, columns, (), run.why)
     status = run.look.status
-    held = next((job.nodes for job in status.jobs or () if job.job_id == job_id), ())
     listed = {entry.node: entry.state for entry in status.exclusions or ()}
-    rows = []
-    for node in held:
-        ranks = _ranks_of(run.look, node)
-        cells = [node, str(sum(len(rank.stands_for) for rank in ranks) or DASH)]
-        if ranks:
-            behind = min(ranks, key=_progress)
-            oldest = max(status.age(rank.time) for rank in ranks)
-            cells += [str(behind.iteration), behind.phase, duration(oldest)]
-        else:
-            cells += [DASH, DASH, DASH]
-        rows.append(TopRow(node, (*cells, listed.get(node, ""))))
-    return TopTable(title, columns, tuple(rows), _sentence(status))
+    found = sorted((one for one in status.node_progress if one.job == job_id), key=_slow_first)
+    rows = tuple(TopRow(one.node, (*_node_cells(one), listed.get(one.node, ""))) for one in found)
+    slow = [one.node for one in found if one.is_slow]
+    sentence = _sentence(status)
+    if slow:
+        sentence = f"slow: {', '.join(slow)}; {sentence}"
+    return TopTable(title, columns, rows, sentence)
+
+
+def _node_cells(node: NodeProgress) -> Iterator[str]:
+    yield node.node
+    yield str(node.ranks or DASH)
+    yield _or_dash(node.iteration)
+    yield node.phase or DASH
+    yield DASH if node.silent_seconds is None else duration(node.silent_seconds)
+    if node.pace is None:
+        yield from (DASH, DASH)
+        return
+    yield f"{node.pace.seconds:.3g}"
+    times = DASH if node.pace.times_usual is None else f"{node.pace.times_usual:.2f}"
+    yield f"{times} slow" if node.is_slow else times
+
+
+def _slow_first(node: NodeProgress) -> tuple[bool, float, str]:
+    times = 0.0
+    if node.pace is not None:
+        times = node.pace.times_usual or 0.0
+    return not node.is_slow, -times, node.node
 
 
 def ranks_table(run: LookedAt, node: str) -> TopTable:
@@ -175,13 +200,9 @@ def _place_of(job: Job) -> int:
 
 
 def _ranks_of(look: Assessment, node: str) -> list[Heartbeat]:
-    short = node.partition(".")[0]
+    short = short_name(node)
     beats = known(look.snapshot.heartbeats, ())
-    return [beat for beat in beats if beat.host.partition(".")[0] == short]
-
-
-def _progress(beat: Heartbeat) -> tuple[int, float]:
-    return beat.iteration, beat.time
+    return [beat for beat in beats if short_name(beat.host) == short]
 
 
 def _number(beat: Heartbeat) -> int:

@@ -41,6 +41,7 @@ from tr11ops.watchdog.context import read_policy_context
 from tr11ops.watchdog.log_lines import Remark, State, lines, remarks, seen_something, state_of
 from tr11ops.watchdog.policy import plan
 from tr11ops.watchdog.rules import progress
+from tr11ops.watchdog.since import held_verdict
 from tr11ops.watchdog.stacks import hanging_jobs, take_missing_stacks
 from tr11ops.watchdog.verdict import Verdict, judge
 from trainer.contract.files import append_line, refresh
@@ -527,7 +528,10 @@ def _told(
 
     snapshot = pulse.snapshot
     hidden = unjudged_detectors(snapshot)
-    sight = AlertInput(pulse.findings, hidden, pulse.observed, situation)
+    held = held_verdict(snapshot, pulse.findings, pulse.verdict)
+    sight = AlertInput(
+        pulse.findings, hidden, observed=pulse.observed, situation=situation, verdict=held
+    )
     try:
         sender = Sender.of(run.directory, run.card, snapshot.time, run.typed)
         outcome = process(sender, sight, email, snapshot.unmounted)

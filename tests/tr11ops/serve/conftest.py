@@ -17,8 +17,8 @@ from tests.pins.commands import beside
 from tests.pins.recording import unpacked
 from tests.waiting import until
 from tr11ops.serve.app import ServeSettings, application
+from tr11ops.serve.poller import RunPoller, key_of
 from tr11ops.serve.tokens import make_token
-from tr11ops.serve.watcher import Watcher, key_of
 from trainer.contract.record import Record
 
 HOSTILE = "<script>document.title='taken'</script>\"'><img src=x onerror=alert(1)>"
@@ -38,7 +38,7 @@ class Site(Record):
     port: int
     token: str
     folder: Path
-    watcher: Watcher
+    watcher: RunPoller
 
     @property
     def run(self) -> str:
@@ -103,7 +103,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     shutil.copytree(folder / "run", folder / "copy" / "run")
     tokens = folder / "tokens.json"
     with beside(folder):
-        watcher = Watcher([folder], "local")
+        watcher = RunPoller([folder], "local")
         settings = ServeSettings(tokens, folder / "tr11" / "answer-links.key", ("runs.example",))
         config = uvicorn.Config(
             application(watcher, settings), port=0, log_level="error", lifespan="off", ws="none"

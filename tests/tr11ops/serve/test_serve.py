@@ -17,11 +17,11 @@ from tr11ops.base import deadline
 from tr11ops.base.errors import PrivateFileError, Refusal, WrongUsage
 from tr11ops.cli.main import execute
 from tr11ops.rundir.journal import read_journal
-from tr11ops.serve.access import Rate, Seal, is_known_host
-from tr11ops.serve.acts import Act
+from tr11ops.serve.access import CookieSigner, RateLimit, is_known_host
+from tr11ops.serve.acts import WebAct
+from tr11ops.serve.poller import News, RunPoller, key_of
 from tr11ops.serve.tokens import make_token, owner_of, read_tokens, revoke_token
 from tr11ops.serve.view import in_order, view_of
-from tr11ops.serve.watcher import News, Watcher, key_of
 
 
 def words(text: str) -> str:
@@ -173,7 +173,7 @@ _SESSIONS: dict[int, str] = {}
 def sessions(site: Site) -> str:
     """One session for the attacks: a person may not sign in more than some times a minute."""
     if site.port not in _SESSIONS:
-        seal = Seal()
+        seal = CookieSigner()
         assert seal.opened(seal.session("ana")) is not None
         until(lambda: site.ask("/login", {"token": site.token}).status in {303, 429})
         _SESSIONS[site.port] = until_signed_in(site)
@@ -291,7 +291,7 @@ def test_a_folder_that_hangs_holds_up_no_page(
         return place.name == "hangs" or asked(place, seconds)
 
     monkeypatch.setattr(deadline, "is_silent", silent)
-    watcher = Watcher([tmp_path])
+    watcher = RunPoller([tmp_path])
     watcher.start()
     try:
         until(lambda: len(watcher.news()) == 2 and all(one.looked for one in watcher.news()))
@@ -323,7 +323,7 @@ def test_tokens_are_kept_as_digests_in_a_file_of_the_owner_alone(tmp_path: Path)
 
 
 def test_a_seal_opens_only_what_it_made() -> None:
-    seal, other = Seal(), Seal()
+    seal, other = CookieSigner(), CookieSigner()
     cookie = seal.session("ana")
     assert seal.opened(cookie).name == "ana"
     for forged in ("", "|||", "ana|9|0|ä", cookie.replace("ana", "bob"), other.session("ana")):
@@ -335,7 +335,7 @@ def test_a_seal_opens_only_what_it_made() -> None:
 
 
 def test_rates_and_names() -> None:
-    rate = Rate(2)
+    rate = RateLimit(2)
     assert [rate.allows("a"), rate.allows("a"), rate.allows("a"), rate.allows("b")] == [
         True, True, False, True,
     ]  # fmt: skip
@@ -346,9 +346,9 @@ def test_rates_and_names() -> None:
 
 def test_an_act_is_one_line_without_options() -> None:
     with pytest.raises(WrongUsage, match="reason"):
-        Act("k", "pause", "ana", reason="a\nb").checked()
+        WebAct("k", "pause", "ana", reason="a\nb").checked()
     with pytest.raises(WrongUsage, match="say why"):
-        Act("k", "kill", "ana").checked()
+        WebAct("k", "kill", "ana").checked()
 
 
 # ----------------------------------------------------------------------------- the command
@@ -386,3 +386,26 @@ def test_without_the_extra_one_line_says_what_to_type(
     monkeypatch.setattr("tr11ops.cli.serve.missing", lambda names: ("uvicorn",))
     assert execute(["serve"]) == 1
     assert 'pip install "tr11[serve]"' in capsys.readouterr().err
+
+
+def test_since_when_and_the_slow_node_are_said() -> None:
+    node = {"job": "1", "ranks": 8, "phase": "training", "silent_seconds": 2.0, "step_seconds": 104}
+    told = {
+        "verdict": "healthy",
+        "verdict_since": "2022-05-01T10:00:00+00:00",
+        "run": {},
+        "last_step_time": "2022-05-01T11:59:30+00:00",
+        "node_progress": [
+            {**node, "node": "n01", "iteration": 9, "times_usual": 1.0, "is_slow": False},
+            {**node, "node": "n02", "iteration": 9, "times_usual": 1.3, "is_slow": True},
+            {**node, "node": "n03", "iteration": "many", "times_usual": {}, "is_slow": "yes"},
+        ],
+    }
+    now = 1_651_406_400.0
+    view = view_of(News("k", Path("k"), document=told), now)
+    assert view.since == "for 2 h 00 min" and view.nodes_line == "Slow: n02."
+    assert [node.name for node in view.nodes] == ["n02", "n01", "n03"]
+    assert (view.nodes[0].state, view.nodes[0].times) == ("slow", "1.30")
+    assert view.nodes[2].iteration == "-", "what is no number is not shown"
+    unknown = view_of(News("k", Path("k"), document={**told, "verdict_since": None}), now)
+    assert unknown.since == "", "the time of the last step is not that of the verdict"

@@ -75,7 +75,7 @@ def test_what_needs_a_person_comes_first_and_what_is_not_seen_next(place: Place)
     table = runs_table((unseen, stalled))
     assert table.rows[0].cells[:2] == ("z/main", "stalled")
     assert table.sentence == "2 runs, 1 needs a person"
-    assert table.rows[1].cells[1:] == ("unknown", "-", "-", "-", "its card cannot be read")
+    assert table.rows[1].cells[1:] == ("unknown", "-", "-", "-", "-", "its card cannot be read")
     assert attempts_table(unseen).rows == ()
     assert nodes_table(unseen, "1").sentence == "its card cannot be read"
 

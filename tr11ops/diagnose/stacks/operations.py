@@ -29,7 +29,7 @@ _TOGETHER = re.compile(r"all_?(?:reduce|gather|to_?all)|reduce_?scatter|barrier"
 _UNEVEN = re.compile(r"all_?to_?all|gather|scatter|send|recv|barrier|coalesced", re.IGNORECASE)
 
 
-class Operation(Record):
+class Collective(Record):
     """One collective of one rank: its number in its group, its name and its sizes."""
 
     number: int
@@ -44,7 +44,7 @@ class RankOperations(Record):
     """
 
     rank: int
-    groups: Mapping[str, tuple[Operation, ...]]
+    groups: Mapping[str, tuple[Collective, ...]]
     titles: Mapping[str, str]
     members: Mapping[str, tuple[int, ...]]
 
@@ -101,7 +101,7 @@ def parse(data: bytes, rank: int) -> RankOperations:
 
 
 def _read(value: Mapping[str, Any], rank: int) -> RankOperations:
-    groups: dict[str, list[Operation]] = {}
+    groups: dict[str, list[Collective]] = {}
     titles: dict[str, str] = {}
     for entry in value.get("entries", [])[-MOST_ENTRIES:]:
         name, *title = (str(part) for part in entry["process_group"])
@@ -113,7 +113,7 @@ def _read(value: Mapping[str, Any], rank: int) -> RankOperations:
             continue
         done = bool(entry.get("retired")) or entry.get("state") == "completed"
         sizes = tuple(tuple(int(side) for side in size) for size in entry.get("input_sizes") or ())
-        operation = Operation(
+        operation = Collective(
             int(entry["collective_seq_id"]), str(entry["profiling_name"]), sizes, not done
         )
         groups.setdefault(name, []).append(operation)
@@ -221,7 +221,7 @@ def _in_group(name: str, records: Sequence[RankOperations]) -> OperationsFinding
     )
 
 
-def _stuck(present: Mapping[int, Sequence[Operation]]) -> frozenset[int]:
+def _stuck(present: Mapping[int, Sequence[Collective]]) -> frozenset[int]:
     """Ranks whose first open operation is one that the others have ended: then it is their own GPU
     that stands.
 
@@ -248,7 +248,7 @@ def _members(name: str, records: Iterable[RankOperations]) -> set[int]:
     return {rank for record in records for rank in record.members.get(name, ())}
 
 
-def _mismatching(last: Mapping[int, Operation], open_at: Iterable[int]) -> list[int]:
+def _mismatching(last: Mapping[int, Collective], open_at: Iterable[int]) -> list[int]:
     """Ranks whose operation of the same number is not that of most others."""
     kinds = {
         rank: (_words(last[rank]), () if _UNEVEN.search(last[rank].name) else last[rank].sizes)
@@ -261,12 +261,12 @@ def _mismatching(last: Mapping[int, Operation], open_at: Iterable[int]) -> list[
     return sorted(rank for rank, kind in kinds.items() if kind != usual)
 
 
-def _words(operation: Operation) -> str:
+def _words(operation: Collective) -> str:
     """`nccl:all_reduce` -> all-reduce."""
     return operation.name.rpartition(":")[2].strip("_").replace("_", "-") or "an operation"
 
 
-def _sizes(operation: Operation) -> str:
+def _sizes(operation: Collective) -> str:
     return " + ".join("x".join(map(str, size)) or "1" for size in operation.sizes) + " values"
 
 

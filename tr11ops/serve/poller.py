@@ -64,7 +64,7 @@ def key_of(folder: Path) -> str:
     return hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]
 
 
-class Watcher:
+class RunPoller:
     """The runs below some folders. `version` rises with each change of what is known."""
 
     def __init__(self, roots: Sequence[Path], scheduler: str = "auto") -> None:
