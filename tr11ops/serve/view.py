@@ -33,6 +33,7 @@ LOOKS: Mapping[VerdictWord, tuple[str, str, int]] = {
 MOST_ROWS = 60
 MOST_NODES = 5000  # that are compared; MOST_ROWS of them are shown
 LONGEST = 600
+EXCLUSION_WORDS = {"suspect": "suspected", "avoid": "avoided", "exclude": "excluded"}
 
 
 class ShownAlert(Record):
@@ -113,6 +114,9 @@ class RunView(Record):
     alerts: tuple[ShownAlert, ...] = ()
     nodes: tuple[ShownNode, ...] = ()
     nodes_line: str = ""
+    alerts_line: str = ""
+    ended_line: str = ""
+    stop_command: str = ""
     unknown: tuple[str, ...] = ()
 
     @property
@@ -136,6 +140,7 @@ def view_of(news: News, now: float) -> RunView:
         order = 3
     done, total = number(told.get("iteration")), number(told.get("total_iterations"))
     nodes = tuple(sorted(_nodes(told), key=_trouble_first))
+    alerts = tuple(_alert(entry, now) for entry in rows(told.get("alerts")))
     return RunView(
         key=news.key,
         name=text(run.get("name"), 80) or news.folder.name,
@@ -164,9 +169,12 @@ def view_of(news: News, now: float) -> RunView:
         tiles=tuple(_tiles(told, now)),
         needs=tuple(_needs(told.get("sleep_needs"), news)),
         faults=tuple(_fault(entry, news) for entry in rows(told.get("findings"))),
-        alerts=tuple(_alert(entry, now) for entry in rows(told.get("alerts"))),
+        alerts=alerts,
         nodes=nodes[:MOST_ROWS],
         nodes_line=_nodes_line(nodes),
+        alerts_line=_alerts_line(alerts),
+        ended_line=_ended_line(told),
+        stop_command=command("tr11 kill --wait", news),
         unknown=tuple(text(line, 200) for line in _list(told.get("unknown"))[:MOST_ROWS]),
     )
 
@@ -300,6 +308,28 @@ def _alert(entry: Mapping[str, Any], now: float) -> ShownAlert:
     )
 
 
+def _alerts_line(alerts: Sequence[ShownAlert]) -> str:
+    """Who has the open alerts, in a sentence."""
+    if not alerts:
+        return "None is open."
+    untaken = sum(not alert.is_taken for alert in alerts)
+    if untaken == len(alerts):
+        return f"{counted(len(alerts), 'is', 'are')} open, and no one has {'it' if untaken == 1 else 'them'}."
+    if untaken:
+        return f"{counted(len(alerts), 'is', 'are')} open, and no one has {untaken} of them."
+    names = ", ".join(dict.fromkeys(alert.who for alert in alerts))
+    return f"{counted(len(alerts), 'is', 'are')} open: {names}."
+
+
+def _ended_line(told: Mapping[str, Any]) -> str:
+    """How the newest attempt ended, in a sentence; "" while it runs, or where none is on record."""
+    newest = next(iter(rows(told.get("last_attempts"))), {})
+    how = text(newest.get("how"))
+    if not how:
+        return ""
+    return f"Attempt {text(newest.get('id'), 40)}: {how}."
+
+
 def _severity(entry: Mapping[str, Any]) -> str:
     word = entry.get("severity")
     return word if isinstance(word, str) and word in {"critical", "warning"} else "info"
@@ -310,7 +340,7 @@ def _nodes(told: Mapping[str, Any]) -> Iterator[ShownNode]:
     for entry in rows(told.get("exclusions")):
         owner = text(entry.get("owner"), 60)
         why = f"{text(entry.get('why'), 160)}{f' ({owner})' if owner else ''}"
-        state = text(entry.get("state"), 20) or "excluded"
+        state = EXCLUSION_WORDS.get(text(entry.get("state"), 20), "excluded")
         yield ShownNode(text(entry.get("node"), 80), state, why)
     for entry in rows(told.get("leaving_nodes")):
         yield ShownNode(text(entry.get("node"), 80), "leaving", text(entry.get("why"), 160))

@@ -409,3 +409,19 @@ def test_since_when_and_the_slow_node_are_said() -> None:
     assert view.nodes[2].iteration == "-", "what is no number is not shown"
     unknown = view_of(News("k", Path("k"), document={**told, "verdict_since": None}), now)
     assert unknown.since == "", "the time of the last step is not that of the verdict"
+
+
+def test_the_first_screen_of_a_run_answers_who_has_the_alert_and_why_it_ended() -> None:
+    now = 1_651_406_400.0
+    alert = {"fingerprint": "abcd", "severity": "critical", "title": "it hangs"}
+    told = {"verdict": "down", "run": {}, "last_attempts": [{"id": "7", "how": "out of memory"}]}
+
+    def shown(alerts: list[dict[str, object]]) -> str:
+        return view_of(News("k", Path("k"), document={**told, "alerts": alerts}), now).alerts_line
+
+    assert shown([]) == "None is open."
+    assert shown([alert]) == "1 is open, and no one has it."
+    assert shown([alert, {**alert, "owner": "ana"}]) == "2 are open, and no one has 1 of them."
+    assert shown([{**alert, "acknowledged_by": "ana"}]) == "1 is open: acknowledged by ana."
+    view = view_of(News("k", Path("k"), document=told), now)
+    assert view.ended_line == "Attempt 7: out of memory." and "kill" in view.stop_command

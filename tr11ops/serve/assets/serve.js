@@ -22,8 +22,9 @@ async function refresh() {
 function put(text) {
   const fresh = document.createElement("div");
   fresh.innerHTML = text;
-  const open = new Set([...main.querySelectorAll("details[open]")].map(one => one.closest("article")?.querySelector("h3")?.textContent));
-  for (const one of fresh.querySelectorAll("details")) one.open = open.has(one.closest("article")?.querySelector("h3")?.textContent);
+  const nameOf = one => one.id || one.closest("article")?.querySelector("h3")?.textContent;
+  const were = new Map([...main.querySelectorAll("details")].map(one => [nameOf(one), one.open]));
+  for (const one of fresh.querySelectorAll("details")) if (were.has(nameOf(one))) one.open = were.get(nameOf(one));
   for (const id of ["details", "log", "acts"]) {  // these keep what they show
     const old = main.querySelector("#" + id), made = fresh.querySelector("#" + id);
     if (old && made && (id !== "acts" || old.contains(document.activeElement))) made.replaceWith(old);
