@@ -20,6 +20,7 @@ from tr11ops.cli.common import AttemptOption, in_time, say
 from tr11ops.cli.logs import attempt_named, byte_progress
 from tr11ops.cli.runner import JSON, NO_RUN, Outcome, RunContext
 from tr11ops.cluster.slurm_command import PatientOnce
+from tr11ops.detect.no_word import is_without_word, look_at
 from tr11ops.detect.nodes_left import exclusion_limit, without_bad_nodes
 from tr11ops.detect.numbers import loss_not_finite
 from tr11ops.detect.registry import page_of, page_of_word
@@ -56,6 +57,9 @@ def advice(snapshot: Snapshot, found: Diagnosis) -> str:
         return _while_not_finite(snapshot, found.launch)
     attempts = [one for one in known(snapshot.attempts, ()) if one.job_id == found.launch]
     lines = [line for one in attempts for line in if_the_data_are_at_fault(snapshot, one)]
+    for one in attempts:
+        if is_without_word(snapshot, one):
+            lines.append(f"what it said last: `{look_at(snapshot, one)}`")
     return _sentences(lines)
 
 

@@ -21,6 +21,11 @@ from trainer.contract.units import shortened
 
 LOOK = "checkpoints list"  # where it began is not known: which checkpoint is from before?
 
+GOES_BACK = (
+    "it goes on from the newest checkpoint in its own folder: to go back further, move those saved"
+    " since out of that folder; which data it leaves out, its script says"
+)  # of another trainer than tr11's own
+
 
 @detector(
     "loss-not-finite",
@@ -67,8 +72,11 @@ def loss_not_finite(snapshot: Snapshot) -> Iterator[Finding]:
     if _may_train(snapshot):
         stop = derived.command(snapshot, "kill --now --wait")
     fix, then = derived.command(snapshot, LOOK), tuple[str, ...]()
-    if not at_least:  # else it is not known where it began
-        fix = pass_over(snapshot, first.iteration, last.iteration, lasts=True)
+    passing = pass_over(snapshot, first.iteration, last.iteration, lasts=True)
+    if not passing:
+        evidence.append(GOES_BACK)
+    elif not at_least:  # else it is not known where it began
+        fix = passing
         passed = iterations(first.iteration, last.iteration)
         is_open = bool(stop) and is_rollback(fix)
         more = ", and of those that follow until it stops" if is_open else ""

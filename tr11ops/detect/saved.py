@@ -344,7 +344,11 @@ def pass_over(snapshot: Snapshot, first: int, last: int, lasts: bool = False) ->
 
     An older one than the newest sound one was not looked into: the roll-back does that, and refuses
     one that is not whole.
+
+    "" for another trainer than tr11's own, of whose data tr11 knows nothing.
     """
+    if snapshot.run.standing is not None:
+        return ""
     checkpoints = known(snapshot.checkpoints, None)
     if checkpoints is not None and not checkpoints.steps:
         ranges = shlex.quote(f'data.skip_ranges=["{first}-{last}"]')

@@ -11,6 +11,7 @@ from tr11ops.base.observed import Unknown, known, seen
 from tr11ops.base.redact import signature
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect.detector import NO_CAUSE, Finding, Severity, detector
+from tr11ops.detect.no_word import facts_and_gaps, is_without_word, look_at
 from tr11ops.detect.nodes_left import after_hold
 from tr11ops.detect.saved import after_passing, iterations, pass_over
 from tr11ops.observe import derived
@@ -292,6 +293,9 @@ def _finding(
     if cleared:
         evidence.append(f"suspected before, and cleared by it: {', '.join(cleared)}")
     fix, then = derived.command(snapshot, f"diagnose --job {label}"), tuple[str, ...]()
+    if is_without_word(snapshot, newest):
+        evidence += facts_and_gaps(snapshot, row)
+        fix = look_at(snapshot, newest)
     passing, way_out = passes_over_the_data(snapshot, newest), after_hold(snapshot, why)
     if way_out:
         fix, then = way_out[0], way_out[1:]

@@ -101,6 +101,8 @@ def _what_to_do(found: Diagnosis, node: str) -> str:
         return f"{IN_VAIN} {found.advice}".strip()
     if not found.advice:
         return STEPS[action].format(node=node)
+    if action is NextStep.NONE:  # by the log alone
+        return found.advice
     general = STEPS[action]
     if action in _WITH_COMMAND:  # the advice has the command that holds
         general = f"{general.partition(': tr11 ')[0]}."

@@ -28,6 +28,7 @@ WATCHED = standing_of(
     settings_of({"command": ["job 4711 of ana"], "start": "watch", "dialect": "torchtitan"}, "it"),
     ranks=1,
 )
+STARTED = standing_of(settings_of({"command": ["t.py"], "dialect": "torchtitan"}, "it"), ranks=1)
 CASES = [
     *((name, seen) for name, seen, *_ in (*TABLE, *OPERATION)),
     *((name, seen) for name, (seen, *_) in SCREENS.items()),
@@ -65,10 +66,29 @@ def test_who_decides_is_said_where_a_command_was_left_out() -> None:
     assert said > 50
 
 
+OF_OUR_TRAINER = re.compile(
+    r"tr11 (?:rollback|estimate|data|sweep|upload|profile|compute-check)\b|--rehearse|data\.skip_ranges"
+)
+
+
+@pytest.mark.parametrize(("name", "seen"), CASES, ids=[name for name, _ in CASES])
+def test_what_only_our_own_trainer_can_do_is_not_advised_to_another(
+    name: str, seen: Snapshot
+) -> None:
+    started = with_facts(seen, standing=STARTED)
+    findings = detect_all(started)
+    for finding in findings:
+        told = [finding.title, finding.fix, *finding.then, *finding.evidence, finding.by_itself]
+        assert not OF_OUR_TRAINER.search("\n".join(told)), (name, finding)
+        if finding.detector == "loss-not-finite":
+            assert finding.fix, "what is typed about it"
+    status = status_of(started, findings, judge(started, findings), ExtraObservations())
+    assert not OF_OUR_TRAINER.search(json.dumps(status.document())), name
+
+
 def test_what_tr11_starts_itself_is_advised_as_before() -> None:
-    foreign = settings_of({"command": ["t.py"], "dialect": "torchtitan"}, "it")
     for _, seen, *_ in TABLE:
-        started = with_facts(seen, standing=standing_of(foreign, ranks=1))
+        started = with_facts(seen, standing=STARTED)
         without = with_facts(seen, standing=replace(WATCHED, level=2))
         assert [one.fix for one in detect_all(started)] == [one.fix for one in detect_all(without)]
 

@@ -20,6 +20,7 @@ from tests.tr11ops.status_cases import (
     running,
     snapshot,
     steps,
+    with_facts,
     wordless,
 )
 from tr11ops.cluster.base import Job, JobState, Node
@@ -33,9 +34,11 @@ from tr11ops.detect.detector import (
     lead,
 )
 from tr11ops.detect.registry import DETECTORS, detect_all
+from tr11ops.dialects.settings import settings_of
 from tr11ops.observe.observations import LaunchEnd, Phase
 from tr11ops.observe.snapshot import Attempt
 from tr11ops.rundir.hold_store import HoldRecord
+from tr11ops.trainers.levels import standing_of
 
 
 def test_a_check_that_fails_everywhere_is_shown_by_its_own_failures() -> None:
@@ -445,3 +448,50 @@ def test_what_a_dead_batch_host_leaves_is_of_the_same_incident(
     )
     well = replace(seen, nodes=(Node("n1", frozenset({"idle"})),))
     assert "node-lost" not in {one.detector for one in detect_all(well)}
+
+
+STANDING = standing_of(
+    settings_of({"command": ["train.py"], "dialect": "torchtitan"}, "a card"), ranks=2
+)
+
+
+def quit_twice(cause: str = "unknown", **facts: object) -> Finding:
+    """What is said of an attempt whose two launches left unasked with status 0, and which held the rest."""
+    left = ended("1007", age=60.0, reason="unexplained", iteration=31_220, restart=False)
+    left = replace(left, cause=cause, held_because="unexplained, and it came again: status 0")
+    ends = tuple(LaunchEnd("1007", one, NOW - 60, reached=31_219 + one) for one in (1, 2))
+    held = (pending(reason="JobHeldUser"),)
+    seen = idle(attempts=(left,), launch_ends=ends, checkpoints=checkpoints(), jobs=held, steps=())
+    [finding] = found(with_facts(seen, **{"standing": STANDING, **facts}), "unfinished-end")
+    return finding
+
+
+def test_an_end_without_a_word_says_what_is_known_what_is_not_and_what_to_type() -> None:
+    finding = quit_twice()
+    assert finding.evidence[1:] == (
+        "known: 2 launches ended so, after iterations 31220, 31221; the newest whole checkpoint is step-31200",
+        "not known: why it left, unasked and without an error; what it said last may tell",
+    )
+    assert finding.fix == "tr11 logs --attempt 1000_7"
+
+
+def test_where_its_last_step_is_not_known_the_card_can_say_it() -> None:
+    finding = quit_twice(total_iterations=None)
+    last = "if it was done at iteration 31221: `trainer.steps = 31221` in the card says so"
+    assert finding.evidence[-1] == last
+
+
+def test_workers_that_ended_without_a_word() -> None:
+    """By a signal or a status that no one explains: no iteration may have been finished, nothing saved."""
+    died = replace(failed("1007", 60.0, "unknown", "the workers ended with status 1"), label="7_1")
+    seen = with_facts(idle(attempts=(died,), steps=(), checkpoints=UNKNOWN), standing=STANDING)
+    [finding] = found(seen, "unfinished-end")
+    assert finding.evidence[1:] == (
+        "known: it finished no iteration",
+        "not known: why: neither its log, nor how its workers ended, nor the nodes, nor the scheduler tell",
+    )
+    assert finding.fix == "tr11 logs --attempt 7_1"
+    explained = replace(died, cause="storage")
+    seen = with_facts(idle(attempts=(explained,), steps=()), standing=STANDING)
+    [finding] = found(seen, "unfinished-end")
+    assert finding.fix == "tr11 diagnose --job 7_1" and len(finding.evidence) == 1
