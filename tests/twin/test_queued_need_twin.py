@@ -94,6 +94,21 @@ def test_an_agent_excludes_as_many_as_what_is_queued_now_can_do_without(stage: S
     stage.wait(lambda: set(stage.queued().excluded) == {NODES[1], NODES[5]}, "the queue")
 
 
+def test_an_attempt_starts_without_the_spares_that_are_not_there(stage: SmallRun) -> None:
+    """Two of six nodes are drained: three train, of two spares one is there; the next task has both."""
+    for node in NODES[4:]:
+        inject(stage.twin, "drain", node=node)
+    stage.launch(2, FIVE[1], "slurm.least_spare_nodes=0")
+    attempt = stage.train()
+    assert stage.running().nodes == NODES[:4]
+    assert stage.queued().node_count == 3
+    heal(stage.twin, kind="drain")
+    stage.wait(lambda: all(node.is_usable for node in stage.slurm.nodes()), "six nodes")
+    stage.slurm.signal(attempt, "USR1")
+    stage.train(1)
+    assert stage.running().nodes == NODES[:5]
+
+
 def test_an_avoided_node_is_used_again_where_what_is_queued_needs_it(
     stage: SmallRun, capsys: pytest.CaptureFixture[str]
 ) -> None:

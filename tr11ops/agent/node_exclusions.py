@@ -443,7 +443,7 @@ class NodeExclusions(Background):
             queued,
             partitions=(card.slurm.partition, self._context.partition),
             excluded=card.slurm.excluded_nodes,
-            allocated=card.slurm.allocated_nodes,
+            allocated=card.slurm.least_nodes,
             percent=card.resilience.exclusion_cap_percent,
         )
         if limit.names:

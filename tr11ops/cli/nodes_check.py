@@ -113,7 +113,7 @@ class NodesContext(Record):
             self.own_jobs,
             partitions=self._other_partitions,
             excluded=self.card.slurm.excluded_nodes,
-            allocated=self.card.slurm.allocated_nodes,
+            allocated=self.card.slurm.least_nodes,
             percent=self.card.resilience.exclusion_cap_percent,
         )
 

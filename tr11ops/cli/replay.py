@@ -17,7 +17,7 @@ from tr11ops.cli.runner import JSON, NO_RUN, Outcome, RunContext
 from trainer.contract.documents import document
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tr11ops.replay.parameters import Layout
     from tr11ops.replay.traces import Window
@@ -35,6 +35,16 @@ COLUMNS = (
     ("innocent", "{0.innocent} of {0.excluded}"),
     ("burned", "{0.burned} of {0.tasks}"),
     ("waited", "{0.waited_hours:,.0f} h"),
+)
+# where the time went, in percent of all: heading, and which of the fields of `LostTime` it adds up
+LOST_COLUMNS = (
+    ("redone", ("redone",)),
+    ("planned", ("saves", "evaluations")),
+    ("starts", ("starts",)),
+    ("unseen", ("unseen",)),
+    ("broken", ("broken",)),
+    ("barred", ("kept_out",)),
+    ("held", ("held",)),
 )
 
 
@@ -66,6 +76,10 @@ def replay(
     effective: the share of the time that trained what was kept; wasted: node-hours beyond that;
     acts: of people; mails: to them, a week, without the daily digest; innocent: nodes excluded
     without a fault; burned: tasks without a checkpoint; waited: for nodes, or for a person.
+
+    Lost: redone steps; planned saves and evaluations; starts; unseen, from a fault to its launch's
+    end; broken, too few nodes were well; barred, enough were, but excluded, or more were asked for;
+    held, nothing was queued that might start.
 
     Examples:
       tr11 replay --trace fault_trace.json --nodes 48 --spares 4 --days 117
@@ -155,6 +169,19 @@ def _lines(part: Window, layout: Layout, scores: tuple[Score, ...]) -> Iterator[
     yield ""
     rows = [("", *(name for name, _ in COLUMNS))]
     rows += [(score.operation, *(form.format(score) for _, form in COLUMNS)) for score in scores]
+    yield from _table(rows)
+    yield ""
+    rows = [("lost, % of the time", *(name for name, _ in LOST_COLUMNS))]
+    rows += [(score.operation, *_lost(score)) for score in scores]
+    yield from _table(rows)
+
+
+def _lost(score: Score) -> Iterator[str]:
+    for _, fields in LOST_COLUMNS:
+        yield f"{sum(score.lost_percent[field] for field in fields):.2f}"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for name, *figures in rows:
         right = (text.rjust(width) for text, width in zip(figures, widths[1:], strict=True))

@@ -339,6 +339,14 @@ class BatchRequest(Record):
     environment: dict[str, str] = field(default_factory=dict)
     # further ones of sbatch: name, and value or "" (see sbatch_options)
     options: tuple[tuple[str, str], ...] = ()
+    least_nodes: int | None = None  # it may start with so few of `nodes`, where no more are free
+
+    @property
+    def least(self) -> int:
+        """The nodes without which it does not start."""
+        if self.least_nodes is None:
+            return self.nodes
+        return self.least_nodes
 
 
 class TestResult(Record):

@@ -259,7 +259,7 @@ class LocalScheduler:
             return replace(task, excluded=tuple(dict.fromkeys(nodes)))
 
         submission, _ = self._resolve(job_id)
-        fault = placement_fault(submission.request.nodes, nodes, node_names(self.store.settings()))
+        fault = placement_fault(submission.request.least, nodes, node_names(self.store.settings()))
         if fault:
             raise SchedulerError(f"job {job_id}: {fault}")
         self._change_waiting(job_id, change)

@@ -98,7 +98,7 @@ def request_fault(
         or ("the embedded scheduler has no begin times" if request.begin is not None else None)
         or _time_fault(request, settings)
         or _resource_fault(request, nodes)
-        or placement_fault(request.nodes, request.exclude, [node.name for node in nodes])
+        or placement_fault(request.least, request.exclude, [node.name for node in nodes])
     )
 
 
@@ -239,8 +239,8 @@ def choose_nodes(
                 left[node.name] = left[node.name].without(other.request, node, kept)
     allowed = [node for node in nodes if node.name not in task.excluded]
     chosen = [node for node in allowed if left[node.name].holds(request, node)][: request.nodes]
-    if len(chosen) < request.nodes:
-        could = sum(1 for node in allowed if free[node.name].holds(request, node)) >= request.nodes
+    if len(chosen) < request.least:
+        could = sum(1 for node in allowed if free[node.name].holds(request, node)) >= request.least
         return Placement(reason="Priority" if could else "Resources")
     gpus = tuple(gpu for node in chosen for gpu in left[node.name].gpus[: request.gpus_per_node])
     return Placement(tuple(node.name for node in chosen), gpus)
@@ -290,7 +290,7 @@ def _common(submission: LocalSubmission) -> dict[str, Any]:
         "name": request.name,
         "user": submission.user,
         "partition": PARTITION,
-        "node_count": request.nodes,
+        "node_count": request.least,
         "submit_time": submission.submit_time,
         "time_limit_seconds": request.time_limit_seconds,
         "comment": request.comment,

@@ -217,16 +217,22 @@ def gpu_fault(options: Options, gpus: int) -> tuple[str, str, str] | None:
     return None
 
 
-def segment_fault(options: Options, nodes: int, spare_nodes: int) -> tuple[str, str] | None:
+def segment_fault(options: Options, least: int, most: int) -> tuple[str, str] | None:
     """Why `segment`, the nodes of one block of the network that a job gets at a time, does not fit the
-    job (rule, what to do); None where it does, or none is asked for.
+    job of `least` to `most` nodes (rule, what to do); None where it does, or none is asked for.
     """
     segment = dict(options).get("segment", "")
-    if not segment.isdecimal() or not int(segment) or (nodes + spare_nodes) % int(segment) == 0:
+    if not segment.isdecimal() or not int(segment):
         return None
-    of_spares = f" and slurm.spare_nodes ({spare_nodes})" if spare_nodes else ""
+    if least < most:
+        return (
+            f"is of whole blocks, and slurm.least_spare_nodes lets Slurm give {least} to {most} nodes",
+            "leave one of the two out",
+        )
+    if most % int(segment) == 0:
+        return None
     return (
-        f"does not divide slurm.nodes ({nodes}){of_spares}: Slurm gives whole segments",
+        f"does not divide the {most} nodes of the job, spares included: Slurm gives whole segments",
         "make the nodes of the job a multiple of it",
     )
 
@@ -370,6 +376,13 @@ EXPEDITE = "--requeue=expedite"  # of Slurm from 25.11 on, where the site has sw
 FLAG = object()  # the value of an option that takes none
 
 
+def _node_range(request: BatchRequest) -> str:
+    """`--nodes`: a number, or from the least to the most, of which Slurm gives what is free."""
+    if request.least < request.nodes:
+        return f"{request.least}-{request.nodes}"
+    return str(request.nodes)
+
+
 def sbatch_options(request: BatchRequest) -> list[str]:
     """Every option that the request means, each as one argument of sbatch; the script itself is
     none of them.
@@ -382,8 +395,9 @@ def sbatch_options(request: BatchRequest) -> list[str]:
         ("constraint", request.constraint),
         ("reservation", request.reservation),
         ("qos", request.quality_of_service),
-        ("nodes", request.nodes),
-        ("ntasks-per-node", 1),
+        ("nodes", _node_range(request)),
+        # of a range Slurm (22.05) gives the least where the tasks are told: as many nodes as tasks
+        ("ntasks-per-node", 1 if request.least == request.nodes else None),
         ("cpus-per-task", request.cpus_per_task),
         ("hint", request.hint),
         *_passed(request),

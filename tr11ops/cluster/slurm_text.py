@@ -169,7 +169,7 @@ def job_from_record(record: Mapping[str, str]) -> Job:
         reason=text_value(record.get("Reason", "")),
         partition=text_value(record.get("Partition", "")),
         nodes=node_names(record.get("NodeList", "")),
-        node_count=int(re.match(r"\d*", record.get("NumNodes", ""))[0] or 0),  # type: ignore[index]
+        node_count=_node_count(record, state),
         submit_time=time_stamp(record.get("SubmitTime", "")),
         start_time=time_stamp(record.get("StartTime", "")),
         end_time=time_stamp(record.get("EndTime", "")),
@@ -191,6 +191,20 @@ def job_from_record(record: Mapping[str, str]) -> Job:
         is_expedited=record.get("ExpeditedRequeue") == "Yes",
         preempt_time=time_stamp(record.get("PreemptTime", "")),
     )
+
+
+def _node_count(record: Mapping[str, str], state: JobState) -> int:
+    """The nodes of a job; of one that waits those without which it does not start.
+
+    Of one that asks for a range `NumNodes` is what Slurm thinks that it will get (22.05): its
+    resources say the least.
+    """
+    told = re.match(r"\d*", record.get("NumNodes", ""))
+    count = int(told[0]) if told and told[0] else 0
+    asked = re.search(r"\bnode=(\d+)", record.get("ReqTRES") or record.get("TRES") or "")
+    if state is JobState.PENDING and asked:
+        return min(count, int(asked[1]))
+    return count
 
 
 @lru_cache(MOST_KEPT)
@@ -350,6 +364,7 @@ JOB_COLUMNS = {  # of squeue
     "WorkDir": "WorkDir",
     "PriorityLong": "Priority",
     "tres-per-node": "TresPerNode",
+    "tres-alloc": "TRES",  # of one that waits: what it asks for
     "Comment": "Comment",
 }
 NODE_COLUMNS = {  # of sinfo, with a row for each node and partition

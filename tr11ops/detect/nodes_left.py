@@ -47,10 +47,9 @@ def nodes_of_partition(snapshot: Snapshot, partition: str) -> tuple[Node, ...]:
 
 
 def needed_nodes(snapshot: Snapshot) -> int | None:
-    """How many nodes one attempt asks for by the card, spares included; None where that does not
-    say it.
-    """
-    return snapshot.run.allocated_nodes or snapshot.run.nodes
+    """Without how many nodes no attempt starts, by the card; None where that does not say it."""
+    run = snapshot.run
+    return run.least_nodes or run.allocated_nodes or run.nodes
 
 
 def needed_next(snapshot: Snapshot) -> int | None:
@@ -98,7 +97,8 @@ def spare_nodes(snapshot: Snapshot) -> tuple[int, bool]:
     """
     held = _nodes_of_attempt(snapshot)
     if not held:
-        return max(0, (needed_nodes(snapshot) or 0) - (snapshot.run.nodes or 0)), False
+        asked = snapshot.run.allocated_nodes or needed_nodes(snapshot) or 0
+        return max(0, asked - (snapshot.run.nodes or 0)), False
     training = training_count(snapshot)
     if training is None:
         return 0, True

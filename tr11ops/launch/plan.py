@@ -222,6 +222,7 @@ def plan_launch(
         script="",
         name=card.run.name,
         nodes=slurm.allocated_nodes,
+        least_nodes=slurm.least_nodes,
         time_limit_seconds=card.time_limit_seconds,
         output=NO_OUTPUT,
         working_directory=directory.root,
@@ -295,7 +296,7 @@ def plan_lines(
     nodes = counted(card.slurm.nodes, "node")
     spares = ""
     if card.slurm.spare_nodes:
-        spares = f", {card.slurm.spare_nodes} spare"
+        spares = f", {card.slurm.spares_asked} spare"
     workers = f"{nodes} x {counted(card.slurm.workers, 'worker')}"
     gpus = ""
     if request.gpus_per_node:

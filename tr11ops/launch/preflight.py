@@ -309,7 +309,7 @@ def _node_checks(
             f" (and {len(strangers) - 1} more)" if strangers[1:] else ""
         )
         yield refused("exclude", rule, f"the nodes are {first_few(sorted(nodes))}", 2)
-    wanted = card.slurm.allocated_nodes
+    wanted = card.slurm.least_nodes
     reservation = _reservation(facts)
     if reservation is None:
         of_reservation = ""
@@ -378,7 +378,7 @@ def _reservation(facts: LaunchFacts) -> Reservation | None:
 
 def _capacity_checks(card: RunCard, nodes: list[Node], scheduler: str) -> Iterator[PreflightCheck]:
     """Nodes of which too few could serve the card even if all were well: it would never start."""
-    wanted = card.slurm.allocated_nodes
+    wanted = card.slurm.least_nodes
     # the embedded one gives as many as there are
     cores = card.slurm.cpus_per_task if scheduler == "slurm" else 1
     memory = 0
@@ -430,7 +430,6 @@ def _gone_checks(
 
 
 def _wanted_nodes(card: RunCard) -> str:
-    spares = card.slurm.spare_nodes
-    if spares:
-        return f"{card.slurm.nodes} + {spares} spare"
+    if card.slurm.spare_nodes:
+        return f"{card.slurm.nodes} + {card.slurm.spares_asked} spare"
     return str(card.slurm.nodes)

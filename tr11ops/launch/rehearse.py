@@ -48,6 +48,7 @@ def rehearsal_overrides(card: OwnCard) -> dict[str, Any]:
         "run.expect_resume": False,
         "slurm.nodes": nodes,
         "slurm.spare_nodes": 0,
+        "slurm.least_spare_nodes": None,
         "slurm.time_limit": LIMIT if card.time_limit_seconds > 1800 else card.slurm.time_limit,
         "slurm.signal_seconds_before_limit": None if early is None else min(early, SIGNAL_SECONDS),
         "slurm.master_port": None if card.slurm.master_port is None else card.slurm.master_port + 1,

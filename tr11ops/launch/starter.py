@@ -236,7 +236,14 @@ def starter_tables(base: Mapping[str, Any], answers: Answers) -> dict[str, dict[
 def starter_slurm(before: Mapping[str, Any], answers: Answers) -> dict[str, Any]:
     """`[slurm]` for this cluster, with what holds anywhere of another card's."""
     choice, limit = answers.choice, _limit(answers, before)
-    gone = (*_OF_ANOTHER_CLUSTER, *_OF_OTHER_NODES, "setup", "spare_nodes", "comment")
+    gone = (
+        *_OF_ANOTHER_CLUSTER,
+        *_OF_OTHER_NODES,
+        "setup",
+        "spare_nodes",
+        "least_spare_nodes",
+        "comment",
+    )
     slurm = {key: value for key, value in before.items() if key not in gone}
     slurm |= {
         "nodes": answers.nodes,

@@ -157,6 +157,7 @@ def facts_of(card: RunCard, typed: str = "") -> RunFacts:
         recovery=card.recovery if isinstance(card, OwnCard) else RecoverySection(),
         partition=card.slurm.partition or "",
         allocated_nodes=card.slurm.allocated_nodes,
+        least_nodes=card.slurm.least_nodes,
         backup=card.backup,
         hub=card.hub,
         alerts=card.alerts,
@@ -280,7 +281,7 @@ def observe(
         read_errors=(*heartbeat_errors, *submission_errors, *([unclear] if unclear else ())),
         origin=observed(lambda: BranchOrigin.read(paths)),
         damaged_files=observed(lambda: find_damage(directory)),
-        readmissions=_readmissions(directory, training.launch_ends, moment.time),
+        readmissions=read_readmissions(directory, training.launch_ends, moment.time),
         resubmitted=_resubmitted(directory, moment.time) if facts.watch.resubmissions else 0,
         clock_ahead=moment.ahead,
         training=training,
@@ -396,7 +397,7 @@ def look_now(directory: RunDirectory, facts: RunFacts, scheduler: Overview | Unk
     return moment_of(directory, facts.watch.clock_skew_seconds, scheduler)
 
 
-def _readmissions(
+def read_readmissions(
     directory: RunDirectory, launch_ends: Observed[tuple[LaunchEnd, ...]], now: float
 ) -> Observed[tuple[Readmission, ...]]:
     """The nodes that were taken off the list in a day, or since the oldest of the launches that

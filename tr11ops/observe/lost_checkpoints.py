@@ -21,6 +21,7 @@ from tr11ops.rundir.paths import RunDirectory
 from tr11ops.trainers.checkpoints import survey
 from trainer.contract.checkpoint_names import (
     aside_name,
+    checkpoint_name,
     checkpoint_step,
     checkpoint_steps,
 )
@@ -36,12 +37,12 @@ _STEP_KEYS = ("checkpoint_step", "checkpoint_before", "checkpoint_after")
 
 
 class LostCheckpoints(Record):
-    """The newest checkpoint that is on record as saved, by its name, the newest sound copy, and the last
-    iteration that was logged; None where there is none.
+    """The newest step that is on record as saved, the newest sound copy, and the last iteration that was
+    logged; None where there is none.
     """
 
     folder: Path
-    saved: str
+    saved: int
     copy: CopyRecord | None = None
     iteration: int | None = None
 
@@ -51,7 +52,7 @@ class LostCheckpoints(Record):
         trained = ""
         if self.iteration is not None:
             trained = f", iteration {self.iteration} was trained"
-        text = f"{self.folder} holds no checkpoint, but {self.saved} was saved{trained}"
+        text = f"{self.folder} holds no checkpoint, but {checkpoint_name(self.saved)} was saved{trained}"
         if self.copy is None:
             return f"{text}, and no sound copy is on record"
         return (
@@ -87,8 +88,7 @@ def find_lost(card: RunCard) -> LostCheckpoints | None:
         return None
     whole = [copy for copy in copies if copy.kind == "full" and copy.is_sound]
     newest = max(whole, key=attrgetter("step", "verified"), default=None)
-    saved = card.checkpoint_label(max(steps))
-    return LostCheckpoints(paths.checkpoints, saved, newest, last_iteration(paths))
+    return LostCheckpoints(paths.checkpoints, max(steps), newest, last_iteration(paths))
 
 
 def last_iteration(paths: RunPaths) -> int | None:

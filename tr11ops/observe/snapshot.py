@@ -128,7 +128,7 @@ class RunFacts(Record, dict=True):
     asked for.
 
     `card` is the card as it was typed, `source` what stands in it. `allocated_nodes` are those that
-    one attempt asks for, spares included.
+    one attempt asks for, spares included; `least_nodes` those without which it does not start.
     `total_iterations` counts from the card's samples and batch ramp. `need`: what the run
     needs of a checkpoint that it resumes from. `standing`: of a foreign trainer.
     `log_interval`: iterations for each line of the log;
@@ -156,6 +156,7 @@ class RunFacts(Record, dict=True):
     recovery: RecoverySection = field(default_factory=RecoverySection)
     partition: str = ""
     allocated_nodes: int | None = None
+    least_nodes: int | None = None
     backup: BackupSection = field(default_factory=BackupSection)
     hub: HubSection = field(default_factory=HubSection)
     alerts: AlertsSection = field(default_factory=AlertsSection)

@@ -92,6 +92,7 @@ class Production:
         self.world = world
         self.run = SimulatedRun(world, folder, overrides)
         self.needed = self.run.needed
+        self.most = self.run.most
         self.watchdog = Watchdog(self.run)
 
     def replay(self) -> None:

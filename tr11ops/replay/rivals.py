@@ -19,6 +19,7 @@ class Chain:
 
     name = "sbatch array"
     next_wake = math.inf
+    most = 0
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -23,6 +23,7 @@ exit_duration_minutes = {minutes}
 [slurm]
 nodes = {nodes}
 spare_nodes = {held}
+least_spare_nodes = 0
 gpus_per_node = 8
 workers_per_node = 8
 partition = "replay"
@@ -93,7 +94,8 @@ class SimulatedRun:
         self.world = world
         self.card = replay_card(folder, world, overrides)
         self.directory = RunDirectory(self.card.paths, self.card.kill_switch)
-        self.needed = self.card.slurm.allocated_nodes
+        self.needed = self.card.slurm.least_nodes
+        self.most = self.card.slurm.allocated_nodes
         self.last_trained = world.now
         self.scheduler = SimulatedScheduler(world, self.card.run.name, world.parameters.time_limit)
         self._excluded: frozenset[str] = frozenset()
@@ -118,7 +120,7 @@ class SimulatedRun:
                 run=self.card.run.name,
                 variant=self.card.run.variant,
                 array=f"1-{tasks}%1",
-                nodes=self.needed,
+                nodes=self.most,
                 card_hash=self.card.digest,
                 excluded=listed,
                 chain="array",

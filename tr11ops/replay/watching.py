@@ -17,8 +17,13 @@ from tr11ops.cluster.arrays import names_of
 from tr11ops.detect.registry import detect_all, unjudged_detectors
 from tr11ops.nodes.queue_exclusions import RunQueue, include_nodes
 from tr11ops.observe.files import read_attempts, read_exclusions
-from tr11ops.observe.look import facts_of
-from tr11ops.observe.observations import LaunchEnd, OperationObservations, TrainingObservations
+from tr11ops.observe.look import facts_of, read_readmissions
+from tr11ops.observe.observations import (
+    LaunchEnd,
+    OperationObservations,
+    Readmission,
+    TrainingObservations,
+)
 from tr11ops.observe.snapshot import Attempt, Checkpoint, Checkpoints, Snapshot, Step
 from tr11ops.observe.training_files import read_launch_ends
 from tr11ops.queue.queued_jobs import PendingJobs
@@ -43,6 +48,7 @@ from tr11ops.watchdog.actions import (
 from tr11ops.watchdog.apply import exclude_as_planned, include_as_planned
 from tr11ops.watchdog.context import read_policy_context
 from tr11ops.watchdog.policy import plan
+from tr11ops.watchdog.repairs import note_out_of_service, out_of_service
 from tr11ops.watchdog.rules import progress
 from tr11ops.watchdog.situation import situation_of
 from tr11ops.watchdog.verdict import judge
@@ -65,6 +71,7 @@ class RunRecords(Record):
     attempts: tuple[Attempt, ...]
     launch_ends: tuple[LaunchEnd, ...]
     exclusions: Observed[tuple[Exclusion, ...]]
+    readmissions: Observed[tuple[Readmission, ...]]
     submissions: tuple[Submission, ...]
     holds: tuple[HoldRecord, ...]
     context: PolicyContext
@@ -72,13 +79,15 @@ class RunRecords(Record):
     @classmethod
     def read(cls, directory: RunDirectory, now: float) -> RunRecords:
         attempts = known(read_attempts(directory.paths), ())
+        ends = tuple(
+            end
+            for attempt in attempts[:ATTEMPTS_SEEN]
+            for end in known(read_launch_ends(directory.paths, attempt.job_id), ())
+        )
         return cls(
             attempts,
-            tuple(
-                end
-                for attempt in attempts[:ATTEMPTS_SEEN]
-                for end in known(read_launch_ends(directory.paths, attempt.job_id), ())
-            ),
+            ends,
+            readmissions=read_readmissions(directory, ends, now),
             exclusions=read_exclusions(directory.exclusions),
             submissions=tuple(directory.read_submissions()),
             holds=read_holds(directory),
@@ -131,6 +140,7 @@ class Watchdog:
     def _look(self) -> None:
         records = self._read()
         snapshot = self.snapshot(records)
+        note_out_of_service(self._run.directory, out_of_service(snapshot), snapshot.time)
         findings = detect_all(snapshot)
         verdict = judge(snapshot, findings)
         history = ActionHistory(self._history)
@@ -268,6 +278,7 @@ class Watchdog:
             checkpoints=self._checkpoints(),
             kill_switch=None,
             exclusions=records.exclusions,
+            readmissions=records.readmissions,
             submissions=records.submissions,
             training=TrainingObservations(launch_ends=records.launch_ends),
             operation=OperationObservations(holds=records.holds, periodic_jobs=(self._pulse(),)),

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict  # noqa: TID251
 from typing import Protocol
 
 from msgspec.structs import replace
 
+from tr11ops.replay.account import Account, IdleReason
 from tr11ops.replay.parameters import Layout, Parameters
 from tr11ops.replay.traces import Fault, FaultKind, Window
 from trainer.contract.record import Record
@@ -47,7 +48,8 @@ class Operation(Protocol):
     """Who runs the training: a policy, with all that it remembers."""
 
     name: str
-    needed: int  # nodes of one task
+    needed: int  # nodes without which a task does not start
+    most: int  # it takes so many where they are free
 
     @property
     def next_wake(self) -> float:
@@ -64,21 +66,6 @@ class Operation(Protocol):
 
     def wake(self) -> None:
         """Look at the world, and set `next_wake` later."""
-
-
-@dataclass
-class Account:
-    """What a replay counts: node-seconds held, seconds without nodes, and events."""
-
-    held: float = 0.0
-    waited: float = 0.0
-    launches: int = 0
-    tasks: int = 0
-    burned: int = 0
-    acts: int = 0
-    mails: int = 0
-    innocent: int = 0
-    excluded: int = 0
 
 
 class World:
@@ -106,6 +93,7 @@ class World:
         self.started = BEGIN  # the task that runs, or the last one
         self.launch_began: float | None = None  # while one runs
         self._trains_from = math.inf
+        self._idle = IdleReason.STARTS
         self._operation: Operation | None = None
         self._faults: dict[str, list[Fault]] = {node: [] for node in window.nodes}
         for fault in window.faults:
@@ -171,6 +159,7 @@ class World:
                 operation.run_task(nodes)
                 self.allocation = ()
                 self.account.burned += self.saved <= before
+                self._idle = IdleReason.STARTS
                 self.wait_until(self.now + self.parameters.next_task)
         except WindowOver:
             return
@@ -178,15 +167,17 @@ class World:
     def _nodes_for_task(self, operation: Operation) -> tuple[str, ...]:
         """Wait until a task may start; its nodes, those first that come first by name."""
         while True:
-            if operation.is_ready():
+            self._idle = IdleReason.HELD
+            is_ready = operation.is_ready()
+            well = [node for node in self.window.nodes if self.is_offered(node)]
+            if is_ready:
                 barred = operation.excluded()
-                free = [
-                    node
-                    for node in self.window.nodes
-                    if node not in barred and self.is_offered(node)
-                ]
+                free = [node for node in well if node not in barred]
                 if len(free) >= operation.needed:
-                    return tuple(free[: operation.needed])
+                    return tuple(free[: max(operation.needed, operation.most)])
+                self._idle = IdleReason.KEPT_OUT
+            if len(well) < self.layout.nodes:
+                self._idle = IdleReason.BROKEN
             self.wait_until(min(self._next_change(), operation.next_wake))
 
     def _next_change(self) -> float:
@@ -211,6 +202,9 @@ class World:
             self.account.held += seconds * len(self.allocation)
         else:
             self.account.waited += seconds
+        if self.launch_began is None:
+            reason = IdleReason.STARTS if self.allocation else self._idle
+            self.account.lost.add_idle(reason, seconds)
         self.now = max(self.now, moment)
         if self._passed is not None:
             self._passed(self.now - BEGIN)
@@ -252,6 +246,7 @@ class World:
             self.iteration, self.saved = self.course(before, trained)
             if fault is None or foresees:
                 self.saved = self.iteration
+            self._note_lost(start, ready, stops=stops, end=end, begun=before, is_fine=fault is None)
         return LaunchEnd(
             nodes,
             start,
@@ -264,6 +259,23 @@ class World:
             reached=self.iteration if self.iteration > before else None,
             from_start=from_start,
         )
+
+    def _note_lost(
+        self, start: float, ready: float, *, stops: float, end: float, begun: int, is_fine: bool
+    ) -> None:
+        """Where the time of a launch went that is over: it trained from `ready` to `stops`."""
+        lost = self.account.lost
+        stops, end = max(start, min(stops, self.end)), min(end, self.end)
+        trains = min(max(start, ready), stops)
+        lost.starts += trains - start
+        kept = self.saved
+        if self.now >= self.end:
+            kept = self.iteration  # what was reached counts then
+        lost.add_training(self.parameters, stops - trains, begun=begun, kept=kept)
+        if is_fine:
+            lost.saves += end - stops
+        else:
+            lost.unseen += end - stops
 
     def _first_fault(self, nodes: Iterable[str], start: float) -> tuple[Fault | None, float]:
         """What ends a launch that begins now, and when that comes."""
@@ -327,7 +339,8 @@ class Score(Record):
     `effective`: the share of all time in which iterations were trained that were kept. `wasted`:
     node-hours held beyond what these iterations took. `acts` are people's, `mails` to them, a week.
     `innocent`: of the nodes that were `excluded`, those with nothing wrong for a day. `burned`: of
-    the `tasks`, those that added no checkpoint.
+    the `tasks`, those that added no checkpoint. `lost_percent`: of all time, by the fields of
+    `LostTime`.
     """
 
     operation: str
@@ -344,6 +357,7 @@ class Score(Record):
     iterations: int
     waited_hours: float
     faults: int
+    lost_percent: Mapping[str, float]
 
     @property
     def percent(self) -> float:
@@ -371,4 +385,8 @@ class Score(Record):
             iterations=done,
             waited_hours=account.waited / HOUR,
             faults=len(world.window.faults),
+            lost_percent={
+                name: 100 * seconds / world.window.seconds
+                for name, seconds in asdict(account.lost).items()
+            },
         )

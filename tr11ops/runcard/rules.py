@@ -35,7 +35,7 @@ def operation_rules(card: RunCard) -> tuple[Rule, ...]:
         lambda: _environment_problems(card),
         lambda: _alert_problems(card),
         lambda: _exit_problems(card),
-        lambda: _signal_problems(card),
+        lambda: _job_problems(card),
         lambda: _option_problems(card),
         lambda: _trainer_problems(card),
     )
@@ -101,7 +101,12 @@ def _exit_problems(card: RunCard) -> Iterator[Problem]:
         )
 
 
-def _signal_problems(card: RunCard) -> Iterator[Problem]:
+def _job_problems(card: RunCard) -> Iterator[Problem]:
+    """Numbers of [slurm] that do not go together."""
+    least, most = card.slurm.least_spare_nodes, card.slurm.spare_nodes
+    if least is not None and least > most:
+        rule = f"must be at most slurm.spare_nodes ({most})"
+        yield Problem("slurm.least_spare_nodes", least, rule, "lower it, or leave it out")
     early, limit = card.slurm.signal_seconds_before_limit, card.time_limit_seconds
     if early is not None and early >= limit:
         rule = f"must be below slurm.time_limit ({limit} seconds)"
@@ -121,7 +126,7 @@ def _option_problems(card: RunCard) -> Iterator[Problem]:
         fault = option_fault(name, value)
         if fault is not None:
             yield Problem(f"slurm.options.{name}", value or True, *fault)
-    segment = segment_fault(options, card.slurm.nodes, card.slurm.spare_nodes)
+    segment = segment_fault(options, card.slurm.least_nodes, card.slurm.allocated_nodes)
     if segment is not None:
         yield Problem("slurm.options.segment", dict(options)["segment"], *segment)
     gpus = gpu_fault(options, card.slurm.gpus_per_node)

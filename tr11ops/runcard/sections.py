@@ -220,6 +220,9 @@ class SlurmSection(Section):
     spare_nodes: int = Field(default=0, ge=0, le=10_000)
     """nodes held beyond these, so that a launch can go on without a bad one"""
 
+    least_spare_nodes: int | None = Field(default=None, ge=0, le=10_000)
+    """an attempt starts with no more than so many of them, rather than wait; default: all of them"""
+
     gpus_per_node: int = Field(default=0, ge=0, le=1024)
     """GPUs asked for on each node; 0 = none"""
 
@@ -308,6 +311,22 @@ class SlurmSection(Section):
     def allocated_nodes(self) -> int:
         """Nodes that one attempt asks for: those that train and the spares."""
         return self.nodes + self.spare_nodes
+
+    @property
+    def spares_asked(self) -> str:
+        """How many spares an attempt asks for, in words: "2", or "0 to 2"."""
+        if self.least_nodes < self.allocated_nodes:
+            return f"{self.least_spare_nodes} to {self.spare_nodes}"
+        return str(self.spare_nodes)
+
+    @property
+    def least_nodes(self) -> int:
+        """Nodes without which an attempt does not start: with all of its spares, where the card does
+        not say with how few.
+        """
+        if self.least_spare_nodes is None:
+            return self.allocated_nodes
+        return self.nodes + self.least_spare_nodes
 
     @property
     def workers(self) -> int:

@@ -169,7 +169,8 @@ class Exclusion(Record):
     `until` is when it is due for a check (None: never); `evidence` quotes what was seen, `job_id`
     the attempt in which. `state`: a NodeStanding. A suspect on the list is left out for one try.
     `fault`: the family of faults that it was suspected for, "" where it is of another kind.
-    `good_seconds`: how long it has trained well since.
+    `good_seconds`: how long it has trained well since. `out`: when the site was first seen to have
+    the excluded node out of service; `returns`: how often it has come back since for a repair alone.
     """
 
     node: str
@@ -182,6 +183,8 @@ class Exclusion(Record):
     state: str = NodeStanding.EXCLUDE.value
     fault: str = ""
     good_seconds: Finite = 0.0
+    out: Finite | None = None
+    returns: int = 0
 
 
 # ---------------------------------------------------------------- standing

@@ -173,9 +173,13 @@ def exclude(
         )
         if old is None and full and not forced:
             return None
-        return replace(
-            others, exclusions=(*others.exclusions, fresh if old is None else _renewed(old, fresh))
-        )
+        before = version.on_record(node)
+        made = fresh
+        if old is not None:
+            made = _renewed(old, fresh)
+        elif before is not None:
+            made = replace(fresh, returns=before.returns)
+        return replace(others, exclusions=(*others.exclusions, made))
 
     done = _commit(directory.exclusions, change)
     if done is None:
@@ -211,7 +215,9 @@ def include(
         others = version.without(node)
         if then is None:
             return others
-        kept = replace(old, state=then.value, until=None, since=now(), good_seconds=0.0)
+        kept = replace(old, state=then.value, until=None, since=now(), good_seconds=0.0, out=None)
+        if then is NodeStanding.RETURNED and owner == AUTOMATIC_OWNER:
+            kept = replace(kept, returns=old.returns + 1)
         return replace(others, suspects=(*others.suspects, kept))
 
     if _commit(directory.exclusions, change) is None:

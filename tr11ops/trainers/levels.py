@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from tr11ops.base.units import timestamp
 from tr11ops.dialects.dialect import CheckpointName
-from tr11ops.dialects.settings import NO_DIALECT, TrainerSettings
+from tr11ops.dialects.settings import TrainerSettings
 from tr11ops.trainers.moved import MovedAside, read_moves
 from tr11ops.trainers.proof import StopProof, read_proof, stop_digest
 from tr11ops.trainers.stopping import NEXT_CHECKPOINT, lack_of_asking, way_of
@@ -74,7 +74,12 @@ class TrainerStanding(Record):
 
     def name_of(self, step: int) -> str:
         """A checkpoint by the name that it has in its trainer's folder, with its step."""
-        return CheckpointName(self.saves_as).label(step)
+        name = CheckpointName(self.saves_as).of_step(step) if self.saves_as else ""
+        if not name:
+            return f"step {step}"
+        if name.endswith(f"-{step}"):
+            return name
+        return f"{name} (step {step})"
 
     @property
     def is_watched(self) -> bool:
@@ -98,8 +103,7 @@ class TrainerStanding(Record):
         return words[:1] == ["scancel"] or (words[:1] == ["scontrol"] and words[1:2] != ["show"])
 
     def __str__(self) -> str:
-        name = "no dialect" if self.dialect == NO_DIALECT else self.dialect
-        text = f"{name}, level {self.level}: {_DOES[self.level]}; {self.stop}"
+        text = f"{self.dialect}, level {self.level}: {_DOES[self.level]}; {self.stop}"
         if self.unknown:
             return f"{text}; not known: {', '.join(self.unknown)}"
         return text

@@ -8,7 +8,7 @@ from tr11ops.base.observed import Observed
 from tr11ops.cluster.base import Job
 from tr11ops.observe.lease import LeaseHolder
 from tr11ops.rundir.attempts import AttemptVerdict
-from tr11ops.rundir.exclusion import ExclusionLimit
+from tr11ops.rundir.exclusion import ExclusionLimit, NodeStanding
 from trainer.contract.record import Record
 
 
@@ -59,7 +59,11 @@ class Exclude(Action):
 
 
 class Include(Action):
-    """Use a node again that was only avoided, since not enough others are free."""
+    """Use a node again: one that was only avoided, since not enough others are free, or one that the
+    site has repaired. `then`: as what it stays on record.
+    """
+
+    then: NodeStanding = NodeStanding.SUSPECT
 
 
 class Stacks(Action):

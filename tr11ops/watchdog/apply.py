@@ -40,7 +40,6 @@ from tr11ops.rundir.action_log import (
     intent_data,
     outcome_data,
 )
-from tr11ops.rundir.exclusion import NodeStanding
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory, is_superseded, job_of_tag, new_tag, read_traces
@@ -271,14 +270,14 @@ def exclude_as_planned(
 def include_as_planned(
     action: Include, directory: RunDirectory, queue: RunQueue
 ) -> ExclusionResult:
-    """Let the run use the node that the policy names again, as a suspect at first. Never raises."""
+    """Let the run use the node that the policy names again, after the others. Never raises."""
     return include_nodes(
         directory,
         [action.subject],
         queue,
         why=action.why,
         owner=AUTOMATIC_OWNER,
-        then=NodeStanding.SUSPECT,
+        then=action.then,
     )
 
 

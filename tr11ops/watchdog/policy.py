@@ -164,6 +164,14 @@ RULES: Mapping[Callable[[rules.Draft], None], tuple[Power, ...]] = {
             (Include,),
         ),
     ),
+    rules.use_repaired: (
+        Power(
+            "the site had a node out of service that tr11 has excluded, and has put it back",
+            "lets the run use it again, after the others; once, until it has trained well for a day",
+            "tr11 nodes exclude NODE",
+            (Include,),
+        ),
+    ),
     rules.hold_doomed: (
         Power(
             "the next attempts would fail as the last one did, and are not held",

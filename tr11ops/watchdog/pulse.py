@@ -40,6 +40,7 @@ from tr11ops.watchdog.bring_back import bring_back
 from tr11ops.watchdog.context import read_policy_context
 from tr11ops.watchdog.log_lines import Remark, State, lines, remarks, seen_something, state_of
 from tr11ops.watchdog.policy import plan
+from tr11ops.watchdog.repairs import note_out_of_service, out_of_service
 from tr11ops.watchdog.rules import progress
 from tr11ops.watchdog.since import held_verdict
 from tr11ops.watchdog.stacks import hanging_jobs, take_missing_stacks
@@ -313,6 +314,8 @@ def _pass(
         look_now(directory, facts, run.reader) if clock is None else clock(),
     )
     now = snapshot.time
+    if watchdog_lock is not None:
+        _note_out_of_service(directory, snapshot, notes)
     findings = detect_all(snapshot)
     is_there = directory.exists and not snapshot.unmounted
     if not dry_run and is_there:
@@ -376,6 +379,14 @@ def _pass(
         settled=settled,
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _note_out_of_service(directory: RunDirectory, snapshot: Snapshot, notes: list[str]) -> None:
+    """What the site has out of service of what is excluded, on the run's list."""
+    try:
+        note_out_of_service(directory, out_of_service(snapshot), snapshot.time)
+    except (OSError, ValueError) as error:
+        notes.append(f"what the site repairs could not be noted: {cause(error)}")
 
 
 def _history(

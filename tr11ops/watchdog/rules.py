@@ -57,6 +57,7 @@ from tr11ops.watchdog.actions import (
     Stacks,
 )
 from tr11ops.watchdog.hangs import hang_case
+from tr11ops.watchdog.repairs import put_back
 from tr11ops.watchdog.verdict import Verdict, VerdictWord
 
 SURE = 0.8  # from this confidence on, a blamed node is taken for the fault itself
@@ -382,6 +383,23 @@ def use_avoided(draft: Draft) -> None:
             incident=f"include:{entry.node}:{entry.job_id}",
             evidence=entry.evidence,
             undo=f"`tr11 nodes exclude {entry.node}`",
+        )
+        draft.propose(include)
+
+
+def use_repaired(draft: Draft) -> None:
+    """Nodes that the site has taken out of service since they were excluded, and put back, are used
+    again, after the others; the checks before a launch look at them.
+    """
+    for entry in put_back(draft.snapshot):
+        since = duration(draft.snapshot.time - (entry.out or draft.snapshot.time))
+        include = Include(
+            entry.node,
+            f"the site had it out of service, since {since} ago, and has put it back",
+            incident=f"repaired:{entry.node}:{entry.since}",
+            evidence=entry.evidence,
+            undo=f"`tr11 nodes exclude {entry.node}`",
+            then=NodeStanding.RETURNED,
         )
         draft.propose(include)
 

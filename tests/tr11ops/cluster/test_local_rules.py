@@ -205,10 +205,12 @@ def test_what_waits_may_start_once_all_that_it_names_has_ended(target: LocalSubm
     ),
     st.sets(st.sampled_from(NODES), max_size=4),
     st.integers(1, 6),
+    st.integers(0, 5),
 )
 def test_nodes_are_chosen_free_allowed_and_in_turn(
-    others: list[tuple[int, set[str], bool]], excluded: set[str], wanted: int
+    others: list[tuple[int, set[str], bool]], excluded: set[str], wanted: int, fewer: int
 ) -> None:
+    least = max(1, wanted - fewer)
     peers = [
         submission(
             job_id + 10 * number,
@@ -218,7 +220,7 @@ def test_nodes_are_chosen_free_allowed_and_in_turn(
         )
         for number, (job_id, busy, waits) in enumerate(others)
     ]
-    us = submission(20, request=batch(nodes=wanted))
+    us = submission(20, request=batch(nodes=wanted, least_nodes=least))
     settings = LocalSettings(nodes=NODES)
     placement = choose_nodes(
         us, WaitingTask(None, excluded=tuple(excluded)), peers, local_nodes(settings, GpuList())
@@ -228,10 +230,10 @@ def test_nodes_are_chosen_free_allowed_and_in_turn(
     free = set(NODES) - busy - excluded
     earlier_waits = any(peer.job_id < 20 and peer.waiting for peer in peers)
     if chosen:
-        assert len(chosen) == len(set(chosen)) == wanted
+        assert least <= len(chosen) == len(set(chosen)) <= wanted
         assert set(chosen) <= free
-        assert not earlier_waits
-    elif len(free) < wanted:
+        assert not earlier_waits and len(chosen) == min(wanted, len(free))
+    elif len(free) < least:
         assert reason == "Resources"
     else:
         assert (reason, earlier_waits) == ("Priority", True)

@@ -25,6 +25,7 @@ from tr11ops.cluster.sbatch_options import (
     parse_gres,
     sbatch_options,
     script_options,
+    segment_fault,
     with_gpus,
 )
 from tr11ops.cluster.slurm_text import nodes_from_scontrol
@@ -92,6 +93,22 @@ def test_what_tr11_sets_is_refused_in_every_form(name: str) -> None:
 def test_all_else_is_passed_through(name: str) -> None:
     assert option_fault(name, "1") is None
     assert option_fault(name, "1\n#SBATCH --uid=0") is not None
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "rule"),
+    [
+        (12, 12, ""),
+        (10, 10, "does not divide the 10 nodes of the job"),
+        (8, 12, "lets Slurm give 8 to 12 nodes"),
+    ],
+)
+def test_segments_are_of_a_fixed_number_of_nodes(least: int, most: int, rule: str) -> None:
+    fault = segment_fault(options_of({"segment": 4}), least, most)
+    if rule:
+        assert fault is not None and rule in fault[0]
+    else:
+        assert fault is None
 
 
 def test_the_number_of_gpus_must_be_the_cards() -> None:

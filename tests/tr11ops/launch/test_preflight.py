@@ -323,6 +323,12 @@ def test_spares_are_needed_too(bench: Bench) -> None:
     assert bench.code() == 1
 
 
+def test_spares_that_need_not_be_there_are_not_waited_for(bench: Bench) -> None:
+    bench.overrides = ["slurm.spare_nodes=3", "slurm.least_spare_nodes=0"]
+    assert "nodes: 2 + 0 to 3 spare of 4 usable (2 to spare, 0 excluded)" in bench.text()
+    assert bench.faults() == []
+
+
 def test_measured_times_take_the_place_of_the_rule_of_thumb(bench: Bench) -> None:
     bench.overrides = ["run.exit_duration_minutes=9.9"]
     assert bench.faults()[0].startswith(

@@ -217,6 +217,14 @@ def test_options_say_everything_that_the_request_says(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_job_that_may_start_with_fewer_spares_asks_for_a_range(tmp_path: Path) -> None:
+    options = script_options(request(tmp_path, nodes=50, least_nodes=48))
+    assert "--nodes=48-50" in options
+    # told how many tasks there are, Slurm gives no more nodes than the least number has
+    assert not any("ntasks" in option for option in options)
+    assert "--nodes=50" in script_options(request(tmp_path, nodes=50, least_nodes=50))
+
+
 def test_a_line_end_can_never_add_an_option(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot stand on one line"):
         script(tmp_path / "a\n#SBATCH --nodes=999", ["agent"])

@@ -96,3 +96,39 @@ def test_the_oracle_takes_the_node_that_stays_well() -> None:
     world = World(Window(NODES, 10 * HOUR, (fault("n001", 5.0, 9.0),)), LAYOUT, TIMES)
     world.run(Oracle(world))
     assert (world.account.launches, world.account.burned) == (1, 0)
+
+
+# ----------------------------------------------------------------------------- where the time went
+BAD_DAY = (
+    fault("n001", 1.0, 2.0),
+    fault("n002", 3.3, 3.4, FaultKind.CRASH),
+    fault("n001", 5.5, 7.0, FaultKind.NETWORK),
+    fault("n003", 6.0, 6.5, FaultKind.LOSS),
+)
+
+
+@pytest.mark.parametrize("name", sorted(RIVALS))
+def test_all_time_trained_or_was_lost_by_something(name: str) -> None:
+    score = played(name, 20.0, *BAD_DAY)
+    assert score.percent + sum(score.lost_percent.values()) == pytest.approx(100.0)
+    assert min(score.lost_percent.values()) >= 0.0
+
+
+def test_what_a_fault_has_cost_is_said_by_hand() -> None:
+    score = played("exclude at first failure", 10.0, fault("n001", 5.0, 9.0))
+    lost = {name: share * 10 * 36 for name, share in score.lost_percent.items()}  # seconds
+    # 55 steps since the fourth save, and 50 s of one at the window's end; eight saves; two starts of
+    # five minutes and ten seconds between
+    assert lost["redone"] == pytest.approx(55 * 60.0 + 50.0)
+    assert lost["saves"] == pytest.approx(8 * 60.0)
+    assert lost["starts"] == pytest.approx(2 * 300.0 + 10.0)
+    assert (lost["broken"], lost["kept_out"], lost["held"]) == (0.0, 0.0, 0.0)
+
+
+def test_waiting_is_for_nodes_that_are_broken_or_for_someone() -> None:
+    lost = (fault("n001", 2.0, 8.0, FaultKind.LOSS), fault("n002", 2.0, 6.0, FaultKind.LOSS))
+    score = played("oracle", 10.0, *lost)
+    assert score.lost_percent["broken"] == pytest.approx(40.0, abs=2.0)
+    # ten tasks die on a node that no one takes out in time: two hours until someone queues more
+    score = played("sbatch array", 10.0, fault("n001", 5.0, 9.0))
+    assert score.lost_percent["held"] == pytest.approx(20.0)

@@ -52,17 +52,19 @@ from tr11ops.runcard.sections import ResilienceSection
 from tr11ops.runcard.watching import WatchSection
 from tr11ops.rundir.action_log import ActionHistory, ActionRecord, ProgressRecord, Result
 from tr11ops.rundir.attempts import KeptStacks
-from tr11ops.rundir.exclusion import Exclusion
+from tr11ops.rundir.exclusion import Exclusion, NodeStanding
 from tr11ops.watchdog.actions import (
     Action,
     Blame,
     Cancel,
     Exclude,
+    Include,
     Plan,
     PolicyContext,
     Resubmit,
 )
 from tr11ops.watchdog.policy import POWERS
+from tr11ops.watchdog.repairs import out_of_service
 from tr11ops.watchdog.rules import progress
 
 # ----------------------------------------------------------------------------- resubmission
@@ -417,6 +419,52 @@ def test_what_is_only_avoided_is_used_again_where_an_attempt_would_wait(tmp_path
     )
     # the second one comes after the first
     assert planned(idle(nodes=free(50), **waits)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "back"),
+    [
+        ({}, "idle", True),
+        ({"state": "avoid"}, "allocated", True),  # by another's job: Slurm gives it to ours later
+        ({}, "drain", False),
+        ({}, "unknown", False),
+        ({"out": None}, "idle", False),  # no one has touched it since
+        ({"owner": "ana"}, "idle", False),
+        ({"state": "suspect"}, "idle", False),  # left out for one try
+        ({"returns": 1}, "idle", False),  # it came back so before, and has failed again
+    ],
+)
+def test_a_node_that_the_site_took_and_put_back_is_used_again(
+    changes: dict[str, Any], state: str, back: bool
+) -> None:
+    entry = Exclusion("n07", "ECC", "tr11", since=NOW - DAY, out=NOW - HOUR)
+    nodes = tuple(
+        replace(node, states=frozenset({state})) if node.name == "n07" else node for node in SPARE
+    )
+    seen = snapshot(nodes=nodes, exclusions=(replace(entry, **changes),))
+    assert planned(seen) == ([("include", "n07")] if back else [])
+    for action in decide(seen).actions:
+        assert isinstance(action, Include) and action.then is NodeStanding.RETURNED
+        assert "has put it back" in action.why
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "noted"),
+    [
+        ({}, "drain", True),
+        ({}, "down", True),
+        ({}, "idle", False),
+        ({}, "unknown", False),
+        ({"owner": "ana"}, "drain", False),
+        ({"out": NOW}, "drain", False),
+    ],
+)
+def test_what_the_site_has_out_of_service_is_noted_once(
+    changes: dict[str, Any], state: str, noted: bool
+) -> None:
+    entry = replace(Exclusion("n07", "ECC", "tr11", since=NOW - DAY), **changes)
+    seen = snapshot(nodes=(Node("n07", frozenset({state})),), exclusions=(entry,))
+    assert out_of_service(seen) == (frozenset({"n07"}) if noted else frozenset())
 
 
 def test_queued_jobs_that_an_attempt_did_not_hold_are_held() -> None:
