@@ -1,0 +1,30 @@
+"""The replay decides as tr11 did on a real Slurm: a run that `tests/twin/test_same_decisions.py` recorded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from tests.tr11ops.replay.recorded import Recording
+from trainer.contract.documents import record_of
+
+KEPT = Path(__file__).parents[2] / "data" / "replay" / "decisions-on-a-twin.json"
+
+
+def kept() -> Recording:
+    return record_of(Recording, json.loads(KEPT.read_text()))
+
+
+def test_the_same_faults_at_the_same_moments_are_decided_alike_in_the_same_order(
+    tmp_path: Path,
+) -> None:
+    recording = kept()
+    assert len(recording.decisions) >= len(recording.faults) - 1  # a drain needs no decision
+    assert recording.replayed(tmp_path) == recording.decisions
+
+
+def test_one_fault_less_is_another_course(tmp_path: Path) -> None:
+    recording = kept()
+    assert replace(recording, faults=recording.faults[1:]).replayed(tmp_path) != recording.decisions
