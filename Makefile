@@ -14,8 +14,8 @@ help:
 	@echo "make test    all tests, on a real Slurm of this machine when it can be installed"
 	@echo "make base-pythons  the base install without torch, on each Python from 3.11 to 3.14 (3.14 is fetched where it is not here)"
 	@echo "make slurm-versions  the tests that need a Slurm on 22.05, 24.11 and 26.05; a table; an hour"
-	@echo "make soak    the tests that take long: a hundred kills in mid-save"
-	@echo "make chaos   a hundred random faults of nodes, site, disk and controller under a rehearsal on a twin; prints a report"
+	@echo "make soak    the tests that take long: a hundred kills in mid-save, an hour of drawn faults"
+	@echo "make chaos   25 faults of nodes, site, disk and controller under a rehearsal on a twin, in ten minutes; TR11_SCENARIO=FILE gives a course again"
 	@echo "make walk    ten minutes of a random walk through saves, copies, damage and prunes: nothing may be lost"
 	@echo "make mutants whether the tests notice: features of the operation are broken one at a time; about 15 minutes"
 	@echo "make check   lint, types, import contract, and how dense the code is"
@@ -63,9 +63,9 @@ slurm-versions: setup
 soak: setup
 	@$(BIN)/python -m pytest tests -m soak -s $(PYTEST_OPTIONS)
 
-# TR11_FAULTS sets how many, TR11_FAULT_SEED with which draw.
+# A draw of its own, which is printed; TR11_FAULT_SEED or TR11_SCENARIO=FILE gives one again. An hour: TR11_FAULTS=200.
 chaos: setup
-	@$(BIN)/python -m pytest tests/twin/test_soak.py -k faults -m soak -s $(PYTEST_OPTIONS)
+	@TR11_FAULTS=$${TR11_FAULTS:-25} TR11_SCENARIO=$(TR11_SCENARIO) $(BIN)/python -m pytest tests/twin/test_soak.py -k scenario -m soak -s $(PYTEST_OPTIONS)
 
 walk: setup
 	@$(BIN)/python -m pytest tests/tr11ops/walk -m soak -s $(PYTEST_OPTIONS)

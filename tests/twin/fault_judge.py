@@ -1,19 +1,26 @@
-"""Random faults of a rehearsal, and what must hold after each: who is guilty is avoided, who is
-innocent is not touched.
+"""Plays the events of a scenario under a rehearsal, and judges what must hold after each: who is guilty
+is avoided, who is innocent is not touched.
 """
 
 from __future__ import annotations
 
 import json
-import random
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.twin.fault_scenario import (
+    CHECK_FAILS,
+    LIMIT_LOWERED,
+    SAVE_ERROR,
+    SLOW_STEPS,
+    FaultEvent,
+)
 from tests.twin.operation import Operation, tasks_waiting
+from tests.twin.rehearsal_inputs import steps_of
 from tr11ops.base.errors import SchedulerError, TwinError
 from tr11ops.cluster.base import Job
 from tr11ops.dialects.reading import step_record
@@ -28,7 +35,6 @@ from tr11ops.twin.stand_in import checkpoint
 from tr11ops.twin.twin import Twin
 from trainer.contract.attempt import EndMarker
 from trainer.contract.checkpoint_names import read_latest
-from trainer.contract.record import Record
 
 SAVED = re.compile(r"successfully saved checkpoint at iteration +(\d+)")
 LOADED = re.compile(r"successfully loaded checkpoint from .* at iteration +(\d+)")
@@ -36,79 +42,24 @@ REPAIR_SECONDS = 30.0
 STUCK_SECONDS = 15.0  # the scheduler looks for what may start every second
 MORE_STEPS = 3  # beyond the last one before the fault: then the training goes on
 PERSON = "tests"
-# the site's health script fails on every node, and a worker's crash has the nodes checked
-CHECK_FAILS = "check-fails"
 # What cannot be done: mount without the right to; change a job that has lost a node, which Slurm
 # 22.05 refuses; kill the spare of a job that has lost them all.
 NOT_NOW = (
     "right to mount", "DB index is being set", "Unexpected message received", "no spare node left",
 )  # fmt: skip
-LIMIT_LOWERED = "job-limit-lowered"
-SAVE_ERROR = "save-error"
-
-
-class DrawnFault(Record):
-    """A kind of fault of this test. `weight`: how often it lies in the bag.
-
-    `target`: "node" (one that trains), "batch host", "spare" (an idle one of the job), "elsewhere"
-    (not of the job), "controller", "run" or "check" (the site's health script). `is_guilty`: the
-    node must not be in the launch that trains afterwards. `ends_launch`: the launch it befalls
-    ends. `lasts`: seconds until it is healed; None: until the training goes on. `may_hold`: a
-    person is asked, who lets it go.
-    """
-
-    kind: str
-    weight: int
-    target: str = "node"
-    is_guilty: bool = False
-    ends_launch: bool = True
-    lasts: float | None = None
-    may_hold: bool = False
-
-
-KINDS = (
-    DrawnFault("black-hole", 3, is_guilty=True),
-    DrawnFault("node-dead", 3, is_guilty=True),
-    DrawnFault("node-dead", 2, target="spare", is_guilty=True, ends_launch=False),
-    DrawnFault("half-dead", 2, is_guilty=True),
-    DrawnFault("half-dead", 2, target="batch host", is_guilty=True),
-    DrawnFault("step-hang", 2, is_guilty=True),
-    DrawnFault("slow-steps", 1, is_guilty=True, ends_launch=False),
-    DrawnFault(SAVE_ERROR, 2, is_guilty=True),
-    DrawnFault("worker-crash", 3),
-    DrawnFault("worker-stop", 2),
-    DrawnFault("bad-sample", 2, target="run", may_hold=True),
-    DrawnFault("data-wait", 2, ends_launch=False, lasts=2.0),
-    DrawnFault("loss-spike", 2, target="run", ends_launch=False),
-    DrawnFault("clock-ahead", 1, ends_launch=False),
-    DrawnFault("drain", 2, ends_launch=False),
-    DrawnFault("node-failing", 2, ends_launch=False),
-    DrawnFault("job-limit-lowered", 2, target="batch host"),
-    DrawnFault(CHECK_FAILS, 2, target="check", may_hold=True),
-    DrawnFault("slurmd-killed", 1, target="elsewhere", ends_launch=False, lasts=12.0),
-    DrawnFault("controller-frozen", 2, target="controller", ends_launch=False, lasts=12.0),
-    DrawnFault("controller-restarted", 2, target="controller", ends_launch=False),
-    DrawnFault("disk-full", 1, target="run", ends_launch=False, lasts=4.0, may_hold=True),
-    DrawnFault("read-only", 1, target="run", ends_launch=False, lasts=4.0, may_hold=True),
-    DrawnFault("unmounted", 1, target="run", ends_launch=False, lasts=4.0, may_hold=True),
-)
-
-GUILTY = frozenset(kind.kind for kind in KINDS if kind.is_guilty)
 
 
 @dataclass
 class FaultJudge:
-    """Draws faults for a run that trains, has each one recovered from, and keeps what was done
-    wrongly in `wrong`.
+    """Gives a run that trains one fault after another, has each one recovered from, and keeps what was
+    done wrongly in `wrong`.
     """
 
     twin: Twin
     run: Operation
-    draw: random.Random
     check_fails: Path  # where this file is, the site's health script fails, whatever the node
     wrong: list[str] = field(default_factory=list)
     done: list[dict[str, Any]] = field(default_factory=list)
-    bag: list[DrawnFault] = field(default_factory=list)
     resumed: int = 0
     replaced: int = 0
     stuck_since: float | None = None
@@ -127,81 +78,94 @@ class FaultJudge:
         return (step.iteration or 0) if step is not None else 0
 
     # ------------------------------------------------------------------ one fault
-    def next(self) -> None:
-        """One fault at random, to its end: the training goes on, and everything is healed."""
-        self.trains_beyond(self.iteration() + self.draw.randint(1, 6))
-        if not self.bag:
-            self.bag = [kind for kind in KINDS for _ in range(kind.weight)]
-            self.draw.shuffle(self.bag)
-        fault = self.bag.pop()
+    def play(self, event: FaultEvent) -> None:
+        """One event, to its end: the training goes on, and everything is healed."""
+        self._wait_for_moment(event)
         launches, before, began = len(self.run.launches()), self.iteration(), time.time()
         tasks, last = tasks_waiting(self.jobs()), self.run.attempts()[-1]
         try:
-            where = self._place(fault)
-            target = self._inject(fault, where)
+            where = self._place(event)
+            target = self._inject(event, where)
         except TwinError as error:
             if not any(words in str(error) for words in NOT_NOW):
                 raise
             return
-        if fault.lasts is not None:
-            time.sleep(fault.lasts)
+        if event.lasts is not None:
+            time.sleep(event.lasts)
             self._heal()
-        elif fault.ends_launch:
+        elif event.expect.ends_launch:
             self.repaired_at = time.monotonic()
             self.until(
                 lambda: self._ended(launches) or self._is_held(),
-                f"{fault.kind} on {target}: the launch's end",
+                f"{event.fault} on {target}: the launch's end",
             )
-        if fault.target == "spare":
+        if event.target == "spare":
             self.until(
                 lambda: target in self.run.excluded(), f"the dead spare {target} is excluded"
             )
-        if fault.kind == "slow-steps":
+        if event.fault == SLOW_STEPS:
             self._exclude_as_its_page_says(target)
-        held = self.trains_beyond(max(before, self.iteration()) + MORE_STEPS, fault)
+        held = self.trains_beyond(max(before, self.iteration()) + MORE_STEPS, event)
         node = target if "node" in where else ""
         avoided = len(self.innocence.avoided)
-        self._judge(fault, node, launches)
-        self._judge_tasks(fault, node, tasks, last)
+        self._judge(event, node, launches)
+        self._judge_cause(event, node, launches)
+        self._judge_tasks(event, node, tasks, last)
+        redone = self._judge_redone(event, began, before)
         self._heal()
         back = sorted(self.run.excluded())
         for name in back:
             self._include(name)
         seconds, newly_avoided = round(time.time() - began, 1), self.innocence.avoided[avoided:]
-        done = {"kind": fault.kind, "node": node, "began": began, "seconds": seconds, "held": held}
-        self.done.append({**done, "avoided": newly_avoided})
+        done = {"kind": event.fault, "node": node, "began": began, "seconds": seconds, "held": held}
+        is_out = event.expect.is_out
+        self.done.append({**done, "redone": redone, "is_out": is_out, "avoided": newly_avoided})
 
-    def _inject(self, fault: DrawnFault, where: dict[str, Any]) -> str:
+    def _wait_for_moment(self, event: FaultEvent) -> None:
+        """Until the iteration has come at which the event is due."""
+        self.trains_beyond(self.iteration() + event.after)
+        card = self.run.card
+        if event.before_save is not None:
+            self._wait_until_before(card.checkpoint.interval, event.before_save)
+        if event.before_evaluation is not None:
+            self._wait_until_before(card.evaluation.interval, event.before_evaluation)
+
+    def _wait_until_before(self, interval: int, before: int) -> None:
+        """Until the iteration that many before the next multiple of `interval`."""
+        at = -(-(self.iteration() + before) // interval) * interval - before
+        if at > self.iteration():
+            self.trains_beyond(at - 1)
+
+    def _inject(self, event: FaultEvent, where: dict[str, Any]) -> str:
         """Returns what was broken, such as a node's name."""
-        if fault.kind != CHECK_FAILS:
-            return inject(self.twin, fault.kind, **where).fault.target
+        if event.fault != CHECK_FAILS:
+            return inject(self.twin, event.fault, **where).fault.target
         self.check_fails.touch()
         inject(self.twin, "worker-crash")
         return "every node"
 
-    def _place(self, fault: DrawnFault) -> dict[str, Any]:
+    def _place(self, event: FaultEvent) -> dict[str, Any]:
         """The arguments of `inject`."""
-        if fault.target == "run":
+        if event.target == "run":
             return {"path": str(self.run.paths.root)}
-        if fault.target in ("controller", "check"):
+        if event.target in ("controller", "check", "partition"):
             return {}
-        return {"node": self._node(fault)}
+        return {"node": self._node(event)}
 
-    def _node(self, fault: DrawnFault) -> str:
+    def _node(self, event: FaultEvent) -> str:
         used = self.run.launches()[-1]["nodes"]
         job = next(job for job in self.jobs() if job.state.is_active)
-        if fault.target == "batch host":
+        if event.target == "batch host":
             return job.nodes[0]
-        if fault.target == "spare":
+        if event.target == "spare":
             # the first runs the batch script, whether workers run on it or not
             spares = [name for name in job.nodes[1:] if name not in used]
             if not spares:
                 raise TwinError("the job has no spare node left")
-            return self.draw.choice(spares)
-        if fault.target == "elsewhere":
-            return self.draw.choice(
-                [name for name in self.twin.plan.gpu_node_names if name not in job.nodes]
-            )
+            return _picked(spares, event.pick)
+        if event.target == "elsewhere":
+            others = [name for name in self.twin.plan.gpu_node_names if name not in job.nodes]
+            return _picked(others, event.pick)
         suspected: list[str] = next(
             (
                 one["suspects"]
@@ -212,7 +176,8 @@ class FaultJudge:
         )
         # the second time on the same node is its own fault, by the rules: once is what is tried
         # here
-        return self.draw.choice([name for name in used if name not in suspected or fault.is_guilty])
+        fitting = [name for name in used if name not in suspected or event.expect.is_out]
+        return _picked(fitting, event.pick)
 
     def _ended(self, launches: int) -> bool:
         # what is queued may wait for the end of a job that has lost its batch host
@@ -262,7 +227,7 @@ class FaultJudge:
     def until(self, condition: Callable[[], object], what: str) -> None:
         self.run.until(condition, what)
 
-    def trains_beyond(self, iteration: int, fault: DrawnFault | None = None) -> bool:
+    def trains_beyond(self, iteration: int, event: FaultEvent | None = None) -> bool:
         """Wait until that iteration is done. What is held meanwhile is let go by a person; True
         when it was.
 
@@ -277,8 +242,8 @@ class FaultJudge:
                 return True
             if self._is_held():
                 was_held = True
-                if fault is None or not fault.may_hold:
-                    self.wrong.append(f"{fault.kind if fault else 'no fault'}: everything is held")
+                if event is None or not event.expect.may_hold:
+                    self.wrong.append(f"{event.fault if event else 'no fault'}: everything is held")
                 self._heal()
                 self._let_go()
             self._replace_what_is_miscounted()
@@ -286,7 +251,7 @@ class FaultJudge:
             return False
 
         self.until(
-            is_beyond, f"iteration {iteration + 1}" + (f" after {fault.kind}" if fault else "")
+            is_beyond, f"iteration {iteration + 1}" + (f" after {event.fault}" if event else "")
         )
         return was_held
 
@@ -352,7 +317,7 @@ class FaultJudge:
         )
 
     # ------------------------------------------------------------------ judging
-    def _judge_tasks(self, fault: DrawnFault, node: str, tasks: int, last: str) -> None:
+    def _judge_tasks(self, event: FaultEvent, node: str, tasks: int, last: str) -> None:
         """No more of the array was burned than the card lets one fault burn; a shortened job has
         saved and left.
 
@@ -361,42 +326,59 @@ class FaultJudge:
         """
         self.until(
             lambda: sum(job.state.is_active for job in self.jobs()) <= 1,
-            f"{fault.kind} on {node}: what was started beside the running task is back in the queue",
+            f"{event.fault} on {node}: what was started beside the running task is back in the queue",
         )
-        allowed = 0 if fault.target == "spare" else self.run.card.resilience.most_tasks_per_fault
+        allowed = 0 if event.target == "spare" else self.run.card.resilience.most_tasks_per_fault
         burned = tasks - tasks_waiting(self.jobs())
         if burned > allowed:
-            self.wrong.append(f"{fault.kind} on {node}: {burned} tasks were burned")
+            self.wrong.append(f"{event.fault} on {node}: {burned} tasks were burned")
         if (
-            fault.kind == LIMIT_LOWERED
+            event.fault == LIMIT_LOWERED
             and EndMarker.read(self.run.paths.attempts / last / "end.json") is None
         ):
-            self.wrong.append(f"{fault.kind} on {node}: task {last} was killed at its limit")
+            self.wrong.append(f"{event.fault} on {node}: task {last} was killed at its limit")
 
-    def _judge(self, fault: DrawnFault, node: str, launches: int) -> None:
+    def _judge(self, event: FaultEvent, node: str, launches: int) -> None:
         now = self.run.launches()
-        if fault.is_guilty and node in now[-1]["nodes"]:
-            self.wrong.append(f"{fault.kind} on {node}: it trains on it again")
+        if event.expect.is_out and node in now[-1]["nodes"]:
+            self.wrong.append(f"{event.fault} on {node}: it trains on it again")
         if (
-            fault.kind == SAVE_ERROR
+            event.fault == SAVE_ERROR
             and f"{node} alone could not write the save" not in now[launches - 1]["summary"]
         ):
             self.wrong.append(
-                f"{fault.kind} on {node}: the launch ended by another word: {now[launches - 1]['summary']}"
+                f"{event.fault} on {node}: the launch ended by another word: {now[launches - 1]['summary']}"
             )
         # an exclusion may come after its node's repair
-        guilty = {one["node"] for one in self.done[-1:] if one["kind"] in GUILTY}
-        guilty |= {node} if fault.is_guilty else set()
-        self._judge_innocents(f"{fault.kind} on {node}", guilty)
+        guilty = {one["node"] for one in self.done[-1:] if one["is_out"]}
+        guilty |= {node} if event.expect.is_out else set()
+        self._judge_innocents(f"{event.fault} on {node}", guilty)
         if (
-            not fault.ends_launch
-            and not fault.is_guilty
-            and not fault.may_hold
+            not event.expect.ends_launch
+            and not event.expect.is_out
+            and not event.expect.may_hold
             and len(now) != launches
         ):
             self.wrong.append(
-                f"{fault.kind} on {node}: a launch ended: {now[launches - 1]['summary']}"
+                f"{event.fault} on {node}: a launch ended: {now[launches - 1]['summary']}"
             )
+
+    def _judge_cause(self, event: FaultEvent, node: str, launches: int) -> None:
+        """The verdict on the launch that was ended is the one that the scenario names."""
+        ended = self.run.launches()[launches - 1]
+        if event.expect.cause is not None and ended["cause"] != event.expect.cause:
+            self.wrong.append(f"{event.fault} on {node}: the verdict is {ended['cause']}")
+
+    def _judge_redone(self, event: FaultEvent, began: float, before: int) -> int:
+        """How many iterations were trained a second time since the event; `before` were done."""
+        steps = [step["iteration"] for step in steps_of(self.run.paths) if step["time"] >= began]
+        redone = len(steps) - len({number for number in steps if number > before})
+        most = event.expect.most_redone
+        if most is not None and redone > most:
+            self.wrong.append(
+                f"{event.fault}: {redone} iterations were trained again, {most} may be"
+            )
+        return redone
 
     def _judge_innocents(self, what: str, guilty: set[str]) -> None:
         if excluded := self.innocence.excluded(guilty):
@@ -441,6 +423,10 @@ class FaultJudge:
                 if int(found[1]) < saved and int(found[1]) not in tried:
                     self.wrong.append(f"a launch went on from {found[1]}, and {saved} was saved")
         return most
+
+
+def _picked(fitting: Sequence[str], pick: float) -> str:
+    return fitting[int(pick * len(fitting))]
 
 
 # ---------------------------------------------------------------------------

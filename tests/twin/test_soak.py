@@ -1,8 +1,8 @@
-"""Soaks on a real Slurm: random faults, one after another, under a rehearsal that runs to its end; and an
-hour of a clean run that is watched.
+"""Soaks on a real Slurm: the faults of a scenario, one after another, under a rehearsal that runs to its
+end; and an hour of a clean run that is watched.
 
-TR11_FAULTS sets how many faults (100), TR11_FAULT_SEED with which draw they begin; a failure prints its
-seed.
+Without a scenario (TR11_SCENARIO, a file) one is drawn: TR11_FAULTS sets how many faults (200, an hour),
+TR11_FAULT_SEED the draw. It is printed, and can be given again.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import pytest
 from tests.plugins.twin_fixture import require_slurm
 from tests.tr11ops.launch.run_inputs import write_dataset
 from tests.twin.fault_judge import FaultJudge, InnocenceJudge
+from tests.twin.fault_scenario import FaultScenario, drawn_scenario, read_scenario
 from tests.twin.operation import Operation
 from tr11ops.rundir.exclusion import NodeStanding
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, exclude, include
@@ -28,7 +29,8 @@ from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
 from trainer.contract.paths import RunPaths
 
-FAULTS = int(os.environ.get("TR11_FAULTS", "100"))
+GIVEN = os.environ.get("TR11_SCENARIO")
+FAULTS = int(os.environ.get("TR11_FAULTS", "200"))
 # 28 go by from one fault to the next, most of them while the controller is frozen
 STEPS_PER_FAULT, BATCH = (36, 60)
 PLAN = TwinPlan(
@@ -37,14 +39,25 @@ PLAN = TwinPlan(
 )  # fmt: skip
 
 
+def asked_scenario() -> FaultScenario:
+    """The one of TR11_SCENARIO, or one that is drawn."""
+    if GIVEN:
+        return read_scenario(Path(GIVEN))
+    seed = int(os.environ.get("TR11_FAULT_SEED") or random.randrange(10**6))
+    return drawn_scenario(seed, FAULTS)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(FAULTS * 120 + 900)
-def test_random_faults_under_a_rehearsal(
+def test_the_faults_of_a_scenario_under_a_rehearsal(
     twin_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     require_slurm()
-    seed = int(os.environ.get("TR11_FAULT_SEED") or random.randrange(10**6))
-    steps = FAULTS * STEPS_PER_FAULT + 150
+    scenario = asked_scenario()
+    kept = tmp_path / f"{scenario.name}.toml"
+    kept.write_text(scenario.toml())
+    count = len(scenario.events)
+    steps = count * STEPS_PER_FAULT + 150
     check_fails = tmp_path / "check-fails"
     check = tmp_path / "check"
     check.write_text(
@@ -54,21 +67,23 @@ def test_random_faults_under_a_rehearsal(
     changes = (
         f"batch.train_samples={steps * BATCH}", f"schedule.decay_samples={steps * BATCH}", "schedule.warmup_samples=600",
         "rehearsal.collective_seconds=10", "resilience.launches_per_attempt=1000",
-        f'resilience.check_scripts=["{check}"]',
+        f'resilience.check_scripts=["{check}"]', f"rehearsal.time_scale={scenario.time_scale:g}", *scenario.changes,
     )  # fmt: skip
+    with capsys.disabled():
+        print(f"\n# make chaos TR11_SCENARIO={kept}\n{scenario.toml()}", flush=True)
     with Twin.up(PLAN, twin_home) as twin:
         run = Operation(twin, tmp_path, nodes=4, spares=2, changes=changes)
-        run.launch("--array", f"1-{2 * FAULTS + 20}")
-        judge = FaultJudge(twin, run, random.Random(seed), check_fails)
+        run.launch("--array", f"1-{2 * count + 20}")
+        judge = FaultJudge(twin, run, check_fails)
         run.until_step(3)
         began = time.monotonic()
         try:
-            for number in range(FAULTS):
+            for number, event in enumerate(scenario.events, 1):
                 before = len(judge.done)
-                judge.next()
+                judge.play(event)
                 told = json.dumps(judge.done[before:] or "could not be made")
                 with capsys.disabled():
-                    print(f"{number + 1}/{FAULTS} {told} {judge.wrong}", flush=True)
+                    print(f"{number}/{count} {told} {judge.wrong}", flush=True)
             seconds = time.monotonic() - began
             run.until(
                 lambda: any(end.reason == "finished" for end in run.ends()),
@@ -78,19 +93,18 @@ def test_random_faults_under_a_rehearsal(
             judge.check_chain(BATCH)
             again = judge.check_resumes()
             figures = {
-                "seed": seed, "faults": len(judge.done), "kinds": dict(Counter(one["kind"] for one in judge.done)),
-                "seconds_per_fault": round(seconds / max(1, len(judge.done)), 1), "launches": len(run.launches()),
+                "scenario": scenario.name, "faults": len(judge.done), "kinds": dict(Counter(one["kind"] for one in judge.done)),
+                "seconds": round(seconds), "seconds_per_fault": round(seconds / max(1, len(judge.done)), 1),
+                "launches": len(run.launches()),
                 "tasks": len(run.attempts()), "asked_a_person": judge.resumed, "miscounted_arrays": judge.replaced, "zombies": judge.zombies,
                 "most_steps_done_again": again, "innocents_avoided": judge.innocence.avoided, "wrong": judge.wrong,
             }  # fmt: skip
             with capsys.disabled():
-                print(f"\nrandom faults: {json.dumps(figures)}")
+                print(f"\nfaults of {scenario.name}: {json.dumps(figures)}")
             assert not judge.wrong
             assert run.ends()[-1].iteration == steps
         except BaseException as error:
-            error.add_note(
-                f"again: TR11_FAULT_SEED={seed} TR11_FAULTS={FAULTS}; wrong so far: {judge.wrong}"
-            )
+            error.add_note(f"again: make chaos TR11_SCENARIO={kept}; wrong so far: {judge.wrong}")
             raise
 
 

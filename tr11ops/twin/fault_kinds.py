@@ -351,7 +351,7 @@ _KINDS = (
     FaultKind(
         "step-hang",
         "busy node",
-        "no step of the node's job ends on it, without a word; of stand-ins",
+        "no step or evaluation of the node's job ends on it, without a word; of stand-ins",
         "lets the step go on",
         breaks=befall_job,
     ),

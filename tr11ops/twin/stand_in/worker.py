@@ -357,9 +357,9 @@ class StandIn:
         afterwards.
         """
         left = seconds / self.pace.time_scale
+        while phase in ("training", "evaluating") and self.ailments.step_hangs():
+            time.sleep(PIECE_SECONDS)  # and no heartbeat
         if phase == "training":
-            while self.ailments.step_hangs():
-                time.sleep(PIECE_SECONDS)  # and no heartbeat
             left *= self.ailments.slowness()
         while True:
             self.heartbeat.beat(phase, self.progress.iteration)
