@@ -67,7 +67,7 @@ class TrainingRequest(Record):
         paths = self.run.directory.paths
         labels = [read_attempt_label(paths, name) for name in self.view.attempts]
         running = [f"running:    attempt {label}: {what}" for label in labels]
-        return [*running, *standing_lines(self.view)]
+        return [*running, *standing_lines(self.run, self.view)]
 
     def new_request(self, kind: Kind) -> Request:
         """A request of this user and this moment, which is not made yet."""
@@ -242,9 +242,12 @@ def _checkpoint(training: TrainingRequest, before: Request | None, wait: bool) -
     answer = training.await_answer(request)
     step = None if answer is None else answer.step
     fault = training.fault_of(answer, "checkpoint")
+    saved = ""
+    if step is not None and not fault:
+        saved = f"saved: {run.card.checkpoint_label(step)}; the training goes on"
     return Outcome(
         {**value, "answered": answer is not None, "checkpoint": step},
-        () if fault else (f"saved: global_step{step}; the training goes on",),
+        (saved,) if saved else (),
         exit_code=1 if fault else 0,
         fault=fault,
     )

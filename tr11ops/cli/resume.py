@@ -125,7 +125,7 @@ class Resumption(Record):
         """What stands in the way, what becomes of it, and what starts next."""
         run, view, todo = self.run, self.view, self.todo
         next_line = f"next:       {_next(run, view, todo)}"
-        return [*_lines(todo), *_fault_lines(run, todo), *standing_lines(view), next_line]
+        return [*_lines(todo), *_fault_lines(run, todo), *standing_lines(run, view), next_line]
 
     def apply(self) -> Outcome:
         """Release what tr11 put there. Says what was done."""

@@ -122,7 +122,7 @@ class Pause(Record):
             lines.append(
                 "jobs:       nothing of this run is running or queued; a launch will leave untrained"
             )
-        lines += standing_lines(view)
+        lines += standing_lines(self.run, view)
         if view.unmounted and not view.is_idle:
             lines.append(
                 "instead:    no pause is set; what the scheduler shows as queued of this run is held"
@@ -306,9 +306,9 @@ class Kill(Record):
         if view.is_idle:
             rest = "" if view.unmounted else "; launches are refused until the switch is released"
             lines.append(f"jobs:       nothing of this run is running or queued{rest}")
-        lines += standing_lines(view)
+        lines += standing_lines(self.run, view)
         if self.now:
-            lines.append(f"lost:       {_loss(view)}")
+            lines.append(f"lost:       {_loss(self.run, view)}")
         elif standing is not None:
             lines.append(f"how:        {standing.stop}")
         if before is not None:
@@ -465,7 +465,7 @@ class Kill(Record):
                 if step is None:
                     saved = "no checkpoint was made"
                 else:
-                    saved = f"checkpoint global_step{step}"
+                    saved = f"checkpoint {self.run.card.checkpoint_label(step)}"
                 text = f"ended ({marker.reason}) {marker.place}: {saved}"
             has_word = ending.gave_way or (
                 marker is not None and marker.reason not in {"error", "unexplained"}
@@ -548,7 +548,7 @@ def _say_indented(text: str) -> None:
     say(f"  {text}")
 
 
-def _loss(view: StopView) -> str:
+def _loss(run: StopContext, view: StopView) -> str:
     if view.unmounted:
         return "not known: the run directory is not mounted here"
     lost = view.lost_iterations
@@ -556,7 +556,7 @@ def _loss(view: StopView) -> str:
         return "not known: no iteration is on record"
     since = "the start"
     if view.checkpoint is not None:
-        since = f"global_step{view.checkpoint}"
+        since = run.card.checkpoint_label(view.checkpoint)
     if not lost:
         return f"nothing: no iteration has ended since {since}"
     pace = ""

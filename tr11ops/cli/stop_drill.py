@@ -96,7 +96,7 @@ class ForeignDrill(Record):
             lines.append(
                 "running:    nothing yet: the first task is asked once it has trained a step"
             )
-        lines += standing_lines(view)
+        lines += standing_lines(self.run, view)
         then = "the next task of the queue goes on"
         if self.tasks:
             then = f"{counted(self.tasks, 'task')} of the card submitted, the last of which goes on"

@@ -241,7 +241,7 @@ def queued_lines(view: StopView, user: str) -> list[str]:
     return lines
 
 
-def standing_lines(view: StopView) -> list[str]:
+def standing_lines(run: StopContext, view: StopView) -> list[str]:
     """Where the training stands; not where its records may not be read, or are not the run's."""
     if view.unmounted:
         return [
@@ -251,9 +251,12 @@ def standing_lines(view: StopView) -> list[str]:
     if view.unread:
         return [f"records:    not known, you may not read them ({view.unread})"]
     finished = "" if view.finished is None else ": the training is finished"
+    checkpoint = "none yet"
+    if view.checkpoint is not None:
+        checkpoint = run.card.checkpoint_label(view.checkpoint)
     return [
         f"iteration:  {'none yet' if view.iteration is None else view.iteration}{finished}",
-        f"checkpoint: {'none yet' if view.checkpoint is None else f'global_step{view.checkpoint}'}",
+        f"checkpoint: {checkpoint}",
     ]
 
 

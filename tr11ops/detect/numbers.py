@@ -16,7 +16,6 @@ from tr11ops.observe import derived
 from tr11ops.observe.liveness import liveness_outside, may_live_outside
 from tr11ops.observe.observations import Validation
 from tr11ops.observe.snapshot import SOUND_LOSSES, Snapshot, Step
-from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.metrics_record import MeasuredStep
 from trainer.contract.units import shortened
 
@@ -489,9 +488,8 @@ def _gone_back(snapshot: Snapshot, steps: tuple[Step, ...], index: int) -> Itera
         (entry.step for entry in there if entry.step <= before.record.iteration), default=None
     )
     if newest is not None and after.record.iteration <= newest:
-        yield (
-            f"the training went back to iteration {after.record.iteration}, though {checkpoint_name(newest)} was there"
-        )
+        name = derived.checkpoint_label(snapshot, newest)
+        yield f"the training went back to iteration {after.record.iteration}, though {name} was there"
 
 
 def _jumps(steps: tuple[Step, ...], index: int) -> Iterator[str]:

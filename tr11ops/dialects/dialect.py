@@ -60,6 +60,17 @@ class CheckpointName(Record, dict=True):
         digits = f"{step:0{place['width'] or 1}d}"
         return f"{self.text[: place.start()]}{digits}{self.text[place.end() :]}"
 
+    def label(self, step: int) -> str:
+        """A checkpoint of this step as screens name it: by its name, with the step where that is not
+        plain from it.
+        """
+        name = self.of_step(step)
+        if not name:
+            return f"step {step}"
+        if name.endswith(f"-{step}"):
+            return name
+        return f"{name} (step {step})"
+
     @property
     def has_step(self) -> bool:
         return _STEP.search(self.text) is not None

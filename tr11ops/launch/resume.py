@@ -207,7 +207,7 @@ def start_checks(card: RunCard, found: LaunchCheckpoints) -> Iterator[PreflightC
     elif found.refusal:
         step, fault = found.found.barrier or found.found.passed[0]
         if fault.key:
-            text = f"{checkpoint_name(step)}: {fault.text}"
+            text = f"{card.checkpoint_label(step)}: {fault.text}"
         else:
             text = found.refusal
         rule, _, fix = text.rpartition("; ")
@@ -253,7 +253,7 @@ def _resume_checks(
     latest = found.latest
     passed = found.found.passed
     source = found.source
-    name = checkpoint_name(manifest.step)
+    name = card.checkpoint_label(manifest.step)
     will = "will be resumed" if source.is_own else "is the start"
     if isinstance(latest, Unknown):
         yield warning("checkpoints", f"latest cannot be used ({latest.why}): {name} {will}")
@@ -261,14 +261,15 @@ def _resume_checks(
         text = f"{source.folder / LATEST_FILE} is missing: {name}, the newest resumable one, {will}"
         yield warning("checkpoints", text)
     elif latest not in steps:
-        text = f"latest names {checkpoint_name(latest)}, which is not there: {name} {will}"
+        text = f"latest names {card.checkpoint_label(latest)}, which is not there: {name} {will}"
         yield warning("checkpoints", text)
     for step, fault in passed[:3]:
-        yield warning("checkpoints", f"{checkpoint_name(step)} is passed over: {fault.text}")
+        yield warning("checkpoints", f"{card.checkpoint_label(step)} is passed over: {fault.text}")
     newer = [step for step in steps if step > manifest.step and step not in dict(passed)]
     if newer:
         yield warning(
-            "checkpoints", f"{checkpoint_name(newer[-1])} is newer than {name}, which latest names"
+            "checkpoints",
+            f"{card.checkpoint_label(newer[-1])} is newer than {name}, which latest names",
         )
     saved_on = ""
     if isinstance(card, OwnCard):
@@ -300,7 +301,7 @@ def _finished_checks(
     manifest = found.found.manifest
     if found.refusal or manifest is None:
         return
-    name = checkpoint_name(manifest.step)
+    name = card.checkpoint_label(manifest.step)
     if not isinstance(card, OwnCard):
         total = card.total_iterations
         if total is not None and manifest.step >= total:

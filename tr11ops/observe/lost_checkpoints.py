@@ -21,7 +21,6 @@ from tr11ops.rundir.paths import RunDirectory
 from tr11ops.trainers.checkpoints import survey
 from trainer.contract.checkpoint_names import (
     aside_name,
-    checkpoint_name,
     checkpoint_step,
     checkpoint_steps,
 )
@@ -37,12 +36,12 @@ _STEP_KEYS = ("checkpoint_step", "checkpoint_before", "checkpoint_after")
 
 
 class LostCheckpoints(Record):
-    """The newest step that is on record as saved, the newest sound copy, and the last iteration that was
-    logged; None where there is none.
+    """The newest checkpoint that is on record as saved, by its name, the newest sound copy, and the last
+    iteration that was logged; None where there is none.
     """
 
     folder: Path
-    saved: int
+    saved: str
     copy: CopyRecord | None = None
     iteration: int | None = None
 
@@ -52,7 +51,7 @@ class LostCheckpoints(Record):
         trained = ""
         if self.iteration is not None:
             trained = f", iteration {self.iteration} was trained"
-        text = f"{self.folder} holds no checkpoint, but {checkpoint_name(self.saved)} was saved{trained}"
+        text = f"{self.folder} holds no checkpoint, but {self.saved} was saved{trained}"
         if self.copy is None:
             return f"{text}, and no sound copy is on record"
         return (
@@ -88,7 +87,8 @@ def find_lost(card: RunCard) -> LostCheckpoints | None:
         return None
     whole = [copy for copy in copies if copy.kind == "full" and copy.is_sound]
     newest = max(whole, key=attrgetter("step", "verified"), default=None)
-    return LostCheckpoints(paths.checkpoints, max(steps), newest, last_iteration(paths))
+    saved = card.checkpoint_label(max(steps))
+    return LostCheckpoints(paths.checkpoints, saved, newest, last_iteration(paths))
 
 
 def last_iteration(paths: RunPaths) -> int | None:

@@ -32,6 +32,7 @@ from tr11ops.runcard.watching import (
 )
 from trainer.config.base import Iterations, Positive, Section, left_out
 from trainer.config.card import RunSection, TrainerConfig
+from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 from trainer.contract.resumable import ResumeNeed
@@ -103,6 +104,10 @@ class RunCard(Section):
     def resume_need(self) -> ResumeNeed:
         """What a checkpoint must be for the training to go on from it."""
         return ResumeNeed()
+
+    def checkpoint_label(self, step: int) -> str:
+        """A checkpoint of the run as screens name it: by the name that its trainer gives it."""
+        return checkpoint_name(step)
 
     @property
     def uses_own_trainer(self) -> bool:
@@ -289,6 +294,12 @@ class ForeignCard(RunCard):
     @property
     def resume_need(self) -> ResumeNeed:
         return ResumeNeed(trainer="foreign")
+
+    def checkpoint_label(self, step: int) -> str:
+        from tr11ops.dialects.dialect import CheckpointName
+
+        rules = self.settings.dialect.checkpoints
+        return CheckpointName("" if rules is None else rules.name).label(step)
 
 
 OWN_SECTIONS = tuple(name for name in OwnCard.model_fields if name not in RunCard.model_fields)

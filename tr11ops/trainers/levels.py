@@ -74,12 +74,7 @@ class TrainerStanding(Record):
 
     def name_of(self, step: int) -> str:
         """A checkpoint by the name that it has in its trainer's folder, with its step."""
-        name = CheckpointName(self.saves_as).of_step(step) if self.saves_as else ""
-        if not name:
-            return f"step {step}"
-        if name.endswith(f"-{step}"):
-            return name
-        return f"{name} (step {step})"
+        return CheckpointName(self.saves_as).label(step)
 
     @property
     def is_watched(self) -> bool:
