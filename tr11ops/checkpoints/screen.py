@@ -10,6 +10,7 @@ from tr11ops.base.observed import Unknown
 from tr11ops.base.units import quantity, rough_duration, size
 from tr11ops.checkpoints.catalogue import Catalogue
 from tr11ops.checkpoints.retention import RetentionDecision, counts
+from tr11ops.dialects.settings import NO_DIALECT
 from tr11ops.rundir.checkpoint_digests import NotFiniteRecord
 from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
 from tr11ops.rundir.copies import CopyRecord
@@ -75,10 +76,9 @@ def table(catalogue: Catalogue, now: float) -> str:
     shape = ""
     foreign = {entry.foreign.dialect for entry in catalogue.checkpoints if entry.foreign}
     if foreign:
+        named = ", ".join(sorted(foreign - {NO_DIALECT})) or "another trainer"
         alone = size(sum(entry.freed for entry in catalogue.checkpoints))
-        shape = (
-            f", held of {', '.join(sorted(foreign))}: {alone} are here alone, the rest are links"
-        )
+        shape = f", held of {named}: {alone} are here alone, the rest are links"
     elif len(shapes) == 1:
         shape = f", {shapes.pop()} (tensor x pipeline x data)"
     total = size(sum(entry.bytes for entry in catalogue.checkpoints))

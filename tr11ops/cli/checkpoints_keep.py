@@ -21,6 +21,7 @@ from tr11ops.cli import completion
 from tr11ops.cli.common import directory_of, in_time_for_all, say
 from tr11ops.cli.progress import ByteProgress
 from tr11ops.cli.runner import DRY_RUN, JSON, REASON, YES, Change, Outcome, RunContext
+from tr11ops.runcard.kinds import ForeignCard, is_watched
 from tr11ops.rundir.checkpoint_pins import pin as put_pin
 from tr11ops.rundir.checkpoint_pins import unpin as take_pin
 from tr11ops.rundir.claims import ClaimTaken, Clocks
@@ -275,6 +276,8 @@ def list_checkpoints(
     line = f"no checkpoint in {catalogue.folder}"
     if catalogue.checkpoints or catalogue.quarantined:
         line = table(catalogue, time.time())
+    elif isinstance(card, ForeignCard) and is_watched(card) and not card.trainer.hold:
+        line = "not known: the job is only watched (level 0); `tr11 watch --hold --folder DIR` holds them"
     code = 0
     notes = [
         f"tr11: not known, so nothing may be removed: {read_error}"

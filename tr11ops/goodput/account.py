@@ -114,7 +114,7 @@ class Amount(Record):
 
 class Goodput(Record):
     """The account of a run from `begin` to `end`, in seconds since the epoch. Sums of `spans` are
-    exact.
+    exact. Where it is not known what was saved (`kept_is_known`), all that was trained counts as useful.
     """
 
     begin: float
@@ -122,6 +122,14 @@ class Goodput(Record):
     spans: tuple[AccountSpan, ...]
     faults: tuple[Interruption, ...]
     read_errors: tuple[str, ...] = ()
+    kept_is_known: bool = True
+
+    @property
+    def useful_did(self) -> str:
+        """What the useful share of the time did, in words."""
+        if self.kept_is_known:
+            return "trained what was kept"
+        return "trained (kept: not known)"
 
     @property
     def total(self) -> Amount:
@@ -235,8 +243,10 @@ def account(history: History, now: float) -> Goodput:
     An attempt of which no one recorded the end, and which gave no sign of life for two minutes, is
     unknown from its last sign on until the next attempt began or its time limit passed.
     """
-    moment = micro(now)
     settled = settle(known(history.attempts, ()), now)
+    moment = micro(now)
+    if history.ends_with_its_jobs:
+        moment = max((one.end for one in settled), default=moment)
     steps: dict[str, list[StepMark]] = defaultdict(list)
     for step in known(history.steps, ()):
         steps[step.job_id].append(step)
@@ -266,6 +276,7 @@ def account(history: History, now: float) -> Goodput:
         spans=tuple(spans),
         faults=tuple(chain.faults()),
         read_errors=history.read_errors,
+        kept_is_known=not isinstance(history.checkpoints, Unknown),
     )
 
 

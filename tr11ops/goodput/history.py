@@ -29,6 +29,7 @@ from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord, last_sign_in, 
 from tr11ops.rundir.exclusions import EXCLUDED, INCLUDED
 from tr11ops.rundir.journal import JournalEntry, Ledger, read_journal
 from tr11ops.rundir.paths import RunDirectory, Submission
+from tr11ops.trainers.watched import WatchedJob, watched_file
 from trainer.contract.attempt import EndMarker, read_phases
 from trainer.contract.checkpoint_formats import MANIFEST_FILE
 from trainer.contract.checkpoint_names import checkpoint_steps
@@ -294,7 +295,10 @@ def read_history(
         attempts = tuple(sorted(lives, key=lambda attempt: (attempt.start, attempt.job_id)))
     submissions, unread = read_submissions(directory)
     asked = jobs if any(attempt.ended is None for attempt in known(attempts, ())) else ()
-    read_errors += _unread(attempts=attempts, jobs=asked, submissions=submissions)
+    checkpoints = observed(_read_checkpoints, paths)
+    read_errors += _unread(
+        attempts=attempts, jobs=asked, submissions=submissions, checkpoints=checkpoints
+    )
     read_errors += unread
     read_errors += [str(fault) for fault in ledger.faults if fault.kind != "torn"][:3]
     return History(
@@ -305,11 +309,12 @@ def read_history(
         else tuple(reversed(submissions)),
         attempts=attempts,
         steps=steps,
-        checkpoints=observed(_read_checkpoints, paths),
+        checkpoints=checkpoints,
         pauses=_pauses(ledger.entries, directory),
         holds=_holds(ledger.entries),
         exclusions=_exclusions(ledger.entries),
         waits=_waits(directory, jobs, known(submissions, ()), scheduler),
+        ends_with_its_jobs=watched_file(paths).exists(),
         read_errors=tuple(read_errors),
     )
 
@@ -353,7 +358,13 @@ def read_metrics(path: Path) -> tuple[StepMark, ...]:
 
 # ----------------------------------------------------------------------------- checkpoints
 def _read_checkpoints(paths: RunPaths) -> tuple[CheckpointMark, ...]:
-    """The complete checkpoints that are still there, by step; of a manifest only the head is read."""
+    """The complete checkpoints that are still there, by step; of a manifest only the head is read.
+
+    Raises ValueError for a job whose checkpoints are not looked at, OSError.
+    """
+    watched = WatchedJob.read(paths)
+    if watched is not None and not watched.hold:
+        raise ValueError("not looked at: level 0, only watched")
     found = []
     for step in checkpoint_steps(paths.checkpoints):
         try:

@@ -94,6 +94,7 @@ class History(Record):
     `pauses`: kill switch and pause; `holds`: queued jobs that were held, since when, until someone let it go;
     `exclusions`: `what` is the node.
     `waits`: whether work of the run waits in the queue now; None where the scheduler does not say.
+    `ends_with_its_jobs`: someone else submits them, so that no time between them is the run's.
     """
 
     name: str
@@ -106,6 +107,7 @@ class History(Record):
     holds: tuple[Period, ...] = ()
     exclusions: tuple[Period, ...] = ()
     waits: bool | None = None
+    ends_with_its_jobs: bool = False
     read_errors: tuple[str, ...] = ()
 
     @property

@@ -99,11 +99,12 @@ def _verdict(goodput: Goodput, paper: Paper) -> Iterator[str]:
     if useful is None:
         share = "nothing was held yet"
     else:
-        share = f"{_percent(useful)} of it trained what was kept"
+        share = f"{_percent(useful)} of it {goodput.useful_did}"
     yield paper.fit(f"{held}{cost}: {share}")
     if ratio is not None:
+        did = "did" if goodput.kept_is_known else "trained"
         yield paper.fit(
-            f"ETTR {_percent(ratio)}: the share of all this time, waits included, that did"
+            f"ETTR {_percent(ratio)}: the share of all this time, waits included, that {did}"
         )
 
 
@@ -273,6 +274,7 @@ def document(
             for part in periods(goodput, 1, zone)
             if part.spans
         ],
+        "kept_is_known": goodput.kept_is_known,
         "unknown": list(goodput.read_errors),
     }
 

@@ -67,7 +67,7 @@ class Happened(Record):
 class ShiftProgress(Record):
     """What the shift's training came to; what its trainer does not count is None.
 
-    `useful` is the share (0..1) of the held node time that counts.
+    `useful` is the share (0..1) of the held node time that counts, `useful_did` what that did.
     """
 
     iterations: int
@@ -79,6 +79,7 @@ class ShiftProgress(Record):
     loss_now: float | None
     useful: float | None
     node_hours: float
+    useful_did: str = "trained what was kept"
 
 
 class Trouble(Record):
@@ -232,6 +233,7 @@ def _progress(material: HandoverMaterial, since: float, until: float) -> ShiftPr
         loss_before=begun.loss,
         loss_now=ended.loss,
         useful=part.useful_of_held,
+        useful_did=part.useful_did,
         node_hours=part.total.held_hours,
     )
 

@@ -129,7 +129,7 @@ def progress_sentence(progress: ShiftProgress) -> str:
             before = f"{progress.loss_before:.4f} -> "
         text += f"; loss {before}{progress.loss_now:.4f}"
     if progress.useful is not None:
-        text += f"; {100 * progress.useful:.0f} % of {node_time(progress.node_hours)} trained what was kept"
+        text += f"; {100 * progress.useful:.0f} % of {node_time(progress.node_hours)} {progress.useful_did}"
     return f"{text}."
 
 

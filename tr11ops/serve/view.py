@@ -229,11 +229,16 @@ def _tiles(told: Mapping[str, Any], now: float) -> Iterator[Tile]:
     percent = number(rate.get("percent"))
     best = "" if percent is None else f"{percent:.0f} % of its best"
     yield Tile("seconds a step", _number(told.get("seconds_per_iteration"), ".2f"), best)
+    trainer = table(told.get("trainer"))
     tokens = number(told.get("consumed_tokens"))
-    batch = _number(told.get("global_batch_size"), ",.0f")
-    yield Tile("tokens seen", "-" if tokens is None else short(tokens), f"batch {batch}")
-    saved = table(told.get("last_checkpoint"))
-    yield Tile("checkpoint", _number(saved.get("step"), ",.0f"), _age(saved))
+    if tokens is not None or not trainer:  # another trainer may not tell of them
+        batch = _number(told.get("global_batch_size"), ",.0f")
+        yield Tile("tokens seen", "-" if tokens is None else short(tokens), f"batch {batch}")
+    if number(trainer.get("level")) == 0:
+        yield Tile("checkpoint", "not known", "level 0: only watched")
+    else:
+        saved = table(told.get("last_checkpoint"))
+        yield Tile("checkpoint", _number(saved.get("step"), ",.0f"), _age(saved))
     for name in ("backup", "sync"):
         copy = told.get(name)
         if isinstance(copy, Mapping):

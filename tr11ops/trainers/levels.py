@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from tr11ops.base.units import timestamp
 from tr11ops.dialects.dialect import CheckpointName
-from tr11ops.dialects.settings import TrainerSettings
+from tr11ops.dialects.settings import NO_DIALECT, TrainerSettings
 from tr11ops.trainers.moved import MovedAside, read_moves
 from tr11ops.trainers.proof import StopProof, read_proof, stop_digest
 from tr11ops.trainers.stopping import NEXT_CHECKPOINT, lack_of_asking, way_of
@@ -98,7 +98,8 @@ class TrainerStanding(Record):
         return words[:1] == ["scancel"] or (words[:1] == ["scontrol"] and words[1:2] != ["show"])
 
     def __str__(self) -> str:
-        text = f"{self.dialect}, level {self.level}: {_DOES[self.level]}; {self.stop}"
+        name = "no dialect" if self.dialect == NO_DIALECT else self.dialect
+        text = f"{name}, level {self.level}: {_DOES[self.level]}; {self.stop}"
         if self.unknown:
             return f"{text}; not known: {', '.join(self.unknown)}"
         return text

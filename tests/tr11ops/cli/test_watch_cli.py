@@ -97,6 +97,31 @@ def test_its_end_is_on_record(bench: WatchBench, reason: str, lines: tuple[str, 
     assert sorted(path.read_bytes() for path in bench.root.rglob("*.json*")) == before
 
 
+def test_what_was_kept_of_a_cancelled_one_is_not_known(bench: WatchBench) -> None:
+    """No checkpoint of it is looked at: to call all of it lost would be a guess."""
+    bench.submit('for i in $(seq 1 600); do echo "' + BASH_STEP + '"; sleep 0.2; done')
+    until(lambda: bench.log.is_file() and "step: 3" in bench.log.read_text(), "three steps")
+    bench.watch()
+    until(lambda: "step: 9" in bench.log.read_text(), "more steps")
+    bench.watch()
+    bench.scheduler.cancel(bench.job)
+    bench.ended()
+    bench.watch()
+    run = ("--run", bench.card, "--scheduler", "local")
+    past = bench.tr11("goodput", "--json", *run).json
+    assert past["useful_of_held"] > 0.0 and past["kept_is_known"] is False
+    again = bench.tr11("goodput", "--json", *run).json
+    assert again["end"] == past["end"]  # the time after it is its owner's matter
+    said = bench.tr11("goodput", *run).out
+    assert "(kept: not known)" in said and "unknown: checkpoints: not looked at: level 0" in said
+    page = bench.folder / "report.html"
+    bench.tr11("report", "-o", str(page), *run)
+    text = page.read_text(encoding="utf-8")
+    assert "only watched (level 0)" in text and "none yet" not in text
+    assert "Not drawn, for no step tells it: learning rate" in text
+    assert "only watched (level 0)" in bench.tr11("checkpoints", "list", "--run", bench.card).out
+
+
 def test_one_that_finishes_needs_no_one(bench: WatchBench) -> None:
     ours = bench.folder / "ours.toml"
     ours.write_text(

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.tr11ops.foreign_card import FOREIGN
+from tests.tr11ops.trainers.holding import Bench
 from tr11ops.cli.main import execute
 from tr11ops.launch.foreign import foreign_checks, look_at_trainer
+from tr11ops.observe.lost_checkpoints import find_lost
 from tr11ops.runcard.card import load_card
 from tr11ops.runcard.check import Level
 
@@ -122,3 +124,27 @@ def test_its_level_stands_in_the_status(path: Path, capsys: pytest.CaptureFixtur
     trainer = json.loads(capsys.readouterr().out)["trainer"]
     assert (trainer["dialect"], trainer["level"]) == ("huggingface", 2)
     assert trainer["unknown"] == ["how often it saves"]
+
+
+def test_a_checkpoint_has_its_trainers_name_on_every_screen(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench = Bench(path.parent)
+    bench.save(30, 40)
+    bench.hold()
+    (path.parent / "run" / "state" / "submissions").mkdir(parents=True)
+    words = ("--run", str(path), "--scheduler", "local", "--dry-run")
+    for command in ("kill", "pause", "resume", "launch"):
+        capsys.readouterr()
+        execute([command, *words])
+        said = "".join(capsys.readouterr())
+        assert "checkpoint-40" in said and "global_step" not in said, said
+
+
+def test_what_is_lost_has_its_trainers_name(path: Path) -> None:
+    card = load_card(path)
+    card.paths.digest_record("global_step40").parent.mkdir(parents=True)
+    card.paths.digest_record("global_step40").write_text("{}", encoding="utf-8")
+    (path.parent / "out").mkdir()
+    lost = find_lost(card)
+    assert lost is not None and "but checkpoint-40 was saved" in lost.rule

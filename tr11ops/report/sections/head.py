@@ -63,7 +63,7 @@ def sentence(material: ReportMaterial, zone: tzinfo) -> str:
             tokens = f" ({quantity(step.record.consumed_tokens)} tokens)"
     text = f"The training has done {done:,}{of} iterations{tokens} in {duration(goodput.end - goodput.begin)}"
     if goodput.useful_of_held is not None:
-        text += f"; {100 * goodput.useful_of_held:.0f} % of the node-hours trained what was kept"
+        text += f"; {100 * goodput.useful_of_held:.0f} % of the node-hours {goodput.useful_did}"
     text += f"; {counted(len(goodput.faults), 'fault')} stopped it"
     end = eta(material, zone)
     if end and material.verdict.word in {VerdictWord.HEALTHY, VerdictWord.AT_RISK}:

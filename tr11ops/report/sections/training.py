@@ -46,6 +46,9 @@ def course(material: ReportMaterial, zone: tzinfo, with_charts: bool) -> ReportS
     lines = [f"{series.total:,} steps; dotted lines are incidents, shaded until they were over."]
     if len(series.points) < series.total:
         lines.append(f"{len(series.points):,} of them are drawn, with every stretch's extremes.")
+    untold = [title for title, name, *_ in PANELS if not _is_told(series, name)]
+    if with_charts and untold:
+        lines.append(f"Not drawn, for no step tells it: {', '.join(untold)}.")
     charts: tuple[str, ...] = ()
     if with_charts:
         from_zero = material.within.is_whole
@@ -83,6 +86,7 @@ def _over_time(series: TrainingSeries, markers: Sequence[IncidentMarker], zone: 
     others = [
         Panel(title, (_curve(title, colour, name, points),), log, zero)
         for title, name, colour, log, zero in PANELS
+        if _is_told(series, name)
     ]
     rows = [(point.time, _texts(point, zone)) for point in series.points]
     ticks = time_ticks(scale.low, scale.high, zone)
@@ -161,6 +165,11 @@ def _layer_texts(point: LayersPoint, zone: tzinfo) -> tuple[str, ...]:
     spreads = [getattr(point, field) for _, field in LAYER_PANELS]
     texts = (f"{number(each.largest)} in {each.layer}" if each.layer else "-" for each in spreads)
     return timestamp(point.time, zone, MINUTE), f"{point.iteration:,}", *texts
+
+
+def _is_told(series: TrainingSeries, name: str) -> bool:
+    """Whether any point has a number of this name, so that there is something to draw."""
+    return any(math.isfinite(_value(point, name)) for point in series.points)
 
 
 def _curve(title: str, colour: str, name: str, points: Sequence[StepPoint | None]) -> Curve:
