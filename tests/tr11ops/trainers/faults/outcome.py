@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -39,8 +41,13 @@ class Restart(Record):
         return max(0, self.reached - (self.first - 1))
 
 
+_LAUNCH = re.compile(r"\S+ launch \d+: ")
+
+
 class Outcome(Record):
-    """One cell of the table. `wrong`: what is not as it has to be, empty where all is."""
+    """One cell of the table. `code`: the commit that was tried, with a "+" where the tree had changes; of the
+    first cells the commit that brought them. `wrong`: what is not as it has to be, empty where all is.
+    """
 
     scheduler: str
     trainer: str
@@ -58,6 +65,12 @@ class Outcome(Record):
     end: str = ""
     seconds: float = 0.0
     wrong: tuple[str, ...] = ()
+    code: str = ""
+
+    @property
+    def starts(self) -> int:
+        """How often its workers were started, by the record of each launch."""
+        return sum(_LAUNCH.match(act) is not None for act in self.acts)
 
     @property
     def lost(self) -> int:
@@ -113,12 +126,22 @@ def judged(
         innocent=tuple(node for node in excluded if node != given.node),
         end=_end_of(run, fault) if ends else "",
         seconds=round(seconds, 1),
+        code=_code(),
     )
     return _with(outcome, (*wrong, *_wrongs(outcome, fault, run.trainer.steps)))
 
 
 def _with(outcome: Outcome, wrong: tuple[str, ...]) -> Outcome:
     return replace(outcome, wrong=wrong)
+
+
+def _code() -> str:
+    """The commit of the tree that this file is in, "" where it is in none."""
+    words = ("git", "describe", "--always", "--abbrev=8", "--exclude=*", "--dirty=+")
+    done = subprocess.run(
+        words, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip()
 
 
 def _end_of(run: FaultRun, fault: Fault) -> str:

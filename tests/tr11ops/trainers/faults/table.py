@@ -9,8 +9,10 @@ from pathlib import Path
 
 from tests.tr11ops.trainers.faults.given import FAULTS
 from tests.tr11ops.trainers.faults.outcome import Outcome
+from tr11ops.base.units import counted
 from trainer.contract.documents import document, record_of
 
+FIRST_CODE = "Which code each cell is of; before `a256536e` that was not kept, and it is the commit that brought the cell:"
 BEGIN, END = "<!-- the table of faults -->", "<!-- its end -->"
 
 
@@ -45,13 +47,25 @@ def table_lines(cells: Iterable[Outcome]) -> list[str]:
     for fault in FAULTS.values():
         of_fault = [one for one in found if one.fault == fault.name]
         lines += [_row(fault.what, one) for one in of_fault]
-    return lines
+    return [*lines, "", FIRST_CODE, "", *_codes(found)]
+
+
+def _codes(cells: Iterable[Outcome]) -> Iterator[str]:
+    """Which code each cell is of, a line for each."""
+    by_code: dict[str, dict[str, list[str]]] = {}
+    for one in cells:
+        of_code = by_code.setdefault(one.code, {})
+        of_code.setdefault(f"{one.trainer} on {one.scheduler}", []).append(one.fault)
+    for code, trainings in sorted(by_code.items()):
+        count = sum(map(len, trainings.values()))
+        told = "; ".join(f"{where}: {', '.join(faults)}" for where, faults in trainings.items())
+        yield f"- `{code}`: {counted(count, 'cell')} ({told})"
 
 
 def _row(what: str, one: Outcome) -> str:
     cells = (
         what, one.trainer, one.scheduler, one.during.partition(" toy ")[0] or "-", _verdict(one),
-        "; ".join(_done(one.acts)) or "-", one.end or "none", str(1 + len(one.restarts)),
+        "; ".join(_done(one.acts)) or "-", one.end or "none", str(one.starts),
         str(one.again), str(one.lost), " ".join(one.excluded) or "none", one.person or "nothing",
     )  # fmt: skip
     return f"| {' | '.join(cells)} |"
@@ -68,6 +82,7 @@ _DECISION = re.compile(r"^\S+ launch \d+: \w+, (?P<what>.*?)(?:, (?:blamed|suspe
 _ENDS = {
     "signal": "ended after a checkpoint, before the limit",
     "kill-switch": "ended after a checkpoint",
+    "exit-duration": "ended after a checkpoint, before the limit",
 }
 _ASIDE = re.compile(r"^(?P<what>\S+) is .*: it lies in \S+ now")
 
