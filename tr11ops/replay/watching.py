@@ -12,6 +12,7 @@ from tr11ops.alerts.notify import tell
 from tr11ops.alerts.policy import Policy, policy_of
 from tr11ops.alerts.service import AlertInput
 from tr11ops.alerts.state import AlertState, Message
+from tr11ops.base.errors import NotDone
 from tr11ops.base.observed import Observed, known
 from tr11ops.cluster.arrays import names_of
 from tr11ops.detect.registry import detect_all, unjudged_detectors
@@ -29,11 +30,12 @@ from tr11ops.observe.training_files import read_launch_ends
 from tr11ops.queue.queued_jobs import PendingJobs
 from tr11ops.replay.run import SimulatedRun
 from tr11ops.replay.scheduler import USER
-from tr11ops.rundir.action_log import ActionHistory, ActionRecord, ProgressRecord, Result
+from tr11ops.rundir.action_log import ActionHistory, ActionRecord, ProgressRecord
 from tr11ops.rundir.cron_records import PeriodicJobState
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusions import due_for_recheck, read_version
 from tr11ops.rundir.hold_store import HoldRecord, forget_holds, read_holds
+from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory, Submission
 from tr11ops.watchdog.actions import (
     Action,
@@ -45,7 +47,7 @@ from tr11ops.watchdog.actions import (
     Release,
     Resubmit,
 )
-from tr11ops.watchdog.apply import exclude_as_planned, include_as_planned
+from tr11ops.watchdog.apply import carry_out, exclude_as_planned, include_as_planned
 from tr11ops.watchdog.context import read_policy_context
 from tr11ops.watchdog.policy import plan
 from tr11ops.watchdog.repairs import note_out_of_service, out_of_service
@@ -166,7 +168,7 @@ class Watchdog:
         self._alerts = replace(after, messages=(), events=())
         self.messages += messages
         self._world.account.mails += sum(one.kind != "digest" for one in messages)
-        self._apply(intended, snapshot)
+        self.apply(intended, progress(snapshot))
         if self._needs_person() and self._person_comes == math.inf:
             self._person_comes = self._world.now + self._world.parameters.person
 
@@ -187,41 +189,47 @@ class Watchdog:
         self._alike += 1
         return self._records
 
-    def _apply(self, intended: Plan, snapshot: Snapshot) -> None:
-        for action in intended.actions:
-            if self._carry_out(action):
-                self._note(action, progress(snapshot))
-
-    def _note(self, action: Action, reached: ProgressRecord) -> None:
-        record = ActionRecord(
-            str(len(self._history) + 1),
-            action.name,
-            subject=action.subject,
-            incident=action.incident,
-            time=self._world.now,
-            progress=reached,
-            result=Result.DONE,
+    def apply(self, intended: Plan, reached: ProgressRecord) -> None:
+        """As production carries a plan out, with its records; what the world does of it differs."""
+        now = self._world.now
+        journal = Journal(self._run.directory.journal)
+        done = carry_out(
+            intended.actions, self._effect, journal, stopped=str, progress=reached, now=now
         )
-        self._history = (*self._history, record)
+        noted = (
+            ActionRecord(
+                str(number),
+                one.action.name,
+                subject=one.action.subject,
+                incident=one.action.incident,
+                time=now,
+                progress=reached,
+                result=one.result,
+                message=one.message,
+            )
+            for number, one in enumerate(done, len(self._history) + 1)
+        )
+        self._history = (*self._history, *noted)
 
-    def _carry_out(self, action: Action) -> bool:
-        """Do what the policy plans, in the world; whether it is done."""
+    def _effect(self, action: Action, tag: str) -> str:
+        """Do in the world what the policy plans; what was done. Raises NotDone."""
         run = self._run
+        words = "done"
         if isinstance(action, Resubmit):
             run.submit(ARRAY_TASKS)
         elif isinstance(action, Exclude):
             days = run.card.resilience.exclusion_days
-            exclude_as_planned(action, run.directory, self._queue(), days)
+            words = exclude_as_planned(action, run.directory, self._queue(), days)
         elif isinstance(action, Include):
-            include_as_planned(action, run.directory, self._queue())
+            words = include_as_planned(action, run.directory, self._queue())
         elif isinstance(action, Hold):
             run.scheduler.hold(action.subject)
         elif isinstance(action, Release):
             run.scheduler.release(action.subject)
         else:
-            return False
+            raise NotDone(f"a replay has no {action.name}")
         run.note_exclusions()
-        return True
+        return words
 
     def _queue(self) -> RunQueue:
         scheduler = self._run.scheduler

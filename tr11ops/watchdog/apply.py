@@ -252,9 +252,11 @@ def _number_the_record(tag: str, job_id: str, snapshot: Snapshot, directory: Run
 # themselves
 def exclude_as_planned(
     action: Exclude, directory: RunDirectory, queue: RunQueue, days: float | None
-) -> ExclusionResult:
-    """Exclude the node that the policy names, for so many days. Never raises."""
-    return exclude_nodes(
+) -> str:
+    """Exclude the node that the policy names, for so many days; what was done. Raises NotDone where it
+    is refused.
+    """
+    done = exclude_nodes(
         directory,
         [action.subject],
         queue,
@@ -265,13 +267,14 @@ def exclude_as_planned(
         job_id=action.job_id,
         limit=action.limit,
     )
+    return _words_of("excluded", done)
 
 
-def include_as_planned(
-    action: Include, directory: RunDirectory, queue: RunQueue
-) -> ExclusionResult:
-    """Let the run use the node that the policy names again, after the others. Never raises."""
-    return include_nodes(
+def include_as_planned(action: Include, directory: RunDirectory, queue: RunQueue) -> str:
+    """Let the run use the node that the policy names again, after the others; what was done. Raises
+    NotDone where it is refused.
+    """
+    done = include_nodes(
         directory,
         [action.subject],
         queue,
@@ -279,6 +282,13 @@ def include_as_planned(
         owner=AUTOMATIC_OWNER,
         then=action.then,
     )
+    return _words_of("may be used again", done)
+
+
+def _words_of(what: str, done: ExclusionResult) -> str:
+    if done.refused:
+        raise NotDone(done.refused[0][1])
+    return "; ".join((what, *done.failures))
 
 
 class RunEffects(Record):
@@ -302,9 +312,10 @@ class RunEffects(Record):
             if isinstance(action, Resubmit):
                 return self._resubmit(action, tag)
             if isinstance(action, Exclude):
-                return self._exclude(action)
+                days = self.card.resilience.exclusion_days
+                return exclude_as_planned(action, self.directory, self._queue(), days)
             if isinstance(action, Include):
-                return self._include(action)
+                return include_as_planned(action, self.directory, self._queue())
             if isinstance(action, Cancel):
                 self._prove_relaunch(action.relaunch)
                 self.scheduler.cancel(action.subject)
@@ -381,20 +392,6 @@ class RunEffects(Record):
             kept=self.card.slurm.excluded_nodes,
             user=self.user,
         )
-
-    def _exclude(self, action: Exclude) -> str:
-        done = exclude_as_planned(
-            action, self.directory, self._queue(), self.card.resilience.exclusion_days
-        )
-        if done.refused:
-            raise NotDone(done.refused[0][1])
-        return "; ".join(("excluded", *done.failures))
-
-    def _include(self, action: Include) -> str:
-        done = include_as_planned(action, self.directory, self._queue())
-        if done.refused:
-            raise NotDone(done.refused[0][1])
-        return "; ".join(("may be used again", *done.failures))
 
     def _hold_or_release(self, action: Action) -> str:
         numbers = [action.subject]

@@ -158,8 +158,8 @@ RULES: Mapping[Callable[[rules.Draft], None], tuple[Power, ...]] = {
     ),
     rules.use_avoided: (
         Power(
-            "queued jobs wait for nodes while some are free that are only avoided",
-            "lets the run use as many of these again as are missing",
+            "queued jobs wait for nodes while some are free that are only avoided, or that tr11 excluded an hour ago",
+            "lets the run use as many of these again as are missing, once they have rested: an hour, then a day",
             "tr11 nodes exclude NODE",
             (Include,),
         ),

@@ -18,6 +18,9 @@ from tr11ops.rundir.paths import RunDirectory
 # times that a repair is believed, before the node has trained well for a day: 22 % of repaired nodes
 # fail again within one
 MOST_RETURNS = 1
+# how long a node that tr11 has excluded is not used whatever is missing: at first, and when it has
+# come back once and failed again; then it takes a person
+RESTS = (3600.0, 86_400.0)
 _KEPT_OFF = {NodeStanding.AVOID.value, NodeStanding.EXCLUDE.value}
 
 
@@ -62,6 +65,29 @@ def note_out_of_service(directory: RunDirectory, nodes: Collection[str], now: fl
         return replace(version, exclusions=tuple(entries))
 
     return revise(directory, change)
+
+
+def in_reserve(entries: Collection[Exclusion], now: float) -> tuple[Exclusion, ...]:
+    """What keeps nodes off that may be used where an attempt would wait else: those that are only
+    avoided, whoever said so, then those that tr11 excluded and that have rested; the oldest first.
+    """
+    avoided = [entry for entry in entries if entry.state == NodeStanding.AVOID]
+    excluded = [
+        entry
+        for entry in entries
+        if entry.owner == AUTOMATIC_OWNER
+        and entry.state == NodeStanding.EXCLUDE
+        and entry.returns < len(RESTS)
+        and now - (entry.since or now) >= RESTS[entry.returns]
+    ]
+    return (*sorted(avoided, key=_age), *sorted(excluded, key=_age))
+
+
+def after_need(entry: Exclusion) -> NodeStanding:
+    """As what such a node stays on record while it is used."""
+    if entry.state == NodeStanding.AVOID:
+        return NodeStanding.SUSPECT
+    return NodeStanding.RETURNED
 
 
 def _age(entry: Exclusion) -> tuple[float, str]:

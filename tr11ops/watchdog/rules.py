@@ -57,7 +57,7 @@ from tr11ops.watchdog.actions import (
     Stacks,
 )
 from tr11ops.watchdog.hangs import hang_case
-from tr11ops.watchdog.repairs import put_back
+from tr11ops.watchdog.repairs import after_need, in_reserve, put_back
 from tr11ops.watchdog.verdict import Verdict, VerdictWord
 
 SURE = 0.8  # from this confidence on, a blamed node is taken for the fault itself
@@ -358,7 +358,9 @@ def exclude_blamed(draft: Draft) -> None:
 
 
 def use_avoided(draft: Draft) -> None:
-    """Nodes that are only avoided are used again where an attempt would wait for them."""
+    """Nodes that are only avoided, or were excluded a while ago, are used again where an attempt would
+    wait for them: those last of which more is known. The checks before a launch look at them.
+    """
     snapshot = draft.snapshot
     if snapshot.active_jobs or not derived.startable_jobs(snapshot):
         return
@@ -367,22 +369,21 @@ def use_avoided(draft: Draft) -> None:
     }
     free -= snapshot.run.excluded_nodes
     listed = known(snapshot.exclusions, ())
-    avoided = [
-        entry for entry in listed if entry.state == NodeStanding.AVOID and entry.node in free
-    ]
+    to_use = [entry for entry in in_reserve(listed, snapshot.time) if entry.node in free]
     others = len(free - {entry.node for entry in listed})
     needed = needed_next(snapshot)
     missing = (needed or 0) - others
-    if not 0 < missing <= len(avoided):
+    if not 0 < missing <= len(to_use):
         return
     why = f"only {counted(others, 'other is', 'others are')} free, an attempt needs {needed}"
-    for entry in sorted(avoided, key=lambda entry: (entry.since or 0.0, entry.node))[:missing]:
+    for entry in to_use[:missing]:
         include = Include(
             entry.node,
             why,
             incident=f"include:{entry.node}:{entry.job_id}",
             evidence=entry.evidence,
             undo=f"`tr11 nodes exclude {entry.node}`",
+            then=after_need(entry),
         )
         draft.propose(include)
 

@@ -14,7 +14,11 @@ from tr11ops.replay.parameters import Layout, Parameters
 from tr11ops.replay.production import Production
 from tr11ops.replay.traces import DAY, Fault, FaultKind, Window
 from tr11ops.replay.world import BEGIN, Score, World
+from tr11ops.rundir.action_log import OUTCOME, ProgressRecord, Result
+from tr11ops.rundir.exclusion import ExclusionLimit
+from tr11ops.rundir.exclusions import read_version
 from tr11ops.rundir.journal import JournalEntry, read_journal
+from tr11ops.watchdog.actions import Exclude, Plan
 
 LAYOUT = Layout(nodes=4, spares=4, held=2)
 NODES = tuple(f"n{number:03d}" for number in range(1, 9))
@@ -82,6 +86,26 @@ def test_an_array_that_ends_is_followed_by_another(tmp_path: Path) -> None:
     assert played.score.tasks > 10
     assert any("queued" in message.subject for message in played.tr11.watchdog.messages)
     assert played.score.effective > 0.95
+
+
+def test_an_exclusion_that_the_cap_refuses_is_refused_in_a_replay_too(tmp_path: Path) -> None:
+    world = World(Window(NODES, DAY, ()), LAYOUT, Parameters())
+    tr11 = Production(world, tmp_path)
+    action = Exclude("n001", "ECC", incident="exclude:n001:1", limit=ExclusionLimit(0))
+    tr11.watchdog.apply(Plan((action,)), ProgressRecord())
+    directory = tr11.run.directory
+    [outcome] = [one for one in read_journal(directory.journal).entries if one.kind == OUTCOME]
+    assert outcome.data["result"] == Result.REFUSED
+    assert not read_version(directory.exclusions).exclusions
+
+
+def test_a_node_that_was_repaired_is_used_again_without_a_person(tmp_path: Path) -> None:
+    """Three of eight nodes fail for a day, one after another; four train. No one has to come."""
+    faults = (fault(f"n00{n}", float(n), n + 1.0, FaultKind.HARDWARE) for n in (1, 2, 3))
+    played = Played(tmp_path, 8.0, *faults)
+    back = {entry.data["node"] for entry in played.of("node-included")}
+    assert back == {"n001", "n002", "n003"}
+    assert (played.score.acts, played.score.innocent) == (0, 0)
 
 
 def test_the_machines_clock_is_back_afterwards(tmp_path: Path) -> None:

@@ -449,6 +449,32 @@ def test_a_node_that_the_site_took_and_put_back_is_used_again(
 
 
 @pytest.mark.parametrize(
+    ("changes", "back"),
+    [
+        ({}, True),
+        ({"since": NOW - HOUR / 2}, False),  # it has not rested
+        ({"owner": "ana"}, False),
+        ({"returns": 1}, False),  # it came back before and failed again: a day
+        ({"returns": 1, "since": NOW - DAY}, True),
+        ({"returns": 2, "since": NOW - 9 * DAY}, False),  # a person
+    ],
+)
+def test_what_was_excluded_a_while_ago_is_used_where_an_attempt_would_wait(
+    changes: dict[str, Any], back: bool
+) -> None:
+    """48 are needed, 47 others are free. What is only avoided comes first."""
+    entry = replace(Exclusion("n01", "ECC", "tr11", since=NOW - HOUR), **changes)
+    free = tuple(Node(f"n{number:02d}", frozenset({"idle"})) for number in range(1, 49))
+    waits = {"jobs": (pending(),), "submissions": (SENT,), "nodes": free}
+    seen = idle(exclusions=(entry,), **waits)
+    assert planned(seen) == ([("include", "n01")] if back else [])
+    assert all(action.then is NodeStanding.RETURNED for action in decide(seen).actions)
+    avoided = Exclusion("n02", "it died", "tr11", since=NOW, state="avoid")
+    waits["nodes"] = (*free, Node("n49", frozenset({"idle"})))
+    assert planned(idle(exclusions=(entry, avoided), **waits)) == [("include", "n02")]
+
+
+@pytest.mark.parametrize(
     ("changes", "state", "noted"),
     [
         ({}, "drain", True),
