@@ -21,7 +21,7 @@ help:
 	@echo "make check   lint, types, import contract, and how dense the code is"
 	@echo "make docs    the documentation as a site in site/, with every link checked"
 	@echo "make bench   the measurements of benchmarks/"
-	@echo "make trainer-faults  ten faults for each unchanged trainer; about an hour; into docs/how-to/trainers.md. FAULT_OPTIONS=\"--trainer plain --scheduler slurm\""
+	@echo "make trainer-faults  ten faults for each unchanged trainer; about an hour; into docs/reference/trainer-faults*.md. FAULT_OPTIONS=\"--trainer plain --scheduler slurm\""
 	@echo "make gpu     on the first GPU at hand, 8 minutes: right against the processor, how fast; into benchmarks/RESULTS.md"
 	@echo "make clean   remove the virtual environment and the demo's run directory"
 

@@ -3,7 +3,7 @@ training of two nodes that `tr11 launch` started.
 
 Each cell is judged by what the run left behind: no step lost of a whole checkpoint, no innocent node
 excluded, the right end. What was found is kept, a file for each scheduler and trainer, in
-`trainer_faults/`; the table of docs/how-to/trainers.md is written from it. A cell that is given again takes
+`trainer_faults/`; the tables of docs/reference/ are written from it. A cell that is given again takes
 its old one's place. Exit status 1 where one came out wrong.
 """
 
@@ -25,6 +25,7 @@ from tests.tr11ops.trainers.faults.outcome import Outcome, play
 from tests.tr11ops.trainers.faults.run import FaultRun
 from tests.tr11ops.trainers.faults.sites import SITES, Site
 from tests.tr11ops.trainers.faults.table import (
+    PAGES,
     keep,
     kept,
     table_lines,
@@ -33,7 +34,7 @@ from tests.tr11ops.trainers.faults.table import (
 from tests.tr11ops.trainers.faults.trainers import TRAINERS
 
 KEPT = Path(__file__).with_name("trainer_faults")
-PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "trainers.md"
+REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 console = Console(highlight=False)
 
 
@@ -52,7 +53,10 @@ def main(words: Sequence[str]) -> int:
         found = _play_all(asked)
     if asked.into is not None:
         return int(any(one.wrong for one in found))
-    PAGE.write_text(with_table(PAGE.read_text("utf-8"), table_lines(kept(KEPT))), encoding="utf-8")
+    for scheduler, name in PAGES.items():
+        page = REFERENCE / name
+        lines = table_lines(kept(KEPT), scheduler)
+        page.write_text(with_table(page.read_text("utf-8"), lines), encoding="utf-8")
     return int(any(one.wrong for one in found))
 
 

@@ -109,7 +109,7 @@ def test_what_a_layer_costs_of_a_model_of_2_billion_parameters() -> None:
     as bytes.
 
     The rounding reads and writes 2.7 GB uncompiled, which takes as long as the products do:
-    docs/how-to/training.md says so.
+    docs/explanation/kernels.md says so.
     """
     inputs = torch.empty(4, 2048, 2048, dtype=BF16, device="meta", requires_grad=True)
     weight = torch.empty(8192, 2048, dtype=BF16, device="meta", requires_grad=True)

@@ -1,4 +1,4 @@
-"""Who hears of an alert now: the table of docs/how-to/alerts.md as a pure function of the alert state and
+"""Who hears of an alert now: the table of docs/reference/alerts.md as a pure function of the alert state and
 the moment.
 
 | | no one knows yet | stands on | is over |

@@ -141,7 +141,7 @@ def _actuator(context: RunContext, hand: Scheduler) -> Actuator:
 
 
 def document(result: Pulse, dry_run: bool) -> dict[str, Any]:
-    """The JSON document; its keys are described in docs/how-to/pulse.md."""
+    """The JSON document; its keys are described in docs/reference/pulse.md."""
     status = status_of(result.snapshot, result.findings, result.verdict).document()
     begun = {id(one.action): one for one in result.done}
     return {

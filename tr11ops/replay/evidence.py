@@ -1,6 +1,6 @@
 """What a simulated launch leaves in its attempt's folder, as real workers, agents and srun would: the
 attribution of production reads it there. How each kind of fault shows itself is an assumption: the
-traces do not tell (docs/how-to/replay.md).
+traces do not tell (docs/explanation/replay.md).
 """
 
 from __future__ import annotations

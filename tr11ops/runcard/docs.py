@@ -1,5 +1,5 @@
 """What there is to say of each key of the run card, read from its schema: for `config explain`, and
-for the reference, written by `python -m tr11ops.runcard.docs > docs/reference/run-card.md`.
+for the reference, written by `python -m tr11ops.runcard.docs docs/reference`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -198,24 +199,54 @@ else from `$TR11_RUN`, else from `tr11.toml` in the current folder. `--run demo`
 - **Faults** are reported all at once, one line each: where, the key, its value, the rule, and what repairs it.
 - The data-parallel degree is not a key: it is nodes x workers per node / (tensor x pipeline).
 
-This page is generated from the schema; `make test` fails when it is out of date.
+This page and those of the sections are generated from the schema; `make test` fails when they are out of date.
+`tr11 config explain KEY` says the same of one key.
+
+## The sections
+
+| section | what it is for |
+|---|---|
 """
 
 
-def card_reference() -> str:
-    """The whole page, in Markdown."""
+def card_reference() -> dict[str, str]:
+    """The pages of the reference, in Markdown, by their places in its folder: `run-card.md`, and one
+    for each section in `card/`.
+    """
     sections = list(card_sections())
     paths = sorted(key.dotted for section in sections for key in section.keys if key.is_path)
-    parts = [_HEAD.replace("PATH_KEYS", ", ".join(f"`{path}`" for path in paths))]
+    shown = ", ".join(f"`{path}`" for path in paths)
+    head = _HEAD.replace("PATH_KEYS", shown)
+    overview = [head.rstrip()]
+    pages: dict[str, list[str]] = {}
     for section in sections:
-        parts += _section(section)
-    return "\n".join(parts)
+        outer, _, inner = section.name.partition(".")
+        place = f"card/{outer}.md"
+        if inner:
+            pages[place] += _section(section, "##")
+            continue
+        title = _title(section)
+        text = _cell(section.text)
+        overview.append(f"| [`{title}`]({place}) | {text} |")
+        pages[place] = _section(section, "#")
+    pages["run-card.md"] = [*overview, ""]
+    found = {}
+    for place, lines in pages.items():
+        found[place] = "\n".join(lines)
+    return found
 
 
-def _section(section: CardSection) -> list[str]:
+def _title(section: CardSection) -> str:
+    """As a card begins it."""
+    if section.is_list:
+        return f"[[{section.name}]]"
+    return f"[{section.name}]"
+
+
+def _section(section: CardSection, level: str) -> list[str]:
     """Heading and table of one section."""
     return [
-        f"## [[{section.name}]]" if section.is_list else f"## [{section.name}]",
+        f"{level} {_title(section)}",
         "",
         section.text,
         "",
@@ -235,7 +266,11 @@ def _row(key: CardKey) -> str:
     else:
         default = ""
     cells = (f"`{key.name}`", kind, default, key.meaning)
-    return f"| {' | '.join(cell.replace('|', _BAR) for cell in cells)} |"
+    return f"| {' | '.join(_cell(text) for text in cells)} |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", _BAR)
 
 
 _QUOTED = re.compile(r'"[^"]*"')
@@ -243,4 +278,7 @@ _BAR = "\\|"
 
 
 if __name__ == "__main__":
-    sys.stdout.write(card_reference())
+    for place, text in card_reference().items():
+        path = Path(sys.argv[1]) / place
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")

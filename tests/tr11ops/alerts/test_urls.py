@@ -238,9 +238,9 @@ def test_a_dead_man_call_that_fails_never_shows_its_url(tmp_path: Path, wrong: s
 
 # ----------------------------------------------------------------------------- recipes
 def test_the_recipes_of_the_page_make_a_file_of_urls_that_are_known(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "how-to" / "alerts.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "chat.md").read_text(encoding="utf-8")
     recipe = re.search(
-        r"### Chat.*?^```sh\n(.*?)^tr11 alerts test\n```", page, re.MULTILINE | re.DOTALL
+        r"## Chat.*?^```sh\n(.*?)^tr11 alerts test\n```", page, re.MULTILINE | re.DOTALL
     )
     assert recipe
     subprocess.run(["bash", "-ec", recipe[1]], cwd=tmp_path, check=True)

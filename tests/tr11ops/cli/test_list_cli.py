@@ -180,7 +180,7 @@ def test_a_secret_in_a_card_is_not_shown(recorded: Path) -> None:
 
 # ----------------------------------------------------------------------------- what a key means
 def test_a_key_is_explained_as_the_page_has_it() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "reference" / "run-card.md").read_text(
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "card" / "watch.md").read_text(
         encoding="utf-8"
     )
     told = json.loads(typed(("config", "explain", "watch.act", "--json"))[1])

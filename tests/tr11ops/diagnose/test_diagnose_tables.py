@@ -1,10 +1,10 @@
-"""The tables of docs/how-to/diagnose.md are those of the code: classes with their actions and answers,
+"""The tables of the pages on diagnosis are those of the code: classes with their actions and answers,
 proofs, NVLink's sub-codes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from tr11ops.diagnose.nvlink import nvlink_kinds, nvlink_rules
 from tr11ops.diagnose.screen import RESTARTS, WORDS
 from tr11ops.diagnose.signature import USUAL_STEP, FaultClass, Proof, Role
 
-DOC = Path(__file__).parents[3] / "docs" / "how-to" / "diagnose.md"
+DOCS = Path(__file__).parents[3] / "docs"
 PROOFS = {
     Proof.XID: "the driver's own word for a fault after which the GPU has to be reset",
     Proof.MEMORY: "an error that memory could not correct",
@@ -61,10 +61,19 @@ def sub_codes() -> Iterator[str]:
         yield f"| `{who}` | {kind['says']} | {'yes' if 'proof' in kind else 'no'} | {'; '.join(told)} |"
 
 
-@pytest.mark.parametrize("table", [classes, proofs, sub_codes])
-def test_the_documentation_has_the_tables_of_the_code(table) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(
+    ("table", "page"),
+    [
+        (classes, "how-to/diagnose.md"),
+        (proofs, "explanation/suspects.md"),
+        (sub_codes, "explanation/suspects.md"),
+    ],
+)
+def test_the_documentation_has_the_tables_of_the_code(
+    table: Callable[[], Iterator[str]], page: str
+) -> None:
     lines = "\n".join(table())
-    assert lines in DOC.read_text(encoding="utf-8"), f"docs/how-to/diagnose.md lacks:\n{lines}"
+    assert lines in (DOCS / page).read_text(encoding="utf-8"), f"docs/{page} lacks:\n{lines}"
 
 
 def test_each_class_and_each_proof_has_its_row() -> None:

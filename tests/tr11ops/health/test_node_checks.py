@@ -364,7 +364,9 @@ def test_gpu_checks_are_left_out_where_the_card_asks_for_none() -> None:
 
 
 def test_every_check_is_in_the_documentation() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "how-to" / "nodes.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "node-checks.md").read_text(
+        encoding="utf-8"
+    )
     rows = [
         line.split("`")[1]
         for line in page.splitlines()
@@ -374,7 +376,9 @@ def test_every_check_is_in_the_documentation() -> None:
 
 
 def test_the_sites_checks_in_the_documentation_are_a_card() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "how-to" / "nodes.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "node-checks.md").read_text(
+        encoding="utf-8"
+    )
     block = page.partition("### Checks of the site\n\n```toml\n")[2].partition("```")[0]
     section = ResilienceSection.model_validate(tomllib.loads(block)["resilience"])
     assert {script.dialect for script in section.check_scripts} == set(registry.DIALECTS)

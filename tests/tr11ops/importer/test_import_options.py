@@ -487,6 +487,6 @@ def test_a_set_settles_an_error() -> None:
 
 
 def test_the_manual_lists_every_defect() -> None:
-    manual = (ROOT / "docs" / "how-to" / "import.md").read_text()
+    manual = (ROOT / "docs" / "reference" / "import-defects.md").read_text()
     assert len(CODES) > 45
     assert {code for code in CODES if f"`{code}`" not in manual} == set()

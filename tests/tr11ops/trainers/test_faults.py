@@ -15,7 +15,7 @@ from tests.tr11ops.trainers.faults.given import FAULTS, Given, may_mount
 from tests.tr11ops.trainers.faults.outcome import judged, play
 from tests.tr11ops.trainers.faults.run import FaultRun
 from tests.tr11ops.trainers.faults.sites import LocalSite
-from tests.tr11ops.trainers.faults.table import BEGIN, END, kept, table_lines
+from tests.tr11ops.trainers.faults.table import BEGIN, END, PAGES, kept, table_lines
 from tests.tr11ops.trainers.faults.trainers import INTERVAL, PLAIN, STEPS, TRAINERS
 from trainer.contract.record import Record
 
@@ -117,7 +117,8 @@ def test_what_a_kill_in_the_save_left_is_set_aside_where_the_dialect_says_that_i
         assert (run.root / "out.set-aside").is_dir()
 
 
-def test_the_page_shows_what_was_found() -> None:
-    page = (HOUSE / "docs" / "how-to" / "trainers.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("scheduler", PAGES)
+def test_the_page_shows_what_was_found(scheduler: str) -> None:
+    page = (HOUSE / "docs" / "reference" / PAGES[scheduler]).read_text(encoding="utf-8")
     shown = page.split(BEGIN)[1].split(END)[0].strip().splitlines()
-    assert shown == table_lines(kept(HOUSE / "benchmarks" / "trainer_faults"))
+    assert shown == table_lines(kept(HOUSE / "benchmarks" / "trainer_faults"), scheduler)

@@ -1,4 +1,4 @@
-"""What was found of all faults, kept in files, and the table of docs/how-to/trainers.md that is made of it."""
+"""What was found of all faults, kept in files, and the tables of docs/reference/ that are made of it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.tr11ops.trainers.faults.outcome import Outcome
 from tr11ops.base.units import counted
 from trainer.contract.documents import document, record_of
 
+PAGES = {"local": "trainer-faults.md", "slurm": "trainer-faults-slurm.md"}
 FIRST_CODE = "Which code each cell is of; before `a256536e` that was not kept, and it is the commit that brought the cell:"
 BEGIN, END = "<!-- the table of faults -->", "<!-- its end -->"
 
@@ -37,9 +38,9 @@ def _read(place: Path) -> list[Outcome]:
     return [record_of(Outcome, json.loads(line)) for line in lines]
 
 
-def table_lines(cells: Iterable[Outcome]) -> list[str]:
-    """A row for each cell, by fault."""
-    found = list(cells)
+def table_lines(cells: Iterable[Outcome], scheduler: str) -> list[str]:
+    """A row for each cell of a scheduler, by fault."""
+    found = [one for one in cells if one.scheduler == scheduler]
     lines = [
         "| fault | trainer | scheduler | `tr11 status`, meanwhile | at the end | what tr11 did | end | starts | steps trained again | of a whole checkpoint | excluded | a person |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
