@@ -1,12 +1,12 @@
-"""`tr11 list`: the runs below some folders, a line each."""
+"""`tr11 list`: the runs below some folders, what needs a person first; once, or refreshed in place."""
 
 from __future__ import annotations
 
-import textwrap
+import time
 from collections.abc import Iterator, Sequence, Set
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +14,6 @@ from tr11ops.base import deadline
 from tr11ops.base.deadline import late_words
 from tr11ops.base.errors import Late, WrongUsage
 from tr11ops.base.observed import Unknown, cause
-from tr11ops.base.units import counted, duration
 from tr11ops.cli.common import directory_of
 from tr11ops.cli.runner import JSON, NO_RUN, SCHEDULER, Outcome, RunContext
 from tr11ops.cluster.base import Overview
@@ -22,11 +21,18 @@ from tr11ops.cluster.select import SharedOverview
 from tr11ops.observe.look import facts_of
 from tr11ops.observe.readers import kind_to_watch, looking, open_if_there
 from tr11ops.status.assessment import assess
-from tr11ops.status.extra_observations import ExtraObservations
-from tr11ops.status.run_list import ListedRun, exit_code_of, newest_card, run_directories
+from tr11ops.status.extra_observations import observe_extra
+from tr11ops.status.run_list import ListedRun, RunList, newest_card, run_directories
+from tr11ops.status.run_list_screen import list_lines
+from tr11ops.status.run_use import UseReader
 from trainer.config.card import CardError
+from trainer.contract.record import Record
 
-SCHEMA = 1
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+WATCH_SECONDS = 30.0
+SHORTEST_WATCH_SECONDS = 1.0
 
 
 def list_runs(
@@ -41,20 +47,81 @@ def list_runs(
             help="Folders; else this one.",
         ),
     ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Refresh in place until Ctrl-C.")
+    ] = False,
+    every: Annotated[
+        float | None,
+        typer.Option(
+            "--every",
+            metavar="SECONDS",
+            show_default=False,
+            help="With --watch: seconds between two looks [30].",
+        ),
+    ] = None,
 ) -> Outcome:
-    """The runs below some folders, a line each: verdict, iteration, loss, time left.
+    """The runs below some folders, what needs a person first: verdict, reason and since when, who has
+    it or is on call, team, nodes, node-hours, GPU-hours, and their price and energy where the card and
+    the site tell them.
 
     Each is looked at as `tr11 status` does, with the card of its newest launch; folders four levels
-    down are searched.
+    down are searched. Sums of each team, and nodes that several runs hold or exclude, are at the end.
 
     Exit code 0: all well; 1: one needs a person; 2: wrong usage; 3: one could not be observed.
 
     Examples:
       tr11 list
+      tr11 list /scratch/six/checkpoints --watch
       tr11 list /scratch/six/checkpoints --json | jq '.runs[] | select(.exit_code > 0)'
     """
     places = roots or [Path()]
-    silent = {root for root in places if not _is_folder_that_answers(root)}
+    if every is not None and not watch:
+        raise WrongUsage(f"--every {every:g} goes with --watch")
+    if every is not None and not SHORTEST_WATCH_SECONDS <= every <= 86400:
+        raise WrongUsage(f"--every {every:g}: must be between 1 and 86400 seconds")
+    uses = UseReader()
+    look = partial(_look_at_all, places, context.scheduler, uses)
+    if watch:
+        from tr11ops.cli.progress import look_again
+
+        return look_again(look, every or WATCH_SECONDS, context.as_json)
+    seen = look()
+    notes = []
+    if not seen.found.runs:
+        notes = [f"no run was launched below {', '.join(map(str, places))}"]
+    return Outcome(seen.document(), seen.lines(), notes, exit_code=seen.exit_code)
+
+
+class ListFrame(Record):
+    """One look at all runs."""
+
+    found: RunList
+    time: float
+
+    @property
+    def exit_code(self) -> int:
+        return self.found.exit_code
+
+    def document(self) -> dict[str, object]:
+        """For --json."""
+        return self.found.document()
+
+    def lines(self) -> list[str]:
+        return list(list_lines(self.found, self.time))
+
+    def screen(self, width: int | None = None, height: int | None = None) -> RenderableType:
+        """The lines; the caller cuts what is too high, what needs a person is at the top."""
+        from rich.text import Text
+
+        from tr11ops.base.units import plain
+
+        lines = self.lines() or ["no run was launched here yet"]
+        text = "\n".join(plain(line, unicode=False) for line in lines)
+        return Text(text, no_wrap=True, overflow="crop")
+
+
+def _look_at_all(roots: Sequence[Path], kind: str, uses: UseReader) -> ListFrame:
+    silent = {root for root in roots if not _is_folder_that_answers(root)}
 
     @cache
     def edge(kind: str) -> Overview | Unknown:
@@ -63,12 +130,8 @@ def list_runs(
             return found
         return SharedOverview(looking(found))
 
-    found = list(_looked_at(places, silent, context.scheduler, edge))
-    notes = []
-    if not found:
-        notes = [f"no run was launched below {', '.join(map(str, places))}"]
-    document = {"schema": SCHEMA, "runs": [run.document() for run in found]}
-    return Outcome(document, _lines(found), notes, exit_code=exit_code_of(found))
+    found = RunList.of(_looked_at(roots, silent, kind, partial(_look, edge=edge, uses=uses)))
+    return ListFrame(found, time.time())
 
 
 def _is_folder_that_answers(root: Path) -> bool:
@@ -85,7 +148,7 @@ def _is_folder_that_answers(root: Path) -> bool:
 
 
 def _looked_at(
-    roots: Sequence[Path], silent: Set[Path], kind: str, edge: Any
+    roots: Sequence[Path], silent: Set[Path], kind: str, look: Any
 ) -> Iterator[ListedRun]:
     for root in roots:
         if root in silent:
@@ -103,56 +166,22 @@ def _looked_at(
                 break
             if folder is None:
                 break
-            yield _look(folder, kind, edge)
+            yield look(folder, kind)
 
 
-def _look(folder: Path, kind: str, edge: Any) -> ListedRun:
-    def look() -> dict[str, Any]:
+def _look(folder: Path, kind: str, edge: Any, uses: UseReader) -> ListedRun:
+    def look() -> ListedRun:
         card = newest_card(folder)
         directory = directory_of(card)
         overview = edge(kind_to_watch(directory, kind))
-        return assess(directory, facts_of(card), overview, lambda _: ExtraObservations()).document()
+        beside = partial(observe_extra, directory, card)
+        seen = assess(directory, facts_of(card), overview, beside)
+        use = uses.read(card, directory, seen.snapshot)
+        return ListedRun(folder, seen.document(), use=use)
 
     try:
-        return ListedRun(folder, deadline.within(deadline.LOOK_SECONDS, look))
+        return deadline.within(deadline.LOOK_SECONDS, look)
     except Late:
         return ListedRun(folder, None, late_words(folder, deadline.LOOK_SECONDS))
     except (CardError, OSError, ValueError) as error:
         return ListedRun(folder, None, " ".join(str(error).split()))
-
-
-def _lines(runs: Sequence[ListedRun]) -> Iterator[str]:
-    if not runs:
-        return
-    yield f"{'verdict':<10} {'iteration':>15} {'loss':>8} {'left':>11}  run"
-    for run in runs:
-        if run.status is None:
-            yield f"{'unknown':<10} {run.directory}: {run.why}"
-            continue
-        seen = run.document()
-        again = seen["done_again"]  # while it starts, the log still ends with what was lost
-        if again is None:
-            done = seen["iteration"]
-        else:
-            done = again["from_step"]
-        if done is None:
-            step = "-"
-        elif seen["total_iterations"] is None:
-            step = str(done)
-        else:
-            step = f"{done}/{seen['total_iterations']}"
-        if again is None:
-            lost = ""
-        else:
-            lost = f"  ({counted(again['iterations'], 'iteration')} again)"
-        if seen["loss"] is None:
-            loss = "-"
-        else:
-            loss = f"{seen['loss']:.4f}"
-        if seen["remaining_seconds"] is None:
-            left = "-"
-        else:
-            left = duration(seen["remaining_seconds"])
-        yield f"{seen['verdict']:<10} {step:>15} {loss:>8} {left:>11}  {run.directory}{lost}"
-        if run.exit_code:
-            yield from textwrap.wrap(seen["why"], 78, initial_indent="  ", subsequent_indent="  ")

@@ -28,6 +28,7 @@ from tr11ops.runcard.watching import (
     CronSection,
     FilesystemSection,
     HubSection,
+    OperationSection,
     WatchSection,
 )
 from trainer.config.base import Iterations, Positive, Section, left_out
@@ -60,6 +61,7 @@ class RunCard(Section):
     hub: HubSection = left_out(HubSection)
     backup: BackupSection = left_out(BackupSection)
     alerts: AlertsSection = left_out(AlertsSection)
+    operation: OperationSection = left_out(OperationSection)
     watch: WatchSection = left_out(WatchSection)
     cron: CronSection = left_out(CronSection)
     perms: PermsSection = left_out(PermsSection)

@@ -89,6 +89,19 @@ class AlertsSection(Section):
         return bool(self.recipients or self.rota or self.urls_file)
 
 
+class OperationSection(Section):
+    """[operation]: whose run it is, and what its GPUs cost; lists of several runs show it."""
+
+    team: str | None = Field(default=None, pattern=r"^[^\s\x00-\x1f][^\x00-\x1f]{0,39}$")
+    """runs are summed up by it; default: slurm.account"""
+
+    gpu_hour_price: float | None = Field(default=None, ge=0, le=10**6)
+    """of one GPU for an hour; default: no price is shown"""
+
+    currency: str = Field(default="EUR", pattern=r"^[A-Z]{3}$")
+    """of the price, three letters"""
+
+
 class WatchSection(Section):
     """[watch]: from when something counts as a fault, and what the watchdog may do about it by
     itself.

@@ -34,7 +34,7 @@ from tr11ops.serve.details import DetailsReader, read_log
 from tr11ops.serve.pages import ASSETS, Pages, asset
 from tr11ops.serve.poller import News, RunPoller
 from tr11ops.serve.tokens import owner_of
-from tr11ops.serve.view import RunView, in_order, view_of
+from tr11ops.serve.view import RunView, in_order, sums_of, view_of
 from trainer.contract.errors import Tr11Error
 from trainer.contract.record import Record
 
@@ -120,7 +120,10 @@ class Served:
     async def runs(self, request: Request) -> Response:
         troubles = {str(root): why for root, why in self.watcher.troubles.items() if why}
         roots = [str(root) for root in self.watcher.roots]
-        return self.page(request, "list", runs=self.views(), troubles=troubles, roots=roots)
+        sums = sums_of(self.watcher.news())
+        return self.page(
+            request, "list", runs=self.views(), sums=sums, troubles=troubles, roots=roots
+        )
 
     async def run(self, request: Request) -> Response:
         news = self.found(request)

@@ -22,11 +22,13 @@ from tr11ops.base.observed import Unknown, cause
 from tr11ops.observe.readers import looking, open_if_there
 from tr11ops.serve.mirror import is_mirror, look_at_mirror
 from tr11ops.status.run_list import run_directories
+from tr11ops.status.run_use import RunUse, UseReader
 from trainer.contract.errors import Tr11Error
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.cluster.base import Overview
+    from tr11ops.observe.snapshot import Snapshot
 
 LOOK_EVERY_SECONDS = 20.0
 FIND_EVERY_SECONDS = 60.0
@@ -40,8 +42,8 @@ class News(Record):
 
     `key` names it in addresses: no path is ever taken from one. `document` is that of `tr11 status
     --json` or what the run publishes (`is_mirror`), None where it could not be seen, and `why` says
-    why. `on_call` are those who are told first; `shift` is who took the shift. `run` is None where
-    nothing can be changed.
+    why. `on_call` are those who are told first; `shift` is who took the shift. `use` is what the run
+    holds and costs. `run` is None where nothing can be changed.
     """
 
     key: str
@@ -52,6 +54,7 @@ class News(Record):
     is_mirror: bool = False
     on_call: tuple[str, ...] = ()
     shift: str = ""
+    use: RunUse | None = None
     run: Run | None = None
 
     @property
@@ -76,6 +79,7 @@ class RunPoller:
         self._lock = threading.Lock()
         self._turns = threading.Semaphore(AT_ONCE)
         self._over = threading.Event()
+        self._uses = UseReader()
         self._readers: dict[str, tuple[float, Overview | Unknown]] = {}
 
     def start(self) -> None:
@@ -170,7 +174,14 @@ class RunPoller:
             run=run,
             on_call=_on_call(run),
             shift=_shift(run),
+            use=self._use(run, seen.snapshot),
         )
+
+    def _use(self, run: Run, snapshot: Snapshot) -> RunUse | None:
+        """None of a copy: what it holds is counted where the run is."""
+        if run.is_copy:
+            return None
+        return self._uses.read(run.card, run.directory, snapshot)
 
     def _kind(self, run: Run) -> str:
         from tr11ops.observe.readers import kind_to_watch

@@ -10,25 +10,27 @@ from typing import Any
 
 from tr11ops.base.invocation import for_card
 from tr11ops.base.units import counted, duration
+from tr11ops.cluster.arrays import compress
 from tr11ops.report.page import Tile
 from tr11ops.serve.poller import News
 from tr11ops.status.answer import NEEDS
 from tr11ops.status.published import number, stamp, table, word_of
+from tr11ops.status.run_list import ListedRun, RunList, total, urgency
 from tr11ops.watchdog.verdict import VerdictWord
 from trainer.contract.record import Record
 from trainer.contract.units import shortened
 
-# a sign, a tone and a place in the list for each verdict: colour is never the only sign
-LOOKS: Mapping[VerdictWord, tuple[str, str, int]] = {
-    VerdictWord.DOWN: ("✖", "bad", 0),
-    VerdictWord.STALLED: ("✖", "bad", 1),
-    VerdictWord.AT_RISK: ("!", "warn", 2),
-    VerdictWord.UNKNOWN: ("?", "warn", 3),
-    VerdictWord.STARTING: ("▲", "calm", 5),
-    VerdictWord.QUEUED: ("…", "calm", 6),
-    VerdictWord.STOPPED: ("■", "calm", 4),
-    VerdictWord.HEALTHY: ("●", "good", 7),
-    VerdictWord.FINISHED: ("✓", "good", 8),
+# a sign and a tone for each verdict: colour is never the only sign
+LOOKS: Mapping[VerdictWord, tuple[str, str]] = {
+    VerdictWord.DOWN: ("✖", "bad"),
+    VerdictWord.STALLED: ("✖", "bad"),
+    VerdictWord.AT_RISK: ("!", "warn"),
+    VerdictWord.UNKNOWN: ("?", "warn"),
+    VerdictWord.STARTING: ("▲", "calm"),
+    VerdictWord.QUEUED: ("…", "calm"),
+    VerdictWord.STOPPED: ("■", "calm"),
+    VerdictWord.HEALTHY: ("●", "good"),
+    VerdictWord.FINISHED: ("✓", "good"),
 }
 MOST_ROWS = 60
 MOST_NODES = 5000  # that are compared; MOST_ROWS of them are shown
@@ -93,7 +95,7 @@ class RunView(Record):
     word: str
     sign: str
     tone: str
-    order: int
+    urgency: tuple[int, int]
     why: str
     answer: str
     since: str
@@ -103,6 +105,9 @@ class RunView(Record):
     eta: str
     on_call: str
     shift: str
+    owners: str
+    team: str
+    used: str
     looked: str
     exit_code: int
     can_act: bool
@@ -134,10 +139,9 @@ def view_of(news: News, now: float) -> RunView:
     """What is shown of a run at the moment `now`."""
     told = table(news.document)
     run, word = table(told.get("run")), word_of(told.get("verdict"))
-    sign, tone, order = LOOKS[word]
+    sign, tone = LOOKS[word]
     code = told.get("exit_code") if news.document is not None else 3
-    if code == 1 and order > 3:
-        order = 3
+    exit_code = code if isinstance(code, int) and code in {0, 1} else 3
     done, total = number(told.get("iteration")), number(told.get("total_iterations"))
     nodes = tuple(sorted(_nodes(told), key=_trouble_first))
     alerts = tuple(_alert(entry, now) for entry in rows(told.get("alerts")))
@@ -149,7 +153,7 @@ def view_of(news: News, now: float) -> RunView:
         word=word.value,
         sign=sign,
         tone=tone,
-        order=order,
+        urgency=urgency(word, exit_code),
         why=text(told.get("why") or news.why),
         answer=text(told.get("answer")),
         since=_since(told, now),
@@ -159,8 +163,11 @@ def view_of(news: News, now: float) -> RunView:
         eta=_eta(told, word),
         on_call=", ".join(news.on_call) or "no one named",
         shift=news.shift,
+        owners=_owners(told),
+        team="" if news.use is None else news.use.team,
+        used="" if news.use is None else ", ".join(news.use.words),
         looked=f"{duration(max(0.0, now - news.looked))} ago" if news.looked else "not yet",
-        exit_code=code if isinstance(code, int) and code in {0, 1} else 3,
+        exit_code=exit_code,
         can_act=news.can_act and news.document is not None,
         is_stopped=any(
             table(told.get(name)).get("set") is True for name in ("kill_switch", "pause")
@@ -184,8 +191,36 @@ def in_order(views: Sequence[RunView]) -> list[RunView]:
     return sorted(views, key=_place)
 
 
-def _place(view: RunView) -> tuple[bool, int, str]:
-    return not view.needs_person, view.order, view.name
+def sums_of(every: Sequence[News]) -> str:
+    """What all runs hold together, and each team where there are several; "" where nothing is known
+    of one.
+    """
+    runs = [ListedRun(news.folder, _whole(news), use=news.use) for news in every]
+    if not any(run.use for run in runs):
+        return ""
+    found = RunList.of(runs)
+    shown = [f"All: {', '.join(total(found.runs).words)}."]
+    if len(found.teams) > 1:
+        for team, of_team in found.teams.items():
+            shown.append(f"{team or 'No team'}: {', '.join(total(of_team).words)}.")
+    for words, nodes in (
+        ("Held by several runs", found.shared_nodes),
+        ("Excluded by several runs", found.shared_exclusions),
+    ):
+        if nodes:
+            shown.append(f"{words}: {compress(nodes)}.")
+    return " ".join(shown)
+
+
+def _whole(news: News) -> dict[str, Any] | None:
+    """The document of a look; a published one has less."""
+    if news.document is None or news.is_mirror:
+        return None
+    return dict(news.document)
+
+
+def _place(view: RunView) -> tuple[tuple[int, int], str]:
+    return view.urgency, view.name
 
 
 # ----------------------------------------------------------------------------- parts
@@ -195,6 +230,13 @@ def _since(told: Mapping[str, Any], now: float) -> str:
     if moment is None:
         return ""
     return f"for {duration(max(0.0, now - moment))}"
+
+
+def _owners(told: Mapping[str, Any]) -> str:
+    """Who has its alerts; "" for no one."""
+    alerts = rows(told.get("alerts"))
+    named = (text(one.get("owner") or one.get("acknowledged_by"), 60) for one in alerts)
+    return ", ".join(dict.fromkeys(name for name in named if name))
 
 
 def _iteration(done: float | None, total: float | None) -> str:

@@ -5,34 +5,103 @@ says in short.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tr11ops.runcard.card import RunCard, card_from_resolved, load_card
+from tr11ops.status.run_use import RunUse, UseTotal, total_use
+from tr11ops.watchdog.verdict import VerdictWord
+from trainer.contract.documents import document
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
+SCHEMA = 1
+RUNNING = frozenset({"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"})  # it holds its nodes
 DEEPEST = 4  # folders below a root in which run directories are looked for
 _MARK = Path("state") / "submissions"  # every run that was launched has it
 _PROGRESS = ("iteration", "total_iterations", "loss", "remaining_seconds", "eta", "done_again")
 _SHOWN = ("verdict", "why", "exit_code", *_PROGRESS)
 
 
+# Of runs that need a person equally: the worst first.
+_WORST_FIRST = (
+    VerdictWord.DOWN,
+    VerdictWord.STALLED,
+    VerdictWord.AT_RISK,
+    VerdictWord.UNKNOWN,
+    VerdictWord.STOPPED,
+    VerdictWord.STARTING,
+    VerdictWord.QUEUED,
+    VerdictWord.HEALTHY,
+    VerdictWord.FINISHED,
+)
+_BY_EXIT_CODE = {1: 0, 3: 1, 0: 2}
+
+
+def urgency(word: VerdictWord, exit_code: int) -> tuple[int, int]:
+    """The place of a run among others, the least first: what needs a person, what could not be
+    observed, then the rest, the worst verdict first. Lists, pages and screens all go by it.
+    """
+    return _BY_EXIT_CODE.get(exit_code, 1), _WORST_FIRST.index(word)
+
+
 class ListedRun(Record):
     """A run directory, and its status; `status` is None where it could not be read, and `why` says
-    why not.
+    why not. `use` is what it holds and costs, None where that was not looked at.
     """
 
     directory: Path
     status: dict[str, Any] | None
     why: str = ""
+    use: RunUse | None = None
 
     @property
     def exit_code(self) -> int:
         if self.status is None:
             return 3
         return int(self.status["exit_code"])
+
+    @property
+    def place(self) -> tuple[tuple[int, int], str]:
+        """By what runs are listed."""
+        word = VerdictWord.UNKNOWN
+        if self.status is not None:
+            word = VerdictWord(self.status["verdict"])
+        return urgency(word, self.exit_code), str(self.directory)
+
+    @property
+    def needs_person(self) -> bool:
+        return self.exit_code == 1
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that its running jobs hold."""
+        if self.status is None:
+            return ()
+        held = {
+            node
+            for job in self.status["jobs"] or ()
+            if job["state"] in RUNNING
+            for node in job["nodes"]
+        }
+        return tuple(sorted(held))
+
+    @property
+    def excluded(self) -> tuple[str, ...]:
+        """The nodes that it must not use."""
+        if self.status is None:
+            return ()
+        return tuple(entry["node"] for entry in self.status["exclusions"] or ())
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """Who has its alerts; none where no one has taken any."""
+        if self.status is None:
+            return ()
+        alerts = self.status["alerts"] or ()
+        named = (alert["owner"] or alert["acknowledged_by"] for alert in alerts)
+        return tuple(dict.fromkeys(name for name in named if name))
 
     def document(self) -> dict[str, Any]:
         """For --json."""
@@ -46,6 +115,7 @@ class ListedRun(Record):
                 "verdict": "unknown",
                 "why": self.why,
                 "exit_code": 3,
+                **self._operation(),
             }
         run = self.status["run"]
         shown = {key: self.status[key] for key in _SHOWN}
@@ -54,7 +124,86 @@ class ListedRun(Record):
             "name": run["name"],
             "variant": run["variant"],
             **shown,
+            **self._operation(),
         }
+
+    def _operation(self) -> dict[str, Any]:
+        """Who is asked, since when, and what it holds and costs; null where that is not known."""
+        values: dict[str, Any] = dict.fromkeys(RunUse.__struct_fields__)
+        if self.use is not None:
+            values = document(self.use)
+        since = None if self.status is None else self.status["verdict_since"]
+        return {
+            "verdict_since": since,
+            "owners": list(self.owners),
+            **values,
+            "nodes": list(self.nodes),
+            "excluded_nodes": list(self.excluded),
+        }
+
+
+class RunList(Record):
+    """Several runs, what needs a person first, and what they hold together."""
+
+    runs: tuple[ListedRun, ...]
+
+    @classmethod
+    def of(cls, found: Iterable[ListedRun]) -> RunList:
+        return cls(tuple(sorted(found, key=_place_of)))
+
+    @property
+    def exit_code(self) -> int:
+        """1 where a run needs a person, else 3 where one could not be observed, else 0."""
+        codes = {run.exit_code for run in self.runs}
+        return next((code for code in (1, 3) if code in codes), 0)
+
+    @property
+    def teams(self) -> dict[str, tuple[ListedRun, ...]]:
+        """The runs of each team, by its name; "" for those that name none."""
+        found: dict[str, list[ListedRun]] = {}
+        for run in self.runs:
+            team = "" if run.use is None else run.use.team
+            found.setdefault(team, []).append(run)
+        return {team: tuple(found[team]) for team in sorted(found)}
+
+    @property
+    def shared_nodes(self) -> dict[str, tuple[str, ...]]:
+        """Nodes that more than one run holds now, and which runs."""
+        return _in_several(self.runs, "nodes")
+
+    @property
+    def shared_exclusions(self) -> dict[str, tuple[str, ...]]:
+        """Nodes that more than one run must not use, and which runs."""
+        return _in_several(self.runs, "excluded")
+
+    def document(self) -> dict[str, object]:
+        """For --json."""
+        return {
+            "schema": SCHEMA,
+            "runs": [run.document() for run in self.runs],
+            "teams": {team: document(total(runs)) for team, runs in self.teams.items()},
+            "total": document(total(self.runs)),
+            "shared_nodes": self.shared_nodes,
+            "shared_exclusions": self.shared_exclusions,
+        }
+
+
+def _place_of(run: ListedRun) -> tuple[tuple[int, int], str]:
+    return run.place
+
+
+def _in_several(runs: Sequence[ListedRun], name: str) -> dict[str, tuple[str, ...]]:
+    by_node: dict[str, list[str]] = {}
+    for run in runs:
+        for node in dict.fromkeys(getattr(run, name)):
+            by_node.setdefault(node, []).append(str(run.directory))
+    return {node: tuple(who) for node, who in sorted(by_node.items()) if len(who) > 1}
+
+
+def total(runs: Sequence[ListedRun]) -> UseTotal:
+    """What some runs hold and cost together."""
+    nodes = {node for run in runs for node in run.nodes}
+    return total_use([run.use for run in runs if run.use is not None], len(runs), len(nodes))
 
 
 def run_directories(root: Path, deepest: int = DEEPEST) -> Iterator[Path]:
@@ -90,13 +239,3 @@ def newest_card(root: Path) -> RunCard:
     if (root / CARD_FILE).is_file():
         return load_card(root / CARD_FILE, (), os.environ)
     raise ValueError("nothing was launched there")
-
-
-def exit_code_of(runs: Sequence[ListedRun]) -> int:
-    """1 where a run needs a person, else 3 where one could not be observed, else 0."""
-    codes = {run.exit_code for run in runs}
-    if 1 in codes:
-        return 1
-    if 3 in codes:
-        return 3
-    return 0

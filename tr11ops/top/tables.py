@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted, duration
 from tr11ops.detect.node_progress import short_name
+from tr11ops.status.run_list import urgency
+from tr11ops.watchdog.verdict import VerdictWord
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ def runs_table(runs: Sequence[LookedAt]) -> TopTable:
     """Every run, what needs a person first."""
     ordered = sorted(runs, key=_urgency)
     rows = tuple(TopRow(run.key, tuple(_run_cells(run))) for run in ordered)
-    asking = sum(_urgency(run)[0] == 0 for run in runs)
+    asking = sum(map(_needs_person, runs))
     sentence = counted(len(runs), "run")
     if asking:
         verb = "needs" if asking == 1 else "need"
@@ -76,12 +78,14 @@ def runs_table(runs: Sequence[LookedAt]) -> TopTable:
     )
 
 
-def _urgency(run: LookedAt) -> tuple[int, str]:
-    order = {1: 0, 3: 1, 0: 2}
-    code = 3
-    if run.look is not None:
-        code = run.look.exit_code
-    return order.get(code, 1), run.name
+def _urgency(run: LookedAt) -> tuple[tuple[int, int], str]:
+    if run.look is None:
+        return urgency(VerdictWord.UNKNOWN, 3), run.name
+    return urgency(run.look.verdict.word, run.look.exit_code), run.name
+
+
+def _needs_person(run: LookedAt) -> bool:
+    return run.look is not None and run.look.exit_code == 1
 
 
 def _run_cells(run: LookedAt) -> Iterator[str]:

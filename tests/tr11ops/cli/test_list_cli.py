@@ -14,11 +14,12 @@ from tests.pins.commands import beside, typed
 from tests.pins.recording import unpacked
 from tests.tr11ops.status_cases import beats, checkpoints, snapshot
 from tr11ops.base.shipped import page_names, shipped
-from tr11ops.cli.list_runs import _lines
 from tr11ops.detect.registry import detect_all
 from tr11ops.status.assessment import status_of
-from tr11ops.status.run_list import ListedRun
-from tr11ops.watchdog.verdict import judge
+from tr11ops.status.run_list import ListedRun, RunList, urgency
+from tr11ops.status.run_list_screen import list_lines
+from tr11ops.status.run_use import RunUse
+from tr11ops.watchdog.verdict import VerdictWord, judge
 
 LOCAL = ("--scheduler", "local")
 
@@ -33,7 +34,8 @@ def test_a_run_is_one_line_that_says_what_status_says(recorded: Path) -> None:
         code, text = typed(("list", *LOCAL))
         status = json.loads(typed(("status", "--json", *LOCAL))[1])
         [run] = json.loads(typed(("list", "run", "--json", *LOCAL))[1])["runs"]
-    [_, line] = text.splitlines()
+    [_, line, facts] = text.splitlines()
+    assert facts.endswith("; 0.1 node-hours") and facts.startswith("  for ")
     assert (
         code == 0
         and line.split()[:3] == ["stopped", "38/6253", "2.7689"]
@@ -51,7 +53,7 @@ def test_what_a_starting_run_lost_is_no_progress() -> None:
     starting = snapshot(heartbeats=beats(phase="loading"), checkpoints=checkpoints(31200))
     for seen, words in ((starting, "31200/115311"), (snapshot(), "31219/115311")):
         run = ListedRun(Path("big"), status_of(seen, (), judge(seen, ())).document())
-        [_, line] = _lines([run])
+        [_, line, *_] = list_lines(RunList.of([run]), seen.time)
         assert words in line and line.endswith(
             "  big  (19 iterations again)" if seen is starting else "  big"
         )
@@ -63,9 +65,94 @@ def test_what_a_starting_run_lost_is_no_progress() -> None:
 def test_a_run_that_needs_a_person_says_why() -> None:
     seen = snapshot(heartbeats=(), steps=())
     run = ListedRun(Path("big"), status_of(seen, (), judge(seen, detect_all(seen))).document())
-    _, line, *why = _lines([run])
+    _, line, *why = list_lines(RunList.of([run]), seen.time)
     assert run.exit_code == 1 and line.startswith("stalled ")
     assert "without any sign of life" in " ".join(why) and max(map(len, why)) <= 80
+
+
+def test_what_needs_a_person_is_first_by_one_order() -> None:
+    seen = snapshot()
+    healthy = status_of(seen, (), judge(seen, ())).document()
+    told = (("healthy", 0), ("at risk", 1), ("finished", 0), ("unknown", 3), ("down", 1))
+    runs = [
+        ListedRun(Path(word), {**healthy, "verdict": word, "exit_code": code})
+        for word, code in told
+    ]
+    shown = [str(run.directory) for run in RunList.of([*runs, ListedRun(Path("z"), None)]).runs]
+    assert shown == ["down", "at risk", "unknown", "z", "healthy", "finished"]
+    assert {urgency(word, 1) < urgency(VerdictWord.DOWN, 0) for word in VerdictWord} == {True}
+
+
+def test_several_runs_say_whose_they_are_who_has_them_and_what_they_hold() -> None:
+    down = snapshot(heartbeats=(), steps=())
+    stalled = status_of(down, (), judge(down, detect_all(down))).document()
+    seen = snapshot()
+    healthy = status_of(seen, (), judge(seen, ())).document()
+    excluded = [
+        {"node": "bad1", "owner": "ana", "state": "exclude", "until": None, "why": "Xid 79"}
+    ]
+    alert = {"owner": "", "acknowledged_by": "ben@example.org"}
+    six = RunUse("six", ("ana@example.org",), 100.0, 800.0, 1600.0, "EUR", 42.0)
+    unpriced = RunUse("seven", ("cleo@example.org",), 10.0)
+    runs = RunList.of(
+        (
+            ListedRun(Path("b"), {**healthy, "exclusions": excluded}, use=unpriced),
+            ListedRun(Path("a"), {**stalled, "exclusions": excluded}, use=six),
+            ListedRun(Path("c"), {**stalled, "alerts": [alert]}, use=six),
+            ListedRun(Path("d"), None, "cannot be read"),
+        )
+    )
+    lines = list(list_lines(runs, seen.time))
+    text = " ".join(" ".join(lines).split())
+    assert max(map(len, lines)) <= 80
+    assert text.startswith("4 runs, 2 need a person; ")
+    assert "210.0 node-hours, 1,600.0 GPU-hours, 3,200.00 EUR, 84.0 kWh, without 1 run" in text
+    assert "no one has it, on call: ana@example.org; six; " in text
+    assert "ben@example.org has it; six; " in text
+    assert "on call: cleo@example.org; seven; " in text
+    assert "seven: 1 run, " in text and "six: 2 runs, " in text
+    assert "bad1: excluded by a, b" in text
+    told = runs.document()
+    assert told["shared_exclusions"] == {"bad1": ("a", "b")}
+    assert [run["owners"] for run in told["runs"]][:2] == [[], ["ben@example.org"]]  # type: ignore[index]
+    assert told["teams"]["six"]["cost"] == {"EUR": 3200.0}  # type: ignore[index]
+
+
+def test_the_price_is_that_of_the_card_and_left_out_without_one(recorded: Path) -> None:
+    from tr11ops.base.observed import Unknown
+    from tr11ops.runcard.card import load_card
+    from tr11ops.status.run_use import use_of
+
+    lines = ["slurm.gpus_per_node=8", "slurm.workers_per_node=2", "slurm.account=six"]
+    priced = ["operation.gpu_hour_price=2.5", "operation.team=large models"]
+    plain = use_of(load_card(recorded / "tr11.toml", lines, {}), 10.0, Unknown("not told"), 0.0)
+    assert (plain.team, plain.gpu_hours, plain.cost, plain.energy_kwh) == ("six", 80.0, None, None)
+    card = load_card(recorded / "tr11.toml", [*lines, *priced], {})
+    assert use_of(card, 10.0, 7.2e6, 0.0).words == (
+        "10.0 node-hours",
+        "80.0 GPU-hours",
+        "200.00 EUR",
+        "2.0 kWh",
+    )
+    assert use_of(card, 10.0, 7.2e6, 0.0).team == "large models"
+
+
+def test_list_watch_is_looked_at_again_and_its_options_are_checked(recorded: Path) -> None:
+    from rich.console import Console
+
+    from tr11ops.cli.list_runs import _look_at_all
+    from tr11ops.status.run_use import UseReader
+
+    with beside(recorded):
+        uses = UseReader()
+        frames = [_look_at_all([Path("run")], "local", uses) for _ in range(2)]
+        assert typed(("list", "--every", "5"))[0] == 2
+        assert typed(("list", "--watch", "--every", "0"))[0] == 2
+    console = Console(width=80, height=24)
+    shown = [
+        "".join(part.text for part in console.render(frame.screen(80, 22))) for frame in frames
+    ]
+    assert "stopped" in shown[0] and shown[0] == shown[1] and frames[0].exit_code == 0
 
 
 def test_an_unreadable_run_is_one_line_and_the_others_are_shown(
@@ -82,8 +169,9 @@ def test_an_unreadable_run_is_one_line_and_the_others_are_shown(
     with beside(recorded):
         code, text = typed(("list", str(tmp_path), "run", *LOCAL))
         runs = json.loads(typed(("list", str(tmp_path), "--json", *LOCAL))[1])["runs"]
-    lines = text.splitlines()[1:]
-    assert code == 3 and [line.split()[0] for line in lines] == ["unknown"] * 3 + ["stopped"]
+    lines = text.splitlines()
+    lines = lines[[line.split()[0] for line in lines].index("verdict") + 1 :]
+    assert code == 3 and [line.split()[0] for line in lines[:4]] == ["unknown"] * 3 + ["stopped"]
     for line, why in zip(
         lines, ("card.json", "names another directory", "nothing was launched"), strict=False
     ):

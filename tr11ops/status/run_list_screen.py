@@ -1,0 +1,119 @@
+"""The screen of `tr11 list`: what needs a person first, then what all runs hold together. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+
+from tr11ops.base.units import counted, duration
+from tr11ops.cluster.arrays import compress
+from tr11ops.status.run_list import ListedRun, RunList, total
+from tr11ops.status.run_use import RunUse
+
+WIDTH = 78
+TITLES = f"{'verdict':<10} {'iteration':>15} {'loss':>8} {'left':>11}  run"
+
+
+def list_lines(shown: RunList, now: float) -> Iterator[str]:
+    """All of it, in lines of at most 80 characters but for long paths."""
+    if not shown.runs:
+        return
+    if len(shown.runs) > 1:
+        yield from _wrapped(_summary(shown), "", "")
+    yield TITLES
+    for run in shown.runs:
+        yield from _run_lines(run, now)
+    if len(shown.teams) > 1:
+        yield ""
+        yield from _team_lines(shown)
+    yield from _shared_lines("held by", shown.shared_nodes)
+    yield from _shared_lines("excluded by", shown.shared_exclusions)
+
+
+def _wrapped(text: str, first: str, further: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=further,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def _summary(shown: RunList) -> str:
+    asking = sum(run.needs_person for run in shown.runs)
+    sentence = counted(len(shown.runs), "run")
+    if asking:
+        sentence += f", {asking} {'needs' if asking == 1 else 'need'} a person"
+    return f"{sentence}; {', '.join(total(shown.runs).words)}"
+
+
+def _run_lines(run: ListedRun, now: float) -> Iterator[str]:
+    if run.status is None:
+        yield f"{'unknown':<10} {run.directory}: {run.why}"
+        return
+    seen = run.document()
+    again = seen["done_again"]  # while it starts, the log still ends with what was lost
+    lost = ""
+    done = seen["iteration"]
+    if again is not None:
+        done = again["from_step"]
+        lost = f"  ({counted(again['iterations'], 'iteration')} again)"
+    step = _step(done, seen["total_iterations"])
+    loss = left = "-"
+    if seen["loss"] is not None:
+        loss = f"{seen['loss']:.4f}"
+    if seen["remaining_seconds"] is not None:
+        left = duration(seen["remaining_seconds"])
+    yield f"{seen['verdict']:<10} {step:>15} {loss:>8} {left:>11}  {run.directory}{lost}"
+    if run.exit_code:
+        yield from _wrapped(seen["why"], "  ", "  ")
+    facts = "; ".join(_facts(run, run.use, now))
+    yield from _wrapped(facts, "  ", "  ")
+
+
+def _step(done: int | None, planned: int | None) -> str:
+    if done is None:
+        return "-"
+    if planned is None:
+        return str(done)
+    return f"{done}/{planned}"
+
+
+def _facts(run: ListedRun, use: RunUse | None, now: float) -> Iterator[str]:
+    """Since when, who has it, whose it is, on which nodes, and what it has cost."""
+    since = run.status["verdict_since"] if run.status is not None else None
+    if since is not None:
+        moment = datetime.fromisoformat(since).timestamp()
+        yield f"for {duration(max(0.0, now - moment))}"
+    if run.owners:
+        yield f"{', '.join(run.owners)} has it"
+    if use is None:
+        return
+    if not run.owners and run.needs_person:
+        yield f"no one has it, on call: {', '.join(use.on_call) or 'no one named'}"
+    elif not run.owners and use.on_call:
+        yield f"on call: {', '.join(use.on_call)}"
+    if use.team:
+        yield use.team
+    if run.nodes:
+        yield f"on {compress(run.nodes)}"
+    yield from use.words
+
+
+def _team_lines(shown: RunList) -> Iterator[str]:
+    for team, runs in shown.teams.items():
+        use = total(runs)
+        words = f"{team or 'no team'}: {counted(use.runs, 'run')}, {', '.join(use.words)}"
+        yield from _wrapped(words, "", "  ")
+
+
+def _shared_lines(word: str, nodes: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    """A line for each group of runs that have nodes in common."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for node, who in nodes.items():
+        groups.setdefault(who, []).append(node)
+    for who, names in groups.items():
+        yield from _wrapped(f"{compress(names)}: {word} {', '.join(who)}", "", "  ")
