@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 TIMM ?= timm==1.0.31
 SHELL := /bin/bash
 
-.PHONY: help setup slurm browser demo test base-pythons slurm-versions soak chaos walk mutants check lint types contract grain docs bench trainer-faults gpu clean
+.PHONY: help setup slurm browser prometheus demo test base-pythons slurm-versions soak chaos walk mutants check lint types contract grain docs bench trainer-faults gpu clean
 
 help:
 	@echo "make setup   virtual environment with the CPU build of torch; leaves $(BIN)/tr11"
@@ -46,10 +46,13 @@ slurm:
 browser:
 	@bash .ci/install-browser
 
+prometheus: setup
+	@bash .ci/install-prometheus
+
 demo: setup
 	@$(BIN)/python benchmarks/demo.py
 
-test: setup browser
+test: setup browser prometheus
 	@$(BIN)/python .ci/run-tests $(PYTEST_OPTIONS)
 
 # Each Python that tr11 supports; the newest is fetched where it is not here. `make test` tries the newest that is here.

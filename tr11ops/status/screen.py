@@ -307,6 +307,9 @@ def node_rows(status: Status) -> Iterator[Row]:
     else:
         parts.append(f"{count} excluded" + (f": {_named(excluded)}" if excluded else ""))
     style = ""
+    slow = [node.node for node in status.node_progress if node.is_slow]
+    if slow:
+        parts.append(f"slow: {', '.join(slow)}")
     if status.bad_nodes:
         parts.append(f"bad but not excluded: {', '.join(status.bad_nodes)}")
         style = "yellow"

@@ -22,6 +22,7 @@ from tr11ops.top.tables import (
     LookedAt,
     TopTable,
     attempts_table,
+    column_widths,
     nodes_table,
     ranks_table,
     runs_table,
@@ -71,7 +72,7 @@ class TextScreen(ModalScreen[None]):  # type: ignore[misc]  # textual may be abs
         if self._apply is None:
             return
         event.stop()
-        apply = self._apply
+        apply, self._apply = self._apply, None  # once, however often the key comes
         self.dismiss()
         if event.key == "y":
             apply()
@@ -108,6 +109,7 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
         self._path: list[str] = []
         self._words = ""
         self._shown = TopTable("runs", (), ())
+        self._is_planning = False
 
     # ------------------------------------------------------------------------- the frame
     def compose(self) -> ComposeResult:
@@ -154,11 +156,17 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
         widget = self.query_one(DataTable)
         line = widget.cursor_row
         widget.clear(columns=True)
-        widget.add_columns(*table.columns)
+        for title, width in zip(table.columns, column_widths(table, self.size.width), strict=True):
+            widget.add_column(title, width=width)
         for row in self._shown.rows:
             widget.add_row(*row.cells)
         if self._shown.rows:
             widget.move_cursor(row=min(max(0, line), len(self._shown.rows) - 1))
+
+    def on_resize(self) -> None:
+        """The last column takes what is left of the line."""
+        if self._looks:
+            self._draw()
 
     def _table(self) -> TopTable:
         run = self._run_seen()
@@ -238,9 +246,12 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
         self._preview(["kill"], ["--yes"])
 
     def _preview(self, words: list[str], flags: list[str]) -> None:
-        """The command's own plan; y types it, with the flags."""
+        """The command's own plan; y types it, with the flags. One plan at a time: a key that is
+        pressed again, while a slow line shows nothing yet, asks for no second one.
+        """
         run = self._run()
-        if run is not None:
+        if run is not None and not self._is_planning:
+            self._is_planning = True
             work = partial(self._plan, run, words, flags)
             self.run_worker(work, thread=True, group="act")
 
@@ -249,14 +260,18 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
         try:
             plan = plan_of(run, words)
         except (Tr11Error, OSError) as error:
-            self.call_from_thread(self.push_screen, TextScreen(title, str(error)))
+            self.call_from_thread(self._show_plan, TextScreen(title, str(error)))
             return
         text, apply = plan.text, None
         if plan.can_apply:
             text += "\n\ny carries it out; any other key does not"
             line = [*words, *flags, *REASON]
             apply = partial(self._beside, run, " ".join(words), partial(_answer, run, line))
-        self.call_from_thread(self.push_screen, TextScreen(title, text, apply))
+        self.call_from_thread(self._show_plan, TextScreen(title, text, apply))
+
+    def _show_plan(self, screen: TextScreen) -> None:
+        self._is_planning = False
+        self.push_screen(screen)
 
     def _beside(self, run: api.Run, title: str, read: Callable[[], str]) -> None:
         """Show a text that takes its time, once it is there."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from trainer.contract.attempt import Heartbeat
 
 DASH = "-"
+LEAST_WIDTH = 8  # of the last column
+PADDING = 2  # of each column: a space on both sides
 
 
 class TopRow(Record):
@@ -51,6 +53,19 @@ class TopTable(Record):
         """The same with the rows that have the words."""
         rows = tuple(row for row in self.rows if row.has(words))
         return TopTable(self.title, self.columns, rows, self.sentence)
+
+
+def column_widths(table: TopTable, room: int) -> tuple[int, ...]:
+    """How wide each column is, in characters, so that nothing is cut but the last one: that gets what
+    is left of `room`, and at least LEAST_WIDTH.
+    """
+    widths = [
+        max(len(text) for text in texts)
+        for texts in zip(table.columns, *(row.cells for row in table.rows), strict=True)
+    ]
+    left = room - sum(width + PADDING for width in widths[:-1]) - PADDING
+    widths[-1] = max(LEAST_WIDTH, min(widths[-1], left))
+    return tuple(widths)
 
 
 class LookedAt(Record):

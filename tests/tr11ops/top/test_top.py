@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,15 @@ from tests.pins.states import Place, place_in
 from tr11ops import api
 from tr11ops.base.errors import Refusal
 from tr11ops.base.installed import missing
-from tr11ops.top.tables import LookedAt, TopRow, TopTable, attempts_table, nodes_table, runs_table
+from tr11ops.top.tables import (
+    LookedAt,
+    TopRow,
+    TopTable,
+    attempts_table,
+    column_widths,
+    nodes_table,
+    runs_table,
+)
 
 needs_textual = pytest.mark.skipif(bool(missing(("textual",))), reason='pip install "tr11[top]"')
 
@@ -86,6 +95,15 @@ def test_a_filter_takes_words_in_any_order() -> None:
     assert table.filtered("").rows == table.rows
 
 
+def test_no_cell_is_cut_but_the_last_which_gets_what_is_left() -> None:
+    table = TopTable(
+        "t", ("id", "why"), (TopRow("", ("4_[2-3%1]", "w" * 99)), TopRow("", ("1", "")))
+    )
+    assert column_widths(table, 80) == (9, 80 - 9 - 4)
+    assert column_widths(table, 10) == (9, 8)
+    assert column_widths(TopTable("t", ("id", "why"), ()), 80) == (2, 8)
+
+
 # ----------------------------------------------------------------------------- keys
 @needs_textual
 def test_enter_goes_from_runs_to_ranks_and_escape_back(place: Place) -> None:
@@ -133,6 +151,24 @@ def test_kill_shows_the_commands_own_preview_and_nothing_else_happens(place: Pla
         await settled(app, pilot)
         assert len(app.screen_stack) == 1
         assert not switch.exists()
+
+    drive(place, keys)
+
+
+@needs_textual
+def test_a_key_pressed_again_asks_for_no_second_plan_and_y_counts_once(place: Place) -> None:
+    async def keys(app: Any, pilot: Any) -> None:
+        await pilot.press("k", "k", "k")
+        await settled(app, pilot)
+        assert len(app.screen_stack) == 2, "one plan"
+        await pilot.press("n")
+        await pilot.press("k")
+        await settled(app, pilot)
+        plan, done = app.screen, []
+        plan._apply = partial(done.append, "carried out")
+        await pilot.press("y", "y", "y")
+        await settled(app, pilot)
+        assert done == ["carried out"] and len(app.screen_stack) == 1
 
     drive(place, keys)
 
