@@ -31,7 +31,8 @@ class Fault(Record):
     """One row of the table. `give` launches a run, gives it the fault and sees it to its end. Raises
     TooLate, OSError.
 
-    `ends`: the end that is right; `verdict`: of `tr11 status` then.
+    `ends`: the end that is right; `verdict`: of `tr11 status` then; `meanwhile`: a word of what it has to say
+    while the fault is there, "" where that is not looked at.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Fault(Record):
     give: Callable[[FaultRun], Given]
     ends: str = "finished"
     verdict: str = "FINISHED"
+    meanwhile: str = ""
 
 
 def worker_killed(run: FaultRun) -> Given:
@@ -178,14 +180,14 @@ FAULTS = {
     for one in (
         Fault("worker-killed", "a worker is killed", worker_killed),
         Fault("node-dead", "a node dies", node_dead),
-        Fault("hang", "a rank waits for ever", hang),
+        Fault("hang", "a rank waits for ever", hang, meanwhile="hangs"),
         Fault("broken-newest", "the newest checkpoint is cut", broken_newest),
-        Fault("disk-full", "the disk is full", disk_full),
+        Fault("disk-full", "the disk is full", disk_full, meanwhile="DOWN"),
         Fault("killed-in-save", "all ranks killed in a save", killed_in_save),
         Fault("time-limit", "the time limit", time_limit),
         Fault("kill-switch", "the kill switch", kill_switch, ends="kill-switch", verdict="STOPPED"),
         Fault("second-launch", "a second launch, which is refused", second_launch),
-        Fault("nan", "a loss is NaN", not_finite),
+        Fault("nan", "a loss is NaN", not_finite, meanwhile=_NAN),
     )
 }
 

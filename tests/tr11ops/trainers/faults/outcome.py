@@ -162,6 +162,10 @@ def _wrongs(outcome: Outcome, fault: Fault, steps: int) -> list[str]:
         found.append(f"ended with {outcome.end or 'no word'}, not {fault.ends}")
     if outcome.verdict != fault.verdict:
         found.append(f"status says {outcome.verdict}, not {fault.verdict}")
+    if fault.meanwhile not in outcome.during:
+        found.append(
+            f"status said {outcome.during or 'nothing'} meanwhile, and not {fault.meanwhile}"
+        )
     if fault.ends == "finished" and outcome.reached != steps:
         found.append(f"reached step {outcome.reached} of {steps}")
     if fault.name == "kill-switch" and outcome.restarts:

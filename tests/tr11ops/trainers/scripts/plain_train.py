@@ -67,7 +67,7 @@ for step in range(start + 1, steps + 1):
     value = torch.ones(1)
     dist.all_reduce(value)
     loss = 10.0 / step
-    if f"nan-at-{step}" in words or os.environ.get("NAN_AT") == str(step):
+    if f"nan-at-{step}" in words or step >= float(os.environ.get("NAN_AT", "inf")):
         loss = float("nan")
     if "speaks" in words:
         beat(step, loss=loss, total=steps)
