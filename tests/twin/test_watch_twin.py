@@ -26,6 +26,7 @@ from tr11ops.rundir.paths import RunDirectory
 from tr11ops.status.assessment import assess
 from tr11ops.status.extra_observations import ExtraObservations
 from tr11ops.trainers.watched import WatchedJob
+from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.twin import Twin
 from trainer.contract.attempt import EndMarker
 
@@ -98,6 +99,13 @@ class Foreign:
             return found is not None and found.state.is_final
 
         until(is_over, f"job {job} ends")
+
+    def update(self, *words: str) -> None:
+        """`scontrol update`, as root types it."""
+        subprocess.run(("scontrol", "update", *words), check=True, timeout=300)
+
+    def node_of(self, job: str) -> str:
+        return next(one for one in self.slurm.jobs() if one.raw_id == job).nodes[0]
 
     def marker(self, job: str) -> EndMarker | None:
         return EndMarker.read(self.card(job).parent / f"state/attempts/{job}/end.json")
@@ -239,3 +247,38 @@ def test_a_job_that_its_owner_cancels_needs_no_one(foreign: Foreign) -> None:
     said = " ".join(answer.out.split())
     assert answer.code == 0 and f"Job {job} was cancelled at iteration 3" in said, said
     assert "STOPPED" in said and "who submitted it decides" in said, said
+
+
+def test_a_lost_node_and_a_time_limit_are_told_as_what_they_are(
+    twin: Twin, foreign: Foreign
+) -> None:
+    """Neither leaves a word of the trainer; a job that Slurm queues again needs no one."""
+    lost, again = foreign.submit(STEPS, "sleep 600"), foreign.submit(STEPS, "sleep 600")
+    for job in (lost, again):
+        foreign.until_logged(job)
+        foreign.watch(job)
+    node = foreign.node_of(lost)
+    assert foreign.node_of(again) == node
+    foreign.update(f"JobId={again}", "Requeue=1")
+    try:
+        inject(twin, "node-dead", node=node)
+        foreign.update(f"NodeName={node}", "State=DOWN", "Reason=dead")
+        limited = foreign.submit(STEPS, "sleep 600")
+        foreign.until_logged(limited)
+        foreign.watch(limited)
+        foreign.update(f"JobId={limited}", "TimeLimit=1")  # the shortest that Slurm knows
+        foreign.until_ended(lost)
+        seen = foreign.watch(lost)
+        assert seen.code == 1 and foreign.marker(lost) is None, seen.out
+        mail = " ".join(foreign.mail(lost).split())
+        assert f"Job {lost} has lost {node}, which ran its batch script, and has ended" in mail
+        waits = foreign.watch(again)
+        assert "QUEUED" in waits.out and f"job {again} waits" in waits.out, waits.out
+    finally:
+        heal(twin)
+    foreign.until_ended(limited)
+    seen = foreign.watch(limited)
+    assert seen.code == 1 and foreign.marker(limited) is None, seen.out
+    mail = " ".join(foreign.mail(limited).split())
+    assert f"attempt {limited} ended at its time limit, without the trainer's end marker" in mail
+    assert "the scheduler says TIMEOUT" in mail and "tr11 launch" not in mail, mail

@@ -278,7 +278,8 @@ def _finding(
         why = (
             f"{_without_names(why, suspects)}; whether it is a node's fault, the next attempt tells"
         )
-    title = _title(row, is_newest, label, why)
+    job = jobs.get(newest.job_id)
+    title = _title(row, is_newest=is_newest, label=label, why=why, job=job)
     evidence = []
     for entry in row[:3]:
         when = ""
@@ -333,13 +334,26 @@ def _what_follows(snapshot: Snapshot) -> str:
     return ""
 
 
-def _title(row: Sequence[Attempt], is_newest: bool, label: str, why: str) -> str:
-    """Which attempts ended by one fault, and why, as far as that is known; `label`: of the newest."""
+_ENDED_BY_SCHEDULER = {
+    JobState.TIMEOUT: "at its time limit",
+    JobState.NODE_FAIL: "because it lost a node",
+    JobState.PREEMPTED: "because it was preempted",
+}
+
+
+def _title(
+    row: Sequence[Attempt], *, is_newest: bool, label: str, why: str, job: Job | None
+) -> str:
+    """Which attempts ended by one fault, and why, as far as that is known; `label` and `job`: of the
+    newest.
+    """
     newest = row[0]
     if len(row) == 1 and why:
         return f"attempt {label} failed: {why}"
     if len(row) == 1 and newest.end is None:
-        return f"attempt {label} ended without the trainer's end marker"
+        by_scheduler = "" if job is None else _ENDED_BY_SCHEDULER.get(job.state, "")
+        when = f" {by_scheduler}," if by_scheduler else ""
+        return f"attempt {label} ended{when} without the trainer's end marker"
     if len(row) == 1:
         return f"attempt {label} ended by an error"
     which = f"the last {len(row)} attempts"

@@ -495,3 +495,13 @@ def test_workers_that_ended_without_a_word() -> None:
     seen = with_facts(idle(attempts=(explained,), steps=()), standing=STANDING)
     [finding] = found(seen, "unfinished-end")
     assert finding.fix == "tr11 diagnose --job 7_1" and len(finding.evidence) == 1
+
+
+def test_an_end_at_the_time_limit_without_a_marker_is_called_that() -> None:
+    over = replace(
+        running(), job_id="1000_7", raw_id="1007", state=JobState.TIMEOUT, end_time=NOW - 60
+    )
+    seen = idle(attempts=(wordless("1007", age=60.0),), jobs=(over,), steps=())
+    [finding] = found(seen, "unfinished-end")
+    title = "attempt 1000_7 ended at its time limit, without the trainer's end marker"
+    assert finding.title == title
