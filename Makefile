@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 TIMM ?= timm==1.0.31
 SHELL := /bin/bash
 
-.PHONY: help setup slurm browser prometheus demo test base-pythons slurm-versions soak chaos walk mutants check lint types contract grain docs bench trainer-faults gpu clean
+.PHONY: help setup slurm browser prometheus demo test base-pythons slurm-versions soak chaos walk mutants check lint types contract grain docs bench trainer-faults history gpu clean
 
 help:
 	@echo "make setup   virtual environment with the CPU build of torch; leaves $(BIN)/tr11"
@@ -22,6 +22,7 @@ help:
 	@echo "make docs    the documentation as a site in site/, with every link checked"
 	@echo "make bench   the measurements of benchmarks/"
 	@echo "make trainer-faults  ten faults for each unchanged trainer; about an hour; into docs/reference/trainer-faults*.md. FAULT_OPTIONS=\"--trainer plain --scheduler slurm\""
+	@echo "make history what befell the 176-billion training, in order, on a twin of 52 nodes; half an hour; into docs/explanation/tr11-again.md"
 	@echo "make gpu     on the first GPU at hand, 8 minutes: right against the processor, how fast; into benchmarks/RESULTS.md"
 	@echo "make clean   remove the virtual environment and the demo's run directory"
 
@@ -106,6 +107,10 @@ bench: setup
 # FAULT_OPTIONS="--scheduler local --trainer plain --fault hang --patience 2": some cells, on a busy machine.
 trainer-faults: setup
 	@PYTHONPATH=. $(BIN)/python benchmarks/trainer_faults.py $(FAULT_OPTIONS)
+
+# HISTORY_OPTIONS="--nodes 4": a trial on a small twin.
+history: setup
+	@PYTHONPATH=. $(BIN)/python benchmarks/history.py $(HISTORY_OPTIONS)
 
 # GPU_OPTIONS="--json FOLDER": each figure with its peer's as JSON.
 gpu: setup

@@ -72,10 +72,12 @@ class FaultEvent(Record, forbid_unknown_fields=True):
     - `before_save`, `before_evaluation`: then so many iterations before the next one; None: at once.
     - `also`: a second fault at the same moment, of the batch host.
     - `lasts`: seconds of the twin until it is healed; None: until the training goes on.
-    - `typed`: what people type, without `tr11`; `set KEY=VALUE` changes the run card from then on.
-      `exits`: the exit codes that each may have.
+    - `typed`: what people type, without `tr11`, once the fault has lasted that long; `set KEY=VALUE`
+      changes the run card from then on, `{step}` is the newest checkpoint from before the fault,
+      `{first}` the iteration of the fault. `exits`: the exit codes that each may have.
     - `title`, `date`, `then`: what it stands for, when that was, and what it was like; `lost_then`:
-      the hours that it cost, None where no one wrote them down.
+      the hours that it cost, None where no one wrote them down; `why`: a word on how it is played, or
+      why it is not.
     - `unseen`: seconds until it is noticed with the time-outs of a real site.
     """
 
@@ -92,6 +94,7 @@ class FaultEvent(Record, forbid_unknown_fields=True):
     title: str = ""
     date: str = ""
     then: str = ""
+    why: str = ""
     lost_then: Amount | None = None
     unseen: Amount = 0.0
     expect: Expectation = Expectation()
