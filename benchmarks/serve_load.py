@@ -176,7 +176,17 @@ def measure(folder: Path, count: int, seconds: float, turns: int) -> None:
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(60)
-        typed(folder, "kill", "--now", "--yes", "--reason", "measured", "--scheduler", "local")
+        typed(
+            folder,
+            "kill",
+            "--now",
+            "--wait",
+            "--yes",
+            "--reason",
+            "measured",
+            "--scheduler",
+            "local",
+        )
 
 
 def main() -> None:
