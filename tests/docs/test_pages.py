@@ -128,12 +128,17 @@ def test_no_page_is_longer_than_one_sitting(pages: ModuleType) -> None:
 
 
 # ---------------------------------------------------------------------------
-# The commands of README and CONTRIBUTING exist with their options, and the first one comes
+# The commands of README and of the first pages exist with their options, and the first one comes
 # early.
 
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```sh\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+FIRST = [
+    README,
+    (ROOT / "docs" / "tutorial" / "first-run.md").read_text(encoding="utf-8"),
+    (ROOT / "docs" / "how-to" / "from-sbatch.md").read_text(encoding="utf-8"),
+]
+BLOCKS = re.findall(r"^```sh\n(.*?)^```$", "\n".join(FIRST), re.MULTILINE | re.DOTALL)
 LINES = [line for block in BLOCKS for line in block.splitlines() if line.startswith("tr11 ")]
 
 
