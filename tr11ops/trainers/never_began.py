@@ -73,6 +73,7 @@ KINDS = (
     ),
     NeverBegan(
         r"^(?:ValueError|RuntimeError): (?:Unsupported nproc_per_node value"
+        r"|The rendezvous backend '[^']+' is not registered"
         r"|Unable to proceed, no (?:GPU )?resources available"
         r"|hostname '[^']+' not found in hostfile|No slot '\d+' specified on host"
         r"|You need to (?:use at least|manually pass in)|`?--?num_processes`? must)",

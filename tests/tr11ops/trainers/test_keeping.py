@@ -426,6 +426,8 @@ def test_a_program_that_does_not_accept_how_it_was_called_is_not_called_so_again
          "its launcher does not start it on what this job has", False),
         ("ValueError: Unsupported nproc_per_node value: gpus",
          "its launcher does not start it on what this job has", False),
+        ("ValueError: The rendezvous backend 'c10' is not registered. Did you forget to call `register`?",
+         "its launcher does not start it on what this job has", False),
     ],
 )  # fmt: skip
 def test_a_launcher_that_never_began_the_trainer_says_so_in_a_plain_sentence(
