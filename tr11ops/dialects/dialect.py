@@ -251,7 +251,8 @@ class Dialect(Record, dict=True):
     (`done`), or with which it begins (`next`).
 
     `first`, `resume`: words of its command where there is nothing to resume from, and where there
-    is; `{path}` and `{step}` stand for what it resumes from. `scratch_if_missing`: it begins with
+    is; `{path}` and `{step}` stand for what it resumes from,
+    `{save}` for where this start saves. `scratch_if_missing`: it begins with
     random weights, without a word of complaint, where it finds no checkpoint. `command`: what the words
     of its command mean. `supervisors`: words of a command that start it again on its own.
     """

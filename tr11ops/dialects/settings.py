@@ -17,6 +17,7 @@ from trainer.contract.documents import record_of
 from trainer.contract.record import Count, JsonObject, Record
 from trainer.contract.state_file import read_json
 
+SAVE = "{save}"
 NO_DIALECT = "none"
 """The dialect of a trainer of which nothing is known but how it is started."""
 
@@ -67,8 +68,13 @@ class TrainerSettings(Record):
         return self.command
 
     @property
+    def saves_apart(self) -> bool:
+        """Whether each start saves into a folder of its own: its command or its environment says `{save}`."""
+        return any(SAVE in word for word in (*self.words, *self.environment.values()))
+
+    @property
     def checkpoint_folder(self) -> Path | None:
-        """Where its checkpoints lie; None where the dialect does not say."""
+        """Where its checkpoints lie, or the folders of its starts; None where the dialect does not say."""
         if self.dialect.checkpoints is None or not self.folder:
             return None
         return Path(self.folder) / self.dialect.checkpoints.folder

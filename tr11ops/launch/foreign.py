@@ -19,6 +19,7 @@ from tr11ops.trainers.checkpoints import CheckpointSurvey, survey
 from tr11ops.trainers.levels import BELIEF, TrainerStanding, standing_now
 from tr11ops.trainers.resuming import Knows, added, knows_words
 from tr11ops.trainers.start import refusal_of
+from tr11ops.trainers.start_names import current_folder
 from trainer.contract.record import Record
 
 MOST_NAMED = 5
@@ -112,7 +113,7 @@ def _script_text(settings: TrainerSettings) -> str | None:
 
 
 def _checkpoint_checks(facts: SeenTrainer) -> Iterator[PreflightCheck]:
-    folder = facts.settings.checkpoint_folder
+    folder = current_folder(facts.settings)
     if folder is None:
         text = "where its checkpoints lie is not known: none is held, copied or looked at"
         yield warning("trainer.folder", text, "set trainer.folder, and a dialect that knows them")
@@ -147,7 +148,7 @@ def open_questions(path: Path, overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def _survey(settings: TrainerSettings, world_size: int) -> CheckpointSurvey | None:
-    folder = settings.checkpoint_folder
+    folder = current_folder(settings)
     if folder is None or settings.dialect.checkpoints is None or not folder.is_dir():
         return None
     return survey(settings.dialect.checkpoints, folder, world_size, time.time())

@@ -27,6 +27,7 @@ from tr11ops.trainers.checkpoints import CheckpointSurvey, FoundCheckpoint, surv
 from tr11ops.trainers.kept_files import START_FILE, StartOrder
 from tr11ops.trainers.proof import Result, StopProof
 from tr11ops.trainers.saves import whole_of
+from tr11ops.trainers.start_names import current_folder
 from tr11ops.trainers.stopping import END, ORDER_FILE, StopOrder
 from trainer.contract.attempt import EndMarker
 from trainer.contract.documents import read_record
@@ -239,7 +240,7 @@ class StopDrill:
 
     def _look(self) -> CheckpointSurvey | None:
         """Look at the trainer's folder; what was seen before where it cannot be read now."""
-        rules, folder = self.settings.dialect.checkpoints, self.settings.checkpoint_folder
+        rules, folder = self.settings.dialect.checkpoints, current_folder(self.settings)
         if rules is not None and folder is not None:
             with suppress(OSError):
                 self._seen = survey(rules, folder, self.ranks, self.clock(), before=self._seen)

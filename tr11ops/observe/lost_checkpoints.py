@@ -19,6 +19,7 @@ from tr11ops.runcard.card import ForeignCard, RunCard
 from tr11ops.rundir.copies import CHECKPOINT_KINDS, CopyRecord, read_copies
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.trainers.checkpoints import survey
+from tr11ops.trainers.start_names import current_folder
 from trainer.contract.checkpoint_names import (
     aside_name,
     checkpoint_step,
@@ -115,7 +116,7 @@ def in_own_folder(card: ForeignCard) -> bool | None:
     """Whether a foreign trainer's own folder holds any; None where no one knows where to look. Raises
     OSError.
     """
-    place, rules = card.settings.checkpoint_folder, card.settings.dialect.checkpoints
+    place, rules = current_folder(card.settings), card.settings.dialect.checkpoints
     if place is None or rules is None:
         return None
     if not place.is_dir():

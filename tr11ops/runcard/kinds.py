@@ -211,7 +211,7 @@ class TrainerSection(Section):
 
     command: list[str] | str = Field(min_length=1)
     """what is started: words, of which no shell takes notice, or one line for `bash -c`; {folder},
-    {world_size} and other places are filled in
+    {save} (a folder of its own for each start), {world_size} and other places are filled in
     """
 
     python: str = Field(default="python", min_length=1)

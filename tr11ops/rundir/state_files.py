@@ -290,6 +290,11 @@ STATE_FILES: tuple[StateFile, ...] = (
         "all bytes of what is held are read before it is put back",
     ),
     StateFile(
+        "state/checkpoints/{variant}/starts/*.json",
+        "a person",
+        "what of an earlier start counts is not known, and no start is begun; look at its folder",
+    ),
+    StateFile(
         "state/checkpoints/{variant}/not-finite/*.json",
         "aside",
         "that checkpoint's numbers were not looked at",

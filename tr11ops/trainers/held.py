@@ -33,6 +33,7 @@ from tr11ops.rundir.checkpoint_digests import digest_of, note_damage
 from tr11ops.rundir.copies import identity_of
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.trainers.checkpoints import CheckpointSurvey, FoundCheckpoint, files_of, look_at
+from tr11ops.trainers.start_names import current_folder
 from trainer.contract.checkpoint_formats import FOREIGN, FOREIGN_FILE, MANIFEST_FILE
 from trainer.contract.checkpoint_names import (
     LATEST_FILE,
@@ -104,7 +105,7 @@ class HoldPlace(Record):
         """By the card's `[trainer]` section, whose folder is an absolute path here; None where its dialect says
         nothing of checkpoints.
         """
-        folder, rules = settings.checkpoint_folder, settings.dialect.checkpoints
+        folder, rules = current_folder(settings), settings.dialect.checkpoints
         if folder is None or rules is None:
             return None
         words = (*settings.words, *settings.resume)

@@ -37,6 +37,7 @@ from tr11ops.trainers.start import (
     refusal_of,
     unset_of,
 )
+from tr11ops.trainers.start_folders import refuse_beginning, with_own_folder
 from tr11ops.trainers.stopping import (
     END,
     GRACE_SECONDS,
@@ -93,7 +94,7 @@ class Keeper:
         self.lease: Lease | None = None
         self.taken: TakenCheckpoint | None = None
         self.whole_before: tuple[int, ...] = ()
-        self.epoch = 0
+        self.epoch, self.save = 0, ""
         self.stop = StopCourse()
         self.order: StopOrder | None = None
         self.wrong = ""
@@ -178,12 +179,20 @@ class Keeper:
             card_hash=self.files.run.card_hash,
             job_id=attempt.job_id,
         )
+        if place is not None:
+            place = with_own_folder(
+                place, self.settings, self.epoch, self._check_lease, report=tell
+            )
         self.saves = Saves(place, self._check_lease, tell)
         self.taken = self.saves.prepare()
+        if place is not None and self.settings.saves_apart:
+            self.save = str(place.folder)
+            if self.taken is None:
+                refuse_beginning(place)
         self.whole_before = steps_of(self.saves.before)
         self._saved = whole_of(self.saves.before)
         self.saves.start()
-        self.files.order_start(StartOrder(attempt.launch, self.epoch, self.taken))
+        self.files.order_start(StartOrder(attempt.launch, self.epoch, self.taken, self.save))
 
     def _check_lease(self) -> None:
         """Raises LeaseLost where another launch has taken the run over, OSError."""
@@ -196,7 +205,7 @@ class Keeper:
         while time.monotonic() < until:
             order = self.files.start_order()
             if order is not None:
-                self.epoch, self.taken = order.epoch, order.taken
+                self.epoch, self.taken, self.save = order.epoch, order.taken, order.save
                 return None
             if signal.SIGTERM in self.received or signal.SIGINT in self.received:
                 return 128 + signal.SIGTERM
@@ -217,6 +226,7 @@ class Keeper:
             exit_minutes=run.exit_minutes,
             node=node_name(),
             has_directory=Path(self.settings.directory).is_dir(),
+            save=self.save,
         )
         if self.taken is not None and self.taken.step is not None:
             self.words.resumed_at = self.taken.step

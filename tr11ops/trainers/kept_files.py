@@ -87,11 +87,14 @@ class KeptRun(Record):
 
 
 class StartOrder(Record):
-    """Node 0's word that the workers may start: under which lease, and from what they go on."""
+    """Node 0's word that the workers may start: under which lease, from what they go on, and where they
+    save, "" where every start does.
+    """
 
     launch: Count
     epoch: Count
     taken: TakenCheckpoint | None = None
+    save: str = ""
 
 
 def stop_order_of(attempt: Path, launch: int) -> StopOrder | None:

@@ -21,6 +21,7 @@ from tr11ops.dialects.dialect import CheckpointName
 from tr11ops.dialects.settings import NO_DIALECT, TrainerSettings
 from tr11ops.trainers.moved import MovedAside, read_moves
 from tr11ops.trainers.proof import StopProof, read_proof, stop_digest
+from tr11ops.trainers.start_names import current_folder
 from tr11ops.trainers.stopping import NEXT_CHECKPOINT, lack_of_asking, way_of
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
@@ -139,7 +140,7 @@ def standing_of(
 def standing_now(paths: RunPaths, settings: TrainerSettings, ranks: int) -> TrainerStanding:
     """The same with what is on record in the run directory now."""
     standing = standing_of(settings, ranks, read_proof(paths, stop_digest(settings, ranks)))
-    folder = settings.checkpoint_folder
+    folder = current_folder(settings)
     if folder is None:
         return standing
     return replace(standing, set_aside=read_moves(folder))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tr11ops.trainers.start_names import base_of
 from trainer.contract.record import Finite, Record
 
 SUFFIX = ".set-aside"
@@ -40,5 +41,6 @@ def read_moves(folder: Path) -> tuple[MovedAside, ...]:
 
 
 def aside_place(folder: Path) -> Path:
-    """Where what is moved out of a folder of checkpoints lies."""
+    """Where what is moved out of a folder of checkpoints lies: one place for all starts."""
+    folder = base_of(folder)
     return folder.with_name(f"{folder.name}{SUFFIX}")

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from tr11ops.base.errors import WrongUsage
 from tr11ops.dialects.image import TrainerImage, words_in
 from tr11ops.dialects.settings import TrainerSettings
+from tr11ops.trainers.start_names import name_fault
 from tr11ops.trainers.trainer import NodePlaces
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
@@ -23,7 +24,7 @@ TORCHRUN_RESTARTS = "PET_MAX_RESTARTS"
 _OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 _SHELL = ("bash", "-c")
 # placeholders that are paths, which an image may have elsewhere
-_PATHS = ("root", "folder", "attempt", "path")
+_PATHS = ("root", "folder", "attempt", "path", "save")
 
 
 class TakenCheckpoint(Record):
@@ -41,7 +42,8 @@ class TakenCheckpoint(Record):
 
 class LaunchWords(Record):
     """What a launch fills the placeholders of a card with, beside the places of its node. `node`: its
-    name for Slurm; `has_directory`: whether it has the card's directory, else the image has it.
+    name for Slurm; `has_directory`: whether it has the card's directory, else the image has it. `save`: the
+    folder of this start's own, "" where it saves where all do.
     """
 
     paths: RunPaths
@@ -51,6 +53,7 @@ class LaunchWords(Record):
     exit_minutes: float | None = None
     node: str = ""
     has_directory: bool = True
+    save: str = ""
 
 
 class WorkerCommand(Record):
@@ -83,6 +86,8 @@ def refusal_of(settings: TrainerSettings) -> str:
     for supervisor in settings.dialect.supervisors:
         if any(_is_called(word, supervisor) for word in words):
             return f"{supervisor} starts a training again on its own, and so does tr11: leave it out of trainer.command"
+    if settings.saves_apart and name_fault(settings):
+        return name_fault(settings)
     found = next(supervisors_in(words, settings.environment), "")
     if found:
         return f"trainer.command: {found}"
@@ -198,6 +203,7 @@ def _known(
 ) -> dict[str, str | None]:
     paths, taken = launch.paths, launch.taken
     step = path = None
+    save = launch.save or str(settings.checkpoint_folder or "")
     if taken is not None:
         step, path = taken.step, taken.path
     return {
@@ -215,6 +221,7 @@ def _known(
         "master_port": str(places.port),
         "step": _text(step),
         "path": path,
+        "save": save or None,
         "exit_minutes": _text(launch.exit_minutes),
     }
 

@@ -123,6 +123,10 @@ class RunPaths(Record):
         """
         return self.state / "checkpoints" / self.variant / "seals" / f"{name}.json"
 
+    def start_record(self, number: int) -> Path:
+        """What of an earlier start of another trainer counts, where each saves into a folder of its own."""
+        return self.state / "checkpoints" / self.variant / "starts" / f"{number}.json"
+
     def not_finite_record(self, name: str, identity: str) -> Path:
         """Which numbers of the checkpoint of that name and identity were found NaN or infinite."""
         folder = self.state / "checkpoints" / self.variant / "not-finite"

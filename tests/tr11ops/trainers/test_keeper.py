@@ -7,13 +7,14 @@ from __future__ import annotations
 import shutil
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 from msgspec.structs import replace
 
-from tests.tr11ops.trainers.kept import PLAIN, KeptTraining, wait_until
+from tests.tr11ops.trainers.kept import PLAIN, SCRIPTS, KeptTraining, wait_until
 from tr11ops.base.processes import is_living
 from tr11ops.trainers import tr11_beat
 from trainer.contract.attempt import ExitTime, request_stop
@@ -275,3 +276,38 @@ def test_what_cannot_be_asked_for_is_answered(run: KeptTraining) -> None:
         wait_until(lambda: run.paths.answer(request.id).exists())
         answer = RequestAnswer.read(run.paths.answer(request.id))
         assert answer is not None and answer.step is None and "cannot be asked" in answer.message
+
+
+def test_ranks_that_wake_save_where_no_start_goes_on_from(run: KeptTraining) -> None:
+    """Their keeper is still frozen, and does not end them: each start has its own folder, and theirs is closed."""
+    command = (str(SCRIPTS / "plain_train.py"), "{save}", "4000", "5", "0.1")
+    run.write_card(command, **PLAIN)
+    out, job = run.out, "4712"
+    with run.kept() as frozen:
+        wait_until(lambda: (out / "start-1" / "step-10").is_dir() and run.iteration() >= 12, 240)
+        keeper = psutil.Process(frozen.pid)
+        ranks = keeper.children(recursive=True)
+        for part in (keeper, *ranks):
+            part.suspend()
+        try:
+            with KeptTraining(run.root).kept(job=job):
+                wait_until(lambda: any(one.job_id == job for one in run.steps()), 240)
+                for part in ranks:
+                    part.resume()
+                wait_until((out / "start-1" / "step-25").is_dir, 240)  # they do train on
+        finally:
+            for part in (*ranks, keeper):
+                with suppress(psutil.NoSuchProcess):
+                    part.kill()
+    shutil.copytree(
+        out / "start-1" / "step-25", out / "start-1" / "step-900"
+    )  # whole, and the newest
+    (out / "start-1" / "step-901").mkdir()  # broken
+    with KeptTraining(run.root).kept(job="4713"):
+        wait_until(lambda: run.said().count("begin after step") == 3, 240)
+    begun = [int(line.split()[-1]) for line in run.said().splitlines() if "begin after" in line]
+    saved = {int(one.name.removeprefix("step-")) for one in (out / "current").glob("step-*")}
+    trained = [one.iteration or 0 for one in run.steps() if one.job_id == job]
+    assert begun[0] == 0 and 10 <= begun[1] <= begun[2] <= max(trained), (begun, trained)
+    assert {5, 10, begun[2]} <= saved and not {900, 901} & saved
+    assert {"step-25", "step-900"} <= {one.name for one in (out / "start-1").iterdir()}
