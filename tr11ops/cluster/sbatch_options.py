@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tr11ops.base.shipped import read_shipped
-from tr11ops.base.units import format_time_limit
+from tr11ops.base.units import counted, format_time_limit
 from tr11ops.cluster.base import BatchRequest
 from trainer.contract.record import Record
 
@@ -226,13 +226,13 @@ def segment_fault(options: Options, least: int, most: int) -> tuple[str, str] | 
         return None
     if least < most:
         return (
-            f"is of whole blocks, and slurm.least_spare_nodes lets Slurm give {least} to {most} nodes",
+            f"is of whole blocks, and slurm.least_spare_nodes lets Slurm give {least} to {counted(most, 'node')}",
             "leave one of the two out",
         )
     if most % int(segment) == 0:
         return None
     return (
-        f"does not divide the {most} nodes of the job, spares included: Slurm gives whole segments",
+        f"does not divide the {counted(most, 'node')} of the job, spares included: Slurm gives whole segments",
         "make the nodes of the job a multiple of it",
     )
 

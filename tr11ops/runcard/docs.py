@@ -23,6 +23,7 @@ from pydantic_core import PydanticUndefined
 from tr11ops.runcard.card import PATH_KEYS
 from tr11ops.runcard.kinds import ALL_SECTIONS
 from trainer.config.base import Section, section_of
+from trainer.contract.files import make_shared
 from trainer.contract.record import Record
 
 REQUIRED = object()  # the default of a key that a card must give
@@ -280,5 +281,5 @@ _BAR = "\\|"
 if __name__ == "__main__":
     for place, text in card_reference().items():
         path = Path(sys.argv[1]) / place
-        path.parent.mkdir(exist_ok=True)
+        make_shared(path.parent)
         path.write_text(text, encoding="utf-8")
