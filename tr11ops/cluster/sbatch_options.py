@@ -224,15 +224,16 @@ def segment_fault(options: Options, least: int, most: int) -> tuple[str, str] | 
     segment = dict(options).get("segment", "")
     if not segment.isdecimal() or not int(segment):
         return None
+    asked = counted(most, "node")
     if least < most:
         return (
-            f"is of whole blocks, and slurm.least_spare_nodes lets Slurm give {least} to {counted(most, 'node')}",
+            f"is of whole blocks, and slurm.least_spare_nodes lets Slurm give {least} to {asked}",
             "leave one of the two out",
         )
     if most % int(segment) == 0:
         return None
     return (
-        f"does not divide the {counted(most, 'node')} of the job, spares included: Slurm gives whole segments",
+        f"does not divide the {asked} of the job, spares included: Slurm gives whole segments",
         "make the nodes of the job a multiple of it",
     )
 
