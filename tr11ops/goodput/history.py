@@ -29,7 +29,7 @@ from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord, last_sign_in, 
 from tr11ops.rundir.exclusions import EXCLUDED, INCLUDED
 from tr11ops.rundir.journal import JournalEntry, Ledger, read_journal
 from tr11ops.rundir.paths import RunDirectory, Submission
-from tr11ops.trainers.watched import WatchedJob, watched_file
+from tr11ops.trainers.watched import WatchedJob
 from trainer.contract.attempt import EndMarker, read_phases
 from trainer.contract.checkpoint_formats import MANIFEST_FILE
 from trainer.contract.checkpoint_names import checkpoint_steps
@@ -296,8 +296,13 @@ def read_history(
     submissions, unread = read_submissions(directory)
     asked = jobs if any(attempt.ended is None for attempt in known(attempts, ())) else ()
     checkpoints = observed(_read_checkpoints, paths)
+    watched = observed(WatchedJob.read, paths)
     read_errors += _unread(
-        attempts=attempts, jobs=asked, submissions=submissions, checkpoints=checkpoints
+        attempts=attempts,
+        jobs=asked,
+        submissions=submissions,
+        checkpoints=checkpoints,
+        watched=watched,
     )
     read_errors += unread
     read_errors += [str(fault) for fault in ledger.faults if fault.kind != "torn"][:3]
@@ -314,7 +319,7 @@ def read_history(
         holds=_holds(ledger.entries),
         exclusions=_exclusions(ledger.entries),
         waits=_waits(directory, jobs, known(submissions, ()), scheduler),
-        ends_with_its_jobs=watched_file(paths).exists(),
+        ends_with_its_jobs=known(watched, None) is not None,
         read_errors=tuple(read_errors),
     )
 

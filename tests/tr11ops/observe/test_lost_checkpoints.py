@@ -14,6 +14,7 @@ from tr11ops.launch.foreign import look_at_trainer
 from tr11ops.launch.resume import look_at_checkpoints, start_checks
 from tr11ops.observe.lost_checkpoints import find_lost
 from tr11ops.runcard.card import RunCard, load_card
+from tr11ops.runcard.kinds import ForeignCard
 from tr11ops.rundir.copies import CopyRecord, write_copy
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import write_json
@@ -35,6 +36,13 @@ def note_copy(card: RunCard, step: int, damaged: tuple[str, ...] = ()) -> None:
         copied=1.0, verified=2.0, damaged=damaged,
     )  # fmt: skip
     write_copy(RunDirectory(card.paths, card.kill_switch), copy)
+
+
+def name_of(card: RunCard, step: int) -> str:
+    """As its trainer calls the checkpoint."""
+    if isinstance(card, ForeignCard):
+        return f"checkpoint-{step}"
+    return f"global_step{step}"
 
 
 def note_attempt(card: RunCard, step: int, variant: str = "main") -> None:
@@ -62,7 +70,7 @@ def test_a_copy_is_named_with_the_command_that_restores_it(card: RunCard) -> Non
     folder = card.paths.checkpoints
     level, text = said(card)
     assert level == "refused" and "\n" not in text
-    assert f"{folder} holds no checkpoint, but global_step300 was saved" in text
+    assert f"{folder} holds no checkpoint, but {name_of(card, 300)} was saved" in text
     assert "a verified copy of step 280 is in backup.store" in text
     assert f"`tr11 backup restore 280 --output {folder} --latest`" in text
     assert "to begin anew, give run.variant a name of its own" in text
@@ -71,7 +79,8 @@ def test_a_copy_is_named_with_the_command_that_restores_it(card: RunCard) -> Non
 def test_how_an_attempt_ended_tells_of_one_of_which_there_is_no_copy(card: RunCard) -> None:
     note_attempt(card, 40)
     level, text = said(card)
-    assert level == "refused" and "global_step40 was saved, and no sound copy is on record" in text
+    assert level == "refused"
+    assert f"{name_of(card, 40)} was saved, and no sound copy is on record" in text
 
 
 def test_a_training_that_was_never_saved_begins_anew(card: RunCard) -> None:
