@@ -11,18 +11,17 @@ are for scoring; parameters are chosen on those below.
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import mean, median
 
-from tr11ops.replay.parameters import Layout, Parameters
-from tr11ops.replay.production import Production
-from tr11ops.replay.rivals import RIVALS, Oracle
+from tr11ops.replay.parameters import Layout
+from tr11ops.replay.production import production_score
+from tr11ops.replay.rivals import Oracle, rival_scores
 from tr11ops.replay.traces import DAY, Trace, read_trace, window
-from tr11ops.replay.world import Score, World
+from tr11ops.replay.world import Score
 
 DAYS = 117.0
 HEADINGS = (
@@ -43,16 +42,8 @@ HEADINGS = (
 def scores_of(trace: Trace, layout: Layout, seed: int) -> Mapping[str, Score]:
     """All operations on one window."""
     part = window(trace, layout.all, DAYS * DAY, seed)
-    found: dict[str, Score] = {}
-    with tempfile.TemporaryDirectory(prefix="tr11-replay-") as folder:
-        world = World(part, layout, Parameters())
-        Production(world, Path(folder)).replay()
-        found[Production.name] = Score.of(world, Production.name)
-    for name, rival in RIVALS.items():
-        world = World(part, layout, Parameters())
-        world.run(rival(world))
-        found[name] = Score.of(world, name)
-    return found
+    scores = (production_score(part, layout), *rival_scores(part, layout))
+    return {score.operation: score for score in scores}
 
 
 def is_ahead(name: str, scores: Mapping[str, Score]) -> bool:

@@ -14,13 +14,13 @@ import hmac
 import os
 import secrets
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from tr11ops.alerts.state import OVER, Message
 from tr11ops.base.errors import PrivateFileError
 from tr11ops.base.observed import cause
 from tr11ops.base.private_file import private_text, settings_folder
+from trainer.contract.files import link_unless_taken
 from trainer.contract.record import Record
 
 LINK_SECONDS = 2 * 86_400.0
@@ -121,8 +121,7 @@ def _make(place: Path) -> None:
             stream.write(f"{secrets.token_hex(32)}\n")
             stream.flush()
             os.fsync(stream.fileno())
-        with suppress(FileExistsError):
-            place.hardlink_to(draft)
+        link_unless_taken(draft, place)
     finally:
         draft.unlink(missing_ok=True)
 

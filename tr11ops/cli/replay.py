@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -116,25 +115,13 @@ def _check(nodes: int, spares: int, held: int, days: float) -> None:
 
 
 def _scores(part: Window, layout: Layout, against: bool) -> Iterator[Score]:
-    from tr11ops.replay.parameters import Parameters
-    from tr11ops.replay.production import Production
-    from tr11ops.replay.rivals import RIVALS
-    from tr11ops.replay.world import Score, World
+    from tr11ops.replay.production import production_score
+    from tr11ops.replay.rivals import rival_scores
 
-    with (
-        tempfile.TemporaryDirectory(prefix="tr11-replay-") as folder,
-        _progress(part.seconds) as passed,
-    ):
-        world = World(part, layout, Parameters(), passed)
-        operation = Production(world, Path(folder))
-        operation.replay()
-        yield Score.of(world, operation.name)
-    if not against:
-        return
-    for name, rival in RIVALS.items():
-        world = World(part, layout, Parameters())
-        world.run(rival(world))
-        yield Score.of(world, name)
+    with _progress(part.seconds) as passed:
+        yield production_score(part, layout, passed)
+    if against:
+        yield from rival_scores(part, layout)
 
 
 @contextmanager

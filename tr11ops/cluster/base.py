@@ -185,7 +185,7 @@ class JobState(StrEnum):
     @property
     def is_active(self) -> bool:
         """True while the job holds, or is just giving back, an allocation."""
-        return self in _ACTIVE
+        return self in ACTIVE_STATES
 
     @property
     def is_final(self) -> bool:
@@ -198,10 +198,10 @@ class JobState(StrEnum):
         return self.is_active or self is JobState.UNKNOWN
 
 
-_ACTIVE = frozenset(
+ACTIVE_STATES = frozenset(
     {JobState.CONFIGURING, JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING}
 )
-_NOT_FINAL = _ACTIVE | {JobState.PENDING, JobState.UNKNOWN}
+_NOT_FINAL = ACTIVE_STATES | {JobState.PENDING, JobState.UNKNOWN}
 
 
 class Job(Record):

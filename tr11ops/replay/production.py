@@ -4,6 +4,7 @@ the workers, the scheduler, the clock and the people are simulated.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from tr11ops.base.now import another_clock
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.launch.plan import resolved_card
 from tr11ops.replay.evidence import leave_end, leave_fault, leave_progress
+from tr11ops.replay.parameters import Layout, Parameters
 from tr11ops.replay.run import SimulatedRun
-from tr11ops.replay.traces import FaultKind
+from tr11ops.replay.traces import FaultKind, Window
 from tr11ops.replay.watching import Watchdog
-from tr11ops.replay.world import World
+from tr11ops.replay.world import Score, World
 from trainer.contract.attempt import EXIT_FINE
 from trainer.contract.documents import document
 from trainer.contract.files import write_json
@@ -162,3 +164,15 @@ class Production:
             "submission": context.submission,
             "start": self.world.now,
         }
+
+
+def production_score(
+    part: Window, layout: Layout, passed: Callable[[float], None] | None = None
+) -> Score:
+    """What tr11 makes of a window, in a run directory that is removed again. `passed` hears how many
+    seconds of it are over.
+    """
+    with tempfile.TemporaryDirectory(prefix="tr11-replay-") as folder:
+        world = World(part, layout, Parameters(), passed)
+        Production(world, Path(folder)).replay()
+        return Score.of(world, Production.name)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from tr11ops.replay.traces import FaultKind
-from tr11ops.replay.world import LaunchEnd, World
+from tr11ops.replay.parameters import Layout, Parameters
+from tr11ops.replay.traces import FaultKind, Window
+from tr11ops.replay.world import LaunchEnd, Score, World
 
 ARRAY = 10  # tasks that are queued at once
 DAY = 86_400.0
@@ -169,3 +170,11 @@ class Oracle(Chain):
 RIVALS: Mapping[str, type[Chain]] = {
     one.name: one for one in (Chain, ExcludeFirst, RetryBudget, Oracle)
 }
+
+
+def rival_scores(part: Window, layout: Layout) -> Iterator[Score]:
+    """What each of them makes of a window."""
+    for name, rival in RIVALS.items():
+        world = World(part, layout, Parameters())
+        world.run(rival(world))
+        yield Score.of(world, name)

@@ -41,7 +41,7 @@ class LinkRefused(Refusal):
         self.status = status
 
 
-class Answering(Record):
+class AnswerableLink(Record):
     """A link that counts: what it allows, of which run, and which of its alerts are still open."""
 
     link: AnswerLink
@@ -81,7 +81,7 @@ class Answering(Record):
         return act.checked()
 
 
-def answering(token: str, key: Path, every: Iterable[News]) -> Answering:
+def answerable_link(token: str, key: Path, every: Iterable[News]) -> AnswerableLink:
     """Whether a link counts now. Raises LinkRefused: signed by no key of ours, expired, of a run that
     is not here or can only be read, of alerts that are over; PrivateFileError for the key's file.
     """
@@ -103,7 +103,7 @@ def answering(token: str, key: Path, every: Iterable[News]) -> Answering:
     alerts = _still_open(state, link)
     if not alerts:
         raise LinkRefused(410, "That is over: nothing is to be done. What is new has its own mail.")
-    return Answering(link, news, alerts, now)
+    return AnswerableLink(link, news, alerts, now)
 
 
 def _is_run(news: News, link: AnswerLink) -> bool:

@@ -29,7 +29,13 @@ from tr11ops.base.errors import Refusal
 from tr11ops.base.shipped import page_names, read_shipped
 from tr11ops.serve.access import CookieSigner, RateLimit, WebSession, is_known_host
 from tr11ops.serve.acts import AT_ONCE, WebAct, carry_out
-from tr11ops.serve.answers import BUTTONS, WHAT_THEY_DO, Answering, LinkRefused, answering
+from tr11ops.serve.answers import (
+    BUTTONS,
+    WHAT_THEY_DO,
+    AnswerableLink,
+    LinkRefused,
+    answerable_link,
+)
 from tr11ops.serve.details import DetailsReader, read_log
 from tr11ops.serve.pages import ASSETS, Pages, asset
 from tr11ops.serve.poller import News, RunPoller
@@ -275,7 +281,7 @@ class Served:
         token = request.path_params["token"]
         every, key = self.watcher.news(), self.settings.link_key
         try:
-            asked = await asyncio.to_thread(answering, token, key, every)
+            asked = await asyncio.to_thread(answerable_link, token, key, every)
         except LinkRefused as error:
             return self._said(request, error.status, error.sentence)
         if request.method == "POST":
@@ -295,7 +301,7 @@ class Served:
             others=others,
         )
 
-    async def _answered(self, request: Request, asked: Answering) -> Response:
+    async def _answered(self, request: Request, asked: AnswerableLink) -> Response:
         form = await read_form(request)
         if form is None or not is_same_site(request):
             return self._said(request, 403, "That form was not sent from this page.")

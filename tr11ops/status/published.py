@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
+from tr11ops.cluster.base import ACTIVE_STATES, JobState
 from tr11ops.observe.snapshot import SNAPSHOT_NAMES
 from tr11ops.status.answer import NEEDS
 from tr11ops.status.document import unknown_names
@@ -25,8 +26,6 @@ from trainer.contract.record import LARGEST_NUMBER, Record
 SCHEMA = 1
 EXIT_CODES = frozenset({0, 1, 3})
 SEVERITIES = ("critical", "warning", "info")
-_RUNNING = frozenset({"CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING"})
-_WAITING = "PENDING"
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:Z|[+-]\d\d:\d\d)", re.ASCII)
 _NUMBERS = (
     "iteration",
@@ -169,9 +168,11 @@ def _attempts(jobs: object) -> dict[str, int] | None:
     if not isinstance(jobs, list):
         return None
     told = [table(job) for job in jobs]
-    waiting = [number(job.get("tasks")) for job in told if among(job.get("state"), {_WAITING})]
+    waiting = [
+        number(job.get("tasks")) for job in told if among(job.get("state"), {JobState.PENDING})
+    ]
     return {
-        "running": sum(among(job.get("state"), _RUNNING) is not None for job in told),
+        "running": sum(among(job.get("state"), ACTIVE_STATES) is not None for job in told),
         "waiting": sum(1 if tasks is None else int(tasks) for tasks in waiting),
     }
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tr11ops.cluster.base import ACTIVE_STATES
 from tr11ops.runcard.card import RunCard, card_from_resolved, load_card
 from tr11ops.status.run_use import RunUse, UseTotal, total_use
 from tr11ops.watchdog.verdict import VerdictWord
@@ -17,7 +18,6 @@ from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
 SCHEMA = 1
-RUNNING = frozenset({"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"})  # it holds its nodes
 DEEPEST = 4  # folders below a root in which run directories are looked for
 _MARK = Path("state") / "submissions"  # every run that was launched has it
 _PROGRESS = ("iteration", "total_iterations", "loss", "remaining_seconds", "eta", "done_again")
@@ -82,7 +82,7 @@ class ListedRun(Record):
         held = {
             node
             for job in self.status["jobs"] or ()
-            if job["state"] in RUNNING
+            if job["state"] in ACTIVE_STATES
             for node in job["nodes"]
         }
         return tuple(sorted(held))
@@ -105,24 +105,17 @@ class ListedRun(Record):
 
     def document(self) -> dict[str, Any]:
         """For --json."""
+        name = variant = None
         if self.status is None:
-            unknown: dict[str, Any] = dict.fromkeys(_SHOWN)
-            return {
-                "directory": str(self.directory),
-                "name": None,
-                "variant": None,
-                **unknown,
-                "verdict": "unknown",
-                "why": self.why,
-                "exit_code": 3,
-                **self._operation(),
-            }
-        run = self.status["run"]
-        shown = {key: self.status[key] for key in _SHOWN}
+            shown: dict[str, Any] = dict.fromkeys(_SHOWN)
+            shown |= {"verdict": "unknown", "why": self.why, "exit_code": self.exit_code}
+        else:
+            name, variant = self.status["run"]["name"], self.status["run"]["variant"]
+            shown = {key: self.status[key] for key in _SHOWN}
         return {
             "directory": str(self.directory),
-            "name": run["name"],
-            "variant": run["variant"],
+            "name": name,
+            "variant": variant,
             **shown,
             **self._operation(),
         }

@@ -213,7 +213,7 @@ def ranks_table(run: LookedAt, node: str) -> TopTable:
 
 def _place_of(job: Job) -> int:
     """What runs first, what waits next, then what has ended."""
-    if job.state in ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"):
+    if job.state.is_active:
         return 0
     return 1 if job.state == "PENDING" else 2
 
