@@ -23,6 +23,7 @@ from tr11ops.cluster.site import SiteRules, read_site
 from tr11ops.launch.foreign_starter import (
     BASE,
     COMMAND,
+    SHORT_NAMES,
     example_of,
     foreign_tables,
     foreign_text,
@@ -151,7 +152,7 @@ def init(
     if preset is not None and preset not in PRESETS:
         raise WrongUsage(f"--preset {preset!r}: must be one of {', '.join(PRESETS)}")
     if trainer is not None:
-        _require_family(trainer, preset or tokens or example)
+        trainer = _family(trainer, preset or tokens or example)
     goal = _tokens(tokens)
     edge = open_scheduler(context.scheduler)
     found = partition_choices(edge.partitions(), edge.nodes())
@@ -203,14 +204,18 @@ def init(
     return Outcome(notes=notes)
 
 
-def _require_family(family: str, own: str | None) -> None:
-    """Raises WrongUsage for no family, and for `own`, an option that is about tr11's own trainer."""
+def _family(word: str, own: str | None) -> str:
+    """The family that `--trainer` names. Raises WrongUsage for no family, and for `own`, an option that
+    is about tr11's own trainer.
+    """
     if own:
         raise WrongUsage(
             "--preset, --tokens and --example are of tr11's own trainer: leave them out"
         )
+    family = SHORT_NAMES.get(word, word)
     if family not in trainer_choices():
-        raise WrongUsage(f"--trainer {family!r}: must be one of {', '.join(trainer_choices())}")
+        raise WrongUsage(f"--trainer {word!r}: must be one of {', '.join(trainer_choices())}")
+    return family
 
 
 def _foreign(

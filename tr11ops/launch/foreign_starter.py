@@ -39,6 +39,9 @@ _REMARKS = {
 }
 
 
+SHORT_NAMES = {"hf": "huggingface"}  # of families, as `--trainer` takes them too
+
+
 def trainer_choices() -> tuple[str, ...]:
     """What `--trainer` takes: the shipped families, and a command of which nothing is known."""
     return (*names(), COMMAND)

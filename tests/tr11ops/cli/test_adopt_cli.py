@@ -84,6 +84,13 @@ def test_each_family_has_a_starter_card(family: str, bench: LocalBench) -> None:
     assert again.code == 1 and "nothing was written" in again.err
 
 
+def test_a_family_has_a_short_name_too(bench: LocalBench) -> None:
+    answer = bench.tr11("init", "--scheduler", "local", "--yes", "--trainer", "hf")
+    assert answer.code == 0, answer.err
+    card = load_card(bench.folder / "tr11.toml")
+    assert isinstance(card, ForeignCard) and card.trainer.dialect == "huggingface"
+
+
 def test_a_starter_card_takes_what_is_known(bench: LocalBench) -> None:
     known = (
         "--set",
