@@ -78,5 +78,7 @@ def test_a_warned_task_saves_and_the_next_one_loses_no_step(
     for asked in warned:
         # Slurm's warning, or the agent's own clock where that warning comes late
         assert asked.reason in {"signal", "exit-duration"} and asked.restart
-        assert asked.checkpoint_step == asked.iteration
+        # one that a busy machine did not let come to its first step has nothing to save
+        assert (asked.checkpoint_step or 0) == asked.iteration
+    assert any(asked.checkpoint_step for asked in warned), "no task had the time for all steps"
     assert [one.iteration for one in run.records()] == [*range(1, STEPS + 1)]
