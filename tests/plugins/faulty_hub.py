@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from tr11ops.twin.hub.routes import Answer, Api, HubRequest
+from tr11ops.twin.hub.routes import Api, HubRequest, HubResponse
 from tr11ops.twin.hub.server import Broken, HubHandler, HubServer, problem_answer
 from tr11ops.twin.hub.state import Commit, HubProblem, Repo
 from trainer.contract.record import Record
@@ -115,7 +115,7 @@ class PartsApi(Api):
             return "lfs-complete", {}
         return Api.kind_of(method, path)
 
-    def answer(self, kind: str, request: HubRequest) -> Answer:
+    def answer(self, kind: str, request: HubRequest) -> HubResponse:
         if kind == "lfs-complete":  # its address is signed, it comes without a token
             return self._complete(request)
         return super().answer(kind, request)
@@ -132,7 +132,7 @@ class PartsApi(Api):
         told = {"href": complete, "header": {"chunk_size": str(self.part_bytes), **header}}
         return {**actions, "upload": told}
 
-    def _complete(self, request: HubRequest) -> Answer:
+    def _complete(self, request: HubRequest) -> HubResponse:
         """Put the parts together. The object is there when all of it has the digest that it is
         named by.
         """
@@ -147,9 +147,9 @@ class PartsApi(Api):
                     raise HubProblem(400, "InvalidPart")
                 whole.write(content)
         self.keep(draft, oid, request)
-        return Answer.of({})
+        return HubResponse.of({})
 
-    def storage(self, request: HubRequest, draft: Path) -> Answer:
+    def storage(self, request: HubRequest, draft: Path) -> HubResponse:
         if "part" not in request.query or request.method != "PUT":
             return super().storage(request, draft)
         self.check_signature(request)
@@ -157,7 +157,7 @@ class PartsApi(Api):
         with draft.open("rb") as stream:
             etag = hashlib.file_digest(stream, "md5").hexdigest()
         draft.replace(self.hub.folder / f"{oid}.part{int(request.query['part'][0])}")
-        return Answer(200, b"", {"ETag": f'"{etag}"'})
+        return HubResponse(200, b"", {"ETag": f'"{etag}"'})
 
 
 class FaultyHub(HubServer):
@@ -365,7 +365,7 @@ class FaultyHandler(HubHandler):
         assert isinstance(self.server.owner, FaultyHub)
         return self.server.owner
 
-    def answer(self, kind: str, request: HubRequest, draft: Path) -> Answer:
+    def answer(self, kind: str, request: HubRequest, draft: Path) -> HubResponse:
         fault = self.fault
         if fault is not None and fault.how == "status":
             answer = problem_answer(HubProblem(fault.status, fault.text))
@@ -377,11 +377,11 @@ class FaultyHandler(HubHandler):
             text = "Too many requests"
             if kind == "commit":
                 text = "You have exceeded the rate limit for repository commits (128 per hour)."
-            return Answer.of({"error": text}, 429, **told)
+            return HubResponse.of({"error": text}, 429, **told)
         answer = super().answer(kind, request, draft)
         return replace(answer, headers={**told, **answer.headers})
 
-    def send_answer(self, answer: Answer) -> None:
+    def send_answer(self, answer: HubResponse) -> None:
         fault = self.fault
         if fault is not None and fault.how == "lose":
             raise Broken
@@ -389,12 +389,12 @@ class FaultyHandler(HubHandler):
             self._owner.wait_for(fault)
         if fault is not None and fault.how == "garble":
             headers = {"Content-Type": "text/html", **fault.headers}
-            answer = Answer(200, fault.text.encode(), headers)
+            answer = HubResponse(200, fault.text.encode(), headers)
         self.status = answer.status
         self._remember()  # before the answer: who has it finds the request counted
         super().send_answer(answer)
 
-    def send_content(self, answer: Answer, begin: int, left: int) -> None:
+    def send_content(self, answer: HubResponse, begin: int, left: int) -> None:
         is_cut = self.fault is not None and self.fault.how == "truncate"
         super().send_content(answer, begin, left // 2 if is_cut else left)
         if is_cut:

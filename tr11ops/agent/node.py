@@ -212,7 +212,7 @@ def run(task: NodeTask) -> int:
     if signal.SIGTERM in received:  # the step is being ended
         record.write(end=time.time(), exit_status=128 + signal.SIGTERM)
         return 128 + signal.SIGTERM
-    return Workers(task, settings, record, received).run(parent)
+    return NodeWorkers(task, settings, record, received).run(parent)
 
 
 def _wait_for_others(task: NodeTask, received: Sequence[int]) -> None:
@@ -278,7 +278,7 @@ def _report(results: tuple[CheckResult, ...]) -> CheckOutcome:
     return worst(results)
 
 
-class Workers:
+class NodeWorkers:
     """The workers of one launch on this node: torchrun, and all that it starts. `received`: the
     stop signals so far.
     """

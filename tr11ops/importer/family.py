@@ -11,10 +11,10 @@ from pathlib import Path
 
 from tr11ops.dialects.dialect import Dialect, dialect_named, names
 from tr11ops.dialects.reading import dialect_in, total_in, trainer_in
+from tr11ops.importer.place_cluster import number_of
 from tr11ops.importer.settings_files import SettingsFile, settings_file
 from tr11ops.importer.traced import Traced
 from tr11ops.importer.training_command import LauncherOption
-from tr11ops.importer.world import number_of
 from trainer.contract.record import Record
 
 _HEAD = 4 << 20  # bytes of a log that are looked at

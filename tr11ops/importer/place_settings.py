@@ -13,10 +13,10 @@ from tr11ops.dialects.dialect import Dialect
 from tr11ops.importer.family import WordUse, last_use, settings_in
 from tr11ops.importer.importing import text_at
 from tr11ops.importer.options import Builder, LeftReason
+from tr11ops.importer.place_cluster import NODES, WORKERS, number_of
 from tr11ops.importer.settings_files import SettingsFile, settings_file, whole_number
 from tr11ops.importer.traced import Traced
 from tr11ops.importer.training_command import TrainingCommand
-from tr11ops.importer.world import NODES, WORKERS, number_of
 
 _DEEPSPEED_CONFIG = ("--deepspeed", "--deepspeed_config", "--deepspeed_config_file", "deepspeed")
 

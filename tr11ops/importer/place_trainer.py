@@ -22,6 +22,7 @@ from tr11ops.importer.family import (
     uses_of,
 )
 from tr11ops.importer.options import IN_THE_JOB, Builder, LeftReason, card_text
+from tr11ops.importer.place_cluster import NODES, WORKERS, ClusterPlacement, number_of
 from tr11ops.importer.place_container import container_of, on_the_node, place_container
 from tr11ops.importer.place_settings import CommandSettings
 from tr11ops.importer.sbatch import Directive
@@ -33,7 +34,6 @@ from tr11ops.importer.training_command import (
     VARIABLES,
     TrainingCommand,
 )
-from tr11ops.importer.world import NODES, WORKERS, World, number_of
 from tr11ops.trainers.levels import BELIEF
 from tr11ops.trainers.resuming import Knows, knows_words
 from trainer.contract.secret_shapes import is_secret
@@ -108,7 +108,7 @@ class TrainerPlacer:
         )
         self.tell_own_braces()
         devices = self.files.said(dialect.command.devices)
-        world = World(
+        world = ClusterPlacement(
             self.builder,
             self.directives,
             self.training,

@@ -59,7 +59,7 @@ class HubRequest(Record):
             raise HubProblem(400, "not JSON") from None
 
 
-class Answer(Record):
+class HubResponse(Record):
     """`body`, or a file of which a range may be asked."""
 
     status: int = 200
@@ -69,7 +69,7 @@ class Answer(Record):
     is_ranged: bool = False
 
     @classmethod
-    def of(cls, value: object, status: int = 200, **headers: str) -> Answer:
+    def of(cls, value: object, status: int = 200, **headers: str) -> HubResponse:
         named = {name.replace("_", "-"): text for name, text in headers.items()}
         return cls(status, json.dumps(value).encode(), {**JSON, **named})
 
@@ -121,7 +121,7 @@ class Api:
             raise HubProblem(401, "Invalid credentials in Authorization header")
         return account
 
-    def answer(self, kind: str, request: HubRequest) -> Answer:
+    def answer(self, kind: str, request: HubRequest) -> HubResponse:
         if kind == "other":
             raise HubProblem(404, f"Not Found: {request.method} {request.path}")
         account = self.account(request)
@@ -138,7 +138,7 @@ class Api:
         )
         if kind in {"branch", "preupload", "commit", "lfs-batch", "lfs-verify", "chunks-token"}:
             self._require_write(repo, account)
-        handler: Callable[..., Answer] = getattr(self, "_" + kind.replace("-", "_"))
+        handler: Callable[..., HubResponse] = getattr(self, "_" + kind.replace("-", "_"))
         return handler(repo, request)
 
     @staticmethod
@@ -155,11 +155,11 @@ class Api:
     # ------------------------------------------------------------------------- account and
     # repository
     @staticmethod
-    def _whoami(account: HubAccount | None) -> Answer:
+    def _whoami(account: HubAccount | None) -> HubResponse:
         if account is None:
             raise HubProblem(401, "Invalid username or password.")
         role = "write" if account.may_write else "read"
-        return Answer.of(
+        return HubResponse.of(
             {
                 "type": "user",
                 "name": account.name,
@@ -168,7 +168,7 @@ class Api:
             }
         )
 
-    def _create(self, request: HubRequest, account: HubAccount | None) -> Answer:
+    def _create(self, request: HubRequest, account: HubAccount | None) -> HubResponse:
         value = request.json()
         if account is None:
             raise HubProblem(401, "Invalid username or password.")
@@ -184,10 +184,10 @@ class Api:
             self.hub.create(kind, name, value.get("visibility") == "private", account.name)
         except HubProblem as problem:
             raise HubProblem(problem.status, problem.text, problem.code, **facts) from None
-        return Answer.of(facts)
+        return HubResponse.of(facts)
 
     @staticmethod
-    def _validate(request: HubRequest) -> Answer:
+    def _validate(request: HubRequest) -> HubResponse:
         import yaml
 
         text = request.json().get("content", "")
@@ -198,14 +198,14 @@ class Api:
             else:
                 value = {}
         except yaml.YAMLError as error:
-            return Answer.of({"errors": [{"message": f"YAML: {error}"}], "warnings": []}, 400)
+            return HubResponse.of({"errors": [{"message": f"YAML: {error}"}], "warnings": []}, 400)
         if isinstance(value, dict) or value is None:
             errors = []
         else:
             errors = [{"message": "metadata must be a mapping"}]
-        return Answer.of({"errors": errors, "warnings": []}, 400 if errors else 200)
+        return HubResponse.of({"errors": errors, "warnings": []}, 400 if errors else 200)
 
-    def _info(self, repo: Repo, request: HubRequest) -> Answer:
+    def _info(self, repo: Repo, request: HubRequest) -> HubResponse:
         commit = repo.resolve(request.parts.get("revision", "main"))
         files = [{"rfilename": path} for path in sorted(commit.files)]
         facts = {
@@ -221,7 +221,7 @@ class Api:
             "disabled": False,
             "gated": False,
         }
-        return Answer.of(
+        return HubResponse.of(
             {
                 **facts,
                 **newest,
@@ -232,21 +232,21 @@ class Api:
             }
         )
 
-    def _refs(self, repo: Repo, request: HubRequest) -> Answer:
+    def _refs(self, repo: Repo, request: HubRequest) -> HubResponse:
         branches = [
             {"name": name, "ref": f"refs/heads/{name}", "targetCommit": commit}
             for name, commit in repo.branches.items()
         ]
-        return Answer.of({"branches": branches, "converts": [], "tags": []})
+        return HubResponse.of({"branches": branches, "converts": [], "tags": []})
 
-    def _branch(self, repo: Repo, request: HubRequest) -> Answer:
+    def _branch(self, repo: Repo, request: HubRequest) -> HubResponse:
         with self.hub.lock:
             if request.parts["branch"] in repo.branches:
                 raise HubProblem(409, f"Reference already exists: {request.parts['branch']}")
             repo.branches[request.parts["branch"]] = repo.resolve(
                 request.json().get("startingPoint", "main")
             ).id
-        return Answer.of({})
+        return HubResponse.of({})
 
     # ------------------------------------------------------------------------- reading
     def _entry(self, commit: Commit, path: str) -> dict[str, object]:
@@ -273,7 +273,7 @@ class Api:
             "path": path,
         }
 
-    def _tree(self, repo: Repo, request: HubRequest) -> Answer:
+    def _tree(self, repo: Repo, request: HubRequest) -> HubResponse:
         commit = repo.resolve(request.parts["revision"])
         folder = request.parts.get("path", "").strip("/")
         start = ""
@@ -301,7 +301,7 @@ class Api:
 
     def _page(
         self, items: Sequence[Mapping[str, object]], request: HubRequest, size: int, name: str
-    ) -> Answer:
+    ) -> HubResponse:
         size = min(size, int(request.query.get("limit", [str(size)])[0]))
         begin = int(request.query.get(name, ["0"])[0])
         headers = {}
@@ -310,9 +310,9 @@ class Api:
                 name: str(begin + size)
             }
             headers["Link"] = f'<{self.hub_url}{request.path}?{urlencode(query)}>; rel="next"'
-        return replace(Answer.of(items[begin : begin + size]), headers=JSON | headers)
+        return replace(HubResponse.of(items[begin : begin + size]), headers=JSON | headers)
 
-    def _commits(self, repo: Repo, request: HubRequest) -> Answer:
+    def _commits(self, repo: Repo, request: HubRequest) -> HubResponse:
         items = [
             {
                 "id": one.id,
@@ -325,7 +325,7 @@ class Api:
         ]
         return self._page(items, request, self.commits_page, "p")
 
-    def _paths_info(self, repo: Repo, request: HubRequest) -> Answer:
+    def _paths_info(self, repo: Repo, request: HubRequest) -> HubResponse:
         commit = repo.resolve(request.parts["revision"])
         if request.headers.get("content-type", "").startswith("application/json"):
             paths = request.json()["paths"]
@@ -339,9 +339,9 @@ class Api:
             for path in paths
             if any(name.startswith(path.rstrip("/") + "/") for name in commit.files)
         ]
-        return Answer.of([*found, *(self._folder(commit, path) for path in folders)])
+        return HubResponse.of([*found, *(self._folder(commit, path) for path in folders)])
 
-    def _resolve(self, repo: Repo, request: HubRequest) -> Answer:
+    def _resolve(self, repo: Repo, request: HubRequest) -> HubResponse:
         commit = repo.resolve(request.parts["revision"])
         blob = commit.files.get(request.parts["path"])
         if blob is None:
@@ -352,7 +352,7 @@ class Api:
             "Content-Type": "application/octet-stream",
         }
         if blob.sha256 is None:
-            return Answer(
+            return HubResponse(
                 200, self.hub.small[blob.oid], {**headers, "ETag": f'"{blob.oid}"'}, is_ranged=True
             )
         linked = {
@@ -361,10 +361,10 @@ class Api:
             "ETag": f'"{blob.sha256}"',
         }
         place = f"{self.storage_url}/objects/{blob.sha256}?X-Amz-Signature={self.signature}"
-        return Answer(302, b"", {**headers, **linked, "Location": place})
+        return HubResponse(302, b"", {**headers, **linked, "Location": place})
 
     # ------------------------------------------------------------------------- writing
-    def _preupload(self, repo: Repo, request: HubRequest) -> Answer:
+    def _preupload(self, repo: Repo, request: HubRequest) -> HubResponse:
         commit = repo.resolve(request.parts["revision"])
         told = []
         for file in request.json()["files"]:
@@ -386,19 +386,19 @@ class Api:
                     "oid": oid,
                 }
             )
-        return Answer.of({"files": told, "commitOid": commit.id})
+        return HubResponse.of({"files": told, "commitOid": commit.id})
 
-    def _commit(self, repo: Repo, request: HubRequest) -> Answer:
+    def _commit(self, repo: Repo, request: HubRequest) -> HubResponse:
         account = self.account(request)
         assert account is not None
         lines = [line for line in request.body.split(b"\n") if line.strip()]
         commit = self.hub.commit(repo, request.parts["revision"], lines, account.name)
         address = f"{self._address(repo.kind, repo.name)}/commit/{commit.id}"
-        return Answer.of(
+        return HubResponse.of(
             {"success": True, "commitOid": commit.id, "commitUrl": address, "hookOutput": ""}
         )
 
-    def _chunks_token(self, repo: Repo, request: HubRequest) -> Answer:
+    def _chunks_token(self, repo: Repo, request: HubRequest) -> HubResponse:
         """Access to the chunked storage: here a folder, which the library's own storage engine
         writes to.
         """
@@ -409,9 +409,9 @@ class Api:
             "exp": int(time.time()) + 3600,
             "casUrl": f"local://{self.hub.chunks}",
         }
-        return Answer.of(told)
+        return HubResponse.of(told)
 
-    def _lfs_batch(self, repo: Repo, request: HubRequest) -> Answer:
+    def _lfs_batch(self, repo: Repo, request: HubRequest) -> HubResponse:
         told = []
         for wanted in request.json()["objects"]:
             oid = wanted["oid"]
@@ -420,7 +420,7 @@ class Api:
             if oid not in repo.objects:
                 entry["actions"] = self._actions(repo, oid, size)
             told.append(entry)
-        return Answer.of({"transfer": "basic", "objects": told})
+        return HubResponse.of({"transfer": "basic", "objects": told})
 
     def _actions(self, repo: Repo, oid: str, size: int) -> dict[str, object]:
         query = urlencode(
@@ -433,14 +433,14 @@ class Api:
         }
         return {"upload": {"href": f"{place}?{query}", "header": {}}, "verify": verify}
 
-    def _lfs_verify(self, repo: Repo, request: HubRequest) -> Answer:
+    def _lfs_verify(self, repo: Repo, request: HubRequest) -> HubResponse:
         value = request.json()
         if (
             value["oid"] not in repo.objects
             or self.hub.object_path(value["oid"]).stat().st_size != value["size"]
         ):
             raise HubProblem(404, "Object does not exist")
-        return Answer.of({})
+        return HubResponse.of({})
 
     # ------------------------------------------------------------------------- storage
     def check_signature(self, request: HubRequest) -> None:
@@ -459,7 +459,7 @@ class Api:
         with self.hub.lock:
             self.hub.repos[kind, name].objects.add(oid)
 
-    def storage(self, request: HubRequest, draft: Path) -> Answer:
+    def storage(self, request: HubRequest, draft: Path) -> HubResponse:
         """The other host: PUT of an object (its bytes are in `draft`), and GET of one."""
         self.check_signature(request)
         oid = request.path.rpartition("/")[2]
@@ -472,6 +472,6 @@ class Api:
                 "Accept-Ranges": "bytes",
                 "Content-Type": "application/octet-stream",
             }
-            return Answer(200, b"", headers, file=place, is_ranged=True)
+            return HubResponse(200, b"", headers, file=place, is_ranged=True)
         self.keep(draft, oid, request)
-        return Answer(200, b"")
+        return HubResponse(200, b"")

@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from msgspec.structs import replace
 
-from tr11ops.twin.hub.routes import Answer, Api, HubRequest
+from tr11ops.twin.hub.routes import Api, HubRequest, HubResponse
 from tr11ops.twin.hub.state import HubAccount, HubProblem, HubState, Repo
 
 PIECE = 1 << 20
@@ -145,7 +145,7 @@ class HubHandler(BaseHTTPRequestHandler):
             answer = problem_answer(problem)
         self.send_answer(answer)
 
-    def answer(self, kind: str, request: HubRequest, draft: Path) -> Answer:
+    def answer(self, kind: str, request: HubRequest, draft: Path) -> HubResponse:
         """Raises HubProblem for a refusal."""
         if self.server.host == "storage":
             return self.server.owner.api.storage(request, draft)
@@ -166,7 +166,7 @@ class HubHandler(BaseHTTPRequestHandler):
                 stream.write(piece)
                 length -= len(piece)
 
-    def send_answer(self, answer: Answer) -> None:
+    def send_answer(self, answer: HubResponse) -> None:
         if answer.file is not None:
             size = answer.file.stat().st_size
         else:
@@ -196,7 +196,7 @@ class HubHandler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.send_content(answer, begin, end - begin)
 
-    def send_content(self, answer: Answer, begin: int, left: int) -> None:
+    def send_content(self, answer: HubResponse, begin: int, left: int) -> None:
         """So many bytes of the answer's content."""
         if answer.file is None:
             self.wfile.write(answer.body[begin : begin + left])
@@ -215,9 +215,9 @@ class HubHandler(BaseHTTPRequestHandler):
             self.connection.close()
 
 
-def problem_answer(problem: HubProblem) -> Answer:
+def problem_answer(problem: HubProblem) -> HubResponse:
     """The answer that tells of a refusal."""
     headers = {"X-Error-Message": " ".join(problem.text.split())}
     if problem.code:
         headers["X-Error-Code"] = problem.code
-    return Answer.of({"error": problem.text, **problem.more}, problem.status, **headers)
+    return HubResponse.of({"error": problem.text, **problem.more}, problem.status, **headers)

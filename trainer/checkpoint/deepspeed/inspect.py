@@ -51,7 +51,7 @@ class Roles(Record):
         return min(position for position, _ in self.names)
 
 
-class Layout(Record):
+class WeightLayout(Record):
     """A checked folder. `client`: what its first rank file says, without tensors. `weights`: by our
     names.
     """
@@ -72,7 +72,7 @@ class Layout(Record):
         return attributes(self.client.get("args"))
 
 
-def inspect_layout(files: OpenFiles) -> Layout:
+def inspect_layout(files: OpenFiles) -> WeightLayout:
     """Check a folder's rank and layer files, and say where each weight lies.
 
     Raises CheckpointError, naming the file, for what is missing, truncated, foreign, or in
@@ -96,7 +96,7 @@ def inspect_layout(files: OpenFiles) -> Layout:
     client = client_of(files)
     _check_rank_files(files, names, tensor * pipeline, data=data, first=client)
     roles = _roles(files, names, attributes(client.get("args")).get("num_layers"))
-    return Layout(
+    return WeightLayout(
         names,
         tensor,
         pipeline,

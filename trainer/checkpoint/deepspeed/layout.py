@@ -20,8 +20,8 @@ from torch import Tensor
 from trainer.checkpoint.deepspeed.file_names import EMBEDDING_POSITION, OPTIONAL_IN_EMBEDDING, Names
 from trainer.checkpoint.deepspeed.inspect import (
     AGAIN,
-    Layout,
     Roles,
+    WeightLayout,
     check_manifest,
     client_of,
     inspect_layout,
@@ -58,7 +58,7 @@ class DeepSpeedSource:
     def __init__(
         self,
         files: OpenFiles,
-        layout: Layout,
+        layout: WeightLayout,
         optimizer: OptimizerLayout,
         report: Callable[[str], None] | None,
     ):
@@ -120,7 +120,7 @@ def open_deepspeed_layout(
     return DeepSpeedSource(files, layout, inspect_optimizer(files, layout), report)
 
 
-def _facts(folder: Path, layout: Layout, steps: int) -> CheckpointFacts:
+def _facts(folder: Path, layout: WeightLayout, steps: int) -> CheckpointFacts:
     own = attributes(layout.client.get(OWN_KEY))
     cursor = _cursor(layout) | attributes(own.get("cursor"))
     return CheckpointFacts(
@@ -133,7 +133,7 @@ def _facts(folder: Path, layout: Layout, steps: int) -> CheckpointFacts:
     )
 
 
-def _cursor(layout: Layout) -> dict[str, Any]:
+def _cursor(layout: WeightLayout) -> dict[str, Any]:
     """The training's counters as the original keeps them; a count that no file holds is 0."""
     client, arguments = layout.client, layout.arguments
     iteration = client.get("iteration", client.get("global_steps"))
@@ -149,7 +149,7 @@ def _cursor(layout: Layout) -> dict[str, Any]:
     }
 
 
-def _model(layout: Layout) -> dict[str, Any]:
+def _model(layout: WeightLayout) -> dict[str, Any]:
     """The model's facts under the card's keys: by the tensors, and by the arguments where there are
     any.
     """
@@ -179,7 +179,7 @@ _PARAMETER, _PADDING = "param", "vocab_divisibility_padding_tensor"
 _NAME = re.compile(r"(?:tied_modules\.[^.]+|(\d+))\.(.+)")
 
 
-def inspect_universal(files: OpenFiles) -> tuple[Layout, OptimizerLayout]:
+def inspect_universal(files: OpenFiles) -> tuple[WeightLayout, OptimizerLayout]:
     """Check a folder of the universal form, and say where each tensor lies. Its weights are the
     masters, to be read in the precision that the training had.
 
@@ -229,7 +229,7 @@ def inspect_universal(files: OpenFiles) -> tuple[Layout, OptimizerLayout]:
     )
     model, data = int(client.get("mp_world_size", tensor)), int(client.get("dp_world_size", 1))
     names = Names({}, {}, {}, dtype == torch.bfloat16)
-    layout = Layout(
+    layout = WeightLayout(
         names, tensor, model // tensor, data=data, client=client, roles=roles, weights=weights
     )
     return layout, OptimizerLayout(tensors, done)

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from trainer.checkpoint.deepspeed.file_names import optimizer_file, rank_file
-from trainer.checkpoint.deepspeed.inspect import AGAIN, Layout, Roles
+from trainer.checkpoint.deepspeed.inspect import AGAIN, Roles, WeightLayout
 from trainer.checkpoint.deepspeed.partition import fragments_of
 from trainer.checkpoint.deepspeed.states import (
     FlatRun,
@@ -60,7 +60,7 @@ class _Share(Record):
     options: tuple[Mapping[str, Any], ...]
 
 
-def inspect_optimizer(files: OpenFiles, layout: Layout) -> OptimizerLayout:
+def inspect_optimizer(files: OpenFiles, layout: WeightLayout) -> OptimizerLayout:
     """Check all optimizer files of a folder, and say where each master weight and moment lies;
     empty without files.
 
@@ -106,7 +106,7 @@ def inspect_optimizer(files: OpenFiles, layout: Layout) -> OptimizerLayout:
     return OptimizerLayout(tensors, next(iter(steps), fallback), options)
 
 
-def _check_settings(files: OpenFiles, layout: Layout) -> None:
+def _check_settings(files: OpenFiles, layout: WeightLayout) -> None:
     zero = attributes(attributes(layout.client.get("ds_config")).get("zero_optimization"))
     if zero.get("round_robin_gradients") and layout.data > 1:
         raise CheckpointError(
@@ -248,7 +248,9 @@ def _our_name(files: OpenFiles, name: str, inner: str, roles: Roles, stage: int)
 
 
 def _assembled(
-    files: OpenFiles, layout: Layout, runs: Mapping[tuple[str, int], Mapping[str, list[FlatRun]]]
+    files: OpenFiles,
+    layout: WeightLayout,
+    runs: Mapping[tuple[str, int], Mapping[str, list[FlatRun]]],
 ) -> dict[str, StoredTensor]:
     """Join the fragments into logical tensors; each slice must be complete."""
     found = {}

@@ -38,7 +38,7 @@ def number_of(value: Traced | None) -> int | None:
     return int(value.text) or None
 
 
-class World:
+class ClusterPlacement:
     """Places nodes, workers and GPUs of one script into a card."""
 
     def __init__(
