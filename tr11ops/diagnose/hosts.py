@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 
 from tr11ops.base.errors import HostlistError
 from tr11ops.cluster.arrays import expand
@@ -134,7 +135,7 @@ _RANKS_ON = (
 
 _ADDRESS = r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.]*\d)"
 _MACHINE = r"[A-Za-z][\w.-]*[A-Za-z0-9]"
-_ALIASES = (  # what else a machine is called: its address, the pod that runs on it
+_OF_ADDRESSES = (  # the machine of an address
     re.compile(
         rf"(?P<alias>{_ADDRESS}) ?(?:=|->|=>| is ) ?(?P<host>{_HOST}|[a-z][a-z0-9]*(?:-[a-z0-9]+)+)\b"
     ),
@@ -146,22 +147,7 @@ _ALIASES = (  # what else a machine is called: its address, the pod that runs on
         rf"(?P<alias>{_ADDRESS})<\d+>"
     ),
     re.compile(
-        rf"[Ss]uccessfully assigned (?:[\w.-]+/)?(?P<alias>[\w.-]+) to (?P<host>{_MACHINE})"
-    ),
-    re.compile(
-        rf"\b(?:pod|worker|replica|task|container)[ /](?:[\w-]+/)?(?P<alias>[\w.-]+) (?:is |was |now )?"
-        rf"(?:scheduled|placed|running|runs|bound|started|assigned) (?:on|to) (?:node |host )?(?P<host>{_MACHINE})"
-    ),
-    re.compile(
-        r"(?<![\w.-])(?P<alias>[a-z][a-z0-9-]*-\d+) \((?:on |node[ =:]|host[ =:])?"
-        r"(?P<host>[a-z][a-z0-9]*(?:-[a-z0-9]+)+)\)"
-    ),
-    re.compile(
         rf"^(?P<alias>[a-z][\w.-]*)\s+\d+/\d+\s+[A-Z]\w+\s+\d+ .*?\s{_ADDRESS}\s+(?P<host>{_MACHINE})(?:\s|$)"
-    ),
-    re.compile(  # the same without the columns between
-        r"^(?P<alias>[a-z][\w.-]*)\s+\d+/\d+\s+[A-Z]\w+\s+(?:\d+\s+)?(?:\(\S+ ago\)\s+)?(?:[\dhdms]{2,12}\s+)?"
-        rf"(?P<host>{_HOST}|[a-z][a-z0-9]*(?:-[a-z0-9]+)+)(?:\s+<none>)*\s*$"
     ),
     re.compile(  # pods with their addresses, and with the machines of them
         rf"^[a-z][\w.-]*\s+\d+/\d+\s+[A-Z]\w+\s+\d+ .*?\s(?P<alias>{_ADDRESS})\s+(?!<none>)(?P<host>{_MACHINE})(?:\s|$)"
@@ -175,10 +161,28 @@ _ALIASES = (  # what else a machine is called: its address, the pod that runs on
     re.compile(rf"^(?P<alias>{_ADDRESS})\s+(?P<host>{_HOST})(?:\s+{_HOST})*\s*$"),  # /etc/hosts
     re.compile(rf"^{_MACHINE}\s+(?P<alias>{_ADDRESS})\s+(?P<host>{_HOST})\s*$"),
     re.compile(rf"\bNodeAddr=(?P<alias>{_ADDRESS}) NodeHostName=(?P<host>{_HOST})\b"),
+)
+_OF_PODS = (  # the machine on which a pod runs
     re.compile(  # a pod's own words
         rf"^\[pod/(?P<alias>[\w.-]+)[\]/].{{0,300}}\((?:node|host)[ =:](?P<host>{_MACHINE})\)"
     ),
+    re.compile(
+        rf"[Ss]uccessfully assigned (?:[\w.-]+/)?(?P<alias>[\w.-]+) to (?P<host>{_MACHINE})"
+    ),
+    re.compile(
+        rf"\b(?:pod|worker|replica|task|container)[ /](?:[\w-]+/)?(?P<alias>[\w.-]+) (?:is |was |now )?"
+        rf"(?:scheduled|placed|running|runs|bound|started|assigned) (?:on|to) (?:node |host )?(?P<host>{_MACHINE})"
+    ),
+    re.compile(
+        r"(?<![\w.-])(?P<alias>[a-z][a-z0-9-]*-\d+) \((?:on |node[ =:]|host[ =:])?"
+        r"(?P<host>[a-z][a-z0-9]*(?:-[a-z0-9]+)+)\)"
+    ),
+    re.compile(  # a row of pods without the columns between
+        r"^(?P<alias>[a-z][\w.-]*)\s+\d+/\d+\s+[A-Z]\w+\s+(?:\d+\s+)?(?:\(\S+ ago\)\s+)?(?:[\dhdms]{2,12}\s+)?"
+        rf"(?P<host>{_HOST}|[a-z][a-z0-9]*(?:-[a-z0-9]+)+)(?:\s+<none>)*\s*$"
+    ),
 )
+DOTS = 3  # of an address
 HEADING = re.compile(
     rf"^\s*(?:[-=#>*]{{1,8}} ?)?(?:(?i:job|run|task) #?[\d_]+ on (?:node |host )?({_HOST})\b"
     rf"|(?:.{{0,40}}\W)?(?:cron|crond|launcher|submitter) on (?:node |host )?({_HOST})\b"
@@ -205,12 +209,23 @@ _PAIR = re.compile(
 )
 
 
-class LogHead(Record):
+class LogHead(Record, dict=True):
     """The first lines of a launch in a file. `first_line` counts from 1."""
 
     file: str
     first_line: int
     text: str
+
+    @cached_property
+    def lines(self) -> tuple[tuple[int, str], ...]:
+        """(number, beginning) of the lines in which hosts are looked for."""
+        beginnings = (line[:LONGEST] for line in self.text.split("\n")[:LINES])
+        return tuple(enumerate(map(plain, beginnings), start=self.first_line))
+
+    @cached_property
+    def timeless(self) -> tuple[tuple[int, str], ...]:
+        """The same without the times in them."""
+        return tuple((number, _CLOCK.sub(" ", line)) for number, line in self.lines)
 
 
 class OddHost(Record):
@@ -244,8 +259,8 @@ def hosts_in_columns(heads: Sequence[LogHead]) -> frozenset[str]:
     """
     of_kind: dict[str, set[str]] = {}
     for head in heads:
-        for _, line in _lines(head):
-            found = _COLUMN.match(_CLOCK.sub(" ", line))
+        for _, line in head.timeless:
+            found = _COLUMN.match(line)
             host = "" if found is None else found[found.lastgroup or 0]
             if host and _is_host(host):
                 of_kind.setdefault(_NUMBER.sub("#", host), set()).add(host)
@@ -260,8 +275,8 @@ def hosts_in_tables(heads: Sequence[LogHead]) -> frozenset[str]:
     """
     of_kind: dict[str, set[str]] = {}
     for head in heads:
-        for _, line in _lines(head):
-            found = _ROW.match(_CLOCK.sub(" ", line))
+        for _, line in head.timeless:
+            found = _ROW.match(line)
             if found is not None and _is_host(found["host"]):
                 of_kind.setdefault(_NUMBER.sub("#", found["host"]), set()).add(found["host"])
     return frozenset(
@@ -273,7 +288,7 @@ def hosts_in_lists(heads: Sequence[LogHead]) -> frozenset[str]:
     """The hosts that a launcher lists: `nodes n[1-4]`, `SLURM_NODELIST=n1,n2`."""
     found: set[str] = set()
     for head in heads:
-        for _, line in _lines(head):
+        for _, line in head.lines:
             for match in _LIST.finditer(line):
                 try:
                     names = expand(match["list"].replace(" ", ""))
@@ -286,7 +301,7 @@ def hosts_in_lists(heads: Sequence[LogHead]) -> frozenset[str]:
 def shared_mounts(heads: Sequence[LogHead]) -> frozenset[str]:
     """The paths at which mount or df say that a server's file system is."""
     of_servers = [
-        line for head in heads for _, line in _lines(head) if _OF_A_SERVER.search(line) is not None
+        line for head in heads for _, line in head.lines if _OF_A_SERVER.search(line) is not None
     ]
     return frozenset(path for line in of_servers for path in _MOUNTED_AT.findall(line))
 
@@ -301,7 +316,7 @@ def hosts_of_ranks(heads: Sequence[LogHead]) -> Mapping[int, str]:
     """
     found: dict[int, set[str]] = {}
     for head in heads:
-        for _, line in _lines(head):
+        for _, line in head.lines:
             for ranks, host in _mapped_ranks(line):
                 for rank in ranks:
                     found.setdefault(rank, set()).add(host)
@@ -346,11 +361,12 @@ def machines_of(heads: Sequence[LogHead]) -> Mapping[str, str]:
     found: dict[str, set[str]] = {}
     by_address: dict[str, str] = {}  # of a cloud that names its machines so
     for head in heads:
-        for _, line in _lines(head):
-            patterns = (*_ALIASES, _PAIR) if "get pods" in line else _ALIASES
-            for pattern in patterns:
+        for _, line in head.lines:
+            for pattern in _alias_patterns(line):
                 for match in pattern.finditer(line):
                     found.setdefault(match["alias"], set()).add(match["host"])
+            if "ip-" not in line:
+                continue
             for named in _NAMED_BY_ADDRESS.finditer(line):
                 address = ".".join(named.groups())
                 by_address[address] = max(by_address.get(address, ""), named[0], key=len)
@@ -364,14 +380,23 @@ def machines_of(heads: Sequence[LogHead]) -> Mapping[str, str]:
     }
 
 
+def _alias_patterns(line: str) -> Iterator[re.Pattern[str]]:
+    """What may find in this line what a machine is called."""
+    yield from _OF_PODS
+    if line.count(".") >= DOTS:
+        yield from _OF_ADDRESSES
+    if "get pods" in line:
+        yield _PAIR
+
+
 def marked_hosts(heads: Sequence[LogHead], mark: re.Pattern[str]) -> list[tuple[str, int, str]]:
     """(file, line, host) of each line that says on which host that was printed which follows: a heading,
     or a shell's prompt.
     """
     found = []
     for head in heads:
-        for number, line in _lines(head):
-            match = mark.search(_CLOCK.sub(" ", line))
+        for number, line in head.timeless:
+            match = mark.search(line)
             host = "" if match is None else next(filter(None, match.groups()))
             if host and _is_host(host):
                 found.append((head.file, number, host))
@@ -409,8 +434,8 @@ def _of_fewer_gpus(heads: Sequence[LogHead]) -> OddHost | None:
     """The one host that lists fewer GPUs, a line each, than all others, which list the same number."""
     listed: dict[str, list[OddHost]] = {}
     for head in heads:
-        for number, line in _lines(head):
-            match = _LISTED.match(_CLOCK.sub(" ", line).strip())
+        for (number, line), (_, timeless) in zip(head.lines, head.timeless, strict=True):
+            match = _LISTED.match(timeless.strip())
             if match is not None:
                 entry = OddHost(
                     host=match["host"],
@@ -428,8 +453,8 @@ def _of_fewer_gpus(heads: Sequence[LogHead]) -> OddHost | None:
 
 
 def _reports(head: LogHead) -> Iterator[_Report]:
-    for number, line in _lines(head):
-        body = _CLOCK.sub(" ", line).strip()
+    for (number, line), (_, timeless) in zip(head.lines, head.timeless, strict=True):
+        body = timeless.strip()
         names = [name for name in _NAME.finditer(body) if _is_host(name[0])]
         if len(names) != 1:  # a line of two hosts is of a link
             continue
@@ -523,8 +548,3 @@ def _fault_of(text: str) -> FaultClass:
             if words.search(part):
                 return fault
     return FaultClass.UNKNOWN
-
-
-def _lines(head: LogHead) -> Iterator[tuple[int, str]]:
-    for place, line in enumerate(head.text.split("\n")[:LINES]):
-        yield head.first_line + place, plain(line[:LONGEST])

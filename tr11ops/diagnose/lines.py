@@ -125,6 +125,14 @@ _PREFIXES = (
     # a collector's, whatever it is: the rank's own comes behind it
     re.compile(r"\S.{0,160}? (?=\[rank[\d:=])"),
 )
+_NAMED_GROUP = re.compile(r"\(\?P<\w+>")
+# One look for the first that fits: a line is read some thousand times, and hardly any has a prefix.
+_ANY_PREFIX = re.compile(
+    "|".join(
+        f"(?P<at_{place}>{_NAMED_GROUP.sub('(?:', prefix.pattern)})"
+        for place, prefix in enumerate(_PREFIXES)
+    )
+)
 _MONTHS = {name: number for number, name in enumerate(calendar.month_abbr)}
 _RANK = re.compile(
     r"\[[Rr]ank (?P<a>\d+)\]|\brank(?: +| ?[:=] ?)(?P<b>\d+)\b|\[rank(?P<c>\d+)(?:\]| @)|\bglobal_rank[ :=]+(?P<d>\d+)"
@@ -133,6 +141,7 @@ _RANK = re.compile(
 _LOCAL_RANK = re.compile(r"\blocal_rank: ?(\d+)")
 _GPU = re.compile(r"\bGPU (?P<a>\d{1,2})\b|\bcuda:(?P<b>\d{1,2})\b|\bdevice[= ](?P<c>\d{1,2})\b")
 _CLOCK = re.compile(_DAY)
+_HOURS = re.compile(r"\d\d:\d")  # in whatever tells a time
 _MESSAGE = re.compile(r'"(?:log|message|msg|MESSAGE|textPayload)"(?:: ?|=>)"((?:[^"\\]|\\.)*)')
 # where the words are of which the message only names the kind
 _DETAIL = re.compile(
@@ -205,7 +214,7 @@ def split_prefixes(text: str) -> tuple[LineOrigin, str]:
             text = f"{text}: {_unescaped(detail[1])}"
     is_kernels = False
     for _ in range(PREFIXES_AT_MOST):
-        match = next((found for prefix in _PREFIXES if (found := prefix.match(text, at))), None)
+        match = _prefix_at(text, at)
         if match is None or match.end() == at:
             break
         said = match.groupdict()
@@ -214,6 +223,14 @@ def split_prefixes(text: str) -> tuple[LineOrigin, str]:
         origin, at = _with(origin, said), match.end()
         is_kernels = is_kernels or match.re is _SINCE_BOOT
     return origin, text[at:].lstrip() if at and text[at : at + 1] == "]" else text[at:]
+
+
+def _prefix_at(text: str, at: int) -> re.Match[str] | None:
+    """The first of the prefixes that stands there."""
+    found = _ANY_PREFIX.match(text, at)
+    if found is None:
+        return None
+    return _PREFIXES[int(str(found.lastgroup).removeprefix("at_"))].match(text, at)
 
 
 def _fields(text: str, message: re.Match[str]) -> dict[str, str | None]:
@@ -246,6 +263,16 @@ def full_origin(text: str) -> LineOrigin:
     if gpu := _GPU.search(text):
         origin = replace(origin, gpu=next(group for group in gpu.groups() if group))
     return origin
+
+
+def time_of(text: str) -> str | None:
+    """The time of a line alone, as `full_origin` has it."""
+    if _HOURS.search(text) is None:
+        return None
+    origin, _ = split_prefixes(text)
+    if origin.time is None and (clock := _CLOCK.search(text)):
+        return _time(clock.groupdict())[0]
+    return origin.time
 
 
 def _with(origin: LineOrigin, found: dict[str, str | None]) -> LineOrigin:

@@ -145,7 +145,8 @@ class LaunchPlaces:
         self._hosts |= {report.host for report in self._reports if report.host} | set(launch.nodes)
         self.in_columns = hosts_in_columns(launch.heads) | hosts_in_tables(launch.heads)
         self.machines = machines_of(launch.heads)
-        self._hosts |= self.in_columns | hosts_in_lists(launch.heads)
+        in_lists = hosts_in_lists(launch.heads)
+        self._hosts |= self.in_columns | in_lists
         self._sections = marked_hosts(launch.heads, HEADING)
         self._hosts = {host for host in self._hosts if not is_this_machine(host)}
         self._in_columns = self._hosts | {*self.machines.values()}
@@ -177,7 +178,7 @@ class LaunchPlaces:
             if one.signature.family in SCHEDULERS and "node" in one.named
         }
         self._by_scheduler = {_short(node) for node in (*by_scheduler, *launch.nodes)}
-        listed = {*launch.said_hosts, *self.machines.values(), *hosts_in_lists(launch.heads)}
+        listed = {*launch.said_hosts, *self.machines.values(), *in_lists}
         listed |= {report.host for report in self._reports if report.host} | {*of_ranks.values()}
         self._listed = self._by_scheduler | {_short(node) for node in listed}
         columns = {one.origin.node for one in launch.sightings if one.origin.node} | self.in_columns

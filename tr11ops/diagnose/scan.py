@@ -16,7 +16,7 @@ from tr11ops.cluster.arrays import expand
 from tr11ops.diagnose.elastic import HEADS, ReportReader
 from tr11ops.diagnose.gpu_memory import is_absurd, is_held_by_others
 from tr11ops.diagnose.hosts import LogHead
-from tr11ops.diagnose.lines import full_origin, plain, split_prefixes
+from tr11ops.diagnose.lines import full_origin, plain, split_prefixes, time_of
 from tr11ops.diagnose.matcher import CandidateLine, Matcher, text_of
 from tr11ops.diagnose.nvlink import CODES as NVLINK_CODES
 from tr11ops.diagnose.nvlink import of_nvlink
@@ -485,6 +485,7 @@ def _is_mild(signature: FaultSignature, text: str) -> bool:
     return _MILD.search(text[:LEVEL]) is not None
 
 
+@cache
 def _signature_with(matcher: Matcher, name: str) -> FaultSignature:
     return next(
         rule.signature
@@ -547,7 +548,7 @@ def _last_time(tail: bytes) -> tuple[str | None, int]:
     """The time of the last of a launch's lines that has one, and how many stand below it."""
     lines = tail[-LAST_BYTES:].decode("utf-8", "replace").splitlines()[-LAST_LINES:]
     for below, line in enumerate(reversed(lines)):
-        time = full_origin(line[:TEXT]).time
+        time = time_of(line[:TEXT])
         if time is not None:
             return time, below
     return None, len(lines)

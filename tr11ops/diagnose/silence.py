@@ -15,7 +15,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from tr11ops.base.units import duration
-from tr11ops.diagnose.lines import full_origin
+from tr11ops.diagnose.lines import time_of
 from tr11ops.diagnose.sighting import LogLaunch, Sighting, TrainingStep
 from tr11ops.diagnose.signature import FaultClass, Restart, Role
 
@@ -113,7 +113,7 @@ def _may_be_another_zone(silent: timedelta, usual: timedelta) -> bool:
 
 
 def _time_of(step: TrainingStep) -> datetime | None:
-    return _as_time(full_origin(step.text).time)
+    return _as_time(time_of(step.text))
 
 
 def _as_time(time: str | None) -> datetime | None:
