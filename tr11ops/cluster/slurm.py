@@ -51,6 +51,13 @@ _MEANINGS = (  # what Slurm's words mean, and what to do
         "Slurm says so of a job that lost a node, for as long as it runs: that job cannot be changed",
     ),
     (
+        re.compile(r"^scontrol: .*invalid node name", re.IGNORECASE),
+        (
+            "a name in the list is no node of the cluster; where the job has it already, Slurm 24.11 and newer "
+            "change nothing of that job and give it any node: scancel --state=PENDING JOB, and launch again"
+        ),
+    ),
+    (
         re.compile(r"slurm_load_node.*permission denied", re.IGNORECASE),
         "the site shows its nodes to administrators alone (PrivateData=nodes)",
     ),
@@ -70,8 +77,11 @@ _OF_THE_MOMENT = re.compile(
 _NO_JOBS = "No jobs in the system"
 _UNKNOWN_JOB = re.compile(r"invalid job id|job \S+ not found", re.IGNORECASE)
 # answers for single tasks of an array which do not spoil what was done for the others
-_HARMLESS = re.compile(
-    r"no longer pending|already finished|already completing or completed", re.IGNORECASE
+_WAITS_NO_MORE = "no longer pending|already finished|already completing or completed"
+_HARMLESS = re.compile(_WAITS_NO_MORE, re.IGNORECASE)
+# 24.11 says only this where one task waits and one runs, and nothing of the one that it changed
+_ONLY_HARMLESS = re.compile(
+    rf"scontrol: (?:\d\S*: [^;]*(?:{_WAITS_NO_MORE})[^;]*(?:; |$))+", re.IGNORECASE
 )
 _PER_TASK = re.compile(r"^\d+(?:_\S+)?: (?P<answer>.+)$")
 # squeue's own words for one reason have spaces or colons behind a comma
@@ -409,19 +419,20 @@ class SlurmScheduler:
     ) -> None:
         """Run scontrol with the `words` that change what is named so.
 
-        Slurm refuses "at this moment" for one task of an array, for as long as that task lives, and
-        may have changed the others, or let them start: whether it `is_so` is asked of what waits.
-        What is not is changed by name.
+        Slurm refuses "at this moment" for one task of an array, for as long as that task lives, or
+        names only the task that runs, and may have changed the others, or let them start: whether
+        it `is_so` is asked of what waits. What is not is changed by name.
         """
         name = _plain_id(job_id)
         try:
             self._change_named(words(name))
         except SchedulerError as error:
-            if not _NOT_NOW.search(str(error)):
+            is_refused_now = _NOT_NOW.search(str(error)) is not None
+            if not is_refused_now and not _ONLY_HARMLESS.fullmatch(str(error)):
                 raise
             waiting = self._waiting(name)
             left = tuple(job for job in waiting if not is_so(job))
-            if not left and (waiting or may_have_started):
+            if not left and (waiting or (is_refused_now and may_have_started)):
                 return
             names = names_of(left, left)
             if not names or names == (name,):
@@ -494,7 +505,8 @@ def _message(result: CommandResult, command: str) -> str:
         for line in (result.stderr.strip() or result.stdout).splitlines()
         if line.strip()
     ]
-    errors = [line for line in lines if re.search("error|fatal", line, re.IGNORECASE)] or lines
+    refused = [line for line in lines if not line.endswith(": No error")] or lines
+    errors = [line for line in refused if re.search("error|fatal", line, re.IGNORECASE)] or refused
     said = [re.sub(rf"^{command}: (error: )?", "", line) for line in errors]
     unique = "; ".join(dict.fromkeys(said))
     return f"{command}: {unique or f'no message, exit code {result.returncode}'}"

@@ -245,13 +245,30 @@ def test_a_change_of_an_array_forgives_tasks_that_run_or_ended() -> None:
         "7_1: Job has already finished\n7_2: Job is no longer pending execution\n7_3-10: No error\n"
     )
     SlurmScheduler(runner=Recording(bad(mixed))).exclude("7", ("x1",))
-    for refusal in (
-        "7_1-2: Job has already finished\n7_3: Invalid node name specified\n",
-        "7_1: Job is no longer pending execution\n",
-        "7_1: No error\n7_2: Invalid node name specified\n",
+    for refusal, named in (
+        ("7_1-2: Job has already finished\n7_3: Invalid node name specified\n", "7_3"),
+        ("7_1: No error\n7_2: Invalid node name specified\n", "7_2"),
     ):
-        with pytest.raises(SchedulerError, match="7_"):
+        with pytest.raises(SchedulerError, match=f"{named}: Invalid node name specified"):
             SlurmScheduler(runner=Recording(bad(refusal))).exclude("7", ("x1",))
+
+
+def test_what_waits_is_looked_at_where_only_what_runs_is_named() -> None:
+    """As 24.11 answers for an array of which one task runs and one waits."""
+    only = "4_1: Job is no longer pending execution\n"
+    text = (DATA / "22.05" / "show-job.txt").read_text()
+    waiting = text[text.index("\nJobId=4 ") + 1 :].split("\n\n")[0] + "\n"
+    nothing_waits = good(waiting.replace("JobState=PENDING", "JobState=RUNNING"))
+    with pytest.raises(SchedulerError, match="4_1: Job is no longer pending"):
+        SlurmScheduler(runner=Recording(bad(only), nothing_waits)).exclude("4", ("x1",))
+
+    changed = Recording(bad(only), good(waiting.replace("ExcNodeList=(null)", "ExcNodeList=x1")))
+    SlurmScheduler(runner=changed).exclude("4", ("x1",))
+    assert len(changed.asked) == 2
+
+    unchanged = Recording(bad(only), good(waiting), good(""))
+    SlurmScheduler(runner=unchanged).exclude("4", ("x1",))
+    assert unchanged.asked[-1][2:] == ["JobId=4_[2-10]", "ExcNodeList=x1"]
 
 
 @pytest.mark.parametrize(
