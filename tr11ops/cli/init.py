@@ -11,12 +11,33 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import BaseModel
 
 from tr11ops.base.errors import Refusal, WrongUsage
 from tr11ops.base.invocation import command_for
 from tr11ops.base.units import quantity
 from tr11ops.cli import completion
-from tr11ops.cli.common import card_path, is_terminal, say
+from tr11ops.cli.common import card_path, is_terminal
+from tr11ops.cli.questions import (
+    ACCOUNT,
+    ACT,
+    CHATS,
+    DATASET,
+    DIRECTORY,
+    FOLDER,
+    MAIL,
+    NAME,
+    NODES,
+    NONE,
+    PARTITION,
+    SIZE,
+    TOKENIZER,
+    TOKENS,
+    TRAINER,
+    VOCABULARY,
+    WORDS,
+    Asker,
+)
 from tr11ops.cli.runner import NO_RUN, SCHEDULER, SET, Outcome, RunContext
 from tr11ops.cluster.base import Scheduler
 from tr11ops.cluster.site import SiteRules, read_site
@@ -27,6 +48,7 @@ from tr11ops.launch.foreign_starter import (
     example_of,
     foreign_tables,
     foreign_text,
+    output_of,
     trainer_choices,
 )
 from tr11ops.launch.presets import PRESETS, preset_tables, token_count, tokens_of, with_tokens
@@ -50,6 +72,7 @@ from trainer.config.card import CardError
 from trainer.contract.files import write_beside
 
 EXAMPLE = "toy"
+OWN = "tr11"  # the trainer that is not another's
 
 
 def init(
@@ -127,15 +150,17 @@ def init(
     """Write a starter card for this cluster.
 
     Partition, limits, GPUs, cores and accounts come from the scheduler. Only what cannot be known
-    is asked: the size of the model, the tokens, the name, the directory, the data, who is told of
-    trouble, and whether the watchdog may act by itself. Options and --set answer beforehand; --yes
-    takes what is proposed, which is that it only tells.
+    is asked, in this order: the name, the directory, whose trainer, its size and tokens (or its
+    command and output folder), the data, partition and nodes, who is told of trouble, and whether
+    the watchdog may act by itself. Options and --set answer beforehand; --yes takes what is
+    proposed, which is tr11's own trainer, and that it only tells. A wrong answer is asked for again;
+    Ctrl-C leaves nothing behind.
 
-    With --trainer the card operates another trainer, unchanged: its command and its output folder
-    are asked in the place of model and data (`tr11 adopt` reads them in a batch script).
+    With --trainer the card operates another trainer, unchanged (`tr11 adopt` reads its command and
+    its output folder in a batch script).
 
-    Exit code 0: written; 1: the file is there, or no nodes are; 2: wrong usage; 3: no answer from
-    the scheduler.
+    Exit code 0: written; 1: the file is there, no nodes are, or interrupted; 2: wrong usage, or no
+    terminal to ask in; 3: no answer from the scheduler.
 
     Examples:
       tr11 init
@@ -149,51 +174,64 @@ def init(
         )
     if example is not None and preset is not None:
         raise WrongUsage("--preset and --example both say what to start from: give one")
-    if preset is not None and preset not in PRESETS:
-        raise WrongUsage(f"--preset {preset!r}: must be one of {', '.join(PRESETS)}")
+    if preset is not None:
+        _size(preset)
     if trainer is not None:
-        trainer = _family(trainer, preset or tokens or example)
+        trainer = _family(trainer)
+    if preset or tokens or example:
+        if trainer not in {None, OWN}:
+            raise WrongUsage(
+                "--preset, --tokens and --example are of tr11's own trainer: leave them out"
+            )
+        trainer = OWN
     goal = _tokens(tokens)
+    if not yes and not is_terminal():
+        raise WrongUsage(
+            "no one can be asked here (not a terminal): add --yes, and --set for what you know",
+        )
     edge = open_scheduler(context.scheduler)
     found = partition_choices(edge.partitions(), edge.nodes())
     if not found:
         raise Refusal(
             f"{edge.name} has no partition with nodes that is up: nothing to write a card for"
         )
-    if not yes and not is_terminal():
-        raise WrongUsage(
-            "no one can be asked here (not a terminal): add --yes, and --set for what you know",
-        )
     site = _site(edge)
     overrides = [*context.overrides, *_of_options(account, mail, urls_file, act)]
-    asker = _Asker(_given(overrides), ask=not yes)
+    asker = Asker(_given(overrides), is_asked=not yes)
+    asker.show(f"Enter takes what stands in [ ]. {output} is written at the end.")
+    name = asker.ask(NAME, _word(Path.cwd().name), str)
+    directory = asker.ask(DIRECTORY, f"{name.removesuffix('-run')}-run", str)
     if trainer is None:
+        trainer = asker.ask(TRAINER, OWN, _family)
+    if trainer == OWN:
         source, base = _start(asker, preset, example)
-        base = _with_tokens(asker, base, goal)
+        base = _with_data(asker, _with_tokens(asker, base, goal), directory)
     else:
         source, base = Path(trainer), {"slurm": BASE}
+        command, folder = _command(asker, trainer)
     choice = _choose_partition(asker, found)
-    name = asker.text("run.name", "Name of the run", _word(Path.cwd().name))
-    proposed = str(proposed_nodes(choice, base))
     answers = Answers(
         name=name,
-        directory=asker.text(
-            "run.directory",
-            "Run directory: logs, checkpoints, state",
-            f"{name.removesuffix('-run')}-run",
-        ),
+        directory=directory,
         choice=choice,
-        nodes=_count(
-            asker.text("slurm.nodes", f"Nodes of one attempt, of {choice.nodes}", proposed)
-        ),
         account=_account(asker, site),
+        nodes=_nodes(asker, choice, proposed_nodes(choice, base)),
         time_limit=asker.given("slurm.time_limit"),
     )
-    if trainer is not None:
-        return _foreign(trainer, answers, asker, site=site, overrides=overrides, output=output)
-    tables = _completed(starter_tables(base, answers), asker, overrides)
+    if trainer == OWN:
+        tables = _overridden(starter_tables(base, answers), overrides, OwnCard)
+    else:
+        tables = foreign_tables(trainer, answers, command, folder)
+        tables = _overridden(tables, overrides, ForeignCard)
     _watching(tables, asker)
-    _write(output, starter_text(tables, answers, site, source.name))
+    if trainer == OWN:
+        _write(output, starter_text(tables, answers, site, source.name))
+        return Outcome(notes=_notes(output, source))
+    _write(output, foreign_text(trainer, tables, answers, site))
+    return Outcome(notes=_foreign_notes(output, trainer))
+
+
+def _notes(output: Path, source: Path) -> list[str]:
     notes = [f"written: {output}; look it over, then `tr11 doctor --run {output}`"]
     if "rehearsal" in read_tables(source):
         notes.insert(
@@ -201,65 +239,17 @@ def init(
             f"[rehearsal] of {source.name} is left out: this card trains; to rehearse, add the section "
             "(docs/how-to/twin.md)",
         )
-    return Outcome(notes=notes)
+    return notes
 
 
-def _family(word: str, own: str | None) -> str:
-    """The family that `--trainer` names. Raises WrongUsage for no family, and for `own`, an option that
-    is about tr11's own trainer.
-    """
-    if own:
-        raise WrongUsage(
-            "--preset, --tokens and --example are of tr11's own trainer: leave them out"
-        )
-    family = SHORT_NAMES.get(word, word)
-    if family not in trainer_choices():
-        raise WrongUsage(f"--trainer {word!r}: must be one of {', '.join(trainer_choices())}")
-    return family
-
-
-def _foreign(
-    family: str,
-    answers: Answers,
-    asker: _Asker,
-    site: SiteRules | None,
-    overrides: list[str],
-    output: Path,
-) -> Outcome:
-    """The card of another trainer."""
-    proposed = shlex.join(example_of(family))
-    command = shlex.split(proposed)
-    if "trainer.command" not in asker.known:
-        command = _words(asker.text("trainer.command", "Words behind torchrun", proposed))
-    tables = foreign_tables(family, answers, command)
-    if "trainer.folder" not in asker.known and "folder" in tables["trainer"]:
-        proposed = tables["trainer"]["folder"]
-        tables["trainer"]["folder"] = asker.text(
-            "trainer.folder", "The trainer's own output folder", proposed
-        )
-    done, problems = apply_overrides(tables, overrides, ForeignCard)
-    if problems:
-        raise CardError("command line", problems)
-    _watching(done, asker)
-    _write(output, foreign_text(family, done, answers, site))
+def _foreign_notes(output: Path, family: str) -> list[str]:
     card = "" if output == Path("tr11.toml") else str(output)
     dialect = "" if family == COMMAND else f" --dialect {family}"
-    notes = [
+    return [
         f"written: {output}; put your command and folder into [trainer], then:",
         f"  tr11 trainer check{dialect} --log OLD.log",
         f"  {command_for(card, 'launch --dry-run')}",
     ]
-    return Outcome(notes=notes)
-
-
-def _words(text: str) -> list[str]:
-    try:
-        found = shlex.split(text)
-    except ValueError as error:
-        raise WrongUsage(f"trainer.command: {text!r}: {error}") from None
-    if not found:
-        raise WrongUsage("trainer.command: there is no word in it")
-    return found
 
 
 def _of_options(
@@ -276,30 +266,50 @@ def _of_options(
         yield f"watch.act={toml_value(act)}"
 
 
-# ----------------------------------------------------------------------------- what to start from
-def _start(asker: _Asker, preset: str | None, example: str | None) -> tuple[Path, dict[str, Any]]:
+def _given(overrides: list[str]) -> dict[str, str]:
+    """Key and text of each `--set`, without quotes."""
+    pairs = (override.partition("=") for override in overrides)
+    return {name.strip(): text.strip().strip("\"'") for name, equals, text in pairs if equals}
+
+
+def _word(text: str) -> str:
+    """A folder's name as a run's."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "run"
+
+
+# ----------------------------------------------------------------------------- what is trained
+def _family(word: str) -> str:
+    """The trainer that a person names: OWN, or a family. Raises WrongUsage."""
+    family = SHORT_NAMES.get(word, word)
+    if family not in (OWN, *trainer_choices()):
+        known = ", ".join((OWN, *trainer_choices()))
+        raise WrongUsage(f"trainer {word!r}: must be one of {known}")
+    return family
+
+
+def _start(asker: Asker, preset: str | None, example: str | None) -> tuple[Path, dict[str, Any]]:
     """The card to start from, and its tables. Raises CardError."""
     if example is not None:
         source = card_path(example)
         return source, example_tables(source)
     if preset is None:
-        for name, size in PRESETS.items():
-            asker.show(f"  {name:<9} {size.parameters}")
-        preset = asker.text("preset", "Size of the model", EXAMPLE)
-        if preset not in PRESETS:
-            raise WrongUsage(f"size {preset!r}: must be one of {', '.join(PRESETS)}")
+        preset = asker.ask(SIZE, EXAMPLE, _size)
     folder = shipped_folder()
     return folder / f"{PRESETS[preset].example}.toml", preset_tables(preset, folder)
 
 
-def _with_tokens(asker: _Asker, tables: dict[str, Any], goal: int | None) -> dict[str, Any]:
+def _size(text: str) -> str:
+    if text not in PRESETS:
+        raise WrongUsage(f"size {text!r}: must be one of {', '.join(PRESETS)}")
+    return text
+
+
+def _with_tokens(asker: Asker, tables: dict[str, Any], goal: int | None) -> dict[str, Any]:
     if goal is None and "batch.train_samples" not in asker.known:
-        proposed = quantity(tokens_of(tables)).replace(" ", "")
-        answer = asker.text("tokens", "Tokens to train on", proposed)
-        if answer == proposed:
-            goal = None
-        else:
-            goal = _tokens(answer)
+        shown = quantity(tokens_of(tables)).replace(" ", "")
+        goal = asker.ask(TOKENS, shown, _tokens)
+        if goal == token_count(shown):  # as proposed, which is shown rounded
+            return tables
     if goal is None:
         return tables
     return with_tokens(tables, goal)
@@ -311,119 +321,106 @@ def _tokens(text: str | None) -> int | None:
             return None
         return token_count(text)
     except ValueError as error:
-        raise WrongUsage(f"--tokens {text!r}: {error}") from None
+        raise WrongUsage(f"tokens {text!r}: {error}") from None
 
 
-# ----------------------------------------------------------------------------- questions
-class _Asker:
-    """Answers from `--set` first, then from the person, then as proposed."""
-
-    def __init__(self, given: dict[str, str], ask: bool) -> None:
-        self._given = given
-        self._ask = ask
-
-    @property
-    def known(self) -> frozenset[str]:
-        """The keys that `--set` gives."""
-        return frozenset(self._given)
-
-    def given(self, key: str) -> str:
-        """What `--set` gives for this key; "" where it gives nothing."""
-        return self._given.get(key, "")
-
-    def show(self, line: str) -> None:
-        """What helps to answer the next question, where it is asked."""
-        if self._ask:
-            say(line)
-
-    def text(self, key: str, question: str, proposed: str) -> str:
-        if key in self._given:
-            return self._given[key]
-        if not self._ask:
-            return proposed
-        return str(typer.prompt(question, default=proposed, err=True))
-
-    def yes(self, key: str, question: str, proposed: bool) -> bool:
-        """An answer that is yes or no; only for keys that `--set` does not give."""
-        if not self._ask or key in self._given:
-            return proposed
-        return typer.confirm(question, default=proposed, err=True)
+def _with_data(asker: Asker, tables: dict[str, Any], directory: str) -> dict[str, Any]:
+    """The tables with the data and the tokenizer that are asked for."""
+    data, tokenizer = dict(tables.get("data", {})), dict(tables.get("tokenizer", {}))
+    if not {"data.prefixes", "data.train_group", "data.train_groups_file"} & asker.known:
+        suffix = dataset_suffix(tables["model"].get("family", "gpt"))
+        made = f"{directory}/data/corpus{suffix}"
+        for key in ("weights", "train_group", "train_groups_file", "cache"):
+            data.pop(key, None)
+        data["prefixes"] = asker.ask(DATASET, made, _listed)
+    if "vocabulary_file" in tokenizer:
+        made = f"{directory}/data/tokenizer/vocab.txt"
+        tokenizer["vocabulary_file"] = asker.ask(VOCABULARY, made, str)
+    else:
+        tokenizer["path"] = asker.ask(TOKENIZER, f"{directory}/data/tokenizer", str)
+    return {**tables, "data": data, "tokenizer": tokenizer}
 
 
-def _given(overrides: list[str]) -> dict[str, str]:
-    """Key and text of each `--set`, without quotes."""
-    pairs = (override.partition("=") for override in overrides)
-    return {name.strip(): text.strip().strip("\"'") for name, equals, text in pairs if equals}
+def _command(asker: Asker, family: str) -> tuple[list[str], str]:
+    """The words of another trainer's command, and its output folder, "" where it is not asked for."""
+    example = shlex.join(example_of(family))
+    command = shlex.split(example)
+    if "trainer.command" not in asker.known:
+        command = asker.ask(WORDS, example, _words)
+    folder = output_of(family)
+    if folder:
+        folder = asker.ask(FOLDER, folder, str)
+    return command, folder
 
 
-def _choose_partition(asker: _Asker, found: tuple[PartitionChoice, ...]) -> PartitionChoice:
-    if len(found) > 1:
-        for choice in found:
-            say(f"  {choice}")
-    name = found[0].partition.name
-    if len(found) > 1 or "slurm.partition" in asker.known:
-        name = asker.text("slurm.partition", "Partition", name)
-    chosen = next((choice for choice in found if choice.partition.name == name), None)
-    if chosen is None:
-        there = ", ".join(choice.partition.name for choice in found)
-        raise WrongUsage(
-            f"slurm.partition = {name!r}: is not a partition here; use one of: {there}"
-        )
-    return chosen
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise WrongUsage(f"trainer.command: {text!r}: {error}") from None
 
 
-def _account(asker: _Asker, site: SiteRules | None) -> str:
+# ----------------------------------------------------------------------------- where it trains
+def _choose_partition(asker: Asker, found: tuple[PartitionChoice, ...]) -> PartitionChoice:
+    named = {choice.partition.name: choice for choice in found}
+
+    def known(name: str) -> str:
+        if name not in named:
+            raise WrongUsage(
+                f"slurm.partition = {name!r}: is not a partition here; use one of: {', '.join(named)}"
+            )
+        return name
+
+    if len(found) == 1 and "slurm.partition" not in asker.known:
+        return found[0]
+    lines = [f"  {choice}" for choice in found]
+    return named[asker.ask(PARTITION, found[0].partition.name, known, lines)]
+
+
+def _nodes(asker: Asker, choice: PartitionChoice, proposed: int) -> int:
+    def count(text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and 0 < int(text) <= choice.nodes):
+            raise WrongUsage(
+                f"slurm.nodes = {text!r}: is not a number of nodes that {choice.partition.name} has; "
+                f"use 1 to {choice.nodes}"
+            )
+        return int(text)
+
+    return asker.ask(NODES, str(proposed), count, [f"  {choice}"])
+
+
+def _account(asker: Asker, site: SiteRules | None) -> str:
     """Slurm's own default where the user has one account; else it is asked."""
     accounts = site.accounts if site else ()
     if len(accounts) > 1:
-        return asker.text("slurm.account", f"Account ({', '.join(accounts)})", accounts[0])
+        return asker.ask(ACCOUNT, accounts[0], str)
     return ""
 
 
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text)):
-        raise WrongUsage(f"slurm.nodes = {text!r}: is not a number of nodes; use 1 or more")
-    return int(text)
-
-
-def _word(text: str) -> str:
-    """A folder's name as a run's."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "run"
-
-
 # ----------------------------------------------------------------------------- who watches it
-def _watching(tables: dict[str, dict[str, Any]], asker: _Asker) -> None:
+def _watching(tables: dict[str, Any], asker: Asker) -> None:
     """Who is told, and what the watchdog may do: asked, and written into the card also where it is
     the default.
     """
     alerts, watch = tables.setdefault("alerts", {}), tables.setdefault("watch", {})
     if "alerts.recipients" not in asker.known:
-        before = alerts.get("recipients", [])
-        text = asker.text(
-            "alerts.recipients",
-            "Mail addresses for alerts, with commas (empty: none)",
-            ", ".join(before),
-        )
-        alerts["recipients"] = [address.strip() for address in text.split(",") if address.strip()]
+        before = ", ".join(alerts.get("recipients", [])) or NONE
+        alerts["recipients"] = asker.ask(MAIL, before, _listed)
     if "alerts.urls_file" not in asker.known:
-        asker.show(
-            "Chats: a private file with a URL a line, as ntfy://ntfy.sh/TOPIC, slack://A/B/C"
-        )
-        file = asker.text(
-            "alerts.urls_file", "File of chat URLs, empty for none", alerts.get("urls_file", "")
-        )
-        if file:
+        file = asker.ask(CHATS, alerts.get("urls_file", NONE), str)
+        if file != NONE:
             alerts["urls_file"] = file
     if "watch.act" not in asker.known:
-        for line in _powers():
-            asker.show(line)
-        watch["act"] = asker.yes("watch.act", "May it act by itself", bool(watch.get("act", False)))
+        watch["act"] = asker.agree(ACT, bool(watch.get("act", False)), _powers())
+
+
+def _listed(text: str) -> list[str]:
+    """What stands between commas; nothing for NONE."""
+    return [part.strip() for part in text.split(",") if part.strip() not in {"", NONE}]
 
 
 def _powers() -> Iterator[str]:
     """What the watchdog does where it may act, within 80 columns."""
-    yield "The watchdog tells of trouble; each of these then waits for a person. Where it"
-    yield "may act, it does them at once, within the budgets of [watch]:"
     for power in POWERS:
         yield from textwrap.wrap(
             f"{power.trouble}: {power.does}", 78, initial_indent="  - ", subsequent_indent="    "
@@ -437,31 +434,11 @@ def _site(edge: Scheduler) -> SiteRules | None:
     return None
 
 
-def _completed(
-    tables: dict[str, dict[str, Any]], asker: _Asker, overrides: list[str]
+def _overridden(
+    tables: dict[str, dict[str, Any]], overrides: list[str], kind: type[BaseModel]
 ) -> dict[str, Any]:
-    """Data and tokenizer asked for, and all of `--set` applied. Raises CardError for a `--set` that
-    is wrong.
-    """
-    directory = tables["run"]["directory"]
-    data, tokenizer = tables.setdefault("data", {}), tables.setdefault("tokenizer", {})
-    if not {"data.prefixes", "data.train_group", "data.train_groups_file"} & asker.known:
-        made = f"{directory}/data/corpus{dataset_suffix(tables['model'].get('family', 'gpt'))}"
-        prefix = asker.text("data.prefix", "Indexed dataset, without .bin or .idx", made)
-        for key in ("weights", "train_group", "train_groups_file", "cache"):
-            data.pop(key, None)
-        data["prefixes"] = [prefix]
-    if "vocabulary_file" in tokenizer:
-        if "tokenizer.vocabulary_file" not in asker.known:
-            made = f"{directory}/data/tokenizer/vocab.txt"
-            tokenizer["vocabulary_file"] = asker.text(
-                "tokenizer.vocabulary_file", "File of the vocabulary", made
-            )
-    elif "tokenizer.path" not in asker.known:
-        tokenizer["path"] = asker.text(
-            "tokenizer.path", "Folder of the tokenizer", f"{directory}/data/tokenizer"
-        )
-    done, problems = apply_overrides(tables, overrides, OwnCard)
+    """The tables with all of `--set`. Raises CardError for one that is wrong."""
+    done, problems = apply_overrides(tables, overrides, kind)
     if problems:
         raise CardError("command line", problems)
     return done

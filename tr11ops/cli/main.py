@@ -539,6 +539,8 @@ def _report(error: BaseException, arguments: Sequence[str]) -> int:
     text = "\n".join(map(for_this_card, text.splitlines()))
     if os.environ.get("TR11_DEBUG") == "1":
         traceback.print_exception(error)
+    if isinstance(error, typer.Abort) and sys.stderr.isatty():
+        print(file=sys.stderr)  # below the question that was not answered
     for line in text.splitlines():
         print(f"tr11: {escaped(line)}", file=sys.stderr)
     if "--json" in arguments:

@@ -54,14 +54,23 @@ def example_of(family: str) -> tuple[str, ...]:
     return dialect_named(family).command.example or _EXAMPLE
 
 
-def foreign_tables(family: str, answers: Answers, command: list[str]) -> dict[str, dict[str, Any]]:
-    """The card's tables."""
+def output_of(family: str) -> str:
+    """The output folder that is proposed for such a training; "" where it is not asked for."""
+    if family == COMMAND:
+        return ""
+    return dialect_named(family).command.output or _OUTPUT
+
+
+def foreign_tables(
+    family: str, answers: Answers, command: list[str], folder: str
+) -> dict[str, dict[str, Any]]:
+    """The card's tables; `folder` is its output folder."""
     trainer: dict[str, Any] = {"start": "torchrun", "command": command}
     if family == COMMAND:
         trainer["resume"] = []
     else:
         trainer["dialect"] = family
-        trainer["folder"] = dialect_named(family).command.output or _OUTPUT
+        trainer["folder"] = folder
     return {
         "run": {"name": answers.name, "directory": answers.directory},
         "slurm": starter_slurm(BASE, answers),

@@ -4,14 +4,23 @@ overwrites.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import select
 import shlex
+import subprocess
+import sys
+import termios
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.tr11ops.cli.local_bench import LocalBench
+from tests.waiting import until
 from tr11ops.cluster.base import Node, Partition
 from tr11ops.cluster.site import SiteRules
 from tr11ops.launch.presets import PRESETS, preset_tables, token_count, tokens_of, with_tokens
@@ -183,24 +192,195 @@ def test_size_tokens_and_account_are_options(bench: LocalBench) -> None:
         assert refused.code == 2 and text in refused.err
 
 
-def test_a_person_is_asked_for_size_and_tokens(
+# ----------------------------------------------------------------------------- the dialogue
+# The terminal becomes the command's own, so that Ctrl-C there is a signal.
+AT_A_TERMINAL = (
+    "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
+    "from tr11ops.cli.main import execute; sys.exit(execute(sys.argv[1:]))"
+)
+
+
+class Dialogue:
+    """`tr11 init` at a terminal of 80 columns: what it asks is read, and answered by typing."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self._screen, terminal = pty.openpty()
+        termios.tcsetwinsize(terminal, (24, 80))
+        self.folder = folder
+        self.shown = ""
+        self.child = subprocess.Popen(
+            [sys.executable, "-c", AT_A_TERMINAL, "init", "--scheduler", "local", *words],
+            cwd=folder,
+            env=os.environ | {"COLUMNS": "80"},
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+        )
+        os.close(terminal)
+
+    def until(self, text: str) -> str:
+        """What is shown next, up to and with `text`."""
+        return until(
+            lambda: self._next(text), f"{text!r} on the screen", context=self._so_far, seconds=60
+        )
+
+    def _next(self, text: str) -> str:
+        self._read()
+        before, found, after = self.shown.partition(text)
+        if found:
+            self.shown = after
+        return before + found if found else ""
+
+    def _so_far(self) -> str:
+        return self.shown
+
+    def _read(self) -> None:
+        if select.select([self._screen], [], [], 0.05)[0]:
+            with contextlib.suppress(OSError):  # its other side is closed
+                self.shown += os.read(self._screen, 65536).decode().replace("\r\n", "\n")
+
+    def type(self, text: str) -> None:
+        os.write(self._screen, text.encode())
+
+    def answer(self, question: str, *answers: str) -> str:
+        """What is shown until the question, which each of `answers` is typed to, one after another."""
+        shown = ""
+        for answer in answers:
+            shown += self.until(f"{question} [")
+            shown += self.until("]: ")
+            self.type(f"{answer}\n")
+        return shown
+
+    def end(self) -> int:
+        until(lambda: (self._read(), self.child.poll() is not None)[1], "its end")
+        self._read()
+        return self.child.returncode
+
+    def close(self) -> None:
+        self.child.kill()
+        self.child.wait()
+        os.close(self._screen)
+
+
+@pytest.fixture
+def dialogue(bench: LocalBench) -> Iterator[Callable[..., Dialogue]]:
+    opened: list[Dialogue] = []
+
+    def start(*words: str) -> Dialogue:
+        opened.append(Dialogue(bench.folder, *words))
+        return opened[-1]
+
+    yield start
+    for each in opened:
+        each.close()
+
+
+def test_it_asks_in_the_order_a_person_knows_and_again_after_a_wrong_answer(
+    dialogue: Callable[..., Dialogue],
+) -> None:
+    asked = dialogue()
+    shown = asked.answer("Name of the run", "my run", "mine")
+    assert "run.name: use letters, digits" in shown
+    asked.answer("Run directory", "")
+    shown = asked.answer("Trainer", "nemo9", "tr11")
+    assert "trainer 'nemo9': must be one of tr11, deepspeed" in shown
+    shown += asked.answer("Size of the model", "9b", "7b")
+    shown += asked.answer("Tokens to train on", "many", "10B")
+    shown += asked.answer("Dataset", "")
+    shown += asked.answer("Folder of the tokenizer", "")
+    shown += asked.answer("Nodes of one attempt", "9", "1")
+    shown += asked.answer(
+        "Mail addresses, with commas", "nobody", "ana@example.org, bo@example.org"
+    )
+    shown += asked.answer("File of chat URLs", "")
+    shown += asked.until("May it act by itself [y/N]: ")
+    asked.type("y\n")
+    assert asked.end() == 0, asked.shown
+    for refused in (
+        "  size '9b': must be one of toy, 1b",
+        "  tokens 'many': is no number of tokens",
+        "  slurm.nodes = '9': is not a number of nodes that local has; use 1 to 2",
+        "  alerts.recipients: write addresses as ana@example.org",
+    ):
+        assert refused in shown
+    assert max(map(len, shown.splitlines())) <= 80 and "Traceback" not in shown
+    said = " ".join(shown.split())
+    unsaid = [power for power in POWERS if f"- {power.trouble}: {power.does}" not in said]
+    assert unsaid == []
+    card = load_card(asked.folder / "tr11.toml")
+    assert (card.run.name, card.run.directory) == ("mine", str(asked.folder / "mine-run"))
+    assert (card.model.layers, card.batch.train_samples) == (30, -(-10 * 10**9 // 2048))
+    assert card.data.prefixes == [str(asked.folder / "mine-run/data/corpus_text_document")]
+    assert card.watch.act and card.alerts.recipients == ["ana@example.org", "bo@example.org"]
+    assert card.alerts.urls_file is None and card.slurm.nodes == 1
+
+
+def test_another_trainer_is_asked_for_its_command_and_folder(
+    dialogue: Callable[..., Dialogue],
+) -> None:
+    asked = dialogue("--set", "run.name=mine", "--no-act")
+    asked.answer("Run directory", "out")
+    asked.answer("Trainer", "hf")
+    shown = asked.answer("Words behind torchrun", "'train.py", "train.py --output_dir {folder}")
+    assert 'trainer.command: "\'train.py": No closing quotation' in shown
+    asked.answer("The trainer's own output folder", "")
+    asked.answer("Nodes of one attempt", "")
+    asked.answer("Mail addresses, with commas", "")
+    asked.answer("File of chat URLs", "")
+    assert asked.end() == 0, asked.shown
+    trainer = tomllib.loads((asked.folder / "tr11.toml").read_text())["trainer"]
+    assert trainer["command"] == ["train.py", "--output_dir", "{folder}"]
+    assert trainer["dialect"] == "huggingface" and trainer["folder"]
+
+
+@pytest.mark.parametrize(
+    ("key", "questions"),
+    [("\x03", ("Name of the run",)), ("\x04", ("Name of the run", "Run directory"))],
+    ids=["Ctrl-C", "Ctrl-D"],
+)
+def test_a_dialogue_that_is_left_writes_nothing(
+    dialogue: Callable[..., Dialogue], key: str, questions: tuple[str, ...]
+) -> None:
+    asked = dialogue("--trainer", "command")
+    before = sorted(asked.folder.iterdir())
+    for question in questions:
+        asked.answer(question, "")
+    asked.until("Words behind torchrun" if len(questions) > 1 else "Run directory")
+    asked.until("]: ")
+    asked.type(key)
+    assert asked.end() == 1
+    assert asked.shown.endswith("\ntr11: stopped; nothing was changed\n"), asked.shown
+    assert sorted(asked.folder.iterdir()) == before
+
+
+def test_partition_and_account_are_asked_where_there_are_several(
     bench: LocalBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tr11ops.cli.init.is_terminal", lambda: True)
-    answers = {"Size of the model": "7b", "Tokens to train on": "10B"}
+    site = SiteRules(accounts=("six@a100", "six@v100"))
+    monkeypatch.setattr("tr11ops.cli.init._site", lambda edge: site)
+    choices = partition_choices((GPU, CPU), NODES)
+    monkeypatch.setattr("tr11ops.cli.init.partition_choices", lambda *_: choices)
+    answers = {"Partition": ["none", "cpu"], "Account": ["six@v100"]}
     asked: list[str] = []
 
     def prompt(question: str, default: str, err: bool) -> str:
         asked.append(question)
-        return answers.get(question, default)
+        return answers[question].pop(0) if answers.get(question) else default
 
     monkeypatch.setattr("typer.prompt", prompt)
     monkeypatch.setattr("typer.confirm", lambda question, default, err: default)
     answer = bench.tr11("init", "--scheduler", "local")
-    assert answer.code == 0 and "7.1 billion parameters" in answer.err, answer.err
-    assert asked[:2] == ["Size of the model", "Tokens to train on"]
+    assert answer.code == 0, answer.err
+    assert "slurm.partition = 'none': is not a partition here; use one of: gpu, cpu" in answer.err
+    assert asked[2:] == [
+        "Trainer", "Size of the model", "Tokens to train on", "Dataset", "Folder of the tokenizer",
+        "Partition", "Partition", "Account", "Nodes of one attempt",
+        "Mail addresses, with commas", "File of chat URLs",
+    ]  # fmt: skip
     card = load_card(bench.folder / "tr11.toml")
-    assert (card.model.layers, card.batch.train_samples) == (30, -(-10 * 10**9 // 2048))
+    assert (card.slurm.partition, card.slurm.account) == ("cpu", "six@v100")
+    assert not card.alerts.has_recipients and not card.watch.act
 
 
 @pytest.mark.parametrize("name", [name for name in shipped_cards() if name != "rehearsal"])
@@ -272,32 +452,3 @@ def test_options_say_who_is_told_and_that_tr11_may_act(bench: LocalBench) -> Non
     assert card.alerts.urls_file and card.alerts.urls_file.endswith("chats.txt")
     wrong = bench.tr11("init", "--scheduler", "local", "--yes", "--force", "--mail", "nobody")
     assert wrong.code == 2 and "alerts.recipients" in wrong.err and len(wrong.err.splitlines()) == 1
-
-
-def test_a_person_is_asked_whether_it_may_act_with_all_that_it_then_does(
-    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tr11ops.cli.init.is_terminal", lambda: True)
-    given = {
-        "Mail addresses for alerts, with commas (empty: none)": "ana@example.org, bo@example.org"
-    }
-    monkeypatch.setattr("typer.prompt", lambda question, default, err: given.get(question, default))
-    asked: list[str] = []
-
-    def confirm(question: str, default: bool, err: bool) -> bool:
-        asked.append(question)
-        assert not default
-        return True
-
-    monkeypatch.setattr("typer.confirm", confirm)
-    answer = bench.tr11("init", "--scheduler", "local")
-    assert answer.code == 0, answer.err
-    said = " ".join(answer.err.split())
-    assert asked == ["May it act by itself"]
-    assert [
-        power.trouble for power in POWERS if f"- {power.trouble}: {power.does}" not in said
-    ] == []
-    assert max(map(len, answer.err.splitlines())) <= 80
-    card = load_card(bench.folder / "tr11.toml")
-    assert card.watch.act and card.alerts.recipients == ["ana@example.org", "bo@example.org"]
-    assert card.alerts.urls_file is None
