@@ -4,6 +4,7 @@ real Slurm, seven nodes.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,14 +15,18 @@ from tests.twin.runbook_mails import MAILS
 from tests.twin.small_run import SmallRun
 from tr11ops.alerts.outbox import waiting_entries
 from tr11ops.alerts.state import Message
+from tr11ops.cli import pulse as command
 from tr11ops.cli.main import execute
+from tr11ops.cli.runner import RunContext
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusions import Version, ledger_text, read_version
 from tr11ops.twin.faults import inject
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
+from tr11ops.watchdog.pulse import WatchedRun, take_pulse
 
 NODES = tuple(f"jean-zay-iam0{number}" for number in range(1, 8))
+GIVEN_UP_SECONDS = 4 * 3600.0  # three times the patience, and more
 FOUR = ("slurm.nodes=4", "slurm.spare_nodes=0", "batch.global_batch_size=16")
 
 
@@ -176,3 +181,46 @@ def test_a_node_that_two_launches_wait_for_in_vain_is_used_last_by_the_next_task
     known = read_version(stage.directory.exclusions)
     assert ([entry.node for entry in known.suspects], known.exclusions) == ([NODES[1]], ())
     assert stage.queued().excluded == ()
+
+
+def test_after_a_hang_the_second_launch_runs_on_the_spare(stage: SmallRun) -> None:
+    """The node hangs each time that it is used: the first hang is the only one."""
+    spare = ("slurm.nodes=4", "slurm.spare_nodes=1", "batch.global_batch_size=16")
+    stage.launch(2, *spare, "rehearsal.collective_seconds=10")
+    first = stage.train()
+    inject(stage.twin, "step-hang", node=NODES[1])
+    reached = stage.iteration()
+    stage.wait(lambda: len(stage.launches(first)) > 1, "the second launch")
+    stage.wait(lambda: stage.iteration(first) > reached + 5, "steps of the second launch")
+    hung, goes_on = stage.launches(first)
+    assert hung["suspects"] == [NODES[1]] and hung["decision"].endswith("a spare takes its place")
+    assert NODES[1] not in goes_on["nodes"] and len(stage.attempts()) == 1
+
+
+@pytest.mark.parametrize("spares", [0, 3])
+def test_the_start_after_a_hang_is_without_the_frozen_node(stage: SmallRun, spares: int) -> None:
+    """The watchdog ends the job. Without spares the queue is kept off the node once, while others are
+    free; an attempt that has all nodes puts a spare in its place.
+    """
+    stage.launch(3, *FOUR, f"slurm.spare_nodes={spares}")
+    first = stage.train()
+    inject(stage.twin, "worker-stop", node=NODES[1])
+
+    def acted() -> list[str]:
+        reader, hand = command._edges("slurm")
+        assert hand is not None
+        run = WatchedRun(stage.card, stage.directory, reader, "root")
+        later = time.time() + GIVEN_UP_SECONDS
+        actuator = command._actuator(RunContext(), hand)
+        seen = take_pulse(run, actuator, email=False, now=lambda: later)
+        return [action.name for action in seen.plan.actions]
+
+    names = acted()
+    assert names == (["cancel"] if spares else ["exclude", "cancel"])
+    second = stage.train(attempt=1)
+    [begun] = stage.launches(second)
+    assert len(stage.launches(first)) == 1 and NODES[1] not in begun["nodes"]
+    stage.wait_for_excluded()
+    [entry] = read_version(stage.directory.exclusions).suspects
+    assert (entry.node, entry.fault) == (NODES[1], "hang") and "is stopped (SIGSTOP)" in entry.why
+    assert ("a spare takes its place" in stage.paths.main_log.read_text()) == bool(spares)

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from tr11ops.agent.attempt_context import AttemptContext, AttemptObservations, JobEnd
 from tr11ops.agent.breaker import (
     OUT_OF_TIME,
+    attempts_before,
     checkpoint_before,
     has_trained_since,
     must_hold,
@@ -45,14 +46,15 @@ from tr11ops.agent.relaunch import (
 )
 from tr11ops.agent.restarts import waiting_start_before
 from tr11ops.agent.step import LineTee, StopFlag
-from tr11ops.agent.traces import logged_iteration, read_faults
+from tr11ops.agent.traces import logged_iteration, read_awaited, read_faults, read_launches
 from tr11ops.agent.workers import RealWorkers, Workers
 from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import known, observed
 from tr11ops.base.units import counted
 from tr11ops.cluster.arrays import compress
 from tr11ops.cluster.base import JobState, Scheduler
-from tr11ops.diagnose.attribution.evidence import UNEXPLAINED, Attribution, Kind
+from tr11ops.diagnose.attribution.evidence import UNEXPLAINED, Attribution, Kind, awaited_node
+from tr11ops.diagnose.attribution.records import read_ranks
 from tr11ops.observe.lost_checkpoints import LOST, find_lost
 from tr11ops.queue.queued_jobs import PendingJobs
 from tr11ops.runcard.rules import SIGNAL_SLACK_SECONDS
@@ -64,6 +66,7 @@ from tr11ops.rundir.attempts import (
     of_marker,
     without_restart,
 )
+from tr11ops.rundir.exclusion import HANG
 from trainer.contract.attempt import EndMarker, request_stop
 from trainer.contract.paths import newest_step
 from trainer.contract.requests import pause_of
@@ -135,8 +138,11 @@ class Controller:
         if left is not None:
             return left
         self._launches.follower.follow(())
+        awaited: tuple[str, ...] = ()
         if self._context.swaps_nodes:
             self._exclusions.prepare()
+            self._exclusions.take_back_left_out()
+            awaited = self._suspect_of_hang_before()
             self._leave_out_lost_nodes()
             # one that ran without suspects may have been killed before it could say that it trained
             self._exclusions.step_up(
@@ -149,6 +155,11 @@ class Controller:
         nodes = first_nodes(self._observations.situation())
         if nodes is None:
             return self._leave_for_want_of_nodes()
+        for node in awaited:
+            where = "a spare takes its place"
+            if node in nodes:
+                where = "no spare node is left for it"
+            self._say(f"{node}, which the attempt before waited for, is only suspected: {where}")
         number = 0
         while True:
             number += 1
@@ -303,6 +314,26 @@ class Controller:
         until = time.monotonic() + REQUEUE_PAUSE_SECONDS
         while time.monotonic() < until and not self._stop.received:
             time.sleep(1.0)
+
+    def _suspect_of_hang_before(self) -> tuple[str, ...]:
+        """Put on record which node of this allocation the attempt before waited for when it was ended:
+        it is used after the others. No launch of its own has named it, since an order ended it.
+        """
+        folder, _ = next(
+            attempts_before(self._context.directory, self._job_id), (self._folder, None)
+        )
+        last = next(iter(read_launches((folder,))), None)
+        if last is None or last.cause not in {"", Kind.OPERATOR}:
+            return ()
+        words = read_awaited(self._paths, folder.name, last, read_ranks(folder))
+        nodes = awaited_node(words)
+        said = tuple(word.said for word in words)
+        summary = f"job {self._context.label_of(folder.name)} hung: {'; '.join(said)}"
+        self._exclusions.suspect(
+            Attribution(Kind.NODE, summary, 0.5, suspects=nodes, evidence=said, fault=HANG)
+        )
+        self._exclusions.wait()
+        return tuple(node for node in nodes if node in self._context.allocation.nodes)
 
     def _leave_out_lost_nodes(self) -> None:
         """Exclude what is gone now of the nodes that a job had before Slurm ended it to start it again:

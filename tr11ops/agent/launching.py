@@ -37,7 +37,13 @@ from tr11ops.agent.step import (
     LineTee,
     StopFlag,
 )
-from tr11ops.agent.traces import last_iteration_since, logged_iteration, read_faults, read_launches
+from tr11ops.agent.traces import (
+    last_iteration_since,
+    logged_iteration,
+    read_awaited,
+    read_faults,
+    read_launches,
+)
 from tr11ops.agent.workers import PlannedLaunch, Workers
 from tr11ops.base.now import now
 from tr11ops.base.observed import cause, known, observed
@@ -299,6 +305,7 @@ class Launches:
         in_order = marker is not None and marker.reason not in BAD_REASONS
         if not in_order or watch.status != 0:
             self._observations.look()
+        ranks = read_ranks(self._folder)
         evidence = Evidence(
             nodes=record.nodes,
             status=watch.status,
@@ -313,7 +320,8 @@ class Launches:
             srun=parse_lines(watch.srun_lines),
             failures=all_failures(self._folder, record),
             reports=read_reports(self._folder, record.launch),
-            ranks=read_ranks(self._folder),
+            ranks=ranks,
+            awaited=read_awaited(self._paths, self._job_id, record, ranks),
             states=self._observations.states,
             overdue=watch.overdue and self._context.swaps_nodes,
             worker_statuses=self._meant_statuses(watch),

@@ -40,6 +40,7 @@ from tr11ops.rundir.exclusion import (
     NodeStanding,
     after_good_use,
     family,
+    is_left_out_once,
     is_trial,
     way_past,
 )
@@ -276,6 +277,15 @@ class NodeExclusions(Background):
         if nodes:
             back = [entry for entry in self._listed() if entry.node in nodes and is_trial(entry)]
             self._include(back, why)
+
+    @in_background
+    def take_back_left_out(self) -> None:
+        """Begin to let what starts later use a node again, after the others, that this start alone was
+        to be kept off: it held a hang up.
+        """
+        nodes = [entry.node for entry in self._listed() if is_left_out_once(entry)]
+        if nodes:
+            self._give_back(nodes, "one start was kept off it", then=NodeStanding.SUSPECT)
 
     @in_background
     def step_up(self, tried: Sequence[Exclusion]) -> None:

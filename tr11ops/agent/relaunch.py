@@ -209,17 +209,34 @@ def _once_more_or_elsewhere(
 ) -> Decision:
     """After a fault that points to no node: a second try on the same nodes, then one on others."""
     last = history[-1]
-    if _tries(history) < 2:
-        cause = last.cause
-        if cause == Kind.UNKNOWN:
-            cause = "the cause is unknown"
-        return Relaunch(again, f"{cause}: once more on the same nodes")
     # of two that are only to be used last, the one that was named now
     wary = _suspecting(situation, last.suspects)
+    if _tries(history) < 2:
+        return _once_more(last, again, _choose(wary, last.nodes, avoid=blamed))
     swapped = _choose(wary, _without(last.nodes, last.suspects, situation, blamed), avoid=blamed)
     if swapped is None or set(swapped) == set(last.nodes):
         return EndTask("it failed again, and there is no spare node to try instead")
     return Relaunch(swapped, "it failed again: on other nodes")
+
+
+def _once_more(
+    last: LaunchRecord, again: tuple[str, ...], without: tuple[str, ...] | None
+) -> Relaunch:
+    """The same nodes; but where the others waited for one of them in vain, which may take them as
+    long again, a spare in its place, if there is one. `without`: the nodes of a launch that uses
+    suspects last.
+    """
+    cause = last.cause
+    if cause == Kind.UNKNOWN:
+        cause = "the cause is unknown"
+    if not last.waited_for:
+        return Relaunch(again, f"{cause}: once more on the same nodes")
+    waited = f"the others waited for {', '.join(last.waited_for)}, which is only suspected"
+    if without is None or set(last.waited_for) & set(without):
+        return Relaunch(
+            again, f"{cause}: once more on the same nodes: {waited}, and no spare node is left"
+        )
+    return Relaunch(without, f"{cause}: {waited}: a spare takes its place")
 
 
 def _why_no_nodes(last: LaunchRecord, situation: AllocationState) -> str:

@@ -171,6 +171,9 @@ def launch_line(job_id: str, label: str, launch: int, nodes: str) -> str:
     return f"tr11: attempt {job_id} launch {launch} on {nodes}{task}"
 
 
+WAITED = "lost: "  # how a fault begins that is a rank which others waited for in vain, or lost
+
+
 class LaunchRecord(Record):
     """One launch. Times are seconds since the epoch, None where there is none (yet).
 
@@ -217,6 +220,13 @@ class LaunchRecord(Record):
     restart_confidence: Finite | None = None
     restart_why: str = ""
     avoided: tuple[str, ...] = ()
+
+    @property
+    def waited_for(self) -> tuple[str, ...]:
+        """The one node that the others waited for in vain; none where several are named, or none."""
+        if len(self.suspects) != 1 or len(self.nodes) < 2 or not self.fault.startswith(WAITED):
+            return ()
+        return self.suspects
 
     @property
     def has_progress(self) -> bool:

@@ -154,6 +154,9 @@ def refused_exclusions(why: str) -> tuple[str, ...]:
         return ()
 
 
+HANG = "hang"  # the family of hangs that were ended from outside
+
+
 class NodeStanding(StrEnum):
     """How far a node has gone from suspicion to exclusion (see `tr11ops.rundir.exclusion`)."""
 
@@ -293,4 +296,11 @@ def is_trial(entry: Exclusion) -> bool:
     """Whether a node on the list is a suspect that one task runs without, to tell whether it is at
     fault.
     """
-    return entry.state == NodeStanding.SUSPECT
+    return entry.state == NodeStanding.SUSPECT and entry.fault != HANG
+
+
+def is_left_out_once(entry: Exclusion) -> bool:
+    """Whether a node on the list is one that held a hang up, and that the next start alone is kept
+    off: that this one trains proves nothing, for most hangs come late.
+    """
+    return entry.state == NodeStanding.SUSPECT and entry.fault == HANG

@@ -8,7 +8,7 @@ from tr11ops.base.observed import Observed
 from tr11ops.cluster.base import Job
 from tr11ops.observe.lease import LeaseHolder
 from tr11ops.rundir.attempts import AttemptVerdict
-from tr11ops.rundir.exclusion import ExclusionLimit, NodeStanding
+from tr11ops.rundir.exclusion import Exclusion, ExclusionLimit, NodeStanding
 from trainer.contract.record import Record
 
 
@@ -51,11 +51,17 @@ class Resubmit(Action):
 
 class Exclude(Action):
     """Keep a node out of this run, in its list and in queued jobs; `job_id` is the attempt that it
-    failed in.
+    failed in. `state`: how sure it is; a suspect is kept out of one start. `fault`: of which family.
     """
 
     job_id: str = ""
     limit: ExclusionLimit = ExclusionLimit(0)
+    state: NodeStanding = NodeStanding.EXCLUDE
+    fault: str = ""
+
+    def words(self) -> str:
+        does = {NodeStanding.SUSPECT: "start once without", NodeStanding.AVOID: "avoid"}
+        return f"{does.get(self.state, self.name)} {self.subject}: {self.why.removeprefix(f'{self.subject}: ')}"
 
 
 class Include(Action):
@@ -148,7 +154,8 @@ class PolicyContext(Record):
     """What else must be known before anything is done. `user` is who would act, `is_root` whether
     he may steer all.
 
-    `endings` and `blames` are newest first. `releasable` names what was held for a switch that is
+    `endings` and `blames` are newest first. `suspects`: what the run has on record of nodes that are
+    used after the others. `releasable` names what was held for a switch that is
     gone. `may_act`: someone's watchdog does what is planned; else every word about what will be
     done says that no one does.
     """
@@ -160,6 +167,7 @@ class PolicyContext(Record):
     holder: Observed[LeaseHolder | None] = None
     endings: Observed[tuple[AttemptVerdict, ...]] = ()
     blames: Observed[tuple[Blame, ...]] = ()
+    suspects: Observed[tuple[Exclusion, ...]] = ()
     releasable: frozenset[str] = frozenset()
 
     def can_modify(self, job: Job) -> bool:

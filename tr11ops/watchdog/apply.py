@@ -40,6 +40,7 @@ from tr11ops.rundir.action_log import (
     intent_data,
     outcome_data,
 )
+from tr11ops.rundir.exclusion import kept_off
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory, is_superseded, job_of_tag, new_tag, read_traces
@@ -266,8 +267,10 @@ def exclude_as_planned(
         days=days,
         job_id=action.job_id,
         limit=action.limit,
+        state=action.state,
+        fault=action.fault,
     )
-    return _words_of("excluded", done)
+    return _words_of(kept_off(action.state), done)
 
 
 def include_as_planned(action: Include, directory: RunDirectory, queue: RunQueue) -> str:

@@ -19,6 +19,7 @@ from tr11ops.base.observed import observed
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.observe.lease import read_holder
 from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict, LaunchRecord
+from tr11ops.rundir.exclusions import read_version
 from tr11ops.rundir.hold_store import read_holds, releasable
 from tr11ops.rundir.kill_switch import read_pause
 from tr11ops.rundir.paths import RunDirectory
@@ -40,6 +41,7 @@ def read_policy_context(
         holder=observed(lambda: read_holder(directory.paths, now)),
         endings=observed(lambda: tuple(_verdicts(directory))),
         blames=observed(lambda: tuple(_blames(directory))),
+        suspects=observed(lambda: read_version(directory.exclusions).suspects),
         releasable=releasable(read_holds(directory)),
     )
 

@@ -143,9 +143,9 @@ RULES: Mapping[Callable[[rules.Draft], None], tuple[Power, ...]] = {
     rules.end_hung: (
         Power(
             f"a job hangs for {rules.HUNG_PATIENCES:g} times the silence that is normal",
-            "keeps its workers' stacks and who stood out, and cancels it",
+            "keeps its workers' stacks, starts once without the one node that stood out, cancels it",
             "the next task goes on",
-            (Stacks, Cancel),
+            (Stacks, Exclude, Cancel),
         ),
     ),
     rules.exclude_blamed: (

@@ -29,6 +29,7 @@ from tr11ops.detect.nodes_left import (
 )
 from tr11ops.detect.progress import stacks_since
 from tr11ops.detect.unfinished_end import ended_at, is_unbegun
+from tr11ops.nodes.queue_exclusions import why_not_leave_out
 from tr11ops.observe import derived
 from tr11ops.observe.liveness import (
     batch_host,
@@ -42,7 +43,7 @@ from tr11ops.observe.liveness import (
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.queue.repair import plan_repair
 from tr11ops.rundir.action_log import LETS_IT_ACT, ActionHistory, ProgressRecord
-from tr11ops.rundir.exclusion import ExclusionLimit, NodeStanding
+from tr11ops.rundir.exclusion import HANG, ExclusionLimit, NodeStanding, after_attribution
 from tr11ops.watchdog.actions import (
     BUDGETS,
     Action,
@@ -290,7 +291,49 @@ def end_hung(draft: Draft) -> None:
         elif stacks_since(snapshot, job, finding.since) is None:
             _end_after_stacks(draft, job, cancel)
         else:
+            _start_without_suspect(draft, job, finding.since)
             draft.propose(cancel, job)
+
+
+def _start_without_suspect(draft: Draft, job: Job, since: float | None) -> None:
+    """The one node that surely or likely holds a job up is left out of the next start, where enough
+    others are free: a second hang costs as much as the first. It is a suspect, and excluded for the
+    third hang alone.
+    """
+    snapshot = draft.snapshot
+    kept = stacks_since(snapshot, job, since)
+    out = excluded_nodes(snapshot) | draft.planned(Exclude)
+    if (
+        snapshot.scheduler != "slurm"
+        or kept is None
+        or len(kept.nodes) != 1
+        or kept.nodes[0] in out
+    ):
+        return  # other schedulers' nodes are one machine's
+    node = kept.nodes[0]
+    records = known(draft.policy_context.suspects, ())
+    own = next((entry for entry in records if entry.node == node), None)
+    before = [own.fault] if own is not None and own.state == NodeStanding.SUSPECT else []
+    limit = exclusion_limit(snapshot) or ExclusionLimit(0)
+    action = Exclude(
+        node,
+        f"job {job.job_id} hung: {kept.sentence}",
+        incident=f"hang:{node}:{job.raw_id}",
+        evidence=(kept.sentence,),
+        undo=f"`tr11 nodes include {node}`",
+        job_id=job.raw_id,
+        limit=limit,
+        state=after_attribution(HANG, before, own=own, others=()),
+        fault=HANG,
+    )
+    states = {one.name: one.states for one in known(snapshot.nodes, ())}
+    against = why_not_leave_out((node,), out, limit=limit, states=states, own=job.nodes)
+    if against:
+        draft.withhold(
+            action.words(), f"{against}: a spare of the job's own takes its place, if it has one"
+        )
+    else:
+        draft.propose(action)
 
 
 def _given_up(draft: Draft, when: str) -> str:
@@ -319,6 +362,7 @@ def _end_other_trainer(
     lives = lives_of(snapshot, derived.identifiers(job))
     case = hang_case(lives, kept, snapshot.time, bound)
     if case.is_proved:
+        _start_without_suspect(draft, job, since)
         draft.propose(replace(cancel, evidence=(*case.evidence, *cancel.evidence)), job)
         return
     if case.wants_look and kept is not None:

@@ -103,6 +103,26 @@ def test_whom_two_launches_in_a_row_named_for_an_unknown_cause():
     assert named_twice([half, half]) == ()  # a broad set tells nothing of any one
 
 
+def hung(*suspects: str, nodes: tuple[str, ...] = FIRST) -> LaunchRecord:
+    return failed(nodes, Kind.UNKNOWN, fault="lost: no word", suspects=suspects)
+
+
+def test_after_a_hang_a_spare_takes_the_place_of_the_one_that_was_waited_for():
+    """A second hang on the same nodes would cost as much as the first."""
+    first = decide([hung("x2")], SITUATION, BUDGET)
+    assert relaunched(first) == ("x1", "x3", "x4", "x5")
+    assert "waited for x2, which is only suspected: a spare takes its place" in first.why
+    alone = decide([hung("x2")], replace(SITUATION, usable=FIRST), BUDGET)
+    assert relaunched(alone) == FIRST and alone.why.endswith("and no spare node is left")
+    for no_one in (hung(), hung("x2", "x3"), unknown(suspects=("x2",))):
+        again = decide([no_one], SITUATION, BUDGET)
+        assert relaunched(again) == FIRST
+        assert again.why == "the cause is unknown: once more on the same nodes"
+    # it followed the rank to the spare: a third hang would tell nothing more
+    again = hung("x5", nodes=("x1", "x3", "x4", "x5"))
+    assert isinstance(decide([hung("x2"), again], SITUATION, BUDGET), Stop)
+
+
 def test_the_last_suspect_comes_after_all_that_are_to_be_used_last():
     course = [
         suspect("x4"),

@@ -286,6 +286,51 @@ def test_a_hung_job_ends_beyond_the_bound_with_its_stacks_kept() -> None:
     assert "is given up after" in decide(sooner).withheld[0]
 
 
+FREE = tuple(
+    Node(f"n{number:02d}", frozenset({"allocated"} if number <= 48 else {"idle"}))
+    for number in range(1, 61)
+)
+
+
+def after_hang(stacks: KeptStacks = STACKS, **scene: Any) -> Exclude:
+    first, last = decide(
+        changed(HUNG, stacks=(stacks,), nodes=FREE), scene=replace(SCENE, **scene)
+    ).actions
+    assert isinstance(first, Exclude) and isinstance(last, Cancel)
+    return first
+
+
+def test_the_one_node_that_holds_a_job_up_is_left_out_of_the_next_start() -> None:
+    """A second hang costs what the first did; to exclude it takes three."""
+    first = after_hang()
+    assert (first.subject, first.state, first.fault) == ("n01", "suspect", "hang")
+    assert first.words().startswith(
+        "start once without n01: job 1000_7 hung: rank 1 on node n01 is"
+    )
+    before = Exclusion("n01", state="suspect", fault="hang")
+    assert after_hang(suspects=(before,)).state == "avoid"
+    assert after_hang(suspects=(replace(before, state="avoid"),)).state == "exclude"
+    other = replace(before, state="avoid", fault="died: the worker was ended by sigkill")
+    assert after_hang(suspects=(other,)).state == "avoid"
+
+
+def test_no_node_is_left_out_where_several_are_named_none_is_free_or_none_is_known() -> None:
+    several = replace(STACKS, nodes=("n01", "n02"), ranks=(1, 9))
+    no_one = replace(STACKS, nodes=(), ranks=(), sentence="all 96 ranks wait in all-reduce")
+    for stacks in (several, no_one):
+        found = decide(changed(HUNG, stacks=(stacks,), nodes=FREE))
+        assert (words(found), found.withheld) == ([("cancel", "1000_7")], ())
+    for nodes, why in (
+        (FREE[:48], "at most 0 may be excluded, for an attempt needs 48"),
+        (SPARE, "only 47 others are free, an attempt needs 48"),
+    ):
+        found = decide(changed(HUNG, stacks=(STACKS,), nodes=nodes))
+        assert words(found) == [("cancel", "1000_7")]
+        assert found.withheld[0].startswith("start once without n01: ") and why in found.withheld[0]
+    local = changed(HUNG, stacks=(STACKS,), nodes=FREE, scheduler="local")
+    assert words(decide(local)) == [("cancel", "1000_7")]
+
+
 def test_a_watchdog_that_may_not_act_promises_nothing() -> None:
     """A mail said "given up after 6 min of silence" though no one would."""
     sooner = snapshot(heartbeats=beats(age=1500), steps=steps(age=1500))

@@ -23,6 +23,7 @@ from tr11ops.diagnose.attribution.by_machines import (
 )
 from tr11ops.diagnose.attribution.by_workers import (
     by_agreement,
+    by_awaited,
     by_death,
     by_error,
     by_first_exit,
@@ -53,6 +54,7 @@ ATTRIBUTORS: tuple[Attributor, ...] = (
     by_agreement,
     by_error,
     by_first_exit,
+    by_awaited,
     by_lost_peer,
     by_silence,
     by_first_missed,

@@ -17,11 +17,14 @@ from tr11ops.diagnose.attribution.error_text import read_error
 from tr11ops.diagnose.attribution.evidence import (
     UNEXPLAINED,
     Attribution,
+    Awaited,
     Evidence,
     Failure,
     Kind,
+    awaited_node,
 )
 from tr11ops.diagnose.attribution.names import NodeNames
+from tr11ops.rundir.attempts import WAITED
 from trainer.contract.units import signal_of_status
 
 CLOCKS_SECONDS = 2.0  # what two nodes' clocks may be apart
@@ -234,8 +237,33 @@ def by_lost_peer(evidence: Evidence) -> Attribution | None:
         str(last),
         suspects=() if are_two_ends else (accused,),
         evidence=said,
-        fault=f"lost: {signature(last.error)}",
+        fault=f"{WAITED}{signature(last.error)}",
     )
+
+
+def by_awaited(evidence: Evidence) -> Attribution | None:
+    """The node that the others waited for while the launch hung, by their stacks and last
+    operations. Who waited aborts at a time-out, and is no suspect for that.
+
+    Where these name several nodes, or the workers' words another one, none is a suspect.
+    """
+    ended_otherwise = any(
+        one.signal != signal.SIGABRT if one.signal is not None else _is_own(one)
+        for one in evidence.failures
+    )
+    if evidence.marker is not None or not evidence.awaited or ended_otherwise:
+        return None
+    words = list(evidence.awaited)
+    lost = by_lost_peer(evidence)
+    if lost is not None and lost.suspects:
+        words.append(Awaited(lost.suspects, lost.summary))
+    said = tuple(word.said for word in words)
+    summary = said[0]
+    suspects = awaited_node(words)
+    if not suspects:
+        summary = f"whom the others waited for is not known: {'; '.join(said)}"
+    fault = f"{WAITED}{signature(summary)}" if lost is None else lost.fault
+    return weighed("awaited", Kind.UNKNOWN, summary, suspects=suspects, evidence=said, fault=fault)
 
 
 def _most_named(accusing: Sequence[Failure], names: NodeNames) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from msgspec import field
@@ -107,6 +107,23 @@ class AgentsWord(Record):
     line: int
 
 
+class Awaited(Record):
+    """Whom the ranks of a launch waited for while it hung, by one way to look at them; `nodes`: may
+    be several.
+    """
+
+    nodes: tuple[str, ...]
+    said: str
+
+
+def awaited_node(words: Iterable[Awaited]) -> tuple[str, ...]:
+    """The one node that all ways to look name; empty where they name several, or none."""
+    named = {node for word in words for node in word.nodes}
+    if len(named) == 1:
+        return tuple(named)
+    return ()
+
+
 class Evidence(Record):
     """All that one launch left behind.
 
@@ -121,7 +138,8 @@ class Evidence(Record):
     everywhere, so that they condemn no node. `reached`: the last iteration that this launch itself
     did, None where it did none or that is not known. `lost_host`: how it is known that the node of
     the batch script was lost, and its agent with it; "" where it was not. `agents_word`: what the
-    launch's agent itself said in the log that it was.
+    launch's agent itself said in the log that it was. `awaited`: what was seen of a hang while it
+    was there, and no iteration followed.
     """
 
     nodes: tuple[str, ...]
@@ -144,6 +162,7 @@ class Evidence(Record):
     reached: int | None = None
     lost_host: str = ""
     agents_word: AgentsWord | None = None
+    awaited: tuple[Awaited, ...] = ()
 
     @property
     def needs_step_code(self) -> bool:

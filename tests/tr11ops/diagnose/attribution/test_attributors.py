@@ -18,7 +18,7 @@ from tests.tr11ops.diagnose.attribution.launch_evidence import (
 )
 from tr11ops.diagnose.attribution.attributors import attribute
 from tr11ops.diagnose.attribution.error_text import read_error
-from tr11ops.diagnose.attribution.evidence import Failure, Kind, NodeReport
+from tr11ops.diagnose.attribution.evidence import Awaited, Failure, Kind, NodeReport
 from tr11ops.diagnose.attribution.srun import parse_lines
 
 
@@ -369,3 +369,50 @@ def test_a_network_that_is_not_set_up_is_configuration(error):
         evidence(failures=(failure(ONE, 0, error), failure(TWO, 2, error)), reached=20)
     )
     assert (late.kind, late.blamed) == (Kind.UNKNOWN, ())  # it has worked with these settings
+
+
+# ----------------------------------------------------------------------------- a hang
+TIMED_OUT = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)"
+LATE = Awaited(
+    (TWO,), "ranks 2-3 did not enter all-reduce 7 of group dp; ranks 0-1, 4-5 wait in it"
+)
+STOPPED = Awaited((TWO,), f"rank 2 on node {TWO} is stopped (SIGSTOP)")
+
+
+def test_who_was_waited_for_is_suspected_and_not_who_aborts_at_a_time_out():
+    aborted = (
+        failure(ONE, 0, "the worker was ended by SIGABRT", 1.0, 6),
+        failure(THREE, 4, "the worker was ended by SIGABRT", 9.0, 6),
+    )
+    waiting = (failure(ONE, 0, TIMED_OUT), failure(THREE, 4, TIMED_OUT))
+    for failures in (aborted, aborted[:1], waiting, ()):
+        for awaited in ((LATE,), (STOPPED,), (STOPPED, LATE)):
+            found = attribute(evidence(failures=failures, awaited=awaited))
+            assert (found.kind, found.blamed, found.suspects) == (Kind.UNKNOWN, (), (TWO,))
+            assert found.evidence == tuple(word.said for word in awaited)
+            assert found.fault.startswith("lost: ") and TWO not in found.fault
+
+
+def test_no_one_is_suspected_of_a_hang_where_the_signs_name_several():
+    for awaited in (
+        (LATE, Awaited((THREE,), "rank 4 waits for a file")),
+        (Awaited((TWO, THREE), "ranks 2-5 wait for their data"),),
+    ):
+        found = attribute(evidence(failures=(failure(ONE, 0, TIMED_OUT),), awaited=awaited))
+        assert (found.kind, found.suspects) == (Kind.UNKNOWN, ())
+        assert found.summary.startswith("whom the others waited for is not known: ")
+    lost = (
+        failure(ONE, 0, LOST),
+        failure(TWO, 2, LOST.replace("rank 2 on jean-zay-iam02", f"rank 4 on {THREE}")),
+    )
+    found = attribute(evidence(failures=lost, awaited=(LATE,)))
+    assert found.suspects == ()
+
+
+def test_a_death_or_an_error_of_its_own_says_more_than_a_hang():
+    for first in (
+        failure(ONE, 0, "the worker was ended by SIGKILL", 1.0, 9),
+        failure(ONE, 0, "RuntimeError: CUDA error: an illegal memory access was encountered"),
+    ):
+        found = attribute(evidence(failures=(first,), awaited=(LATE,)))
+        assert found.rule != "awaited" and TWO not in found.suspects
