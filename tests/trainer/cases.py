@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from deepspeed.accelerator import get_accelerator
 from torch import Tensor
 
 from trainer.config.card import TrainerConfig
@@ -17,6 +16,7 @@ from trainer.contract.record import Record
 from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.state import ShardedState
+from trainer.pipeline.library import get_accelerator
 
 CPU = torch.device("cpu")
 VOCABULARY = 64

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from deepspeed.accelerator import get_accelerator
 from msgspec.structs import replace
 
 from tests.trainer.cases import CPU, batches, tiny
@@ -23,6 +22,7 @@ from trainer.control.resume import load_newest
 from trainer.control.saving import Saver
 from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh
+from trainer.pipeline.library import get_accelerator
 from trainer.spikes.recovery import SpikeDetector, SpikeWatch
 
 SIZE, STEPS, SAVED = 16, 5, 3

@@ -15,12 +15,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import deepspeed
-import deepspeed.ops
 import pytest
 import torch
 import torch.distributed as dist
-from deepspeed.accelerator import get_accelerator
 from torch import Tensor
 from torch._C._distributed_c10d import FakeWork, Work
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -35,6 +32,7 @@ from trainer.engine import Engine
 from trainer.model import kernels
 from trainer.model.random import Drop
 from trainer.parallel.mesh import Mesh
+from trainer.pipeline.library import deepspeed, get_accelerator
 from trainer.schedule.flops import PIECE_ELEMENTS, SOFTMAX_ELEMENTS
 
 META = torch.device("meta")

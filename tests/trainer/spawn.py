@@ -45,6 +45,7 @@ from tr11ops.twin.machine import claimed_ports
 # paid once, not by each.
 PRELOADED = [
     "torch._dynamo",
+    "trainer.pipeline.library",
     "torch.distributed.checkpoint",
     "torch.profiler._cupti_monitor",
     "torch.utils.serialization.config",

@@ -12,7 +12,6 @@ import sys
 from datetime import timedelta
 from typing import Any
 
-import deepspeed
 import pytest
 import torch
 from torch.distributed import distributed_c10d
@@ -24,7 +23,7 @@ from trainer.config.card import TrainerConfig
 from trainer.control.lifecycle import without_collections
 from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh, worker_device
-from trainer.pipeline.library import CURRENT_DEVICE, init_distributed
+from trainer.pipeline.library import CURRENT_DEVICE, deepspeed, init_distributed
 
 SIZE = 8
 
@@ -309,15 +308,16 @@ def test_the_gpu_of_a_worker_is_set_before_it_joins(monkeypatch: pytest.MonkeyPa
 
 def test_no_compiler_is_loaded_unless_the_card_asks() -> None:
     """Neither by what the loop imports nor by what each of DeepSpeed's engines asks of its
-    optimizer.
+    optimizer. Nor a tracker of experiments, which is there to be loaded.
     """
     code = (
         "import trainer.attempt, sys\n"
         "from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam\n"
-        "print('torch._inductor.compile_fx' in sys.modules)"
+        "print([name for name in ('torch._inductor.compile_fx', 'mlflow') if name in sys.modules])\n"
+        "import mlflow"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines()[-1:] == ["False"], done.stderr
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["[]"]), done.stderr
 
 
 def test_collections_go_on_after_loading() -> None:

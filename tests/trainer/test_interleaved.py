@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime.pipe.schedule import BackwardPass, ForwardPass, TrainSchedule
 
 from tests.trainer.cases import (
     BF16_LOSS,
@@ -38,6 +36,7 @@ from trainer.contract.record import Record
 from trainer.engine import Engine
 from trainer.model import between_stages
 from trainer.parallel.mesh import Mesh
+from trainer.pipeline.library import get_accelerator, instructions
 from trainer.schedule.interleaving import passes
 from trainer.spikes.corruption_check import check_workers
 
@@ -253,11 +252,13 @@ def test_no_way_is_shared_and_all_parts_are_checked() -> None:
 def test_one_part_is_plain_1f1b() -> None:
     """The order of DeepSpeed's own schedule."""
     for stage in range(4):
-        own = [command for step in TrainSchedule(7, 4, stage).steps() for command in step]
+        own = [
+            command for step in instructions.TrainSchedule(7, 4, stage).steps() for command in step
+        ]
         kinds = [
-            type(command) is ForwardPass
+            type(command) is instructions.ForwardPass
             for command in own
-            if type(command) in (ForwardPass, BackwardPass)
+            if type(command) in (instructions.ForwardPass, instructions.BackwardPass)
         ]
         assert [item.is_forward for item in passes(7, 4, 1, stage)] == kinds
 

@@ -8,6 +8,7 @@ import contextlib
 import io
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -24,7 +25,27 @@ from trainer.parallel.groups import START_TIMEOUT
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
-with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+
+@contextlib.contextmanager
+def _absent(module: str) -> Iterator[None]:
+    """Have who tries to import it find that it is not installed, if no one has loaded it yet."""
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[module]
+
+
+# The library's tuner of settings, which is not used here, loads MLflow where that is installed: a
+# third of a worker's start.
+with (
+    contextlib.redirect_stdout(io.StringIO()),
+    warnings.catch_warnings(),
+    _absent("mlflow"),
+):
     warnings.simplefilter("ignore")
     import deepspeed
     import deepspeed.ops

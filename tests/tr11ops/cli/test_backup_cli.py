@@ -104,6 +104,7 @@ def test_damage_is_shown_and_repaired(nodes_context: Desk) -> None:
     assert nodes_context.backup("run").code == 0 and nodes_context.backup("status").code == 0
 
 
+@pytest.mark.usefixtures("reader_here")
 def test_latest_stays_under_a_live_trainer_and_on_what_resumes(nodes_context: Desk) -> None:
     nodes_context.save(100, 300)
     nodes_context.backup("run")
@@ -143,6 +144,7 @@ def test_latest_stays_under_a_live_trainer_and_on_what_resumes(nodes_context: De
     assert read_latest(nodes_context.paths.checkpoints) == 300
 
 
+@pytest.mark.usefixtures("reader_here")
 def test_restore(nodes_context: Desk) -> None:
     nodes_context.save(300)
     nodes_context.backup("run")

@@ -161,6 +161,7 @@ def test_numbers_that_no_one_can_read_are_not_called_finite_and_stop_who_asked(
     assert by_default.code == 0 and said in by_default.err and (into / "latest").exists()
 
 
+@pytest.mark.usefixtures("reader_here")
 def test_a_drill_looks_at_the_numbers_too(bench: LocalBench, save, stored) -> None:
     save(100)
     run = stored()
