@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from tr11ops.base import deadline
 from tr11ops.base.errors import Late, Refusal, SchedulerError
+from tr11ops.base.invocation import PLAN_CHANGED, PLAN_MARK
 from tr11ops.base.observed import Unknown
 from tr11ops.observe.readers import check_scheduler_word, kind_to_watch, looking, open_scheduler
 from tr11ops.rundir.paths import RunDirectory
@@ -39,12 +40,18 @@ COMMAND_SECONDS = 900.0  # of a command that changes something; it has deadlines
 class Answer(Record):
     """What a command said. `exit_code` as documented: 0 fine, 1 needs a person, 2 wrong usage, 3
     could not observe. `document` is what its `--json` printed, {} where it printed none; `lines`
-    are the plan and the remarks.
+    are the plan and the remarks. `plan`: what stands for the plan that a dry run has shown.
     """
 
     exit_code: int
     document: dict[str, Any]
     lines: tuple[str, ...]
+    plan: str = ""
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether nothing was done because the plan is no longer the one that was shown."""
+        return bool(self.lines) and self.lines[-1] == PLAN_CHANGED
 
     def checked(self) -> Answer:
         """Itself. Raises Refusal, with the last line and the exit code, where the command did not
@@ -155,10 +162,16 @@ class Run(Record):
         return self.command(words, reason, asks=False)
 
     def command(
-        self, words: Sequence[str], reason: str = "", dry_run: bool = False, asks: bool = True
+        self,
+        words: Sequence[str],
+        reason: str = "",
+        dry_run: bool = False,
+        asks: bool = True,
+        plan: str = "",
     ) -> Answer:
         """Type a command of tr11 that changes this run, with --json and --yes; with `dry_run` only
-        its plan comes back. `asks`: False for one that has no --yes.
+        its plan comes back. `asks`: False for one that has no --yes. `plan`: that of the answer to a
+        dry run; it is carried out only as it was shown.
 
         Raises Refusal where the folder is a copy, Unanswered where no answer comes.
         """
@@ -172,13 +185,17 @@ class Run(Record):
             )
         options = ["--json", "--scheduler", self.scheduler, *_option("--reason", reason)]
         if dry_run:
-            options.append("--dry-run")
+            options += ["--dry-run", "--as-shown", "?"]
         elif asks:
             options.append("--yes")
+        if plan:
+            options += ["--as-shown", plan]
         line = tr11_command([*words, *options], self._card(), self.overrides)
         said = LocalCommands().command(line, COMMAND_SECONDS, child_environment(os.environ))
-        lines = tuple(line.removeprefix("tr11: ") for line in said.error.splitlines() if line)
-        return Answer(said.status, _document(said.text), lines)
+        lines = [line.removeprefix("tr11: ") for line in said.error.splitlines() if line]
+        mark = next((line for line in lines if line.startswith(PLAN_MARK)), "")
+        shown = tuple(line for line in lines if line != mark)
+        return Answer(said.status, _document(said.text), shown, mark.removeprefix(PLAN_MARK))
 
     def _card(self) -> Path:
         """The card as the command is told it, whatever folder it is typed in."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
+from collections.abc import Iterable
 from contextvars import ContextVar
 
 # The card that this invocation of tr11 was given as --run; "" where it found one by itself.
@@ -54,6 +56,11 @@ _LOOKS = (
     "df",
     "ls",
 )
+# What a dry run that is asked for its mark says before it.
+PLAN_MARK = "plan as shown: "
+PLAN_CHANGED = "nothing was changed: the plan is another one now than was shown"
+# of a plan: what passes by itself while a person reads it
+_PASSING = re.compile(r"^(?:iteration|checkpoint):\D*\d+|(?: ?\b\d+ (?:d|h|min|s)\b)+", re.M)
 # in backquotes within a sentence, or the whole text; a hint such as `tr11 COMMAND --help` is no
 # command
 _QUOTED = re.compile(r"`tr11 ([a-z][^`\n]*)`")
@@ -90,3 +97,11 @@ def for_card(card: str, text: str) -> str:
 def for_this_card(text: str) -> str:
     """The text with `--run CARD` in the commands it names, where this invocation named a card."""
     return for_card(INVOCATION_CARD.get(), text)
+
+
+def mark_of_plan(lines: Iterable[str]) -> str:
+    """Twelve hex digits that stand for a plan: for the same thing done to the same jobs, nodes and
+    alerts, however long it took a person to read it.
+    """
+    text = _PASSING.sub("", "\n".join(lines))
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:12]

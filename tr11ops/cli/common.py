@@ -114,6 +114,9 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 ReasonOption = Annotated[
     str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the journal.")
 ]
+AsShownOption = Annotated[
+    str, typer.Option("--as-shown", metavar="MARK", hidden=True)  # of programs that ask a person
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object with a schema number.")
 ]

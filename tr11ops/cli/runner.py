@@ -24,8 +24,9 @@ import typer
 
 from tr11ops.base.deadline import watch_files
 from tr11ops.base.errors import Refusal
-from tr11ops.base.invocation import INVOCATION_CARD
+from tr11ops.base.invocation import INVOCATION_CARD, PLAN_CHANGED, PLAN_MARK, mark_of_plan
 from tr11ops.cli.common import (
+    AsShownOption,
     DryRunOption,
     JsonOption,
     ReasonOption,
@@ -55,13 +56,15 @@ if TYPE_CHECKING:
 RUN_NAMES = frozenset({"run", "overrides", "scheduler"})
 # Of the options that a command has besides: Annotated[RunContext, JSON, SCHEDULER].
 JSON, SCHEDULER, YES, DRY_RUN, REASON = "as_json", "scheduler", "yes", "dry_run", "reason"
+AS_SHOWN = "as_shown"  # goes with DRY_RUN
 # Of a command that is not about one run: only the options that it asks for, --set among them.
 NO_RUN, SET = "no run", "overrides"
 
 
 class RunContext(Record, dict=True):
     """The run that a command line means. Card and directory are read when they are first asked for,
-    once.
+    once. `as_shown`: the mark of the plan that a person has agreed to; with `dry_run`, that it is
+    asked for.
     """
 
     run: str | None = None  # as it was typed
@@ -71,6 +74,7 @@ class RunContext(Record, dict=True):
     yes: bool = False
     dry_run: bool = False
     reason: str = ""
+    as_shown: str = ""
 
     @property
     def card_path(self) -> Path:
@@ -216,18 +220,26 @@ def answer(context: RunContext, said: Change | Outcome | None) -> int:
 
 
 def carry_out(context: RunContext, change: Change) -> Outcome:
-    """Show the change, ask, and apply it; with --dry-run only show it. Raises Refusal."""
+    """Show the change, ask, and apply it; with --dry-run only show it. Raises Refusal, also
+    where the person who has agreed was shown another one.
+    """
     tell = typer.echo if change.is_answer and not context.as_json else say
+    lines = []
     for line in change.lines:
         tell(line)
+        lines.append(line)
+    if context.as_shown:
+        mark = mark_of_plan(lines or _preview(change).remarks)
+        if context.dry_run:
+            say(f"{PLAN_MARK}{mark}")
+        elif mark != context.as_shown:
+            raise Refusal(PLAN_CHANGED)
     if change.refusal is not None:
         raise change.refusal
     if context.dry_run:
         if change.unchanged:
             say(change.unchanged)
-        if isinstance(change.preview, Outcome):
-            return change.preview
-        return change.preview()
+        return _preview(change)
     if change.nothing is not None:
         return change.nothing
     if change.prove is not None:
@@ -236,6 +248,12 @@ def carry_out(context: RunContext, change: Change) -> Outcome:
     if change.question:
         agree(change.question, context.yes)
     return change.apply()
+
+
+def _preview(change: Change) -> Outcome:
+    if isinstance(change.preview, Outcome):
+        return change.preview
+    return change.preview()
 
 
 def unasked(apply: Callable[[], Outcome], preview: Callable[[], Outcome]) -> Change:
@@ -276,6 +294,7 @@ _OPTIONS: Mapping[str, tuple[Any, Any]] = {
     "yes": (YesOption, False),
     "dry_run": (DryRunOption, False),
     "reason": (ReasonOption, ""),
+    "as_shown": (AsShownOption, ""),
     "run": (RunOption, None),
     "scheduler": (SchedulerOption, "auto"),
     "as_json": (JsonOption, False),
@@ -295,6 +314,8 @@ def with_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command
     flags = _flags(hints[parameter]) or ()
     wanted = set(flags) if NO_RUN in flags else {*RUN_NAMES, *flags}
+    if DRY_RUN in wanted:
+        wanted.add(AS_SHOWN)
     options = {name: option for name, option in _OPTIONS.items() if name in wanted}
     if SCHEDULER in options and SCHEDULER not in flags:
         options[SCHEDULER] = (_UnusedScheduler, "auto")

@@ -26,7 +26,8 @@ LONGEST_REASON = 300
 
 class WebAct(Record):
     """What a form asks for, of which run (`key`), and who. `alert`: a fingerprint, or several with
-    spaces between them. `source`: where the form was. Texts are checked by `checked`.
+    spaces between them. `source`: where the form was. `shown`: what stands for the plan that the
+    person has seen, "" for none. Texts are checked by `checked`.
     """
 
     key: str
@@ -37,6 +38,7 @@ class WebAct(Record):
     length: str = "2h"
     nodes: str = ""
     source: str = "the page"
+    shown: str = ""
 
     def checked(self) -> WebAct:
         """Itself. Raises WrongUsage for what no form of the page sends."""
@@ -57,7 +59,8 @@ class WebAct(Record):
     @property
     def parts(self) -> tuple[str, ...]:
         """All of it, for the signature of a preview."""
-        return (self.key, self.action, self.who, self.reason, self.alert, self.length, self.nodes)
+        asked = (self.key, self.action, self.who, self.reason, self.alert, self.length, self.nodes)
+        return (*asked, self.shown)
 
     @property
     def words(self) -> str:
@@ -97,15 +100,11 @@ def _answer(run: Run, act: WebAct, reason: str, dry_run: bool) -> Answer:
             return run.acknowledge(act.alert.split(), act.who, reason)
         case "snooze":
             return run.snooze(act.alert.split(), act.length, reason)
-        case "kill":
-            return run.kill(reason, dry_run=dry_run)
-        case "pause":
-            return run.pause(reason, dry_run)
-        case "resume":
-            return run.resume(reason, dry_run)
         case "exclude":
-            return run.exclude([act.nodes], reason, dry_run)
-    raise WrongUsage("the page has no such button")
+            words = ["nodes", "exclude", act.nodes]
+        case _:
+            words = [act.action]
+    return run.command(words, reason, dry_run, plan="" if dry_run else act.shown)
 
 
 def _record(directory: RunDirectory, kind: str, act: WebAct, data: dict[str, object]) -> None:

@@ -258,21 +258,26 @@ class Served:
         self, request: Request, news: News, form: dict[str, str], session: WebSession
     ) -> Response:
         cookie, run = request.cookies.get(COOKIE, ""), news.run
-        names = ("action", "reason", "alert", "length", "nodes")
+        names = ("action", "reason", "alert", "length", "nodes", "shown")
         act = WebAct(news.key, who=session.name, **{"action": "", **_given(form, names)})
         try:
             act = replace(act, reason=" ".join(act.reason.split())).checked()
             confirmed = self.seal.is_plan(form.get("plan", ""), cookie, *act.parts)
-            shows = act.action not in AT_ONCE and not confirmed
+            shows, changed = act.action not in AT_ONCE and not confirmed, ""
             assert run is not None
             answer = await asyncio.to_thread(carry_out, run, act, shows)
+            if answer.has_changed:
+                shows, changed = True, answer.lines[-1]
+                answer = await asyncio.to_thread(carry_out, run, act, shows)
         except Tr11Error as error:
             return self._said(request, 400, error.sentence, news.key)
-        if shows:
-            plan = self.seal.plan(cookie, *act.parts)
-            view = view_of(news, time.time())
-            return self.page(request, "preview", run=view, act=act, answer=answer, plan=plan)
-        return self._outcome(request, news, answer)
+        if not shows:
+            return self._outcome(request, news, answer)
+        act = replace(act, shown=answer.plan)
+        plan, view = self.seal.plan(cookie, *act.parts), view_of(news, time.time())
+        return self.page(
+            request, "preview", run=view, act=act, answer=answer, plan=plan, changed=changed
+        )
 
     async def answer(self, request: Request) -> Response:
         """What a link in a mail leads to: a page with one button; only the button acts, for scanners

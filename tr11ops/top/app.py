@@ -17,7 +17,8 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from tr11ops import api
 from tr11ops.base.errors import Refusal
-from tr11ops.top.commands import REASON, plan_of, said
+from tr11ops.base.invocation import PLAN_CHANGED
+from tr11ops.top.commands import REASON, Planned, plan_of, said
 from tr11ops.top.tables import (
     LookedAt,
     TopTable,
@@ -43,22 +44,25 @@ r      look now
 ?      this page
 q      leave
 
-a and k show the command's own plan first: y carries it out, any
-other key does not.
+a and k show the command's own plan first. Only the three keys that
+the plan names carry it out, as it was shown; Esc does not.
 
 It looks every {seconds:g} s. What is not known is a dash.
 """
 
 
 class TextScreen(ModalScreen[None]):  # type: ignore[misc]  # textual may be absent
-    """A text to read; `apply` is what y does, where there is something to do."""
+    """A text to read; `apply` is what the `keys` do, where there is something to do."""
 
-    BINDINGS: ClassVar[list[Any]] = [Binding("escape,q", "dismiss", "back")]
+    BINDINGS: ClassVar[list[Any]] = [Binding("escape,q,n", "dismiss", "back")]
     CSS = "TextScreen VerticalScroll { background: $surface; padding: 0 1; }"
 
-    def __init__(self, title: str, text: str, apply: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, title: str, text: str, keys: str = "", apply: Callable[[], None] | None = None
+    ) -> None:
         super().__init__()
-        self._head, self._text, self._apply = title, text, apply
+        self._head, self._text, self._keys, self._apply = title, text, keys, apply
+        self._typed = ""
 
     def compose(self) -> ComposeResult:
         with VerticalScroll():
@@ -71,10 +75,10 @@ class TextScreen(ModalScreen[None]):  # type: ignore[misc]  # textual may be abs
     def on_key(self, event: Any) -> None:
         if self._apply is None:
             return
-        event.stop()
-        apply, self._apply = self._apply, None  # once, however often the key comes
-        self.dismiss()
-        if event.key == "y":
+        self._typed += event.key
+        if self._typed.endswith(self._keys):
+            apply, self._apply = self._apply, None  # once, however often the keys come
+            self.dismiss()
             apply()
 
 
@@ -246,8 +250,8 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
         self._preview(["kill"], ["--yes"])
 
     def _preview(self, words: list[str], flags: list[str]) -> None:
-        """The command's own plan; y types it, with the flags. One plan at a time: a key that is
-        pressed again, while a slow line shows nothing yet, asks for no second one.
+        """The command's own plan; its keys type the command, with the flags. One plan at a time: a
+        key that is pressed again, while a slow line shows nothing yet, asks for no second one.
         """
         run = self._run()
         if run is not None and not self._is_planning:
@@ -255,23 +259,42 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
             work = partial(self._plan, run, words, flags)
             self.run_worker(work, thread=True, group="act")
 
-    def _plan(self, run: api.Run, words: list[str], flags: list[str]) -> None:
+    def _plan(self, run: api.Run, words: list[str], flags: list[str], before: str = "") -> None:
         title = f"tr11 {' '.join(words)}   {run.name}"
         try:
             plan = plan_of(run, words)
         except (Tr11Error, OSError) as error:
             self.call_from_thread(self._show_plan, TextScreen(title, str(error)))
             return
-        text, apply = plan.text, None
-        if plan.can_apply:
-            text += "\n\ny carries it out; any other key does not"
-            line = [*words, *flags, *REASON]
-            apply = partial(self._beside, run, " ".join(words), partial(_answer, run, line))
-        self.call_from_thread(self._show_plan, TextScreen(title, text, apply))
+        text = f"{before}{plan.text}"
+        if not plan.mark:
+            self.call_from_thread(self._show_plan, TextScreen(title, text))
+            return
+        text += f"\n\nType {plan.keys} to carry it out; Esc leaves it."
+        apply = partial(self._apply, run, words, flags, plan=plan)
+        self.call_from_thread(self._show_plan, TextScreen(title, text, plan.keys, apply))
 
     def _show_plan(self, screen: TextScreen) -> None:
         self._is_planning = False
         self.push_screen(screen)
+
+    def _apply(self, run: api.Run, words: list[str], flags: list[str], plan: Planned) -> None:
+        """Carry out what was shown; what has become another plan meanwhile is shown again."""
+
+        def work() -> None:
+            line = [*words, *flags, *REASON, "--as-shown", plan.mark]
+            try:
+                _, text = said(run, line)
+            except (Tr11Error, OSError) as error:
+                text = str(error)
+            if PLAN_CHANGED in text:
+                self._plan(run, words, flags, f"{PLAN_CHANGED[0].upper()}{PLAN_CHANGED[1:]}.\n\n")
+                return
+            title = f"{' '.join(words)}   {run.name}"
+            self.call_from_thread(self._show_plan, TextScreen(title, text))
+
+        self._is_planning = True
+        self.run_worker(work, thread=True, group="act")
 
     def _beside(self, run: api.Run, title: str, read: Callable[[], str]) -> None:
         """Show a text that takes its time, once it is there."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tr11ops import api
 from tr11ops.base.errors import Refusal
+from tr11ops.base.invocation import PLAN_MARK
 from tr11ops.base.processes import LocalCommands
 from tr11ops.cron.runner import child_environment, tr11_command
 from tr11ops.runcard.card import find_card
@@ -18,16 +19,28 @@ REASON = ("--reason", "typed in tr11 top")
 
 
 class Planned(Record):
-    """What a command would do, in its own words; `can_apply`: it would do something."""
+    """What a command would do, in its own words. `mark` stands for exactly that, "" where it cannot
+    be carried out.
+    """
 
     text: str
-    can_apply: bool
+    mark: str
+
+    @property
+    def keys(self) -> str:
+        """What a person types to carry it out. Who has not read the plan cannot know it: keys that
+        were typed while a slow line had not shown it yet confirm nothing.
+        """
+        return f"y{int(self.mark, 16) % 90 + 10}"
 
 
 def plan_of(run: api.Run, words: Sequence[str]) -> Planned:
     """The command's own preview. Raises Refusal, Unanswered and OSError as commands do."""
-    code, text = said(run, [*words, "--dry-run"])
-    return Planned(text, code == 0)
+    code, text = said(run, [*words, "--dry-run", "--as-shown", "?"])
+    lines = text.splitlines()
+    mark = next((line for line in lines if line.startswith(PLAN_MARK)), "")
+    shown = "\n".join(line for line in lines if line != mark)
+    return Planned(shown, mark.removeprefix(PLAN_MARK) if code == 0 else "")
 
 
 def said(run: api.Run, words: Sequence[str]) -> tuple[int, str]:

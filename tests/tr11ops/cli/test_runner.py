@@ -7,8 +7,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from tr11ops.base.errors import Refusal
+from tr11ops.base.invocation import PLAN_MARK, mark_of_plan
 from tr11ops.cli.runner import UNCHANGED, Change, Outcome, RunContext, answer, unasked
 
 DONE = Outcome({"done": True}, ("done",), ("a note",))
@@ -32,6 +34,9 @@ class Thing:
 
     def prove(self) -> None:
         self.events.append("proved")
+
+    def no_preview(self) -> Outcome:
+        return Outcome(remarks=("would be done to another",))
 
     def change(self, **attributes: object) -> Change:
         return Change(("the plan",), "Do it?", self.apply, PREVIEW, **attributes)
@@ -141,3 +146,31 @@ def test_what_is_missing_all_the_same_is_one_line_and_the_exit_code(
     with pytest.raises(Refusal, match="nothing could be read") as refused:
         answer(RunContext(), outcome)
     assert refused.value.exit_code == 3
+
+
+def test_a_plan_that_was_shown_is_the_one_that_is_carried_out(
+    thing: Thing, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer(RunContext(dry_run=True, as_shown="?"), thing.change())
+    [mark] = [line for line in capsys.readouterr().err.splitlines() if line.startswith(PLAN_MARK)]
+    shown = RunContext(yes=True, as_shown=mark.removeprefix(PLAN_MARK))
+    answer(shown, thing.change())
+    assert thing.events == ["Do it?", "applied"]
+    with pytest.raises(Refusal, match="another one now"):
+        answer(shown, replace(thing.change(), lines=("another plan",)))
+    # what is done without a plan is known by its preview
+    with pytest.raises(Refusal, match="another one now"):
+        answer(shown, unasked(thing.apply, thing.no_preview))
+    assert thing.events == ["Do it?", "applied"]
+
+
+def test_a_plan_is_the_same_while_it_is_read_and_another_for_another_job() -> None:
+    plan = "running:    job 4_1 on 2 nodes, 6 d 5 h: will save\niteration:  38\ncheckpoint: global_step38"
+    later = plan.replace("6 d 5 h", "42 min").replace("38", "39")
+    assert mark_of_plan([plan]) == mark_of_plan(later.splitlines())
+    for other in (
+        plan.replace("4_1", "4_2"),
+        plan.replace("2 nodes", "3 nodes"),
+        f"{plan}: finished",
+    ):
+        assert mark_of_plan([other]) != mark_of_plan([plan])

@@ -110,16 +110,36 @@ def test_a_change_is_previewed_confirmed_and_on_record(site: Site) -> None:
     shown = site.ask(path, form, cookie)
     assert shown.status == 200 and "Stop after this task?" in shown.text
     assert sorted(pause.rglob("*")) == before, "a preview changes nothing"
-    [plan] = re.findall(r'name="plan" value="([^"]+)"', shown.text)
-    other = site.ask(path, {**form, "plan": plan, "reason": "another"}, cookie)
-    assert "Stop after this task?" in other.text, "a plan confirms only what was shown"
-    done = site.ask(path, {**form, "plan": plan}, cookie)
+    seen = plan_of(shown.text)
+    for other in ({**seen, "reason": "another"}, {**seen, "shown": "0" * 12}):
+        said = site.ask(path, {**form, **other}, cookie)
+        assert "Stop after this task?" in said.text, "a plan confirms only what was shown"
+    done = site.ask(path, {**form, **seen}, cookie)
     assert done.status == 200 and "Done" in done.text
     entries = read_journal(site.folder / "run" / "journal").entries
     acts = [entry for entry in entries if entry.kind == "served-act"]
     assert [entry.who for entry in acts] == ["ana", "ana"] and acts[1].data["exit_code"] == 0
     [own] = [entry for entry in entries if entry.kind == "pause" and "a new corpus" in entry.why]
     assert own.why == "ana, from the page: a new corpus"
+
+
+def plan_of(page: str) -> dict[str, str]:
+    """What the form of a preview sends back of its plan."""
+    return dict(re.findall(r'name="(plan|shown)" value="([^"]+)"', page))
+
+
+def test_a_plan_that_has_changed_is_shown_again(site: Site) -> None:
+    cookie = site.sign_in()
+    form = {"form": form_of(site, cookie), "action": "kill", "reason": "a new corpus"}
+    path, news = f"/run/{site.run}/act", site.watcher.find(site.run)
+    assert news is not None and news.run is not None
+    seen = plan_of(site.ask(path, form, cookie).text)
+    news.run.kill("a colleague was first", now=True).checked()
+    switch = site.folder / "run" / "kill-switch"
+    before = switch.read_text()
+    again = site.ask(path, {**form, **seen}, cookie)
+    assert "the plan is another one now" in again.text and "a colleague was first" in again.text
+    assert switch.read_text() == before and plan_of(again.text)["shown"] != seen["shown"]
 
 
 def test_an_alert_is_acknowledged_and_the_shift_is_taken(site: Site) -> None:

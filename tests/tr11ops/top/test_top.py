@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ import pytest
 
 from tests.pins.commands import beside
 from tests.pins.states import Place, place_in
+from tests.tr11ops.top.screen import drive, head, needs_textual, settled, shown, text
 from tr11ops import api
-from tr11ops.base.errors import Refusal
-from tr11ops.base.installed import missing
 from tr11ops.top.tables import (
     LookedAt,
     TopRow,
@@ -25,53 +23,11 @@ from tr11ops.top.tables import (
     runs_table,
 )
 
-needs_textual = pytest.mark.skipif(bool(missing(("textual",))), reason='pip install "tr11[top]"')
-
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Place]:
     with place_in("healthy") as made, beside(made.folder):
         yield made
-
-
-def runs_of(place: Place) -> Callable[[], Sequence[api.Run | Refusal]]:
-    def find() -> Sequence[api.Run | Refusal]:
-        return list(api.runs_below(place.folder, "local"))
-
-    return find
-
-
-def drive(place: Place, keys: Callable[[Any, Any], Awaitable[None]]) -> None:
-    """Start the screen, wait for its first look, and press keys."""
-    from tr11ops.top.app import TopApp
-
-    async def session() -> None:
-        app = TopApp(runs_of(place), 3600.0)
-        async with app.run_test(size=(80, 24)) as pilot:
-            await settled(app, pilot)
-            await keys(app, pilot)
-
-    asyncio.run(session())
-
-
-async def settled(app: Any, pilot: Any) -> None:
-    await app.workers.wait_for_complete()
-    await pilot.pause()
-
-
-def shown(app: Any) -> list[tuple[str, ...]]:
-    from textual.widgets import DataTable
-
-    table = app.screen_stack[0].query_one(DataTable)
-    return [tuple(table.get_row_at(line)) for line in range(table.row_count)]
-
-
-def head(app: Any) -> str:
-    return str(app.screen_stack[0].query_one("#head").render())
-
-
-def text(app: Any) -> str:
-    return str(app.screen.query_one("#text").render())
 
 
 # ----------------------------------------------------------------------------- tables
@@ -146,8 +102,8 @@ def test_kill_shows_the_commands_own_preview_and_nothing_else_happens(place: Pla
         await pilot.press("k")
         await settled(app, pilot)
         assert "nothing was changed (--dry-run)" in text(app)
-        assert "y carries it out" in text(app)
-        await pilot.press("n")
+        assert "to carry it out" in text(app)
+        await pilot.press("y", "y", "n")
         await settled(app, pilot)
         assert len(app.screen_stack) == 1
         assert not switch.exists()
@@ -166,7 +122,7 @@ def test_a_key_pressed_again_asks_for_no_second_plan_and_y_counts_once(place: Pl
         await settled(app, pilot)
         plan, done = app.screen, []
         plan._apply = partial(done.append, "carried out")
-        await pilot.press("y", "y", "y")
+        await pilot.press("y", *plan._keys, *plan._keys)
         await settled(app, pilot)
         assert done == ["carried out"] and len(app.screen_stack) == 1
 
