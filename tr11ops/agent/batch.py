@@ -33,7 +33,7 @@ from tr11ops.agent.step import LineTee, StopFlag
 from tr11ops.base.observed import Unknown, known, observed
 from tr11ops.base.units import counted, first_few
 from tr11ops.launch.margins import read_history
-from tr11ops.launch.software import identify_code, software_versions
+from tr11ops.launch.software import software_of
 from tr11ops.launch.successor import BatchJob, begin_attempt
 from tr11ops.observe.files import read_details
 from tr11ops.runcard.card import RunCard, card_from_resolved, difference_lines
@@ -192,7 +192,7 @@ def run_attempt(
         set_launches_aside(attempt, restarts(environment))
     for stale in (END_MARKER_FILE, STOP_REQUEST_FILE, EXIT_TIME_FILE, VERDICT_FILE):
         (attempt / stale).unlink(missing_ok=True)  # a requeued job comes back under the same number
-    record = attempt_record(allocation, card, submission, identify_code(attempt))
+    record = attempt_record(allocation, card, submission, software_of(config, attempt))
     record["kill_switch"] = (
         look_after_switch(attempt_context.directory, config.run.name, tee.line) or "seen"
     )
@@ -364,7 +364,7 @@ def read_resolved(path: Path) -> tuple[dict[str, Any], RunCard]:
 
 
 def attempt_record(
-    allocation: Allocation, card: Path, submission: str, code: CodeIdentity
+    allocation: Allocation, card: Path, submission: str, software: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What is kept of an attempt as `attempt.json`, beside what has changed since the last one."""
     return {
@@ -374,9 +374,7 @@ def attempt_record(
         "batch_host": host_name(),
         "pid": os.getpid(),
         "start": time.time(),
-        "python": sys.version.split()[0],
-        "versions": software_versions(),
-        "code": document(code),
+        **software,
     }
 
 

@@ -26,7 +26,7 @@ from tr11ops.base.observed import known, observed
 from tr11ops.base.redact import one_line, signature
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
 from tr11ops.launch.environment import SetupPlace, decisive_line, exit_words, setup_entry
-from tr11ops.launch.software import identify_code
+from tr11ops.launch.software import software_of
 from trainer.contract.files import write_json
 from trainer.contract.record import Record
 from trainer.contract.state_file import tail_lines
@@ -132,7 +132,7 @@ def record(end: EarlyEnd, card: Path, submission: str, environment: Mapping[str,
     try:
         write_json(
             folder / "attempt.json",
-            attempt_record(allocation, card, submission, identify_code(folder)),
+            attempt_record(allocation, card, submission, software_of(config, folder)),
         )
         write_json(folder / "card.json", value)
     except OSError as error:  # the queued jobs matter more

@@ -12,21 +12,33 @@ import hashlib
 import importlib.util
 import json
 import os
+import platform
 import re
 import select
 import subprocess
+import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 from tr11ops import __version__
 from tr11ops.base.observed import cause
+from tr11ops.dialects.settings import TrainerSettings
 from tr11ops.hub.masking import Masks, MaskSearch
+from tr11ops.runcard.card import ForeignCard, RunCard
 from tr11ops.rundir.attempts import PATCH_FILE, CodeIdentity
+from tr11ops.trainers.start import interpreter_of
+from trainer.contract.documents import document
 from trainer.contract.files import write_atomically
 
 PACKAGES = ("torch", "deepspeed", "numpy", "transformers")
+# with which another trainer may compute, beside those
+FOREIGN_PACKAGES = ("accelerate", "lightning", "megatron-core", "torchtitan")
+INTERPRETER_SECONDS = 20.0  # of another trainer's interpreter, to say where its packages lie
 NOT_INSTALLED = "not installed"
 NONE = "none"
 UNKNOWN = "unknown"
@@ -51,34 +63,80 @@ _GIT = (
 )
 
 
+def software_of(card: RunCard, attempt: Path) -> dict[str, Any]:
+    """What an attempt's record says of its software: versions, and the code that it trains with; of
+    another trainer its own, not tr11's.
+    """
+    directory = card.settings.directory if isinstance(card, ForeignCard) else ""
+    code = identify_code(attempt, directory)
+    return {"versions": versions_for(card), "code": document(code)}
+
+
+def versions_for(card: RunCard) -> dict[str, str]:
+    """Versions of what a training runs with: another trainer's own, as far as they are known."""
+    if isinstance(card, ForeignCard):
+        return foreign_versions(card.settings)
+    return {**software_versions(), "python": platform.python_version()}
+
+
 # ----------------------------------------------------------------------------- versions
 def software_versions() -> dict[str, str]:
     """Versions of tr11 and of what it trains with, and of what torch was built for; the driver is
     this machine's.
     """
-    cuda = _built_for("cuda")
+    return {"tr11": __version__, **_installed_in(sys.path, PACKAGES), "driver": _driver()}
+
+
+def foreign_versions(settings: TrainerSettings) -> dict[str, str]:
+    """Versions of tr11 and of what another trainer's interpreter has installed, Python's too; only of
+    tr11 and the driver where it is not known which interpreter that is, or it does not answer.
+    """
+    ours = {"tr11": __version__, "driver": _driver()}
+    python = interpreter_of(settings)
+    if not python:
+        return ours
+    try:
+        asked = subprocess.run(
+            [python, "-c", _ASKED],
+            cwd=settings.directory,
+            env={**os.environ, **settings.environment},
+            capture_output=True,
+            check=True,
+            timeout=INTERPRETER_SECONDS,
+        )
+        version, path = json.loads(asked.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ours
+    found = _installed_in(path, (*PACKAGES, *FOREIGN_PACKAGES))
+    there = {name: said for name, said in found.items() if said != NOT_INSTALLED}
+    return {**ours, **there, "python": version}
+
+
+_ASKED = "import json, platform, sys; print(json.dumps([platform.python_version(), sys.path]))"
+
+
+def _installed_in(path: list[str], packages: Sequence[str]) -> dict[str, str]:
+    """The versions of packages, and what torch was built for, in an interpreter that looks there."""
+    cuda = _built_for("cuda", path)
     return {
-        "tr11": __version__,
-        **{name: _version(name, NOT_INSTALLED) for name in PACKAGES},
+        **{name: _version(name, NOT_INSTALLED, path) for name in packages},
         "cuda": cuda,
-        "nccl": _nccl(cuda),
-        "driver": _driver(),
+        "nccl": _nccl(cuda, path),
     }
 
 
-def _version(name: str, otherwise: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return otherwise
+def _version(name: str, otherwise: str, path: list[str]) -> str:
+    for found in metadata.distributions(name=name, path=path):
+        return found.version
+    return otherwise
 
 
-def _built_for(toolkit: str) -> str:
+def _built_for(toolkit: str, path: list[str]) -> str:
     """The version of CUDA that the installed torch was built for, by the file in which torch says
     it.
     """
     try:
-        found = importlib.util.find_spec("torch")
+        found = PathFinder.find_spec("torch", path)
         if found is None or found.origin is None:
             return NONE
         text = Path(found.origin).with_name("version.py").read_text(encoding="utf-8")
@@ -94,11 +152,11 @@ def _built_for(toolkit: str) -> str:
     return str(value)
 
 
-def _nccl(cuda: str) -> str:
+def _nccl(cuda: str, path: list[str]) -> str:
     """The NCCL that was installed for torch; unknown where torch brings its own."""
     if cuda == NONE:
         return NONE
-    return _version(f"nvidia-nccl-cu{cuda.partition('.')[0]}", UNKNOWN)
+    return _version(f"nvidia-nccl-cu{cuda.partition('.')[0]}", UNKNOWN, path)
 
 
 def _driver() -> str:
@@ -122,16 +180,16 @@ def code_folder() -> Path:
     return Path(found.origin).resolve().parent
 
 
-def identify_code(attempt: Path) -> CodeIdentity:
-    """The code that this attempt runs; what differs from its commit is kept in the attempt's
-    folder.
+def identify_code(attempt: Path, directory: str = "") -> CodeIdentity:
+    """The code that this attempt runs: that of another trainer's directory, else tr11's own; what
+    differs from its commit is kept in the attempt's folder.
     """
     try:
-        package = code_folder()
+        package = Path(directory) if directory else code_folder()
     except OSError as error:
         return CodeIdentity(why=_in_words(error))
     try:
-        found, changes = look_at_code(package)
+        found, changes = look_at_code(package, "." if directory else "__init__.py")
         if changes:
             write_atomically(attempt / PATCH_FILE, changes.decode("utf-8", errors="replace"))
         else:  # of an attempt that was requeued under the same number
@@ -139,19 +197,22 @@ def identify_code(attempt: Path) -> CodeIdentity:
         return found
     except (OSError, subprocess.SubprocessError) as error:
         installed = _installed(package)  # as in an image without git
-        if installed.commit:
+        if installed.commit and not directory:
             return installed
         return CodeIdentity(str(package), why=_in_words(error))
 
 
-def look_at_code(package: Path) -> tuple[CodeIdentity, bytes]:
-    """The identity of the code in the folder of a package, and what of its changes is to be kept.
+def look_at_code(package: Path, member: str = "__init__.py") -> tuple[CodeIdentity, bytes]:
+    """The identity of the code in the folder of a package, and what of its changes is to be kept;
+    `member`: what a checkout that it is of has to track there.
 
     Raises OSError and subprocess.SubprocessError where git is not there, or does not answer in
     time.
     """
     git = _Git(package)
-    tracked = git.ask("ls-files", "--error-unmatch", "--", "__init__.py")
+    tracked = git.ask("ls-files", "--error-unmatch", "--", member)
+    if tracked is None and member != "__init__.py":
+        return CodeIdentity(str(package), why="no git repository tracks its folder"), b""
     if tracked is None:
         return _installed(package), b""
     top = git.text("rev-parse", "--show-toplevel")

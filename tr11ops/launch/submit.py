@@ -25,7 +25,8 @@ from tr11ops.cluster.base import Scheduler
 from tr11ops.launch.facts import LaunchFacts
 from tr11ops.launch.plan import LaunchPlan
 from tr11ops.launch.queue_checks import without_trace
-from tr11ops.launch.software import software_versions
+from tr11ops.launch.software import versions_for
+from tr11ops.runcard.card import RunCard, card_from_resolved
 from tr11ops.rundir.fallback import keep_reserve
 from tr11ops.rundir.journal import Journal, user_name
 from tr11ops.rundir.kill_switch import mark_switch
@@ -105,14 +106,13 @@ def keep_inputs(paths: SubmissionPaths, card_toml: str, card: dict[str, Any]) ->
     """
     write_atomically(paths.card_toml, card_toml)
     write_json(paths.card, card)
-    write_json(paths.versions, versions())
+    write_json(paths.versions, versions(card_from_resolved(card, "the card")))
 
 
-def versions() -> dict[str, str]:
+def versions(card: RunCard) -> dict[str, str]:
     """Versions of what will run, as far as this machine's installation tells them."""
     return {
-        **software_versions(),
-        "python": platform.python_version(),
+        **versions_for(card),
         "host": platform.node(),
         "system": platform.platform(),
     }

@@ -94,6 +94,20 @@ def refusal_of(settings: TrainerSettings) -> str:
     return ""
 
 
+def interpreter_of(settings: TrainerSettings) -> str:
+    """The Python that the trainer runs under on a node; "" where that is not known: it is in an image,
+    or behind a script or a shell's line.
+    """
+    first = "".join(settings.words[:1])
+    if settings.image is not None:
+        return ""
+    if settings.start == "torchrun" or first.endswith(".py") or first.startswith("-"):
+        return settings.python
+    if not isinstance(settings.command, str) and Path(first).name.startswith("python"):
+        return first
+    return ""
+
+
 def unset_of(settings: TrainerSettings) -> tuple[str, ...]:
     """Variables that the trainer does not get: the card's, and those that would wake a supervisor of
     its own.

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.tr11ops.foreign_card import FOREIGN
 from tests.tr11ops.launch.preflight_bench import Bench
 from tests.tr11ops.launch.run_inputs import write_card, write_tokenizer
 from tr11ops.base.shipped import shipped
 from tr11ops.launch import environment as tried
 from tr11ops.launch import software
 from tr11ops.launch.environment import setup_checks
-from tr11ops.launch.software import identify_code, look_at_code, software_versions
+from tr11ops.launch.software import (
+    identify_code,
+    look_at_code,
+    software_of,
+    software_versions,
+)
 from tr11ops.runcard.card import RunCard, load_card
 from tr11ops.runcard.check import Level, PreflightCheck
 from tr11ops.rundir.attempts import PATCH_FILE, CodeIdentity, code_of, version_words, versions_of
@@ -392,3 +399,56 @@ def test_an_image_without_git_knows_the_commit_that_it_was_installed_from(
     monkeypatch.setattr(software, "code_folder", lambda: package)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert str(identify_code(tmp_path / "attempt")) == "v1 cccccccccc"
+
+
+def foreign(folder: Path, *changes: str) -> RunCard:
+    (folder / "tr11.toml").write_text(FOREIGN)
+    return load_card(folder / "tr11.toml", changes, {}, directory=folder)
+
+
+def test_another_trainers_attempt_has_its_own_interpreters_versions_and_its_own_commit(
+    package: Path, tmp_path: Path
+) -> None:
+    """Not tr11's torch, which trains nothing there."""
+    site = tmp_path / "its-site"
+    for name, version in (("torch", "1.13.1"), ("lightning", "2.6.6")):
+        (site / f"{name}-{version}.dist-info").mkdir(parents=True)
+        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        (site / f"{name}-{version}.dist-info" / "METADATA").write_text(text)
+    (site / "torch").mkdir()
+    (site / "torch" / "__init__.py").write_text("raise ImportError('it is not to be imported')")
+    (site / "torch" / "version.py").write_text("cuda = '11.7'\n")
+    python = tmp_path / "its-python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    words = (f'trainer.python="{python}"', f'trainer.directory="{package.parent}"')
+    card = foreign(tmp_path, *words)
+    record = software_of(card, tmp_path / "attempt")
+    versions = versions_of(record)
+    assert (versions["torch"], versions["lightning"], versions["cuda"]) == (
+        "1.13.1",
+        "2.6.6",
+        "11.7",
+    )
+    assert "deepspeed" not in versions and versions["python"] == platform.python_version()
+    code = code_of(record)
+    assert code is not None and (code.folder, code.branch) == (str(package.parent), "work")
+    (package / "loop.py").write_text("rate = 2\n")
+    code = code_of(software_of(card, tmp_path / "attempt"))
+    assert code is not None and code.changed == ("trainer/loop.py",)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ('trainer.python="/no/such/python"',),
+        ('trainer.start="command"', 'trainer.command=["./train.sh"]'),
+        ('trainer.start="command"', 'trainer.command="source env && python train.py"'),
+    ],
+)
+def test_of_an_interpreter_that_is_not_known_no_version_is_shown(
+    tmp_path: Path, changes: tuple[str, ...]
+) -> None:
+    record = software_of(foreign(tmp_path, *changes), tmp_path / "attempt")
+    assert set(versions_of(record)) == {"tr11", "driver"}
+    assert str(code_of(record)) == "not known: no git repository tracks its folder"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -67,8 +69,8 @@ class LocalSite:
 
 
 class SlurmSite:
-    """A real Slurm of four nodes on this machine. `twin`: one that is up already; else one is started,
-    and ended at the close.
+    """A real Slurm of four nodes on this machine. `twin`: one that is up already; else one is started in
+    a folder of its own, so that two at once do not share one, and ended at the close.
     """
 
     name = "slurm"
@@ -76,8 +78,15 @@ class SlurmSite:
     node_variable = "SLURMD_NODENAME"
 
     def __init__(self, twin: Twin | None = None) -> None:
-        self._is_own = twin is None
-        self.twin = twin or Twin.up(TWIN)
+        self._home: Path | None = None
+        if twin is None:
+            self._home = Path(tempfile.mkdtemp(prefix="tr11-faults-"))
+            try:
+                twin = Twin.up(TWIN, self._home)
+            except BaseException:
+                shutil.rmtree(self._home)
+                raise
+        self.twin = twin
 
     def environment(self, folder: Path) -> Mapping[str, str]:
         return self.twin.environment
@@ -94,8 +103,9 @@ class SlurmSite:
         until(lambda: all(node.states == {"idle"} for node in self.scheduler(folder).nodes()))
 
     def close(self) -> None:
-        if self._is_own:
+        if self._home is not None:
             self.twin.down()
+            shutil.rmtree(self._home)
 
 
 SITES: Mapping[str, Callable[[], Site]] = {"local": LocalSite, "slurm": SlurmSite}
