@@ -17,7 +17,7 @@ from tests.tr11ops.launch.run_inputs import write_dataset
 from tests.twin.rehearsal_inputs import CARD, steps_of
 from tests.waiting import end_of_file, until
 from tr11ops.cli.main import execute
-from tr11ops.cluster.base import Job, JobState
+from tr11ops.cluster.base import BatchRequest, Job, JobState
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.launch.rehearse import card_text
 from tr11ops.runcard.card import load_card
@@ -52,6 +52,21 @@ class SmallRun:
         self.write_card(*changes)
         assert execute(["launch", "--array", f"1-{tasks}", "--scheduler", "slurm"]) == 0
         self.array = next(job.array_id or job.raw_id for job in self.living())
+
+    def take_nodes(self, count: int) -> str:
+        """Have a job of someone else's run on so many nodes; its number. It has them for itself:
+        what asks for one processor of each would start beside any other.
+        """
+        script, alone = "#!/bin/bash\nsleep 600\n", (("exclusive", ""),)
+        request = BatchRequest(
+            script, "other", count, 1200, "/dev/null", self.folder, options=alone
+        )
+        number = self.slurm.submit(request)
+        self.wait(
+            lambda: (job := self.slurm.job(number)) is not None and job.state is JobState.RUNNING,
+            "the other job",
+        )
+        return number
 
     # ------------------------------------------------------------------ what is seen
     def jobs(self) -> list[Job]:

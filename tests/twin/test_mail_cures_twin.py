@@ -14,7 +14,6 @@ from tests.plugins.twin_fixture import require_slurm
 from tests.twin.runbook_mails import MAILS, Reader
 from tests.twin.small_run import SmallRun
 from tr11ops.cli.main import execute
-from tr11ops.cluster.base import BatchRequest
 from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
@@ -85,15 +84,7 @@ def test_a_dead_node_that_the_queue_waits_for_is_one_typing(
     stage: SmallRun, reader: Reader
 ) -> None:
     """Four nodes are asked for, one of them as a spare: the run goes on with three."""
-    alone = (("exclusive", ""),)
-    request = BatchRequest(
-        "#!/bin/bash\nsleep 600\n", "other", 4, 900, "/dev/null", stage.folder, options=alone
-    )
-    blocker = stage.slurm.submit(request)
-    stage.wait(
-        lambda: (job := stage.slurm.job(blocker)) is not None and job.state.is_active,
-        "the other job",
-    )
+    blocker = stage.take_nodes(4)
     stage.launch(4, *MAILS)
     dead = stage.twin.plan.node_names[3]
     inject(stage.twin, "node-dead", node=dead)

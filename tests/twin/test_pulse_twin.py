@@ -20,7 +20,7 @@ from tr11ops.base import deadline
 from tr11ops.cli import pulse as command
 from tr11ops.cli.main import execute
 from tr11ops.cli.runner import RunContext
-from tr11ops.cluster.base import BatchRequest, JobState
+from tr11ops.cluster.base import JobState
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.rundir.action_log import Result
 from tr11ops.rundir.attempts import stacks_folder
@@ -87,16 +87,6 @@ class WatchedSmallRun(SmallRun):
     def until_it_trains(self) -> None:
         self.until(State.RUNNING)
 
-    def wait_for(self, number: str) -> None:
-        """Until the job runs."""
-        until(
-            lambda: any(
-                job.raw_id == number and job.state is JobState.RUNNING for job in self.slurm.jobs()
-            ),
-            f"the start of {number}",
-            context=self.slurm.jobs,
-        )
-
     def calls(self) -> list[str]:
         path = self.folder / "calls"
         found = path.read_text().split() if path.exists() else []
@@ -133,18 +123,7 @@ def said(seen: Pulse, words: str) -> bool:
 def test_each_state_of_a_run_is_told_apart(
     stage: WatchedSmallRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    filler = stage.slurm.submit(
-        BatchRequest(
-            "#!/bin/bash\nsleep 600\n",
-            "filler",
-            5,
-            1200,
-            "/dev/null",
-            stage.folder,
-            partition="gpu_p5",
-        )
-    )
-    stage.wait_for(filler)
+    filler = stage.take_nodes(5)
     assert execute(["launch", "--array", "1-3", "--scheduler", "slurm"]) == 0
     queued = stage.until(State.QUEUED, " is waiting to be scheduled (")
     assert queued.verdict.exit_code == 0

@@ -18,7 +18,7 @@ from tests.plugins.twin_fixture import require_slurm
 from tests.tr11ops.launch.run_inputs import write_checkpoint
 from tests.twin.small_run import SmallRun
 from tr11ops.cli.main import execute
-from tr11ops.cluster.base import BatchRequest, JobState
+from tr11ops.cluster.base import JobState
 from tr11ops.rundir.exclusions import EXCLUDED, INCLUDED, exclude, read_version
 from tr11ops.rundir.journal import read_journal
 from tr11ops.twin.faults import heal, inject
@@ -466,25 +466,15 @@ def test_a_dead_node_costs_neither_the_job_nor_the_next_task(stage: SmallRun) ->
 
 
 def test_a_task_that_was_given_excluded_nodes_leaves_them_alone(stage: SmallRun) -> None:
-    block = stage.slurm.submit(
-        BatchRequest(
-            "#!/bin/bash\nsleep 600\n", "block", 6, 900, str(stage.folder / "b.out"), stage.folder
-        )
-    )
-    stage.wait(
-        lambda: (
-            next(job for job in stage.slurm.jobs() if job.raw_id == block).state is JobState.RUNNING
-        ),
-        "the blocker",
-    )
+    block = stage.take_nodes(6)
     stage.launch(3)
     for node in NODES[:2]:  # as an attempt does whose scheduler did not answer
         assert exclude(stage.directory, node, why="a test", owner="test", days=1)
-    stage.slurm.hold(stage.array)  # else it starts on whichever nodes the blocker leaves first
+    stage.slurm.hold(stage.array)  # else it starts on whichever nodes the other job leaves first
     stage.slurm.cancel(block)
     stage.wait(
         lambda: all(node.states == {"idle"} for node in stage.slurm.nodes()),
-        "the blocker's end on all nodes",
+        "the other job's end on all nodes",
     )
     stage.slurm.release(stage.array)
     second = stage.train(attempt=1)
