@@ -20,6 +20,7 @@ from rich.console import Console
 from tests.twin.chronicle import Chronicler, EventRow, chronicle
 from tests.twin.fault_scenario import FaultEvent, FaultScenario, read_scenario
 from tests.twin.history_page import KEPT, History, read_history, write_pages
+from tr11ops.base.errors import TwinError
 from tr11ops.twin.faults import heal
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
@@ -68,7 +69,7 @@ def _with_last(kept: History, again: History) -> History:
 
 def _play(scenario: FaultScenario) -> History:
     plan = TwinPlan(
-        name="history", nodes=scenario.nodes + scenario.spares + 2, gpus=8, cpu_nodes=0,
+        name="history", nodes=scenario.nodes + scenario.spares + 2, gpus=8, cpu_nodes=1,
         slurmd_timeout_seconds=20, kill_wait_seconds=5, message_timeout_seconds=10,
     )  # fmt: skip
     rows: list[EventRow] = []
@@ -97,7 +98,7 @@ def _told(told: Chronicler, event: FaultEvent) -> EventRow:
     """What came of an event; one that does not come to its end is said to be wrong, and healed."""
     try:
         return told.tell(event)
-    except AssertionError as error:
+    except (AssertionError, OSError, TwinError) as error:
         said = str(error).splitlines()[0]
         heal(told.twin)
         return EventRow(event, wrong=(f"not played to its end: {said}",))

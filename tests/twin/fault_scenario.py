@@ -33,9 +33,13 @@ CHECK_FAILS = "check-fails"
 SAVE_ERROR = "save-error"
 LIMIT_LOWERED = "job-limit-lowered"
 SLOW_STEPS = "slow-steps"
-# What people do, the newest checkpoint cut short, and what a twin cannot show.
+SHARED_MEMORY_FULL = "shm-full"
+# What people do, the newest checkpoint cut short, what befalls a run beside its nodes, and what a twin
+# cannot show.
 TYPED, CHECKPOINT_CUT, NOT_PLAYED = "typed", "checkpoint-cut", "not-played"
-BEYOND_TWIN = frozenset({CHECK_FAILS, TYPED, CHECKPOINT_CUT, NOT_PLAYED})
+HUB_REFUSES, PURGE, CHAIN_DEAD = "hub-refuses", "purge", "chain-dead"
+OF_SITE = frozenset({HUB_REFUSES, PURGE, CHAIN_DEAD})
+BEYOND_TWIN = OF_SITE | {CHECK_FAILS, TYPED, CHECKPOINT_CUT, NOT_PLAYED}
 
 Target = Literal[
     "node", "batch host", "spare", "elsewhere", "controller", "partition", "run", "check"
@@ -62,8 +66,8 @@ class Expectation(Record, forbid_unknown_fields=True):
 class FaultEvent(Record, forbid_unknown_fields=True):
     """One fault of a scenario.
 
-    - `fault`: a kind of `tr11 twin fault`, or one of `check-fails`, `checkpoint-cut`, `typed` and
-      `not-played`.
+    - `fault`: a kind of `tr11 twin fault`, or one of `check-fails`, `checkpoint-cut`, `hub-refuses`,
+      `purge`, `chain-dead`, `typed` and `not-played`.
     - `target`: which node or thing: "node" (one that trains), "batch host", "spare" (an idle one of
       the job), "elsewhere" (not of the job), "controller", "partition", "run" (its directory) or
       "check" (the site's health script).

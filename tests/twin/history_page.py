@@ -47,6 +47,12 @@ experiments of the 104-billion model.
 """
 
 COUNTED = """\
+## Where the copies lay
+
+The last three columns were counted once each trouble was over: the checkpoints on scratch, and those in the STORE, of which every byte was read and
+found as its manifest says; and the last iteration whose line the mirror of the logs at the hub had. The STORE gets each hundredth step; old
+checkpoints stay on scratch until the site's purge takes them, or a person's `tr11 checkpoints prune`.
+
 ## How the hours are counted
 
 In hours of the real training, whose iteration took 105 s. Lost now are the iterations that the twin's training did a second time; for each launch
@@ -140,18 +146,26 @@ def _sums(history: History) -> Iterator[str]:
 
 
 def _table(rows: Iterable[EventRow]) -> Iterator[str]:
-    yield "| when | what | hours lost then | lost now | iterations done again | mails | acts of people |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| when | what | hours lost then | lost now | iterations done again | mails | acts of people | scratch | STORE | hub |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
     for row in rows:
         event = row.event
         then = NOT_KNOWN if event.lost_then is None else f"{event.lost_then:g}"
         if event.fault == NOT_PLAYED:
-            yield f"| {event.date} | {event.title} | {then} | not played | | | |"
+            yield f"| {event.date} | {event.title} | {then} | not played | | | | | | |"
             continue
         yield (
-            f"| {event.date} | {event.title} | {then} | {row.lost_now or 0:.1f} | {row.redone} | {len(row.mails)} | {len(_acts(row))} |"
+            f"| {event.date} | {event.title} | {then} | {row.lost_now or 0:.1f} | {row.redone} | {len(row.mails)} | {len(_acts(row))} "
+            f"| {_copies(row)} |"
         )
     yield ""
+
+
+def _copies(row: EventRow) -> str:
+    """The last cells of a row; empty where a run did not count them."""
+    if row.copies is None:
+        return " | | "
+    return f"{row.copies.scratch} | {row.copies.store} | {row.copies.hub}"
 
 
 def _told(rows: Iterable[EventRow]) -> Iterator[str]:
@@ -194,6 +208,7 @@ def _facts(row: EventRow) -> Iterator[str]:
     ]
     if done:
         yield f"- By itself tr11 {', '.join(dict.fromkeys(done))}."
+    yield from (f"- {note}" for note in row.notes)
     for mail in row.mails:
         yield f"- Mail: {mail}"
     if not _acts(row) and row.acts:

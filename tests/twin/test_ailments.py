@@ -70,6 +70,13 @@ def test_only_the_slow_node_is_slow(store: FaultStore, worker: Ailments) -> None
     assert worker.slowness() == 8.0
 
 
+def test_only_the_weights_of_the_node_drift(store: FaultStore, worker: Ailments) -> None:
+    broken(store, "weights-drift", "n2")
+    assert not worker.weights_drift()
+    broken(store, "weights-drift", "n1")
+    assert worker.weights_drift()
+
+
 def test_the_clock_is_wrong_as_long_as_the_fault_lasts(
     store: FaultStore, worker: Ailments, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.launch.run_inputs import write_card
 from tests.twin.small_run import enter, recorded_comment
@@ -21,9 +22,20 @@ from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.pending_reasons import Wait, reason_of_job
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.runcard.card import load_card
+from tr11ops.rundir.exclusion import NodeStanding
+from tr11ops.rundir.exclusions import (
+    AUTOMATIC_OWNER,
+    INCLUDED,
+    Version,
+    exclude,
+    read_version,
+    revise,
+)
+from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.twin.twin import Twin
 from tr11ops.watchdog.pulse import WatchedRun, take_pulse
+from tr11ops.watchdog.repairs import RESTS
 
 CARD = """
 [alerts]
@@ -59,7 +71,8 @@ def run(
     for job in slurm.jobs():
         if not job.state.is_final:
             slurm.cancel(job.array_id or job.raw_id)
-    scontrol("update", f"nodename={','.join(DRAINED)}", "state=resume")
+    for name in set(DRAINED) - usable(slurm):
+        scontrol("update", f"nodename={name}", "state=resume")
     until(
         lambda: all(node.states == {"idle"} for node in slurm.nodes()),
         "an idle twin",
@@ -147,6 +160,53 @@ def test_a_dead_job_is_repaired_while_nodes_are_drained(
             ),
             "an end",
         )
+
+
+def test_excluded_nodes_return_once_they_are_repaired_or_have_rested(
+    run: RunDirectory, slurm: SlurmScheduler, type_it: Callable[..., tuple[int, str]]
+) -> None:
+    """The site resumes what it had drained; and what an attempt waits for has been out for an hour."""
+    repaired, rested = DRAINED[0], "jean-zay-iam03"
+    assert type_it("launch", "--scheduler", "slurm", "--array", "1-3", *FIVE)[0] == 0
+    for name in (repaired, rested):
+        assert exclude(run, name, why="a launch was lost", owner=AUTOMATIC_OWNER, days=14)
+    watch(run)
+    assert standing(run) == {repaired: NodeStanding.EXCLUDE, rested: NodeStanding.EXCLUDE}
+    listed = read_version(run.exclusions).exclusions
+    assert {one.node for one in listed if one.out is not None} == {repaired}
+
+    scontrol("update", f"nodename={repaired}", "state=resume")
+    until(lambda: repaired in usable(slurm), f"{repaired} is in service", context=slurm.nodes)
+    watch(run)
+    assert standing(run) == {repaired: NodeStanding.RETURNED, rested: NodeStanding.EXCLUDE}
+
+    def an_hour_ago(version: Version) -> Version:
+        entries = (
+            replace(one, since=(one.since or 0.0) - RESTS[0]) if one.node == rested else one
+            for one in version.exclusions
+        )
+        return replace(version, exclusions=tuple(entries))
+
+    assert revise(run, an_hour_ago)
+
+    def both_are_back() -> bool:
+        """Slurm may still be at it to give the waiting job its new list of nodes."""
+        watch(run)
+        return set(standing(run).values()) == {NodeStanding.RETURNED}
+
+    until(both_are_back, f"{rested} is used again", context=slurm.jobs)
+    kinds = [(one.kind, one.data.get("node")) for one in read_journal(run.journal).entries]
+    assert [node for kind, node in kinds if kind == INCLUDED] == [repaired, rested]
+
+
+def standing(directory: RunDirectory) -> dict[str, NodeStanding]:
+    version = read_version(directory.exclusions)
+    found = (*version.exclusions, *version.suspects)
+    return {one.node: NodeStanding(one.state) for one in found}
+
+
+def usable(slurm: SlurmScheduler) -> set[str]:
+    return {node.name for node in slurm.nodes() if node.is_usable}
 
 
 def watch(directory: RunDirectory) -> tuple[str, ...]:

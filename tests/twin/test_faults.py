@@ -395,6 +395,22 @@ def test_a_full_and_a_read_only_directory(here: Twin, tmp_path: Path) -> None:
     assert (run / "old").read_text() == "changed" and not os.path.ismount(run)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="it needs the right to mount")
+def test_a_node_has_its_own_full_shared_memory_until_it_is_healed(here: Twin) -> None:
+    """What starts there sees it; another node, and this machine, keep theirs."""
+
+    def free(node: str) -> int:
+        room = client(here, "srun", f"--nodelist={node}", "df", "--output=avail", "/dev/shm")
+        return int(room.stdout.split()[-1])
+
+    inject(here, "shm-full", node=TWO)
+    until(lambda: (here.node_states() or {}).get(TWO) == "idle", f"{TWO} is back")
+    assert free(TWO) == 0 < free(ONE)
+    assert not Path("/dev/shm/of-another").exists()
+    heal(here)
+    until(lambda: free(TWO) > 0, "the machine's own")
+
+
 def test_taking_the_twin_down_uncovers_what_it_laid_over(twin_home: Path, tmp_path: Path) -> None:
     require_slurm()
     run = tmp_path / "run"

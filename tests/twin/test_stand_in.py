@@ -25,10 +25,11 @@ from tr11ops.agent.allocation import free_port
 from tr11ops.cluster.rehearsal import rehearsal_refusal
 from tr11ops.dialects.reading import step_record
 from tr11ops.runcard.card import RunCard, load_card, shipped_cards, shipped_folder
-from tr11ops.twin.faults import inject
+from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.plan import TwinFolders, TwinPlan, TwinPorts, TwinSite, slurm_conf, twin_record
 from tr11ops.twin.stand_in import checkpoint, launcher
 from tr11ops.twin.stand_in.crew import RankLost, StandInGroup
+from tr11ops.twin.stand_in.worker import COPIES_DIFFER
 from tr11ops.twin.twin import Twin
 from trainer.config.card import CardError
 from trainer.contract.attempt import EndMarker
@@ -443,6 +444,14 @@ def test_no_step_is_lost_through_a_crash_a_stop_and_two_resumes(twin: Twin, tmp_
     end = place.end("b")
     assert end is not None and (end.reason, end.checkpoint_step) == ("kill-switch", end.iteration)
     place.card.kill_switch.unlink()
+
+    saved = read_latest(place.card.paths.checkpoints)
+    inject(twin, "weights-drift", node=crash.target)
+    drifting = place.start("d")
+    out = drifting.communicate(timeout=PATIENCE_SECONDS)[0]
+    assert drifting.returncode != 0 and COPIES_DIFFER in out
+    assert read_latest(place.card.paths.checkpoints) == saved, "nothing was saved"
+    heal(twin, kind="weights-drift")
 
     third = place.start("c")
     out = third.communicate(timeout=PATIENCE_SECONDS)[0]

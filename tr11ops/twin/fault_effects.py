@@ -7,6 +7,7 @@ it is about to touch is written into it first (`FaultStore.write`), so that anyo
 from __future__ import annotations
 
 import getpass
+import os
 import signal
 import subprocess
 import time
@@ -220,6 +221,24 @@ def start_slurmd(twin: Twin, fault: InjectedFault) -> str:
     # killed
     end([record for record in fault.processes if not fault.is_complete], 0.0)
     return _start(twin, fault.target, f"slurmd of {fault.target}")
+
+
+# What starts there afterwards sees a /dev/shm of its own; what runs there goes on with the machine's.
+_FILL = 'mount -t tmpfs -o size=4m full /dev/shm && head -c 4M /dev/zero > /dev/shm/of-another; exec "$@"'
+FULL_SHARED_MEMORY = ("/bin/sh", "-c", f"exec unshare --mount /bin/sh -c '{_FILL}' sh \"$@\"", "sh")
+
+
+def fill_shared_memory(twin: Twin, fault: InjectedFault) -> None:
+    """Root is needed, for the mount. Raises TwinError without it, before anything is changed."""
+    if os.geteuid():
+        raise TwinError(f"{fault.kind}: this user has no right to mount")
+    strike(daemon_of, lambda found: end(found, 5.0))(twin, fault)
+    twin.start_daemon(fault.target, FULL_SHARED_MEMORY)
+
+
+def empty_shared_memory(twin: Twin, fault: InjectedFault) -> str:
+    end([twin.process(fault.target)], 5.0)
+    return start_slurmd(twin, fault)
 
 
 def _start(twin: Twin, name: str, words: str) -> str:

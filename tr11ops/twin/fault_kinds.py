@@ -19,10 +19,12 @@ from tr11ops.twin.fault_effects import (
     change_partition,
     crash,
     daemon_of,
+    empty_shared_memory,
     end_maintenance,
     end_reservations,
     end_slow_node,
     exhaust_limit,
+    fill_shared_memory,
     keep,
     kill,
     kill_node,
@@ -340,6 +342,14 @@ _KINDS = (
         undo=let_go_on,
     ),
     FaultKind(
+        "shm-full",
+        "node",
+        "whatever starts on the node finds a /dev/shm that another job has filled; what runs there goes on",
+        "starts slurmd again, with the machine's own /dev/shm",
+        breaks=fill_shared_memory,
+        undo=empty_shared_memory,
+    ),
+    FaultKind(
         "bad-sample",
         "directory",
         "a rank of the run there dies (SIGSEGV) of one iteration's data, in every "
@@ -367,6 +377,12 @@ _KINDS = (
         "node",
         "the workers there cannot write their part of a checkpoint (EIO); of stand-ins",
         "lets them write",
+    ),
+    FaultKind(
+        "weights-drift",
+        "node",
+        "the workers there hold other weights than the others from the next step on; of stand-ins",
+        "lets them train as the others do; what they hold stays wrong until it is loaded again",
     ),
     FaultKind(
         "slow-steps",

@@ -222,15 +222,17 @@ class Twin(TwinSite):
             f"twin {self.plan.name!r} has no daemon {name!r}: nodes are {', '.join(self.plan.node_names)}"
         )
 
-    def start_daemon(self, name: str) -> ProcessRecord:
-        """Start a node's slurmd, or "slurmctld", again after it was ended."""
+    def start_daemon(self, name: str, within: Sequence[str] = ()) -> ProcessRecord:
+        """Start a node's slurmd, or "slurmctld", again after it was ended; `within`: by these words,
+        which put another program in their own place.
+        """
         if self.process(name).is_alive:
             raise TwinError(f"{name} of twin {self.plan.name!r} runs: end it first")
         if name == "slurmctld":  # a child of the one before may hold its port for a moment longer
             deadline = time.monotonic() + PORT_SECONDS
             while not is_free(self.ports.controller) and time.monotonic() < deadline:
                 time.sleep(0.05)
-        return self._spawn(find_programs(search_path(os.environ)), name)
+        return self._spawn(find_programs(search_path(os.environ)), name, within)
 
     def configure(self, without: Collection[str] = ()) -> None:
         """Write slurm.conf again, without these GPU nodes; the controller heeds it when it is
@@ -412,7 +414,9 @@ class Twin(TwinSite):
             **self.environment,
         }
 
-    def _spawn(self, programs: Mapping[str, str], name: str) -> ProcessRecord:
+    def _spawn(
+        self, programs: Mapping[str, str], name: str, within: Sequence[str] = ()
+    ) -> ProcessRecord:
         folders = self.folders
         if name == "munged":
             arguments = [
@@ -430,7 +434,7 @@ class Twin(TwinSite):
         elif name == "slurmctld":
             arguments = [programs["slurmctld"], "-D"]
         else:
-            arguments = [programs["slurmd"], "-D", "-N", name]
+            arguments = [*within, programs["slurmd"], "-D", "-N", name]
         return spawn(
             folders,
             name,

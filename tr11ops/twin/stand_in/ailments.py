@@ -1,8 +1,8 @@
 """What the twin's faults do to a stand-in training, while they last: read by each worker from the
 twin's own records.
 
-The kinds are bad-sample, save-error, step-hang, data-wait, slow-steps, clock-ahead and loss-spike
-of `tr11ops.twin.fault_kinds`.
+The kinds are bad-sample, save-error, step-hang, data-wait, slow-steps, weights-drift, clock-ahead
+and loss-spike of `tr11ops.twin.fault_kinds`.
 """
 
 from __future__ import annotations
@@ -70,6 +70,10 @@ class Ailments:
         if fault is not None:
             return float(fault.details["factor"])
         return 1.0
+
+    def weights_drift(self) -> bool:
+        """Whether this worker's weights are not those of the others after this step."""
+        return self._find("weights-drift", self._node) is not None
 
     def refuse_save(self, folder: Path) -> None:
         """Raises OSError where this worker's node can write no checkpoint, as with a broken file

@@ -58,6 +58,8 @@ from trainer.schedule.path import Progress, SkipPlan, batch_size_at, path_of, se
 
 DATA_LOOK_SECONDS = 1.0  # between two looks for data
 PIECE_SECONDS = 0.1  # of a pause
+# as the trainer says it, of what stands here for all weights
+COPIES_DIFFER = "copies of these parameters differ between ranks, so nothing was saved: chain"
 
 
 class Seat(Record):
@@ -268,9 +270,10 @@ class StandIn:
         )
         loss: float = self.group.meet("step", _loss(self.progress.consumed_samples), _mean)
         self.progress = self.progress.after_step(samples, length, loss, skipped=False)
-        self.chain = checkpoint.next_link(
-            self.chain, self.progress.iteration, self.progress.consumed_samples
-        )
+        trained = self.progress.consumed_samples
+        if self.ailments.weights_drift():
+            trained += 1
+        self.chain = checkpoint.next_link(self.chain, self.progress.iteration, trained)
         self.steps_done += 1
         self.compute.add(self.progress.iteration, {"forward": own_seconds})
         if (
@@ -376,6 +379,8 @@ class StandIn:
         self.last_save = time.monotonic()
         if step in {0, self.saved_step}:
             return ""
+        if self.group.meet("the copies", self.chain, _differ):
+            raise RuntimeError(COPIES_DIFFER)
         self.worker.say(f"saving checkpoint at iteration {step:7d} to {folder}")
         began = time.perf_counter()
         self.control_signals.enter("saving", step)
@@ -511,6 +516,10 @@ def _loss(samples: int) -> float:
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
+
+
+def _differ(values: Sequence[str]) -> bool:
+    return len(set(values)) > 1
 
 
 def _largest(values: Sequence[Sequence[int]]) -> list[int]:
