@@ -27,25 +27,31 @@ from tr11ops.twin.twin import Twin
 from trainer.contract.documents import document
 
 SCENARIO = Path(__file__).parents[1] / "tests" / "twin" / "scenarios" / "tr11-176b.toml"
-LATER_TASKS = 4  # of the array, where only the last events are played
+LATER_TASKS = 4  # of the array, where only some events are played
 console = Console(highlight=False)
 
 
 def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scenario", type=Path, default=SCENARIO)
-    parser.add_argument("--nodes", type=int, help="a trial on fewer nodes; it writes no page")
+    parser.add_argument(
+        "--nodes",
+        type=int,
+        help="on fewer nodes: with --only it says so on the page, else it is a trial without one",
+    )
     parser.add_argument("--page", action="store_true", help="only write the page again")
     parser.add_argument(
-        "--last", type=int, help="play so many of the last events in a run of their own"
-    )
+        "--only", action="append", metavar="TITLE",
+        help="play the events with these words in their titles in a run of their own; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--tasks", type=int, default=LATER_TASKS, help="of the array, with --only")
     asked = parser.parse_args(words)
     if not asked.page:
         history = _play(_asked(asked))
-        if asked.nodes is not None:
+        if asked.only:
+            history = _with_again(read_history(), history, asked.nodes or 0)
+        elif asked.nodes is not None:
             return int(bool(history.wrong))
-        if asked.last is not None:
-            history = _with_last(read_history(), history)
         KEPT.write_text(json.dumps(document(history), indent=1) + "\n", encoding="utf-8")
     history = read_history()
     write_pages(history)
@@ -56,15 +62,22 @@ def _asked(asked: argparse.Namespace) -> FaultScenario:
     scenario = read_scenario(asked.scenario)
     if asked.nodes is not None:
         scenario = replace(scenario, nodes=asked.nodes)
-    if asked.last is not None:
-        scenario = replace(scenario, events=scenario.events[-asked.last :], tasks=LATER_TASKS)
+    if asked.only:
+        events = tuple(
+            one for one in scenario.events if any(words in one.title for words in asked.only)
+        )
+        if not events:
+            raise SystemExit(
+                f"--only {asked.only[0]}: no event of {asked.scenario} has that in its title"
+            )
+        scenario = replace(scenario, events=events, tasks=asked.tasks)
     return scenario
 
 
-def _with_last(kept: History, again: History) -> History:
-    """The history with its last rows as they came out in a run of their own."""
-    rows = [replace(row, is_alone=True) for row in again.rows]
-    return replace(kept, rows=(*kept.rows[: -len(rows)], *rows))
+def _with_again(kept: History, again: History, nodes: int) -> History:
+    """The history with these rows as they came out in a run of their own."""
+    rows = {row.event.title: replace(row, is_alone=True, nodes=nodes) for row in again.rows}
+    return replace(kept, rows=tuple(rows.get(row.event.title, row) for row in kept.rows))
 
 
 def _play(scenario: FaultScenario) -> History:

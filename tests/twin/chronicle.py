@@ -49,7 +49,8 @@ class EventRow(Record):
     """What came of one event. `redone`: iterations that were trained a second time; `seen` and
     `restarted`: seconds from the fault to the end of the launch, and from there to the next one, as
     they were on the twin; `lost_now`: hours of the real training. `wrong`: what is otherwise than
-    the scenario expects. `is_alone`: it was played in a run of its own. `copies`: where they lay once
+    the scenario expects. `is_alone`: it was played in a run of its own, on `nodes` of them; 0: on as
+    many as the others. `copies`: where they lay once
     it was over. `notes`: what else was seen.
     """
 
@@ -69,6 +70,7 @@ class EventRow(Record):
     nodes_after: int = 0  # that train
     wrong: tuple[str, ...] = ()
     is_alone: bool = False
+    nodes: int = 0
     copies: Copies | None = None
     notes: tuple[str, ...] = ()
 

@@ -179,7 +179,8 @@ def _told(rows: Iterable[EventRow]) -> Iterator[str]:
         if event.why:
             yield f"{event.why}\n"
         if row.is_alone:
-            yield "Played in a run of its own, on as many nodes.\n"
+            size = f"{row.nodes} nodes" if row.nodes else "as many nodes"
+            yield f"Played in a run of its own, on {size}.\n"
         yield from _facts(row)
         yield ""
 

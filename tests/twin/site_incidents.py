@@ -234,7 +234,7 @@ class Site:
     def _type_as_mailed(self, detector: str) -> None:
         """What its mail says, by a person, who says yes where that is asked."""
         for command in self._until_mailed(detector):
-            words = command.partition(" --run ")[0]
+            words = re.sub(r" --run \S+", "", command)
             if words.startswith("tr11 cron install"):
                 words += " --yes"
             if words.startswith("tr11 "):
