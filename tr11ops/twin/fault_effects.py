@@ -232,7 +232,9 @@ def fill_shared_memory(twin: Twin, fault: InjectedFault) -> None:
     """Root is needed, for the mount. Raises TwinError without it, before anything is changed."""
     if os.geteuid():
         raise TwinError(f"{fault.kind}: this user has no right to mount")
-    strike(daemon_of, lambda found: end(found, 5.0))(twin, fault)
+    slurmd = twin.process(fault.target)
+    twin.faults.write(replace(fault, processes=(slurmd,)))
+    end([slurmd], 5.0)
     twin.start_daemon(fault.target, FULL_SHARED_MEMORY)
 
 
