@@ -25,6 +25,7 @@ SHOWN = {
     "drain": FaultKind.DEGRADED,
 }
 LAUNCH_FAILED = "launch-failed"
+HELD = "array-held"
 INSTANT_SECONDS = 0.5
 AFTERMATH_SECONDS = 60.0
 NEVER = 1e9
@@ -77,8 +78,8 @@ def decisions(entries: Iterable[JournalEntry]) -> Iterator[str]:
             )
         elif entry.kind in (EXCLUDED, INCLUDED):
             yield f"{entry.kind} {data['node']}"
-        elif entry.kind == "held":
-            yield "held"
+        elif entry.kind == HELD:
+            yield HELD
 
 
 def _moment(entry: JournalEntry) -> tuple[float, bool]:
