@@ -48,9 +48,14 @@ def start_server(module: str, *more: str) -> tuple[tuple[str, ...], subprocess.P
     listener.bind(f"\0{name}")
     listener.listen(64)
     reading, _writing = os.pipe()  # the other end is this process's alone, and stays open
+    # it serves all tests, whatever the first of them has in its environment
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "TR11_"))
+    }
     server = subprocess.Popen(
         [sys.executable, "-m", module, str(listener.fileno()), str(reading), *more], cwd=ROOT,
         pass_fds=(listener.fileno(), reading), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        env=environment,
     )  # fmt: skip
     listener.close()
     os.close(reading)

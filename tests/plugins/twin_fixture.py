@@ -5,7 +5,8 @@ test asks for it.
 from __future__ import annotations
 
 import os
-import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,9 @@ from tr11ops.twin.machine import find_programs, search_path
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
 
+KEEPER = Path(__file__).with_name("twin_keeper.py")
+SECONDS_TO_LEAVE = 30.0
+
 
 def require_slurm() -> None:
     """Skip the test where Slurm is not installed; with TR11_REQUIRE_SLURM=1 fail instead."""
@@ -30,13 +34,25 @@ def require_slurm() -> None:
         pytest.skip(str(error))
 
 
+def keep_twins(folder: Path, seconds: float) -> subprocess.Popen[str]:
+    """Has the folder, and what runs of the twins in it, taken away once this process has ended, or
+    the keeper is told a line: see `tests.plugins.twin_keeper`.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-IS", str(KEEPER), str(folder), str(seconds)], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
 @pytest.fixture(scope="session")
 def twin_home() -> Iterator[Path]:
     """A folder for twins with a short path, which other users may enter."""
     folder = Path(tempfile.mkdtemp(prefix="tr11-"))
     folder.chmod(0o755)
+    keeper = keep_twins(folder, SECONDS_TO_LEAVE)
     yield folder
-    shutil.rmtree(folder)
+    left, _ = keeper.communicate("\n")
+    assert keeper.returncode == 0, f"left running by the twins of these tests:\n{left}"
 
 
 @pytest.fixture(scope="session")
