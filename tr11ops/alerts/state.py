@@ -195,6 +195,11 @@ class Alert(Record):
     def is_acknowledged(self) -> bool:
         return self.acknowledged_at is not None
 
+    @property
+    def holder(self) -> str:
+        """Who has it: to whom it was given, else who took it; "" for no one."""
+        return self.owner or self.acknowledged_by
+
     def acknowledged_as(self, other: Alert) -> Alert:
         """With the acknowledgement of another alert of the same incident."""
         return replace(

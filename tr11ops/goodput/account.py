@@ -280,6 +280,12 @@ def account(history: History, now: float) -> Goodput:
     )
 
 
+def held_micros(attempts: Sequence[AttemptHistory], now: float) -> int:
+    """The node-microseconds that attempts have held until `now`, as `account` sums them up."""
+    settled = settle(attempts, now)
+    return sum((one.end - one.begin) * len(set(one.attempt.nodes)) for one in settled)
+
+
 def _usual(steps: Sequence[StepMark]) -> int | None:
     """The median time of an iteration, in microseconds: of the recent ones, for batches grow."""
     told = [step.seconds for step in steps[-1000:] if step.seconds is not None]

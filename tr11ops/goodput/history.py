@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -33,15 +34,16 @@ from tr11ops.trainers.watched import WatchedJob
 from trainer.contract.attempt import EndMarker, read_phases
 from trainer.contract.checkpoint_formats import MANIFEST_FILE
 from trainer.contract.checkpoint_names import checkpoint_steps
-from trainer.contract.metrics_record import STEP, records
+from trainer.contract.metrics_record import STEP, MetricsRecord, parse_record, records
 from trainer.contract.paths import RunPaths, attempt_label, read_attempt_label
-from trainer.contract.state_file import open_for_reading, read_json
+from trainer.contract.state_file import open_for_reading, read_json, tail_lines
 
 # ---------------------------------------------------------------- attempts
 
 LOST_HOST_DETECTORS = frozenset({"node-lost", "zombie"})
 # clocks differ by less; what is older than the attempt by more is of another life
 REQUEUE_SECONDS = 5.0
+TAIL_BYTES = 1 << 18  # of the record of steps: some hundreds of the newest
 
 
 def read_attempts(
@@ -291,8 +293,7 @@ def read_history(
         ledger=ledger,
     )
     if not isinstance(attempts, Unknown):
-        lives = (life for attempt in attempts for life in lives_of(attempt, known(steps, ())))
-        attempts = tuple(sorted(lives, key=lambda attempt: (attempt.start, attempt.job_id)))
+        attempts = _in_order(attempts, known(steps, ()))
     submissions, unread = read_submissions(directory)
     asked = jobs if any(attempt.ended is None for attempt in known(attempts, ())) else ()
     checkpoints = observed(_read_checkpoints, paths)
@@ -324,6 +325,49 @@ def read_history(
     )
 
 
+def _in_order(
+    attempts: Iterable[AttemptHistory], steps: Sequence[StepMark]
+) -> tuple[AttemptHistory, ...]:
+    """Each life of each attempt, by when it began."""
+    lives = (life for attempt in attempts for life in lives_of(attempt, steps))
+    return tuple(sorted(lives, key=lambda attempt: (attempt.start, attempt.job_id)))
+
+
+def read_attempts_alone(
+    directory: RunDirectory, jobs: Observed[tuple[Job, ...]]
+) -> tuple[AttemptHistory, ...]:
+    """The attempts as `read_history` has them. The long record of the steps is read only as far as
+    it tells something of them that nothing else does. Raises OSError and ValueError.
+    """
+    ledger, metrics = read_journal(directory.journal), directory.paths.metrics
+    read = partial(read_attempts, directory, jobs, read_errors=[], ledger=ledger)
+    found = read({})
+    if any(_is_requeued(attempt) for attempt in found):
+        steps = known(observed(read_metrics, metrics), ())
+        return _in_order(read({step.job_id: step.time for step in steps}), steps)
+    endless = {attempt.job_id for attempt in found if attempt.ended is None}
+    if endless - {attempt.job_id for attempt in found if attempt.is_running}:
+        found = read(known(observed(_last_steps, metrics, endless), {}))
+    return _in_order(found, ())
+
+
+def _is_requeued(attempt: AttemptHistory) -> bool:
+    return next(lives_of(attempt, ())).job_id != attempt.job_id
+
+
+def _last_steps(metrics: Path, wanted: Set[str]) -> dict[str, float]:
+    """When each of these jobs made its last step; of all jobs that were seen on the way. Raises
+    OSError.
+    """
+    if not metrics.exists():
+        return {}
+    lines, _ = tail_lines(metrics, TAIL_BYTES)
+    steps = tuple(_marks(filter(None, map(parse_record, lines))))
+    if not wanted <= {step.job_id for step in steps}:
+        steps = read_metrics(metrics)
+    return {step.job_id: step.time for step in steps}
+
+
 def _unread(**parts: object) -> list[str]:
     """What could not be read, and why."""
     return [f"{name}: {part.why}" for name, part in parts.items() if isinstance(part, Unknown)]
@@ -346,8 +390,11 @@ def read_metrics(path: Path) -> tuple[StepMark, ...]:
     """The logged steps, in one pass that keeps some hundred bytes of each. Raises OSError where the
     file is unreadable.
     """
-    found = []
-    for record in records(path):
+    return tuple(_marks(records(path)))
+
+
+def _marks(found: Iterable[MetricsRecord]) -> Iterator[StepMark]:
+    for record in found:
         iteration = record.iteration
         if (
             record.kind == STEP
@@ -357,8 +404,7 @@ def read_metrics(path: Path) -> tuple[StepMark, ...]:
         ):
             seconds = record.number("seconds_per_iteration")
             told = seconds if is_step_time(seconds) else None
-            found.append(StepMark(record.time, iteration, told, sys.intern(record.job_id)))
-    return tuple(found)
+            yield StepMark(record.time, iteration, told, sys.intern(record.job_id))
 
 
 # ----------------------------------------------------------------------------- checkpoints

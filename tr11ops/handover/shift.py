@@ -411,7 +411,7 @@ def _alerts(
     unjudged = unjudged_detectors(snapshot)
     found = {finding.fingerprint for finding in findings}
     for alert in alerts:
-        owner = alert.owner or alert.acknowledged_by
+        owner = alert.holder
         take = derived.command(snapshot, f"alerts ack {alert.fingerprint}")
         if owner:
             has = f"{owner} has it"

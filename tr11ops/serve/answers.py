@@ -57,8 +57,8 @@ class AnswerableLink(Record):
     def _line(self, alert: Alert) -> str:
         since = duration(max(0.0, self.asked - alert.start))
         has = "no one has it"
-        if alert.is_acknowledged:
-            has = f"{alert.acknowledged_by} has it"
+        if alert.holder:
+            has = f"{alert.holder} has it"
         return f"{alert.severity.name}: {alert.title} (for {since}; {has})"
 
     @property

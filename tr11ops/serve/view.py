@@ -14,11 +14,20 @@ from tr11ops.cluster.arrays import compress
 from tr11ops.report.page import Tile
 from tr11ops.serve.poller import News
 from tr11ops.status.answer import NEEDS
-from tr11ops.status.published import number, stamp, table, word_of
+from tr11ops.status.published import (
+    MOST_ROWS,
+    holders_of,
+    list_of,
+    number,
+    rows,
+    stamp,
+    table,
+    text,
+    word_of,
+)
 from tr11ops.status.run_list import ListedRun, RunList, total, urgency
 from tr11ops.watchdog.verdict import VerdictWord
 from trainer.contract.record import Record
-from trainer.contract.units import shortened
 
 # a sign and a tone for each verdict: colour is never the only sign
 LOOKS: Mapping[VerdictWord, tuple[str, str]] = {
@@ -32,9 +41,7 @@ LOOKS: Mapping[VerdictWord, tuple[str, str]] = {
     VerdictWord.HEALTHY: ("●", "good"),
     VerdictWord.FINISHED: ("✓", "good"),
 }
-MOST_ROWS = 60
 MOST_NODES = 5000  # that are compared; MOST_ROWS of them are shown
-LONGEST = 600
 EXCLUSION_WORDS = {"suspect": "suspected", "avoid": "avoided", "exclude": "excluded"}
 
 
@@ -163,7 +170,7 @@ def view_of(news: News, now: float) -> RunView:
         eta=_eta(told, word),
         on_call=", ".join(news.on_call) or "no one named",
         shift=news.shift,
-        owners=_owners(told),
+        owners=", ".join(holders_of(told.get("alerts"))),
         team="" if news.use is None else news.use.team,
         used="" if news.use is None else ", ".join(news.use.words),
         looked=f"{duration(max(0.0, now - news.looked))} ago" if news.looked else "not yet",
@@ -182,7 +189,7 @@ def view_of(news: News, now: float) -> RunView:
         alerts_line=_alerts_line(alerts),
         ended_line=_ended_line(told),
         stop_command=command("tr11 kill --wait", news),
-        unknown=tuple(text(line, 200) for line in _list(told.get("unknown"))[:MOST_ROWS]),
+        unknown=tuple(text(line, 200) for line in list_of(told.get("unknown"))[:MOST_ROWS]),
     )
 
 
@@ -230,13 +237,6 @@ def _since(told: Mapping[str, Any], now: float) -> str:
     if moment is None:
         return ""
     return f"for {duration(max(0.0, now - moment))}"
-
-
-def _owners(told: Mapping[str, Any]) -> str:
-    """Who has its alerts; "" for no one."""
-    alerts = rows(told.get("alerts"))
-    named = (text(one.get("owner") or one.get("acknowledged_by"), 60) for one in alerts)
-    return ", ".join(dict.fromkeys(name for name in named if name))
 
 
 def _iteration(done: float | None, total: float | None) -> str:
@@ -311,7 +311,7 @@ def _age(entry: Mapping[str, Any]) -> str:
 
 def _needs(value: object, news: News) -> Iterator[tuple[str, str]]:
     """What is missing before a person may sleep, and what to type."""
-    for entry in _list(value)[:MOST_ROWS]:
+    for entry in list_of(value)[:MOST_ROWS]:
         if isinstance(entry, Mapping):
             yield text(entry.get("text")), command(entry.get("fix"), news)
         elif isinstance(entry, str) and entry in NEEDS:
@@ -319,7 +319,7 @@ def _needs(value: object, news: News) -> Iterator[tuple[str, str]]:
 
 
 def _fault(entry: Mapping[str, Any], news: News) -> ShownFault:
-    evidence = tuple(text(line, 300) for line in _list(entry.get("evidence"))[:12])
+    evidence = tuple(text(line, 300) for line in list_of(entry.get("evidence"))[:12])
     return ShownFault(
         severity=_severity(entry),
         title=text(entry.get("title")),
@@ -378,7 +378,7 @@ def _severity(entry: Mapping[str, Any]) -> str:
 
 
 def _nodes(told: Mapping[str, Any]) -> Iterator[ShownNode]:
-    bad = {text(name, 80) for name in _list(told.get("bad_nodes"))}
+    bad = {text(name, 80) for name in list_of(told.get("bad_nodes"))}
     for entry in rows(told.get("exclusions")):
         owner = text(entry.get("owner"), 60)
         why = f"{text(entry.get('why'), 160)}{f' ({owner})' if owner else ''}"
@@ -391,7 +391,7 @@ def _nodes(told: Mapping[str, Any]) -> Iterator[ShownNode]:
         node = _node(entry, bad)
         seen.add(node.name)
         yield node
-    for name in _list(told.get("nodes"))[:MOST_NODES]:
+    for name in list_of(told.get("nodes"))[:MOST_NODES]:
         shown = text(name, 80)
         if shown not in seen:
             yield ShownNode(shown, "suspect" if shown in bad else "in use")
@@ -444,22 +444,6 @@ def _nodes_line(nodes: Sequence[ShownNode]) -> str:
 
 
 # ----------------------------------------------------------------------------- values
-def rows(value: object, most: int = MOST_ROWS) -> list[Mapping[str, Any]]:
-    """The tables in a list, not too many; none for anything else."""
-    return [entry for entry in _list(value)[:most] if isinstance(entry, Mapping)]
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def text(value: object, most: int = LONGEST) -> str:
-    """A text on one line, not too long; "" for anything else."""
-    if not isinstance(value, str):
-        return ""
-    return shortened(" ".join(value.split()), most)
-
-
 def command(value: object, news: News) -> str:
     """What to type, for this run."""
     shown = text(value)

@@ -111,7 +111,7 @@ def _trouble(findings: tuple[Finding, ...], verdict: Verdict, extra: ExtraObserv
             return f"{owner} has it; if that is you, stay up"
         return PERSON
     open_ones = [alert for alert in alerts if alert.severity is Severity.CRITICAL]
-    if open_ones and not all(_who(alert) for alert in open_ones):
+    if open_ones and not all(alert.holder for alert in open_ones):
         return f"{FIRST}: a critical alert is open and unassigned"
     return ""
 
@@ -284,12 +284,8 @@ def _owner(critical: list[Finding], alerts: tuple[Alert, ...]) -> str:
     if not critical:
         return ""
 
-    owners = {name: _who(alert) for alert in alerts for name in alert.names}
+    owners = {name: alert.holder for alert in alerts for name in alert.names}
     people = [owners.get(finding.fingerprint, "") for finding in critical]
     if all(people):
         return " and ".join(dict.fromkeys(people))
     return ""
-
-
-def _who(alert: Alert) -> str:
-    return alert.owner or alert.acknowledged_by

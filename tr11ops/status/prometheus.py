@@ -108,7 +108,7 @@ def _alerts_open(status: Status) -> Samples | None:
 
 
 def _is(alert: Alert, severity: str, owned: str) -> bool:
-    if alert.owner or alert.acknowledged_by:
+    if alert.holder:
         has = "yes"
     else:
         has = "no"

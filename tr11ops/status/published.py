@@ -22,8 +22,11 @@ from tr11ops.status.document import unknown_names
 from tr11ops.status.extra_observations import EXTRA_NAMES
 from tr11ops.watchdog.verdict import STALLING, VerdictWord
 from trainer.contract.record import LARGEST_NUMBER, Record
+from trainer.contract.units import shortened
 
 SCHEMA = 1
+MOST_ROWS = 60
+LONGEST = 600
 EXIT_CODES = frozenset({0, 1, 3})
 SEVERITIES = ("critical", "warning", "info")
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:Z|[+-]\d\d:\d\d)", re.ASCII)
@@ -231,6 +234,31 @@ def table(value: object) -> Mapping[str, Any]:
     if isinstance(value, Mapping):
         return value
     return {}
+
+
+def rows(value: object, most: int = MOST_ROWS) -> list[Mapping[str, Any]]:
+    """The tables in a list, not too many; none for anything else."""
+    return [entry for entry in list_of(value)[:most] if isinstance(entry, Mapping)]
+
+
+def list_of(value: object) -> list[Any]:
+    """A list; an empty one for anything else."""
+    return value if isinstance(value, list) else []
+
+
+def text(value: object, most: int = LONGEST) -> str:
+    """A text on one line, not too long; "" for anything else."""
+    if not isinstance(value, str):
+        return ""
+    return shortened(" ".join(value.split()), most)
+
+
+def holders_of(alerts: object) -> tuple[str, ...]:
+    """Who has the alerts of a document, whoever wrote it: each name once; none where no one has any."""
+    named = (
+        text(one.get("owner"), 60) or text(one.get("acknowledged_by"), 60) for one in rows(alerts)
+    )
+    return tuple(dict.fromkeys(name for name in named if name))
 
 
 def number(value: object) -> float | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from tr11ops.cluster.base import ACTIVE_STATES
 from tr11ops.runcard.card import RunCard, card_from_resolved, load_card
+from tr11ops.status.published import holders_of
 from tr11ops.status.run_use import RunUse, UseTotal, total_use
 from tr11ops.watchdog.verdict import VerdictWord
 from trainer.contract.documents import document
@@ -99,9 +100,7 @@ class ListedRun(Record):
         """Who has its alerts; none where no one has taken any."""
         if self.status is None:
             return ()
-        alerts = self.status["alerts"] or ()
-        named = (alert["owner"] or alert["acknowledged_by"] for alert in alerts)
-        return tuple(dict.fromkeys(name for name in named if name))
+        return holders_of(self.status["alerts"])
 
     def document(self) -> dict[str, Any]:
         """For --json."""

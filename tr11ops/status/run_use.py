@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tr11ops.rundir.paths import RunDirectory
 
 JOULES_IN_KWH = 3.6e6
+MICROS_IN_HOUR = 3.6e9
 KEPT_SECONDS = 600.0  # sums over a whole run change slowly, and cost time
 
 
@@ -146,15 +147,15 @@ class UseReader:
 
 def held_node_hours(directory: RunDirectory, snapshot: Snapshot) -> float | None:
     """Node-hours that the run's jobs held so far; None where the run's past cannot be read."""
-    from tr11ops.goodput.account import account
-    from tr11ops.goodput.history import read_history
+    from tr11ops.goodput.account import held_micros
+    from tr11ops.goodput.history import read_attempts_alone
 
     if snapshot.unmounted or not directory.exists:
         return None
-    history = observed(lambda: read_history(directory, snapshot.jobs, scheduler=snapshot.scheduler))
-    if isinstance(history, Unknown) or isinstance(history.attempts, Unknown):
+    attempts = observed(read_attempts_alone, directory, snapshot.jobs)
+    if isinstance(attempts, Unknown):
         return None
-    return account(history, snapshot.time).total.held_hours
+    return held_micros(attempts, snapshot.time) / MICROS_IN_HOUR
 
 
 def energy_of(directory: RunDirectory, snapshot: Snapshot) -> Observed[float]:

@@ -510,7 +510,7 @@ def alert_rows(status: Status) -> Iterator[Row]:
         yield "alerts", f"none open; {fault}" if fault else "none open", "yellow" if fault else ""
         return
     for index, alert in enumerate(seen[:ALERTS_SHOWN]):
-        owner = alert.owner or alert.acknowledged_by
+        owner = alert.holder
         if alert.snoozed_until is not None and alert.snoozed_until > status.time:
             owner = f"snoozed for {duration(alert.snoozed_until - status.time)}"
         elif owner:

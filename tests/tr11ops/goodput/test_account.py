@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,10 @@ from msgspec.structs import replace
 
 from tests.tr11ops.goodput.eventful import NODES, SECOND, TAG, eventful
 from tests.tr11ops.goodput.past import BEGIN, Past
-from tr11ops.base.observed import Unknown
+from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.goodput.account import Goodput, account
-from tr11ops.goodput.history import read_history
+from tr11ops.goodput.account import Goodput, account, held_micros
+from tr11ops.goodput.history import read_attempts_alone, read_history
 from tr11ops.goodput.timeline import Bucket
 from tr11ops.rundir.action_log import INTENT, OUTCOME
 from trainer.contract.attempt import EndMarker
@@ -43,6 +44,22 @@ def seconds(goodput: Goodput) -> dict[str, float]:
         for name, amount in goodput.buckets.items()
         if amount.node_micros
     }
+
+
+@pytest.fixture(autouse=True)
+def the_attempts_alone_tell_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each of these pasts: how long nodes were held needs no other steps than those read for it."""
+
+    read = read_history
+
+    def read_both(directory, jobs, **more):
+        history = read(directory, jobs, **more)
+        alone = read_attempts_alone(directory, jobs)
+        for now in (BEGIN + 60, BEGIN + 600, BEGIN + 1e6):
+            assert held_micros(alone, now) == held_micros(known(history.attempts, ()), now)
+        return history
+
+    monkeypatch.setattr(sys.modules[__name__], "read_history", read_both)
 
 
 TRUTH = {

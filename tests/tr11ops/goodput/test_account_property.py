@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tr11ops.base.observed import Unknown
-from tr11ops.goodput.account import account
+from tr11ops.goodput.account import account, held_micros
 from tr11ops.goodput.history_values import (
     AttemptHistory,
     CheckpointMark,
@@ -100,6 +100,7 @@ def test_every_second_of_every_node_is_in_one_bucket(history):
     buckets = goodput.buckets
     assert set(buckets) == set(Bucket)
     assert sum(amount.node_micros for amount in buckets.values()) == goodput.total.node_micros
+    assert held_micros(history.attempts, NOW) == goodput.total.held_micros
     for amount in buckets.values():
         assert 0 <= amount.spare_micros <= amount.held_micros <= amount.node_micros
         assert amount.wall_micros >= 0

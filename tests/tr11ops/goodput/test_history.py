@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tests.tr11ops.goodput.past import BEGIN, Past
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.goodput.history import read_history
+from tr11ops.goodput.history import read_attempts_alone, read_history
 from tr11ops.goodput.history_values import Period, micro
 from tr11ops.observe.files import read_submissions
 from tr11ops.rundir.paths import RunDirectory
@@ -222,3 +222,20 @@ def test_what_cannot_be_read_is_said(tmp_path):
         "jobs: the controller",
     ):
         assert part in words, words
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_how_long_nodes_were_held_needs_no_reading_of_all_steps(tmp_path, monkeypatch, ends):
+    """Where the attempt's end is on record, or the scheduler has it running, or its last step is
+    among the newest.
+    """
+    past = ended(Past(tmp_path))
+    jobs = ()
+    if ends:
+        past.verdict(60, "interval")
+    history = read_history(past.directory, jobs)
+    monkeypatch.setattr("tr11ops.goodput.history.read_metrics", pytest.fail)
+    assert read_attempts_alone(past.directory, jobs) == history.attempts
+    running = (a_job(JobState.RUNNING, start_time=BEGIN + 9),)
+    [attempt] = read_attempts_alone(past.directory, running)
+    assert attempt.is_running

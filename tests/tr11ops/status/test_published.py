@@ -31,7 +31,13 @@ from tr11ops.status import assessment
 from tr11ops.status.assessment import status_of
 from tr11ops.status.extra_observations import ExtraObservations
 from tr11ops.status.publish import document
-from tr11ops.status.published import SCHEMA, GoodputSummary, published_status, read_published
+from tr11ops.status.published import (
+    SCHEMA,
+    GoodputSummary,
+    holders_of,
+    published_status,
+    read_published,
+)
 from tr11ops.watchdog.verdict import VerdictWord, judge
 
 
@@ -300,3 +306,12 @@ def test_a_later_detector_is_still_read() -> None:
 
 def test_the_summary_is_of_plain_numbers() -> None:
     assert "str" not in GoodputSummary.__annotations__.values()
+
+
+def test_who_has_an_alert_is_read_in_one_way_whoever_wrote_the_document():
+    alerts = [
+        {"owner": "ana", "acknowledged_by": "bo"}, {"owner": None, "acknowledged_by": "bo"},
+        {"owner": ["x"], "acknowledged_by": "c\nd"}, {"owner": "e" * 99}, {}, "no alert",
+    ]  # fmt: skip
+    assert holders_of(alerts)[:3] == ("ana", "bo", "c d") and len(holders_of(alerts)[3]) <= 60
+    assert holders_of(None) == holders_of("ana") == holders_of({"owner": "ana"}) == ()
