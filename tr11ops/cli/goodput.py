@@ -18,9 +18,10 @@ from tr11ops.base.units import counted
 from tr11ops.base.units import since as since_when
 from tr11ops.cli import completion
 from tr11ops.cli.common import SinceOption, directory_of, draws_unicode, in_time_for_all
+from tr11ops.cli.progress import node_progress
 from tr11ops.cli.runner import JSON, SCHEDULER, Outcome, RunContext
 from tr11ops.goodput.account import Goodput, account
-from tr11ops.goodput.advise import Advice, CardSettings, is_worth_it
+from tr11ops.goodput.advise import Advice, CardSettings, measure
 from tr11ops.goodput.advise import advise as conclude
 from tr11ops.goodput.history import read_history
 from tr11ops.goodput.screen import Paper, screen
@@ -37,6 +38,7 @@ from trainer.contract.record import JsonObject, Record
 if TYPE_CHECKING:
     from tr11ops.cluster.base import Job
     from tr11ops.goodput.history_values import History
+    from tr11ops.replay.advice import ReplayCheck
     from tr11ops.runcard.card import RunCard
 
 BY = ("attempt", "cause", "day", "week")
@@ -141,6 +143,13 @@ def terminal_width() -> int:
 # ----------------------------------------------------------------------------- advise
 SCHEMA = 1
 LABEL = 15
+# keys of [resilience] that decide in a replay
+DECISIVE = (
+    "launches_per_attempt",
+    "launches_without_progress",
+    "most_tasks_per_fault",
+    "exclusion_cap_percent",
+)
 
 
 def advise(
@@ -148,17 +157,17 @@ def advise(
     mtbf: Annotated[
         float | None,
         typer.Option(
-            "--mtbf", metavar="HOURS", help="Mean time between faults of the run to plan with."
+            "--mtbf", metavar="HOURS", help="Let its faults come this often, in the mean."
         ),
     ] = None,
 ) -> Outcome:
-    """What the run's own past calls for, and the node-hours that it would have saved.
+    """What other settings would have given the run over its own past.
 
-    Save interval (Young and Daly, from measured saves and faults), spares, tasks to the end, margin
-    before the time limit. Below 24 hours with nodes and five faults only the margin is judged. With
-    fewer than five faults BLOOM's 64,500 GPU-hours per failure are taken, unless the run's own few
-    rule them out, or what --mtbf says. Nothing is changed: what stands behind "type" goes with
-    `tr11 launch`, or into the card.
+    Its faults are replayed (`tr11 replay`) with other save intervals, spares and days of exclusion;
+    first with today's, which must come within 3 points of what happened. Five faults are needed. A
+    change is proposed where it saves node-hours for the same training, resampled faults included.
+    Also: tasks to the end, margin before the time limit. Nothing is changed: what stands behind
+    "type" goes with `tr11 launch`, or into the card. With four months it takes a minute.
 
     Examples:
       tr11 advise
@@ -171,8 +180,16 @@ def advise(
     look = look_back(context)
     if isinstance(look.history.attempts, Unknown):
         raise Unobserved(f"the run's past could not be read: {look.history.attempts.why}")
-    found = conclude(look.history, look.goodput, situation_of(look, mtbf))
-    return Outcome(_document(look, found), _lines(look, found))
+    from tr11ops.replay.advice import MOST_REPLAYS, replay_advice
+    from tr11ops.replay.own_record import recorded_run
+
+    situation = situation_of(look, mtbf)
+    costs = measure(look.history, look.goodput)
+    record = recorded_run(look.history, look.goodput, situation, costs)
+    with node_progress("replays", MOST_REPLAYS) as done:
+        check, replayed = replay_advice(record, situation, done)
+    found = (*replayed, *conclude(costs, look.goodput, situation))
+    return Outcome(_document(look, found, check), _lines(look, found, check))
 
 
 def situation_of(look: LookBack, mtbf_hours: float | None) -> CardSettings:
@@ -187,7 +204,6 @@ def situation_of(look: LookBack, mtbf_hours: float | None) -> CardSettings:
     return CardSettings(
         nodes=card.slurm.nodes,
         spares=card.slurm.spare_nodes,
-        gpus_per_node=card.slurm.gpus_per_node or card.slurm.workers,
         task_seconds=60.0 * minutes if minutes is not None else float(card.time_limit_seconds),
         time_limit=float(card.time_limit_seconds),
         save_every=card.saves_every.steps,
@@ -196,15 +212,29 @@ def situation_of(look: LookBack, mtbf_hours: float | None) -> CardSettings:
         remaining=None if last is None else last - done,
         recent_steps_left=None if last is None else steps_left(course_of(card), done, last),
         given_mtbf=None if mtbf_hours is None else 3600.0 * mtbf_hours,
+        exclusion_days=card.resilience.exclusion_days,
+        least_spares=card.slurm.least_spare_nodes,
+        resilience=tuple(_resilience(card)),
     )
 
 
-def _lines(look: LookBack, found: tuple[Advice, ...]) -> Iterator[str]:
+def _resilience(card: RunCard) -> Iterator[str]:
+    """What the card says otherwise than by default of what follows a fault, as `--set` takes it."""
+    for name in DECISIVE:
+        value = getattr(card.resilience, name)
+        if value is not None:
+            yield f"resilience.{name}={value}"
+
+
+def _lines(look: LookBack, found: tuple[Advice, ...], check: ReplayCheck | None) -> Iterator[str]:
     paper = Paper(terminal_width(), draws_unicode())
     yield paper.fit(f"{look.history.name} / {look.history.variant}   {_past(look.goodput)}")
+    if check is not None:
+        for line in wrap(f"replayed: {check}", paper.width, subsequent_indent="  "):
+            yield paper.fit(line)
     for advice in found:
         yield ""
-        worth = bool(advice.change) and is_worth_it(advice, look.goodput)
+        worth = bool(advice.change)
         if advice.now:
             arrow = f"{advice.now} -> {advice.better}"
         else:
@@ -217,8 +247,7 @@ def _lines(look: LookBack, found: tuple[Advice, ...]) -> Iterator[str]:
         else:
             head = advice.better
         yield paper.fit(f"{advice.topic:{LABEL}}{head}")
-        is_other = advice.saved_node_hours is not None and advice.now != advice.better
-        for reason in (*advice.why, *((_saved(advice, look.goodput),) if is_other else ())):
+        for reason in advice.why:
             for line in wrap(reason, paper.width - LABEL, subsequent_indent="  "):
                 yield paper.fit(f"{'':{LABEL}}{line}")
         if worth:
@@ -231,19 +260,7 @@ def _past(goodput: Goodput) -> str:
     return f"{hours:,.1f} node-hours, {counted(count, 'fault')}"
 
 
-def _saved(advice: Advice, goodput: Goodput) -> str:
-    saved = advice.saved_node_hours or 0.0
-    share = 0.0
-    if goodput.total.node_hours:
-        share = 100 * saved / goodput.total.node_hours
-    if saved <= 0:
-        return f"{advice.better} would have saved nothing over this past"
-    return (
-        f"{advice.better} would have saved {saved:,.2f} node-hours over this past ({share:.1f} %)"
-    )
-
-
-def _document(look: LookBack, found: tuple[Advice, ...]) -> JsonObject:
+def _document(look: LookBack, found: tuple[Advice, ...], check: ReplayCheck | None) -> JsonObject:
     return {
         "schema": SCHEMA,
         "run": look.history.name,
@@ -254,9 +271,10 @@ def _document(look: LookBack, found: tuple[Advice, ...]) -> JsonObject:
             {
                 **document(advice),
                 "option": advice.option or None,
-                "worth_it": is_worth_it(advice, look.goodput),
+                "worth_it": bool(advice.change),
             }
             for advice in found
         ],
+        "replay": None if check is None else {**document(check), "difference": check.difference},
         "unknown": list(look.goodput.read_errors),
     }

@@ -78,6 +78,12 @@ def leave_fault(folder: Path, end: LaunchEnd, launch: int, watch: LaunchWatch) -
     fault = end.fault
     if fault is None:
         return
+    if fault.kind is FaultKind.SHARED:
+        watch.status = 1
+        for place, node in enumerate(end.nodes[: WITNESSES + 1]):
+            said = HostFailure(f"RuntimeError: {fault.what}", launch, place * GPUS)
+            _leave_failure(folder, node, said, end)
+        return
     rank = end.nodes.index(fault.node)
     exited = f"srun: error: {fault.node}: task {rank}: Exited with exit code 1"
     watch.status = 1

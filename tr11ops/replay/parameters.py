@@ -40,6 +40,9 @@ class Parameters(Record):
     - `person`, until someone acts on a mail that asks for it: 7200. An assumption: minutes by day,
       hours at night.
     - `looks`, between two passes of the watchdog: 3600, the card's interval.
+
+    `quiet_looks`: so many times longer it waits while it trains and nothing has happened for two
+    looks, for the next ones would see the same.
     """
 
     step: float = 105.0
@@ -59,6 +62,7 @@ class Parameters(Record):
     drained_after: float = 300.0
     person: float = 2 * HOUR
     looks: float = HOUR
+    quiet_looks: int = 6
 
 
 class Layout(Record):

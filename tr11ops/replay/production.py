@@ -27,6 +27,7 @@ from trainer.contract.documents import document
 from trainer.contract.files import write_json
 
 ARRAY = 10  # tasks of the first launch
+DEFAULTS = Parameters()
 
 
 class SilentTee(LineTee):
@@ -167,12 +168,17 @@ class Production:
 
 
 def production_score(
-    part: Window, layout: Layout, passed: Callable[[float], None] | None = None
+    part: Window,
+    layout: Layout,
+    passed: Callable[[float], None] | None = None,
+    *,
+    parameters: Parameters = DEFAULTS,
+    overrides: tuple[str, ...] = (),
 ) -> Score:
     """What tr11 makes of a window, in a run directory that is removed again. `passed` hears how many
-    seconds of it are over.
+    seconds of it are over; `overrides` are of its card, as `--set` takes them. Raises CardError.
     """
     with tempfile.TemporaryDirectory(prefix="tr11-replay-") as folder:
-        world = World(part, layout, Parameters(), passed)
-        Production(world, Path(folder)).replay()
+        world = World(part, layout, parameters, passed)
+        Production(world, Path(folder), overrides).replay()
         return Score.of(world, Production.name)

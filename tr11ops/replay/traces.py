@@ -38,11 +38,13 @@ class FaultKind(StrEnum):
     CRASH = "crash"  # a worker dies by a signal; no health check finds why
     LOSS = "loss"  # the node is gone for the scheduler
     DEGRADED = "degraded"  # what runs goes on; the site takes the node when it is free
+    SHARED = "shared"  # it is no node's: the workers of all nodes end with one error
 
 
 class Fault(Record):
     """One fault of one node, from `start` until it was repaired at `end`, in seconds since the
-    beginning of its trace. `what`: in the record's own words.
+    beginning of its trace. `what`: in the record's own words. `unseen`: seconds from `start` to its
+    first sign, where the record says so. `node` is "" where it is no node's (SHARED).
     """
 
     node: str
@@ -50,6 +52,7 @@ class Fault(Record):
     end: float
     kind: FaultKind
     what: str = ""
+    unseen: float | None = None
 
 
 class Trace(Record):

@@ -61,7 +61,6 @@ from trainer.contract.record import Record
 STEPS_SEEN = 60
 RANKS_SEEN = 8
 ATTEMPTS_SEEN = 3
-QUIET_LOOKS = 6
 CHAIN_END = "chain-end"
 MORE_TASKS = 10  # that a person submits then
 ARRAY_TASKS = 3  # of `watch.resubmit_array`
@@ -100,7 +99,7 @@ class RunRecords(Record):
 class Watchdog:
     """Looks at a production run as often as its card says, and acts as far as that lets it. While it
     trains and nothing has happened for two looks, the next ones would see the same: these are further
-    apart (`QUIET_LOOKS`).
+    apart (`Parameters.quiet_looks`).
     """
 
     def __init__(self, run: SimulatedRun) -> None:
@@ -131,7 +130,7 @@ class Watchdog:
         self._look()
         looks = self._world.parameters.looks
         if self._world.is_training and self._alike > 2:
-            looks *= QUIET_LOOKS
+            looks *= self._world.parameters.quiet_looks
         self._next_look = self._world.now + looks
 
     def hurry(self) -> None:

@@ -96,9 +96,13 @@ class World:
         self._idle = IdleReason.STARTS
         self._operation: Operation | None = None
         self._faults: dict[str, list[Fault]] = {node: [] for node in window.nodes}
+        self._shared: list[Fault] = []
         for fault in window.faults:
             moved = replace(fault, start=BEGIN + fault.start, end=BEGIN + fault.end)
-            self._faults[fault.node].append(moved)
+            if fault.kind is FaultKind.SHARED:
+                self._shared.append(moved)
+            else:
+                self._faults[fault.node].append(moved)
         self._changes = sorted(self._moments())
 
     def _moments(self) -> Iterable[float]:
@@ -281,15 +285,17 @@ class World:
         """What ends a launch that begins now, and when that comes."""
         found: Fault | None = None
         comes = math.inf
-        for node in nodes:
-            for fault in self._ending(node):
-                moment = max(fault.start, start)
-                if fault.end > start and moment < comes:
-                    found, comes = fault, moment
+        of_nodes = (fault for node in nodes for fault in self._ending(node))
+        for fault in (*of_nodes, *self._shared):
+            moment = max(fault.start, start)
+            if fault.end > start and moment < comes:
+                found, comes = fault, moment
         return found, comes
 
     def _unseen(self, fault: Fault, from_start: bool) -> float:
         """From a fault to its first sign."""
+        if fault.unseen is not None and not from_start:
+            return fault.unseen
         if fault.kind is FaultKind.NETWORK:
             return self.parameters.silent_for
         if fault.kind is FaultKind.LOSS and not from_start:

@@ -12,9 +12,12 @@ import pytest
 
 from tests.tr11ops.goodput.eventful import CARD, eventful
 from tests.tr11ops.goodput.past import BEGIN, Past
+from tests.tr11ops.replay.played_record import PlayedRecord
 from tr11ops.base.errors import Refusal
 from tr11ops.cli.goodput import moment_of
 from tr11ops.cli.main import execute
+from tr11ops.replay.parameters import Layout, Parameters
+from tr11ops.replay.traces import DAY, Fault, FaultKind, Window
 
 
 @pytest.fixture
@@ -97,6 +100,40 @@ def test_advise_says_what_to_type(past, capsys):
     assert (
         advice["array"]["option"] is None and advice["exit margin"]["numbers"]["needed_seconds"] > 0
     )
+
+
+def test_advise_replays_the_runs_own_record(tmp_path, monkeypatch, capsys):
+    """A record that the controller has left, of five faults in five days."""
+    layout, times = Layout(4, 4, 2), Parameters()
+    nodes = tuple(f"n{number:03d}" for number in range(1, 9))
+    faults = tuple(
+        Fault(nodes[day], (day + 0.7) * DAY, (day + 0.8) * DAY, FaultKind.HARDWARE)
+        for day in range(5)
+    )
+    played = PlayedRecord(tmp_path, Window(nodes, 5.5 * DAY, faults), layout, times)
+    monkeypatch.setattr("tr11ops.cli.goodput.time.time", lambda: played.end)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LC_ALL", "C")
+    monkeypatch.setenv("TR11_RUN", str(tmp_path / "replay.toml"))
+    monkeypatch.setenv("TR11_LOCAL_SCHEDULER", str(tmp_path / "scheduler"))
+    monkeypatch.setattr("tr11ops.replay.advice.DRAWS", 1)
+    with (played.directory.journal / "broken.jsonl").open("w") as stream:
+        stream.write('{"time": 1\n[]\n')
+    out = typed(capsys, "advise")
+    assert out.isascii() and max(map(len, out.splitlines())) <= 80
+    words = " ".join(out.split())
+    assert "replayed: 5 faults in 5.5 days" in words and "when replayed" in words
+    assert "spares 2 -> 1" in words and "type --set slurm.spare_nodes=1" in words
+    value = json.loads(typed(capsys, "advise", "--json"))
+    advice = {entry["topic"]: entry for entry in value["advice"]}
+    assert abs(value["replay"]["difference"]) < 0.5 and value["replay"]["faults"] == 5
+    assert advice["spares"]["worth_it"] and advice["spares"]["saved_node_hours"] > 100
+    assert not advice["exclusion"]["worth_it"]
+    attempt = next(iter(played.directory.attempt_ids()))
+    (played.directory.paths.attempt(attempt) / "attempt.json").write_text("{")
+    value = json.loads(typed(capsys, "advise", "--json"))
+    assert value["replay"] is None and any(attempt in line for line in value["unknown"])
+    assert {entry["better"] for entry in value["advice"]} >= {"cannot tell"}
 
 
 @pytest.mark.parametrize(

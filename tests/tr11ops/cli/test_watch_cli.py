@@ -114,6 +114,9 @@ def test_what_was_kept_of_a_cancelled_one_is_not_known(bench: WatchBench) -> Non
     assert again["end"] == past["end"]  # the time after it is its owner's matter
     said = bench.tr11("goodput", *run).out
     assert "(kept: not known)" in said and "unknown: checkpoints: not looked at: level 0" in said
+    advised = bench.tr11("advise", *run)
+    assert advised.code == 0 and "cannot tell" in advised.out, advised.err
+    assert "what was saved is not known" in " ".join(advised.out.split())
     page = bench.folder / "report.html"
     bench.tr11("report", "-o", str(page), *run)
     text = page.read_text(encoding="utf-8")
