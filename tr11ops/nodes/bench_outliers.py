@@ -218,37 +218,35 @@ def _with_far_ones(measured: Mapping[str, Measurement]) -> dict[str, Measurement
 
 
 def _compared(name: str, peers: Sequence[NodeAnswer]) -> dict[str, Measurement]:
-    values = {answer.node: value for answer in peers if (value := answer.value(name)) is not None}
+    samples = {answer.node: own for answer in peers if (own := answer.counted_samples(name))}
+    values = {node: median(own) for node, own in samples.items()}
     if len(values) < MIN_PEERS:
         return {}
     usual = median(values.values())
     away = robust_sigma(math.log(value / usual) for value in values.values())
-    errors = {
-        answer.node: _error_of_median(answer.counted_samples(name))
-        for answer in peers
-        if answer.node in values
-    }
+    errors = {node: _error_of_median(own) for node, own in samples.items()}
     typical = median(errors.values())
     few = 1 + FEW / len(values)
+    worst = {node: min(own) for node, own in samples.items()}
+    lowest, second = sorted(worst, key=worst.__getitem__)[:2]
     found = {}
     for node, value in values.items():
         spread = max(away, typical, errors[node])
         bound = usual * math.exp(-few * max(FLOOR, NOISE_FACTOR * spread))
+        other = second if node == lowest else lowest
         found[node] = Measurement(
-            value, usual, bound=bound, peers=len(values), reach=_reach(name, node, peers)
+            value, usual, bound=bound, peers=len(values), reach=_reach(samples[node], worst[other])
         )
     return found
 
 
-def _reach(name: str, node: str, peers: Sequence[NodeAnswer]) -> float:
+def _reach(samples: Sequence[float], worst_of_others: float) -> float:
     """A node's best sample divided by the worst one of the others; infinite where it has too few
     samples to say.
     """
-    samples = {answer.node: own for answer in peers if (own := answer.counted_samples(name))}
-    mine = samples.pop(node)
-    if len(mine) < MIN_FAR_SAMPLES:
+    if len(samples) < MIN_FAR_SAMPLES:
         return math.inf
-    return max(mine) / min(min(own) for own in samples.values())
+    return max(samples) / worst_of_others
 
 
 def _error_of_median(samples: Sequence[float]) -> float:

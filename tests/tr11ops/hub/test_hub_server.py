@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -270,3 +271,17 @@ def test_attributes_are_read_as_git_reads_them(tmp_path: Path) -> None:
     assert {path for path in paths if is_large_by_rule(attributes, path)} == by_git and 8 < len(
         by_git
     ) < len(paths)
+
+
+def test_a_hub_that_is_ended_leaves_nothing_of_what_was_uploaded(tmp_path: Path) -> None:
+    """As a twin ends it."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "HF_TOKEN": "hf_test"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "tr11ops.twin.hub", "--repository", "bot/logs"],
+        env=environment, stdout=subprocess.PIPE, text=True,
+    ) as hub:  # fmt: skip
+        assert hub.stdout is not None and hub.stdout.readline().startswith("HF_ENDPOINT=")
+        assert list(tmp_path.iterdir())
+        hub.terminate()
+        assert hub.wait() == 0
+    assert list(tmp_path.iterdir()) == []

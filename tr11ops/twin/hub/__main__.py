@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import threading
 
 from tr11ops.twin.hub.server import HubServer
@@ -24,6 +25,8 @@ def main() -> None:
     )
     options = parser.parse_args()
     token = os.environ.get("HF_TOKEN")
+    # a twin ends it by SIGTERM: what was uploaded, which may be large, goes with it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with HubServer(options.port, token=token) as server:
         for name in options.repository:
             server.create(name)
