@@ -225,6 +225,11 @@ def test_a_partition_that_is_down_is_told_while_a_task_still_runs(run: Run, twin
 
 
 def control(twin: Twin, *words: str) -> None:
-    subprocess.run(
-        ["scontrol", "update", *words], env=twin.client_environment, check=True, timeout=60
-    )
+    """Newer versions say at times that a resource is unavailable for the moment."""
+    command = ["scontrol", "update", *words]
+
+    def is_taken() -> bool:
+        done = subprocess.run(command, env=twin.client_environment, check=False, timeout=60)
+        return done.returncode == 0
+
+    until(is_taken, " ".join(command))

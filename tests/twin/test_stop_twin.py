@@ -226,7 +226,7 @@ def test_array_time_limit_resume_and_kill_switch(playground, twin):
 
     # Task 3 is held; one that is let go by mistake finds the switch and does not train.
     [waiting] = [job for job in slurm.jobs() if job.name == "small" and not job.state.is_final]
-    assert waiting.job_id.endswith("_3")
+    assert tasks_of(waiting) == (3,)
     playground.wait(lambda: reason(slurm, waiting.job_id).startswith("JobHeld"), "the hold")
     assert len(playground.ends()) == 2
     slurm.release(waiting.array_id)

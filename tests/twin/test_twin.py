@@ -6,6 +6,7 @@ import contextlib
 import getpass
 import json
 import os
+import pwd
 import re
 import shlex
 import shutil
@@ -396,17 +397,18 @@ def test_commands_mean_the_twin_that_the_shell_speaks_to(home: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_plain_user_has_a_twin_too(home: Path) -> None:
     """In a forked child, since another user may not be able to start this interpreter again."""
+    other = pwd.getpwnam("games")  # 26.05 takes no "nobody"
     home.mkdir(parents=True)
-    os.chown(home, 65534, 65534)
+    os.chown(home, other.pw_uid, other.pw_gid)
 
     def as_another() -> None:
         os.setgroups([])
-        os.setresgid(65534, 65534, 65534)
-        os.setresuid(65534, 65534, 65534)
+        os.setresgid(other.pw_gid, other.pw_gid, other.pw_gid)
+        os.setresuid(other.pw_uid, other.pw_uid, other.pw_uid)
         os.chdir("/")
         with Twin.up(SMALL, home) as twin:
             owners = set(client(twin, "srun", "--nodes=2", "--gres=gpu:1", "id", "-u").split())
-            assert owners == {"65534"} and twin.status().is_healthy
+            assert owners == {str(other.pw_uid)} and twin.status().is_healthy
 
     assert exit_code(forked(as_another)) == 0
     assert list(home.iterdir()) == []

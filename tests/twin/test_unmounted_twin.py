@@ -23,6 +23,8 @@ from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
 
+# how Slurm names the end of a task whose output it cannot open: 22.05, and newer ones
+NOT_LAUNCHED = frozenset({"JobLaunchFailure", "RaisedSignal:53(Real-time_signal_19)"})
 MAILS = (
     'alerts.recipients=["oncall@example.org"]',
     'alerts.smtp_host="127.0.0.1"',
@@ -237,9 +239,7 @@ def test_a_task_that_starts_where_nothing_at_all_lies_holds_the_others(stage: Sm
 
 
 def as_older_tr11(stage: SmallRun, tasks: int) -> None:
-    """Queue an array whose output Slurm itself must open, in a folder that is missing, in place of
-    what is queued.
-    """
+    """Queue an array whose output Slurm itself must open, and cannot, in place of what is queued."""
     [queued] = stage.living()
     stage.slurm.cancel(stage.array)
     words = (
@@ -249,7 +249,7 @@ def as_older_tr11(stage: SmallRun, tasks: int) -> None:
         f"--job-name={stage.card.run.name}",
         "--wrap=true",
     )
-    output = stage.directory.submissions / "none" / "%j.out"
+    output = "/proc/none/%j.out"  # newer Slurm makes folders that are missing, where it can
     ask_client(
         stage.twin,
         *words,
@@ -268,7 +268,7 @@ def test_a_watchdog_holds_what_slurm_itself_burns(
     as_older_tr11(stage, 200)
     heal(stage.twin, kind="partition-down")
     stage.wait(
-        lambda: sum(job.reason == "JobLaunchFailure" for job in stage.jobs()) >= 2,
+        lambda: sum(job.reason in NOT_LAUNCHED for job in stage.jobs()) >= 2,
         "two burned tasks",
     )
 
@@ -277,9 +277,7 @@ def test_a_watchdog_holds_what_slurm_itself_burns(
         return stage.queued().reason.startswith("JobHeld")
 
     stage.wait(is_held, "the hold")
-    assert (
-        "tasks ended before they began to work (FAILED JobLaunchFailure)" in capfd.readouterr().out
-    )
+    assert "tasks ended before they began to work (FAILED " in capfd.readouterr().out
     assert len(stage.queued().pending_tasks) > 100
     assert execute(["resume", "--yes", "--dry-run"]) == 0
     assert f"job {stage.array}, by tr11: will be released" in capfd.readouterr().err
@@ -297,7 +295,7 @@ def test_tasks_that_could_not_begin_are_no_launch_that_never_was(
     inject(stage.twin, "unmounted", path=str(stage.paths.root))
     heal(stage.twin, kind="partition-down")
     stage.wait(lambda: all(job.state.is_final for job in stage.jobs()), "the end of all tasks")
-    assert "JobLaunchFailure" in {job.reason for job in stage.jobs()}
+    assert NOT_LAUNCHED & {job.reason for job in stage.jobs()}
     status = seen(capfd)
     assert status["verdict"] == "unknown" and "not mounted" in str(status["why"])
     assert "random weights" not in refusal(stage, "launch --array 1-3", capfd)

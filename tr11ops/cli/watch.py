@@ -20,6 +20,7 @@ from tr11ops.cli.common import drawing_console, lines_to_fill
 from tr11ops.cli.runner import JSON, NO_RUN, SCHEDULER, Outcome, RunContext
 from tr11ops.cli.status import StatusResult, View
 from tr11ops.cli.trainer import WorldSizeOption
+from tr11ops.cluster.arrays import names_of
 from tr11ops.cluster.base import Job, JobState, Scheduler
 from tr11ops.dialects.dialect import Dialect, dialect_named, names
 from tr11ops.launch.watched import fault_in, make_run_directory
@@ -407,7 +408,8 @@ class Watching:
             return
         tasks = [one for one in self.scheduler.jobs() if one.array_id == number]
         tasks.sort(key=_is_waiting)
-        named = ", ".join(f"{one.job_id} ({one.state})" for one in tasks[:_NAMED])
+        typed = [(*names_of([one], [one]), one.state) for one in tasks[:_NAMED]]
+        named = ", ".join(f"{name} ({state})" for name, state in typed)
         raise WrongUsage(f"job {number} is an array: watch one task of it: {named or job.job_id}")
 
     def _hold_of(self, card: RunCard) -> GuestHold | None:
