@@ -166,10 +166,11 @@ class Site:
         if back is None:
             self.wrong.append("no purged checkpoint is in the STORE")
             return
-        done = self.run.tr11("backup", "restore", str(back), expect=None)
-        self.acts.append(f"tr11 backup restore {back}")
-        if done.returncode or back not in _whole(checkpoints):
-            self.wrong.append(f"tr11 backup restore {back}: {done.stdout}{done.stderr}")
+        words = ("backup", "restore", str(back), "--output", "again")
+        done = self.run.tr11(*words, expect=None)
+        self.acts.append(f"tr11 {' '.join(words)}")
+        if done.returncode or back not in _whole(self.run.folder / "again"):
+            self.wrong.append(f"tr11 {' '.join(words)}: {done.stdout}{done.stderr}")
         if not _files(data):
             self.wrong.append("the data were purged")
 
