@@ -89,7 +89,15 @@ def read_history() -> History:
 def pages(history: History) -> dict[str, str]:
     """The page with the figures, and those that tell one event after another; by name."""
     head = INTRODUCTION.format(nodes=history.nodes, scale=history.time_scale)
-    parts = [head, *_sums(history), *_links(), *_table(history.rows), COUNTED.rstrip("\n"), ""]
+    parts = [
+        head,
+        *_sums(history),
+        *_links(),
+        *_table(history.rows),
+        *_uncounted(history.rows),
+        COUNTED.rstrip("\n"),
+        "",
+    ]
     found = {PAGE: "\n".join(parts)}
     rows = list(history.rows)
     for name, title, until in PARTS:
@@ -141,6 +149,9 @@ def _sums(history: History) -> Iterator[str]:
         f"Of the {len(history.rows)} troubles {len(rows)} were played. The {len(known)} of them whose cost was written down took **{then:.1f} hours then, and\n"
         f"{now:.1f} hours now**. In all {history.launches} launches reached iteration {history.iterations:,}; tr11 wrote {mails} mails, and people did {acts} things.\n"
     )
+    alone = sum(row.is_alone for row in rows)
+    if alone:
+        yield f"Of these {alone} were played in runs of their own, some on fewer nodes; each says so.\n"
     for wrong in history.wrong:
         yield f"Otherwise than it should be: {wrong}\n"
 
@@ -159,6 +170,11 @@ def _table(rows: Iterable[EventRow]) -> Iterator[str]:
             f"| {_copies(row)} |"
         )
     yield ""
+
+
+def _uncounted(rows: Iterable[EventRow]) -> Iterator[str]:
+    if any(row.copies is None for row in _played(rows)):
+        yield "Where the last three cells are empty, the trouble was played before copies were counted.\n"
 
 
 def _copies(row: EventRow) -> str:

@@ -26,6 +26,7 @@ from tests.twin.operation import Operation
 from tests.twin.runbook_mails import commands_of
 from tr11ops.alerts.outbox import waiting_entries
 from tr11ops.alerts.store import read_alert_state
+from tr11ops.base.units import counted
 from tr11ops.cron.chain import links_of
 from tr11ops.hub.sync_round import records_folder
 from tr11ops.rundir.cron_records import (
@@ -47,7 +48,7 @@ PURGE_DAYS = 30
 REPOSITORY = "bot/tr11-176B-logs"
 MAIN_LOG = "logs/main/main_log.txt"
 LARGE_LOG = "stacks.txt"
-LARGE_BYTES = 11 << 20  # the hub of then took files of 10 MB
+LARGE_BYTES = 11_000_000  # the hub of then took files of 10 MB
 REFUSED = "Forbidden: pre-receive hook declined, a file is larger than 10 MB"
 _STEP = re.compile(rb"iteration +(\d+)/")
 
@@ -160,7 +161,8 @@ class Site:
         lost = set(old) - set(_whole(checkpoints))
         stored = set(_whole(self._archive)) & lost
         self.notes.append(
-            f"The purge took {gone:,} files of {len(lost)} old checkpoints; {len(stored)} of these are whole in the STORE."
+            f"The purge took {counted(gone, 'file')} of {counted(len(lost), 'old checkpoint')}; "
+            f"whole in the STORE: {len(stored)} of them."
         )
         back = max(stored, default=None)
         if back is None:
