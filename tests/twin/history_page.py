@@ -29,6 +29,7 @@ JOURNALED = {  # what is worth telling of the journal
     "node-included": "may be used again:",
     "submitted": "submitted more tasks",
     "launch-failed": "wrote down why the launch had ended",
+    "array-held": "held what was queued",
 }
 
 NOTE = "<!-- Written by `make history` from benchmarks/history.json. -->"
@@ -147,7 +148,7 @@ def _sums(history: History) -> Iterator[str]:
     mails = sum(len(row.mails) for row in rows)
     yield (
         f"Of the {len(history.rows)} troubles {len(rows)} were played. The {len(known)} of them whose cost was written down took **{then:.1f} hours then, and\n"
-        f"{now:.1f} hours now**. In all {history.launches} launches reached iteration {history.iterations:,}; tr11 wrote {mails} mails, and people did {acts} things.\n"
+        f"{now:.1f} hours now**. The run on all nodes reached iteration {history.iterations:,} in {history.launches} launches; tr11 wrote {mails} mails, and people did {acts} things.\n"
     )
     alone = sum(row.is_alone for row in rows)
     if alone:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from tests.twin.fault_scenario import NOT_PLAYED, read_scenario
 from tests.twin.history_page import FOLDER, PAGE, ROOT, History, pages, read_history
+from tests.twin.site_incidents import Copies
 
 SCENARIO = ROOT / "tests" / "twin" / "scenarios" / "tr11-176b.toml"
 
@@ -41,3 +42,15 @@ def test_what_was_not_played_is_in_no_sum() -> None:
     mails = sum(len(row.mails) for row in played)
     assert f"tr11 wrote {mails} mails" in page(history)
     assert f"tr11 wrote {mails + 2} mails" in page(more)
+
+
+def test_a_row_tells_its_copies_and_that_it_was_played_alone() -> None:
+    history = read_history()
+    first = replace(history.rows[0], copies=Copies(7, 3, 412), is_alone=True, nodes=12)
+    told = pages(replace(history, rows=(first, *history.rows[1:])))
+    assert "| 7 | 3 | 412 |" in told[PAGE] and "in runs of their own" in told[PAGE]
+    assert any("Played in a run of its own, on 12 nodes." in text for text in told.values())
+    counted = [replace(row, copies=Copies(1, 0, 0)) for row in history.rows]
+    said = "the trouble was played before copies were counted"
+    assert said not in page(replace(history, rows=tuple(counted)))
+    assert said in page(replace(history, rows=(replace(counted[0], copies=None), *counted[1:])))
