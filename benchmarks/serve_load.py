@@ -69,11 +69,18 @@ async def page(path: str) -> None:
         raise RuntimeError(f"{path}: {answer[:40]!r}")
 
 
-async def clients(count: int, seconds: float) -> list[float]:
-    """How long each page took."""
+async def served_runs() -> list[dict[str, object]]:
+    """The runs that the server shows now."""
     reader, writer = await asyncio.open_connection("127.0.0.1", PORT)
     writer.write(b"GET /runs.json HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-    [run] = json.loads((await reader.read()).partition(b"\r\n\r\n")[2])["runs"]
+    found = json.loads((await reader.read()).partition(b"\r\n\r\n")[2])["runs"]
+    writer.close()
+    return found
+
+
+async def clients(count: int, seconds: float) -> list[float]:
+    """How long each page took."""
+    [run] = await served_runs()
     seen: list[float] = []
     until = time.monotonic() + seconds
     keys = ("", run["key"])
@@ -132,6 +139,20 @@ def wait_for_steps(folder: Path, count: int) -> None:
         time.sleep(1.0)
 
 
+def wait_for_server(server: subprocess.Popen[bytes]) -> None:
+    """Until it has looked at the run."""
+    end = time.monotonic() + MOST_WAIT_SECONDS
+    while True:
+        try:
+            if any(run["iteration"] != "none yet" for run in asyncio.run(served_runs())):
+                return
+        except OSError:
+            pass  # it does not listen yet
+        if server.poll() is not None or time.monotonic() > end:
+            raise SystemExit("the server shows no run")
+        time.sleep(1.0)
+
+
 def turn(folder: Path, count: int, seconds: float) -> tuple[list[float], list[float]]:
     """The seconds of each step in one turn, and those of each page."""
     began, shown = time.time(), []
@@ -155,6 +176,7 @@ def measure(folder: Path, count: int, seconds: float, turns: int) -> None:
     server = subprocess.Popen(line, cwd=folder, env=environment(folder), stdout=subprocess.DEVNULL)
     try:
         wait_for_steps(folder, 20)
+        wait_for_server(server)
         alone: list[float] = []
         beside: list[float] = []
         pages: list[float] = []

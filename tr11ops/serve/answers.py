@@ -12,6 +12,7 @@ from tr11ops.alerts.state import Alert, AlertState
 from tr11ops.alerts.store import current_alert_state
 from tr11ops.base import deadline
 from tr11ops.base.errors import Refusal
+from tr11ops.base.invocation import mark_of_plan
 from tr11ops.base.observed import cause
 from tr11ops.base.units import counted, duration
 from tr11ops.serve.acts import AT_ONCE, WebAct
@@ -19,6 +20,7 @@ from tr11ops.serve.poller import News
 from trainer.contract.record import Record
 
 SOURCE = "the link in a mail"
+ALERTS_CHANGED = "Nothing was done: these alerts have changed since this page was opened."
 BUTTONS = {"ack": "Acknowledge", "snooze": "Snooze for 2 hours", "shift": "Take the shift"}
 WHAT_THEY_DO = {
     "ack": "No one else is called about it for 24 hours, unless it becomes worse.",
@@ -67,6 +69,11 @@ class AnswerableLink(Record):
         if len(self.alerts) == 1:
             return self.alerts[0].title
         return counted(len(self.alerts), "alert")
+
+    @property
+    def shown(self) -> str:
+        """What stands for what a person is shown of them."""
+        return mark_of_plan(self.lines)
 
     def done(self, action: str) -> tuple[str, ...]:
         """What a button has done, for the person who pressed it."""

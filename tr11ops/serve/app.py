@@ -30,6 +30,7 @@ from tr11ops.base.shipped import page_names, read_shipped
 from tr11ops.serve.access import CookieSigner, RateLimit, WebSession, is_known_host
 from tr11ops.serve.acts import AT_ONCE, WebAct, carry_out
 from tr11ops.serve.answers import (
+    ALERTS_CHANGED,
     BUTTONS,
     WHAT_THEY_DO,
     AnswerableLink,
@@ -291,7 +292,12 @@ class Served:
             return self._said(request, error.status, error.sentence)
         if request.method == "POST":
             return await self._answered(request, asked)
-        action = request.query_params.get("do", "ack")
+        return self._asked(request, asked, request.query_params.get("do", "ack"))
+
+    def _asked(
+        self, request: Request, asked: AnswerableLink, action: str, changed: str = ""
+    ) -> Response:
+        """The page of a link: the alerts as they are now, and the button."""
         if action not in BUTTONS:
             return self.missing(request, "There is no such button.")
         others = [(name, words) for name, words in BUTTONS.items() if name != action]
@@ -299,8 +305,9 @@ class Served:
             request,
             "answer",
             asked=asked,
-            token=token,
+            token=request.path_params["token"],
             action=action,
+            changed=changed,
             label=BUTTONS[action],
             effect=WHAT_THEY_DO[action],
             others=others,
@@ -313,6 +320,8 @@ class Served:
         if not self.acts.allows(asked.link.who):
             return self._said(request, 429, "Too much at once: wait a minute.")
         assert asked.news.run is not None
+        if form.get("shown", asked.shown) != asked.shown:
+            return self._asked(request, asked, form.get("action", ""), ALERTS_CHANGED)
         try:
             act = asked.act(form.get("action", ""))
             answer = await asyncio.to_thread(carry_out, asked.news.run, act)

@@ -13,10 +13,10 @@ import pytest
 from msgspec.structs import replace
 
 from tests.tr11ops.alerts.office import ANA, Mailbox, Server, finding
-from tests.tr11ops.serve.conftest import Site
+from tests.tr11ops.serve.conftest import Site, served
 from tr11ops.alerts.answer_link import AnswerLink, opened, signing_key
 from tr11ops.alerts.changes import AlertChange, change_alerts
-from tr11ops.alerts.incidents import RESOLVED
+from tr11ops.alerts.incidents import ACKNOWLEDGED, RESOLVED
 from tr11ops.alerts.sending import Sender
 from tr11ops.alerts.service import process_some
 from tr11ops.alerts.state import Alert
@@ -24,6 +24,7 @@ from tr11ops.alerts.store import current_alert_state
 from tr11ops.api import Run
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.journal import JournalEntry, read_journal
+from tr11ops.serve.app import ServeSettings
 
 URL = "http://127.0.0.1"
 
@@ -152,6 +153,46 @@ def test_what_should_get_nothing_gets_nothing(site: Site, office: Office) -> Non
     site.ask(path, {"action": "ack", "alert": office.alert("clock-skew").fingerprint, "who": "eve"})
     assert office.alert("clock-skew").acknowledged_at is None, "a link is for its own alert alone"
     assert office.alert("spike").acknowledged_by.startswith(ANA), "and for its own person"
+
+
+def test_a_private_server_shows_a_link_and_only_its_button_acts(site: Site) -> None:
+    """A scanner of mails asks for the link in any way it likes, and has no token."""
+    settings = ServeSettings(
+        site.folder / "tokens.json", site.folder / "tr11" / "answer-links.key", is_private=True
+    )
+    path = site.link("bo@example.org")
+    with served(site.watcher, settings) as port:
+        private, before = replace(site, port=port), state_of(site)
+        for other in ("/", f"/run/{site.run}", "/runs.json", "/events", f"/run/{site.run}/log"):
+            assert private.ask(other).headers["location"] == "/login", other
+        scanner = {"User-Agent": "scanner", "Purpose": "prefetch", "Sec-Purpose": "prefetch"}
+        assert [private.ask(path, headers=scanner).status for _ in range(3)] == [200] * 3
+        assert private.ask(path, method="HEAD").status == 200
+        assert {private.ask(path, method=way).status for way in ("OPTIONS", "PUT", "DELETE")} == {
+            405
+        }
+        for end in ("/", "?action=ack", "?do=ack&action=ack", "%00", "/../x"):
+            private.ask(path + end, headers=scanner)
+        for forged in (path[:-1], path + "A", path.replace(".", "..", 1), "/answer/" + "a" * 9000):
+            assert private.ask(forged, {"action": "ack"}).status in {403, 404}, forged
+        assert state_of(site) == before, "nothing of that was an answer"
+        assert private.ask(path, {"action": "ack"}).status == 200
+        assert state_of(site) != before
+
+
+def test_what_has_changed_since_the_page_was_opened_is_shown_again(
+    site: Site, office: Office
+) -> None:
+    path = office.told("slow-save")
+    [seen] = re.findall(r'name="shown" value="(\w+)"', site.ask(path).text)
+    change = AlertChange(ACKNOWLEDGED, "bo")
+    name = office.alert("slow-save").fingerprint
+    change_alerts(office.sender(), [name], change, who="bo", why="was first")
+    said = site.ask(path, {"action": "ack", "shown": seen})
+    assert "have changed since" in said.text and "bo has it" in said.text
+    assert office.alert("slow-save").acknowledged_by == "bo", "it is not taken from him unseen"
+    [seen] = re.findall(r'name="shown" value="(\w+)"', said.text)
+    assert "Done" in site.ask(path, {"action": "ack", "shown": seen}).text
 
 
 def test_what_is_over_is_not_answered_nor_is_what_came_after_it(site: Site, office: Office) -> None:

@@ -34,8 +34,12 @@ def test_pages_fit_a_phone_and_are_accessible(site: Site, chromium: Any, scheme:
         if scheme == "dark":
             [name, _, value] = site.sign_in().partition("=")
             context.add_cookies([{"name": name, "value": value, "url": site.address}])
-        for path in ("/", f"/run/{site.run}", "/login", "/runbook/down"):
+        alert = site.link("bo@example.org")
+        for path in ("/", f"/run/{site.run}", "/login", "/runbook/down", alert):
             page.goto(site.address + path)
+            if path == "/":
+                for word in ("large models", "node-hours", "GPU-hours", "EUR", "on call"):
+                    assert word in page.inner_text("main"), "what several runs hold and cost"
             if path.startswith("/run/"):
                 page.wait_for_selector("#course-chart svg", timeout=300_000)
             wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
@@ -47,6 +51,30 @@ def test_pages_fit_a_phone_and_are_accessible(site: Site, chromium: Any, scheme:
         assert not faults
     finally:
         context.close()
+
+
+def test_a_mails_link_is_answered_by_keyboard_and_the_log_stays_where_it_was_read(
+    site: Site, chromium: Any
+) -> None:
+    page = chromium.new_page()
+    try:
+        page.goto(site.address + site.link("bo@example.org"))
+        page.get_by_role("button", name="Acknowledge").focus()
+        page.keyboard.press("Enter")
+        page.wait_for_selector("h1:has-text('Done')", timeout=300_000)
+        page.goto(f"{site.address}/run/{site.run}")
+        page.wait_for_selector("#live.on", timeout=300_000)
+        until(lambda: page.evaluate("document.getElementById('log-lines').dataset.seen === '1'"))
+        where = page.evaluate("document.getElementById('log-lines').scrollTop")
+        page.evaluate("window.before = document.querySelector('main h1')")
+        site.watcher.look_again(site.run)
+        until(lambda: not page.evaluate("window.before.isConnected"))
+        assert page.evaluate("document.getElementById('log-lines').scrollTop") == where > 0
+        cell = page.locator("#nodes-now td").first
+        shown = cell.evaluate("cell => getComputedStyle(cell, '::before').content")
+        assert shown == "none", "a wide table has its titles at the top alone"
+    finally:
+        page.close()
 
 
 def test_the_list_keeps_up_and_hostile_names_stay_texts(site: Site, chromium: Any) -> None:

@@ -22,6 +22,7 @@ async function refresh() {
 function put(text) {
   const fresh = document.createElement("div");
   fresh.innerHTML = text;
+  const lines = document.getElementById("log-lines"), at = lines?.scrollTop;  // lost on the way
   const nameOf = one => one.id || one.closest("article")?.querySelector("h3")?.textContent;
   const were = new Map([...main.querySelectorAll("details")].map(one => [nameOf(one), one.open]));
   for (const one of fresh.querySelectorAll("details")) if (were.has(nameOf(one))) one.open = were.get(nameOf(one));
@@ -33,6 +34,7 @@ function put(text) {
   if (find) fresh.querySelector("#find").replaceWith(find);
   const focused = document.activeElement?.getAttribute?.("href"), where = window.scrollY;
   main.replaceChildren(...fresh.childNodes);
+  if (lines) lines.scrollTop = at;
   if (had) find.focus();
   else if (focused && document.activeElement === document.body) main.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({preventScroll: true});
   window.scrollTo(0, where);
