@@ -69,7 +69,11 @@ def software_of(card: RunCard, attempt: Path) -> dict[str, Any]:
     """
     directory = card.settings.directory if isinstance(card, ForeignCard) else ""
     code = identify_code(attempt, directory)
-    return {"versions": versions_for(card), "code": document(code)}
+    versions = versions_for(card)
+    record: dict[str, Any] = {"versions": versions, "code": document(code)}
+    if "python" in versions:  # where it stood before versions had it, for those who read it there
+        record["python"] = versions["python"]
+    return record
 
 
 def versions_for(card: RunCard) -> dict[str, str]:
