@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 TIMM ?= timm==1.0.31
 SHELL := /bin/bash
 
-.PHONY: help setup slurm browser prometheus demo test base-pythons slurm-versions soak chaos walk mutants check lint types contract grain docs bench trainer-faults history gpu clean
+.PHONY: help setup slurm browser prometheus demo test base-pythons slurm-versions soak chaos walk mutants check lint types contract grain docs recording bench trainer-faults history gpu clean
 
 help:
 	@echo "make setup   virtual environment with the CPU build of torch; leaves $(BIN)/tr11"
@@ -20,6 +20,7 @@ help:
 	@echo "make mutants whether the tests notice: features of the operation are broken one at a time; about 15 minutes"
 	@echo "make check   lint, types, import contract, and how dense the code is"
 	@echo "make docs    the documentation as a site in site/, with every link checked"
+	@echo "make recording  a first run, typed and recorded: the picture of README; five minutes"
 	@echo "make bench   the measurements of benchmarks/"
 	@echo "make trainer-faults  ten faults for each unchanged trainer; about an hour; into docs/reference/trainer-faults*.md. FAULT_OPTIONS=\"--trainer plain --scheduler slurm\""
 	@echo "make history what befell the 176-billion training, in order, on a twin of 52 nodes; half an hour; into docs/explanation/tr11-again.md"
@@ -100,6 +101,9 @@ $(BIN)/mkdocs: | $(VENV)/.installed
 docs: $(BIN)/mkdocs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "ready: site/index.html"
+
+recording: $(BIN)/mkdocs
+	@$(BIN)/python benchmarks/recording.py
 
 bench: setup
 	@$(BIN)/python benchmarks/run.py

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree
 
 import pytest
 
@@ -133,25 +134,76 @@ def test_no_page_is_longer_than_one_sitting(pages: ModuleType) -> None:
 
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-FIRST = [
-    README,
-    (ROOT / "docs" / "tutorial" / "first-run.md").read_text(encoding="utf-8"),
-    (ROOT / "docs" / "how-to" / "from-sbatch.md").read_text(encoding="utf-8"),
-]
-BLOCKS = re.findall(r"^```sh\n(.*?)^```$", "\n".join(FIRST), re.MULTILINE | re.DOTALL)
-LINES = [line for block in BLOCKS for line in block.splitlines() if line.startswith("tr11 ")]
+FENCED = re.compile(r"^(?:```|~~~)\w*\n(.*?)^(?:```|~~~)$", re.MULTILINE | re.DOTALL)
+# What stands in the place of an answer, and what a line has behind its command.
+PLACES = {"STEP": "100"}
+BEHIND = re.compile(r" {2,}\S.*| (?:[|>&;]|\|\||&>) .*| 2>.*| &$")
 
 
-@pytest.mark.parametrize("line", LINES)
-def test_a_command_is_taken(line: str) -> None:
-    _, name, *rest = shlex.split(line, comments=True)
+def commands_of(text: str) -> list[str]:
+    """The lines of a page's blocks that begin with tr11, each one whole, without what is behind it."""
+    lines = "\n".join(FENCED.findall(text)).replace("\\\n", " ").splitlines()
+    return [
+        BEHIND.sub("", re.sub(r" +(?=-)", " ", line)) for line in lines if line.startswith("tr11 ")
+    ]
+
+
+def taken(line: str) -> None:
+    """Raises where the parser does not take the command."""
+    counted = re.sub(r"\$\(\(.*?\)\)", "8", line)
+    _, name, *rest = (PLACES.get(word, word) for word in shlex.split(counted, comments=True))
+    rest = [word.strip("[]") if word.startswith("[-") else word for word in rest]
     command = main.load(name)
     context = None
-    while hasattr(command, "commands"):
+    while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
         context = command.make_context(name, [], parent=context, resilient_parsing=True)
         name, *rest = rest
         command = command.commands[name]
     command.make_context(name, list(rest), parent=context)
+
+
+@pytest.mark.parametrize(
+    "place", ["README.md", "docs/tutorial", "docs/how-to", "docs/explanation", "docs/reference"]
+)
+def test_the_commands_of_the_pages_are_taken(place: str) -> None:
+    refused = []
+    for path in sorted((ROOT / place).glob("*.md")) or [ROOT / place]:
+        for line in commands_of(path.read_text(encoding="utf-8")):
+            try:
+                taken(line)
+            except Exception as error:
+                refused.append(f"{path.name}: {line}: {error}")
+    assert not refused
+
+
+def test_the_picture_of_a_first_run_is_whole_and_shows_commands_that_exist() -> None:
+    path = ROOT / "docs" / "images" / "first-run.svg"
+    text = path.read_text(encoding="utf-8")
+    assert path.stat().st_size < 150_000 and str(path.relative_to(ROOT)) in README
+    svg = ElementTree.fromstring(text)
+    names = {element.tag.rpartition("}")[2] for element in svg.iter()}
+    assert names == {"svg", "title", "desc", "style", "rect", "g", "text"}
+    assert not [
+        key
+        for element in svg.iter()
+        for key in element.attrib
+        if "href" in key or key.startswith("on")
+    ]
+    assert not re.search(r"url\(|@import|https?://(?!www\.w3\.org/2000/svg)", text)
+    assert "prefers-color-scheme:dark" in text and "/tmp" not in text and "/work" not in text
+    shown = [
+        "".join("".join(frame.itertext()).split()) for frame in svg if frame.tag.endswith("}g")
+    ]
+    (typed,) = (element.text for element in svg if element.tag.endswith("}desc"))
+    assert typed
+    commands = typed.splitlines()
+    assert {"init", "doctor", "launch", "status", "logs", "kill"} <= {
+        line.split()[1] for line in commands
+    }
+    for line in commands:
+        assert any("".join(line.split()) in text for text in shown), line
+        if line.startswith("tr11 "):
+            taken(BEHIND.sub("", line))
 
 
 def test_the_first_command_comes_within_a_screenful() -> None:

@@ -13,6 +13,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -29,9 +31,9 @@ from tr11ops.twin.fault_effects import FOREIGN_REASON
 from tr11ops.twin.fault_files import CORE_DUMP, _listing, check_directory
 from tr11ops.twin.fault_kinds import KINDS, find_kind
 from tr11ops.twin.fault_store import FaultStore, InjectedFault, new_fault
-from tr11ops.twin.faults import active, heal, inject
+from tr11ops.twin.faults import _target, active, heal, inject
 from tr11ops.twin.plan import TwinFolders, TwinPlan
-from tr11ops.twin.processes import NodeContents, ProcessRecord, StepWatch, scan
+from tr11ops.twin.processes import NodeContents, NodeProcess, ProcessRecord, StepWatch, scan
 from tr11ops.twin.twin import Twin
 from trainer.contract.documents import document, record_of
 
@@ -46,6 +48,26 @@ srun --nodes=3 bash -c 'RANK=$SLURM_PROCID exec sleep 3000'
 echo "the step ended with $?"
 sleep 3000
 """
+
+
+def test_without_a_name_the_fault_befalls_the_training_not_a_periodic_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, two = (ProcessRecord("job", "job", pid, pid, "") for pid in (1, 2))
+    daemon = NodeProcess(one, parent=0, step=None, rank=None)
+    worker = NodeProcess(two, parent=1, step="0", rank=0)
+    busy = {
+        ONE: NodeContents(daemons=(daemon,), tasks=(worker,)),
+        FOUR: NodeContents(daemons=(daemon,)),
+    }
+    there = {name: busy.get(name, NodeContents()) for name in PLAN.node_names}
+    monkeypatch.setattr("tr11ops.twin.faults.scan", lambda folders, names: there)
+    none = SimpleNamespace(active=tuple)
+    twin = cast(Twin, SimpleNamespace(plan=PLAN, folders=None, faults=none))
+    for kind in ("worker-crash", "step-hang", "node-dead"):
+        assert _target(twin, find_kind(kind), None, None) == ONE
+    there[ONE] = NodeContents()
+    assert _target(twin, find_kind("node-dead"), None, None) == FOUR, "the only busy one"
 
 
 @pytest.fixture(scope="module")

@@ -175,7 +175,8 @@ def _target(twin: Twin, kind: FaultKind, node: str | None, path: str | None) -> 
     fitting = [name for name in names if _fits(kind, contents[name])]
     if not fitting:
         raise TwinError(f"{kind.name}: no job runs on the twin: name a --node, or start one")
-    return fitting[-1]
+    training = [name for name in fitting if contents[name].workers]
+    return (training or fitting)[-1]
 
 
 def _fits(kind: FaultKind, contents: NodeContents) -> bool:
