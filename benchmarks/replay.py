@@ -19,7 +19,7 @@ from statistics import mean, median
 
 from tr11ops.replay.parameters import Layout
 from tr11ops.replay.production import production_score
-from tr11ops.replay.rivals import Oracle, rival_scores
+from tr11ops.replay.rivals import NoForesight, Oracle, rival_scores
 from tr11ops.replay.traces import DAY, Trace, read_trace, window
 from tr11ops.replay.world import Score
 
@@ -47,8 +47,9 @@ def scores_of(trace: Trace, layout: Layout, seed: int) -> Mapping[str, Score]:
 
 
 def is_ahead(name: str, scores: Mapping[str, Score]) -> bool:
-    """Whether no other operation did better on a window; the oracle is none."""
-    others = [score for score in scores.values() if score.operation != Oracle.name]
+    """Whether no other operation did better on a window; those with foresight are none."""
+    foresees = {Oracle.name, NoForesight.name}
+    others = [score for score in scores.values() if score.operation not in foresees]
     return all(scores[name].effective >= other.effective for other in others)
 
 

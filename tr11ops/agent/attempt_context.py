@@ -115,7 +115,8 @@ class AttemptContext(Record):
     nothing was. `history`: the run's times before this attempt. `watch`: what the scheduler says of
     the attempt's own job, None where no one can change its limit. `start_before`: that of its job
     which Slurm ended to start it again. `waits_for_changes`: a change to queued jobs and
-    exclusions is done before anything else goes on, as where time is simulated.
+    exclusions is done before anything else goes on, as where time is simulated. `free_bytes` where
+    checkpoints lie; None: the file system is asked.
     """
 
     config: RunCard
@@ -131,6 +132,7 @@ class AttemptContext(Record):
     watch: JobWatch | None = None
     start_before: EarlierStart | None = None
     waits_for_changes: bool = False
+    free_bytes: int | None = None
 
     @property
     def directory(self) -> RunDirectory:

@@ -40,6 +40,7 @@ from tr11ops.agent.step import (
 from tr11ops.agent.traces import (
     last_iteration_since,
     logged_iteration,
+    met_faults,
     read_awaited,
     read_faults,
     read_launches,
@@ -54,7 +55,9 @@ from tr11ops.diagnose.attribution.evidence import Attribution, Evidence, Kind
 from tr11ops.diagnose.attribution.records import all_failures, read_ranks, read_reports
 from tr11ops.diagnose.attribution.restart import restart_after
 from tr11ops.diagnose.attribution.srun import parse_lines
+from tr11ops.observe.operation_files import read_save_room
 from tr11ops.runcard.card import ForeignCard
+from tr11ops.runcard.save_interval import SaveInterval, adapts, chosen_interval
 from tr11ops.rundir.attempts import LaunchRecord, launch_line
 from tr11ops.rundir.exclusion import Exclusion, NodeStanding, after_attribution, family, is_broad
 from tr11ops.rundir.exclusions import Version, read_version
@@ -118,6 +121,8 @@ class Launches:
             # of the launch before, or of a job requeued under the same number
             stale.unlink(missing_ok=True)
         forget_earlier_life(self._folder, number)
+        saves = self._save_interval()
+        save_minutes = None if saves is None else saves.minutes
         record = LaunchRecord(
             number,
             nodes,
@@ -125,11 +130,14 @@ class Launches:
             iteration_before=logged_iteration(self._paths),
             checkpoint_before=newest_step(self._paths),
             left_out_checks=tuple(self._failing_checks),
+            save_minutes=save_minutes,
         )
         self.write(record)
         where = f"{counted(len(nodes), 'node')}: {compress(nodes)}"
         label = self._context.allocation.label
         self._tee.line(launch_line(self._job_id, label, number, where))
+        if saves is not None:
+            self._say(f"the training saves every {saves.minutes:g} min: {saves.why}")
         watch = LaunchWatch(start=record.start)
         self._workers.run(
             PlannedLaunch(
@@ -137,6 +145,7 @@ class Launches:
                 nodes,
                 started=self._observations.started,
                 skipped=tuple(self._failing_checks),
+                save_minutes=save_minutes,
             ),
             watch,
             self._look,
@@ -177,6 +186,21 @@ class Launches:
         if record.has_progress and self._context.swaps_nodes:
             self._note_progress(record, found)
         return record, marker, found
+
+    def _save_interval(self) -> SaveInterval | None:
+        """How often the launch that begins saves, where that is more often than the card says."""
+        if not adapts(self._config):
+            return None
+        free = self._context.free_bytes
+        if free is None:
+            room = known(read_save_room(self._paths), None)
+            free = None if room is None else room.free_bytes
+        folders = (
+            self._folder,
+            *(one for one, _ in attempts_before(self._context.directory, self._job_id)),
+        )
+        met = met_faults(read_launches(folders), now())
+        return chosen_interval(self._config, self._context.history, met, free, now())
 
     def _note_progress(self, record: LaunchRecord, found: Attribution) -> None:
         """A launch has trained: that speaks for its nodes, and against those that were left out to

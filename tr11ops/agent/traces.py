@@ -12,6 +12,7 @@ from tr11ops.diagnose.attribution.evidence import Awaited, Kind
 from tr11ops.diagnose.attribution.records import read_objects
 from tr11ops.diagnose.stacks.records import look_at_records
 from tr11ops.observe.files import read_steps
+from tr11ops.runcard.save_interval import FaultRecord
 from tr11ops.rundir.attempts import LaunchRecord, read_kept_stacks
 from trainer.contract.paths import RunPaths, label_in
 
@@ -69,6 +70,20 @@ def _launches(folder: Path) -> list[LaunchRecord]:
         with suppress(ValueError):
             found.append(LaunchRecord.of(value))
     return sorted(found, key=lambda launch: -launch.launch)
+
+
+def met_faults(launches: Iterable[LaunchRecord], now: float) -> FaultRecord:
+    """What launches have met that are over: a fault counts where the launch had trained, and so lost
+    work. One that no one saw end died with its batch script's node.
+    """
+    seconds, faults = 0.0, []
+    for launch in launches:
+        end = launch.end or launch.start
+        seconds += end - launch.start
+        is_fault = launch.end is None or launch.cause not in {"", Kind.OPERATOR}
+        if is_fault and (launch.end is None or launch.reached is not None):
+            faults.append(end)
+    return FaultRecord(seconds, tuple(moment for moment in faults if moment <= now))
 
 
 def read_faults(folders: Iterable[Path]) -> tuple[NodeFault, ...]:

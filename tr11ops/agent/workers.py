@@ -23,13 +23,15 @@ from trainer.contract.record import Record
 
 class PlannedLaunch(Record):
     """A launch that is to begin: which of its attempt, and where. `started`: when the attempt began,
-    in seconds since the epoch. `skipped`: health checks that are left out.
+    in seconds since the epoch. `skipped`: health checks that are left out. `save_minutes`: between
+    two saves, None: as the card says.
     """
 
     number: int
     nodes: tuple[str, ...]
     started: float
     skipped: tuple[str, ...] = ()
+    save_minutes: float | None = None
 
 
 class Workers(Protocol):
@@ -89,11 +91,12 @@ class RealWorkers:
 
     def _card(self, planned: PlannedLaunch) -> Path:
         """The card of a launch: a later one has what is left of the exit duration, and fewer health
-        checks.
+        checks; each may save more often than the attempt's.
         """
         first = self._folder / "card.json"
         minutes = self._config.run.exit_duration_minutes
-        if planned.number == 1 or (minutes is None and not planned.skipped):
+        is_left = minutes is not None or bool(planned.skipped)
+        if planned.save_minutes is None and (planned.number == 1 or not is_left):
             return first
         value = json.loads(first.read_text(encoding="utf-8"))
         if minutes is not None:
@@ -102,6 +105,8 @@ class RealWorkers:
             )
         skipped = [*value["resilience"].get("skip_checks", ()), *planned.skipped]
         value["resilience"]["skip_checks"] = skipped
+        if planned.save_minutes is not None:
+            value["checkpoint"]["interval_minutes"] = planned.save_minutes
         path = self._folder / "launches" / f"{planned.number}.card"
         write_json(path, value)
         return path

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from tr11ops.checkpoints.catalogue import Catalogue
 from tr11ops.checkpoints.quarantine import QuarantinedCheckpoint
+from tr11ops.runcard.save_interval import adapts
 from tr11ops.runcard.watching import BackupSection
 from tr11ops.rundir.checkpoint_pins import Pin
 from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
@@ -39,7 +40,8 @@ class RetentionPolicy(Record):
 
     `away`: archives whose copies cannot be there to fall back on as things are, and why; nothing
     goes because of them. `unseen`: the same of single copies, by archive and location (see
-    `tr11ops.backup.survey`).
+    `tr11ops.backup.survey`). `interval`: iterations between the saves that the card asks for, where
+    others come between; else 1.
     """
 
     keep_latest: int
@@ -49,6 +51,7 @@ class RetentionPolicy(Record):
     addresses: Mapping[str, str]
     away: Mapping[str, str] = {}
     unseen: Mapping[tuple[str, str], str] = {}
+    interval: int = 1
 
     @classmethod
     def of(cls, card: RunCard, keep_latest: int | None = None) -> RetentionPolicy:
@@ -62,6 +65,7 @@ class RetentionPolicy(Record):
             milestone_percent=section.milestone_percent,
             last_step=card.total_iterations or 0,
             copies=section,
+            interval=(card.saves_every.steps or 1) if adapts(card) else 1,
             addresses={
                 key: archive_address(address) for key, address in archives if address is not None
             },
@@ -182,9 +186,9 @@ class _State(Record):
             named=named,
         )
 
-    def newer(self, step: int) -> int:
-        """How many resumable checkpoints are newer."""
-        return len(self.sound) - bisect_right(self.sound, step)
+    def newer(self, step: int, interval: int = 1) -> int:
+        """How many resumable checkpoints at multiples of an interval are newer."""
+        return sum(one % interval == 0 for one in self.sound[bisect_right(self.sound, step) :])
 
 
 def _wanted(
@@ -257,6 +261,9 @@ def _by_policy(entry: SavedCheckpoint, state: _State) -> tuple[str, str]:
         return "last two", "no two newer ones are there that a restart can take"
     if newer < keep:
         return "newest", f"one of the newest {keep}"
+    interval = state.policy.interval
+    if entry.step % interval == 0 and state.newer(entry.step, interval) < keep:
+        return "newest", f"one of the newest {keep} of each {interval} iterations"
     if entry.is_superseded and entry.name in state.named:  # no round copies it, so a person decides
         return "goes", _farewell(entry, state)
     lacking = [

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 from tr11ops.base.observed import Observed, Unknown
 from tr11ops.base.robust import usual_step_seconds
@@ -167,18 +168,19 @@ def _budget_check(
 
 STARTS_LOOKED_AT = 10  # of attempts, the newest
 TAIL_BYTES = 4 << 20  # some weeks of the largest run's log, whose steps take minutes
-_SAVE = re.compile(r"time \(ms\) \| save-checkpoint: (?P<milliseconds>\d+(?:\.\d+)?)")
+_SAVE = re.compile(
+    r"time \(ms\) \| save-checkpoint: (?P<milliseconds>\d+(?:\.\d+)?)"
+    r"(?: \(the training stood still for (?P<stall>\d+(?:\.\d+)?)\))?"
+)
 
 
 def read_history(paths: RunPaths) -> RunHistory:
     """Read the ends of both logs; what is not there was not measured. Raises OSError as the file
     system does.
     """
-    saves = [
-        float(match["milliseconds"]) / 1000
-        for line in _tail(paths.main_log)
-        if (match := _SAVE.search(line))
-    ]
+    told = [match for line in _tail(paths.main_log) if (match := _SAVE.search(line))]
+    saves = [float(match["milliseconds"]) / 1000 for match in told]
+    stalls = [float(match["stall"] or match["milliseconds"]) / 1000 for match in told]
     records = [
         record for line in _tail(paths.metrics) if (record := parse_record(line)) is not None
     ]
@@ -187,6 +189,8 @@ def read_history(paths: RunPaths) -> RunHistory:
         step=usual_step_seconds(record.number("seconds_per_iteration") for record in steps),
         step_iteration=steps[-1].iteration if steps else None,
         save=max(saves, default=None),
+        usual_save=median(saves) if saves else None,
+        stall=median(stalls) if stalls else None,
         evaluation=_longest_evaluation(records),
         start=_shortest_start(paths, steps),
     )

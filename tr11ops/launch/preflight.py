@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tr11ops.base.installed import EXTRA
 from tr11ops.base.observed import Unknown, known
-from tr11ops.base.units import counted, first_few, format_time_limit
+from tr11ops.base.units import counted, duration, first_few, format_time_limit
 from tr11ops.cluster.base import Node, Partition
 from tr11ops.cluster.pending_reasons import Lack, NodeNeed, lacking
 from tr11ops.cluster.sbatch_options import memory_megabytes, options_of, shown
@@ -41,6 +41,7 @@ from tr11ops.runcard.check import PreflightCheck, ok, refused, unknown, warning
 from tr11ops.runcard.exit_duration import ExitPlan, exit_plan
 from tr11ops.runcard.gpu_memory import attention_checks, memory_checks
 from tr11ops.runcard.rules import card_warnings
+from tr11ops.runcard.save_interval import adapts, save_times
 from tr11ops.runcard.speed import RunHistory, with_gpus_of
 from tr11ops.rundir.exclusions import due_for_recheck
 from tr11ops.rundir.paths import RunDirectory
@@ -79,6 +80,7 @@ def _checks(
         yield refused("rehearsal", facts.rehearsal_refusal, "nothing was submitted", 2)
     if request.on_scheduler:
         yield from _leave_checks(leaves)
+        yield from _save_checks(card, history)
         yield from margin_checks(card, history)
         yield from _option_checks(card, facts.scheduler)
         yield from _partition_checks(card, request, facts)
@@ -141,6 +143,18 @@ def _leave_checks(leaves: ExitPlan) -> Iterator[PreflightCheck]:
         rule = f"cannot be derived, so each attempt ends without a last checkpoint: {leaves.why}"
         yield warning(
             "run.exit_duration_minutes", rule, "raise slurm.time_limit, or say when to leave"
+        )
+
+
+def _save_checks(card: RunCard, history: RunHistory) -> Iterator[PreflightCheck]:
+    """What each launch decides about its saves."""
+    if isinstance(card, OwnCard) and adapts(card):
+        stall, written = save_times(card, history)
+        basis = "assumed" if history.stall is None else "measured"
+        text = "each launch saves as often as the run's faults call for, [checkpoint] at the latest"
+        yield ok(
+            "saves",
+            f"{text}; a save stops the steps for {stall:,.1f} s of {duration(written)} ({basis})",
         )
 
 

@@ -51,7 +51,7 @@ from tr11ops.observe.snapshot import (
 from tr11ops.observe.training_files import see_training
 from tr11ops.runcard.card import ForeignCard, OwnCard
 from tr11ops.rundir.action_log import DAY_SECONDS, replay
-from tr11ops.rundir.attempts import last_sign_in, told_end
+from tr11ops.rundir.attempts import LaunchRecord, last_sign_in, told_end
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusions import INCLUDED
 from tr11ops.rundir.journal import read_journal
@@ -328,11 +328,17 @@ def _as_launched(
     if not own:
         return facts  # it cannot be read, or is being written: the present card is the best guess
     interval, nodes = _amount(own, "checkpoint", "interval"), _amount(own, "slurm", "nodes")
+    minutes = _amount(own, "checkpoint", "interval_minutes")
+    launch = None
+    if newest is not None:
+        launch = known(observed(LaunchRecord.newest, directory.paths.attempt(newest.job_id)), None)
+    if launch is not None and launch.save_minutes is not None:
+        minutes = launch.save_minutes
     return replace(
         facts,
         trains_on=None if nodes is None else int(nodes),
         checkpoint_interval=facts.checkpoint_interval if interval is None else int(interval),
-        checkpoint_minutes=_amount(own, "checkpoint", "interval_minutes"),
+        checkpoint_minutes=minutes,
         log_interval=int(_amount(own, "logging", "interval") or facts.log_interval),
     )
 

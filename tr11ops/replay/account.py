@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tr11ops.replay.parameters import Parameters
+from trainer.contract.record import Record
+
+
+class Course(Record):
+    """How far a launch came: iterations done, and saved; after which it began to save, and evaluated."""
+
+    done: int
+    saved: int
+    saves: Sequence[int] = ()
+    evaluations: Sequence[int] = ()
 
 
 class IdleReason(StrEnum):
@@ -42,11 +52,12 @@ class LostTime:
         """Time in which no launch ran."""
         setattr(self, reason, getattr(self, reason) + seconds)
 
-    def add_training(self, times: Parameters, seconds: float, *, begun: int, kept: int) -> None:
+    def add_training(
+        self, times: Parameters, seconds: float, course: Course, *, begun: int, kept: int
+    ) -> None:
         """Seconds of training that began at iteration `begun`, of which those up to `kept` count."""
-        both = math.lcm(times.interval, times.evaluation_interval)
-        saves = times.save * (kept // times.interval - begun // times.interval)
-        evaluations = times.evaluation * (kept // both - begun // both)
+        saves = times.save * sum(step <= kept for step in course.saves)
+        evaluations = times.evaluation * sum(step <= kept for step in course.evaluations)
         self.saves += saves
         self.evaluations += evaluations
         self.redone += seconds - times.step * (kept - begun) - saves - evaluations

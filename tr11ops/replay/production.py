@@ -17,17 +17,17 @@ from tr11ops.base.now import another_clock
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.launch.plan import resolved_card
 from tr11ops.replay.evidence import leave_end, leave_fault, leave_progress
-from tr11ops.replay.parameters import Layout, Parameters
+from tr11ops.replay.parameters import IN_BACKGROUND, Layout, Parameters
 from tr11ops.replay.run import SimulatedRun
 from tr11ops.replay.traces import FaultKind, Window
 from tr11ops.replay.watching import Watchdog
 from tr11ops.replay.world import Score, World
+from tr11ops.runcard.speed import RunHistory
 from trainer.contract.attempt import EXIT_FINE
 from trainer.contract.documents import document
 from trainer.contract.files import write_json
 
 ARRAY = 10  # tasks of the first launch
-DEFAULTS = Parameters()
 
 
 class SilentTee(LineTee):
@@ -71,7 +71,8 @@ class SimulatedWorkers:
         leaves = None
         if self._context.watch is not None:
             leaves = self._context.watch.leaves
-        end = world.launch(launch.nodes, leaves)
+        save_seconds = None if launch.save_minutes is None else 60 * launch.save_minutes
+        end = world.launch(launch.nodes, leaves, save_seconds=save_seconds)
         watch.start, watch.end, watch.first_sign = end.start, end.end, end.sign
         self._run.last_trained = end.sign or end.end
         self._watchdog.hurry()
@@ -144,6 +145,7 @@ class Production:
         self.run.note_exclusions()
 
     def _context(self, job: Job, tag: str) -> AttemptContext:
+        times = self.world.parameters
         allocation = Allocation(
             "slurm", job.raw_id, array_id=job.array_id, task_id=job.task_id, nodes=job.nodes
         )
@@ -156,7 +158,11 @@ class Production:
             states=self.run.scheduler,
             ordering=self.run.scheduler if self.run.card.slurm.spare_nodes else None,
             watch=SimulatedWatch(self.run.scheduler, job.raw_id),
+            history=RunHistory(
+                step=times.step, save=times.last_save, usual_save=times.last_save, stall=times.save
+            ),
             waits_for_changes=True,
+            free_bytes=times.free_bytes,
         )
 
     def _attempt_record(self, context: AttemptContext) -> dict[str, object]:
@@ -172,7 +178,7 @@ def production_score(
     layout: Layout,
     passed: Callable[[float], None] | None = None,
     *,
-    parameters: Parameters = DEFAULTS,
+    parameters: Parameters = IN_BACKGROUND,
     overrides: tuple[str, ...] = (),
 ) -> Score:
     """What tr11 makes of a window, in a run directory that is removed again. `passed` hears how many

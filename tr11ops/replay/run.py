@@ -56,8 +56,17 @@ prefixes = ["/replay/corpus"]
 path = "/replay/tokenizer"
 padded_vocabulary_size = 250_880
 
+[backup]
+store = "{root}-archive"
+interval_hours = 6
+prune = true
+
+[resilience]
+adapt_save_interval = {adapts}
+
 [alerts]
 recipients = ["on-call@site.example"]
+digest_time = ""
 
 [watch]
 act = true
@@ -77,6 +86,7 @@ def replay_card(folder: Path, world: World, overrides: tuple[str, ...] = ()) -> 
         held=layout.held,
         limit=f"{hours:02d}:{seconds // 60:02d}:{seconds % 60:02d}",
         interval=times.interval,
+        adapts=str(times.adapts).lower(),
         batch=BATCH_PER_NODE * layout.nodes,
         samples=BATCH_PER_NODE * layout.nodes * MOST_ITERATIONS,
     )

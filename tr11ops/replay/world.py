@@ -12,7 +12,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from tr11ops.replay.account import Account, IdleReason
+from tr11ops.replay.account import Account, Course, IdleReason
 from tr11ops.replay.parameters import Layout, Parameters
 from tr11ops.replay.traces import Fault, FaultKind, Window
 from trainer.contract.record import Record
@@ -42,6 +42,10 @@ class LaunchEnd(Record):
     saved: int
     reached: int | None
     from_start: bool = False
+
+
+def _multiple_after(iteration: int, interval: int) -> int:
+    return (iteration // interval + 1) * interval
 
 
 class Operation(Protocol):
@@ -93,6 +97,7 @@ class World:
         self.started = BEGIN  # the task that runs, or the last one
         self.launch_began: float | None = None  # while one runs
         self._trains_from = math.inf
+        self._save_seconds: float | None = None  # of the launch that runs
         self._idle = IdleReason.STARTS
         self._operation: Operation | None = None
         self._faults: dict[str, list[Fault]] = {node: [] for node in window.nodes}
@@ -215,10 +220,16 @@ class World:
 
     # ------------------------------------------------------------------ a launch
     def launch(
-        self, nodes: tuple[str, ...], leaves: float | None = None, *, foresees: bool = False
+        self,
+        nodes: tuple[str, ...],
+        leaves: float | None = None,
+        *,
+        save_seconds: float | None = None,
+        foresees: bool = False,
     ) -> LaunchEnd:
         """One start of the workers, to its end. `leaves`: when the trainer saves and leaves by itself.
-        `foresees`: it has just saved when a fault comes, as no one can. Raises WindowOver.
+        `save_seconds`: between two saves, beside those of the interval. `foresees`: it has just saved
+        when a fault comes, as no one can. Raises WindowOver.
         """
         self.account.launches += 1
         times = self.parameters
@@ -235,22 +246,26 @@ class World:
         elif fault is not None and comes < ready:
             stops = min(max(comes, start + times.start_up), leaves)
         self._trains_from, self.launch_began = ready, start
+        self._save_seconds = save_seconds
         sign, end = stops, stops
         if fault is not None and comes <= leaves:
             sign = stops + self._unseen(fault, from_start)
             end = sign + times.ends_within
         else:
             fault = None
-            end = max(stops, start) + times.save
+            end = max(stops, start) + times.last_save
         try:
             self.wait_until(end)
         finally:
             self.launch_began = None
             trained = min(stops, self.end) - ready
-            self.iteration, self.saved = self.course(before, trained)
+            course = self.course(before, trained, save_seconds)
+            self.iteration, self.saved = course.done, course.saved
             if fault is None or foresees:
                 self.saved = self.iteration
-            self._note_lost(start, ready, stops=stops, end=end, begun=before, is_fine=fault is None)
+            self._note_lost(
+                course, start, ready, stops=stops, end=end, begun=before, is_fine=fault is None
+            )
         return LaunchEnd(
             nodes,
             start,
@@ -265,7 +280,15 @@ class World:
         )
 
     def _note_lost(
-        self, start: float, ready: float, *, stops: float, end: float, begun: int, is_fine: bool
+        self,
+        course: Course,
+        start: float,
+        ready: float,
+        *,
+        stops: float,
+        end: float,
+        begun: int,
+        is_fine: bool,
     ) -> None:
         """Where the time of a launch went that is over: it trained from `ready` to `stops`."""
         lost = self.account.lost
@@ -275,7 +298,7 @@ class World:
         kept = self.saved
         if self.now >= self.end:
             kept = self.iteration  # what was reached counts then
-        lost.add_training(self.parameters, stops - trains, begun=begun, kept=kept)
+        lost.add_training(self.parameters, stops - trains, course, begun=begun, kept=kept)
         if is_fine:
             lost.saves += end - stops
         else:
@@ -302,32 +325,46 @@ class World:
             return self.parameters.lost_after
         return 0.0
 
-    def course(self, iteration: int, seconds: float) -> tuple[int, int]:
-        """The iterations done and saved after so many seconds of training from `iteration` on, which
-        was saved.
+    def course(self, iteration: int, seconds: float, save_seconds: float | None = None) -> Course:
+        """What comes of so many seconds of training from `iteration` on, which was saved. It saves
+        each `interval` iterations, and so long after the last save has begun, where that is said.
         """
         times = self.parameters
-        done, saved, spent = iteration, iteration, 0.0
+        every = math.inf if save_seconds is None else save_seconds
+        done, saved, spent, began = iteration, iteration, 0.0, 0.0
+        saves: list[int] = []
+        evaluations: list[int] = []
         while spent < seconds:
-            following = (done // times.interval + 1) * times.interval
+            following = min(
+                _multiple_after(done, times.interval),
+                _multiple_after(done, times.evaluation_interval),
+            )
+            if began + every < spent + (following - done) * times.step:
+                late = max(1, math.ceil((began + every - spent) / times.step))
+                following = min(following, done + late)
             need = (following - done) * times.step
             if spent + need > seconds:
                 done += int((seconds - spent) / times.step)
                 break
             done, spent = following, spent + need
+            if done % times.interval == 0 or spent >= began + every:
+                began = spent
+                spent += times.save
+                saves.append(done)
+                if began + times.last_save <= seconds:
+                    saved = done
             if done % times.evaluation_interval == 0:
                 spent += times.evaluation
-            spent += times.save
-            if spent <= seconds:
-                saved = done
-        return done, saved
+                evaluations.append(done)
+        return Course(done, saved, saves, evaluations)
 
     @property
     def seen(self) -> tuple[int, int]:
         """The iterations done and saved, as someone sees it who looks now."""
         if self.launch_began is None or self.now < self._trains_from:
             return self.iteration, self.saved
-        return self.course(self.iteration, self.now - self._trains_from)
+        course = self.course(self.iteration, self.now - self._trains_from, self._save_seconds)
+        return course.done, course.saved
 
     @property
     def is_training(self) -> bool:

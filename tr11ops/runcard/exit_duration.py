@@ -233,11 +233,11 @@ def _parts(card: RunCard, history: RunHistory | None) -> list[tuple[str, float, 
     if save is not None:
         parts.append(("a save", save, "measured"))
     else:
-        parts.append(("a save", _save_seconds(card), "assumed"))
+        parts.append(("a save", save_seconds(card), "assumed"))
     return parts
 
 
-def _save_seconds(card: RunCard) -> float:
+def save_seconds(card: RunCard) -> float:
     """By what a model of this size takes to write; of another trainer's nothing is known, and a
     minute stands for it.
     """

@@ -38,6 +38,7 @@ def operation_rules(card: RunCard) -> tuple[Rule, ...]:
         lambda: _job_problems(card),
         lambda: _option_problems(card),
         lambda: _trainer_problems(card),
+        lambda: _save_problems(card),
     )
 
 
@@ -99,6 +100,22 @@ def _exit_problems(card: RunCard) -> Iterator[Problem]:
             rule,
             f"use {advised_exit_minutes(limit):g} or less",
         )
+
+
+def _save_problems(card: RunCard) -> Iterator[Problem]:
+    """Saves that no one can make more often, or that no one would remove."""
+    key, backup = "resilience.adapt_save_interval", card.backup
+    if not card.resilience.adapt_save_interval:
+        return
+    if not isinstance(card, OwnCard):
+        rule = "is for tr11's own trainer: another one saves as its own options say"
+        yield Problem(key, True, rule, "leave it out")
+    elif card.checkpoint.interval is None:
+        rule = "needs checkpoint.interval: its multiples are those that are kept and copied"
+        yield Problem(key, True, rule, "say how many iterations a crash may cost at most")
+    elif not backup.prune or not (backup.has_store or backup.has_url):
+        rule = "needs rounds that remove old checkpoints, or the disk fills"
+        yield Problem(key, True, rule, "set backup.prune = true with backup.store or backup.url")
 
 
 def _job_problems(card: RunCard) -> Iterator[Problem]:

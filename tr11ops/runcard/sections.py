@@ -395,6 +395,11 @@ class ResilienceSection(Section):
     check_seconds: float = Field(default=30, gt=0, le=3600)
     """time-out of each health check"""
 
+    adapt_save_interval: bool = False
+    """save more often than [checkpoint] says while the run's own faults and saves call for it; each
+    launch decides, as far as the disk has room until backup.prune
+    """
+
     end_within_seconds: float = Field(default=20, ge=1, le=3600)
     """after a failure no worker is left on any node after this time"""
 

@@ -25,12 +25,15 @@ class RunHistory(Record):
 
     `step`: the median of the recent ones, at `step_iteration` (the last that was logged). `save`
     and `evaluation`: the longest. A save that runs beside the training is timed from its begin to
-    its end. `start`: the shortest time from a launch's begin to the end of its first step.
+    its end; `usual_save` is the median of these, `stall` of how long the steps stood still for one.
+    `start`: the shortest time from a launch's begin to the end of its first step.
     """
 
     step: float | None = None
     step_iteration: int | None = None
     save: float | None = None
+    usual_save: float | None = None
+    stall: float | None = None
     evaluation: float | None = None
     start: float | None = None
 

@@ -187,6 +187,7 @@ class LaunchRecord(Record):
     this fault came at one step again. `restart`: whether a plain restart helps
     (plain, elsewhere, change, unknown, none), how sure that is, and why; "" where an older tr11 wrote it.
     `avoided`: those of the suspects that are not used any more while enough others are free.
+    `save_minutes`: between two of its saves, where they were to come more often than the card says.
     """
 
     launch: int
@@ -220,6 +221,7 @@ class LaunchRecord(Record):
     restart_confidence: Finite | None = None
     restart_why: str = ""
     avoided: tuple[str, ...] = ()
+    save_minutes: Finite | None = None
 
     @property
     def waited_for(self) -> tuple[str, ...]:

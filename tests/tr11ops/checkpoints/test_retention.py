@@ -52,6 +52,15 @@ def test_steps_count_as_numbers(shelf: Shelf) -> None:
     assert rules(shelf, keep_latest=3)[9_800] == "newest"
 
 
+def test_saves_between_those_of_the_card_push_none_of_these_out(shelf: Shelf) -> None:
+    shelf.save(1100, 1200, 1210, 1220, 1300, 1310, 1320)
+    (shelf.folder / "latest").write_text("global_step1320")
+    assert rules(shelf, keep_latest=3)[1200] == "goes"
+    found = rules(shelf, keep_latest=3, interval=100)
+    assert {step for step, rule in found.items() if rule == "goes"} == {1210, 1220}
+    assert words(shelf, 1100, keep_latest=3, interval=100).endswith("of each 100 iterations")
+
+
 def test_what_the_schedule_wants_stays_until_its_copy_was_read(shelf: Shelf) -> None:
     shelf.save(1000, 2000, 3000, 3100)
     assert words(shelf, 1000) == "no whole copy in the store (store_interval 1000)"

@@ -38,6 +38,7 @@ from tr11ops.observe.files import read_kill_switch
 from tr11ops.observe.look import observe
 from tr11ops.observe.snapshot import Attempt, KillSwitch, RunFacts, Snapshot
 from tr11ops.runcard.exit_duration import ExitPlan
+from tr11ops.rundir.attempts import LaunchRecord
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
 from tr11ops.watchdog.verdict import VerdictWord, judge
@@ -170,6 +171,9 @@ def test_a_running_attempt_goes_by_the_card_that_it_was_launched_with(
         assert (*found, run.nodes) == expected
         assert spare_nodes(seen) == (9 if written is own else 1, True), "n07 is excluded"
     write_json(path, own)
+    often = LaunchRecord(2, held, 1.0, save_minutes=12.5)  # the newest launch decided so
+    often.write(path.parent)
+    assert look(directory, Answers((job,))).run.checkpoint_minutes == 12.5
     assert look(directory, Answers()).run.checkpoint_interval == 100, "nothing runs"
 
 

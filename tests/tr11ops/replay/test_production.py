@@ -9,8 +9,9 @@ import pytest
 
 from tests.pins.commands import typed
 from tests.tr11ops.replay.small_trace import ECC, UNKNOWN, write_trace
+from tr11ops.agent.traces import read_launches
 from tr11ops.cli.main import execute
-from tr11ops.replay.parameters import Layout, Parameters
+from tr11ops.replay.parameters import IN_BACKGROUND, Layout, Parameters
 from tr11ops.replay.production import Production
 from tr11ops.replay.traces import DAY, Fault, FaultKind, Window
 from tr11ops.replay.world import BEGIN, Score, World
@@ -27,8 +28,10 @@ NODES = tuple(f"n{number:03d}" for number in range(1, 9))
 class Played:
     """A replay that is over, and what it left."""
 
-    def __init__(self, folder: Path, days: float, *faults: Fault) -> None:
-        self.world = World(Window(NODES, days * DAY, faults), LAYOUT, Parameters())
+    def __init__(
+        self, folder: Path, days: float, *faults: Fault, times: Parameters = IN_BACKGROUND
+    ) -> None:
+        self.world = World(Window(NODES, days * DAY, faults), LAYOUT, times)
         self.tr11 = Production(self.world, folder)
         self.tr11.replay()
         self.score = Score.of(self.world, "tr11")
@@ -67,6 +70,22 @@ def test_a_worker_that_dies_is_a_suspicion_and_a_second_one_more(tmp_path: Path)
     assert first.data["decision"].startswith("starting again: a spare takes the place of n002")
     # it is not used again, so it cannot fail a second time
     assert (len(played.of("launch-failed")), played.score.excluded) == (1, 0)
+
+
+def test_launches_save_more_often_while_faults_come_in_a_burst(tmp_path: Path) -> None:
+    played = Played(
+        tmp_path,
+        3.0,
+        *(fault(f"n00{number}", 1 + number / 8, 9.0, FaultKind.LOSS) for number in (2, 3, 4)),
+    )
+    folders = sorted(played.tr11.run.card.paths.attempts.iterdir())
+    minutes = [launch.save_minutes for launch in reversed(read_launches(reversed(folders)))]
+    usual = minutes[0]
+    assert usual is not None and usual < 100 * 105 / 60
+    # the first fault is one more beside BLOOM's rate; two in a week count for themselves
+    assert all(one is not None and one < usual for one in minutes[2:])
+    # a save each 100 steps would have cost some 50 of them with each fault
+    assert played.score.lost_percent["redone"] * 3 * 864 < 3 * 50 * 105.0 / 2
 
 
 def test_a_lost_node_is_left_behind_in_the_same_allocation(tmp_path: Path) -> None:
@@ -127,7 +146,7 @@ def test_the_command_prints_a_row_for_each_operation(tmp_path: Path) -> None:
     words = ["replay", "--trace", str(trace), "--nodes", "4", "--spares", "2", "--days", "4"]
     code, text = typed((*words, "--against"))
     assert code == 0, text
-    for name in ("tr11", "sbatch array", "oracle"):
+    for name in ("tr11", "sbatch array", "oracle", "no foresight"):
         assert f"\n{name}" in text
     code, text = typed((*words, "--json"))
     value = json.loads(text)

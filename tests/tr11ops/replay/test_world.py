@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from tr11ops.replay.parameters import Layout, Parameters
-from tr11ops.replay.rivals import RIVALS, Chain, Oracle
+from tr11ops.replay.rivals import RIVALS, Chain, NoForesight, Oracle, rival_scores
 from tr11ops.replay.traces import Fault, FaultKind, Window
 from tr11ops.replay.world import Score, World
 
@@ -43,7 +44,31 @@ def fault(node: str, begins: float, ends: float, kind: FaultKind = FaultKind.HAR
 )  # fmt: skip
 def test_a_save_counts_when_it_is_whole(seconds: float, done: int, saved: int) -> None:
     world = World(Window(NODES, HOUR, ()), LAYOUT, TIMES)
-    assert world.course(0, seconds) == (done, saved)
+    course = world.course(0, seconds)
+    assert (course.done, course.saved) == (done, saved)
+
+
+def test_a_save_in_the_background_counts_once_it_is_written() -> None:
+    times = replace(TIMES, save=6.0, written=120.0)
+    world = World(Window(NODES, HOUR, ()), LAYOUT, times)
+    # it begins after 59 steps, 3540 s; the steps go on 6 s later
+    assert world.course(0, 3659.0).saved == 0
+    course = world.course(0, 3660.0)
+    assert (course.done, course.saved, list(course.saves)) == (60, 59, [59])
+
+
+def test_saves_come_between_those_of_the_interval() -> None:
+    world = World(Window(NODES, HOUR, ()), LAYOUT, TIMES)
+    # each save stops the steps for a minute; the next begins 20 minutes after the last has begun
+    course = world.course(0, 3 * HOUR, save_seconds=1200.0)
+    assert list(course.saves) == [20, 39, 58, 59, 78, 97, 116, 118, 137, 156]
+
+
+def test_an_evaluation_needs_no_save() -> None:
+    times = replace(TIMES, evaluation=30.0, evaluation_interval=50)
+    world = World(Window(NODES, HOUR, ()), LAYOUT, times)
+    course = world.course(0, 2 * HOUR)
+    assert (list(course.saves), list(course.evaluations)) == ([59, 118], [50, 100])
 
 
 def test_a_bad_node_burns_task_after_task() -> None:
@@ -82,6 +107,16 @@ def test_no_one_is_better_than_the_oracle(name: str) -> None:
         fault("n003", 6.0, 6.5, FaultKind.LOSS),
     )
     assert played(name, 20.0, *faults).effective <= played("oracle", 20.0, *faults).effective
+
+
+def test_one_who_foresees_nothing_is_no_better_than_the_oracle() -> None:
+    faults = (fault("n001", 2.3, 3.0), fault("n002", 5.7, 6.0), fault("n003", 8.2, 8.5))
+    window = Window(NODES, 20 * HOUR, faults)
+    found = {score.operation: score for score in rival_scores(window, LAYOUT)}
+    best, oracle = found[NoForesight.name], found[Oracle.name]
+    assert best.effective < oracle.effective
+    # it can choose its interval when all is over, which an array of jobs cannot
+    assert best.lost_percent["redone"] < found[Chain.name].lost_percent["redone"]
 
 
 def test_the_account_closes() -> None:
