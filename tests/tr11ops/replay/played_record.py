@@ -32,11 +32,16 @@ class RecordingWorld(World):
         self.ends: list[LaunchEnd] = []
 
     def launch(
-        self, nodes: tuple[str, ...], leaves: float | None = None, *, foresees: bool = False
+        self,
+        nodes: tuple[str, ...],
+        leaves: float | None = None,
+        *,
+        save_seconds: float | None = None,
+        foresees: bool = False,
     ) -> LaunchEnd:
         start, before = self.now, self.saved
         try:
-            end = super().launch(nodes, leaves, foresees=foresees)
+            end = super().launch(nodes, leaves, save_seconds=save_seconds, foresees=foresees)
         except WindowOver:
             self.ends.append(
                 LaunchEnd(
