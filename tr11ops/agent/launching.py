@@ -200,7 +200,7 @@ class Launches:
             *(one for one, _ in attempts_before(self._context.directory, self._job_id)),
         )
         met = met_faults(read_launches(folders), now())
-        return chosen_interval(self._config, self._context.history, met, free, now())
+        return chosen_interval(self._config, self._context.history, met, free_bytes=free, now=now())
 
     def _note_progress(self, record: LaunchRecord, found: Attribution) -> None:
         """A launch has trained: that speaks for its nodes, and against those that were left out to
