@@ -4,6 +4,8 @@ end of the log.
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from datetime import UTC
@@ -16,6 +18,7 @@ from tr11ops.base.errors import Late
 from tr11ops.base.redact import redact
 from tr11ops.serve.poller import News
 from trainer.contract.record import Record
+from trainer.contract.state_file import open_for_reading
 from trainer.contract.units import printable
 
 if TYPE_CHECKING:
@@ -112,7 +115,9 @@ def _log_of(news: News) -> Path | None:
 
 def _lines(place: Path, wanted: str) -> LogView:
     size = SEARCHED_BYTES if wanted else LOG_BYTES
-    with place.open("rb") as stream:
+    with open_for_reading(place) as stream:
+        if not os.path.samestat(os.fstat(stream.fileno()), place.lstat()):
+            raise OSError(errno.ELOOP, "is a link, which is not followed: it may lead anywhere")
         end = stream.seek(0, 2)
         stream.seek(max(0, end - size))
         data = stream.read(size)

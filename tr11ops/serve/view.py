@@ -28,6 +28,7 @@ from tr11ops.status.published import (
 from tr11ops.status.run_list import ListedRun, RunList, total, urgency
 from tr11ops.watchdog.verdict import VerdictWord
 from trainer.contract.record import Record
+from trainer.contract.units import printable
 
 # a sign and a tone for each verdict: colour is never the only sign
 LOOKS: Mapping[VerdictWord, tuple[str, str]] = {
@@ -154,9 +155,9 @@ def view_of(news: News, now: float) -> RunView:
     alerts = tuple(_alert(entry, now) for entry in rows(told.get("alerts")))
     return RunView(
         key=news.key,
-        name=text(run.get("name"), 80) or news.folder.name,
+        name=text(run.get("name"), 80) or printable(news.folder.name),
         variant=text(run.get("variant"), 40),
-        folder=str(news.folder),
+        folder=printable(str(news.folder)),
         word=word.value,
         sign=sign,
         tone=tone,
@@ -449,7 +450,7 @@ def command(value: object, news: News) -> str:
     shown = text(value)
     if news.run is None:
         return shown
-    return for_card(news.run.typed, shown)
+    return printable(for_card(news.run.typed, shown))
 
 
 def page_of(value: object) -> str:

@@ -22,7 +22,7 @@ from tr11ops.status.document import unknown_names
 from tr11ops.status.extra_observations import EXTRA_NAMES
 from tr11ops.watchdog.verdict import STALLING, VerdictWord
 from trainer.contract.record import LARGEST_NUMBER, Record
-from trainer.contract.units import shortened
+from trainer.contract.units import printable, shortened
 
 SCHEMA = 1
 MOST_ROWS = 60
@@ -247,10 +247,10 @@ def list_of(value: object) -> list[Any]:
 
 
 def text(value: object, most: int = LONGEST) -> str:
-    """A text on one line, not too long; "" for anything else."""
+    """A text on one line, not too long, that turns no direction of writing; "" for anything else."""
     if not isinstance(value, str):
         return ""
-    return shortened(" ".join(value.split()), most)
+    return shortened(" ".join(printable(value, " ").split()), most)
 
 
 def holders_of(alerts: object) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import stat
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tr11ops.serve.conftest import HOSTILE, Site, published
+from tests.tr11ops.serve.conftest import HOSTILE, Site, published, served
 from tests.waiting import until
 from tr11ops.base import deadline
 from tr11ops.base.errors import PrivateFileError, Refusal, WrongUsage
@@ -19,6 +20,7 @@ from tr11ops.cli.main import execute
 from tr11ops.rundir.journal import read_journal
 from tr11ops.serve.access import CookieSigner, RateLimit, is_known_host
 from tr11ops.serve.acts import WebAct
+from tr11ops.serve.app import ServeSettings
 from tr11ops.serve.poller import News, RunPoller, key_of
 from tr11ops.serve.tokens import make_token, owner_of, read_tokens, revoke_token
 from tr11ops.serve.view import in_order, view_of
@@ -267,6 +269,42 @@ def test_huge_and_broken_documents_are_shown_as_what_they_are(site: Site, text: 
         assert said.status == 200 and "<script>document" not in said.text, said.text
         assert "<img" not in said.text
     (site.folder / "mirror" / "status.json").write_text(published())
+
+
+def test_what_others_leave_in_a_shared_folder_leads_nowhere_and_stops_no_page(
+    tmp_path: Path,
+) -> None:
+    """A log that is a link to a key, a pipe or a device; names that no text has, or that turn it."""
+    secret = tmp_path / "secret"
+    secret.write_text("the key\n")
+    folder, bidi = tmp_path / "runs", "a\u202egnp.exe\u2066\x00\x1b[31m"
+    names = (b"link", b"pipe", b"device", b"status", b"\xff\xfe", "b\u202e\n<b>".encode())
+    for name in names:
+        place = folder / os.fsdecode(name)
+        (place / "logs" / "main").mkdir(parents=True)
+        told = published(run={"name": bidi, "variant": bidi}, line=bidi)
+        (place / "status.json").write_text(told)
+    logs = Path("logs", "main", "main_log.txt")
+    (folder / "link" / logs).symlink_to(secret)
+    os.mkfifo(folder / "pipe" / logs)
+    (folder / "device" / logs).symlink_to("/dev/zero")
+    (folder / "status" / "status.json").unlink()
+    (folder / "status" / "status.json").symlink_to(secret)
+    watcher = RunPoller([folder], "local")
+    settings = ServeSettings(tmp_path / "tokens.json", tmp_path / "links.key")
+    with served(watcher, settings) as port:
+        watcher.start()
+        until(lambda: len(watcher.news()) == 6 and all(one.looked for one in watcher.news()))
+        site, shown = Site(port, "", folder, watcher), []
+        pages = [f"/run/{one.key}{end}" for one in watcher.news() for end in ("", "/log")]
+        for path in ("/", "/runs.json", *pages):
+            said = site.ask(path)
+            assert said.status == 200, (path, said.text)
+            shown.append(said.text)
+        watcher.stop()
+    every = "".join(shown)
+    assert "the key" not in every and "is a link" in every and "is a pipe" in every
+    assert not {"\u202e", "\u2066", "\x00", "\x1b"} & set(every)
 
 
 def test_a_form_too_large_or_never_ending_is_not_read(site: Site) -> None:
