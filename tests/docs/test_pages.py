@@ -118,6 +118,19 @@ def test_every_page_is_in_the_menu(pages: ModuleType) -> None:
     assert shown <= places
 
 
+def test_a_page_begins_with_what_it_is_for() -> None:
+    """A sentence below its title: no code, no table, no other heading."""
+    bare = []
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        if lines[2:3] == ["<!-- Written by `make history` from benchmarks/history.json. -->"]:
+            continue
+        first = next(line for line in lines[1:] if line.strip())
+        if re.match(r"[`~]{3}|    |\||#|- |<", first):
+            bare.append(str(path.relative_to(ROOT)))
+    assert not bare
+
+
 def test_no_page_is_longer_than_one_sitting(pages: ModuleType) -> None:
     """1,200 words, without the bars of tables. The two records by date are not read from end to end."""
     records = {"benchmarks.md", "changelog.md"}
