@@ -138,7 +138,7 @@ _RANK = re.compile(
     r"\[[Rr]ank (?P<a>\d+)\]|\brank(?: +| ?[:=] ?)(?P<b>\d+)\b|\[rank(?P<c>\d+)(?:\]| @)|\bglobal_rank[ :=]+(?P<d>\d+)"
     r"|\b[Rr]ank_?(?:ID|id)[ :=]+(?P<e>\d+)\b|(?:^|\s)rank(?P<f>\d+): "
 )
-_LOCAL_RANK = re.compile(r"\blocal_rank: ?(\d+)")
+_LOCAL_RANK = re.compile(r"\blocal_rank(?:: ?|=)(\d+)")
 _GPU = re.compile(r"\bGPU (?P<a>\d{1,2})\b|\bcuda:(?P<b>\d{1,2})\b|\bdevice[= ](?P<c>\d{1,2})\b")
 _CLOCK = re.compile(_DAY)
 _HOURS = re.compile(r"\d\d:\d")  # in whatever tells a time
