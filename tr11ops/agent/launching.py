@@ -51,6 +51,7 @@ from tr11ops.base.observed import cause, known, observed
 from tr11ops.base.units import counted
 from tr11ops.cluster.arrays import compress
 from tr11ops.diagnose.attribution.attributors import attribute
+from tr11ops.diagnose.attribution.by_machines import of_order
 from tr11ops.diagnose.attribution.evidence import Attribution, Evidence, Kind
 from tr11ops.diagnose.attribution.records import all_failures, read_ranks, read_reports
 from tr11ops.diagnose.attribution.restart import restart_after
@@ -108,6 +109,7 @@ class Launches:
         self._next_look = 0.0
         self._is_holding = False
         self._nodes: tuple[str, ...] = ()  # of the launch that runs
+        self._running: LaunchRecord | None = None  # that launch, until it was told to end
 
     def run(
         self, number: int, nodes: tuple[str, ...]
@@ -133,6 +135,7 @@ class Launches:
             save_minutes=save_minutes,
         )
         self.write(record)
+        self._running = record
         where = f"{counted(len(nodes), 'node')}: {compress(nodes)}"
         label = self._context.allocation.label
         self._tee.line(launch_line(self._job_id, label, number, where))
@@ -215,8 +218,14 @@ class Launches:
 
     def _look(self) -> None:
         """While a launch runs: hold queued jobs as soon as a stop switch is there, and let it go if
-        it vanishes.
+        it vanishes. What ends it is kept at once: the job may be killed before its workers have left.
         """
+        if self._running is not None and signal.SIGTERM in self._stop.received:
+            told = of_order(
+                "SIGTERM to the batch script; the job was ended before its workers left"
+            )
+            self.write(concluded(self._running, told))
+            self._running = None
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_SECONDS

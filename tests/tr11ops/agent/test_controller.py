@@ -92,6 +92,9 @@ if "die" in part:
     if rank == 1:
         os.kill(os.getpid(), 9)
     time.sleep(600)
+if "deaf" in part:
+    print("waiting", flush=True)
+    time.sleep(600)
 if "wait" in part:
     print("waiting", flush=True)
     while not (attempt / "stop-request.json").exists():
@@ -426,6 +429,22 @@ def test_a_signal_saves_and_leaves_and_no_launch_follows(stage: Stage):
         True,
     )
     assert len(stage.launches()) == 1
+
+
+def test_why_a_launch_ends_is_kept_before_its_workers_have_left(stage: Stage):
+    """Slurm kills the controller with them, 30 s after it has told all to go."""
+    process = stage.start("deaf")
+    assert process.stdout is not None
+    while "waiting" not in process.stdout.readline():
+        pass
+    process.send_signal(signal.SIGTERM)
+    until(lambda: stage.launches()[0]["cause"] == "operator", "the cause of the end")
+    [launch] = stage.launches()
+    assert (launch["end"], launch["summary"].split(";")[0]) == (None, "SIGTERM to the batch script")
+    process.send_signal(signal.SIGINT)  # and now at once
+    process.communicate(timeout=300)
+    [launch] = stage.launches()
+    assert launch["end"] is not None and launch["cause"] == "operator"
 
 
 def test_a_signal_during_the_teardown_is_not_lost(stage: Stage):

@@ -16,19 +16,21 @@ from tr11ops.diagnose.attribution.evidence import (
 from trainer.contract.attempt import BAD_REASONS, EXIT_REFUSED
 
 
+def of_order(why: str) -> Attribution:
+    """That the end was asked for."""
+    return Attribution(Kind.OPERATOR, why, 1.0, fault="operator")
+
+
 def by_operator(evidence: Evidence) -> Attribution | None:
     """A person or the scheduler asked for the end, or the trainer left as it should."""
     marker = evidence.marker
     if evidence.stopped_by:
-        why = f"{evidence.stopped_by} to the batch script"
-        return Attribution(Kind.OPERATOR, why, 1.0, fault="operator")
+        return of_order(f"{evidence.stopped_by} to the batch script")
     # its ranks go one by one: the last ones lose the first, or are ended
     if marker is None and evidence.ended_by:
-        return Attribution(
-            Kind.OPERATOR, f"ended at once, as asked by {evidence.ended_by}", 1.0, fault="operator"
-        )
+        return of_order(f"ended at once, as asked by {evidence.ended_by}")
     if marker is not None and marker.reason not in {*BAD_REASONS, "signal"}:
-        return Attribution(Kind.OPERATOR, marker.message, 1.0, fault="operator")
+        return of_order(marker.message)
     # unless something else was the reason for the signal
     if marker is not None and marker.reason == "signal":
         return weighed("signal-marker", Kind.OPERATOR, marker.message, fault="operator")
