@@ -171,7 +171,8 @@ def recorded_run(
         lack = lack or f"no launch has trained on {counted(situation.nodes, 'node')} yet"
     if lack or begin is None or found.step is None or situation.save_every is None:
         return Unknown(lack)
-    part = goodput.between(begin, goodput.end)
+    held = (span.end / 1e6 for span in goodput.spans if span.held)
+    part = goodput.between(begin, max(held))  # a wait that goes on is no task's yet
     clock = ReplayClock(part)
     used = [one for one in attempts if micro(one.start) >= micro(begin)]
     faults = tuple(_faults(part, used, clock))

@@ -72,6 +72,8 @@ def test_a_made_up_record_by_hand(tmp_path: Path) -> None:
     assert (times.step, times.save, times.interval) == (10, 20, 40)
     assert (times.start_up, times.ends_within) == (50, 5)
     assert times.next_task == pytest.approx(100)
+    # a wait after the last attempt, which goes on, is no task's
+    assert seen(read(past, 6 * 715 + 10_000)).seconds == run.seconds
     first, second, third = run.faults[:3]
     # 40 s passed after the last step, one of which the next step would have taken 10
     assert first.fault.unseen == pytest.approx(30)
