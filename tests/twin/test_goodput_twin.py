@@ -50,7 +50,6 @@ def test_a_fault_a_restart_and_a_switch_cost_what_they_cost(stage: SmallRun) -> 
     victim = stage.launches(first)[0]["nodes"][1]
     struck = time.time()
     inject(stage.twin, "worker-crash", node=victim)
-    strike = time.time() - struck
     stage.wait(lambda: len(stage.launches(first)) == 2, "the second launch")
     again = stage.launches(first)[1]["start"]
     stage.wait(
@@ -71,6 +70,10 @@ def test_a_fault_a_restart_and_a_switch_cost_what_they_cost(stage: SmallRun) -> 
     now = time.time()
     jobs = stage.jobs()
     goodput = account(read_history(stage.directory, jobs), now)
+    # the worker dies at some moment of the fault's time, and its agent sees it later on a busy machine
+    (fault,) = goodput.faults
+    assert (fault.cause, fault.job_id, fault.launch) == ("node", first, 1)
+    assert struck - 1.0 <= fault.time <= stage.launches(first)[0]["end"] + 1.0
 
     steps = [step for step in stage.steps() if step["time"] <= now]
     of_first = [step for step in steps if step["job_id"] == first]
@@ -98,7 +101,9 @@ def test_a_fault_a_restart_and_a_switch_cost_what_they_cost(stage: SmallRun) -> 
         Bucket.SAVE: sum(saves),
         Bucket.EVALUATION: 0.5 * evaluations,
         # The lost steps, and the one under way when the worker died.
-        Bucket.REDONE: sum(step["seconds_per_iteration"] for step in lost) + struck - last["time"],
+        Bucket.REDONE: sum(step["seconds_per_iteration"] for step in lost)
+        + fault.time
+        - last["time"],
     }
     for bucket, expected in truth.items():
         # Slurm cuts its times to whole seconds: a job begins up to one before the moment that let
@@ -107,7 +112,6 @@ def test_a_fault_a_restart_and_a_switch_cost_what_they_cost(stage: SmallRun) -> 
         extra = {
             Bucket.QUEUE: 1.0 + slack + launching,
             Bucket.OPERATOR_PAUSE: 1.0 + slack,
-            Bucket.REDONE: strike,
         }
         within = 1.0 + extra.get(bucket, 0.0)
         assert wall(goodput, bucket) == pytest.approx(expected, abs=within), bucket
@@ -119,9 +123,6 @@ def test_a_fault_a_restart_and_a_switch_cost_what_they_cost(stage: SmallRun) -> 
     # two jobs, three nodes, whole seconds
     assert goodput.total.held_micros / 1e6 == pytest.approx(total, abs=6.0)
     assert wall(goodput, Bucket.UNKNOWN) <= 0.01 * (now - submitted)
-    (fault,) = goodput.faults
-    assert (fault.cause, fault.job_id, fault.launch) == ("node", first, 1)
-    assert fault.time == pytest.approx(struck, abs=1.0 + strike)
     assert goodput.buckets[Bucket.NODE_LOST].node_micros / 1e6 == pytest.approx(
         ended - stage.launches(first)[0]["end"], abs=1.5
     )
