@@ -25,7 +25,7 @@ from rich.table import Table
 
 from tr11ops.replay.parameters import Layout, Parameters
 from tr11ops.replay.production import Production
-from tr11ops.replay.traces import Fault, FaultKind, Window
+from tr11ops.replay.traces import Fault, FaultSign, Window
 from tr11ops.replay.world import WindowOver, World
 
 STEPS = 3000
@@ -79,7 +79,7 @@ def drawn_window(seed: int) -> Window:
         moment += draw.uniform(FIRST, LAST)
         # one that trains: the workers take the first that may be used
         node = nodes[draw.randrange(LAYOUT.nodes)]
-        faults.append(Fault(node, moment, moment + 1.0, FaultKind.CRASH, "injected"))
+        faults.append(Fault(node, moment, moment + 1.0, FaultSign.CRASH, "injected"))
     return Window(nodes, LONGEST, tuple(faults), f"race, seed {seed}")
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from tr11ops.agent.exit_records import HostFailure
 from tr11ops.agent.step import LaunchWatch
-from tr11ops.replay.traces import Fault, FaultKind
-from tr11ops.replay.world import LaunchEnd, World
+from tr11ops.replay.traces import Fault, FaultSign
+from tr11ops.replay.world import PlayedLaunch, World
 from trainer.contract.attempt import EndMarker
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.documents import document
@@ -27,7 +27,7 @@ WITNESSES = 3
 GPUS = 8
 
 
-def leave_progress(paths: RunPaths, world: World, end: LaunchEnd, job_id: str) -> None:
+def leave_progress(paths: RunPaths, world: World, end: PlayedLaunch, job_id: str) -> None:
     """The last step that was logged, and the newest checkpoint."""
     if end.reached is not None:
         step = {
@@ -57,7 +57,7 @@ def write_checkpoint(paths: RunPaths, step: int) -> None:
     write_atomically(paths.latest, checkpoint_name(step))
 
 
-def leave_end(folder: Path, end: LaunchEnd, launch: int, job_id: str) -> None:
+def leave_end(folder: Path, end: PlayedLaunch, launch: int, job_id: str) -> None:
     """The word of a trainer whose time was up."""
     marker = EndMarker(
         "exit-duration",
@@ -73,12 +73,12 @@ def leave_end(folder: Path, end: LaunchEnd, launch: int, job_id: str) -> None:
     write_json(folder / "end.json", document(marker))
 
 
-def leave_fault(folder: Path, end: LaunchEnd, launch: int, watch: LaunchWatch) -> None:
+def leave_fault(folder: Path, end: PlayedLaunch, launch: int, watch: LaunchWatch) -> None:
     """What is to be seen of the fault that ended a launch."""
     fault = end.fault
     if fault is None:
         return
-    if fault.kind is FaultKind.SHARED:
+    if fault.kind is FaultSign.SHARED:
         watch.status = 1
         for place, node in enumerate(end.nodes[: WITNESSES + 1]):
             said = HostFailure(f"RuntimeError: {fault.what}", launch, place * GPUS)
@@ -88,19 +88,19 @@ def leave_fault(folder: Path, end: LaunchEnd, launch: int, watch: LaunchWatch) -
     exited = f"srun: error: {fault.node}: task {rank}: Exited with exit code 1"
     watch.status = 1
     watch.srun_lines = [exited]
-    if fault.kind is FaultKind.HARDWARE and end.from_start:
+    if fault.kind is FaultSign.HARDWARE and end.from_start:
         _leave_checks(folder, fault, end, launch)
-    elif fault.kind is FaultKind.HARDWARE:
+    elif fault.kind is FaultSign.HARDWARE:
         _leave_failure(folder, fault.node, HostFailure(ECC, launch, rank * GPUS), end)
-    elif fault.kind is FaultKind.CRASH:
+    elif fault.kind is FaultSign.CRASH:
         killed = HostFailure.killed("the worker", signal.SIGSEGV, launch, rank * GPUS)
         _leave_failure(folder, fault.node, killed, end)
-    elif fault.kind is FaultKind.NETWORK:
+    elif fault.kind is FaultSign.NETWORK:
         for place, node in enumerate(_others(end.nodes, fault)):
             word = HostFailure(LOST.format(node=fault.node), launch, place * GPUS)
             _leave_failure(folder, node, word, end)
         watch.srun_lines = []
-    elif fault.kind is FaultKind.LOSS:
+    elif fault.kind is FaultSign.LOSS:
         watch.status = 137
         watch.srun_lines = [f"srun: error: Node failure on {fault.node}"]
 
@@ -109,14 +109,14 @@ def _others(nodes: Iterable[str], fault: Fault) -> list[str]:
     return [node for node in nodes if node != fault.node][:WITNESSES]
 
 
-def _leave_failure(folder: Path, host: str, failure: HostFailure, end: LaunchEnd) -> None:
+def _leave_failure(folder: Path, host: str, failure: HostFailure, end: PlayedLaunch) -> None:
     value: dict[str, Any] = {"host": host, "time": end.sign, **document(failure)}
     if failure.signal is None:
         del value["signal"]
     write_json(folder / "failures" / f"rank-{failure.rank}.json", value)
 
 
-def _leave_checks(folder: Path, fault: Fault, end: LaunchEnd, launch: int) -> None:
+def _leave_checks(folder: Path, fault: Fault, end: PlayedLaunch, launch: int) -> None:
     """The bad node's health check finds what another node passes."""
     [other] = _others(end.nodes, fault)[:1]
     for node, result in ((fault.node, "bad"), (other, "fine")):

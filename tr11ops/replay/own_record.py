@@ -30,7 +30,7 @@ from tr11ops.goodput.advise import (
 from tr11ops.goodput.history_values import AttemptHistory, History, micro
 from tr11ops.goodput.timeline import Bucket
 from tr11ops.replay.parameters import Layout, Parameters
-from tr11ops.replay.traces import DAY, Fault, FaultKind, Window
+from tr11ops.replay.traces import DAY, Fault, FaultSign, Window
 from tr11ops.rundir.attempts import LaunchRecord
 from tr11ops.rundir.exclusion import is_broad
 from trainer.contract.record import Record
@@ -38,7 +38,7 @@ from trainer.contract.record import Record
 PERSON_SECONDS = 60.0  # no one is waited for: that is left out of the record, too
 QUIET_LOOKS = 24  # once a day: many replays are made of one record
 INSTANT = 1.0  # a fault that was over when its launch had ended
-SHORTEST = {FaultKind.HARDWARE: 600.0, FaultKind.LOSS: 600.0}  # a repair, or a start of the node
+SHORTEST = {FaultSign.HARDWARE: 600.0, FaultSign.LOSS: 600.0}  # a repair, or a start of the node
 JITTER = DAY / 2  # a resampled node's faults come earlier or later by up to this
 NO_SUCH_LOSS = 1e9
 LEFT_OUT = frozenset({Bucket.OPERATOR_PAUSE, Bucket.RESTART_GAP, Bucket.UNKNOWN})
@@ -117,9 +117,9 @@ class RecordedRun(Record):
             often = self.seconds / mtbf / len(self.faults)
         histories: dict[str, list[RecordedFault]] = {node: [] for node in self.nodes}
         for one in self.faults:
-            if one.fault.kind is not FaultKind.SHARED:
+            if one.fault.kind is not FaultSign.SHARED:
                 histories[one.fault.node].append(one)
-        shared = (one for one in self.faults if one.fault.kind is FaultKind.SHARED)
+        shared = (one for one in self.faults if one.fault.kind is FaultSign.SHARED)
         faults = [moved for one in shared for moved in self._copies([one], "", often, draw)]
         for node in self.all_nodes:
             drawn = histories[draw.choice(self.nodes)]
@@ -293,7 +293,7 @@ def _faults(
         for node in nodes:
             again = _seen_well(used, node, fault.time)
             latest = clock.seconds if again is None else clock.at(again)
-            if kind is FaultKind.SHARED:
+            if kind is FaultSign.SHARED:
                 latest = 0.0
             end = start + SHORTEST.get(kind, INSTANT)
             yield RecordedFault(
@@ -303,25 +303,25 @@ def _faults(
 
 def _shown(
     attempt: AttemptHistory, launch: LaunchRecord | None
-) -> tuple[FaultKind, tuple[str, ...]]:
+) -> tuple[FaultSign, tuple[str, ...]]:
     """How a fault showed itself, and on which nodes; "" where it is no one node's."""
     if attempt.lost_its_host and (launch is None or launch.end is None):
-        return FaultKind.LOSS, attempt.nodes[:1]
+        return FaultSign.LOSS, attempt.nodes[:1]
     if launch is None:
-        return FaultKind.SHARED, ("",)
+        return FaultSign.SHARED, ("",)
     blamed = tuple(node for node in launch.blamed if node in attempt.nodes)
     if blamed and any(NODE_FAILURE in line for line in launch.srun_lines):
-        return FaultKind.LOSS, blamed
+        return FaultSign.LOSS, blamed
     if blamed:
-        return FaultKind.HARDWARE, blamed
+        return FaultSign.HARDWARE, blamed
     suspects = tuple(node for node in launch.suspects if node in attempt.nodes)
     if (
         suspects
         and launch.cause in MAY_BE_A_NODES
         and not is_broad(len(suspects), len(launch.nodes))
     ):
-        return FaultKind.CRASH, suspects[:1]
-    return FaultKind.SHARED, ("",)
+        return FaultSign.CRASH, suspects[:1]
+    return FaultSign.SHARED, ("",)
 
 
 def _unseen(spans: Sequence[AccountSpan], job_id: str, launch: int, moment: float) -> float:

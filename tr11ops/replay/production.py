@@ -19,7 +19,7 @@ from tr11ops.launch.plan import resolved_card
 from tr11ops.replay.evidence import leave_end, leave_fault, leave_progress
 from tr11ops.replay.parameters import IN_BACKGROUND, Layout, Parameters
 from tr11ops.replay.run import SimulatedRun
-from tr11ops.replay.traces import FaultKind, Window
+from tr11ops.replay.traces import FaultSign, Window
 from tr11ops.replay.watching import Watchdog
 from tr11ops.replay.world import Score, World
 from tr11ops.runcard.speed import RunHistory
@@ -80,7 +80,7 @@ class SimulatedWorkers:
         if end.fault is None:
             leave_end(folder, end, launch.number, self._context.job_id)
             return
-        if end.fault.kind is FaultKind.LOSS:
+        if end.fault.kind is FaultSign.LOSS:
             self._run.scheduler.lose(end.fault.node)
             if end.fault.node == self._context.allocation.nodes[0]:
                 raise HostLost

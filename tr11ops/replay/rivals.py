@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 
 from tr11ops.replay.parameters import IN_BACKGROUND, Layout
-from tr11ops.replay.traces import FaultKind, Window
-from tr11ops.replay.world import LaunchEnd, Score, World
+from tr11ops.replay.traces import FaultSign, Window
+from tr11ops.replay.world import PlayedLaunch, Score, World
 
 ARRAY = 10  # tasks that are queued at once
 DAY = 86_400.0
@@ -45,7 +45,7 @@ class Chain:
         self._left -= 1
         self._after(self._world.launch(nodes, self.leaves))
 
-    def _after(self, end: LaunchEnd) -> None:
+    def _after(self, end: PlayedLaunch) -> None:
         """What is done about the end of a launch."""
 
     @property
@@ -74,7 +74,7 @@ class ExcludeFirst(Chain):
         most = len(self._world.window.nodes) - self.needed
         return frozenset(held[max(0, len(held) - most) :])
 
-    def _after(self, end: LaunchEnd) -> None:
+    def _after(self, end: PlayedLaunch) -> None:
         if end.fault is None:
             return
         node = end.fault.node
@@ -116,7 +116,7 @@ class RetryBudget(Chain):
             end = world.launch(tuple(usable[: world.layout.nodes]), self.leaves)
             if end.fault is None:
                 return
-            if end.fault.kind in {FaultKind.HARDWARE, FaultKind.LOSS}:
+            if end.fault.kind in {FaultSign.HARDWARE, FaultSign.LOSS}:
                 left_out.add(end.fault.node)
             fruitless = 0 if end.saved > end.before else fruitless + 1
             if fruitless >= self.without_progress:
@@ -147,7 +147,7 @@ class Oracle(Chain):
             if end.fault is None:
                 return
 
-    def _launch(self, nodes: tuple[str, ...]) -> LaunchEnd:
+    def _launch(self, nodes: tuple[str, ...]) -> PlayedLaunch:
         return self._world.launch(nodes, self.leaves, foresees=True)
 
     def is_ready(self) -> bool:
@@ -167,7 +167,7 @@ class Oracle(Chain):
         coming = (
             fault.start
             for fault in self._world.faults_of(node)
-            if fault.start > now and fault.kind is not FaultKind.DEGRADED
+            if fault.start > now and fault.kind is not FaultSign.DEGRADED
         )
         return min(coming, default=math.inf)
 
@@ -185,7 +185,7 @@ class NoForesight(Oracle):
         super().__init__(world)
         self._save_seconds = save_seconds
 
-    def _launch(self, nodes: tuple[str, ...]) -> LaunchEnd:
+    def _launch(self, nodes: tuple[str, ...]) -> PlayedLaunch:
         return self._world.launch(nodes, self.leaves, save_seconds=self._save_seconds)
 
     def _merit(self, node: str) -> float:

@@ -30,7 +30,7 @@ DAY = 86_400.0
 SERVERS = 400  # of the GPU trace; those without a fault are not named in it
 
 
-class FaultKind(StrEnum):
+class FaultSign(StrEnum):
     """How a fault shows itself to a training on the node."""
 
     HARDWARE = "hardware"  # a worker's error names broken hardware, and the health check finds it
@@ -50,7 +50,7 @@ class Fault(Record):
     node: str
     start: float
     end: float
-    kind: FaultKind
+    kind: FaultSign
     what: str = ""
     unseen: float | None = None
 
@@ -79,25 +79,25 @@ class Window(Record):
 
 # ----------------------------------------------------------------------------- 400 GPU servers
 # By class and description; "" stands for all other descriptions of a class.
-KINDS: Mapping[tuple[str, str], FaultKind] = {
-    ("GPU", ""): FaultKind.HARDWARE,
-    ("GPU", "GPU Temperature High"): FaultKind.DEGRADED,
-    ("GPU", "GPU PCI link width low"): FaultKind.DEGRADED,
-    ("GPU", "GPU P2P Bandwidth Low"): FaultKind.DEGRADED,
-    ("GPU", "GPU SBE(Single Bit ECC) > Threshold"): FaultKind.DEGRADED,
-    ("CPU", ""): FaultKind.LOSS,
-    ("Motherboard", ""): FaultKind.LOSS,
-    ("Operating System", ""): FaultKind.LOSS,
-    ("System Crash", ""): FaultKind.LOSS,
-    ("Parameter Plane Cable", ""): FaultKind.NETWORK,
-    ("NIC", ""): FaultKind.NETWORK,
-    ("NIC", "NIC PCI link Width low"): FaultKind.DEGRADED,
-    ("NIC", "NIC Link Speed low"): FaultKind.DEGRADED,
-    ("Unknown Error", ""): FaultKind.CRASH,
-    ("Stress Test Failure", ""): FaultKind.CRASH,
-    ("Training Task Troubleshooting", ""): FaultKind.CRASH,
-    ("Other Failures", ""): FaultKind.CRASH,
-    ("File System", ""): FaultKind.CRASH,
+KINDS: Mapping[tuple[str, str], FaultSign] = {
+    ("GPU", ""): FaultSign.HARDWARE,
+    ("GPU", "GPU Temperature High"): FaultSign.DEGRADED,
+    ("GPU", "GPU PCI link width low"): FaultSign.DEGRADED,
+    ("GPU", "GPU P2P Bandwidth Low"): FaultSign.DEGRADED,
+    ("GPU", "GPU SBE(Single Bit ECC) > Threshold"): FaultSign.DEGRADED,
+    ("CPU", ""): FaultSign.LOSS,
+    ("Motherboard", ""): FaultSign.LOSS,
+    ("Operating System", ""): FaultSign.LOSS,
+    ("System Crash", ""): FaultSign.LOSS,
+    ("Parameter Plane Cable", ""): FaultSign.NETWORK,
+    ("NIC", ""): FaultSign.NETWORK,
+    ("NIC", "NIC PCI link Width low"): FaultSign.DEGRADED,
+    ("NIC", "NIC Link Speed low"): FaultSign.DEGRADED,
+    ("Unknown Error", ""): FaultSign.CRASH,
+    ("Stress Test Failure", ""): FaultSign.CRASH,
+    ("Training Task Troubleshooting", ""): FaultSign.CRASH,
+    ("Other Failures", ""): FaultSign.CRASH,
+    ("File System", ""): FaultSign.CRASH,
 }
 
 
@@ -152,20 +152,20 @@ def _gpu_servers(path: Path, events: Sequence[Mapping[str, Any]]) -> Trace:
     return Trace(path.name, (*named, *rest), last, _in_order(faults))
 
 
-def _kind(family: str, description: str) -> FaultKind:
+def _kind(family: str, description: str) -> FaultSign:
     found = KINDS.get((family, description)) or KINDS.get((family, ""))
-    return found or FaultKind.DEGRADED
+    return found or FaultSign.DEGRADED
 
 
 # ----------------------------------------------------------------------------- Los Alamos
 # Its columns, of which one says the cause. What ends a node's service ends what runs there.
-LANL_KINDS: Mapping[str, FaultKind] = {
-    "Facilities": FaultKind.LOSS,
-    "Hardware": FaultKind.LOSS,
-    "Human Error": FaultKind.LOSS,
-    "Network": FaultKind.NETWORK,
-    "Undetermined": FaultKind.CRASH,
-    "Software": FaultKind.CRASH,
+LANL_KINDS: Mapping[str, FaultSign] = {
+    "Facilities": FaultSign.LOSS,
+    "Hardware": FaultSign.LOSS,
+    "Human Error": FaultSign.LOSS,
+    "Network": FaultSign.NETWORK,
+    "Undetermined": FaultSign.CRASH,
+    "Software": FaultSign.CRASH,
 }
 LEAST_NODES = 128
 _MOMENT = "%m/%d/%Y %H:%M"

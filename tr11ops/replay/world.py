@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from tr11ops.replay.account import Account, Course, IdleReason
 from tr11ops.replay.parameters import Layout, Parameters
-from tr11ops.replay.traces import Fault, FaultKind, Window
+from tr11ops.replay.traces import Fault, FaultSign, Window
 from trainer.contract.record import Record
 
 BEGIN = 1_646_956_800.0  # of every replay, in seconds since the epoch: 11 March 2022
@@ -25,7 +25,7 @@ class WindowOver(Exception):
     """The last moment of the replay has come."""
 
 
-class LaunchEnd(Record):
+class PlayedLaunch(Record):
     """How a launch ended. `fault`: what ended it, None where it left as it should; `sign`: when that
     was first seen. `before` and `after` are iterations; `reached`: the last one that it did itself,
     None where it did none. `from_start`: the fault was there when it began. Moments are in seconds
@@ -104,7 +104,7 @@ class World:
         self._shared: list[Fault] = []
         for fault in window.faults:
             moved = replace(fault, start=BEGIN + fault.start, end=BEGIN + fault.end)
-            if fault.kind is FaultKind.SHARED:
+            if fault.kind is FaultSign.SHARED:
                 self._shared.append(moved)
             else:
                 self._faults[fault.node].append(moved)
@@ -118,7 +118,7 @@ class World:
 
     def _out_after(self, fault: Fault) -> float:
         """How long the scheduler still offers a node that has this fault."""
-        if fault.kind is FaultKind.LOSS:
+        if fault.kind is FaultSign.LOSS:
             return self.parameters.lost_after
         return self.parameters.drained_after
 
@@ -133,7 +133,7 @@ class World:
         return next((one for one in self._ending(node) if one.start <= at < one.end), None)
 
     def _ending(self, node: str) -> Iterable[Fault]:
-        return (one for one in self._faults[node] if one.kind is not FaultKind.DEGRADED)
+        return (one for one in self._faults[node] if one.kind is not FaultSign.DEGRADED)
 
     def is_offered(self, node: str) -> bool:
         """Whether the scheduler gives this node to a task."""
@@ -145,7 +145,7 @@ class World:
     def is_down(self, node: str) -> bool:
         """Whether the scheduler holds the node for lost."""
         return any(
-            fault.kind is FaultKind.LOSS
+            fault.kind is FaultSign.LOSS
             and fault.start + self._out_after(fault) <= self.now < fault.end
             for fault in self._faults[node]
         )
@@ -226,7 +226,7 @@ class World:
         *,
         save_seconds: float | None = None,
         foresees: bool = False,
-    ) -> LaunchEnd:
+    ) -> PlayedLaunch:
         """One start of the workers, to its end. `leaves`: when the trainer saves and leaves by itself.
         `save_seconds`: between two saves, beside those of the interval. `foresees`: it has just saved
         when a fault comes, as no one can. Raises WindowOver.
@@ -241,7 +241,7 @@ class World:
         fault, comes = self._first_fault(nodes, start)
         from_start = fault is not None and comes <= start
         stops = min(comes, leaves)
-        if from_start and fault is not None and fault.kind is FaultKind.HARDWARE:
+        if from_start and fault is not None and fault.kind is FaultSign.HARDWARE:
             stops = start + CHECK_SECONDS
         elif fault is not None and comes < ready:
             stops = min(max(comes, start + times.start_up), leaves)
@@ -266,7 +266,7 @@ class World:
             self._note_lost(
                 course, start, ready, stops=stops, end=end, begun=before, is_fine=fault is None
             )
-        return LaunchEnd(
+        return PlayedLaunch(
             nodes,
             start,
             end,
@@ -319,9 +319,9 @@ class World:
         """From a fault to its first sign."""
         if fault.unseen is not None and not from_start:
             return fault.unseen
-        if fault.kind is FaultKind.NETWORK:
+        if fault.kind is FaultSign.NETWORK:
             return self.parameters.silent_for
-        if fault.kind is FaultKind.LOSS and not from_start:
+        if fault.kind is FaultSign.LOSS and not from_start:
             return self.parameters.lost_after
         return 0.0
 

@@ -16,7 +16,7 @@ from tr11ops.goodput.history_values import History
 from tr11ops.replay.parameters import Layout, Parameters
 from tr11ops.replay.production import Production
 from tr11ops.replay.traces import Window
-from tr11ops.replay.world import LaunchEnd, Score, WindowOver, World
+from tr11ops.replay.world import PlayedLaunch, Score, WindowOver, World
 from tr11ops.rundir.attempts import LaunchRecord
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.attempt import PhaseWriter
@@ -29,7 +29,7 @@ class RecordingWorld(World):
 
     def __init__(self, window: Window, layout: Layout, times: Parameters) -> None:
         super().__init__(window, layout, times)
-        self.ends: list[LaunchEnd] = []
+        self.ends: list[PlayedLaunch] = []
 
     def launch(
         self,
@@ -38,13 +38,13 @@ class RecordingWorld(World):
         *,
         save_seconds: float | None = None,
         foresees: bool = False,
-    ) -> LaunchEnd:
+    ) -> PlayedLaunch:
         start, before = self.now, self.saved
         try:
             end = super().launch(nodes, leaves, save_seconds=save_seconds, foresees=foresees)
         except WindowOver:
             self.ends.append(
-                LaunchEnd(
+                PlayedLaunch(
                     nodes, start, self.end, sign=None, fault=None, before=before, after=self.iteration,
                     saved=self.saved, reached=None,
                 )
@@ -106,7 +106,7 @@ class PlayedRecord:
         with paths.metrics.open("a") as stream:
             stream.writelines(f"{line}\n" for line in steps)
 
-    def _phases(self, end: LaunchEnd) -> Iterator[tuple[float, str, int]]:
+    def _phases(self, end: PlayedLaunch) -> Iterator[tuple[float, str, int]]:
         """What the trainer of a launch would have logged, as `World.course` has it."""
         times = self._times
         yield end.start, "starting", end.before

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tr11ops.replay.parameters import Layout, Parameters
 from tr11ops.replay.production import Production
-from tr11ops.replay.traces import Fault, FaultKind, Window
+from tr11ops.replay.traces import Fault, FaultSign, Window
 from tr11ops.replay.world import World
 from tr11ops.rundir.exclusions import EXCLUDED, INCLUDED
 from tr11ops.rundir.journal import JournalEntry, read_journal
@@ -18,11 +18,11 @@ from trainer.contract.record import Record
 
 # how a fault of the twin shows itself to a training
 SHOWN = {
-    "worker-crash": FaultKind.CRASH,
-    "black-hole": FaultKind.CRASH,
-    "node-dead": FaultKind.LOSS,
-    "half-dead": FaultKind.LOSS,
-    "drain": FaultKind.DEGRADED,
+    "worker-crash": FaultSign.CRASH,
+    "black-hole": FaultSign.CRASH,
+    "node-dead": FaultSign.LOSS,
+    "half-dead": FaultSign.LOSS,
+    "drain": FaultSign.DEGRADED,
 }
 LAUNCH_FAILED = "launch-failed"
 HELD = "array-held"

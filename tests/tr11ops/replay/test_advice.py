@@ -23,7 +23,7 @@ from tr11ops.replay.advice import (
 )
 from tr11ops.replay.own_record import RecordedFault, RecordedRun
 from tr11ops.replay.parameters import Layout, Parameters
-from tr11ops.replay.traces import DAY, Fault, FaultKind
+from tr11ops.replay.traces import DAY, Fault, FaultSign
 from tr11ops.replay.world import Score
 
 NODES = tuple(f"n{number:03d}" for number in range(1, 9))
@@ -32,7 +32,7 @@ DAYS = 4
 
 def fault(number: int, day: float) -> RecordedFault:
     start = day * DAY
-    one = Fault(NODES[number % 4], start, start + 1, FaultKind.CRASH, "as recorded", unseen=0.0)
+    one = Fault(NODES[number % 4], start, start + 1, FaultSign.CRASH, "as recorded", unseen=0.0)
     return RecordedFault(one, start + 60.0)
 
 

@@ -19,7 +19,7 @@ from tr11ops.goodput.history import read_history
 from tr11ops.replay.own_record import RecordedRun, recorded_run
 from tr11ops.replay.parameters import Layout, Parameters
 from tr11ops.replay.production import production_score
-from tr11ops.replay.traces import DAY, Fault, FaultKind, Window, read_trace, window
+from tr11ops.replay.traces import DAY, Fault, FaultSign, Window, read_trace, window
 
 NODES = ("n1", "n2", "n3", "n4")
 TAG = "20260921-000000-00000001"
@@ -78,10 +78,10 @@ def test_a_made_up_record_by_hand(tmp_path: Path) -> None:
     # 40 s passed after the last step, one of which the next step would have taken 10
     assert first.fault.unseen == pytest.approx(30)
     assert first.fault.start == pytest.approx(50 + 400 + 20 + 100 + 40 - 30)
-    assert (first.fault.node, first.fault.kind) == ("n2", FaultKind.HARDWARE)
+    assert (first.fault.node, first.fault.kind) == ("n2", FaultSign.HARDWARE)
     # n2 trained no more without a fault
     assert first.latest == run.seconds
-    assert (second.fault.kind, second.fault.node) == (FaultKind.SHARED, "")
+    assert (second.fault.kind, second.fault.node) == (FaultSign.SHARED, "")
     assert third.fault.start - first.fault.start == pytest.approx(2 * 715)
 
 
@@ -174,11 +174,11 @@ def test_what_a_replay_has_left_is_read_back_as_its_faults(tmp_path: Path) -> No
     layout, times = Layout(4, 4, 2), Parameters()
     nodes = tuple(f"n{number:03d}" for number in range(1, 9))
     faults = (
-        Fault("n001", 1.0 * DAY, 1.5 * DAY, FaultKind.HARDWARE),
-        Fault("n002", 2.0 * DAY, 2.01 * DAY, FaultKind.CRASH),
-        Fault("", 2.5 * DAY, 2.5 * DAY + 1, FaultKind.SHARED, "a shape does not fit"),
-        Fault("n004", 3.0 * DAY, 3.2 * DAY, FaultKind.LOSS),
-        Fault("n005", 3.6 * DAY, 3.7 * DAY, FaultKind.HARDWARE),
+        Fault("n001", 1.0 * DAY, 1.5 * DAY, FaultSign.HARDWARE),
+        Fault("n002", 2.0 * DAY, 2.01 * DAY, FaultSign.CRASH),
+        Fault("", 2.5 * DAY, 2.5 * DAY + 1, FaultSign.SHARED, "a shape does not fit"),
+        Fault("n004", 3.0 * DAY, 3.2 * DAY, FaultSign.LOSS),
+        Fault("n005", 3.6 * DAY, 3.7 * DAY, FaultSign.HARDWARE),
     )
     played = PlayedRecord(tmp_path, Window(nodes, 5 * DAY, faults), layout, times)
     run = read_back(played, layout, times)

@@ -13,7 +13,7 @@ from tr11ops.agent.traces import read_launches
 from tr11ops.cli.main import execute
 from tr11ops.replay.parameters import IN_BACKGROUND, Layout, Parameters
 from tr11ops.replay.production import Production
-from tr11ops.replay.traces import DAY, Fault, FaultKind, Window
+from tr11ops.replay.traces import DAY, Fault, FaultSign, Window
 from tr11ops.replay.world import BEGIN, Score, World
 from tr11ops.rundir.action_log import OUTCOME, ProgressRecord, Result
 from tr11ops.rundir.exclusion import ExclusionLimit
@@ -41,12 +41,12 @@ class Played:
         return [entry for entry in self.journal if entry.kind == kind]
 
 
-def fault(node: str, day: float, until: float, kind: FaultKind) -> Fault:
+def fault(node: str, day: float, until: float, kind: FaultSign) -> Fault:
     return Fault(node, day * DAY, until * DAY, kind, "as recorded")
 
 
 def test_broken_hardware_is_excluded_by_its_own_error(tmp_path: Path) -> None:
-    played = Played(tmp_path, 2.0, fault("n001", 1.0, 1.5, FaultKind.HARDWARE))
+    played = Played(tmp_path, 2.0, fault("n001", 1.0, 1.5, FaultSign.HARDWARE))
     [failed] = played.of("launch-failed")
     assert failed.data["blamed"] == ["n001"]
     assert failed.data["decision"] == "starting again: without n001"
@@ -62,8 +62,8 @@ def test_a_worker_that_dies_is_a_suspicion_and_a_second_one_more(tmp_path: Path)
     played = Played(
         tmp_path,
         3.0,
-        fault("n002", 1.0, 1.1, FaultKind.CRASH),
-        fault("n002", 1.5, 1.6, FaultKind.CRASH),
+        fault("n002", 1.0, 1.1, FaultSign.CRASH),
+        fault("n002", 1.5, 1.6, FaultSign.CRASH),
     )
     first = played.of("launch-failed")[0]
     assert (first.data["blamed"], first.data["suspects"]) == ([], ["n002"])
@@ -76,7 +76,7 @@ def test_launches_save_more_often_while_faults_come_in_a_burst(tmp_path: Path) -
     played = Played(
         tmp_path,
         3.0,
-        *(fault(f"n00{number}", 1 + number / 8, 9.0, FaultKind.LOSS) for number in (2, 3, 4)),
+        *(fault(f"n00{number}", 1 + number / 8, 9.0, FaultSign.LOSS) for number in (2, 3, 4)),
     )
     folders = sorted(played.tr11.run.card.paths.attempts.iterdir())
     minutes = [launch.save_minutes for launch in reversed(read_launches(reversed(folders)))]
@@ -89,14 +89,14 @@ def test_launches_save_more_often_while_faults_come_in_a_burst(tmp_path: Path) -
 
 
 def test_a_lost_node_is_left_behind_in_the_same_allocation(tmp_path: Path) -> None:
-    played = Played(tmp_path, 2.0, fault("n003", 1.0, 1.5, FaultKind.LOSS))
+    played = Played(tmp_path, 2.0, fault("n003", 1.0, 1.5, FaultSign.LOSS))
     [failed] = played.of("launch-failed")
     assert failed.data["blamed"] == ["n003"]
     assert (played.score.tasks, played.score.launches) == (1, 2)
 
 
 def test_a_lost_batch_host_ends_the_task_and_the_next_goes_on(tmp_path: Path) -> None:
-    played = Played(tmp_path, 2.0, fault("n001", 1.0, 1.5, FaultKind.LOSS))
+    played = Played(tmp_path, 2.0, fault("n001", 1.0, 1.5, FaultSign.LOSS))
     assert (played.score.tasks, played.score.launches, played.score.burned) == (2, 2, 0)
 
 
@@ -120,7 +120,7 @@ def test_an_exclusion_that_the_cap_refuses_is_refused_in_a_replay_too(tmp_path: 
 
 def test_a_node_that_was_repaired_is_used_again_without_a_person(tmp_path: Path) -> None:
     """Three of eight nodes fail for a day, one after another; four train. No one has to come."""
-    faults = (fault(f"n00{n}", float(n), n + 1.0, FaultKind.HARDWARE) for n in (1, 2, 3))
+    faults = (fault(f"n00{n}", float(n), n + 1.0, FaultSign.HARDWARE) for n in (1, 2, 3))
     played = Played(tmp_path, 8.0, *faults)
     back = {entry.data["node"] for entry in played.of("node-included")}
     assert back == {"n001", "n002", "n003"}

@@ -9,7 +9,7 @@ import pytest
 
 from tests.tr11ops.replay.small_trace import CRASHED, DAY, ECC, FAN, write_trace
 from tr11ops.base.errors import WrongUsage
-from tr11ops.replay.traces import SERVERS, FaultKind, read_trace, window
+from tr11ops.replay.traces import SERVERS, FaultSign, read_trace, window
 
 LANL = """\
 System,nodes,nodenumz,Prob Started,Down Time,Facilities,Hardware,Human Error,Network,Undetermined,Software
@@ -26,7 +26,7 @@ def test_a_fault_lasts_until_its_node_was_repaired(tmp_path: Path) -> None:
     trace = read_trace(path)
     first, second = trace.faults
     assert (first.node, first.start, first.end) == ("a", DAY, 1.5 * DAY)
-    assert (first.kind, second.kind) == (FaultKind.HARDWARE, FaultKind.DEGRADED)
+    assert (first.kind, second.kind) == (FaultSign.HARDWARE, FaultSign.DEGRADED)
     assert (len(trace.nodes), trace.seconds) == (SERVERS, 9.0 * DAY)
 
 
@@ -37,7 +37,7 @@ def test_the_failures_of_one_of_lanls_clusters_count_from_its_first(tmp_path: Pa
     first, second = trace.faults
     assert len(trace.nodes) == 256
     assert (first.node, first.start, first.end) == ("node-0000", 0.0, 3600.0)
-    assert (second.start, second.kind) == (6 * 3600.0, FaultKind.NETWORK)
+    assert (second.start, second.kind) == (6 * 3600.0, FaultSign.NETWORK)
     assert len(read_trace(path, system="8").faults) == 1
     with pytest.raises(WrongUsage, match=r"--system 5: .* has 8, 20"):
         read_trace(path, system="5")

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from tr11ops.replay.parameters import Layout, Parameters
 from tr11ops.replay.rivals import RIVALS, Chain, NoForesight, Oracle, rival_scores
-from tr11ops.replay.traces import Fault, FaultKind, Window
+from tr11ops.replay.traces import Fault, FaultSign, Window
 from tr11ops.replay.world import Score, World
 
 HOUR = 3600.0
@@ -34,7 +34,7 @@ def played(name: str, hours: float, *faults: Fault) -> Score:
     return Score.of(world, name)
 
 
-def fault(node: str, begins: float, ends: float, kind: FaultKind = FaultKind.HARDWARE) -> Fault:
+def fault(node: str, begins: float, ends: float, kind: FaultSign = FaultSign.HARDWARE) -> Fault:
     return Fault(node, begins * HOUR, ends * HOUR, kind)
 
 
@@ -88,12 +88,12 @@ def test_a_node_that_is_excluded_burns_no_second_task() -> None:
 
 
 def test_what_goes_on_with_a_fault_ends_nothing() -> None:
-    score = played("sbatch array", 10.0, fault("n001", 5.0, 9.0, FaultKind.DEGRADED))
+    score = played("sbatch array", 10.0, fault("n001", 5.0, 9.0, FaultSign.DEGRADED))
     assert (score.tasks, score.launches) == (1, 1)
 
 
 def test_a_training_waits_where_too_few_nodes_are_left() -> None:
-    lost = (fault("n001", 2.0, 8.0, FaultKind.LOSS), fault("n002", 2.0, 6.0, FaultKind.LOSS))
+    lost = (fault("n001", 2.0, 8.0, FaultSign.LOSS), fault("n002", 2.0, 6.0, FaultSign.LOSS))
     score = played("exclude at first failure", 10.0, *lost)
     assert 3.0 < score.waited_hours < 4.0
 
@@ -102,9 +102,9 @@ def test_a_training_waits_where_too_few_nodes_are_left() -> None:
 def test_no_one_is_better_than_the_oracle(name: str) -> None:
     faults = (
         fault("n001", 1.0, 2.0),
-        fault("n002", 3.3, 3.4, FaultKind.CRASH),
-        fault("n001", 5.5, 7.0, FaultKind.NETWORK),
-        fault("n003", 6.0, 6.5, FaultKind.LOSS),
+        fault("n002", 3.3, 3.4, FaultSign.CRASH),
+        fault("n001", 5.5, 7.0, FaultSign.NETWORK),
+        fault("n003", 6.0, 6.5, FaultSign.LOSS),
     )
     assert played(name, 20.0, *faults).effective <= played("oracle", 20.0, *faults).effective
 
@@ -136,9 +136,9 @@ def test_the_oracle_takes_the_node_that_stays_well() -> None:
 # ----------------------------------------------------------------------------- where the time went
 BAD_DAY = (
     fault("n001", 1.0, 2.0),
-    fault("n002", 3.3, 3.4, FaultKind.CRASH),
-    fault("n001", 5.5, 7.0, FaultKind.NETWORK),
-    fault("n003", 6.0, 6.5, FaultKind.LOSS),
+    fault("n002", 3.3, 3.4, FaultSign.CRASH),
+    fault("n001", 5.5, 7.0, FaultSign.NETWORK),
+    fault("n003", 6.0, 6.5, FaultSign.LOSS),
 )
 
 
@@ -161,7 +161,7 @@ def test_what_a_fault_has_cost_is_said_by_hand() -> None:
 
 
 def test_waiting_is_for_nodes_that_are_broken_or_for_someone() -> None:
-    lost = (fault("n001", 2.0, 8.0, FaultKind.LOSS), fault("n002", 2.0, 6.0, FaultKind.LOSS))
+    lost = (fault("n001", 2.0, 8.0, FaultSign.LOSS), fault("n002", 2.0, 6.0, FaultSign.LOSS))
     score = played("oracle", 10.0, *lost)
     assert score.lost_percent["broken"] == pytest.approx(40.0, abs=2.0)
     # ten tasks die on a node that no one takes out in time: two hours until someone queues more
