@@ -250,7 +250,12 @@ def test_times_are_read_from_the_logs(tmp_path: Path) -> None:
     assert read_history(paths) == RunHistory()
     write_logs(paths)
     assert read_history(paths) == RunHistory(
-        step=3.0, step_iteration=101, save=41.25, evaluation=720.0
+        step=3.0,
+        step_iteration=101,
+        save=41.25,
+        usual_save=40.125,
+        stall=20.685,  # of one that stopped the steps, and one beside them
+        evaluation=720.0,
     )
 
 
