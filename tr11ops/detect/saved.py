@@ -23,6 +23,7 @@ from tr11ops.observe.liveness import (
 )
 from tr11ops.observe.observations import TrainingEvent
 from tr11ops.observe.snapshot import Checkpoint, Snapshot
+from tr11ops.runcard.kinds import ForeignCard
 from trainer.contract.attempt import UnheldCheckpoint
 from trainer.contract.errors import RangeError
 from trainer.contract.metrics_record import SAVE_FAILED
@@ -200,15 +201,19 @@ def checkpoint_overdue(snapshot: Snapshot) -> Iterator[Finding]:
         at_stake = ""
     else:
         at_stake = f", {duration(unsaved * pace)} of work"
+    save = derived.command(snapshot, "checkpoint-now --wait")
     if saved:
         since = f"since {saved}"
-    else:
+    elif snapshot.run.standing is None:
         since = "and none was ever saved"
+    else:
+        since = "and none that is whole was seen"
+        if not snapshot.run.is_watched:
+            save = _look_at_folder(snapshot)
     due = _next_due(snapshot, failed)
     can_save = due is not None and done < due
     if can_save:
         title = f"{title}; there is room again, and the next save is due at iteration {due}"
-    save = derived.command(snapshot, "checkpoint-now --wait")
     is_for_room = _is_for_want_of_room(snapshot, why) and not can_save
     is_critical = is_late and intervals > CRITICAL_INTERVALS and not can_save
     yield Finding(
@@ -221,6 +226,15 @@ def checkpoint_overdue(snapshot: Snapshot) -> Iterator[Finding]:
         fault=STORAGE if is_for_room else "",
         by_itself=LEAVES_NODE if alone else "",
     )
+
+
+def _look_at_folder(snapshot: Snapshot) -> str:
+    """The command that says of each checkpoint in another trainer's folder why it is not whole."""
+    card = snapshot.run.source
+    if not isinstance(card, ForeignCard) or not card.trainer.folder or not card.trainer.dialect:
+        return derived.command(snapshot, "checkpoints list")
+    words = f"trainer check --dialect {shlex.quote(card.trainer.dialect)} --folder {shlex.quote(card.trainer.folder)}"
+    return derived.command(snapshot, words)
 
 
 def _unheld(snapshot: Snapshot) -> UnheldCheckpoint | None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from tests.tr11ops.detect.detector_table import TABLE
 from tests.tr11ops.detect.operation_table import TABLE as OPERATION
+from tests.tr11ops.foreign_card import FOREIGN
 from tests.tr11ops.status.screens import SCREENS
-from tests.tr11ops.status_cases import with_facts
+from tests.tr11ops.status_cases import checkpoints, snapshot, with_facts
 from tr11ops.detect.possible import OWNERS
 from tr11ops.detect.registry import detect_all
 from tr11ops.dialects.settings import settings_of
 from tr11ops.observe.snapshot import Snapshot
+from tr11ops.runcard.card import load_card
 from tr11ops.rundir.action_log import ActionHistory
 from tr11ops.status.assessment import status_of
 from tr11ops.status.extra_observations import ExtraObservations
@@ -91,6 +94,19 @@ def test_what_tr11_starts_itself_is_advised_as_before() -> None:
         started = with_facts(seen, standing=STARTED)
         without = with_facts(seen, standing=replace(WATCHED, level=2))
         assert [one.fix for one in detect_all(started)] == [one.fix for one in detect_all(without)]
+
+
+def test_where_nothing_whole_was_seen_another_trainers_folder_is_looked_at(tmp_path: Path) -> None:
+    path = tmp_path / "hf.toml"
+    path.write_text(FOREIGN)
+    late = with_facts(
+        snapshot(checkpoints=checkpoints(examined=(), steps=())),
+        standing=STARTED,
+        source=load_card(path),
+    )
+    [finding] = [one for one in detect_all(late) if one.detector == "checkpoint-overdue"]
+    assert "none that is whole was seen" in finding.evidence[0]
+    assert "trainer check" in finding.fix and "--dialect huggingface --folder " in finding.fix
 
 
 @pytest.mark.parametrize(
