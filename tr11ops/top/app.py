@@ -40,11 +40,12 @@ l      the end of the run's log
 d      what ended it (tr11 diagnose)
 a      take its alerts (tr11 alerts ack --all)
 k      save and stop it (tr11 kill)
+u      let it go on (tr11 resume)
 r      look now
 ?      this page
 q      leave
 
-a and k show the command's own plan first. Only the three keys that
+a, k and u show the command's own plan first. Only the three keys that
 the plan names carry it out, as it was shown; Esc does not.
 
 It looks every {seconds:g} s. What is not known is a dash.
@@ -98,7 +99,8 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
         Binding("d", "diagnose", "diagnose"),
         Binding("a", "ack", "ack"),
         Binding("k", "kill", "kill"),
-        Binding("r", "look", "look"),
+        Binding("u", "resume", "go on"),
+        Binding("r", "look", "look", show=False),  # no room in 80 columns
         Binding("escape", "back", "back"),
         Binding("question_mark", "keys", "keys", key_display="?"),
         Binding("q", "quit", "quit"),
@@ -248,6 +250,9 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
 
     def action_kill(self) -> None:
         self._preview(["kill"], ["--yes"])
+
+    def action_resume(self) -> None:
+        self._preview(["resume"], ["--yes"])
 
     def _preview(self, words: list[str], flags: list[str]) -> None:
         """The command's own plan; its keys type the command, with the flags. One plan at a time: a

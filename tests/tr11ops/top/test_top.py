@@ -112,6 +112,23 @@ def test_kill_shows_the_commands_own_preview_and_nothing_else_happens(place: Pla
 
 
 @needs_textual
+def test_a_stopped_run_is_let_go_on_by_its_plans_keys(place: Place) -> None:
+    switch = Path(place.run) / "kill-switch"
+
+    async def keys(app: Any, pilot: Any) -> None:
+        for key in ("k", "u"):
+            await pilot.press(key)
+            await settled(app, pilot)
+            assert "to carry it out" in text(app)
+            await pilot.press(*app.screen._keys)
+            await settled(app, pilot)
+            assert switch.exists() is (key == "k")
+            await pilot.press("escape")
+
+    drive(place, keys)
+
+
+@needs_textual
 def test_a_key_pressed_again_asks_for_no_second_plan_and_y_counts_once(place: Place) -> None:
     async def keys(app: Any, pilot: Any) -> None:
         await pilot.press("k", "k", "k")
