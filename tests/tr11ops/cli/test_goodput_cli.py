@@ -17,7 +17,7 @@ from tr11ops.base.errors import Refusal
 from tr11ops.cli.goodput import moment_of
 from tr11ops.cli.main import execute
 from tr11ops.replay.parameters import Layout, Parameters
-from tr11ops.replay.traces import DAY, Fault, FaultKind, Window
+from tr11ops.replay.traces import DAY, Fault, FaultSign, Window
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_advise_replays_the_runs_own_record(tmp_path, monkeypatch, capsys):
     layout, times = Layout(4, 4, 2), Parameters()
     nodes = tuple(f"n{number:03d}" for number in range(1, 9))
     faults = tuple(
-        Fault(nodes[day], (day + 0.7) * DAY, (day + 0.8) * DAY, FaultKind.HARDWARE)
+        Fault(nodes[day], (day + 0.7) * DAY, (day + 0.8) * DAY, FaultSign.HARDWARE)
         for day in range(5)
     )
     played = PlayedRecord(tmp_path, Window(nodes, 5.5 * DAY, faults), layout, times)
