@@ -121,8 +121,9 @@ class Commands:
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch) -> Commands:
     commands = Commands()
-    monkeypatch.setattr("tr11ops.top.commands.said", commands.said)
+    # the app first: it takes the name as it is when it is imported
     monkeypatch.setattr("tr11ops.top.app.said", commands.said)
+    monkeypatch.setattr("tr11ops.top.commands.said", commands.said)
     return commands
 
 
