@@ -8,8 +8,11 @@ from collections.abc import Iterator, Sequence
 from statistics import median, median_low
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from tr11ops.base.observed import known
 from tr11ops.cluster.base import Job, JobState
+from tr11ops.detect.nodes_left import is_spare
 from tr11ops.observe import derived
 from tr11ops.observe.liveness import beats_of, ranks_of
 from tr11ops.observe.snapshot import Snapshot
@@ -37,7 +40,8 @@ class NodePace(Record):
 class NodeProgress(Record):
     """A node of a running job. `ranks` tell of themselves; `iteration` and `phase` are those of the
     one that is furthest behind, `silent_seconds` how long the most silent one has said nothing: None
-    where none has said anything. `pace` is None where no rank measures its steps.
+    where none has said anything. `pace` is None where no rank measures its steps. `is_spare`: the
+    newest launch of the job does without it.
     """
 
     node: str
@@ -47,6 +51,7 @@ class NodeProgress(Record):
     phase: str = ""
     silent_seconds: float | None = None
     pace: NodePace | None = None
+    is_spare: bool = False
 
     @property
     def is_slow(self) -> bool:
@@ -71,20 +76,23 @@ def _of_job(snapshot: Snapshot, job: Job, paces: dict[str, NodePace]) -> Iterato
         by_node.setdefault(short_name(beat.host), []).append(beat)
     for node in job.nodes:
         beats = by_node.get(short_name(node), [])
-        found = NodeProgress(node, job.job_id, pace=paces.get(short_name(node)))
+        found = NodeProgress(
+            node,
+            job.job_id,
+            pace=paces.get(short_name(node)),
+            is_spare=not beats and is_spare(snapshot, job, node),
+        )
         if not beats:
             yield found
             continue
         behind = min(beats, key=_progress)
         oldest = min(beat.time for beat in beats)
-        yield NodeProgress(
-            node,
-            job.job_id,
+        yield replace(
+            found,
             ranks=ranks_of(beats),
             iteration=behind.iteration,
             phase=behind.phase,
             silent_seconds=max(0.0, snapshot.time - oldest),
-            pace=found.pace,
         )
 
 

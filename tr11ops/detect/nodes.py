@@ -18,6 +18,7 @@ from tr11ops.detect.nodes_left import (
     exclusion_limit,
     fault_of_cap,
     is_last_meant,
+    is_spare,
     lost_nodes,
     needed_next,
     nodes_of_partition,
@@ -100,7 +101,7 @@ def _lost(snapshot: Snapshot, job: Job, node: Node, is_host: bool) -> Finding:
     went_on = _went_on_without(snapshot, job, node)
     if went_on is not None:
         return _without(title, job, node, went_on)
-    if _is_spare(snapshot, job, node):
+    if is_spare(snapshot, job, node.name):
         title = f"job {job.job_id} has lost {node.name}, a spare"
         return _about_node(Severity.WARNING, title, job, node, by_itself=OF_SPARE)
     return _about_node(
@@ -190,16 +191,6 @@ OF_SPARE = (
 )
 
 
-def _is_spare(snapshot: Snapshot, job: Job, node: Node) -> bool:
-    """Whether the newest launch of a job does without this node, and none before was lost by it."""
-    newest = derived.last_attempt(snapshot)
-    launched = known(snapshot.training.launch_nodes, None)
-    if newest is None or launched is None or newest.job_id != job.raw_id:
-        return False
-    ends = known(snapshot.training.launch_ends, ())
-    return node.name not in launched and not any(node.name in end.blamed for end in ends)
-
-
 def _went_on_without(snapshot: Snapshot, job: Job, node: Node) -> LaunchEnd | None:
     """The end of the launch that this node was lost in, where the job has finished iterations
     since; else None.
@@ -227,7 +218,7 @@ def _silent(snapshot: Snapshot, job: Job, node: Node, is_host: bool) -> Finding:
     went_on = _went_on_without(snapshot, job, node)
     if went_on is not None:
         return _without(f"job {job.job_id} has lost {node.name}", job, node, went_on)
-    if _is_spare(snapshot, job, node):
+    if is_spare(snapshot, job, node.name):
         title = f"{node.name}, a spare of job {job.job_id}, does not answer the scheduler"
         return _about_node(Severity.WARNING, title, job, node, by_itself=OF_SPARE)
     return _about_node(

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import counted
-from tr11ops.cluster.base import JobState, Node, is_loss_alone
+from tr11ops.cluster.base import Job, JobState, Node, is_loss_alone
 from tr11ops.cluster.pending_reasons import is_held, with_room
 from tr11ops.detect.attempts import last_launch
 from tr11ops.detect.detector import HELD_FOR_FAULT
@@ -103,6 +103,16 @@ def spare_nodes(snapshot: Snapshot) -> tuple[int, bool]:
     if training is None:
         return 0, True
     return max(0, len(held - unusable_nodes(snapshot)) - training), True
+
+
+def is_spare(snapshot: Snapshot, job: Job, node: str) -> bool:
+    """Whether the newest launch of a job does without this node, and none before was lost by it."""
+    newest = derived.last_attempt(snapshot)
+    launched = known(snapshot.training.launch_nodes, None)
+    if newest is None or launched is None or newest.job_id not in derived.identifiers(job):
+        return False
+    ends = known(snapshot.training.launch_ends, ())
+    return node not in launched and not any(node in end.blamed for end in ends)
 
 
 def _nodes_of_attempt(snapshot: Snapshot) -> frozenset[str]:

@@ -17,7 +17,13 @@ from tr11ops.base.units import counted, duration
 from tr11ops.cluster.arrays import compress
 from tr11ops.cluster.base import JobState
 from tr11ops.detect.detector import Finding, Severity, detector
-from tr11ops.detect.nodes_left import exclude_command, excluded_nodes, start_again, why_no_other
+from tr11ops.detect.nodes_left import (
+    exclude_command,
+    excluded_nodes,
+    held_nodes,
+    start_again,
+    why_no_other,
+)
 from tr11ops.observe import derived
 from tr11ops.observe.forecast import LAST_LINES, last_lines
 from tr11ops.observe.liveness import beats_of, phase_patience
@@ -100,14 +106,26 @@ def slow(snapshot: Snapshot) -> Iterator[Finding]:
         evidence=(
             f"{found.unit} of iterations {found.first} to {found.final}: {shown}",
             f"the median of {found.lines} lines before them was {found.usual:.4g}; below {found.bound:.4g} is slow",
-            *_what_ranks_say(snapshot, found),
-            *_togetherness(snapshot),
+            *_which_node(snapshot, found),
         ),
         fix=fix,
         then=tuple(then),
         since=found.since,
         by_itself=SLOWER,
     )
+
+
+def _which_node(snapshot: Snapshot, found: Slowdown) -> Iterator[str]:
+    """The nodes that the ranks' own compute times name; where they name none, why not."""
+    nodes = held_nodes(snapshot) | {
+        beat.host for job in snapshot.active_jobs for beat in beats_of(snapshot, job)
+    }
+    named = sorted({node for node, _ in _computing(snapshot, set(nodes))})
+    if named:
+        yield f"the ranks' own compute times name {', '.join(named)}"
+        return
+    yield from _what_ranks_say(snapshot, found)
+    yield from _togetherness(snapshot)
 
 
 def _severity(snapshot: Snapshot, found: Slowdown) -> Severity:

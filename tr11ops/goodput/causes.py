@@ -21,7 +21,7 @@ from tr11ops.goodput.timeline import (
     launch_end,
     launches_of,
 )
-from tr11ops.rundir.attempts import AttemptVerdict
+from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord
 from trainer.contract.attempt import BAD_REASONS, EndMarker
 from trainer.contract.record import Record
 
@@ -84,8 +84,9 @@ def settle(attempts: Sequence[AttemptHistory], now: float) -> list[Settled]:
 
 
 class Interruption(Record):
-    """An end that no one meant, in seconds since the epoch. `recovered`: when the training went on;
-    None: not yet.
+    """An end that no one meant, in seconds since the epoch. `cause`: the class of fault. `recovered`:
+    when the training went on; None: not yet. `why`: what the launch's record says of it, with the
+    nodes that it blames or suspects; "" where there is no such record.
     """
 
     time: float
@@ -93,6 +94,14 @@ class Interruption(Record):
     job_id: str
     launch: int
     recovered: float | None
+    why: str = ""
+
+    @property
+    def words(self) -> str:
+        """What is known of it, and its class."""
+        if self.why and self.cause not in self.why:
+            return f"{self.why} ({self.cause})"
+        return self.why or self.cause
 
 
 class LaunchChain:
@@ -187,12 +196,17 @@ class LaunchChain:
         for one, ends in zip(self.settled, self._ends, strict=True):
             attempt = one.attempt
             found = [
-                (launch.first_sign or launch.end, ends[launch.launch], launch.launch)
+                (
+                    launch.first_sign or launch.end,
+                    ends[launch.launch],
+                    launch.launch,
+                    _why_it_ended(launch),
+                )
                 for launch in launches_of(attempt)
             ]
             if not found:
-                found = [(None, _end_without_launch(attempt), 0)]
-            for when, end, number in found:
+                found = [(None, _end_without_launch(attempt), 0, "")]
+            for when, end, number, why in found:
                 if end is None or not end.is_fault or end.cause in {Kind.CONFIGURATION, "refused"}:
                     continue
                 if when is not None:
@@ -204,8 +218,21 @@ class LaunchChain:
                 if place < len(trained):
                     again = trained[place] / 1e6
                 yield Interruption(
-                    moment, end.cause, job_id=attempt.job_id, launch=number, recovered=again
+                    moment,
+                    end.cause,
+                    job_id=attempt.job_id,
+                    launch=number,
+                    recovered=again,
+                    why=why,
                 )
+
+
+def _why_it_ended(launch: LaunchRecord) -> str:
+    """A launch record's word on its end, and the nodes to which it points; "" for none."""
+    if not launch.summary:
+        return ""
+    nodes = launch.blamed or launch.suspects
+    return ", ".join((launch.summary, *(node for node in nodes if node not in launch.summary)))
 
 
 def _end_without_launch(attempt: AttemptHistory) -> EndCause | None:

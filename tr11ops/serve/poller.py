@@ -40,7 +40,8 @@ MOST_RUNS = 500
 class News(Record):
     """What is known of a run since the last look.
 
-    `key` names it in addresses: no path is ever taken from one. `document` is that of `tr11 status
+    `key` names it in addresses: no path is ever taken from one. `looked`: when, seconds since the
+    epoch; `every`: seconds from one look to the next. `document` is that of `tr11 status
     --json` or what the run publishes (`is_mirror`), None where it could not be seen, and `why` says
     why. `on_call` are those who are told first; `shift` is who took the shift. `use` is what the run
     holds and costs. `run` is None where nothing can be changed.
@@ -49,6 +50,7 @@ class News(Record):
     key: str
     folder: Path
     looked: float = 0.0
+    every: float = LOOK_EVERY_SECONDS
     document: Mapping[str, Any] | None = None
     why: str = "it is being looked at for the first time"
     is_mirror: bool = False
@@ -135,20 +137,17 @@ class RunPoller:
 
     def _watch(self, key: str) -> None:
         while not self._over.is_set():
-            began = time.monotonic()
             news = self.find(key)
             if news is None:
                 return
-            self._look(news)
-            spent = time.monotonic() - began
-            self._over.wait(max(LOOK_EVERY_SECONDS, 10 * min(spent, LOOK_EVERY_SECONDS)))
+            self._over.wait(self._look(news))
 
-    def _look(self, news: News) -> None:
-        """One look, whatever comes of it."""
+    def _look(self, news: News) -> float:
+        """One look, whatever comes of it; the seconds until the next one."""
+        began = time.monotonic()
         if deadline.is_silent(news.folder, deadline.PROBE_SECONDS):
             why = f"the file system of {news.folder} does not answer"
-            self._put(replace(news, why=why, document=None, looked=time.time()))
-            return
+            return self._put(replace(news, why=why, document=None), began)
         with self._turns:
             try:
                 seen = deadline.within(deadline.LOOK_SECONDS, partial(self._seen, news))
@@ -157,7 +156,7 @@ class RunPoller:
                 seen = replace(news, document=None, why=why)
             except (Tr11Error, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
                 seen = replace(news, document=None, why=" ".join(str(error).split()))
-        self._put(replace(seen, looked=time.time()))
+        return self._put(seen, began)
 
     def _seen(self, news: News) -> News:
         if is_mirror(news.folder):
@@ -199,10 +198,14 @@ class RunPoller:
             self._readers[kind] = (time.monotonic(), reader)
         return reader
 
-    def _put(self, news: News) -> None:
+    def _put(self, news: News, began: float) -> float:
+        """Keep what a look has found; `began`: of the monotonic clock."""
+        spent = min(time.monotonic() - began, LOOK_EVERY_SECONDS)
+        every = max(LOOK_EVERY_SECONDS, 10 * spent)
         with self._lock:
-            self._news[news.key] = news
+            self._news[news.key] = replace(news, looked=time.time(), every=every)
         self._changed()
+        return every
 
     def _changed(self) -> None:
         with self._lock:

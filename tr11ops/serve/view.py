@@ -42,6 +42,7 @@ LOOKS: Mapping[VerdictWord, tuple[str, str]] = {
     VerdictWord.HEALTHY: ("●", "good"),
     VerdictWord.FINISHED: ("✓", "good"),
 }
+OLD_LOOKS = 2  # looks that were missed: what was seen then says nothing of now
 MOST_NODES = 5000  # that are compared; MOST_ROWS of them are shown
 EXCLUSION_WORDS = {"suspect": "suspected", "avoid": "avoided", "exclude": "excluded"}
 
@@ -71,7 +72,8 @@ class ShownFault(Record):
 
 class ShownNode(Record):
     """A node that the run uses or must not use. `times_usual`: how many times as long its slowest
-    rank computes for a step as is usual; None where that is not measured.
+    rank computes for a step as is usual; None where that is not measured. `measured_at`: the
+    iteration of that.
     """
 
     name: str
@@ -82,6 +84,7 @@ class ShownNode(Record):
     silent: str = "-"
     seconds: str = "-"
     times_usual: float | None = None
+    measured_at: float | None = None
 
     @property
     def times(self) -> str:
@@ -94,7 +97,9 @@ class ShownNode(Record):
 
 
 class RunView(Record):
-    """A run as the pages show it."""
+    """A run as the pages show it. `age`: seconds since the look that it is of, None before the first;
+    after `old_after` seconds no answer of that look holds for now.
+    """
 
     key: str
     name: str
@@ -117,6 +122,8 @@ class RunView(Record):
     team: str
     used: str
     looked: str
+    age: float | None
+    old_after: float
     exit_code: int
     can_act: bool
     is_stopped: bool
@@ -137,6 +144,11 @@ class RunView(Record):
         return self.exit_code == 1
 
     @property
+    def is_old(self) -> bool:
+        """Whether the look is too old to say how it is now."""
+        return self.age is not None and self.age > self.old_after
+
+    @property
     def title(self) -> str:
         if self.variant in {"", "main"}:
             return self.name
@@ -151,6 +163,7 @@ def view_of(news: News, now: float) -> RunView:
     code = told.get("exit_code") if news.document is not None else 3
     exit_code = code if isinstance(code, int) and code in {0, 1} else 3
     done, total = number(told.get("iteration")), number(told.get("total_iterations"))
+    age = _age_of_look(news, now)
     nodes = tuple(sorted(_nodes(told), key=_trouble_first))
     alerts = tuple(_alert(entry, now) for entry in rows(told.get("alerts")))
     return RunView(
@@ -174,7 +187,9 @@ def view_of(news: News, now: float) -> RunView:
         owners=", ".join(holders_of(told.get("alerts"))),
         team="" if news.use is None else news.use.team,
         used="" if news.use is None else ", ".join(news.use.words),
-        looked=f"{duration(max(0.0, now - news.looked))} ago" if news.looked else "not yet",
+        looked="not yet" if age is None else f"{duration(age)} ago",
+        age=age,
+        old_after=OLD_LOOKS * news.every,
         exit_code=exit_code,
         can_act=news.can_act and news.document is not None,
         is_stopped=any(
@@ -232,6 +247,16 @@ def _place(view: RunView) -> tuple[tuple[int, int], str]:
 
 
 # ----------------------------------------------------------------------------- parts
+def _age_of_look(news: News, now: float) -> float | None:
+    """Seconds since the moment that a look shows: that of its snapshot, before it was put together.
+    A mirrored copy says itself how old it is.
+    """
+    if not news.looked:
+        return None
+    moment = None if news.is_mirror else seconds_of(table(news.document).get("time"))
+    return max(0.0, now - min(news.looked, news.looked if moment is None else moment))
+
+
 def _since(told: Mapping[str, Any], now: float) -> str:
     """For how long the verdict has held; "" where no one knows."""
     moment = seconds_of(told.get("verdict_since"))
@@ -405,25 +430,31 @@ def _node(entry: Mapping[str, Any], bad: Container[str]) -> ShownNode:
         state = "suspect"
     if entry.get("is_slow") is True:
         state = "slow"
+    if state == "in use" and entry.get("is_spare") is True:
+        state = "spare"
     why = ""
     rank = number(entry.get("slowest_rank"))
     if state == "slow" and rank is not None:
         why = f"its rank {rank:.0f} computes longest"
+    phase = text(entry.get("phase"), 20)
+    if not phase and not ranks and state != "spare":
+        phase = "no rank has spoken"
     return ShownNode(
         name=name,
         state=state,
         why=why,
         iteration=_number(entry.get("iteration"), ",.0f"),
-        phase=text(entry.get("phase"), 20) or ("no rank has spoken" if not ranks else ""),
+        phase=phase,
         silent="-" if silent is None else duration(silent),
         seconds=_number(entry.get("step_seconds"), ".3g"),
         times_usual=number(entry.get("times_usual")),
+        measured_at=number(entry.get("measured_at")),
     )
 
 
 def _trouble_first(node: ShownNode) -> tuple[int, float, str]:
     """Slow nodes, then those with another trouble, then by how slow they are."""
-    order = {"slow": 0, "in use": 2}
+    order = {"slow": 0, "in use": 2, "spare": 3}
     return order.get(node.state, 1), -(node.times_usual or 0.0), node.name
 
 
@@ -434,14 +465,21 @@ def _nodes_line(nodes: Sequence[ShownNode]) -> str:
     slow = [node.name for node in used if node.state == "slow"]
     if not used:
         return ""
+    moment = _measured_at(measured)
     if slow:
-        return f"Slow: {', '.join(slow[:5])}."
+        return f"Slow{moment}: {', '.join(slow[:5])}."
     if not measured:
         return "Which node is slow is not known: no rank has measured its steps beside others yet."
     slowest = measured[0]
-    return (
-        f"None is slow; the slowest, {slowest.name}, takes {slowest.times} times as long as usual."
-    )
+    return f"None is slow{moment}; the slowest, {slowest.name}, takes {slowest.times} times as long as usual."
+
+
+def _measured_at(nodes: Sequence[ShownNode]) -> str:
+    """The newest step that the nodes' paces are of; "" where none is told."""
+    steps = [node.measured_at for node in nodes if node.measured_at is not None]
+    if not steps:
+        return ""
+    return f" as of step {max(steps):,.0f}"
 
 
 # ----------------------------------------------------------------------------- values

@@ -426,7 +426,9 @@ def _node_progress(node: NodeProgress, status: Status) -> dict[str, Any]:
         "step_seconds": None if pace is None else pace.seconds,
         "times_usual": None if pace is None else pace.times_usual,
         "slowest_rank": None if pace is None else pace.rank,
+        "measured_at": None if pace is None else pace.iteration,
         "is_slow": node.is_slow,
+        "is_spare": node.is_spare,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from tests.tr11ops.status_cases import NOW, beats, changed, idle, running, snapshot
+from tests.tr11ops.status_cases import NOW, beats, changed, idle, running, snapshot, wordless
 from tr11ops.base.observed import Unknown
 from tr11ops.detect.node_progress import node_progress
 from tr11ops.observe.snapshot import Snapshot
@@ -57,6 +57,17 @@ def test_of_a_node_it_is_the_rank_that_is_furthest_behind_and_the_most_silent_on
     assert (own.ranks, own.iteration, own.phase, own.silent_seconds) == (2, 31217, "data-wait", 40)
     others = [one for one in found if one is not own]
     assert all(one.ranks == 0 and one.silent_seconds is None for one in others)
+
+
+def test_a_node_that_the_launch_does_without_is_spare_as_long_as_no_rank_speaks_there() -> None:
+    nodes = running().nodes
+    attempt = wordless(running().raw_id)
+    given = replace(snapshot(), attempts=(attempt,), heartbeats=())
+    given = changed(given, launch_nodes=nodes[:-2])
+    spare = [one.node for one in node_progress(given) if one.is_spare]
+    assert spare == list(nodes[-2:])
+    unknown = changed(given, launch_nodes=Unknown("unreadable"))
+    assert not any(one.is_spare for one in node_progress(unknown))
 
 
 def test_without_a_job_there_is_no_node() -> None:

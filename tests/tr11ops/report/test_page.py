@@ -163,6 +163,34 @@ def test_a_run_with_a_fault_is_told_as_it_was(directory: RunDirectory) -> None:
     assert "useful" in account and "100.00 %" in account
 
 
+def test_a_fault_is_told_by_what_its_launch_left_on_record(directory: RunDirectory) -> None:
+    """Its summary and the node to which it points, and not the class of fault alone."""
+    place = directory.paths.attempt("11") / "launches" / "1.json"
+    found = json.loads(place.read_text())
+    summary = "worker killed (SIGKILL), rank 7"
+    write_json(place, {**found, "summary": summary, "suspects": ["n2"]})
+    words = words_of(page_text(directory))
+    faults = words[words.index("Faults that stopped") : words.index("Alerts")]
+    assert "worker killed (SIGKILL), rank 7, n2 (node) 25 s" in faults
+    write_json(place, {**found, "summary": f"{summary} on n2", "blamed": ["n2"]})
+    assert "rank 7 on n2 (node) 25 s" in words_of(page_text(directory)), "a node is named once"
+
+
+def test_nodes_are_ranked_only_where_their_steps_differ(directory: RunDirectory) -> None:
+    """Ranks of one step wait for each other: a small difference names no node."""
+    words = words_of(page_text(directory, with_charts=True))
+    assert "wait for each other" in words
+    assert "each node was part of, by name: no difference stands out" in words
+    place = directory.paths.attempt("12") / "launches" / "1.json"
+    write_json(place, {**json.loads(place.read_text()), "nodes": ["n3", "n2"]})
+    lines = [json.loads(line) for line in directory.paths.metrics.read_text().splitlines()[:-1]]
+    for line in lines:
+        line["tflops"] = 120.0 if line["job_id"] == "12" else 149.5
+    directory.paths.metrics.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    words = words_of(page_text(directory, with_charts=True))
+    assert "each node was part of, the lowest first n3" in words
+
+
 def test_a_length_is_about_where_no_one_has_said_when_it_ended(directory: RunDirectory) -> None:
     """Of one its verdict tells, of the other the trainer's end marker."""
     assert "about" not in " ".join(

@@ -96,3 +96,21 @@ def test_the_list_keeps_up_and_hostile_names_stay_texts(site: Site, chromium: An
     finally:
         page.close()
         (site.folder / "mirror" / "status.json").write_text(published())
+
+
+def test_an_answer_grows_old_on_a_page_that_hears_of_no_newer_look(
+    site: Site, chromium: Any
+) -> None:
+    page = chromium.new_page()
+    try:
+        page.goto(f"{site.address}/run/{site.run}")
+        page.wait_for_selector("#live.on", timeout=300_000)
+        place = page.locator("[data-old-after] > span").first
+        until(place.is_visible)
+        page.evaluate("() => { window.fetch = () => Promise.reject(); }")
+        page.evaluate("() => { const was = Date.now; Date.now = () => was() + 7200000; }")
+        until(lambda: page.locator(".state [data-age]").inner_text() == "2 h ago")
+        assert not place.is_visible()
+        assert page.get_by_text("How it is now is not known").is_visible()
+    finally:
+        page.close()

@@ -21,6 +21,7 @@ from tr11ops.rundir.journal import read_journal
 from tr11ops.serve.access import CookieSigner, RateLimit, is_known_host
 from tr11ops.serve.acts import WebAct
 from tr11ops.serve.app import ServeSettings
+from tr11ops.serve.pages import Pages
 from tr11ops.serve.poller import News, RunPoller, key_of
 from tr11ops.serve.tokens import make_token, owner_of, read_tokens, revoke_token
 from tr11ops.serve.view import in_order, view_of
@@ -483,3 +484,45 @@ def test_the_first_screen_of_a_run_answers_who_has_the_alert_and_why_it_ended() 
     assert shown([{**alert, "acknowledged_by": "ana"}]) == "1 is open: acknowledged by ana."
     view = view_of(News("k", Path("k"), document=told), now)
     assert view.ended_line == "Attempt 7: out of memory." and "kill" in view.stop_command
+
+
+def test_what_an_older_look_saw_is_said_as_past_and_lets_no_one_sleep(tmp_path: Path) -> None:
+    now = 1_651_406_400.0
+    told = {
+        "time": "2022-05-01T11:59:41+00:00", "verdict": "healthy", "why": "the training runs",
+        "answer": "You may sleep", "exit_code": 0, "run": {"name": "small"},
+    }  # fmt: skip
+
+    def shown(after: float) -> tuple[str, str]:
+        """The visible words of the page, and those that it hides."""
+        view = view_of(News("k", tmp_path, document=told, looked=now - 18), now + after)
+        page = Pages().render("run", is_part=True, run=view, session=None, form="")
+        hidden = " ".join(re.findall(r"<span hidden>(.*?)</span>", page))
+        return words(re.sub(r"<span hidden>.*?</span>", "", page)), hidden
+
+    fresh, not_yet = shown(0)
+    assert "19 s ago : ● healthy" in fresh, "from the moment of the snapshot, not of its document"
+    assert "You may sleep" in fresh and "is not known" in not_yet
+    old, over = shown(22)
+    assert "41 s ago : ● healthy" in old and "How it is now is not known" in old
+    assert "You may sleep" not in old and "You may sleep" in over
+    slow = News("k", tmp_path, document=told, looked=now - 18, every=200.0)
+    assert not view_of(slow, now + 300).is_old, "one that is looked at less often"
+
+
+def test_a_spare_node_is_called_spare_and_no_slow_one_has_its_moment() -> None:
+    node = {"job": "1", "phase": "training", "iteration": 180, "times_usual": 1.01}
+    spare = {"node": "n02", "job": "1", "ranks": 0, "is_spare": True}
+    told = {
+        "verdict": "healthy",
+        "run": {},
+        "node_progress": [{**node, "node": "n01", "ranks": 8, "measured_at": 180}, spare],
+    }
+    view = view_of(News("k", Path("k"), document=told), 0.0)
+    shown = {one.name: (one.state, one.phase, one.is_bad) for one in view.nodes}
+    assert shown == {"n01": ("in use", "training", False), "n02": ("spare", "", False)}
+    assert view.nodes_line.startswith("None is slow as of step 180; the slowest, n01, takes 1.01")
+    silent = {**told, "node_progress": [{**spare, "is_spare": False}]}
+    assert (
+        view_of(News("k", Path("k"), document=silent), 0.0).nodes[0].phase == "no rank has spoken"
+    )

@@ -63,7 +63,7 @@ def faults(material: ReportMaterial, zone: tzinfo) -> ReportSection:
             recovered = Cell(duration(fault.recovered - fault.time))
         label = labels.get(fault.job_id, fault.job_id)
         rows.append(
-            (moment(fault.time, zone), label, str(fault.launch), fault.cause, noticed, recovered)
+            (moment(fault.time, zone), label, str(fault.launch), fault.words, noticed, recovered)
         )
     columns = (
         Column("first sign"),

@@ -67,7 +67,8 @@ def nodes(material: ReportMaterial, zone: tzinfo, with_charts: bool) -> ReportSe
     if speed:
         lines.append(
             "TFLOPs per GPU: the mean of the steps in which the node trained. A step is as slow as its slowest node; "
-            "the percentage is against the run's median at the same batch size."
+            "the percentage is against the run's median at the same batch size. All nodes of a step wait for each "
+            "other, so a low bar tells of the steps that the node was part of, not that it was the slow one."
         )
         if with_charts:
             charts.append(_speed_bars(speed))
@@ -75,14 +76,21 @@ def nodes(material: ReportMaterial, zone: tzinfo, with_charts: bool) -> ReportSe
 
 
 def _speed_bars(speed: Mapping[str, NodeThroughput]) -> str:
-    """Throughput by node, the slowest first."""
-    slowest = sorted(speed.items(), key=lambda entry: entry[1].ratio)[:NODES_CHARTED]
+    """Throughput by node; the lowest first only where some node's differs by more than is usual."""
+    ratios = [found.ratio for found in speed.values()]
+    shown, order = sorted(speed.items()), "by name: no difference stands out"
+    if max(ratios) - min(ratios) > 1.0 - SLOW:
+        shown, order = sorted(shown, key=_ratio), "the lowest first"
     rows = []
-    for node, found in slowest:
+    for node, found in shown[:NODES_CHARTED]:
         kind = "below" if found.ratio < SLOW else "trained"
         said = f"{found.tflops:.4g} TFLOPs per GPU"
         rows.append(BarRow(node, ((kind, found.ratio, said),), f"{100 * found.ratio:.1f} %"))
-    return f"<h3>throughput by node, the slowest first</h3>{bars('speed-chart', rows)}"
+    return f"<h3>throughput of the steps each node was part of, {order}</h3>{bars('speed-chart', rows)}"
+
+
+def _ratio(entry: tuple[str, NodeThroughput]) -> float:
+    return entry[1].ratio
 
 
 def throughput_by_node(material: ReportMaterial) -> dict[str, NodeThroughput]:

@@ -63,7 +63,7 @@ def course(material: ReportMaterial, zone: tzinfo, with_charts: bool) -> ReportS
 def incident_markers(material: ReportMaterial) -> list[IncidentMarker]:
     """Faults that stopped the training, and alerts of some weight; the most severe first."""
     faults = [
-        IncidentMarker(fault.time, fault.recovered, Severity.CRITICAL, f"stopped: {fault.cause}")
+        IncidentMarker(fault.time, fault.recovered, Severity.CRITICAL, f"stopped: {fault.words}")
         for fault in material.goodput.faults
     ]
     alerts = [

@@ -8,6 +8,25 @@ function say(on) {
   live.classList.toggle("on", on);
   live.innerHTML = on ? '<span aria-hidden="true">●</span> live' : '<span aria-hidden="true">○</span> not live';
 }
+// what the page says of a look grows older while it stands there
+function shownFor(one) {
+  one.dataset.shown ||= String(Date.now());
+  return (Date.now() - Number(one.dataset.shown)) / 1000;
+}
+function grow() {
+  for (const one of main.querySelectorAll("[data-age]")) {
+    if (one.dataset.age === "") continue;
+    const seconds = Math.max(0, Math.floor(Number(one.dataset.age) + shownFor(one)));
+    if (seconds < 60) one.textContent = `${seconds} s ago`;
+    else if (seconds < 3600) one.textContent = `${Math.floor(seconds / 60)} min ago`;
+    else one.textContent = `${Math.floor(seconds / 3600)} h ago`;
+  }
+  for (const one of main.querySelectorAll("[data-old-after]")) {
+    const isOld = Number(one.dataset.ofAge) + shownFor(one) > Number(one.dataset.oldAfter);
+    one.children[0].hidden = isOld;
+    one.children[1].hidden = !isOld;
+  }
+}
 async function refresh() {
   if (busy) { again = true; return; }
   if (main.contains(document.activeElement) && document.activeElement.matches("input:not(#find):not(#log-find)")) return;
@@ -39,6 +58,7 @@ function put(text) {
   else if (focused && document.activeElement === document.body) main.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({preventScroll: true});
   window.scrollTo(0, where);
   filter();
+  grow();
 }
 function filter() {
   const find = document.getElementById("find");
@@ -93,6 +113,8 @@ document.addEventListener("keydown", event => {
   if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
 });
 if (LIVE.has(page)) {
+  grow();
+  setInterval(grow, 1000);
   const stream = new EventSource("/events");
   let first = true;
   stream.addEventListener("change", () => { say(true); if (first) { first = false; return; } refresh(); });
