@@ -16,7 +16,7 @@ import pytest
 from tests.waiting import until
 from tr11ops.base.errors import TwinError
 from tr11ops.cluster.slurm import SlurmScheduler
-from tr11ops.twin.machine import find_programs, search_path
+from tr11ops.twin.machine import find_programs, search_path, slurm_version
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
 
@@ -32,6 +32,14 @@ def require_slurm() -> None:
         if os.environ.get("TR11_REQUIRE_SLURM") == "1":
             pytest.fail(f"TR11_REQUIRE_SLURM=1, but {error}")
         pytest.skip(str(error))
+
+
+def is_older_slurm(least: tuple[int, int]) -> bool:
+    """Whether the Slurm of this machine is older; one that is not there has nothing to show either."""
+    try:
+        return slurm_version(find_programs(search_path(os.environ))["slurmctld"]) < least
+    except TwinError:
+        return True
 
 
 def keep_twins(folder: Path, seconds: float) -> subprocess.Popen[str]:

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.plugins.twin_fixture import is_older_slurm
 from tests.twin.runbook_scene import Scenario, Scene
 from tests.twin.small_run import SmallRun, enter, on_stage
-from tr11ops.base.errors import TwinError
-from tr11ops.twin.machine import find_programs, search_path, slurm_version
 from tr11ops.twin.twin import Twin
 
 EXPEDITES = (25, 11)  # the first Slurm that does
 
 
-def _is_older(least: tuple[int, int]) -> bool:
-    """Whether the Slurm of this machine is older; one that is not there has nothing to show either."""
-    try:
-        return slurm_version(find_programs(search_path(os.environ))["slurmctld"]) < least
-    except TwinError:
-        return True
-
-
-collect_ignore = ["test_expedited_twin.py"] if _is_older(EXPEDITES) else []
+collect_ignore = ["test_expedited_twin.py"] if is_older_slurm(EXPEDITES) else []
 
 for kind in ("own_runs", "shared_run"):  # each registers its scenarios
     pytest.register_assert_rewrite(f"tests.twin.runbook_{kind}")

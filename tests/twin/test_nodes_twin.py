@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.plugins.twin_fixture import is_older_slurm
 from tests.tr11ops.launch.run_inputs import write_card
 from tests.twin.small_run import enter, recorded_comment
 from tests.waiting import until
@@ -29,7 +30,6 @@ from tr11ops.rundir.exclusions import read_version
 from tr11ops.rundir.journal import user_name
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.twin.faults import heal, inject
-from tr11ops.twin.machine import find_programs, search_path, slurm_version
 from tr11ops.twin.twin import Twin
 from trainer.contract.paths import RunPaths
 
@@ -248,7 +248,7 @@ def test_a_node_that_the_site_removes_stops_no_launch(place: Place) -> None:
         )
         assert not refused.accepted and "Invalid node name" in refused.message
         code, _, said = place.type_in("exclude", second, "--reason", "fan", "--yes", *CAP)
-        if slurm_version(find_programs(search_path(os.environ))["slurmctld"]) >= CHANGES_NOTHING:
+        if not is_older_slurm(CHANGES_NOTHING):
             assert code == 1 and "scancel --state=PENDING" in said
             return
         assert code == 0

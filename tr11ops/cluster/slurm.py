@@ -77,11 +77,8 @@ _OF_THE_MOMENT = re.compile(
 _NO_JOBS = "No jobs in the system"
 _UNKNOWN_JOB = re.compile(r"invalid job id|job \S+ not found", re.IGNORECASE)
 # answers for single tasks of an array which do not spoil what was done for the others
-_WAITS_NO_MORE = "no longer pending|already finished|already completing or completed"
-_HARMLESS = re.compile(_WAITS_NO_MORE, re.IGNORECASE)
-# 24.11 says only this where one task waits and one runs, and nothing of the one that it changed
-_ONLY_HARMLESS = re.compile(
-    rf"scontrol: (?:\d\S*: [^;]*(?:{_WAITS_NO_MORE})[^;]*(?:; |$))+", re.IGNORECASE
+_HARMLESS = re.compile(
+    r"no longer pending|already finished|already completing or completed", re.IGNORECASE
 )
 _PER_TASK = re.compile(r"^\d+(?:_\S+)?: (?P<answer>.+)$")
 # squeue's own words for one reason have spaces or colons behind a comma
@@ -94,6 +91,12 @@ _RETRYING = "in transitional state, retrying"
 # for questions only, so that no job inherits it: times as seconds since the epoch, array
 # expressions never cut short
 _READABLE = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+
+
+class _NothingWaits(SchedulerError):
+    """Slurm names only tasks that wait no more. 24.11 says so, too, where one task runs and one waits,
+    and nothing of the one that it changed.
+    """
 
 
 class SlurmScheduler:
@@ -428,7 +431,7 @@ class SlurmScheduler:
             self._change_named(words(name))
         except SchedulerError as error:
             is_refused_now = _NOT_NOW.search(str(error)) is not None
-            if not is_refused_now and not _ONLY_HARMLESS.fullmatch(str(error)):
+            if not is_refused_now and not isinstance(error, _NothingWaits):
                 raise
             waiting = self._waiting(name)
             left = tuple(job for job in waiting if not is_so(job))
@@ -447,19 +450,21 @@ class SlurmScheduler:
 
     def _change_named(self, words: list[str]) -> None:
         """A change of pending work; that some tasks of an array run or have ended does not spoil
-        it.
+        it. Raises _NothingWaits where Slurm names such tasks alone.
         """
         result = self._run(["scontrol", *words])
         if result.returncode == 0:
             return
-        answers = [
-            match["answer"] for match in map(_PER_TASK.match, result.stderr.splitlines()) if match
-        ]
-        done = [answer for answer in answers if answer == "No error"]
-        if not done or any(
-            answer not in done and not _HARMLESS.search(answer) for answer in answers
-        ):
-            raise _failure(_message(result, "scontrol"))
+        lines = [line for line in result.stderr.splitlines() if line.strip()]
+        answers = [match["answer"] for match in map(_PER_TASK.match, lines) if match]
+        refusals = [answer for answer in answers if answer != "No error"]
+        is_harmless = all(_HARMLESS.search(answer) for answer in refusals)
+        if is_harmless and len(refusals) < len(answers):
+            return
+        message = _message(result, "scontrol")
+        if is_harmless and lines and len(answers) == len(lines):
+            raise _NothingWaits(message)
+        raise _failure(message)
 
 
 def _task_name(job: Job) -> str:

@@ -10,7 +10,7 @@ from tr11ops.replay.parameters import Parameters
 from trainer.contract.record import Record
 
 
-class Course(Record):
+class LaunchCourse(Record):
     """How far a launch came: iterations done, and saved; after which it began to save, and evaluated."""
 
     done: int
@@ -53,7 +53,7 @@ class LostTime:
         setattr(self, reason, getattr(self, reason) + seconds)
 
     def add_training(
-        self, times: Parameters, seconds: float, course: Course, *, begun: int, kept: int
+        self, times: Parameters, seconds: float, course: LaunchCourse, *, begun: int, kept: int
     ) -> None:
         """Seconds of training that began at iteration `begun`, of which those up to `kept` count."""
         saves = times.save * sum(step <= kept for step in course.saves)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from tr11ops.replay.account import Account, Course, IdleReason
+from tr11ops.replay.account import Account, IdleReason, LaunchCourse
 from tr11ops.replay.parameters import Layout, Parameters
 from tr11ops.replay.traces import Fault, FaultSign, Window
 from trainer.contract.record import Record
@@ -281,7 +281,7 @@ class World:
 
     def _note_lost(
         self,
-        course: Course,
+        course: LaunchCourse,
         start: float,
         ready: float,
         *,
@@ -325,7 +325,9 @@ class World:
             return self.parameters.lost_after
         return 0.0
 
-    def course(self, iteration: int, seconds: float, save_seconds: float | None = None) -> Course:
+    def course(
+        self, iteration: int, seconds: float, save_seconds: float | None = None
+    ) -> LaunchCourse:
         """What comes of so many seconds of training from `iteration` on, which was saved. It saves
         each `interval` iterations, and so long after the last save has begun, where that is said.
         """
@@ -356,7 +358,7 @@ class World:
             if done % times.evaluation_interval == 0:
                 spent += times.evaluation
                 evaluations.append(done)
-        return Course(done, saved, saves, evaluations)
+        return LaunchCourse(done, saved, saves, evaluations)
 
     @property
     def seen(self) -> tuple[int, int]:

@@ -141,6 +141,14 @@ class Stage:
         self.started.append(process)
         return process
 
+    def start_waiting(self, part: str) -> subprocess.Popen[str]:
+        """The controller, once its workers say that they wait."""
+        process = self.start(part)
+        assert process.stdout is not None
+        while "waiting" not in process.stdout.readline():
+            pass
+        return process
+
     def play(self, *parts: str, job_id: str = "1") -> tuple[int, str]:
         process = self.start(*parts, job_id=job_id)
         shown, _ = process.communicate(timeout=300)
@@ -417,10 +425,7 @@ def test_a_pause_keeps_all_but_the_named_attempt_from_training(stage: Stage):
 
 
 def test_a_signal_saves_and_leaves_and_no_launch_follows(stage: Stage):
-    process = stage.start("wait")
-    assert process.stdout is not None
-    while "waiting" not in process.stdout.readline():
-        pass
+    process = stage.start_waiting("wait")
     process.send_signal(signal.SIGUSR1)
     process.communicate(timeout=300)
     assert (process.returncode, stage.verdict()["reason"], stage.verdict()["restart"]) == (
@@ -433,10 +438,7 @@ def test_a_signal_saves_and_leaves_and_no_launch_follows(stage: Stage):
 
 def test_why_a_launch_ends_is_kept_before_its_workers_have_left(stage: Stage):
     """Slurm kills the controller with them, 30 s after it has told all to go."""
-    process = stage.start("deaf")
-    assert process.stdout is not None
-    while "waiting" not in process.stdout.readline():
-        pass
+    process = stage.start_waiting("deaf")
     process.send_signal(signal.SIGTERM)
     until(lambda: stage.launches()[0]["cause"] == "operator", "the cause of the end")
     [launch] = stage.launches()
