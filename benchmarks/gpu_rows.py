@@ -10,6 +10,7 @@ from typing import Any
 from trainer.contract.record import Record
 
 BUDGET_SECONDS = 480.0
+CHECK_SECONDS = 3600.0  # of a section on a processor
 SPARE_SECONDS = 5.0  # a section must end by itself, or what it was about to find is lost
 RESULTS = Path(__file__).with_name("RESULTS.md")
 BEGIN, END = "<!-- make gpu: begin -->", "<!-- make gpu: end -->"

@@ -39,6 +39,11 @@ def main(words: Sequence[str]) -> int:
         type=int,
         help="on fewer nodes: with --only it says so on the page, else it is a trial without one",
     )
+    parser.add_argument(
+        "--trial",
+        action="store_true",
+        help="write no page: only tell whether all came out as expected",
+    )
     parser.add_argument("--page", action="store_true", help="only write the page again")
     parser.add_argument(
         "--only", action="append", metavar="TITLE",
@@ -48,6 +53,8 @@ def main(words: Sequence[str]) -> int:
     asked = parser.parse_args(words)
     if not asked.page:
         history = _play(_asked(asked))
+        if asked.trial:
+            return int(bool(history.wrong))
         if asked.only:
             history = _with_again(read_history(), history, asked.nodes or 0)
         elif asked.nodes is not None:

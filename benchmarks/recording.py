@@ -150,8 +150,13 @@ class Terminal:
         self.take(seconds)
 
     def close(self) -> None:
-        os.killpg(self._shell.pid, signal.SIGHUP)
-        self._shell.wait()
+        """End the shell, and first what runs in its background: that outlives it."""
+        self._press("kill $(jobs -p); wait; exit\r")
+        try:
+            self._shell.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._shell.pid, signal.SIGHUP)
+            self._shell.wait()
         os.close(self._end)
 
 

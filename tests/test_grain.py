@@ -85,6 +85,14 @@ def test_a_figure_above_its_limit_fails_and_says_where(tree: Path, name: str) ->
     assert where == f"  the worst places: python .ci/grain --where {name}"
 
 
+def test_a_reader_that_leaves_early_is_no_error(tree: Path) -> None:
+    command = [sys.executable, str(tree / ".ci" / "grain")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout is not None and running.stderr is not None
+        running.stdout.close()
+        assert running.stderr.read() == b""
+
+
 def test_a_commit_may_add_a_little_to_what_grows_with_the_code(tree: Path) -> None:
     write_limits(tree, FIGURES | {"tokens": FIGURES["tokens"] / 1.002})
     assert grain(tree).returncode == 0

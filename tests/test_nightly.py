@@ -29,7 +29,7 @@ def test_every_command_of_the_night_is_there() -> None:
     commands = typed("--dry-run").stdout.splitlines()
     assert len(commands) == len(typed("--list").stdout.splitlines()) >= 4
     for command in commands:
-        program, *words = [word for word in command.split() if not word.startswith("TR11_")]
+        program, *words = [word for word in command.split() if "=" not in word]
         if program == "make":
             assert set(words) <= targets, command
         else:
@@ -37,7 +37,7 @@ def test_every_command_of_the_night_is_there() -> None:
 
 
 def test_one_part_may_be_asked_for() -> None:
-    assert typed("--dry-run", "history").stdout == "make history\n"
+    assert typed("--dry-run", "history").stdout == "HISTORY_OPTIONS=--trial make history\n"
     refused = typed("--dry-run", "chaoss")
     assert refused.returncode == 2 and "no part 'chaoss': there are chaos, soak" in refused.stderr
 
@@ -55,6 +55,17 @@ def test_its_exit_status(
     table = capfd.readouterr().out.splitlines()[-len(codes) :]
     words = {0: "passed", 3: "could not be had"}
     assert all(words.get(code, "FAILED") in line for code, line in zip(codes, table, strict=True))
+
+
+def test_a_variable_that_is_set_makes_the_night_a_small_one(
+    nightly: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TR11_NIGHT", "10 or so")
+    given = {"TR11_NIGHT": "200", "TR11_LENGTH": "long"}
+    command = ("sh", "-c", 'exit "$((${#TR11_NIGHT} - ${#TR11_LENGTH}))"')
+    part = nightly["Part"]("small", 1, "", command, given)
+    assert part.shown().startswith("TR11_NIGHT='10 or so' TR11_LENGTH=long sh -c ")
+    assert nightly["_run"](part) == len("10 or so") - len("long")
 
 
 def test_what_cannot_be_started_has_failed(nightly: dict[str, Any]) -> None:

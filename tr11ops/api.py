@@ -20,6 +20,7 @@ from tr11ops.base import deadline
 from tr11ops.base.errors import Late, Refusal, SchedulerError
 from tr11ops.base.invocation import PLAN_CHANGED, PLAN_MARK
 from tr11ops.base.observed import Unknown
+from tr11ops.cluster.base import Overview
 from tr11ops.observe.readers import check_scheduler_word, kind_to_watch, looking, open_scheduler
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.errors import USAGE, Tr11Error
@@ -27,7 +28,6 @@ from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
-    from tr11ops.cluster.base import Overview
     from tr11ops.observe.snapshot import RunFacts
     from tr11ops.runcard.card import RunCard
     from tr11ops.status.assessment import Assessment
@@ -168,10 +168,12 @@ class Run(Record):
         dry_run: bool = False,
         asks: bool = True,
         plan: str = "",
+        who: str = "",
     ) -> Answer:
         """Type a command of tr11 that changes this run, with --json and --yes; with `dry_run` only
         its plan comes back. `asks`: False for one that has no --yes. `plan`: that of the answer to a
-        dry run; it is carried out only as it was shown.
+        dry run; it is carried out only as it was shown. `who`: the person for whom it is typed, whom
+        the journal then names in place of this process's user.
 
         Raises Refusal where the folder is a copy, Unanswered where no answer comes.
         """
@@ -184,6 +186,7 @@ class Run(Record):
                 "type this where that is"
             )
         options = ["--json", "--scheduler", self.scheduler, *_option("--reason", reason)]
+        options += _option("--acting-for", who)
         if dry_run:
             options += ["--dry-run", "--as-shown", "?"]
         elif asks:

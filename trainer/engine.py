@@ -29,7 +29,6 @@ from trainer.model.compiled import Compiler, compiler_for
 from trainer.model.families import family_of
 from trainer.model.family import initialise_stage, logical_parameters
 from trainer.model.kernels import device_facts
-from trainer.model.stage import Stage
 from trainer.optim.build import build_optimizer, parameter_groups
 from trainer.optim.interface import TrainingOptimizer, shares_of
 from trainer.optim.layer_norms import LayerNorms
@@ -49,7 +48,7 @@ from trainer.pipeline.library import (
     quiet,
 )
 from trainer.pipeline.partial_losses import EarlyLoss, Measured, PartialLosses
-from trainer.pipeline.stages import average_over_replicas, stage_module, sum_copied_gradients
+from trainer.pipeline.stages import Stage, average_over_replicas, stage_module, sum_copied_gradients
 
 SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 

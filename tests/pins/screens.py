@@ -116,7 +116,8 @@ SCREENS: tuple[Screen, ...] = (
         ("launch", "--repair", *DRY), ("launch", "--replace", *DRY), ("kill", *DRY),
     ),
     *screens_in("held", STATUS, ("resume", *DRY), ("kill", *DRY), ("launch", "--repair", *DRY), ("launch", "--replace", *DRY), ("pulse", *DRY)),
-    *screens_in("finished", STATUS, ("list", *LOCAL), ("launch", "--array", "1-3", *DRY), ("pulse", *DRY), ("handover", *DRY), ("resume", *DRY)),
+    *screens_in("finished", STATUS, ("list", *LOCAL), ("launch", "--array", "1-3", *DRY), ("pulse", *DRY), ("handover", *DRY), ("resume", *DRY),
+        ("launch", "--repair", *DRY)),
     *screens_in(
         "damaged",
         STATUS, ("list", *LOCAL), ("checkpoints", "list"), ("nodes", "list", *LOCAL), ("alerts", "list"), ("handover", *SINCE, *DRY),

@@ -22,11 +22,12 @@ def main(name: str, words: list[str]) -> int:
     folder = os.getcwd()  # noqa: PTH109  pathlib would take longer than all the rest
     typed = {"words": words, "folder": folder, "environment": dict(os.environ), "mask": mask}
     socket.send_fds(connection, [json.dumps(typed).encode()], [0, 1, 2])
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, lambda got, _frame: connection.send(str(got).encode()))
     status = int(connection.recv(16) or b"1")
     if status < 0:
-        signal.signal(-status, signal.SIG_DFL)
+        if -status != signal.SIGKILL:  # which no one can hold back
+            signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     return status
 

@@ -18,12 +18,11 @@ from pathlib import Path
 
 from tests.plugins.command_server import serve, start_server
 
-WORKER = ["-u", "-m", "trainer"]
-
 
 def worker_python(folder: Path) -> tuple[Path, int]:
     """What torchrun takes for Python ($PYTHON_EXEC), and the server's process id; it ends with this
-    process.
+    process. It takes `-m MODULE` or a script, with words, and is `sys.executable` there, but for tr11's
+    own trainer.
 
     The command lines of the server and of its forks have the folder in them: a worker that is left
     behind is seen.
@@ -46,7 +45,15 @@ def import_trainer() -> None:
 
 if __name__ == "__main__":
     import_trainer()
+    program = Path(sys.argv[3]) / "python"
     serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
-    assert sys.argv[1:4] == WORKER, sys.argv
-    sys.argv[1:4] = []
-    runpy.run_module("trainer", run_name="__main__", alter_sys=True)
+    words = [word for word in sys.argv[1:2] if word != "-u"] + sys.argv[2:]
+    if words[:2] != ["-m", "trainer"]:  # whose data workers inherit what a fork has not
+        sys.executable = str(program)
+    if words[0] == "-m":
+        sys.argv[1:] = words[2:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv[:] = words
+        sys.path.insert(0, str(Path(words[0]).parent))
+        runpy.run_path(words[0], run_name="__main__")

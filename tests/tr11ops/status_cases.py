@@ -16,6 +16,8 @@ from tr11ops.runcard.exit_duration import ExitPlan
 from tr11ops.runcard.watching import AlertsSection, WatchSection
 from tr11ops.rundir import cron_records as periodic
 from trainer.contract.attempt import EndMarker, Heartbeat
+from trainer.contract.compute_record import ComputeTimes
+from trainer.contract.documents import document
 from trainer.contract.files import write_json
 from trainer.contract.manifest import FileEntry, Manifest, file_digest
 from trainer.contract.metrics_record import MeasuredStep, StepRecord
@@ -218,6 +220,33 @@ def snapshot(**changes: Any) -> Snapshot:
     return changed(Snapshot(**values), **{"periodic_jobs": (cron_job(),), **changes})
 
 
+def without_slow_node(own_steps: int) -> Snapshot:
+    """The last task of the queue has so many steps of its own, each of 40 s, on other nodes than the
+    attempt before it, which had a slow one.
+    """
+    slow = steps(job_id="1006", age=400.0)
+    fast = tuple(
+        Step(record(31219 + index, seconds_per_iteration=40.0), NOW, "1007")
+        for index in range(1, own_steps + 1)
+    )
+    job = running(start_time=NOW - 60.0)
+    before = replace(ended("1006", age=300.0), nodes=("n60", *job.nodes[1:]))
+    now = Attempt("1007", NOW - 60.0, None, "1000_7", nodes=job.nodes)
+    return snapshot(jobs=(job,), steps=slow + fast, attempts=(now, before))
+
+
+def slowed(**changes: Any) -> Snapshot:
+    """It trains, and a rank of n02 computes three times as long as its peers on n01, n03 and n04."""
+    times = tuple(
+        ComputeTimes(
+            rank, f"n{rank + 1:02d}", 1, NOW, 31219, 10, {"forward": seconds}, seconds, 0, 0
+        )
+        for rank, seconds in enumerate((1.0, 3.0, 1.0, 1.0))
+    )
+    spare = tuple(Node(f"n{number:02d}", frozenset({"allocated"})) for number in range(1, 61))
+    return snapshot(**{"compute_times": times, "nodes": spare, **changes})
+
+
 def changed(given: Snapshot, **changes: Any) -> Snapshot:
     """The snapshot with other values: of itself and of its parts, by name (`phases`, or as needs
     say, `training.phases`).
@@ -266,6 +295,18 @@ def save_checkpoint(paths: RunPaths, step: int, created: float, latest: bool = T
     if latest:
         paths.latest.write_text(f"global_step{step}\n")
     return folder
+
+
+def save_slow_attempt(paths: RunPaths, marker: EndMarker) -> None:
+    """An attempt that has ended, in which n2 computed three times as long as its peers."""
+    save_marker(paths, marker)
+    for rank, seconds in enumerate((1.0, 3.0, 1.0, 1.0)):
+        times = ComputeTimes(
+            rank, f"n{rank + 1}", 1, 1.0, 20, 10, {"forward": seconds}, seconds, 0, 0
+        )
+        path = paths.compute(marker.job_id, rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, document(times))
 
 
 def save_marker(paths: RunPaths, marker: EndMarker) -> None:

@@ -60,6 +60,7 @@ PRELOADED = [
     "tests.trainer.frozen",
 ]
 GRACE_SECONDS = 3.0
+EXIT_SECONDS = 300.0  # of a rank that has answered: a machine with other work is slow
 
 
 class _Job(NamedTuple):
@@ -141,7 +142,7 @@ def _collect(
             "\n".join(f"--- rank {rank}: {text}" for rank, text in sorted(failures.items()))
         )
     for worker in workers:
-        worker.join(GRACE_SECONDS * 10)
+        worker.join(EXIT_SECONDS)
     bad = {rank: worker.exitcode for rank, worker in enumerate(workers) if worker.exitcode != 0}
     if bad:
         raise RanksFailed(f"ranks did not exit cleanly (rank: exit code): {bad}")

@@ -307,13 +307,17 @@ def test_the_gpu_of_a_worker_is_set_before_it_joins(monkeypatch: pytest.MonkeyPa
 
 
 def test_no_compiler_is_loaded_unless_the_card_asks() -> None:
-    """Neither by what the loop imports nor by what each of DeepSpeed's engines asks of its
-    optimizer. Nor a tracker of experiments, which is there to be loaded.
+    """Neither by what the loop imports, nor by an optimizer, nor by what each of DeepSpeed's engines
+    asks of it. Nor a tracker of experiments, which is there to be loaded.
     """
     code = (
-        "import trainer.attempt, sys\n"
+        "import trainer.attempt, sys, torch\n"
         "from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam\n"
-        "print([name for name in ('torch._inductor.compile_fx', 'mlflow') if name in sys.modules])\n"
+        "from trainer.optim.build import AdamW\n"
+        "one = AdamW([{'params': [torch.ones(1, requires_grad=True)]}], 1e-3, (0.9, 0.99), 1e-8)\n"
+        "one.load_state_dict(one.state_dict())\n"
+        "one.zero_grad()\n"
+        "print([name for name in ('torch._dynamo', 'mlflow') if name in sys.modules])\n"
         "import mlflow"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

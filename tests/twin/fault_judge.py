@@ -261,7 +261,7 @@ class FaultJudge:
         """
         self.resumed += 1
         said = self.run.tr11("resume", "--yes", "--reason", PERSON, expect=None)
-        if self._is_held():
+        if self._queue_is_held():
             self.wrong.append(f"tr11 resume leaves what tr11 holds: {said.stdout}{said.stderr}")
             for job in self.jobs():
                 self.run.slurm.release(job.array_id or job.raw_id)
@@ -309,6 +309,10 @@ class FaultJudge:
         return found
 
     def _is_held(self) -> bool:
+        """Whether nothing goes on before a person has let it."""
+        return self._queue_is_held()
+
+    def _queue_is_held(self) -> bool:
         jobs = self.jobs()
         return (
             bool(jobs)

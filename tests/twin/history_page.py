@@ -152,7 +152,10 @@ def _sums(history: History) -> Iterator[str]:
     )
     alone = sum(row.is_alone for row in rows)
     if alone:
-        yield f"Of these {alone} were played in runs of their own, some on fewer nodes; each says so.\n"
+        was = "one was played in a run of its own"
+        if alone > 1:
+            was = f"{alone} were played in runs of their own, some on fewer nodes"
+        yield f"Of these {was}, as the chapter says.\n"
     for wrong in history.wrong:
         yield f"Otherwise than it should be: {wrong}\n"
 

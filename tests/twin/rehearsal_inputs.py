@@ -11,6 +11,7 @@ from typing import Any
 
 from tr11ops.runcard.card import RunCard, load_card, resolved, shipped_folder
 from trainer.contract.attempt import EndMarker
+from trainer.contract.metrics_record import records
 from trainer.contract.paths import RunPaths
 
 CARD = """
@@ -94,14 +95,10 @@ def write_resolved(card: RunCard, path: Path) -> Path:
 
 
 def steps_of(paths: RunPaths) -> list[dict[str, Any]]:
-    """All step records, in the order in which they were written; a line that is still being written
-    is none yet.
+    """All step records, in the order in which they were written. A line that is still being written
+    is none yet; one that was cut by a full disk is none either.
     """
-    if not paths.metrics.exists():
-        return []
-    whole, _, _ = paths.metrics.read_text().rpartition("\n")
-    records = [json.loads(line) for line in whole.splitlines()]
-    return [record for record in records if record["kind"] == "step"]
+    return [dict(record.values) for record in records(paths.metrics) if record.is_step]
 
 
 def ends_of(paths: RunPaths) -> list[EndMarker]:

@@ -77,7 +77,7 @@ def commands_of(body: str, alert: Alert, is_alone: bool) -> Iterator[str]:
     its own part.
     """
     if not is_alone:
-        before = body.partition(f"   Alert: {alert.fingerprint}\n")[0]
+        before = re.split(rf"   Alert: {alert.fingerprint}-\w+\n", body)[0]
         yield from _STEP.findall(before.rpartition("   Alert: ")[2])
         return
     lines = iter(body.splitlines())

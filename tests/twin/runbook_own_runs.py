@@ -18,6 +18,7 @@ from tests.twin.runbook_scene import (
 from tr11ops.detect.registry import page_of
 from tr11ops.rundir.exclusions import exclude
 from tr11ops.twin.faults import inject
+from tr11ops.watchdog.verdict import TRAINING
 from trainer.contract.attempt import EndMarker
 from trainer.contract.files import write_json
 
@@ -121,7 +122,7 @@ def switch_unseen(scene: Scene) -> None:
         "tr11 launch --after $(squeue -h -o %A | head -1)",
     ):
         scene.shell(command, expect=(3,))
-    assert list(far.iterdir()) == [] and json.loads(scene.status("--json"))["verdict"] == "healthy"
+    assert list(far.iterdir()) == [] and json.loads(scene.status("--json"))["verdict"] in TRAINING
     commands = (
         scene.page("switch-unseen").replace("JOB", job.raw_id).replace("REASON", "as the page says")
     )

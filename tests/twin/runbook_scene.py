@@ -237,7 +237,7 @@ class Scene:
         if self.directory.kill_switch.exists():
             self.shell("tr11 resume --yes")
         if not self.jobs():
-            self.launch("--array", "1-9")
+            self.launch("--array", "1-10")
         began = time.time()
 
         def training() -> Job | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,21 @@ class SmallRun:
         self.wait(
             lambda: all(job.state.is_final for job in self.slurm.jobs()), "the end of all jobs"
         )
+
+
+def job_in(slurm: SlurmScheduler, number: str, states: Sequence[JobState], folder: Path) -> Job:
+    """The job once it is in one of these states; another end is none to wait for, and fails with what
+    the jobs of the folder have said.
+    """
+
+    def seen() -> Job | None:
+        job = slurm.job(number)
+        if job is None or job.state in states:
+            return job
+        assert not job.state.is_final, (job, [end_of_file(log) for log in folder.glob("*.out")])
+        return None
+
+    return until(seen, f"{number}: {states}", pause=0.2, context=slurm.jobs)
 
 
 def begin_again(job_id: str, environment: Mapping[str, str]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.plugins.twin_fixture import require_slurm
-from tests.twin.small_run import SmallRun
+from tests.twin.small_run import SmallRun, job_in
 from tests.waiting import end_of_file, until
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest, Job, JobState
@@ -39,13 +39,7 @@ def small_twin(twin_home: Path) -> Iterator[Twin]:
 
 
 def end_of(run: SmallRun, number: str, *states: JobState) -> Job:
-    """The job once it is in one of these states."""
-
-    def seen() -> Job | None:
-        job = run.slurm.job(number)
-        return job if job is not None and job.state in states else None
-
-    return until(seen, f"{number}: {states}", pause=0.2, context=run.slurm.jobs)
+    return job_in(run.slurm, number, states, run.folder)
 
 
 def test_a_job_that_loses_its_batch_host_goes_on_under_its_number(
@@ -89,20 +83,22 @@ def test_a_failing_start_fails_and_is_not_held(stage: SmallRun) -> None:
 def test_a_failing_command_of_tr11_requeue_is_not_held(stage: SmallRun) -> None:
     """Nor is one whose call is refused; one that is asked to stop goes back and starts at once."""
 
-    def submit(name: str, line: str, minutes: int = 10) -> str:
+    def submit(name: str, line: str) -> str:
         request = BatchRequest(
-            f"#!/bin/bash\n{TR11} requeue {line}\n", name, 1, 60 * minutes, f"{name}.out", stage.folder,
+            f"#!/bin/bash\nexec {TR11} requeue {line}\n", name, 1, 600, f"{name}.out", stage.folder,
             options=(("open-mode", "append"),), expedites=True,
         )  # fmt: skip
         return stage.slurm.submit(request)
 
-    back = submit(
-        "back", "--before 45 -- bash -c '[ -n \"$SLURM_RESTART_COUNT\" ] || exec sleep 600'", 1
-    )
+    first = '[ -n "$SLURM_RESTART_COUNT" ] || { touch begun; exec sleep 600; }'
+    back = submit("back", f"-- bash -c '{first}'")
     failing = submit("failing", "-- bash -c 'exit 7'")
     refused = submit("refused", "--before 1h -- true")
     for number, code in ((failing, 7), (refused, 2)):
         assert end_of(stage, number, JobState.FAILED).exit_code == code
+    until((stage.folder / "begun").exists, "the first start")
+    warn = ["scancel", "--batch", "--signal=USR1", back]
+    subprocess.run(warn, env={**os.environ, **stage.twin.environment}, check=True, timeout=60)
     # by itself within the second, against two minutes
     assert end_of(stage, back, JobState.COMPLETED).exit_code == 0
     said = end_of_file(stage.folder / "back.out")

@@ -19,15 +19,17 @@ from tests.tr11ops.trainers.faults.outcome import play
 from tests.tr11ops.trainers.faults.run import FaultRun
 from tests.tr11ops.trainers.faults.sites import TWIN, SlurmSite
 from tests.tr11ops.trainers.faults.trainers import PLAIN, STEPS
+from tests.tr11ops.trainers.kept import LIGHT
 from tr11ops.cluster.base import JobState
 from tr11ops.twin.twin import Twin
 
 PATIENCE = 5.0  # a guard against waiting for ever
-# a process for each worker, without a launcher, which saves and leaves when it is asked
+# a process for each worker, without a launcher or torch, which saves and leaves when it is asked
 POLITE = replace(
     PLAIN,
     words=(*PLAIN.words, "polite"),
     tables=f'start = "srun"\n{PLAIN.tables}[trainer.stop]\nhow = "signal TERM"\nneeds = "polite"\n',
+    environment=LIGHT,
 )
 
 

@@ -66,6 +66,8 @@ def test_the_page_is_a_shift(scene: Scene) -> None:
         )
     finally:
         scene.slurm.cancel(theirs)
+    typist.type("Start of shift", 1, NAME="oncall")
+    assert "oncall@example.org" in scene.shell("tr11 alerts rota")
     typist.type("Five commands")
     typist.type("Five commands", 1)
     scene.train()
@@ -105,6 +107,7 @@ def test_the_page_is_a_shift(scene: Scene) -> None:
     assert json.loads((attempt / "card.json").read_text())["parallel"]["pipeline"] == 1
 
     typist.type("Hand over")
+    typist.type("Hand over", 1)
     assert (scene.folder / "handover.md").read_text().startswith("# Hand-over: ")
     assert any(entry.kind == "handover" for entry in read_journal(scene.directory.journal).entries)
     assert sorted(typist.typed) == sorted(block for blocks in BLOCKS.values() for block in blocks)

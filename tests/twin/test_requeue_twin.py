@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.twin.small_run import begin_again
+from tests.twin.small_run import begin_again, job_in
 from tests.waiting import end_of_file, until
 from tr11ops.cluster.base import BatchRequest, Job, JobState
 from tr11ops.cluster.slurm import SlurmScheduler
@@ -60,11 +60,7 @@ class Place:
         return end_of_file(self.folder / f"{name}.out")
 
     def wait(self, job_id: str, *states: JobState) -> Job:
-        def seen() -> Job | None:
-            job = self.slurm.job(job_id)
-            return job if job is not None and job.state in states else None
-
-        return until(seen, f"{job_id}: {states}", pause=0.3, context=self.slurm.jobs)
+        return job_in(self.slurm, job_id, states, self.folder)
 
     def wait_for_requeue(self, job_id: str) -> None:
         until(lambda: any(start["requeued"] for start in self.starts(job_id)), job_id, pause=0.3)
@@ -88,8 +84,8 @@ def call(mode: str, *options: str) -> str:
 def test_a_task_goes_back_at_its_limit_and_ends_when_it_is_done(place: Place) -> None:
     """Of two tasks of an array: the other one, which ends by itself, is let be."""
     line = (
-        f'if [ "$SLURM_ARRAY_TASK_ID" = 2 ]; then {call("short", "--before 45")}; exit; fi\n'
-        f"{call('nested ' + str(TR11), '--before 45 --progress ckpt')} && echo never\n"
+        f'if [ "$SLURM_ARRAY_TASK_ID" = 2 ]; then {call("short", "--before 25")}; exit; fi\n'
+        f"{call('nested ' + str(TR11), '--before 25 --progress ckpt')} && echo never\n"
         "echo code=$?"
     )
     array = place.submit("limit", line, time_limit_seconds=60, array="1-2")
@@ -113,7 +109,7 @@ def test_a_cancelled_job_stays_cancelled_and_a_warned_one_goes_back(place: Place
     """The warning is the batch shell's alone (--signal=B:USR1), in whose place it is."""
     warned = place.submit(
         "warned", f"exec {call('warned', '--before 5')}", time_limit_seconds=60,
-        signal_seconds_before_limit=50,
+        signal_seconds_before_limit=25,
     )  # fmt: skip
     number = place.submit("cancelled", call("cancelled"))
     until((place.folder / "began-cancelled").exists)

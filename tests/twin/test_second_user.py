@@ -21,6 +21,7 @@ from tr11ops.cli.common import directory_of
 from tr11ops.rundir.hold_store import held_by_tr11
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
+from tr11ops.watchdog.verdict import TRAINING
 
 PLAN = TwinPlan(
     name="two", nodes=3, gpus=8, cpu_nodes=0, kill_wait_seconds=2, minimum_job_age_seconds=3
@@ -94,7 +95,7 @@ def test_the_person_on_call_stops_and_resumes_anothers_run(twin: Twin, shared: P
     first = run.launch("--array", "1-6")
     run.until_step(3)
     shown = on_call(run, "status", "--json")
-    assert json.loads(shown.stdout)["verdict"] == "healthy", shown.stdout
+    assert json.loads(shown.stdout)["verdict"] in TRAINING, shown.stdout
     refused = subprocess.run(
         [*AS_ON_CALL, "scontrol", "hold", first], env={**os.environ, **twin.environment},
         capture_output=True, text=True, timeout=300, check=False,

@@ -22,7 +22,7 @@ from tests.tr11ops.launch.run_inputs import write_checkpoint
 from tests.twin.rehearsal_inputs import ends_of, rehearsal_card, steps_of, write_resolved
 from tests.waiting import PATIENCE_SECONDS, until
 from tr11ops.agent.allocation import free_port
-from tr11ops.cluster.rehearsal import rehearsal_refusal
+from tr11ops.cluster.rehearsal import REHEARSAL_FIX, rehearsal_refusal
 from tr11ops.dialects.reading import step_record
 from tr11ops.runcard.card import RunCard, load_card, shipped_cards, shipped_folder
 from tr11ops.twin.faults import heal, inject
@@ -62,7 +62,7 @@ def test_a_twin_is_taken(twin_files: TwinFolders) -> None:
     [
         ({"SLURM_CONF": ""}, "/etc/slurm/slurm.conf is not a twin's"),
         ({"SLURM_CONF": "/etc/slurm/slurm.conf"}, "is not a twin's"),
-        ({"TR11_SCHEDULER": "local"}, "this is the embedded scheduler"),
+        ({"TR11_SCHEDULER": "local"}, "the embedded scheduler (--scheduler local) is none"),
         ({"SLURM_CLUSTER_NAME": "jean-zay"}, "this job is of cluster jean-zay"),
         ({"SLURMD_NODENAME": "jean-zay-iam03"}, "node jean-zay-iam03 is not one of twin known"),
     ],
@@ -72,6 +72,17 @@ def test_every_other_scheduler_is_refused(
 ) -> None:
     refused = rehearsal_refusal({"SLURM_CONF": str(twin_files.slurm_conf), **change})
     assert words in refused and "trains nothing" in refused and "\n" not in refused
+
+
+def test_the_scheduler_that_was_chosen_counts_and_the_fix_says_how_to_train_here(
+    twin_files: TwinFolders,
+) -> None:
+    """Where the commands of a twin are at hand too."""
+    refused = rehearsal_refusal({"SLURM_CONF": str(twin_files.slurm_conf)}, "local")
+    assert refused.endswith("the embedded scheduler (--scheduler local) is none")
+    assert "take the section out of the card to train here" in REHEARSAL_FIX
+    assert rehearsal_refusal({"SLURM_CONF": str(twin_files.slurm_conf)}, "slurm") == ""
+    assert "slurm.conf" not in rehearsal_refusal({}, "local")
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from tr11ops.cluster.arrays import tasks_of
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.twin.twin import Twin
+from tr11ops.watchdog.verdict import MOVING
 from trainer.contract.checkpoint_names import checkpoint_steps
 
 DATA_WORKER = ["--set", "data.workers=1"]
@@ -219,7 +220,7 @@ def test_array_time_limit_resume_and_kill_switch(playground, twin):
     # training.
     def is_seen_training() -> bool:
         status = playground.tr11("status", "--run", card, "--json", expect=None).stdout
-        return '"healthy"' in status or '"starting"' in status
+        return any(f'"{word}"' in status for word in MOVING)
 
     playground.wait(is_seen_training, "a status that sees task 2 train")
     playground.tr11("kill", "--run", card, "--yes", "--wait", "--reason", "a test")

@@ -18,7 +18,7 @@ from tests.tr11ops.cli.watch_bench import BASH_STEP
 from tests.waiting import until
 from tr11ops.alerts.outbox import waiting_entries
 from tr11ops.cli.main import execute
-from tr11ops.cluster.base import BatchRequest
+from tr11ops.cluster.base import BatchRequest, JobState
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.observe.look import facts_of
 from tr11ops.runcard.card import load_card
@@ -99,6 +99,15 @@ class Foreign:
             return found is not None and found.state.is_final
 
         until(is_over, f"job {job} ends")
+
+    def until_queued(self, job: str) -> None:
+        """Put back after the loss of its node: Slurm starts it on another one two minutes later."""
+
+        def waits() -> bool:
+            found = self.slurm.job(job)
+            return found is not None and found.state is JobState.PENDING
+
+        until(waits, f"job {job} waits")
 
     def update(self, *words: str) -> None:
         """`scontrol update`, as root types it."""
@@ -263,6 +272,9 @@ def test_a_lost_node_and_a_time_limit_are_told_as_what_they_are(
     try:
         inject(twin, "node-dead", node=node)
         foreign.update(f"NodeName={node}", "State=DOWN", "Reason=dead")
+        foreign.until_queued(again)
+        waits = foreign.watch(again)
+        assert "QUEUED" in waits.out and f"job {again} waits" in waits.out, waits.out
         limited = foreign.submit(STEPS, "sleep 600")
         foreign.until_logged(limited)
         foreign.watch(limited)
@@ -272,8 +284,6 @@ def test_a_lost_node_and_a_time_limit_are_told_as_what_they_are(
         assert seen.code == 1 and foreign.marker(lost) is None, seen.out
         mail = " ".join(foreign.mail(lost).split())
         assert f"Job {lost} has lost {node}, which ran its batch script, and has ended" in mail
-        waits = foreign.watch(again)
-        assert "QUEUED" in waits.out and f"job {again} waits" in waits.out, waits.out
     finally:
         heal(twin)
     foreign.until_ended(limited)

@@ -31,6 +31,7 @@ from tr11ops.agent.rendezvous import Rendezvous
 from tr11ops.agent.restarts import own_start_before, restarts, set_launches_aside
 from tr11ops.agent.step import LineTee, StopFlag
 from tr11ops.base.observed import Unknown, known, observed
+from tr11ops.base.processes import leave
 from tr11ops.base.units import counted, first_few
 from tr11ops.launch.margins import read_history
 from tr11ops.launch.software import software_of
@@ -460,4 +461,4 @@ def _run(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

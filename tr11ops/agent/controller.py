@@ -59,6 +59,9 @@ from tr11ops.observe.lost_checkpoints import LOST, find_lost
 from tr11ops.queue.queued_jobs import PendingJobs
 from tr11ops.runcard.rules import SIGNAL_SLACK_SECONDS
 from tr11ops.rundir.attempts import (
+    ENDS_TASK,
+    STARTS_AGAIN,
+    STOPS,
     SUPERSEDED,
     AttemptVerdict,
     LaunchRecord,
@@ -360,7 +363,7 @@ class Controller:
             return
         self._exclusions.prepare()
         self._exclusions.exclude_nodes(
-            of_dead_host(other.gone_host, self._context.label_of(other.job_id))
+            of_dead_host(other.gone_host, self._context.label_of(other.job_id)), other.job_id
         )
 
     def _wait_for_trainers(
@@ -617,11 +620,12 @@ class Controller:
 
     # ------------------------------------------------------------------ words
     def _tell(self, record: LaunchRecord, found: Attribution, decision: Decision) -> None:
-        what = {"Relaunch": "starting again", "EndTask": "ending this task", "Stop": "stopping"}
+        what = {"Relaunch": STARTS_AGAIN, "EndTask": ENDS_TASK, "Stop": STOPS}
         line = f"{what[type(decision).__name__]}: {decision.why}"
         self._say(f"launch {record.launch} failed ({found.kind}): {found.summary}")
         self._say(line)
-        self._launches.write(replace(record, decision=line))
+        is_last = not isinstance(decision, Relaunch)
+        self._launches.write(replace(record, decision=line, is_last=is_last))
         data = {
             "launch": record.launch,
             "nodes": list(record.nodes),

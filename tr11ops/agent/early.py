@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from tr11ops.agent.batch import attempt_record, exit_status, read_resolved, with
 from tr11ops.agent.controller import Controller
 from tr11ops.agent.step import LineTee, StopFlag
 from tr11ops.base.observed import known, observed
+from tr11ops.base.processes import leave
 from tr11ops.base.redact import one_line, signature
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
 from tr11ops.launch.environment import SetupPlace, decisive_line, exit_words, setup_entry
@@ -169,4 +169,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -5,7 +5,6 @@ was, judged beside all launches before it.
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -46,7 +45,7 @@ from tr11ops.agent.traces import (
     read_launches,
 )
 from tr11ops.agent.workers import PlannedLaunch, Workers
-from tr11ops.base.now import now
+from tr11ops.base.now import monotonic, now
 from tr11ops.base.observed import cause, known, observed
 from tr11ops.base.units import counted
 from tr11ops.cluster.arrays import compress
@@ -56,9 +55,11 @@ from tr11ops.diagnose.attribution.evidence import Attribution, Evidence, Kind
 from tr11ops.diagnose.attribution.records import all_failures, read_ranks, read_reports
 from tr11ops.diagnose.attribution.restart import restart_after
 from tr11ops.diagnose.attribution.srun import parse_lines
+from tr11ops.launch.margins import read_history
 from tr11ops.observe.operation_files import read_save_room
 from tr11ops.runcard.card import ForeignCard
 from tr11ops.runcard.save_interval import SaveInterval, adapts, chosen_interval
+from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.attempts import LaunchRecord, launch_line
 from tr11ops.rundir.exclusion import Exclusion, NodeStanding, after_attribution, family, is_broad
 from tr11ops.rundir.exclusions import Version, read_version
@@ -140,7 +141,7 @@ class Launches:
         label = self._context.allocation.label
         self._tee.line(launch_line(self._job_id, label, number, where))
         if saves is not None:
-            self._say(f"the training saves every {saves.minutes:g} min: {saves.why}")
+            self._say(str(saves))
         watch = LaunchWatch(start=record.start)
         self._workers.run(
             PlannedLaunch(
@@ -203,7 +204,10 @@ class Launches:
             *(one for one, _ in attempts_before(self._context.directory, self._job_id)),
         )
         met = met_faults(read_launches(folders), now())
-        return chosen_interval(self._config, self._context.history, met, free_bytes=free, now=now())
+        # the launches of this attempt have measured more
+        measured = known(observed(read_history, self._paths), RunHistory())
+        history = measured.or_else(self._context.history)
+        return chosen_interval(self._config, history, met, free_bytes=free, now=now())
 
     def _note_progress(self, record: LaunchRecord, found: Attribution) -> None:
         """A launch has trained: that speaks for its nodes, and against those that were left out to
@@ -226,9 +230,9 @@ class Launches:
             )
             self.write(concluded(self._running, told))
             self._running = None
-        if time.monotonic() < self._next_look:
+        if monotonic() < self._next_look:
             return
-        self._next_look = time.monotonic() + LOOK_SECONDS
+        self._next_look = monotonic() + LOOK_SECONDS
         self.follower.follow(self._nodes)
         switch = switch_of(self._context.directory)
         if switch and not self._is_holding:

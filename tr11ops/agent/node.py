@@ -48,6 +48,7 @@ from tr11ops.base.processes import (
     die_with_parent,
     end_descendants,
     exit_status,
+    leave,
     signal_children,
 )
 from tr11ops.base.units import counted
@@ -62,7 +63,7 @@ from tr11ops.health.base import (
 from tr11ops.health.host import exported_folder
 from tr11ops.health.registry import chosen, run_checks
 from tr11ops.rundir.attempts import launch_line
-from tr11ops.trainers.trainer import NodePlaces, trainer_of
+from tr11ops.trainers.trainer import KEEPER, NodePlaces, trainer_of
 from trainer.contract.attempt import EXIT_ERROR, STOP_SIGNALS, request_stop
 from trainer.contract.documents import document
 from trainer.contract.files import host_name, make_shared, open_shared, user_of
@@ -168,6 +169,10 @@ class NodeTask(Record):
         # one of this attempt's own: slower, and no one else's code
         if not prepare_caches(temporary):
             temporary = Path(tempfile.mkdtemp(prefix="tr11-"))
+        own = {}
+        # how many threads another trainer's workers have is for whoever starts them
+        if trainer_of(self.card) is not KEEPER:
+            own["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
         torch = ""
         if settings.gpus:
             torch = torch_version()
@@ -186,7 +191,7 @@ class NodeTask(Record):
             "TR11_ATTEMPT": str(self.attempt),
             "TR11_LAUNCH": str(self.launch),
             "PYTHONUNBUFFERED": "1",
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            **own,
         }
 
 
@@ -529,4 +534,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

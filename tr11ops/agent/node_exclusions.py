@@ -106,12 +106,15 @@ class NodeExclusions(Background):
         self._limit_words: set[str] = set()  # of every limit that has refused one
         self.refused: list[tuple[str, str]] = []  # bad nodes that are not excluded, and why not
 
-    def exclude_nodes(self, found: Attribution) -> None:
+    def exclude_nodes(self, found: Attribution, job_id: str = "") -> None:
         """Begin to exclude the blamed nodes from this run: on its list, and in its queued jobs;
         what is only suspected goes on record, and is left out too where it is to be avoided.
+
+        `job_id`: of the job that was lost by them, "" for this one. Where the watchdog has excluded
+        them for it already, that is no second exclusion.
         """
         if found.blamed:
-            self._exclude(found)
+            self._exclude(found, job_id)
         elif found.avoided:
             self._avoid(found)
         elif found.kind is Kind.NODE:
@@ -162,12 +165,17 @@ class NodeExclusions(Background):
             self._say(f"{node} is not avoided: {fault}")
 
     @in_background
-    def _exclude(self, found: Attribution) -> None:
+    def _exclude(self, found: Attribution, job_id: str) -> None:
         days = counted(self._context.config.resilience.exclusion_days, "day")
         self._ask_limit()
         self._make_room(found.blamed, self._limit)
         done = self._leave_out(
-            found.blamed, NodeStanding.EXCLUDE, "", found.summary, evidence=found.evidence
+            found.blamed,
+            NodeStanding.EXCLUDE,
+            "",
+            found.summary,
+            evidence=found.evidence,
+            job_id=job_id,
         )
         for node in done.nodes:
             self._say(f"{node} is excluded for {days}: {found.summary}")
@@ -206,6 +214,7 @@ class NodeExclusions(Background):
         fault: str,
         why: str,
         evidence: Sequence[str],
+        job_id: str = "",
     ) -> ExclusionResult:
         self._limit_words.add(str(self._limit))
         done = exclude_nodes(
@@ -216,7 +225,7 @@ class NodeExclusions(Background):
             owner=AUTOMATIC_OWNER,
             evidence=tuple(evidence),
             days=self._context.config.resilience.exclusion_days,
-            job_id=self._context.job_id,
+            job_id=job_id or self._context.job_id,
             limit=self._limit,
             state=state,
             fault=family(fault),

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from tr11ops.agent.recurrence import Repetition, condemning_checks
+from tr11ops.cluster.arrays import compress
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.diagnose.attribution.restart import MOST_AT_ONE_STEP
 from tr11ops.diagnose.signature import Restart
@@ -191,13 +192,15 @@ def _next(history: Sequence[LaunchRecord], situation: AllocationState) -> Decisi
     if again is None:
         return EndTask(_why_no_nodes(last, situation))
     if last.older_checkpoint is not None:
-        return Relaunch(again, f"from the older checkpoint of step {last.older_checkpoint}")
+        why = f"from the older checkpoint of step {last.older_checkpoint}"
+        return Relaunch(again, _with_change(why, last, again))
     if last.cause in {Kind.NODE, Kind.HEALTH_CHECK}:
         return Relaunch(again, _why_again(last, again, situation))
     if last.cause == Kind.PORT and not last.suspects:
-        return Relaunch(again, "with another port")
+        return Relaunch(again, _with_change("with another port", last, again))
     if last.cause == Kind.PORT and set(again) != set(last.nodes):
-        return Relaunch(again, "the card fixes the port: with rank 0 on another node")
+        why = "the card fixes the port: with rank 0 on another node"
+        return Relaunch(again, _with_change(why, last, again))
     return _once_more_or_elsewhere(history, situation, again, blamed)
 
 
@@ -216,7 +219,8 @@ def _once_more_or_elsewhere(
     swapped = _choose(wary, _without(last.nodes, last.suspects, situation, blamed), avoid=blamed)
     if swapped is None or set(swapped) == set(last.nodes):
         return EndTask("it failed again, and there is no spare node to try instead")
-    return Relaunch(swapped, "it failed again: on other nodes")
+    why = "it failed again: on other nodes"
+    return Relaunch(swapped, _with_change(why, last, swapped))
 
 
 def _once_more(
@@ -229,14 +233,15 @@ def _once_more(
     cause = last.cause
     if cause == Kind.UNKNOWN:
         cause = "the cause is unknown"
+    same = f"{cause}: once more on the same nodes"
+    if set(again) != set(last.nodes):
+        same = _with_change(f"{cause}: once more", last, again)
     if not last.waited_for:
-        return Relaunch(again, f"{cause}: once more on the same nodes")
+        return Relaunch(again, same)
     waited = f"the others waited for {', '.join(last.waited_for)}, which is only suspected"
     if without is None or set(last.waited_for) & set(without):
-        return Relaunch(
-            again, f"{cause}: once more on the same nodes: {waited}, and no spare node is left"
-        )
-    return Relaunch(without, f"{cause}: {waited}: a spare takes its place")
+        return Relaunch(again, f"{same}: {waited}, and no spare node is left")
+    return Relaunch(without, f"{cause}: {waited}: {_change(last, without, last.waited_for)}")
 
 
 def _why_no_nodes(last: LaunchRecord, situation: AllocationState) -> str:
@@ -250,27 +255,59 @@ def _why_no_nodes(last: LaunchRecord, situation: AllocationState) -> str:
     return f"{named}no spare node is left"
 
 
+def _with_change(
+    why: str, last: LaunchRecord, again: tuple[str, ...], named: Sequence[str] = ()
+) -> str:
+    """The sentence, and behind it which nodes take whose place, where that changes; `named`: nodes that
+    it names.
+    """
+    change = _change(last, again, named)
+    if not change:
+        return why
+    return f"{why}; {change}"
+
+
+def _change(last: LaunchRecord, again: tuple[str, ...], named: Sequence[str] = ()) -> str:
+    """Which nodes take whose place after the last launch; "" where none changes."""
+    came = [node for node in again if node not in last.nodes]
+    left = [node for node in last.nodes if node not in again]
+    if not came:
+        return ""
+    whose, takes = "their place", "take"
+    if len(came) == 1:
+        whose, takes = "its place", "takes"
+    if set(left) != set(named):
+        whose = f"the place of {compress(left)}"
+    return f"{compress(came)} {takes} {whose}"
+
+
 def _why_again(last: LaunchRecord, again: tuple[str, ...], situation: AllocationState) -> str:
     left_out = f"without health check {', '.join(last.failing_checks)}, which fails everywhere"
     if last.cause == Kind.HEALTH_CHECK:
-        return left_out
+        return _with_change(left_out, last, again)
     why = _why_these_nodes(last, again, situation)
     if last.failing_checks:
-        return f"{why}, and {left_out}"
+        return f"{why}; {left_out}"
     return why
 
 
 def _why_these_nodes(last: LaunchRecord, again: tuple[str, ...], situation: AllocationState) -> str:
-    if situation.may_reuse:
-        return "on the same machine"
-    if last.blamed:
-        return f"without {', '.join(last.blamed)}"
-    if last.avoided:
-        return f"without {', '.join(last.avoided)}, while enough others are free"
-    named = ", ".join(last.suspects)
-    if set(last.suspects) & set(again):
-        return f"no spare node is left for {named}, which is only suspected"
-    return f"a spare takes the place of {named}, which is only suspected"
+    left_out = [node for node in last.blamed or last.avoided if node not in again]
+    if left_out:
+        why = f"without {', '.join(left_out)}"
+        if not last.blamed:
+            why += ", while enough others are free"
+        return _with_change(why, last, again, left_out)
+    change = _change(last, again)
+    if situation.may_reuse and not change:
+        return "on the same nodes"
+    kept = [node for node in last.suspects if node in again]
+    if kept:
+        why = f"no spare node is left for {', '.join(kept)}, which is only suspected"
+        return _with_change(why, last, again)
+    if change and set(last.suspects) == set(last.nodes) - set(again):
+        return f"{change}, which is only suspected"
+    return change or "on the same nodes"
 
 
 def _tries(history: Sequence[LaunchRecord]) -> int:

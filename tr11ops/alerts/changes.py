@@ -1,5 +1,5 @@
 """What people do about alerts: acknowledge, snooze, assign, close, by command and by file; by
-command also a test of every route, and the digest.
+command also the shift, a test of every route, and the digest.
 
 `apply` is pure: from an alert state to the alert state after it.
 """
@@ -9,26 +9,44 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from tr11ops.alerts.incidents import ACKNOWLEDGED, ASSIGNED, RESOLVED, SNOOZED
+from tr11ops.alerts.incidents import (
+    ACKNOWLEDGED,
+    ASSIGNED,
+    RESOLVED,
+    SHIFT_ENDED,
+    SHIFT_TAKEN,
+    SNOOZED,
+)
 from tr11ops.alerts.mail_route import is_address
 from tr11ops.alerts.mail_text.alert import AlertMails
-from tr11ops.alerts.mail_text.daily_summary import digest, digest_message, trial_message
+from tr11ops.alerts.mail_text.daily_summary import RunMails
 from tr11ops.alerts.mail_text.shared import clean
-from tr11ops.alerts.notify import digest_readers, tell, told
+from tr11ops.alerts.notify import tell, told
 from tr11ops.alerts.outbox import OutboxEntry, waiting
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.sending import Sender
 from tr11ops.alerts.situation import RunSituation
-from tr11ops.alerts.state import Alert, AlertState, Message, MessagePart, event_of, merged
+from tr11ops.alerts.state import (
+    Alert,
+    AlertEvent,
+    AlertState,
+    Message,
+    MessagePart,
+    OnCall,
+    event_of,
+    merged,
+    stamp,
+)
 from tr11ops.alerts.store import (
     alerts_folder,
     commit,
@@ -38,28 +56,33 @@ from tr11ops.alerts.store import (
 )
 from tr11ops.base.errors import NoSuchAlert
 from tr11ops.base.observed import cause, known
-from tr11ops.base.units import span_seconds
+from tr11ops.base.units import span_seconds, timestamp
 from tr11ops.rundir.fallback import fallback_of
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import make_shared, user_of
 from trainer.contract.record import Record
 
+T = TypeVar("T")
 LONGEST_WHO = 100
 LONGEST_WHY = 300
 SHORTEST_PREFIX = 3
+_INCIDENT = re.compile(r"([^-]*)-([0-9a-f]{1,16})")
 LONGEST_SNOOZE = 90 * 86_400.0
 
 
 def resolve_prefix(alert_state: AlertState, typed: str) -> Alert:
-    """The open alert that a fingerprint, or the beginning of one, names. Raises NoSuchAlert."""
+    """The open alert that a fingerprint, or the beginning of one, names, or the name of its incident
+    (`Alert.incident`): not that of one before it. Raises NoSuchAlert.
+    """
     shown = clean(typed, 40)
-    prefix = typed.lower()
+    named = _INCIDENT.fullmatch(typed.lower())
+    prefix, began = (typed.lower(), None) if named is None else named.groups()
     found = [
         alert
         for alert in alert_state.open_alerts
         if any(name.startswith(prefix) for name in alert.names)
     ]
-    if len(typed) < SHORTEST_PREFIX:
+    if len(prefix) < SHORTEST_PREFIX:
         raise NoSuchAlert(
             f"{shown!r} is too short for a fingerprint: type three characters or more of it"
         )
@@ -73,6 +96,13 @@ def resolve_prefix(alert_state: AlertState, typed: str) -> Alert:
         raise NoSuchAlert(
             f"{shown!r} is "
             + ("over already" if over else "not an open alert; see: tr11 alerts list")
+        )
+    # of an incident that another one was joined with, the beginning may have moved back, never on
+    if began is not None and int(began, 16) < int(stamp(found[0].began), 16):
+        since = timestamp(found[0].start, None)
+        raise NoSuchAlert(
+            f"{shown!r} is over; another incident of that kind is open since {since}: "
+            "look at it first (tr11 alerts list)"
         )
     return found[0]
 
@@ -101,12 +131,21 @@ class AlertChange(Record):
             return replace(alert, resolved_at=now, until=now, resolved_by=who, resolved_why=why)
         return replace(
             alert,
+            owner=alert.owner if is_same_person(alert.owner, who) else "",
             acknowledged_by=who,
             acknowledged_at=now,
             acknowledged_why=why,
             first_acknowledged_by=alert.first_acknowledged_by or who,
             remind=False,
         )
+
+
+def is_same_person(one: str, other: str) -> bool:
+    """Whether two names, each an address or what stands before its @, may be one person's."""
+    first, second = one.partition(" ")[0], other.partition(" ")[0]
+    if "@" in first and "@" in second:
+        return first == second
+    return first.partition("@")[0] == second.partition("@")[0]
 
 
 def apply(
@@ -312,8 +351,7 @@ def change_alerts(
     typed it, and `why`.
 
     Those who were told hear that an alert is closed, and who is given one that it is theirs. Raises
-    NoSuchAlert, OSError as the file system does, and ValueError when the alert state was written by
-    a newer tr11.
+    NoSuchAlert, and else as `_committed`.
     """
     policy = sender.policy
     now = sender.now
@@ -330,16 +368,69 @@ def change_alerts(
         alert_state, messages = tell(alert_state, policy, now, only=frozenset(names))
         return alert_state, (names, (*assigned, *messages))
 
+    stored, names, notes = _committed(sender, change)
+    alerts = (stored.find(name) for name in names)
+    return tuple(alert for alert in alerts if alert is not None), notes
+
+
+def change_shift(
+    sender: Sender, taken: OnCall | None, who: str, why: str
+) -> tuple[OnCall, tuple[str, ...]]:
+    """Put a shift in place of the one on record, or end that (None): returns who is on call then, and
+    notes. The journal has `who` typed it, and `why`.
+
+    Those who were on call and those who are now hear of it. Raises as `_committed`.
+    """
+    policy, now = sender.policy, sender.now
+
+    def change(
+        alert_state: AlertState,
+    ) -> tuple[AlertState, tuple[OnCall, tuple[Message, ...]]]:
+        shift, over = taken, None
+        if shift is None and alert_state.shift is not None:
+            shift, over = replace(alert_state.shift, until=now), now
+        before, after = policy.on_call(alert_state.shift, now), policy.on_call(shift, now)
+        kind = SHIFT_ENDED if taken is None else SHIFT_TAKEN
+        data = {"before": list(before.who), "on_call": list(after.who), "until": after.until}
+        reason = clean(why, LONGEST_WHY)
+        event = AlertEvent(
+            f"{kind}-{stamp(now)}",
+            kind,
+            who=clean(who, LONGEST_WHO),
+            why=reason,
+            time=now,
+            data=data,
+        )
+        told = f"By {event.who}{reason and f': {reason}'}."
+        stored = replace(alert_state, shift=shift, shift_over=over)
+        message = RunMails(policy, now).shift(before, stored, told)
+        messages = (message,) if message.to else ()
+        stored = replace(stored, messages=(*alert_state.messages, *messages))
+        return stored.with_events((event,)), (after, messages)
+
+    _, after, notes = _committed(sender, change)
+    return after, notes
+
+
+def _committed(
+    sender: Sender, change: Callable[[AlertState], tuple[AlertState, tuple[T, tuple[Message, ...]]]]
+) -> tuple[AlertState, T, tuple[str, ...]]:
+    """Keep what a person has changed, where the run directory or else this machine takes it, and send
+    the messages; returns the alert state, what else `change` returned, and notes.
+
+    Raises OSError as the file system does, and ValueError when the alert state was written by a
+    newer tr11.
+    """
+
     def carry_out(
         here: Sender,
         known_there: AlertState = AlertState(),  # noqa: B008  frozen
-    ) -> tuple[tuple[Alert, ...], tuple[str, ...]]:
-        stored, (names, messages) = commit(
+    ) -> tuple[AlertState, T, tuple[str, ...]]:
+        stored, (found, messages) = commit(
             here.directory, lambda alert_state: change(merged(known_there, alert_state))
         )
         notes = here.carry_out(stored, messages, PERSON_SECONDS)
-        alerts = (stored.alert_state.find(name) for name in names)
-        return tuple(alert for alert in alerts if alert is not None), tuple(notes)
+        return stored.alert_state, found, tuple(notes)
 
     trouble: OSError | None = None
     if kept_here(sender.directory) is None:
@@ -349,30 +440,39 @@ def change_alerts(
             trouble = error
     with fallback_of(sender.directory) as local:
         home = read_alert_state(sender.directory).alert_state
-        alerts, notes = carry_out(
+        kept, found, notes = carry_out(
             replace(sender, directory=local), replace(home, messages=(), events=())
         )
         if trouble is None:
             lack = ""
         else:
             lack = f" ({cause(trouble)})"
-        kept = f"the run directory cannot be written{lack}: this is kept in {local.root}, until the watchdog can"
-        return alerts, (*notes, kept)
+        note = f"the run directory cannot be written{lack}: this is kept in {local.root}, until the watchdog can"
+        return kept, found, (*notes, note)
 
 
 def _assignments(
     alert_state: AlertState, before: dict[str, Alert | None], policy: Policy, now: float
 ) -> tuple[AlertState, tuple[Message, ...]]:
-    """Tell those who have just been given an alert, where their name is a mail address."""
+    """Tell those who have just been given an alert, and those who had it before, where mail reaches
+    them.
+    """
     messages: list[Message] = []
     for name, old in before.items():
         alert = alert_state.find(name)
-        if alert is None or old is None or alert.owner == old.owner or not is_address(alert.owner):
+        if alert is None or old is None:
             continue
-        part = MessagePart(alert, "assigned", (alert.owner,))
-        message = AlertMails(policy, now).message((part,), part.to)
-        messages.append(message)
-        alert_state = alert_state.with_alert(told(part, (message,), now))
+        former = policy.address_of(old.care.person)
+        for kind, address, is_news in (
+            ("taken-over", former, not is_same_person(old.holder, alert.holder)),
+            ("assigned", alert.owner, alert.owner != old.owner),
+        ):
+            if is_news and alert.is_open and is_address(address):
+                part = MessagePart(alert, kind, (address,))
+                message = AlertMails(policy, now).message((part,), part.to)
+                messages.append(message)
+                alert = told(part, (message,), now)
+        alert_state = alert_state.with_alert(alert)
     return replace(alert_state, messages=(*alert_state.messages, *messages)), tuple(messages)
 
 
@@ -380,7 +480,7 @@ def send_test(sender: Sender, to: tuple[str, ...]) -> tuple[tuple[str, str, str]
     """Send a test message on every route, at once; (route, to whom, trouble or "") of each."""
     mail, urls = sender.routes()
     results: list[tuple[str, str, str]] = []
-    message = trial_message(to or sender.policy.everyone, sender.policy, sender.now)
+    message = RunMails(sender.policy, sender.now).trial(to or sender.policy.everyone)
     for address in message.to:
         report = mail.send(OutboxEntry(replace(message, to=(address,)), "mail", left=(address,)))
         results.append(("mail", address, "" if report.done else report.trouble or "was not taken"))
@@ -404,7 +504,7 @@ def send_what_waits(sender: Sender, taken: frozenset[str]) -> tuple[int, tuple[s
 
 
 def send_digest(
-    sender: Sender, situation: RunSituation, again: bool = False
+    sender: Sender, situation: RunSituation, again: bool
 ) -> tuple[Message | None, tuple[str, ...]]:
     """Send the daily summary that is due; with `again` also one that went out already.
 
@@ -413,6 +513,7 @@ def send_digest(
     """
     policy = sender.policy
     now = sender.now
+    mails = RunMails(policy, now, situation)
     left = known(waiting(sender.directory), None)
 
     def change(alert_state: AlertState) -> tuple[AlertState, Message | None]:
@@ -421,15 +522,7 @@ def send_digest(
             not again and alert_state.digested is not None and due <= alert_state.digested
         ):
             return alert_state, None
-        message = digest_message(
-            alert_state,
-            digest_readers(policy, now),
-            policy=policy,
-            now=now,
-            due=due,
-            backlog=left,
-            situation=situation,
-        )
+        message = mails.digest_message(alert_state, due, left)
         digested = alert_state.digested if again else due
         return replace(
             alert_state, digested=digested, messages=(*alert_state.messages, message)
@@ -445,10 +538,6 @@ def read_digest(sender: Sender, situation: RunSituation) -> tuple[str, tuple[str
     """Subject and lines of the summary as it is now. Raises OSError and ValueError as
     `read_alert_state` does.
     """
-    return digest(
-        current_alert_state(sender.directory),
-        sender.policy,
-        now=sender.now,
-        backlog=known(waiting(sender.directory), None),
-        situation=situation,
-    )
+    backlog = known(waiting(sender.directory), None)
+    mails = RunMails(sender.policy, sender.now, situation)
+    return mails.digest(current_alert_state(sender.directory), backlog)

@@ -33,6 +33,8 @@ ASSIGNED = "alert-assigned"
 SNOOZED = "alert-snoozed"
 RESOLVED = "alert-resolved"
 CAUSE_FOUND = "alert-cause-found"
+SHIFT_TAKEN = "shift-taken"
+SHIFT_ENDED = "shift-ended"
 WATCHDOG = "tr11"  # who does what no one typed
 
 # of one job, the one becomes the other as its ranks fall silent
@@ -532,7 +534,9 @@ def _began_again(alert: Alert, finding: Finding, since: float, now: float) -> fl
     if alert.is_open and finding.since is None:
         return alert.since
     if alert.called_over is not None and since < alert.called_over:
-        return alert.since if alert.is_open else now
+        if alert.is_open:
+            return alert.since
+        return now
     if alert.is_open and not alert.clear_looks:
         return min(alert.start, since)  # a stall that became a hang began with the stall
     return since

@@ -19,22 +19,23 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from tr11ops.alerts.incidents import WATCHDOG, is_worth_a_message
-from tr11ops.alerts.mail_text.alert import AlertMails, site_message
-from tr11ops.alerts.mail_text.daily_summary import digest_message, finished_message
-from tr11ops.alerts.policy import BACK_SECONDS, FLAP_SECONDS, Policy, unique
+from tr11ops.alerts.incidents import SHIFT_ENDED, WATCHDOG, is_worth_a_message
+from tr11ops.alerts.mail_text.alert import AlertMails
+from tr11ops.alerts.policy import BACK_SECONDS, FLAP_SECONDS, SHIFT_SECONDS, Policy, unique
 from tr11ops.alerts.situation import UNKNOWN_SITUATION, RunSituation
 from tr11ops.alerts.state import (
     OVER,
     Alert,
+    AlertEvent,
     AlertState,
     Message,
     MessagePart,
+    OnCall,
     UndeliveredMessages,
     elapsed,
+    stamp,
 )
 from tr11ops.detect.detector import Severity, lead
-from trainer.contract.record import Record
 
 _MAIL_ADDRESS = re.compile(r"[^@\s,]+@[^@\s,]+")
 SITE_DETECTORS = frozenset({"nodes-short"})  # what only the site can repair
@@ -60,7 +61,7 @@ def tell(
     the messages say of the run.
     """
     standing = tuple(alert for alert in alert_state.open_alerts if is_worth_a_message(alert))
-    table = _Telling(policy, now, situation, standing)
+    table = _Telling(policy, now, situation, standing=standing, on_duty=alert_state.shift)
     parts: dict[str, MessagePart] = {}
     alerts: list[Alert] = []
     for alert in alert_state.alerts:
@@ -78,7 +79,7 @@ def tell(
             after = replace(after, said=None)
         alerts.append(after)
     messages = [
-        AlertMails(policy, now, situation, standing).message(said, to, urls)
+        table.message(said, to, urls)
         for said, to, urls in grouped(parts.values())
         if to or (urls and policy.has_urls)
     ]
@@ -92,16 +93,18 @@ def tell(
             for part in parts.values()
             if part.alert.detector in SITE_DETECTORS and part.kind in SITE_WORDS
         )
-        messages += [site_message(part.alert, part.kind, policy, now) for part in site]
+        asked = policy.on_call(alert_state.shift, now)
+        messages += [table.to_site(part.alert, part.kind, asked.who) for part in site]
     for place, alert in enumerate(alerts):
         name = alert.fingerprint
         if name in parts:
             alerts[place] = told(parts[name], by_alert.get(name, []), now)
     done = replace(alert_state, alerts=tuple(alerts))
     if only is None:
-        done, digest = _digest(done, policy, now=now, backlog=backlog, situation=situation)
-        done, finished = _finished(done, policy, now, situation)
-        messages += (*digest, *finished)
+        done, digest = table.due_digest(done, backlog)
+        done, finished = table.end_of_training(done)
+        done, shift = table.end_of_shift(done)
+        messages += (*digest, *finished, *shift)
     return replace(done, messages=(*done.messages, *messages)), tuple(messages)
 
 
@@ -138,13 +141,10 @@ def told(part: MessagePart, messages: Iterable[Message], now: float) -> Alert:
 
 
 # ----------------------------------------------------------------------------- the table
-class _Telling(Record):
-    """The table at one moment; `standing` are the open alerts that are worth a message."""
+class _Telling(AlertMails):
+    """The table at one moment; `on_duty` is the shift that was taken last."""
 
-    policy: Policy
-    now: float
-    situation: RunSituation
-    standing: tuple[Alert, ...]
+    on_duty: OnCall | None = None
 
     def _is_silent(self, alert: Alert) -> bool:
         """Whether nothing is said of an alert at this time of day, or ever."""
@@ -178,7 +178,8 @@ class _Telling(Record):
         passing = alert.clear_looks or alert.milder_looks
         if alert.snoozed_until is not None or passing:
             return None
-        aware = unique((*self.policy.on_duty(self.now), *alert.told, *_mail(alert.owner)))
+        called = self.policy.called(self.on_duty, self.now)
+        aware = unique((*called, *alert.told, *_mail(alert.owner)))
         if alert.said is None:
             return self._first_word(alert, aware)
         return self._further_word(alert, alert.said, aware=aware)
@@ -194,7 +195,10 @@ class _Telling(Record):
         if not alert.sends:
             return MessagePart(alert, "opened", aware)
         is_worse = alert.severity > (alert.heard or Severity.WARNING)
-        pause = BACK_SECONDS if alert.severity is Severity.CRITICAL else FLAP_SECONDS
+        if alert.severity is Severity.CRITICAL:
+            pause = BACK_SECONDS
+        else:
+            pause = FLAP_SECONDS
         if is_worse or elapsed(alert.returned, self.now) >= pause:
             return MessagePart(alert, "reopened", aware)
         return None
@@ -222,7 +226,7 @@ class _Telling(Record):
         steps = self._steps_due(alert)
         if steps <= alert.escalated:
             return None
-        to = self.policy.escalation(steps, alert.told, self.now)
+        to = self.policy.escalation(steps, alert.told, self.on_duty, self.now)
         if set(to) - set(alert.told):
             return MessagePart(alert, "escalated", to)
         return None
@@ -248,6 +252,77 @@ class _Telling(Record):
             return None
         return MessagePart(alert, "repeated", aware)
 
+    # ------------------------------------------------------------------------- the digest
+    def due_digest(
+        self, alert_state: AlertState, backlog: UndeliveredMessages | None
+    ) -> tuple[AlertState, tuple[Message, ...]]:
+        """The daily summary, once for each day on which anyone looked, also when there is nothing to
+        say.
+        """
+        now, last = self.now, alert_state.digested
+        moment = self.policy.digest_moment(now)
+        if moment is None:
+            return alert_state, ()
+        done = replace(alert_state, digested=moment)
+        if last is None or last - now > 86_400.0:  # the first look ever; or a clock that ran ahead
+            return done, ()
+        if moment <= last:
+            return alert_state, ()
+        if not self.policy.is_reachable:
+            return done, ()
+        return done, (self.digest_message(alert_state, moment, backlog),)
+
+    # ------------------------------------------------------------------------- the end
+    def end_of_training(self, alert_state: AlertState) -> tuple[AlertState, tuple[Message, ...]]:
+        """That all is trained, once, in the day time; again where more was trained after it. What ended
+        long ago is known.
+
+        A run that is not seen to train, or to be finished, says nothing.
+        """
+        now, policy, trained = self.now, self.policy, self.situation.trained
+        condition = self.situation.condition
+        if condition is None or not (condition.is_finished or condition.trains):
+            return alert_state, ()
+        if condition.trains:
+            return replace(alert_state, finished=None), ()
+        if alert_state.finished is not None or policy.is_quiet(now):
+            return alert_state, ()
+        done = replace(alert_state, finished=now)
+        is_old = trained is not None and elapsed(trained, now) > FINISHED_IS_NEWS_SECONDS
+        if is_old or not policy.is_reachable:
+            return done, ()
+        return done, (self.finished(policy.readers(alert_state.shift, now), condition.words),)
+
+    # ------------------------------------------------------------------------- the end of a shift
+    def end_of_shift(self, alert_state: AlertState) -> tuple[AlertState, tuple[Message, ...]]:
+        """That the time of a shift is over, once, to its person and to those who are on call now: what is
+        open is theirs. In quiet hours it waits until they end, where nothing critical is open.
+
+        Nothing is said where the same people go on, nor of an end more than a day ago.
+        """
+        now, policy, shift = self.now, self.policy, alert_state.shift
+        if shift is None or shift.holds(now) or alert_state.shift_over == shift.until:
+            return alert_state, ()
+        after = policy.on_call(shift, now)
+        is_news = after.who != shift.who and elapsed(shift.until, now) < SHIFT_SECONDS
+        is_critical = any(alert.severity is Severity.CRITICAL for alert in alert_state.open_alerts)
+        if is_news and policy.is_quiet(now) and not is_critical:
+            return alert_state, ()
+        done = replace(alert_state, shift_over=shift.until)
+        if not is_news or shift.until is None:
+            return done, ()
+        event = AlertEvent(
+            f"{SHIFT_ENDED}-{stamp(shift.until)}",
+            SHIFT_ENDED,
+            who=WATCHDOG,
+            why="its time was over",
+            time=now,
+            data={"before": list(shift.who), "on_call": list(after.who), "until": after.until},
+        )
+        why = f"Its time was over at {self.moment(shift.until)}."
+        message = self.shift(shift, done, why, moved=shift.until)
+        return done.with_events((event,)), (message,) if message.to else ()
+
 
 def _flaps(alert: Alert) -> bool:
     """Whether a warning came back after its all-clear, and was gone again within the hour. Who was
@@ -263,70 +338,6 @@ def _mail(name: str) -> tuple[str, ...]:
     if _MAIL_ADDRESS.fullmatch(name):
         return (name,)
     return ()
-
-
-# ----------------------------------------------------------------------------- the digest
-def _digest(
-    alert_state: AlertState,
-    policy: Policy,
-    now: float,
-    backlog: UndeliveredMessages | None,
-    situation: RunSituation,
-) -> tuple[AlertState, tuple[Message, ...]]:
-    """The daily summary, once for each day on which anyone looked, also when there is nothing to
-    say.
-    """
-    moment = policy.digest_moment(now)
-    if moment is None:
-        return alert_state, ()
-    if (
-        alert_state.digested is None or alert_state.digested - now > 86_400.0
-    ):  # the first look ever; or a clock that ran ahead
-        return replace(alert_state, digested=moment), ()
-    if moment <= alert_state.digested:
-        return alert_state, ()
-    to = digest_readers(policy, now)
-    done = replace(alert_state, digested=moment)
-    if not policy.is_reachable:
-        return done, ()
-    message = digest_message(
-        alert_state, to, policy=policy, now=now, due=moment, backlog=backlog, situation=situation
-    )
-    return done, (message,)
-
-
-# ----------------------------------------------------------------------------- the end
-def _finished(
-    alert_state: AlertState, policy: Policy, now: float, situation: RunSituation
-) -> tuple[AlertState, tuple[Message, ...]]:
-    """That all is trained, once, in the day time; again where more was trained after it. What ended
-    long ago is known.
-
-    A run that is not seen to train, or to be finished, says nothing.
-    """
-    condition = situation.condition
-    if condition is None or not (condition.is_finished or condition.trains):
-        return alert_state, ()
-    if condition.trains:
-        return replace(alert_state, finished=None), ()
-    if alert_state.finished is not None or policy.is_quiet(now):
-        return alert_state, ()
-    done = replace(alert_state, finished=now)
-    is_old = (
-        situation.trained is not None and elapsed(situation.trained, now) > FINISHED_IS_NEWS_SECONDS
-    )
-    if is_old or not policy.is_reachable:
-        return done, ()
-    return done, (
-        finished_message(
-            digest_readers(policy, now), policy, now=now, situation=situation, words=condition.words
-        ),
-    )
-
-
-def digest_readers(policy: Policy, now: float) -> tuple[str, ...]:
-    """Who gets the digest: the recipients, and the person on duty."""
-    return unique((*policy.recipients, *policy.on_duty(now)))
 
 
 # ----------------------------------------------------------------------------- in how few mails
@@ -348,6 +359,7 @@ _ORDER = (
     "again",
     "escalated",
     "assigned",
+    "taken-over",
     "repeated",
     "replaced",
     "cleared",

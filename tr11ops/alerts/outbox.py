@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from tr11ops.alerts.state import Message, UndeliveredMessages
 from tr11ops.alerts.store import alerts_folder, outbox_folder
-from tr11ops.base.observed import Observed, cause, observed
+from tr11ops.base.observed import cause, observing
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.documents import document, read_record
 from trainer.contract.files import (
@@ -148,17 +148,14 @@ def waiting_entries(directory: RunDirectory) -> tuple[OutboxEntry, ...]:
     return entries
 
 
-def waiting(directory: RunDirectory) -> Observed[UndeliveredMessages]:
+@observing
+def waiting(directory: RunDirectory) -> UndeliveredMessages:
     """The messages still to be sent."""
-
-    def read() -> UndeliveredMessages:
-        entries = waiting_entries(directory)
-        trouble = next((entry.trouble for entry in entries if entry.trouble), "")
-        return UndeliveredMessages(
-            len(entries), min((entry.message.time for entry in entries), default=None), trouble
-        )
-
-    return observed(read)
+    entries = waiting_entries(directory)
+    trouble = next((entry.trouble for entry in entries if entry.trouble), "")
+    return UndeliveredMessages(
+        len(entries), min((entry.message.time for entry in entries), default=None), trouble
+    )
 
 
 def _waiting(directory: RunDirectory) -> tuple[tuple[OutboxEntry, ...], list[str]]:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
-from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
+from tr11ops.alerts.state import OnCall
+from tr11ops.base.units import timestamp
+from tr11ops.runcard.card import RunCard
 from trainer.contract.record import Record
-
-if TYPE_CHECKING:
-    from tr11ops.runcard.card import RunCard
 
 # a fault that comes back sooner than this after the all-clear is the same incident
 FLAP_SECONDS = 3600.0
 # how often at most people are told at once that one critical fault is back after its all-clear
 BACK_SECONDS = 600.0
 ACKNOWLEDGED_SECONDS = 86_400.0  # an acknowledgement holds so long
+SHIFT_SECONDS = 86_400.0  # and a shift that was taken, where the rota does not change before
 FIRST_MONDAY = date(1970, 1, 5)
 
 
@@ -95,22 +95,74 @@ class Policy(Record):
         days = (wall - datetime.combine(self.rota_start, time())) / timedelta(days=1)
         return max(0, math.floor(days / self.rota_days))
 
-    def on_duty(self, now: float, after: int = 0) -> tuple[str, ...]:
-        """Who is told first: the person on duty, or the one `after` turns later; all recipients
-        without a rota.
-        """
+    def on_call(self, shift: OnCall | None, now: float) -> OnCall:
+        """Who is on call: the one answer to that question. `shift` is the one that was taken last."""
+        if shift is not None and shift.holds(now):
+            return shift
         if not self.rota:
-            return self.recipients
-        return (self.rota[(self.turn(now) + after) % len(self.rota)],)
+            return OnCall(self.recipients)
+        return OnCall((self.rota[self.turn(now)],), self.turn_ends(now))
 
-    def escalation(self, step: int, told: Collection[str], now: float) -> tuple[str, ...]:
-        """Who is asked at a step (1, 2, ...) of the escalation: the next of the rota not told yet,
-        at last all.
+    def called(self, shift: OnCall | None, now: float) -> tuple[str, ...]:
+        """The mail addresses of who is on call; none where the card mails no one, and names may be on
+        record.
         """
-        turns = (address for after in range(len(self.rota)) for address in self.on_duty(now, after))
-        following = next((address for address in turns if address not in told), None)
+        if not self.everyone:
+            return ()
+        return self.on_call(shift, now).who
+
+    def readers(self, shift: OnCall | None, now: float) -> tuple[str, ...]:
+        """Who gets the digest: the recipients, and who is on call."""
+        return unique((*self.recipients, *self.called(shift, now)))
+
+    def taken_by(self, address: str, now: float, seconds: float | None = None) -> OnCall:
+        """The shift that someone takes now: for so many seconds; None: until the rota changes, a day
+        at most.
+        """
+        end = now + (SHIFT_SECONDS if seconds is None else seconds)
+        if seconds is None and self.rota:
+            end = min(self.turn_ends(now), end)
+        return OnCall((address,), end, taken=now)
+
+    def turns(
+        self, shift: OnCall | None, now: float, count: int
+    ) -> Iterator[tuple[OnCall, float, float]]:
+        """Who is on call now and who follows, at most so many, each with begin and end."""
+        for _ in range(count):
+            one = self.on_call(shift, now)
+            if one.until is None:
+                return
+            yield one, now, one.until
+            now = one.until
+
+    def span(self, on_call: OnCall) -> str:
+        """Who is on call, and until when."""
+        if on_call.until is None:
+            return on_call.names
+        return f"{on_call.names} until {timestamp(on_call.until, self.zone)}"
+
+    def address_of(self, name: str) -> str:
+        """The mail address that a person's name stands for: an address as it is, or the only one of
+        the card's that begins with `name@`; "" for none. Where the card mails no one, the name.
+        """
+        if "@" in name or not self.everyone:
+            return name
+        found = [address for address in self.everyone if address.startswith(f"{name}@")]
+        if len(found) == 1:
+            return found[0]
+        return ""
+
+    def escalation(
+        self, step: int, told: Collection[str], shift: OnCall | None, now: float
+    ) -> tuple[str, ...]:
+        """Who is asked at a step (1, 2, ...) of the escalation: who took the shift, then the next of
+        the rota, not told yet; at last all.
+        """
+        called, turn = self.called(shift, now), self.turn(now)
+        asked = (*called, *self.rota[turn:], *self.rota[:turn])
+        following = next((address for address in asked if address not in told), None)
         if following is None or step >= len(self.escalate_minutes):
-            return self.everyone
+            return unique((*self.everyone, *called))
         return (following,)
 
     def steps_due(self, alarmed: float) -> int:

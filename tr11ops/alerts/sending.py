@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -20,13 +20,11 @@ from tr11ops.alerts.state import AlertEvent, AlertState, Message, event_of
 from tr11ops.alerts.store import StoredAlerts, commit
 from tr11ops.alerts.url_route import UrlRoute
 from tr11ops.base.observed import cause
+from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import host_name
 from trainer.contract.record import Record
-
-if TYPE_CHECKING:
-    from tr11ops.runcard.card import RunCard
 
 LEFT_BEHIND_SECONDS = 120.0  # what a process decided and did not carry out by then, it never will
 

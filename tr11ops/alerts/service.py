@@ -14,7 +14,6 @@ import errno
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import field
 from msgspec.structs import replace
@@ -42,15 +41,13 @@ from tr11ops.base.observed import Unknown, cause, known
 from tr11ops.base.observed import observed as read_observed
 from tr11ops.detect.detector import Finding
 from tr11ops.detect.registry import DETECTORS
+from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.fallback import fallback_of, require_room
 from tr11ops.rundir.journal import who_looks
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.errors import NewerFormat
 from trainer.contract.files import make_shared
 from trainer.contract.record import Record
-
-if TYPE_CHECKING:
-    from tr11ops.runcard.card import RunCard
 
 DELIVERY_SECONDS = 60.0  # of one look; what is left then waits for the next
 

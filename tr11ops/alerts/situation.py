@@ -12,6 +12,7 @@ from statistics import median
 from msgspec import field
 
 from tr11ops.alerts.state import Alert
+from tr11ops.base.units import capitalized
 from tr11ops.cluster.base import Node
 from tr11ops.detect.detector import STANDS_STILL, Severity
 from tr11ops.observe.snapshot import Step
@@ -292,7 +293,7 @@ def nodes_now(alert: Alert, situation: RunSituation) -> Iterator[str]:
     for node in found:
         yield f"{node.name} is {'+'.join(sorted(node.states))}{_kept_off(node.name, situation)}."
     if found and situation.spares:
-        yield f"{situation.spares[:1].upper()}{situation.spares[1:]}."
+        yield f"{capitalized(situation.spares)}."
 
 
 def _kept_off(node: str, situation: RunSituation) -> str:
@@ -365,7 +366,9 @@ def _acts_in_words(acts: list[Act], alert: Alert) -> str:
         return acts[0].words.removesuffix(f": {alert.title}")
     short = dict.fromkeys(act.words.partition(": ")[0] for act in acts)
     *first, last = short
-    return f"{', '.join(first)} and {last}" if first else last
+    if first:
+        return f"{', '.join(first)} and {last}"
+    return last
 
 
 def _by_hand(acts: list[Act], alert: Alert) -> str:

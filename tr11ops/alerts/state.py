@@ -13,7 +13,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tr11ops.detect.detector import Severity, lead
+from tr11ops.base.units import duration
+from tr11ops.detect.detector import Severity, lead, once_fixed
 from trainer.contract.record import Record
 from trainer.contract.units import shortened
 
@@ -137,6 +138,11 @@ class Alert(Record):
         return self.waits_for_person and self.held_at not in {"", self.subject}
 
     @property
+    def incident(self) -> str:
+        """Its name among all incidents of its fingerprint, which come and go."""
+        return f"{self.fingerprint}-{stamp(self.began)}"
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Its fingerprint, and those of the findings that are of the same incident."""
         return tuple(dict.fromkeys((self.fingerprint, *self.members)))
@@ -154,8 +160,7 @@ class Alert(Record):
     @property
     def commands_after(self) -> tuple[str, ...]:
         """What is still to be typed when its `fix` has helped, each command once."""
-        every = (*self.then, *(command for one in self.consequences for command in one.then))
-        return tuple(command for command in dict.fromkeys(every) if command and command != self.fix)
+        return once_fixed(self.fix, self.then, *(one.then for one in self.consequences))
 
     @property
     def start(self) -> float:
@@ -196,9 +201,13 @@ class Alert(Record):
         return self.acknowledged_at is not None
 
     @property
+    def care(self) -> AlertCare:
+        """Who looks after it."""
+        return AlertCare(self.owner, self.acknowledged_by, self.snoozed_until, self.told)
+
+    @property
     def holder(self) -> str:
-        """Who has it: to whom it was given, else who took it; "" for no one."""
-        return self.owner or self.acknowledged_by
+        return self.care.holder
 
     def acknowledged_as(self, other: Alert) -> Alert:
         """With the acknowledgement of another alert of the same incident."""
@@ -279,8 +288,8 @@ class Message(Record):
     """One message to people: written once, sent to each of `to` (and to every delivery URL) once.
 
     `id` is the same however often the message is made again, and names its file and its Message-ID.
-    `kind` is opened, raised, reopened, again, escalated, repeated, assigned, cleared, replaced,
-    digest, finished, test or site; of several alerts, that of the first. `alert` is the first
+    `kind` is opened, raised, reopened, again, escalated, repeated, assigned, taken-over, cleared, replaced,
+    digest, finished, shift, test or site; of several alerts, that of the first. `alert` is the first
     alert's fingerprint, "" for what belongs to none; `alerts` are all of them, and `kinds` what is
     said of each. `thread` are the Message-IDs of the incidents' first messages, "" for the first
     one itself. `appendix` is for mails alone; `urls` says whether the delivery URLs get it.
@@ -331,6 +340,82 @@ class AlertEvent(Record):
     data: Mapping[str, Any]
 
 
+class OnCall(Record):
+    """Who is told first: all recipients where there is no rota, () where the card names no one.
+    `until`: when that changes, None for never. `taken`: when `who` took the shift in place of the
+    rota, None where the rota counts. A shift that is given back ends at that moment.
+    """
+
+    who: tuple[str, ...] = ()
+    until: float | None = None
+    taken: float | None = None
+
+    def holds(self, now: float) -> bool:
+        """Whether it is a shift that was taken, and is not over."""
+        if self.taken is None or self.until is None:
+            return False
+        return elapsed(self.taken, now) < self.until - self.taken
+
+    @property
+    def names(self) -> str:
+        return ", ".join(self.who) or "no one named"
+
+    def words(self, now: float) -> str:
+        """Who it is, and for how much longer where they took the shift."""
+        if self.taken is None or self.until is None:
+            return self.names
+        return f"{self.names} (took the shift, {duration(max(0.0, self.until - now))} left)"
+
+
+class AlertCare(Record):
+    """Who looks after an open alert: to whom it was given (`owner`), who took it (`acknowledged_by`),
+    "" for no one; whose mail addresses were `told` of it.
+    """
+
+    owner: str = ""
+    acknowledged_by: str = ""
+    snoozed_until: float | None = None
+    told: tuple[str, ...] = ()
+
+    @property
+    def holder(self) -> str:
+        """Who has it: to whom it was given, else who took it; "" for no one."""
+        return self.owner or self.acknowledged_by
+
+    @property
+    def person(self) -> str:
+        """Who has it, without who typed that."""
+        return self.holder.partition(" ")[0]
+
+    def snooze_left(self, now: float) -> float:
+        """Seconds without a message about it; 0 where it is not snoozed."""
+        return max(0.0, (self.snoozed_until or 0.0) - now)
+
+    def words(self, on_call: OnCall | None, now: float) -> str:
+        """Who has it; where no one has, who is called instead, None for where that is unknown. What
+        every screen says of it.
+        """
+        words = f"{self.holder or 'no one'} has {'it' if self.holder else 'taken it'}"
+        if self.owner and self.acknowledged_by not in {"", self.owner}:
+            words += f", acknowledged by {self.acknowledged_by}"
+        left = self.snooze_left(now)
+        if left:
+            words += f", snoozed for {duration(left)}"
+        if self.holder or on_call is None:
+            return words
+        return words + self.called(on_call)
+
+    def called(self, on_call: OnCall) -> str:
+        """Who is on call for it, as the end of a sentence; "" where the card names no one."""
+        if not on_call.who:
+            return ""
+        verbs = ("is", "was") if len(on_call.who) == 1 else ("are", "were")
+        words = f"; {on_call.names} {verbs[0]} on call"
+        if set(on_call.who) <= set(self.told):
+            words += f" and {verbs[1]} told"
+        return words
+
+
 class HeldVerdict(Record):
     """The verdict of the looks so far: the last `word` that was not "unknown", and `since` when it
     holds, by its evidence or else by the first look that concluded it; None where neither tells.
@@ -366,7 +451,8 @@ class AlertState(Record):
     incidents, the newest last. `looked` is the last look, `looked_by` whose it was, `blind` the
     detectors that could not judge then, `digested` the last digest's moment. `finished` is the look
     at which people were told that all is trained. `verdict` is what the looks concluded; None before
-    the first one of a watchdog.
+    the first one of a watchdog. `shift` is the one that was taken last, `shift_over` its end
+    once those whom it concerns were told of that.
     """
 
     alerts: tuple[Alert, ...] = ()
@@ -379,6 +465,8 @@ class AlertState(Record):
     digested: float | None = None
     finished: float | None = None
     verdict: HeldVerdict | None = None
+    shift: OnCall | None = None
+    shift_over: float | None = None
 
     @property
     def open_alerts(self) -> tuple[Alert, ...]:
@@ -422,7 +510,7 @@ def incident_of(alert: Alert) -> Incident:
 
 def event_of(alert: Alert, kind: str, who: str, why: str, now: float, **more: Any) -> AlertEvent:
     """An event about an alert. Its id repeats only when the very same thing is recorded again."""
-    name = f"{alert.fingerprint}-{stamp(alert.began)}-{kind}-{stamp(now)}"
+    name = f"{alert.incident}-{kind}-{stamp(now)}"
     data = {
         "fingerprint": alert.fingerprint,
         "detector": alert.detector,
@@ -488,7 +576,14 @@ def merged(home: AlertState, local: AlertState) -> AlertState:
         events=tuple({event.id: event for event in (*home.events, *local.events)}.values()),
         digested=max(digests, default=None),
         finished=newest.finished or home.finished or local.finished,
+        shift=max(filter(None, (home.shift, local.shift)), key=_place_of_shift, default=None),
+        shift_over=max(filter(None, (home.shift_over, local.shift_over)), default=None),
     )
+
+
+def _place_of_shift(shift: OnCall) -> tuple[float, float]:
+    """The later one counts; of the same one what was given back."""
+    return shift.taken or 0.0, -(shift.until or 0.0)
 
 
 def _open_in(alert_state: AlertState, other: AlertState) -> dict[str, Alert]:

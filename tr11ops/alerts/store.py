@@ -16,7 +16,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from tr11ops.alerts.state import Alert, AlertState, Incident, merged
-from tr11ops.base.observed import Observed, observed, why_only_read
+from tr11ops.base.observed import observing, why_only_read
 from tr11ops.rundir.fallback import existing_fallback
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.versioned import VersionedFile
@@ -173,11 +173,13 @@ def kept_here(directory: RunDirectory) -> AlertState | None:
     return alert_state
 
 
-def open_alerts(directory: RunDirectory) -> Observed[tuple[Alert, ...]]:
+@observing
+def open_alerts(directory: RunDirectory) -> tuple[Alert, ...]:
     """The open alerts, the most severe first; empty where no look was ever made."""
-    return observed(lambda: current_alert_state(directory).open_alerts)
+    return current_alert_state(directory).open_alerts
 
 
-def incidents(directory: RunDirectory) -> Observed[tuple[Incident, ...]]:
+@observing
+def incidents(directory: RunDirectory) -> tuple[Incident, ...]:
     """Every incident, also those that are over, oldest first."""
-    return observed(lambda: current_alert_state(directory).incidents())
+    return current_alert_state(directory).incidents()

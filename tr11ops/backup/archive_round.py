@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -51,16 +50,13 @@ from tr11ops.base.errors import (
     SourceDamaged,
 )
 from tr11ops.base.observed import cause, observed
+from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.checkpoint_digests import note_damage, read_not_finite
 from tr11ops.rundir.checkpoint_scan import SavedCheckpoint, list_rows
 from tr11ops.rundir.claims import CopyLock
 from tr11ops.rundir.copies import CopyRecord, Kind, location_of, write_copy
 from tr11ops.rundir.paths import RunDirectory, run_id
 from trainer.contract.checkpoint_names import read_latest
-
-if TYPE_CHECKING:
-    from tr11ops.runcard.card import RunCard
-
 
 UNFINISHED_SECONDS = 30 * 86_400.0  # an upload that no one went on with for so long is removed
 
@@ -72,7 +68,7 @@ def rows_of(directory: RunDirectory) -> list[SavedCheckpoint]:
     except ValueError:  # which one is the latest does not matter here
         latest = None
     return [
-        replace(row, numbers=observed(partial(read_not_finite, directory, row.step, row.identity)))
+        replace(row, numbers=observed(read_not_finite, directory, row.step, row.identity))
         for row in list_rows(directory.paths.checkpoints, latest)
     ]
 

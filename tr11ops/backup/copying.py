@@ -407,7 +407,9 @@ def _left_over_tar(
         return "ours"
     begin, length = offsets(item.parts)[source.manifest.path], source.manifest.bytes
     content = b"".join(archive.read(location, begin, length))
-    return "ours" if content == source.manifest.content else "another"
+    if content == source.manifest.content:
+        return "ours"
+    return "another"
 
 
 def _copy(

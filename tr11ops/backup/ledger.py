@@ -100,11 +100,10 @@ def not_finite_line(copy: CopyRecord, others: Iterable[CopyRecord]) -> str:
     has in its stead.
     """
     sound = [other.step for other in others if _serves_as(copy, other)]
-    rest = (
-        f"the newest sound copy there is of step {max(sound)}"
-        if sound
-        else "NO SOUND COPY IS THERE"
-    )
+    if sound:
+        rest = f"the newest sound copy there is of step {max(sound)}"
+    else:
+        rest = "NO SOUND COPY IS THERE"
     return f"{copy.archive}: {copy.what}: NaN or infinity in {copy.not_finite[0]}; {rest}"
 
 

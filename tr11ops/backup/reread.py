@@ -55,7 +55,9 @@ def fault_of(
     for number, (offset, part) in enumerate(parts):
         fault = fault_of_part(archive, path, part, transfer, offset=offset, is_alone=not is_tar)
         if fault:
-            return f"its header in the tar: {fault}" if number else fault
+            if number:
+                return f"its header in the tar: {fault}"
+            return fault
     return ""
 
 

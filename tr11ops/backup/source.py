@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from tr11ops.backup.base import is_unfinished
 from tr11ops.base.errors import CheckpointChanged, CopyError, SourceDamaged
 from tr11ops.rundir.checkpoint_scan import walk
-from tr11ops.rundir.copies import Kind, identity_of
+from tr11ops.rundir.copies import Kind, identity_of, identity_of_files
 from trainer.contract.checkpoint_formats import MANIFEST_FILE, format_of, is_whole
 from trainer.contract.documents import document
 from trainer.contract.manifest import ForeignFacts, Manifest
@@ -69,8 +69,6 @@ class CopySource(Record):
         """Whether the checkpoint is still there and the same, as far as its manifest says."""
         try:
             if self.members:
-                from tr11ops.rundir.copies import identity_of_files
-
                 return identity_of_files(self.folder, self.members) == self.identity
             return identity_of(self.folder) == self.identity
         except OSError:

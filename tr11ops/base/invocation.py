@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterable
 from contextvars import ContextVar
 
-# The card that this invocation of tr11 was given as --run; "" where it found one by itself.
+# The card that this invocation of tr11 was given as --run or $TR11_RUN; "" for the folder's own.
 INVOCATION_CARD: ContextVar[str] = ContextVar("invocation_card", default="")
 # Commands of two words each, and those that are about no run.
 GROUPS = frozenset(

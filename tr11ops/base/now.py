@@ -22,6 +22,13 @@ def now() -> float:
     return _ProcessClock.other()
 
 
+def monotonic() -> float:
+    """Seconds of a clock that no one sets, to tell how long something takes."""
+    if _ProcessClock.other is None:
+        return time.monotonic()
+    return _ProcessClock.other()
+
+
 @contextmanager
 def another_clock(clock: Callable[[], float]) -> Iterator[None]:
     """Let `clock` say what time it is, in all threads of this process; after it, the machine's again."""

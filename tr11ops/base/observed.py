@@ -5,7 +5,7 @@ is read as far as it is understood, and kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
@@ -65,6 +65,16 @@ def observed(read: Callable[P, T], *given: P.args, **named: P.kwargs) -> Observe
         return Unknown(cause(error))
 
 
+def observing(read: Callable[P, T]) -> Callable[P, Observed[T]]:
+    """A reader whose value is `Unknown` where `observed` says so."""
+
+    @wraps(read)
+    def look(*given: P.args, **named: P.kwargs) -> Observed[T]:
+        return observed(read, *given, **named)
+
+    return look
+
+
 # ----------------------------------------------------------------------------- records with fields
 # that may be unknown
 @cache
@@ -116,7 +126,7 @@ def replace_json(path: Path, value: dict[str, Any], known_schema: int) -> None:
 
     What cannot be read is replaced, as ever: it says of itself no schema.
     """
-    why = why_only_read(known(observed(lambda: read_json(path)), None), known_schema)
+    why = why_only_read(known(observed(read_json, path), None), known_schema)
     if why:
         raise NewerFileError(path, why)
     write_json(path, value)

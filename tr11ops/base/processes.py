@@ -5,12 +5,15 @@ behind is found, and ended for certain.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import NoReturn
 
 import psutil
 
@@ -37,16 +40,18 @@ class LocalCommands:
         seconds: float,
         environment: Mapping[str, str] | None = None,
     ) -> ProbeOutput:
-        """Run a command, in this process's environment where no other is given. Raises
-        FileNotFoundError when there is none, Unanswered when it takes too long.
+        """Run a command, with exactly this environment; where none is given, in this process's, but
+        told in English. Raises FileNotFoundError when there is none, Unanswered when it takes too long.
         """
+        if environment is None:
+            environment = {**os.environ, "LC_ALL": "C"}
         # A session of its own: what the command starts is ended with it, and holds no pipe open.
         process = subprocess.Popen(
             list(arguments),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**(os.environ if environment is None else environment), "LC_ALL": "C"},
+            env=dict(environment),
             start_new_session=True,
         )
         try:
@@ -98,6 +103,14 @@ def exit_status(code: int) -> int:
     if code >= 0:
         return code
     return 128 - code
+
+
+def leave(status: int) -> NoReturn:
+    """End this process as `sys.exit` does. The interpreter does not take apart what was made here
+    first: that is a sixth of what a short process costs.
+    """
+    gc.freeze()
+    sys.exit(status)
 
 
 def signal_children(pid: int, number: int) -> None:

@@ -31,6 +31,10 @@ class StopEvent(threading.Event):
         self._was_set = True
         self._woken.put(None)
 
+    def obey(self, _number: int) -> None:
+        """What `obeying` calls with a signal's number, where any of them only sets the event."""
+        self.set()
+
     def clear(self) -> None:
         """A stop is not taken back. Raises NotImplementedError."""
         raise NotImplementedError("a stop is not taken back")

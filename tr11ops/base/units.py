@@ -20,10 +20,11 @@ from trainer.contract.units import printable, size
 
 _SPAN = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) ?(s|m|min|h|d|w)?", re.IGNORECASE)
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604_800}
+_NAME = re.compile(r"[\d_/]|\.\w")
 _CLOCK = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?")
 
 
-def span_seconds(text: str, unit: str | None = "s") -> float:
+def span_seconds(text: str, unit: str | None) -> float:
     """Seconds of `90s`, `30m` or `30min`, `2h`, `1.5d`, `2w`; a bare number is in `unit` (None: it
     is refused).
 
@@ -119,6 +120,14 @@ def counted(count: float, noun: str, nouns: str = "") -> str:
     else:
         number = f"{count:g}"
     return f"{number} {noun if count == 1 else nouns or f'{noun}s'}"
+
+
+def capitalized(text: str) -> str:
+    """The text as a sentence begins; a node's or a file's name keeps the letters that one types."""
+    first = text.partition(" ")[0]
+    if _NAME.search(first):
+        return text
+    return text[:1].upper() + text[1:]
 
 
 def first_few(words: Iterable[object], most: int = 4) -> str:

@@ -59,7 +59,7 @@ class Uses(Record):
     recovery: RecoveryRecord = RecoveryRecord()
 
 
-def read_uses(directory: RunDirectory, clocks: Clocks, load: str | None = None) -> Uses:
+def read_uses(directory: RunDirectory, clocks: Clocks, load: str | None) -> Uses:
     """Everyone but a restart (see `restart_uses`). `load`: the card's checkpoint.load.
 
     Raises OSError or ValueError where one of the records cannot be read: then nothing may be
@@ -259,7 +259,7 @@ def read_catalogue(
         uses=uses,
         read_errors=tuple(read_errors),
         superseded=tuple(known_of(row) for row in older),
-        origin=observed(lambda: BranchOrigin.read(directory.paths)),
+        origin=observed(BranchOrigin.read, directory.paths),
     )
 
 
@@ -316,7 +316,7 @@ def _known_of(
     """A row with what is on record of it; a pin, a use and a reading are known by the step."""
     return replace(
         row,
-        digests=observed(lambda: read_digest(directory, row.step, row.identity)),
+        digests=observed(read_digest, directory, row.step, row.identity),
         numbers=observed(bind(read_not_finite, directory, row.step, row.identity)),
         copies=tuple(
             copy for copy in copied.get(row.identity, ()) if row.identity and copy.step == row.step

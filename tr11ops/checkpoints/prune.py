@@ -43,6 +43,7 @@ from tr11ops.checkpoints.retention import (
     decide,
     decide_quarantined,
 )
+from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.checkpoint_pins import state_folder
 from tr11ops.rundir.checkpoint_scan import NO_CARD, SavedCheckpoint
 from tr11ops.rundir.claims import Claim, ClaimFolder, Clocks, read_clocks
@@ -57,7 +58,6 @@ from trainer.contract.resumable import ResumeNeed
 
 if TYPE_CHECKING:
     from tr11ops.backup.survey import Sight
-    from tr11ops.runcard.card import RunCard
 
 
 # Taking one folder away: hide it, decide, unlink. A kill between any two system calls leaves it

@@ -12,10 +12,10 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from tr11ops.checkpoints.catalogue import Catalogue
 from tr11ops.checkpoints.quarantine import QuarantinedCheckpoint
+from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.save_interval import adapts
 from tr11ops.runcard.watching import BackupSection
 from tr11ops.rundir.checkpoint_pins import Pin
@@ -24,9 +24,6 @@ from tr11ops.rundir.claims import Clocks
 from tr11ops.rundir.copies import CopyRecord
 from tr11ops.rundir.copy_policy import WantedCopy, wanted_copies
 from trainer.contract.record import Record
-
-if TYPE_CHECKING:
-    from tr11ops.runcard.card import RunCard
 
 LEAST_KEPT = 2  # the last resumable ones, whatever the policy says
 # a save without a manifest that was not written to for so long is given up

@@ -107,7 +107,7 @@ def look_for_trainer(directory: RunDirectory, view: StopView, scheduler: Schedul
     holder = observed(
         lambda: read_holder(directory.paths, *clocks_of(directory.paths, time.time()))
     )
-    here = observed(lambda: foreground_trainings(directory))
+    here = observed(foreground_trainings, directory)
     words = [f"job {job.job_id} of {job.user} is {str(job.state).lower()}" for job in view.running]
     words += () if isinstance(here, Unknown) else here
     ended = ""

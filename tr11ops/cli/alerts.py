@@ -7,28 +7,43 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from msgspec.structs import replace
 
 from tr11ops.alerts.changes import (
     AlertChange,
     change_alerts,
+    is_same_person,
     read_digest,
     resolve_prefix,
-    seconds_of,
     send_digest,
     send_test,
     send_what_waits,
 )
-from tr11ops.alerts.incidents import ACKNOWLEDGED, ASSIGNED, RESOLVED, SNOOZED
-from tr11ops.alerts.mail_text.shared import moment as said
+from tr11ops.alerts.incidents import (
+    ACKNOWLEDGED,
+    ASSIGNED,
+    RESOLVED,
+    SNOOZED,
+)
+from tr11ops.alerts.mail_route import is_address
 from tr11ops.alerts.outbox import waiting
-from tr11ops.alerts.sending import Sender
-from tr11ops.alerts.store import current_alert_state, incidents, kept_here, open_alerts
+from tr11ops.alerts.situation import RunSituation
+from tr11ops.alerts.state import Alert, Incident, OnCall, UndeliveredMessages
+from tr11ops.alerts.store import current_alert_state, kept_here, open_alerts
 from tr11ops.base.errors import NoSuchAlert, Refusal
 from tr11ops.base.observed import Observed, Unknown, known, observed
 from tr11ops.base.units import counted, duration
+from tr11ops.cli.alerts_shift import (
+    WhoOption,
+    end_shift,
+    rota,
+    seconds_of_option,
+    sender_of,
+    take_shift,
+)
 from tr11ops.cli.common import USUAL, in_time, local_time, named_card, plain_text, say, show, table
 from tr11ops.cli.runner import (
     DRY_RUN,
@@ -42,16 +57,25 @@ from tr11ops.cli.runner import (
 )
 from tr11ops.observe.look import facts_of, observe
 from tr11ops.observe.operation_files import read_unwritable_directories
-from tr11ops.rundir.journal import user_name
+from tr11ops.rundir.paths import RunDirectory
 from tr11ops.watchdog.situation import situation_of
 from trainer.contract.documents import document
 
-if TYPE_CHECKING:
-    from tr11ops.alerts.situation import RunSituation
-    from tr11ops.alerts.state import Alert, Incident, UndeliveredMessages
-    from tr11ops.rundir.paths import RunDirectory
-
 SCHEMA = 1
+# of an alert, what is for the messages alone
+HIDDEN = frozenset(
+    [
+        "alarmed",
+        "escalated",
+        "remind",
+        "thread",
+        "clear_looks",
+        "heard",
+        "mails",
+        "headline",
+        "told_as",
+    ]
+)
 
 
 # ----------------------------------------------------------------------------- shown
@@ -60,7 +84,7 @@ def kept_elsewhere(directory: RunDirectory) -> str:
     this machine does.
     """
     shut = known(read_unwritable_directories(directory.paths), ())
-    if not shut or known(observed(lambda: kept_here(directory)), None) is not None:
+    if not shut or known(observed(kept_here, directory), None) is not None:
         return ""
     return (
         f"{shut[0].path} cannot be written to ({shut[0].why}): the watchdog keeps what it has opened since on its own "
@@ -69,7 +93,7 @@ def kept_elsewhere(directory: RunDirectory) -> str:
 
 
 def rows(
-    alerts: Sequence[Alert], over: Sequence[Incident], now: float
+    alerts: Sequence[Alert], over: Sequence[Incident], on_call: OnCall, now: float
 ) -> Iterator[tuple[str, ...]]:
     """Cells of the list: open alerts, then incidents that are over, the newest first."""
     for alert in alerts:
@@ -77,7 +101,7 @@ def rows(
             alert.severity.name,
             alert.fingerprint,
             duration(now - alert.start),
-            _who(alert, now),
+            alert.care.words(on_call, now),
             alert.title,
         )
         for one in alert.consequences:
@@ -89,50 +113,25 @@ def rows(
         yield ended, incident.fingerprint, since, incident.acknowledged_by or "-", incident.title
 
 
-def _who(alert: Alert, now: float) -> str:
-    parts = []
-    if alert.owner:
-        parts.append(alert.owner)
-    if alert.is_acknowledged and alert.acknowledged_by != alert.owner:
-        parts.append(f"ack {alert.acknowledged_by}")
-    if alert.snoozed_until is not None:
-        parts.append(f"snoozed {duration(alert.snoozed_until - now)}")
-    return ", ".join(parts) or "no one"
-
-
 def alert_values(alert: Alert) -> dict[str, Any]:
     """One alert for --json. Times are seconds since the epoch."""
-    hidden = {
-        "alarmed",
-        "escalated",
-        "remind",
-        "thread",
-        "clear_looks",
-        "heard",
-        "mails",
-        "headline",
-        "told_as",
-    }
-    return {key: value for key, value in document(alert).items() if key not in hidden}
+    shown = {key: value for key, value in document(alert).items() if key not in HIDDEN}
+    return {**shown, "incident": alert.incident}
 
 
 # ----------------------------------------------------------------------------- change
 Fingerprints = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="FP...", help="Fingerprints; the beginning is enough where it is unique."
+        metavar="FP...",
+        help="Fingerprints; the beginning is enough where it is unique. As a mail names it (FP-WHEN): "
+        "that incident alone, not a later one.",
     ),
 ]
 Fingerprint = Annotated[
     str, typer.Argument(metavar="FP", help="Fingerprint; the beginning is enough.")
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="Every open alert.")]
-WhoOption = Annotated[
-    str,
-    typer.Option(
-        "--as", metavar="NAME", help="For someone else; who typed it is recorded too. Default: you."
-    ),
-]
 
 
 def ack(
@@ -149,7 +148,7 @@ def ack(
       tr11 alerts ack --all
     """
     context.seen()
-    change = AlertChange(ACKNOWLEDGED, _name(who), context.reason)
+    change = AlertChange(ACKNOWLEDGED, _name(who, context.who), context.reason)
     return _do(context, _chosen(context, fingerprints, everything), change)
 
 
@@ -167,11 +166,7 @@ def snooze(
       tr11 alerts snooze 3f2a --for 2h --reason "the site repairs the switch"
     """
     context.seen()
-    try:
-        seconds = seconds_of(length)
-    except ValueError as error:
-        raise Refusal(f"--for {error}", exit_code=2) from None
-    change = AlertChange(SNOOZED, user_name(), seconds=seconds)
+    change = AlertChange(SNOOZED, context.who, seconds=seconds_of_option(length))
     return _do(context, _chosen(context, fingerprints, everything), change)
 
 
@@ -207,13 +202,12 @@ def resolve(
     if not context.reason.strip():
         raise Refusal("--reason is needed: those who were told of it will ask", exit_code=2)
     context.seen()
-    change = AlertChange(RESOLVED, user_name(), context.reason)
+    change = AlertChange(RESOLVED, context.who, context.reason)
     return _do(context, _chosen(context, fingerprints, everything), change)
 
 
 # ----------------------------------------------------------------------------- how
-def _name(other: str) -> str:
-    mine = user_name()
+def _name(other: str, mine: str) -> str:
     if other.strip() and other != mine:
         return f"{other} (typed by {mine})"
     return mine
@@ -231,11 +225,7 @@ def _chosen(
     found = open_alerts(context.directory)
     if isinstance(found, Unknown):
         raise Refusal(f"the alerts cannot be read: {found.why}", exit_code=3)
-    return tuple(alert.fingerprint for alert in found)
-
-
-def _sender(context: RunContext) -> Sender:
-    return Sender.of(context.directory, context.card, time.time(), named_card(context.run))
+    return tuple(alert.incident for alert in found)
 
 
 def _do(context: RunContext, typed: Sequence[str], change: AlertChange) -> Outcome:
@@ -245,17 +235,28 @@ def _do(context: RunContext, typed: Sequence[str], change: AlertChange) -> Outco
     def preview() -> Outcome:
         alert_state = current_alert_state(directory)
         alerts = tuple(dict.fromkeys(resolve_prefix(alert_state, name) for name in typed))
-        return _changed(alerts, f"would-be-{action}", f"would be {action}", UNCHANGED)
+        taken = _taken(alerts, change, "{} has it now: {}")
+        return _changed(alerts, f"would-be-{action}", f"would be {action}", *taken, UNCHANGED)
 
     def apply() -> Outcome:
-        alerts, faults = change_alerts(
-            _sender(context), typed, change, who=user_name(), why=context.reason
-        )
+        sender, before = sender_of(context), current_alert_state(directory)
+        alerts, faults = change_alerts(sender, typed, change, who=context.who, why=context.reason)
         notes = [f"tr11: {plain_text(fault)}" for fault in faults]
-        return _changed(alerts, action, action, *notes)
+        policy = sender.policy
+        if change.kind == ACKNOWLEDGED and policy.everyone:
+            for person in dict.fromkeys(alert.care.person for alert in alerts):
+                if not is_address(policy.address_of(person)):
+                    notes.append(
+                        f"tr11: no mail reaches {plain_text(person)}: --as ADDRESS says whom it reaches"
+                    )
+        found = (before.find(alert.fingerprint) for alert in alerts)
+        held = [alert for alert in found if alert is not None]
+        taken = _taken(held, change, "taken over from {}: {}")
+        return _changed(alerts, action, action, *taken, *notes)
 
     try:
-        return carry_out(context, unasked(apply, preview))
+        change_of_all = replace(unasked(apply, preview), is_empty=not typed)
+        return carry_out(context, change_of_all)
     except NoSuchAlert as error:
         elsewhere = kept_elsewhere(directory)
         more = ""
@@ -266,6 +267,16 @@ def _do(context: RunContext, typed: Sequence[str], change: AlertChange) -> Outco
         raise Refusal(f"the alerts cannot be read: {error}", exit_code=3) from None
 
 
+def _taken(alerts: Sequence[Alert], change: AlertChange, form: str) -> list[str]:
+    """Who loses which alert by a change, a line each."""
+    taker = {ACKNOWLEDGED: change.who, ASSIGNED: change.owner}.get(change.kind)
+    return [
+        f"tr11: {plain_text(form.format(alert.holder, alert.title))}"
+        for alert in alerts
+        if taker is not None and alert.holder and not is_same_person(taker, alert.holder)
+    ]
+
+
 def _changed(alerts: Sequence[Alert], action: str, done: str, *notes: str) -> Outcome:
     """The answer; for a person all of it is on stderr."""
     document = {
@@ -273,14 +284,16 @@ def _changed(alerts: Sequence[Alert], action: str, done: str, *notes: str) -> Ou
         "action": action,
         "alerts": [alert_values(alert) for alert in alerts],
     }
-    lines = [f"{done}: {alert.fingerprint} {plain_text(alert.title)}" for alert in alerts]
+    # by the incident's own name: who agrees to a plan does so for these, and for none that follows
+    lines = [f"{done}: {alert.incident} {plain_text(alert.title)}" for alert in alerts]
     return Outcome(document, notes=notes, remarks=lines or ["no alert is open"], indent=None)
 
 
 # ----------------------------------------------------------------------------- the commands
 app = typer.Typer(
     name="alerts",
-    help="""What is open, and who has it: list, ack, snooze, assign, resolve; test, digest, rota.
+    help="""What is open, and who has it: list, ack, snooze, assign, resolve; who is on call: rota,
+    take-shift, end-shift; test, digest.
 
     Examples:
       tr11 alerts list
@@ -305,18 +318,17 @@ def list_alerts(
       tr11 alerts list --all --json
     """
     context.seen()
-    found, past, left = in_time(
+    state, left = in_time(
         lambda: (
-            open_alerts(context.directory),
-            incidents(context.directory) if everything else (),
+            observed(current_alert_state, context.directory),
             waiting(context.directory),
         )
     )
-    if isinstance(found, Unknown):
-        raise Refusal(f"the alerts cannot be read: {found.why}", exit_code=3)
-    if isinstance(past, Unknown):
-        raise Refusal(f"the alerts cannot be read: {past.why}", exit_code=3)
+    if isinstance(state, Unknown):
+        raise Refusal(f"the alerts cannot be read: {state.why}", exit_code=3)
+    found, past = state.open_alerts, state.incidents() if everything else ()
     over = tuple(incident for incident in past if incident.resolved is not None)
+    on_call = sender_of(context).policy.on_call(state.shift, time.time())
     queue = None
     if not isinstance(left, Unknown):
         queue = {"count": left.count, "since": left.since}
@@ -326,18 +338,23 @@ def list_alerts(
         "over": [document(incident) for incident in over],
         "waiting": queue,
     }
-    return Outcome(values, screen=partial(_show, context.directory, found, over, left))
+    return Outcome(
+        values, screen=partial(_show, context.directory, found, over, left=left, on_call=on_call)
+    )
 
 
 def _show(
     directory: RunDirectory,
     found: Sequence[Alert],
     over: Sequence[Incident],
+    *,
     left: Observed[UndeliveredMessages],
+    on_call: OnCall,
 ) -> None:
     """The table, and what else a person has to know of the alerts."""
     made = table("SEVERITY", "ALERT", "SINCE", "WHO", "WHAT")
-    for row in rows(found, over, time.time()):
+    now = time.time()
+    for row in rows(found, over, on_call, now):
         made.add_row(*map(plain_text, row))
     made.columns[3].no_wrap = False  # who looks after it may be several people
     if found or over:
@@ -352,6 +369,8 @@ def _show(
         say(f"{what} to be sent since {local_time(left.since)}{trouble}")
     if not found:
         say("no alert is open")
+    if on_call.who:
+        say(f"on call: {on_call.words(now)}")
     elsewhere = in_time(partial(kept_elsewhere, directory))
     if elsewhere:
         say(f"tr11: {elsewhere}")
@@ -361,6 +380,9 @@ app.command()(ack)
 app.command()(snooze)
 app.command()(assign)
 app.command()(resolve)
+app.command("take-shift")(take_shift)
+app.command("end-shift")(end_shift)
+app.command()(rota)
 
 
 @app.command()
@@ -386,7 +408,7 @@ def test(
       tr11 alerts test --address ana@example.org
     """
     context.seen(missing=None)
-    results = send_test(_sender(context), tuple(to or ()))
+    results = send_test(sender_of(context), tuple(to or ()))
     if not results:
         raise Refusal(
             "no one would be told: set alerts.recipients, alerts.rota or alerts.urls_file in the card"
@@ -399,7 +421,7 @@ def test(
     for route, who, trouble in results:
         made.add_row(*map(plain_text, (route, who, trouble or "taken")))
     taken = frozenset(route for route, _, trouble in results if not trouble)
-    sent, troubles = send_what_waits(_sender(context), taken)
+    sent, troubles = send_what_waits(sender_of(context), taken)
     notes = list(troubles)
     if sent:
         waited = counted(sent, "message that had waited was", "messages that had waited were")
@@ -439,7 +461,7 @@ def digest(
     context.seen()
     if again and not send:
         raise Refusal("--again goes with --send", exit_code=2)
-    sender = _sender(context)
+    sender = sender_of(context)
     unasked = Unknown("the scheduler was not asked")
 
     def look() -> RunSituation:
@@ -470,33 +492,3 @@ def digest(
         notes=[f"tr11: {plain_text(line)}" for line in notes],
         remarks=(text,),
     )
-
-
-@app.command()
-def rota(
-    context: Annotated[RunContext, JSON],
-    turns: Annotated[int, typer.Option("--turns", min=1, max=100, help="How many to show.")] = 4,
-) -> Outcome:
-    """Who is on duty now, and who follows.
-
-    Examples:
-      tr11 alerts rota --turns 8
-    """
-    context.seen(missing=None)
-    sender = _sender(context)
-    policy, begin = sender.policy, sender.now
-    found = []
-    for _ in range(turns if policy.rota else 0):
-        end = policy.turn_ends(begin)
-        found.append((policy.on_duty(begin)[0], begin, end))
-        begin = end
-    values = [{"who": who, "from": since, "until": until} for who, since, until in found]
-    recipients = list(policy.recipients)
-    value = {"schema": SCHEMA, "turns": values, "recipients": recipients}
-    if not found:
-        told = f"all goes to {', '.join(recipients)}" if recipients else "no one is told"
-        return Outcome(value, remarks=(f"the card has no rota: {told}",))
-    made = table("ON DUTY", "UNTIL")
-    for place, (who, _, until) in enumerate(found):
-        made.add_row(plain_text(who + (" (now)" if place == 0 else "")), said(until, policy))
-    return Outcome(value, screen=partial(show, made))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tr11ops.backup.archive_round import plan_of, rows_of
 from tr11ops.backup.archives import folder_fault
+from tr11ops.backup.base import Archive
 from tr11ops.backup.data_sets import data_states
 from tr11ops.backup.drill import choose_copy, run_drill
+from tr11ops.backup.folder import Owner
 from tr11ops.backup.ledger import read_archive_state
 from tr11ops.backup.ownership import give_id, owner_of
 from tr11ops.backup.round_values import BackupContext, RoundRequest
@@ -56,17 +58,11 @@ from tr11ops.cli.runner import (
     carry_out,
 )
 from tr11ops.logs.lines import plain
+from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.claims import ClaimTaken, copy_claims
 from tr11ops.rundir.copies import read_copies, read_drill
 from tr11ops.rundir.paths import adopt_run_id, require_run_id, run_id, short
 from trainer.contract.documents import document
-
-if TYPE_CHECKING:
-    from tr11ops.backup.base import Archive
-    from tr11ops.backup.folder import Owner
-    from tr11ops.backup.round_values import BackupContext
-    from tr11ops.runcard.card import RunCard
-
 
 SCHEMA = 1
 
@@ -259,7 +255,10 @@ def _adoption(backup: BackupContext, archive: Archive) -> Change:
         return Outcome(lines=("done; next: tr11 backup run",))
 
     if owner is None or (owner.id and owner.id == ours):
-        why = "nothing was copied there yet" if owner is None else "it is this run's"
+        if owner is None:
+            why = "nothing was copied there yet"
+        else:
+            why = "it is this run's"
         nothing = Outcome(lines=(f"{archive.address}: nothing to do: {why}",))
         return Change((), "", apply, nothing, nothing=nothing, unchanged="")
     _require_adoptable(backup, archive, owner, ours)

@@ -7,11 +7,12 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from msgspec.structs import replace
 
+from tr11ops.backup.base import Archive
 from tr11ops.backup.data_sets import newest_copies
 from tr11ops.backup.drill import why_unread
 from tr11ops.backup.ownership import owner_of
@@ -64,16 +65,11 @@ from tr11ops.cli.runner import (
     unasked,
 )
 from tr11ops.logs.lines import plain
+from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.copies import Kind, Receipt
 from tr11ops.rundir.paths import adopt_run_id, run_id
 from trainer.contract.manifest import Manifest
 from trainer.contract.resumable import ResumeNeed
-
-if TYPE_CHECKING:
-    from tr11ops.backup.base import Archive
-    from tr11ops.backup.round_values import BackupContext
-    from tr11ops.runcard.card import RunCard
-
 
 ALL = "all"
 SCHEMA = 1

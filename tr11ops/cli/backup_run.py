@@ -9,12 +9,13 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from tr11ops.backup.archive_round import plan_of, rows_of
 from tr11ops.backup.archives import archive_key, folder_fault
+from tr11ops.backup.base import Archive
 from tr11ops.backup.data_sets import data_states
 from tr11ops.backup.due import CopyPlan, CopyRequest
 from tr11ops.backup.ledger import ArchiveState, read_archive_state
@@ -54,14 +55,11 @@ from tr11ops.cli.runner import (
 )
 from tr11ops.cron.table_programs import Invocation
 from tr11ops.observe.readers import kind_to_watch, open_scheduler
+from tr11ops.runcard.card import RunCard
+from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
 from tr11ops.rundir.claims import ClaimTaken
 from tr11ops.rundir.copies import CopyRecord, Receipt, read_copies
 from tr11ops.rundir.journal import Journal, user_name
-
-if TYPE_CHECKING:
-    from tr11ops.backup.base import Archive
-    from tr11ops.runcard.card import RunCard
-    from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
 
 SCHEMA = 1
 KINDS = ("full", "weights", "spike", "data")

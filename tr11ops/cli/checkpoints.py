@@ -7,7 +7,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,6 +15,7 @@ from tr11ops.base.errors import Refusal, WrongUsage
 from tr11ops.base.installed import READING_CHECKPOINTS, require
 from tr11ops.base.observed import cause
 from tr11ops.base.units import counted, size
+from tr11ops.checkpoints.catalogue import Catalogue
 from tr11ops.checkpoints.verify import ValuesFound, VerifyResult
 from tr11ops.checkpoints.verify import verify as read_checkpoint
 from tr11ops.cli import completion
@@ -38,15 +39,12 @@ from tr11ops.cli.trainer_child import (
     child_words,
     run_trainer_module,
 )
+from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.checkpoint_digests import DigestRecord, note_numbers, put_on_record
+from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
 from tr11ops.rundir.journal import user_name
+from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.documents import document
-
-if TYPE_CHECKING:
-    from tr11ops.checkpoints.catalogue import Catalogue
-    from tr11ops.runcard.card import RunCard
-    from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
-    from tr11ops.rundir.paths import RunDirectory
 
 NOT_LOOKED_AT = "bytes were compared, numbers were not looked at: --values finds NaN and infinity"
 SCHEMA = 1
@@ -127,7 +125,7 @@ def verify(
 
     Without STEP, the newest. Ctrl-C loses nothing that is finished: `--stale 1` then goes on with
     the rest. Whole bytes may be NaN: `--values` reads all once more and looks; such a checkpoint is
-    passed over by restarts, and so are its copies. Exit code 1: a file differs, or a number is not
+    skipped by restarts, and so are its copies. Exit code 1: a file differs, or a number is not
     finite; 3: one could not be read, or it changed meanwhile.
 
     Examples:

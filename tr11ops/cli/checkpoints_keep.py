@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from msgspec.structs import replace
@@ -21,11 +21,14 @@ from tr11ops.cli import completion
 from tr11ops.cli.common import directory_of, in_time_for_all, say
 from tr11ops.cli.progress import ByteProgress
 from tr11ops.cli.runner import DRY_RUN, JSON, REASON, YES, Change, Outcome, RunContext
+from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.kinds import ForeignCard, is_watched
 from tr11ops.rundir.checkpoint_pins import pin as put_pin
 from tr11ops.rundir.checkpoint_pins import unpin as take_pin
+from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
 from tr11ops.rundir.claims import ClaimTaken, Clocks
 from tr11ops.rundir.journal import Journal, user_name
+from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import (
     LATEST_FILE,
     checkpoint_name,
@@ -35,11 +38,6 @@ from trainer.contract.checkpoint_names import (
 )
 from trainer.contract.documents import document
 from trainer.contract.record import JsonObject
-
-if TYPE_CHECKING:
-    from tr11ops.runcard.card import RunCard
-    from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
-    from tr11ops.rundir.paths import RunDirectory
 
 SCHEMA = 1
 

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
 import typer
 
-from tr11ops.base.errors import Refusal, Unobserved, WrongUsage
+from tr11ops.base.deadline import NOT_WITHIN
+from tr11ops.base.errors import Late, Refusal, Unobserved, WrongUsage
 from tr11ops.base.invocation import for_this_card
-from tr11ops.base.units import span_seconds
+from tr11ops.base.units import MINUTE, shows_unicode, span_seconds
 from tr11ops.cli import completion
 from tr11ops.observe.readers import CLUSTERS, check_scheduler_word
 from tr11ops.rundir.paths import RunDirectory
@@ -117,6 +118,9 @@ ReasonOption = Annotated[
 AsShownOption = Annotated[
     str, typer.Option("--as-shown", metavar="MARK", hidden=True)  # of programs that ask a person
 ]
+ActingForOption = Annotated[
+    str, typer.Option("--acting-for", metavar="NAME", hidden=True)  # of a server, for its visitor
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object with a schema number.")
 ]
@@ -165,8 +169,7 @@ def in_time(work: Callable[[], T], seconds: float | None = None, hint: str = "")
 
     `hint` says what may be done all the same.
     """
-    from tr11ops.base.deadline import LOOK_SECONDS, NOT_WITHIN, within
-    from tr11ops.base.errors import Late
+    from tr11ops.base.deadline import LOOK_SECONDS, within
 
     limit = LOOK_SECONDS if seconds is None else seconds
     try:
@@ -304,8 +307,6 @@ def draws_unicode() -> bool:
     """Whether more than ASCII can be shown. (A live view puts a stand-in without an encoding in
     place of `stdout`.)
     """
-    from tr11ops.base.units import shows_unicode
-
     return shows_unicode(os.environ, getattr(sys.__stdout__, "encoding", None))
 
 
@@ -326,7 +327,7 @@ def plain_text(text: str) -> str:
 
 def local_time(seconds: float | None) -> str:
     """A point of time to the minute, in local time; "" for none."""
-    from tr11ops.base.units import MINUTE, timestamp
+    from tr11ops.base.units import timestamp
 
     if seconds is not None:
         return timestamp(seconds, None, MINUTE)

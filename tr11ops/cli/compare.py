@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from string import ascii_uppercase
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -32,11 +32,9 @@ from tr11ops.curves.spikes import NumberAnomaly
 from tr11ops.curves.steps import LoggedStep, logged_steps
 from tr11ops.report.comparison import comparison_cells, page_of_comparison
 from tr11ops.report.page import render
+from tr11ops.runcard.card import RunCard
 from trainer.contract.documents import document
 from trainer.contract.record import Record
-
-if TYPE_CHECKING:
-    from tr11ops.runcard.card import RunCard
 
 SCHEMA = 1
 MOST_RUNS = 8

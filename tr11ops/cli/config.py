@@ -19,12 +19,12 @@ from tr11ops.cli.runner import JSON, NO_RUN, Outcome, RunContext
 from tr11ops.cluster.local_rules import this_machine
 from tr11ops.cluster.select import has_slurm
 from tr11ops.goodput.history import read_metrics
-from tr11ops.runcard.card import SECRET_FILE_KEYS, RunCard, own_card, resolved
+from tr11ops.runcard.card import SECRET_FILE_KEYS, RunCard, own_card, resolved, tables_in
 from tr11ops.runcard.docs import CardKey, CardSection, card_sections
 from tr11ops.runcard.estimate import Duration, Estimate
 from tr11ops.runcard.estimate import estimate as derive
 from tr11ops.runcard.kinds import card_kind
-from tr11ops.runcard.load import apply_overrides, read_tables, secret_values
+from tr11ops.runcard.load import apply_overrides, environment_secrets, secret_values
 from tr11ops.runcard.sections import parse_attempts
 from tr11ops.runcard.speed import with_gpus_of
 from tr11ops.runcard.toml_writer import write_card
@@ -419,11 +419,12 @@ def show(
         tables: dict[str, Any] = resolved(context.card_with_undefined())
         derived = tables.pop("derived")
     else:
-        tables = read_tables(path)
+        tables = tables_in(path)
         tables, problems = apply_overrides(tables, context.overrides, card_kind(tables))
         problems += secret_values(tables, SECRET_FILE_KEYS)
+        problems += environment_secrets(tables)
         if problems:
-            raise CardError("command line", problems)
+            raise CardError(str(path), problems)
         derived = None
     document = {
         "schema": SCHEMA,

@@ -28,10 +28,12 @@ from tr11ops.cli.cron_install import (
     run_rounds,
 )
 from tr11ops.cli.runner import JSON, Outcome, RunContext
-from tr11ops.cron.jobs import find_job, of_chain, unknown_skips, wanted
+from tr11ops.cron.jobs import PeriodicJob, find_job, of_chain, unknown_skips, wanted
 from tr11ops.cron.output import stamp
-from tr11ops.cron.status import look
+from tr11ops.cron.runner import CronContext, CronRound
+from tr11ops.cron.status import ChainRow, CronView, JobRow, look
 from tr11ops.observe.readers import open_scheduler
+from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.cron_records import cron_folder
 from tr11ops.sweep.watch import WATCHING, CellWatch
 from trainer.contract.documents import document
@@ -39,10 +41,6 @@ from trainer.contract.documents import document
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tr11ops.cron.jobs import PeriodicJob
-    from tr11ops.cron.runner import CronContext, CronRound
-    from tr11ops.cron.status import ChainRow, CronView, JobRow
-    from tr11ops.runcard.card import RunCard
 
 SCHEMA = 1
 CELLS_SECONDS = 20.0  # between two looks for what is due of a study's cells
@@ -192,7 +190,7 @@ def run_jobs(
         () if cron_context is None else run_rounds(cron_context, chosen, forced=name is not None)
     )
     if (name is None and chain != "daily") or name == WATCHING:
-        with obeying(lambda _: must_end.set()):
+        with obeying(must_end.obey):
             cells.look(must_end)
             cells.wait()
     values = [
@@ -228,7 +226,7 @@ def _run_daemon(
     try:
         if cron_context is None:
             say("Ctrl-C ends it")
-            with obeying(lambda _: ended.set()):
+            with obeying(ended.obey):
                 ended.wait()
         else:
             _run_jobs(cron_context, card, jobs, context)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from msgspec.structs import replace
@@ -23,22 +23,33 @@ from tr11ops.base.units import duration
 from tr11ops.cli.common import card_path, directory_of, nothing_there, say
 from tr11ops.cli.runner import DRY_RUN, JSON, YES, Change, Outcome, RunContext
 from tr11ops.cluster.select import has_slurm
-from tr11ops.cron.chain import ChainContext, JobPlacement, begin_link, choose_placement
+from tr11ops.cron.chain import Begun, ChainContext, JobPlacement, begin_link, choose_placement
 from tr11ops.cron.chain import install as have_chain
 from tr11ops.cron.chain import remove as end_chain
-from tr11ops.cron.jobs import Every, chain_schedule, every_job, of_chain, script_command
+from tr11ops.cron.jobs import (
+    ChainName,
+    Every,
+    PeriodicJob,
+    chain_schedule,
+    every_job,
+    of_chain,
+    script_command,
+)
 from tr11ops.cron.runner import (
     KEPT_CARD,
     LONGEST_KEPT_CARD,
     WAYS,
     CronContext,
+    CronRound,
     child_environment,
     run_due,
     tr11_command,
 )
 from tr11ops.cron.table_programs import (
     Invocation,
+    Program,
     RunCrontab,
+    TableChange,
     is_installed,
     plan_install,
     plan_removal,
@@ -46,25 +57,15 @@ from tr11ops.cron.table_programs import (
 from tr11ops.cron.table_programs import apply as apply_change
 from tr11ops.observe.jobs import was_never_launched, why_not_there
 from tr11ops.observe.readers import open_reader, open_scheduler
-from tr11ops.runcard.card import CardError, card_from_resolved, resolved
+from tr11ops.runcard.card import CardError, RunCard, card_from_resolved, resolved
 from tr11ops.runcard.sections import parse_time_limit
 from tr11ops.rundir.cron_records import CHAINS, cron_folder, read_chains, read_job, read_jobs
 from tr11ops.rundir.fallback import existing_fallback
 from tr11ops.rundir.journal import Journal
+from tr11ops.rundir.paths import RunDirectory
 from tr11ops.sweep.watch import CellWatch
 from trainer.contract.files import host_name, make_shared, write_json
 from trainer.contract.state_file import read_json
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tr11ops.cron.chain import Begun
-    from tr11ops.cron.jobs import ChainName, PeriodicJob
-    from tr11ops.cron.runner import CronContext, CronRound
-    from tr11ops.cron.table_programs import Program, TableChange
-    from tr11ops.runcard.card import RunCard
-    from tr11ops.rundir.paths import RunDirectory
-
 
 SCHEMA = 1
 
@@ -77,6 +78,8 @@ WayOption = Annotated[
     ),
 ]
 RoundSecondsOption = Annotated[int | None, typer.Option("--round-seconds", hidden=True, min=1)]
+
+OUTPUT_SECONDS = 14 * 86_400
 
 
 def install(
@@ -437,7 +440,7 @@ def run_rounds(
     """Run what is due, or all of it. A signal ends what runs, which is recorded, and starts nothing
     more.
     """
-    with obeying(lambda _: cron_context.must_end.set()):
+    with obeying(cron_context.must_end.obey):
         return run_due(cron_context, jobs, forced)
 
 
@@ -512,7 +515,7 @@ def link(
             must_end=rounds.must_end,
             report=report,
         )
-        with obeying(lambda _: rounds.must_end.set()):
+        with obeying(rounds.must_end.obey):
             cells.look(rounds.must_end)
             cells.wait()
     while begun.owed and not rounds.must_end.is_set() and seconds_left() > RETRY_SECONDS:
@@ -540,13 +543,11 @@ def _watch_unseen(rounds: CronContext, begun: Begun, jobs: tuple[PeriodicJob, ..
     raise Refusal(f"{begun.unseen}; {follows}", exit_code=3)
 
 
-def prune_outputs(directory: RunDirectory, now: float, days: float = 14) -> None:
-    """Remove the output files of links that are older than so many days. What cannot be removed
-    stays.
-    """
+def prune_outputs(directory: RunDirectory, now: float) -> None:
+    """Remove the output files of links that are older than two weeks. What cannot be removed stays."""
     for path in (cron_folder(directory) / "slurm").glob("cron-*.out"):
         with suppress(OSError):
-            if path.stat().st_mtime < now - days * 86_400:
+            if path.stat().st_mtime < now - OUTPUT_SECONDS:
                 path.unlink()
 
 

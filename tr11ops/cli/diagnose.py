@@ -5,39 +5,42 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from msgspec.structs import replace
 
-from tr11ops.base.errors import Refusal
+from tr11ops.base.errors import Refusal, SchedulerError
 from tr11ops.base.observed import Unknown, cause, known, observed
 from tr11ops.base.shipped import page_lines, page_names, page_title, pages_about
-from tr11ops.base.units import duration
+from tr11ops.base.units import capitalized, duration
 from tr11ops.cli.common import AttemptOption, in_time, say
 from tr11ops.cli.logs import attempt_named, byte_progress
 from tr11ops.cli.runner import JSON, NO_RUN, Outcome, RunContext
+from tr11ops.cluster.base import Job, Scheduler
 from tr11ops.cluster.slurm_command import PatientOnce
 from tr11ops.detect.no_word import is_without_word, look_at
 from tr11ops.detect.nodes_left import exclusion_limit, without_bad_nodes
 from tr11ops.detect.numbers import loss_not_finite
 from tr11ops.detect.registry import page_of, page_of_word
-from tr11ops.detect.unfinished_end import if_the_data_are_at_fault
+from tr11ops.detect.unfinished_end import if_the_data_are_at_fault, is_bad
 from tr11ops.diagnose.attribution.evidence import Kind
-from tr11ops.diagnose.diagnosis import Diagnosis
+from tr11ops.diagnose.diagnosis import Diagnosis, NowState, followed
 from tr11ops.diagnose.signature import FaultClass, NextStep
+from tr11ops.observe.files import read_attempts, read_details
 from tr11ops.observe.readers import open_reader
-from tr11ops.observe.snapshot import Snapshot
+from tr11ops.observe.snapshot import Snapshot, newest_attempt
+from tr11ops.rundir.attempts import AttemptVerdict
+from tr11ops.rundir.journal import read_journal
+from tr11ops.rundir.paths import RunDirectory
+from tr11ops.status.extra_observations import ExtraObservations
 from trainer.contract.errors import NEEDS_PERSON, UNOBSERVED
 from trainer.contract.paths import read_attempt_label
 
 if TYPE_CHECKING:
-    from tr11ops.cluster.base import Job, Scheduler
     from tr11ops.diagnose.attribution.conclusion import JobWord
-    from tr11ops.diagnose.diagnosis import Diagnosis
-    from tr11ops.rundir.paths import RunDirectory
     from tr11ops.status.assessment import Assessment
 
 
@@ -83,7 +86,7 @@ def _past_the_limit(snapshot: Snapshot, blamed: tuple[str, ...]) -> str:
         return ""
     excluded = {entry.node for entry in snapshot.exclusions}
     if set(blamed) <= excluded:
-        return f"{', '.join(blamed)} is excluded already: `tr11 resume` releases what is held."
+        return f"{', '.join(blamed)} is excluded already."
     if not limit.forbids(blamed, excluded):
         return ""
     left = [node for node in blamed if node not in excluded]
@@ -102,7 +105,7 @@ def _while_not_finite(snapshot: Snapshot, attempt: str) -> str:
 
 
 def _sentences(lines: Sequence[str]) -> str:
-    return " ".join(f"{line[:1].upper()}{line[1:]}." for line in lines)
+    return " ".join(f"{capitalized(line)}." for line in lines)
 
 
 # ----------------------------------------------------------------------------- runbook
@@ -197,13 +200,14 @@ def diagnose(
     """
     if files and job is not None:
         raise Refusal("--job names an attempt of a run: give it, or files", exit_code=2)
+
     sight = _Sight(context)
     if files:
         found = _judged(_given(files), every)
         found[-1] = _as_old_as(found[-1], files)
     elif every:
         *before, last = (_with_conclusion(sight, one) for one in _every_launch(context, job))
-        found = [*before, _with_advice(sight, last)]
+        found = [*followed(before, last), _as_it_stands(sight, last)]
     else:
         found = [_last_launch(sight, job)]
     if sight.silence:
@@ -213,7 +217,7 @@ def diagnose(
     document = found[-1].document()
     if every:
         document = {**document, "launches": [one.document() for one in found]}
-    code = 0 if found[-1].step is NextStep.NONE else NEEDS_PERSON
+    code = 0 if found[-1].action is NextStep.NONE else NEEDS_PERSON
     return Outcome(document, _lines(found), exit_code=code)
 
 
@@ -242,7 +246,6 @@ class _Sight:
         """None where the run directory, or the scheduler, does not answer."""
         from tr11ops.observe.look import facts_of
         from tr11ops.status.assessment import assess
-        from tr11ops.status.extra_observations import ExtraObservations
 
         card, directory = self.context.card, self.context.directory
         facts = facts_of(card, self.context.run or "")
@@ -259,8 +262,6 @@ class _Sight:
 
     def job(self, number: str) -> Job | None:
         """The job by the scheduler's records; None where it has none, or does not answer."""
-        from tr11ops.base.errors import SchedulerError
-
         if isinstance(self.scheduler, Unknown):
             return None
         try:
@@ -326,25 +327,45 @@ def _last_launch(sight: _Sight, job: str | None) -> Diagnosis:
         [found] = _judged([_main_log(directory)], every=False)
         return found
     found = _by_logs(directory, attempt, is_named=job is not None)
-    living = _living(sight, found, attempt)
-    if living is not None:
-        return living
-    return _with_advice(sight, _with_conclusion(sight, found))
+    found = _as_it_stands(sight, _with_conclusion(sight, found))
+    return _what_it_recovers_from(sight, found) or found
+
+
+def _what_it_recovers_from(sight: _Sight, found: Diagnosis) -> Diagnosis | None:
+    """The diagnosis of the end after which a launch, that has made no step yet, was started; None for any
+    other: then it is that launch that is asked about.
+    """
+    seen, now, directory = sight.assessment, found.now, sight.context.directory
+    if seen is None or now is None or found.fault is not FaultClass.RUNNING:
+        return None
+    if now.state is not NowState.STARTS:
+        return None
+    if found.number is not None and found.number > 1:
+        before = _by_logs(directory, found.launch, is_named=False, number=found.number - 1)
+    else:
+        attempts = known(seen.snapshot.attempts, ())
+        last = newest_attempt(one for one in attempts if one.job_id != found.launch)
+        if last is None or not is_bad(last):
+            return None
+        before = _by_logs(directory, last.job_id, is_named=False)
+    told = _as_it_stands(sight, _with_conclusion(sight, before))
+    if told.fault is FaultClass.RUNNING:
+        return None
+    return told
 
 
 def _newest_attempt(directory: RunDirectory) -> str | None:
-    from tr11ops.observe.files import read_attempts
-    from tr11ops.observe.snapshot import newest_attempt
-
     newest = newest_attempt(known(read_attempts(directory.paths), ()))
     if newest is None:
         return None
     return newest.job_id
 
 
-def _by_logs(directory: RunDirectory, attempt: str, is_named: bool) -> Diagnosis:
-    """What the logs say of an attempt's last launch: the main log, or the workers' own where the
-    attempt was named.
+def _by_logs(
+    directory: RunDirectory, attempt: str, is_named: bool, number: int | None = None
+) -> Diagnosis:
+    """What the logs say of an attempt's last launch, or of that with a number: the main log, or the
+    workers' own where the attempt was named.
 
     The other one is asked where the first says nothing of it, and where no agent is left that has
     told of its end.
@@ -352,10 +373,9 @@ def _by_logs(directory: RunDirectory, attempt: str, is_named: bool) -> Diagnosis
     from tr11ops.diagnose.attribution.conclusion import of_record, read_launch
     from tr11ops.diagnose.look import LaunchNumber, diagnose_launch, nothing_known
     from tr11ops.launch.watched import is_watched_attempt
-    from tr11ops.rundir.attempts import AttemptVerdict
 
     folder = directory.paths.attempt(attempt)
-    record = read_launch(folder, None)
+    record = read_launch(folder, number)
     workers = sorted({path for _, _, path in directory.worker_logs(attempt)})
     if directory.paths.main_log.is_file():
         main = [directory.paths.main_log]
@@ -368,20 +388,19 @@ def _by_logs(directory: RunDirectory, attempt: str, is_named: bool) -> Diagnosis
         if main and is_watched_attempt(folder):  # all of its log is of the one job
             [found] = _judged(main, every=False)
             return replace(found, launch=attempt)
-        if not is_named or known(observed(lambda: AttemptVerdict.read(folder)), None) is not None:
+        if not is_named or known(observed(AttemptVerdict.read, folder), None) is not None:
             return nothing_known(attempt)
         raise Refusal(
             f"--job {attempt}: neither a log nor a record of this attempt is there", exit_code=2
         )
     which = LaunchNumber(attempt, record.launch, record.start)
+    sources = [main, workers]
     if is_named:
-        sources = [workers, main]
-    else:
-        sources = [main, workers]
+        sources.reverse()
     if is_named and of_record(record) is None:
         sources = [[*workers, *main]]
     for paths in sources:
-        one = _read(paths, lambda advance, paths=paths: diagnose_launch(paths, which, advance))  # type: ignore[misc]
+        one = _read(paths, partial(diagnose_launch, paths, which))
         if one is not None:
             return one
     return nothing_known(attempt, record.launch)
@@ -394,59 +413,41 @@ def _main_log(directory: RunDirectory) -> Path:
     return main_log
 
 
-def _living(sight: _Sight, found: Diagnosis, attempt: str) -> Diagnosis | None:
-    """The answer for an attempt that trains and is well now, where its log tells of no fault; None
-    for any other.
+def _as_it_stands(sight: _Sight, found: Diagnosis) -> Diagnosis:
+    """The same with what the run does now, and with what that and its findings say of a launch whose logs
+    and records tell of nothing.
     """
-    from tr11ops.diagnose.attribution.conclusion import read_launch
-    from tr11ops.diagnose.signature import FaultClass, NextStep
-    from tr11ops.observe.derived import identifiers
-    from tr11ops.watchdog.verdict import VerdictWord
+    from tr11ops.status.run_now import led_by_findings, run_now, running_on
 
-    if found.fault is not FaultClass.UNKNOWN or found.root_cause is not None:
-        return None
-    seen = sight.assessment
-    if seen is None:
-        return None
-    jobs = [one for one in seen.snapshot.active_jobs if attempt in identifiers(one)]
-    if (
-        not jobs
-        or seen.verdict.exit_code
-        or seen.verdict.word not in {VerdictWord.HEALTHY, VerdictWord.STARTING}
-    ):
-        return None
-    why = f"{seen.verdict.why[:1].upper()}{seen.verdict.why[1:]}. Its log tells of no fault."
-    before = read_launch(sight.context.directory.paths.attempt(attempt), (found.number or 1) - 1)
-    if before is not None and before.summary:
-        why += f" Launch {before.launch}, the one before, ended: {before.summary}."
-    return replace(
-        found,
-        fault=FaultClass.RUNNING,
-        step=NextStep.NONE,
-        confidence=1.0,
-        launch=attempt,
-        label=jobs[0].job_id,
-        explanation=why,
-    )
-
-
-def _with_advice(sight: _Sight, found: Diagnosis) -> Diagnosis:
-    """The same with what can be typed now, where a conclusion is there to act upon."""
-
-    if found.conclusion is None:
-        return found
     seen = sight.assessment
     if seen is None:  # how the run stands is not known now: its end is, and that was asked for
         return found
-    return with_advice(found, advice(seen.snapshot, found))
+    before = ""
+    if found.number is not None and found.number > 1:
+        before = _end_before(sight, found)
+    found = running_on(seen, found, before) or led_by_findings(seen, found)
+    if found.conclusion is not None:
+        found = with_advice(found, advice(seen.snapshot, found))
+    return replace(found, now=run_now(seen, found))
+
+
+def _end_before(sight: _Sight, found: Diagnosis) -> str:
+    """How the launch before this one ended, in a sentence; "" where no record tells."""
+    from tr11ops.diagnose.attribution.conclusion import read_launch
+
+    folder = sight.context.directory.paths.attempt(found.launch)
+    before = read_launch(folder, (found.number or 1) - 1)
+    if before is None or not before.summary:
+        return ""
+    return f"Launch {before.launch}, the one before, ended: {before.summary}."
 
 
 def _with_conclusion(sight: _Sight, found: Diagnosis) -> Diagnosis:
     """The same with what the records of its attempt say of cause, node and blame, where there are
     any.
     """
-    from tr11ops.diagnose.attribution.conclusion import conclude
-    from tr11ops.diagnose.attribution.joined import joined
+    from tr11ops.diagnose.attribution.conclusion import conclude, has_clean_end
+    from tr11ops.diagnose.attribution.joined import joined, without_clean_end
 
     directory = sight.context.directory
     attempt = found.launch
@@ -460,9 +461,12 @@ def _with_conclusion(sight: _Sight, found: Diagnosis) -> Diagnosis:
         step_code=lambda: _step_code(sight, attempt),
         job_word=lambda: _job_word(sight, directory, attempt),
     )
-    if conclusion is None:
-        return found
-    return joined(found, conclusion)
+    if conclusion is not None:
+        return joined(found, conclusion)
+    folder = directory.paths.attempt(attempt)
+    if found.fault is FaultClass.CLEAN_EXIT and folder.is_dir() and not has_clean_end(folder):
+        return without_clean_end(found)
+    return found
 
 
 def _step_code(sight: _Sight, attempt: str) -> int | None:
@@ -479,8 +483,6 @@ def _job_word(sight: _Sight, directory: RunDirectory, attempt: str) -> JobWord:
     from tr11ops.cluster.base import JobState
     from tr11ops.diagnose.attribution.conclusion import JobWord
     from tr11ops.goodput.history import lost_hosts
-    from tr11ops.observe.files import read_details
-    from tr11ops.rundir.journal import read_journal
 
     job, label = sight.job(attempt), read_attempt_label(directory.paths, attempt)
     is_over = job is not None and not job.state.is_active
@@ -513,4 +515,4 @@ def _judged(paths: list[Path], every: bool) -> list[Diagnosis]:
     """Raises Refusal where a file cannot be read."""
     from tr11ops.diagnose.look import diagnose_files
 
-    return _read(paths, lambda advance: diagnose_files(paths, every, advance))
+    return _read(paths, partial(diagnose_files, paths, every))

@@ -13,33 +13,36 @@ from msgspec.structs import replace
 
 from tr11ops.base.errors import SchedulerError, Unobserved, WrongUsage
 from tr11ops.base.invocation import for_this_card
-from tr11ops.base.observed import Observed, Unknown, cause, known
+from tr11ops.base.observed import Observed, Unknown, cause, known, observed
 from tr11ops.base.units import counted
 from tr11ops.base.units import since as since_when
 from tr11ops.cli import completion
 from tr11ops.cli.common import SinceOption, directory_of, draws_unicode, in_time_for_all
 from tr11ops.cli.progress import node_progress
 from tr11ops.cli.runner import JSON, SCHEDULER, Outcome, RunContext
+from tr11ops.cluster.base import Job
 from tr11ops.goodput.account import Goodput, account
 from tr11ops.goodput.advise import Advice, CardSettings, measure
 from tr11ops.goodput.advise import advise as conclude
 from tr11ops.goodput.history import read_history
+from tr11ops.goodput.history_values import History
 from tr11ops.goodput.screen import Paper, screen
 from tr11ops.goodput.screen import document as goodput_document
+from tr11ops.launch.margins import read_history as read_speed
 from tr11ops.launch.margins import room_before_limit
+from tr11ops.observe.operation_files import read_save_room
 from tr11ops.observe.readers import kind_to_watch, open_scheduler
 from tr11ops.observe.snapshot import course_of, steps_left
-from tr11ops.runcard.card import OwnCard
+from tr11ops.runcard.card import OwnCard, RunCard
 from tr11ops.runcard.exit_duration import exit_plan
+from tr11ops.runcard.save_interval import adapts, checkpoint_size, gpus_of_node
+from tr11ops.runcard.speed import RunHistory
 from trainer.contract.documents import document
 from trainer.contract.errors import UNOBSERVED
 from trainer.contract.record import JsonObject, Record
 
 if TYPE_CHECKING:
-    from tr11ops.cluster.base import Job
-    from tr11ops.goodput.history_values import History
     from tr11ops.replay.advice import ReplayCheck
-    from tr11ops.runcard.card import RunCard
 
 BY = ("attempt", "cause", "day", "week")
 NARROWEST, WIDEST = 60, 132
@@ -164,10 +167,11 @@ def advise(
     """What other settings would have given the run over its own past.
 
     Its faults are replayed (`tr11 replay`) with other save intervals, spares and days of exclusion;
-    first with today's, which must come within 3 points of what happened. Five faults are needed. A
-    change is proposed where it saves node-hours for the same training, resampled faults included.
-    Also: tasks to the end, margin before the time limit. Nothing is changed: what stands behind
-    "type" goes with `tr11 launch`, or into the card. With four months it takes a minute.
+    first with today's, which must come within 3 points of what happened. Five faults are needed;
+    with --mtbf, one. A change is proposed where it saves node-hours for the same training, resampled
+    faults included. Also: tasks to the end (after 24 hours with nodes, or five faults), margin before
+    the time limit. Nothing is changed: what stands behind "type" goes with `tr11 launch`, or into the
+    card. With four months it takes a minute.
 
     Examples:
       tr11 advise
@@ -201,7 +205,7 @@ def situation_of(look: LookBack, mtbf_hours: float | None) -> CardSettings:
     last = card.total_iterations
     if last is not None:
         last = max(done, last)
-    return CardSettings(
+    settings = CardSettings(
         nodes=card.slurm.nodes,
         spares=card.slurm.spare_nodes,
         task_seconds=60.0 * minutes if minutes is not None else float(card.time_limit_seconds),
@@ -215,6 +219,30 @@ def situation_of(look: LookBack, mtbf_hours: float | None) -> CardSettings:
         exclusion_days=card.resilience.exclusion_days,
         least_spares=card.slurm.least_spare_nodes,
         resilience=tuple(_resilience(card)),
+    )
+    return adapting(settings, card)
+
+
+def adapting(settings: CardSettings, card: RunCard) -> CardSettings:
+    """The same with what launches choose their save interval by, where the card has them do so. They
+    keep the card's own where the free room is not known, and so does a replay.
+    """
+    room = known(read_save_room(card.paths), None)
+    if not adapts(card) or room is None:
+        return settings
+    gpus = gpus_of_node(card)
+    chosen_by = (
+        f"slurm.gpus_per_node={gpus}",
+        f"slurm.workers_per_node={min(gpus, 8)}",
+        "parallel.tensor=1",
+        f"backup.interval_hours={card.backup.interval_hours}",
+    )
+    return replace(
+        settings,
+        resilience=(*settings.resilience, *chosen_by),
+        adapts=True,
+        written=known(observed(read_speed, card.paths), RunHistory()).usual_save,
+        free_checkpoints=room.free_bytes / checkpoint_size(card),
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
@@ -33,6 +33,7 @@ from tr11ops.cli.common import (
 )
 from tr11ops.cli.compare import FromOption, ToOption, range_of_options
 from tr11ops.cli.runner import JSON, SCHEDULER, Outcome, RunContext
+from tr11ops.cluster.base import Scheduler
 from tr11ops.goodput.account import account
 from tr11ops.goodput.history import read_history
 from tr11ops.handover.coming import coming_events
@@ -48,20 +49,17 @@ from tr11ops.handover.text import chronicle, document, markdown
 from tr11ops.observe.files import PastProgress, progress_at
 from tr11ops.observe.look import facts_of
 from tr11ops.observe.readers import open_reader
+from tr11ops.observe.snapshot import RunFacts, Snapshot
 from tr11ops.report.build import page_of
 from tr11ops.report.material import gather
 from tr11ops.report.page import render
+from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.journal import Journal, JournalEntry, Ledger, read_journal
+from tr11ops.rundir.paths import RunDirectory, Submission
 from tr11ops.status.assessment import assess
 from tr11ops.status.extra_observations import observe_extra
 from tr11ops.watchdog.verdict import VerdictWord
 from trainer.contract.state_file import read_json
-
-if TYPE_CHECKING:
-    from tr11ops.cluster.base import Scheduler
-    from tr11ops.observe.snapshot import RunFacts, Snapshot
-    from tr11ops.runcard.card import RunCard
-    from tr11ops.rundir.paths import RunDirectory, Submission
 
 DEFAULT_SINCE = "12h"
 # the coming shift is as long as the one before, but not shorter than this
@@ -179,7 +177,7 @@ def _start(
     if named:
         group = named
     else:
-        group = observed(lambda: group_of_folder(directory.root))
+        group = observed(group_of_folder, directory.root)
     if isinstance(group, Unknown):
         return StartOfShift(commands, "", None, group.why)
     found = read_group_jobs(scheduler, group, known(snapshot.jobs, ()), now)

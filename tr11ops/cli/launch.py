@@ -48,6 +48,7 @@ from tr11ops.runcard.card import (
     load_with_base,
     own_card,
     parse_attempts,
+    text_in,
 )
 from tr11ops.runcard.kinds import refuse_watched
 from tr11ops.rundir.journal import user_name
@@ -382,7 +383,7 @@ def prepare(
             (*_expand(exclude or [], "--exclude"), *_expand(card.slurm.exclude, "slurm.exclude"))
         )
     )
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = text_in(path)
     if overrides:
         text += "\n# Overridden on the command line:\n" + "".join(
             f"# --set {item!r}\n" for item in overrides

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 from msgspec.structs import replace
@@ -21,7 +20,7 @@ from tr11ops.cli.common import hanging, named_card
 from tr11ops.cli.runner import UNCHANGED, Change, Outcome, RunContext
 from tr11ops.detect.nodes_left import exclusion_limit
 from tr11ops.launch.plan import plan_value
-from tr11ops.launch.resume import refused_starts
+from tr11ops.launch.resume import refused_starts, to_train_on
 from tr11ops.launch.session import (
     LaunchJob,
     LaunchView,
@@ -35,15 +34,12 @@ from tr11ops.launch.starter import data_commands
 from tr11ops.observe.jobs import held_jobs
 from tr11ops.observe.look import facts_of, look_now, observe
 from tr11ops.queue.repair import Repair, RepairStep, plan_repair, plan_replacement
-from tr11ops.runcard.card import OwnCard
+from tr11ops.runcard.card import OwnCard, RunCard
+from tr11ops.runcard.check import PreflightCheck
 from tr11ops.rundir.exclusion import ExclusionLimit
 from tr11ops.rundir.hold_store import held_by_tr11
+from tr11ops.rundir.paths import Submission
 from trainer.contract.record import JsonObject
-
-if TYPE_CHECKING:
-    from tr11ops.runcard.card import RunCard
-    from tr11ops.runcard.check import PreflightCheck
-    from tr11ops.rundir.paths import Submission
 
 REPAIR_SCHEMA = 1
 LAUNCH_SCHEMA = 1
@@ -66,7 +62,7 @@ def queue_change(job: LaunchJob, context: RunContext, replaces: bool) -> Change:
     if repair.refusals:
         raise Refusal(f"nothing was changed: {'; '.join(repair.refusals)}")
     again = relaunch_of(job, repair)
-    view, lines, code = None, _lines(repair), 0
+    view, lines, code = None, _lines(repair, job.card), 0
     faults: tuple[str, ...] = ()
     if again is not None:
         view = check_launch(again)
@@ -153,7 +149,7 @@ def _step_value(step: RepairStep) -> dict[str, str]:
     return value
 
 
-def _lines(change: Repair) -> list[str]:
+def _lines(change: Repair, card: RunCard) -> list[str]:
     lines = []
     if change.resubmit:
         behind = ""
@@ -162,7 +158,17 @@ def _lines(change: Repair) -> list[str]:
         lines.append(f"launch: {counted(change.resubmit, 'attempt')}{behind}")
     lines += [str(step) for step in change.steps]
     lines += [f"left alone: {text}" for text in change.left_alone]
-    return lines or ["nothing to repair: no dead, held or abandoned job of this run"]
+    why = "no dead, held or abandoned job of this run"
+    if change.starts:
+        why = "nothing of this run is queued or running"
+    if not lines:
+        lines.append(f"nothing to repair: {why}")
+    if change.finished_at is not None:
+        lines.append(f"the training is finished at iteration {change.finished_at}")
+        lines.append(for_this_card(to_train_on(card, change.launch)))
+    elif change.starts:
+        lines.append(f"to start it: {'; then '.join(change.starts)}")
+    return lines
 
 
 # ----------------------------------------------------------------------------- the commands

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence, Set
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Sequence, Set
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tr11ops.base import deadline
 from tr11ops.base.deadline import late_words
 from tr11ops.base.errors import Late, WrongUsage
-from tr11ops.base.observed import Unknown, cause
+from tr11ops.base.observed import cause
 from tr11ops.cli.common import directory_of
 from tr11ops.cli.runner import JSON, NO_RUN, SCHEDULER, Outcome, RunContext
-from tr11ops.cluster.base import Overview
-from tr11ops.cluster.select import SharedOverview
 from tr11ops.observe.look import facts_of
-from tr11ops.observe.readers import kind_to_watch, looking, open_if_there
+from tr11ops.observe.readers import SharedReaders
 from tr11ops.status.assessment import assess
 from tr11ops.status.extra_observations import observe_extra
 from tr11ops.status.run_list import ListedRun, RunList, newest_card, run_directories
@@ -123,14 +121,8 @@ class ListFrame(Record):
 def _look_at_all(roots: Sequence[Path], kind: str, uses: UseReader) -> ListFrame:
     silent = {root for root in roots if not _is_folder_that_answers(root)}
 
-    @cache
-    def edge(kind: str) -> Overview | Unknown:
-        found = open_if_there(kind)
-        if isinstance(found, Unknown):
-            return found
-        return SharedOverview(looking(found))
-
-    found = RunList.of(_looked_at(roots, silent, kind, partial(_look, edge=edge, uses=uses)))
+    look = partial(_look, readers=SharedReaders(kind), uses=uses)
+    found = RunList.of(_looked_at(roots, silent, look))
     return ListFrame(found, time.time())
 
 
@@ -148,7 +140,7 @@ def _is_folder_that_answers(root: Path) -> bool:
 
 
 def _looked_at(
-    roots: Sequence[Path], silent: Set[Path], kind: str, look: Any
+    roots: Sequence[Path], silent: Set[Path], look: Callable[[Path], ListedRun]
 ) -> Iterator[ListedRun]:
     for root in roots:
         if root in silent:
@@ -166,16 +158,15 @@ def _looked_at(
                 break
             if folder is None:
                 break
-            yield look(folder, kind)
+            yield look(folder)
 
 
-def _look(folder: Path, kind: str, edge: Any, uses: UseReader) -> ListedRun:
+def _look(folder: Path, readers: SharedReaders, uses: UseReader) -> ListedRun:
     def look() -> ListedRun:
         card = newest_card(folder)
         directory = directory_of(card)
-        overview = edge(kind_to_watch(directory, kind))
         beside = partial(observe_extra, directory, card)
-        seen = assess(directory, facts_of(card), overview, beside)
+        seen = assess(directory, facts_of(card), readers.of(directory), beside)
         use = uses.read(card, directory, seen.snapshot)
         return ListedRun(folder, seen.document(), use=use)
 

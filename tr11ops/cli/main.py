@@ -60,7 +60,7 @@ class _Page:
         return found
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        with _first_spellings(self.get_params(ctx)):
+        with _as_shown(self.get_params(ctx)):
             super().format_help(ctx, formatter)  # type: ignore[misc]
 
 
@@ -83,18 +83,18 @@ def shown_spellings(option: Any) -> list[str]:
 
 
 @contextmanager
-def _first_spellings(params: list[Any]) -> Iterator[None]:
+def _as_shown(params: list[Any]) -> Iterator[None]:
     """Of several long names of an option the first is its name; the others are former ones, which
-    are not shown.
+    are not shown. What stands in square brackets in its text is text.
     """
-    before = [(option, option.opts) for option in params if option.param_type_name == "option"]
-    for option, _ in before:
-        option.opts = shown_spellings(option)
+    before = [(param, param.opts, param.help) for param in params]
+    for param, _, text in before:
+        param.opts, param.help = shown_spellings(param), _TAG.sub(r"\\[", text or "")
     try:
         yield
     finally:
-        for option, names in before:
-            option.opts = names
+        for param, names, text in before:
+            param.opts, param.help = names, text
 
 
 EXIT_FINE = 0
@@ -450,19 +450,17 @@ def run(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script: run one command and end the process with its exit code."""
     # what imports make stays: searching it for garbage was 4 % of `tr11 status`
     gc.set_threshold(200_000, 20, 20)
-    # none is used; to find that out is 2 % of it
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # closed by the caller (`>&-`): what would be shown goes nowhere, the exit code counts
     if sys.stdout is None:
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
     code = execute(sys.argv[1:] if arguments is None else arguments)
+    _write_rest()
     # the process ends: the interpreter need not take apart what it made, which was 5 % of `tr11
     # status`
     gc.freeze()
     from tr11ops.base.deadline import is_abandoned  # `execute` has imported it
 
     if is_abandoned(ANSWER_SECONDS):
-        sys.stdout.flush()
         os._exit(code)  # else a file that never answers would be waited for
     sys.exit(code)
 
@@ -510,10 +508,10 @@ def _execute(arguments: Sequence[str]) -> int:
         status = app(list(arguments) or ["--help"], prog_name="tr11", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        return _reader_left()
+        return _write_rest()
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):  # typer met it first
-            return _reader_left()
+            return _write_rest()
         if isinstance(error.code, int):
             return error.code
         return NEEDS_PERSON
@@ -526,17 +524,28 @@ def _execute(arguments: Sequence[str]) -> int:
     return EXIT_FINE
 
 
-def _reader_left() -> int:
-    """The reader (`| head`) has what it wanted. Python would complain once more when it flushes at
-    its end.
+def _write_rest() -> int:
+    """Write what is left, unless the reader (`| head`) has what it wanted: Python would complain once
+    more when it flushes at its end.
     """
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    for stream in filter(None, (sys.__stdout__, sys.__stderr__)):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return EXIT_FINE
 
 
 def _report(error: BaseException, arguments: Sequence[str]) -> int:
     code, text = explain(error, next((word for word in arguments if word in COMMANDS), ""))
-    text = "\n".join(map(for_this_card, text.splitlines()))
+    try:
+        _say_error(error, code, "\n".join(map(for_this_card, text.splitlines())), arguments)
+    except BrokenPipeError:
+        _write_rest()
+    return code
+
+
+def _say_error(error: BaseException, code: int, text: str, arguments: Sequence[str]) -> None:
     if os.environ.get("TR11_DEBUG") == "1":
         traceback.print_exception(error)
     if isinstance(error, typer.Abort) and sys.stderr.isatty():
@@ -549,7 +558,6 @@ def _report(error: BaseException, arguments: Sequence[str]) -> int:
                 {"schema": ERROR_SCHEMA, "error": {"exit_code": code, "lines": text.splitlines()}}
             )
         )
-    return code
 
 
 def explain(error: BaseException, command: str) -> tuple[int, str]:

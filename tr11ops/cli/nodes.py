@@ -34,17 +34,17 @@ from tr11ops.cli.nodes_check import (
 from tr11ops.cli.nodes_job import JobQuestion, Printed, check_job
 from tr11ops.cli.runner import JSON, SCHEDULER, Outcome, RunContext
 from tr11ops.cluster.arrays import compress, expand
+from tr11ops.cluster.base import Node
 from tr11ops.health.base import CheckOutcome
 from tr11ops.nodes.view import NOT_EXCLUDED, NodeRow, is_shut, rows, short_reason, words_of
 from tr11ops.rundir.exclusion import NodeStanding, kept_off, what_comes_next
-from tr11ops.rundir.exclusions import EXCLUDED, read_version
+from tr11ops.rundir.exclusions import EXCLUDED, due_for_recheck, read_version
 from tr11ops.rundir.exclusions import history as events_of
 from tr11ops.rundir.journal import read_journal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tr11ops.cluster.base import Node
 
 app = typer.Typer(
     name="nodes",
@@ -293,7 +293,7 @@ def check(
         return check_job(question)
     if question.words:
         raise WrongUsage(f"{question.words[0]} is of a job's nodes: give --job too")
-    from tr11ops.rundir.exclusions import due_for_recheck, exclude
+    from tr11ops.rundir.exclusions import exclude
 
     nodes_context = open_nodes_context(context)
     names = nodes_context.resolve(nodes or ())
@@ -324,7 +324,10 @@ def check(
     failed: tuple[str, ...] = ()
     if readmitted:
         done = readmit(
-            nodes_context, readmitted, "its time was over, and it passed the health checks"
+            nodes_context,
+            readmitted,
+            "its time was over, and it passed the health checks",
+            owner=nodes_context.user,
         )
         readmitted, failed = list(done.nodes), done.failures
     tell_other_runs(nodes_context)

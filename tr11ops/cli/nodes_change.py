@@ -28,16 +28,19 @@ from tr11ops.cli.nodes_check import (
 )
 from tr11ops.cli.runner import DRY_RUN, JSON, REASON, SCHEDULER, YES, Change, Outcome, RunContext
 from tr11ops.health.base import CheckOutcome
-from tr11ops.nodes.check import let_in_without, never_made, read_outcomes
-from tr11ops.nodes.queue_exclusions import exclude_nodes, include_nodes
+from tr11ops.nodes.check import NodeCheck, let_in_without, never_made, read_outcomes
+from tr11ops.nodes.queue_exclusions import (
+    ExclusionResult,
+    QueueChange,
+    exclude_nodes,
+    include_nodes,
+)
 from tr11ops.runcard.kinds import refuse_watched
 from tr11ops.rundir.exclusion import ExclusionLimit, NodeStanding, way_past
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tr11ops.nodes.check import NodeCheck
-    from tr11ops.nodes.queue_exclusions import ExclusionResult, QueueChange
 
 NODES_HELP = "Names or host lists: jean-zay-iam[01-03]."
 Nodes = Annotated[
@@ -88,7 +91,10 @@ def exclude(
     # a list would be made for a run that no one launched
     require_directory(nodes_context.directory)
     names = nodes_context.resolve(nodes)
-    lasting = nodes_context.card.resilience.exclusion_days if days is None else days
+    if days is None:
+        lasting = nodes_context.card.resilience.exclusion_days
+    else:
+        lasting = days
     if not 0 < lasting <= 36500:
         raise WrongUsage(f"--days {lasting:g}: must be above 0 and at most 36500")
     limit = nodes_context.limit
@@ -115,7 +121,7 @@ def exclude(
             names,
             nodes_context.queue,
             why=context.reason,
-            owner=nodes_context.user,
+            owner=context.who,
             evidence=tuple(evidence or ()),
             days=lasting,
             limit=limit,
@@ -280,7 +286,7 @@ def include(
         _refuse_unfit(nodes_context, [entry for entry in results if entry.node not in may_come])
 
     def apply() -> Outcome:
-        done = readmit(nodes_context, names, context.reason)
+        done = readmit(nodes_context, names, context.reason, owner=context.who)
         tell_other_runs(nodes_context)
         return _outcome("included", names=done.nodes, changes=done.changes, failed=done.failures)
 
@@ -355,13 +361,15 @@ def let_in(nodes_context: NodesContext, results: Sequence[NodeCheck]) -> frozens
     return frozenset(found)
 
 
-def readmit(nodes_context: NodesContext, names: Sequence[str], why: str) -> ExclusionResult:
+def readmit(
+    nodes_context: NodesContext, names: Sequence[str], why: str, owner: str
+) -> ExclusionResult:
     """Take nodes off the ledger and off the queued work's lists."""
     return include_nodes(
         nodes_context.directory,
         names,
         nodes_context.queue,
         why=why,
-        owner=nodes_context.user,
+        owner=owner,
         then=NodeStanding.RETURNED,
     )

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Semaphore
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from msgspec.structs import replace
@@ -19,11 +19,14 @@ from tr11ops.base.observed import known
 from tr11ops.base.units import duration
 from tr11ops.cli.common import not_mounted, plain_text, say, show, table
 from tr11ops.cli.progress import node_progress
+from tr11ops.cli.runner import RunContext
 from tr11ops.cluster.arrays import compress
+from tr11ops.cluster.base import Job, Node, Partition, Scheduler
 from tr11ops.cluster.pending_reasons import with_room
 from tr11ops.health.base import CheckOutcome
 from tr11ops.launch.preflight import chosen_partition
 from tr11ops.nodes import check as checking
+from tr11ops.nodes.check import Answering, NodeCheck, Way
 from tr11ops.nodes.health_job import HealthRequest
 from tr11ops.nodes.queue_exclusions import (
     QueueChange,
@@ -35,6 +38,7 @@ from tr11ops.nodes.view import is_lost, is_shut, support_note
 from tr11ops.observe.files import read_submissions
 from tr11ops.observe.jobs import own_jobs, why_unmounted
 from tr11ops.observe.readers import kind_to_watch, open_scheduler
+from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.exclusion import (
     Exclusion,
     ExclusionLimit,
@@ -45,17 +49,10 @@ from tr11ops.rundir.exclusion import (
 )
 from tr11ops.rundir.exclusions import SharedWord, publish, read_shared, read_version, record_check
 from tr11ops.rundir.journal import user_name
+from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import make_shared, now
 from trainer.contract.paths import read_attempt_label
 from trainer.contract.record import JsonObject, Record
-
-if TYPE_CHECKING:
-    from tr11ops.cli.runner import RunContext
-    from tr11ops.cluster.base import Job, Node, Partition, Scheduler
-    from tr11ops.nodes.check import Answering, NodeCheck, Way
-    from tr11ops.runcard.card import RunCard
-    from tr11ops.rundir.paths import RunDirectory
-
 
 # ----------------------------------------------------------------------------- cluster and ledger
 SCHEMA = 1

@@ -6,7 +6,6 @@ import os
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tr11ops.agent.allocation import Allocation, read_allocation
 from tr11ops.base.errors import HostlistError, WrongUsage
@@ -17,12 +16,10 @@ from tr11ops.cli.progress import node_progress
 from tr11ops.cli.runner import Outcome
 from tr11ops.cluster.arrays import compress, expand
 from tr11ops.health.registry import NAMES
+from tr11ops.nodes.check import NodeCheck
 from tr11ops.nodes.job_check import JobChecks, JobNodes, check_job_nodes, gpus_of_job
 from trainer.contract.errors import NEEDS_PERSON, UNOBSERVED
 from trainer.contract.record import Record
-
-if TYPE_CHECKING:
-    from tr11ops.nodes.check import NodeCheck
 
 
 class Printed(StrEnum):
@@ -154,7 +151,9 @@ def _exit_code(found: JobNodes, need: int | None) -> int:
     if need is None:
         if found.bad:
             return NEEDS_PERSON
-        return UNOBSERVED if found.unknown else 0
+        if found.unknown:
+            return UNOBSERVED
+        return 0
     if len(found.good) >= need:
         return 0
     if len(found.good) + len(found.unknown) >= need:

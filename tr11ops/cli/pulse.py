@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -17,17 +17,14 @@ from tr11ops.base.observed import Unknown
 from tr11ops.cli.common import directory_of, in_time, named_card, say
 from tr11ops.cli.launch import prepare
 from tr11ops.cli.runner import DRY_RUN, JSON, SCHEDULER, Outcome, RunContext
+from tr11ops.cluster.base import Scheduler
 from tr11ops.cron.runner import KEPT_CARD
 from tr11ops.launch.session import LaunchJob
 from tr11ops.observe.readers import kind_to_watch, looking, open_if_there
-from tr11ops.runcard.card import CardError, card_from_resolved
+from tr11ops.runcard.card import CardError, RunCard, card_from_resolved
 from tr11ops.rundir.journal import user_name
 from tr11ops.status.assessment import status_of
 from tr11ops.watchdog.pulse import Actuator, Pulse, WatchedRun, take_pulse, tell_of_silence
-
-if TYPE_CHECKING:
-    from tr11ops.cluster.base import Scheduler
-    from tr11ops.runcard.card import RunCard
 
 PULSE_SCHEMA = 1
 

@@ -31,10 +31,14 @@ from tr11ops.cli.runner import (
     RunContext,
 )
 from tr11ops.cli.stopping import StopContext, put_request, record, run_to_stop, standing_lines
+from tr11ops.cluster.base import Scheduler
+from tr11ops.observe.jobs import read_own_jobs
 from tr11ops.observe.readers import kind_to_watch, looking, open_scheduler
-from tr11ops.queue.stop import StopView, acknowledgements, leaving
+from tr11ops.queue.stop import StopView, acknowledgements, lease_holder, leaving
 from tr11ops.runcard.card import own_card
 from tr11ops.runcard.kinds import refuse_watched
+from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.files import host_name
 from trainer.contract.paths import read_attempt_label
 from trainer.contract.record import Record
 from trainer.contract.requests import Kind, Request, RequestAnswer, new_request, read_request
@@ -42,10 +46,8 @@ from trainer.contract.requests import Kind, Request, RequestAnswer, new_request,
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from tr11ops.cluster.base import Scheduler
     from tr11ops.diagnose.stacks.collect import AskedAttempt
     from tr11ops.diagnose.stacks.look import StacksLook
-    from tr11ops.rundir.paths import RunDirectory
 
 CHECKPOINT_NOW_SCHEMA = 1
 POLL_SECONDS = 0.5
@@ -71,7 +73,7 @@ class TrainingRequest(Record):
 
     def new_request(self, kind: Kind) -> Request:
         """A request of this user and this moment, which is not made yet."""
-        return new_request(kind, self.run.user, self.why, self.run.directory.root)
+        return new_request(kind, self.run.who, self.why, self.run.directory.root)
 
     def ask(self, path: Path, request: Request, thing: str, entry: str, **facts: Any) -> None:
         """Put a request in place and on record. Raises Refusal: "`thing` could not be asked for"."""
@@ -84,7 +86,7 @@ class TrainingRequest(Record):
             entry,
             why=self.why,
             data={"request": request.id, **facts},
-            who=self.run.user,
+            who=self.run.who,
         )
 
     def await_answer(self, request: Request) -> RequestAnswer | None:
@@ -484,9 +486,6 @@ def attempt_to_ask(
     Raises Refusal where none runs, or where it runs where it cannot be asked; SchedulerError.
     """
     from tr11ops.diagnose.stacks.collect import AskedAttempt
-    from tr11ops.observe.jobs import read_own_jobs
-    from tr11ops.queue.stop import lease_holder
-    from trainer.contract.files import host_name
 
     found = read_own_jobs(directory, edge)
     running = [one for one in found.jobs if one.state.is_active]

@@ -15,7 +15,7 @@ from tr11ops.base.errors import Refusal, SchedulerError, Unobserved, WrongUsage
 from tr11ops.base.units import counted, duration, timestamp
 from tr11ops.cli.common import say, span_option
 from tr11ops.cli.runner import DRY_RUN, NO_RUN, Change, Outcome, RunContext, unasked
-from tr11ops.cluster.base import JobState
+from tr11ops.cluster.base import Job, JobState
 from tr11ops.queue.requeue import (
     JobStart,
     RequeueRequest,
@@ -28,7 +28,6 @@ from tr11ops.queue.requeue_run import AGAIN_SECONDS, GuardedCommand
 from trainer.contract.files import host_name
 
 if TYPE_CHECKING:
-    from tr11ops.cluster.base import Job
     from tr11ops.cluster.slurm import SlurmScheduler
 
 PATIENCE_SECONDS = 120.0  # with a scheduler that is silent at the start
@@ -209,7 +208,10 @@ def _counted(request: RequeueRequest, store: StartStore, number: int) -> list[st
     changed = newest_change(request.progress)
     if changed is None:
         return [*lines, f"{request.progress} cannot be looked at: whether it gets on is not known"]
-    since = f"last changed {duration(time.time() - changed)} ago" if changed else "not there yet"
+    if changed:
+        since = f"last changed {duration(time.time() - changed)} ago"
+    else:
+        since = "not there yet"
     return [*lines, f"it gets on where {request.progress} changes; {since}"]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from tr11ops.base.errors import Unobserved
+from tr11ops.base.observed import known, observed
 from tr11ops.cli.common import USUAL, hanging, plain_text, say
 from tr11ops.cli.runner import (
     DRY_RUN,
@@ -22,7 +23,7 @@ from tr11ops.cli.stopping import StopContext, record, require_switch, run_to_sto
 from tr11ops.cluster.arrays import covered, names_of, split
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.pending_reasons import Cause, Wait, is_held, reason_of_job
-from tr11ops.launch.resume import refused_starts
+from tr11ops.launch.resume import refused_starts, to_train_on
 from tr11ops.observe.derived import is_left_over
 from tr11ops.observe.jobs import held_jobs, record_of
 from tr11ops.queue.held_jobs import can_modify, release
@@ -88,7 +89,8 @@ def resume(context: Annotated[RunContext, SCHEDULER, JSON, YES, DRY_RUN, REASON]
       tr11 resume --reason "new data is in place"
     """
     plan = plan_resumption(run_to_stop(context, is_releasing=True), context)
-    return Change(plan.lines(), plan.question, plan.apply, plan.outcome("dry-run"))
+    preview = plan.outcome("dry-run")
+    return Change(plan.lines(), plan.question, plan.apply, preview, is_empty=plan.todo.is_empty)
 
 
 def plan_resumption(run: StopContext, context: RunContext) -> Resumption:
@@ -124,8 +126,15 @@ class Resumption(Record):
     def lines(self) -> list[str]:
         """What stands in the way, what becomes of it, and what starts next."""
         run, view, todo = self.run, self.view, self.todo
+        slow = _slow_lines(run, view)
         next_line = f"next:       {_next(run, view, todo)}"
-        return [*_lines(todo), *_fault_lines(run, todo), *standing_lines(run, view), next_line]
+        return [
+            *_lines(todo),
+            *_fault_lines(run, todo),
+            *slow,
+            *standing_lines(run, view),
+            next_line,
+        ]
 
     def apply(self) -> Outcome:
         """Release what tr11 put there. Says what was done."""
@@ -153,10 +162,11 @@ class Resumption(Record):
             later = "a later resume releases them again"
             say(f"tr11: it stays on record that tr11 holds them ({result.unrecorded}): {later}")
         if view.is_idle:
-            say(f"to start it: {run.command('launch --array 1-10')}")
+            start = f"to start it: {run.launch()}"
+            say(start if view.finished is None else _nothing_queued(run, view))
         if directory.exists:
             data = {"switches": [name for name, _ in todo.switches], "jobs": list(result.done)}
-            record(directory, "resumed", why=self.why, data=data, who=run.user)
+            record(directory, "resumed", why=self.why, data=data, who=run.who)
         missing = _missing(run, view, todo, result.refused)
         if not (missing[0] or view.read_error):
             missing = _held_again(run, result.done)
@@ -250,7 +260,7 @@ def _missing(
         job, why = todo.refused[0]
         card = run.command("launch --replace")
         return (
-            f"nothing starts: the trainer would refuse job {job.job_id}: {why}; then `{card}` queues it anew",
+            f"nothing starts: the trainer would refuse job {job.job_id}: {why}; then `{card}` queues it again",
             1,
         )
     stuck = (*todo.foreign, *todo.others)
@@ -330,9 +340,10 @@ def _lines(todo: Undoing) -> list[str]:
     lines += [
         f"held:       job {job.job_id}, by tr11: {would}: {reason}" for job, reason in todo.refused
     ]
-    who = (
-        "the running attempt releases it" if todo.is_led else "{user}, who owns it, must release it"
-    )
+    if todo.is_led:
+        who = "the running attempt releases it"
+    else:
+        who = "{user}, who owns it, must release it"
     lines += [
         f"held:       job {job.job_id}, by tr11: {who.format(user=job.user)}" for job in todo.others
     ]
@@ -351,9 +362,30 @@ def _fault_lines(run: StopContext, todo: Undoing) -> list[str]:
     text = f"The same fault will return unless its cause is gone: {look}"
     if todo.skipped_since:
         ranges = ", ".join(str(one) for one in todo.skipped_since)
-        gone = f"Since then a roll-back passes over iterations {ranges}"
+        gone = f"Since then a roll-back skips iterations {ranges}"
         text = f"{gone}: what their data had brought about is gone. {look}"
     return [*lines, space + hanging(text, len(space), piped=USUAL)]
+
+
+def _slow_lines(run: StopContext, view: StopView) -> list[str]:
+    """The nodes that the last attempt found slow, and that the next one may have again."""
+    if view.running or view.unread or view.finished is not None:
+        return []
+    from tr11ops.launch.facts import read_slow_nodes
+
+    found = run.read(
+        lambda: observed(
+            read_slow_nodes, run.card, run.directory, scheduler=run.edge.name, typed=run.typed
+        )
+    )
+    space = len("slow node:  ")
+    return [
+        "slow node:  "
+        + hanging(
+            f"{one.title} ({one.evidence[0]}); before this, type `{one.fix}`", space, piped=USUAL
+        )
+        for one in known(found, ())
+    ]
 
 
 def _next(run: StopContext, view: StopView, todo: Undoing) -> str:
@@ -389,4 +421,10 @@ def _next(run: StopContext, view: StopView, todo: Undoing) -> str:
         if todo.left_over:
             over = f"; the training is finished: `{run.command('launch --repair')}` cancels it"
         return f"nothing: all that is queued stays held{over}"
-    return f"nothing is queued: start it with `{run.command('launch --array 1-10')}`"
+    return _nothing_queued(run, view)
+
+
+def _nothing_queued(run: StopContext, view: StopView) -> str:
+    if view.finished is None:
+        return f"nothing is queued: start it with `{run.launch()}`"
+    return f"the training is finished: {to_train_on(run.card, run.launch())}"

@@ -1,16 +1,17 @@
-"""`tr11 rollback`: the next launch resumes from an older checkpoint, and passes over data if asked;
+"""`tr11 rollback`: the next launch resumes from an older checkpoint, and skips data if asked;
 and its undo.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from tr11ops.base.errors import NotPossible, Refusal, TrainerAlive, Unobserved, WrongUsage
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted
+from tr11ops.checkpoints.catalogue import Catalogue
 from tr11ops.checkpoints.rollback import (
     RollbackPlan,
     Skip,
@@ -42,6 +43,7 @@ from tr11ops.cli.runner import (
 from tr11ops.cli.stopping import StopContext, run_to_stop
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.observe.files import read_steps
+from tr11ops.queue.stop import StopView
 from tr11ops.runcard.card import own_card
 from tr11ops.rundir.claims import ClaimTaken
 from trainer.contract.checkpoint_names import read_latest
@@ -49,10 +51,6 @@ from trainer.contract.errors import RangeError
 from trainer.contract.record import IterationRange
 from trainer.contract.recovery import RecoveryRecord, read_recovery
 from trainer.schedule.path import parse_range
-
-if TYPE_CHECKING:
-    from tr11ops.checkpoints.catalogue import Catalogue
-    from tr11ops.queue.stop import StopView
 
 SCHEMA = 1
 FILES_AT_ONCE = 8
@@ -76,7 +74,7 @@ def rollback(
         typer.Option(
             "--skip",
             metavar="N|FIRST-LAST|FIRST-",
-            help="Pass over N iterations after STEP; over these; or from FIRST to the last one trained.",
+            help="Skip N iterations after STEP; these; or all from FIRST to the last one trained.",
         ),
     ] = None,
     undo: Annotated[
@@ -87,7 +85,7 @@ def rollback(
     STEP.
 
     Nothing is removed: newer checkpoints become global_stepN.discarded. Every byte of STEP is read
-    first, if no one did before. With --skip, the data of those iterations is passed over, whatever
+    first, if no one did before. With --skip, the data of those iterations is skipped, whatever
     card is launched. One that was cut off is finished by the next launch, or by `tr11 rollback`
     without a STEP.
 
@@ -212,14 +210,14 @@ def _plan(
     last = max([view.iteration or 0, *(entry.step for entry in catalogue.checkpoints)])
     try:
         if step is None:
-            return plan_undo(catalogue, record, run.user)
+            return plan_undo(catalogue, record, run.who)
         return plan_rollback(
             catalogue,
             record,
             config=own_card(run.card, "a roll-back"),
             step=step,
             skip=skip,
-            who=run.user,
+            who=run.who,
             last=last,
         )
     except NotPossible as error:
@@ -286,7 +284,7 @@ def _apply(
                 raise Refusal(
                     "the checkpoints have changed since they were shown. Nothing was changed: type it again"
                 )
-            move_checkpoints(directory, plan, why=why, who=run.user, ended=ended)
+            move_checkpoints(directory, plan, why=why, who=run.who, ended=ended)
     except ClaimTaken as taken:
         raise Refusal(
             f"a prune or another roll-back is at it: {taken}. Nothing was changed"
@@ -304,7 +302,7 @@ def _finish(run: StopContext, why: str) -> None:
             finish_pending(
                 run.directory,
                 _read_record(run),
-                who=run.user,
+                who=run.who,
                 why=why or "it was cut off",
                 ended=ended,
             )
@@ -352,8 +350,11 @@ def _lines(plan: RollbackPlan) -> list[str]:
 
 
 def _not_finite_line(plan: RollbackPlan, wider: IterationRange) -> str:
-    left = "other iterations were" if plan.skip is not None else "iterations after it were"
-    return f"warning:    {left} not finite: --skip {wider} passes over them all"
+    if plan.skip is not None:
+        left = "other iterations were"
+    else:
+        left = "iterations after it were"
+    return f"warning:    {left} not finite: --skip {wider} skips them all"
 
 
 def _queue_lines(view: StopView, plan: RollbackPlan) -> list[str]:
@@ -373,11 +374,11 @@ def _next(run: StopContext, view: StopView) -> str:
         or any(map(is_held, view.queued))
     ):
         return "let it go on with `tr11 resume`" + (
-            "" if view.queued else ", then `tr11 launch --array 1-10`"
+            "" if view.queued else f", then `{run.launch()}`"
         )
     if view.queued:
         return f"{view.queued[0].job_id}, as soon as nodes are free"
-    return "tr11 launch --array 1-10"
+    return run.launch()
 
 
 def _unfinished(record: RecoveryRecord) -> str:

@@ -26,6 +26,7 @@ from tr11ops.base.deadline import watch_files
 from tr11ops.base.errors import Refusal
 from tr11ops.base.invocation import INVOCATION_CARD, PLAN_CHANGED, PLAN_MARK, mark_of_plan
 from tr11ops.cli.common import (
+    ActingForOption,
     AsShownOption,
     DryRunOption,
     JsonOption,
@@ -39,6 +40,7 @@ from tr11ops.cli.common import (
     directory_of,
     has_card,
     in_time,
+    named_card,
     not_mounted,
     nothing_there,
     read_card,
@@ -46,17 +48,19 @@ from tr11ops.cli.common import (
     say,
 )
 from tr11ops.observe.readers import check_scheduler_word, looking, open_reader
+from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.record import Record
+from trainer.contract.units import printable
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
-    from tr11ops.rundir.paths import RunDirectory
 
 # of the options that every command with a RunContext has
 RUN_NAMES = frozenset({"run", "overrides", "scheduler"})
 # Of the options that a command has besides: Annotated[RunContext, JSON, SCHEDULER].
 JSON, SCHEDULER, YES, DRY_RUN, REASON = "as_json", "scheduler", "yes", "dry_run", "reason"
 AS_SHOWN = "as_shown"  # goes with DRY_RUN
+ACTING_FOR = "acting_for"  # goes with REASON
 # Of a command that is not about one run: only the options that it asks for, --set among them.
 NO_RUN, SET = "no run", "overrides"
 
@@ -64,7 +68,7 @@ NO_RUN, SET = "no run", "overrides"
 class RunContext(Record, dict=True):
     """The run that a command line means. Card and directory are read when they are first asked for,
     once. `as_shown`: the mark of the plan that a person has agreed to; with `dry_run`, that it is
-    asked for.
+    asked for. `acting_for`: the person for whom a program types it, "" for the user of this process.
     """
 
     run: str | None = None  # as it was typed
@@ -75,6 +79,16 @@ class RunContext(Record, dict=True):
     dry_run: bool = False
     reason: str = ""
     as_shown: str = ""
+    acting_for: str = ""
+
+    @property
+    def who(self) -> str:
+        """The person who asks for it, as the journal is to name them. What the user of this process
+        may do is another question: `user_name`.
+        """
+        from tr11ops.rundir.journal import user_name
+
+        return printable(self.acting_for.strip()) or user_name()
 
     @property
     def card_path(self) -> Path:
@@ -177,7 +191,7 @@ class Change(Record):
     Refusal. `apply` does it, and raises Refusal where nothing came of it.
 
     `is_answer`: the plan is a part of the answer, so that a person can pipe it: on stdout, but with
-    --json.
+    --json. `is_empty`: there is nothing to agree to, as applying it changes nothing.
     """
 
     lines: Iterable[str]
@@ -189,6 +203,11 @@ class Change(Record):
     prove: Callable[[], None] | None = None
     unchanged: str = UNCHANGED
     is_answer: bool = False
+    is_empty: bool = False
+
+    @property
+    def can_be_agreed_to(self) -> bool:
+        return not self.is_empty and self.nothing is None and self.refusal is None
 
 
 def answer(context: RunContext, said: Change | Outcome | None) -> int:
@@ -230,10 +249,10 @@ def carry_out(context: RunContext, change: Change) -> Outcome:
         lines.append(line)
     if context.as_shown:
         mark = mark_of_plan(lines or _preview(change).remarks)
-        if context.dry_run:
-            say(f"{PLAN_MARK}{mark}")
-        elif mark != context.as_shown:
+        if not context.dry_run and mark != context.as_shown:
             raise Refusal(PLAN_CHANGED)
+        if context.dry_run and change.can_be_agreed_to:
+            say(f"{PLAN_MARK}{mark}")
     if change.refusal is not None:
         raise change.refusal
     if context.dry_run:
@@ -295,6 +314,7 @@ _OPTIONS: Mapping[str, tuple[Any, Any]] = {
     "dry_run": (DryRunOption, False),
     "reason": (ReasonOption, ""),
     "as_shown": (AsShownOption, ""),
+    "acting_for": (ActingForOption, ""),
     "run": (RunOption, None),
     "scheduler": (SchedulerOption, "auto"),
     "as_json": (JsonOption, False),
@@ -316,6 +336,8 @@ def with_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     wanted = set(flags) if NO_RUN in flags else {*RUN_NAMES, *flags}
     if DRY_RUN in wanted:
         wanted.add(AS_SHOWN)
+    if REASON in wanted:
+        wanted.add(ACTING_FOR)
     options = {name: option for name, option in _OPTIONS.items() if name in wanted}
     if SCHEDULER in options and SCHEDULER not in flags:
         options[SCHEDULER] = (_UnusedScheduler, "auto")
@@ -326,7 +348,7 @@ def with_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_options(**values: Any) -> int:
         given = {name: values.pop(name) for name in options}
         given["overrides"] = tuple(given.get("overrides") or ())
-        INVOCATION_CARD.set(given.get("run") or "")
+        INVOCATION_CARD.set(named_card(given.get("run")))
         context = RunContext(**given)
         return answer(context, command(**values, **{parameter: context}))
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tr11ops.base.deadline import keep_waiting
 from tr11ops.base.errors import Refusal, WrongUsage
 from tr11ops.base.installed import missing
 from tr11ops.cli.common import say
@@ -77,14 +78,17 @@ def serve(
 
     Reads what `tr11 status --json` and the published document hold: it works on a mount and on a
     mirrored copy, without a scheduler too. Acting needs a token for each person, and shows the same
-    plan and keeps the same journal as the command. Needs the extra tr11[serve].
+    plan and keeps the same journal as the command. Needs tr11's extra `serve`.
+
+    NAME of a token is the person's mail address, or what stands before its @ in the card: as such
+    they take the shift.
 
     Another HOST than this machine's own is taken only with TLS (--cert and --key), or behind a
     proxy that has it.
 
     Examples:
       tr11 serve /scratch/six/checkpoints
-      tr11 serve token ana
+      tr11 serve token ana@example.org
       tr11 serve --listen 0.0.0.0:8811 --cert cert.pem --key key.pem --private
     """
     from tr11ops.alerts.answer_link import usual_key
@@ -125,7 +129,7 @@ def _token(words: Sequence[str], place: Path, revoke: bool) -> Outcome:
     from tr11ops.serve.tokens import make_token, revoke_token
 
     if len(words) != 1:
-        raise WrongUsage("token: give one NAME: tr11 serve token ana")
+        raise WrongUsage("token: give one NAME: tr11 serve token ana@example.org")
     [name] = words
     if revoke:
         revoke_token(place, name)
@@ -164,7 +168,7 @@ def _serve(
 
     import uvicorn
 
-    from tr11ops.base.deadline import keep_waiting
+    from tr11ops.base.stop_signals import obeying
     from tr11ops.serve.app import application
     from tr11ops.serve.poller import RunPoller
 
@@ -194,12 +198,17 @@ def _serve(
     )
     scheme = "https" if tls[0] is not None else "http"
     shown = f"[{host}]" if ":" in host else host
-    say(f"serving on {scheme}://{shown}:{listener.getsockname()[1]}/; Ctrl-C ends")
-    watcher.start()
-    try:
-        uvicorn.Server(config).run(sockets=[listener])
-    except KeyboardInterrupt:
-        pass
-    finally:
-        watcher.stop()
-        listener.close()
+    server = uvicorn.Server(config)
+
+    def stop(_number: int) -> None:
+        """Before the server has its own handlers, and after it has given them back."""
+        server.should_exit = True
+
+    with obeying(stop):
+        say(f"serving on {scheme}://{shown}:{listener.getsockname()[1]}/; Ctrl-C ends")
+        watcher.start()
+        try:
+            server.run(sockets=[listener])
+        finally:
+            watcher.stop()
+            listener.close()

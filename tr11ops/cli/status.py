@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tr11ops.api import Run, run_of
-from tr11ops.base.errors import Refusal
+from tr11ops.base.errors import HubPermanentError, HubUnavailable, Refusal
 from tr11ops.cli.common import (
     EndpointOption,
     VariantOption,
@@ -77,7 +77,6 @@ class RemoteReader:
         """Raises Refusal: what is asked for is not there or not for us; HubUnavailable: nothing may
         be concluded.
         """
-        from tr11ops.base.errors import HubPermanentError, HubUnavailable
         from tr11ops.status.remote import NoSuchVariant
 
         where = f"--remote {self.repository}"
@@ -370,7 +369,7 @@ def _serve(view: View, host: str, port: int) -> Outcome:
         place = f"[{host}]"
     else:
         place = host
-    with obeying(lambda _: over.set()):
+    with obeying(over.obey):
         say(f"metrics on http://{place}:{bound}/metrics; Ctrl-C ends")
         over.wait()
         end()

@@ -91,6 +91,7 @@ def pause(context: Annotated[RunContext, SCHEDULER, JSON, YES, DRY_RUN, REASON])
         apply=plan.apply,
         preview=plan.outcome("dry-run", plan.exempt),
         refusal=refusal,
+        is_empty=before is not None and not to_hold(view.queued, run.user)[0],
     )
 
 
@@ -154,11 +155,11 @@ class Pause(Record):
         """Set the pause, as far as there is a place for it, and put on record that it was wanted."""
         run, path, unmounted = self.run, self.run.directory.paths.pause, self.view.unmounted
         request = new_request(
-            "pause", run.user, why=self.why, directory=run.directory.root, exempt=self.exempt
+            "pause", run.who, why=self.why, directory=run.directory.root, exempt=self.exempt
         )
         is_paused = not unmounted and put_request(run, path, request)
         data = {"request": request.id, "exempt": self.exempt}
-        record(run.directory, "pause", why=self.why, data=data, who=run.user, unmounted=unmounted)
+        record(run.directory, "pause", why=self.why, data=data, who=run.who, unmounted=unmounted)
         if is_paused:
             say(f"paused: {path}")
         return is_paused
@@ -244,6 +245,7 @@ def kill(
         apply=stop.apply,
         preview=Outcome(stop.document("dry-run")),
         refusal=stop.refusal,
+        is_empty=not stop.is_wanted,
     )
 
 
@@ -304,7 +306,10 @@ class Kill(Record):
         if view.read_error:
             lines.append(_without_scheduler(view, "switch"))
         if view.is_idle:
-            rest = "" if view.unmounted else "; launches are refused until the switch is released"
+            if view.unmounted:
+                rest = ""
+            else:
+                rest = "; launches are refused until the switch is released"
             lines.append(f"jobs:       nothing of this run is running or queued{rest}")
         lines += standing_lines(self.run, view)
         if self.now:
@@ -345,7 +350,7 @@ class Kill(Record):
             is_enough = True
             if self.is_new:
                 request = new_request(
-                    "kill-now" if self.now else "kill", run.user, self.why, run.directory.root
+                    "kill-now" if self.now else "kill", run.who, self.why, run.directory.root
                 )
                 is_set, is_enough = self._set(request)
             # before anything ends: no file keeps the next task from training where the switch could

@@ -12,14 +12,20 @@ from tr11ops.base.observed import observed
 from tr11ops.base.units import counted
 from tr11ops.cli.common import directory_of, in_time, say
 from tr11ops.cli.runner import Change, Outcome, RunContext
-from tr11ops.cli.stopping import StopContext, record, run_to_stop, running_lines, standing_lines
+from tr11ops.cli.stopping import (
+    StopContext,
+    record,
+    run_to_stop,
+    running_lines,
+    standing_lines,
+    stop_context,
+)
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.launch.stop_drill import StopDrill
 from tr11ops.observe.readers import looking, open_scheduler
 from tr11ops.queue.held_jobs import can_modify
 from tr11ops.queue.stop import StopView
 from tr11ops.runcard.card import ForeignCard
-from tr11ops.rundir.journal import user_name
 from tr11ops.trainers.proof import StopProof, proof_path, stop_digest, write_proof
 from tr11ops.trainers.stopping import lack_of_asking, way_of
 from trainer.contract.documents import document
@@ -139,7 +145,7 @@ class ForeignDrill(Record):
                 write_proof(card.paths, _given_up(proof))
         path = write_proof(card.paths, proof)
         data = {"result": proof.result, "why": proof.why, "job_id": proof.job_id}
-        record(run.directory, "stop-drill", "", data, who=run.user)
+        record(run.directory, "stop-drill", "", data, who=run.who)
         value = {
             "schema": STOP_DRILL_SCHEMA,
             "run": card.run.name,
@@ -198,7 +204,7 @@ def _run_of(context: RunContext, card: ForeignCard, may_launch: bool) -> StopCon
     if not may_launch or in_time(is_there):
         return run_to_stop(context)
     edge = looking(open_scheduler(context.scheduler))
-    return StopContext(card, directory, edge=edge, user=user_name(), typed=context.run or "")
+    return stop_context(context, directory, edge)
 
 
 def drill_of(

@@ -17,7 +17,9 @@ from tr11ops.base.observed import cause, known, observed
 from tr11ops.base.units import counted, duration
 from tr11ops.cli.common import directory_of, in_time, not_mounted, nothing_there, say
 from tr11ops.cluster.arrays import covers
+from tr11ops.cluster.base import Job, Overview, Scheduler
 from tr11ops.cluster.pending_reasons import is_held
+from tr11ops.observe.files import read_submissions
 from tr11ops.observe.jobs import look_for_directory
 from tr11ops.observe.readers import looking, open_scheduler
 from tr11ops.queue.held_jobs import can_modify, hold, hold_unrecorded, to_hold
@@ -30,6 +32,8 @@ from tr11ops.queue.stop import (
     place_request,
     stop_by_scheduler,
 )
+from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.kinds import refuse_watched
 from tr11ops.rundir.fallback import write_or_fall_back
 from tr11ops.rundir.journal import Journal, user_name
 from tr11ops.rundir.kill_switch import (
@@ -40,14 +44,12 @@ from tr11ops.rundir.kill_switch import (
     other_ways,
     place_fault,
 )
+from tr11ops.rundir.paths import FIRST_LAUNCH, RunDirectory
 from trainer.contract.record import JsonObject, Record
+from trainer.contract.requests import Request
 
 if TYPE_CHECKING:
     from tr11ops.cli.runner import RunContext
-    from tr11ops.cluster.base import Job, Overview, Scheduler
-    from tr11ops.runcard.card import RunCard
-    from tr11ops.rundir.paths import RunDirectory
-    from trainer.contract.requests import Request
 
 T = TypeVar("T")
 POLL_SECONDS = 1.0
@@ -55,7 +57,8 @@ POLL_SECONDS = 1.0
 
 class StopContext(Record):
     """A run, the scheduler that it was launched on, and who looks; `typed` is the card as the
-    person named it.
+    person named it. `user`: whose jobs can be held and cancelled from here; `acting_for`: the person
+    for whom that is done, "" for the same.
     """
 
     card: RunCard
@@ -63,10 +66,21 @@ class StopContext(Record):
     edge: Scheduler
     user: str
     typed: str = ""
+    acting_for: str = ""
+
+    @property
+    def who(self) -> str:
+        """Whom the journal names."""
+        return self.acting_for or self.user
 
     def command(self, words: str) -> str:
         """A command of tr11 for this run, as it is typed here."""
         return command_for(self.typed, words)
+
+    def launch(self) -> str:
+        """The launch that queues as many tasks as the last one, as it is typed here."""
+        found = known(read_submissions(self.directory)[0], ())
+        return self.command(found[0].launch_words if found else FIRST_LAUNCH)
 
     def look(self, needs_directory: bool = True) -> StopView:
         """What of the run is running and waiting now. Raises Refusal where its directory is needed
@@ -105,8 +119,6 @@ def run_to_stop(context: RunContext, is_releasing: bool = False) -> StopContext:
 
     What was launched on one scheduler is stopped there, whatever else this machine has.
     """
-    from tr11ops.runcard.kinds import refuse_watched
-
     card = in_time(lambda: context.card)
     refuse_watched(card)
     directory, scheduler = directory_of(card), context.scheduler
@@ -117,7 +129,19 @@ def run_to_stop(context: RunContext, is_releasing: bool = False) -> StopContext:
     )
     edge = looking(open_scheduler(kind))
     in_time(lambda: guard(directory, edge, is_releasing), hint=hint)
-    return StopContext(card, directory, edge=edge, user=user_name(), typed=context.run or "")
+    return stop_context(context, directory, edge)
+
+
+def stop_context(context: RunContext, directory: RunDirectory, edge: Scheduler) -> StopContext:
+    """The run of a command line, which is stopped by its user, for the person who asks."""
+    return StopContext(
+        context.card,
+        directory,
+        edge=edge,
+        user=user_name(),
+        typed=context.run or "",
+        acting_for=context.who,
+    )
 
 
 def guard(directory: RunDirectory, scheduler: Overview, is_releasing: bool = False) -> None:
@@ -134,7 +158,7 @@ def guard(directory: RunDirectory, scheduler: Overview, is_releasing: bool = Fal
         and not look_for_directory(directory, scheduler, time.time())
     ):
         raise nothing_there(directory)
-    other = known(observed(lambda: look_at_switch(directory)), SwitchLocation()).other_run
+    other = known(observed(look_at_switch, directory), SwitchLocation()).other_run
     if other:
         raise WrongUsage(
             f"{directory.kill_switch} belongs to another run, {other}: leave run.kill_switch out of the card",
@@ -268,7 +292,10 @@ def way_on(run: StopContext, view: StopView) -> str:
         )
     if view.unmounted:
         return f"to let it go on: mount {run.directory.root}, then type {run.command('resume')}"
-    return f"to let it go on: {run.command('resume')}"
+    more = ""
+    if not (view.queued or view.unread or view.read_error):
+        more = f", then {run.launch()}, for nothing is queued"
+    return f"to let it go on: {run.command('resume')}{more}"
 
 
 def hold_queued(run: StopContext, view: StopView, why: str, has_file: bool) -> tuple[str, ...]:
@@ -282,7 +309,7 @@ def hold_queued(run: StopContext, view: StopView, why: str, has_file: bool) -> t
         result = hold_unrecorded(mine, run.edge, view.unmounted)
     else:
         result = hold(
-            run.directory, mine, scheduler=run.edge, who=run.user, why=why, must_record=False
+            run.directory, mine, scheduler=run.edge, who=run.who, why=why, must_record=False
         )
     unmarked = ""
     if result.unrecorded:
@@ -311,7 +338,7 @@ def hold_queued(run: StopContext, view: StopView, why: str, has_file: bool) -> t
             "held",
             why=why,
             data={"jobs": list(result.done)},
-            who=run.user,
+            who=run.who,
             unmounted=view.unmounted,
         )
     for job in others:
@@ -432,7 +459,10 @@ def fall_back(run: StopContext, view: StopView, request: int, minutes: float) ->
         if answered:
             say(f"tr11: job {job.job_id}: {answered}")
         if not can_modify(job, run.user):
-            command = "scancel" if run.edge.name == "slurm" else "a cancellation of job"
+            if run.edge.name == "slurm":
+                command = "scancel"
+            else:
+                command = "a cancellation of job"
             say(
                 f"tr11: job {job.job_id} {late}: call {job.user}, who owns it, for `{command} {job.job_id}`"
             )
@@ -444,7 +474,7 @@ def fall_back(run: StopContext, view: StopView, request: int, minutes: float) ->
             "stop-fallback",
             why=late,
             data=data,
-            who=run.user,
+            who=run.who,
             unmounted=view.unmounted,
         )
         try:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from shlex import join
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from msgspec.structs import replace
@@ -24,17 +24,14 @@ from tr11ops.filesystems.look import FilesystemResult, NicedRunner, look_at, rea
 from tr11ops.filesystems.report import FilesystemReport, HeldBytes, judge, lines, value
 from tr11ops.filesystems.sources import SOURCES
 from tr11ops.logs.lines import plain
+from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.sections import parse_time_limit
 from tr11ops.rundir.checkpoint_scan import list_rows
 from tr11ops.rundir.disk_usage import Usage, append_usage, read_usage
+from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.permissions import PermissionTally, PermissionWalk
 from tr11ops.watchdog.situation import alert
 from trainer.contract.files import user_of
-
-if TYPE_CHECKING:
-    from tr11ops.runcard.card import RunCard
-    from tr11ops.rundir.paths import RunDirectory
-
 
 # ----------------------------------------------------------------------------- fs-watchdog
 RIGHTS_SECONDS = 300.0  # for the walk over the run's files
@@ -126,7 +123,7 @@ def _report(
 
 def _held(directory: RunDirectory) -> HeldBytes | None:
     """What is held of another trainer's checkpoints; None where that is nothing, or cannot be seen."""
-    rows = known(observed(partial(list_rows, directory.paths.checkpoints, None)), [])
+    rows = known(observed(list_rows, directory.paths.checkpoints, None), [])
     held = [row for row in rows if row.foreign]
     if not held:
         return None

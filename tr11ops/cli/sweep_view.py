@@ -20,6 +20,7 @@ from tr11ops.cli.common import USUAL, directory_of, drawing_console, in_time, re
 from tr11ops.cli.launch_view import check_lines, checks_value
 from tr11ops.cli.progress import look_again
 from tr11ops.cli.runner import JSON, NO_RUN, SCHEDULER, Outcome, RunContext
+from tr11ops.cluster.base import Scheduler
 from tr11ops.cluster.select import SharedOverview
 from tr11ops.launch.facts import LaunchRequest
 from tr11ops.launch.session import LaunchJob, LaunchView
@@ -51,7 +52,6 @@ from trainer.contract.record import JsonObject, Record
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from tr11ops.cluster.base import Scheduler
 
 SCHEMA = 1
 WATCH_SECONDS = 5.0

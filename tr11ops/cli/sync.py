@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -32,6 +32,7 @@ from tr11ops.hub.base import Progress, Repository, find_credentials, hub_retries
 from tr11ops.hub.client import Hub
 from tr11ops.hub.sync import preview, sync_once
 from tr11ops.hub.sync_files import RunningDigests
+from tr11ops.hub.sync_plan import Note, Send
 from tr11ops.hub.sync_round import (
     LoopClock,
     SyncOutcome,
@@ -42,12 +43,9 @@ from tr11ops.hub.sync_round import (
     write_confirmed,
     write_revoked,
 )
+from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.claims import ClaimTaken
 from tr11ops.status.publish import document
-
-if TYPE_CHECKING:
-    from tr11ops.hub.sync_plan import Note, Send
-    from tr11ops.runcard.card import RunCard
 
 SCHEMA = 1
 SHOWN_FILES = 20

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from tr11ops.base.errors import Refusal, WrongUsage
+from tr11ops.base.errors import WrongUsage
 from tr11ops.base.installed import require
 from tr11ops.cli.common import is_terminal
 from tr11ops.cli.runner import NO_RUN, SCHEDULER, Outcome, RunContext
-
-if TYPE_CHECKING:
-    from tr11ops import api
 
 SHORTEST_SECONDS = 2.0
 
@@ -51,19 +47,7 @@ def top(
     if not is_terminal():
         raise WrongUsage("tr11 top needs a terminal; type: tr11 list")
     from tr11ops.top.app import TopApp
+    from tr11ops.top.looks import RunLooks
 
-    def find() -> Sequence[api.Run | Refusal]:
-        return list(_runs(places, context.scheduler))
-
-    TopApp(find, every).run()
+    TopApp(RunLooks(places, context.scheduler), every).run()
     return Outcome()
-
-
-def _runs(places: Sequence[Path], scheduler: str) -> Iterator[api.Run | Refusal]:
-    from tr11ops import api
-
-    for place in places:
-        try:
-            yield from api.runs_below(place, scheduler)
-        except OSError as error:
-            yield Refusal(f"{error.filename or place}: {error.strerror or error}")

@@ -126,11 +126,7 @@ class Session:
     def follow(self, claims: ClaimFolder, claim: Claim) -> None:
         """Send what is new again and again, until a signal. A tracker that fails is tried again."""
         over = StopEvent()
-
-        def end(_signal: int) -> None:
-            over.set()
-
-        with obeying(end):
+        with obeying(over.obey):
             say(f"following into {self._where}; Ctrl-C ends")
             wait, told = FOLLOW_SECONDS, ""
             while True:

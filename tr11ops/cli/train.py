@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tr11ops.agent.rendezvous import Rendezvous, read_rendezvous
+from tr11ops import __version__
+from tr11ops.agent.rendezvous import LARGEST_COUNT, Rendezvous, read_rendezvous
 from tr11ops.base.errors import Refusal, RendezvousError, WrongUsage
 from tr11ops.base.installed import TRAINING, require
 from tr11ops.cli import completion
@@ -25,13 +26,23 @@ from tr11ops.launch.plan import agent_command, resolved_card
 from tr11ops.launch.preflight import preflight
 from tr11ops.launch.submit import hold_launch_lock, keep_inputs
 from tr11ops.observe.readers import open_scheduler
-from tr11ops.runcard.card import OwnCard, RunCard, load_card, paths_of_refused, resolved
+from tr11ops.runcard.card import (
+    OwnCard,
+    RunCard,
+    load_card,
+    paths_of_refused,
+    resolved,
+    tables_in,
+    text_in,
+)
 from tr11ops.runcard.check import Level, verdict
 from tr11ops.runcard.kinds import refuse_watched
-from tr11ops.runcard.load import apply_overrides, read_tables, values_here
+from tr11ops.runcard.load import apply_overrides, values_here
 from tr11ops.rundir.journal import Journal, user_name
 from tr11ops.rundir.paths import new_tag
 from trainer.config.base import CardError
+from trainer.contract.documents import document
+from trainer.contract.files import host_name
 from trainer.contract.state_file import read_json
 
 # ----------------------------------------------------------------------------- eval
@@ -133,7 +144,7 @@ def evaluate(
 
 def _workers_of(context: RunContext) -> int:
     """Tensor x pipeline of the card, before it is known whether the card fits this machine."""
-    tables, _ = apply_overrides(read_tables(context.card_path), context.overrides, OwnCard)
+    tables, _ = apply_overrides(tables_in(context.card_path), context.overrides, OwnCard)
     parallel = tables.get("parallel", {})
     if isinstance(parallel, dict):
         degrees = [parallel.get(key, 1) for key in ("tensor", "pipeline")]
@@ -288,7 +299,7 @@ def train(
     tag = new_tag()
     lock = hold_launch_lock(directory.launch_lock)
     paths = directory.submission(tag)
-    keep_inputs(paths, path.read_text(encoding="utf-8", errors="replace"), resolved_card(card))
+    keep_inputs(paths, text_in(path), resolved_card(card))
     job_id = f"foreground-{tag}"
     command = [
         *agent_command("batch", paths.card, tag),
@@ -316,12 +327,8 @@ def _tell_node_0(
     why: str,
 ) -> None:
     """Where this is another node than 0 and cannot train: node 0 must not wait for it."""
-    from tr11ops import __version__
     from tr11ops.agent.join import Joining, tell_refusal
     from tr11ops.agent.peers import Newcomer
-    from tr11ops.agent.rendezvous import LARGEST_COUNT
-    from trainer.contract.documents import document
-    from trainer.contract.files import host_name
 
     try:
         rendezvous, _ = read_rendezvous(*options, os.environ, LARGEST_COUNT)
@@ -362,12 +369,9 @@ def _join(card: RunCard, rendezvous: Rendezvous, seconds: float, until_finished:
     """Run the part of a node other than 0; what is checked of the run is checked on node 0, this
     node's health here.
     """
-    from tr11ops import __version__
     from tr11ops.agent.allocation import claim_gpus
     from tr11ops.agent.join import Joining, join
     from tr11ops.agent.peers import Newcomer
-    from trainer.contract.documents import document
-    from trainer.contract.files import host_name
 
     os.umask(os.umask(0) & ~0o070)
     hello = document(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -23,15 +23,13 @@ from tr11ops.cli.common import drawing_console, say, span_option
 from tr11ops.cli.runner import JSON, NO_RUN, Outcome, RunContext
 from tr11ops.cluster.arrays import compress, expand
 from tr11ops.twin.fault_kinds import KINDS, find_kind
+from tr11ops.twin.fault_store import InjectedFault
 from tr11ops.twin.faults import active, inject
 from tr11ops.twin.faults import heal as heal_twin
 from tr11ops.twin.machine import advice
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import HOME_VARIABLE, NAME_VARIABLE, Twin, TwinStatus
 from trainer.contract.record import JsonObject
-
-if TYPE_CHECKING:
-    from tr11ops.twin.fault_store import InjectedFault
 
 FAULT_SCHEMA = 1
 TWIN_SCHEMA = 1

@@ -23,7 +23,7 @@ from tr11ops.cli.trainer import WorldSizeOption
 from tr11ops.cluster.arrays import names_of
 from tr11ops.cluster.base import Job, JobState, Scheduler
 from tr11ops.dialects.dialect import Dialect, dialect_named, names
-from tr11ops.launch.watched import fault_in, make_run_directory
+from tr11ops.launch.watched import fault_in, keep_attempt, make_run_directory
 from tr11ops.observe.look import facts_of
 from tr11ops.observe.readers import looking, open_scheduler
 from tr11ops.runcard.card import ForeignCard, RunCard, load_card
@@ -304,6 +304,8 @@ class Watching:
             if known is not None:
                 watcher.watched = known
             try:
+                if job is not None:
+                    keep_attempt(job, self.told, paths)
                 watcher.look(job, time.time())
             except OSError as error:
                 raise Unobserved(f"{self.root} cannot be written to: {cause(error)}") from None

@@ -135,7 +135,7 @@ CELL = "tr11-cell"  # a word in the comment of such a task: its namesakes are kn
 _MARKS = re.compile(r"tr11-tasks:(\d+=[^\s,=]+(?:,\d+=[^\s,=]+)*)(?: (.*))?", re.DOTALL)
 
 
-def array_comment(marks: Mapping[int, str], more: str = "") -> str:
+def array_comment(marks: Mapping[int, str], more: str) -> str:
     """The comment of an array whose task `number` is the run that `marks[number]` names:
     `TAG@MARK`.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -116,12 +117,12 @@ def may_start(words: Iterable[str]) -> StateAnswer:
     """May the scheduler start new work on a node with these words, now or when what holds it has
     ended?
     """
-    return _worst(state.starts for state in _rows(words))
+    return _answers(frozenset(words))[0]
 
 
 def runs_on(words: Iterable[str]) -> StateAnswer:
     """Does work go on that runs on a node with these words? NO: the node is gone."""
-    return _worst(state.runs_on for state in _rows(words))
+    return _answers(frozenset(words))[1]
 
 
 def is_gone(words: Iterable[str]) -> bool:
@@ -136,8 +137,11 @@ def is_silent(words: Iterable[str]) -> bool:
     return "not_responding" in set(words)
 
 
-def _rows(words: Iterable[str]) -> list[NodeState]:
-    return [_BY_NAME[word] for word in words if word in _BY_NAME] or [_BY_NAME["unknown"]]
+@lru_cache  # thousands of nodes have a few sets of words, and are asked of again and again
+def _answers(words: frozenset[str]) -> tuple[StateAnswer, StateAnswer]:
+    """Whether new work may start on a node with these words, and whether work that is there runs on."""
+    rows = [_BY_NAME[word] for word in words if word in _BY_NAME] or [_BY_NAME["unknown"]]
+    return _worst(row.starts for row in rows), _worst(row.runs_on for row in rows)
 
 
 def _worst(answers: Iterable[StateAnswer]) -> StateAnswer:

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from tr11ops.base.errors import SchedulerError
 from tr11ops.base.nvidia import uuids
-from tr11ops.base.processes import adopt_orphans, is_living, show_as
+from tr11ops.base.processes import adopt_orphans, is_living, leave, show_as
 from tr11ops.cluster.base import JobState
 from tr11ops.cluster.local_machine import (
     DEVICES_VARIABLE,
@@ -166,9 +166,10 @@ class LocalSupervisor:
                     with contextlib.suppress(BrokenPipeError):
                         os.write(task.step.control, b"SIGUSR1\n")
                 if task.ending is None and (now >= task.limit_at or task.raw_id in cancelled):
-                    task.ending = (
-                        JobState.CANCELLED if task.raw_id in cancelled else JobState.TIMEOUT
-                    )
+                    if task.raw_id in cancelled:
+                        task.ending = JobState.CANCELLED
+                    else:
+                        task.ending = JobState.TIMEOUT
                     self._begin_end(task, now + self.settings.kill_wait_seconds)
                 elif task.kill_at is not None and now >= task.kill_at:
                     send(self._processes(task), signal.SIGKILL)
@@ -405,4 +406,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

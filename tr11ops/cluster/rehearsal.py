@@ -11,24 +11,32 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-_FIX = "use another card, or start a twin: tr11 twin up"
+REHEARSAL_FIX = (
+    "take the section out of the card to train here, or rehearse on a twin: "
+    '`tr11 twin up`, then `eval "$(tr11 twin env)"`'
+)
 
 
-def rehearsal_refusal(environment: Mapping[str, str]) -> str:
-    """Why a rehearsal may not run with this environment's scheduler; empty when that is a twin.
+def rehearsal_refusal(environment: Mapping[str, str], scheduler: str = "") -> str:
+    """Why a rehearsal may not run with this environment's scheduler; empty when that is a twin. REHEARSAL_FIX
+    says what to do about it.
+
+    `scheduler`: the one that was chosen, where it is not the environment's to say.
 
     A twin is known by its own record beside the slurm.conf in use (`tr11ops.twin.twin` writes it),
     which must agree with it on cluster, port and, on a node, on the node's name.
     """
-    fault = _fault(environment)
+    fault = _fault(environment, scheduler or environment.get("TR11_SCHEDULER", ""))
     if fault:
-        return f"a card with [rehearsal] trains nothing, so it runs on a twin alone, and {fault}: {_FIX}"
+        return (
+            f"a card with a [rehearsal] section trains nothing, and runs on a twin alone; {fault}"
+        )
     return ""
 
 
-def _fault(environment: Mapping[str, str]) -> str:
-    if environment.get("TR11_SCHEDULER") == "local":
-        return "this is the embedded scheduler"
+def _fault(environment: Mapping[str, str], scheduler: str) -> str:
+    if scheduler == "local":
+        return "the embedded scheduler (--scheduler local) is none"
     conf = Path(environment.get("SLURM_CONF") or "/etc/slurm/slurm.conf")
     try:
         record = json.loads((conf.parent / "twin.json").read_text(encoding="utf-8"))
@@ -38,10 +46,10 @@ def _fault(environment: Mapping[str, str]) -> str:
         port = int(record["first_port"])
         lines = conf.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError, TypeError, KeyError):
-        return f"{conf} is not a twin's"
+        return f"Slurm's configuration {conf} is not a twin's"
     node = environment.get("SLURMD_NODENAME")
     if f"ClusterName={cluster}" not in lines or f"SlurmctldPort={port}" not in lines:
-        return f"{conf} is not what its twin wrote"
+        return f"Slurm's configuration {conf} is not what its twin wrote"
     if environment.get("SLURM_CLUSTER_NAME", cluster) != cluster:
         return f"this job is of cluster {environment['SLURM_CLUSTER_NAME']}"
     if node is not None and node not in nodes:

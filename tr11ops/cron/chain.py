@@ -82,11 +82,12 @@ def choose_placement(
         key=lambda one: (one.name == training, bool(trained_on & set(one.node_names)), one.name),
     )
     shared = bool(trained_on & set(best.node_names))
-    note = (
-        "its nodes are the training's: on a full cluster the watchdog waits behind the training"
-        if shared
-        else ""
-    )
+    if shared:
+        note = (
+            "its nodes are the training's: on a full cluster the watchdog waits behind the training"
+        )
+    else:
+        note = ""
     return JobPlacement(best.name, _memory(best, by_name), note)
 
 

@@ -399,7 +399,10 @@ def _scripts(folder: Path) -> list[Path]:
 
 
 def _job(card: RunCard, path: Path, chain: ChainName, unwanted: str) -> PeriodicJob:
-    limit = card.cron.hourly_time_limit if chain == "hourly" else card.cron.daily_time_limit
+    if chain == "hourly":
+        limit = card.cron.hourly_time_limit
+    else:
+        limit = card.cron.daily_time_limit
     seconds = parse_time_limit(limit)
     if unwanted:
         asked = None

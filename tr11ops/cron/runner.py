@@ -244,18 +244,20 @@ class CronContext(Record):
 
 
 def tr11_command(words: Iterable[str], card: Path, overrides: Iterable[str] = ()) -> list[str]:
-    """A command line of this installation, whatever the folder holds that it is started in."""
-    command = [sys.executable, "-P", "-c", ENTRY, *words, "--run", str(card)]
+    """A command line of this installation, whatever the folder holds that it is started in. Python
+    is told on it to write at once, and in UTF-8: jobs that it submits would inherit variables.
+    """
+    command = [sys.executable, "-P", "-u", "-X", "utf8", "-c", ENTRY, *words, "--run", str(card)]
     for change in overrides:
         command += ["--set", change]
     return command
 
 
 def child_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """`base` so that Python finds this installation, and writes at once."""
+    """`base` so that Python finds this installation."""
     root = code_root()
     path = base.get("PYTHONPATH", "")
-    found = {**base, "PYTHONUNBUFFERED": "1"}
+    found = dict(base)
     if root is not None and str(root) not in path.split(":"):
         if path:
             found["PYTHONPATH"] = f"{root}:{path}"
@@ -308,10 +310,8 @@ def _last(context: CronContext, name: str) -> PeriodicJobState | None:
     """
     if context.fallback is None:
         return _read_last(context.directory, name)
-    in_directory = known(observed(lambda: _read_last(context.directory, name)), None)
-    return later(
-        in_directory, known(observed(lambda: fallback_round(context.directory, name)), None)
-    )
+    in_directory = known(observed(_read_last, context.directory, name), None)
+    return later(in_directory, known(observed(fallback_round, context.directory, name), None))
 
 
 def _read_last(directory: RunDirectory, name: str) -> PeriodicJobState | None:

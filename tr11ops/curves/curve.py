@@ -186,9 +186,10 @@ def curve_of(
             distance = record.iteration - iterations[-1]
         else:
             distance = 1
-        seconds = (
-            record.seconds_per_iteration if math.isfinite(record.seconds_per_iteration) else 0.0
-        )
+        if math.isfinite(record.seconds_per_iteration):
+            seconds = record.seconds_per_iteration
+        else:
+            seconds = 0.0
         spent = (hours[-1] if hours else 0.0) + distance * seconds / 3600.0
         own = _measured(record, value)
         iterations.append(record.iteration)
@@ -222,7 +223,10 @@ def _place(record: MeasuredStep, axis: str) -> float:
     """NaN where the log does not count what the axis is of."""
     if axis == "iteration":
         return float(record.iteration)
-    count = record.consumed_samples if axis == "samples" else record.consumed_tokens
+    if axis == "samples":
+        count = record.consumed_samples
+    else:
+        count = record.consumed_tokens
     if count is None or (not count and record.iteration):
         return math.nan
     return float(count)

@@ -51,7 +51,7 @@ def down(snapshot: Snapshot) -> Iterator[Finding]:
         f"{snapshot.run.name} is neither running nor queued",
         evidence=tuple(_evidence(snapshot)),
         fix=derived.command(snapshot, _what_helps(snapshot)),
-        then=(derived.command(snapshot, last_launch(snapshot)),),
+        then=(derived.command(snapshot, derived.launch_again(snapshot)),),
         since=_since(snapshot),
     )
 
@@ -77,21 +77,7 @@ def _what_helps(snapshot: Snapshot) -> str:
     marker = derived.last_marker(snapshot)
     if marker is not None and marker.reason in BAD_REASONS:
         return "logs"
-    return last_launch(snapshot)
-
-
-def last_launch(snapshot: Snapshot) -> str:
-    """The launch that was last typed, as words of a command."""
-    newest = next(iter(known(snapshot.submissions, ())), None)
-    if newest is None:
-        return "launch --array 1-10"
-    if newest.array is None:
-        words = ["launch"]
-    else:
-        words = ["launch --array", newest.array.partition("%")[0]]
-    if newest.scheduler == "local":  # else Slurm would be taken where there is one
-        words.append("--scheduler local")
-    return " ".join(words)
+    return derived.launch_again(snapshot)
 
 
 def _evidence(snapshot: Snapshot) -> Iterator[str]:
@@ -266,5 +252,5 @@ def lingering(snapshot: Snapshot) -> Iterator[Finding]:
                 subject=job.job_id,
                 evidence=(f"end marker: {marker.reason} {marker.place}, from {marker.host}",),
                 fix=derived.command(snapshot, "kill --now --wait"),
-                then=(derived.command(snapshot, "resume"),),
+                then=derived.go_on(snapshot),
             )

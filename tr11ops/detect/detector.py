@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum, StrEnum
 from functools import total_ordering
+from itertools import chain
 from typing import TypeAlias
 
 from msgspec.structs import replace
@@ -77,6 +78,10 @@ STANDS_STILL = frozenset(
 )
 
 
+# Faults with which the training goes on, and takes longer.
+COSTS_TIME = frozenset({"slow", "slow-node"})
+
+
 class Finding(Record):
     """One conclusion from a snapshot.
 
@@ -120,6 +125,24 @@ class Finding(Record):
     def fingerprint(self) -> str:
         """Of its incident: the same detector and the same identity have the same."""
         return fingerprint(self.detector, self.identity)
+
+    @property
+    def costs_time(self) -> bool:
+        """Whether the training goes on with it, and takes longer: what is merely worth knowing does not."""
+        return self.detector in COSTS_TIME and self.severity is not Severity.INFO
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """All that is to be typed against it, one after another: of a first cause (`by_cause`) also what lets
+        go on what followed from it.
+        """
+        after = once_fixed(self.fix, self.then, *(one.then for one in self.consequences))
+        return tuple(filter(None, (self.fix, *after)))
+
+
+def once_fixed(fix: str | None, *then: Iterable[str]) -> tuple[str, ...]:
+    """What is still to be typed when the `fix` of a fault has helped, each command once."""
+    return tuple(command for command in dict.fromkeys(chain(*then)) if command not in {"", fix})
 
 
 Judge: TypeAlias = Callable[[Snapshot], Iterator[Finding]]
@@ -372,6 +395,11 @@ def by_cause(findings: Iterable[Finding]) -> tuple[Finding, ...]:
             following.setdefault(id(cause), []).append(left)
     told = [_with(finding, following.get(id(finding), [])) for finding in first]
     return tuple(sorted(told, key=lambda finding: lead(finding.detector, finding.severity)))
+
+
+def slow_by_cause(findings: Iterable[Finding]) -> list[Finding]:
+    """Of the first causes those that make a training slow, in the order of `by_cause`."""
+    return [finding for finding in by_cause(findings) if finding.costs_time]
 
 
 def _with(finding: Finding, consequences: list[Finding]) -> Finding:

@@ -15,6 +15,7 @@ from tr11ops.detect.nodes_left import (
     bad_nodes,
     cannot_return,
     excluded_in_partition,
+    excluded_nodes,
     exclusion_limit,
     fault_of_cap,
     is_last_meant,
@@ -26,6 +27,7 @@ from tr11ops.detect.nodes_left import (
     partition_of,
     spare_nodes,
     start_next,
+    state_words,
     take_back,
     training_count,
     unusable_nodes,
@@ -272,7 +274,7 @@ def _about_node(
         title,
         subject=job.job_id,
         identity=(node.name,),
-        evidence=(_state_of(node), *evidence),
+        evidence=(state_words(node), *evidence),
         fix=fix,
         by_itself=by_itself,
         since=since,
@@ -306,7 +308,7 @@ def _of_ended_attempt(snapshot: Snapshot, attempt: Attempt, node: Node) -> Findi
         title,
         subject=label,
         identity=(node.name,),
-        evidence=(_state_of(node),),
+        evidence=(state_words(node),),
         fix="".join(commands[:1]),
         then=commands[1:],
         by_itself=goes_on,
@@ -325,13 +327,6 @@ def _job_after(snapshot: Snapshot, attempt: Attempt) -> str:
         if derived.stop_of(snapshot) is None:
             return f"The run goes on in job {job.job_id}, which is queued, by itself: there is nothing to type."
     return ""
-
-
-def _state_of(node: Node) -> str:
-    reason = ""
-    if node.reason:
-        reason = f" ({node.reason})"
-    return f"{node.name}: {'+'.join(sorted(node.states))}{reason}"
 
 
 @detector(
@@ -401,15 +396,21 @@ def no_spare(snapshot: Snapshot) -> Iterator[Finding]:
         return
     for job in snapshot.active_jobs:
         if newest.job_id in derived.identifiers(job) and not has_ended(snapshot, job):
+            launched = known(snapshot.training.launch_nodes, None) or ()
+            meant = excluded_nodes(snapshot).intersection(launched) - lost_nodes(snapshot)
             usable = {*job.nodes} - unusable_nodes(snapshot)
-            lost = first_few([name for name in newest.nodes if name not in usable], NODES_NAMED)
+            gone = [name for name in newest.nodes if name not in usable | meant]
+            began = f"it began with {counted(len(newest.nodes), 'node')} and trains on {training}"
+            for word, names in (("lost", gone), ("excluded while it trains there", sorted(meant))):
+                if names:
+                    began += f"; {word}: {first_few(names, NODES_NAMED)}"
             yield Finding(
                 no_spare.name,
                 Severity.INFO,
                 f"job {job.job_id} runs on without a spare node: at the next loss it ends",
                 subject=job.job_id,
                 evidence=(
-                    f"it began with {counted(len(newest.nodes), 'node')} and trains on {training}; lost: {lost}",
+                    began,
                     _behind(snapshot, "what it has not saved by then is trained again"),
                 ),
             )

@@ -8,8 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import counted
 from tr11ops.cluster.base import Job, JobState, Node, is_loss_alone
-from tr11ops.cluster.pending_reasons import is_held, with_room
-from tr11ops.detect.attempts import last_launch
+from tr11ops.cluster.pending_reasons import Cause, is_held, reason_of_job, with_room
 from tr11ops.detect.detector import HELD_FOR_FAULT
 from tr11ops.observe import derived
 from tr11ops.observe.jobs import standing_holds
@@ -134,6 +133,14 @@ def lost_nodes(snapshot: Snapshot) -> frozenset[str]:
     return frozenset(
         node.name for node in known(snapshot.nodes, ()) if node.is_gone or node.is_silent
     )
+
+
+def state_words(node: Node) -> str:
+    """A node as the scheduler sees it now: `n07: down+not_responding (Not responding)`."""
+    reason = ""
+    if node.reason:
+        reason = f" ({node.reason})"
+    return f"{node.name}: {'+'.join(sorted(node.states))}{reason}"
 
 
 def unusable_nodes(snapshot: Snapshot) -> frozenset[str]:
@@ -351,8 +358,12 @@ def exclusion_limit(snapshot: Snapshot) -> ExclusionLimit | None:
 
 def exclude_command(snapshot: Snapshot, node: str, reason: str) -> str:
     """The command that excludes a node for a reason: with `--force` where it would be refused for
-    the limit.
+    the limit. Of one that is excluded already, and is used still, what comes next: the first step of
+    `start_again`.
     """
+    if node in excluded_nodes(snapshot):
+        for step in start_again(snapshot, node):
+            return step
     limit = exclusion_limit(snapshot)
     force = ""
     if limit is not None and limit.forbids([node], excluded_nodes(snapshot)):
@@ -367,12 +378,49 @@ def start_next(snapshot: Snapshot) -> tuple[str, ...]:
     if derived.stop_of(snapshot) is not None or derived.startable_jobs(snapshot):
         return ()
     if not snapshot.pending_jobs:
-        return (derived.command(snapshot, last_launch(snapshot)),)
+        return (derived.command(snapshot, derived.launch_again(snapshot)),)
     for hold in standing_holds(snapshot):
-        return after_hold(snapshot, hold.why) or (derived.command(snapshot, "resume"),)
-    for job in filter(is_held, snapshot.pending_jobs):
+        return after_hold(snapshot, hold.why) or (release_of_ours(snapshot),)
+    return start_of(snapshot, max(snapshot.pending_jobs, key=is_held))
+
+
+def release_of_ours(snapshot: Snapshot) -> str:
+    """What lets go on what tr11 holds: with the card as it is now where the trainer refused the last one,
+    which it would refuse again.
+    """
+    refused = derived.was_refused(snapshot)
+    return derived.command(snapshot, "launch --replace" if refused else "resume")
+
+
+def start_of(snapshot: Snapshot, job: Job) -> tuple[str, ...]:
+    """What lets a queued job start that does not by itself, and that tr11 does not hold, one command after
+    another.
+
+    `launch --repair` cancels what can never start, and launches it again with the same card: it leaves alone
+    what waits for a person, and helps not where fewer nodes are left than the card asks for. For these
+    `launch --replace` queues the card as it is now.
+    """
+    replace, cause = derived.command(snapshot, "launch --replace"), reason_of_job(job).cause
+    if is_held(job):
         return (derived.scheduler_command(snapshot, "scontrol release", job),)
-    return (derived.command(snapshot, "launch --repair"),)
+    if cause is Cause.UNKNOWN:
+        return (derived.scheduler_command(snapshot, "scontrol show job", job),)
+    if job.reason == "PartitionTimeLimit":
+        # what it gives now: no launch passes before the card or the site is changed
+        return f"scontrol show partition {job.partition}", replace
+    if cause is not Cause.REQUEST:
+        return (replace,)
+    spares = ""
+    if asks_too_many(snapshot, job):
+        spares = fewer_spares(snapshot, usable_nodes(snapshot, job.partition))
+    return (f"{replace} {spares}" if spares else derived.command(snapshot, "launch --repair"),)
+
+
+def asks_too_many(snapshot: Snapshot, job: Job) -> bool:
+    """Whether a queued job can never start because it asks for more nodes than can be used."""
+    usable = usable_nodes(snapshot, job.partition)
+    is_refused = job.reason.startswith("BadConstraints")
+    return is_refused and usable is not None and job.node_count > usable
 
 
 def after_hold(snapshot: Snapshot, why: str) -> tuple[str, ...]:
@@ -386,7 +434,7 @@ def after_hold(snapshot: Snapshot, why: str) -> tuple[str, ...]:
     if not refused:
         return ()
     left = [node for node in refused if node not in excluded_nodes(snapshot)]
-    return *without_bad_nodes(snapshot, left), derived.command(snapshot, "resume")
+    return *without_bad_nodes(snapshot, left), *derived.train_on(snapshot)
 
 
 def fault_of_cap(snapshot: Snapshot) -> str:

@@ -38,7 +38,7 @@ GOES_BACK = (
 def loss_not_finite(snapshot: Snapshot) -> Iterator[Finding]:
     """The last logged loss is not a number: every step from here on is wasted.
 
-    What to do: end it at once, go back to a checkpoint from before, and pass over the data since.
+    What to do: end it at once, go back to a checkpoint from before, and skip the data since.
 
     Looks at the last step, and where that is a number, at the last ten of its launch: a training
     that recovered by itself has skipped the bad batch; fewer numbers in a row than were none are no
@@ -80,7 +80,7 @@ def loss_not_finite(snapshot: Snapshot) -> Iterator[Finding]:
         passed = iterations(first.iteration, last.iteration)
         is_open = bool(stop) and is_rollback(fix)
         more = ", and of those that follow until it stops" if is_open else ""
-        evidence.append(f"`{fix}` passes over the data of {passed}{more}")
+        evidence.append(f"`{fix}` skips the data of {passed}{more}")
         then = after_passing(snapshot, fix)
     if stop:
         fix, then = stop, _after_stop(snapshot, fix)

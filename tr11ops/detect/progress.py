@@ -347,7 +347,7 @@ def _of_logs(snapshot: Snapshot, job: Job, title: str, reason: str) -> Finding:
         subject=job.job_id,
         evidence=evidence,
         fix=derived.command(snapshot, "checkpoint-now --wait"),
-        then=(derived.command(snapshot, "kill --wait"), derived.command(snapshot, "resume")),
+        then=(derived.command(snapshot, "kill --wait"), *derived.go_on(snapshot)),
     )
 
 
@@ -363,6 +363,15 @@ def stacks_since(snapshot: Snapshot, job: Job, moment: float | None) -> KeptStac
     names = derived.identifiers(job)
     found = [one for one in known(snapshot.training.stacks, ()) if one.job_id in names]
     return next((one for one in found if moment is not None and one.time >= moment), None)
+
+
+def holds_up(kept: KeptStacks | None, since: float | None) -> str:
+    """The one node that holds a job up which hangs since then, by its stacks; "" where none or several
+    are named, or one only in a single look that may have met a rank on its way.
+    """
+    if kept is None or since is None or len(kept.nodes) != 1 or not kept.is_confirmed(since):
+        return ""
+    return kept.nodes[0]
 
 
 def culprit(kept: KeptStacks | None) -> str:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from tr11ops.base.observed import known, seen
+from tr11ops.base.observed import known
 from tr11ops.base.units import duration
 from tr11ops.cluster.arrays import array_number, covers, names_of
 from tr11ops.cluster.pending_reasons import Cause, Wait, reason_of_job
 from tr11ops.detect.detector import HELD_FOR_FAULT, Finding, Severity, detector
-from tr11ops.detect.nodes_left import after_hold, fewer_spares, usable_nodes
+from tr11ops.detect.nodes_left import after_hold, asks_too_many, release_of_ours, start_of
 from tr11ops.detect.unfinished_end import is_bad, passes_over_the_data
 from tr11ops.observe import derived
 from tr11ops.observe.forecast import end_of, no_cover, queue_coverage_seconds, trains_on
 from tr11ops.observe.jobs import held_jobs, misplaced, record_of, way_out
+from tr11ops.observe.liveness import is_leaving
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.hold_store import HoldRecord
 
@@ -36,15 +37,7 @@ def dead_chain(snapshot: Snapshot) -> Iterator[Finding]:
     for job in snapshot.pending_jobs:
         row = reason_of_job(job)
         if row.cause is Cause.REQUEST:
-            usable = usable_nodes(snapshot, job.partition)
-            is_short = (
-                job.reason.startswith("BadConstraints")
-                and usable is not None
-                and job.node_count > usable
-            )
-            spares = ""
-            if is_short:
-                spares = fewer_spares(snapshot, usable)
+            fix, *then = start_of(snapshot, job)
             evidence = (
                 row.meaning,
                 *((f"dependency: {job.dependency}",) if job.dependency else ()),
@@ -55,10 +48,9 @@ def dead_chain(snapshot: Snapshot) -> Iterator[Finding]:
                 f"job {job.job_id} can never start: {job.reason}",
                 subject=array_number(job),
                 evidence=evidence,
-                fix=derived.command(
-                    snapshot, f"launch --replace {spares}" if spares else "launch --repair"
-                ),
-                fault=WANT_OF_NODES if is_short else "",
+                fix=fix,
+                then=tuple(then),
+                fault=WANT_OF_NODES if asks_too_many(snapshot, job) else "",
             )
 
 
@@ -85,8 +77,8 @@ def held(snapshot: Snapshot) -> Iterator[Finding]:
     present task.
 
     One finding for each array, and another for the part of it that tr11 did not hold. What tr11 holds, by its own
-    record, is released by `tr11 resume`, or comes again with a mended card where the trainer refused the last attempt's
-    (`tr11 launch --replace`); while a kill switch or a pause is in force, someone wants it so: INFO.
+    record, is released by `tr11 resume`, or queued again with a corrected card (`tr11 launch --replace`) where the
+    trainer refused the last attempt's; while a kill switch or a pause is in force, someone wants it so: INFO.
     Where the training is finished nothing is left for it to do: INFO too.
     """
     if snapshot.unmounted:  # whose hold it is stands there
@@ -104,7 +96,7 @@ def held(snapshot: Snapshot) -> Iterator[Finding]:
             severity,
             _headed(severity, f"job {job.job_id} {why}"),
             subject=number,
-            fix=derived.scheduler_command(snapshot, "scontrol show job", job),
+            fix=start_of(snapshot, job)[0],
         )
     records = known(snapshot.operation.holds, ())
     by_whom = held_jobs((job for job, _ in waiting), (record.job for record in records))
@@ -115,7 +107,7 @@ def held(snapshot: Snapshot) -> Iterator[Finding]:
             if chosen is by_whom.ours:
                 by = record_of(jobs[0], records)
             is_fault = by is not None and by.is_for_fault and not finished
-            is_leaving = is_fault and by is not None and _is_leaving(snapshot, by)
+            it_leaves = is_fault and by is not None and _holder_leaves(snapshot, by)
             shown = jobs[0].job_id if len(jobs) == 1 else name
             if by is not None and stop is not None:
                 usual = Severity.INFO
@@ -125,8 +117,7 @@ def held(snapshot: Snapshot) -> Iterator[Finding]:
             if snapshot.scheduler == "slurm":
                 release = f"scontrol release {shlex.quote(name)}"
             if by is not None:
-                refused = derived.was_refused(snapshot)  # the same card would be refused again
-                release = derived.command(snapshot, "launch --replace" if refused else "resume")
+                release = release_of_ours(snapshot)
             cancel = derived.scheduler_command(snapshot, "scancel", jobs[0]) or (
                 derived.command(snapshot, "launch --repair") if by is not None else ""
             )
@@ -144,7 +135,7 @@ def held(snapshot: Snapshot) -> Iterator[Finding]:
                 fix, *then = _after_fault(snapshot, by, release)
             else:
                 fix, *then = (release,)
-            severity = _severity(idle, finished or is_leaving, usual)
+            severity = _severity(idle, finished or it_leaves, usual)
             yield Finding(
                 held.name,
                 severity,
@@ -174,7 +165,7 @@ def _severity(idle: bool, needs_no_one: bool, usual: Severity) -> Severity:
     return usual
 
 
-def _is_leaving(snapshot: Snapshot, by: HoldRecord) -> bool:
+def _holder_leaves(snapshot: Snapshot, by: HoldRecord) -> bool:
     """Whether the attempt that held what is queued for its fault is still on its way out: its end
     says why, in a moment, and what helps.
     """
@@ -191,7 +182,7 @@ def holds_as_it_leaves(snapshot: Snapshot) -> bool:
     by_whom = held_jobs(snapshot.pending_jobs, (record.job for record in records))
     holds = [record_of(job, records) for job in by_whom.ours]
     return any(
-        hold is not None and hold.is_for_fault and _is_leaving(snapshot, hold) for hold in holds
+        hold is not None and hold.is_for_fault and _holder_leaves(snapshot, hold) for hold in holds
     )
 
 
@@ -307,15 +298,19 @@ def chain_end(snapshot: Snapshot) -> Iterator[Finding]:
     Silent when those that are left cover the rest of the training, and where some of them start
     when the site is done. Tasks for which too few nodes can be used cover nothing; nodes-short
     tells of them. Nor is it told while an attempt leaves that has held what is queued for its
-    fault: its end says why, and what helps.
+    fault: its end says why, and what helps; nor of an attempt that leaves with nothing behind it,
+    after which nothing can be queued any more; nor before the steps of a new attempt have shown
+    how fast it is.
     """
-    active, waiting = trains_on(snapshot), derived.sure_jobs(snapshot)
+    active = tuple(job for job in trains_on(snapshot) if not is_leaving(snapshot, job))
+    waiting = derived.sure_jobs(snapshot)
     if (not active and not waiting) or derived.stop_of(snapshot) is not None:
         return
     if snapshot.run.is_watched:
         return  # what comes after it is someone else's to say
-    if not seen(snapshot.steps) and derived.total_iterations(snapshot) is not None:
-        return  # the first step tells how long all takes
+    end = end_of(snapshot)
+    if end is None and derived.total_iterations(snapshot) is not None:
+        return  # the first steps tell how long all takes
     if (
         derived.some_wait_for_site(snapshot)
         or derived.some_wait_for_nodes(snapshot)
@@ -323,7 +318,7 @@ def chain_end(snapshot: Snapshot) -> Iterator[Finding]:
     ):
         return  # another launch would meet the same
     tasks = derived.queued_tasks(waiting) + len(active) + derived.tasks_to_come(snapshot)
-    end, covered = end_of(snapshot), queue_coverage_seconds(snapshot, only_sure=True)
+    covered = queue_coverage_seconds(snapshot, only_sure=True)
     remaining = None if end is None else end.earliest
     behind = tasks - 1
     if behind >= snapshot.run.watch.tasks_left:
@@ -368,11 +363,7 @@ def blocked(
         if row.cause is cause and row.wait is not Wait.PASSES
     }
     for number, job in jobs.items():
-        replace = derived.command(snapshot, "launch --replace")
-        fix, then = replace, tuple[str, ...]()
-        if job.reason == "PartitionTimeLimit":
-            # what it gives now: no launch passes before the card or the site is changed
-            fix, then = f"scontrol show partition {job.partition}", (replace,)
+        fix, *then = start_of(snapshot, job)
         yield Finding(
             detector,
             severity,
@@ -380,5 +371,5 @@ def blocked(
             subject=number,
             evidence=(reason_of_job(job).meaning, way_out(job)),
             fix=fix,
-            then=then,
+            then=tuple(then),
         )

@@ -388,9 +388,7 @@ def after_passing(snapshot: Snapshot, passing: str) -> tuple[str, ...]:
     """
     if not is_rollback(passing):
         return ()
-    return (
-        derived.command(snapshot, "resume" if snapshot.pending_jobs else "launch --array 1-10"),
-    )
+    return derived.train_on(snapshot)
 
 
 def iterations(first: int, last: int) -> str:

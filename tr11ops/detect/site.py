@@ -8,7 +8,7 @@ from datetime import UTC
 from tr11ops.base.observed import known, seen
 from tr11ops.base.units import counted, duration, first_few, timestamp
 from tr11ops.cluster.arrays import array_number
-from tr11ops.cluster.base import Job
+from tr11ops.cluster.base import Job, Node
 from tr11ops.cluster.pending_reasons import PARTITION_CLOSED, Cause, Wait, reason_of_job
 from tr11ops.detect.detector import Finding, Severity, detector
 from tr11ops.detect.nodes_left import (
@@ -120,6 +120,11 @@ def _until_when(snapshot: Snapshot) -> str:
 
 
 NAMES_SHOWN = 8
+# Slurm's own reason for a node that it has lost; once such a node answers, it is back when it has
+# registered. Slurm 24.11 loses nodes for seconds that are well: those that it asks by way of a
+# frozen one.
+LOST_REASON = "not responding"
+ANSWERS_AGAIN_SECONDS = 60.0
 
 
 @detector(
@@ -146,7 +151,8 @@ def nodes_short(snapshot: Snapshot) -> Iterator[Finding]:
     if len(nodes) < needed:  # the card asks for more than there is, which a launch refuses
         return
     # a controller that has just begun knows no node yet
-    if usable + sum(node.is_unknown for node in nodes) >= needed:
+    may_come = sum(node.is_unknown or _answers_again(node, snapshot.time) for node in nodes)
+    if usable + may_come >= needed:
         return
     excluded: tuple[Exclusion, ...] = seen(snapshot.exclusions)
     listed = {entry.node for entry in excluded}
@@ -175,6 +181,13 @@ def nodes_short(snapshot: Snapshot) -> Iterator[Finding]:
         fix=take_back(snapshot, kept_off) or fewer or derived.command(snapshot, "nodes list"),
         fault=fault_of_cap(snapshot),
     )
+
+
+def _answers_again(node: Node, now: float) -> bool:
+    """Whether the scheduler lost it a moment ago and has heard of it since."""
+    is_recent = node.reason_time is not None and now - node.reason_time < ANSWERS_AGAIN_SECONDS
+    was_lost = node.is_gone and node.reason.casefold().startswith(LOST_REASON)
+    return is_recent and was_lost and not node.is_silent
 
 
 def _with_fewer_spares(snapshot: Snapshot, usable: int) -> str:
@@ -208,8 +221,7 @@ BEHIND_ANOTHER = "JobArrayTaskLimit"
     severities="WARNING, CRITICAL",
 )
 def queued_too_long(snapshot: Snapshot) -> Iterator[Finding]:
-    """Nothing trains, and the first task waits and waits, although the nodes are the run's own: a queue
-    is not a reason.
+    """Nothing trains, and the first task has waited for nodes for longer than the card expects.
 
     WARNING after watch.longest_queue_minutes, CRITICAL after three times that; only while
     nothing of the run runs.

@@ -76,6 +76,11 @@ def is_outlier_of_records(found: Sequence[ComparedRank], percent: float) -> list
     return [each.factor > _bound(percent, NOISE_FACTOR * spread) for each in found]
 
 
+def is_twice_as_slow(found: Sequence[ComparedRank], _percent: float) -> list[bool]:
+    """Of the mean of few steps: what is an outlier however much the ranks differ."""
+    return [each.factor > ALWAYS_SLOW for each in found]
+
+
 def is_outlier_of_medians(found: Sequence[ComparedRank], percent: float) -> list[bool]:
     away = [ratio for each in found for ratio in each.scatter]
     steps = max((len(each.scatter) for each in found), default=1)
@@ -197,7 +202,7 @@ class SlowRank(Record):
     its place.
 
     `by_past`: it has no peers, and takes so many times as long as at first, by which the other
-    ranks did not change.
+    ranks did not change. `lasts`: by much, or in each of the last windows; else it is no verdict.
     """
 
     times: ComputeTimes
@@ -206,6 +211,7 @@ class SlowRank(Record):
     peers: int
     steps: int
     by_past: bool = False
+    lasts: bool = True
 
     @property
     def factor(self) -> float:
@@ -224,8 +230,16 @@ def windows_to_last(pace: float | None) -> int:
 def slow_ranks(
     records: Sequence[ComputeTimes], percent: float, windows: int = MIN_WINDOWS
 ) -> tuple[SlowRank, ...]:
-    """The ranks of one launch that are an outlier above their peers, by rank. `percent`: less than
-    that is not slow. `windows`: see `windows_to_last`.
+    """The ranks of one launch that are an outlier above their peers, and last, by rank. `percent`:
+    less than that is not slow. `windows`: see `windows_to_last`.
+    """
+    return tuple(found for found in outlying_ranks(records, percent, windows) if found.lasts)
+
+
+def outlying_ranks(
+    records: Sequence[ComputeTimes], percent: float, windows: int = MIN_WINDOWS
+) -> tuple[SlowRank, ...]:
+    """As `slow_ranks`, with those of which no one knows whether they last.
 
     The spread is that of all ranks around the median of their place: with two replicas a place
     alone tells none. Of two ranks the quicker one is what is usual.
@@ -258,7 +272,8 @@ def slow_ranks(
     }
     hosts = {times.rank: times.host for times in records}
     return tuple(
-        found[rank] for rank in sorted(found) if _lasts(found[rank], factors, hosts, windows)
+        replace(found[rank], lasts=_lasts(found[rank], factors, hosts, windows))
+        for rank in sorted(found)
     )
 
 
@@ -336,8 +351,8 @@ def _slow(places: Sequence[Sequence[ComputeTimes]], percent: float) -> Iterator[
         new,
         EVERY_STEPS,
         seconds=_last_mean,
-        judge=lambda found, _: [each.factor > ALWAYS_SLOW for each in found],
-        percent=0,
+        judge=is_twice_as_slow,
+        percent=percent,
     )
     yield from _judged(
         long, RECENT_STEPS, seconds=_mean_of_halves, judge=is_outlier_of_means, percent=percent

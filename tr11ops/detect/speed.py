@@ -5,19 +5,22 @@ course of its numbers, for all that judges it: restarts, spikes, which lines may
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from operator import attrgetter
 from statistics import fmean, median, median_high
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
-from tr11ops.base.observed import known, seen
+from tr11ops.base.observed import Unknown, known, seen
 from tr11ops.base.robust import robust_sigma
 from tr11ops.base.units import counted, duration
 from tr11ops.cluster.arrays import compress
 from tr11ops.cluster.base import JobState
 from tr11ops.detect.detector import Finding, Severity, detector
 from tr11ops.detect.nodes_left import (
+    blame_stands,
     exclude_command,
     excluded_nodes,
     held_nodes,
@@ -27,7 +30,7 @@ from tr11ops.detect.nodes_left import (
 from tr11ops.observe import derived
 from tr11ops.observe.forecast import LAST_LINES, last_lines
 from tr11ops.observe.liveness import beats_of, phase_patience
-from tr11ops.observe.observations import TRAINING_PHASES, Corruption
+from tr11ops.observe.observations import TRAINING_PHASES
 from tr11ops.observe.snapshot import Snapshot, Step
 from trainer.contract.attempt import Heartbeat
 from trainer.contract.metrics_record import MeasuredStep
@@ -35,7 +38,9 @@ from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.detect.slow_ranks import SlowRank
+    from trainer.contract.compute_record import ComputeTimes
 
+T = TypeVar("T")
 
 HISTORY_LINES = 100
 LEAST_HISTORY = 20  # lines of the same launch before its speed is known
@@ -64,6 +69,17 @@ class Slowdown(Record):
         """How many times as long a step takes as before: the usual speed over that of now."""
         return self.usual / fmean(self.last)
 
+    @property
+    def share(self) -> float:
+        """The share of the time that is lost, 0 to 1."""
+        return 1.0 - 1.0 / self.factor
+
+    def lost_seconds(self, now: float) -> float:
+        """What it has cost since it began."""
+        if self.since is None:
+            return 0.0
+        return self.share * max(0.0, now - self.since)
+
 
 SLOWER = "The training goes on, slower."
 
@@ -79,8 +95,8 @@ def slow(snapshot: Snapshot) -> Iterator[Finding]:
     """The training is slower than it was, without a restart in between: one slow GPU holds all the
     others back.
 
-    What to do: stop, `tr11 nodes bench`, go on; when no node is found, leave nodes out at the next
-    restart, a few at a time.
+    What to do: look; once it has cost as much as a stop does, stop, `tr11 nodes bench`, go on. When
+    no node is found, leave nodes out at the next restart, a few at a time.
 
     Mean and median of the last 3 lines, or half minute, against 100 lines of the same launch,
     batch and length.
@@ -98,7 +114,9 @@ def slow(snapshot: Snapshot) -> Iterator[Finding]:
     shown = f"{fmean(found.last):.4g} on average"
     if len(found.last) <= LAST_LINES:
         shown = ", ".join(f"{value:.4g}" for value in found.last)
-    fix, *then = _what_finds_it(snapshot, nodes)
+    fix, *then = _what_finds_it(snapshot, found, nodes)
+    cost = duration(found.lost_seconds(snapshot.time))
+    stop = duration(STOP_SECONDS)
     yield Finding(
         slow.name,
         _severity(snapshot, found),
@@ -107,6 +125,7 @@ def slow(snapshot: Snapshot) -> Iterator[Finding]:
             f"{found.unit} of iterations {found.first} to {found.final}: {shown}",
             f"the median of {found.lines} lines before them was {found.usual:.4g}; below {found.bound:.4g} is slow",
             *_which_node(snapshot, found),
+            f"it has cost {cost} so far; to stop, measure the nodes and start again takes some {stop}",
         ),
         fix=fix,
         then=tuple(then),
@@ -120,7 +139,8 @@ def _which_node(snapshot: Snapshot, found: Slowdown) -> Iterator[str]:
     nodes = held_nodes(snapshot) | {
         beat.host for job in snapshot.active_jobs for beat in beats_of(snapshot, job)
     }
-    named = sorted({node for node, _ in _computing(snapshot, set(nodes))})
+    measured = known(snapshot.training.compute_times, ())
+    named = sorted(_computing(snapshot, measured, nodes))
     if named:
         yield f"the ranks' own compute times name {', '.join(named)}"
         return
@@ -131,11 +151,14 @@ def _which_node(snapshot: Snapshot, found: Slowdown) -> Iterator[str]:
 def _severity(snapshot: Snapshot, found: Slowdown) -> Severity:
     if is_measured_still(snapshot, found):
         return Severity.INFO
-    share = 1.0 - 1.0 / found.factor  # of the time, which is lost
-    lost = share * (snapshot.time - (found.since or snapshot.time))
-    if share > SMALL_SHARE and lost > STOP_SECONDS:
+    if _costs_the_night(found.share, found.lost_seconds(snapshot.time)):
         return Severity.CRITICAL
     return Severity.WARNING
+
+
+def _costs_the_night(share: float, lost_seconds: float) -> bool:
+    """Whether to wait until morning costs more than to stop now."""
+    return share > SMALL_SHARE and lost_seconds > STOP_SECONDS
 
 
 def is_measured_still(snapshot: Snapshot, found: Slowdown) -> bool:
@@ -165,12 +188,17 @@ def _what_ranks_say(snapshot: Snapshot, found: Slowdown) -> Iterator[str]:
         yield "the ranks' own compute times name no node: all compute for longer, or wait for network, files or data"
 
 
-def _what_finds_it(snapshot: Snapshot, nodes: list[str]) -> tuple[str, ...]:
-    """What to type: with Slurm the nodes are measured against each other while none of them trains;
-    `nodes bench` has the command that leaves out a slow one.
+def _what_finds_it(snapshot: Snapshot, found: Slowdown, nodes: list[str]) -> tuple[str, ...]:
+    """What to type. It may pass by itself, so until it has cost what a stop costs: a look. Then,
+    with Slurm, the nodes are measured against each other while none of them trains; `nodes bench`
+    has the command that leaves out a slow one.
     """
-    if snapshot.scheduler != "slurm" or not nodes:
-        return (derived.command(snapshot, f"nodes check {compress(nodes)}" if nodes else "logs"),)
+    if not nodes:
+        return (derived.command(snapshot, "logs"),)
+    if snapshot.scheduler != "slurm":
+        return (derived.command(snapshot, f"nodes check {compress(nodes)}"),)
+    if found.lost_seconds(snapshot.time) < STOP_SECONDS:
+        return (derived.command(snapshot, "nodes history"),)
     stop = derived.command(snapshot, "kill --wait --reason 'to measure the nodes'")
     return stop, derived.command(snapshot, "nodes bench"), *derived.go_on(snapshot)
 
@@ -188,8 +216,13 @@ def _togetherness(snapshot: Snapshot) -> Iterator[str]:
 
 
 def slowdown(snapshot: Snapshot) -> Slowdown | None:
-    """The slowdown of the last lines, or None. Lines beside a save in the background do not count."""
+    """The slowdown of the last lines, or None. Lines beside a save in the background do not count, nor
+    do those of an attempt that is over where another one runs.
+    """
     steps = _beside_no_save(snapshot, comparable(snapshot))
+    running = derived.identifiers_of(snapshot.active_jobs)
+    if running and steps and steps[-1].job_id not in {"", *running}:
+        return None
     pairs = [(step, value) for step in steps if (value := _speed(step.record)[0]) is not None]
     pace = derived.seconds_per_iteration(snapshot)
     if pace is None:
@@ -280,10 +313,13 @@ BEHIND_SECONDS = 4.0
         "training.phases",
         "training.node_warnings",
         "training.compute_times",
+        "training.compute_before",
+        "readmissions",
     ),
     bound="`watch.slow_percent` (3 %) and 6 times the spread of ranks and steps, 100 % at most; below 25 %"
     " what lasts for 60 steps and 10 minutes; 2 iterations, worth 4 s",
-    severities="WARNING; INFO where all nodes are one machine",
+    severities="WARNING; CRITICAL once much is lost by a node that was slow from the first step on; INFO where"
+    " all nodes are one machine, and of a node that the running attempt does without",
 )
 def slow_node(snapshot: Snapshot) -> Iterator[Finding]:
     """Which node is slow: by its ranks' own compute times, else by what else tells the nodes apart.
@@ -292,31 +328,100 @@ def slow_node(snapshot: Snapshot) -> Iterator[Finding]:
     is without it.
 
     A node with a rank that computes for longer than its peers; one whose ranks are all
-    iterations behind; or, in a slow training, one that a health check has warned of.
+    iterations behind; or, in a slow training, one that a health check has warned of. What the ranks of the
+    last attempt measured stands after its end, until the node is excluded, taken back, or measured again.
+
+    A training that was never quicker has no `slow`: then the node's own finding is CRITICAL by the same
+    rule, what it costs being what its rank computes longer than its peers.
     """
     running = [job for job in snapshot.active_jobs if job.state is JobState.RUNNING]
     slow, pace = _may_be_suspected(snapshot), derived.seconds_per_iteration(snapshot)
     slowed = slowdown(snapshot)
     since = None if slowed is None else slowed.since
+    measured = known(snapshot.training.compute_times, ())
     for job in running:
         beats = beats_of(snapshot, job)
-        sure: dict[str, list[str]] = {}
-        for node, line in (
-            *_computing(snapshot, {*job.nodes, *(beat.host for beat in beats)}),
-            *_behind(beats, pace),
-        ):
-            sure.setdefault(node, []).append(line)
-        warned: dict[str, list[str]] = {}
-        for node, line in _warned(snapshot, job.nodes) if slow else ():
-            warned.setdefault(node, []).append(line)
+        computing = _computing(snapshot, measured, {*job.nodes, *(beat.host for beat in beats)})
+        sure = _by_node((*_numbers(computing), *_behind(beats, pace)))
+        warned = _by_node(_warned(snapshot, job.nodes) if slow else ())
         for node, lines in warned.items():
             sure.get(node, []).extend(lines)
         found = sure
         if not sure and len(warned) == 1:  # of several none is told apart by a warning
             found = warned
         for node, lines in found.items():
+            severity = Severity.WARNING
+            if slowed is None and node in computing:
+                share, lost = _cost_since_the_start(snapshot, computing[node][0])
+                if lost > 0.0:
+                    of = f"{share * 100.0:.0f} % of each step"
+                    lines.append(f"it may have cost {duration(lost)} since the first step: {of}")
+                if _costs_the_night(share, lost):
+                    severity = Severity.CRITICAL
             one = _finding(snapshot, node, evidence=lines, is_sure=bool(sure))
+            if one.severity is Severity.WARNING:
+                one = replace(one, severity=severity)
             yield replace(one, since=since)
+    yield from held_back_before(snapshot)
+
+
+def _cost_since_the_start(snapshot: Snapshot, slowest: SlowRank) -> tuple[float, float]:
+    """What all others have waited for it since the first step of the launch: the share of each step,
+    0 to 1, and the seconds in all; zeros where it was not slow from there on, or that is not known.
+    """
+    steps, pace = comparable(snapshot), derived.seconds_per_iteration(snapshot)
+    if slowest.by_past or not steps or steps[0].time is None or not pace:
+        return 0.0, 0.0
+    share = min(1.0, (slowest.seconds - slowest.usual) / pace)
+    return share, share * max(0.0, snapshot.time - steps[0].time)
+
+
+def held_back_before(snapshot: Snapshot) -> Iterator[Finding]:
+    """Nodes that were slow when an attempt last measured them, and that the next one may have again."""
+    if snapshot.scheduler == "local" or isinstance(snapshot.exclusions, Unknown):
+        return
+    training, newest = snapshot.training, derived.last_attempt(snapshot)
+    names = derived.identifiers_of(snapshot.active_jobs)
+    now, before = known(training.compute_times, ()), known(training.compute_before, ())
+    if now and newest is not None and newest.job_id not in names:
+        now, before = (), now
+    if not before:
+        return
+    from tr11ops.detect.slow_ranks import MIN_STEPS
+
+    measured = {times.host for times in now if times.steps >= MIN_STEPS}
+    when = {times.host: times.time for times in before}
+    off = excluded_nodes(snapshot) | snapshot.run.excluded_nodes | measured
+    computing = _computing(snapshot, before, when.keys() - off)
+    for node, lines in _by_node(_numbers(computing)).items():
+        if blame_stands(snapshot, node, when[node], ""):
+            yield _before(snapshot, node, lines)
+
+
+def _before(snapshot: Snapshot, node: str, lines: list[str]) -> Finding:
+    has_it = any(node in job.nodes for job in snapshot.active_jobs)
+    one = _finding(snapshot, node, evidence=lines, is_sure=True)
+    then, severity = one.then, one.severity
+    if not has_it and derived.stop_of(snapshot) is not None:
+        then = derived.go_on(snapshot)
+    if snapshot.active_jobs and not has_it:
+        severity = Severity.INFO
+    return replace(
+        one,
+        severity=severity,
+        title=f"{node} held the others back in the last attempt",
+        evidence=(*one.evidence, "it is not excluded"),
+        then=then,
+        by_itself=SLOWER if has_it else "",
+    )
+
+
+def _by_node(told: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
+    """What is told of each node, in the order in which it is told."""
+    found: dict[str, list[T]] = {}
+    for node, each in told:
+        found.setdefault(node, []).append(each)
+    return found
 
 
 def _may_be_suspected(snapshot: Snapshot) -> bool:
@@ -363,20 +468,27 @@ def _finding(snapshot: Snapshot, node: str, evidence: list[str], is_sure: bool) 
     )
 
 
-def _computing(snapshot: Snapshot, nodes: set[str]) -> Iterator[tuple[str, str]]:
-    """Nodes with slow ranks, and the slowest of them."""
-    measured = known(snapshot.training.compute_times, ())
+def _computing(
+    snapshot: Snapshot, measured: tuple[ComputeTimes, ...], nodes: AbstractSet[str]
+) -> dict[str, list[SlowRank]]:
+    """Those of these nodes that have slow ranks, by what the ranks of one attempt measured, each with
+    these, the slowest first.
+    """
     if not measured:
-        return
+        return {}
     from tr11ops.detect.slow_ranks import slow_ranks, windows_to_last
 
-    by_node: dict[str, list[SlowRank]] = {}
     windows = windows_to_last(derived.seconds_per_iteration(snapshot))
-    for found in slow_ranks(measured, snapshot.run.watch.slow_percent, windows):
-        if found.times.host in nodes:
-            by_node.setdefault(found.times.host, []).append(found)
-    for node, found_here in by_node.items():
-        worst = max(found_here, key=lambda found: found.factor)
+    slow = slow_ranks(measured, snapshot.run.watch.slow_percent, windows)
+    by_node = _by_node((one.times.host, one) for one in slow if one.times.host in nodes)
+    for found_here in by_node.values():
+        found_here.sort(key=attrgetter("factor"), reverse=True)
+    return by_node
+
+
+def _numbers(computing: Mapping[str, list[SlowRank]]) -> Iterator[tuple[str, str]]:
+    for node, found_here in computing.items():
+        worst = found_here[0]
         more = ""
         if len(found_here) > 1:
             more = f" (and {len(found_here) - 1} more of its ranks)"
@@ -395,9 +507,7 @@ def _computing(snapshot: Snapshot, nodes: set[str]) -> Iterator[tuple[str, str]]
 def _behind(beats: tuple[Heartbeat, ...], pace: float | None) -> Iterator[tuple[str, str]]:
     if pace is None or not all(beat.is_own and beat.phase in TRAINING_PHASES for beat in beats):
         return
-    by_node: dict[str, list[int]] = {}
-    for beat in beats:
-        by_node.setdefault(beat.host, []).append(beat.iteration)
+    by_node = _by_node((beat.host, beat.iteration) for beat in beats)
     usual = 0
     if by_node:
         usual = median_high(min(done) for done in by_node.values())
@@ -432,9 +542,7 @@ def silent_corruption(snapshot: Snapshot) -> Iterator[Finding]:
     CRITICAL for each suspect node, until it is excluded. Of two that differ without a third,
     each is a suspect.
     """
-    by_node: dict[str, list[Corruption]] = {}
-    for found in seen(snapshot.training.corruptions):
-        by_node.setdefault(found.node, []).append(found)
+    by_node = _by_node((found.node, found) for found in seen(snapshot.training.corruptions))
     excluded = excluded_nodes(snapshot)
     for node, entries in by_node.items():
         if node in excluded:

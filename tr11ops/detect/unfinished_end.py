@@ -12,7 +12,7 @@ from tr11ops.base.redact import signature
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect.detector import NO_CAUSE, Finding, Severity, detector
 from tr11ops.detect.no_word import facts_and_gaps, is_without_word, look_at
-from tr11ops.detect.nodes_left import after_hold
+from tr11ops.detect.nodes_left import after_hold, lost_nodes, state_words
 from tr11ops.detect.saved import after_passing, iterations, pass_over
 from tr11ops.observe import derived
 from tr11ops.observe.jobs import standing_holds
@@ -290,6 +290,9 @@ def _finding(
         )
     if suspects:
         evidence.append(f"seen on {', '.join(suspects)}, which alone proves nothing against it")
+    lost = lost_nodes(snapshot).intersection(newest.blamed)
+    nodes = (node for node in known(snapshot.nodes, ()) if node.name in lost)
+    evidence += [f"the scheduler says now: {state_words(node)}" for node in nodes]
     cleared = _cleared(snapshot, row)
     if cleared:
         evidence.append(f"suspected before, and cleared by it: {', '.join(cleared)}")
@@ -308,7 +311,7 @@ def _finding(
     since = min(entry.changed for entry in row)  # the end of the first of them
     by_itself = ""
     if is_newest and not derived.was_refused(snapshot):
-        by_itself = _what_follows(snapshot)
+        by_itself = what_follows(snapshot)
     return Finding(
         unfinished_end.name,
         severity,
@@ -324,7 +327,7 @@ def _finding(
     )
 
 
-def _what_follows(snapshot: Snapshot) -> str:
+def what_follows(snapshot: Snapshot) -> str:
     """What goes on after the newest end without anyone's doing; "" where nothing does."""
     if snapshot.active_jobs:
         return f"The next attempt, {snapshot.active_jobs[0].job_id}, runs already."
@@ -367,11 +370,11 @@ def _title(
 
 
 def if_the_data_are_at_fault(snapshot: Snapshot, attempt: Attempt) -> tuple[str, ...]:
-    """How the data that it met last are passed over, for who finds that they are at fault."""
+    """How the data that it met last are skipped, for who finds that they are at fault."""
     at, command = _met_at(snapshot, attempt), passes_over_the_data(snapshot, attempt)
     if not command or at is None:
         return ()
-    return (f"to pass over the data of {iterations(at, at)}, if they are at fault: `{command}`",)
+    return (f"to skip the data of {iterations(at, at)}, if they are at fault: `{command}`",)
 
 
 def passes_over_the_data(snapshot: Snapshot, attempt: Attempt) -> str:

@@ -33,10 +33,11 @@ _NO_ONES = frozenset(
         FaultClass.SLURM_SUBMIT,
         FaultClass.CLEAN_EXIT,
         FaultClass.RUNNING,
+        FaultClass.KILLED,
     }
 )
 _OF_ONE_NODE = frozenset({FaultClass.GPU_HARDWARE, FaultClass.NCCL_NETWORK, FaultClass.STORAGE})
-_CHANGES = frozenset({NextStep.FIX_CONFIG, NextStep.FIX_STORAGE, NextStep.ROLLBACK_AND_SKIP})
+CHANGES = frozenset({NextStep.FIX_CONFIG, NextStep.FIX_STORAGE, NextStep.ROLLBACK_AND_SKIP})
 
 
 class Culprit(StrEnum):
@@ -167,6 +168,8 @@ def _where_nothing_failed(end: EndFacts) -> _Because | None:
         return _Because(
             "runs-on", Restart.NONE, "it made steps to the last line, and may run still"
         )
+    if end.fault is FaultClass.RUNNING:
+        return _Because("runs-on", Restart.NONE, "nothing has ended")
     if end.fault is FaultClass.UNKNOWN:
         return _Because("nothing-told", Restart.UNKNOWN, "nothing says that it ended, or why")
     return _Because("ended", Restart.NONE, "it ended as it should, or someone wanted it")
@@ -188,6 +191,8 @@ def _again(end: EndFacts) -> _Because | None:
 
 
 def _of_an_order(end: EndFacts) -> _Because | None:
+    if end.fault is FaultClass.KILLED:
+        return _Because("order", Restart.PLAIN, "a signal ended it, and nothing had failed")
     if end.fault not in _ORDERS or end.signs.helps is Restart.UNKNOWN:
         return None
     if end.fault is FaultClass.SLURM_TIME_LIMIT and not end.signs.trained:
@@ -207,7 +212,7 @@ def _by_its_signature(end: EndFacts) -> _Because | None:
 _OWN: Mapping[Restart, str] = {
     Restart.PLAIN: "this passes by itself",
     Restart.ELSEWHERE: "it is one node's, and others will do",
-    Restart.CHANGE: "it fails again until that is mended",
+    Restart.CHANGE: "it fails again until that is repaired",
     Restart.UNKNOWN: "what this means cannot be told from here",
 }
 
@@ -387,7 +392,7 @@ def _a_rank_or_link(end: EndFacts, place: Place) -> Accused | None:
 def _no_one(end: EndFacts) -> Accused:
     if end.fault in _NO_ONES:
         return _accused(Culprit.NO_ONE, "order", end.sure)
-    if end.step in _CHANGES or end.signs.blame is NodeBlame.PROGRAM:
+    if end.step in CHANGES or end.signs.blame is NodeBlame.PROGRAM:
         return _accused(Culprit.NO_ONE, "program", end.sure)
     return _accused(Culprit.UNKNOWN, "untold", end.sure)
 

@@ -4,7 +4,8 @@ values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from msgspec import field
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 
 from tr11ops.diagnose.answers import (
     AGREED,
+    CHANGES,
     Accused,
     EndFacts,
     Place,
@@ -21,13 +23,24 @@ from tr11ops.diagnose.answers import (
     accused_by_records,
     restart_of,
 )
-from tr11ops.diagnose.signature import FaultClass, NextStep
+from tr11ops.diagnose.signature import FaultClass, NextStep, Restart
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.diagnose.attribution.evidence import Conclusion, Evidence
 
 SCHEMA = 1
+
+
+def followed(before: Sequence[Diagnosis], last: Diagnosis) -> list[Diagnosis]:
+    """The diagnoses of launches, oldest first, each with what came after it."""
+    found = []
+    for one, after in zip(before, [*before, last][1:], strict=True):
+        name = f"attempt {after.label or after.launch}"
+        if after.launch == one.launch and after.number is not None:
+            name = f"launch {after.number} of the same attempt"
+        found.append(replace(one, now=RunNow(NowState.FOLLOWED, f"It went on in {name}.")))
+    return found
 
 
 class QuotedLine(Record):
@@ -61,6 +74,58 @@ class QuotedLine(Record):
         }
 
 
+class NowState(StrEnum):
+    """What a run does now, as far as its end is asked about. STARTS: workers are up, or about to be, and
+    have made no step. QUEUED: what is queued starts without a person. STANDS: someone has to type.
+    """
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    TRAINS = "trains"
+    STARTS = "starts"
+    QUEUED = "queued"
+    STANDS = "stands"
+    FOLLOWED = "followed"  # another launch came after it, and its end is asked about
+    UNKNOWN = "unknown"
+
+
+_GOES_ON = frozenset({NowState.FOLLOWED, NowState.TRAINS, NowState.STARTS, NowState.QUEUED})
+_DONE = frozenset({NowState.STOPPED, NowState.FINISHED})
+
+
+class RunNow(Record):
+    """What the run does at the moment of asking. `text`: sentences. `commands`: what is to be typed, in
+    order. `job`, `since` (seconds since the epoch), `iteration`: in which job it runs, since when, and
+    after which iteration it went on; as far as that is known. `to_exclude`: nodes that are proved to be
+    at fault, and that are not excluded. `is_again`: it runs after an end, and not for the first time.
+    """
+
+    state: NowState
+    text: str
+    commands: tuple[str, ...] = ()
+    job: str = ""
+    since: float | None = None
+    iteration: int | None = None
+    to_exclude: tuple[str, ...] = ()
+    is_again: bool = False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it trains, or will, without a person."""
+        return self.state in _GOES_ON
+
+    def document(self) -> Mapping[str, Any]:
+        """For --json."""
+        return {
+            "state": self.state.value,
+            "text": self.text,
+            "commands": list(self.commands),
+            "job": self.job or None,
+            "since": self.since,
+            "from_iteration": self.iteration,
+        }
+
+
 class Diagnosis(Record):
     """`consequences` are examples; `consequence_count` counts all. `root_cause` is None where no
     line tells of one.
@@ -69,7 +134,7 @@ class Diagnosis(Record):
     attempt as people type it, where that is known. `log_evidence`: what the log says of the
     launch's nodes. `conclusion`: who is to blame by the attempt's records, where they were asked. `advice`: what can be
     typed now, by how the run stands; "" where the step says all. `signs`: what else speaks for who it was and whether a
-    restart helps.
+    restart helps. `now`: what the run does now; None where there is only a log, or where that was not looked at.
     """
 
     fault: FaultClass
@@ -87,6 +152,12 @@ class Diagnosis(Record):
     conclusion: Conclusion | None = None
     advice: str = ""
     signs: Signs = field(default_factory=Signs)
+    now: RunNow | None = None
+
+    def without_cause(self) -> Diagnosis:
+        """The same with the line of its cause as further evidence."""
+        quoted = [one for one in (self.root_cause, *self.evidence) if one is not None]
+        return replace(self, root_cause=None, evidence=tuple(quoted))
 
     @property
     def accused(self) -> Accused:
@@ -122,7 +193,28 @@ class Diagnosis(Record):
 
     @property
     def action(self) -> NextStep:
-        """The step to take, as whether a restart helps has it."""
+        """The step to take: by whether a restart helps, and by what the run does now."""
+        step, now = self.step_alone, self.now
+        if now is None or now.to_exclude:
+            return step
+        if now.state is NowState.STANDS and step is NextStep.NONE:
+            return NextStep.RESUBMIT  # it ended as it should, and more is left to train
+        if now.state in _DONE and step not in CHANGES:
+            return NextStep.NONE
+        if now.goes_on and not now.commands and not self.may_end_alike:
+            return NextStep.NONE
+        return step
+
+    @property
+    def may_end_alike(self) -> bool:
+        """Whether what comes next by itself would end the same way, as far as the end tells."""
+        if self.now is not None and self.now.state in {NowState.TRAINS, NowState.FOLLOWED}:
+            return False
+        return self.step_alone in CHANGES or self.restart.answer is Restart.CHANGE
+
+    @property
+    def step_alone(self) -> NextStep:
+        """The step to take by the end alone, whatever the run does now."""
         step = AGREED.get((self.step, self.restart.answer), self.step)
         accused = self.accused
         if step is NextStep.EXCLUDE_AND_RESUBMIT and accused.nodes and not accused.is_proved:
@@ -131,6 +223,7 @@ class Diagnosis(Record):
 
     def document(self) -> Mapping[str, Any]:
         """For --json."""
+        now = None if self.now is None else self.now.document()
         return {
             "schema": SCHEMA,
             "verdict": self.fault.value,
@@ -150,4 +243,5 @@ class Diagnosis(Record):
             "attribution": None if self.conclusion is None else self.conclusion.document(),
             "explanation": self.explanation,
             "advice": self.advice,
+            "now": now,
         }

@@ -257,31 +257,28 @@ def hosts_in_columns(heads: Sequence[LogHead]) -> frozenset[str]:
     """The hosts that stand first in lines: names of one kind that differ in their number, `[w-1]`,
     `w-2:`, `w-3 |`.
     """
-    of_kind: dict[str, set[str]] = {}
-    for head in heads:
-        for _, line in head.timeless:
-            found = _COLUMN.match(line)
-            host = "" if found is None else found[found.lastgroup or 0]
-            if host and _is_host(host):
-                of_kind.setdefault(_NUMBER.sub("#", host), set()).add(host)
-    return frozenset(
-        host for hosts in of_kind.values() if len(hosts) >= FEWEST_HOSTS for host in hosts
-    )
+    return _first_in_lines(heads, _COLUMN, FEWEST_HOSTS)
 
 
 def hosts_in_tables(heads: Sequence[LogHead]) -> frozenset[str]:
     """The hosts of which a table has a row each: three or more names of one kind, in rows of their
     own.
     """
+    return _first_in_lines(heads, _ROW, FEWEST_ROWS)
+
+
+def _first_in_lines(
+    heads: Sequence[LogHead], pattern: re.Pattern[str], fewest: int
+) -> frozenset[str]:
+    """What the group of `pattern` that matched names, of kinds that have so many hosts."""
     of_kind: dict[str, set[str]] = {}
     for head in heads:
         for _, line in head.timeless:
-            found = _ROW.match(line)
-            if found is not None and _is_host(found["host"]):
-                of_kind.setdefault(_NUMBER.sub("#", found["host"]), set()).add(found["host"])
-    return frozenset(
-        host for hosts in of_kind.values() if len(hosts) >= FEWEST_ROWS for host in hosts
-    )
+            found = pattern.match(line)
+            host = "" if found is None else found[found.lastgroup or 0]
+            if host and _is_host(host):
+                of_kind.setdefault(_NUMBER.sub("#", host), set()).add(host)
+    return frozenset(host for hosts in of_kind.values() if len(hosts) >= fewest for host in hosts)
 
 
 def hosts_in_lists(heads: Sequence[LogHead]) -> frozenset[str]:

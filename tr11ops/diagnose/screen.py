@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from tr11ops.diagnose.answers import Accused, Culprit
-from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
+from tr11ops.diagnose.diagnosis import Diagnosis, NowState, QuotedLine, RunNow
 from tr11ops.diagnose.places import worker_of
 from tr11ops.diagnose.signature import FaultClass, NextStep, Restart
 
@@ -15,7 +15,7 @@ WIDTH = 80
 LABEL = 12
 SHOWN = 4
 
-_WITH_COMMAND = frozenset({NextStep.EXCLUDE_AND_RESUBMIT, NextStep.ROLLBACK_AND_SKIP})
+_WAS_STARTED = frozenset({NowState.TRAINS, NowState.STARTS, NowState.FOLLOWED})
 WORDS = {
     FaultClass.GPU_HARDWARE: "broken GPU",
     FaultClass.NCCL_NETWORK: "network between the nodes",
@@ -39,6 +39,9 @@ WORDS = {
     FaultClass.CLEAN_EXIT: "clean end",
     FaultClass.UNKNOWN: "cannot tell",
     FaultClass.RUNNING: "nothing has ended, it runs and is well",
+    FaultClass.STALLED: "nothing has ended, and it stands still",
+    FaultClass.SLOW: "nothing has ended, and it trains slowly",
+    FaultClass.KILLED: "ended by a signal from outside",
 }
 STEPS = {
     NextStep.EXCLUDE_AND_RESUBMIT: "Keep the node out, and submit again: tr11 nodes exclude {node}",
@@ -51,6 +54,10 @@ STEPS = {
 }
 UNNAMED = "Submit again without the node that failed, which this log does not name: sinfo -R, sacct or its own log may."
 SUSPECTED = "Submit again, without {node} while enough others are free: one log makes a suspect, and proves nothing."
+SEEN_TO_TRAIN = "It goes on if `tr11 status` shows new iterations."
+SEEN_TO_START = "It has recovered when `tr11 status` shows new iterations."
+KEPT_BACK = "It would end the same way: `tr11 pause` keeps it from starting before."
+MORE_TO_TRAIN = "It ended as it should, and more is left to train."
 IN_VAIN = "A person has to look first: the same again would end the same way."
 RESTARTS = {
     Restart.PLAIN: "yes",
@@ -63,19 +70,14 @@ RESTARTS = {
 
 def lines(found: Diagnosis) -> Iterator[str]:
     """The screen, line by line."""
-    yield from _row(
-        "verdict", f"{found.fault}: {WORDS[found.fault]} (confidence {found.confidence:.2f})"
-    )
+    yield from _row("verdict", f"{found.fault}: {_head(found)} (confidence {found.confidence:.2f})")
     root = found.root_cause
     if root is not None and root.node and not root.is_guess:
         node = root.node
     else:
         node = _blamed(found)
     yield from _row("to blame", _blame(found))
-    helps = found.restart
-    yield from _row(
-        "restart", f"{RESTARTS[helps.answer]} (confidence {helps.confidence:.2f}): {helps.why}"
-    )
+    yield from _row("restart", _restart(found), most=6)
     yield from _row("what to do", _what_to_do(found, node), most=8)
     if found.label or found.launch:
         yield from _row("attempt", found.label or found.launch)
@@ -91,7 +93,121 @@ def lines(found: Diagnosis) -> Iterator[str]:
         yield from _quoted("then", found.consequences[:2], found.consequence_count)
 
 
+def _head(found: Diagnosis) -> str:
+    """The class in words; where the cause is not known, how it ended."""
+    if found.fault is not FaultClass.UNKNOWN or found.conclusion is None:
+        return WORDS[found.fault]
+    return f"nothing says why: {found.conclusion.found.summary}"
+
+
+def _restart(found: Diagnosis) -> str:
+    """Whether a plain restart helps; where it was made already, since when, in which job and from where."""
+    now, helps = found.now, found.restart
+    if now is not None and now.state in _WAS_STARTED:
+        return now.text
+    answer = f"{RESTARTS[helps.answer]} (confidence {helps.confidence:.2f}): {helps.why}"
+    if now is None or now.state in {NowState.UNKNOWN, NowState.FINISHED}:
+        return answer
+    if now.state is NowState.STOPPED:
+        return f"{now.text} It starts when that is taken back."
+    if helps.answer is Restart.NONE:
+        return now.text
+    return answer
+
+
 def _what_to_do(found: Diagnosis, node: str) -> str:
+    now = found.now
+    if now is None or now.state is NowState.UNKNOWN:
+        return _in_general(found, node)
+    return f"{_by_now(found, now, node)} {found.advice}".strip()
+
+
+def _by_now(found: Diagnosis, now: RunNow, node: str) -> str:
+    """What to do by how the run stands now."""
+    if now.to_exclude:
+        return _keeping_out(found, now)
+    if now.state is NowState.FINISHED:
+        return f"Nothing. {now.text}"
+    if now.state is NowState.STOPPED:
+        return _stopped(found, now, node)
+    if now.goes_on:
+        return _going_on(found, now)
+    return _standing(found, now)
+
+
+def _going_on(found: Diagnosis, now: RunNow) -> str:
+    """What to do where it trains, or will, without a person; and how one sees that it does."""
+    if now.commands:
+        return f"It goes on, and a fault stands: type {_typed(now.commands)}"
+    if now.state is NowState.TRAINS and now.is_again:
+        return f"Nothing. {SEEN_TO_TRAIN}"
+    if now.state in {NowState.TRAINS, NowState.FOLLOWED}:
+        return "Nothing."
+    if found.may_end_alike:
+        return f"{_without_command(STEPS[found.step_alone])} {now.text} {KEPT_BACK}"
+    if now.state is NowState.QUEUED:
+        return f"Nothing now. {now.text} {SEEN_TO_START}"
+    return f"Nothing now. {SEEN_TO_START}"
+
+
+def _stopped(found: Diagnosis, now: RunNow, node: str) -> str:
+    general = ""
+    if found.action is not NextStep.NONE:
+        general = f"{STEPS[found.action].format(node=node)} "
+    if not now.commands:
+        return f"{general}Whether it goes on is for who submitted it to say."
+    return f"{general}Nothing trains until it is resumed: {_typed(now.commands)}"
+
+
+def _standing(found: Diagnosis, now: RunNow) -> str:
+    """What is to be typed where nothing goes on by itself."""
+    general = _first(found)
+    if not now.commands:
+        return f"{general} {now.text}".strip()
+    if not general:
+        return f"Type {_typed(now.commands)}"
+    return f"{general} Then type {_typed(now.commands)}"
+
+
+def _first(found: Diagnosis) -> str:
+    """What comes before the commands that start it again; "" where nothing does."""
+    step = found.step_alone
+    if step is NextStep.RESUBMIT or found.fault is FaultClass.STALLED:
+        return ""
+    if step is NextStep.NONE:
+        if found.fault is FaultClass.CLEAN_EXIT:
+            return MORE_TO_TRAIN
+        return ""
+    if step is NextStep.EXCLUDE_AND_RESUBMIT:
+        if found.accused.nodes:
+            return ""
+        return UNNAMED
+    if found.step is NextStep.RESUBMIT and step is NextStep.PAGE:
+        return IN_VAIN
+    return _without_command(STEPS[step])
+
+
+def _keeping_out(found: Diagnosis, now: RunNow) -> str:
+    """A node that is proved to be at fault, and may be used still, whatever the run does."""
+    more = f"{now.text} {SEEN_TO_START}"
+    if now.commands:
+        more = f"Then type {_typed(now.commands)}"
+    if found.advice:  # it has the command that the limit lets pass
+        return more
+    return f"Keep the node out: `tr11 nodes exclude {','.join(now.to_exclude)}`. {more}"
+
+
+def _typed(commands: Sequence[str]) -> str:
+    """The commands in order, as a sentence ends."""
+    return ", then ".join(f"`{line}`" for line in commands) + "."
+
+
+def _without_command(general: str) -> str:
+    return f"{general.partition(': tr11 ')[0].rstrip('.')}."
+
+
+def _in_general(found: Diagnosis, node: str) -> str:
+    """What to do where only the end is known."""
     action = found.action
     if action is NextStep.EXCLUDE_AND_RESUBMIT and not node:
         return UNNAMED
@@ -103,10 +219,7 @@ def _what_to_do(found: Diagnosis, node: str) -> str:
         return STEPS[action].format(node=node)
     if action is NextStep.NONE:  # by the log alone
         return found.advice
-    general = STEPS[action]
-    if action in _WITH_COMMAND:  # the advice has the command that holds
-        general = f"{general.partition(': tr11 ')[0]}."
-    return f"{general} {found.advice}"
+    return f"{_without_command(STEPS[action])} {found.advice}"  # which has the command that holds
 
 
 def _blamed(found: Diagnosis) -> str:
@@ -119,7 +232,9 @@ def _blame(found: Diagnosis) -> str:
     """Who is to blame, and how sure that is."""
     accused = found.accused
     who = _who(accused)
-    if accused.nodes and not accused.is_proved:
+    if accused.nodes and found.fault is FaultClass.SLOW:
+        who += ", slow"
+    elif accused.nodes and not accused.is_proved:
         who += ", only suspected"
     if found.conclusion is None:
         kind = ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tr11ops.base.units import capitalized
 from tr11ops.diagnose.hosts import LogHead
 from tr11ops.diagnose.lines import LineOrigin
 from tr11ops.diagnose.signature import FaultSignature, Role
@@ -73,7 +74,7 @@ class Sighting(Record):
     @property
     def sentence(self) -> str:
         """What its signature means, as a sentence."""
-        return f"{self.signature.meaning[:1].upper()}{self.signature.meaning[1:]}."
+        return f"{capitalized(self.signature.meaning)}."
 
     @property
     def may_prove(self) -> bool:

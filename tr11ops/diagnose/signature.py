@@ -37,6 +37,9 @@ class FaultClass(StrEnum):
     CLEAN_EXIT = "clean_exit"
     UNKNOWN = "unknown"
     RUNNING = "running"  # nothing has ended: no signature says so, only a look at the run
+    STALLED = "stalled"  # nor has anything here, and it stands still
+    SLOW = "slow"  # nor here: it trains, and takes longer
+    KILLED = "killed"  # by a signal that neither tr11 nor the scheduler sent, as far as is known
 
 
 class NextStep(StrEnum):
@@ -75,7 +78,7 @@ class Proof(StrEnum):
     """Why one line is enough to condemn a node: all else that one log says makes a suspect."""
 
     XID = "xid"  # the driver's own word for a fault of the GPU that it cannot go on after
-    MEMORY = "memory"  # an error that memory could not correct
+    MEMORY = "memory"  # an uncorrectable memory error
     BUS = "bus"  # a device fell off its bus
     SCHEDULER = "scheduler"  # who gave the node to the job says that it lost it
     HEALTH_CHECK = "health_check"  # a check of the hardware failed
@@ -127,6 +130,9 @@ USUAL_STEP: Mapping[FaultClass, NextStep] = {
     FaultClass.GCS: NextStep.FIX_STORAGE,
     FaultClass.CLEAN_EXIT: NextStep.NONE,
     FaultClass.UNKNOWN: NextStep.PAGE,
+    FaultClass.STALLED: NextStep.PAGE,
+    FaultClass.SLOW: NextStep.EXCLUDE_AND_RESUBMIT,
+    FaultClass.KILLED: NextStep.RESUBMIT,
 }
 
 USUAL_CONFIDENCE: Mapping[Role, float] = {

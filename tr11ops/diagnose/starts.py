@@ -150,7 +150,9 @@ def _never_came(launch: LogLaunch) -> str:
         return _NO_ROOM
     if _never_started(launch) or _has_fewer_tasks(launch):
         return _TOO_FEW
-    return _NO_HOST if _finds_no_address(launch) else ""
+    if _finds_no_address(launch):
+        return _NO_HOST
+    return ""
 
 
 def _cannot_meet(root: Sighting, launch: LogLaunch) -> str:

@@ -29,7 +29,8 @@ class CardSettings(Record):
     `room` is the time before the limit that exit duration or early signal leave; `remaining`:
     iterations to the end, and `recent_steps_left` the same in steps as long as the recent ones,
     None: they are alike. `exclusion_days` and `least_spares` are the card's; `resilience`, as `--set` takes it, what
-    else of it decides after a fault.
+    else of it decides after a fault. `adapts`: launches choose how often they save; then `written`
+    are a save's seconds from begin to end, and `free_checkpoints` fit where they lie.
     """
 
     nodes: int
@@ -45,6 +46,9 @@ class CardSettings(Record):
     exclusion_days: float = 14.0
     least_spares: int | None = None
     resilience: tuple[str, ...] = ()
+    adapts: bool = False
+    written: float | None = None
+    free_checkpoints: float = 0.0
 
 
 class MeasuredCosts(Record):

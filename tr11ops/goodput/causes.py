@@ -85,8 +85,8 @@ def settle(attempts: Sequence[AttemptHistory], now: float) -> list[Settled]:
 
 class Interruption(Record):
     """An end that no one meant, in seconds since the epoch. `cause`: the class of fault. `recovered`:
-    when the training went on; None: not yet. `why`: what the launch's record says of it, with the
-    nodes that it blames or suspects; "" where there is no such record.
+    when the training went on; None: not yet. `why`: what the records of its launch or attempt say of
+    it, with the nodes that they blame or suspect; "" where there are none.
     """
 
     time: float
@@ -200,12 +200,12 @@ class LaunchChain:
                     launch.first_sign or launch.end,
                     ends[launch.launch],
                     launch.launch,
-                    _why_it_ended(launch),
+                    _why_it_ended(attempt, launch),
                 )
                 for launch in launches_of(attempt)
             ]
             if not found:
-                found = [(None, _end_without_launch(attempt), 0, "")]
+                found = [(None, _end_without_launch(attempt), 0, _why_it_ended(attempt, None))]
             for when, end, number, why in found:
                 if end is None or not end.is_fault or end.cause in {Kind.CONFIGURATION, "refused"}:
                     continue
@@ -227,12 +227,21 @@ class LaunchChain:
                 )
 
 
-def _why_it_ended(launch: LaunchRecord) -> str:
-    """A launch record's word on its end, and the nodes to which it points; "" for none."""
-    if not launch.summary:
+def _why_it_ended(attempt: AttemptHistory, launch: LaunchRecord | None) -> str:
+    """The records' word on an end, and the nodes to which they point: the launch's own, else, of the
+    last one or of an attempt without any (None), the trainer's and the batch script's; "" for none.
+    """
+    words, nodes = "", tuple[str, ...]()
+    if launch is not None:
+        words, nodes = launch.summary, launch.blamed or launch.suspects
+    is_last = launch is None or launch == launches_of(attempt)[-1]
+    if not words and is_last and isinstance(attempt.verdict, AttemptVerdict):
+        words, nodes = attempt.verdict.message, attempt.verdict.blamed
+    if not words and is_last and isinstance(attempt.marker, EndMarker):
+        words = attempt.marker.message
+    if not words:
         return ""
-    nodes = launch.blamed or launch.suspects
-    return ", ".join((launch.summary, *(node for node in nodes if node not in launch.summary)))
+    return ", ".join((words, *(node for node in nodes if node not in words)))
 
 
 def _end_without_launch(attempt: AttemptHistory) -> EndCause | None:

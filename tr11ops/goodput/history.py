@@ -295,7 +295,10 @@ def read_history(
     if not isinstance(attempts, Unknown):
         attempts = _in_order(attempts, known(steps, ()))
     submissions, unread = read_submissions(directory)
-    asked = jobs if any(attempt.ended is None for attempt in known(attempts, ())) else ()
+    if any(attempt.ended is None for attempt in known(attempts, ())):
+        asked = jobs
+    else:
+        asked = ()
     checkpoints = observed(_read_checkpoints, paths)
     watched = observed(WatchedJob.read, paths)
     read_errors += _unread(

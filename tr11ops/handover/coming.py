@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted, duration
@@ -25,12 +24,10 @@ from tr11ops.observe.forecast import (
     queue_coverage_seconds,
 )
 from tr11ops.observe.snapshot import EqualSteps, Snapshot, weight_at, work
-from tr11ops.runcard.card import OwnCard
+from tr11ops.runcard.card import OwnCard, RunCard
 from tr11ops.status.assessment import forecast_of
 from tr11ops.status.extra_observations import ExtraObservations
-
-if TYPE_CHECKING:
-    from tr11ops.runcard.card import RunCard
+from trainer.schedule.path import path_of
 
 NO_COVER_SHOWN = 3
 
@@ -129,7 +126,6 @@ def _evaluations(card: RunCard, done: int) -> Iterator[tuple[int, str]]:
 def _points(card: OwnCard, done: int) -> Iterator[tuple[int, str]]:
     """What the card's own course of batch and learning rate changes after iteration `done`."""
     from trainer.schedule.learning_rate import plan_of
-    from trainer.schedule.path import path_of
 
     path = path_of(card)
     plan = plan_of(card)
@@ -140,7 +136,10 @@ def _points(card: OwnCard, done: int) -> Iterator[tuple[int, str]]:
                 level.first_iteration,
                 f"the batch grows from {before.batch_size} to {level.batch_size} samples",
             )
-    warm = path.after_samples(plan.warmup_samples).iteration if plan.warmup_samples > 0 else 0
+    if plan.warmup_samples > 0:
+        warm = path.after_samples(plan.warmup_samples).iteration
+    else:
+        warm = 0
     if warm > done:
         yield warm, f"the warm-up ends: the learning rate is {plan.learning_rate:g}"
     if plan.decay_style == "wsd":
@@ -180,6 +179,9 @@ def _operation(snapshot: Snapshot, extra: ExtraObservations) -> Iterator[Happene
     for alert in known(extra.alerts, ()):
         if alert.snoozed_until is not None and alert.snoozed_until > now:
             yield Happened(alert.snoozed_until, f"the snooze ends: {alert.title}")
+    duty = extra.on_call
+    if duty is not None and duty.taken is not None and duty.until is not None:
+        yield Happened(duty.until, f"the shift that {duty.names} took ends: the rota counts again")
     for name in sorted({usage.name for usage in known(snapshot.operation.usage, ())}):
         full_at = forecast_of(snapshot, name).full_at
         if full_at is not None:

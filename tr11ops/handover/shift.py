@@ -8,9 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from tr11ops.alerts.state import Alert, Incident, OnCall
 from tr11ops.base.observed import Observed, Unknown, known
 from tr11ops.base.units import duration
 from tr11ops.detect.detector import Finding, Severity, by_cause
+from tr11ops.detect.registry import unjudged_detectors
+from tr11ops.goodput.history_values import History
 from tr11ops.goodput.timeline import Bucket
 from tr11ops.observe import derived
 from tr11ops.observe.files import PastProgress
@@ -29,10 +32,8 @@ from trainer.contract.attempt import EndMarker
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
-    from tr11ops.alerts.state import Alert, Incident
     from tr11ops.goodput.account import Goodput
     from tr11ops.goodput.causes import Interruption
-    from tr11ops.goodput.history_values import History
     from tr11ops.handover.start import StartOfShift
 
 KIND = "handover"  # of the journal's entry
@@ -282,7 +283,7 @@ def _restarts(
         yield ShiftInterruption(
             time=fault.time,
             job=label,
-            cause=(launch.summary if launch is not None else "") or fault.cause,
+            cause=(launch.summary if launch is not None else "") or fault.why or fault.cause,
             blamed=launch.blamed if launch is not None else (),
             decision=launch.decision if launch is not None else "",
             down=None if again is None else again - fault.time,
@@ -385,11 +386,14 @@ def _attempt_changes(snapshot: Snapshot, since: float, until: float) -> Iterator
 def _open(material: HandoverMaterial) -> Iterator[Happened]:
     snapshot = material.snapshot
     alerts = material.extra.alerts
-    yield from _alerts(snapshot, material.findings, known(alerts, ()))
+    yield from _alerts(snapshot, material.findings, known(alerts, ()), material.extra.on_call)
     yield from _faults(material.findings, known(alerts, ()), snapshot.time)
     seen = not isinstance(snapshot.jobs, Unknown)
     for hold in standing_holds(snapshot):
-        is_held = "is held" if seen else "was held, and whether it still is cannot be seen"
+        if seen:
+            is_held = "is held"
+        else:
+            is_held = "was held, and whether it still is cannot be seen"
         words = f"job {hold.job} {is_held} (`{derived.command(snapshot, 'resume')}` releases it)"
         yield Happened(hold.time or snapshot.time, words, hold.who, hold.why)
     stops = {"the kill switch is set": snapshot.kill_switch, "the run is paused": snapshot.pause}
@@ -400,34 +404,28 @@ def _open(material: HandoverMaterial) -> Iterator[Happened]:
 
 
 def _alerts(
-    snapshot: Snapshot, findings: Iterable[Finding], alerts: Iterable[Alert]
+    snapshot: Snapshot,
+    findings: Iterable[Finding],
+    alerts: Iterable[Alert],
+    on_call: OnCall | None,
 ) -> Iterator[Happened]:
     """The open alerts. One whose fault this very look does not find any more is open until the
     watchdog has looked.
     """
-    from tr11ops.detect.registry import unjudged_detectors
-
     now = snapshot.time
     unjudged = unjudged_detectors(snapshot)
     found = {finding.fingerprint for finding in findings}
     for alert in alerts:
-        owner = alert.holder
-        take = derived.command(snapshot, f"alerts ack {alert.fingerprint}")
-        if owner:
-            has = f"{owner} has it"
-        else:
-            has = f"unassigned (`{take}`)"
-        snoozed = alert.snoozed_until is not None and alert.snoozed_until > now
-        quiet = ""
-        if snoozed:
-            quiet = f", snoozed for {duration((alert.snoozed_until or now) - now)}"
+        has = alert.care.words(on_call, now)
+        if not alert.holder:
+            has += f" (`{derived.command(snapshot, f'alerts ack {alert.fingerprint}')}`)"
         page = ""
         if alert.runbook:
             page = f", runbook {alert.runbook}"
         gone = not found & set(alert.names) and alert.detector not in unjudged
         over = ", not found by this look" if gone else ""
         yield Happened(
-            alert.start, f"{alert.severity.name} alert: {alert.title}{over}; {has}{quiet}{page}"
+            alert.start, f"{alert.severity.name} alert: {alert.title}{over}; {has}{page}"
         )
 
 
@@ -437,9 +435,7 @@ def _faults(findings: Iterable[Finding], alerts: Sequence[Alert], now: float) ->
     standing = {name for alert in alerts for name in alert.names}
     for finding in by_cause(findings):
         if finding.severity >= Severity.WARNING and finding.fingerprint not in standing:
-            fix = ""
-            if finding.fix:
-                fix = f" (`{finding.fix}`)"
+            fix = "".join(f" (`{line}`)" for line in finding.commands)
             more = "".join(f"; from it follows: {one.title}" for one in finding.consequences)
             yield Happened(
                 now, f"{finding.severity.name}: {finding.title}{fix}{more}; no alert was opened yet"

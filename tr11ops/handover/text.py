@@ -13,6 +13,7 @@ from msgspec import to_builtins
 from tr11ops.base.units import (
     DAY,
     NEAR,
+    capitalized,
     counted,
     duration,
     iso_time,
@@ -48,7 +49,7 @@ def _lines(given: Handover, zone: tzinfo | None) -> Iterator[str]:
     )
     yield ""
     yield from wrapped(
-        f"**{given.verdict.upper()}.** {given.answer}. {given.why[:1].upper()}{given.why[1:]}.", ""
+        f"**{given.verdict.upper()}.** {given.answer}. {capitalized(given.why)}.", ""
     )
     yield from _section("What happened", _happened(given, zone, far))
     opened = [f"{what_happened(event)}{_since(given.until - event.time)}" for event in given.open]

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from tr11ops.base.errors import Unanswered
 from tr11ops.base.nvidia import INVALID_FIELD, LOST, ask, list_gpus, number, query, words_of
 from tr11ops.base.units import counted, first_few
-from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements
+from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System
 from trainer.contract.units import shortened
-
-if TYPE_CHECKING:
-    from tr11ops.health.base import System
 
 
 # ----------------------------------------------------------------------------- are all GPUs there?

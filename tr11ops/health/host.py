@@ -8,14 +8,10 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tr11ops.base.errors import Unanswered
 from tr11ops.base.units import counted, first_few, size
-from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, TrainerProcess
-
-if TYPE_CHECKING:
-    from tr11ops.health.base import System
+from tr11ops.health.base import Answer, CheckOutcome, NodeRequirements, System, TrainerProcess
 
 # ----------------------------------------------------------------------------- run directory
 SLOW_SECONDS = 5.0

@@ -6,17 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from tr11ops.base.errors import Unanswered
 from tr11ops.base.processes import ProbeOutput
 from tr11ops.health import gpu, host
-from tr11ops.health.base import Answer, CheckOutcome, CheckResult, NodeRequirements
+from tr11ops.health.base import Answer, CheckOutcome, CheckResult, NodeRequirements, System
 from trainer.contract.record import Record
 from trainer.contract.units import printable, shortened
-
-if TYPE_CHECKING:
-    from tr11ops.health.base import System
 
 # A site's own checks: executables whose exit status is the verdict and whose first line of output
 # is the why.

@@ -194,7 +194,7 @@ def endpoint_of(
     return address
 
 
-def repo_of(text: str, endpoint: str | None = None) -> HubRepo:
+def repo_of(text: str, endpoint: str | None) -> HubRepo:
     """What a person typed. Raises ValueError with the rule, and never repeats an address that may
     hold a password.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import re
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -45,6 +46,7 @@ from tr11ops.hub.base import Credentials, host_of
 
 
 CONNECT_SECONDS = 15.0
+TOO_MANY = 429
 _WITH_LOGGERS = (hf_api, lfs)  # imported, so that all loggers are there when they are silenced
 _LIBRARIES = ("huggingface_hub", "httpx2", "httpcore2")
 
@@ -97,8 +99,12 @@ class _Client(httpx2.Client):
             raise Unavailable(f"{host} gives no answer ({why(error)})") from None
         if may_pass(response.status_code):
             response.close()
+            why_not = ""
+            if response.status_code == TOO_MANY:
+                why_not = ": it was asked too often for now"
             raise Unavailable(
-                f"{host} answers {response.status_code}", wait_of(response.headers, time.time())
+                f"{host} answers {response.status_code}{why_not}",
+                wait_of(response.headers, time.time()),
             )
         trail, following = _trail.get(), response.links.get("next", {}).get("url")
         if trail is not None and following is not None:
@@ -157,13 +163,29 @@ def install(timeout: float) -> None:
 # what.
 
 _CURES = {
-    402: "the account's room or plan is at its end",
+    402: "the account's storage or plan is at its limit",
     404: "there is no such thing, or the token may not see it; names are OWNER/NAME",
     409: "it is there already, or someone else is changing it",
     410: "it was taken away",
     412: "someone else has committed meanwhile",
     413: "too large",
 }
+# What a hub says of a refusal that is not about the token, whatever its number, and what to do.
+_REASONS = (
+    (
+        r"storage|quota|billing|upgrade your|\bplan\b",
+        "the account's storage or plan is at its limit; remove there what is not needed, or raise it",
+    ),
+    (r"rate limit|too many|too often", "it was asked too often for now; try again later"),
+    (
+        r"restricted|gated|accept",
+        "the repository's conditions are to be accepted on its page, by the token's account",
+    ),
+    (r"disabled|archived|locked|banned|suspended", "it is shut there; ask the hub"),
+)
+_OF_PERMISSION = re.compile(
+    r"token|permission|rights|forbidden|authori[sz]|allowed|denied|write access", re.IGNORECASE
+)
 
 
 def failure_of(
@@ -171,7 +193,7 @@ def failure_of(
     what: str,
     endpoint: str,
     credentials: Credentials,
-    secrets: Iterable[str] = (),
+    secrets: Iterable[str],
 ) -> Exception | None:
     """Our error for one of the library's. None for a fault of this program, which is to be raised
     as it is.
@@ -231,7 +253,7 @@ def _of_answer(
         return HubUnavailable(f"{what}: the hub's storage answers {status}")
     said = one_line(error.server_message or "", secrets, limit=160)
     text = one_line(
-        f"{what}: {host_of(endpoint)} answers {status}: {_cure(status, credentials)}", secrets
+        f"{what}: {host_of(endpoint)} answers {status}: {_cure(status, said, credentials)}", secrets
     )
     if said and said.lower() not in text.lower():
         text = f"{text} ({said})"
@@ -239,12 +261,19 @@ def _of_answer(
     return kinds.get(status, HubPermanentError)(text, status)
 
 
-def _cure(status: int, credentials: Credentials) -> str:
+def _cure(status: int, said: str, credentials: Credentials) -> str:
+    """What a refusal means, and what to do: by what the hub says of it, before what its number says."""
     has_token = credentials.token is not None
+    if status in {400, 402, 403, 409, 422}:
+        for pattern, cure in _REASONS:
+            if re.search(pattern, said, re.IGNORECASE):
+                return cure
     if status == 401 and has_token:
         return f"the token of {credentials.source} is not valid (any more); put a new one there"
     if status == 401:
         return "no token; name hub.credentials_file, set HF_TOKEN, or type: hf auth login"
+    if status == 403 and said and not _OF_PERMISSION.search(said):
+        return "it refuses this for a reason of its own"
     if status == 403:
         if has_token:
             whose = f"the token of {credentials.source}"

@@ -30,6 +30,7 @@ from tr11ops.hub.base import Add, Delete, HubFile, Operation, Progress, Reposito
 from tr11ops.hub.client import Hub
 from tr11ops.hub.model_card import UNKNOWN, Dataset, ModelFacts, Rows, TrainingHistory, identity_in
 from trainer.config.data import data_set_name
+from trainer.config.model import ModelSection
 from trainer.contract.documents import record_of
 from trainer.contract.files import make_shared, write_json
 from trainer.contract.manifest import FileEntry, Manifest, file_digest
@@ -39,7 +40,6 @@ from trainer.schedule.flops import count_parameters
 
 if TYPE_CHECKING:
     from tr11ops.runcard.card import OwnCard
-    from trainer.config.model import ModelSection
 
 
 # What a model's card says, read from the run: its card, its checkpoint's manifest, its metrics and

@@ -172,11 +172,4 @@ def _place_run(builder: Builder, path: Path) -> None:
     builder.put("run.directory", f"{name.removesuffix('-run')}-run", "", 0, note=note)
     if "slurm.time_limit" not in builder.placed:
         why = "no time limit is asked for: give --set slurm.time_limit=20:00:00"
-        builder.leave(
-            "no #SBATCH --time",
-            "",
-            line=0,
-            reason=LeftReason.DECISION,
-            why=why,
-            key="slurm.time_limit",
-        )
+        builder.ask("no #SBATCH --time", "", line=0, why=why, key="slurm.time_limit")

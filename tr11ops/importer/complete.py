@@ -76,7 +76,7 @@ def _part(builder: Builder, use: OptionUse, name: str, key: str) -> None:
             for weight, prefix, _ in _mixture(use)
         ]
     except ConversionProblem as problem:
-        builder.leave_use(use, LeftReason.DECISION, f"{problem}: give --set {key}=...", key)
+        builder.ask_use(use, str(problem), key)
         return
     group = f"{name}: {', '.join(members)}"
     builder.put(key, group if name == "train" else [group], use.option, use.line, use.value_line)
@@ -92,7 +92,7 @@ def _tokenizer_model(builder: Builder, use: OptionUse | None) -> None:
         builder.take_use("tokenizer.path", use, text)
         return
     why = "belongs to a tokenizer that tr11 does not have: give --set tokenizer.path=FOLDER of tokenizer.json"
-    builder.leave_use(use, LeftReason.DECISION, why, "tokenizer.path")
+    builder.ask_use(use, why, "tokenizer.path")
 
 
 _GPT2_ENTRIES = 50_257
@@ -236,10 +236,8 @@ def _run_name(builder: Builder) -> None:
     if RUN_NAME.fullmatch(name):
         builder.put("run.name", name, "--save", line, note="no job name is given")
         return
-    why = (
-        "no job name is given, and the run's folder has none that would do: give --set run.name=..."
-    )
-    builder.leave("--save", directory, line, LeftReason.DECISION, why, "run.name")
+    why = "no job name is given, and the run's folder has none that would do"
+    builder.ask("--save", directory, line=line, why=why, key="run.name")
 
 
 def _batch(builder: Builder) -> None:
@@ -273,10 +271,8 @@ def _vocabulary(builder: Builder) -> None:
             note = f"the original's default: {note}"
         builder.put("tokenizer.vocabulary_size", _GPT2_ENTRIES, "--tokenizer-type", line, note=note)
         return
-    why = "the size of the vocabulary is the tokenizer's: give --set tokenizer.vocabulary_size=..."
+    why, key = "the size of the vocabulary is the tokenizer's", "tokenizer.vocabulary_size"
     named = next(key for key in _TOKENIZER if key in builder.placed)  # its type at least: see above
     said = builder.placed[named]
     option = said.source if said.line else "the tokenizer"  # where it was not said, but assumed
-    builder.leave(
-        option, said.value, said.line, LeftReason.DECISION, why, "tokenizer.vocabulary_size"
-    )
+    builder.ask(option, said.value, line=said.line, why=why, key=key)

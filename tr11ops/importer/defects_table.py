@@ -457,8 +457,8 @@ _ROWS = (
         "skip-ranges",
         _WARNING,
         what="--skip-train-iteration-range skipped a micro batch for each global batch, and forgot it at a restart",
-        cost="an experiment passed over 1,500 samples where 680,000 were meant",
-        fix="nothing, if whole batches are meant: tr11 passes over those",
+        cost="an experiment skipped 1,500 samples where 680,000 were meant",
+        fix="nothing, if whole batches are meant: tr11 skips those",
         key="data.skip_ranges",
     ),
     _Row(

@@ -318,7 +318,10 @@ def save_interval(card: OwnCard, line: int) -> Iterator[Defect]:
     if seconds <= _LARGEST_SHARE * limit:
         return
     advised = max(1, int(_LARGEST_SHARE * limit / 2 / a_step))
-    code = "save-interval-beyond-limit" if seconds >= limit else "save-interval-wide"
+    if seconds >= limit:
+        code = "save-interval-beyond-limit"
+    else:
+        code = "save-interval-wide"
     span, basis = duration(seconds), f"at {tflops:g} TFLOPs a GPU, an assumption"
     yield defect(
         code,

@@ -409,7 +409,7 @@ def place_deepspeed(builder: Builder, file: DeepSpeedFile) -> None:
             )
         else:
             why = "tr11 writes its own DeepSpeed settings and has no key for it"
-            builder.leave(_shown(key), value, line, LeftReason.DECISION, why)
+            builder.ask(_shown(key), value, line, why)
 
 
 def _shown(key: str) -> str:
@@ -464,7 +464,7 @@ def _curriculum(builder: Builder, file: DeepSpeedFile) -> None:
     if longest is not None and length is not None and longest != length:
         why = f"the curriculum ends at model.sequence_length ({length}) here"
         key = _CURRICULUM + "max_difficulty"
-        builder.leave(_shown(key), longest, file.line_of(key), LeftReason.DECISION, why)
+        builder.ask(_shown(key), longest, file.line_of(key), why)
 
 
 def _curriculum_values(file: DeepSpeedFile, kind: str) -> Iterator[tuple[str, Any, str]]:

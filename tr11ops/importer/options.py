@@ -407,14 +407,7 @@ class Builder:
             value = convert(values)
         except ConversionProblem as problem:
             shown = " ".join(value.for_shell() for value in values)
-            self.leave(
-                source,
-                shown,
-                line=line,
-                reason=LeftReason.DECISION,
-                why=f"{problem}: give --set {key}=...",
-                key=key,
-            )
+            self.ask(source, shown, line=line, why=str(problem), key=key)
             return
         self.put(key, value, source=source, line=line, value_line=value_line, note=note)
 
@@ -430,6 +423,16 @@ class Builder:
         if not (len(shown) <= _LONGEST_SHOWN):
             shown = shown[: _LONGEST_SHOWN - 3] + "..."
         self.unplaced.append(Unplaced(option, shown, line=line, reason=reason, why=why, key=key))
+
+    def ask(self, option: str, value: str, line: int, why: str, key: str = "") -> None:
+        """Leave an option to a person, who is told how to give its `key`."""
+        if key and "--set" not in why:
+            why = f"{why}: give --set {key}=..."
+        self.leave(option, value, line=line, reason=LeftReason.DECISION, why=why, key=key)
+
+    def ask_use(self, use: OptionUse, why: str, key: str = "") -> None:
+        """As `ask`, of an option of the trainer."""
+        self.ask(use.option, use.text, line=use.line, why=why, key=key)
 
     def leave_use(self, use: OptionUse, reason: LeftReason, why: str, key: str = "") -> None:
         """As `leave`, of an option of the trainer."""

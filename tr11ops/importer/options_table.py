@@ -451,7 +451,7 @@ _KEYS = [
         "--skip-train-iteration-range",
         "data.skip_ranges",
         convert=ranges,
-        note="whole global batches are passed over here; the original passed over one micro batch each",
+        note="whole global batches are skipped here; the original skipped one micro batch each",
         count=ALL_VALUES,
     ),
     _switch("--reset-position-ids", "data.reset_position_ids"),

@@ -62,7 +62,7 @@ class ClusterPlacement:
         if self.training.option(ONLY_IN_THE_JOB) is not None:
             line = self.training.line
             why = "options of the launcher stand in a variable that the script does not set"
-            self.decide("the launcher", "", line=line, why=why, key=WORKERS)
+            self.builder.ask("the launcher", "", line=line, why=why, key=WORKERS)
             return
         self.place_workers(devices)
 
@@ -86,7 +86,7 @@ class ClusterPlacement:
         else:
             why = "no number of nodes is asked for, and tasks may lie on any number of them"
             line = self.asked["ntasks"].line
-            self.decide("#SBATCH --ntasks", str(tasks), line=line, why=why, key=NODES)
+            self.builder.ask("#SBATCH --ntasks", str(tasks), line=line, why=why, key=NODES)
 
     def compare_nodes(self) -> None:
         """What srun and the launcher are told must be the allocation."""
@@ -145,7 +145,7 @@ class ClusterPlacement:
     def contradiction(self, what: str, line: int) -> None:
         if NODES in self.builder.placed:
             self.builder.drop(NODES, f"contradicted on line {line}", LeftReason.NO_EFFECT)
-        self.decide("nodes", "", line=line, why=what, key=NODES)
+        self.builder.ask("nodes", "", line=line, why=what, key=NODES)
 
     # ------------------------------------------------------------------ GPUs
     def place_gpus(self) -> None:
@@ -169,7 +169,9 @@ class ClusterPlacement:
         elif "gpus" in self.asked or "gpus-per-task" in self.asked:
             item = self.asked.get("gpus") or self.asked["gpus-per-task"]
             why = "does not say how many GPUs each node has"
-            self.decide(f"#SBATCH --{item.name}", item.value, line=item.line, why=why, key=GPUS)
+            self.builder.ask(
+                f"#SBATCH --{item.name}", item.value, line=item.line, why=why, key=GPUS
+            )
 
     # ------------------------------------------------------------------ workers
     def place_workers(self, devices: LauncherOption | None) -> None:
@@ -216,13 +218,13 @@ class ClusterPlacement:
         if option is None:
             if self.training.option("hostfile", "H", *_CHOICES):
                 why = "a hostfile, or a choice of GPUs, says how many workers a node has"
-                self.decide("workers", "", line=self.training.line, why=why, key=WORKERS)
+                self.builder.ask("workers", "", line=self.training.line, why=why, key=WORKERS)
             elif default:
                 note = f"no --{name} is given: {self.training.launcher} starts {default}"
                 self.builder.put(WORKERS, default, self.training.launcher, 0, note=note)
             else:
                 why = f"{self.training.launcher} starts as many workers as it finds GPUs"
-                self.decide("workers", "", line=self.training.line, why=why, key=WORKERS)
+                self.builder.ask("workers", "", line=self.training.line, why=why, key=WORKERS)
             return
         value = option.value or Traced()
         counts_gpus = any(map(_COUNTS_GPUS.search, value.unknowns)) or value.text in {"gpu", "auto"}
@@ -232,7 +234,7 @@ class ClusterPlacement:
             return
         if value.text in {"gpu", "auto", "cpu"}:
             why = f"is {value.text!r}, and the script does not say how many a node has: give --set {WORKERS}=..."
-            self.decide(option.spelled, value.text, line=option.line, why=why, key=WORKERS)
+            self.builder.ask(option.spelled, value.text, line=option.line, why=why, key=WORKERS)
             return
         self.builder.take(WORKERS, (value,), integer, source=option.spelled, line=option.line)
 
@@ -244,7 +246,7 @@ class ClusterPlacement:
         if tasks is not None and tasks > 1:
             self.withdraw()
             why = f"srun starts {self.training.launcher} {tasks} times on a node, each with workers of its own"
-            self.decide("tasks", "", line=self.training.line, why=why, key=WORKERS)
+            self.builder.ask("tasks", "", line=self.training.line, why=why, key=WORKERS)
 
     def by_total(self) -> None:
         """accelerate is told the processes of all nodes."""
@@ -265,7 +267,7 @@ class ClusterPlacement:
         if option is not None:
             why = "does not say how many processes each node has"
             shown = (option.value or Traced()).for_shell()
-        self.decide(source, shown, line=line, why=why, key=WORKERS)
+        self.builder.ask(source, shown, line=line, why=why, key=WORKERS)
 
     def by_mpi(self) -> None:
         nodes = self.builder.integer(NODES)
@@ -286,7 +288,7 @@ class ClusterPlacement:
             self.by_tasks(None)
         why = "the program finds its rank in RANK and LOCAL_RANK then, not in what mpirun sets: does it look there?"
         why = f"{why} If so: give --set trainer.start=srun"
-        self.decide("mpirun", "", line=self.training.line, why=why, key="trainer.start")
+        self.builder.ask("mpirun", "", line=self.training.line, why=why, key="trainer.start")
 
     def by_tasks(self, devices: LauncherOption | None) -> None:
         """Without a launcher each task is a worker, unless the program starts its own."""
@@ -298,7 +300,7 @@ class ClusterPlacement:
             if found is None:
                 why = "how many tasks srun starts on a node is not known"
                 self.withdraw()
-                self.decide("srun", "", line=training.line, why=why, key=WORKERS)
+                self.builder.ask("srun", "", line=training.line, why=why, key=WORKERS)
                 return
             tasks = found
         if devices is not None and own is not None and tasks in {1, own}:
@@ -307,17 +309,20 @@ class ClusterPlacement:
         if devices is not None and own is not None and tasks != own:
             why = f"the trainer is told {counted(own, 'worker')} on a node, srun starts {tasks}"
             self.withdraw()
-            self.decide(devices.spelled, "", line=devices.line, why=why, key=WORKERS)
+            self.builder.ask(devices.spelled, "", line=devices.line, why=why, key=WORKERS)
             return
         gpus = self.builder.integer(GPUS)
         if tasks == 1 and gpus > 1:
             why = f"one process is started on a node with {gpus} GPUs: whether it starts more is the program's"
             self.withdraw()
-            self.decide("workers", "", line=training.line, why=why, key=WORKERS)
+            self.builder.ask("workers", "", line=training.line, why=why, key=WORKERS)
             return
         line = training.line
         item = self.asked.get("ntasks-per-node")
-        note = "each task is a worker" if training.under_srun else "one process is started"
+        if training.under_srun:
+            note = "each task is a worker"
+        else:
+            note = "one process is started"
         if item is not None and number_of(Traced.of(item.value, 0)) == tasks:
             line = item.line
         if WORKERS not in self.builder.placed:
@@ -378,8 +383,3 @@ class ClusterPlacement:
         return any(
             item.key == key and item.reason is LeftReason.DECISION for item in self.builder.unplaced
         )
-
-    def decide(self, option: str, value: str, line: int, why: str, key: str = "") -> None:
-        if key:
-            why = f"{why}: give --set {key}=..." if "--set" not in why else why
-        self.builder.leave(option, value, line=line, reason=LeftReason.DECISION, why=why, key=key)

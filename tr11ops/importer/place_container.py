@@ -78,12 +78,12 @@ def place_container(builder: Builder, container: ContainerUse | None) -> None:
     for unknown in only_a_person_knows([image, *container.mounts]), *image.unknowns:
         if unknown:
             why = f"{unknown[:60]} is not known here: give --set {KEY}=..."
-            _decide(builder, "container", image.for_shell(), line=line, why=why, key=KEY)
+            builder.ask("container", image.for_shell(), line=line, why=why, key=KEY)
             return
     runtime, name = container.runtime, image.text
     if runtime == "docker":
         why = "it is no child of the job, which could not end it: Apptainer takes its place; does the image work so?"
-        _decide(builder, "docker run", name, line=line, why=why, key="slurm.container.runtime")
+        builder.ask("docker run", name, line=line, why=why, key="slurm.container.runtime")
         runtime, name = "apptainer", f"docker://{name}"
     elif runtime == "pyxis":
         name = name.removeprefix("docker://")
@@ -95,7 +95,7 @@ def place_container(builder: Builder, container: ContainerUse | None) -> None:
     for mount in container.mounts:
         if mount.text not in known:
             why = "is no folder of the nodes that is known here: add it to slurm.container.mounts"
-            _decide(builder, "mount", mount.for_shell(), line=mount.line or line, why=why)
+            builder.ask("mount", mount.for_shell(), line=mount.line or line, why=why)
     _place_options(builder, container)
 
 
@@ -118,11 +118,7 @@ def _place_options(builder: Builder, container: ContainerUse) -> None:
             kept.append(text)
         else:
             why = "add it to slurm.container.options"
-            _decide(builder, text, "", line=option.line, why=why)
+            builder.ask(text, "", line=option.line, why=why)
     if kept:
         line = container.image.line
         builder.put("slurm.container.options", kept, "the container", line)
-
-
-def _decide(builder: Builder, option: str, value: str, line: int, why: str, key: str = "") -> None:
-    builder.leave(option, value, line=line, reason=LeftReason.DECISION, why=why, key=key)

@@ -4,21 +4,48 @@ of ranks that is started.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 
+from tr11ops.base.errors import ConversionProblem
 from tr11ops.base.units import counted
 from tr11ops.dialects.dialect import Dialect
 from tr11ops.importer.family import WordUse, last_use, settings_in
 from tr11ops.importer.importing import text_at
-from tr11ops.importer.options import Builder, LeftReason
+from tr11ops.importer.options import Builder, LeftReason, card_text
 from tr11ops.importer.place_cluster import NODES, WORKERS, number_of
 from tr11ops.importer.settings_files import SettingsFile, settings_file, whole_number
 from tr11ops.importer.traced import Traced
 from tr11ops.importer.training_command import TrainingCommand
 
 _DEEPSPEED_CONFIG = ("--deepspeed", "--deepspeed_config", "--deepspeed_config_file", "deepspeed")
+
+# what a launch fills in, where the script asks Slurm or its own rendezvous
+_PLACES = {
+    "${SLURM_NNODES}": "{nodes}",
+    "${SLURM_JOB_NUM_NODES}": "{nodes}",
+    "${SLURM_NODEID}": "{node_rank}",
+    "${MASTER_ADDR}": "{master_address}",
+    "${MASTER_PORT}": "{master_port}",
+    "${WORLD_SIZE}": "{world_size}",
+}
+_BY_RANK = re.compile(r"SLURM_(?:PROCID|LOCALID)")
+
+
+def card_word(word: Traced) -> str:
+    """A word for the card: what the job knows is filled in by each launch. Raises
+    ConversionProblem for what only this job knew.
+    """
+    for unknown in word.unknowns:
+        if _BY_RANK.search(unknown):
+            raise ConversionProblem(f"{unknown[:60]} is another one for each task")
+    if word.is_known:
+        return word.for_card()
+    if word.text in _PLACES:
+        return _PLACES[word.text]
+    return card_text(word)
 
 
 class CommandSettings:
@@ -118,7 +145,10 @@ class CommandSettings:
         name = None
         if use is not None:
             name = use.value
-        inner = self.launchers.content.get("deepspeed_config") if self.launchers else None
+        if self.launchers:
+            inner = self.launchers.content.get("deepspeed_config")
+        else:
+            inner = None
         if self.launchers is not None and isinstance(inner, Mapping):
             name = Traced.of(str(inner.get("deepspeed_config_file")), self.launchers.line)
         if name is None or not name.text.endswith(".json") or not name.is_known:
@@ -131,6 +161,4 @@ class CommandSettings:
         if settings is not None:
             name, line = settings.name, settings.line
             why = f"{why}: correct it, or give --set {WORKERS}=..."
-            self.builder.leave(
-                name, "", line=line, reason=LeftReason.DECISION, why=why, key=WORKERS
-            )
+            self.builder.ask(name, "", line=line, why=why, key=WORKERS)

@@ -17,14 +17,13 @@ from tr11ops.importer.family import (
     SeenLog,
     WordUse,
     family_of,
-    last_use,
     steps_between_saves,
-    uses_of,
 )
 from tr11ops.importer.options import IN_THE_JOB, Builder, LeftReason, card_text
 from tr11ops.importer.place_cluster import NODES, WORKERS, ClusterPlacement, number_of
 from tr11ops.importer.place_container import container_of, on_the_node, place_container
-from tr11ops.importer.place_settings import CommandSettings
+from tr11ops.importer.place_resume import place_resume
+from tr11ops.importer.place_settings import CommandSettings, card_word
 from tr11ops.importer.sbatch import Directive
 from tr11ops.importer.supervisors import tell_supervisors
 from tr11ops.importer.traced import Traced
@@ -35,21 +34,11 @@ from tr11ops.importer.training_command import (
     TrainingCommand,
 )
 from tr11ops.trainers.levels import BELIEF
-from tr11ops.trainers.resuming import Knows, knows_words
 from trainer.contract.secret_shapes import is_secret
 
 NO_DIALECT = "none"
 _NO_DIALECT = Dialect(NO_DIALECT, "a trainer of which nothing is known")
 _SUBMIT_FOLDER = re.compile(r"\$\{SLURM_SUBMIT_DIR\}|\$\{PWD\}|\$\(pwd\)")
-# what a launch fills in, where the script asks Slurm or its own rendezvous
-_PLACES = {
-    "${SLURM_NNODES}": "{nodes}",
-    "${SLURM_JOB_NUM_NODES}": "{nodes}",
-    "${SLURM_NODEID}": "{node_rank}",
-    "${MASTER_ADDR}": "{master_address}",
-    "${MASTER_PORT}": "{master_port}",
-    "${WORLD_SIZE}": "{world_size}",
-}
 _FILLED_IN = re.compile(
     r"\{(?:root|folder|name|variant|attempt|launch|nodes|node_rank|workers_per_node|world_size"
     r"|master_address|master_port|step|path|exit_minutes)\}"
@@ -57,15 +46,8 @@ _FILLED_IN = re.compile(
 # options of containers
 _WHERE_IT_BEGINS = ("container_workdir", "pwd", "cwd", "w", "workdir")
 _REACH = "deepspeed_multinode_launcher"
-_BY_RANK = re.compile(r"SLURM_(?:PROCID|LOCALID)")
 # of torch.distributed.launch and deepspeed: the place on the node as an option of the program
 _LOCAL_RANK = frozenset({"torch.distributed.launch", "deepspeed"})
-
-
-_RESUME_UNKNOWN = (
-    "what makes it go on from its newest checkpoint is not known: give --set trainer.resume=..., "
-    "or =[] where it does so by itself"
-)
 
 
 class TrainerPlacer:
@@ -123,7 +105,7 @@ class TrainerPlacer:
         )
         self.place_folder(dialect)
         self.place_counts(dialect)
-        self.place_resume(dialect)
+        place_resume(self.files)
         self.tell_stop(dialect)
         self.tell_belief(dialect)
         self.place_command(start)
@@ -152,21 +134,20 @@ class TrainerPlacer:
             why = (
                 f"the command is of {said.only}, the lines of {self.log.path} are of {logged.only}"
             )
-            self.decide("trainer", "", line=line, why=why, key="trainer.dialect")
+            self.builder.ask("trainer", "", line=line, why=why, key="trainer.dialect")
         name = said.only or (both[0] if len(both) == 1 else "")
         source = "the words of the command"
         if not name and logged.only and not said.names:
             assert self.log is not None
             name, source = logged.only, f"the lines of {self.log.path}"
         if not name:
-            names = (
-                f"the command may be of {' or '.join(said.names)}"
-                if said.names
-                else "no family is recognised"
-            )
+            if said.names:
+                names = f"the command may be of {' or '.join(said.names)}"
+            else:
+                names = "no family is recognised"
             why = f"{names}, so that its steps and its end are not read, and an end with status 0 holds what is queued"
             way = "give --set trainer.dialect=NAME (tr11 trainer list), or --log FILE"
-            self.decide("trainer", "", line=line, why=f"{why}: {way}", key="trainer.dialect")
+            self.builder.ask("trainer", "", line=line, why=f"{why}: {way}", key="trainer.dialect")
             return _NO_DIALECT
         self.builder.put("trainer.dialect", name, source, line)
         return dialect_named(name)
@@ -185,9 +166,15 @@ class TrainerPlacer:
             if is_plain and not command.looped and not command.piped_into:
                 target = command.words[-1]
                 is_whole = target.text.startswith(("/", "~", "$"))
-                current = target if is_whole or not current else Traced.join([current, target], "/")
+                if is_whole or not current:
+                    current = target
+                else:
+                    current = Traced.join([current, target], "/")
                 line = command.line
-        asked = self.container.option(*_WHERE_IT_BEGINS) if self.container else None
+        if self.container:
+            asked = self.container.option(*_WHERE_IT_BEGINS)
+        else:
+            asked = None
         if asked and not any(
             command.outer and command.name == "cd" for command in self.script.commands
         ):
@@ -198,7 +185,7 @@ class TrainerPlacer:
         try:
             found = card_text(current) if current else "."
         except ConversionProblem as problem:
-            self.decide(
+            self.builder.ask(
                 "cd", current.for_shell(), line=line, why=str(problem), key="trainer.directory"
             )
             return
@@ -206,7 +193,10 @@ class TrainerPlacer:
         if not current and self.container is not None and self.container.runtime == "pyxis":
             self.ask_for_directory()
             return
-        note = "" if current else "no cd: where the card lies is where sbatch was typed"
+        if current:
+            note = ""
+        else:
+            note = "no cd: where the card lies is where sbatch was typed"
         self.builder.put("trainer.directory", found, "cd" if current else "", line, note=note)
         if not found.startswith(("~", "$")):
             self.directory = self.folder / found
@@ -217,7 +207,7 @@ class TrainerPlacer:
             word.text.endswith(".py") and word.text[0] not in "/$" for word in self.training.program
         ):
             why = "where it begins in the image is the image's own matter: give the folder"
-            self.decide("cd", "", line=self.training.line, why=why, key="trainer.directory")
+            self.builder.ask("cd", "", line=self.training.line, why=why, key="trainer.directory")
 
     # ------------------------------------------------------------------ how it is started
     def start_of(self, dialect: Dialect) -> str:
@@ -231,7 +221,7 @@ class TrainerPlacer:
             why = f"{launcher} gives the program --local_rank, torchrun sets LOCAL_RANK alone: does it look there?"
             if launcher == "deepspeed" or self.training.option("use_env") is None:
                 why = f"{why} If so: give --set trainer.start=torchrun"
-                self.decide(launcher, "", line=line, why=why, key="trainer.start")
+                self.builder.ask(launcher, "", line=line, why=why, key="trainer.start")
             return "torchrun"
         if launcher in {"torchrun", "ft_launcher"}:
             return "torchrun"
@@ -255,10 +245,10 @@ class TrainerPlacer:
         converted: list[str] = []
         for word in words:
             try:
-                converted.append(self.card_word(word))
+                converted.append(card_word(word))
             except ConversionProblem as problem:
                 why = f"{problem}: write it into trainer.command"
-                self.decide(
+                self.builder.ask(
                     "command", word.for_shell(), line=word.line, why=why, key="trainer.command"
                 )
                 converted.append(word.for_card())
@@ -274,20 +264,7 @@ class TrainerPlacer:
         for word in self.files.words:
             if word.is_known and _FILLED_IN.search(word.text):
                 why = "holds a name in braces that tr11 fills in: write it otherwise"
-                self.decide("command", word.text, word.line, why=why, key="trainer.command")
-
-    def card_word(self, word: Traced) -> str:
-        """A word for the card: what the job knows is filled in by each launch. Raises
-        ConversionProblem for what only this job knew.
-        """
-        for unknown in word.unknowns:
-            if _BY_RANK.search(unknown):
-                raise ConversionProblem(f"{unknown[:60]} is another one for each task")
-        if word.is_known:
-            return word.for_card()
-        if word.text in _PLACES:
-            return _PLACES[word.text]
-        return card_text(word)
+                self.builder.ask("command", word.text, word.line, why=why, key="trainer.command")
 
     def started_words(self, start: str) -> list[Traced]:
         """The words of `trainer.command`, for the way in which it is started."""
@@ -335,7 +312,7 @@ class TrainerPlacer:
         try:
             self.builder.put("trainer.python", card_text(found), "the launcher", first.line)
         except ConversionProblem as problem:
-            self.decide(
+            self.builder.ask(
                 "python", found.for_shell(), line=first.line, why=str(problem), key="trainer.python"
             )
 
@@ -345,7 +322,10 @@ class TrainerPlacer:
         key, line = "trainer.folder", self.training.line
         if use is None or not use.value:
             words = ", ".join(dialect.command.folder)
-            why = f"no {words} says it" if words else "the dialect knows no option of it"
+            if words:
+                why = f"no {words} says it"
+            else:
+                why = "the dialect knows no option of it"
             why += ": its checkpoints are not seen; give --set trainer.folder=..."
             self.builder.leave(
                 "output folder", "", line=line, reason=LeftReason.UNKNOWN, why=why, key=key
@@ -358,14 +338,14 @@ class TrainerPlacer:
             value = Traced.of(from_here, use.option.line)
         if any(name in piece for piece in value.unknowns for name in IN_THE_JOB):
             why = "is another folder for each job, in which the next one finds no checkpoint"
-            self.decide(
+            self.builder.ask(
                 use.option.spelled, use.value.for_shell(), line=use.option.line, why=why, key=key
             )
             return
         try:
             found = card_text(value)
         except ConversionProblem as problem:
-            self.decide(
+            self.builder.ask(
                 use.option.spelled,
                 value.for_shell(),
                 line=use.option.line,
@@ -435,84 +415,6 @@ class TrainerPlacer:
                 key="trainer.checkpoint_interval",
             )
 
-    def place_resume(self, dialect: Dialect) -> None:
-        """What the command says of resuming goes from it into `first` and `resume`."""
-        found = list(uses_of(self.files.words, dialect.command.resume))
-        for use in reversed(found):
-            del self.files.words[use.place : use.place + use.count]
-        first = [
-            word for use in found for word in use.option.words if not self.is_resume(use, dialect)
-        ]
-        line = found[0].option.line if found else self.training.line
-        if first or (dialect.first and not found):
-            note = "" if first else "the command says nothing of where to begin"
-            texts = [self.safe_word(word) for word in first]
-            self.builder.put("trainer.first", texts, "the command", line, note=note)
-        tool = next(
-            (one for one in dialect.command.tools if re.search(one.sign, self.files.text)), None
-        )
-        has_own_words = last_use(self.files.words, dialect.command.folder) is not None
-        takes_words = self.files.own is not None and not self.files.own.content.get("strict")
-        if tool is not None and takes_words and not _is_passed_on(self.files.words):
-            assert self.files.own is not None
-            name = self.files.own.name
-            note = f"beside {name}, of which the command's words go first"
-            self.builder.put("trainer.resume", list(tool.resume), "the program", line, note=note)
-            return
-        if dialect.resume and self.files.own is not None and not has_own_words:
-            file, option = self.files.own.name[:60], dialect.resume[0]
-            why = f"its settings are in {file}: whether it takes {option} beside them is not known"
-            self.decide("resume", "", line=line, why=why, key="trainer.resume")
-            return
-        if dialect.resume:
-            self.place_added_words(dialect, bool(found), line)
-            return
-        if found:
-            option = found[-1].option.spelled
-            self.builder.put("trainer.resume", [option, "{path}"], option, line)
-            return
-        by_itself = dialect.command.resumes_if
-        if by_itself and re.search(by_itself, self.files.text):
-            return
-        why = _RESUME_UNKNOWN
-        self.decide("resume", "", line=line, why=why, key="trainer.resume")
-
-    def place_added_words(self, dialect: Dialect, is_used: bool, line: int) -> None:
-        """The words of the family that a resume adds, unless the script shows that it needs none.
-        `is_used`: the command has had them.
-        """
-        key, words = "trainer.resume", list(dialect.resume)
-        script = next((word for word in self.files.words if word.text.endswith(".py")), Traced())
-        knows: Knows = "yes"
-        if not is_used:
-            knows = knows_words(self.script_text(script), words)
-        name = script.text or "the program"
-        if knows == "by itself":
-            note = f"a resume adds nothing, as it finds its newest checkpoint itself and knows no {words[0]}"
-            self.builder.put(key, [], name, line, note=note)
-            return
-        if knows == "no":
-            why = f"{name} knows no {words[0]}, which {dialect.name} is given to go on: {_RESUME_UNKNOWN}"
-            self.decide("resume", "", line=line, why=why, key=key)
-            return
-        note = (
-            "added where there is a checkpoint to go on from; [] where the script finds it itself"
-        )
-        self.builder.put(key, words, "", line, note=note)
-        if knows == "not known":
-            why = (
-                f"whether {name} takes {words[0]}, which each resume adds, is not known: "
-                "--set trainer.resume=[] where it finds its newest checkpoint itself"
-            )
-            self.builder.leave("resume", "", line, reason=LeftReason.UNKNOWN, why=why, key=key)
-
-    def script_text(self, script: Traced) -> str | None:
-        """None where it is not at hand, or is no text."""
-        try:
-            return self.files.text_at(script.text) if script else None
-        except ConversionProblem:
-            return None
-
     def tell_stop(self, dialect: Dialect) -> None:
         """Whether it can be asked to save before it stops, where a word of the command decides that."""
         stop = dialect.stop
@@ -532,29 +434,6 @@ class TrainerPlacer:
         key, unknown = "trainer.checkpoints.believes", LeftReason.UNKNOWN
         self.builder.leave("resume", "", self.training.line, reason=unknown, why=BELIEF, key=key)
 
-    def is_resume(self, use: WordUse, dialect: Dialect) -> bool:
-        """Whether these words already say to go on from its own checkpoints."""
-        words = [word.text for word in use.option.words]
-        folder = self.builder.value("trainer.folder", "")
-        value = use.value.text
-        if not value or value.lower() in {"true", "auto", "last", "latest", "{folder}"}:
-            return True
-        own = self.builder.placed.get("trainer.folder")
-        if folder and own is not None:
-            said = last_use(self.training.program, dialect.command.folder)
-            if said is not None and value.startswith(said.value.text.rstrip("/")):
-                return True
-        return "=".join(words) in {" ".join(dialect.resume), "=".join(dialect.resume)}
-
-    def safe_word(self, word: Traced) -> str:
-        try:
-            return self.card_word(word)
-        except ConversionProblem as problem:
-            self.decide(
-                "first", word.for_shell(), line=word.line, why=str(problem), key="trainer.first"
-            )
-            return word.for_card()
-
     # ------------------------------------------------------------------ what stands around it
     def place_environment(self) -> None:
         given = list(self.training.environment)
@@ -573,14 +452,16 @@ class TrainerPlacer:
             key = f"trainer.environment.{name}"
             if is_secret(name, value.text):
                 why = "looks like a secret, and cards are copied: source a file in slurm.setup"
-                self.decide(name, "(not shown)", line=value.line, why=why, key="slurm.setup")
+                self.builder.ask(name, "(not shown)", line=value.line, why=why, key="slurm.setup")
                 continue
             try:
                 self.builder.put(
-                    key, self.card_word(value), f"{name}=", value.line or self.training.line
+                    key, card_word(value), f"{name}=", value.line or self.training.line
                 )
             except ConversionProblem as problem:
-                self.decide(name, value.for_shell(), line=value.line, why=str(problem), key=key)
+                self.builder.ask(
+                    name, value.for_shell(), line=value.line, why=str(problem), key=key
+                )
 
     def place_unset(self) -> None:
         """`unset NAME` before the training: what it shall not see."""
@@ -594,11 +475,6 @@ class TrainerPlacer:
                 line = line or command.line
         if names:
             self.builder.put("trainer.unset", list(dict.fromkeys(names)), "unset", line)
-
-    def decide(self, option: str, value: str, line: int, why: str, key: str = "") -> None:
-        if key and "--set" not in why:
-            why = f"{why}: give --set {key}=..."
-        self.builder.leave(option, value, line=line, reason=LeftReason.DECISION, why=why, key=key)
 
 
 _ACCELERATE = (
@@ -629,11 +505,6 @@ _TORCHRUN = (
     "--master-addr={master_address}",
     "--master-port={master_port}",
 )
-
-
-def _is_passed_on(words: Sequence[Traced]) -> bool:
-    """Whether what is added at the end of a command would be another program's: it holds `--`."""
-    return any(word.text == "--" for word in words)
 
 
 def _for_torchrun(program: Sequence[Traced], has_launcher: bool) -> list[Traced]:

@@ -65,11 +65,7 @@ def _positions(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
     if none is not None and is_rotary:
         builder.leave_use(none, LeftReason.ELSEWHERE, "rotary positions have no table here")
     elif none is not None:
-        builder.leave_use(
-            none,
-            LeftReason.DECISION,
-            f"there is no model without positions: give --set {_POSITIONS}=...",
-        )
+        builder.ask_use(none, f"there is no model without positions: give --set {_POSITIONS}=...")
     if is_rotary and "model.max_position_embeddings" in builder.placed:
         builder.drop("model.max_position_embeddings", "rotary positions have no table here")
 
@@ -103,18 +99,14 @@ def _whole_heads(builder: Builder, share: OptionUse, is_rotary: bool) -> None:
     try:
         is_whole = number(share.values) == 1
     except ConversionProblem as problem:
-        builder.leave_use(share, LeftReason.DECISION, str(problem))
+        builder.ask_use(share, str(problem))
         return
     if not is_rotary:
         builder.leave_use(share, LeftReason.NO_EFFECT, "counts only with rotary positions")
     elif is_whole:
         builder.leave_use(share, LeftReason.ELSEWHERE, "whole heads are rotated")
     else:
-        builder.leave_use(
-            share,
-            LeftReason.DECISION,
-            "whole heads are rotated here, so that this is another model",
-        )
+        builder.ask_use(share, "whole heads are rotated here, so that this is another model")
 
 
 def _heads(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
@@ -142,7 +134,7 @@ def _gate(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
     if "--disable-bias-linear" not in uses:
         why = "the original's linear layers have biases, and with swiglu there are none here"
         why += ": give --set model.linear_biases=false for such a model"
-        builder.leave_use(switch, LeftReason.DECISION, why, "model.linear_biases")
+        builder.ask_use(switch, why, "model.linear_biases")
     hidden = builder.integer("model.hidden_size")
     if hidden and "model.ffn_hidden_size" not in builder.placed:
         width = int(4 * hidden * 2 / 3 / _GATED_MULTIPLE) * _GATED_MULTIPLE
@@ -159,9 +151,7 @@ def _query_key_norm(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
         builder.put("model.qk_norm", True, switch.option, switch.line)
         return
     why = "the original's is a LayerNorm without --normalization RMSNorm, and always RMSNorm here"
-    builder.leave_use(
-        switch, LeftReason.DECISION, f"{why}: give --set model.qk_norm=...", "model.qk_norm"
-    )
+    builder.ask_use(switch, why, "model.qk_norm")
 
 
 def _layers_of_both(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
@@ -173,7 +163,7 @@ def _layers_of_both(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
         after = builder.value("model.layers")
         if before is not None and after != before:
             why = f"encoder and decoder have as many blocks here, not {before} and {after}: give --set model.layers=..."
-            builder.leave_use(use, LeftReason.DECISION, why, "model.layers")
+            builder.ask_use(use, why, "model.layers")
 
 
 # Megatron's options of interleaved pipeline stages, which say one thing in several ways, into
@@ -194,7 +184,7 @@ def place_interleaving(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
         try:
             parts = _parts(builder, use)
         except ConversionProblem as problem:
-            builder.leave_use(use, LeftReason.DECISION, f"{problem}: give --set {_KEY}=...", _KEY)
+            builder.ask_use(use, str(problem), _KEY)
             continue
         builder.put(_KEY, parts, use.option, use.line, use.value_line)
         if parts > 1 and builder.value(_PARTITION) is None:
@@ -232,7 +222,7 @@ def _round(builder: Builder, use: OptionUse) -> None:
     try:
         is_same = integer(use.values) == stages
     except ConversionProblem as problem:
-        builder.leave_use(use, LeftReason.DECISION, str(problem))
+        builder.ask_use(use, str(problem))
         return
     if builder.integer(_KEY, 1) == 1:
         builder.leave_use(use, LeftReason.NO_EFFECT, "counts only where stages are cut in parts")
@@ -377,7 +367,7 @@ def place_family(builder: Builder, launch: ParsedLaunch, uses: Mapping[str, Opti
     family = _FAMILIES.get(program, "gpt")
     if program and program not in _FAMILIES:
         why = f"is none of {', '.join(_FAMILIES)}: tr11 trains GPT, BERT and T5 models with them"
-        builder.leave(program, "", launch.line, LeftReason.DECISION, why)
+        builder.ask(program, "", launch.line, why)
     if family != "gpt":
         builder.put("model.family", family, program, launch.line)
     for option, (key, convert, families) in _OWN_OPTIONS.items():
@@ -406,15 +396,10 @@ def place_training(builder: Builder, launch: ParsedLaunch) -> None:
     for stray in launch.strays:
         if stray.text in _ARGUMENTS:
             why = "stands for the options that are typed behind the script: --set what was meant"
-            builder.leave(stray.for_shell(), "", stray.line, LeftReason.DECISION, why)
+            builder.ask(stray.for_shell(), "", stray.line, why)
         elif stray.text.strip("\\ \t\n"):
-            builder.leave(
-                stray.for_shell(),
-                "",
-                stray.line,
-                LeftReason.DECISION,
-                "is a word that belongs to no option",
-            )
+            why = "is a word that belongs to no option"
+            builder.ask(stray.for_shell(), "", stray.line, why)
     _folders(builder, uses)
     place_data(builder, uses)
     _scale(builder, uses)
@@ -432,7 +417,7 @@ def _place(builder: Builder, use: OptionUse) -> None:
     if rule is None:
         near = difflib.get_close_matches(use.option, RULES, n=1, cutoff=0.8)
         why = "is not known" + (f"; did it mean {near[0]}?" if near else "")
-        builder.leave_use(use, LeftReason.DECISION, why)
+        builder.ask_use(use, why)
     elif rule.convert is None:
         assert rule.reason is not None, f"{rule.option} has neither a key nor a reason"
         builder.leave_use(use, rule.reason, rule.note)
@@ -452,8 +437,8 @@ def _folders(builder: Builder, uses: dict[str, OptionUse]) -> None:
         line = 0
         if load is not None and loaded is not None:
             line = load.line
-        why = "is not given, and a run saves: give --set run.directory=..."
-        builder.leave("--save", "", line, LeftReason.DECISION, why, "run.directory")
+        why = "is not given, and a run saves"
+        builder.ask("--save", "", line=line, why=why, key="run.directory")
     elif saved is not None and save is not None:
         directory, variant = _directory_and_variant(saved)
         builder.put("run.directory", directory, "--save", save.line, save.value_line)
@@ -461,7 +446,7 @@ def _folders(builder: Builder, uses: dict[str, OptionUse]) -> None:
             builder.put("run.variant", variant, "--save", save.line, save.value_line)
         else:
             why = "checkpoints lay in that folder itself: give --set checkpoint.load=FOLDER to go on from them, or none"
-            builder.leave("--save", saved, save.line, LeftReason.DECISION, why, "checkpoint.load")
+            builder.ask("--save", saved, line=save.line, why=why, key="checkpoint.load")
     if load is not None and loaded is not None:
         if loaded == saved or saved is None:
             builder.leave(
@@ -483,7 +468,7 @@ def _path(builder: Builder, use: OptionUse | None, key: str) -> str | None:
     try:
         return text(use.values).rstrip("/") or "/"
     except ConversionProblem as problem:
-        builder.leave_use(use, LeftReason.DECISION, f"{problem}: give --set {key}=...", key)
+        builder.ask_use(use, str(problem), key)
         return None
 
 
@@ -546,7 +531,7 @@ def _loss_of_each_token(builder: Builder, uses: dict[str, OptionUse]) -> None:
         return
     if "--eod-mask-loss" in uses:
         why = "each micro batch weighs the same here; with masked tokens that is another mean"
-        builder.leave_use(use, LeftReason.DECISION, why)
+        builder.ask_use(use, why)
     else:
         builder.leave_use(use, LeftReason.DROPPED, "with no token masked it is the same mean")
 
@@ -557,10 +542,10 @@ def _context_parallel(builder: Builder, use: OptionUse | None) -> None:
     try:
         is_one = integer(use.values) == 1
     except ConversionProblem as problem:
-        builder.leave_use(use, LeftReason.DECISION, str(problem))
+        builder.ask_use(use, str(problem))
         return
     if is_one:
         builder.leave_use(use, LeftReason.ELSEWHERE, "a sequence is not cut over ranks")
         return
     why = "a sequence is not cut over ranks here: these ranks become replicas, or parallel.tensor takes them"
-    builder.leave_use(use, LeftReason.DECISION, why)
+    builder.ask_use(use, why)

@@ -240,9 +240,7 @@ def _exported(builder: Builder, item: Assignment, environment: str) -> str:
         return ""
     if why := only_a_person_knows([item.value]):
         key = f"{environment}.{item.name}"
-        builder.leave(
-            source, shown, item.line, LeftReason.DECISION, f"{why}: give --set {key}=...", key
-        )
+        builder.ask(source, shown, line=item.line, why=why, key=key)
         return ""
     inside = any(name in item.value.text for name in IN_THE_JOB)
     if item.name in _LISTS_OF_FOLDERS or inside or "${" + item.name + "}" in item.value.unknowns:

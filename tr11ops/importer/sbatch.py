@@ -241,13 +241,11 @@ def job_variables(directives: Sequence[Directive]) -> dict[str, Traced]:
     return found
 
 
-def place_slurm(
-    builder: Builder, directives: Sequence[Directive], starts_workers: bool = True
-) -> None:
+def place_slurm(builder: Builder, directives: Sequence[Directive], starts_workers: bool) -> None:
     """Place every directive, or tell what becomes of it; `starts_workers`: see ParsedLaunch."""
     if not directives:
-        why = "nothing says which GPUs a node is asked for: give --set slurm.gpus_per_node=..."
-        builder.leave("no #SBATCH line", "", 0, LeftReason.DECISION, why, "slurm.gpus_per_node")
+        why = "nothing says which GPUs a node is asked for"
+        builder.ask("no #SBATCH line", "", line=0, why=why, key="slurm.gpus_per_node")
     for item in directives:
         if not item.read:
             why = "stands after the first command, where Slurm no longer looks"
@@ -290,7 +288,7 @@ def _place(builder: Builder, item: Directive) -> None:
         )
     elif item.name in _MUST_DECIDE:
         why = "tr11 does not ask for it; does the cluster need it?"
-        builder.leave(source, item.value, item.line, LeftReason.DECISION, why)
+        builder.ask(source, item.value, item.line, why)
     elif option_fault(item.name, item.value) is None:
         _passed(builder, f"slurm.options.{item.name}", item)
     else:
@@ -308,10 +306,10 @@ def _placeholder(builder: Builder, item: Directive) -> None:
     key = ""
     if item.name in _CONVERTED:
         key = _CONVERTED[item.name][0]
-    why = "is a placeholder, to be filled in" + (
-        f": give --set {key}=..." if key else " where the cluster needs it"
-    )
-    builder.leave(_shown(item), item.value, item.line, LeftReason.DECISION, why, key)
+    why = "is a placeholder, to be filled in"
+    if not key:
+        why += " where the cluster needs it"
+    builder.ask(_shown(item), item.value, line=item.line, why=why, key=key)
 
 
 def _more_of_gres(builder: Builder, item: Directive) -> None:
@@ -344,8 +342,8 @@ def _run_name(builder: Builder, item: Directive) -> None:
     if not RUN_NAME.fullmatch(name):
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:100]
         if not name:
-            why = "is no name for a run: give --set run.name=..."
-            builder.leave(_shown(item), item.value, item.line, LeftReason.DECISION, why, "run.name")
+            why = "is no name for a run"
+            builder.ask(_shown(item), item.value, line=item.line, why=why, key="run.name")
             return
     if name == item.value:
         note = ""

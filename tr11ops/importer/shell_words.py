@@ -21,7 +21,9 @@ def script_at(words: Sequence[Traced]) -> int | None:
             while rest < len(words) and re.fullmatch(r"-[eluxv]+", words[rest].text):
                 rest += 1
             is_file = rest < len(words) and not words[rest].text.startswith("-")
-            return rest if is_file else None
+            if is_file:
+                return rest
+            return None
         if name.endswith((".sh", ".bash")):
             return index
         if name.endswith(".py"):

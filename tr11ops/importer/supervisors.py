@@ -29,24 +29,14 @@ def tell_supervisors(
     if training.command.looped and not training.is_each_node:
         why = "stands in a loop: tr11 itself starts it again after an end; is it one training?"
         why = f"{why} If so: give --set trainer.start=..."
-        builder.leave(
-            "the training",
-            "",
-            line=line,
-            reason=LeftReason.DECISION,
-            why=why,
-            key="trainer.start",
-        )
+        builder.ask("the training", "", line=line, why=why, key="trainer.start")
     program = [word.text for word in (*training.kept_options(), *training.program)]
     named = [one for one in dialect.supervisors if one in program]
     for what in (
         *(f"{one} is a second supervisor: leave it out" for one in named),
         *supervisors_in(program, {}),
     ):
-        why = f"{what}: give --set {_KEY}=..."
-        builder.leave(
-            "second supervisor", "", line=line, reason=LeftReason.DECISION, why=why, key=_KEY
-        )
+        builder.ask("second supervisor", "", line=line, why=what, key=_KEY)
 
 
 def _why_left(command: ShellCommand) -> str:

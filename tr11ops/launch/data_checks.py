@@ -126,11 +126,13 @@ def tokenizer_checks(card: OwnCard, facts: LaunchFacts) -> Iterator[PreflightChe
         rule = f"{rows} is below the tokenizer's {tokenizer.size} tokens"
         yield refused("tokenizer.padded_vocabulary_size", rule, f"use {tokenizer.size} or more", 2)
     elif tokenizer.end_fault and card.model.looks_ahead:
-        yield refused(
-            "tokenizer", tokenizer.end_fault, "the training loads it, and would end there"
-        )
+        rule = f"{tokenizer.end_fault}: the training would end there"
+        yield refused("tokenizer", rule, tokenizer.end_fix)
     elif tokenizer.end_fault:
-        fix = "the training reads ids alone; `tr11 data preprocess` and `tr11 checkpoints export` refuse it"
-        yield warning("tokenizer", tokenizer.end_fault, fix)
+        rule = (
+            f"{tokenizer.end_fault}: the training reads ids alone, but `tr11 data preprocess` and "
+            "`tr11 checkpoints export` refuse it"
+        )
+        yield warning("tokenizer", rule, tokenizer.end_fix)
     elif tokenizer.size is not None:
         yield ok("tokenizer", f"{tokenizer.size:,} tokens in {rows:,} rows")

@@ -81,13 +81,15 @@ def _command_checks(controller_version: str) -> Iterator[PreflightCheck]:
     client = _version(said)
     if client is None:
         yield warning(
-            "slurm commands", f"sbatch --version says {said.strip()!r}, which is no version"
+            "slurm commands",
+            f"sbatch --version says {said.strip()!r}, which is no version",
+            f"see that `sbatch` is Slurm's own; tr11 needs {_text(OLDEST_SLURM)} or newer",
         )
     elif client < OLDEST_SLURM:
         yield refused(
             "slurm commands",
             f"Slurm {_text(client)} is too old",
-            f"{_text(OLDEST_SLURM)} is the oldest",
+            f"load {_text(OLDEST_SLURM)} or newer",
         )
     else:
         yield ok("slurm commands", said.strip())
@@ -126,9 +128,7 @@ def _lock_checks(folder: Path) -> Iterator[PreflightCheck]:
         descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
     except OSError as error:
         text = f"could not be tried in {folder} ({error.strerror})"
-        yield warning(
-            "locks", text, "launches at the same moment are then told apart by the lease alone"
-        )
+        yield warning("locks", text, "launch from one place at a time")
         return
     try:
         other = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR)
@@ -141,7 +141,7 @@ def _lock_checks(folder: Path) -> Iterator[PreflightCheck]:
             else:
                 yield warning(
                     "locks",
-                    f"{folder} has none ({error.strerror})",
+                    f"none can be had in {folder} ({error.strerror})",
                     "launch from one place at a time",
                 )
         else:

@@ -17,6 +17,8 @@ from tr11ops.cluster.base import Job, Node, Partition, Scheduler
 from tr11ops.cluster.rehearsal import rehearsal_refusal
 from tr11ops.cluster.select import start_of_watchdog
 from tr11ops.cluster.site import Grants, SiteRules
+from tr11ops.detect.detector import Finding
+from tr11ops.detect.speed import held_back_before
 from tr11ops.launch.container import ContainerFacts, look_at_container
 from tr11ops.launch.data_checks import prefixes_without_maps
 from tr11ops.launch.directory_checks import (
@@ -35,6 +37,7 @@ from tr11ops.launch.resume import LaunchCheckpoints, look_at_checkpoints, read_f
 from tr11ops.observe.files import read_exclusions, read_kill_switch
 from tr11ops.observe.jobs import why_unmounted
 from tr11ops.observe.lease import LeaseHolder, foreground_trainings, read_holder
+from tr11ops.observe.look import facts_of, observe_node_speeds
 from tr11ops.observe.snapshot import KillSwitch
 from tr11ops.runcard.card import OwnCard, RunCard
 from tr11ops.runcard.check import PreflightCheck
@@ -132,6 +135,7 @@ class LaunchFacts(Record):
     start_of_watchdog: str = "cron install"  # the words of tr11 that start one on this machine
     scheduler: str = ""  # the kind that `jobs` are of
     damaged: Observed[tuple[Damage, ...]] = ()  # state files
+    slow_nodes: Observed[tuple[Finding, ...]] = ()  # that the last attempt measured
     grants: Observed[Grants | None] = None  # None: nothing is granted or limited here
     rehearsal_refusal: str = ""  # why a card that trains nothing must not be launched here
     container: ContainerFacts | None = None  # None: the card has none
@@ -219,7 +223,8 @@ def observe_launch(
         scheduler=own,
         container=look_at_container(card),
         damaged=_observed(find_damage, directory),
-        rehearsal_refusal=rehearsal_refusal(os.environ) if card.trains_nothing else "",
+        slow_nodes=_observed(read_slow_nodes, card, directory, own),
+        rehearsal_refusal=rehearsal_refusal(os.environ, own) if card.trains_nothing else "",
         unmounted=why_unmounted(directory, jobs, moment),
         unset=unset_here(card.slurm.environment, os.environ),
         compiler_obstacle=compiler_obstacle(device_type(trained))
@@ -228,6 +233,18 @@ def observe_launch(
         foreign=_observed(look_at_trainer, card),
         missing_packages=missing(TRAINING) if trained and card.slurm.container is None else (),
     )
+
+
+def read_slow_nodes(
+    card: RunCard, directory: RunDirectory, scheduler: str, typed: str = ""
+) -> tuple[Finding, ...]:
+    """The nodes that the last attempt measured as slow, and that the next one may have again; by the
+    run's records alone. Of a machine that is all its nodes none can be exchanged. Raises OSError and
+    ValueError.
+    """
+    if scheduler in {"", "local"} or not directory.exists:
+        return ()
+    return tuple(held_back_before(observe_node_speeds(directory, facts_of(card, typed), now())))
 
 
 def _observed(read: Callable[P, T], *given: P.args, **named: P.kwargs) -> Observed[T]:

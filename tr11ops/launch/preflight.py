@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tr11ops.base.installed import EXTRA
 from tr11ops.base.observed import Unknown, known
-from tr11ops.base.units import counted, duration, first_few, format_time_limit
+from tr11ops.base.units import counted, first_few, format_time_limit
 from tr11ops.cluster.base import Node, Partition
 from tr11ops.cluster.pending_reasons import Lack, NodeNeed, lacking
+from tr11ops.cluster.rehearsal import REHEARSAL_FIX
 from tr11ops.cluster.sbatch_options import memory_megabytes, options_of, shown
 from tr11ops.cluster.site import Reservation, SiteRules
 from tr11ops.launch.container import container_checks
@@ -77,7 +78,7 @@ def _checks(
         rule = f"what is not set here cannot be read in the job: {', '.join(facts.unset)}"
         yield warning("slurm.environment", rule, "export it before the launch, or in slurm.setup")
     if facts.rehearsal_refusal:
-        yield refused("rehearsal", facts.rehearsal_refusal, "nothing was submitted", 2)
+        yield refused("[rehearsal]", facts.rehearsal_refusal, REHEARSAL_FIX, 2)
     if request.on_scheduler:
         yield from _leave_checks(leaves)
         yield from _save_checks(card, history)
@@ -148,13 +149,13 @@ def _leave_checks(leaves: ExitPlan) -> Iterator[PreflightCheck]:
 
 def _save_checks(card: RunCard, history: RunHistory) -> Iterator[PreflightCheck]:
     """What each launch decides about its saves."""
-    if isinstance(card, OwnCard) and adapts(card):
+    if adapts(card):
         stall, written = save_times(card, history)
         basis = "assumed" if history.stall is None else "measured"
         text = "each launch saves as often as the run's faults call for, [checkpoint] at the latest"
         yield ok(
             "saves",
-            f"{text}; a save stops the steps for {stall:,.1f} s of {duration(written)} ({basis})",
+            f"{text}; a save stops the steps for {stall:,.1f} of {written:,.1f} s ({basis})",
         )
 
 
@@ -309,7 +310,12 @@ def _node_checks(
         rule = (
             f"{first_few(due)}: the time of the exclusion is over, a check may give the node back"
         )
-        yield warning("exclusions", rule, "tr11 nodes check --due")
+        yield warning("exclusions", rule, "type `tr11 nodes check --due`")
+    for found in known(facts.slow_nodes, ()):
+        if found.subject not in request.exclude:
+            yield warning(
+                "nodes", f"{found.title} ({found.evidence[0]})", f"type `{found.fix}` first"
+            )
     nodes = {node.name: node for node in facts.nodes}
     excluded, left_out = excluded_nodes(request, facts)
     yield from _gone_checks(card, left_out, facts)
@@ -322,7 +328,7 @@ def _node_checks(
         rule = f"{strangers[0]!r} is not a node of this cluster" + (
             f" (and {len(strangers) - 1} more)" if strangers[1:] else ""
         )
-        yield refused("exclude", rule, f"the nodes are {first_few(sorted(nodes))}", 2)
+        yield refused("exclude", rule, f"name one of: {first_few(sorted(nodes))}", 2)
     wanted = card.slurm.least_nodes
     reservation = _reservation(facts)
     if reservation is None:

@@ -53,20 +53,13 @@ def _sized(
             "sequence_length": 2048,
             "init_std": round(math.sqrt(1 / (3 * hidden)), 4),
         },
-        "batch": {
-            "micro_batch_size": 1,
-            "global_batch_size": batch,
-            "train_samples": samples,
-            "ramp": {"start": batch // 4, "increment": batch // 4, "samples": samples // 100},
-        },
         "schedule": {
             "learning_rate": rate,
             "min_learning_rate": rate / 10,
             "decay_samples": samples * 9 // 10,
             "warmup_samples": 183_105,
         },
-        "checkpoint": {"interval": 500},
-        "evaluation": {"interval": 1000, "iterations": 1},
+        **_of_any_family(batch, samples),
         "tokenizer": {"padded_vocabulary_size": 250_880},
     }
 
@@ -114,21 +107,28 @@ def _llama(
             "init_std": 0.02,
             "activation_checkpointing": False,
         },
-        "batch": {
-            "micro_batch_size": 1,
-            "global_batch_size": batch,
-            "train_samples": samples,
-            "ramp": {"start": batch // 4, "increment": batch // 4, "samples": samples // 100},
-        },
         "schedule": {
             "learning_rate": rate,
             "min_learning_rate": rate / 100,
             "decay_samples": samples,
             "warmup_samples": 2000 * batch,
         },
+        **_of_any_family(batch, samples),
+        "tokenizer": {"padded_vocabulary_size": 128_256},
+    }
+
+
+def _of_any_family(batch: int, samples: int) -> dict[str, Any]:
+    """What does not depend on the family: the batch and its ramp, saves, evaluations."""
+    return {
+        "batch": {
+            "micro_batch_size": 1,
+            "global_batch_size": batch,
+            "train_samples": samples,
+            "ramp": {"start": batch // 4, "increment": batch // 4, "samples": samples // 100},
+        },
         "checkpoint": {"interval": 500},
         "evaluation": {"interval": 1000, "iterations": 1},
-        "tokenizer": {"padded_vocabulary_size": 128_256},
     }
 
 

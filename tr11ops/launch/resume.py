@@ -16,6 +16,7 @@ from tr11ops.cluster.arrays import array_number
 from tr11ops.cluster.base import Job
 from tr11ops.observe.derived import finish_time, newest_marker
 from tr11ops.observe.files import read_attempts, read_steps, read_steps_and_latest
+from tr11ops.observe.training_files import read_events
 from tr11ops.runcard.card import ForeignCard, OwnCard, RunCard
 from tr11ops.runcard.check import Level, PreflightCheck, ok, refused, unknown, warning
 from tr11ops.runcard.exit_duration import card_as_written
@@ -24,7 +25,7 @@ from trainer.config.data_match import DataRecord, data_facts, decisive_differenc
 from trainer.contract.checkpoint_formats import CURSOR_FILE
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name
 from trainer.contract.checkpoints import refusal
-from trainer.contract.errors import CheckpointError
+from trainer.contract.errors import ScheduleMismatch
 from trainer.contract.manifest import Manifest, manifest_faults
 from trainer.contract.origin import BranchOrigin
 from trainer.contract.paths import RunPaths
@@ -54,7 +55,7 @@ class LaunchCheckpoints(Record):
     `checkpoint.load` names.
 
     `steps`: all that have a folder, ascending. `latest`: what that file names, None when it is
-    missing. `refusal`: why the trainer would resume from none of them, "" when it would. `foreign`:
+    missing. `refusal`: why the trainer would resume from none of them, and the fix; empty when it would. `foreign`:
     the step that it would take of those that another tool wrote, without manifests. `cursor`: of
     the one that was found; None where its layout keeps it among tensors, which nothing here reads.
     `origin`: what the run itself had begun with. `lost`: what the run had saved, where it has none any
@@ -66,7 +67,7 @@ class LaunchCheckpoints(Record):
     steps: tuple[int, ...]
     latest: Observed[int | None]
     found: ResumeSearch
-    refusal: str = ""
+    refusal: tuple[str, ...] = ()
     verified: str = "sizes"
     foreign: int | None = None
     cursor: Observed[Mapping[str, Any] | None] = None
@@ -130,7 +131,7 @@ def _look_in(source: StartSource, read_digests: bool) -> LaunchCheckpoints:
         need=source.need,
         faults_of=faults_of,
     )
-    problem = ""
+    problem: tuple[str, ...] = ()
     if steps:
         problem = refusal(folder, steps, found)
     cursor: Observed[Mapping[str, Any] | None] = None
@@ -178,7 +179,8 @@ def _sequences_were_cut(folder: Path, job_id: str) -> bool | None:
 def read_finished(directory: RunDirectory) -> float | None:
     steps = known(read_steps(directory.paths), ())
     iteration = steps[-1].record.iteration if steps else None
-    return finish_time(newest_marker(known(read_attempts(directory.paths), ())), iteration)
+    marker = newest_marker(known(read_attempts(directory.paths), ()))
+    return finish_time(marker, iteration, known(read_events(directory.paths), ()))
 
 
 def checkpoint_checks(
@@ -207,15 +209,25 @@ def start_checks(card: RunCard, found: LaunchCheckpoints) -> Iterator[PreflightC
     elif found.refusal:
         step, fault = found.found.barrier or found.found.passed[0]
         if fault.key:
-            text = f"{card.checkpoint_label(step)}: {fault.text}"
+            yield refused(fault.key, f"{card.checkpoint_label(step)}: {fault.rule}", fault.fix, 2)
         else:
-            text = found.refusal
-        rule, _, fix = text.rpartition("; ")
-        yield refused(fault.key or "checkpoints", rule, fix, 2 if fault.key else 1)
+            rule, fix = found.refusal
+            yield refused("checkpoints", rule, fix)
     elif found.foreign is not None:
         place = found.source.folder / checkpoint_name(found.foreign)
         text = f"starts from {place} of another tool: model, schedule and data are compared by the trainer alone"
         yield ok("checkpoints", text)
+    elif found.found.manifest is not None and (
+        found.found.manifest.is_rehearsed != card.trains_nothing
+    ):
+        place = found.source.folder / checkpoint_name(found.found.manifest.step)
+        if card.trains_nothing:
+            rule = f"{place} is a training's, and this card has a [rehearsal] section: it trains nothing"
+            fix = "give the rehearsal a run.directory of its own, or take the section out"
+        else:
+            rule = f"{place} is a rehearsal's: it holds no weights, and no training goes on from it"
+            fix = "give the training a run.directory of its own"
+        yield refused("checkpoints", rule, fix)
     elif found.found.manifest is not None:
         yield from _resume_checks(card, found, found.found.manifest)
     else:
@@ -226,8 +238,8 @@ def _empty_checks(card: RunCard, found: LaunchCheckpoints) -> Iterator[Preflight
     """No checkpoint is there: a first start, or a folder that is not what the card means."""
     folder = found.source.folder
     if not found.source.is_own:
-        rule, _, fix = no_start(found.source).rpartition("; ")
-        yield refused("checkpoint.load", rule.removeprefix("checkpoint.load = "), fix, 2)
+        rule, fix = no_start(found.source)
+        yield refused("checkpoint.load", rule, fix, 2)
     elif found.source.must:
         fix = "restore one, or correct run.directory or run.variant"
         yield refused("run.expect_resume", f"{folder} holds no checkpoint", fix)
@@ -264,7 +276,7 @@ def _resume_checks(
         text = f"latest names {card.checkpoint_label(latest)}, which is not there: {name} {will}"
         yield warning("checkpoints", text)
     for step, fault in passed[:3]:
-        yield warning("checkpoints", f"{card.checkpoint_label(step)} is passed over: {fault.text}")
+        yield warning("checkpoints", f"{card.checkpoint_label(step)} is skipped: {fault.text}")
     newer = [step for step in steps if step > manifest.step and step not in dict(passed)]
     if newer:
         yield warning(
@@ -294,6 +306,22 @@ def _resume_checks(
     yield ok("checkpoints", text)
 
 
+def key_of_end(card: RunCard) -> str:
+    """The key of the card that says when its training is finished."""
+    if not isinstance(card, OwnCard):
+        return "trainer.steps"
+    if card.batch.train_tokens is None:
+        return "batch.train_samples"
+    return "batch.train_tokens"
+
+
+def to_train_on(card: RunCard, launch: str) -> str:
+    """What to do where the training is finished and shall not be; `launch`: the command, as it is
+    typed.
+    """
+    return f"to train on, raise {key_of_end(card)} in the card, then type `{launch}`"
+
+
 def _finished_checks(
     card: RunCard, found: LaunchCheckpoints, is_finished: bool
 ) -> Iterator[PreflightCheck]:
@@ -313,7 +341,7 @@ def _finished_checks(
     end = f"{card.batch.train_samples:,} samples"
     if card.batch.train_tokens is not None:
         end = f"{end} or {card.batch.train_tokens:,} tokens"
-    key = "batch.train_samples" if card.batch.train_tokens is None else "batch.train_tokens"
+    key = key_of_end(card)
     rule = f"nothing is left to train: {name} has consumed {manifest.consumed_samples:,} of {end}"
     if is_finished:
         yield refused(key, f"the training is finished, {rule}", "raise it to train on")
@@ -346,9 +374,8 @@ def _schedule_checks(
 ) -> Iterator[PreflightCheck]:
     try:
         agreed = agreed_settings(card, source, cursor, name)
-    except CheckpointError as error:
-        for line in str(error).splitlines():
-            rule, _, fix = line.rpartition("; ")
+    except ScheduleMismatch as error:
+        for rule, fix in error.faults:
             yield refused("schedule.on_resume", rule, fix, 2)
         return
     if source.is_fresh:

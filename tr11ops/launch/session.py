@@ -105,7 +105,7 @@ def watching_checks(
     fault = watchdog_fault(periodic_jobs, now)
     if fault:
         where = "" if start == "cron install" else ", in a terminal that stays open,"
-        yield warning("watchdog", fault, f"`tr11 {start}`{where} has one look")
+        yield warning("watchdog", fault, f"`tr11 {start}`{where} starts one")
     else:
         yield ok("watchdog", "it looks at the run")
 

@@ -95,7 +95,7 @@ def judge_next(sight: StopSight, after: NextSight) -> tuple[Result, str]:
         return "unclear", "no launch was seen to train after it"
     taken = after.order.taken
     if taken is None:
-        return "failed", "the next launch began anew"
+        return "failed", "the next launch began from scratch"
     if saved is not None and taken.name != saved.name:
         return "failed", f"the next launch went on from {taken.name}, not from {saved.name}"
     done = sight.iteration if taken.step is None else taken.step

@@ -16,7 +16,7 @@ from typing import Any
 
 from tr11ops.base.redact import one_line
 from tr11ops.cluster.arrays import array_number
-from tr11ops.cluster.base import Job
+from tr11ops.cluster.base import Job, JobState
 from tr11ops.diagnose.look import diagnose_files
 from tr11ops.diagnose.screen import WORDS
 from tr11ops.diagnose.signature import FaultClass
@@ -26,7 +26,7 @@ from tr11ops.runcard.toml_writer import write_card
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
 from tr11ops.trainers.watched import WatchedJob
 from trainer.contract.files import host_name, make_shared, write_atomically, write_json
-from trainer.contract.paths import ATTEMPT_FILE
+from trainer.contract.paths import ATTEMPT_FILE, RunPaths
 
 CARD_FILE = "tr11.toml"
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
@@ -87,10 +87,7 @@ def make_run_directory(job: Job, watched: WatchedJob, root: Path) -> Path:
     directory = RunDirectory(loaded.paths, loaded.kill_switch)
     if not directory.tags():
         _submit(job, watched, directory, loaded.digest)
-    attempt = directory.paths.attempt(job.raw_id)
-    make_shared(attempt)
-    if not (attempt / ATTEMPT_FILE).exists():
-        write_json(attempt / ATTEMPT_FILE, attempt_of(job, watched))
+    keep_attempt(job, watched, loaded.paths)
     make_shared(loaded.paths.logs)
     with suppress(FileExistsError):  # it is read there by all commands, and written to by none
         loaded.paths.main_log.symlink_to(watched.log)
@@ -135,6 +132,19 @@ def fault_in(log: Path) -> str:
 def is_watched_attempt(folder: Path) -> bool:
     """Whether the attempt of this folder is a job that is watched alone."""
     return read_details(folder / ATTEMPT_FILE).get("watched") is True
+
+
+def keep_attempt(job: Job, watched: WatchedJob, paths: RunPaths) -> None:
+    """Keep what is known of the job as its attempt; written again where a job that was put back into
+    the queue runs once more, on other nodes. Raises OSError.
+    """
+    folder = paths.attempt(job.raw_id)
+    kept = read_details(folder / ATTEMPT_FILE)
+    runs_again = job.state is JobState.RUNNING and kept.get("start") != job.start_time
+    if kept and not runs_again:
+        return
+    make_shared(folder)
+    write_json(folder / ATTEMPT_FILE, attempt_of(job, watched))
 
 
 def attempt_of(job: Job, watched: WatchedJob) -> dict[str, Any]:

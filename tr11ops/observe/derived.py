@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from tr11ops.base.invocation import command_for
@@ -19,7 +20,7 @@ from tr11ops.cluster.pending_reasons import PARTITION_CLOSED, JobReason, Wait, r
 from tr11ops.observe.jobs import is_shut, misplaced, too_few_usable
 from tr11ops.observe.observations import TrainingEvent
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot, Step, newest_attempt
-from tr11ops.rundir.paths import parse_comment
+from tr11ops.rundir.paths import FIRST_LAUNCH, parse_comment
 from trainer.contract.attempt import EndMarker
 from trainer.contract.checkpoint_names import checkpoint_name
 
@@ -250,18 +251,39 @@ def last_of_queue(snapshot: Snapshot) -> str:
     return array_number(newest)
 
 
+def launch_again(snapshot: Snapshot) -> str:
+    """The launch that was last typed, as words of a command; an array where none is on record."""
+    newest = next(iter(known(snapshot.submissions, ())), None)
+    if newest is None:
+        return FIRST_LAUNCH
+    return newest.launch_words
+
+
 def launch_more(snapshot: Snapshot) -> str:
-    """The command that queues ten more tasks behind what runs and waits."""
+    """The command that queues as many tasks as were queued last behind what runs and waits."""
     after = last_of_queue(snapshot)
-    return command(snapshot, "launch --array 1-10" + (f" --after {after}" if after else ""))
+    return command(snapshot, launch_again(snapshot) + (f" --after {after}" if after else ""))
 
 
-def go_on(snapshot: Snapshot) -> tuple[str, ...]:
+def go_on(snapshot: Snapshot, behind: bool = False) -> tuple[str, ...]:
     """What lets a run train again that a kill switch has stopped: what is queued, or, where nothing
-    is, a launch.
+    is, a launch; `behind` what leaves still, else for when that has ended.
     """
-    more = () if snapshot.pending_jobs else (command(snapshot, "launch --array 1-10"),)
-    return command(snapshot, "resume"), *more
+    resume = command(snapshot, "resume")
+    if snapshot.pending_jobs:
+        return (resume,)
+    if behind:
+        return resume, launch_more(snapshot)
+    return resume, command(snapshot, launch_again(snapshot))
+
+
+def train_on(snapshot: Snapshot) -> tuple[str, ...]:
+    """What lets a run train on as things are: its holds and switches are taken away where there are
+    any, and it is launched where nothing is queued.
+    """
+    if snapshot.pending_jobs or stop_of(snapshot) is not None:
+        return go_on(snapshot)
+    return (command(snapshot, launch_again(snapshot)),)
 
 
 def tasks_to_come(snapshot: Snapshot) -> int:
@@ -285,6 +307,11 @@ def first_submission(snapshot: Snapshot) -> float | None:
 def identifiers(job: Job) -> frozenset[str]:
     """Every id under which the run directory may know a started job."""
     return frozenset({job.job_id, job.raw_id})
+
+
+def identifiers_of(jobs: Iterable[Job]) -> frozenset[str]:
+    """The same of several jobs together."""
+    return frozenset(name for job in jobs for name in identifiers(job))
 
 
 # ----------------------------------------------------------------------------- attempts
@@ -340,13 +367,17 @@ def is_rolled_back(snapshot: Snapshot) -> bool:
     showed is over.
     """
     newest = next(iter(known(snapshot.steps, ())[-1:]), None)
-    turns = [
-        event for event in known(snapshot.training.events, ()) if event.kind in ROLL_BACK_EVENTS
-    ]
-    if newest is None or newest.time is None or not turns:
+    if newest is None or newest.time is None:
         return False
-    last = max(turns, key=lambda event: event.time)
-    return last.kind == ROLL_BACK and last.time >= newest.time
+    return is_rolled_back_since(newest.time, known(snapshot.training.events, ()))
+
+
+def is_rolled_back_since(moment: float, events: Iterable[TrainingEvent]) -> bool:
+    """Whether the last of the trainer's notes on going back, not before `moment`, is of a roll-back
+    and not of its undoing.
+    """
+    turns = [event for event in events if event.kind in ROLL_BACK_EVENTS and event.time >= moment]
+    return bool(turns) and max(turns, key=attrgetter("time")).kind == ROLL_BACK
 
 
 def standing_rollbacks(snapshot: Snapshot) -> tuple[TrainingEvent, ...]:
@@ -402,7 +433,12 @@ def _seconds_between(steps: Sequence[Step]) -> Iterator[float]:
 
 
 def is_finished(snapshot: Snapshot) -> bool:
-    return finish_time(last_marker(snapshot), iteration(snapshot)) is not None
+    return finished_at(snapshot) is not None
+
+
+def finished_at(snapshot: Snapshot) -> float | None:
+    events = known(snapshot.training.events, ())
+    return finish_time(last_marker(snapshot), iteration(snapshot), events)
 
 
 def is_cancelled_by_owner(snapshot: Snapshot) -> bool:
@@ -411,15 +447,17 @@ def is_cancelled_by_owner(snapshot: Snapshot) -> bool:
     return snapshot.run.is_watched and marker is not None and marker.reason == "signal"
 
 
-def finish_time(marker: EndMarker | None, done: int | None) -> float | None:
-    """When the training was finished, by its newest end marker; None where it is not, or was taken
-    up again since.
+def finish_time(
+    marker: EndMarker | None, done: int | None, events: Iterable[TrainingEvent]
+) -> float | None:
+    """When the training was finished, by its newest end marker; None where it is not, was taken up
+    again since, or has gone back. `events`: what the trainer noted beside its steps.
     """
-    if (
-        marker is None
-        or marker.reason != "finished"
-        or (done is not None and done > marker.iteration)
-    ):
+    if marker is None or marker.reason != "finished":
+        return None
+    if done is not None and done > marker.iteration:
+        return None
+    if is_rolled_back_since(marker.time, events):
         return None
     return marker.time
 

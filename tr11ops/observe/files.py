@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from tr11ops.base.observed import Observed, Unknown, cause, known, observed
+from tr11ops.base.observed import Observed, Unknown, cause, known, observed, observing
 from tr11ops.base.units import number_in
 from tr11ops.observe.snapshot import (
     SOUND_LOSSES,
@@ -210,7 +210,7 @@ def read_heartbeats(paths: RunPaths) -> tuple[Observed[tuple[Heartbeat, ...]], t
     except OSError as error:
         return Unknown(cause(error)), ()
     for name in names:
-        beat = observed(lambda path=paths.heartbeats / name: _checked_heartbeat(path))  # type: ignore[misc]
+        beat = observed(_checked_heartbeat, paths.heartbeats / name)
         if isinstance(beat, Unknown):
             read_errors.append(f"heartbeat {name}: {beat.why}")
         elif beat is not None:
@@ -245,23 +245,20 @@ def _shortened(read_errors: list[str]) -> tuple[str, ...]:
     )
 
 
-def read_attempts(paths: RunPaths) -> Observed[tuple[Attempt, ...]]:
+@observing
+def read_attempts(paths: RunPaths) -> tuple[Attempt, ...]:
     """The newest attempts, newest first."""
-
-    def read() -> tuple[Attempt, ...]:
-        try:
-            entries = [
-                (entry.stat().st_mtime, entry.name)
-                for entry in os.scandir(paths.attempts)
-                if entry.is_dir()
-            ]
-        except FileNotFoundError:
-            return ()
-        newest = sorted(entries, reverse=True)[:ATTEMPTS_KEPT]
-        attempts = [_attempt(paths, name, changed) for changed, name in newest]
-        return tuple(sorted(attempts, key=lambda attempt: attempt.changed, reverse=True))
-
-    return observed(read)
+    try:
+        entries = [
+            (entry.stat().st_mtime, entry.name)
+            for entry in os.scandir(paths.attempts)
+            if entry.is_dir()
+        ]
+    except FileNotFoundError:
+        return ()
+    newest = sorted(entries, reverse=True)[:ATTEMPTS_KEPT]
+    attempts = [_attempt(paths, name, changed) for changed, name in newest]
+    return tuple(sorted(attempts, key=lambda attempt: attempt.changed, reverse=True))
 
 
 def _attempt(paths: RunPaths, job_id: str, changed: float) -> Attempt:
@@ -322,12 +319,12 @@ def _why_without_verdict(attempt: Path) -> str:
     # signatures: most looks need none
     from tr11ops.diagnose.attribution.conclusion import why_it_ended
 
-    return known(observed(lambda: why_it_ended(attempt)), "")
+    return known(observed(why_it_ended, attempt), "")
 
 
 def read_details(path: Path) -> JsonObject:
     """Details worth showing, on which no conclusion rests: what cannot be read is left out."""
-    value = observed(lambda: read_json(path))
+    value = observed(read_json, path)
     if isinstance(value, dict):
         return value
     return {}
@@ -345,16 +342,17 @@ def read_steps_and_latest(folder: Path) -> tuple[tuple[int, ...], Observed[int |
     cannot be listed.
     """
     for _ in range(LOOKS_AT_LATEST):
-        latest = observed(lambda: read_latest(folder))
+        latest = observed(read_latest, folder)
         steps = tuple(checkpoint_steps(folder))
         if not isinstance(latest, int) or latest in steps:
             break
     return steps, latest
 
 
+@observing
 def read_checkpoints(
     folder: Path, digests: bool = False, need: ResumeNeed = ANY_MODEL
-) -> Observed[Checkpoints]:
+) -> Checkpoints:
     """The checkpoints, of which the newest are looked into, down to the first resumable one, as a
     restart does.
 
@@ -362,17 +360,13 @@ def read_checkpoints(
     the manifest, and what the last reading of all bytes found counts; digests are read if asked,
     which reads every byte.
     """
-
-    def read() -> Checkpoints:
-        steps, latest = read_steps_and_latest(folder)
-        examined: list[Checkpoint] = []
-        for step in reversed(steps):
-            examined.append(_checkpoint(folder, step, digests, need))
-            if examined[-1].is_sound:
-                break
-        return Checkpoints(steps, latest, tuple(examined))
-
-    return observed(read)
+    steps, latest = read_steps_and_latest(folder)
+    examined: list[Checkpoint] = []
+    for step in reversed(steps):
+        examined.append(_checkpoint(folder, step, digests, need))
+        if examined[-1].is_sound:
+            break
+    return Checkpoints(steps, latest, tuple(examined))
 
 
 def _checkpoint(folder: Path, step: int, digests: bool, need: ResumeNeed) -> Checkpoint:
@@ -395,28 +389,26 @@ def _checkpoint(folder: Path, step: int, digests: bool, need: ResumeNeed) -> Che
 
 # ----------------------------------------------------------------------------- what people and
 # other tools wrote
-def read_kill_switch(path: Path) -> Observed[KillSwitch | None]:
+@observing
+def read_kill_switch(path: Path) -> KillSwitch | None:
     """The kill switch if it is set, whatever the path is: the trainer asks only whether it exists."""
-
-    def read() -> KillSwitch | None:
-        try:
-            status = os.lstat(path)
-        except FileNotFoundError:
-            return None
-        switch = KillSwitch(path, time=status.st_mtime)
-        try:
-            value = read_json(path) or {}
-        except (OSError, ValueError):
-            return switch  # set by a plain `touch`: who and why are not written, but it is set
-        when = _number(value, "time", "when") or switch.time
-        return KillSwitch(path, _text(value, "who", "user"), when, _text(value, "why", "reason"))
-
-    return observed(read)
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    switch = KillSwitch(path, time=status.st_mtime)
+    try:
+        value = read_json(path) or {}
+    except (OSError, ValueError):
+        return switch  # set by a plain `touch`: who and why are not written, but it is set
+    when = _number(value, "time", "when") or switch.time
+    return KillSwitch(path, _text(value, "who", "user"), when, _text(value, "why", "reason"))
 
 
-def read_exclusions(path: Path) -> Observed[tuple[Exclusion, ...]]:
+@observing
+def read_exclusions(path: Path) -> tuple[Exclusion, ...]:
     """The run's own list of excluded nodes; empty when there is no list."""
-    return observed(lambda: read_version(path).exclusions)
+    return read_version(path).exclusions
 
 
 def read_submissions(
@@ -429,7 +421,7 @@ def read_submissions(
     if isinstance(tags, Unknown):
         return tags, ()
     for tag in reversed(tags):
-        entry = observed(lambda tag=tag: directory.read_submission(tag))  # type: ignore[misc]
+        entry = observed(directory.read_submission, tag)
         if isinstance(entry, Unknown):
             read_errors.append(f"submission {tag}: {entry.why}")
         elif entry is not None:

@@ -23,6 +23,9 @@ from tr11ops.observe.liveness import (
     ENDED_PHASE,
     batch_host,
     has_lost_its_host,
+    is_leaving,
+    launch_began,
+    launch_trained_since,
     liveness_of,
     liveness_outside,
     silent_host,
@@ -67,6 +70,9 @@ class NextCheckpoint(Record):
     iterations: int | None = None
 
 
+SLOW_PERCENT = 95.0  # of the best: the speed is told as slow below it
+
+
 class Throughput(Record):
     """The median of the last steps, and the best that the run has kept up, in `unit` (of each
     worker, or of all).
@@ -83,6 +89,11 @@ class Throughput(Record):
             return None
         return 100.0 * min(1.0, self.current / self.best)
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether it is clearly below the best."""
+        return self.percent is not None and self.percent < SLOW_PERCENT
+
 
 # ----------------------------------------------------------------------------- the end
 def end_of(snapshot: Snapshot) -> ForecastEnd | None:
@@ -90,7 +101,7 @@ def end_of(snapshot: Snapshot) -> ForecastEnd | None:
     forecast of a run.
     """
     done, total = derived.iteration(snapshot), derived.total_iterations(snapshot)
-    pace = derived.seconds_per_iteration(snapshot)
+    pace = pace_now(snapshot)
     if done is None or total is None or pace is None:
         return None
     course = course_seen(snapshot)
@@ -104,6 +115,28 @@ def end_of(snapshot: Snapshot) -> ForecastEnd | None:
         return ForecastEnd(earliest)
     share = min(1.0, useful / window)
     return ForecastEnd(earliest, earliest / share, window, share)
+
+
+def pace_now(snapshot: Snapshot) -> float | None:
+    """Seconds that an iteration takes on the nodes that train now; None before they have shown it.
+
+    Where an attempt has other nodes than the one before it, only its own steps tell: a slow node may
+    have been left behind, or have come.
+    """
+    steps = known(snapshot.steps, ())
+    running = [job for job in snapshot.active_jobs if not is_leaving(snapshot, job)]
+    if not running or not steps:
+        return derived.pace_of(steps)
+    names = derived.identifiers_of(running)
+    own = [step for step in steps if step.job_id in names]
+    others = [step.job_id for step in steps if step.job_id and step.job_id not in names]
+    if not others:
+        return derived.pace_of(steps)
+    nodes = {attempt.job_id: attempt.nodes for attempt in known(snapshot.attempts, ())}
+    before, now = set(nodes.get(others[-1], ())), {name for job in running for name in job.nodes}
+    if not before or before == now:
+        return derived.pace_of(steps)
+    return derived.pace_of(own) if len(own) >= LAST_LINES else None
 
 
 def course_seen(snapshot: Snapshot) -> tuple[EqualSteps, ...]:
@@ -313,11 +346,15 @@ def _next_step(snapshot: Snapshot, done: int, interval: int) -> int:
 
 
 def _by_minutes(snapshot: Snapshot) -> Iterable[NextCheckpoint]:
+    """They count from the last save, or from where the launch that runs began to train."""
     minutes, newest = snapshot.run.checkpoint_minutes, snapshot.newest_sound
-    if minutes and newest is not None and newest.created is not None:
-        yield NextCheckpoint(
-            None, max(0.0, newest.created + 60.0 * minutes - snapshot.time), "minutes"
-        )
+    names = frozenset().union(*(derived.identifiers(job) for job in snapshot.active_jobs))
+    began = launch_trained_since(snapshot, names) or launch_began(snapshot, names)
+    saved = None if newest is None else newest.created
+    moments = [moment for moment in (began, saved) if moment is not None]
+    if minutes and moments:
+        due = max(moments) + 60.0 * minutes
+        yield NextCheckpoint(None, max(0.0, due - snapshot.time), "minutes")
 
 
 # ----------------------------------------------------------------------------- throughput

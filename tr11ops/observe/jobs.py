@@ -126,7 +126,7 @@ def _was_queued_from(directory: RunDirectory, job: Job, now: float) -> bool:
 
 
 OWN_COMMENT = "tr11-"  # of tr11's other jobs: copies, periodic jobs
-CLOCK_SECONDS = 60.0  # by which the clocks of a submission's record and of the scheduler may differ
+CLOCK_SECONDS = 60.0  # by which the clocks of a record's writer and of the scheduler may differ
 
 
 class Ownership:

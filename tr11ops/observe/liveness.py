@@ -9,22 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.observe import derived
-from tr11ops.observe.observations import TRAINING_PHASES, Phase
-from tr11ops.observe.snapshot import Snapshot
-from trainer.contract.attempt import Heartbeat
+from tr11ops.observe.jobs import CLOCK_SECONDS
+from tr11ops.observe.observations import TRAINING_PHASES, LaunchEnd, Phase
+from tr11ops.observe.snapshot import Attempt, Snapshot
+from tr11ops.rundir.attempts import TrainerLife
+from trainer.contract.attempt import BAD_REASONS, Heartbeat
 from trainer.contract.record import Record
-
-if TYPE_CHECKING:
-    from tr11ops.rundir.attempts import TrainerLife
 
 STARTING_PHASE = "starting"
 TRAINING_PHASE = "training"
 ENDED_PHASE = "ended"
+FAILED_REASONS = BAD_REASONS - {"refused"}  # of a trainer that the batch controller may start again
 
 # shorter silences say nothing: files on shared file systems are seen late
 UNLEARNED_SECONDS = 3600.0  # start-up, evaluation and saving of the largest run stay well below it
@@ -205,12 +204,12 @@ def liveness_of(snapshot: Snapshot, job: Job | None) -> Liveness | None:
     if beats:
         last = max(beats, key=lambda beat: beat.time)
         between = None
-        if job is not None:
-            between = _between_launches(snapshot, names, max([last.time, *stepped]))
-        if between is not None:
+        if job is not None and derived.marker_of(snapshot, names) is None:
+            between = last_launch_end(snapshot, job)
+        if between is not None and not between.is_last:
             done = max(beat.iteration for beat in beats)
             return Liveness(
-                between,
+                between.time,
                 STARTING_PHASE,
                 iteration=done,
                 patience=phase_patience(snapshot, STARTING_PHASE),
@@ -249,17 +248,68 @@ def has_ended(snapshot: Snapshot, job: Job) -> bool:
     return liveness is not None and liveness.phase == ENDED_PHASE
 
 
-def _between_launches(snapshot: Snapshot, names: frozenset[str], last_sign: float) -> float | None:
-    """When an attempt's last launch ended, if its workers have shown no life since: the next ones
-    are on their way.
-
-    None also where the trainer has said that the attempt is at its end. Ask for attempts that hold
-    an allocation alone.
+def last_launch_end(snapshot: Snapshot, job: Job) -> LaunchEnd | None:
+    """How the last launch of a job ended, if its workers have shown no life since. Ask for jobs that
+    hold an allocation alone.
     """
-    ends = [end.time for end in known(snapshot.training.launch_ends, ()) if end.job_id in names]
-    if not ends or max(ends) < last_sign or derived.marker_of(snapshot, names) is not None:
+    names = derived.identifiers(job)
+    ends = [end for end in known(snapshot.training.launch_ends, ()) if end.job_id in names]
+    signs = [*(beat.time for beat in beats_of(snapshot, job)), *step_times(snapshot, names)]
+    if not ends or ends[-1].time < max(signs, default=0.0):
         return None
-    return max(ends)
+    return ends[-1]
+
+
+def to_be_relaunched(snapshot: Snapshot, job: Job) -> LaunchEnd | None:
+    """The end of a running job's last launch, where its batch controller starts another one, or has yet
+    to decide (its `decision` is ""); None where the workers live, where it has decided that none
+    follows, and where it was told to stop, or is lost.
+
+    An end marker that says the trainer failed is no end of the attempt before the controller,
+    which lives as long as its job has its batch host, has looked whether another launch helps.
+    """
+    names, stop = derived.identifiers(job), derived.stop_of(snapshot)
+    is_held_up = stop is not None or snapshot.run.is_watched or has_lost_its_host(snapshot, job)
+    if job.state is not JobState.RUNNING or is_held_up:
+        return None
+    own = (attempt for attempt in known(snapshot.attempts, ()) if attempt.job_id in names)
+    if any(attempt.cause or attempt.held_because for attempt in own):
+        return None  # its verdict is written: it leaves
+    marker, end = derived.marker_of(snapshot, names), last_launch_end(snapshot, job)
+    if marker is not None and (marker.reason not in FAILED_REASONS or not marker.launch):
+        return None
+    if end is not None and not end.is_last:
+        return end
+    if end is not None or marker is None:
+        return None
+    if snapshot.time - marker.time > derived.LEAVING_SECONDS:
+        return None
+    why = f"its workers have ended ({marker.reason}: {marker.message}), and may be started again"
+    return LaunchEnd(marker.job_id, marker.launch, marker.time, why)
+
+
+def is_leaving(snapshot: Snapshot, job: Job) -> bool:
+    """Whether a started job trains no more, though the scheduler still has it: it has written its end,
+    has decided that no other launch follows, or is being ended.
+    """
+    if job.state is JobState.COMPLETING:
+        return True
+    if to_be_relaunched(snapshot, job) is not None:
+        return False
+    names = derived.identifiers(job)
+    marker, last = derived.marker_of(snapshot, names), last_launch_end(snapshot, job)
+    if marker is None:
+        return last is not None and last.is_last
+    liveness = liveness_of(snapshot, job)
+    return liveness is None or liveness.time <= marker.time or liveness.phase == ENDED_PHASE
+
+
+def may_start_again(snapshot: Snapshot, job: Job) -> bool:
+    """Whether the workers of a job have ended, and it is not decided yet whether others follow."""
+    end = to_be_relaunched(snapshot, job)
+    if end is None:
+        return has_ended(snapshot, job)
+    return not end.decision
 
 
 def step_times(snapshot: Snapshot, names: frozenset[str]) -> list[float]:
@@ -342,13 +392,21 @@ STEPS_OF_SILENCE = 3
 
 def batch_host(snapshot: Snapshot, job: Job) -> str:
     """The node that runs the job's batch script, the first of the allocation; "" where no attempt
-    tells.
+    tells, or only one of an earlier start of the job: a job that was put back into the queue has
+    other nodes at its next start.
     """
     names = derived.identifiers(job)
     for attempt in known(snapshot.attempts, ()):
-        if attempt.job_id in names and attempt.nodes:
+        if attempt.job_id in names and attempt.nodes and not _is_of_earlier_start(attempt, job):
             return attempt.nodes[0]
     return ""
+
+
+def _is_of_earlier_start(attempt: Attempt, job: Job) -> bool:
+    """Whether the attempt's record was written before the job started as it runs now."""
+    if attempt.start is None or job.start_time is None:
+        return False
+    return attempt.start < job.start_time - CLOCK_SECONDS
 
 
 def has_lost_its_host(snapshot: Snapshot, job: Job) -> bool:
@@ -366,7 +424,9 @@ def gone_host(snapshot: Snapshot, job: Job) -> str:
     does not.
     """
     host = snapshot.node(batch_host(snapshot, job))
-    return host.name if host is not None and host.is_gone else ""
+    if host is not None and host.is_gone:
+        return host.name
+    return ""
 
 
 def silent_host(snapshot: Snapshot, job: Job) -> str:
@@ -374,7 +434,9 @@ def silent_host(snapshot: Snapshot, job: Job) -> str:
     "" where it does.
     """
     host = snapshot.node(batch_host(snapshot, job))
-    return host.name if host is not None and host.is_silent else ""
+    if host is not None and host.is_silent:
+        return host.name
+    return ""
 
 
 def seconds_to_wait(snapshot: Snapshot, job: Job) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -48,8 +47,8 @@ from tr11ops.observe.snapshot import (
     Step,
     newest_attempt,
 )
-from tr11ops.observe.training_files import see_training
-from tr11ops.runcard.card import ForeignCard, OwnCard
+from tr11ops.observe.training_files import last_measured, see_training
+from tr11ops.runcard.card import ForeignCard, OwnCard, RunCard
 from tr11ops.rundir.action_log import DAY_SECONDS, replay
 from tr11ops.rundir.attempts import LaunchRecord, last_sign_in, told_end
 from tr11ops.rundir.exclusion import Exclusion
@@ -59,14 +58,14 @@ from tr11ops.rundir.kill_switch import place_fault
 from tr11ops.rundir.paths import RunDirectory, Submission, parse_comment
 from tr11ops.rundir.state_files import find_damage
 from trainer.config.card import RecoverySection
-from trainer.contract.attempt import EndMarker, Heartbeat
+from trainer.contract.attempt import EndMarker, ExitTime, Heartbeat
 from trainer.contract.origin import BranchOrigin
 from trainer.contract.paths import RunPaths
 
 if TYPE_CHECKING:
-    from tr11ops.runcard.card import RunCard
     from tr11ops.runcard.exit_duration import ExitPlan
     from tr11ops.trainers.levels import TrainerStanding
+    from trainer.contract.compute_record import ComputeTimes
 
 
 # Dates the ends of attempts that no end marker dates: by the scheduler, else by their last sign of
@@ -279,9 +278,11 @@ def observe(
         submissions=submissions,
         namesakes=namesakes,
         read_errors=(*heartbeat_errors, *submission_errors, *([unclear] if unclear else ())),
-        origin=observed(lambda: BranchOrigin.read(paths)),
-        damaged_files=observed(lambda: find_damage(directory)),
-        readmissions=read_readmissions(directory, training.launch_ends, moment.time),
+        origin=observed(BranchOrigin.read, paths),
+        damaged_files=observed(find_damage, directory),
+        readmissions=read_readmissions(
+            directory, training.launch_ends, moment.time, training.compute_before
+        ),
         resubmitted=_resubmitted(directory, moment.time) if facts.watch.resubmissions else 0,
         clock_ahead=moment.ahead,
         training=training,
@@ -301,7 +302,7 @@ def _of_watched(
     """
     from tr11ops.trainers.watched import WatchedJob, why_unheard  # of no use to most runs
 
-    watched = observed(partial(WatchedJob.read, paths))
+    watched = observed(WatchedJob.read, paths)
     if isinstance(watched, Unknown):
         return jobs, watched
     if watched is None:
@@ -364,10 +365,8 @@ def _exit_plan_of(card: Path) -> ExitPlan | None:
 
 def _as_told(paths: RunPaths, job: Job) -> ExitPlan | None:
     """When a running attempt leaves: as its agent has told the trainer, else by its own card."""
-    from trainer.contract.attempt import ExitTime
-
     plan = _exit_plan_of(paths.attempt(job.raw_id) / "card.json")
-    told = known(observed(partial(ExitTime.read, paths.exit_time(job.raw_id))), None)
+    told = known(observed(ExitTime.read, paths.exit_time(job.raw_id)), None)
     if plan is None or told is None or told.time is None or job.start_time is None:
         return plan
     return replace(plan, minutes=max(0.0, told.time - job.start_time) / 60, why="")
@@ -398,18 +397,37 @@ def unseen(facts: RunFacts, moment: Moment, why: Unknown) -> Snapshot:
     )
 
 
+def observe_node_speeds(directory: RunDirectory, facts: RunFacts, now: float) -> Snapshot:
+    """Which node was slow, and what became of it since, by the run's records; the rest is unknown."""
+    paths, blind = directory.paths, unseen(facts, Moment(now), Unknown("it is not looked at"))
+    attempts = files.read_attempts(paths)
+    measured = last_measured(paths, known(attempts, ()))
+    return replace(
+        blind,
+        attempts=attempts,
+        steps=files.read_steps(paths),
+        exclusions=files.read_exclusions(directory.exclusions),
+        readmissions=read_readmissions(directory, (), now, measured),
+        training=replace(blind.training, compute_before=measured),
+    )
+
+
 def look_now(directory: RunDirectory, facts: RunFacts, scheduler: Overview | Unknown) -> Moment:
     """The moment for `observe`, by the run's clock."""
     return moment_of(directory, facts.watch.clock_skew_seconds, scheduler)
 
 
 def read_readmissions(
-    directory: RunDirectory, launch_ends: Observed[tuple[LaunchEnd, ...]], now: float
+    directory: RunDirectory,
+    launch_ends: Observed[tuple[LaunchEnd, ...]],
+    now: float,
+    measured: Observed[tuple[ComputeTimes, ...]] = (),
 ) -> Observed[tuple[Readmission, ...]]:
     """The nodes that were taken off the list in a day, or since the oldest of the launches that
-    blame one.
+    blame one, or since an attempt `measured` its nodes.
     """
     blaming = [end.time for end in known(launch_ends, ()) if end.blamed]
+    blaming += [times.time for times in known(measured, ())]
     ledger = read_journal(directory.journal, since=min([now - DAY_SECONDS, *blaming]))
     unread = next((fault for fault in ledger.faults if fault.kind == "unreadable"), None)
     if unread is not None:
@@ -501,4 +519,6 @@ def _excluded_now(
     if isinstance(scheduler, Unknown):
         return submitted
     record = known(_call(lambda: scheduler.job(job.job_id)), None)
-    return submitted if record is None else record.excluded
+    if record is None:
+        return submitted
+    return record.excluded

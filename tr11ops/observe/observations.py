@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from tr11ops.base.observed import Observed
 from tr11ops.cluster.base import Job
+from tr11ops.rundir.attempts import KeptStacks, TrainerLife
 from tr11ops.rundir.hold_store import HoldRecord
 from trainer.contract.attempt import STEPPING
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.rundir import cron_records as periodic
-    from tr11ops.rundir.attempts import KeptStacks, TrainerLife
     from tr11ops.rundir.disk_usage import Usage
     from trainer.contract.compute_record import ComputeTimes
 
@@ -76,6 +76,7 @@ class LaunchEnd(Record):
     `reached` again and again. `failing_checks`: health checks that fail everywhere, and are left
     out from then on, each with what showed it. `suspects`: nodes that may be at fault, without
     proof. `fault` names the fault, free of hosts and of what changes from one time to the next.
+    `is_last`: it was decided that no other launch follows in this attempt.
     """
 
     job_id: str
@@ -90,6 +91,7 @@ class LaunchEnd(Record):
     failing_checks: Mapping[str, str] = {}
     suspects: tuple[str, ...] = ()
     fault: str = ""
+    is_last: bool = False
 
 
 class Readmission(Record):
@@ -141,6 +143,8 @@ class TrainingObservations(Record):
     corruptions: Observed[tuple[Corruption, ...]] = ()  # of all attempts, oldest first
     # of the newest attempt's newest launch, while it lasts
     compute_times: Observed[tuple[ComputeTimes, ...]] = ()
+    # the same of the last attempt before that one which measured any
+    compute_before: Observed[tuple[ComputeTimes, ...]] = ()
     # of the newest attempts' hangs, the last look of each
     stacks: Observed[tuple[KeptStacks, ...]] = ()
     # of another trainer: what the keepers of the newest attempt's newest launch see, while it lasts

@@ -19,7 +19,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tr11ops.base.observed import Observed, Unknown, cause, known, observed
+from tr11ops.base.observed import Observed, Unknown, known, observed, observing
 from tr11ops.base.units import number_in, plain
 from tr11ops.cluster.base import Job
 from tr11ops.observe.files import number_of
@@ -66,9 +66,9 @@ def see_operation(
     `queued`: the run's queued jobs, for what their comments say of a hold.
     """
     state = directory.paths.state
-    commanded = observed(lambda: read_commanded(directory.paths))
+    commanded = observed(read_commanded, directory.paths)
     kept = [attempt.job_id for attempt in known(attempts, ())]
-    changed = observed(lambda: holds_changed(directory.paths))
+    changed = observed(holds_changed, directory.paths)
     return OperationObservations(
         ended_jobs=read_ended_jobs(directory.site, facts.name),
         holds=commanded
@@ -97,37 +97,35 @@ def see_operation(
 
 # ----------------------------------------------------------------------------- folders that no one
 # can write to
-def read_unwritable_directories(paths: RunPaths) -> Observed[tuple[UnwritableDirectory, ...]]:
+@observing
+def read_unwritable_directories(paths: RunPaths) -> tuple[UnwritableDirectory, ...]:
     """The run's own folders on a full or read-only file system; the first of each. Nothing is
     written to find out.
 
     A quota that is used up does not show here: `tr11 fs-watchdog` asks for it.
     """
-    return observed(lambda: tuple(_unwritable_directories(_own_folders(paths))))
+    return tuple(_unwritable_directories(_own_folders(paths)))
 
 
-def read_save_room(paths: RunPaths) -> Observed[FolderRoom | None]:
+@observing
+def read_save_room(paths: RunPaths) -> FolderRoom | None:
     """What is free where checkpoints are written, by the file system, and what is large there where
     that is little; a quota does not show here either.
     """
-
-    def read() -> FolderRoom | None:
-        try:
-            device, room = paths.checkpoints.stat().st_dev, os.statvfs(paths.checkpoints)
-        except FileNotFoundError:  # not made yet
-            return None
-        first = next(
-            folder
-            for folder in _own_folders(paths)
-            if folder.exists() and folder.stat().st_dev == device
-        )
-        found = FolderRoom(str(first), room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize)
-        if not found.is_short:
-            return found
-        largest, is_all_seen = largest_below(first)
-        return replace(found, largest=largest, is_all_seen=is_all_seen)
-
-    return observed(read)
+    try:
+        device, room = paths.checkpoints.stat().st_dev, os.statvfs(paths.checkpoints)
+    except FileNotFoundError:  # not made yet
+        return None
+    first = next(
+        folder
+        for folder in _own_folders(paths)
+        if folder.exists() and folder.stat().st_dev == device
+    )
+    found = FolderRoom(str(first), room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize)
+    if not found.is_short:
+        return found
+    largest, is_all_seen = largest_below(first)
+    return replace(found, largest=largest, is_all_seen=is_all_seen)
 
 
 def _own_folders(paths: RunPaths) -> tuple[Path, ...]:
@@ -157,25 +155,22 @@ def _unwritable_directories(folders: Iterable[Path]) -> Iterator[UnwritableDirec
 
 
 # ----------------------------------------------------------------------------- copies and holds
-def read_copy(path: Path) -> Observed[CopyStatus | None]:
+@observing
+def read_copy(path: Path) -> CopyStatus | None:
     """The last success of a backup or a synchronisation; None when there never was one."""
-
-    def read() -> CopyStatus | None:
-        value = read_json(path)
-        if value is None:
-            return None
-        step = value.get("step")
-        return CopyStatus(
-            time=number_of(path, value["time"]),
-            step=None if step is None else int(number_of(path, step)),
-            message=_line(value.get("message")),
-            copied=_copied(path, value.get("copied")),
-            damaged=_lines(path, value, "damaged"),
-            not_finite=_lines(path, value, "not_finite"),
-            secrets=found_secrets(value.get("secrets", [])),
-        )
-
-    return observed(read)
+    value = read_json(path)
+    if value is None:
+        return None
+    step = value.get("step")
+    return CopyStatus(
+        time=number_of(path, value["time"]),
+        step=None if step is None else int(number_of(path, step)),
+        message=_line(value.get("message")),
+        copied=_copied(path, value.get("copied")),
+        damaged=_lines(path, value, "damaged"),
+        not_finite=_lines(path, value, "not_finite"),
+        secrets=found_secrets(value.get("secrets", [])),
+    )
 
 
 def _lines(path: Path, value: dict[str, Any], key: str) -> tuple[str, ...]:
@@ -209,14 +204,15 @@ def _line(value: Any) -> str:
 
 # ----------------------------------------------------------------------------- jobs that the
 # scheduler has forgotten
-def read_ended_jobs(site: Path, name: str) -> Observed[tuple[Job, ...]]:
+@observing
+def read_ended_jobs(site: Path, name: str) -> tuple[Job, ...]:
     """Ended jobs called `name` in the scheduler's own log, where `site` says that it keeps one. No
     call is made.
 
     Empty where the site keeps none, or where it cannot be read from here: it often lies on the
     controller alone.
     """
-    told = known(observed(lambda: read_json(site)), None) or {}
+    told = known(observed(read_json, site), None) or {}
     log = told.get("job_completions")
     if not isinstance(log, str) or not log:
         return ()
@@ -224,8 +220,6 @@ def read_ended_jobs(site: Path, name: str) -> Observed[tuple[Job, ...]]:
         lines, _ = tail_lines(Path(log), COMPLETION_BYTES)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return ()
-    except OSError as error:
-        return Unknown(cause(error))
     from tr11ops.cluster.slurm_text import ended_jobs
 
     return ended_jobs(lines, name)
@@ -273,23 +267,20 @@ def _reading(path: Path, what: str) -> Iterator[ClockReading]:
 
 # ----------------------------------------------------------------------------- what a purge would
 # take
-def read_least_used(paths: RunPaths, used: Iterable[Path]) -> Observed[tuple[LeastUsed, ...]]:
+@observing
+def read_least_used(paths: RunPaths, used: Iterable[Path]) -> tuple[LeastUsed, ...]:
     """Of the newest checkpoint and of the data, the file that was read or changed longest ago.
 
     The time is the later of access and change. Sites go by the same, unless their file system keeps
     no access times.
     """
-
-    def read() -> tuple[LeastUsed, ...]:
-        steps = checkpoint_steps(paths.checkpoints)
-        found = []
-        if steps:
-            name = checkpoint_name(steps[-1])
-            found.append(_least(f"checkpoint {name}", _files_of(paths.checkpoint(steps[-1]))))
-        found.append(_least("data", used))
-        return tuple(entry for entry in found if entry is not None)
-
-    return observed(read)
+    steps = checkpoint_steps(paths.checkpoints)
+    found = []
+    if steps:
+        name = checkpoint_name(steps[-1])
+        found.append(_least(f"checkpoint {name}", _files_of(paths.checkpoint(steps[-1]))))
+    found.append(_least("data", used))
+    return tuple(entry for entry in found if entry is not None)
 
 
 def _files_of(checkpoint: Path) -> Iterator[Path]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import TYPE_CHECKING
 
 from tr11ops.base.errors import SchedulerError, WrongUsage
 from tr11ops.base.observed import Unknown
 
 if TYPE_CHECKING:
-    from tr11ops.cluster.base import Scheduler
+    from tr11ops.cluster.base import Overview, Scheduler
     from tr11ops.rundir.paths import RunDirectory
 
 CLUSTERS = ("slurm", "local", "auto")  # what --scheduler takes
@@ -63,3 +65,32 @@ def open_if_there(kind: str) -> Scheduler | Unknown:
         return open_scheduler(kind)
     except (SchedulerError, OSError) as error:
         return Unknown(f"no {kind} scheduler here: {error}")
+
+
+class SharedReaders:
+    """For looks at many runs: a scheduler's answers serve all runs that are looked at within
+    `seconds`. `kind`: what `--scheduler` says.
+    """
+
+    def __init__(self, kind: str, seconds: float = math.inf) -> None:
+        self._kind, self._seconds = kind, seconds
+        self._made: dict[str, tuple[float, Overview | Unknown]] = {}
+
+    def of(self, directory: RunDirectory) -> Overview | Unknown:
+        """The reader for a run; why there is none. Raises WrongUsage for an unknown word."""
+        from tr11ops.cluster.select import SharedOverview
+
+        kind = kind_to_watch(directory, self._kind)
+        made, reader = self._made.get(kind, (-math.inf, None))
+        if reader is None or time.monotonic() - made > self._seconds:
+            found = open_if_there(kind)
+            if isinstance(found, Unknown):
+                reader = found
+            else:
+                reader = SharedOverview(looking(found))
+            self._made[kind] = (time.monotonic(), reader)
+        return reader
+
+    def forget(self) -> None:
+        """Ask the schedulers again from now on: something was changed."""
+        self._made.clear()

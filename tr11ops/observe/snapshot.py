@@ -28,7 +28,7 @@ from tr11ops.observe.observations import (
     Readmission,
     TrainingObservations,
 )
-from tr11ops.runcard.card import ForeignCard, OwnCard
+from tr11ops.runcard.card import ForeignCard, OwnCard, RunCard
 from tr11ops.runcard.sections import ResilienceSection
 from tr11ops.runcard.watching import (
     AlertsSection,
@@ -41,16 +41,15 @@ from tr11ops.rundir.attempts import AttemptEnd, CodeIdentity, why_held
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.paths import RunDirectory, Submission
 from tr11ops.rundir.state_files import Damage
-from trainer.config.card import RecoverySection
+from trainer.config.card import CardError, RecoverySection
 from trainer.contract.attempt import BAD_REASONS, EndMarker, Heartbeat
 from trainer.contract.metrics_record import MeasuredStep
 from trainer.contract.origin import BranchOrigin
 from trainer.contract.record import IterationRange, Record
 from trainer.contract.resumable import ResumeNeed
-from trainer.schedule.path import parse_ranges
+from trainer.schedule.path import parse_ranges, path_of
 
 if TYPE_CHECKING:
-    from tr11ops.runcard.card import RunCard
     from tr11ops.runcard.exit_duration import ExitPlan
     from tr11ops.trainers.levels import TrainerStanding
 
@@ -76,7 +75,6 @@ def course_of(card: RunCard) -> tuple[EqualSteps, ...]:
     if not isinstance(card, OwnCard):
         return ()
     from tr11ops.runcard.speed import step_weights
-    from trainer.schedule.path import path_of
 
     segments = path_of(card).segments
     weights = step_weights(card, segments)
@@ -220,7 +218,6 @@ class RunFacts(Record, dict=True):
     def periodic_jobs(self) -> tuple[str, ...] | None:
         """The periodic jobs that the card wants; None: any. Reads the heads of the drop-in scripts."""
         from tr11ops.cron.jobs import every_job
-        from trainer.config.card import CardError
 
         card = self.source
         if card is None:
@@ -261,7 +258,7 @@ class RunFacts(Record, dict=True):
 def _used_files(card: OwnCard) -> Iterator[Path]:
     from tr11ops.rundir.datasets import prefixes_of, tokenizer_place, workers_environment
 
-    prefixes = observed(lambda: prefixes_of(card.data))
+    prefixes = observed(prefixes_of, card.data)
     for prefix in known(prefixes, card.data.prefixes):
         yield Path(f"{prefix}.bin")
         yield Path(f"{prefix}.idx")
@@ -339,10 +336,11 @@ def newest_attempt(attempts: Iterable[Attempt]) -> Attempt | None:
     """The one that began last, of those that launched something: one that gave way says nothing of
     the run.
     """
-    return max((one for one in attempts if not one.gave_way), key=_began, default=None)
+    return max((one for one in attempts if not one.gave_way), key=began, default=None)
 
 
-def _began(attempt: Attempt) -> float:
+def began(attempt: Attempt) -> float:
+    """When an attempt began, else its last sign of life."""
     if attempt.start is None:
         return attempt.changed
     return attempt.start

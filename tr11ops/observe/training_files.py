@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator
-from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tr11ops.base.observed import Observed, Unknown, cause, observed
+from tr11ops.base.observed import Observed, Unknown, observed, observing
 from tr11ops.observe.derived import ROLL_BACK, ROLL_BACK_EVENTS
 from tr11ops.observe.files import LONGEST_TAIL_BYTES, TAIL_BYTES
 from tr11ops.observe.observations import (
@@ -62,6 +62,7 @@ def see_training(
             launch_nodes=attempts,
             corruptions=read_corruptions(paths),
             compute_times=attempts,
+            compute_before=attempts,
             stacks=attempts,
             lives=attempts,
         )
@@ -80,32 +81,29 @@ def see_training(
         compute_times=()
         if newest is None or newest.end is not None
         else read_compute_times(paths, newest.job_id),
+        compute_before=last_measured(
+            paths, [one for one in attempts if one is not newest or one.end is not None]
+        ),
         stacks=read_stacks(paths, [attempt.job_id for attempt in attempts[:LAUNCHES_OF_ATTEMPTS]]),
         lives=()
         if newest is None or newest.end is not None
-        else observed(partial(read_lives, paths, newest.job_id)),
+        else observed(read_lives, paths, newest.job_id),
     )
 
 
-def read_stacks(paths: RunPaths, job_ids: Iterable[str]) -> Observed[tuple[KeptStacks, ...]]:
+@observing
+def read_stacks(paths: RunPaths, job_ids: Iterable[str]) -> tuple[KeptStacks, ...]:
     """What was kept of these attempts' hangs."""
-
-    def read() -> tuple[KeptStacks, ...]:
-        found = (read_kept_stacks(paths, job_id) for job_id in job_ids)
-        return tuple(kept for kept in found if kept is not None)
-
-    return observed(read)
+    found = (read_kept_stacks(paths, job_id) for job_id in job_ids)
+    return tuple(kept for kept in found if kept is not None)
 
 
-def read_phases(paths: RunPaths, job_ids: Iterable[str]) -> Observed[tuple[Phase, ...]]:
+@observing
+def read_phases(paths: RunPaths, job_ids: Iterable[str]) -> tuple[Phase, ...]:
     """The phases of these attempts, oldest first in each; of a long file, those of its begin and
     its end.
     """
-
-    def read() -> tuple[Phase, ...]:
-        return tuple(phase for job_id in job_ids for phase in _phases_of(paths, job_id))
-
-    return observed(read)
+    return tuple(phase for job_id in job_ids for phase in _phases_of(paths, job_id))
 
 
 def _phases_of(paths: RunPaths, job_id: str) -> Iterator[Phase]:
@@ -143,7 +141,8 @@ def _spans(job_id: str, lines: list[str]) -> Iterator[Phase]:
         )
 
 
-def read_events(paths: RunPaths) -> Observed[tuple[TrainingEvent, ...]]:
+@observing
+def read_events(paths: RunPaths) -> tuple[TrainingEvent, ...]:
     """The newest records of metrics.jsonl that are no steps, oldest first; none where there is no
     such file.
     """
@@ -151,8 +150,6 @@ def read_events(paths: RunPaths) -> Observed[tuple[TrainingEvent, ...]]:
         lines, _ = tail_lines(paths.metrics, TAIL_BYTES)
     except FileNotFoundError:
         return ()
-    except OSError as error:
-        return Unknown(cause(error))
     found = [
         event
         for line in lines
@@ -171,7 +168,8 @@ def _event(line: str) -> TrainingEvent | None:
     return TrainingEvent(record.kind, record.time, record.job_id, rest)
 
 
-def read_validations(paths: RunPaths) -> Observed[tuple[Validation, ...]]:
+@observing
+def read_validations(paths: RunPaths) -> tuple[Validation, ...]:
     """The evaluations in the last 8 MiB of metrics.jsonl, some 13,000 steps, as they were written;
     none where there is no such file. What was no number, or was rolled back, is left out.
     """
@@ -179,8 +177,6 @@ def read_validations(paths: RunPaths) -> Observed[tuple[Validation, ...]]:
         lines, _ = tail_lines(paths.metrics, LONGEST_TAIL_BYTES, holding=EVALUATED_OR_BACK)
     except FileNotFoundError:
         return ()
-    except OSError as error:
-        return Unknown(cause(error))
     found: list[Validation] = []
     before_roll_back: list[list[Validation]] = []
     for record in filter(None, map(parse_record, lines)):
@@ -204,101 +200,94 @@ def _validation(record: MetricsRecord) -> Validation | None:
     return Validation(str(record.values.get("name", "")), record.iteration, loss, record.time)
 
 
-def read_logs(paths: RunPaths) -> Observed[tuple[LogFile, ...]]:
+@observing
+def read_logs(paths: RunPaths) -> tuple[LogFile, ...]:
     """Size and age of those of main_log.txt and metrics.jsonl that are there."""
-
-    def read() -> tuple[LogFile, ...]:
-        found = []
-        for path in (paths.main_log, paths.metrics):
-            try:
-                status = path.stat()
-            except FileNotFoundError:
-                continue
-            found.append(LogFile(path.name, status.st_size, status.st_mtime))
-        return tuple(found)
-
-    return observed(read)
+    found = []
+    for path in (paths.main_log, paths.metrics):
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            continue
+        found.append(LogFile(path.name, status.st_size, status.st_mtime))
+    return tuple(found)
 
 
-def read_node_warnings(paths: RunPaths, job_id: str) -> Observed[tuple[NodeWarning, ...]]:
+@observing
+def read_node_warnings(paths: RunPaths, job_id: str) -> tuple[NodeWarning, ...]:
     """What the health checks of an attempt's nodes had to say, by node; what passed is left out."""
-
-    def read() -> tuple[NodeWarning, ...]:
-        found: list[NodeWarning] = []
-        for path in sorted((paths.attempt(job_id) / "nodes").glob("*.json")):
-            value = read_json(path) or {}
-            for check in value.get("checks", ()):
-                if check["result"] in OTHER_RESULTS:
-                    found.append(
-                        NodeWarning(
-                            path.stem, str(check["name"]), str(check["result"]), str(check["why"])
-                        )
-                    )
-        return tuple(found)
-
-    return observed(read)
-
-
-def read_corruptions(paths: RunPaths) -> Observed[tuple[Corruption, ...]]:
-    """The suspects of every check of the arithmetic that found some, oldest first."""
-
-    def read() -> tuple[Corruption, ...]:
-        found: list[Corruption] = []
-        for path in paths.corruptions.glob("*.json"):
-            from trainer.contract.corruption import Suspect  # few runs have any
-
-            value = read_json(path) or {}
-            for entry in value.get("suspects", ()):
-                suspect = Suspect(
-                    int(entry["rank"]), str(entry["host"]), str(entry["gpu"]), entry["how"]
-                )
+    found: list[NodeWarning] = []
+    for path in sorted((paths.attempt(job_id) / "nodes").glob("*.json")):
+        value = read_json(path) or {}
+        for check in value.get("checks", ()):
+            if check["result"] in OTHER_RESULTS:
                 found.append(
-                    Corruption(
-                        suspect.host,
-                        suspect.rank,
-                        time=float(value["time"]),
-                        iteration=int(value["iteration"]),
-                        certain=suspect.how != "undecided",
-                        why=str(suspect),
+                    NodeWarning(
+                        path.stem, str(check["name"]), str(check["result"]), str(check["why"])
                     )
                 )
-        return tuple(sorted(found, key=lambda one: (one.time, one.rank)))
-
-    return observed(read)
+    return tuple(found)
 
 
-def read_compute_times(paths: RunPaths, job_id: str) -> Observed[tuple[ComputeTimes, ...]]:
+@observing
+def read_corruptions(paths: RunPaths) -> tuple[Corruption, ...]:
+    """The suspects of every check of the arithmetic that found some, oldest first."""
+    found: list[Corruption] = []
+    for path in paths.corruptions.glob("*.json"):
+        from trainer.contract.corruption import Suspect  # few runs have any
+
+        value = read_json(path) or {}
+        for entry in value.get("suspects", ()):
+            suspect = Suspect(
+                int(entry["rank"]), str(entry["host"]), str(entry["gpu"]), entry["how"]
+            )
+            found.append(
+                Corruption(
+                    suspect.host,
+                    suspect.rank,
+                    time=float(value["time"]),
+                    iteration=int(value["iteration"]),
+                    certain=suspect.how != "undecided",
+                    why=str(suspect),
+                )
+            )
+    return tuple(sorted(found, key=lambda one: (one.time, one.rank)))
+
+
+@observing
+def read_compute_times(paths: RunPaths, job_id: str) -> tuple[ComputeTimes, ...]:
     """Each rank's own compute time in the newest launch of an attempt, by rank; none where no rank
     has written any.
 
     What cannot be read of some ranks is left out: the others are still compared.
     """
+    folder = paths.compute(job_id, 0).parent
+    try:
+        names = [entry.name for entry in os.scandir(folder)]
+    except FileNotFoundError:
+        return ()
+    from trainer.contract.compute_record import ComputeTimes
 
-    def read() -> tuple[ComputeTimes, ...]:
-        folder = paths.compute(job_id, 0).parent
-        try:
-            names = [entry.name for entry in os.scandir(folder)]
-        except FileNotFoundError:
-            return ()
-        from trainer.contract.compute_record import ComputeTimes
+    seen = [observed(ComputeTimes.read, folder / name) for name in names if _is_record(name)]
+    found = [times for times in seen if isinstance(times, ComputeTimes)]
+    unread = [times for times in seen if isinstance(times, Unknown)]
+    if unread and not found:
+        raise ValueError(f"no rank's compute time is readable ({unread[0].why})")
+    newest = max((times.launch for times in found), default=0)
+    return tuple(
+        sorted((times for times in found if times.launch == newest), key=lambda times: times.rank)
+    )
 
-        seen = [
-            observed(partial(ComputeTimes.read, folder / name))
-            for name in names
-            if _is_record(name)
-        ]
-        found = [times for times in seen if isinstance(times, ComputeTimes)]
-        unread = [times for times in seen if isinstance(times, Unknown)]
-        if unread and not found:
-            raise ValueError(f"no rank's compute time is readable ({unread[0].why})")
-        newest = max((times.launch for times in found), default=0)
-        return tuple(
-            sorted(
-                (times for times in found if times.launch == newest), key=lambda times: times.rank
-            )
-        )
 
-    return observed(read)
+def last_measured(
+    paths: RunPaths, attempts: Iterable[Attempt]
+) -> Observed[tuple[ComputeTimes, ...]]:
+    """What the ranks of the last of these attempts measured that measured any."""
+    for attempt in islice(attempts, LAUNCHES_OF_ATTEMPTS):
+        found = read_compute_times(paths, attempt.job_id)
+        if found:
+            return found
+    return ()
 
 
 def _is_record(name: str) -> bool:
@@ -317,21 +306,19 @@ def _recent_launch_ends(
     return tuple(found)
 
 
-def read_launch_nodes(paths: RunPaths, job_id: str) -> Observed[tuple[str, ...] | None]:
+@observing
+def read_launch_nodes(paths: RunPaths, job_id: str) -> tuple[str, ...] | None:
     """The nodes of an attempt's newest launch; None where none has begun."""
-
-    def read() -> tuple[str, ...] | None:
-        launch = LaunchRecord.newest(paths.attempt(job_id))
-        if launch is None:
-            return None
-        return launch.nodes
-
-    return observed(read)
+    launch = LaunchRecord.newest(paths.attempt(job_id))
+    if launch is None:
+        return None
+    return launch.nodes
 
 
-def read_launch_ends(paths: RunPaths, job_id: str) -> Observed[tuple[LaunchEnd, ...]]:
+@observing
+def read_launch_ends(paths: RunPaths, job_id: str) -> tuple[LaunchEnd, ...]:
     """How an attempt's launches ended, by their number; one that goes on has no end yet."""
-    return observed(lambda: tuple(sorted(_ends_of(paths, job_id), key=lambda end: end.launch)))
+    return tuple(sorted(_ends_of(paths, job_id), key=lambda end: end.launch))
 
 
 def _ends_of(paths: RunPaths, job_id: str) -> Iterator[LaunchEnd]:
@@ -352,4 +339,5 @@ def _ends_of(paths: RunPaths, job_id: str) -> Iterator[LaunchEnd]:
                 or dict.fromkeys(record.failing_checks, record.summary),
                 suspects=record.suspects,
                 fault=record.fault,
+                is_last=record.ends_attempt,
             )

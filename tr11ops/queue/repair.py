@@ -22,6 +22,7 @@ from tr11ops.observe.liveness import (
     gone_host,
     has_lost_its_host,
     is_zombie,
+    liveness_outside,
     seconds_to_wait,
 )
 from tr11ops.observe.snapshot import Snapshot
@@ -53,7 +54,9 @@ class Repair(Record):
 
     `left_alone` says what is wrong but not ours to repair; `read_errors` what could not be seen,
     and `refusals` why it must not be done: each forbids any step. `taken_over`: names of what tr11
-    held and another holds now, and the reason. `limit`: how many nodes may be excluded.
+    held and another holds now, and the reason. `limit`: how many nodes may be excluded. `finished_at`:
+    the last iteration of a training that is finished; `starts`: what to type where nothing runs and
+    nothing is queued; `launch`: what queues more.
     """
 
     steps: tuple[RepairStep, ...] = ()
@@ -65,6 +68,9 @@ class Repair(Record):
     kind: Literal["repaired", "replaced"] = "repaired"  # the journal's word for each step
     taken_over: tuple[tuple[str, str], ...] = ()
     limit: ExclusionLimit | None = None
+    finished_at: int | None = None
+    starts: tuple[str, ...] = ()
+    launch: str = ""
 
     @property
     def cancelled(self) -> tuple[str, ...]:
@@ -146,7 +152,7 @@ def plan_repair(
     rest = {job.array_id for job in every if job.job_id not in never}
     mine = [job for job in dead if may(job)]
     steps += _cancel_steps(mine, rest, "it can never start: {reason}")
-    finished = derived.finish_time(derived.last_marker(snapshot), derived.iteration(snapshot))
+    finished = derived.finished_at(snapshot)
     over = [job for job in holds.ours if derived.is_left_over(job, finished) and may(job)]
     kept = {*(job.job_id for job in over), *(refused or {})}
     free = [job for job in holds.ours if job.job_id not in kept and may(job)]
@@ -178,6 +184,9 @@ def plan_repair(
         ),
         taken_over=tuple(_taken_over(holds)),
         limit=limit,
+        finished_at=derived.iteration(snapshot) if derived.is_finished(snapshot) else None,
+        launch=derived.launch_more(snapshot),
+        starts=() if every or liveness_outside(snapshot) else derived.train_on(snapshot),
     )
 
 

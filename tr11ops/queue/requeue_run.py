@@ -157,7 +157,10 @@ class GuardedCommand:
             return False
         job = self._job
         if job is not None and job.state is JobState.RUNNING:
-            self._limit = math.inf if job.time_limit_seconds is None else job.end_time or math.inf
+            if job.time_limit_seconds is None:
+                self._limit = math.inf
+            else:
+                self._limit = job.end_time or math.inf
         return True
 
     def _ask(self, asked: StopCause) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 
 from tr11ops.base.errors import SchedulerError
@@ -25,6 +24,7 @@ from tr11ops.observe.files import (
 from tr11ops.observe.jobs import OwnJobs, read_own_jobs
 from tr11ops.observe.lease import foreground_trainings
 from tr11ops.observe.liveness import ENDED_PHASE
+from tr11ops.observe.training_files import read_events
 from tr11ops.queue.held_jobs import JobChanges, can_modify
 from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict
@@ -133,7 +133,11 @@ def look(card: RunCard | None, directory: RunDirectory, scheduler: Overview) -> 
         holder=lease_holder(directory),
         namesakes=found.namesakes,
         unread=unread(directory),
-        finished=finish_time(newest_marker(known(read_attempts(directory.paths), ())), iteration),
+        finished=finish_time(
+            newest_marker(known(read_attempts(directory.paths), ())),
+            iteration,
+            known(read_events(directory.paths), ()),
+        ),
         unclear="; ".join(unclear),
         unmounted=found.unmounted,
     )
@@ -179,7 +183,7 @@ def leaving(directory: RunDirectory, running: Iterable[Job]) -> tuple[str, ...]:
     found = []
     for job in running:
         path = directory.paths.end_marker(job.raw_id)
-        marker = known(observed(partial(EndMarker.read, path)), None)
+        marker = known(observed(EndMarker.read, path), None)
         lives = [
             beat.time for beat in beats if beat.job_id == job.raw_id and beat.phase != ENDED_PHASE
         ]
@@ -292,8 +296,8 @@ def wait_for_end(
     scheduler: Scheduler,
     pause: Callable[[], bool],
     progress: Callable[[str], None],
-    request: int = 0,
-    unsaved_end: str = "",
+    request: int,
+    unsaved_end: str,
 ) -> tuple[JobEnding, ...]:
     """Wait until each of `jobs` is over, or `pause` returns False. `progress` gets a line whenever
     something changes.

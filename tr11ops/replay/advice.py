@@ -8,7 +8,6 @@ records before it is recommended.
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,6 +25,7 @@ from tr11ops.replay.parameters import HOUR, Layout
 from tr11ops.replay.production import production_score
 from tr11ops.replay.traces import DAY, Window
 from tr11ops.replay.world import Score
+from tr11ops.runcard.save_interval import best_interval
 from trainer.contract.record import Record
 
 TOO_FAR = 3.0  # points of training time between a replay and what happened
@@ -246,7 +246,7 @@ def _runs(settings: Iterable[Setting]) -> Iterator[RecordedRun]:
 # ----------------------------------------------------------------------------- what is tried
 def settings_of(run: RecordedRun, mtbf: float | None = None) -> Iterator[Setting]:
     """The other settings that are tried: one spare less, one and two more; half and twice the days;
-    half and twice the save interval, and Daly's.
+    half and twice the save interval, and Young's.
     """
     layout, times = run.layout, run.parameters
     for held in sorted({layout.held - 1, layout.held + 1, layout.held + 2} - {-1}):
@@ -257,7 +257,7 @@ def settings_of(run: RecordedRun, mtbf: float | None = None) -> Iterator[Setting
         change = f"resilience.exclusion_days = {days:g}"
         yield Setting(EXCLUSION, f"{days:g} d", change, replace(run, days=days))
     between = mtbf or run.seconds / len(run.faults)
-    best = min(daly_interval(between, times.save), times.time_limit)
+    best = min(best_interval(between, times.save) - times.save, times.time_limit)
     steps = {
         max(1, each) for each in (times.interval // 2, 2 * times.interval, round(best / times.step))
     }
@@ -268,18 +268,6 @@ def settings_of(run: RecordedRun, mtbf: float | None = None) -> Iterator[Setting
             change=f"checkpoint.interval = {interval}",
             run=replace(run, parameters=replace(times, interval=interval)),
         )
-
-
-def daly_interval(mtbf: float, save: float) -> float:
-    """Seconds of training between two saves at which saves and redone work cost least; `mtbf` at most.
-
-    Daly: A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22
-    (2006), equation 37.
-    """
-    if save >= 2 * mtbf:
-        return mtbf
-    ratio = save / (2 * mtbf)
-    return math.sqrt(2 * save * mtbf) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save
 
 
 # ----------------------------------------------------------------------------- what is concluded
@@ -340,7 +328,8 @@ def _today(situation: CardSettings, topic: str) -> str:
         return f"{situation.exclusion_days:g} d"
     if situation.save_every is None:
         return "none"
-    return f"{situation.save_every} iterations"
+    most = " at most" if situation.adapts else ""
+    return f"{situation.save_every} iterations{most}"
 
 
 def _untold(situation: CardSettings, why: str) -> Iterator[Advice]:

@@ -5,26 +5,34 @@ traces do not tell (docs/explanation/replay.md).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tr11ops.agent.exit_records import HostFailure
 from tr11ops.agent.step import LaunchWatch
+from tr11ops.base.now import now
+from tr11ops.cluster.slurm_command import CommandResult
+from tr11ops.diagnose.stacks.worker import Frame, NodeStacks, WorkerStack
 from tr11ops.replay.traces import Fault, FaultSign
 from tr11ops.replay.world import PlayedLaunch, World
+from tr11ops.watchdog.stacks import keep_stacks
 from trainer.contract.attempt import EndMarker
+from trainer.contract.checkpoint_formats import CURSOR_FILE, WEIGHTS
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.documents import document
 from trainer.contract.files import append_line, make_shared, write_atomically, write_json
+from trainer.contract.manifest import STAND_IN, FileEntry, Manifest
 from trainer.contract.paths import RunPaths
 
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 LOST = "DistBackendError: NCCL error: remote process exited or there was a network error: {node} closed"
 WITNESSES = 3
 GPUS = 8
+EMPTY = hashlib.sha256().hexdigest()
 
 
 def leave_progress(paths: RunPaths, world: World, end: PlayedLaunch, job_id: str) -> None:
@@ -48,13 +56,65 @@ def leave_progress(paths: RunPaths, world: World, end: PlayedLaunch, job_id: str
         }
         append_line(paths.metrics, json.dumps(step))
     if end.saved > end.before:
-        write_checkpoint(paths, end.saved)
+        for saved in end.kept:
+            write_checkpoint(paths, saved)
 
 
 def write_checkpoint(paths: RunPaths, step: int) -> None:
-    """A folder for the newest checkpoint, and `latest`; nothing is in it."""
-    make_shared(paths.checkpoint(step))
+    """A checkpoint from which a training could resume, but for what its files hold: they are empty;
+    and `latest`.
+    """
+    folder = paths.checkpoint(step)
+    make_shared(folder / WEIGHTS)
+    files = (f"{WEIGHTS}/{WEIGHTS}.bin", CURSOR_FILE)
+    for name in files:
+        (folder / name).touch()
+    Manifest(
+        step,
+        consumed_samples=0,
+        consumed_tokens=0,
+        files=tuple(FileEntry(name, 0, EMPTY) for name in files),
+        topology={},
+        model={},
+        run_card_hash="",
+        created=now(),
+        versions={STAND_IN: "replay"},
+    ).write(folder)
     write_atomically(paths.latest, checkpoint_name(step))
+
+
+def leave_stacks(
+    paths: RunPaths, nodes: Sequence[str], hanging: Collection[str], job_id: str
+) -> None:
+    """What production's look at the workers of a job keeps, which train on `nodes`: those of the
+    `hanging` ones get no data, and all others wait for them.
+    """
+    answers = [
+        NodeStacks(node, (_stack_of(place * GPUS, node, node in hanging),))
+        for place, node in enumerate(nodes)
+    ]
+
+    def srun(
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        timeout_seconds: float,
+        on_line: Callable[[str], object],
+    ) -> CommandResult:
+        """Every node answers, whatever it is asked."""
+        for line in (line for answer in answers for line in answer.lines()):
+            on_line(line)
+        return CommandResult(0, "", "")
+
+    keep_stacks(paths, job_id, tuple(nodes), len(nodes), {}, now(), follow=srun)
+
+
+def _stack_of(rank: int, node: str, hangs: bool) -> WorkerStack:
+    """The place at which a worker stands: the same at each look."""
+    frame = Frame("all_reduce", "torch/distributed/distributed_c10d.py", 1206)
+    if hangs:
+        frame = Frame("_try_get_data", "torch/utils/data/dataloader.py", 1291)
+    return WorkerStack(rank, node, pid=100 + rank, state="S", frames=(frame,))
 
 
 def leave_end(folder: Path, end: PlayedLaunch, launch: int, job_id: str) -> None:
@@ -84,17 +144,27 @@ def leave_fault(folder: Path, end: PlayedLaunch, launch: int, watch: LaunchWatch
             said = HostFailure(f"RuntimeError: {fault.what}", launch, place * GPUS)
             _leave_failure(folder, node, said, end)
         return
-    rank = end.nodes.index(fault.node)
-    exited = f"srun: error: {fault.node}: task {rank}: Exited with exit code 1"
+    if fault.kind is FaultSign.HANG:
+        watch.status = 1
+        for place, node in enumerate(_others(end.nodes, fault)):
+            gave_up = HostFailure.killed("the worker", signal.SIGABRT, launch, place * GPUS)
+            _leave_failure(folder, node, gave_up, end)
+        return
+    node = fault.node
+    if fault.kind is FaultSign.DATA:
+        node = end.nodes[:2][-1]  # any one; the second, which runs no batch script
+    rank = end.nodes.index(node)
+    exited = f"srun: error: {node}: task {rank}: Exited with exit code 1"
     watch.status = 1
     watch.srun_lines = [exited]
     if fault.kind is FaultSign.HARDWARE and end.from_start:
         _leave_checks(folder, fault, end, launch)
     elif fault.kind is FaultSign.HARDWARE:
         _leave_failure(folder, fault.node, HostFailure(ECC, launch, rank * GPUS), end)
-    elif fault.kind is FaultSign.CRASH:
-        killed = HostFailure.killed("the worker", signal.SIGSEGV, launch, rank * GPUS)
-        _leave_failure(folder, fault.node, killed, end)
+    elif fault.kind in {FaultSign.CRASH, FaultSign.DATA}:
+        by = signal.SIGKILL if fault.kind is FaultSign.CRASH else signal.SIGSEGV
+        killed = HostFailure.killed("the worker", by, launch, rank * GPUS)
+        _leave_failure(folder, node, killed, end)
     elif fault.kind is FaultSign.NETWORK:
         for place, node in enumerate(_others(end.nodes, fault)):
             word = HostFailure(LOST.format(node=fault.node), launch, place * GPUS)

@@ -25,7 +25,6 @@ from tr11ops.goodput.advise import (
     CardSettings,
     MeasuredCosts,
     stretches,
-    too_little,
 )
 from tr11ops.goodput.history_values import AttemptHistory, History, micro
 from tr11ops.goodput.timeline import Bucket
@@ -176,11 +175,9 @@ def recorded_run(
     clock = ReplayClock(part)
     used = [one for one in attempts if micro(one.start) >= micro(begin)]
     faults = tuple(_faults(part, used, clock))
-    if len(faults) < FEWEST_FAULTS and (situation.given_mtbf is None or not faults):
-        seen = counted(len(faults), "fault")
-        return Unknown(
-            f"the run has seen {seen} in {duration(clock.seconds)}, {FEWEST_FAULTS} are needed"
-        )
+    few = _too_few(len(faults), clock.seconds, situation)
+    if few:
+        return Unknown(few)
     nodes = tuple(sorted({node for one in used for node in one.nodes}))
     trained = sum(_wall(part, bucket) for bucket in (Bucket.USEFUL, Bucket.EVALUATION))
     spares = max(len(nodes) - situation.nodes, situation.spares)
@@ -198,13 +195,24 @@ def recorded_run(
     )
 
 
+def _too_few(faults: int, seconds: float, situation: CardSettings) -> str:
+    """Why so many faults are too few to replay; "" where they are enough."""
+    least = FEWEST_FAULTS
+    if situation.given_mtbf is not None:
+        least = 1
+    if faults >= least:
+        return ""
+    needed = counted(least, "is", "are")
+    return f"the run has seen {counted(faults, 'fault')} in {duration(seconds)}, {needed} needed"
+
+
 def _lack(history: History, goodput: Goodput, situation: CardSettings, found: MeasuredCosts) -> str:
     """What the record does not say at all; "" where it says enough."""
     if isinstance(history.checkpoints, Unknown):
         return f"what was saved is not known: {history.checkpoints.why}"
-    short = too_little(goodput)
-    if short:
-        return short
+    few = _too_few(len(goodput.faults), goodput.held_wall_seconds, situation)
+    if few:
+        return few
     if found.step is None:
         return "no step was recorded yet"
     if situation.save_every is None:
@@ -261,6 +269,9 @@ def _times(
     return Parameters(
         step=step + evaluating,
         save=found.save or 0.0,
+        written=situation.written,
+        adapts=situation.adapts,
+        free_checkpoints=situation.free_checkpoints,
         interval=situation.save_every or 1,
         evaluation=0.0,
         evaluation_interval=int(NO_SUCH_LOSS),

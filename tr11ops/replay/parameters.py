@@ -19,7 +19,8 @@ class Parameters(Record):
     - `interval`, iterations between two saves: 100, the same, "the most that a crash may cost".
     - `evaluation`, and the iterations between two: 720 each 1000, the same (29 data sets).
     - `start_up`, from a launch to its first load: 240, that training's "a few minutes a job".
-    - `free_bytes` where checkpoints lie: 110e12, below which the 176-billion run's disk was short.
+    - `free_checkpoints`, how many fit where they lie: None, as many as in `free_bytes`: 110e12, below
+      which the 176-billion run's disk was short.
     - `load`: 60, a checkpoint read at 1.5 times the rate of its save, as on an H100.
 
     Of the scheduler, measured on Slurm 22.05 with one machine as 4 to 52 nodes:
@@ -58,6 +59,7 @@ class Parameters(Record):
     start_up: float = 240.0
     load: float = 60.0
     free_bytes: int = 110_000_000_000_000
+    free_checkpoints: float | None = None
     next_task: float = 1.4
     relaunch: float = 0.1
     lost_after: float = 306.0

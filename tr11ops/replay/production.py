@@ -4,6 +4,7 @@ the workers, the scheduler, the clock and the people are simulated.
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,16 +17,19 @@ from tr11ops.agent.workers import PlannedLaunch
 from tr11ops.base.now import another_clock
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.launch.plan import resolved_card
-from tr11ops.replay.evidence import leave_end, leave_fault, leave_progress
+from tr11ops.replay.evidence import leave_end, leave_fault, leave_progress, leave_stacks
 from tr11ops.replay.parameters import IN_BACKGROUND, Layout, Parameters
 from tr11ops.replay.run import SimulatedRun
 from tr11ops.replay.traces import FaultSign, Window
 from tr11ops.replay.watching import Watchdog
 from tr11ops.replay.world import Score, World
+from tr11ops.runcard.kinds import OwnCard
+from tr11ops.runcard.save_interval import checkpoint_size
 from tr11ops.runcard.speed import RunHistory
 from trainer.contract.attempt import EXIT_FINE
 from trainer.contract.documents import document
 from trainer.contract.files import write_json
+from trainer.contract.paths import newest_step
 
 ARRAY = 10  # tasks of the first launch
 
@@ -50,15 +54,20 @@ class SimulatedWatch(JobWatch):
         """Nothing runs."""
 
 
-class HostLost(Exception):
-    """The node of the batch script is gone, and the controller with it."""
+class JobOver(Exception):
+    """The job is over in this state with this code, and its controller with it: the node of its batch
+    script is gone, or someone has ended it.
+    """
 
 
 class SimulatedWorkers:
-    """The workers of one attempt."""
+    """The workers of one attempt. `stop` is its batch script's."""
 
-    def __init__(self, run: SimulatedRun, watchdog: Watchdog, context: AttemptContext) -> None:
+    def __init__(
+        self, run: SimulatedRun, watchdog: Watchdog, context: AttemptContext, stop: StopFlag
+    ) -> None:
         self._run = run
+        self._stop = stop
         self._watchdog = watchdog
         self._world = run.world
         self._context = context
@@ -71,19 +80,31 @@ class SimulatedWorkers:
         leaves = None
         if self._context.watch is not None:
             leaves = self._context.watch.leaves
+        # production may have chosen an older one
+        world.saved = newest_step(self._context.config.paths) or 0
         save_seconds = None if launch.save_minutes is None else 60 * launch.save_minutes
         end = world.launch(launch.nodes, leaves, save_seconds=save_seconds)
         watch.start, watch.end, watch.first_sign = end.start, end.end, end.sign
-        self._run.last_trained = end.sign or end.end
+        self._run.last_trained, self._run.trained_in = end.sign or end.end, self._context.job_id
         self._watchdog.hurry()
         leave_progress(self._context.config.paths, world, end, self._context.job_id)
+        if end.is_ordered:
+            self._stop.received.append(signal.SIGTERM)
+            look()
+            raise JobOver(JobState.CANCELLED, int(signal.SIGTERM))
         if end.fault is None:
             leave_end(folder, end, launch.number, self._context.job_id)
             return
         if end.fault.kind is FaultSign.LOSS:
             self._run.scheduler.lose(end.fault.node)
+            if self._context.watch is not None:
+                self._context.watch.look()
+            look()
             if end.fault.node == self._context.allocation.nodes[0]:
-                raise HostLost
+                raise JobOver(JobState.NODE_FAIL, 1)
+        if end.fault.kind is FaultSign.HANG:
+            hanging = world.hanging(end.nodes, max(end.fault.start, end.start))
+            leave_stacks(self._context.config.paths, end.nodes, hanging, self._context.job_id)
         leave_fault(folder, end, launch.number, watch)
 
 
@@ -133,36 +154,40 @@ class Production:
         folder = context.folder
         write_json(folder / "attempt.json", self._attempt_record(context))
         write_json(folder / "card.json", resolved_card(self.run.card))
-        workers = SimulatedWorkers(self.run, self.watchdog, context)
-        controller = Controller(context, StopFlag(), SilentTee(), workers=workers)
+        stop = StopFlag()
+        workers = SimulatedWorkers(self.run, self.watchdog, context, stop)
+        controller = Controller(context, stop, SilentTee(), workers=workers)
         try:
             status = controller.run()
-        except HostLost:
-            self.run.scheduler.finish(JobState.NODE_FAIL, 1)
+        except JobOver as over:
+            self.run.scheduler.finish(*over.args)
         else:
             state = JobState.COMPLETED if status == EXIT_FINE else JobState.FAILED
             self.run.scheduler.finish(state, status)
         self.run.note_exclusions()
 
     def _context(self, job: Job, tag: str) -> AttemptContext:
-        times = self.world.parameters
+        times, card = self.world.parameters, self.run.card
+        free = times.free_bytes
+        if times.free_checkpoints is not None and isinstance(card, OwnCard):
+            free = int(times.free_checkpoints * checkpoint_size(card))
         allocation = Allocation(
             "slurm", job.raw_id, array_id=job.array_id, task_id=job.task_id, nodes=job.nodes
         )
         return AttemptContext(
-            self.run.card,
+            card,
             allocation,
             {},
             tag,
             scheduler=self.run.scheduler,
             states=self.run.scheduler,
-            ordering=self.run.scheduler if self.run.card.slurm.spare_nodes else None,
+            ordering=self.run.scheduler if card.slurm.spare_nodes else None,
             watch=SimulatedWatch(self.run.scheduler, job.raw_id),
             history=RunHistory(
                 step=times.step, save=times.last_save, usual_save=times.last_save, stall=times.save
             ),
             waits_for_changes=True,
-            free_bytes=times.free_bytes,
+            free_bytes=free,
         )
 
     def _attempt_record(self, context: AttemptContext) -> dict[str, object]:

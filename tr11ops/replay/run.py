@@ -12,7 +12,7 @@ from tr11ops.rundir.exclusions import read_version
 from tr11ops.rundir.paths import RunDirectory, Submission
 from trainer.contract.files import make_shared
 
-BATCH_PER_NODE = 40
+BATCH_PER_NODE = 840  # of which each of a node's GPUs, up to 8, can have as many
 MOST_ITERATIONS = 10_000_000  # no replay comes to its training's end
 CARD = """\
 [run]
@@ -97,7 +97,7 @@ def replay_card(folder: Path, world: World, overrides: tuple[str, ...] = ()) -> 
 
 class SimulatedRun:
     """A run with its directory and its jobs. `last_trained`: when its last step was made, in seconds
-    since the epoch.
+    since the epoch, and `trained_in`: in which job.
     """
 
     def __init__(self, world: World, folder: Path, overrides: tuple[str, ...] = ()) -> None:
@@ -107,6 +107,7 @@ class SimulatedRun:
         self.needed = self.card.slurm.least_nodes
         self.most = self.card.slurm.allocated_nodes
         self.last_trained = world.now
+        self.trained_in = ""
         self.scheduler = SimulatedScheduler(world, self.card.run.name, world.parameters.time_limit)
         self._excluded: frozenset[str] = frozenset()
         self.submissions = 0

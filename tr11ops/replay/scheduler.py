@@ -21,6 +21,7 @@ from tr11ops.cluster.base import (
 from tr11ops.replay.world import World
 
 PARTITION = "replay"
+ENDED = 143  # by SIGTERM
 USER = "operator"
 FIRST_ARRAY = 1000
 ENDED_KEPT = 4  # jobs that are over and still known, as MinJobAge leaves them
@@ -105,7 +106,16 @@ class SimulatedScheduler:
     def finish(self, state: JobState, code: int) -> None:
         """The task that runs is over."""
         if self.running is not None:
-            done = replace(self.running, state=state, end_time=self._world.now, exit_code=code)
+            worst = None
+            if state is JobState.FAILED:
+                worst = ENDED  # the step of its workers
+            done = replace(
+                self.running,
+                state=state,
+                end_time=self._world.now,
+                exit_code=code,
+                derived_exit_code=worst,
+            )
             self._ended.append(done)
         self.running = None
         self._queued = [
@@ -191,7 +201,9 @@ class SimulatedScheduler:
         """Tasks run one after another in any case."""
 
     def cancel(self, job_id: str) -> None:
-        """Of what is queued; what runs is ended by its own launch."""
+        """What is queued, or what runs: its launch ends."""
+        if self.running is not None and job_id in {self.running.job_id, self.running.raw_id}:
+            self._world.end_launch()
         self._queued = [job for job in self._queued if not covers(job_id, job)]
 
     def submit(self, request: BatchRequest) -> str:

@@ -36,15 +36,17 @@ class FaultSign(StrEnum):
     HARDWARE = "hardware"  # a worker's error names broken hardware, and the health check finds it
     NETWORK = "network"  # the others lose the node's ranks, and say so
     CRASH = "crash"  # a worker dies by a signal; no health check finds why
+    HANG = "hang"  # a worker goes no further; the others wait until they give up
     LOSS = "loss"  # the node is gone for the scheduler
     DEGRADED = "degraded"  # what runs goes on; the site takes the node when it is free
     SHARED = "shared"  # it is no node's: the workers of all nodes end with one error
+    DATA = "data"  # of one step: a worker of each launch that trains it dies by a signal
 
 
 class Fault(Record):
     """One fault of one node, from `start` until it was repaired at `end`, in seconds since the
     beginning of its trace. `what`: in the record's own words. `unseen`: seconds from `start` to its
-    first sign, where the record says so. `node` is "" where it is no node's (SHARED).
+    first sign, where the record says so. `node` is "" where it is no node's (SHARED, DATA).
     """
 
     node: str

@@ -5,6 +5,7 @@ policy and alerts make of it, and the people who read the mails.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -26,11 +27,13 @@ from tr11ops.observe.observations import (
     TrainingObservations,
 )
 from tr11ops.observe.snapshot import Attempt, Checkpoint, Checkpoints, Snapshot, Step
-from tr11ops.observe.training_files import read_launch_ends
+from tr11ops.observe.training_files import read_launch_ends, read_stacks
 from tr11ops.queue.queued_jobs import PendingJobs
+from tr11ops.replay.evidence import GPUS, leave_stacks
 from tr11ops.replay.run import SimulatedRun
 from tr11ops.replay.scheduler import USER
 from tr11ops.rundir.action_log import ActionHistory, ActionRecord, ProgressRecord
+from tr11ops.rundir.attempts import KeptStacks
 from tr11ops.rundir.cron_records import PeriodicJobState
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusions import due_for_recheck, read_version
@@ -39,6 +42,7 @@ from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory, Submission
 from tr11ops.watchdog.actions import (
     Action,
+    Cancel,
     Exclude,
     Hold,
     Include,
@@ -53,12 +57,13 @@ from tr11ops.watchdog.policy import plan
 from tr11ops.watchdog.repairs import note_out_of_service, out_of_service
 from tr11ops.watchdog.rules import progress
 from tr11ops.watchdog.situation import situation_of
+from tr11ops.watchdog.stacks import hanging_jobs
 from tr11ops.watchdog.verdict import judge
 from trainer.contract.attempt import Heartbeat
 from trainer.contract.metrics_record import MeasuredStep
 from trainer.contract.record import Record
 
-STEPS_SEEN = 60
+STEPS_SEEN = 400  # as production reads of a log
 RANKS_SEEN = 8
 ATTEMPTS_SEEN = 3
 CHAIN_END = "chain-end"
@@ -130,7 +135,8 @@ class Watchdog:
         self._look()
         looks = self._world.parameters.looks
         if self._world.is_training and self._alike > 2:
-            looks *= self._world.parameters.quiet_looks
+            quiet = looks * self._world.parameters.quiet_looks
+            looks = min(quiet, max(0.0, self._world.trains_until - self._world.now) + looks)
         self._next_look = self._world.now + looks
 
     def hurry(self) -> None:
@@ -143,6 +149,13 @@ class Watchdog:
         snapshot = self.snapshot(records)
         note_out_of_service(self._run.directory, out_of_service(snapshot), snapshot.time)
         findings = detect_all(snapshot)
+        for job in hanging_jobs(snapshot, findings):
+            nodes = self._world.trains_on
+            hanging = self._world.hanging(nodes, self._world.trains_until)
+            if hanging:
+                leave_stacks(self._run.directory.paths, nodes, hanging, job.raw_id)
+                snapshot = self.snapshot(records)
+                findings = detect_all(snapshot)
         verdict = judge(snapshot, findings)
         history = ActionHistory(self._history)
         intended = plan(
@@ -223,6 +236,8 @@ class Watchdog:
             words = include_as_planned(action, run.directory, self._queue())
         elif isinstance(action, Hold):
             run.scheduler.hold(action.subject)
+        elif isinstance(action, Cancel):
+            run.scheduler.cancel(action.subject)
         elif isinstance(action, Release):
             run.scheduler.release(action.subject)
         else:
@@ -287,51 +302,55 @@ class Watchdog:
             exclusions=records.exclusions,
             readmissions=records.readmissions,
             submissions=records.submissions,
-            training=TrainingObservations(launch_ends=records.launch_ends),
+            training=TrainingObservations(
+                launch_ends=records.launch_ends, stacks=self._stacks(records.attempts)
+            ),
             operation=OperationObservations(holds=records.holds, periodic_jobs=(self._pulse(),)),
         )
 
+    def _stacks(self, attempts: Sequence[Attempt]) -> Observed[tuple[KeptStacks, ...]]:
+        """What was kept of the newest attempt's hang."""
+        newest = (attempt.job_id for attempt in attempts[:1])
+        return read_stacks(self._run.directory.paths, newest)
+
     def _steps(self) -> list[Step]:
-        done, _ = self._world.seen
-        times = self._world.parameters
-        job = self._run.scheduler.running
-        name = job.raw_id if job is not None else self._last_job
-        newest = self._world.now - 30.0 if self._world.is_training else self._stopped
-        return [
-            Step(_step(done - back, times.step), newest - back * times.step, name)
-            for back in reversed(range(min(done, STEPS_SEEN)))
-        ]
-
-    @property
-    def _stopped(self) -> float:
-        """When the last step was made."""
-        return self._run.last_trained
-
-    @property
-    def _last_job(self) -> str:
-        ended = [job for job in self._run.scheduler.jobs() if job.state.is_final]
-        return ended[-1].raw_id if ended else ""
+        """The last ones: those of the launch that runs, and before it those of the one before."""
+        world, run = self._world, self._run
+        seconds = world.parameters.step
+        done, _ = world.seen
+        own = done - world.iteration
+        newest = min(world.now, world.trains_until) - min(30.0, seconds)
+        job = run.scheduler.running
+        found = []
+        for back in reversed(range(min(done, STEPS_SEEN))):
+            moment, name = run.last_trained - (back - own) * seconds, run.trained_in
+            if back < own and job is not None:
+                moment, name = newest - back * seconds, job.raw_id
+            found.append(Step(_step(done - back, seconds), moment, name))
+        return found
 
     def _heartbeats(self, attempts: tuple[Attempt, ...]) -> tuple[Heartbeat, ...]:
         job = self._run.scheduler.running
         done, _ = self._world.seen
         if job is None:
             nodes = attempts[0].nodes if attempts else ()
-            phase, when, name = "ended", self._stopped, self._last_job
+            phase, when, name = "ended", self._run.last_trained, self._run.trained_in
         else:
-            nodes, name, when = job.nodes, job.raw_id, self._world.now - 20.0
+            nodes, name = job.nodes, job.raw_id
+            when = min(self._world.now, self._world.trains_until)
+            when -= min(20.0, self._world.parameters.step)
             phase = "training" if self._world.is_training else "loading"
         return tuple(
             Heartbeat(
-                rank,
+                place * GPUS,
                 node,
-                pid=100 + rank,
+                pid=100 + place * GPUS,
                 phase=phase,
                 iteration=done,
                 time=when,
                 job_id=name,
             )
-            for rank, node in enumerate(nodes[:RANKS_SEEN])
+            for place, node in enumerate(nodes[:RANKS_SEEN])
         )
 
     def _checkpoints(self) -> Checkpoints:

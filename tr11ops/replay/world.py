@@ -28,8 +28,9 @@ class WindowOver(Exception):
 class PlayedLaunch(Record):
     """How a launch ended. `fault`: what ended it, None where it left as it should; `sign`: when that
     was first seen. `before` and `after` are iterations; `reached`: the last one that it did itself,
-    None where it did none. `from_start`: the fault was there when it began. Moments are in seconds
-    since the epoch.
+    None where it did none. `from_start`: the fault was there when it began. `is_ordered`: someone ended
+    its job. `kept`: its last
+    two checkpoints, the older first. Moments are in seconds since the epoch.
     """
 
     nodes: tuple[str, ...]
@@ -42,6 +43,8 @@ class PlayedLaunch(Record):
     saved: int
     reached: int | None
     from_start: bool = False
+    is_ordered: bool = False
+    kept: tuple[int, ...] = ()
 
 
 def _multiple_after(iteration: int, interval: int) -> int:
@@ -97,14 +100,18 @@ class World:
         self.started = BEGIN  # the task that runs, or the last one
         self.launch_began: float | None = None  # while one runs
         self._trains_from = math.inf
+        self.trains_on: tuple[str, ...] = ()  # the last launch
+        self.trains_until = math.inf  # the launch that runs, because of a fault
+        self._is_ordered = False
         self._save_seconds: float | None = None  # of the launch that runs
         self._idle = IdleReason.STARTS
         self._operation: Operation | None = None
         self._faults: dict[str, list[Fault]] = {node: [] for node in window.nodes}
         self._shared: list[Fault] = []
+        self._spoilt: dict[Fault, int] = {}  # the last iteration before the data of each fault
         for fault in window.faults:
             moved = replace(fault, start=BEGIN + fault.start, end=BEGIN + fault.end)
-            if fault.kind is FaultSign.SHARED:
+            if fault.kind in {FaultSign.SHARED, FaultSign.DATA}:
                 self._shared.append(moved)
             else:
                 self._faults[fault.node].append(moved)
@@ -131,6 +138,11 @@ class World:
         """What ends each launch on a node at a moment; None where nothing does."""
         at = self.now if moment is None else moment
         return next((one for one in self._ending(node) if one.start <= at < one.end), None)
+
+    def hanging(self, nodes: Iterable[str], moment: float) -> tuple[str, ...]:
+        """Those of these nodes a worker of which goes no further at a moment."""
+        faults = ((node, self.fault_now(node, moment)) for node in nodes)
+        return tuple(node for node, one in faults if one is not None and one.kind is FaultSign.HANG)
 
     def _ending(self, node: str) -> Iterable[Fault]:
         return (one for one in self._faults[node] if one.kind is not FaultSign.DEGRADED)
@@ -201,6 +213,8 @@ class World:
         while operation is not None and operation.next_wake <= min(moment, self.end):
             self._move(operation.next_wake)
             operation.wake()
+            if self._is_ordered:
+                return
         self._move(min(moment, self.end))
         if moment > self.end:
             raise WindowOver
@@ -219,6 +233,10 @@ class World:
             self._passed(self.now - BEGIN)
 
     # ------------------------------------------------------------------ a launch
+    def end_launch(self) -> None:
+        """End the launch that runs, and its job with it: nothing is saved."""
+        self._is_ordered = self.launch_began is not None
+
     def launch(
         self,
         nodes: tuple[str, ...],
@@ -238,14 +256,14 @@ class World:
         before = self.iteration
         start = self.now
         ready = start + times.start_up + times.load
-        fault, comes = self._first_fault(nodes, start)
+        fault, comes = self._first_fault(nodes, start, save_seconds)
         from_start = fault is not None and comes <= start
         stops = min(comes, leaves)
         if from_start and fault is not None and fault.kind is FaultSign.HARDWARE:
             stops = start + CHECK_SECONDS
         elif fault is not None and comes < ready:
             stops = min(max(comes, start + times.start_up), leaves)
-        self._trains_from, self.launch_began = ready, start
+        self.trains_on, self._trains_from, self.launch_began = nodes, ready, start
         self._save_seconds = save_seconds
         sign, end = stops, stops
         if fault is not None and comes <= leaves:
@@ -254,17 +272,29 @@ class World:
         else:
             fault = None
             end = max(stops, start) + times.last_save
+        if fault is not None:
+            self.trains_until = stops
+        self._is_ordered = False
+        is_ordered = False
         try:
             self.wait_until(end)
         finally:
-            self.launch_began = None
+            self.launch_began, self.trains_until = None, math.inf
+            is_ordered, self._is_ordered = self._is_ordered, False
+            if is_ordered:
+                fault, end = None, self.now
+                stops = min(stops, end)
+            is_fine = fault is None and not is_ordered
             trained = min(stops, self.end) - ready
             course = self.course(before, trained, save_seconds)
             self.iteration, self.saved = course.done, course.saved
-            if fault is None or foresees:
+            if fault is not None and fault.kind is FaultSign.DATA:
+                self._spoilt.setdefault(fault, course.done)
+            if is_fine or foresees:
                 self.saved = self.iteration
+            kept = (*(one for one in course.saves if one < self.saved), self.saved)
             self._note_lost(
-                course, start, ready, stops=stops, end=end, begun=before, is_fine=fault is None
+                course, start, ready, stops=stops, end=end, begun=before, is_fine=is_fine
             )
         return PlayedLaunch(
             nodes,
@@ -277,6 +307,8 @@ class World:
             saved=self.saved,
             reached=self.iteration if self.iteration > before else None,
             from_start=from_start,
+            is_ordered=is_ordered,
+            kept=kept[-2:],
         )
 
     def _note_lost(
@@ -304,22 +336,41 @@ class World:
         else:
             lost.unseen += end - stops
 
-    def _first_fault(self, nodes: Iterable[str], start: float) -> tuple[Fault | None, float]:
+    def _first_fault(
+        self, nodes: Iterable[str], start: float, save_seconds: float | None
+    ) -> tuple[Fault | None, float]:
         """What ends a launch that begins now, and when that comes."""
         found: Fault | None = None
         comes = math.inf
         of_nodes = (fault for node in nodes for fault in self._ending(node))
         for fault in (*of_nodes, *self._shared):
-            moment = max(fault.start, start)
+            moment = max(fault.start, start, self._comes_to_data(fault, start, save_seconds))
             if fault.end > start and moment < comes:
                 found, comes = fault, moment
         return found, comes
+
+    def _comes_to_data(self, fault: Fault, start: float, save_seconds: float | None) -> float:
+        """When a launch that begins now comes to the data that have ended another one; never, where these
+        are good by then.
+        """
+        last = self._spoilt.get(fault)
+        if last is None:
+            return start
+        times = self.parameters
+        seconds = 0.0
+        while (done := self.course(self.iteration, seconds, save_seconds).done) < last:
+            seconds += max((last - done - 1) * times.step, times.step / 4)
+        # within the step: at its edge a rounding would end the launch a step earlier
+        moment = start + times.start_up + times.load + seconds + times.step / 2
+        if moment >= fault.end:
+            return math.inf
+        return moment
 
     def _unseen(self, fault: Fault, from_start: bool) -> float:
         """From a fault to its first sign."""
         if fault.unseen is not None and not from_start:
             return fault.unseen
-        if fault.kind is FaultSign.NETWORK:
+        if fault.kind in {FaultSign.NETWORK, FaultSign.HANG}:
             return self.parameters.silent_for
         if fault.kind is FaultSign.LOSS and not from_start:
             return self.parameters.lost_after
@@ -365,7 +416,8 @@ class World:
         """The iterations done and saved, as someone sees it who looks now."""
         if self.launch_began is None or self.now < self._trains_from:
             return self.iteration, self.saved
-        course = self.course(self.iteration, self.now - self._trains_from, self._save_seconds)
+        trained = min(self.now, self.trains_until) - self._trains_from
+        course = self.course(self.iteration, trained, self._save_seconds)
         return course.done, course.saved
 
     @property

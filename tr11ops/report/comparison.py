@@ -21,7 +21,7 @@ def page_of_comparison(
     axis: str,
     value: str,
     made: str,
-    within: str = "",
+    within: str,
 ) -> Page:
     """`made` says when the page was made, `within` of which part of the courses; "" for all."""
     sentences = tuple(compared.sentence(index, axis) for index in range(1, len(curves)))
@@ -124,6 +124,7 @@ def comparison_chart(
         scale=scale,
         ticks=ticks,
         readout=Readout((axis, *(curve.name for curve in curves)), rows),
+        x_title=axis,
     )
 
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
+from tr11ops.alerts.state import Incident
 from tr11ops.base.observed import Observed, Unknown, observed
+from tr11ops.cluster.base import Scheduler
 from tr11ops.curves.curve import WHOLE, CurveRange
 from tr11ops.goodput.account import Goodput, account
 from tr11ops.goodput.history import read_history
@@ -18,14 +20,12 @@ from tr11ops.observe.forecast import ForecastEnd, end_of
 from tr11ops.observe.snapshot import RunFacts, Snapshot
 from tr11ops.report.series import TrainingSeries, read_series
 from tr11ops.rundir.journal import JournalEntry, read_journal
+from tr11ops.rundir.paths import RunDirectory
 from tr11ops.status.assessment import Assessment, assess
 from tr11ops.status.extra_observations import ExtraObservations
 
 if TYPE_CHECKING:
-    from tr11ops.alerts.state import Incident
-    from tr11ops.cluster.base import Scheduler
     from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
-    from tr11ops.rundir.paths import RunDirectory
 
 
 class ReportMaterial(Assessment):
@@ -69,7 +69,10 @@ def gather(
     snapshot = assessed.snapshot
     ledger = read_journal(directory.journal)
     history = read_history(directory, snapshot.jobs, ledger, snapshot.scheduler)
-    latest = None if isinstance(snapshot.checkpoints, Unknown) else snapshot.checkpoints.latest
+    if isinstance(snapshot.checkpoints, Unknown):
+        latest = None
+    else:
+        latest = snapshot.checkpoints.latest
     named = latest if isinstance(latest, int) else None
     series = observed(read_series, directory.paths.metrics, within)
     rows = observed(lambda: tuple(list_rows(directory.paths.checkpoints, named)))

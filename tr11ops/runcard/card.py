@@ -217,8 +217,8 @@ def load_card(
 
 def load_with_base(
     path: Path,
-    overrides: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
+    overrides: Sequence[str],
+    environment: Mapping[str, str] | None,
     *,
     directory: Path | None = None,
     keep_undefined: bool = False,
@@ -269,8 +269,7 @@ def _prepared(
     paths begin.
     """
     problems: list[Problem] = []
-    found = launched_tables(path) if path.is_dir() else None
-    tables = _usable(read_tables(path) if found is None else found, problems)
+    tables = _usable(tables_in(path), problems)
     problems += removed_keys(tables, overrides)
     tables = without(tables, REMOVED_KEYS)
     overrides = [override for override in overrides if key_of(override) not in REMOVED_KEYS]
@@ -296,6 +295,24 @@ def _prepared(
     return tables, problems, base
 
 
+def tables_in(path: Path) -> JsonObject:
+    """The tables of a card; of a run directory, what its newest launch was given. Raises CardError."""
+    if path.is_dir():
+        launched = launched_tables(path)
+        if launched is not None:
+            return launched
+    return read_tables(path)
+
+
+def text_in(path: Path) -> str:
+    """The text of a card that was read before; of a run directory, its `tables_in` written as a card."""
+    if path.is_dir():
+        from tr11ops.runcard.toml_writer import write_card
+
+        return write_card(tables_in(path), {}, [f"As {path} was launched last."])
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
 def launched_tables(directory: Path) -> JsonObject | None:
     """What the newest launch from a run directory was given, as a card has it; None where nothing
     was launched there.
@@ -307,7 +324,11 @@ def launched_tables(directory: Path) -> JsonObject | None:
             continue
         if isinstance(value, dict):
             told = without(value, {("derived",), *REMOVED_KEYS})
-            return {name: escaped_variables(table, (name,)) for name, table in told.items()}
+            return {
+                name: escaped_variables(table, (name,))
+                for name, table in told.items()
+                if table is not None
+            }
     return None
 
 

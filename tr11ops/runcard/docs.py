@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from tr11ops.base.units import capitalized
 from tr11ops.runcard.card import PATH_KEYS
 from tr11ops.runcard.kinds import ALL_SECTIONS
 from trainer.config.base import Section, section_of
@@ -108,7 +109,7 @@ def _sections(name: str, entry: FieldInfo) -> Iterator[CardSection]:
     assert schema is not None, f"{name} is not a section"
     text = " ".join((schema.__doc__ or "").partition(": ")[2].split())
     keys = tuple(_key(name, key, schema) for key in schema.model_fields)
-    yield CardSection(name, text[:1].upper() + text[1:], keys, get_origin(entry.annotation) is list)
+    yield CardSection(name, capitalized(text), keys, get_origin(entry.annotation) is list)
     for key, item in schema.model_fields.items():
         if section_of(item.annotation):
             yield from _sections(f"{name}.{key}", item)
@@ -167,7 +168,7 @@ def _words(annotation: Any) -> str:
 
 _HEAD = """# The run card
 
-One TOML file says everything a run should be. This is a whole card; each key that is not in it has a default:
+One TOML file says everything a run should be. This is a complete card; every other key has a default:
 
 ```toml
 run = { name = "small", directory = "small-run", exit_duration_minutes = 1185 }
@@ -186,18 +187,19 @@ else from `$TR11_RUN`, else from `tr11.toml` in the current folder. `--run demo`
 - **Variables**: `$NAME` and `${NAME}` in strings are replaced from the environment; an undefined one is refused;
   `$$` is a dollar sign. `slurm.setup` is left alone: it is shell, and the node expands it. A variable that is a whole
   entry of `alerts.recipients` or `alerts.rota` may hold several addresses, with commas between them.
-- **Secrets** stand in no card: it is copied, and read by the group. In `slurm.environment`, `PGPASSWORD = "$DB_PASS"`
-  (the variable and no more) stays as it is, and is read in the job; what is one is told by the words of its name
-  (`..._KEY`, `..._PAT`, `...PASSWORD`, `..._DSN`) or by the form of its value. Anywhere else it is refused.
+- **Secrets** do not belong in a card: it is copied, and read by the group. In `slurm.environment`,
+  `PGPASSWORD = "$DB_PASS"` (the variable alone) stays as it is, and is expanded in the job. Anything else that looks
+  like a secret, by the words of its name (`..._KEY`, `..._PAT`, `...PASSWORD`, `..._DSN`) or by the form of its value,
+  is refused.
 - **Paths** may be relative: they are taken from the card's folder (behind a link: the file's), so that one card is one
-  run, wherever a command is typed. Two exceptions: a card that ships with tr11, by name or by path, takes them from the
-  folder in which the command is typed; and a run that was launched below the current folder when all cards did so goes
-  on there, until the card names its directory in full (`tr11 launch` warns). The plan's line `paths from` says which.
+  run, wherever a command is typed. Two exceptions: for a card that ships with tr11, by name or by path, they are
+  relative to the current folder; and a run that an older tr11 launched below the current folder stays there until the
+  card names its directory in full (`tr11 launch` warns). The plan's line `paths from` says which.
   `~/` is your home. An empty text is no path: it leaves an optional key unset. These keys are paths: PATH_KEYS.
 - **Overrides**: `--set section.key=value`, as often as needed; the value is TOML, or text where it is not.
   `none` removes an optional key: `--set batch.ramp=none`. A relative path given here is taken from the folder in which
   the command is typed, as with any other option.
-- **Faults** are reported all at once, one line each: where, the key, its value, the rule, and what repairs it.
+- **Errors** are reported all at once, one line each: where, the key, its value, the rule, and the fix.
 - The data-parallel degree is not a key: it is nodes x workers per node / (tensor x pipeline).
 
 This page and those of the sections are generated from the schema; `make test` fails when they are out of date.

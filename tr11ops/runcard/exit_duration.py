@@ -187,13 +187,13 @@ def _measured_seconds(parts: Sequence[tuple[str, float | None]]) -> float:
     return sum(seconds for _, seconds in parts if seconds is not None)
 
 
-def seconds_to_end(card: RunCard, history: RunHistory | None = None) -> float:
+def seconds_to_end(card: RunCard) -> float:
     """What a training needs from the word to stop until it has saved, with time to spare, where no
     limit bounds that.
 
     Where nothing says how long a step takes, five minutes stand for it.
     """
-    parts = _parts(card, history)
+    parts = _parts(card, None)
     need = sum(seconds for _, seconds, _ in parts) + (
         UNKNOWN_STEP_SECONDS if len(parts) == 1 else 0.0
     )

@@ -210,11 +210,10 @@ def _candidates(card: OwnCard) -> Iterator[CardChange]:
         yield "parallel.sequence_parallel = true", _with(card, "parallel", sequence_parallel=True)
     least = least_recomputed(card)
     if least is not None and least > recomputed_blocks(card.model):
-        switch = (
-            ""
-            if card.model.activation_checkpointing
-            else "model.activation_checkpointing = true with "
-        )
+        if card.model.activation_checkpointing:
+            switch = ""
+        else:
+            switch = "model.activation_checkpointing = true with "
         yield f"{switch}model.recompute_blocks = {least}", _recomputing(card, least)
     elif recomputed_blocks(card.model) < card.model.layers:
         text = "model.activation_checkpointing = true"

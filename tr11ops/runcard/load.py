@@ -101,8 +101,8 @@ def read_tables(path: Path) -> dict[str, Any]:
     TOML.
     """
 
-    def refuse(rule: str, fix: str, value: object = None) -> CardError:
-        return CardError(str(path), [Problem("file", value, rule, fix)])
+    def refuse(rule: str, fix: str) -> CardError:
+        return CardError(str(path), [Problem("file", None, rule, fix)])
 
     if path.is_dir():
         raise refuse("is a folder", "name the card inside it")
@@ -174,7 +174,10 @@ def unusable_values(tables: Mapping[str, Any], shell_keys: frozenset[Key]) -> li
                 Problem(dotted(key), bits, "does not fit in 64 bits", "use a smaller number")
             )
         elif isinstance(value, str):
-            allowed = "\n\t" if any(key[: len(prefix)] == prefix for prefix in shell_keys) else ""
+            if any(key[: len(prefix)] == prefix for prefix in shell_keys):
+                allowed = "\n\t"
+            else:
+                allowed = ""
             if any(
                 (character < " " or character == "\x7f") and character not in allowed
                 for character in value
@@ -254,6 +257,20 @@ def secret_values(tables: Mapping[str, Any], file_keys: frozenset[Key]) -> list[
                 )
             )
     return problems
+
+
+def environment_secrets(tables: Mapping[str, Any]) -> Iterator[Problem]:
+    """Variables of the workers that hold a secret. One that refers to another variable holds none."""
+    for key, value in walk(dict(tables)):
+        if (
+            len(key) == 3
+            and key[1] == "environment"
+            and isinstance(value, str)
+            and is_secret(str(key[2]), value)
+        ):
+            rule = "looks like a secret, and the card is copied into the run directory"
+            fix = f'write "${key[2]}" and export it where you launch, or read it from a file of yours in slurm.setup'
+            yield Problem(dotted(key), None, rule, fix)
 
 
 # ----------------------------------------------------------------------------- --set

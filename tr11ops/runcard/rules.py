@@ -7,12 +7,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from tr11ops.base.errors import WrongUsage
 from tr11ops.runcard.kinds import ForeignCard, OwnCard, RunCard
+from tr11ops.runcard.load import environment_secrets
 from trainer.config.card import ParallelSection, Problem
 from trainer.config.model import UNCUT_FAMILIES, WHAT_IT_COST, std_advice, uneven_lengths
 from trainer.config.rules import Rule
 from trainer.contract.record import JsonObject
-from trainer.contract.secret_shapes import is_secret
 from trainer.schedule.flops import busiest_stage, stage_layout
 
 # A save of the 2.3 TB checkpoint took 40 s and an evaluation of 29 groups 12 minutes on 48 nodes.
@@ -46,7 +47,6 @@ def knows_weights(section: JsonObject) -> bool:
     """Whether a [trainer] table tells which files of a checkpoint are its weights; True for one that
     is wrong, of which its own rule tells.
     """
-    from tr11ops.base.errors import WrongUsage
     from tr11ops.dialects.settings import settings_of
 
     try:
@@ -60,7 +60,6 @@ def _trainer_problems(card: RunCard) -> Iterator[Problem]:
     """A [trainer] section whose dialect is none, or that says of it what no dialect can."""
     if not isinstance(card, ForeignCard):
         return
-    from tr11ops.base.errors import WrongUsage
 
     section = card.trainer
     try:
@@ -83,11 +82,7 @@ def _trainer_problems(card: RunCard) -> Iterator[Problem]:
         if not _VARIABLE_NAME.fullmatch(name):
             rule = "is not a name that a shell accepts"
             yield Problem(f"trainer.environment.{name}", None, rule, "use letters, digits and _")
-    for name, value in section.environment.items():
-        if is_secret(name, value):
-            rule = "looks like a secret, and the card is copied into the run directory"
-            fix = f'write "${name}" and export it where you launch'
-            yield Problem(f"trainer.environment.{name}", None, rule, fix)
+    yield from environment_secrets({"trainer": {"environment": section.environment}})
 
 
 def _exit_problems(card: RunCard) -> Iterator[Problem]:
@@ -312,18 +307,12 @@ def _is_known_gpu(kind: str) -> bool:
 
 def _environment_problems(card: RunCard) -> list[Problem]:
     problems = []
-    for name, value in card.slurm.environment.items():
-        key = f"slurm.environment.{name}"
+    for name in card.slurm.environment:
         if not _VARIABLE_NAME.fullmatch(name):
-            problems.append(
-                Problem(
-                    key, None, "is not a name that a shell accepts", "use letters, digits and _"
-                )
-            )
-        elif is_secret(name, value):
-            rule = "looks like a secret, and the card is copied into the run directory"
-            fix = f'write "${name}" and export it where you launch, or read it from a file of yours in slurm.setup'
-            problems.append(Problem(key, None, rule, fix))
+            rule = "is not a name that a shell accepts"
+            fix = "use letters, digits and _"
+            problems.append(Problem(f"slurm.environment.{name}", None, rule, fix))
+    problems += environment_secrets({"slurm": {"environment": card.slurm.environment}})
     return [*problems, *_interface_problems(card)]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeGuard
 
 from tr11ops.base.units import duration
 from tr11ops.runcard.exit_duration import save_seconds
@@ -37,13 +38,19 @@ class FaultRecord(Record):
 
 
 class SaveInterval(Record):
-    """A save so many minutes after the one before has begun, and why."""
+    """A save so many minutes after the one before has begun, and why; None: as the card says."""
 
-    minutes: float
+    minutes: float | None
     why: str
 
+    def __str__(self) -> str:
+        often = "as often as its card says"
+        if self.minutes is not None:
+            often = f"every {self.minutes:g} min"
+        return f"the training saves {often}: {self.why}"
 
-def adapts(card: RunCard) -> bool:
+
+def adapts(card: RunCard) -> TypeGuard[OwnCard]:
     """Whether a card has its launches save as often as its run's faults call for."""
     return isinstance(card, OwnCard) and card.resilience.adapt_save_interval
 
@@ -51,16 +58,19 @@ def adapts(card: RunCard) -> bool:
 def chosen_interval(
     card: RunCard, history: RunHistory, met: FaultRecord, free_bytes: int | None, now: float
 ) -> SaveInterval | None:
-    """How often a launch that begins `now` saves; None where the card's own interval stands: the key
-    is off, it is short enough, or nothing is known of a step.
+    """How often a launch that begins `now` saves; None where its card does not have it choose. The
+    card's own interval stands where it is short enough, or nothing is known of a step.
 
     `free_bytes` where checkpoints lie: None where that is not known, and then the card's stands.
     """
-    if not isinstance(card, OwnCard) or not adapts(card) or free_bytes is None:
+    if not adapts(card):
         return None
+    longest = _by_card(card, history)
+    if free_bytes is None or longest is None:
+        return SaveInterval(None, "no step, or no room for checkpoints, is known yet")
     stall, written = save_times(card, history)
-    between = time_between_faults(met, card.slurm.nodes * _gpus(card), now)
-    best = math.sqrt(2 * between * stall)
+    between = time_between_faults(met, card.slurm.nodes * gpus_of_node(card), now)
+    best = best_interval(between, stall)
     why = f"one fault in {duration(between)}, a save stops the steps for {stall:,.1f} s"
     least = max(LEAST_SECONDS, written / WRITTEN_SHARE)
     if best < least:
@@ -70,10 +80,22 @@ def chosen_interval(
     if best < filled:
         best = filled
         why += ", and old ones are not removed sooner"
-    longest = _by_card(card, history)
-    if longest is None or best >= longest:
-        return None
+    if best >= longest:
+        return SaveInterval(None, why)
     return SaveInterval(round(best / 60, 2), why)
+
+
+def best_interval(between: float, stall: float) -> float:
+    """Seconds from the beginning of a save to that of the next at which saves and steps that are done
+    again cost least together: faults come `between` seconds apart in the mean, and a save stops the
+    steps for `stall`.
+
+    Young's sqrt(2 C M) (A first order approximation to the optimum checkpoint interval, CACM 17,
+    1974). Daly's estimate of higher order (FGCS 22, 2006, equation 37) counts the steps between two
+    saves alone; with the save it is Young's and a third of a save, which is less than anyone knows
+    M by as long as a save is short beside it. So one figure does for all.
+    """
+    return math.sqrt(2 * between * stall)
 
 
 def time_between_faults(met: FaultRecord, gpus: int, now: float) -> float:
@@ -100,14 +122,19 @@ def save_times(card: OwnCard, history: RunHistory) -> tuple[float, float]:
     return written, written
 
 
-def _gpus(card: OwnCard) -> int:
+def gpus_of_node(card: OwnCard) -> int:
+    """GPUs of a node, as the card says."""
     return card.slurm.gpus_per_node or card.slurm.workers
+
+
+def checkpoint_size(card: OwnCard) -> float:
+    """Bytes of one checkpoint."""
+    return flops.checkpoint_bytes(card, flops.count_parameters(card).total)
 
 
 def _seconds_to_fill(card: OwnCard, free_bytes: int) -> float:
     """Between two saves, so that those until the next removal fill no more than their share."""
-    size = flops.checkpoint_bytes(card, flops.count_parameters(card).total)
-    fits = math.floor(ROOM_SHARE * free_bytes / size)
+    fits = math.floor(ROOM_SHARE * free_bytes / checkpoint_size(card))
     if fits < 1:
         return math.inf
     return 3600 * card.backup.interval_hours / fits

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import TYPE_CHECKING
 
+from msgspec.structs import asdict, replace
+
 from tr11ops.cluster.base import Node
 from tr11ops.runcard.card import OwnCard
 from trainer.contract.record import Record
@@ -36,6 +38,11 @@ class RunHistory(Record):
     stall: float | None = None
     evaluation: float | None = None
     start: float | None = None
+
+    def or_else(self, before: RunHistory) -> RunHistory:
+        """With what was measured `before` in the place of what this has no record of."""
+        measured = {name: value for name, value in asdict(self).items() if value is not None}
+        return replace(before, **measured)
 
 
 # What the 176B training reached on A100-80GB, by its own formula. Other kinds are taken to reach

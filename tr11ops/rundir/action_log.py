@@ -117,6 +117,13 @@ class ActionHistory(Record):
             if record.result is Result.DONE and record.time > since
         )
 
+    def count(self, incidents: str) -> int:
+        """How many actions were done against incidents whose names begin so."""
+        return sum(
+            record.result is Result.DONE and record.incident.startswith(incidents)
+            for record in self.records
+        )
+
     def last(self, incident: str) -> ActionRecord | None:
         """The last deed against an incident that changed something, or may have."""
         found = [

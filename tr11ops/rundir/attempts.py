@@ -19,7 +19,7 @@ from typing import Any, Literal
 from msgspec import field
 from msgspec.structs import replace
 
-from tr11ops.base.observed import replace_json
+from tr11ops.base.observed import observed, replace_json
 from tr11ops.base.units import counted, duration
 from trainer.contract.attempt import EXIT_ERROR, EXIT_HELD, EndMarker, exit_code
 from trainer.contract.documents import document, read_record, record_of
@@ -174,11 +174,18 @@ def launch_line(job_id: str, label: str, launch: int, nodes: str) -> str:
 WAITED = "lost: "  # how a fault begins that is a rank which others waited for in vain, or lost
 
 
+# how the line begins that says what follows a launch
+STARTS_AGAIN, ENDS_TASK, STOPS = "starting again", "ending this task", "stopping"
+
+
 class LaunchRecord(Record):
     """One launch. Times are seconds since the epoch, None where there is none (yet).
 
-    `first_sign`: when the first failed process was seen. `decision`: what followed, in one line. `iteration_*` and
-    `checkpoint_*`: the highest logged iteration and the newest checkpoint before the launch and at its end.
+    `first_sign`: when the first failed process was seen. `decision`: what followed, in one line. `is_last`: whether
+    no other launch follows by that; None where nothing is decided yet, and where an older tr11 wrote it
+    (`ends_attempt` reads both).
+    `iteration_*` and `checkpoint_*`: the highest logged iteration and the newest checkpoint before the launch and at
+    its end.
     `reached`: the last iteration that this very launch logged, None where it logged none. `checked`: whether nodes told
     how their health checks ended; `failed_checks`, `passed_checks`: nodes by check, for each that failed anywhere;
     `left_out_checks`: those that were not run, because they fail everywhere; `failing_checks`: those,
@@ -205,6 +212,7 @@ class LaunchRecord(Record):
     fault: str = ""
     srun_lines: tuple[str, ...] = ()
     decision: str = ""
+    is_last: bool | None = None
     iteration_before: int | None = None
     checkpoint_before: int | None = None
     iteration_after: int | None = None
@@ -229,6 +237,13 @@ class LaunchRecord(Record):
         if len(self.suspects) != 1 or len(self.nodes) < 2 or not self.fault.startswith(WAITED):
             return ()
         return self.suspects
+
+    @property
+    def ends_attempt(self) -> bool:
+        """Whether it was decided that no other launch follows in this attempt."""
+        if self.is_last is None:  # an older tr11 said it in the line alone
+            return self.decision.startswith((ENDS_TASK, STOPS))
+        return self.is_last
 
     @property
     def has_progress(self) -> bool:
@@ -357,16 +372,18 @@ def without_restart(verdict: AttemptVerdict) -> AttemptVerdict:
 # The stacks of a hanging job's workers, as the watchdog keeps them, and who stood out.
 
 SCHEMA = 1
+LOOKS_APART_SECONDS = 60.0  # between two looks that count as two: a rank may be on its way in one
 
 
 class KeptStacks(Record, rename={"is_certain": "certain"}):
-    """One look at the workers of an attempt, at `time` (seconds since the epoch, by the run's
-    clock).
+    """The last of the looks at the workers of an attempt, at `time` (seconds since the epoch, by the
+    run's clock).
 
     `sentence` is for people. `ranks` and `nodes` hold the others up; none where no one stood out.
-    `is_certain`: one look is enough to say so. A node that did not answer is among `nodes` without
-    ranks. `waits`: what the ranks are in, each kind once. `mark`: of all their stacks together, and
-    `unmoved`: since when it is the same; "" and None where not all could be read.
+    `named`: since when each look has named these; None in what older versions wrote. `is_certain`: one
+    look is enough to say so. A node that did not answer is among `nodes` without ranks. `waits`: what the
+    ranks are in, each kind once. `mark`: of all their stacks together, and `unmoved`: since when it is
+    the same; "" and None where not all could be read.
     """
 
     job_id: str
@@ -378,14 +395,26 @@ class KeptStacks(Record, rename={"is_certain": "certain"}):
     waits: tuple[str, ...] = ()
     mark: str = ""
     unmoved: Finite | None = None
+    named: Finite | None = None
 
     def after(self, before: KeptStacks | None) -> KeptStacks:
-        """With since when the ranks stand where they stand, by the look before it."""
-        if not self.mark:
-            return self
-        if before is None or before.mark != self.mark or before.unmoved is None:
-            return replace(self, unmoved=self.time)
-        return replace(self, unmoved=before.unmoved)
+        """With what has not changed since the look before it."""
+        kept = replace(self, named=self.time, unmoved=self.time if self.mark else None)
+        if before is None:
+            return kept
+        if before.named is not None and (before.ranks, before.nodes) == (self.ranks, self.nodes):
+            kept = replace(kept, named=before.named)
+        if self.mark and before.unmoved is not None and before.mark == self.mark:
+            kept = replace(kept, unmoved=before.unmoved)
+        return kept
+
+    def is_confirmed(self, since: float) -> bool:
+        """Whether who is named has been the same in two looks at the hang that began at `since`, or
+        one look is enough.
+        """
+        if self.is_certain:
+            return True
+        return self.named is not None and since <= self.named <= self.time - LOOKS_APART_SECONDS
 
 
 def stacks_folder(paths: RunPaths, job_id: str) -> Path:
@@ -393,8 +422,10 @@ def stacks_folder(paths: RunPaths, job_id: str) -> Path:
     return paths.attempt(job_id) / "stacks"
 
 
-def write_kept_stacks(paths: RunPaths, kept: KeptStacks) -> None:
-    """Raises OSError."""
+def add_kept_stacks(paths: RunPaths, look: KeptStacks) -> None:
+    """Keep a look in the place of the one before it. Raises OSError."""
+    before = observed(read_kept_stacks, paths, look.job_id)
+    kept = look.after(before if isinstance(before, KeptStacks) else None)
     value = {"schema": SCHEMA, **document(kept)}
     replace_json(stacks_folder(paths, kept.job_id) / "verdict.json", value, SCHEMA)
 

@@ -404,7 +404,9 @@ def _shortened(faults: Sequence[str]) -> tuple[str, ...]:
 
 def _layout(tree: Tree | None) -> Layout:
     form = None if tree is None else format_of(tree.sizes)
-    return "unknown" if form is None else form.name
+    if form is None:
+        return "unknown"
+    return form.name
 
 
 def _without(

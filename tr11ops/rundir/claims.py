@@ -178,7 +178,9 @@ class ClaimFolder:
         if claim is None or not claim.held:
             return None
         if claim.token and claim.is_of_this_host:
-            return claim if claim.has_process else None
+            if claim.has_process:
+                return claim
+            return None
         lasting = max(0.0, claim.expires - claim.time) + TOLERANCE_SECONDS
         # where it is not there any more, it has just been followed by another
         with suppress(FileNotFoundError):

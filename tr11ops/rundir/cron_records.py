@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from tr11ops.base.errors import NewerFileError
-from tr11ops.base.observed import Observed, known, observed, replace_json
+from tr11ops.base.observed import known, observed, observing, replace_json
 from tr11ops.rundir.fallback import existing_fallback
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.documents import document, read_record
@@ -95,35 +94,30 @@ def chain_file(directory: RunDirectory, name: str) -> Path:
 
 
 # ----------------------------------------------------------------------------- reading
-def read_job(directory: RunDirectory, name: str) -> Observed[PeriodicJobState | None]:
+@observing
+def read_job(directory: RunDirectory, name: str) -> PeriodicJobState | None:
     """One job's last round; None when it never ran."""
-    return observed(lambda: _last_round(directory, name))
+    return _last_round(directory, name)
 
 
-def read_jobs(directory: RunDirectory) -> Observed[tuple[PeriodicJobState, ...]]:
+@observing
+def read_jobs(directory: RunDirectory) -> tuple[PeriodicJobState, ...]:
     """Every job that ever ran, by name; empty when none did. Unknown as soon as one record cannot
     be read.
     """
-
-    def read() -> tuple[PeriodicJobState, ...]:
-        local = existing_fallback(directory)
-        names = {*_job_names(directory), *(_job_names(local) if local is not None else ())}
-        found = (_last_round(directory, name) for name in sorted(names))
-        return tuple(state for state in found if state is not None)
-
-    return observed(read)
+    local = existing_fallback(directory)
+    names = {*_job_names(directory), *(_job_names(local) if local is not None else ())}
+    found = (_last_round(directory, name) for name in sorted(names))
+    return tuple(state for state in found if state is not None)
 
 
-def read_chains(directory: RunDirectory) -> Observed[tuple[ChainState, ...]]:
+@observing
+def read_chains(directory: RunDirectory) -> tuple[ChainState, ...]:
     """The chains that are installed; empty when there is none. Unknown as soon as one record cannot
     be read.
     """
-
-    def read() -> tuple[ChainState, ...]:
-        found = (_read(ChainState, chain_file(directory, name), name) for name in CHAINS)
-        return tuple(state for state in found if state is not None)
-
-    return observed(read)
+    found = (_read(ChainState, chain_file(directory, name), name) for name in CHAINS)
+    return tuple(state for state in found if state is not None)
 
 
 def fallback_round(directory: RunDirectory, name: str) -> PeriodicJobState | None:
@@ -194,10 +188,8 @@ def take_in_rounds(directory: RunDirectory, other: RunDirectory) -> None:
     """
     for name in _job_names(other):
         path = job_file(other, name)
-        theirs = known(observed(partial(_read, PeriodicJobState, path, name)), None)
-        ours = known(
-            observed(partial(_read, PeriodicJobState, job_file(directory, name), name)), None
-        )
+        theirs = known(observed(_read, PeriodicJobState, path, name), None)
+        ours = known(observed(_read, PeriodicJobState, job_file(directory, name), name), None)
         newest = later(ours, theirs)
         if newest is not None and newest is not ours:
             # a newer tr11 runs these jobs now, and keeps its own records

@@ -35,13 +35,14 @@ class TokenizerFacts(Record):
     """The tokenizer of the card. `size` is None where the card names none; `fault` says why it
     cannot be used.
 
-    `end_fault`: what the trainer says, wherever it loads it, of the token that ends a document; ""
-    if it is there.
+    `end_fault`: what is wrong with the token that ends a document, as the trainer says wherever it loads
+    it, and `end_fix` what to do about it; "" if it is there.
     """
 
     size: int | None = None
     fault: str = ""
     end_fault: str = ""
+    end_fix: str = ""
     fix: str = "correct the path, or make one (`tr11 data tokenizer`)"
 
 
@@ -96,7 +97,7 @@ def _read_vocabulary(path: Path) -> TokenizerFacts:
             pieces = json.loads(text)
         else:
             pieces = text.splitlines()
-        return TokenizerFacts(size=len(pieces), end_fault=_end_fault(path, _ids(pieces)))
+        return _of_ids(path, len(pieces), _ids(pieces))
     except OSError as error:
         return TokenizerFacts(fault=f"{path}: {error.strerror or error}")
     except (ValueError, TypeError):
@@ -108,9 +109,7 @@ def _looked_into(path: Path, named: str) -> TokenizerFacts:
         value = json.loads(path.read_text(encoding="utf-8"))
         ids = _ids(value["model"]["vocab"])
         ids |= {str(entry.get("content")): entry["id"] for entry in value.get("added_tokens", ())}
-        return TokenizerFacts(
-            size=1 + max(ids.values(), default=-1), end_fault=_end_fault(path, ids)
-        )
+        return _of_ids(path, 1 + max(ids.values(), default=-1), ids)
     except NotADirectoryError:
         return TokenizerFacts(
             fault=f"{named} is a file, and the folder that holds {TOKENIZER_FILE} is meant"
@@ -136,12 +135,12 @@ def _ids(vocabulary: dict[str, int] | list[Any]) -> dict[str, int]:
     return {token: number for number, token in enumerate(tokens)}
 
 
-def _end_fault(path: Path, ids: Mapping[str, int]) -> str:
+def _of_ids(path: Path, size: int, ids: Mapping[str, int]) -> TokenizerFacts:
     try:
         end_token_of(path, ids.get)
     except DataError as error:
-        return str(error)
-    return ""
+        return TokenizerFacts(size, end_fault=error.rule, end_fix=error.fix)
+    return TokenizerFacts(size)
 
 
 MAGIC = b"MMIDIDX\x00\x00"

@@ -26,7 +26,7 @@ DEFAULT_PERCENT = 10.0
 KEY = "resilience.exclusion_cap_percent"
 
 
-def most_exclusions(partition_nodes: int, needed_nodes: int, percent: float | None = None) -> int:
+def most_exclusions(partition_nodes: int, needed_nodes: int, percent: float | None) -> int:
     """How many nodes of a partition may be excluded: a share of it (rounded up), and never into
     what a run needs.
 
@@ -149,7 +149,9 @@ def refused_exclusions(why: str) -> tuple[str, ...]:
     """
     names, found, _ = why.partition(NOT_EXCLUDABLE)
     try:
-        return expand(names) if found else ()
+        if found:
+            return expand(names)
+        return ()
     except HostlistError:
         return ()
 

@@ -143,6 +143,8 @@ def exclude(
     `forced`: a person wants it whatever the limit says, which is kept in the journal. `state`: how sure it is, `fault`
     of which family; who is excluded already is not made less than that.
     A node that is on it already stays there: the later expiry holds, evidence is added, who was first stays the owner.
+    Where the same attempt has put it there, by a launch's end, its follower or the watchdog, that is no second
+    exclusion, and the journal has none.
     Raises ExclusionError for an impossible name or number, OSError as the file system does.
     """
     check_node_name(node)
@@ -165,9 +167,13 @@ def exclude(
         fault=fault,
     )
 
+    is_known = False
+
     def change(version: Version) -> Version | None:
+        nonlocal is_known
         old = version.find(node)
         others = version.without(node)
+        is_known = old is not None and _is_same(old, fresh)
         full = limit is not None and limit.forbids(
             [node], (entry.node for entry in others.exclusions)
         )
@@ -184,6 +190,8 @@ def exclude(
     done = _commit(directory.exclusions, change)
     if done is None:
         return False
+    if is_known:
+        return True
     entry = done.find(node) or fresh
     data = {
         "node": node,
@@ -249,7 +257,7 @@ def record_check(
     result: str,
     why: str,
     owner: str,
-    checks: Sequence[Mapping[str, Any]] = (),
+    checks: Sequence[Mapping[str, Any]],
 ) -> None:
     """Keep the result of a health check of a node (`fine`, `warning`, `bad` or `unknown`) in the
     journal.
@@ -306,6 +314,21 @@ def history(
 
 
 # ----------------------------------------------------------------------------- how
+def _is_same(old: Exclusion, fresh: Exclusion) -> bool:
+    """Whether tr11 says once more of a node what it has said of it for the same attempt."""
+    return (
+        old.owner == fresh.owner == AUTOMATIC_OWNER
+        and old.job_id == fresh.job_id != ""
+        and not _is_worse(old, fresh)
+    )
+
+
+def _is_worse(old: Exclusion, fresh: Exclusion) -> bool:
+    """Whether the fresh word takes a node further than it is."""
+    steps = list(NodeStanding)
+    return steps.index(NodeStanding(fresh.state)) > steps.index(NodeStanding(old.state))
+
+
 def _renewed(old: Exclusion, fresh: Exclusion) -> Exclusion:
     if old.until is None or fresh.until is None:
         until = None
@@ -316,8 +339,7 @@ def _renewed(old: Exclusion, fresh: Exclusion) -> Exclusion:
         -MOST_EVIDENCE:
     ]
     renewed = replace(old, until=until, evidence=lines, job_id=fresh.job_id or old.job_id)
-    steps = list(NodeStanding)
-    if steps.index(NodeStanding(fresh.state)) <= steps.index(NodeStanding(old.state)):
+    if not _is_worse(old, fresh):
         return renewed
     return replace(
         renewed, state=fresh.state, why=fresh.why, owner=fresh.owner, fault=fresh.fault or old.fault

@@ -6,8 +6,9 @@ machine's own disk for records, and room that is set aside, for what frees room 
     state/reserve               4 MiB of nothing, given up by the first prune or stop that finds no room
 
 BASE is $TR11_FALLBACK, else the first usable one of /var/tmp, /tmp and /dev/shm. What another user
-could have made or could change is never used. Two hosts have two fallback directories: what may be
-done once only is not done from here.
+could have made or could change is never used. What was recorded before the run at this path began is
+of an earlier one, whose directory was removed: it is set aside as MARK-TIME. Two hosts have two
+fallback directories: what may be done once only is not done from here.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from tr11ops.rundir.paths import RunDirectory
+from tr11ops.rundir.paths import RunDirectory, begun
 from trainer.contract.files import make_shared
 from trainer.contract.paths import RunPaths
 
@@ -195,9 +196,21 @@ def _existing(directory: RunDirectory) -> list[Path]:
         place = _private_name(base) / directory.mark
         with suppress(OSError):
             _check(base, place.parent)
-            if place.is_dir():
+            last = _last_change(place)
+            if last < begun(directory):
+                place.rename(f"{place}-{last:.0f}")
+            else:
                 found.append(place)
     return found
+
+
+def _last_change(folder: Path) -> float:
+    """Of what is in it, in seconds since the epoch. Raises OSError where it is none."""
+    last = folder.stat().st_mtime
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # another process is at work in it
+            last = max(last, path.stat().st_mtime)
+    return last
 
 
 def _has_room(folder: Path) -> bool:

@@ -170,7 +170,7 @@ def read_holds(directory: RunDirectory, queued: Iterable[Job] = ()) -> tuple[Hol
     """
     paths = directory.paths
     attempts = reversed(known(observed(directory.attempt_ids), []))
-    commanded = known(observed(lambda: read_commanded(paths)), ())
+    commanded = known(observed(read_commanded, paths), ())
     return (*commanded, *read_by_attempts(paths, attempts), *read_marked(paths, queued))
 
 
@@ -204,10 +204,13 @@ def _by_attempts(
     paths: RunPaths, attempts: Iterable[str], releases: tuple[ReleaseRecord, ...]
 ) -> Iterator[HoldRecord]:
     for job_id in attempts:
-        verdict = known(observed(partial(AttemptVerdict.read, paths.attempt(job_id))), None)
+        verdict = known(observed(AttemptVerdict.read, paths.attempt(job_id)), None)
         if not isinstance(verdict, AttemptVerdict):
             continue
-        ended = verdict.message if verdict.reason in BAD_REASONS else verdict.reason
+        if verdict.reason in BAD_REASONS:
+            ended = verdict.message
+        else:
+            ended = verdict.reason
         why = why_held(verdict.held_because, ended)
         # after an end in order nothing but a switch holds: verdicts that are older than `held_for`
         # say it by that
@@ -261,7 +264,7 @@ def _newest(paths: RunPaths) -> JsonObject:
 
 
 def _releases(paths: RunPaths) -> tuple[ReleaseRecord, ...]:
-    return releases_in(known(observed(lambda: _newest(paths)), {}))
+    return releases_in(known(observed(_newest, paths), {}))
 
 
 def _number(value: JsonObject) -> int:

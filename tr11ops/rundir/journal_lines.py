@@ -31,6 +31,7 @@ SILENT = frozenset(
         "sync",
         "checkpoint-removed",
         "rollback-done",
+        "served-act",  # the command that the page typed is on record itself
     }
 )
 NODES = frozenset({EXCLUDED, INCLUDED, CHECKED})
@@ -97,6 +98,8 @@ SENTENCES: Mapping[str, Callable[[Data], str]] = {
     "alert-assigned": lambda data: f"assigned to {data.get('owner') or 'someone'}: {_alert(data)}",
     "alert-snoozed": lambda data: f"snoozed: {_alert(data)}",
     "alert-acknowledgement-expired": lambda data: f"unassigned again: {_alert(data)}",
+    "shift-taken": lambda data: f"put {_names(data, 'on_call')} on call",
+    "shift-ended": lambda data: f"gave the shift of {_names(data, 'before')} back to the rota",
     "cron-installed": lambda data: f"installed the periodic jobs ({data.get('way')})",
     "cron-removed": lambda data: f"removed the periodic jobs ({data.get('way')})",
     "backup-submitted": lambda data: f"queued a backup: job {data.get('job')}",

@@ -30,7 +30,14 @@ from tr11ops.cluster.base import Job
 from trainer.contract.checkpoint_names import checkpoint_steps
 from trainer.contract.documents import document, read_record
 from trainer.contract.errors import DamagedFile
-from trainer.contract.files import host_name, now, write_atomically, write_beside, write_json
+from trainer.contract.files import (
+    host_name,
+    link_unless_taken,
+    now,
+    write_atomically,
+    write_beside,
+    write_json,
+)
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import JsonObject, Record
 from trainer.contract.state_file import read_json, set_aside
@@ -60,6 +67,9 @@ def parse_comment(comment: str) -> tuple[str, str] | None:
     return None
 
 
+FIRST_LAUNCH = "launch --array 1-10"  # as words of a command, where none was typed before
+
+
 class Submission(Record):
     """What is known of one submission. `job_id` is None when the scheduler never said whether it
     took it.
@@ -85,6 +95,16 @@ class Submission(Record):
     chain: str = ""
     left: int = 0
     schema: int = SUBMISSION_SCHEMA
+
+    @property
+    def launch_words(self) -> str:
+        """The launch that made it, as words of a command that makes another like it."""
+        words = ["launch"]
+        if self.array is not None:
+            words += ["--array", self.array.partition("%")[0]]
+        if self.scheduler == "local":  # else Slurm would be taken where there is one
+            words += ["--scheduler", "local"]
+        return " ".join(words)
 
     @classmethod
     def read(cls, path: Path) -> Submission | None:
@@ -384,7 +404,8 @@ def job_of_tag(tag: str, jobs: Iterable[Job], traces: Mapping[str, str]) -> str 
 # Which run this is, whatever it is called and wherever its directory lies: an id made at the first
 # launch.
 #
-#     state/run.json    {"schema": 1, "id": 32 hex digits, "run": its name, "created": seconds since the epoch}
+#     state/run.json    {"schema": 1, "id": 32 hex digits, "run": its name, "created": seconds since the epoch,
+#                        "adopted": whether it goes on as a run whose directory was lost}
 #
 # Two runs may have one name; archives tell them apart by this. It is made once and never replaced but
 # by `adopt_run_id`.
@@ -430,6 +451,17 @@ def run_id(directory: RunDirectory) -> str:
     return id_in(directory.paths.run_record)
 
 
+def begun(directory: RunDirectory) -> float:
+    """When the run began whose directory this is now, in seconds since the epoch; 0 where that cannot be
+    read, and for one that goes on where another directory of it was lost.
+    """
+    try:
+        value = within(SILENCE_SECONDS, partial(read_json, directory.paths.run_record)) or {}
+        return 0.0 if value.get("adopted") else float(value.get("created", 0.0))
+    except (OSError, ValueError, TypeError, Late):
+        return 0.0
+
+
 def id_in(path: Path) -> str:
     """The id that a run's record holds; "" where there is no record. Raises OSError, ValueError."""
     value = read_json(path)
@@ -445,13 +477,11 @@ def require_run_id(directory: RunDirectory, name: str) -> str:
     """The run's id, made if there is none: of many who make one at once, one is right. Raises
     OSError, ValueError.
     """
-    from trainer.contract.files import link_unless_taken
-
     found = run_id(directory)
     if found:
         return found
     path = directory.paths.run_record
-    draft = write_beside(path, _text(secrets.token_hex(16), name))
+    draft = write_beside(path, _text(secrets.token_hex(16), name, False))
     try:
         link_unless_taken(draft, path)
     finally:
@@ -465,7 +495,7 @@ def adopt_run_id(directory: RunDirectory, name: str, found: str) -> None:
     """
     if not _ID.fullmatch(found):
         raise ValueError(f"{found[:40]!r} is no id of a run")
-    write_atomically(directory.paths.run_record, _text(found, name))
+    write_atomically(directory.paths.run_record, _text(found, name, True))
 
 
 def short(found: str) -> str:
@@ -473,5 +503,6 @@ def short(found: str) -> str:
     return found[:8] or "unknown"
 
 
-def _text(found: str, name: str) -> str:
-    return json.dumps({"schema": SCHEMA, "id": found, "run": name, "created": now()}) + "\n"
+def _text(found: str, name: str, adopted: bool) -> str:
+    value = {"schema": SCHEMA, "id": found, "run": name, "created": now(), "adopted": adopted}
+    return json.dumps(value) + "\n"

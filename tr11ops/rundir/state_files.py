@@ -333,7 +333,7 @@ STATE_FILES: tuple[StateFile, ...] = (
     StateFile(
         "state/recovery.json",
         "a person",
-        "nothing is resumed: which data to pass over is not known",
+        "nothing is resumed: which data to skip is not known",
         _roll_backs,
     ),
     StateFile(
@@ -364,7 +364,7 @@ def _judged(path: Path, entry: StateFile) -> Damage | None:
     """
     what = _damage(path, entry)
     if entry.read is not None:
-        words = why_only_read(known(observed(lambda: read_json(path)), None), KNOWN_SCHEMA)
+        words = why_only_read(known(observed(read_json, path), None), KNOWN_SCHEMA)
         if words:
             return Damage(
                 str(path), words, "use that tr11 to change it", is_set_aside=False, is_newer=True

@@ -99,8 +99,8 @@ def is_known_host(header: str, names: Iterable[str]) -> bool:
     """Whether a Host header names this server: an address, localhost, or one of its names. Another
     name is one that a foreign page had resolve to this machine.
     """
-    host = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() else header
-    host = host.strip("[]").lower()
+    before, _, port = header.rpartition(":")
+    host = (before if port.isdigit() else header).strip("[]").lower()
     if host in {"localhost", *(name.lower() for name in names)}:
         return True
     try:

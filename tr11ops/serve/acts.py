@@ -7,27 +7,35 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from tr11ops.alerts.mail_route import is_address
 from tr11ops.api import Answer, Run
 from tr11ops.base.errors import Refusal, WrongUsage
 from tr11ops.rundir.fallback import write_or_fall_back
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
-from tr11ops.serve.poller import SHIFT_TAKEN
+from tr11ops.status.published import rows, text
 from trainer.contract.record import Record
 
-AT_ONCE = frozenset({"ack", "snooze", "shift"})  # what takes nothing away is done without a preview
-PREVIEWED = frozenset({"kill", "pause", "resume", "exclude"})
+AT_ONCE = frozenset({"ack", "snooze"})  # what takes nothing away is done without a preview
+WORDS_DONE = {
+    "ack": "Acknowledged by {0.who}",
+    "snooze": "Snoozed for {0.length} by {0.who}",
+}
+SHIFTS = {"shift": "take the shift", "shift-back": "give the shift back"}
+PREVIEWED = frozenset({"kill", "pause", "resume", "exclude", *SHIFTS})
+UNASKED = AT_ONCE | SHIFTS.keys()  # commands that have no --yes
 ENTRY = "served-act"
-_FINGERPRINTS = re.compile(r"[0-9a-f]{4,40}( [0-9a-f]{4,40}){0,19}")
+_INCIDENTS = re.compile(r"[0-9a-f]{4,40}-[0-9a-f]{1,16}( [0-9a-f]{4,40}-[0-9a-f]{1,16}){0,19}")
 _LENGTH = re.compile(r"[0-9]{1,3}[mhd]")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._,\[\]-]{0,200}")
 LONGEST_REASON = 300
 
 
 class WebAct(Record):
-    """What a form asks for, of which run (`key`), and who. `alert`: a fingerprint, or several with
-    spaces between them. `source`: where the form was. `shown`: what stands for the plan that the
-    person has seen, "" for none. Texts are checked by `checked`.
+    """What a form asks for, of which run (`key`), and who. `alert`: the incident that was shown (a later
+    one of its kind is none of this form's), or several with spaces between them. `source`: where the
+    form was. `shown`: what stands for the plan that the person has seen, "" for none. Texts are
+    checked by `checked`. `address`: who takes a shift, "" for `who`.
     """
 
     key: str
@@ -37,6 +45,7 @@ class WebAct(Record):
     alert: str = ""
     length: str = "2h"
     nodes: str = ""
+    address: str = ""
     source: str = "the page"
     shown: str = ""
 
@@ -44,10 +53,12 @@ class WebAct(Record):
         """Itself. Raises WrongUsage for what no form of the page sends."""
         if self.action not in AT_ONCE | PREVIEWED:
             raise WrongUsage("the page has no such button")
-        if self.action in {"ack", "snooze"} and not _FINGERPRINTS.fullmatch(self.alert):
-            raise WrongUsage("alert: is no fingerprint")
+        if self.action in AT_ONCE and not _INCIDENTS.fullmatch(self.alert):
+            raise WrongUsage("alert: names no incident; open the run's page again")
         if self.action == "snooze" and not _LENGTH.fullmatch(self.length):
             raise WrongUsage("length: use 30m, 2h or 1d")
+        if self.address and not is_address(self.address):
+            raise WrongUsage("address: give your mail address, like ana@example.org")
         if self.action == "exclude" and not _NODE.fullmatch(self.nodes):
             raise WrongUsage("nodes: give names or a host list: node[01-03]")
         if len(self.reason) > LONGEST_REASON or not self.reason.isprintable():
@@ -60,7 +71,7 @@ class WebAct(Record):
     def parts(self) -> tuple[str, ...]:
         """All of it, for the signature of a preview."""
         asked = (self.key, self.action, self.who, self.reason, self.alert, self.length, self.nodes)
-        return (*asked, self.shown)
+        return (*asked, self.address, self.shown)
 
     @property
     def words(self) -> str:
@@ -72,45 +83,52 @@ class WebAct(Record):
             "pause": "stop after this task",
             "resume": "let the run go on",
             "exclude": f"exclude {self.nodes}",
+            **SHIFTS,
         }.get(self.action, self.action)
 
 
 def carry_out(run: Run, act: WebAct, dry_run: bool = False) -> Answer:
-    """Do it, or show what would be done. The run's journal names the person, besides what the
+    """Do it, or show what would be done. The run's journal names the person, here and in what the
     command itself writes there. Raises Refusal and what else `Run.command` raises.
     """
-    reason = f"{act.who}, from {act.source}{f': {act.reason}' if act.reason else ''}"
-    if act.action == "shift":
-        _record(run.directory, SHIFT_TAKEN, act, {})
-        return Answer(0, {}, (f"{act.who} has the shift",))
     if not dry_run:
-        _record(run.directory, ENTRY, act, {"action": act.action, "asked": True})
-    answer = _answer(run, act, reason, dry_run)
+        _record(run.directory, act, {"action": act.action, "asked": True})
+    answer = _answer(run, act, dry_run)
     if not dry_run:
-        data = {"action": act.action, "exit_code": answer.exit_code}
-        _record(run.directory, ENTRY, act, data)
-    if answer.lines:
-        return answer
-    return replace(answer, lines=(f"{act.who}: {act.words}",))
+        _record(run.directory, act, {"action": act.action, "exit_code": answer.exit_code})
+    if act.action in WORDS_DONE and answer.exit_code == 0:
+        changed = rows(answer.document.get("alerts"))
+        said = (
+            f"{WORDS_DONE[act.action].format(act)}: {text(one.get('title'))}" for one in changed
+        )
+        return replace(answer, lines=(*said, *answer.lines))
+    return replace(answer, lines=answer.lines or (f"{act.who}: {act.words}",))
 
 
-def _answer(run: Run, act: WebAct, reason: str, dry_run: bool) -> Answer:
+def _answer(run: Run, act: WebAct, dry_run: bool) -> Answer:
     match act.action:
         case "ack":
-            return run.acknowledge(act.alert.split(), act.who, reason)
+            words = ["alerts", "ack", *act.alert.split()]
         case "snooze":
-            return run.snooze(act.alert.split(), act.length, reason)
+            words = ["alerts", "snooze", *act.alert.split(), "--for", act.length]
         case "exclude":
             words = ["nodes", "exclude", act.nodes]
+        case "shift":
+            words = ["alerts", "take-shift", "--as", act.address or act.who]
+        case "shift-back":
+            words = ["alerts", "end-shift"]
         case _:
             words = [act.action]
-    return run.command(words, reason, dry_run, plan="" if dry_run else act.shown)
+    plan = "" if dry_run else act.shown
+    reason = f"from {act.source}{f': {act.reason}' if act.reason else ''}"
+    asks = act.action not in UNASKED
+    return run.command(words, reason, dry_run, asks=asks, plan=plan, who=act.who)
 
 
-def _record(directory: RunDirectory, kind: str, act: WebAct, data: dict[str, object]) -> None:
+def _record(directory: RunDirectory, act: WebAct, data: dict[str, object]) -> None:
     """Raises Refusal where no journal can be written: nothing is done then that no one can see."""
-    told = {**data, "alert": act.alert, "nodes": act.nodes}
-    write = partial(_write, kind, act, told)
+    told = {**data, "alert": act.alert, "nodes": act.nodes if act.action == "exclude" else ""}
+    write = partial(_write, act, told)
     try:
         write_or_fall_back(directory, write)
     except OSError as error:
@@ -119,5 +137,5 @@ def _record(directory: RunDirectory, kind: str, act: WebAct, data: dict[str, obj
         ) from None
 
 
-def _write(kind: str, act: WebAct, data: dict[str, object], directory: RunDirectory) -> None:
-    Journal(directory.journal).write(kind, act.reason, data, act.who)
+def _write(act: WebAct, data: dict[str, object], directory: RunDirectory) -> None:
+    Journal(directory.journal).write(ENTRY, act.reason, data, act.who)

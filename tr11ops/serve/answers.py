@@ -8,30 +8,31 @@ from functools import partial
 from pathlib import Path
 
 from tr11ops.alerts.answer_link import AnswerLink, opened, signing_key
-from tr11ops.alerts.state import Alert, AlertState
+from tr11ops.alerts.policy import policy_of
+from tr11ops.alerts.state import Alert, AlertState, OnCall
 from tr11ops.alerts.store import current_alert_state
 from tr11ops.base import deadline
 from tr11ops.base.errors import Refusal
 from tr11ops.base.invocation import mark_of_plan
 from tr11ops.base.observed import cause
 from tr11ops.base.units import counted, duration
-from tr11ops.serve.acts import AT_ONCE, WebAct
+from tr11ops.serve.acts import WebAct
 from tr11ops.serve.poller import News
 from trainer.contract.record import Record
 
 SOURCE = "the link in a mail"
 ALERTS_CHANGED = "Nothing was done: these alerts have changed since this page was opened."
-BUTTONS = {"ack": "Acknowledge", "snooze": "Snooze for 2 hours", "shift": "Take the shift"}
+BUTTONS = {
+    "ack": "Acknowledge",
+    "snooze": "Snooze for 2 hours",
+    "shift": "Take the shift",
+    "shift-back": "Give the shift back",
+}
 WHAT_THEY_DO = {
     "ack": "No one else is called about it for 24 hours, unless it becomes worse.",
     "snooze": "No message about it for 2 hours, unless it becomes worse; then it is said once again.",
-    "shift": "The pages name you as on call for a day.",
-}
-
-WORDS_DONE = {
-    "ack": "Acknowledged by",
-    "snooze": "Snoozed for 2 hours by",
-    "shift": "The shift was taken by",
+    "shift": "Messages and reminders go to you first until the rota changes, a day at most.",
+    "shift-back": "The rota counts again.",
 }
 
 
@@ -44,12 +45,22 @@ class LinkRefused(Refusal):
 
 
 class AnswerableLink(Record):
-    """A link that counts: what it allows, of which run, and which of its alerts are still open."""
+    """A link that counts: what it allows, of which run, which of its alerts are still open, and who is
+    on call now.
+    """
 
     link: AnswerLink
     news: News
     alerts: tuple[Alert, ...]
+    on_call: OnCall
     asked: float
+
+    @property
+    def buttons(self) -> dict[str, str]:
+        """What this person can do, by the form's word for it: take the shift, or give it back."""
+        has_shift = self.on_call.taken is not None and self.on_call.who == (self.link.who,)
+        needless = "shift" if has_shift else "shift-back"
+        return {name: words for name, words in BUTTONS.items() if name != needless}
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -58,10 +69,8 @@ class AnswerableLink(Record):
 
     def _line(self, alert: Alert) -> str:
         since = duration(max(0.0, self.asked - alert.start))
-        has = "no one has it"
-        if alert.holder:
-            has = f"{alert.holder} has it"
-        return f"{alert.severity.name}: {alert.title} (for {since}; {has})"
+        who = alert.care.words(self.on_call, self.asked)
+        return f"{alert.severity.name}: {alert.title} (for {since}; {who})"
 
     @property
     def title(self) -> str:
@@ -73,17 +82,13 @@ class AnswerableLink(Record):
     @property
     def shown(self) -> str:
         """What stands for what a person is shown of them."""
-        return mark_of_plan(self.lines)
-
-    def done(self, action: str) -> tuple[str, ...]:
-        """What a button has done, for the person who pressed it."""
-        words = f"{WORDS_DONE[action]} {self.link.who}"
-        return tuple(f"{words}: {alert.title}" for alert in self.alerts)
+        named = [alert.incident for alert in self.alerts]
+        return mark_of_plan((*self.lines, *named, self.on_call.names))
 
     def act(self, action: str) -> WebAct:
         """The change that a button asks for. Raises WrongUsage for a button that the page lacks."""
-        names = " ".join(alert.fingerprint for alert in self.alerts)
-        wanted = action if action in AT_ONCE else ""
+        names = " ".join(alert.incident for alert in self.alerts)
+        wanted = action if action in self.buttons else ""
         act = WebAct(self.news.key, wanted, self.link.who, alert=names, source=SOURCE)
         return act.checked()
 
@@ -110,7 +115,8 @@ def answerable_link(token: str, key: Path, every: Iterable[News]) -> AnswerableL
     alerts = _still_open(state, link)
     if not alerts:
         raise LinkRefused(410, "That is over: nothing is to be done. What is new has its own mail.")
-    return AnswerableLink(link, news, alerts, now)
+    on_call = policy_of(news.run.card, mark="", host="").on_call(state.shift, now)
+    return AnswerableLink(link, news, alerts, on_call=on_call, asked=now)
 
 
 def _is_run(news: News, link: AnswerLink) -> bool:

@@ -24,14 +24,16 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 
+from tr11ops.alerts.mail_route import is_address
+from tr11ops.alerts.policy import policy_of
 from tr11ops.api import Answer
 from tr11ops.base.errors import Refusal
-from tr11ops.base.shipped import page_names, read_shipped
+from tr11ops.base.observed import Unknown, known
+from tr11ops.base.shipped import page_lines, page_names, page_title
 from tr11ops.serve.access import CookieSigner, RateLimit, WebSession, is_known_host
 from tr11ops.serve.acts import AT_ONCE, WebAct, carry_out
 from tr11ops.serve.answers import (
     ALERTS_CHANGED,
-    BUTTONS,
     WHAT_THEY_DO,
     AnswerableLink,
     LinkRefused,
@@ -49,6 +51,7 @@ COOKIE = "tr11"
 LARGEST_FORM = 16 << 10
 FORM_SECONDS = 10.0
 TICK_SECONDS = 1.0
+AFTER_ACT_SECONDS = 5.0  # a page says that it is looking again rather than to keep anyone longer
 BEAT_SECONDS = 15.0
 MOST_STREAMS = 600
 HEADERS = {
@@ -133,10 +136,11 @@ class Served:
         )
 
     async def run(self, request: Request) -> Response:
-        news = self.found(request)
+        news = await self.after_acts(request)
         if news is None:
             return self.missing(request)
-        return self.page(request, "run", run=view_of(news, time.time()))
+        asks = asks_address(self.session(request), news)
+        return self.page(request, "run", run=view_of(news, time.time()), asks_address=asks)
 
     async def details(self, request: Request) -> Response:
         news = self.found(request)
@@ -151,25 +155,32 @@ class Served:
         if news is None:
             return self.missing(request)
         view = view_of(news, time.time())
+        if view.is_before_act:
+            return RedirectResponse(f"/run/{news.key}", 303)
         alert = next((one for one in view.alerts if one.fingerprint == wanted), None)
         if alert is None:
             return self.missing(request, "That alert is not open any more.")
-        faults = [one for one in view.faults if one.title == alert.title]
-        return self.page(request, "incident", run=view, alert=alert, faults=faults)
+        faults = [one for one in view.faults if wanted in one.names]
+        asks = asks_address(self.session(request), news)
+        return self.page(
+            request, "incident", run=view, alert=alert, faults=faults, asks_address=asks
+        )
 
     async def log(self, request: Request) -> Response:
         news = self.found(request)
         if news is None:
             return JSONResponse({"lines": [], "why": "no such run"}, 404)
         found = await asyncio.to_thread(read_log, news, request.query_params.get("q", "")[:200])
-        return JSONResponse({"lines": found.lines, "why": found.why})
+        why = found.why if isinstance(found, Unknown) else ""
+        return JSONResponse({"lines": known(found, ()), "why": why})
 
     async def runbook(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in page_names():
             return self.missing(request, "There is no such runbook page.")
-        words = read_shipped("runbooks", f"{name}.md")
-        return self.page(request, "runbook", title=name, text=words)
+        # a line for each paragraph: the browser wraps them
+        words = "\n".join(page_lines(f"{name}.md", 10_000))
+        return self.page(request, "runbook", title=page_title(name), text=words)
 
     async def document(self, request: Request) -> Response:
         """What the list holds, for other tools."""
@@ -210,25 +221,39 @@ class Served:
     def found(self, request: Request) -> News | None:
         return self.watcher.find(request.path_params["key"])
 
+    async def after_acts(self, request: Request) -> News | None:
+        """As `found`; a look that began before an act is soon followed by another, which is awaited."""
+        until = time.monotonic() + AFTER_ACT_SECONDS
+        while (news := self.found(request)) and news.is_before_act and time.monotonic() < until:
+            await asyncio.sleep(TICK_SECONDS / 5)
+        return news
+
     def missing(self, request: Request, why: str = "There is no such run here.") -> Response:
         return self.page(request, "message", 404, title="Not found", lines=(why,), back="/")
 
     # ------------------------------------------------------------------------- acting
+    def sign_in(
+        self, request: Request, status: int = 200, why: str = "", key: str = ""
+    ) -> Response:
+        """The form for a token; who came from a run goes on there."""
+        return self.page(request, "login", status, why=why, run_key=key)
+
     async def login(self, request: Request) -> Response:
         if request.method == "GET":
-            return self.page(request, "login", why="")
+            return self.sign_in(request, key=request.query_params.get("run", ""))
         address = request.client.host if request.client else "?"
         if not (self.logins.allows(address) and self.all_logins.allows("")):
-            return self.page(request, "login", 429, why="Too many tries: wait a minute.")
+            return self.sign_in(request, 429, "Too many tries: wait a minute.")
         form = await read_form(request)
         if form is None or not is_same_site(request):
-            return self.page(request, "login", 400, why="That form was not sent from this page.")
+            return self.sign_in(request, 400, "That form was not sent from this page.")
         name = await asyncio.to_thread(
             owner_of, self.settings.tokens, form.get("token", "").strip()
         )
         if name is None:
-            return self.page(request, "login", 403, why="That token opens nothing.")
-        answer = RedirectResponse("/", 303)
+            return self.sign_in(request, 403, "That token opens nothing.", form.get("run", ""))
+        news = self.watcher.find(form.get("run", ""))
+        answer = RedirectResponse("/" if news is None else f"/run/{news.key}", 303)
         secure = self.settings.is_secure or request.url.scheme == "https"
         cookie = self.seal.session(name)
         answer.set_cookie(COOKIE, cookie, httponly=True, samesite="strict", secure=secure)
@@ -244,7 +269,9 @@ class Served:
         session, cookie = self.session(request), request.cookies.get(COOKIE, "")
         form = await read_form(request)
         if session is None:
-            return self.page(request, "login", 403, why="Acting needs your token.")
+            return self.sign_in(
+                request, 403, "Acting needs your token.", request.path_params["key"]
+            )
         sealed = form is not None and self.seal.is_form_of(cookie, form.get("form", ""))
         if form is None or not sealed or not is_same_site(request):
             return self._said(request, 403, "That form was not sent from this page.")
@@ -259,7 +286,7 @@ class Served:
         self, request: Request, news: News, form: dict[str, str], session: WebSession
     ) -> Response:
         cookie, run = request.cookies.get(COOKIE, ""), news.run
-        names = ("action", "reason", "alert", "length", "nodes", "shown")
+        names = ("action", "reason", "alert", "length", "nodes", "address", "shown")
         act = WebAct(news.key, who=session.name, **{"action": "", **_given(form, names)})
         try:
             act = replace(act, reason=" ".join(act.reason.split())).checked()
@@ -298,9 +325,10 @@ class Served:
         self, request: Request, asked: AnswerableLink, action: str, changed: str = ""
     ) -> Response:
         """The page of a link: the alerts as they are now, and the button."""
-        if action not in BUTTONS:
+        buttons = asked.buttons
+        if action not in buttons:
             return self.missing(request, "There is no such button.")
-        others = [(name, words) for name, words in BUTTONS.items() if name != action]
+        others = [(name, words) for name, words in buttons.items() if name != action]
         return self.page(
             request,
             "answer",
@@ -308,7 +336,7 @@ class Served:
             token=request.path_params["token"],
             action=action,
             changed=changed,
-            label=BUTTONS[action],
+            label=buttons[action],
             effect=WHAT_THEY_DO[action],
             others=others,
         )
@@ -327,15 +355,12 @@ class Served:
             answer = await asyncio.to_thread(carry_out, asked.news.run, act)
         except Tr11Error as error:
             return self._said(request, 400, error.sentence)
-        if answer.exit_code == 0:
-            answer = replace(answer, lines=(*asked.done(act.action), *answer.lines[1:]))
         return self._outcome(request, asked.news, answer)
 
     def _outcome(self, request: Request, news: News, answer: Answer) -> Response:
         """That it was done, or why not; the pages are to show it soon."""
         self.watcher.look_again(news.key)
-        title = "Done" if answer.exit_code == 0 else "Not done"
-        status = 200 if answer.exit_code == 0 else 409
+        title, status = ("Done", 200) if answer.exit_code == 0 else ("Not done", 409)
         back = f"/run/{news.key}"
         return self.page(request, "message", status, title=title, lines=answer.lines, back=back)
 
@@ -343,6 +368,15 @@ class Served:
         back = f"/run/{key}" if key else "/"
         lines = why.splitlines()
         return self.page(request, "message", status, title="Not done", lines=lines, back=back)
+
+
+def asks_address(session: WebSession | None, news: News) -> bool:
+    """Whether a person's token has a name that no mail of the run reaches: a shift goes to no such."""
+    if session is None or news.run is None:
+        return False
+    policy = policy_of(news.run.card, mark="", host="")
+    address = policy.address_of(session.name)
+    return bool(policy.everyone) and not is_address(address)
 
 
 def _given(form: dict[str, str], names: tuple[str, ...]) -> dict[str, str]:

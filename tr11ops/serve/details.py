@@ -11,13 +11,13 @@ import time
 from datetime import UTC
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from tr11ops.base import deadline
 from tr11ops.base.errors import Late
+from tr11ops.base.observed import Observed, Unknown, observed
 from tr11ops.base.redact import redact
 from tr11ops.serve.poller import News
-from trainer.contract.record import Record
 from trainer.contract.state_file import open_for_reading
 from trainer.contract.units import printable
 
@@ -34,11 +34,7 @@ LONGEST_LINE = 2000
 _SHOWN_ABOVE = frozenset({"findings", "incidents", "unknown"})
 
 
-class Details(Record):
-    """Sections of the report; `why` there are none."""
-
-    sections: tuple[ReportSection, ...] = ()
-    why: str = ""
+Details: TypeAlias = "Observed[tuple[ReportSection, ...]]"
 
 
 class DetailsReader:
@@ -50,56 +46,45 @@ class DetailsReader:
 
     def details(self, news: News) -> Details:
         """Of a run; within READ_SECONDS, or why not."""
-        made, kept = self._kept.get(news.key, (0.0, Details()))
+        made, kept = self._kept.get(news.key, (0.0, ()))
         if made and time.monotonic() - made < FRESH_SECONDS:
             return kept
         if not self._lock.acquire(timeout=READ_SECONDS):
-            return Details(why="other runs are being read; it comes in a minute")
+            return Unknown("other runs are being read; it comes in a minute")
         try:
-            found = deadline.within(READ_SECONDS, partial(_read, news))
+            found = deadline.within(READ_SECONDS, partial(observed, _read, news))
         except Late:
-            found = Details(why=deadline.late_words(news.folder, READ_SECONDS))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            found = Details(why=f"the run's past cannot be read: {' '.join(str(error).split())}")
+            found = Unknown(deadline.late_words(news.folder, READ_SECONDS))
         finally:
             self._lock.release()
         self._kept[news.key] = (time.monotonic(), found)
         return found
 
 
-def _read(news: News) -> Details:
+def _read(news: News) -> tuple[ReportSection, ...]:
     from tr11ops.report.build import page_of
     from tr11ops.report.material import gather
 
     run = news.run
     if run is None:
-        return Details(
-            why="a mirrored copy has no past of attempts and nodes; its numbers are above"
-        )
+        raise ValueError("a mirrored copy has no past of attempts and nodes; its numbers are above")
     material = gather(run.directory, run.facts, run.reader, time.time())  # type: ignore[arg-type]
     page = page_of(material, UTC, with_charts=True)
-    return Details(tuple(one for one in page.sections if one.key not in _SHOWN_ABOVE))
+    return tuple(one for one in page.sections if one.key not in _SHOWN_ABOVE)
 
 
 # ----------------------------------------------------------------------------- the log
-class LogView(Record):
-    """Lines of a log, the newest last; `why` there are none."""
-
-    lines: tuple[str, ...] = ()
-    why: str = ""
-
-
-def read_log(news: News, wanted: str) -> LogView:
+def read_log(news: News, wanted: str) -> Observed[tuple[str, ...]]:
     """The last lines of a run's main log that hold a text, or all; without secrets."""
     place = _log_of(news)
     if place is None:
-        return LogView(why="no log was found")
+        return Unknown("no log was found")
     try:
         return deadline.within(deadline.PROBE_SECONDS, partial(_lines, place, wanted))
     except Late:
-        return LogView(why=f"the file system of {place.parent} does not answer")
+        return Unknown(f"the file system of {place.parent} does not answer")
     except OSError as error:
-        return LogView(why=f"{place.name}: {error.strerror or error}")
+        return Unknown(f"{place.name}: {error.strerror or error}")
 
 
 def _log_of(news: News) -> Path | None:
@@ -108,12 +93,10 @@ def _log_of(news: News) -> Path | None:
     logs = sorted(news.folder.glob("logs/*/main_log.txt")) + sorted(
         news.folder.glob("*/main_log.txt")
     )
-    if logs:
-        return logs[0]
-    return None
+    return next(iter(logs), None)
 
 
-def _lines(place: Path, wanted: str) -> LogView:
+def _lines(place: Path, wanted: str) -> Observed[tuple[str, ...]]:
     size = SEARCHED_BYTES if wanted else LOG_BYTES
     with open_for_reading(place) as stream:
         if not os.path.samestat(os.fstat(stream.fileno()), place.lstat()):
@@ -125,4 +108,4 @@ def _lines(place: Path, wanted: str) -> LogView:
     if wanted:
         found = [line for line in found if wanted.lower() in line.lower()]
     shown = (redact(printable(line[:LONGEST_LINE], " ")) for line in found[-MOST_LINES:])
-    return LogView(tuple(shown), "" if found else "nothing there")
+    return tuple(shown) or Unknown("nothing there")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup, escape
 
 FOLDER = Path(__file__).parent / "assets"
 REPORT = Path(__file__).parents[1] / "report" / "assets"
@@ -16,6 +18,11 @@ ASSETS = {
     "serve.js": ((FOLDER / "serve.js",), "text/javascript"),
     "charts.js": ((REPORT / "report.js",), "text/javascript"),
 }
+
+
+def coded(words: str) -> Markup:
+    """A text as HTML; what stands between backticks is shown as code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(words))))
 
 
 @cache
@@ -36,6 +43,8 @@ class Pages:
             trim_blocks=True,
             lstrip_blocks=True,
         )
+
+        self._environment.filters["coded"] = coded
 
     def render(self, name: str, **values: Any) -> str:
         """One page."""

@@ -19,21 +19,19 @@ from tr11ops.api import Run, open_run
 from tr11ops.base import deadline
 from tr11ops.base.errors import Late
 from tr11ops.base.observed import Unknown, cause
-from tr11ops.observe.readers import looking, open_if_there
+from tr11ops.observe.readers import SharedReaders
 from tr11ops.serve.mirror import is_mirror, look_at_mirror
-from tr11ops.status.run_list import run_directories
+from tr11ops.status.run_list import kept_verdict, kept_words, run_directories
 from tr11ops.status.run_use import RunUse, UseReader
 from trainer.contract.errors import Tr11Error
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
-    from tr11ops.cluster.base import Overview
     from tr11ops.observe.snapshot import Snapshot
 
 LOOK_EVERY_SECONDS = 20.0
 FIND_EVERY_SECONDS = 60.0
 AT_ONCE = 2  # looks at the same time: pages are served beside them
-SHIFT_SECONDS = 24 * 3600.0  # a shift that was taken counts for so long
 MOST_RUNS = 500
 
 
@@ -41,27 +39,32 @@ class News(Record):
     """What is known of a run since the last look.
 
     `key` names it in addresses: no path is ever taken from one. `looked`: when, seconds since the
-    epoch; `every`: seconds from one look to the next. `document` is that of `tr11 status
+    epoch; `every`: seconds from one look to the next; `began`: when that look began, `acted`: when the
+    newest act from a page was over. `document` is that of `tr11 status
     --json` or what the run publishes (`is_mirror`), None where it could not be seen, and `why` says
-    why. `on_call` are those who are told first; `shift` is who took the shift. `use` is what the run
-    holds and costs. `run` is None where nothing can be changed.
+    why. `use` is what the run holds and costs. `run` is None where nothing can be changed.
     """
 
     key: str
     folder: Path
     looked: float = 0.0
     every: float = LOOK_EVERY_SECONDS
+    began: float = 0.0
+    acted: float = 0.0
     document: Mapping[str, Any] | None = None
     why: str = "it is being looked at for the first time"
     is_mirror: bool = False
-    on_call: tuple[str, ...] = ()
-    shift: str = ""
     use: RunUse | None = None
     run: Run | None = None
 
     @property
     def can_act(self) -> bool:
         return self.run is not None and not self.run.is_copy
+
+    @property
+    def is_before_act(self) -> bool:
+        """Whether the look began before the newest act was over: it is no verdict on what came of it."""
+        return self.began < self.acted
 
 
 def key_of(folder: Path) -> str:
@@ -82,7 +85,7 @@ class RunPoller:
         self._turns = threading.Semaphore(AT_ONCE)
         self._over = threading.Event()
         self._uses = UseReader()
-        self._readers: dict[str, tuple[float, Overview | Unknown]] = {}
+        self._readers = SharedReaders(scheduler, LOOK_EVERY_SECONDS / 2)
 
     def start(self) -> None:
         """Begin; each folder is searched in a thread of its own, and so is each run looked at."""
@@ -104,10 +107,15 @@ class RunPoller:
             return self._news.get(key)
 
     def look_again(self, key: str) -> None:
-        """Look at one run now: something was changed."""
-        news = self.find(key)
-        if news is not None:
-            self._spawn(self._look, news)
+        """Look at one run now: something was changed. Until then nothing that was seen before counts."""
+        with self._lock:
+            news = self._news.get(key)
+            if news is None:
+                return
+            news = self._news[key] = replace(news, acted=time.time())
+        self._readers.forget()
+        self._changed()
+        self._spawn(self._look, news)
 
     # ------------------------------------------------------------------------- threads
     def _spawn(self, work: Any, argument: Any) -> None:
@@ -127,11 +135,11 @@ class RunPoller:
             self._over.wait(FIND_EVERY_SECONDS)
 
     def _follow(self, folder: Path) -> None:
-        key = key_of(folder)
+        key, kept = key_of(folder), kept_words(kept_verdict(folder), time.time())
         with self._lock:
             if key in self._news or len(self._news) >= MOST_RUNS:
                 return
-            self._news[key] = News(key, folder)
+            self._news[key] = News(key, folder, why=f"it is being looked at; {kept}")
         self._changed()
         self._spawn(self._watch, key)
 
@@ -144,11 +152,13 @@ class RunPoller:
 
     def _look(self, news: News) -> float:
         """One look, whatever comes of it; the seconds until the next one."""
-        began = time.monotonic()
+        began, news = time.monotonic(), replace(news, began=time.time())
         if deadline.is_silent(news.folder, deadline.PROBE_SECONDS):
             why = f"the file system of {news.folder} does not answer"
             return self._put(replace(news, why=why, document=None), began)
         with self._turns:
+            # waiting for a turn is no cost of this run
+            began, news = time.monotonic(), replace(news, began=time.time())
             try:
                 seen = deadline.within(deadline.LOOK_SECONDS, partial(self._seen, news))
             except Late:
@@ -163,16 +173,13 @@ class RunPoller:
             told = look_at_mirror(news.folder, time.time())
             return replace(news, document=told, why="", is_mirror=True)
         run = open_run(news.folder, scheduler=self._scheduler, reader=Unknown("not asked yet"))
-        kind = self._kind(run)
-        run = replace(run, reader=self._reader(kind))
+        run = replace(run, reader=self._readers.of(run.directory))
         seen = run.look()
         return replace(
             news,
             document=seen.document(),
             why="",
             run=run,
-            on_call=_on_call(run),
-            shift=_shift(run),
             use=self._use(run, seen.snapshot),
         )
 
@@ -182,28 +189,15 @@ class RunPoller:
             return None
         return self._uses.read(run.card, run.directory, snapshot)
 
-    def _kind(self, run: Run) -> str:
-        from tr11ops.observe.readers import kind_to_watch
-
-        return kind_to_watch(run.directory, self._scheduler)
-
-    def _reader(self, kind: str) -> Overview | Unknown:
-        """One scheduler's answers for all runs of a round."""
-        from tr11ops.cluster.select import SharedOverview
-
-        made, reader = self._readers.get(kind, (0.0, None))
-        if reader is None or time.monotonic() - made > LOOK_EVERY_SECONDS / 2:
-            found = open_if_there(kind)
-            reader = found if isinstance(found, Unknown) else SharedOverview(looking(found))
-            self._readers[kind] = (time.monotonic(), reader)
-        return reader
-
     def _put(self, news: News, began: float) -> float:
         """Keep what a look has found; `began`: of the monotonic clock."""
         spent = min(time.monotonic() - began, LOOK_EVERY_SECONDS)
         every = max(LOOK_EVERY_SECONDS, 10 * spent)
         with self._lock:
-            self._news[news.key] = replace(news, looked=time.time(), every=every)
+            kept = self._news[news.key]
+            if news.began < kept.began:
+                return every  # one that began later was faster
+            self._news[news.key] = replace(news, looked=time.time(), every=every, acted=kept.acted)
         self._changed()
         return every
 
@@ -225,23 +219,3 @@ def _found(root: Path) -> Iterator[Path]:
     for folder in sorted(root.iterdir()):
         if folder.is_dir() and is_mirror(folder):
             yield folder
-
-
-def _on_call(run: Run) -> tuple[str, ...]:
-    from tr11ops.alerts.policy import policy_of
-
-    return policy_of(run.card, mark="", host="").on_duty(time.time())
-
-
-def _shift(run: Run) -> str:
-    """Who took the shift from the page last, within a day."""
-    from tr11ops.rundir.journal import read_journal
-
-    ledger = read_journal(run.directory.journal, since=time.time() - SHIFT_SECONDS)
-    taken = [entry for entry in ledger.entries if entry.kind == SHIFT_TAKEN]
-    if taken:
-        return taken[-1].who
-    return ""
-
-
-SHIFT_TAKEN = "shift-taken"

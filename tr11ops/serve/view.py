@@ -5,26 +5,33 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
+from msgspec.structs import replace
+
+from tr11ops.alerts.changes import is_same_person
+from tr11ops.alerts.state import OnCall
 from tr11ops.base.invocation import for_card
-from tr11ops.base.units import counted, duration
+from tr11ops.base.units import counted, duration, quantity, timestamp
 from tr11ops.cluster.arrays import compress
 from tr11ops.report.page import Tile
 from tr11ops.serve.poller import News
-from tr11ops.status.answer import NEEDS
+from tr11ops.status.answer import FIRST, NEEDS
+from tr11ops.status.document import NOT_MOVING, ShownFinding
 from tr11ops.status.published import (
     MOST_ROWS,
-    holders_of,
+    among,
+    care_of,
     list_of,
     number,
+    on_call_of,
     rows,
-    stamp,
+    seconds_of,
     table,
     text,
     word_of,
 )
+from tr11ops.status.rows import ShownIncident, incidents_of
 from tr11ops.status.run_list import ListedRun, RunList, total, urgency
 from tr11ops.watchdog.verdict import VerdictWord
 from trainer.contract.record import Record
@@ -35,6 +42,7 @@ LOOKS: Mapping[VerdictWord, tuple[str, str]] = {
     VerdictWord.DOWN: ("✖", "bad"),
     VerdictWord.STALLED: ("✖", "bad"),
     VerdictWord.AT_RISK: ("!", "warn"),
+    VerdictWord.SLOW: ("◐", "warn"),
     VerdictWord.UNKNOWN: ("?", "warn"),
     VerdictWord.STARTING: ("▲", "calm"),
     VerdictWord.QUEUED: ("…", "calm"),
@@ -43,37 +51,39 @@ LOOKS: Mapping[VerdictWord, tuple[str, str]] = {
     VerdictWord.FINISHED: ("✓", "good"),
 }
 OLD_LOOKS = 2  # looks that were missed: what was seen then says nothing of now
+NOTHING_TO_STOP = frozenset({VerdictWord.DOWN.value, VerdictWord.FINISHED.value})
+LOOKING = "looking again"  # where what was seen no longer counts
+# what stays true of a look that began before the newest act was over
+OUTLASTS_ACTS = {
+    "run", "time", "iteration", "total_iterations", "loss", "grad_norm", "last_step_time", "throughput",
+    "trainer", "seconds_per_iteration", "consumed_tokens", "global_batch_size", "last_checkpoint", "goodput",
+}  # fmt: skip
 MOST_NODES = 5000  # that are compared; MOST_ROWS of them are shown
 EXCLUSION_WORDS = {"suspect": "suspected", "avoid": "avoided", "exclude": "excluded"}
 
 
 class ShownAlert(Record):
-    """An open alert and who has it."""
+    """An open alert and who has it. `incident` is its name among all of its fingerprint."""
 
     fingerprint: str
+    incident: str
     severity: str
     title: str
     since: str
     who: str
     runbook: str
     watchdog: str
-    is_taken: bool
+    ack_command: str
+    holder: str
 
-
-class ShownFault(Record):
-    """A fault of the last look: what was seen, and what to type."""
-
-    severity: str
-    title: str
-    evidence: tuple[str, ...]
-    fix: str
-    runbook: str
+    def is_held_by_another(self, name: str) -> bool:
+        """Whether someone has it who is not the person of this name."""
+        return bool(self.holder) and not is_same_person(self.holder, name)
 
 
 class ShownNode(Record):
     """A node that the run uses or must not use. `times_usual`: how many times as long its slowest
-    rank computes for a step as is usual; None where that is not measured. `measured_at`: the
-    iteration of that.
+    rank computes for a step as is usual; None where that is not measured.
     """
 
     name: str
@@ -84,7 +94,6 @@ class ShownNode(Record):
     silent: str = "-"
     seconds: str = "-"
     times_usual: float | None = None
-    measured_at: float | None = None
 
     @property
     def times(self) -> str:
@@ -117,8 +126,7 @@ class RunView(Record):
     loss: str
     eta: str
     on_call: str
-    shift: str
-    owners: str
+    is_taken: bool
     team: str
     used: str
     looked: str
@@ -128,9 +136,10 @@ class RunView(Record):
     can_act: bool
     is_stopped: bool
     is_mirror: bool
+    is_before_act: bool = False
     tiles: tuple[Tile, ...] = ()
     needs: tuple[tuple[str, str], ...] = ()
-    faults: tuple[ShownFault, ...] = ()
+    faults: tuple[ShownIncident, ...] = ()
     alerts: tuple[ShownAlert, ...] = ()
     nodes: tuple[ShownNode, ...] = ()
     nodes_line: str = ""
@@ -138,6 +147,11 @@ class RunView(Record):
     ended_line: str = ""
     stop_command: str = ""
     unknown: tuple[str, ...] = ()
+
+    @property
+    def can_stop(self) -> bool:
+        """Whether something is left to stop."""
+        return not self.is_stopped and self.word not in NOTHING_TO_STOP
 
     @property
     def needs_person(self) -> bool:
@@ -157,15 +171,17 @@ class RunView(Record):
 
 def view_of(news: News, now: float) -> RunView:
     """What is shown of a run at the moment `now`."""
-    told = table(news.document)
+    told = _standing(news)
     run, word = table(told.get("run")), word_of(told.get("verdict"))
     sign, tone = LOOKS[word]
-    code = told.get("exit_code") if news.document is not None else 3
+    code = told.get("exit_code")
     exit_code = code if isinstance(code, int) and code in {0, 1} else 3
     done, total = number(told.get("iteration")), number(told.get("total_iterations"))
     age = _age_of_look(news, now)
     nodes = tuple(sorted(_nodes(told), key=_trouble_first))
-    alerts = tuple(_alert(entry, now) for entry in rows(told.get("alerts")))
+    on_call = on_call_of(told.get("on_call"))
+    alerts = tuple(_alert(entry, news, on_call, now) for entry in rows(told.get("alerts")))
+    needs = tuple(_needs(told.get("sleep_needs"), news))
     return RunView(
         key=news.key,
         name=text(run.get("name"), 80) or printable(news.folder.name),
@@ -175,16 +191,15 @@ def view_of(news: News, now: float) -> RunView:
         sign=sign,
         tone=tone,
         urgency=urgency(word, exit_code),
-        why=text(told.get("why") or news.why),
-        answer=text(told.get("answer")),
+        why=text(told.get("why") or _why(news)),
+        answer=_answer(told, needs),
         since=_since(told, now),
         iteration=_iteration(done, total),
         percent=_percent(done, total),
         loss=_number(told.get("loss"), ".4f"),
         eta=_eta(told, word),
-        on_call=", ".join(news.on_call) or "no one named",
-        shift=news.shift,
-        owners=", ".join(holders_of(told.get("alerts"))),
+        on_call="unknown" if on_call is None else on_call.words(now),
+        is_taken=on_call is not None and on_call.taken is not None,
         team="" if news.use is None else news.use.team,
         used="" if news.use is None else ", ".join(news.use.words),
         looked="not yet" if age is None else f"{duration(age)} ago",
@@ -196,13 +211,14 @@ def view_of(news: News, now: float) -> RunView:
             table(told.get(name)).get("set") is True for name in ("kill_switch", "pause")
         ),
         is_mirror=news.is_mirror,
+        is_before_act=news.is_before_act,
         tiles=tuple(_tiles(told, now)),
-        needs=tuple(_needs(told.get("sleep_needs"), news)),
-        faults=tuple(_fault(entry, news) for entry in rows(told.get("findings"))),
+        needs=needs,
+        faults=incidents_of(tuple(_finding(entry, news) for entry in rows(told.get("findings")))),
         alerts=alerts,
         nodes=nodes[:MOST_ROWS],
-        nodes_line=_nodes_line(nodes),
-        alerts_line=_alerts_line(alerts),
+        nodes_line=_nodes_line(told, word),
+        alerts_line=LOOKING if news.is_before_act else _alerts_line(alerts),
         ended_line=_ended_line(told),
         stop_command=command("tr11 kill --wait", news),
         unknown=tuple(text(line, 200) for line in list_of(told.get("unknown"))[:MOST_ROWS]),
@@ -237,9 +253,9 @@ def sums_of(every: Sequence[News]) -> str:
 
 def _whole(news: News) -> dict[str, Any] | None:
     """The document of a look; a published one has less."""
-    if news.document is None or news.is_mirror:
-        return None
-    return dict(news.document)
+    if news.document and not news.is_mirror:
+        return dict(news.document)
+    return None
 
 
 def _place(view: RunView) -> tuple[tuple[int, int], str]:
@@ -247,14 +263,30 @@ def _place(view: RunView) -> tuple[tuple[int, int], str]:
 
 
 # ----------------------------------------------------------------------------- parts
+def _standing(news: News) -> Mapping[str, Any]:
+    """What of a look may be shown: no verdict, no fault and nothing to type from before an act."""
+    told = table(news.document)
+    if not news.is_before_act:
+        return told
+    return {name: told[name] for name in OUTLASTS_ACTS & told.keys()}
+
+
+def _why(news: News) -> str:
+    if not news.is_before_act:
+        return news.why
+    return f"{LOOKING} after what was done at {timestamp(news.acted, None, '%H:%M:%S')}"
+
+
 def _age_of_look(news: News, now: float) -> float | None:
     """Seconds since the moment that a look shows: that of its snapshot, before it was put together.
     A mirrored copy says itself how old it is.
     """
     if not news.looked:
         return None
-    moment = None if news.is_mirror else seconds_of(table(news.document).get("time"))
-    return max(0.0, now - min(news.looked, news.looked if moment is None else moment))
+    moment = news.looked
+    if not news.is_mirror:
+        moment = seconds_of(table(news.document).get("time")) or moment
+    return max(0.0, now - min(news.looked, moment))
 
 
 def _since(told: Mapping[str, Any], now: float) -> str:
@@ -281,6 +313,8 @@ def _percent(done: float | None, total: float | None) -> float | None:
 
 def _eta(told: Mapping[str, Any], word: VerdictWord) -> str:
     left = number(told.get("remaining_seconds"))
+    if left is None and word in {VerdictWord.STARTING, VerdictWord.HEALTHY}:
+        return "unknown"
     if left is None or word is VerdictWord.FINISHED:
         return "-"
     likely = number(table(told.get("finish")).get("likely_seconds"))
@@ -300,8 +334,8 @@ def _tiles(told: Mapping[str, Any], now: float) -> Iterator[Tile]:
     trainer = table(told.get("trainer"))
     tokens = number(told.get("consumed_tokens"))
     if tokens is not None or not trainer:  # another trainer may not tell of them
-        batch = _number(told.get("global_batch_size"), ",.0f")
-        yield Tile("tokens seen", "-" if tokens is None else short(tokens), f"batch {batch}")
+        seen = "-" if tokens is None else quantity(tokens)
+        yield Tile("tokens seen", seen, f"batch {_number(told.get('global_batch_size'), ',.0f')}")
     if number(trainer.get("level")) == 0:
         yield Tile("checkpoint", "not known", "level 0: only watched")
     else:
@@ -320,11 +354,11 @@ def _tiles(told: Mapping[str, Any], now: float) -> Iterator[Tile]:
         yield Tile("nodes", _number(use.get("used"), ".0f"), spare)
     queue = number(told.get("queue_coverage_seconds"))
     if queue is not None:
-        yield Tile("queued for", duration(queue), "without a gap")
+        yield Tile("queued for", duration(queue), "of training" if queue else "nothing is queued")
     goodput = table(told.get("goodput"))
     useful = number(goodput.get("useful_share"))
     if useful is not None:
-        yield Tile("goodput", f"{100 * useful:.1f} %", _faults(goodput))
+        yield Tile("goodput", f"{100 * useful:.1f} %", _fault_count(goodput))
     last = seconds_of(told.get("last_step_time"))
     if last is not None:
         yield Tile("last step", f"{duration(max(0.0, now - last))} ago")
@@ -333,6 +367,14 @@ def _tiles(told: Mapping[str, Any], now: float) -> Iterator[Tile]:
 def _age(entry: Mapping[str, Any]) -> str:
     age = number(entry.get("age_seconds"))
     return "" if age is None else f"{duration(age)} ago"
+
+
+def _answer(told: Mapping[str, Any], needs: Sequence[tuple[str, str]]) -> str:
+    """May a person sleep? What is missing for it is listed once, with what to type."""
+    said = text(told.get("answer"))
+    if needs and said.startswith(FIRST):
+        return f"{FIRST}: {counted(len(needs), 'thing')} to do, below"
+    return said
 
 
 def _needs(value: object, news: News) -> Iterator[tuple[str, str]]:
@@ -344,35 +386,36 @@ def _needs(value: object, news: News) -> Iterator[tuple[str, str]]:
             yield NEEDS[entry], ""
 
 
-def _fault(entry: Mapping[str, Any], news: News) -> ShownFault:
-    evidence = tuple(text(line, 300) for line in list_of(entry.get("evidence"))[:12])
-    return ShownFault(
+def _finding(entry: Mapping[str, Any], news: News) -> ShownFinding:
+    """A finding of a document, nothing of which is taken on trust."""
+    return ShownFinding(
+        detector=text(entry.get("detector"), 60),
         severity=_severity(entry),
         title=text(entry.get("title")),
-        evidence=evidence,
+        subject="",
+        evidence=tuple(text(line, 300) for line in list_of(entry.get("evidence"))[:12]),
         fix=command(entry.get("fix"), news),
         runbook=page_of(entry.get("runbook")),
+        then=tuple(command(line, news) for line in list_of(entry.get("then"))[:12]),
+        fingerprint=text(entry.get("fingerprint"), 40) or None,
+        follows_from=text(entry.get("follows_from"), 40) or None,
     )
 
 
-def _alert(entry: Mapping[str, Any], now: float) -> ShownAlert:
-    since, who = seconds_of(entry.get("since")), []
-    if entry.get("owner"):
-        who.append(text(entry.get("owner"), 60))
-    if entry.get("acknowledged_by"):
-        who.append(f"acknowledged by {text(entry.get('acknowledged_by'), 60)}")
-    until = seconds_of(entry.get("snoozed_until"))
-    if until is not None and until > now:
-        who.append(f"snoozed for {duration(until - now)}")
+def _alert(entry: Mapping[str, Any], news: News, on_call: OnCall | None, now: float) -> ShownAlert:
+    since, care = seconds_of(entry.get("since")), care_of(entry)
+    fingerprint = text(entry.get("fingerprint"), 40)
     return ShownAlert(
-        fingerprint=text(entry.get("fingerprint"), 40),
+        fingerprint=fingerprint,
+        incident=text(entry.get("incident"), 60),
         severity=_severity(entry),
         title=text(entry.get("title")),
         since="" if since is None else f"{duration(max(0.0, now - since))}",
-        who=", ".join(who) or "no one",
+        who=care.words(on_call, now),
         runbook=page_of(entry.get("runbook")),
         watchdog=text(entry.get("watchdog")),
-        is_taken=bool(who),
+        ack_command=command(f"tr11 alerts ack {fingerprint}", news),
+        holder=care.person,
     )
 
 
@@ -380,13 +423,12 @@ def _alerts_line(alerts: Sequence[ShownAlert]) -> str:
     """Who has the open alerts, in a sentence."""
     if not alerts:
         return "None is open."
-    untaken = sum(not alert.is_taken for alert in alerts)
-    if untaken == len(alerts):
-        return f"{counted(len(alerts), 'is', 'are')} open, and no one has {'it' if untaken == 1 else 'them'}."
-    if untaken:
-        return f"{counted(len(alerts), 'is', 'are')} open, and no one has {untaken} of them."
-    names = ", ".join(dict.fromkeys(alert.who for alert in alerts))
-    return f"{counted(len(alerts), 'is', 'are')} open: {names}."
+    untaken = sum(not alert.holder for alert in alerts)
+    who = "; ".join(dict.fromkeys(alert.who for alert in alerts))
+    if untaken and len(alerts) > 1:
+        some = "any" if untaken == len(alerts) else untaken
+        who = f"no one has taken {some} of them"
+    return f"{counted(len(alerts), 'is', 'are')} open: {who}."
 
 
 def _ended_line(told: Mapping[str, Any]) -> str:
@@ -399,12 +441,33 @@ def _ended_line(told: Mapping[str, Any]) -> str:
 
 
 def _severity(entry: Mapping[str, Any]) -> str:
-    word = entry.get("severity")
-    return word if isinstance(word, str) and word in {"critical", "warning"} else "info"
+    return among(entry.get("severity"), ("critical", "warning")) or "info"
 
 
 def _nodes(told: Mapping[str, Any]) -> Iterator[ShownNode]:
+    """Each node once: what is excluded, or leaves, and is used still is one that the run holds."""
     bad = {text(name, 80) for name in list_of(told.get("bad_nodes"))}
+    progress = [_node(entry, bad) for entry in rows(told.get("node_progress"), MOST_NODES)]
+    own = [text(name, 80) for name in list_of(told.get("nodes"))[:MOST_NODES]]
+    listed = {node.name: node for node in _listed(told)}
+    used = {*own, *(node.name for node in progress)}
+    yield from (node for node in listed.values() if node.name not in used)
+    for node in progress:
+        apart = listed.get(node.name)
+        if apart is None:
+            yield node
+            continue
+        why = "; ".join(filter(None, (node.why, apart.why)))
+        state = f"{node.state}, {apart.state}" if node.is_bad else apart.state
+        yield replace(node, state=state, why=why)
+    for name in own:
+        if all(node.name != name for node in progress):
+            plain = ShownNode(name, "suspect" if name in bad else "in use")
+            yield listed.get(name, plain)
+
+
+def _listed(told: Mapping[str, Any]) -> Iterator[ShownNode]:
+    """What is excluded, and what leaves when its job ends."""
     for entry in rows(told.get("exclusions")):
         owner = text(entry.get("owner"), 60)
         why = f"{text(entry.get('why'), 160)}{f' ({owner})' if owner else ''}"
@@ -412,15 +475,6 @@ def _nodes(told: Mapping[str, Any]) -> Iterator[ShownNode]:
         yield ShownNode(text(entry.get("node"), 80), state, why)
     for entry in rows(told.get("leaving_nodes")):
         yield ShownNode(text(entry.get("node"), 80), "leaving", text(entry.get("why"), 160))
-    seen = set()
-    for entry in rows(told.get("node_progress"), MOST_NODES):
-        node = _node(entry, bad)
-        seen.add(node.name)
-        yield node
-    for name in list_of(told.get("nodes"))[:MOST_NODES]:
-        shown = text(name, 80)
-        if shown not in seen:
-            yield ShownNode(shown, "suspect" if shown in bad else "in use")
 
 
 def _node(entry: Mapping[str, Any], bad: Container[str]) -> ShownNode:
@@ -438,7 +492,7 @@ def _node(entry: Mapping[str, Any], bad: Container[str]) -> ShownNode:
         why = f"its rank {rank:.0f} computes longest"
     phase = text(entry.get("phase"), 20)
     if not phase and not ranks and state != "spare":
-        phase = "no rank has spoken"
+        phase = "no word yet"
     return ShownNode(
         name=name,
         state=state,
@@ -448,38 +502,23 @@ def _node(entry: Mapping[str, Any], bad: Container[str]) -> ShownNode:
         silent="-" if silent is None else duration(silent),
         seconds=_number(entry.get("step_seconds"), ".3g"),
         times_usual=number(entry.get("times_usual")),
-        measured_at=number(entry.get("measured_at")),
     )
 
 
 def _trouble_first(node: ShownNode) -> tuple[int, float, str]:
     """Slow nodes, then those with another trouble, then by how slow they are."""
     order = {"slow": 0, "in use": 2, "spare": 3}
-    return order.get(node.state, 1), -(node.times_usual or 0.0), node.name
+    return order.get(node.state.partition(",")[0], 1), -(node.times_usual or 0.0), node.name
 
 
-def _nodes_line(nodes: Sequence[ShownNode]) -> str:
-    """Which node is slow, in a sentence; "" where nothing runs."""
-    used = [node for node in nodes if node.state in {"in use", "slow", "suspect"}]
-    measured = [node for node in used if node.times_usual is not None]
-    slow = [node.name for node in used if node.state == "slow"]
-    if not used:
+def _nodes_line(told: Mapping[str, Any], word: VerdictWord) -> str:
+    """Which node is slow, in the sentence of the look; "" where nothing runs, and where the training
+    stands and none was slow before: that is no news of what holds it up.
+    """
+    slow = table(told.get("slow_nodes"))
+    if word in NOT_MOVING and slow.get("state") != "named":
         return ""
-    moment = _measured_at(measured)
-    if slow:
-        return f"Slow{moment}: {', '.join(slow[:5])}."
-    if not measured:
-        return "Which node is slow is not known: no rank has measured its steps beside others yet."
-    slowest = measured[0]
-    return f"None is slow{moment}; the slowest, {slowest.name}, takes {slowest.times} times as long as usual."
-
-
-def _measured_at(nodes: Sequence[ShownNode]) -> str:
-    """The newest step that the nodes' paces are of; "" where none is told."""
-    steps = [node.measured_at for node in nodes if node.measured_at is not None]
-    if not steps:
-        return ""
-    return f" as of step {max(steps):,.0f}"
+    return text(slow.get("text"), 400)
 
 
 # ----------------------------------------------------------------------------- values
@@ -496,7 +535,7 @@ def page_of(value: object) -> str:
     return text(value, 60).removesuffix(".md").rpartition("/")[2]
 
 
-def _faults(goodput: Mapping[str, Any]) -> str:
+def _fault_count(goodput: Mapping[str, Any]) -> str:
     count = number(goodput.get("faults"))
     if count is None:
         return "-"
@@ -506,20 +545,3 @@ def _faults(goodput: Mapping[str, Any]) -> str:
 def _number(value: object, form: str) -> str:
     found = number(value)
     return "-" if found is None else format(found, form)
-
-
-def short(value: float) -> str:
-    """A count in three digits: 17.9 k, 3.2 G."""
-    for factor, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= factor:
-            return f"{value / factor:.3g} {unit}"
-    return f"{value:.3g}"
-
-
-def seconds_of(value: object) -> float | None:
-    """A moment of a document in seconds since the epoch; None for anything else."""
-    shown = stamp(value)
-    try:
-        return None if shown is None else datetime.fromisoformat(shown).timestamp()
-    except (ValueError, OverflowError, OSError):
-        return None

@@ -13,7 +13,7 @@ from tr11ops.detect.detector import Finding, Severity, by_cause
 from tr11ops.detect.watch import ALONE, is_wanted, watchdog_fault
 from tr11ops.observe import derived
 from tr11ops.observe.forecast import end_of, no_cover, queue_coverage_seconds
-from tr11ops.observe.liveness import has_ended, liveness_outside
+from tr11ops.observe.liveness import liveness_outside, may_start_again
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from tr11ops.status.extra_observations import ExtraObservations
 from tr11ops.watchdog.verdict import Verdict, VerdictWord
@@ -34,7 +34,7 @@ NO_WATCHDOG, NO_RECIPIENTS, SHORT_QUEUE, STOPPED, SITE = (
     "resume",
     "site",
 )
-NO_MAIL, NO_ANSWER = "mail", "scheduler"
+NO_MAIL, NO_ANSWER, SLOW_NODE = "mail", "scheduler", "node"
 ASK_THE_SITE = "ask the site when"
 # a message that waits longer reaches no one: each look tries it again
 MAIL_SECONDS = 15 * derived.MINUTE
@@ -45,6 +45,7 @@ NEEDS = {  # each kind of need, in words that name no one: what is published say
     STOPPED: "nothing trains until it is resumed",
     SITE: "nothing trains until the site lets it",
     NO_MAIL: "alerts are not delivered",
+    SLOW_NODE: "a node that was found slow is not excluded",
     NO_ANSWER: "the scheduler does not answer",
 }
 
@@ -86,18 +87,21 @@ def answer(
     if trouble:
         return SleepAnswer(False, trouble)
     # their agent starts the workers again, if it lives
-    is_between = any(has_ended(snapshot, job) for job in snapshot.active_jobs)
+    is_between = any(may_start_again(snapshot, job) for job in snapshot.active_jobs)
     if verdict.word is VerdictWord.STARTING and is_between:
         return SleepAnswer(None, UNKNOWN)
     warnings = sum(finding.severity is Severity.WARNING for finding in by_cause(findings))
     lesser = ""
     if warnings:
         lesser = f"; {warnings} warning{'s' * (warnings > 1)} can wait for the morning"
+        if verdict.word is VerdictWord.SLOW:
+            lesser += ", and the training is slow until then"
     if verdict.word is VerdictWord.FINISHED:
         return SleepAnswer(True, f"{DONE}{lesser}")
     if verdict.word is VerdictWord.STOPPED:
-        need = Need(STOPPED, NEEDS[STOPPED], _resume(snapshot))
-        return SleepAnswer(False, f"It is stopped: {need.text}", (need,))
+        needs = tuple(needs_to_go_on(snapshot, findings, NEEDS[STOPPED]))
+        said = [need.text for need in needs if need.kind != SHORT_QUEUE]
+        return SleepAnswer(False, f"It is stopped: {'; '.join(said) or NEEDS[STOPPED]}", needs)
     return _going_on(snapshot, extra, lesser)
 
 
@@ -112,7 +116,7 @@ def _trouble(findings: tuple[Finding, ...], verdict: Verdict, extra: ExtraObserv
         return PERSON
     open_ones = [alert for alert in alerts if alert.severity is Severity.CRITICAL]
     if open_ones and not all(alert.holder for alert in open_ones):
-        return f"{FIRST}: a critical alert is open and unassigned"
+        return f"{FIRST}: a critical alert is open, and no one has taken it"
     return ""
 
 
@@ -169,11 +173,10 @@ def _needs(snapshot: Snapshot, extra: ExtraObservations) -> Iterable[Need]:
     if stuck:
         yield Need(NO_MAIL, stuck, derived.command(snapshot, "alerts test"))
     if isinstance(snapshot.pause, KillSwitch):
-        words = "the run is paused, so nothing trains after this task"
-        yield Need(STOPPED, words, _resume(snapshot))
+        yield from resume_needs(snapshot, "the run is paused, so nothing trains after this task")
     elif snapshot.run.is_watched:
         return  # what comes after it is someone else's to say
-    elif fault or not _resubmits(snapshot) or _is_blocked(snapshot):
+    elif fault or not resubmits(snapshot) or _is_blocked(snapshot):
         # else the site's need has said it
         short = ""
         if closed is None:
@@ -183,10 +186,23 @@ def _needs(snapshot: Snapshot, extra: ExtraObservations) -> Iterable[Need]:
             yield Need(SHORT_QUEUE, short + why, command)
 
 
-def _resume(snapshot: Snapshot) -> str:
+def needs_to_go_on(snapshot: Snapshot, findings: tuple[Finding, ...], words: str) -> Iterable[Need]:
+    """What lets a stopped run go on; before that, what keeps it off a node that was found slow."""
+    for finding in findings:
+        if finding.subject and finding.costs_time:
+            yield Need(SLOW_NODE, finding.title, finding.fix)
+    yield from resume_needs(snapshot, words)
+
+
+def resume_needs(snapshot: Snapshot, words: str) -> Iterable[Need]:
+    """What lets a stopped run go on; where nothing is queued, that is a launch too."""
     if snapshot.run.is_watched:
-        return "who submitted it decides"
-    return derived.command(snapshot, "resume")
+        yield Need(STOPPED, words, "who submitted it decides")
+        return
+    resume, *launch = derived.go_on(snapshot, behind=True)
+    yield Need(STOPPED, words, resume)
+    for line in launch:
+        yield Need(SHORT_QUEUE, "nothing is queued", line)
 
 
 def _beyond_the_queue(snapshot: Snapshot, is_watched: bool) -> tuple[str, str]:
@@ -238,7 +254,7 @@ def _is_blocked(snapshot: Snapshot) -> bool:
     return len(derived.sure_jobs(snapshot)) < len(snapshot.pending_jobs)
 
 
-def _resubmits(snapshot: Snapshot) -> bool:
+def resubmits(snapshot: Snapshot) -> bool:
     """Whether the watchdog may submit again when nothing is queued: the card lets it, and its
     budget is not spent.
     """
@@ -256,7 +272,8 @@ def watchdog_missing(snapshot: Snapshot, extra: ExtraObservations) -> str:
         return fault
     ago = duration(abs(snapshot.time - extra.looked))
     return (
-        f"no watchdog is installed: the last look was {ago} ago, by {extra.looked_by or 'someone'}"
+        "no watchdog is installed; looks made by hand or by a script can stop at any time: "
+        f"the last was {ago} ago, by {extra.looked_by or 'someone'}"
     )
 
 

@@ -52,13 +52,19 @@ from tr11ops.status.document import (
 )
 from tr11ops.status.extra_observations import ExtraObservations, node_use
 from tr11ops.watchdog.since import since_when
-from tr11ops.watchdog.verdict import Verdict, VerdictWord, judge, with_severity_of
+from tr11ops.watchdog.verdict import (
+    Verdict,
+    VerdictWord,
+    judge,
+    with_severity_of,
+    with_what_resumes,
+)
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.cluster.base import Overview
-    from tr11ops.detect.node_progress import NodeProgress
+    from tr11ops.detect.node_progress import NodeProgress, SlowNodes
     from tr11ops.rundir.disk_usage import Forecast
     from tr11ops.rundir.hold_store import HoldRecord
     from tr11ops.rundir.paths import RunDirectory
@@ -111,9 +117,10 @@ def assess(
         moment = Moment(now)
     snapshot = observe(directory, facts, scheduler=scheduler, now=moment, read_digests=read_digests)
     findings = detect_all(snapshot)
-    verdict = judge(snapshot, findings)
-    findings = with_severity_of(verdict, findings)
-    return Assessment(snapshot, findings, verdict, look_beside(snapshot))
+    extra = look_beside(snapshot)
+    verdict = judge(snapshot, findings, throughput_of(snapshot, known(extra.best, None)))
+    findings = with_what_resumes(snapshot, with_severity_of(verdict, findings), verdict)
+    return Assessment(snapshot, findings, verdict, extra)
 
 
 def nothing_seen(facts: RunFacts, now: float, why: Unknown) -> Assessment:
@@ -135,6 +142,7 @@ def status_of(
     last_step: dict[str, Any] = {}
     if steps:
         last_step = {**step_values(steps[-1].record), "tflops": finite(steps[-1].record.tflops)}
+    nodes, slow = _node_progress(snapshot)
     told = derived.newest_loss(steps)
     if told is not None:
         last_step["loss"] = finite(told.record.lm_loss)
@@ -180,6 +188,7 @@ def status_of(
         exclusions=known(snapshot.exclusions, None),
         findings=tuple(_finding(finding, findings) for finding in findings),
         alerts=known(extra.alerts, None),
+        on_call=extra.on_call,
         periodic_jobs=_periodic_jobs(snapshot),
         chains=known(seen.chains, None),
         filesystems=_filesystems(snapshot),
@@ -189,7 +198,8 @@ def status_of(
         relaunches=tuple(_relaunches(snapshot)),
         bad_nodes=tuple(sorted(bad_nodes(snapshot))),
         leaving_nodes=tuple(leaving_nodes(snapshot)),
-        node_progress=_node_progress(snapshot),
+        node_progress=nodes,
+        slow_nodes=slow,
         checkpoint_folders=None
         if isinstance(snapshot.checkpoints, Unknown)
         else len(snapshot.checkpoints.steps),
@@ -224,13 +234,14 @@ def _nodes(snapshot: Snapshot) -> tuple[str, ...] | None:
     return tuple(sorted({node for job in snapshot.active_jobs for node in job.nodes}))
 
 
-def _node_progress(snapshot: Snapshot) -> tuple[NodeProgress, ...]:
-    """Loaded where something runs alone."""
+def _node_progress(snapshot: Snapshot) -> tuple[tuple[NodeProgress, ...], SlowNodes | None]:
+    """Of each node, and which of them is slow. Loaded where something runs alone."""
     if not snapshot.active_jobs:
-        return ()
-    from tr11ops.detect.node_progress import node_progress
+        return (), None
+    from tr11ops.detect.node_progress import node_progress, slow_nodes
 
-    return node_progress(snapshot)
+    found = node_progress(snapshot)
+    return found, slow_nodes(snapshot, found)
 
 
 def _finding(finding: Finding, findings: tuple[Finding, ...]) -> ShownFinding:

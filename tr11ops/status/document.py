@@ -19,9 +19,9 @@ from trainer.contract.attempt import EndMarker
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
-    from tr11ops.alerts.state import Alert
+    from tr11ops.alerts.state import Alert, OnCall
     from tr11ops.cluster.base import Job, Node
-    from tr11ops.detect.node_progress import NodeProgress
+    from tr11ops.detect.node_progress import NodeProgress, SlowNodes
     from tr11ops.observe.forecast import NextCheckpoint, NoCover, Throughput
     from tr11ops.observe.observations import CopyStatus, LaunchEnd
     from tr11ops.observe.snapshot import Attempt, KillSwitch
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 COURSE_POINTS = 40  # of a course of losses
+NOT_MOVING = frozenset({"stalled", "down"})  # verdicts: nothing trains on
 
 
 class RunName(Record):
@@ -235,6 +236,7 @@ class Status(Record, kw_only=True):
     exclusions: tuple[Exclusion, ...] | None = None
     findings: tuple[ShownFinding, ...] = ()
     alerts: tuple[Alert, ...] | None = None
+    on_call: OnCall | None = None
     periodic_jobs: tuple[ShownPeriodicJob, ...] | None = None
     chains: tuple[ChainState, ...] | None = None
     filesystems: tuple[ShownFilesystem, ...] | None = None
@@ -246,6 +248,7 @@ class Status(Record, kw_only=True):
     bad_nodes: tuple[str, ...] = ()
     # of each node of the running jobs: how far, how silent, how quick
     node_progress: tuple[NodeProgress, ...] = ()
+    slow_nodes: SlowNodes | None = None
     # that the run works on, and that the site takes away when its job ends
     leaving_nodes: tuple[Node, ...] = ()
     checkpoint_folders: int | None = None
@@ -262,6 +265,24 @@ class Status(Record, kw_only=True):
         if self.finish is None:
             return None
         return self.finish.earliest_seconds
+
+    @property
+    def slow_words(self) -> tuple[str, ...]:
+        """Which node is slow, in a few words; () where nothing trains, and where none is slow of a
+        training that stands: that is no news of what holds it up.
+        """
+        found = self.slow_nodes
+        if found is None:
+            return ()
+        if found.state == "unmeasured":
+            return ("slow: not known",)
+        if found.state != "none":
+            return found.words
+        if self.verdict in NOT_MOVING:
+            return ()
+        paces = [one.pace for one in self.node_progress if one.pace is not None]
+        compared = [pace.iteration for pace in paces if pace.times_usual is not None]
+        return (f"none slow ({len(compared)} compared, iteration {max(compared):,})",)
 
     def age(self, moment: float) -> float:
         """Seconds since a moment, by the clock of the look; a moment that is still to come has
@@ -503,6 +524,7 @@ def _exclusion(entry: Exclusion, status: Status) -> dict[str, Any]:
 def _alert(alert: Alert, status: Status) -> dict[str, Any]:
     return {
         "fingerprint": alert.fingerprint,
+        "incident": alert.incident,
         "detector": alert.detector,
         "subject": alert.subject,
         "severity": alert.severity.name.lower(),
@@ -511,9 +533,15 @@ def _alert(alert: Alert, status: Status) -> dict[str, Any]:
         "owner": alert.owner or None,
         "acknowledged_by": alert.acknowledged_by or None,
         "snoozed_until": iso_time(alert.snoozed_until),
+        "told": list(alert.told),
         "runbook": alert.runbook or None,
         "watchdog": alert.watchdog or None,
     }
+
+
+def _on_call(on_call: OnCall, status: Status) -> dict[str, Any]:
+    moments = {"until": iso_time(on_call.until), "taken": iso_time(on_call.taken)}
+    return {**_fields(on_call, status), **moments}
 
 
 def _periodic_job(shown: ShownPeriodicJob, status: Status) -> dict[str, Any]:
@@ -605,6 +633,7 @@ _SHOWN: Mapping[str, Callable[[Any, Status], Any]] = {
     "holds": _hold,
     "exclusions": _exclusion,
     "alerts": _alert,
+    "on_call": _on_call,
     "periodic_jobs": _periodic_job,
     "chains": _chain,
     "filesystems": _filesystem,

@@ -19,7 +19,14 @@ from tr11ops.base.observed import (
     observed_fields,
     unknown_fields,
 )
-from tr11ops.detect.nodes_left import held_nodes, spare_nodes, training_count
+from tr11ops.detect.nodes_left import (
+    excluded_nodes,
+    held_nodes,
+    lost_nodes,
+    spare_nodes,
+    training_count,
+    unusable_nodes,
+)
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.metrics_record import parse_record
@@ -28,7 +35,7 @@ from trainer.contract.record import Record
 from trainer.contract.state_file import descriptor_of
 
 if TYPE_CHECKING:
-    from tr11ops.alerts.state import Alert, HeldVerdict, UndeliveredMessages
+    from tr11ops.alerts.state import Alert, HeldVerdict, OnCall, UndeliveredMessages
     from tr11ops.runcard.card import RunCard
     from tr11ops.rundir.copies import DrillRecord
 
@@ -150,6 +157,7 @@ class ExtraObservations(Record):
     `drill` is the last restore that was tried. `waiting`: messages that no server has taken yet.
     `looked`: when a watchdog, or a person as one, last looked at the run, and who that was; None for
     never, or where that cannot be read. `verdict`: what the watchdog's looks concluded so far.
+    `on_call`: who is told first; None where the alerts, and so who took the shift, are unknown.
     What the card does not ask for is not looked at.
     """
 
@@ -167,6 +175,7 @@ class ExtraObservations(Record):
     looked: float | None = None
     looked_by: str = ""
     verdict: HeldVerdict | None = None
+    on_call: OnCall | None = None
 
     def unknowns(self) -> tuple[str, ...]:
         """What could not be observed, as `what: why`."""
@@ -182,12 +191,16 @@ def observe_extra(directory: RunDirectory, card: RunCard, snapshot: Snapshot) ->
         return ExtraObservations(
             alerts=Unknown(snapshot.unmounted or f"{directory.root} is not there")
         )
+    from tr11ops.alerts.policy import policy_of
     from tr11ops.alerts.state import AlertState
-    from tr11ops.alerts.store import current_alert_state, open_alerts
+    from tr11ops.alerts.store import current_alert_state
 
-    last = known(observed(lambda: current_alert_state(directory)), AlertState())
+    seen = observed(current_alert_state, directory)
+    last, on_call = known(seen, AlertState()), None
+    if not isinstance(seen, Unknown):
+        on_call = policy_of(card, mark="", host="").on_call(last.shift, snapshot.time)
     return ExtraObservations(
-        open_alerts(directory),
+        seen if isinstance(seen, Unknown) else last.open_alerts,
         best_rates(directory.paths),
         copying=observed(lambda: tuple(_at_work(directory, card, snapshot.time))),
         drill=_drill(directory, card),
@@ -195,6 +208,7 @@ def observe_extra(directory: RunDirectory, card: RunCard, snapshot: Snapshot) ->
         looked=last.looked,
         looked_by=last.looked_by,
         verdict=last.verdict,
+        on_call=on_call,
     )
 
 
@@ -254,6 +268,11 @@ def node_use(snapshot: Snapshot) -> NodeUse | None:
     else:
         used = min(len(held), training_count(snapshot) or len(held))
     spares, runs = spare_nodes(snapshot)
+    if launched is not None:
+        # one that was excluded while it trains takes a spare at the next launch, and none before
+        meant = (excluded_nodes(snapshot) - lost_nodes(snapshot)) & held & set(launched)
+        beside = held - set(launched) - unusable_nodes(snapshot)
+        spares = min(spares + len(meant), max(spares, len(beside)))
     excluded = None
     if not isinstance(snapshot.exclusions, Unknown):
         excluded = len(snapshot.exclusions)

@@ -58,6 +58,7 @@ WHATS = frozenset(
         "restore_drill",
         "corruptions",
         "compute_times",
+        "compute_before",
     }
 )
 OTHER = "other"

@@ -13,7 +13,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
-from typing import Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 from tr11ops.cluster.base import ACTIVE_STATES, JobState
 from tr11ops.observe.snapshot import SNAPSHOT_NAMES
@@ -23,6 +24,9 @@ from tr11ops.status.extra_observations import EXTRA_NAMES
 from tr11ops.watchdog.verdict import STALLING, VerdictWord
 from trainer.contract.record import LARGEST_NUMBER, Record
 from trainer.contract.units import printable, shortened
+
+if TYPE_CHECKING:
+    from tr11ops.alerts.state import AlertCare, OnCall
 
 SCHEMA = 1
 MOST_ROWS = 60
@@ -50,6 +54,7 @@ RATE_UNITS = frozenset({"TFLOPs", "samples/s"})
 _OBSERVED = SNAPSHOT_NAMES | EXTRA_NAMES
 _LINES = {
     VerdictWord.HEALTHY: "the training runs",
+    VerdictWord.SLOW: "the training runs, slower than it could",
     VerdictWord.AT_RISK: "the training runs, and needs a person",
     VerdictWord.STARTING: "an attempt is starting",
     VerdictWord.QUEUED: "nothing runs now; the next attempt waits for its nodes",
@@ -141,7 +146,7 @@ def _findings(found: object, known_names: frozenset[str]) -> list[dict[str, Any]
         severity = among(told.get("severity"), SEVERITIES)
         if severity is not None:
             counts[severity, among(told.get("detector"), known_names) or "other"] += 1
-    ordered = sorted(counts, key=lambda key: SEVERITIES.index(key[0]))
+    ordered = [key for severity in SEVERITIES for key in counts if key[0] == severity]
     return [
         {
             "severity": severity,
@@ -253,12 +258,27 @@ def text(value: object, most: int = LONGEST) -> str:
     return shortened(" ".join(printable(value, " ").split()), most)
 
 
-def holders_of(alerts: object) -> tuple[str, ...]:
-    """Who has the alerts of a document, whoever wrote it: each name once; none where no one has any."""
-    named = (
-        text(one.get("owner"), 60) or text(one.get("acknowledged_by"), 60) for one in rows(alerts)
+def care_of(alert: Mapping[str, Any]) -> AlertCare:
+    """Who looks after an alert of a document, whoever wrote it."""
+    from tr11ops.alerts.state import AlertCare
+
+    return AlertCare(
+        text(alert.get("owner"), 60),
+        text(alert.get("acknowledged_by"), 60),
+        seconds_of(alert.get("snoozed_until")),
+        tuple(text(name, 60) for name in list_of(alert.get("told"))[:MOST_ROWS]),
     )
-    return tuple(dict.fromkeys(name for name in named if name))
+
+
+def on_call_of(value: object) -> OnCall | None:
+    """Who is on call by a document, whoever wrote it; None where it does not tell."""
+    from tr11ops.alerts.state import OnCall
+
+    told = table(value)
+    who = tuple(text(name, 60) for name in list_of(told.get("who"))[:MOST_ROWS])
+    if not isinstance(value, Mapping):
+        return None
+    return OnCall(who, seconds_of(told.get("until")), seconds_of(told.get("taken")))
 
 
 def number(value: object) -> float | None:
@@ -291,6 +311,15 @@ def stamp(value: object) -> str | None:
     if isinstance(value, str) and _STAMP.fullmatch(value):
         return value
     return None
+
+
+def seconds_of(value: object) -> float | None:
+    """A moment of a document in seconds since the epoch; None for anything else."""
+    shown = stamp(value)
+    try:
+        return None if shown is None else datetime.fromisoformat(shown).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def word_of(value: object) -> VerdictWord:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from tr11ops.base.units import counted, duration, size, timestamp
+from tr11ops.base.units import capitalized, counted, duration, size, timestamp
 from tr11ops.hub.log_end import LogEnd
 from tr11ops.observe.forecast import Throughput
 from tr11ops.observe.observations import CopyStatus
@@ -29,7 +29,7 @@ from tr11ops.status.published import RATE_UNITS, SEVERITIES, among, number, tabl
 from tr11ops.status.remote import OutsideVerdict, RemoteView, judge_outside, time_of
 from tr11ops.status.rows import Row, Screen
 from tr11ops.status.screen import badge_style, copy_rows, heading, line, node_rows, table_of
-from tr11ops.watchdog.verdict import VerdictWord
+from tr11ops.watchdog.verdict import MOVING, VerdictWord
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 # three hours old.
 
 NAMES_SHOWN = 20
-MOVING = frozenset({VerdictWord.HEALTHY, VerdictWord.AT_RISK, VerdictWord.STARTING})
 
 
 def remote_status(view: RemoteView, verdict: OutsideVerdict) -> Status:
@@ -250,9 +249,7 @@ def render_outside(view: RemoteView, screen: Screen) -> RenderableType:
     said = ""
     if verdict.answer:
         said = f" {verdict.answer}."
-    sentence = (
-        f"{_as_of(view, verdict, screen)}{said} {verdict.line[:1].upper()}{verdict.line[1:]}."
-    )
+    sentence = f"{_as_of(view, verdict, screen)}{said} {capitalized(verdict.line)}."
     words = line(sentence, screen, "bold red" if verdict.exit_code else "")
     return Group(head, words, table_of(_rows(view, status, screen), screen))
 

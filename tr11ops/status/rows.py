@@ -24,11 +24,11 @@ from tr11ops.base.units import (
 )
 from tr11ops.cluster.arrays import compress
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.detect.detector import Severity, lead
+from tr11ops.detect.detector import Severity, lead, once_fixed
 from tr11ops.observe.snapshot import Attempt, KillSwitch
 from tr11ops.rundir.attempts import version_words
 from tr11ops.status.document import Finish, ShownAttempt, ShownFinding, Status, losses_of, tasks_of
-from tr11ops.watchdog.verdict import VerdictWord
+from tr11ops.watchdog.verdict import MOVING, VerdictWord
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.record import Record
 
@@ -38,7 +38,8 @@ ATTEMPTS_SHOWN = 3
 HOSTLIST_SHOWN = 60
 SPARK_WIDTH = 40
 NO_TOTAL = "unknown, the card does not say the last step"
-SLOW_PERCENT = 95.0  # of the best; less is coloured
+NO_SPEED = "unknown until new steps show the speed on these nodes"
+UNDER_WAY = frozenset({VerdictWord.STARTING, VerdictWord.HEALTHY})
 DAY_SECONDS = 86400.0
 FAR_SECONDS = 2 * DAY_SECONDS  # an end farther away than this is told by its day
 
@@ -72,18 +73,23 @@ class ShownIncident(Record):
     following: tuple[ShownFinding, ...] = ()
 
     @property
+    def findings(self) -> tuple[ShownFinding, ...]:
+        return self.cause, *self.following
+
+    @property
+    def names(self) -> frozenset[str | None]:
+        """The fingerprints of its findings."""
+        return frozenset(one.fingerprint for one in self.findings)
+
+    @property
     def severity(self) -> str:
         """That of the worst of its findings."""
-        every = (self.cause.severity, *(finding.severity for finding in self.following))
-        return max(every, key=list(SEVERITY_STYLES).index)
+        return max((one.severity for one in self.findings), key=list(SEVERITY_STYLES).index)
 
     @property
     def commands_after(self) -> tuple[str, ...]:
         """What is still to be typed when the cause's `fix` has helped."""
-        commands = (
-            command for finding in (self.cause, *self.following) for command in finding.then
-        )
-        return tuple(command for command in dict.fromkeys(commands) if command != self.cause.fix)
+        return once_fixed(self.cause.fix, *(one.then for one in self.findings))
 
 
 def incidents_of(findings: tuple[ShownFinding, ...]) -> tuple[ShownIncident, ...]:
@@ -119,7 +125,7 @@ def incident_rows(incident: ShownIncident, with_evidence: bool = True) -> list[R
         for index, line in enumerate(incident.commands_after)
     ]
     rows += [
-        ("", f"from it follows: {one.title}", SEVERITY_STYLES[one.severity])
+        ("", f"consequence: {one.title}", SEVERITY_STYLES[one.severity])
         for one in incident.following
     ]
     if finding.runbook:
@@ -143,6 +149,8 @@ def training(status: Status, screen: Screen) -> Iterator[Row]:
         yield "ETA", _end(status.finish, status.verdict, screen), ""
     elif status.iteration is not None and status.total_iterations is None:
         yield "ETA", NO_TOTAL, "magenta"
+    elif status.finish is None and status.total_iterations and status.verdict in UNDER_WAY:
+        yield "ETA", NO_SPEED, ""
     if status.loss is not None or status.loss_is_finite is not None:
         if status.loss is None:
             value = "nan or inf"
@@ -205,7 +213,7 @@ def _speed(status: Status) -> Iterator[Row]:
         against = ""
         if rate.percent is not None and rate.best is not None:
             against = f", {rate.percent:.0f} % of its best ({_digits(rate.best)})"
-            style = "yellow" if rate.percent < SLOW_PERCENT else ""
+            style = "yellow" if rate.is_slow else ""
         parts.append(f"{_digits(rate.current)} {rate.unit}{against}")
     if parts:
         yield "speed", "; ".join(parts), style
@@ -218,10 +226,7 @@ def _digits(value: float) -> str:
 
 def _end(end: Finish, verdict: VerdictWord, screen: Screen) -> str:
     """The range of the end. What is not moving has no date: someone must start it first."""
-    moving = (
-        verdict in {VerdictWord.HEALTHY, VerdictWord.AT_RISK, VerdictWord.STARTING}
-        and end.earliest is not None
-    )
+    moving = verdict in MOVING and end.earliest is not None
     if (
         end.likely_seconds is None
         or end.window_seconds is None

@@ -6,23 +6,32 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tr11ops.alerts.state import AlertCare, OnCall
+from tr11ops.base.observed import known, observed
+from tr11ops.base.units import duration
 from tr11ops.cluster.base import ACTIVE_STATES
-from tr11ops.runcard.card import RunCard, card_from_resolved, load_card
-from tr11ops.status.published import holders_of
+from tr11ops.rundir.paths import RunDirectory
+from tr11ops.status.published import care_of, on_call_of, rows
 from tr11ops.status.run_use import RunUse, UseTotal, total_use
 from tr11ops.watchdog.verdict import VerdictWord
 from trainer.contract.documents import document
+from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
+
+if TYPE_CHECKING:
+    from tr11ops.alerts.state import HeldVerdict
+    from tr11ops.runcard.card import RunCard
 
 SCHEMA = 1
 DEEPEST = 4  # folders below a root in which run directories are looked for
 _MARK = Path("state") / "submissions"  # every run that was launched has it
 _PROGRESS = ("iteration", "total_iterations", "loss", "remaining_seconds", "eta", "done_again")
-_SHOWN = ("verdict", "why", "exit_code", *_PROGRESS)
+_SHOWN = ("verdict", "why", "exit_code", *_PROGRESS, "on_call")
 
 
 # Of runs that need a person equally: the worst first.
@@ -30,6 +39,7 @@ _WORST_FIRST = (
     VerdictWord.DOWN,
     VerdictWord.STALLED,
     VerdictWord.AT_RISK,
+    VerdictWord.SLOW,
     VerdictWord.UNKNOWN,
     VerdictWord.STOPPED,
     VerdictWord.STARTING,
@@ -64,12 +74,15 @@ class ListedRun(Record):
         return int(self.status["exit_code"])
 
     @property
+    def word(self) -> VerdictWord:
+        if self.status is None:
+            return VerdictWord.UNKNOWN
+        return VerdictWord(self.status["verdict"])
+
+    @property
     def place(self) -> tuple[tuple[int, int], str]:
         """By what runs are listed."""
-        word = VerdictWord.UNKNOWN
-        if self.status is not None:
-            word = VerdictWord(self.status["verdict"])
-        return urgency(word, self.exit_code), str(self.directory)
+        return urgency(self.word, self.exit_code), str(self.directory)
 
     @property
     def needs_person(self) -> bool:
@@ -96,11 +109,23 @@ class ListedRun(Record):
         return tuple(entry["node"] for entry in self.status["exclusions"] or ())
 
     @property
-    def owners(self) -> tuple[str, ...]:
-        """Who has its alerts; none where no one has taken any."""
+    def cares(self) -> tuple[AlertCare, ...]:
+        """Who looks after each of its open alerts, the most severe first."""
         if self.status is None:
             return ()
-        return holders_of(self.status["alerts"])
+        return tuple(map(care_of, rows(self.status["alerts"])))
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """Who has its alerts; none where no one has taken any."""
+        return tuple(dict.fromkeys(care.holder for care in self.cares if care.holder))
+
+    @property
+    def on_call(self) -> OnCall | None:
+        """Who is told first; None where that is not known."""
+        if self.status is None:
+            return None
+        return on_call_of(self.status["on_call"])
 
     def document(self) -> dict[str, Any]:
         """For --json."""
@@ -214,11 +239,36 @@ def run_directories(root: Path, deepest: int = DEEPEST) -> Iterator[Path]:
             yield from run_directories(root / name, deepest - 1)
 
 
+def launches(root: Path) -> tuple[Path, ...]:
+    """The folders of a run's launches, the newest first. Raises OSError."""
+    return tuple(sorted((root / _MARK).iterdir(), reverse=True))
+
+
+def kept_verdict(root: Path) -> HeldVerdict | None:
+    """What the watchdog's looks at a run have concluded; None where none is on record, or it cannot
+    be read. Neither card nor scheduler is asked.
+    """
+    from tr11ops.alerts.store import current_alert_state
+
+    directory = RunDirectory(RunPaths(root, "", ""), root)
+    state = known(observed(partial(current_alert_state, directory)), None)
+    return None if state is None else state.verdict
+
+
+def kept_words(kept: HeldVerdict | None, moment: float) -> str:
+    """The same as a sentence at `moment`, which says how old it is."""
+    if kept is None or not kept.word:
+        return "no watchdog has looked yet"
+    return f"the watchdog found it {kept.word} {duration(moment - kept.judged)} ago"
+
+
 def newest_card(root: Path) -> RunCard:
     """The card of the newest launch; of a job that is only watched, the one that was made for it.
     Raises CardError, OSError or ValueError where there is none that can be read.
     """
-    for folder in sorted((root / _MARK).iterdir(), reverse=True):
+    from tr11ops.runcard.card import card_from_resolved, load_card  # the slowest import of a list
+
+    for folder in launches(root):
         value = read_json(folder / "card.json")
         if value is None:
             continue

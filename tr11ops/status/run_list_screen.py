@@ -6,10 +6,12 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 
+from tr11ops.alerts.state import AlertCare
 from tr11ops.base.units import counted, duration
 from tr11ops.cluster.arrays import compress
 from tr11ops.status.run_list import ListedRun, RunList, total
 from tr11ops.status.run_use import RunUse
+from tr11ops.watchdog.verdict import VerdictWord
 
 WIDTH = 78
 TITLES = f"{'verdict':<10} {'iteration':>15} {'loss':>8} {'left':>11}  run"
@@ -68,7 +70,7 @@ def _run_lines(run: ListedRun, now: float) -> Iterator[str]:
     if seen["remaining_seconds"] is not None:
         left = duration(seen["remaining_seconds"])
     yield f"{seen['verdict']:<10} {step:>15} {loss:>8} {left:>11}  {run.directory}{lost}"
-    if run.exit_code:
+    if run.exit_code or run.word is VerdictWord.SLOW:
         yield from _wrapped(seen["why"], "  ", "  ")
     facts = "; ".join(_facts(run, run.use, now))
     yield from _wrapped(facts, "  ", "  ")
@@ -88,19 +90,28 @@ def _facts(run: ListedRun, use: RunUse | None, now: float) -> Iterator[str]:
     if since is not None:
         moment = datetime.fromisoformat(since).timestamp()
         yield f"for {duration(max(0.0, now - moment))}"
-    if run.owners:
-        yield f"{', '.join(run.owners)} has it"
+    yield from _care(run, now)
     if use is None:
         return
-    if not run.owners and run.needs_person:
-        yield f"no one has it, on call: {', '.join(use.on_call) or 'no one named'}"
-    elif not run.owners and use.on_call:
-        yield f"on call: {', '.join(use.on_call)}"
     if use.team:
         yield use.team
     if run.nodes:
         yield f"on {compress(run.nodes)}"
     yield from use.words
+
+
+def _care(run: ListedRun, now: float) -> Iterator[str]:
+    """Who has its alerts, and who is on call."""
+    is_said = False
+    if run.owners:
+        yield f"{', '.join(run.owners)} has it"
+    elif run.needs_person:
+        yield next(iter(run.cares), AlertCare()).words(run.on_call, now)
+        is_said = run.on_call is not None and run.on_call.taken is None
+    if run.on_call is None:
+        yield "on call: unknown"
+    elif run.on_call.who and not is_said:
+        yield f"on call: {run.on_call.words(now)}"
 
 
 def _team_lines(shown: RunList) -> Iterator[str]:

@@ -1,5 +1,5 @@
-"""What a run holds and costs, whose it is and who is on call: what a list of several runs says beside
-each one's status.
+"""What a run holds and costs, and whose it is: what a list of several runs says beside each one's
+status.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ KEPT_SECONDS = 600.0  # sums over a whole run change slowly, and cost time
 
 
 class RunUse(Record):
-    """`team`: "" where the card names none. `on_call`: who is told first. `node_hours`: held so far,
-    as `tr11 goodput` counts them; `gpu_hours` by the card's GPUs of a node; `cost` of these by its
-    price, in `currency`; `energy_kwh` by the site's accounting. None where that is not known.
+    """`team`: "" where the card names none. `node_hours`: held so far, as `tr11 goodput` counts them;
+    `gpu_hours` by the card's GPUs of a node; `cost` of these by its price, in `currency`;
+    `energy_kwh` by the site's accounting. None where that is not known.
     """
 
     team: str = ""
-    on_call: tuple[str, ...] = ()
     node_hours: float | None = None
     gpu_hours: float | None = None
     cost: float | None = None
@@ -84,10 +83,8 @@ def amounts(
     return tuple(found)
 
 
-def use_of(card: RunCard, node_hours: float | None, joules: Observed[float], now: float) -> RunUse:
+def use_of(card: RunCard, node_hours: float | None, joules: Observed[float]) -> RunUse:
     """By the card's rules. Pure."""
-    from tr11ops.alerts.policy import policy_of
-
     rules = card.operation
     gpu_hours = cost = None
     if node_hours is not None and card.slurm.gpus_per_node:
@@ -97,7 +94,6 @@ def use_of(card: RunCard, node_hours: float | None, joules: Observed[float], now
     energy = known(joules, None)
     return RunUse(
         team=rules.team or card.slurm.account or "",
-        on_call=policy_of(card, mark="", host="").on_duty(now),
         node_hours=node_hours,
         gpu_hours=gpu_hours,
         cost=cost,
@@ -142,7 +138,7 @@ class UseReader:
             hours = held_node_hours(directory, snapshot)
             joules = energy_of(directory, snapshot)
             self._kept[key] = (time.monotonic(), hours, joules)
-        return use_of(card, hours, joules, snapshot.time)
+        return use_of(card, hours, joules)
 
 
 def held_node_hours(directory: RunDirectory, snapshot: Snapshot) -> float | None:

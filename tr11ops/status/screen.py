@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from tr11ops.base.units import counted, duration, plain, timestamp
+from tr11ops.base.units import capitalized, counted, duration, plain, timestamp
 from tr11ops.detect.detector import Severity
 from tr11ops.observe.observations import CopyStatus
 from tr11ops.rundir.disk_usage import KINDS, Kind
@@ -153,6 +153,7 @@ def _sum(rows: Sequence[Row], lines: Lines) -> int:
 STYLES = {
     VerdictWord.HEALTHY: "bold green",
     VerdictWord.FINISHED: "bold green",
+    VerdictWord.SLOW: "bold yellow",
     VerdictWord.STARTING: "bold cyan",
     VerdictWord.QUEUED: "bold cyan",
     VerdictWord.AT_RISK: "bold white on red",
@@ -186,13 +187,22 @@ def render(status: Status, screen: Screen) -> RenderableType:
     )
     head = heading(status.verdict.upper(), badge, name=name, time=status.time, screen=screen)
     words = line(f"{status.answer}.", screen, ANSWER_STYLES[status.may_sleep])
-    reason = shortened(f"{status.why[:1].upper()}{status.why[1:]}.", LONGEST)
-    words.append(plain(f" {reason}", screen.unicode), "not bold default")
+    reason = line(
+        shortened(f"{capitalized(status.why)}.", LONGEST),
+        screen,
+        "not bold default",
+    )
+    is_slow = status.verdict is VerdictWord.SLOW
+    if is_slow:  # before what is only missing for the night
+        words = reason.append(" ").append(words)
+    else:
+        words = words.append(" ").append(reason)
     why = Table.grid(padding=(0, 0, 0, 1))
     why.add_column(overflow="fold")
     why.add_row(words)
+    label = "  also" if is_slow else "  first"
     needs: list[Row] = [
-        ("  first" if index == 0 else "", need.fix, "bold")
+        (label if index == 0 else "", need.fix, "bold")
         for index, need in enumerate(status.sleep_needs)
     ]
     top = _height(head, screen.width) + _height(words, screen.width)
@@ -307,9 +317,9 @@ def node_rows(status: Status) -> Iterator[Row]:
     else:
         parts.append(f"{count} excluded" + (f": {_named(excluded)}" if excluded else ""))
     style = ""
-    slow = [node.node for node in status.node_progress if node.is_slow]
-    if slow:
-        parts.append(f"slow: {', '.join(slow)}")
+    slow = status.slow_nodes
+    if not status.bad_nodes or (slow is not None and slow.nodes):
+        parts += status.slow_words  # else what is to be acted on has the line for itself
     if status.bad_nodes:
         parts.append(f"bad but not excluded: {', '.join(status.bad_nodes)}")
         style = "yellow"
@@ -500,7 +510,13 @@ def _illness(shown: ShownPeriodicJob, now: float) -> str:
 
 # ----------------------------------------------------------------------------- alerts
 def alert_rows(status: Status) -> Iterator[Row]:
-    """The open alerts, and who has each."""
+    """The open alerts, who has each, and who is called."""
+    yield from _open_alerts(status)
+    if status.on_call is not None and status.on_call.who:
+        yield "on call", status.on_call.words(status.time), ""
+
+
+def _open_alerts(status: Status) -> Iterator[Row]:
     seen = status.alerts
     if seen is None:
         yield "alerts", f"unknown: {status.reason_unknown('alerts')}", "magenta"
@@ -510,17 +526,11 @@ def alert_rows(status: Status) -> Iterator[Row]:
         yield "alerts", f"none open; {fault}" if fault else "none open", "yellow" if fault else ""
         return
     for index, alert in enumerate(seen[:ALERTS_SHOWN]):
-        owner = alert.holder
-        if alert.snoozed_until is not None and alert.snoozed_until > status.time:
-            owner = f"snoozed for {duration(alert.snoozed_until - status.time)}"
-        elif owner:
-            owner = f"{owner} has it"
-        else:
-            owner = f"unassigned: {status.command(f'alerts ack {alert.fingerprint}')}"
+        who = alert.care.words(status.on_call, status.time)
+        if not alert.holder:
+            who += f": {status.command(f'alerts ack {alert.fingerprint}')}"
         style = "red" if alert.severity is Severity.CRITICAL else "yellow"
-        words = (
-            f"{alert.severity.name} {alert.title} ({duration(status.age(alert.start))}); {owner}"
-        )
+        words = f"{alert.severity.name} {alert.title} ({duration(status.age(alert.start))}); {who}"
         yield "alerts" if index == 0 else "", words, style
         if alert.watchdog:
             yield "", alert.watchdog, ""

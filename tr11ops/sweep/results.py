@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tr11ops.base.units import finite
 from tr11ops.curves.compare import LINES, CurveComparison, compare
-from tr11ops.curves.curve import WHOLE, CurveAxis, CurveRange, RunCurve, curve_of
+from tr11ops.curves.curve import CurveAxis, CurveRange, RunCurve, curve_of
 from tr11ops.curves.steps import LoggedStep, logged_steps
 from tr11ops.report.comparison import comparison_section, page_of_sections
 from tr11ops.report.page import Column, Page, ReportSection, table
@@ -83,7 +83,7 @@ def study_result(
     courses: Sequence[CellCourse],
     lines: int | None,
     rows: int,
-    within: CurveRange = WHOLE,
+    within: CurveRange,
 ) -> StudyResult:
     """Compare the cells. `lines`: of one mean, None for `smoothing`. The curves are of the steps
     `within` a range.

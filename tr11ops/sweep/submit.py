@@ -71,7 +71,7 @@ def submit_cells(
     jobs: Mapping[int, LaunchJob],
     scheduler: Scheduler,
     at_once: int,
-    why: str = "",
+    why: str,
 ) -> SentArray:
     """Look once more under every cell's launch lock, settle what is in doubt, and submit them as
     one array.

@@ -13,22 +13,19 @@ from msgspec.structs import replace
 
 from tr11ops.base import deadline
 from tr11ops.base.errors import Late
+from tr11ops.cron.jobs import PeriodicJob, wanted
 from tr11ops.cron.jobs import table as job_table
-from tr11ops.cron.jobs import wanted
-from tr11ops.cron.runner import run_due, wait_for_rounds
-from tr11ops.runcard.card import load_card
+from tr11ops.cron.runner import CronContext, CronRound, run_due, wait_for_rounds
+from tr11ops.runcard.card import RunCard, load_card
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.sweep.manifest import CARD, studies_in
 from trainer.config.card import CardError
 
 if TYPE_CHECKING:
     from tr11ops.base.stop_signals import StopEvent
-    from tr11ops.cron.jobs import PeriodicJob
-    from tr11ops.cron.runner import CronContext, CronRound
-    from tr11ops.runcard.card import RunCard
 
-    # a launched cell, and the jobs that watch it
-    Watched: TypeAlias = tuple[CronContext, tuple[PeriodicJob, ...]]
+# a launched cell, and the jobs that watch it
+Watched: TypeAlias = tuple[CronContext, tuple[PeriodicJob, ...]]
 
 WATCHING = "pulse"
 

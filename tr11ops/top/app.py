@@ -4,7 +4,9 @@ commands themselves through `tr11ops.api`, with their own preview. No look holds
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Sequence, Set
+from datetime import UTC
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,12 +18,17 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
 from tr11ops import api
-from tr11ops.base.errors import Refusal
 from tr11ops.base.invocation import PLAN_CHANGED
+from tr11ops.base.now import now
+from tr11ops.base.shipped import page_lines
+from tr11ops.base.units import timestamp
 from tr11ops.top.commands import REASON, Planned, plan_of, said
+from tr11ops.top.looks import RunLooks
 from tr11ops.top.tables import (
     LookedAt,
+    TopRow,
     TopTable,
+    alerts_table,
     attempts_table,
     column_widths,
     nodes_table,
@@ -32,38 +39,51 @@ from trainer.contract.errors import Tr11Error
 from trainer.contract.state_file import tail_lines
 
 LOG_BYTES = 64 << 10
+PAGE_MARGIN = 4  # characters beside a text: its edges and the scroll bar
+DRAW_SECONDS = 0.5  # between two drawings while a round of looks goes on
+NOTHING_BELOW = "Nothing is below this line: attempts that run have nodes, and nodes have ranks."
+OF_ALERTS = frozenset({"ack", "ack_all", "snooze", "shift"})  # keys of the alerts alone
 HELP = """\
-Enter  go into the line: run, attempt, node
+up, down  another line (the arrow keys; k is no move)
+Enter  go into the line: run, running attempt, node
 Esc    back; out of a filter first
 /      show the lines that have these words
 l      the end of the run's log
 d      what ended it (tr11 diagnose)
-a      take its alerts (tr11 alerts ack --all)
-k      save and stop it (tr11 kill)
+a      its alerts; there: a take it, A take all, s snooze it for 2 h,
+       t take the shift, Enter its runbook page
+k      save and stop it (tr11 kill): its plan first, nothing at once
 u      let it go on (tr11 resume)
 r      look now
 ?      this page
 q      leave
 
-a, k and u show the command's own plan first. Only the three keys that
-the plan names carry it out, as it was shown; Esc does not.
+What changes something shows the command's own plan first. Only the three
+keys that the plan names carry it out, as it was shown; Esc does not.
 
 It looks every {seconds:g} s. What is not known is a dash.
 """
 
 
 class TextScreen(ModalScreen[None]):  # type: ignore[misc]  # textual may be absent
-    """A text to read; `apply` is what the `keys` do, where there is something to do."""
+    """A text to read, from its beginning or `at_end`; `apply` is what the `keys` do, where there is
+    something to do.
+    """
 
     BINDINGS: ClassVar[list[Any]] = [Binding("escape,q,n", "dismiss", "back")]
     CSS = "TextScreen VerticalScroll { background: $surface; padding: 0 1; }"
 
     def __init__(
-        self, title: str, text: str, keys: str = "", apply: Callable[[], None] | None = None
+        self,
+        title: str,
+        text: str,
+        keys: str = "",
+        apply: Callable[[], None] | None = None,
+        at_end: bool = False,
     ) -> None:
         super().__init__()
         self._head, self._text, self._keys, self._apply = title, text, keys, apply
-        self._typed = ""
+        self._typed, self._at_end = "", at_end
 
     def compose(self) -> ComposeResult:
         with VerticalScroll():
@@ -71,7 +91,8 @@ class TextScreen(ModalScreen[None]):  # type: ignore[misc]  # textual may be abs
             yield Static(self._text, id="text", markup=False)
 
     def on_mount(self) -> None:
-        self.query_one(VerticalScroll).scroll_end(animate=False)
+        if self._at_end or self._apply is not None:
+            self.query_one(VerticalScroll).scroll_end(animate=False)
 
     def on_key(self, event: Any) -> None:
         if self._apply is None:
@@ -89,15 +110,20 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
     CSS = """
     #head { height: 1; background: $primary; color: $text; }
     #why { height: 2; }
+    #more { height: 4; padding: 0 1; background: $boost; }
     Input { display: none; height: 1; border: none; }
     DataTable { height: 1fr; }
     """
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[Any]] = [
-        Binding("slash", "filter", "filter", key_display="/"),
+        Binding("slash", "filter", "find", key_display="/"),
         Binding("l", "log", "log"),
         Binding("d", "diagnose", "diagnose"),
+        Binding("a", "alerts", "alerts"),
         Binding("a", "ack", "ack"),
+        Binding("A", "ack_all", "ack all", show=False),
+        Binding("s", "snooze", "snooze"),
+        Binding("t", "shift", "shift"),
         Binding("k", "kill", "kill"),
         Binding("u", "resume", "go on"),
         Binding("r", "look", "look", show=False),  # no room in 80 columns
@@ -106,22 +132,25 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
         Binding("q", "quit", "quit"),
     ]
 
-    def __init__(self, find: Callable[[], Sequence[api.Run | Refusal]], seconds: float) -> None:
+    def __init__(self, looks: RunLooks, seconds: float) -> None:
         super().__init__()
         self.animation_level = "none"  # a slow line carries the text alone
-        self._find, self._seconds = find, seconds
-        self._runs: dict[str, api.Run] = {}
-        self._looks: tuple[LookedAt, ...] = ()
+        self._finder, self._seconds = looks, seconds
+        self._looks: dict[str, LookedAt] = {}
         self._path: list[str] = []
+        self._alerts_of = ""  # the run whose alerts are shown, "" for none
         self._words = ""
         self._shown = TopTable("runs", (), ())
-        self._is_planning = False
+        self._drawn = 0.0
+        self._round, self._is_looking = "looking ...", False
+        self._waits_for = ""
 
     # ------------------------------------------------------------------------- the frame
     def compose(self) -> ComposeResult:
         yield Static("tr11 top: looking ...", id="head", markup=False)
         yield Static("", id="why", markup=False)
         yield DataTable(cursor_type="row")
+        yield Static("", id="more", markup=False)
         yield Input(placeholder="words; Esc shows all")
         yield Footer(show_command_palette=False)
 
@@ -132,42 +161,68 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
 
     def action_look(self) -> None:
         """Look at all runs, beside the screen; one round at a time."""
-        self.run_worker(self._look, thread=True, exclusive=True, group="look")
+        if not self._is_looking:
+            self._is_looking = True
+            self.run_worker(self._look, thread=True, group="look")
 
     def _look(self) -> None:
-        runs: dict[str, api.Run] = {}
-        looks: list[LookedAt] = []
-        for found in self._find():
-            if isinstance(found, Refusal):
-                looks.append(LookedAt("", "?", None, str(found)))
-                continue
-            key = str(found.directory.root)
-            runs[key] = found
-            name = f"{found.name}/{found.directory.paths.variant}"
-            looks.append(LookedAt(key, name, found.look()))
-        self.call_from_thread(self._seen, runs, tuple(looks))
+        if not self._looks:
+            self.call_from_thread(self._seen, tuple(self._finder.on_record()))
+        found = set()
+        for look in self._finder.each():
+            found.add(look.key)
+            self.call_from_thread(self._seen, (look,))
+        self.call_from_thread(self._looked, found)
 
-    def _seen(self, runs: dict[str, api.Run], looks: tuple[LookedAt, ...]) -> None:
-        self._runs, self._looks = runs, looks
+    def _seen(self, looks: Sequence[LookedAt]) -> None:
+        """Show what is known so far; of a long round, twice a second."""
+        self._looks |= {look.key: look for look in looks}
+        if time.monotonic() - self._drawn > DRAW_SECONDS:
+            self._draw()
+
+    def _looked(self, found: Set[str]) -> None:
+        """A round is over: these runs were found."""
+        self._is_looking = False
+        self._looks = {key: look for key, look in self._looks.items() if key in found}
+        self._round = timestamp(now(), UTC, "as of %H:%M:%S UTC")
         self._draw()
 
-    def _draw(self) -> None:
+    def _draw(self, chosen: str = "") -> None:
+        """The table of the place that the keys have gone to. `chosen`: the key of the line with the
+        cursor; else it stays with its line, wherever that is now.
+        """
+        widget = self.query_one(DataTable)
+        line, chosen = widget.cursor_row, chosen or self._chosen().key
         table = self._table()
         self._shown = table.filtered(self._words)
-        head = f"tr11 top   {table.title}"
+        self._drawn = time.monotonic()
+        head = f"tr11 top   {table.title}   {self._waits_for or self._round}"
         if self._words:
             head += f"   /{self._words} ({len(self._shown.rows)} of {len(table.rows)})"
         self.query_one("#head", Static).update(head)
         self.query_one("#why", Static).update(table.sentence)
-        widget = self.query_one(DataTable)
-        line = widget.cursor_row
         widget.clear(columns=True)
-        for title, width in zip(table.columns, column_widths(table, self.size.width), strict=True):
+        widths = column_widths(table, self.size.width)
+        for title, width in zip(table.columns, widths, strict=False):
             widget.add_column(title, width=width)
         for row in self._shown.rows:
-            widget.add_row(*row.cells)
-        if self._shown.rows:
-            widget.move_cursor(row=min(max(0, line), len(self._shown.rows) - 1))
+            widget.add_row(*row.cells[: len(widths)])
+        keys = [row.key for row in self._shown.rows]
+        if chosen and chosen in keys:
+            line = keys.index(chosen)
+        if keys:
+            widget.move_cursor(row=line)  # or the last one
+        self.on_data_table_row_highlighted()
+
+    def on_data_table_row_highlighted(self) -> None:
+        """What the line with the cursor is about, in full."""
+        for place in self.query("#more").results(Static):  # none while the screen is left
+            place.update(self._chosen().more)
+
+    def _chosen(self) -> TopRow:
+        """The line with the cursor; an empty one where there is none."""
+        rows, line = self._shown.rows, self.query_one(DataTable).cursor_row
+        return rows[line] if 0 <= line < len(rows) else TopRow("", ())
 
     def on_resize(self) -> None:
         """The last column takes what is left of the line."""
@@ -175,37 +230,59 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
             self._draw()
 
     def _table(self) -> TopTable:
-        run = self._run_seen()
+        run = self._looks.get(self._place())
         if run is None:
-            return runs_table(self._looks)
+            return runs_table(tuple(self._looks.values()))
+        if self._alerts_of:
+            return alerts_table(run)
         if len(self._path) == 1:
             return attempts_table(run)
         if len(self._path) == 2:
             return nodes_table(run, self._path[1])
         return ranks_table(run, self._path[2])
 
-    def _run_seen(self) -> LookedAt | None:
-        if not self._path:
-            return None
-        return next((run for run in self._looks if run.key == self._path[0]), None)
+    def _place(self) -> str:
+        """The run that the screen is in, "" for all runs."""
+        if self._alerts_of or not self._path:
+            return self._alerts_of
+        return self._path[0]
 
     # ------------------------------------------------------------------------- going
-    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        key = self._shown.rows[event.cursor_row].key
-        if key:
-            self._path.append(key)
-            self._words = ""
-            self._draw()
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Which keys count where the screen is, and stand in its last line."""
+        if action in OF_ALERTS:
+            return bool(self._alerts_of)
+        if action in {"alerts", "log", "diagnose"}:
+            return not self._alerts_of
+        return True
+
+    def on_data_table_row_selected(self) -> None:
+        """Into the line with the cursor, at the first line of what is there."""
+        row = self._chosen()
+        if row.page:
+            lines = page_lines(f"{row.page}.md", self.size.width - PAGE_MARGIN)
+            self.push_screen(TextScreen(f"tr11 runbook {row.page}", "\n".join(lines)))
+            return
+        if self._alerts_of or not row.key:
+            self.query_one("#why", Static).update(NOTHING_BELOW)
+            return
+        self._path.append(row.key)
+        self._words = ""
+        self.query_one(DataTable).move_cursor(row=0)
+        self._draw()
 
     def action_back(self) -> None:
         """Out of the filter first, then a table up."""
-        box = self.query_one(Input)
+        box, left = self.query_one(Input), ""
         if box.display or self._words:
             box.display, self._words = False, ""
+        elif self._alerts_of:
+            left, self._alerts_of = self._alerts_of, ""
+            self.refresh_bindings()
         elif self._path:
-            self._path.pop()
+            left = self._path.pop()
         self.query_one(DataTable).focus()
-        self._draw()
+        self._draw(left)
 
     def action_filter(self) -> None:
         """Ask for the words that a line has to have."""
@@ -226,27 +303,47 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
         self.push_screen(TextScreen("keys", HELP.format(seconds=self._seconds)))
 
     # ------------------------------------------------------------------------- doing
-    def _run(self) -> api.Run | None:
-        """The run that the screen is in, else that of the line."""
-        if self._path:
-            return self._runs.get(self._path[0])
-        rows, line = self._shown.rows, self.query_one(DataTable).cursor_row
-        if 0 <= line < len(rows):
-            return self._runs.get(rows[line].key)
-        return None
+    def _target(self) -> str:
+        """The run that the screen is in, else that of the line; "" for none."""
+        return self._place() or self._chosen().key
+
+    def _opened(self, key: str) -> api.Run:
+        """A run by its key, also before its first look. Raises as `api.open_run` does."""
+        found = self._looks.get(key)
+        if found is None or found.run is None:
+            return self._finder.open(Path(key))
+        return found.run
 
     def action_log(self) -> None:
-        run = self._run()
-        if run is not None:
-            self._beside(run, "log", partial(_log_end, run.directory.paths.main_log))
+        self._beside("log", _log_end)
 
     def action_diagnose(self) -> None:
-        run = self._run()
-        if run is not None:
-            self._beside(run, "diagnose", partial(_answer, run, ["diagnose"]))
+        self._beside("tr11 diagnose", _diagnosis)
+
+    def action_alerts(self) -> None:
+        """Who has its alerts."""
+        self._alerts_of, self._words = self._target(), ""
+        self.refresh_bindings()
+        self.query_one(DataTable).move_cursor(row=0)
+        self._draw()
 
     def action_ack(self) -> None:
+        self._of_alert("ack")
+
+    def action_ack_all(self) -> None:
         self._preview(["alerts", "ack", "--all"], [])
+
+    def action_snooze(self) -> None:
+        self._of_alert("snooze", "--for", "2h")
+
+    def action_shift(self) -> None:
+        self._preview(["alerts", "take-shift"], [])
+
+    def _of_alert(self, word: str, *options: str) -> None:
+        """Of the incident of the line: not of a later one of its kind."""
+        incident = self._chosen().key
+        if incident:
+            self._preview(["alerts", word, incident, *options], [])
 
     def action_kill(self) -> None:
         self._preview(["kill"], ["--yes"])
@@ -255,69 +352,64 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
         self._preview(["resume"], ["--yes"])
 
     def _preview(self, words: list[str], flags: list[str]) -> None:
-        """The command's own plan; its keys type the command, with the flags. One plan at a time: a
-        key that is pressed again, while a slow line shows nothing yet, asks for no second one.
-        """
-        run = self._run()
-        if run is not None and not self._is_planning:
-            self._is_planning = True
-            work = partial(self._plan, run, words, flags)
-            self.run_worker(work, thread=True, group="act")
+        """The command's own plan; its keys type the command, with the flags."""
+        self._beside(f"tr11 {' '.join(words)}", partial(self._plan, words=words, flags=flags))
 
-    def _plan(self, run: api.Run, words: list[str], flags: list[str], before: str = "") -> None:
+    def _plan(
+        self, run: api.Run, words: list[str], flags: list[str], before: str = ""
+    ) -> TextScreen:
         title = f"tr11 {' '.join(words)}   {run.name}"
-        try:
-            plan = plan_of(run, words)
-        except (Tr11Error, OSError) as error:
-            self.call_from_thread(self._show_plan, TextScreen(title, str(error)))
-            return
+        plan = plan_of(run, words)
         text = f"{before}{plan.text}"
         if not plan.mark:
-            self.call_from_thread(self._show_plan, TextScreen(title, text))
-            return
+            return TextScreen(title, f"{text}\n\nThere is nothing to carry out; Esc goes back.")
         text += f"\n\nType {plan.keys} to carry it out; Esc leaves it."
         apply = partial(self._apply, run, words, flags, plan=plan)
-        self.call_from_thread(self._show_plan, TextScreen(title, text, plan.keys, apply))
-
-    def _show_plan(self, screen: TextScreen) -> None:
-        self._is_planning = False
-        self.push_screen(screen)
+        return TextScreen(title, text, plan.keys, apply)
 
     def _apply(self, run: api.Run, words: list[str], flags: list[str], plan: Planned) -> None:
         """Carry out what was shown; what has become another plan meanwhile is shown again."""
 
-        def work() -> None:
-            line = [*words, *flags, *REASON, "--as-shown", plan.mark]
-            try:
-                _, text = said(run, line)
-            except (Tr11Error, OSError) as error:
-                text = str(error)
+        def work(target: api.Run) -> TextScreen:
+            _, text = said(target, [*words, *flags, *REASON, "--as-shown", plan.mark])
+            self.call_from_thread(self.action_look)  # what has become of it
             if PLAN_CHANGED in text:
-                self._plan(run, words, flags, f"{PLAN_CHANGED[0].upper()}{PLAN_CHANGED[1:]}.\n\n")
-                return
-            title = f"{' '.join(words)}   {run.name}"
-            self.call_from_thread(self._show_plan, TextScreen(title, text))
+                changed = f"{PLAN_CHANGED[0].upper()}{PLAN_CHANGED[1:]}.\n\n"
+                return self._plan(target, words, flags, changed)
+            return TextScreen(f"{' '.join(words)}   {target.name}", text)
 
-        self._is_planning = True
-        self.run_worker(work, thread=True, group="act")
+        self._beside(f"tr11 {' '.join(words)}", work, str(run.directory.root))
 
-    def _beside(self, run: api.Run, title: str, read: Callable[[], str]) -> None:
-        """Show a text that takes its time, once it is there."""
+    def _beside(self, words: str, work: Callable[[api.Run], TextScreen], key: str = "") -> None:
+        """Show what takes its time, once it is there; the head says that it is awaited. One at a time:
+        a key that is pressed again, while a slow line shows nothing yet, asks for no second one.
+        `key`: of the run; else it is the one that the screen shows.
+        """
+        target = key or self._target()
+        if not target or self._waits_for:
+            return
 
-        def work() -> None:
+        def make() -> None:
             try:
-                text = read()
-            except (Tr11Error, OSError) as error:
-                text = str(error)
-            self.call_from_thread(self.push_screen, TextScreen(f"{title}   {run.name}", text))
+                screen = work(self._opened(target))
+            except (Tr11Error, OSError, ValueError) as error:
+                screen = TextScreen(words, str(error))
+            self.call_from_thread(self._came, screen)
 
-        self.run_worker(work, thread=True, group="act")
+        self._waits_for = f"{words} ..."
+        self._draw()
+        self.run_worker(make, thread=True, group="act")
+
+    def _came(self, screen: TextScreen) -> None:
+        self._waits_for = ""
+        self._draw()
+        self.push_screen(screen)
 
 
-def _log_end(path: Path) -> str:
-    lines, _ = tail_lines(path, LOG_BYTES)
-    return "\n".join(lines)
+def _log_end(run: api.Run) -> TextScreen:
+    lines, _ = tail_lines(run.directory.paths.main_log, LOG_BYTES)
+    return TextScreen(f"log   {run.name}", "\n".join(lines), at_end=True)
 
 
-def _answer(run: api.Run, words: list[str]) -> str:
-    return said(run, words)[1]
+def _diagnosis(run: api.Run) -> TextScreen:
+    return TextScreen(f"tr11 diagnose   {run.name}", said(run, ["diagnose"])[1])

@@ -8,14 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted, duration
 from tr11ops.detect.node_progress import short_name
-from tr11ops.status.run_list import urgency
-from tr11ops.watchdog.verdict import VerdictWord
+from tr11ops.status.published import word_of
+from tr11ops.status.run_list import kept_words, urgency
+from tr11ops.watchdog.verdict import EXIT_CODES, VerdictWord
 from trainer.contract.record import Record
+from trainer.contract.units import shortened
 
 if TYPE_CHECKING:
+    from tr11ops.alerts.state import Alert, HeldVerdict
+    from tr11ops.api import Run
     from tr11ops.cluster.base import Job
     from tr11ops.detect.node_progress import NodeProgress
     from tr11ops.status.assessment import Assessment
@@ -23,17 +29,22 @@ if TYPE_CHECKING:
     from trainer.contract.attempt import Heartbeat
 
 DASH = "-"
-LEAST_WIDTH = 8  # of the last column
+LEAST_WIDTH = 24  # of the last column, where it is cut
+WHO_WIDTH = 16  # of who has an alert: in full below the table
+SPARE = "spare: the running launch does without it; it takes the place of a node that fails"
 PADDING = 2  # of each column: a space on both sides
 
 
 class TopRow(Record):
     """A line: `key` is what Enter goes into, "" where nothing is below; `cells` are one text each
-    for the table's columns.
+    for the table's columns. `more` is said in full of the line with the cursor, `page` is the
+    runbook page that it has.
     """
 
     key: str
     cells: tuple[str, ...]
+    more: str = ""
+    page: str = ""
 
     def has(self, words: str) -> bool:
         """Whether each word is somewhere in it, in capitals or not."""
@@ -52,42 +63,71 @@ class TopTable(Record):
     def filtered(self, words: str) -> TopTable:
         """The same with the rows that have the words."""
         rows = tuple(row for row in self.rows if row.has(words))
-        return TopTable(self.title, self.columns, rows, self.sentence)
+        return replace(self, rows=rows)
 
 
 def column_widths(table: TopTable, room: int) -> tuple[int, ...]:
     """How wide each column is, in characters, so that nothing is cut but the last one: that gets what
-    is left of `room`, and at least LEAST_WIDTH.
+    is left of `room`, and is left out where that is less than LEAST_WIDTH and not enough.
     """
     widths = [
         max(len(text) for text in texts)
         for texts in zip(table.columns, *(row.cells for row in table.rows), strict=True)
     ]
-    left = room - sum(width + PADDING for width in widths[:-1]) - PADDING
-    widths[-1] = max(LEAST_WIDTH, min(widths[-1], left))
+    last = widths.pop()
+    left = room - sum(width + PADDING for width in widths) - PADDING
+    if left >= min(last, LEAST_WIDTH):
+        widths.append(min(last, left))
     return tuple(widths)
 
 
 class LookedAt(Record):
-    """One run below the folders that were given: its last look, None where there was none, and
-    `why` then.
+    """One run below the folders that were given: its last look, None where there was none. Then
+    `why` is what kept it from being seen; "" where it was not looked at yet, and `before` is what
+    the watchdog had concluded by `time`. `run` is None where there is no look.
     """
 
     key: str
     name: str
     look: Assessment | None
     why: str = ""
+    run: Run | None = None
+    before: HeldVerdict | None = None
+    time: float = 0.0
+
+    @property
+    def sentence(self) -> str:
+        """How it is, or why that is not known."""
+        if self.look is None:
+            return self.why or f"{kept_words(self.before, self.time)}; looking"
+        status = self.look.status
+        told = f"{status.verdict.value}: {status.why}"
+        alerts = status.alerts or ()
+        who = dict.fromkeys(one.care.words(status.on_call, status.time) for one in alerts)
+        if who:
+            told += f"; alerts: {'; '.join(who)}"
+        if status.on_call is not None:
+            told += f"; on call: {status.on_call.words(status.time)}"
+        return told
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether its first look is still to come."""
+        return self.look is None and not self.why
 
 
 def runs_table(runs: Sequence[LookedAt]) -> TopTable:
     """Every run, what needs a person first."""
     ordered = sorted(runs, key=_urgency)
-    rows = tuple(TopRow(run.key, tuple(_run_cells(run))) for run in ordered)
+    rows = tuple(TopRow(run.key, tuple(_run_cells(run)), run.sentence) for run in ordered)
     asking = sum(map(_needs_person, runs))
     sentence = counted(len(runs), "run")
     if asking:
         verb = "needs" if asking == 1 else "need"
         sentence += f", {asking} {verb} a person"
+    awaited = sum(run.is_awaited for run in runs)
+    if awaited:
+        sentence += f"; {awaited} still to be looked at"
     return TopTable(
         "runs", ("run", "verdict", "for", "step", "loss", "left", "why"), rows, sentence
     )
@@ -95,8 +135,10 @@ def runs_table(runs: Sequence[LookedAt]) -> TopTable:
 
 def _urgency(run: LookedAt) -> tuple[tuple[int, int], str]:
     if run.look is None:
-        return urgency(VerdictWord.UNKNOWN, 3), run.name
-    return urgency(run.look.verdict.word, run.look.exit_code), run.name
+        word = VerdictWord.UNKNOWN if run.before is None else word_of(run.before.word)
+        return urgency(word, EXIT_CODES.get(word, 0)), run.name
+    status = run.look.status
+    return urgency(status.verdict, run.look.exit_code), run.name
 
 
 def _needs_person(run: LookedAt) -> bool:
@@ -106,24 +148,60 @@ def _needs_person(run: LookedAt) -> bool:
 def _run_cells(run: LookedAt) -> Iterator[str]:
     yield run.name
     if run.look is None:
-        yield from ("unknown", DASH, DASH, DASH, DASH, run.why)
+        yield from _unseen_cells(run)
         return
     status = run.look.status
     yield status.verdict.value
-    if status.verdict_since is None:
-        yield DASH
-    else:
-        yield duration(status.age(status.verdict_since))
+    since = status.verdict_since
+    yield _length(None if since is None else status.age(since))
     yield _or_dash(status.iteration)
-    if status.loss is None:
-        yield DASH
-    else:
-        yield f"{status.loss:.4f}"
-    if status.remaining_seconds is None:
-        yield DASH
-    else:
-        yield duration(status.remaining_seconds)
+    yield DASH if status.loss is None else f"{status.loss:.4f}"
+    yield _length(status.remaining_seconds)
     yield status.why
+
+
+def _unseen_cells(run: LookedAt) -> Iterator[str]:
+    """What is on record is said as past."""
+    before, word, length = run.before, "unknown", DASH
+    if before is not None and before.word:
+        word = f"was {before.word}"
+        if before.since is not None:
+            length = duration(run.time - before.since)
+    yield from (word, length, DASH, DASH, DASH, run.sentence)
+
+
+def alerts_table(run: LookedAt) -> TopTable:
+    """The open alerts of a run, the most severe first, and who has each; keys are their incidents."""
+    title = f"{run.name}: alerts"
+    columns = ("severity", "for", "who", "alert")
+    if run.look is None:
+        return TopTable(title, columns, (), run.sentence)
+    status = run.look.status
+    if status.alerts is None:
+        why = f"the alerts are unknown: {status.reason_unknown('alerts')}"
+        return TopTable(title, columns, (), why)
+    sentence = counted(len(status.alerts), "alert is open", "alerts are open")
+    if status.on_call is not None:
+        sentence += f"; on call: {status.on_call.words(status.time)}"
+    return TopTable(
+        title, columns, tuple(_alert_row(one, status) for one in status.alerts), sentence
+    )
+
+
+def _alert_row(alert: Alert, status: Status) -> TopRow:
+    """What an alert is; in full with who has it, what the watchdog does, and what is to be typed."""
+    length, care = duration(status.age(alert.start)), alert.care
+    who = shortened(care.holder, WHO_WIDTH) or "no one"
+    if care.snooze_left(status.time):
+        who += ", snoozed"
+    typed = f"type {alert.fix}" if alert.fix else ""
+    said = (alert.title, care.words(status.on_call, status.time), alert.watchdog, typed)
+    return TopRow(
+        alert.incident,
+        (alert.severity.name, length, who, alert.title),
+        "; ".join(filter(None, said)),
+        alert.runbook.removesuffix(".md"),
+    )
 
 
 def attempts_table(run: LookedAt) -> TopTable:
@@ -131,21 +209,21 @@ def attempts_table(run: LookedAt) -> TopTable:
     title = f"{run.name}: attempts"
     columns = ("attempt", "state", "nodes", "end")
     if run.look is None:
-        return TopTable(title, columns, (), run.why)
+        return TopTable(title, columns, (), run.sentence)
     status = run.look.status
     rows = []
     for job in sorted(status.jobs or (), key=_place_of):
-        key = ""
-        if job.nodes and _place_of(job) == 0:
-            key = job.job_id
-        rows.append(
-            TopRow(key, (job.job_id, job.state.lower(), str(len(job.nodes)), job.reason or DASH))
-        )
+        key = job.job_id if job.nodes and job.state.is_active else ""
+        # Slurm's None: it waits for nothing
+        reason = job.reason.replace("None", "")
+        cells = (job.job_id, job.state.lower(), str(len(job.nodes)), reason or DASH)
+        rows.append(TopRow(key, cells, reason))
     shown = {row.cells[0] for row in rows}
     for attempt in status.last_attempts or ():
+        how = attempt.how or ""
         if attempt.label not in shown:
-            rows.append(TopRow("", (attempt.label, "ended", DASH, attempt.how or DASH)))
-    return TopTable(title, columns, tuple(rows), _sentence(status))
+            rows.append(TopRow("", (attempt.label, "ended", DASH, how or DASH), how))
+    return TopTable(title, columns, tuple(rows), run.sentence)
 
 
 def nodes_table(run: LookedAt, job_id: str) -> TopTable:
@@ -155,24 +233,25 @@ def nodes_table(run: LookedAt, job_id: str) -> TopTable:
     title = f"{run.name}: {job_id}"
     columns = ("node", "ranks", "step", "phase", "silent", "s/step", "x usual", "list")
     if run.look is None:
-        return TopTable(title, columns, (), run.why)
+        return TopTable(title, columns, (), run.sentence)
     status = run.look.status
     listed = {entry.node: entry.state for entry in status.exclusions or ()}
     found = sorted((one for one in status.node_progress if one.job == job_id), key=_slow_first)
-    rows = tuple(TopRow(one.node, (*_node_cells(one), listed.get(one.node, ""))) for one in found)
-    slow = [one.node for one in found if one.is_slow]
-    sentence = _sentence(status)
-    if slow:
-        sentence = f"slow: {', '.join(slow)}; {sentence}"
-    return TopTable(title, columns, rows, sentence)
+    told = {one.node: SPARE for one in found if one.is_spare}
+    told |= {one.subject: "; ".join((one.title, *one.evidence)) for one in status.findings}
+    rows = tuple(
+        TopRow(one.node, (*_node_cells(one), listed.get(one.node, "")), told.get(one.node, ""))
+        for one in found
+    )
+    return TopTable(title, columns, rows, "; ".join((*status.slow_words, run.sentence)))
 
 
 def _node_cells(node: NodeProgress) -> Iterator[str]:
     yield node.node
     yield str(node.ranks or DASH)
     yield _or_dash(node.iteration)
-    yield node.phase or DASH
-    yield DASH if node.silent_seconds is None else duration(node.silent_seconds)
+    yield _phase(node)
+    yield _length(node.silent_seconds)
     if node.pace is None:
         yield from (DASH, DASH)
         return
@@ -181,11 +260,18 @@ def _node_cells(node: NodeProgress) -> Iterator[str]:
     yield f"{times} slow" if node.is_slow else times
 
 
-def _slow_first(node: NodeProgress) -> tuple[bool, float, str]:
+def _phase(node: NodeProgress) -> str:
+    """What its ranks do; of a node without ranks, why."""
+    if node.is_spare:
+        return "spare, idle"
+    return node.phase or "no word yet"
+
+
+def _slow_first(node: NodeProgress) -> tuple[bool, bool, float, str]:
     times = 0.0
     if node.pace is not None:
         times = node.pace.times_usual or 0.0
-    return not node.is_slow, -times, node.node
+    return not node.is_slow, node.is_spare, -times, node.node
 
 
 def ranks_table(run: LookedAt, node: str) -> TopTable:
@@ -193,8 +279,8 @@ def ranks_table(run: LookedAt, node: str) -> TopTable:
     title = f"{run.name}: {node}"
     columns = ("rank", "step", "phase", "silent", "pid")
     if run.look is None:
-        return TopTable(title, columns, (), run.why)
-    status = run.look.status
+        return TopTable(title, columns, (), run.sentence)
+    age = run.look.status.age
     rows = tuple(
         TopRow(
             "",
@@ -202,20 +288,18 @@ def ranks_table(run: LookedAt, node: str) -> TopTable:
                 _rank_name(rank),
                 str(rank.iteration),
                 rank.phase,
-                duration(status.age(rank.time)),
+                duration(age(rank.time)),
                 str(rank.pid),
             ),
         )
         for rank in sorted(_ranks_of(run.look, node), key=_number)
     )
-    return TopTable(title, columns, rows, _sentence(status))
+    return TopTable(title, columns, rows, run.sentence)
 
 
-def _place_of(job: Job) -> int:
+def _place_of(job: Job) -> tuple[bool, bool]:
     """What runs first, what waits next, then what has ended."""
-    if job.state.is_active:
-        return 0
-    return 1 if job.state == "PENDING" else 2
+    return not job.state.is_active, job.state != "PENDING"
 
 
 def _ranks_of(look: Assessment, node: str) -> list[Heartbeat]:
@@ -235,11 +319,13 @@ def _rank_name(beat: Heartbeat) -> str:
     return f"{told.start}-{told.stop - 1}"
 
 
-def _sentence(status: Status) -> str:
-    return f"{status.verdict.value}: {status.why}"
-
-
 def _or_dash(value: int | None) -> str:
     if value is None:
         return DASH
     return str(value)
+
+
+def _length(seconds: float | None) -> str:
+    if seconds is None:
+        return DASH
+    return duration(seconds)

@@ -4,6 +4,7 @@ Pure.
 
 from __future__ import annotations
 
+import re
 import signal
 
 from msgspec.structs import replace
@@ -11,10 +12,12 @@ from msgspec.structs import replace
 from tr11ops.dialects.dialect import Dialect
 from tr11ops.trainers.course import TrainingCourse
 from tr11ops.trainers.ends import EndMeaning, meaning_of_end
+from tr11ops.trainers.log import LogReading
 from tr11ops.trainers.never_began import sentence
 from tr11ops.trainers.stopping import StopOrder
 from trainer.contract.record import Record
 
+_OF_SIGNAL = re.compile(r"\bSIG[A-Z]{3,}|\bsignal\b")
 _BY_TERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
@@ -62,12 +65,23 @@ def last_word(
     if order is not None:
         return LastWord(order.reason, order.restart, order.line)
     if meaning.reason == "stopped":
-        return LastWord("exit-interval", True, f"it left before its last step: {meaning.why}")
+        return _stopped(meaning, log)
     if meaning.reason == "unexplained":
         return _unexplained(meaning, came_again, nothing_left)
     if meaning.sequel == "hold":
         return LastWord("refused", False, meaning.why)
     return None
+
+
+def _stopped(meaning: EndMeaning, log: LogReading) -> LastWord:
+    """It left in order before its last step: by itself, or as a signal wanted it that no one on record had
+    sent.
+    """
+    if _OF_SIGNAL.search(log.ending_line):
+        return LastWord(
+            "signal", True, f"no one on record had asked it to leave, and {meaning.why}"
+        )
+    return LastWord("exit-interval", True, f"it left before its last step: {meaning.why}")
 
 
 def _why_not_taken(dialect: Dialect, line: str) -> str:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tr11ops.base.errors import Refusal, WrongUsage
-from tr11ops.base.processes import adopt_orphans
+from tr11ops.base.processes import adopt_orphans, leave
 from tr11ops.base.units import counted
 from tr11ops.dialects.settings import TrainerSettings
 from tr11ops.trainers.course import TrainingCourse, nothing_left, older_start, wrong_start
@@ -527,6 +527,7 @@ class Keeper:
             not_taken=not_taken, nothing_left=nothing_left(self.course, self.taken, self.files.last_total()),
         )  # fmt: skip
         if word is None:
+            self.workers.tell_signal()
             return status
         if not self.is_first:
             return exit_code(word.reason)
@@ -606,4 +607,4 @@ def main(arguments: list[str], environment: Mapping[str, str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], os.environ))
+    leave(main(sys.argv[1:], os.environ))

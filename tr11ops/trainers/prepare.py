@@ -172,7 +172,7 @@ def _with_newest(run: _Preparing, found: CheckpointSurvey) -> CheckpointSurvey:
     if held.step is None:
         if held.passed and found.wanted is None:
             folder = place.paths.checkpoints
-            raise Refusal(refusal(folder, [step for step, _ in held.passed], held))
+            raise Refusal("; ".join(refusal(folder, [step for step, _ in held.passed], held)))
         return found
     if found.wanted is not None and (found.wanted.step is None or found.wanted.step >= held.step):
         return found
@@ -205,7 +205,10 @@ def _with_newest(run: _Preparing, found: CheckpointSurvey) -> CheckpointSurvey:
     again = run.look()
     if again.wanted is None or again.wanted.name != origin.foreign.name:
         back = next((one for one in again.found if one.name == origin.foreign.name), None)
-        why = "it is not there" if back is None else f"it is {back.state}: {back.why}"
+        if back is None:
+            why = "it is not there"
+        else:
+            why = f"it is {back.state}: {back.why}"
         raise Refusal(f"{origin.foreign.name} was put back from {home}, and {why}; look at it")
     return again
 

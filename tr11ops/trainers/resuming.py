@@ -35,7 +35,9 @@ def knows_words(text: str | None, words: Sequence[str]) -> Knows:
     is_passed = re.search(rf"\.{spelled}\b", text) is not None  # by a parser that is elsewhere
     if is_passed or not _OWN_PARSER.search(text) or _TAKES_ALL.search(text):
         return "not known"
-    return "by itself" if _FINDS.search(text) else "no"
+    if _FINDS.search(text):
+        return "by itself"
+    return "no"
 
 
 def added(words: Sequence[str]) -> str:

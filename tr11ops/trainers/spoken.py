@@ -132,11 +132,6 @@ def leave_request(folder: Path, wish: Wish) -> int:
     return number
 
 
-def withdraw_request(folder: Path) -> None:
-    """Take the wish back, as once it is fulfilled. Raises OSError."""
-    (folder / ASKED_FILE).unlink(missing_ok=True)
-
-
 def environment_for(
     folder: Path, listener: Listener | None, environment: Mapping[str, str] | None = None
 ) -> dict[str, str]:

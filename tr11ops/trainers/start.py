@@ -178,7 +178,10 @@ def environment_of(
     """All of a process's environment. `more`: of the keeper's, which the card's own passes."""
     left_out = {*unset_of(settings), *_OF_RANKS}
     kept = {name: value for name, value in inherited.items() if name not in left_out}
-    return {**kept, "PYTHONUNBUFFERED": "1", **(more or {}), **command.environment}
+    found = {**kept, "PYTHONUNBUFFERED": "1", **(more or {}), **command.environment}
+    if command.environment.get("LOCAL_WORLD_SIZE", "1") != "1":
+        found.setdefault("OMP_NUM_THREADS", "1")  # as torchrun has it: they share the node's cores
+    return found
 
 
 class _Filled(Record):

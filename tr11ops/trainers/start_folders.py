@@ -215,7 +215,9 @@ class _TakeOver(Record):
 
     def _step_of(self, name: str) -> int:
         step = self.place.rules.names.step_of(name)
-        return -1 if step is None else step
+        if step is None:
+            return -1
+        return step
 
     def _is_there(self, start: ClosedStart, listed: ListedCheckpoint) -> bool:
         return listed.is_still(self._found(folder_of(self.base, start.number), listed.name))

@@ -115,7 +115,7 @@ class NewLines(Record):
     is_late: bool
 
 
-def new_lines(log: Path, place: LogPlace, now: float, is_over: bool = False) -> Iterator[NewLines]:
+def new_lines(log: Path, place: LogPlace, now: float, is_over: bool) -> Iterator[NewLines]:
     """The lines since `place`, in pieces. A carriage return ends one too. A log that is another file
     now, or shorter than it was read, is read from its begin. `is_over`: no one writes to it any more,
     so that what has no end is a line as well.
@@ -306,7 +306,7 @@ def end_of(
     if not_taken and status and not course.has_stepped:
         return LastWord("refused", False, sentence(not_taken, "who submitted it corrects it"))
     word = last_word(dialect, course, status, came_again=True)
-    if word is None:
+    if word is None or word.reason == "signal":  # which the scheduler knows nothing of
         return LastWord("error", False, f"the scheduler says {job.state}{_exit_of(job)}")
     return replace(word, restart=False)
 

@@ -20,8 +20,10 @@ import psutil
 
 from tr11ops.base.processes import die_with_parent, end_descendants, exit_status
 from tr11ops.base.units import counted
+from tr11ops.cluster.sbatch_options import code_root
 from tr11ops.dialects.image import MARK
 from tr11ops.dialects.settings import TrainerSettings
+from tr11ops.trainers.outside import failure_words, signal_of_code, signal_said
 from tr11ops.trainers.start import WorkerCommand, environment_of
 from tr11ops.trainers.words import Piece, piece_of
 from trainer.contract.attempt import AttemptIdentity, tell
@@ -36,6 +38,13 @@ _BREAK = re.compile(rb"\r\n|\n|\r")
 _BAR = re.compile(rb"\d%\|.*(?:it/s|s/it)")
 _FAILED = re.compile(rb"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
+
+
+def without_own_modules(environment: Mapping[str, str]) -> dict[str, str]:
+    """Where Python finds no modules of tr11 before the trainer's, which may have their names."""
+    searched = environment.get("PYTHONPATH", "").split(os.pathsep)
+    others = [place for place in searched if place != str(code_root())]
+    return {**environment, "PYTHONPATH": os.pathsep.join(others)}
 
 
 class WorkerProcesses:
@@ -57,6 +66,7 @@ class WorkerProcesses:
         self._failed_at: float | None = None
         self._told: set[int] = set()
         self.first_failure = 0
+        self._signal_said = ""
 
     def start(
         self,
@@ -68,6 +78,7 @@ class WorkerProcesses:
         """Start them; from the main thread, with which they end. `more` is as in `environment_of`.
         Raises OSError.
         """
+        inherited = without_own_modules(inherited)
         place = settings.directory
         if settings.image is not None and not Path(place).is_dir():
             place = "/"  # the image has it
@@ -149,12 +160,26 @@ class WorkerProcesses:
             return
         self._gate.pass_on(text)
         self._lines.put(piece_of(text, time.time()))
+        self._signal_said = self._signal_said or signal_said(text, self._launchers())
         failed = _FAILED.search(text)
         if failed is not None:
             rank = self._first_rank + int(failed[2])
             self._tell_failure(rank, int(failed[3]), code=int(failed[1]))
 
+    def _launchers(self) -> frozenset[int]:
+        return frozenset(process.pid for command, process in self._children if command.rank is None)
+
     # ------------------------------------------------------------------ ending
+    def tell_signal(self) -> None:
+        """Say that a signal from outside has ended the launcher, where one has and no worker had failed:
+        the node agent keeps it.
+        """
+        codes = [process.poll() for command, process in self._children if command.rank is None]
+        ended = next((name for code in codes if code and (name := signal_of_code(code))), "")
+        name = self._signal_said or ended
+        if name and self.first_failure in (0, -signal.SIGTERM):
+            tell(f"tr11: the launcher on {node_name()} failed: {failure_words(name)}")
+
     def status(self) -> int | None:
         """The exit status of what was started, once all has ended: that of the first that failed,
         else 0. None while one runs. Where one of several failed, the others are ended.

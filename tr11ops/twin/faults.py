@@ -188,9 +188,10 @@ def _fits(kind: FaultKind, contents: NodeContents) -> bool:
 def _check_busy(kind: FaultKind, node: str, contents: NodeContents) -> None:
     if _fits(kind, contents):
         return
-    what = (
-        "no job's batch script runs there" if kind.target == "batch host" else "no job runs there"
-    )
+    if kind.target == "batch host":
+        what = "no job's batch script runs there"
+    else:
+        what = "no job runs there"
     raise TwinError(f"{kind.name} on {node}: {what}; leave --node out to have one chosen")
 
 

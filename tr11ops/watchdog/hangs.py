@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tr11ops.base.units import counted, duration
-from tr11ops.rundir.attempts import KeptStacks, TrainerLife
+from tr11ops.rundir.attempts import LOOKS_APART_SECONDS, KeptStacks, TrainerLife
 from trainer.contract.record import Record
 
 OLD_SECONDS = 60.0  # what a keeper told longer ago says nothing of now
 PASSED_SECONDS = 240.0  # after which a wait that ends by itself may be over
-UNMOVED_SECONDS = 60.0  # between two looks at stacks that count as two
 LEAST_STEPS, LEAST_OTHERS = 20, 2  # of a kind, from which on it is learned how long it takes
 # waits that end by themselves once a file system or another process answers, or with a person
 _INNOCENT = {
@@ -64,7 +63,7 @@ def hang_case(
     if not set(stacks.waits) <= _WAITING:
         return HangCase(why=f"its processes work ({', '.join(stacks.waits)})")
     unmoved = stacks.time - (stacks.unmoved or stacks.time)
-    if unmoved < UNMOVED_SECONDS:
+    if unmoved < LOOKS_APART_SECONDS:
         return HangCase(why="its processes use their processors", wants_look=True)
     where = f"no rank has moved for {duration(unmoved)}, by their stacks: {stacks.sentence}"
     return HangCase(is_proved=True, evidence=(silence, where))

@@ -9,7 +9,7 @@ After them come lines of the same form for what a queue alone does not tell. Pur
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, tzinfo
 from enum import StrEnum
 
@@ -24,6 +24,8 @@ from tr11ops.observe.snapshot import Snapshot
 from tr11ops.watchdog.verdict import Verdict, VerdictWord
 from trainer.contract.record import Record
 
+ALERT, QUEUED = "PULSE: ***ALERT: ", "' partition"  # what tells the queue's lines
+ALERT_SECONDS = 3600.0  # from one line of an alert to the next
 SCHEDULED_FORMAT = "%Y-%m-%dT%H:%M:%S"  # as squeue writes a time
 
 
@@ -68,6 +70,7 @@ GRAVE = {
 OF_THE_QUEUE = {"dead-chain": State.DEAD_CHAIN, "held": State.HELD}
 OF_WORD = {
     VerdictWord.HEALTHY: State.RUNNING,
+    VerdictWord.SLOW: State.RUNNING,
     VerdictWord.AT_RISK: State.RUNNING,
     VerdictWord.STARTING: State.STARTING,
     VerdictWord.QUEUED: State.QUEUED,
@@ -190,6 +193,19 @@ def lines(
             *(f"{head}: {record}" for record in records),
         )
     )
+
+
+def without_told_alert(
+    texts: tuple[str, ...], written: Sequence[str], now: float
+) -> tuple[str, ...]:
+    """A pulse's lines without the original's alert, where that is the last of what the log tells of the
+    queue and less than an hour old: the original looked hourly, and a watchdog that looks every few
+    seconds would bury the cause. `written`: the log's last lines.
+    """
+    queue = [line for line in written if ALERT in line or QUEUED in line]
+    if not queue or ALERT not in queue[-1] or queue[-1] < prefix(now - ALERT_SECONDS):
+        return texts
+    return tuple(text for text in texts if ALERT not in text)
 
 
 _STATES = {  # that the original did not know

@@ -103,7 +103,7 @@ def _foreign(snapshot: Snapshot, policy_context: PolicyContext) -> str:
     if outside is not None:
         return f"it is trained outside the scheduler, as {outside.job_id}"
     holder = known(policy_context.holder, None)
-    ours = {name for job in known(snapshot.jobs, ()) for name in derived.identifiers(job)}
+    ours = derived.identifiers_of(known(snapshot.jobs, ()))
     if holder is not None and holder.job_id not in ours:
         return f"a trainer that the scheduler does not know holds the run's lease: {holder.text}"
     return ""
@@ -115,13 +115,13 @@ RULES: Mapping[Callable[[rules.Draft], None], tuple[Power, ...]] = {
     rules.repair_queue: (
         Power(
             "a job's batch host is lost and no trainer shows life",
-            "excludes that host, cancels the job, launches again if nothing waits behind it",
+            "excludes that host, cancels the job, launches again if nothing is queued behind it",
             "tr11 nodes include NODE",
             (Exclude, Cancel, Resubmit),
         ),
         Power(
             "queued jobs wait for a condition that can never be met",
-            "cancels them and launches as many attempts behind what lives",
+            "cancels them and launches as many attempts behind what runs",
             "tr11 launch",
             (Cancel, Resubmit),
         ),
@@ -142,15 +142,16 @@ RULES: Mapping[Callable[[rules.Draft], None], tuple[Power, ...]] = {
     ),
     rules.end_hung: (
         Power(
-            f"a job hangs for {rules.HUNG_PATIENCES:g} times the silence that is normal",
-            "keeps its workers' stacks, starts once without the one node that stood out, cancels it",
+            f"a job hangs: {rules.HUNG_PATIENCES:g} times the normal silence",
+            "keeps its workers' stacks, starts once without the one node that stood out (in two looks, unless "
+            "it is dead or stopped), cancels it",
             "the next task goes on",
             (Stacks, Exclude, Cancel),
         ),
     ),
     rules.exclude_blamed: (
         Power(
-            "a node that a launch was surely lost by is not excluded",
+            "a node that certainly ended a launch is not excluded",
             "excludes it, within the cap",
             "tr11 nodes include NODE",
             (Exclude,),
@@ -158,15 +159,15 @@ RULES: Mapping[Callable[[rules.Draft], None], tuple[Power, ...]] = {
     ),
     rules.use_avoided: (
         Power(
-            "queued jobs wait for nodes while some are free that are only avoided, or that tr11 excluded an hour ago",
-            "lets the run use as many of these again as are missing, once they have rested: an hour, then a day",
+            "queued jobs wait for nodes, and some are free that are only avoided, or that tr11 excluded an hour ago",
+            "lets the run use as many of these again as are missing: the first time after an hour, then after a day",
             "tr11 nodes exclude NODE",
             (Include,),
         ),
     ),
     rules.use_repaired: (
         Power(
-            "the site had a node out of service that tr11 has excluded, and has put it back",
+            "a node that tr11 has excluded was out of service, and the site has put it back",
             "lets the run use it again, after the others; once, until it has trained well for a day",
             "tr11 nodes exclude NODE",
             (Include,),
@@ -174,7 +175,7 @@ RULES: Mapping[Callable[[rules.Draft], None], tuple[Power, ...]] = {
     ),
     rules.hold_doomed: (
         Power(
-            "the next attempts would fail as the last one did, and are not held",
+            "the next attempts would fail as the last one did, but are not held",
             "holds them for a person",
             "tr11 resume",
             (Hold,),

@@ -38,18 +38,26 @@ from tr11ops.watchdog.actions import Plan
 from tr11ops.watchdog.apply import Done, RunEffects, as_it_would_go, carry_out, settle
 from tr11ops.watchdog.bring_back import bring_back
 from tr11ops.watchdog.context import read_policy_context
-from tr11ops.watchdog.log_lines import Remark, State, lines, remarks, seen_something, state_of
+from tr11ops.watchdog.log_lines import (
+    Remark,
+    State,
+    lines,
+    remarks,
+    seen_something,
+    state_of,
+    without_told_alert,
+)
 from tr11ops.watchdog.policy import plan
 from tr11ops.watchdog.repairs import note_out_of_service, out_of_service
 from tr11ops.watchdog.rules import progress
 from tr11ops.watchdog.since import held_verdict
 from tr11ops.watchdog.stacks import hanging_jobs, take_missing_stacks
-from tr11ops.watchdog.verdict import Verdict, judge
+from tr11ops.watchdog.verdict import Verdict, judge, with_what_resumes
 from trainer.contract.files import append_line, refresh
 from trainer.contract.lease import KEPT_CLAIMS, LeaseClaim, LeaseFolder
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
-from trainer.contract.state_file import read_bytes
+from trainer.contract.state_file import read_bytes, tail_lines
 
 if TYPE_CHECKING:
     from tr11ops.alerts.service import AlertOutcome
@@ -70,6 +78,7 @@ FOLDER = "acting"
 # beyond the longest pass: a launch against a controller that is frozen all the while
 STALE_SECONDS = 900.0
 _TAIL_BYTES = 64
+LOG_TAIL_BYTES = 1 << 16
 
 
 class WatchdogLock(Record):
@@ -249,7 +258,7 @@ def _judged(snapshot: Snapshot, findings: tuple[Finding, ...], pause: Observed[s
     reported = remarks(snapshot, findings, verdict, pause)
     return Pulse(
         snapshot,
-        findings,
+        with_what_resumes(snapshot, findings, verdict),
         verdict=verdict,
         reported=reported,
         plan=Plan(),
@@ -326,7 +335,7 @@ def _pass(
     verdict = pulse.verdict
     history, settled = _history(directory, ledger, now, notes), tuple[ActionRecord, ...]()
     if not dry_run and is_there:
-        _log(directory, facts, pulse.lines, notes)
+        _log(directory, facts, _untold(directory, pulse.lines, now), notes)
     if not dry_run and (is_there or snapshot.unmounted):
 
         def expected() -> Plan:
@@ -551,6 +560,12 @@ def _told(
         return pulse
     notes += outcome.notes
     return replace(pulse, alerts=outcome)
+
+
+def _untold(directory: RunDirectory, texts: tuple[str, ...], now: float) -> tuple[str, ...]:
+    """The lines that the run's log does not end with already."""
+    tail = observed(lambda: tail_lines(directory.paths.main_log, LOG_TAIL_BYTES, (b"PULSE:",)))
+    return without_told_alert(texts, known(tail, ([], True))[0], now)
 
 
 def _log(

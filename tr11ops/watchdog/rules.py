@@ -27,7 +27,7 @@ from tr11ops.detect.nodes_left import (
     nodes_of_partition,
     partition_of,
 )
-from tr11ops.detect.progress import stacks_since
+from tr11ops.detect.progress import holds_up, stacks_since
 from tr11ops.detect.unfinished_end import ended_at, is_unbegun
 from tr11ops.nodes.queue_exclusions import why_not_leave_out
 from tr11ops.observe import derived
@@ -296,24 +296,23 @@ def end_hung(draft: Draft) -> None:
 
 
 def _start_without_suspect(draft: Draft, job: Job, since: float | None) -> None:
-    """The one node that surely or likely holds a job up is left out of the next start, where enough
-    others are free: a second hang costs as much as the first. It is a suspect, and excluded for the
-    third hang alone.
+    """The one node that holds a job up is left out of the next start, where enough others are free: a
+    second hang costs as much as the first. It is a suspect, avoided after the second hang of a week,
+    and excluded after the third.
     """
     snapshot = draft.snapshot
     kept = stacks_since(snapshot, job, since)
+    node = holds_up(kept, since)
     out = excluded_nodes(snapshot) | draft.planned(Exclude)
-    if (
-        snapshot.scheduler != "slurm"
-        or kept is None
-        or len(kept.nodes) != 1
-        or kept.nodes[0] in out
-    ):
+    if snapshot.scheduler != "slurm" or kept is None or not node or node in out:
         return  # other schedulers' nodes are one machine's
-    node = kept.nodes[0]
     records = known(draft.policy_context.suspects, ())
     own = next((entry for entry in records if entry.node == node), None)
-    before = [own.fault] if own is not None and own.state == NodeStanding.SUSPECT else []
+    before: list[str] = []
+    if own is not None and own.state == NodeStanding.SUSPECT:
+        # it may be a suspect again because it was needed, which takes no hang back
+        hangs = draft.history.count(f"hang:{node}:")
+        before = [own.fault] * max(1, hangs)
     limit = exclusion_limit(snapshot) or ExclusionLimit(0)
     action = Exclude(
         node,

@@ -70,6 +70,9 @@ def _moments(
             waiting = derived.startable_jobs(snapshot)
             submitted = [job.submit_time for job in waiting if job.submit_time is not None]
             yield max((*submitted[:1], *(() if ended is None else (ended,))), default=None)
+        case VerdictWord.SLOW:
+            begun = [one.since for one in findings if one.costs_time and one.since is not None]
+            yield min(begun) if begun else _started(snapshot)
         case VerdictWord.STARTING | VerdictWord.HEALTHY:
             yield _started(snapshot)
 

@@ -32,7 +32,7 @@ from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.watchdog.actions import Plan
-from tr11ops.watchdog.verdict import Verdict, VerdictWord
+from tr11ops.watchdog.verdict import TRAINING, Verdict, VerdictWord
 
 if TYPE_CHECKING:
     from tr11ops.alerts.service import AlertOutcome
@@ -137,7 +137,7 @@ def condition_of(verdict: Verdict, snapshot: Snapshot) -> RunCondition:
     return RunCondition(
         words=f"{verdict.word.value.upper()}: {verdict.why}",
         is_well=verdict.exit_code == 0 and verdict.word is not VerdictWord.STARTING,
-        trains=verdict.word in {VerdictWord.HEALTHY, VerdictWord.AT_RISK},
+        trains=verdict.word in TRAINING,
         is_finished=is_finished,
         is_stopped=verdict.word is VerdictWord.STOPPED,
         resume=derived.command(snapshot, "resume") if waits_for_resume else "",

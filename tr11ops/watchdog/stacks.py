@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from functools import partial
 
 from tr11ops.base.deadline import within
 from tr11ops.base.errors import Late, SchedulerError
-from tr11ops.base.observed import cause, observed
+from tr11ops.base.observed import cause
 from tr11ops.base.units import counted
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.slurm_command import follow_command
@@ -25,10 +24,10 @@ from tr11ops.diagnose.stacks.records import look_at_records
 from tr11ops.diagnose.stacks.screen import lines, text_of
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.attempts import (
+    LOOKS_APART_SECONDS,
     KeptStacks,
-    read_kept_stacks,
+    add_kept_stacks,
     stacks_folder,
-    write_kept_stacks,
 )
 from trainer.contract.files import make_shared, write_atomically
 from trainer.contract.paths import RunPaths
@@ -77,20 +76,27 @@ def take_missing_stacks(
 
 
 def hanging_jobs(snapshot: Snapshot, findings: Iterable[Finding]) -> tuple[Job, ...]:
-    """The jobs that hang, of which no stacks were kept since they do; of a job that is only watched
-    none are asked for, since its processes are left alone.
+    """The jobs that hang and are to be looked at now: not looked at since they do, or in one look that
+    named a node, which a second one has to confirm. Of a job that is only watched none are asked for,
+    since its processes are left alone.
     """
     if snapshot.run.is_watched:
         return ()
-    hangs = [
-        finding for finding in findings if finding.detector in HANGING and finding.since is not None
-    ]
     return tuple(
         job
-        for finding in hangs
+        for finding in findings
+        if finding.detector in HANGING and finding.since is not None
         for job in snapshot.active_jobs
-        if job.job_id == finding.subject and stacks_since(snapshot, job, finding.since) is None
+        if job.job_id == finding.subject and _wants_look(snapshot, job, finding.since)
     )
+
+
+def _wants_look(snapshot: Snapshot, job: Job, since: float) -> bool:
+    kept = stacks_since(snapshot, job, since)
+    if kept is None:
+        return True
+    is_second_due = snapshot.time - kept.time >= LOOKS_APART_SECONDS
+    return len(kept.nodes) == 1 and is_second_due and not kept.is_confirmed(since)
 
 
 def keep_stacks(
@@ -134,8 +140,7 @@ def keep_stacks(
         waits=tuple(dict.fromkeys(group.wait.kind.value for group in look.groups)),
         mark=look.mark,
     )
-    before = observed(partial(read_kept_stacks, paths, job_id))
-    write_kept_stacks(paths, kept.after(before if isinstance(before, KeptStacks) else None))
+    add_kept_stacks(paths, kept)
     return f"the stacks of {counted(len(reported), 'node')} are in {folder}: {verdict.sentence}"
 
 

@@ -14,8 +14,16 @@ from tr11ops.base.observed import Unknown
 from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.pending_reasons import Cause, JobReason, Wait, reason_of_job
-from tr11ops.detect.detector import STANDS_STILL, Finding, Severity, by_cause, first_cause
+from tr11ops.detect.detector import (
+    STANDS_STILL,
+    Finding,
+    Severity,
+    by_cause,
+    first_cause,
+    slow_by_cause,
+)
 from tr11ops.observe import derived
+from tr11ops.observe.forecast import Throughput
 from tr11ops.observe.jobs import misplaced
 from tr11ops.observe.liveness import (
     ENDED_PHASE,
@@ -23,9 +31,11 @@ from tr11ops.observe.liveness import (
     batch_host,
     has_lost_its_host,
     hidden_life,
+    last_launch_end,
     liveness_of,
     liveness_outside,
     silent_host,
+    to_be_relaunched,
 )
 from tr11ops.observe.snapshot import KillSwitch, Snapshot
 from trainer.contract.attempt import BAD_REASONS
@@ -38,6 +48,7 @@ class VerdictWord(StrEnum):
     """What a run is, as the person on call needs it."""
 
     HEALTHY = "healthy"
+    SLOW = "slow"  # it trains, and takes longer than it has to; that may wait for the morning
     AT_RISK = "at risk"  # it trains, and what was found will not wait for the morning
     STARTING = "starting"
     QUEUED = "queued"
@@ -56,6 +67,10 @@ EXIT_CODES = {
 }
 
 
+TRAINING = frozenset({VerdictWord.HEALTHY, VerdictWord.SLOW, VerdictWord.AT_RISK})
+MOVING = TRAINING | {VerdictWord.STARTING}
+
+
 class Verdict(Record):
     """The word, and one sentence of why, without a full stop. `is_critical`: some finding of the
     look is.
@@ -71,9 +86,30 @@ class Verdict(Record):
         return EXIT_CODES.get(self.word, int(self.is_critical))
 
 
-def judge(snapshot: Snapshot, findings: tuple[Finding, ...]) -> Verdict:
-    """The verdict. `findings` are those of `detect_all` for the same snapshot."""
-    return _with_what_is_critical(_judged(snapshot, findings), findings)
+def judge(
+    snapshot: Snapshot, findings: tuple[Finding, ...], speed: Throughput | None = None
+) -> Verdict:
+    """The verdict. `findings` are those of `detect_all` for the same snapshot; `speed`: against the
+    run's best, where that was looked at.
+    """
+    found = _with_what_costs_time(_judged(snapshot, findings), findings, speed)
+    return _with_what_is_critical(found, findings)
+
+
+def _with_what_costs_time(
+    verdict: Verdict, findings: tuple[Finding, ...], speed: Throughput | None
+) -> Verdict:
+    """A run that trains and is slow is not called healthy: its reason begins with what makes it slow."""
+    slow = slow_by_cause(findings)
+    if verdict.word is not VerdictWord.HEALTHY or not slow:
+        return verdict
+    first = slow[0]
+    said = [first.title]
+    if first.subject and first.evidence:
+        said = [f"{first.title} ({first.evidence[0]})"]
+    if speed is not None and speed.is_slow:
+        said.append(f"the training runs at {speed.percent:.0f} % of its best")
+    return Verdict(VerdictWord.SLOW, "; ".join((*said, verdict.why)))
 
 
 def with_severity_of(verdict: Verdict, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
@@ -90,6 +126,24 @@ def with_severity_of(verdict: Verdict, findings: tuple[Finding, ...]) -> tuple[F
     return findings
 
 
+def with_what_resumes(
+    snapshot: Snapshot, findings: tuple[Finding, ...], verdict: Verdict
+) -> tuple[Finding, ...]:
+    """The findings of a stopped run that needs a person: the last of the critical ones says too what lets it
+    go on, for nothing does so when their commands have helped.
+    """
+    critical = [one for one in by_cause(findings) if one.severity is Severity.CRITICAL]
+    if verdict.word is not VerdictWord.STOPPED or snapshot.run.is_watched or not critical:
+        return findings
+    last = critical[-1].fingerprint
+    return tuple(
+        replace(one, then=(*one.then, *derived.go_on(snapshot, behind=True)))
+        if one.fingerprint == last
+        else one
+        for one in findings
+    )
+
+
 def _with_what_is_critical(verdict: Verdict, findings: tuple[Finding, ...]) -> Verdict:
     """The word, its reason and the exit code agree: no run is called healthy that a person must get
     up for.
@@ -99,7 +153,7 @@ def _with_what_is_critical(verdict: Verdict, findings: tuple[Finding, ...]) -> V
     )
     if critical is None:
         return verdict
-    word = VerdictWord.AT_RISK if verdict.word is VerdictWord.HEALTHY else verdict.word
+    word = VerdictWord.AT_RISK if verdict.word in TRAINING else verdict.word
     is_said = word in {VerdictWord.STALLED, VerdictWord.DOWN, VerdictWord.UNKNOWN}
     if is_said or critical.title in verdict.why:
         why = verdict.why
@@ -200,6 +254,12 @@ def _of_active(
     ended = marker is not None and (
         liveness is None or liveness.time <= marker.time or liveness.phase == ENDED_PHASE
     )
+    over = to_be_relaunched(snapshot, job)
+    if ended and over is not None:
+        return Verdict(VerdictWord.STARTING, f"{on}: {over.decision or over.why}")
+    last = last_launch_end(snapshot, job)
+    if marker is None and last is not None and last.is_last:
+        return _leaving(snapshot, job, last.decision)
     if ended or job.state is JobState.COMPLETING:
         return _leaving(snapshot, job, marker.reason if marker is not None else "no end marker yet")
     if isinstance(snapshot.kill_switch, KillSwitch):

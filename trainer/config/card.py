@@ -188,7 +188,7 @@ class RecoverySection(Section):
     """
 
     on_spike: Literal["flag", "roll_back", "off"] = "flag"
-    """say so in the log, or also go back and pass over the data, or do not look"""
+    """say so in the log, or also go back and skip the data, or do not look"""
 
     gradient_factor: AboveOne = 10.0
     """gradient norm over its median, two steps in a row"""
@@ -208,7 +208,7 @@ class RecoverySection(Section):
     """
 
     skip_margin: StepCount = 10
-    """iterations passed over beyond the spike, on each side"""
+    """iterations skipped beyond the spike, on each side"""
 
 
 class DebugSection(Section):

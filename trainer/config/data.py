@@ -237,7 +237,7 @@ class DataSection(Section):
     """the same for validation"""
 
     skip_ranges: list[IterationRange] = Field(default=[])
-    """iterations whose data is passed over, both ends included: "13251-14000\""""
+    """iterations whose data is skipped, both ends included: "13251-14000\""""
 
     end_of_document_id: int | None = Field(default=None, ge=0, le=LARGEST_WIDTH)
     """token that ends a document, for the three keys below"""

@@ -48,12 +48,12 @@ def end_token_of(file: Path, id_of: Callable[[str], int | None]) -> tuple[str, i
         if there:
             has = f", it has {', '.join(there)}"
         raise DataError(
-            f"{file.parent / CONFIG_FILE} names {named!r} as eos_token, which {file.name} does not "
-            f"have{has}; name the token that ends a document there"
+            f"{file.parent / CONFIG_FILE} names {named!r} as eos_token, which {file.name} does not have{has}",
+            "name the token that ends a document there",
         )
     raise DataError(
-        f"{file} has no token that ends a document; name one as eos_token in {CONFIG_FILE} beside "
-        f"it (looked for {', '.join(KNOWN_END_TOKENS)})"
+        f"{file} has no token that ends a document",
+        f"name one as eos_token in {CONFIG_FILE} beside it (looked for {', '.join(KNOWN_END_TOKENS)})",
     )
 
 
@@ -66,7 +66,7 @@ def _named_end_token(config: Path) -> str | None:
     except (OSError, ValueError, RecursionError) as error:
         why = shortened(" ".join(str(error).split()), 200)
         raise DataError(
-            f"{config} cannot be read: {why}; copy it again, or take it away"
+            f"{config} cannot be read: {why}", "copy it again, or take it away"
         ) from error
     named = None
     if isinstance(value, dict):

@@ -203,32 +203,32 @@ def find_resumable(
     )
     problem = refusal(folder, steps, found)
     if problem:
-        raise CheckpointError(problem)
+        raise CheckpointError("; ".join(problem))
     if found.step != latest:
         assert found.step is not None
         report(f"resuming from {checkpoint_name(found.step)}, the newest resumable checkpoint")
     return found.step
 
 
-def refusal(folder: Path, steps: Sequence[int], found: ResumeSearch) -> str:
-    """Why nothing may be resumed although there are checkpoints; empty when something may. One
-    line, with the fix.
+def refusal(folder: Path, steps: Sequence[int], found: ResumeSearch) -> tuple[str, ...]:
+    """Why nothing may be resumed although there are checkpoints, and the fix; empty when something
+    may.
     """
     if found.step is None:
         step, fault = found.passed[0]
         listed = ", ".join(checkpoint_name(step) for step in steps[-3:])
-        return (
-            f"{folder} holds {len(steps)} checkpoint(s) ({listed}) but none is resumable ({checkpoint_name(step)}: "
-            f"{fault.text}); restore one from a backup; {NEW_VARIANT}"
-        )
+        why = f"{checkpoint_name(step)}: {fault.text}"
+        rule = f"{folder} holds {len(steps)} checkpoint(s) ({listed}) but none is resumable ({why})"
+        return rule, f"restore one from a backup; {NEW_VARIANT}"
     if found.barrier is None:
-        return ""
+        return ()
     step, fault = found.barrier
     older, newer = checkpoint_name(found.step), checkpoint_name(step)
-    return (
-        f"{newer} is newer than {older} and not for this run to judge: {fault.text}; use the tr11 and the run card "
-        f"that wrote it, or write {older} into {folder / LATEST_FILE} to go on from there ({newer} is then set aside)"
+    rule = f"{newer} is newer than {older} and not for this run to judge: {fault.text}"
+    back = (
+        f"write {older} into {folder / LATEST_FILE} to go on from there ({newer} is then set aside)"
     )
+    return rule, f"use the tr11 and the run card that wrote it, or {back}"
 
 
 def _latest(folder: Path, steps: list[int], report: Report) -> int | None:

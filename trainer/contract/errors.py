@@ -10,6 +10,7 @@ The exit code is 1 (needs a person), or the one that stands beside the name.
       NewerFormat
       LeaseLost
       CheckpointError
+        ScheduleMismatch
         NodeFilesError
       LatestStays
     data
@@ -19,7 +20,6 @@ The exit code is 1 (needs a person), or the one that stands beside the name.
       DataMismatch
       HubFileError
     the course of a training
-      ScheduleMismatch
       RangeError  2
       NotFiniteError
       LostRanksError
@@ -104,6 +104,19 @@ class CheckpointError(Tr11Error, ValueError):
     """
 
 
+class ScheduleMismatch(CheckpointError):
+    """The card's schedule is not the checkpoint's, and no one said which one counts; one line for
+    each value. `faults`: of each the rule and the fix.
+    """
+
+    def __init__(self, *faults: tuple[str, str]) -> None:
+        super().__init__(*faults)
+        self.faults = faults
+
+    def __str__(self) -> str:
+        return "\n".join(f"{rule}; {fix}" for rule, fix in self.faults)
+
+
 class NodeFilesError(CheckpointError):
     """The file system refused some nodes what it gave others at the same moment, in the same
     folder.
@@ -138,7 +151,13 @@ class LatestStays(Tr11Error):
 class DataError(Tr11Error, ValueError):
     """Data, or a request about data, that cannot be used. The text is one line: what, where, rule,
     fix.
+
+    `rule` and `fix`: its two parts, where who raises it gives them apart; else all is the rule.
     """
+
+    def __init__(self, rule: str, fix: str = "") -> None:
+        super().__init__(f"{rule}; {fix}" if fix else rule)
+        self.rule, self.fix = rule, fix
 
 
 class LostWorkerError(DataError):
@@ -165,12 +184,6 @@ class HubFileError(Tr11Error, ValueError):
 
 # ----------------------------------------------------------------------------- the course of a
 # training
-class ScheduleMismatch(Tr11Error, ValueError):
-    """The card's schedule is not the checkpoint's, and no one said which one counts; one line for
-    each value.
-    """
-
-
 class RangeError(Tr11Error, ValueError):
     """A range of iterations that is not one; the text says which and why."""
 

@@ -27,7 +27,8 @@ from trainer.contract.paths import RunPaths
 from trainer.contract.record import JsonObject, Record
 from trainer.contract.state_file import read_bytes, read_json
 
-NEW_VARIANT = "to begin anew, give run.variant a name of its own"  # where no checkpoint is left
+# where no checkpoint is left
+NEW_VARIANT = "to begin from scratch, give run.variant a name of its own"
 
 if TYPE_CHECKING:
     from trainer.config.card import TrainerConfig
@@ -83,14 +84,21 @@ class ResumeNeed(Record):
 
 
 class ResumeFault(Record):
-    """Why a training does not resume from a checkpoint: one line, and what kind of reason that is.
+    """Why a training does not resume from a checkpoint, and what kind of reason that is. `fix`: what to do
+    about it, "" where nothing of its own is.
 
     `key`: the card's key that differs, where it is of another model.
     """
 
     kind: Kind
-    text: str
+    rule: str
+    fix: str = ""
     key: str = ""
+
+    @property
+    def text(self) -> str:
+        """Both, in one line."""
+        return "; ".join(filter(None, (self.rule, self.fix)))
 
     @property
     def is_foreign(self) -> bool:
@@ -205,23 +213,19 @@ def lack_of(manifest: Manifest, need: ResumeNeed) -> ResumeFault | None:
 
 def _other_trainer(manifest: Manifest) -> ResumeFault:
     if manifest.foreign is None:
-        text = "it is of tr11's own trainer; use another run.variant for another trainer"
+        rule, fix = "it is of tr11's own trainer", "use another run.variant for another trainer"
     else:
-        text = (
-            f"it is {manifest.foreign.name} of another trainer ({manifest.foreign.dialect}), which alone loads it; "
-            "use that trainer's run card, or another run.variant"
-        )
-    return ResumeFault("other model", text)
+        rule = f"it is {manifest.foreign.name} of another trainer ({manifest.foreign.dialect}), which alone loads it"
+        fix = "use that trainer's run card, or another run.variant"
+    return ResumeFault("other model", rule, fix)
 
 
 def model_fault(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> ResumeFault | None:
     """The first key on which checkpoint and card disagree, with the fix; None when they do not."""
     for key, (there, here) in model_differences(saved, wanted).items():
-        text = (
-            f"it is of another model: {key} is {there!r} in the checkpoint and {here!r} in the run card; "
-            f"set {key} = {there!r}, or use another run.variant for the new model"
-        )
-        return ResumeFault("other model", text, key)
+        rule = f"it is of another model: {key} is {there!r} in the checkpoint and {here!r} in the run card"
+        fix = f"set {key} = {there!r}, or use another run.variant for the new model"
+        return ResumeFault("other model", rule, fix, key)
     return None
 
 
@@ -258,13 +262,12 @@ def read_whole(folder: Path, step: int) -> Manifest | ResumeFault:
         return ResumeFault("unreadable", one_line(error))
     if manifest is None:
         if not place.is_dir():
-            return ResumeFault("missing", f"{place} does not exist; use another step")
-        return ResumeFault(
-            "incomplete", f"{place} has no {MANIFEST_FILE}, so it is not complete; use another step"
-        )
+            return ResumeFault("missing", f"{place} does not exist", "use another step")
+        rule = f"{place} has no {MANIFEST_FILE}, so it is not complete"
+        return ResumeFault("incomplete", rule, "use another step")
     if manifest.step != step:
-        text = f"{place} holds the manifest of step {manifest.step}: it was renamed; give its name back"
-        return ResumeFault("other step", text)
+        rule = f"{place} holds the manifest of step {manifest.step}: it was renamed"
+        return ResumeFault("other step", rule, "give its name back")
     return manifest
 
 

@@ -144,10 +144,6 @@ class SecretShape(Record, dict=True):
     def in_text(self) -> re.Pattern[str]:
         return re.compile(self.pattern, re.ASCII)
 
-    def may_fit(self, text: str, lowered: str) -> bool:
-        """Whether a text, here also in lower case, holds one of the words."""
-        return any(word in (text if word.isupper() else lowered) for word in self.words)
-
     def fits(self, text: str) -> bool:
         """Whether a text holds a secret of this kind."""
         return any(True for _ in self._found(self.in_text, text))
@@ -533,25 +529,47 @@ def all_shapes() -> tuple[SecretShape, ...]:
     )
 
 
+@functools.cache
+def _places_by_word(in_capitals: bool) -> tuple[tuple[str, frozenset[int]], ...]:
+    """Each word of the shapes once, with the places of those that have it in `all_shapes`."""
+    places: dict[str, set[int]] = {}
+    for place, shape in enumerate(all_shapes()):
+        for word in shape.words:
+            if word.isupper() == in_capitals:
+                places.setdefault(word, set()).add(place)
+    return tuple((word, frozenset(found)) for word, found in places.items())
+
+
+def _shapes_that_may_fit(text: str) -> Iterator[SecretShape]:
+    """Those of which a text holds a word, in their order. Words in capitals are looked for as they
+    are, others in any case.
+    """
+    lowered = text.lower()
+    found: set[int] = set()
+    for word, places in _places_by_word(in_capitals=False):
+        if word in lowered:
+            found |= places
+    for word, places in _places_by_word(in_capitals=True):
+        if word in text:
+            found |= places
+    shapes = all_shapes()
+    return (shapes[place] for place in sorted(found))
+
+
 def has_secret(text: str) -> bool:
     """Whether a text has the form of a token, a private key, or an address with a password or a
     signature in it.
     """
-    lowered = text.lower()
-    if "private key" in lowered and re.search(_PRIVATE_KEY, text):
+    if "private key" in text.lower() and re.search(_PRIVATE_KEY, text):
         return True
-    return any(
-        shape.is_sure and shape.may_fit(text, lowered) and shape.fits(text)
-        for shape in all_shapes()
-    )
+    return any(shape.is_sure and shape.fits(text) for shape in _shapes_that_may_fit(text))
 
 
 def without_secrets(text: str, instead: str = "***") -> str:
     """The text with other words in place of what has the form of a secret."""
-    lowered, shown = text.lower(), text
-    for shape in all_shapes():
-        if shape.may_fit(text, lowered):
-            shown = shape.hide(shown, instead)
+    shown = text
+    for shape in _shapes_that_may_fit(text):
+        shown = shape.hide(shown, instead)
     return shown
 
 

@@ -224,7 +224,8 @@ def _find(config: TrainerConfig, source: StartSource, say: Say, ranks: RankGroup
         folder, config.checkpoint.verify, must, report=say, group=ranks.group, need=source.need
     )
     if step is None and source.must:
-        raise CheckpointError(ranks.on_first(f"{folder} could not be searched", no_start, source))
+        rule, fix = ranks.on_first(f"{folder} could not be searched", no_start, source)
+        raise CheckpointError(f"checkpoint.load = {rule}; {fix}")
     return step
 
 

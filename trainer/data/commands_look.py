@@ -221,9 +221,7 @@ class Inspection(Record):
     peeks: tuple[Peek, ...]
 
 
-def inspect_pair(
-    prefix: str | Path, tokenizer: Tokenizer | None = None, sequences: int = 3
-) -> Inspection:
+def inspect_pair(prefix: str | Path, tokenizer: Tokenizer | None, sequences: int) -> Inspection:
     """Open a pair, with all its checks, and describe it; reads every token once for the largest.
 
     Raises DataError for a damaged pair, or a token outside the tokenizer's vocabulary.

@@ -158,7 +158,7 @@ def all_documents(on_unreadable: Callable[[], None]) -> Iterator[Document]:
 
 def build_corpus(
     output: Path,
-    min_bytes: int = DEFAULT_MIN_BYTES,
+    min_bytes: int,
     force: bool = False,
     on_bytes: Callable[[int], None] = lambda count: None,
 ) -> CorpusReport:

@@ -89,7 +89,10 @@ def parse_group(text: str) -> DataGroup:
 def _member(where: str, text: str) -> Member:
     fields = text.split()
     if len(fields) != 3:
-        more = "; a prefix can hold no space and no comma" if len(fields) > 3 else ""
+        if len(fields) > 3:
+            more = "; a prefix can hold no space and no comma"
+        else:
+            more = ""
         raise DataError(
             f"{where}: {text.strip()[:80]!r} has {len(fields)} fields, expected 3: WEIGHT START:END PREFIX{more}"
         )

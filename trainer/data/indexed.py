@@ -130,11 +130,10 @@ class IndexedDataset:
             index = _read_index(index_file, self.path)
             self.bytes = self.path.stat().st_size
         if KIND_OF.get(implementation, index.kind) != index.kind:
-            found = (
-                "an older index (TNTIDX)"
-                if index.kind == "older"
-                else "a memory-mapped index (MMIDIDX)"
-            )
+            if index.kind == "older":
+                found = "an older index (TNTIDX)"
+            else:
+                found = "a memory-mapped index (MMIDIDX)"
             raise DataError(
                 f"{index_file} is {found}, which the implementation {implementation!r} does not read; set"
                 " data.implementation to infer"

@@ -144,9 +144,7 @@ def _config() -> JsonObject:
     }
 
 
-def check_vocabulary_size(
-    vocabulary_size: int, kind: LearntType = "huggingface", extra_tokens: int = 0
-) -> None:
+def check_vocabulary_size(vocabulary_size: int, kind: LearntType, extra_tokens: int) -> None:
     """Raise DataError unless the size has room for the special tokens and, of BPE, for all bytes."""
     is_bpe = kind == "huggingface"
     if is_bpe:
@@ -154,7 +152,10 @@ def check_vocabulary_size(
     else:
         least = len(WORDPIECE_TOKENS) + 1
     if vocabulary_size < least + extra_tokens:
-        what = "all bytes and the special tokens" if is_bpe else "the special tokens and a piece"
+        if is_bpe:
+            what = "all bytes and the special tokens"
+        else:
+            what = "the special tokens and a piece"
         raise DataError(
             f"vocabulary size {vocabulary_size} must be at least {least + extra_tokens}: {what}"
         )

@@ -181,9 +181,7 @@ def plan_groups(
     return plans
 
 
-def weights_by_size(
-    prefixes: Sequence[str], implementation: Implementation = "infer"
-) -> list[float]:
+def weights_by_size(prefixes: Sequence[str], implementation: Implementation) -> list[float]:
     """Weights for data sets that were given none: their numbers of tokens."""
     if len(prefixes) == 1:
         return [1.0]

@@ -101,7 +101,7 @@ MEANING: Mapping[FaultKind, tuple[str, str, str]] = {
     ),
     "data-order": (
         "data order",
-        "samples are repeated, passed over, or drawn in another order",
+        "samples are repeated, skipped, or drawn in another order",
         "the data cursor (consumed samples), [data] and run.seed of both cards, the index maps' cache",
     ),
     "random-state": (

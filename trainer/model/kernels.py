@@ -117,7 +117,10 @@ def build_kernel(
         )
     backends = _backends(model, choice, dtype, mesh.device)
     if model.looks_ahead:
-        flex = FlexKernel(None, False, compiled=True) if choice.name == "flex" else None
+        if choice.name == "flex":
+            flex = FlexKernel(None, False, compiled=True)
+        else:
+            flex = None
         return PaddedKernel(backends, flex)
     slopes = None
     if model.position_embedding == "alibi":

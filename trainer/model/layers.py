@@ -296,5 +296,8 @@ class LearnedPositions(nn.Module):
 
 
 def _leave_region(partial: Tensor, mesh: Mesh) -> Tensor:
-    leave = reduce_scatter_sequence if mesh.sequence_parallel else reduce_from_tensor_region
+    if mesh.sequence_parallel:
+        leave = reduce_scatter_sequence
+    else:
+        leave = reduce_from_tensor_region
     return leave(partial, mesh.tensor_group)

@@ -209,7 +209,10 @@ class LanguageModelHead:
         """`z`: the factor of a z-loss, which is then measured beside the cross-entropy."""
         self.group = mesh.tensor_group
         self.z = z
-        self._enter = gather_sequence if mesh.sequence_parallel else copy_to_tensor_region
+        if mesh.sequence_parallel:
+            self._enter = gather_sequence
+        else:
+            self._enter = copy_to_tensor_region
         self.measured: dict[str, Tensor] = {}
         self._beside: tuple[Tensor, ...] = ()
         self._pending: tuple[VocabularyParallelEmbedding, Slot, tuple[Tensor, ...]] | None = None
@@ -269,7 +272,7 @@ def projection_loss(
     wanted: Tensor,
     slot: Slot,
     group: ProcessGroup | None,
-    bias: Tensor | None = None,
+    bias: Tensor | None,
     hits: Tensor | None = None,
     z: float = 0.0,
 ) -> tuple[Tensor, Tensor]:

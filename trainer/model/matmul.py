@@ -31,9 +31,13 @@ def compute_dtype(tensor: Tensor) -> torch.dtype:
     return tensor.dtype
 
 
-@torch.compiler.assume_constant_result  # not traced into a compiled block
 def _is_native(dtype: torch.dtype) -> bool:
     return _found_native(dtype)
+
+
+# Not traced into a compiled block: what torch.compiler.assume_constant_result would set, for which
+# torch's compiler would be loaded.
+setattr(_is_native, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 @cache
@@ -61,7 +65,7 @@ def column_linear(
     bias: Tensor | None,
     group: ProcessGroup,
     is_cut: bool,
-    in_float8: bool = False,
+    in_float8: bool,
 ) -> Tensor:
     """Enter a tensor region through a linear layer: inputs [batch, sequence, features], whole or
     cut (`is_cut`).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -17,6 +18,12 @@ from trainer.optim.adam8bit import Adam8bit
 from trainer.optim.interface import MOMENTS, FlatStateOptimizer, TrainingOptimizer
 from trainer.optim.lamb import FLOOR, Lamb, LambRules, LayerNoiseLamb, NormOf
 from trainer.parallel.mesh import Mesh
+
+# Torch has its compiler leave these alone, and loads it for that with the first optimizer: a seventh
+# of a worker's start. No compiled code of this trainer calls them.
+for _method in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
+    _plain = inspect.unwrap(getattr(torch.optim.Optimizer, _method))
+    setattr(_plain, "__dynamo_disable", _plain)
 
 LANES = 16  # fp32 numbers in the widest vector register of a CPU
 

@@ -5,7 +5,7 @@ worker.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.config.card import ModelSection, TrainerConfig
 from trainer.config.kernel_choice import recomputed_part
+from trainer.contract.record import Record
 from trainer.model.between_stages import StageBorders
 from trainer.model.block import TransformerBlock
 from trainer.model.documents import Stream, hidden_of, joined
@@ -25,6 +26,7 @@ from trainer.model.random import DropoutPlaces
 from trainer.optim.accumulate import clear_forgotten
 from trainer.parallel.comm import share_of, whole_of
 from trainer.parallel.mesh import Mesh
+from trainer.parallel.micro_batch import Batch
 from trainer.pipeline.library import (
     LayerSpec,
     PipelineModule,
@@ -32,6 +34,26 @@ from trainer.pipeline.library import (
     TiedLayerSpec,
 )
 from trainer.pipeline.partial_losses import PartialLosses
+
+
+class Stage(Record):
+    """What one worker computes of a micro batch, as a check of its arithmetic needs it: its layers in
+    order, and on the last stage the loss.
+
+    `batch`: the last that it read, None where it reads none. `shape`: samples and tokens of a micro
+    batch. `plain_mark`: the number that goes with an ordinary token beside the hidden states, None
+    where none do.
+    """
+
+    module: nn.Module
+    places: DropoutPlaces
+    layers: Sequence[Callable[[Any], Any]]
+    parameters: Sequence[Sequence[nn.Parameter]]
+    loss: Callable[[Tensor, Any], Tensor] | None
+    batch: Batch | None
+    shape: tuple[int, int]
+    hidden_size: int
+    plain_mark: int | None
 
 
 def sum_copies(

@@ -173,7 +173,10 @@ def curriculum_problems(config: TrainerConfig) -> list[Problem]:
     curriculum = config.curriculum
     if curriculum is None:
         return []
-    kind = _discrete_problems if curriculum.kind == "discrete" else _growing_problems
+    if curriculum.kind == "discrete":
+        kind = _discrete_problems
+    else:
+        kind = _growing_problems
     problems = list(kind(curriculum, config.model.sequence_length))
     if problems or not config.parallel.sequence_parallel:
         return problems

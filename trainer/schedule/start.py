@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from trainer.config.card import TrainerConfig
 from trainer.contract.checkpoint_names import checkpoint_step
-from trainer.contract.errors import CheckpointError, ScheduleMismatch
+from trainer.contract.errors import ScheduleMismatch
 from trainer.contract.record import Record
 from trainer.contract.resumable import ResumeNeed
 from trainer.schedule.learning_rate import LearningRatePlan, plan_of
@@ -76,17 +76,21 @@ def loaded_source(config: TrainerConfig) -> StartSource | None:
     )
 
 
-def no_start(source: StartSource) -> str:
+def no_start(source: StartSource) -> tuple[str, str]:
     """Why nothing can be started from the folder that `checkpoint.load` names and that holds no
-    checkpoint.
+    checkpoint, without the key; and what to do about it.
     """
     folder = source.folder
     if checkpoint_step(folder.name) is not None and folder.is_dir():
-        return f"checkpoint.load = {folder} is one checkpoint; name the folder above it, whose file latest says which"
-    fault = (
-        "holds no checkpoint (global_stepN)" if folder.is_dir() else "is not a folder that is there"
-    )
-    return f"checkpoint.load = {folder} {fault}; name a folder of checkpoints, or leave the key out"
+        return (
+            f"{folder} is one checkpoint",
+            "name the folder above it, whose file latest says which",
+        )
+    if folder.is_dir():
+        fault = "holds no checkpoint (global_stepN)"
+    else:
+        fault = "is not a folder that is there"
+    return f"{folder} {fault}", "name a folder of checkpoints, or leave the key out"
 
 
 def optimizer_facts(config: TrainerConfig) -> dict[str, Any]:
@@ -100,9 +104,8 @@ def agreed_settings(
     """The learning-rate plan to train by from the checkpoint `place`, whose cursor this is, and the
     lines to say.
 
-    Raises CheckpointError where schedule or optimizer are not the checkpoint's and
-    `schedule.on_resume` does not say which count: every difference, one line each, with its fix
-    behind the last semicolon.
+    Raises ScheduleMismatch where schedule or optimizer are not the checkpoint's and
+    `schedule.on_resume` does not say which count: every difference.
     """
     card = plan_of(config)
     if source.is_fresh:
@@ -112,18 +115,17 @@ def agreed_settings(
         agreed = reconcile(cursor.get("schedule", {}), card, config.schedule.on_resume)
     except ScheduleMismatch as error:
         faults += [
-            f"{place} follows another learning rate: {line}" for line in str(error).splitlines()
+            (f"{place} follows another learning rate: {rule}", fix) for rule, fix in error.faults
         ]
     differing = _optimizer_differences(config, cursor)
     if differing and config.schedule.on_resume != "override":
         listed = ", ".join(
             f"optimizer.{key} is {then} there and {now} in the card" for key, then, now in differing
         )
-        faults.append(
-            f'{place} was trained with other settings: {listed}; restore them, or set schedule.on_resume = "override"'
-        )
+        rule = f"{place} was trained with other settings: {listed}"
+        faults.append((rule, 'restore them, or set schedule.on_resume = "override"'))
     if faults:
-        raise CheckpointError("\n".join(faults))
+        raise ScheduleMismatch(*faults)
     overridden = tuple(f" > overriding optimizer {key} value to {now}" for key, _, now in differing)
     return Reconciled(agreed.plan, (*agreed.remarks, *overridden))
 
@@ -191,9 +193,7 @@ def reconcile(saved: Mapping[str, Any], card: LearningRatePlan, on_resume: OnRes
         )
         return Reconciled(replace(card, **known), tuple(remarks))
     if differing:
-        raise ScheduleMismatch(
-            "\n".join(_refusal(name, saved[name], mine[name]) for name in differing)
-        )
+        raise ScheduleMismatch(*(_refusal(name, saved[name], mine[name]) for name in differing))
     # The decay by tokens starts where the warm-up truly ended, also when batch or curriculum were
     # changed since.
     return Reconciled(
@@ -222,11 +222,11 @@ def _equal(name: str, saved: Mapping[str, Any], card: Mapping[str, Any]) -> bool
     return bool(saved[name] == card[name])
 
 
-def _refusal(name: str, saved: Any, card: Any) -> str:
+def _refusal(name: str, saved: Any, card: Any) -> tuple[str, str]:
     key = CARD_KEYS.get(name, f"schedule.{name}")
     return (
-        f"{NAMES[name]}: value from checkpoint ({_shown(saved)}) is not equal to the card's ({_shown(card)}); "
-        f'restore {key}, or set schedule.on_resume to "override" (the card wins) or "checkpoint"'
+        f"{NAMES[name]}: value from checkpoint ({_shown(saved)}) is not equal to the card's ({_shown(card)})",
+        f'restore {key}, or set schedule.on_resume to "override" (the card wins) or "checkpoint"',
     )
 
 

@@ -36,11 +36,11 @@ from trainer.contract.files import host_name, write_json
 from trainer.contract.requests import RequestAnswer, leave_answer
 from trainer.engine import Engine
 from trainer.model.documents import hidden_of, joined
-from trainer.model.stage import Stage
 from trainer.parallel.agreement import one_line
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.micro_batch import Batch, each_tensor, tensors_of
 from trainer.parallel.replica_check import digest
+from trainer.pipeline.stages import Stage
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 # What the layers call between tensor ranks, and the place of the argument that holds this worker's

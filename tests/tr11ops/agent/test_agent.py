@@ -159,6 +159,16 @@ def test_torchrun_gets_a_static_rendezvous_and_no_restarts():
     assert (environment["TR11_JOB_ID"], environment["TR11_LAUNCH"]) == ("7", "1")
 
 
+def test_the_threads_of_another_trainer_are_not_counted_for_it(tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    card = tmp_path / "card.json"
+    card.write_text('{"trainer": {}}')
+    task = NodeTask(tmp_path, card, "7", 1, NodePlaces(1, 0, 1, "127.0.0.1", 6000))
+    assert "OMP_NUM_THREADS" not in task.environment(NodeSettings())
+    card.write_text("{}")
+    assert task.environment(NodeSettings())["OMP_NUM_THREADS"] == "1"
+
+
 @pytest.mark.parametrize("text", [None, "", "[]", '{"run": 1}', "\x00"])
 def test_an_unreadable_card_is_one_clear_refusal(tmp_path, text):
     path = tmp_path / "card.json"

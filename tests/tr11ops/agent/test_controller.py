@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.plugins.python_server import forking_python
 from tests.tr11ops.launch.run_inputs import write_card, write_checkpoint
 from tests.waiting import until
 from tr11ops.launch.plan import resolved_card
@@ -112,7 +112,7 @@ import sys
 from pathlib import Path
 from tr11ops.agent import batch, step
 step.WorkerLaunch.node_command = property(
-    lambda self: [sys.executable, "-c", {agent!r}, str(self.attempt), str(self.number)]
+    lambda self: [*{python!r}, "-c", {agent!r}, str(self.attempt), str(self.number)]
 )
 sys.exit(batch.main(["--card", {card!r}, "--submission", "t", "--foreground-nodes", "2"]))
 """
@@ -133,9 +133,9 @@ class Stage:
 
     def start(self, *parts: str, job_id: str = "1") -> subprocess.Popen[str]:
         (self.paths.root / "parts").write_text("\n".join(parts))
-        script = SCRIPT.format(agent=AGENT, card=str(self.card))
+        script = SCRIPT.format(python=forking_python(), agent=AGENT, card=str(self.card))
         process = subprocess.Popen(
-            [sys.executable, "-u", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
+            [*forking_python(), "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
             env={**os.environ, "TR11_JOB_ID": job_id},
         )  # fmt: skip
         self.started.append(process)
@@ -193,6 +193,7 @@ def test_a_killed_node_agent_starts_again_on_the_same_machine(stage: Stage):
         2,
     )
     assert first["decision"].startswith("starting again")
+    assert (first["is_last"], second["is_last"]) == (False, None)
     assert not (stage.paths.state / "exclusions.json").exists()  # it is this very machine
     # What is left of the exit duration is what the second launch gets.
     minutes = json.loads((stage.paths.attempt("1") / "launches" / "2.card").read_text())["run"][
@@ -216,6 +217,23 @@ def test_a_derived_end_follows_what_was_measured_since_launch(stage: Stage):
     assert kept["run"]["exit_duration_minutes"] == 7 and kept["derived"]["card_hash"] == card.digest
     second = json.loads((stage.paths.attempt("1") / "launches" / "2.card").read_text())
     assert 6 < second["run"]["exit_duration_minutes"] < 7
+
+
+def test_a_launch_saves_by_what_the_launches_of_its_own_attempt_have_measured(stage: Stage):
+    adapts = (
+        "resilience.adapt_save_interval=true", "backup.prune=true", "backup.store=archive",
+        "checkpoint.interval=100_000", "run.exit_duration_minutes=5",
+    )  # fmt: skip
+    card = load_card(stage.card.with_name("small.toml"), adapts, {})
+    write_json(stage.card, resolved_card(card))
+    stage.paths.checkpoints.mkdir(parents=True)
+    status, shown = stage.play("step die", "step")
+    first, second = (one["save_minutes"] for one in stage.launches())
+    assert status == 0 and first is None and 0 < second < 100_000 / 60, shown
+    assert "tr11: the training saves as often as its card says: no step, or " in shown
+    assert f"tr11: the training saves every {second:g} min: one fault in " in shown
+    kept = json.loads((stage.paths.attempt("1") / "launches" / "2.card").read_text())
+    assert kept["checkpoint"]["interval_minutes"] == second
 
 
 def test_an_unknown_error_is_tried_once_more_and_no_oftener(stage: Stage):
@@ -305,6 +323,7 @@ def test_storage_that_comes_back_is_tried_again_and_a_full_one_is_not(stage: Sta
     [only] = stage.launches("2")
     assert (status, only["cause"], only["restart"]) == (EXIT_HELD, "storage", "change"), shown
     assert only["decision"] == "stopping: storage: another launch would end the same way"
+    assert only["is_last"] is True
 
 
 WRONG = "NotFiniteError: the last 5 steps were not finite"

@@ -27,7 +27,7 @@ from tr11ops.agent.recurrence import NodeFault
 from tr11ops.agent.step import LineTee
 from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import Unknown
-from tr11ops.cluster.base import Node, is_loss_alone
+from tr11ops.cluster.base import Node, is_loss_alone, lost_words
 from tr11ops.cluster.pending_reasons import is_held
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind
 from tr11ops.observe.jobs import held_jobs
@@ -39,6 +39,7 @@ from tr11ops.rundir.attempts import of_failure
 from tr11ops.rundir.exclusion import GOOD_SECONDS, Exclusion
 from tr11ops.rundir.exclusions import (
     AUTOMATIC_OWNER,
+    EXCLUDED,
     INCLUDED,
     exclude,
     include,
@@ -357,8 +358,13 @@ def test_a_job_without_its_batch_host_is_ended_alone(scene: Scene, tmp_path: Pat
     assert ended == ["7_4"]
 
 
-def test_a_batch_host_that_is_gone_is_left_out_by_the_task_that_ends_its_job(scene: Scene):
-    """Its own controller died with it. One that Slurm does not call gone stays."""
+@pytest.mark.parametrize("is_seen_before", [False, True])
+def test_a_batch_host_that_is_gone_is_left_out_by_the_task_that_ends_its_job(
+    scene: Scene, is_seen_before: bool
+):
+    """Its own controller died with it. One that Slurm does not call gone stays. Where the watchdog has
+    excluded it, that is not journaled again.
+    """
     folder = scene.directory.paths.attempt("9")
     folder.mkdir(parents=True)
     (folder / ATTEMPT_FILE).write_text(json.dumps({"array_id": "1", "task_id": 9}))
@@ -366,8 +372,12 @@ def test_a_batch_host_that_is_gone_is_left_out_by_the_task_that_ends_its_job(sce
     Controller._leave_out_dead_host(controller, ConcurrentAttempt("9", True, 0.0))
     scene.mitigation.wait()
     assert not read_version(scene.directory.exclusions).exclusions
+    if is_seen_before:
+        exclude(scene.directory, "x2", why=lost_words(["x2"]), owner="tr11", days=14, job_id="9")
     Controller._leave_out_dead_host(controller, ConcurrentAttempt("9", True, 0.0, "x2"))
     scene.mitigation.wait()
+    journaled = read_journal(scene.directory.journal).entries
+    assert [one.data["job_id"] for one in journaled if one.kind == EXCLUDED] == ["9"], "once"
     (entry,) = read_version(scene.directory.exclusions).exclusions
     assert (entry.node, entry.evidence) == (
         "x2",

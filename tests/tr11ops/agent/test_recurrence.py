@@ -475,7 +475,8 @@ def test_the_next_launch_goes_without_the_check_on_the_same_nodes() -> None:
     both = failed("ab", Kind.NODE, "a", failing_checks=("fans",))
     decision = decide([both], ONCE, allocation("abc"), BUDGET)
     assert decision == Relaunch(
-        ("b", "c"), "without a, and without health check fans, which fails everywhere"
+        ("b", "c"),
+        "without a; c takes its place; without health check fans, which fails everywhere",
     )
     # within the budget, as any other
     assert isinstance(decide([last] * 3, ONCE, allocation("ab"), BUDGET), EndTask)

@@ -80,7 +80,7 @@ def suspect(node: str, nodes: tuple[str, ...] = FIRST, **fields: object) -> Laun
 def test_a_suspect_is_swapped_and_comes_back_when_no_other_is_left():
     first = decide([suspect("x2")], SITUATION, BUDGET)
     assert relaunched(first) == ("x1", "x3", "x4", "x5")
-    assert first.why == "a spare takes the place of x2, which is only suspected"
+    assert first.why == "x5 takes the place of x2, which is only suspected"
     course = [
         suspect("x2"),
         suspect("x3", ("x1", "x3", "x4", "x5")),
@@ -92,6 +92,31 @@ def test_a_suspect_is_swapped_and_comes_back_when_no_other_is_left():
     alone = decide([suspect("x2")], replace(SITUATION, usable=FIRST), BUDGET)
     assert relaunched(alone) == FIRST
     assert alone.why == "no spare node is left for x2, which is only suspected"
+
+
+def test_the_words_say_which_nodes_change_and_never_that_none_does_where_one_does():
+    """Also where the nodes are one machine's, and for a fault that points to no node."""
+    laptop = replace(SITUATION, may_reuse=True)
+    swapped = decide([suspect("x2")], laptop, BUDGET)
+    assert relaunched(swapped) == ("x1", "x3", "x4", "x5")
+    assert swapped.why == "x5 takes the place of x2, which is only suspected"
+    assert decide([bad("x2")], laptop, BUDGET).why == "on the same nodes"
+    assert decide([bad("x2")], SITUATION, BUDGET).why == "without x2; x5 takes its place"
+    # the site wants x1 back by now: it is not the same nodes
+    wanted = replace(SITUATION, reluctant=frozenset({"x1"}))
+    again = decide([unknown()], wanted, BUDGET)
+    assert (relaunched(again), again.why) == (
+        ("x2", "x3", "x4", "x5"),
+        "the cause is unknown: once more; x5 takes the place of x1",
+    )
+    elsewhere = decide([unknown(), unknown()], SITUATION, BUDGET)
+    assert elsewhere.why == "it failed again: on other nodes; x[5-6] take the place of x[3-4]"
+    # of two suspects one stays, for there is one spare alone
+    both = bad("x2", blamed=(), suspects=("x2", "x3"))
+    one = decide([both], replace(SITUATION, usable=ALL[:5]), BUDGET)
+    assert one.why == (
+        "no spare node is left for x2, which is only suspected; x5 takes the place of x3"
+    )
 
 
 def test_whom_two_launches_in_a_row_named_for_an_unknown_cause():
@@ -111,7 +136,7 @@ def test_after_a_hang_a_spare_takes_the_place_of_the_one_that_was_waited_for():
     """A second hang on the same nodes would cost as much as the first."""
     first = decide([hung("x2")], SITUATION, BUDGET)
     assert relaunched(first) == ("x1", "x3", "x4", "x5")
-    assert "waited for x2, which is only suspected: a spare takes its place" in first.why
+    assert "waited for x2, which is only suspected: x5 takes its place" in first.why
     alone = decide([hung("x2")], replace(SITUATION, usable=FIRST), BUDGET)
     assert relaunched(alone) == FIRST and alone.why.endswith("and no spare node is left")
     for no_one in (hung(), hung("x2", "x3"), unknown(suspects=("x2",))):
@@ -208,7 +233,7 @@ def test_a_taken_port_is_cured_by_another_or_by_another_node():
     fixed = decide([taken(suspects=("x1",))], SITUATION, BUDGET)
     assert (relaunched(fixed), fixed.why) == (
         ("x2", "x3", "x4", "x5"),
-        "the card fixes the port: with rank 0 on another node",
+        "the card fixes the port: with rank 0 on another node; x5 takes the place of x1",
     )
     elsewhere = [taken(suspects=("x1",)), taken(("x2", "x3", "x4", "x5"), ("x2",))]
     assert isinstance(decide(elsewhere, SITUATION, BUDGET), Stop)  # someone holds it on every node
@@ -229,7 +254,7 @@ def test_a_fault_that_comes_back_at_one_step_is_bounded_and_tries_an_older_check
         tried = decide([older], SITUATION, BUDGET, (20, 20))
         assert (relaunched(tried), tried.why) == (
             ("x1", "x3", "x4", "x5"),
-            "from the older checkpoint of step 10",
+            "from the older checkpoint of step 10; x5 takes the place of x2",
         )
         late = decide([older], replace(SITUATION, seconds_left=5.0), BUDGET, (20, 20))
         assert isinstance(late, EndTask)  # the next task does

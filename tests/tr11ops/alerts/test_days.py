@@ -6,14 +6,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from datetime import date, time, timedelta
+from datetime import date, time
 from pathlib import Path
-from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from tests.tr11ops.alerts.office import (
     ANA,
@@ -33,13 +29,13 @@ from tests.tr11ops.alerts.office import (
     finding,
     run_days,
 )
-from tests.tr11ops.launch.run_inputs import write_card
-from tr11ops.alerts.changes import AlertChange, change_alerts
-from tr11ops.alerts.incidents import ACKNOWLEDGED, ASSIGNED, SNOOZED
+from tr11ops.alerts.changes import AlertChange, change_alerts, change_shift
+from tr11ops.alerts.incidents import ACKNOWLEDGED, ASSIGNED, SNOOZED, look
+from tr11ops.alerts.notify import tell
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.sending import Sender
-from tr11ops.runcard.card import load_card
-from trainer.config.card import CardError
+from tr11ops.alerts.state import AlertState
+from tr11ops.detect.detector import Severity
 
 ROTA = (f'rota=["{ANA}","{BEN}","{CLEO}"]', f'recipients=["{LIST}"]', 'rota_start="2022-05-02"')
 EVERYBODY = (ANA, BEN, CLEO, LIST)
@@ -51,6 +47,100 @@ def do(office: Office, now: float, made: AlertChange, who: str = "ana", why: str
     """One person's change of the one open alert."""
     name = office.alert_state.open_alerts[0].fingerprint
     change_alerts(Sender.of(office.directory, office.card, now), [name], made, who, why)
+
+
+def test_mails_go_to_who_took_the_shift_and_to_the_rota_again_when_it_is_over(
+    office: Make, mailbox: Mailbox
+) -> None:
+    desk = office(*ROTA)
+    dan = "dan@example.org"
+    taken = desk.sender(NOON).policy.taken_by(dan, NOON, 2 * HOUR)
+    after, notes = change_shift(desk.sender(NOON), taken, "six", "ana is ill")
+    assert (after, notes, mailbox.told()) == (taken, (), [(dan, ANA)])
+    said = mailbox.mails[0][1]
+    assert said["Subject"] == f"[ON CALL] small: {dan} until 2022-05-02 14:00 UTC"
+    words = " ".join(said.get_content().split())
+    assert "By six: ana is ill." in words and "alerts end-shift --run tr11.toml" in words
+    assert f"This is in place of {ANA}. Then follows {ANA}." in words
+    desk.look(NOON + MINUTE, finding())
+    desk.look(NOON + 40 * MINUTE, finding())
+    assert mailbox.told()[1:] == [(dan,), (ANA,)], "then it escalates by the rota"
+    desk.look(NOON + HOUR, blind={"stalled"})
+    _, notes = change_shift(desk.sender(NOON + HOUR), None, "six", "")
+    assert (notes, mailbox.told()[3]) == ((), (ANA, dan))
+    assert f"The shift that {dan} took is over" in " ".join(
+        mailbox.mails[3][1].get_content().split()
+    )
+    desk.look(NOON + 61 * MINUTE, finding("down", subject="run"))
+    assert mailbox.told()[-1] == (ANA,)
+    kinds = [(one.kind, one.who, one.data["on_call"]) for one in desk.journal("shift-")]
+    assert kinds == [("shift-taken", "six", [dan]), ("shift-ended", "six", [ANA])]
+
+
+def test_a_shift_that_runs_out_is_told_once_with_what_is_open(
+    office: Make, mailbox: Mailbox
+) -> None:
+    desk = office(*ROTA)
+    dan = "dan@example.org"
+    change_shift(desk.sender(NOON), desk.sender(NOON).policy.taken_by(dan, NOON, HOUR), "six", "")
+    desk.look(NOON + MINUTE, finding(severity=WARNING))
+    do(desk, NOON + 2 * MINUTE, AlertChange(ACKNOWLEDGED, dan))
+    told = [(dan, ANA), (dan,)]
+    for minute in (59, 60, 61):
+        desk.look(NOON + minute * MINUTE, finding(severity=WARNING))
+        told += [(ANA, dan)] * (minute == 60)
+        assert mailbox.told() == told
+    said = mailbox.mails[-1][1]
+    words = " ".join(said.get_content().split())
+    assert said["Subject"].startswith(f"[ON CALL] small: {ANA} until ")
+    assert f"On call now: {ANA} until" in words and "was over at 2022-05-02 13:00 UTC" in words
+    assert f"The shift that {dan} took is over" in words
+    assert f"stalled it is since 2022-05-02 12:01 UTC (59 min); acknowledged by {dan}" in words
+    [entry] = desk.journal("shift-ended")
+    assert entry.who == "tr11" and entry.data["before"] == [dan]
+    assert entry.data["on_call"] == [ANA]
+
+
+@pytest.mark.parametrize(
+    ("taker", "open_alert", "looked", "told"),
+    [
+        (BEN, WARNING, (1, 7), [7]),  # quiet until seven: no one is woken to hear who is on call
+        (BEN, CRITICAL, (1, 7), [1]),  # but by what is critical, and is theirs now
+        (BEN, None, (1, 7), [7]),
+        (ANA, CRITICAL, (1, 7), []),  # she has the turn of the rota too: nothing changes
+        (BEN, None, (30,), []),  # the watchdog was away for longer than a day
+    ],
+)
+def test_the_end_of_a_shift_wakes_no_one_for_nothing(
+    taker: str, open_alert: Severity | None, looked: tuple[int, ...], told: list[int]
+) -> None:
+    midnight = at("2022-05-03 00:00")
+    policy = Policy(
+        "small",
+        "/runs/small",
+        rota=(ANA, BEN),
+        rota_start=date(2022, 5, 2),
+        quiet_hours=(time(22), time(7)),
+    )
+    state = AlertState(shift=policy.taken_by(taker, midnight - HOUR, HOUR))
+    seen = []
+    for hour in looked:
+        now = midnight + hour * HOUR
+        found = () if open_alert is None else (finding(severity=open_alert),)
+        state = look(state, found, blind=frozenset(), policy=policy, now=now)
+        state, messages = tell(state, policy, now)
+        seen += [hour for one in messages if one.kind == "shift" and one.to == (ANA, BEN)]
+    assert seen == told
+
+
+def test_a_reminder_goes_to_who_has_the_shift_then(office: Make, mailbox: Mailbox) -> None:
+    desk = office(*ROTA)
+    desk.look(NOON, finding(severity=WARNING))
+    do(desk, NOON + MINUTE, AlertChange(ACKNOWLEDGED, "ana"))
+    now = NOON + 25 * HOUR
+    change_shift(desk.sender(now), desk.sender(now).policy.taken_by(BEN, now), "six", "")
+    desk.look(now, finding(severity=WARNING))
+    assert mailbox.told() == [(ANA,), (BEN, ANA), (BEN, ANA)]
 
 
 def test_a_day_of_a_critical_fault_that_no_one_takes(office: Make, mailbox: Mailbox) -> None:
@@ -392,109 +482,3 @@ def test_the_sites_support_hears_of_what_only_it_can_repair(office: Make, mailbo
     )
     assert over["Subject"].startswith("[OK] ") and "has the nodes again" in over.get_content()
     assert (ANA,) in mailbox.told() and EVERYBODY in mailbox.told()
-
-
-# ---------------------------------------------------------------------------
-# Times of day, the rota and escalation, in zones whose clocks change.
-
-
-PARIS = ZoneInfo("Europe/Paris")
-THREE = Policy("r", "/r", rota=(ANA, BEN, CLEO), recipients=(LIST,), rota_start=date(2022, 5, 2))
-
-
-def policy(**changes: object) -> Policy:
-
-    return replace(THREE, **changes)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("span", "quiet", "loud"),
-    [
-        ((time(22), time(7)), ["22:00", "23:59", "00:00", "06:59"], ["07:00", "12:00", "21:59"]),
-        ((time(0), time(6)), ["00:00", "05:59"], ["06:00", "23:59"]),
-        ((time(8), time(8)), [], ["08:00", "07:59", "20:00"]),
-        (None, [], ["03:00"]),
-    ],
-)
-def test_quiet_hours(span: tuple[time, time] | None, quiet: list[str], loud: list[str]) -> None:
-    rules = policy(quiet_hours=span, zone=PARIS)
-    assert [
-        clock
-        for clock in [*quiet, *loud]
-        if rules.is_quiet(at(f"2022-05-02 {clock}", "Europe/Paris"))
-    ] == quiet
-
-
-def test_quiet_hours_in_the_night_that_has_an_hour_more_or_less() -> None:
-    rules = policy(quiet_hours=(time(22), time(7)), zone=PARIS)
-    for day, length in (("2022-03-26", 8), ("2022-10-29", 10), ("2022-05-02", 9)):
-        begin = at(f"{day} 22:00", "Europe/Paris")
-        assert [rules.is_quiet(begin + hour * HOUR) for hour in range(length + 1)] == [
-            True
-        ] * length + [False]
-
-
-def test_the_rota_goes_round_and_begins_with_its_first() -> None:
-    before = [THREE.on_duty(at("2022-05-02 00:00") - days * DAY) for days in (0.001, 1, 7, 8, 400)]
-    assert before == [(ANA,)] * 5
-    assert [THREE.on_duty(at("2022-05-02 00:00") + week * 7 * DAY)[0] for week in range(4)] == [
-        ANA,
-        BEN,
-        CLEO,
-        ANA,
-    ]
-    assert policy(rota=()).on_duty(NOON) == (LIST,)
-
-
-@given(st.floats(0, 4e9), st.sampled_from([0.5, 1.0, 3.5, 7.0, 14.0]))
-def test_a_turn_ends_when_the_next_begins(now: float, days: float) -> None:
-    rules = policy(rota_days=days, zone=PARIS)
-    end = rules.turn_ends(now)
-    assert end > now - HOUR
-    if end > now:
-        assert rules.turn(end - 1) == rules.turn(now) or end - now > days * DAY
-        assert rules.turn(end + HOUR) != rules.turn(now)
-
-
-def test_escalation_asks_each_of_the_rota_once_and_then_all() -> None:
-    rules = policy(escalate_minutes=(10.0, 20.0, 30.0, 40.0))
-    assert [rules.steps_due(minutes * MINUTE) for minutes in (0, 9, 10, 25, 99)] == [0, 0, 1, 2, 4]
-    assert rules.escalation(1, (ANA,), NOON) == (BEN,)
-    assert rules.escalation(2, (ANA, BEN), NOON) == (CLEO,)
-    assert rules.escalation(3, (ANA, BEN, CLEO), NOON) == rules.everyone == (ANA, BEN, CLEO, LIST)
-    assert rules.escalation(4, (ANA,), NOON) == rules.everyone
-    # it is Ben's turn now, and he was not asked
-    assert rules.escalation(1, (ANA,), NOON + 7 * DAY) == (BEN,)
-
-
-@given(
-    st.integers(0, 10_000_000),
-    st.sampled_from(["Europe/Paris", "UTC", "America/Sao_Paulo", "Australia/Lord_Howe"]),
-)
-def test_the_digest_is_due_once_a_day(quarters: int, zone: str) -> None:
-    rules = policy(digest_time=time(2, 30), zone=ZoneInfo(zone))
-    now = 1_600_000_000 + quarters % 100_000 * 900.0
-    due = rules.digest_moment(now)
-    assert due is not None
-    assert due <= now < due + 26 * HOUR
-    day = rules.local(due).date()
-    following = rules.digest_moment(due + 26 * HOUR)
-    assert following is not None
-    assert timedelta(0) < rules.local(following).date() - day <= timedelta(days=1)
-    assert policy(digest_time=None).digest_moment(now) is None
-
-
-@pytest.mark.parametrize(
-    ("line", "key"),
-    [
-        ('time_zone="Europe/Nowhere"', "alerts.time_zone"),
-        ('time_zone="../../etc/passwd"', "alerts.time_zone"),
-        ('time_zone="Europe"', "alerts.time_zone"),
-        ('rota_start="2022-02-30"', "alerts.rota_start"),
-    ],
-)
-def test_a_card_with_no_such_zone_or_day_is_refused_at_once(tmp_path, line: str, key: str) -> None:
-    with pytest.raises(CardError) as caught:
-        load_card(write_card(tmp_path), [f"alerts.{line}"], {}, directory=tmp_path)
-    assert key in str(caught.value)
-    assert "\n" not in str(caught.value)

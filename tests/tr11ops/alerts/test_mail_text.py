@@ -400,7 +400,9 @@ def test_a_fault_costs_from_the_last_iteration_on() -> None:
 
 def test_only_what_works_is_offered_as_acknowledgement() -> None:
     text = message_of(HANG)
-    assert re.search(r"^  tr11 alerts ack --run tr11.toml [0-9a-f]{12}$", text, re.MULTILINE)
+    assert re.search(
+        r"^  tr11 alerts ack --run tr11.toml [0-9a-f]{12}-[0-9a-f]+$", text, re.MULTILINE
+    )
     assert (
         "Replies to this mail are not read" in text and "/runs/small/state/alerts/replies/" in text
     )

@@ -50,6 +50,37 @@ def test_a_line_of_text_acknowledges(desk: Office, mailbox: Mailbox) -> None:
     assert (entry.who, entry.why) == (getpass.getuser(), "I am on it")
 
 
+def test_an_answer_to_an_incident_is_none_to_a_later_one_of_its_kind(
+    desk: Office, mailbox: Mailbox
+) -> None:
+    """The line that a mail says to write, or a page that stood open: the fault was over meanwhile, and
+    is back as another incident.
+    """
+    first = desk.alert_state.alerts[0]
+    mail = mailbox.mails[0][1].get_content()
+    assert f"tr11 alerts ack --run tr11.toml {first.incident}" in mail
+    assert f"`ack {first.incident}`" in " ".join(mail.split())
+    assert resolve_prefix(desk.alert_state, first.incident) == first
+    for minutes in (1, 2, 3):
+        desk.look(NOON + minutes * MINUTE)
+    with pytest.raises(NoSuchAlert, match="is over already"):
+        resolve_prefix(desk.alert_state, first.incident)
+    desk.look(NOON + 30 * HOUR, finding())
+    later = desk.alert_state.open_alerts[0]
+    assert later.fingerprint == first.fingerprint and later.incident != first.incident
+    drop(desk, "late", f"ack {first.incident} I am on it")
+    [note] = desk.look(NOON + 31 * HOUR, finding()).notes
+    assert "is over; another incident of that kind is open since 2022-05-03 18:00" in note
+    assert not desk.alert_state.open_alerts[0].is_acknowledged
+    state = desk.alert_state
+    assert {
+        resolve_prefix(state, name) for name in (first.fingerprint, later.incident.upper())
+    } == {state.open_alerts[0]}
+    for name in (f"{first.fingerprint}-", f"{first.fingerprint}-zz", f"-{later.incident}"):
+        with pytest.raises(NoSuchAlert):
+            resolve_prefix(state, name)
+
+
 def test_json_says_who(desk: Office) -> None:
     drop(
         desk,

@@ -48,15 +48,21 @@ def test_which_commands_are_groups_and_which_take_a_card(name: str) -> None:
         assert ("--run" in options) == (name not in WITHOUT_RUN)
 
 
+@pytest.mark.parametrize("option", [["--run", "demo"], []], ids=["--run", "TR11_RUN"])
 def test_a_check_names_the_card(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    option: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    if not option:
+        monkeypatch.setenv("TR11_RUN", "demo")
     monkeypatch.setenv("TR11_LOCAL_SCHEDULER", str(tmp_path / "scheduler"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tr11ops.launch.facts.start_of_watchdog", lambda: "cron run")
-    execute(["doctor", "--run", "demo", "--scheduler", "local"])
+    execute(["doctor", *option, "--scheduler", "local"])
     shown = capsys.readouterr().out
-    assert "`tr11 cron run --run demo`, in a terminal that stays open, has one look" in " ".join(
+    assert "`tr11 cron run --run demo`, in a terminal that stays open, starts one" in " ".join(
         shown.split()
     )
 

@@ -19,6 +19,7 @@ from tr11ops.base.units import (
     DAY,
     MINUTE,
     NEAR,
+    capitalized,
     counted,
     duration,
     first_few,
@@ -78,6 +79,20 @@ def test_counts() -> None:
     assert [quantity(950), quantity(47_768_496), quantity(97_829_879_808), quantity(366e12)] == [
         "950", "47.8 M", "97.8 B", "366.0 T",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("the training is slow", "The training is slow"),
+        ("jean-zay-iam08 holds the others back", "jean-zay-iam08 holds the others back"),
+        ("metrics.jsonl does not grow", "metrics.jsonl does not grow"),
+        ("so it ends. Later", "So it ends. Later"),
+        ("", ""),
+    ],
+)
+def test_a_sentence_begins_with_a_capital_and_a_name_as_it_is_typed(text: str, said: str) -> None:
+    assert capitalized(text) == said
 
 
 def test_what_is_left_out_is_counted() -> None:

@@ -1,11 +1,12 @@
-"""`tr11 alerts`: list, ack, snooze, assign, resolve, test, digest, rota, and every refusal; through
-a real mail server.
+"""`tr11 alerts`: list, ack, snooze, assign, resolve, the shift, test, digest, rota, and every refusal;
+through a real mail server.
 """
 
 from __future__ import annotations
 
 import getpass
 import json
+import re
 import time
 from collections.abc import Callable
 
@@ -76,7 +77,7 @@ def names(alerts: Type) -> dict[str, str]:
 
 def test_list_is_empty_before_anything_was_seen(alerts: Type) -> None:
     answer = alerts("list")
-    assert (answer.code, answer.out, answer.err) == (0, "", "no alert is open\n")
+    assert (answer.code, answer.out, answer.err) == (0, "", f"no alert is open\non call: {ANA}\n")
     assert alerts("list", "--json").json == {
         "schema": 1, "alerts": [], "over": [], "waiting": {"count": 0, "since": None},
     }  # fmt: skip
@@ -89,7 +90,7 @@ def test_list_shows_who_has_what(alerts: Type, look: Callable[..., None]) -> Non
     alerts("assign", found["slow-node"], "cleo")
     lines = alerts("list").out.splitlines()
     assert lines[0].split() == ["SEVERITY", "ALERT", "SINCE", "WHO", "WHAT"]
-    assert f"ack {getpass.getuser()}" in lines[1]
+    assert f"{getpass.getuser()} has it" in lines[1]
     assert lines[1].startswith("CRITICAL")
     assert "2 h 00 min" in lines[1]
     assert "\x1b" not in lines[1]
@@ -116,7 +117,7 @@ def test_ack_is_recorded_with_who_and_why_and_stops_the_mails(
     assert len(mailbox.mails) == 2
     answer = alerts("ack", "--all", "--as", "cleo", "--reason", "night shift")
     assert answer.code == 0
-    assert len(answer.err.splitlines()) == 2
+    assert len(answer.err.splitlines()) == 3 and "no mail reaches cleo" in answer.err
     look(*TWO)
     assert len(mailbox.mails) == 2
     entries = [
@@ -143,10 +144,38 @@ def test_snooze_and_assign_and_resolve(
     assert mailbox.told() == [(ANA,), (BEN,)]
     assert "This is now yours" in mailbox.mails[1][1].get_content()
     answer = alerts("resolve", name, "--reason", "false alarm")
-    assert (answer.code, answer.err) == (0, f"resolved: {name} slow-node it is\n")
+    assert answer.code == 0
+    assert re.fullmatch(rf"resolved: {name}-[0-9a-f]+ slow-node it is\n", answer.err)
     assert mailbox.told()[2:] == [(ANA, BEN)]
     assert mailbox.subjects[2].startswith("[OK]")
-    assert alerts("list").err == "no alert is open\n"
+    assert alerts("list").err == f"no alert is open\non call: {ANA}\n"
+
+
+def test_who_is_on_call_by_the_rota_has_no_shift_to_take(
+    alerts: Type, look: Callable[..., None], mailbox: Mailbox
+) -> None:
+    look(TWO[1], ago=HOUR)
+    said = alerts("take-shift", "--as", ANA)
+    assert said.code == 0 and f"nothing to do, on call already: {ANA}" in said.err
+    assert mailbox.told() == [(ANA,)]
+
+
+def test_who_loses_an_alert_is_named_and_told(
+    alerts: Type, look: Callable[..., None], mailbox: Mailbox
+) -> None:
+    look(TWO[1], ago=HOUR)
+    name = names(alerts)["slow-node"]
+    alerts("assign", name, BEN)
+    plan = alerts("ack", name, "--as", ANA, "--dry-run")
+    assert f"would be acknowledged: {name}" in plan.err and f"{BEN} has it now" in plan.err
+    assert f"taken over from {BEN}: slow-node it is" in alerts("ack", name, "--as", ANA).err
+    assert mailbox.told() == [(ANA,), (BEN,), (BEN,)]
+    assert f"This is no longer yours: {ANA}" in mailbox.mails[2][1].get_content()
+    [alert] = alerts("list", "--json").json["alerts"]
+    assert not alert["owner"] and alert["acknowledged_by"].startswith(ANA)
+    said = alerts("ack", name)  # a name that no mail reaches
+    assert f"tr11: no mail reaches {getpass.getuser()}" in said.err and f"{ANA} (typed" in said.err
+    assert "taken over" not in alerts("ack", name).err and mailbox.told()[3:] == [(ANA,)]
 
 
 @pytest.mark.parametrize("command", [("ack",), ("snooze",), ("resolve", "--reason", "x")])
@@ -176,6 +205,12 @@ def test_dry_run_changes_nothing(
         (("resolve", "abcd"), "--reason is needed"),
         (("assign", "abcd", " "), "WHO: is empty"),
         (("digest", "--again"), "--again goes with --send"),
+        (
+            ("take-shift", "--as", "dan"),
+            "no mail reaches 'dan': type `tr11 alerts take-shift --run ",
+        ),
+        (("take-shift", "--as", "dan@"), "no mail reaches 'dan@'"),
+        (("take-shift", "--as", "ben", "--for", "soon"), "--for 'soon' is not a length of time"),
     ],
 )
 def test_refusals_are_one_line(
@@ -291,13 +326,84 @@ def test_the_rota_shows_whose_turn_it_is(alerts: Type, bench: LocalBench) -> Non
     assert [turn["who"] for turn in turns] == [ANA, BEN, ANA]
     assert turns[0]["until"] == turns[1]["from"]
     lines = alerts("rota").out.splitlines()
-    assert lines[0].split() == ["ON", "DUTY", "UNTIL"]
+    assert lines[0].split() == ["ON", "CALL", "UNTIL"]
     assert lines[1].split() == [ANA, "(now)", "2999-01-08", "00:00", "CET"]
     assert len(lines) == 5
     assert (
         bench.tr11("alerts", "rota", "--run", str(bench.card)).err
         == "the card has no rota: no one is told\n"
     )
+
+
+def test_a_shift_is_taken_shown_and_given_back(
+    alerts: Type, bench: LocalBench, mailbox: Mailbox
+) -> None:
+    dan = "dan@example.org"
+    planned = alerts("take-shift", "--as", dan, "--for", "8h", "--dry-run")
+    assert planned.code == 0 and mailbox.mails == []
+    first = f"{dan} takes the shift of small from {ANA}, for 8h"
+    assert planned.err.startswith(f"{first}\nnothing was changed (--dry-run)\nthen on call: {dan}")
+    assert f"{ANA} (now)" in alerts("rota").out
+    done = alerts("take-shift", "--as", dan, "--for", "8h", "--reason", "ana is ill", "--json").json
+    assert (done["action"], done["on_call"]["who"]) == ("shift-taken", [dan])
+    assert done["on_call"]["until"] - done["on_call"]["taken"] == 8 * HOUR
+    shown = alerts("rota", "--turns", "2", "--json").json["turns"]
+    assert [(one["who"], one["taken"] is None) for one in shown] == [(dan, False), (ANA, True)]
+    assert shown[0]["until"] == shown[1]["from"] == done["on_call"]["until"]
+    assert f"{dan} (now, took the shift)" in alerts("rota").out
+    assert f"{BEN} takes the shift of small from dan@" in alerts("take-shift", "--as", "ben").err
+    given = alerts("end-shift")
+    assert given.code == 0 and given.err.startswith(
+        f"the shift of {BEN} ends; then on call: {ANA}\n"
+    )
+    again = alerts("end-shift")
+    assert again.code == 0 and again.err.startswith(f"no shift is taken; on call: {ANA} until ")
+    assert mailbox.told() == [(dan, ANA), (BEN, dan), (ANA, BEN)]
+    kept = read_journal(run_directory(bench).journal).entries
+    told = [(one.kind, one.who, one.why) for one in kept if one.kind.startswith("shift")]
+    me = getpass.getuser()
+    assert told == [
+        ("shift-taken", me, "ana is ill"),
+        ("shift-taken", me, ""),
+        ("shift-ended", me, ""),
+    ]
+
+
+def test_a_shift_without_a_rota_and_one_that_cannot_be_read(
+    alerts: Type, settings: list[str], bench: LocalBench
+) -> None:
+    settings += ["--set", "alerts.rota=[]"]
+    taken = alerts("take-shift", "--as", BEN)
+    assert f"{BEN} takes the shift of small from {ANA}, until the rota changes, a day" in taken.err
+    shown = alerts("rota")
+    assert f"{BEN} (now, took the shift)" in shown.out
+    assert shown.err == f"the card has no rota: after that all goes to {ANA}\n"
+    folder = run_directory(bench).paths.state / "alerts"
+    for path in [*(folder / "book.d").iterdir(), folder / "book.json"]:
+        path.write_text("garbage")
+    for command in ("rota", "take-shift", "end-shift"):
+        answer = alerts(command, *(["--as", "ana"] if command == "take-shift" else []))
+        assert answer.code == 3 and "who took the shift cannot be read" in answer.err
+
+
+def test_a_plan_to_acknowledge_is_for_the_incidents_that_it_showed(
+    alerts: Type, look: Callable[..., None]
+) -> None:
+    look(TWO[0], ago=30 * HOUR)
+    planned = alerts("ack", "--all", "--dry-run", "--as-shown", "?")
+    mark = planned.err.rpartition(": ")[2].strip()
+    old = alerts("list", "--json").json["alerts"][0]["incident"]
+    for hours in (29, 28, 27):
+        look(ago=hours * HOUR)
+    look(TWO[0], ago=HOUR)
+    said = alerts("ack", "--all", "--as-shown", mark)
+    assert said.code != 0 and "the plan is another one now" in said.err
+    said = alerts("snooze", old, "--for", "2h")
+    assert said.code == 2 and len(said.err.splitlines()) == 1
+    assert "is over; another incident of that kind is open since" in said.err
+    assert "nothing was changed" in said.err
+    [alert] = alerts("list", "--json").json["alerts"]
+    assert not alert["acknowledged_by"] and alert["snoozed_until"] is None
 
 
 def test_where_nothing_can_be_written_it_is_said_where_the_alerts_are(

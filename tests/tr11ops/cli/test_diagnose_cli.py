@@ -22,7 +22,7 @@ from tests.tr11ops.detect.operation_table import operated
 from tests.tr11ops.status_cases import HOUR, NOW, facts_with, idle, snapshot, steps
 from tr11ops.base import deadline
 from tr11ops.cli.diagnose import advice, with_advice
-from tr11ops.diagnose.attribution.evidence import Attribution, Conclusion, Kind
+from tr11ops.diagnose.attribution.evidence import OUTSIDE, Attribution, Conclusion, Kind
 from tr11ops.diagnose.attribution.joined import joined
 from tr11ops.diagnose.causes import judge
 from tr11ops.diagnose.diagnosis import Diagnosis
@@ -33,7 +33,9 @@ from tr11ops.observe.observations import LaunchEnd
 from tr11ops.observe.snapshot import SOUND_LOSSES, Attempt
 from tr11ops.runcard.card import load_card
 from tr11ops.runcard.sections import ResilienceSection
+from tr11ops.rundir.attempts import LaunchRecord
 from tr11ops.rundir.exclusions import exclude
+from tr11ops.trainers.outside import failure_words
 from trainer.contract.attempt import Heartbeat, write_heartbeat
 from trainer.contract.files import write_json
 
@@ -172,9 +174,7 @@ def test_a_run_that_trains_is_said_to_be_well(bench: LocalBench) -> None:
         assert "training at iteration 8" in found.json["explanation"]
     assert "verdict  running: nothing has ended, it runs and is well" in bench.tr11(*words).out
     every = bench.tr11(*words, "--json", "--all").json
-    assert every["verdict"] == "unknown" and every["attempt"] == "70_3", (
-        "each launch by its log alone"
-    )
+    assert every["verdict"] == "running" and every["attempt"] == "70_3"
     switch = run_directory(bench).kill_switch
     switch.touch()
     assert bench.tr11(*words, "--json").json["verdict"] == "unknown", "it is being stopped"
@@ -190,13 +190,49 @@ def step_line(step: int) -> str:
     )
 
 
+def test_a_launch_that_has_begun_again_is_told_by_what_ended_the_one_before(
+    bench: LocalBench,
+) -> None:
+    """It was "nothing has ended, it runs and is well", and "nothing to restart", before its first step."""
+    number = running(bench, "exec sleep 600")
+    paths = load_card(bench.card, [], {}).paths
+    attempt = paths.attempt(number)
+    write_json(attempt / "attempt.json", {"job_id": number})
+    now = time.time()
+    why = f"n1: {failure_words('SIGKILL')}"
+    first = LaunchRecord(1, ("n1",), now - 60.0)
+    first = replace(
+        first, end=now - 20.0, exit_status=137, cause="unknown", summary=why, fault=OUTSIDE,
+        confidence=0.8, evidence=(why,), decision="starting again: once more", reached=8,
+    )  # fmt: skip
+    first.write(attempt)
+    LaunchRecord(2, ("n1",), now - 15.0).write(attempt)
+    paths.main_log.parent.mkdir(parents=True, exist_ok=True)
+    begun = [f"tr11: attempt {number} launch {one} on 1 node: n1\n" for one in (1, 2)]
+    paths.main_log.write_text(begun[0] + step_line(8) + begun[1])
+    write_heartbeat(paths.heartbeat(0), Heartbeat(0, "n1", 1, "starting", 8, now, number))
+    words = ("diagnose", "--run", str(bench.card), "--scheduler", "local")
+    found = bench.tr11(*words, "--json")
+    assert (found.code, found.json["verdict"], found.json["launch_number"]) == (0, "killed", 1)
+    assert (found.json["action"], found.json["now"]["state"]) == ("none", "starts")
+    shown = " ".join(bench.tr11(*words).out.split())
+    assert "verdict killed: ended by a signal from outside" in shown
+    assert "Nothing now. It has recovered when `tr11 status` shows new iterations." in shown
+    assert f"in launch 2 of job {number}, and has made no step yet" in shown
+
+    write_heartbeat(paths.heartbeat(0), Heartbeat(0, "n1", 1, "training", 9, now, number))
+    found = bench.tr11(*words, "--json")
+    assert (found.json["verdict"], found.json["now"]["state"]) == ("running", "trains")
+    assert "ended by SIGKILL" in found.json["explanation"]
+
+
 # ---------------------------------------------------------------------------- what can be typed now
 def test_the_last_of_all_launches_has_the_advice_of_this_moment(
     bench: LocalBench, failed: str
 ) -> None:
     [blamed] = recorded(bench, failed)["blamed"]
     exclude(run_directory(bench), blamed, why="ECC", owner="tr11", days=3)
-    expected = f"{blamed} is excluded already: `tr11 resume` releases what is held."
+    expected = f"{blamed} is excluded already."
     every = diagnosed(bench, "--all")
     assert (
         diagnosed(bench)["advice"] == every["advice"] == every["launches"][-1]["advice"] == expected

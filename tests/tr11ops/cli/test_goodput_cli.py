@@ -14,10 +14,13 @@ from tests.tr11ops.goodput.eventful import CARD, eventful
 from tests.tr11ops.goodput.past import BEGIN, Past
 from tests.tr11ops.replay.played_record import PlayedRecord
 from tr11ops.base.errors import Refusal
-from tr11ops.cli.goodput import moment_of
+from tr11ops.cli.goodput import adapting, moment_of
 from tr11ops.cli.main import execute
+from tr11ops.goodput.advise import CardSettings
 from tr11ops.replay.parameters import Layout, Parameters
+from tr11ops.replay.run import replay_card
 from tr11ops.replay.traces import DAY, Fault, FaultSign, Window
+from tr11ops.replay.world import World
 
 
 @pytest.fixture
@@ -134,6 +137,21 @@ def test_advise_replays_the_runs_own_record(tmp_path, monkeypatch, capsys):
     value = json.loads(typed(capsys, "advise", "--json"))
     assert value["replay"] is None and any(attempt in line for line in value["unknown"])
     assert {entry["better"] for entry in value["advice"]} >= {"cannot tell"}
+
+
+def test_what_launches_choose_their_save_interval_by_is_replayed_too(tmp_path):
+    world = World(Window(("n1", "n2"), DAY, ()), Layout(2, 0, 0), Parameters())
+    settings = CardSettings(
+        nodes=2, spares=0, task_seconds=1.0, time_limit=1.0, save_every=100, room=None,
+        evaluates=False, remaining=None,
+    )  # fmt: skip
+    assert adapting(settings, replay_card(tmp_path, world)) == settings
+    card = replay_card(tmp_path, world, ("resilience.adapt_save_interval=true",))
+    assert adapting(settings, card) == settings  # no folder yet, of whose room anything is known
+    card.paths.checkpoints.mkdir(parents=True)
+    found = adapting(settings, card)
+    assert found.adapts and found.free_checkpoints > 0 and found.written is None
+    assert replay_card(tmp_path, world, found.resilience).slurm.gpus_per_node == 8
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ DRY_RUN = """\
       ok  coverage: 3 x 1 min = 3 min; how long the run needs is not known before its first steps
  warning  alerts: no one would be told of trouble; set alerts.recipients, alerts.rota or alerts.urls_file in the card
  warning  watchdog: no watchdog looks at the run; \
-`tr11 cron run --run DIR/small.toml`, in a terminal that stays open, has one look
+`tr11 cron run --run DIR/small.toml`, in a terminal that stays open, starts one
       ok  scheduler: local would take it (can run on 2 of the simulated nodes)
 
            run  small/main
@@ -156,6 +156,23 @@ def test_a_second_launch_is_refused_unless_it_queues_behind(bench: LocalBench) -
     assert bench.launch("--after", first).code == 1
     assert bench.launch("--after", "999").code == 2
     assert len(run_directory(bench).tags()) == 2
+
+
+def test_a_run_directory_is_launched_as_it_was_last(bench: LocalBench) -> None:
+    """Pages name a run by its folder: what they say to type must work, also without the card."""
+    bench.block()
+    queued = bench.launch("--array", "1-2", "--set", "run.name=renamed", "--json").json["job_id"]
+    bench.card.unlink()
+    root = run_directory(bench).root
+    words = ("--run", str(root), "--scheduler", "local")
+    shown = bench.tr11("config", "show", *words)
+    assert (shown.code, shown.err) == (0, "") and 'name = "renamed"' in shown.out
+    first, *_ = run_directory(bench).tags()
+    answer = bench.tr11("launch", "--array", "1-2", "--after", queued, *words)
+    assert (answer.code, answer.err) == (0, "")
+    again = run_directory(bench).submission(run_directory(bench).tags()[-1])
+    assert read_json(again.card) == read_json(run_directory(bench).submission(first).card)
+    assert "renamed" in again.card_toml.read_text()
 
 
 @pytest.fixture

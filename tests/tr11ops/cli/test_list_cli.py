@@ -7,15 +7,19 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from tests.pins.commands import beside, typed
 from tests.pins.recording import unpacked
-from tests.tr11ops.status_cases import beats, checkpoints, snapshot
+from tests.tr11ops.status_cases import NOW, beats, checkpoints, slowed, snapshot
 from tr11ops.base.shipped import page_names, shipped
+from tr11ops.cli.main import execute
 from tr11ops.detect.registry import detect_all
+from tr11ops.serve.poller import News
+from tr11ops.serve.view import in_order, view_of
 from tr11ops.status.assessment import status_of
 from tr11ops.status.run_list import ListedRun, RunList, urgency
 from tr11ops.status.run_list_screen import list_lines
@@ -71,6 +75,27 @@ def test_a_run_that_needs_a_person_says_why() -> None:
     assert "without any sign of life" in " ".join(why) and max(map(len, why)) <= 80
 
 
+def test_a_run_that_is_slow_is_told_before_those_that_are_well_with_its_reason() -> None:
+    listed = []
+    for name, seen in (("well", snapshot()), ("slow", slowed())):
+        found = detect_all(seen)
+        told = status_of(seen, found, judge(seen, found))
+        listed.append(ListedRun(Path(name), told.document()))
+    well, slow = listed
+    stopped = {**well.status, "verdict": "stopped"}
+    shown = RunList.of([well, ListedRun(Path("off"), stopped), slow])
+    assert [str(run.directory) for run in shown.runs] == ["slow", "off", "well"]
+    assert shown.exit_code == 0
+    text = list(list_lines(shown, NOW))
+    assert text[2].startswith("slow ") and text[2].endswith("slow")
+    assert text[3].startswith("  n02 holds the others back (its rank 1")
+    views = [
+        view_of(News(str(one.directory), one.directory, document=one.status), NOW)
+        for one in (well, slow)
+    ]
+    assert [(one.key, one.tone) for one in in_order(views)] == [("slow", "warn"), ("well", "good")]
+
+
 def test_what_needs_a_person_is_first_by_one_order() -> None:
     seen = snapshot()
     healthy = status_of(seen, (), judge(seen, ())).document()
@@ -93,13 +118,22 @@ def test_several_runs_say_whose_they_are_who_has_them_and_what_they_hold() -> No
         {"node": "bad1", "owner": "ana", "state": "exclude", "until": None, "why": "Xid 79"}
     ]
     alert = {"owner": "", "acknowledged_by": "ben@example.org"}
-    six = RunUse("six", ("ana@example.org",), 100.0, 800.0, 1600.0, "EUR", 42.0)
-    unpriced = RunUse("seven", ("cleo@example.org",), 10.0)
+    six = RunUse("six", 100.0, 800.0, 1600.0, "EUR", 42.0)
+    unpriced = RunUse("seven", 10.0)
+    ana = {"who": ["ana@example.org"], "until": None, "taken": None}
+    now = datetime.fromtimestamp(seen.time, UTC)
+    cleo = {
+        "who": ["cleo@example.org"],
+        "until": (now + timedelta(hours=5)).isoformat(timespec="seconds"),
+        "taken": now.isoformat(timespec="seconds"),
+    }
     runs = RunList.of(
         (
-            ListedRun(Path("b"), {**healthy, "exclusions": excluded}, use=unpriced),
-            ListedRun(Path("a"), {**stalled, "exclusions": excluded}, use=six),
-            ListedRun(Path("c"), {**stalled, "alerts": [alert]}, use=six),
+            ListedRun(
+                Path("b"), {**healthy, "exclusions": excluded, "on_call": cleo}, use=unpriced
+            ),
+            ListedRun(Path("a"), {**stalled, "exclusions": excluded, "on_call": ana}, use=six),
+            ListedRun(Path("c"), {**stalled, "alerts": [alert], "on_call": ana}, use=six),
             ListedRun(Path("d"), None, "cannot be read"),
         )
     )
@@ -108,9 +142,9 @@ def test_several_runs_say_whose_they_are_who_has_them_and_what_they_hold() -> No
     assert max(map(len, lines)) <= 80
     assert text.startswith("4 runs, 2 need a person; ")
     assert "210.0 node-hours, 1,600.0 GPU-hours, 3,200.00 EUR, 84.0 kWh, without 1 run" in text
-    assert "no one has it, on call: ana@example.org; six; " in text
-    assert "ben@example.org has it; six; " in text
-    assert "on call: cleo@example.org; seven; " in text
+    assert "no one has taken it; ana@example.org is on call; six; " in text
+    assert "ben@example.org has it; on call: ana@example.org; six; " in text
+    assert "on call: cleo@example.org (took the shift, 5 h 00 min left); seven; " in text
     assert "seven: 1 run, " in text and "six: 2 runs, " in text
     assert "bad1: excluded by a, b" in text
     told = runs.document()
@@ -126,16 +160,16 @@ def test_the_price_is_that_of_the_card_and_left_out_without_one(recorded: Path) 
 
     lines = ["slurm.gpus_per_node=8", "slurm.workers_per_node=2", "slurm.account=six"]
     priced = ["operation.gpu_hour_price=2.5", "operation.team=large models"]
-    plain = use_of(load_card(recorded / "tr11.toml", lines, {}), 10.0, Unknown("not told"), 0.0)
+    plain = use_of(load_card(recorded / "tr11.toml", lines, {}), 10.0, Unknown("not told"))
     assert (plain.team, plain.gpu_hours, plain.cost, plain.energy_kwh) == ("six", 80.0, None, None)
     card = load_card(recorded / "tr11.toml", [*lines, *priced], {})
-    assert use_of(card, 10.0, 7.2e6, 0.0).words == (
+    assert use_of(card, 10.0, 7.2e6).words == (
         "10.0 node-hours",
         "80.0 GPU-hours",
         "200.00 EUR",
         "2.0 kWh",
     )
-    assert use_of(card, 10.0, 7.2e6, 0.0).team == "large models"
+    assert use_of(card, 10.0, 7.2e6).team == "large models"
 
 
 def test_list_watch_is_looked_at_again_and_its_options_are_checked(recorded: Path) -> None:
@@ -219,8 +253,6 @@ def test_each_page_is_listed_and_printed(recorded: Path) -> None:
 def test_an_unknown_page_is_wrong_usage_and_the_nearest_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from tr11ops.cli.main import execute
-
     assert execute(["runbook", "hungg"]) == 2
     assert (
         capsys.readouterr().err == "tr11: NAME 'hungg': there is no such page; did you mean hung?\n"
@@ -260,12 +292,26 @@ def test_the_card_is_shown_as_written_and_as_resolved(recorded: Path) -> None:
         )
 
 
-def test_a_secret_in_a_card_is_not_shown(recorded: Path) -> None:
+@pytest.mark.parametrize(
+    "secret",
+    ["hub.endpoint=https://user:pass@hub.example", "slurm.environment.DB_PASSWORD=hunter2"],
+)
+def test_a_secret_in_a_card_is_not_shown(
+    recorded: Path, secret: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with beside(recorded):
+        code = execute(["config", "show", "--set", secret])
+    out, err = capsys.readouterr()
+    assert code == 2 and out == ""
+    assert f"tr11.toml: {secret.partition('=')[0]}: " in err
+
+
+def test_a_variable_that_refers_to_a_secret_is_shown(recorded: Path) -> None:
     with beside(recorded):
         code, text = typed(
-            ("config", "show", "--set", "hub.endpoint=https://user:pass@hub.example")
+            ("config", "show", "--set", 'slurm.environment.DB_PASSWORD="$DB_PASSWORD"')
         )
-    assert code == 2 and text == ""
+    assert code == 0 and 'DB_PASSWORD = "$DB_PASSWORD"' in text
 
 
 # ----------------------------------------------------------------------------- what a key means
@@ -310,7 +356,5 @@ def test_every_key_and_section_is_explained_within_80_columns() -> None:
 def test_a_key_that_is_none_is_told_the_nearest(
     word: str, hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tr11ops.cli.main import execute
-
     assert execute(["config", "explain", word]) == 2
     assert hint in capsys.readouterr().err

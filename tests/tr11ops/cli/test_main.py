@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tests.plugins.command_server import tr11_command
 from tests.tr11ops.launch.run_inputs import write_card
 from tr11ops import __version__
 from tr11ops.base.errors import Refusal, SchedulerError, SchedulerUnreachable
@@ -178,6 +179,35 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     first.stdout.close()
     assert (first.wait(timeout=300), first.stderr.read()) == (0, b"")
     first.stderr.close()
+
+
+@pytest.mark.parametrize("errors_too", [False, True])
+def test_a_reader_that_leaves_before_a_refusal_changes_no_exit_code(errors_too: bool) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [*tr11_command(), "status", "--run", "missing.toml", "--json"]
+    errors = writing if errors_too else subprocess.PIPE
+    done = subprocess.run(command, stdout=writing, stderr=errors, text=True, check=False)
+    os.close(writing)
+    assert done.returncode == USAGE
+    if not errors_too:
+        assert done.stderr.startswith("tr11: ") and len(done.stderr.splitlines()) == 1
+
+
+def test_a_command_searches_for_no_plug_in_and_leaves_its_environment_to_jobs_as_it_was(
+    tmp_path: Path,
+) -> None:
+    found = tmp_path / "spy-1.dist-info"
+    found.mkdir()
+    (found / "METADATA").write_text("Name: spy\nVersion: 1\n")
+    (found / "entry_points.txt").write_text("[pydantic]\nspy = spy:plugin\n")
+    (tmp_path / "spy.py").write_text("print('a plug-in'); plugin = None\n")
+    search = f"import os, sys; sys.path.insert(0, {str(tmp_path)!r}); "
+    typed = "before = dict(os.environ)\ntry: run()\nfinally: print(dict(os.environ) == before)\n"
+    lines = fresh(f"{search}{TYPED.removesuffix('run()')}\n{typed}", "estimate", "--run", "demo")
+    assert lines.stdout.splitlines()[-1] == "True" and "a plug-in" not in lines.stdout
+    theirs = "import pydantic; pydantic.create_model('Theirs', a=(int, 1))"
+    assert fresh(search + theirs).stdout == "a plug-in\n"
 
 
 def test_a_group_without_a_command_shows_its_help_alone() -> None:

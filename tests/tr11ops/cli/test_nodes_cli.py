@@ -136,14 +136,16 @@ def test_exclude_is_previewed_then_done_and_kept_in_history(nodes, bench: LocalB
         "7",
         "--evidence",
         "seen twice",
+        "--acting-for",
+        "ana",
         "--yes",
         "--json",
     )
     assert (done.code, done.json["nodes"], done.json["failed"]) == (0, [THREE], [])
     [entry] = read_version(run_directory(bench).exclusions).exclusions
-    assert entry.why == "Xid 79" and entry.evidence == ("seen twice",)
+    assert entry.why == "Xid 79" and entry.evidence == ("seen twice",) and entry.owner == "ana"
     assert abs(entry.until - time.time() - 7 * 86400) < 600
-    assert "excluded already, by" in nodes("exclude", THREE, "--dry-run").err
+    assert "excluded already, by ana" in nodes("exclude", THREE, "--dry-run").err
     [event] = nodes("history", "--json").json["events"]
     assert (event["kind"], event["node"], event["why"]) == ("node-excluded", THREE, "Xid 79")
     assert nodes("history", ONE, "--json").json["events"] == []

@@ -26,6 +26,8 @@ PLACES = {
     "Rehearse": "replay twin",
 }
 
+BRACKETED = re.compile(r"\[[^\]]*\]")
+
 
 def page(words: str) -> str:
     with (
@@ -56,6 +58,8 @@ def test_every_page_has_examples_and_no_type_on_flags() -> None:
         first = lines[lines.index(" Examples") + 1]
         assert re.match(r'   (tr11 |eval "\$\(tr11 )\w', first), (words, first)
         assert command.help and not command.help.startswith("["), words
+        bracketed = {part for each in command.params for part in BRACKETED.findall(each.help or "")}
+        assert bracketed <= set(BRACKETED.findall(" ".join(re.sub(r"│", " ", text).split()))), words
 
 
 def test_every_example_is_a_command_whose_options_exist() -> None:

@@ -117,7 +117,7 @@ def test_iterations_that_were_not_finite_and_would_be_trained_again_are_named(
     directory.paths.main_log.write_text("".join(f"{line}\n" for line in lines))
     shown = rollback(bench, *words, "--dry-run", "--json")
     assert shown.json["skip_needed"] == needed
-    assert (f"--skip {needed} passes over them all" in shown.err) is (needed is not None)
+    assert (f"--skip {needed} skips them all" in shown.err) is (needed is not None)
     assert all(len(line) <= 80 for line in shown.err.splitlines())
 
 

@@ -4,6 +4,7 @@ done.
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
@@ -162,6 +163,22 @@ def test_a_plan_that_was_shown_is_the_one_that_is_carried_out(
     with pytest.raises(Refusal, match="another one now"):
         answer(shown, unasked(thing.apply, thing.no_preview))
     assert thing.events == ["Do it?", "applied"]
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        {"is_empty": True},
+        {"nothing": NOTHING},
+        {"refusal": Refusal("it is someone else's")},
+    ],
+)
+def test_a_plan_that_changes_nothing_has_no_mark_to_agree_to(
+    thing: Thing, capsys: pytest.CaptureFixture[str], over: dict[str, object]
+) -> None:
+    with contextlib.suppress(Refusal):
+        answer(RunContext(dry_run=True, as_shown="?"), thing.change(**over))
+    assert PLAN_MARK not in capsys.readouterr().err
 
 
 def test_a_plan_is_the_same_while_it_is_read_and_another_for_another_job() -> None:

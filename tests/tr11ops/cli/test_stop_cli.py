@@ -22,6 +22,7 @@ from tests.tr11ops.cli.trainings import END, running, trainer_script
 from tests.tr11ops.cli.typed_commands import held, tr11, write_beats
 from tests.tr11ops.launch.preflight_bench import MODEL
 from tests.tr11ops.launch.run_inputs import write_checkpoint
+from tests.tr11ops.status_cases import save_slow_attempt
 from tr11ops.base.errors import SchedulerError
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.local import LocalScheduler
@@ -31,6 +32,7 @@ from tr11ops.rundir.fallback import RESERVE_FILE, keep_reserve
 from tr11ops.rundir.hold_store import held_by_tr11
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.versioned import VersionedFile
+from trainer.contract.attempt import EndMarker
 from trainer.contract.files import write_json
 from trainer.contract.lease import LIVING_SECONDS, LeaseClaim, LeaseFolder, trained_into
 from trainer.contract.recovery import RecoveryEvent, RecoveryRecord, write_recovery
@@ -44,7 +46,8 @@ def test_queued_jobs_are_held_at_once_and_resume_releases_them(bench: LocalBench
     bench.launch("--array", "1-10")
     foreign = bench.submit("true", 1, "small", directory.comment("20260101-000000-00000000"))
     bench.scheduler.hold(foreign)  # by a person, past tr11
-    answer = tr11(bench, "kill", "--yes", "--reason", "new data", "--json")
+    hers = ("--yes", "--reason", "new data", "--acting-for", "ana", "--json")
+    answer = tr11(bench, "kill", *hers)
     assert answer.json["held"] == ["2"] and "10 tasks of 2_[1-10%1]: held at once" in answer.err
     assert set(held(bench)) == {"2_[1-10%1]", foreign}
     assert held_by_tr11(directory) == {"2"}
@@ -56,13 +59,13 @@ def test_queued_jobs_are_held_at_once_and_resume_releases_them(bench: LocalBench
     )
     assert "job 2, by tr11: will be released" in shown.err
     assert f"job {foreign}, not by tr11: stays held" in shown.err
-    done = tr11(bench, "resume", "--yes", "--json")
+    done = tr11(bench, "resume", *hers)
     assert (done.json["released"], done.json["left_held"]) == (["2"], [foreign])
     assert held(bench) == [foreign] and not directory.kill_switch_is_set()
     assert "next:       2_[1-10%1], as soon as nodes are free" in done.err
     assert tr11(bench, "resume", "--json").json["action"] == "nothing"
-    kinds = [entry.kind for entry in read_journal(directory.journal).entries]
-    assert kinds[-3:] == ["kill-switch-set", "held", "resumed"]
+    kept = [(entry.kind, entry.who) for entry in read_journal(directory.journal).entries]
+    assert kept[-3:] == [("kill-switch-set", "ana"), ("held", "ana"), ("resumed", "ana")]
 
 
 @pytest.mark.parametrize("stop", ["pause", "kill"])
@@ -171,6 +174,19 @@ def test_a_finished_training_is_not_said_to_go_on(bench: LocalBench) -> None:
     assert "to let it go on" not in said
 
 
+def test_resume_names_the_node_that_the_last_attempt_measured_as_slow(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = run_directory(bench).paths
+    save_slow_attempt(paths, EndMarker(**{**END, "job_id": "1"}))
+    tr11(bench, "kill", "--yes")
+    assert "slow node:" not in tr11(bench, "resume", "--dry-run").err, "all nodes are this machine"
+    monkeypatch.setattr(LocalScheduler, "name", "slurm")
+    shown = " ".join(tr11(bench, "resume", "--dry-run").err.split())
+    assert "slow node: n2 held the others back in the last attempt" in shown
+    assert "before this, type `tr11 nodes exclude --run " in shown
+
+
 def test_resume_says_that_the_fault_for_which_it_is_held_will_return(bench: LocalBench) -> None:
     directory = run_directory(bench)
     bench.block()
@@ -196,9 +212,7 @@ def test_resume_says_that_the_fault_for_which_it_is_held_will_return(bench: Loca
         directory.paths, RecoveryRecord((RecoveryEvent("by-hand", 0, 0, 8, 8, 5, 9, 9, 2.0),))
     )
     since = " ".join(tr11(bench, "resume", "--dry-run").err.split())
-    assert (
-        "Since then a roll-back passes over iterations 9-9" in since and "will return" not in since
-    )
+    assert "Since then a roll-back skips iterations 9-9" in since and "will return" not in since
     assert tr11(bench, "resume", "--yes", "--json").json["released"] == ["2"]
     assert tr11(bench, "resume", "--dry-run", "--json").json["faults"] == []
 
@@ -218,7 +232,7 @@ def test_what_the_trainer_would_refuse_is_not_released(bench: LocalBench) -> Non
     assert (
         "value from checkpoint (0.0005) is not equal to the card's (0.001)" in done.json["missing"]
     )
-    assert "--replace` queues it anew" in done.json["missing"] and held(bench) == ["2_[1-3%1]"]
+    assert "--replace` queues it again" in done.json["missing"] and held(bench) == ["2_[1-3%1]"]
     assert not directory.kill_switch_is_set()  # nothing but the job's card is in the way now
     repair = bench.launch("--repair", "--yes")
     assert "job 2_[1-3%1] stays held, the trainer would refuse it: schedule.on_resume" in " ".join(

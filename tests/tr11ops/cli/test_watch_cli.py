@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from tests.tr11ops.cli.watch_bench import BASH_STEP, STEP, WatchBench, watching
 from tests.waiting import until
+from tr11ops.observe.files import read_details
 from tr11ops.observe.look import facts_of
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.paths import RunDirectory
@@ -21,6 +22,8 @@ from tr11ops.status.assessment import assess
 from tr11ops.status.extra_observations import ExtraObservations
 from tr11ops.trainers.levels import REFUSED_WHERE_WATCHED
 from tr11ops.trainers.watched import LogPlace, WatchedJob, new_lines
+from trainer.contract.files import write_json
+from trainer.contract.paths import ATTEMPT_FILE
 
 
 @pytest.fixture
@@ -43,7 +46,12 @@ def test_a_job_of_someone_else_is_seen_from_outside_and_left_alone(bench: WatchB
         stream.write(
             STEP.format(4, 2.5) + "\n" + STEP.format(5, 2.25) + "\n" + STEP.format(6, 9)[:40]
         )
+    kept = bench.root / "state/attempts" / bench.job / ATTEMPT_FILE
+    now = read_details(kept)
+    # as the start before this one left it, of a job that was put back into the queue
+    write_json(kept, {**now, "nodes": ["elsewhere"], "start": now["start"] - 600})
     bench.watch()
+    assert read_details(kept) == now
     assert bench.steps() == [3, 4, 5]
     status = bench.tr11("status", "--run", bench.card, "--json").json
     assert status["iteration"] == 5 and status["loss"] == 2.25

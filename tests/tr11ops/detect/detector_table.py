@@ -24,6 +24,7 @@ from tests.tr11ops.status_cases import (
     snapshot,
     steps,
     with_facts,
+    without_slow_node,
     wordless,
 )
 from tr11ops.base.observed import Unknown
@@ -542,6 +543,26 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
         [],
     ),
     ("stopped by someone", snapshot(jobs=(running(),), kill_switch=SWITCH), "chain-end", []),
+    (
+        "the last task leaves: nothing can be queued behind it any more",
+        snapshot(
+            jobs=(running(),),
+            launch_ends=(
+                LaunchEnd("1007", 1, NOW, "n48 was lost", "ending this task", is_last=True),
+            ),
+            heartbeats=beats(phase="ended"),
+        ),
+        "chain-end",
+        [],
+    ),
+    (
+        "the last task is being ended",
+        snapshot(jobs=(running(state=JobState.COMPLETING),)),
+        "chain-end",
+        [],
+    ),
+    ("a new attempt on other nodes has not stepped", without_slow_node(0), "chain-end", []),
+    ("it has shown its speed", without_slow_node(3), "chain-end", ["WARNING"]),
     ("nothing at all", idle(), "chain-end", []),
     # kill switch
     (

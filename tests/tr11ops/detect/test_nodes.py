@@ -38,6 +38,7 @@ from tr11ops.base.observed import known
 from tr11ops.cluster.base import Job, JobState, Node, lost_words
 from tr11ops.detect import registry
 from tr11ops.detect.detector import Severity, by_cause
+from tr11ops.detect.nodes_left import exclude_command, start_again
 from tr11ops.observe.forecast import queue_coverage_seconds
 from tr11ops.observe.observations import LaunchEnd
 from tr11ops.runcard.card import load_card
@@ -45,6 +46,7 @@ from tr11ops.runcard.exit_duration import ExitPlan
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.hold_store import HoldRecord, with_mark
 from tr11ops.rundir.paths import Submission
+from tr11ops.status.extra_observations import NodeUse, node_use
 from tr11ops.watchdog.verdict import judge
 
 HOST_ATTEMPT = replace(wordless("1007"), nodes=tuple(f"n{number:02d}" for number in range(1, 49)))
@@ -63,6 +65,17 @@ def test_a_task_without_its_batch_host_covers_nothing_and_is_not_the_last_of_the
     assert [one.title for one in found(seen, "chain-end")] == [
         "the last task of the queue is waiting"
     ] * len(queued)
+
+
+def test_a_job_that_was_put_back_has_not_the_batch_host_of_its_earlier_start() -> None:
+    """Its number is the same, and what is on record of it may be of the nodes that it had."""
+    down = (Node("n01", frozenset({"down"})),)
+    job = running(nodes=tuple(f"n{number:02d}" for number in range(2, 50)))
+    assert job.start_time is not None
+    before = replace(HOST_ATTEMPT, start=job.start_time - HOUR)
+    assert found(snapshot(jobs=(job,), nodes=down, attempts=(before,)), "node-lost") == []
+    now = replace(HOST_ATTEMPT, start=job.start_time + 1)
+    assert found(snapshot(jobs=(job,), nodes=down, attempts=(now,)), "node-lost")
 
 
 @pytest.mark.parametrize(
@@ -274,6 +287,30 @@ def test_where_the_workers_have_ended_nothing_runs_on_without_a_spare() -> None:
     assert found(over, "no-spare") == [] != found(spared("n07", "n50"), "no-spare")
 
 
+def test_a_node_excluded_while_it_trains_is_not_lost_and_the_advice_goes_on_to_the_next_step() -> (
+    None
+):
+    """The first line was to exclude it, which was done, and it was told as lost."""
+    given = spared("n50", exclusions=(Exclusion("n07", "slow", "ana"),), launch_nodes=FIFTY[:48])
+    (one,) = found(given, "no-spare")
+    assert "lost: n50; excluded while it trains there: n07" in one.evidence[0]
+    assert node_use(
+        spared(exclusions=known(given.exclusions, ()), launch_nodes=FIFTY[:48])
+    ) == NodeUse(48, 2, 1)
+    stop, *_ = start_again(given, "n07")
+    assert exclude_command(given, "n07", "slow") == stop and "kill --wait" in stop
+    assert "nodes exclude n08" in exclude_command(given, "n08", "slow")
+
+
+def test_what_the_scheduler_says_now_of_a_blamed_node_is_told_with_the_end() -> None:
+    end = replace(wordless("1007"), nodes=FIFTY, cause="node", blamed=("n07",))
+    given = idle(attempts=(end,), nodes=spared("n07", "n08").nodes)
+    (one,) = found(given, "unfinished-end")
+    assert [line for line in one.evidence if "scheduler says" in line] == [
+        "the scheduler says now: n07: down"
+    ]
+
+
 def test_a_lost_node_that_was_the_last_spare_is_told_with_it() -> None:
     findings = registry.detect_all(spared("n07", "n50"))
     told = [one for one in by_cause(findings) if one.detector == "node-lost"]
@@ -418,6 +455,27 @@ def test_what_can_never_start_for_want_of_nodes_is_one_incident_with_the_cure_fi
     assert dead.fix == cure
     (other,) = found(idle(jobs=(pending(reason="BadConstraints"),)), "dead-chain")
     assert (other.fix, other.fault) == ("tr11 launch --repair", "")
+
+
+@pytest.mark.parametrize(
+    ("states", "since", "reason", "is_short"),
+    [
+        ({"down"}, 2.0, "Not responding", False),
+        ({"down"}, 120.0, "Not responding", True),
+        ({"down", "not_responding"}, 2.0, "Not responding", True),
+        ({"down"}, 2.0, "bad GPU", True),
+    ],
+)
+def test_nodes_that_slurm_lost_a_moment_ago_and_that_answer_again_are_not_short(
+    states: set[str], since: float, reason: str, is_short: bool
+) -> None:
+    """A frozen node takes others with it for seconds, on 24.11."""
+    lost = tuple(
+        Node(f"n{number:02d}", frozenset(states), reason, reason_time=NOW - since)
+        for number in range(1, 49)
+    )
+    told = found(idle(jobs=(pending(),), nodes=lost), "nodes-short")
+    assert bool(told) is is_short
 
 
 @pytest.mark.parametrize("is_said", [True, False])

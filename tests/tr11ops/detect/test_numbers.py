@@ -160,12 +160,12 @@ def test_where_nothing_trains_the_roll_back_is_what_helps_and_no_kill() -> None:
     back = "tr11 rollback 31200 --skip 31217-"
     assert (finding.fix, finding.then) == ("tr11 kill --now --wait", (back, "tr11 resume"))
     assert (
-        f"`{back}` passes over the data of iterations 31217 to 31219, and of those that follow until it stops"
+        f"`{back}` skips the data of iterations 31217 to 31219, and of those that follow until it stops"
         in (finding.evidence)
     )
     (finding,) = found(idle(steps=BAD_STEPS), "loss-not-finite")
     assert (finding.fix, finding.then) == (back, ("tr11 launch --array 1-10",))
-    assert finding.evidence[-1] == f"`{back}` passes over the data of iterations 31217 to 31219"
+    assert finding.evidence[-1] == f"`{back}` skips the data of iterations 31217 to 31219"
     (finding,) = found(idle(steps=BAD_STEPS[-2:]), "loss-not-finite")
     assert finding.fix == "tr11 checkpoints list", "where it began is not known"
 

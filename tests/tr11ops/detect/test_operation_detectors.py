@@ -46,6 +46,7 @@ from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.detect import registry
 from tr11ops.detect.detector import Detector, Finding, Severity, by_cause
 from tr11ops.detect.nodes import exclusion_cap
+from tr11ops.detect.nodes_left import start_next
 from tr11ops.detect.queued_work import held, limit_reached, reservation_ended
 from tr11ops.detect.saved import checkpoint_overdue
 from tr11ops.detect.site import nodes_short, queued_too_long
@@ -579,6 +580,36 @@ def test_after_a_refusal_of_the_trainer_the_queue_takes_another_card() -> None:
         operated(idle(jobs=jobs, attempts=(ended("1007", 30.0), *refused)), holds=holds)
     )
     assert finding.fix == "tr11 resume"  # another has trained since
+
+
+@pytest.mark.parametrize(
+    ("reason", "typed"),
+    [
+        ("ReservationDeleted", ("tr11 launch --replace",)),
+        ("PartitionTimeLimit", ("scontrol show partition", "tr11 launch --replace")),
+        ("BadConstraints", ("tr11 launch --replace --set slurm.spare_nodes=0",)),
+        ("DependencyNeverSatisfied", ("tr11 launch --repair",)),
+        ("JobHeldUser", ("tr11 launch --replace",)),
+    ],
+)
+def test_what_starts_the_next_attempt_is_what_the_queue_s_own_finding_says(
+    reason: str, typed: tuple[str, ...]
+) -> None:
+    """`launch --repair` leaves alone what waits for a person, and asks for as many nodes again."""
+    holds = (HoldRecord("1000", "tr11", NOW, "refused: the learning rate is another"),)
+    refused = (ended("1006", 60.0, "refused", launch=1), ended("1005", HOUR))
+    changes: dict[str, Any] = {"attempts": refused} if reason == "JobHeldUser" else {}
+    left = tuple(Node(f"n{number:02d}", frozenset({"idle"})) for number in range(1, 48))
+    seen = operated(
+        idle(jobs=(pending(reason=reason),), **changes),
+        holds=holds if reason == "JobHeldUser" else (),
+    )
+    seen = with_facts(changed(seen, nodes=left), nodes=46, allocated_nodes=48)
+    queue = {"dead-chain", "limit-reached", "reservation-ended", "held"}
+    [own] = [one for one in registry.detect_all(seen) if one.detector in queue]
+    commands = (own.fix, *own.then)
+    assert start_next(seen) == commands
+    assert all(map(str.startswith, commands, typed)) and len(commands) == len(typed)
 
 
 def test_the_part_of_an_array_that_a_person_holds_is_a_finding() -> None:

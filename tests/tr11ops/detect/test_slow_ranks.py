@@ -7,19 +7,34 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from tests.tr11ops.detect.training_course import at, findings, only
-from tests.tr11ops.status_cases import NOW, beats, pending, running, snapshot, with_facts
-from tr11ops.base.observed import Unknown
+from tests.tr11ops.status_cases import (
+    NOW,
+    beats,
+    ended,
+    pending,
+    running,
+    slowed,
+    snapshot,
+    with_facts,
+)
+from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Job, Node
-from tr11ops.detect.detector import Finding
+from tr11ops.detect.detector import Finding, Severity
+from tr11ops.detect.node_progress import node_progress, slow_nodes
 from tr11ops.detect.slow_ranks import slow_ranks, windows_to_last
+from tr11ops.observe.observations import Readmission
+from tr11ops.observe.snapshot import KillSwitch
 from tr11ops.rundir.exclusion import Exclusion
 from trainer.contract.compute_record import ComputeTimes, RankPosition
+from trainer.contract.metrics_record import StepRecord
 
 PERCENT = 3.0
 
@@ -155,14 +170,90 @@ def test_the_node_of_a_slow_rank_is_named_with_its_numbers() -> None:
     assert (finding.title, finding.subject, finding.fix) == (
         "n02 holds the others back", "n02", "tr11 nodes exclude n02 --reason 'it holds the others back'",
     )  # fmt: skip
-    assert finding.evidence == (
+    assert finding.severity is Severity.WARNING and finding.evidence == (
         "its rank 5 computes 5.00 times as long as its peers (and 1 more of its ranks)",
         "7.5 s a step, 1.5 s is usual in stage 1 (10 steps up to iteration 200)",
+        "it may have cost 16 min since the first step: 6 % of each step",
     )
     assert findings(course.see(compute_times=tuple(records(2, 2, 2, per_node=4)))) == []
     assert findings(course.see(compute_times=Unknown("stale file handle"))) == []
     elsewhere = tuple(replace(times, host="n99") for times in slow)
     assert findings(course.see(compute_times=elsewhere)) == [], "of nodes that are not the job's"
+
+
+@pytest.mark.parametrize(
+    ("first", "change", "severity"),
+    [
+        (401, None, Severity.CRITICAL),
+        (692, None, Severity.WARNING),  # it has not cost what a stop costs
+        (401, 697, Severity.WARNING),  # it was quicker before: `slow` says so, and is critical
+    ],
+)
+def test_a_node_that_was_slow_from_the_first_step_on_calls_someone_once_it_costs_more_than_a_stop(
+    first: int, change: int | None, severity: Severity
+) -> None:
+    """No step was quicker, so that nothing else tells what it costs; 97 of the 105 s of each do."""
+
+    def halved(line: StepRecord) -> StepRecord:
+        if change is None or line.iteration < change:
+            return line
+        return replace(line, tflops=line.tflops / 2)
+
+    times = tuple(changed(records(2, 2, 2, per_node=4, noise=0.0), {5}, 65.0))
+    course = at(700, begin=first, change=halved)
+    found = only(course.see(compute_times=times), "slow-node")
+    assert found.severity is severity, found
+
+
+@pytest.mark.parametrize(
+    ("shape", "state", "said"),
+    [
+        ({}, "none", "None is slow, measured up to step 690."),
+        ({"times": 5.0}, "named", "Slow: n02 (5.00 times the usual), measured up to step 690."),
+        # the training has been slow for four steps, and the last record is of before
+        ({"slow": 697}, "waiting", "slow since iteration 697 (7 min"),
+        ({"slow": 697}, "waiting", "tell by which node from iteration 707 on."),
+        (
+            {"slow": 697, "last": 4.0},
+            "suspected",
+            "n02 (4.00 times the usual). That is not certain",
+        ),
+        ({"slow": 697, "times": 5.0}, "named", "Slow since iteration 697 (7 min"),
+        ({"last": 4.0}, "none", "None is slow, measured up to step 690"),
+        (
+            {"slow": 660},
+            "none",
+            "None is named, measured up to step 690, though the training is slow",
+        ),
+        ({"steps": 1}, "unknown", "from iteration 700 on they can be compared."),
+        ({"ranks": 0}, "unmeasured", "Not known yet: no rank has measured enough steps beside"),
+    ],
+)
+def test_which_node_is_slow_has_one_answer_at_each_moment(
+    shape: dict[str, float], state: str, said: str
+) -> None:
+    """Of records of ten steps up to iteration 690, the training seen after its iteration 700."""
+
+    def change(line: StepRecord) -> StepRecord:
+        if line.iteration < shape.get("slow", 999):
+            return line
+        return replace(line, tflops=line.tflops / 2)
+
+    given = []
+    for one in records(2, 2, 2, per_node=4, noise=0.0)[: int(shape.get("ranks", 8))]:
+        is_slow = one.rank == 5
+        recent = [one.total * (shape.get("times", 1.0) if is_slow else 1.0)] * 10
+        recent[7:] = [each * (shape.get("last", 1.0) if is_slow else 1.0) for each in recent[7:]]
+        steps = int(shape.get("steps", 10))
+        given.append(replace(one, iteration=690, steps=steps, recent=tuple(recent[:steps])))
+    seen = at(700, begin=401, change=change).see(compute_times=tuple(given))
+    found = slow_nodes(seen, node_progress(seen))
+    assert found is not None and (found.state, said in found.text) == (state, True), found
+    assert found.nodes == (("n02",) if state in {"named", "suspected"} else ())
+    short = {"named": ("slow: n02",), "suspected": ("may be slow: n02",), "unmeasured": ()}
+    usual = () if state == "none" else ("slow: not known",)
+    assert found.words == short.get(state, usual)
+    assert slow_nodes(seen, ()) is None, "where nothing trains there is nothing to say"
 
 
 def test_a_record_whose_steps_took_no_time_but_one_is_left_out() -> None:
@@ -391,6 +482,47 @@ def slow_among(
     seen = with_facts(seen, nodes=46, allocated_nodes=48)
     (finding,) = [one for one in findings(seen) if one.detector == "slow-node"]
     return finding
+
+
+def test_a_slow_node_stays_known_after_its_attempt_until_it_is_excluded_or_measured_again() -> None:
+    """A person stops the run: nothing else keeps the next attempt off the node."""
+    times = known(slowed().training.compute_times, ())
+    stop = KillSwitch(Path("/scratch/tr11/kill-switch"), "ana", NOW - 60, "to look")
+    over: dict[str, Any] = {"compute_times": (), "compute_before": times}
+    off = {
+        **over,
+        "jobs": (pending(),),
+        "attempts": (ended("1007", age=60.0),),
+        "kill_switch": stop,
+    }
+
+    def told(**changes: Any) -> list[Finding]:
+        return [one for one in findings(slowed(**changes)) if one.detector == "slow-node"]
+
+    (stopped,) = told(**off)
+    assert stopped.title == "n02 held the others back in the last attempt"
+    assert stopped.evidence[-1] == "it is not excluded", (
+        "no title is true of an all-clear that says so"
+    )
+    assert (stopped.severity, stopped.identity) == (Severity.WARNING, told()[0].identity)
+    assert stopped.evidence[0] == "its rank 1 computes 3.00 times as long as its peers"
+    assert stopped.fix == "tr11 nodes exclude n02 --reason 'it holds the others back'"
+    assert stopped.then == ("tr11 resume",)
+    without_marker = (replace(ended("1007", age=60.0), end=None),)
+    assert told(**{**off, "attempts": without_marker, "compute_times": times, "compute_before": ()})
+    excluded = (Exclusion(node="n02", since=NOW, owner="ann"),)
+    assert told(**off, exclusions=excluded) == []
+    assert told(**off, readmissions=(Readmission("n02", NOW + 1),)) == [], (
+        "a person let it in again"
+    )
+    assert told(**off, scheduler="local") == []
+    (again,) = told(**over)  # it runs on the node, and has not measured it
+    assert again.then == told()[0].then and again.severity is Severity.WARNING
+    well = tuple(replace(one, seconds={"forward": 1.0}, longest=1.0) for one in times)
+    assert told(**{**over, "compute_times": well}) == [], "it was measured again, and is well"
+    elsewhere = running(nodes=("n01", "n03", "n04"))
+    (left_out,) = told(**over, jobs=(elsewhere,), heartbeats=())
+    assert left_out.severity is Severity.INFO
 
 
 def test_what_is_typed_against_a_slow_node_is_what_the_limit_lets_through() -> None:

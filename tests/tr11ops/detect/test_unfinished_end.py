@@ -224,7 +224,7 @@ def test_a_fault_that_came_back_at_one_step_names_the_command_that_passes_over_i
     bad = failed("1007", HOUR, cause, "the same fault came back after iteration 31350")
     ends = (LaunchEnd("1007", 1, NOW - HOUR, reached=reached, began_at=31_200),)
     (finding,) = found(idle(attempts=(bad,), launch_ends=ends), "unfinished-end")
-    command = "to pass over the data of iteration 31351, if they are at fault: `tr11 rollback 31200 --skip 31351-31351`"
+    command = "to skip the data of iteration 31351, if they are at fault: `tr11 rollback 31200 --skip 31351-31351`"
     assert (command in finding.evidence) is says
     free = replace(bad, held_because="", failure="SIGSEGV")  # the next task tries it by itself
     (finding,) = found(idle(attempts=(free,), launch_ends=ends), "unfinished-end")

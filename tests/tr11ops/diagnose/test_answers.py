@@ -219,7 +219,7 @@ def stuck(
 @pytest.mark.parametrize(
     ("lines", "answer", "why"),
     [
-        ((stuck(0, 71, "BROADCAST"), stuck(1, 71, "ALLREDUCE")), Restart.CHANGE, "mended"),
+        ((stuck(0, 71, "BROADCAST"), stuck(1, 71, "ALLREDUCE")), Restart.CHANGE, "repaired"),
         ((stuck(0, 71, "BROADCAST"), stuck(1, 74, "ALLREDUCE")), Restart.UNKNOWN, "stacks"),
         ((stuck(0, 71, "BROADCAST", "["), stuck(1, 71, "ALLREDUCE", "[")), Restart.UNKNOWN, "stacks"),
         ((stuck(0, 71, "ALLREDUCE"), stuck(1, 71, "ALLREDUCE")), Restart.UNKNOWN, "one try tells"),

@@ -17,8 +17,8 @@ from tr11ops.diagnose.signature import USUAL_STEP, FaultClass, Proof, Role
 
 DOCS = Path(__file__).parents[3] / "docs"
 PROOFS = {
-    Proof.XID: "the driver's own word for a fault after which the GPU has to be reset",
-    Proof.MEMORY: "an error that memory could not correct",
+    Proof.XID: "the driver reports a fault after which the GPU has to be reset",
+    Proof.MEMORY: "an uncorrectable memory error",
     Proof.BUS: "a GPU fell off the bus",
     Proof.SCHEDULER: "the scheduler says that it lost the node",
     Proof.HEALTH_CHECK: "a check of the hardware, or the driver's, failed on it alone",
@@ -26,7 +26,7 @@ PROOFS = {
 
 
 def classes() -> Iterator[str]:
-    yield "| verdict | what it is | usual action | the same again helps, where its line says no more |"
+    yield "| verdict | what it is | usual action | a restart helps, unless the line says more |"
     yield "|---|---|---|---|"
     for fault, step in USUAL_STEP.items():
         answer = restart_of(EndFacts(fault, step, 0.9, Signs(role=Role.CAUSE, trained=True))).answer

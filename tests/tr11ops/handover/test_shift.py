@@ -33,7 +33,7 @@ from tests.tr11ops.status_cases import (
     steps,
     with_facts,
 )
-from tr11ops.alerts.state import Incident
+from tr11ops.alerts.state import Incident, OnCall
 from tr11ops.base.errors import Refusal
 from tr11ops.base.observed import Unknown
 from tr11ops.base.units import WIDTH
@@ -348,7 +348,7 @@ def test_what_is_open_has_its_owner_and_its_command() -> None:
     found = made(snapshot=seen, extra=ExtraObservations(given_alerts), findings=(REMARK,))
     assert [event.text for event in found.open] == [
         "CRITICAL alert: job 1000_7 stands still, not found by this look; eva has it, snoozed for 1 h 00 min, runbook stalled.md",
-        f"WARNING alert: job 1000_7 stands still, not found by this look; unassigned (`tr11 alerts ack {given_alerts[1].fingerprint}`),"
+        f"WARNING alert: job 1000_7 stands still, not found by this look; no one has taken it (`tr11 alerts ack {given_alerts[1].fingerprint}`),"
         " runbook stalled.md",
         "WARNING: one task is left; no alert was opened yet",
         "job 1000 is held (`tr11 resume` releases it)",
@@ -403,12 +403,14 @@ def test_the_coming_shift() -> None:
         usage=tuple(look("SCRATCH", 99.8 - day, age=600.0 + day * DAY) for day in range(10)),
     )
     seen = with_facts(seen, course=course)
-    extra = ExtraObservations((alert(snoozed_until=NOW + 2 * HOUR),))
+    taken = OnCall(("ben@example.org",), NOW + 3 * HOUR, taken=NOW)
+    extra = ExtraObservations((alert(snoozed_until=NOW + 2 * HOUR),), on_call=taken)
     found = sorted(coming_events(seen, extra, card, 12 * HOUR), key=lambda event: event.time)
     texts = [re.sub(r"[\d,.]+ to", "N to", event.text) for event in found]
     assert any(text.startswith("the batch grows from N to") for text in texts), texts
     assert "n17 is due for a check (`tr11 nodes check --due`)" in texts
     assert "the snooze ends: job 1000_7 stands still" in texts
+    assert "the shift that ben@example.org took ends: the rota counts again" in texts
     assert "file system SCRATCH is full, at its trend" in texts
     assert any(text.startswith("1000_7 saves and leaves") for text in texts)
     assert any("the last queued task ends" in text for text in texts)

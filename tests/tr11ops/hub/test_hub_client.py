@@ -293,7 +293,8 @@ def test_patience_ends(
     hub_server.heal()
     hub_server.fail("info", 429, headers={"RateLimit": '"api";r=0;t=2000', "Retry-After": "12"})
     with pytest.raises(
-        HubUnavailable, match=r"answers 429, and asks for 33 min .*: not waited for"
+        HubUnavailable,
+        match=r"answers 429: it was asked too often for now, and asks for 33 min .*: not waited for",
     ) as away:
         hub.head(LOGS)
     assert away.value.wait == 2000.0 and len(hub_waits) == 6  # a wait past the end is not begun

@@ -80,6 +80,30 @@ def test_what_will_not_pass_is_one_line_with_the_cure(
     assert isinstance(refused.value, HubMissing) == (status in {404, 410})
 
 
+@pytest.mark.parametrize(
+    ("status", "said", "words"),
+    [
+        (403, "Private repository storage limit reached, please upgrade your plan", "storage or plan is at its limit"),
+        (403, "Your storage patterns tripped our internal systems!", "storage or plan is at its limit"),
+        (402, "Payment required", "storage or plan is at its limit"),
+        (403, "Access to dataset a/b is restricted and you are not in the authorized list", "conditions are to be accepted"),
+        (403, "This repository is disabled", "it is shut there; ask the hub"),
+        (400, "rate limit for repository commits reached", "asked too often for now; try again later"),
+        (403, "Come back on Monday", "it refuses this for a reason of its own (Come back on Monday)"),
+        (409, "A commit is being made", "someone else is changing it (A commit is being made)"),
+    ],
+)  # fmt: skip
+def test_the_hub_s_own_reason_is_said_and_the_token_is_not_blamed_for_another(
+    hub: Hub, hub_server: FaultyHub, logs: Repository, status: int, said: str, words: str
+) -> None:
+    hub_server.fail("commit", status, text=said)
+    with pytest.raises(HubPermanentError) as refused:
+        hub.commit(logs, [Add("b.txt", b"text")], "one")
+    text = str(refused.value)
+    assert f"answers {status}: " in text and words in text and said in text and "\n" not in text
+    assert "token of" not in text and "write access" not in text
+
+
 def test_the_wrong_token_and_none(
     hub_server: FaultyHub, make_hub: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -34,6 +36,7 @@ from huggingface_hub.utils._http import default_client_factory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tr11ops.twin.hub.__main__
 from tests.plugins.faulty_hub import FaultyHub, Window
 from tr11ops.twin.hub.state import DEFAULT_ATTRIBUTES, git_blob, is_large_by_rule
 
@@ -285,3 +288,20 @@ def test_a_hub_that_is_ended_leaves_nothing_of_what_was_uploaded(tmp_path: Path)
         hub.terminate()
         assert hub.wait() == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_hub_may_be_ended_the_moment_it_says_that_it_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = []
+
+    def end(line: str, **_: object) -> None:
+        said.append(line)
+        if line.startswith("HF_ENDPOINT="):
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("builtins.print", end)
+    monkeypatch.setattr(sys, "argv", ["hub", "--repository", "bot/logs"])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    tr11ops.twin.hub.__main__.main()
+    assert said[-1] == "ended" and list(tmp_path.iterdir()) == []

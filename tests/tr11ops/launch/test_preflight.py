@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from msgspec.structs import replace
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 from tests.forks import exit_code, forked
 from tests.tr11ops.launch.preflight_bench import PARTITION, Bench, cut
 from tests.tr11ops.launch.run_inputs import write_checkpoint, write_dataset
+from tests.tr11ops.status_cases import ended, save_slow_attempt
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.cluster.site import Grants, Reservation, SiteRules
@@ -24,6 +26,7 @@ from tr11ops.launch.directory_checks import (
     look_at_directory,
     read_access,
 )
+from tr11ops.launch.facts import read_slow_nodes
 from tr11ops.launch.preflight import excluded_nodes
 from tr11ops.observe.lease import LeaseHolder
 from tr11ops.runcard.sections import RehearsalSection
@@ -31,7 +34,7 @@ from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.kill_switch import mark_of
 from tr11ops.rundir.paths import BEING_SUBMITTED, SUPERSEDED, Submission, new_tag
-from trainer.contract.attempt import Heartbeat, write_heartbeat
+from trainer.contract.attempt import EndMarker, Heartbeat, write_heartbeat
 from trainer.contract.files import make_shared, write_json
 from trainer.contract.lease import Lease, LeaseClaim
 
@@ -136,10 +139,30 @@ def test_excluded_nodes_come_from_everywhere_and_must_exist(bench: Bench) -> Non
     )
     bench.request = replace(bench.request, exclude=("m1",))
     assert (
-        "exclude: 'm1' is not a node of this cluster; the nodes are n1, n2, n3, n4"
+        "exclude: 'm1' is not a node of this cluster; name one of: n1, n2, n3, n4"
         in bench.faults()[0]
     )
     assert bench.code() == 2
+
+
+def test_a_node_that_the_last_attempt_measured_as_slow_is_named(bench: Bench) -> None:
+    marker = ended("7").end
+    assert isinstance(marker, EndMarker)
+    save_slow_attempt(bench.directory.paths, marker)
+    with (
+        patch("tr11ops.observe.files.read_checkpoints", side_effect=AssertionError),
+        patch("tr11ops.observe.files.read_heartbeats", side_effect=AssertionError),
+    ):
+        found = read_slow_nodes(bench.card, bench.directory, "slurm")
+    assert [one.subject for one in found] == ["n2"]
+    assert read_slow_nodes(bench.card, bench.directory, "local") == ()
+    bench.changes = {"slow_nodes": found}
+    (told,) = [fault for fault in bench.faults() if "held the others back" in fault]
+    assert told.startswith("warning: nodes: n2 held the others back in the last attempt")
+    assert "3.00 times as long as its peers" in told
+    assert "`tr11 nodes exclude n2 --reason 'it holds the others back'` first" in told
+    bench.request = replace(bench.request, exclude=("n2",))
+    assert not any("held the others back" in fault for fault in bench.faults())
 
 
 def test_an_excluded_node_that_the_site_removed_is_left_out(bench: Bench) -> None:
@@ -275,7 +298,7 @@ PLACE: list[tuple[dict[str, Any], str, int]] = [
     ({"site": SiteRules(clock=1.0), "time": 31.0}, "the clock of this machine is 30 s ahead of that of the scheduler", 0),
     ({"holder": LeaseHolder("99", "far", "job 99 (launch 1) of ana on far, process 7")},
      "refused: lease: a trainer holds this run's lease and lives: job 99 (launch 1) of ana on far, process 7", 1),
-    ({"rehearsal_refusal": "not a twin"}, "refused: rehearsal: not a twin", 2),
+    ({"rehearsal_refusal": "it; is no twin"}, "refused: [rehearsal]: it; is no twin; take the section out of the card", 2),
     ({"submissions": (Submission(new_tag(), "1", "slurm", 1.0, "ana", "h", "other", "main", None, 2, "hash"),)},
      "was last used by run other, launched by ana", 0),
 ]  # fmt: skip

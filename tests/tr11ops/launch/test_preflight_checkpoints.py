@@ -21,8 +21,9 @@ from trainer.config.data_match import DataRecord, data_facts
 from trainer.contract.attempt import EndMarker
 from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.files import write_json
-from trainer.contract.manifest import file_digest
+from trainer.contract.manifest import STAND_IN, file_digest
 from trainer.contract.origin import BranchOrigin
+from trainer.contract.resumable import NEW_VARIANT
 from trainer.schedule.learning_rate import plan_of
 from trainer.schedule.start import optimizer_facts
 
@@ -71,6 +72,23 @@ def test_a_resume_that_cuts_sequences_otherwise_is_told(bench: Bench) -> None:
     assert not any("sequence" in fault for fault in bench.faults())
 
 
+def test_a_training_does_not_go_on_from_a_rehearsal_nor_a_rehearsal_from_a_training(
+    bench: Bench,
+) -> None:
+    place = write_checkpoint(checkpoints(bench), 10, MODEL)
+    value = json.loads((place / "manifest.json").read_text())
+    bench.overrides = ["rehearsal.step_seconds=1"]
+    assert f"checkpoints: {place} is a training's, and this card has a [rehearsal]" in bench.text()
+    write_json(place / "manifest.json", {**value, "versions": {STAND_IN: "1"}})
+    assert "resumes at step 11 from global_step10" in bench.text()
+    bench.overrides = []
+    (line,) = bench.faults()
+    assert line == (
+        f"refused: checkpoints: {place} is a rehearsal's: it holds no weights, and no training goes on from it; "
+        "give the training a run.directory of its own"
+    )
+
+
 @pytest.mark.parametrize("text", [None, "garbage", "global_step99"])
 def test_a_useless_latest_is_a_warning_that_says_what_resumes(
     bench: Bench, text: str | None
@@ -89,7 +107,7 @@ def test_a_damaged_newest_one_is_passed_over(bench: Bench) -> None:
         write_checkpoint(checkpoints(bench), step, MODEL)
     cut(checkpoints(bench) / "global_step20/weights/part.bin")
     assert (
-        "warning: checkpoints: global_step20 is passed over: weights/part.bin: 63 bytes"
+        "warning: checkpoints: global_step20 is skipped: weights/part.bin: 63 bytes"
         in bench.faults()[0]
     )
     assert "resumes at step 11 from global_step10" in bench.text() and bench.code() == 0
@@ -108,7 +126,7 @@ def test_weights_alone_are_passed_over_as_the_trainer_does_it(bench: Bench) -> N
         place = write_checkpoint(checkpoints(bench), step, MODEL)
     without_optimizer(place)
     assert (
-        "warning: checkpoints: global_step20 is passed over: it holds weights alone"
+        "warning: checkpoints: global_step20 is skipped: it holds weights alone"
         in bench.faults()[0]
     )
     assert "resumes at step 11 from global_step10" in bench.text() and bench.code() == 0
@@ -119,7 +137,7 @@ def test_what_a_reading_found_damaged_is_passed_over(bench: Bench) -> None:
         place = write_checkpoint(checkpoints(bench), step, MODEL)
     bad = ("weights/part.bin: its digest differs from the manifest's",)
     write_digest(bench.directory, DigestRecord(20, identity_of(place), 1.0, 3, 64, bad))
-    assert "global_step20 is passed over: weights/part.bin: its digest differs" in bench.faults()[0]
+    assert "global_step20 is skipped: weights/part.bin: its digest differs" in bench.faults()[0]
     assert "resumes at step 11 from global_step10" in bench.text()
 
 
@@ -183,6 +201,10 @@ def test_none_whole_is_refused(bench: Bench) -> None:
         "none is resumable" in bench.faults()[0]
         and "has no manifest" in bench.faults()[0]
         and bench.code() == 1
+    )
+    fixes = [check.fix for check in bench.checks() if check.name == "checkpoints"]
+    assert fixes == [f"restore one from a backup; {NEW_VARIANT}"], (
+        "all of it, and nothing of the rule"
     )
     (place / "manifest.json").write_text("{")
     assert bench.code() == 1

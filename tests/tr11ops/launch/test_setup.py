@@ -164,16 +164,24 @@ def test_an_end_of_document_that_the_tokenizer_lacks_is_told_in_the_trainer_s_wo
     folder = bench.folder / "data" / "tokenizer"
     assert look_at_tokenizer(bench.card, {}).end_fault == ""
     (folder / "tokenizer_config.json").write_text('{"eos_token": {"content": "<|im_end|>"}}')
-    said = look_at_tokenizer(bench.card, {}).end_fault
-    assert (
-        "names '<|im_end|>' as eos_token, which tokenizer.json does not have, it has </s>; name the"
-        in said
-    )
+    found = look_at_tokenizer(bench.card, {})
+    rule = "names '<|im_end|>' as eos_token, which tokenizer.json does not have, it has </s>"
+    assert found.end_fault.endswith(rule)
+    assert found.end_fix == "name the token that ends a document there"
     with pytest.raises(DataError) as refused:
         end_token_of(folder / "tokenizer.json", {"</s>": 99}.get)
-    assert str(refused.value) == said
+    assert str(refused.value) == f"{found.end_fault}; {found.end_fix}"
     (check,) = [check for check in bench.checks() if check.name == "tokenizer"]
-    assert check.level is Level.WARNING and check.text == said and "checkpoints export" in check.fix
+    assert (check.level, check.fix) == (Level.WARNING, found.end_fix)
+    assert check.text.startswith(found.end_fault) and "checkpoints export" in check.text
+
+
+def test_a_semicolon_in_what_is_quoted_parts_no_rule_from_its_fix(bench: Bench) -> None:
+    config = bench.folder / "data" / "tokenizer" / "tokenizer_config.json"
+    config.write_text('{"eos_token": {"content": "<end; of text>"}}')
+    (check,) = [check for check in bench.checks() if check.name == "tokenizer"]
+    assert "names '<end; of text>' as eos_token" in check.text
+    assert check.fix == "name the token that ends a document there"
 
 
 # ----------------------------------------------------------------------------- the shipped script

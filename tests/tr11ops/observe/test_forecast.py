@@ -20,6 +20,7 @@ from tests.tr11ops.status_cases import (
     HOUR,
     NOW,
     beats,
+    changed,
     checkpoints,
     ended,
     facts_with,
@@ -30,6 +31,7 @@ from tests.tr11ops.status_cases import (
     snapshot,
     steps,
     with_facts,
+    without_slow_node,
     wordless,
 )
 from tr11ops.base.observed import Unknown, known
@@ -49,6 +51,7 @@ from tr11ops.observe.forecast import (
     throughput_of,
 )
 from tr11ops.observe.look import facts_of
+from tr11ops.observe.observations import Phase
 from tr11ops.observe.snapshot import (
     Checkpoints,
     EqualSteps,
@@ -67,7 +70,7 @@ from tr11ops.status.answer import answer
 from tr11ops.status.assessment import status_of
 from tr11ops.status.extra_observations import PLACE_BYTES, PLACES, ExtraObservations, best_rates
 from tr11ops.status.prometheus import exposition
-from tr11ops.status.rows import jobs
+from tr11ops.status.rows import NO_SPEED, Screen, jobs, training
 from tr11ops.watchdog.verdict import judge
 from trainer.contract.metrics_record import format_step
 from trainer.contract.paths import RunPaths
@@ -84,6 +87,17 @@ def test_the_earliest_end_is_what_is_left_at_todays_pace() -> None:
     end = end_of(snapshot())
     assert end is not None
     assert end.earliest == (115311 - 31219) * 105.0
+
+
+def test_other_nodes_are_forecast_by_their_own_steps_alone() -> None:
+    assert end_of(without_slow_node(0)) is None and end_of(without_slow_node(2)) is None
+    end = end_of(without_slow_node(3))
+    assert end is not None and end.earliest == (115311 - 31222) * 40.0
+    same = without_slow_node(0)
+    kept = tuple(replace(attempt, nodes=running().nodes) for attempt in known(same.attempts, ()))
+    assert end_of(changed(same, attempts=kept)) is not None, "the same nodes go on as they did"
+    shown = status_of(same, (), judge(same, ()), ExtraObservations())
+    assert ("ETA", NO_SPEED, "") in list(training(shown, Screen(80, unicode=False)))
 
 
 def test_the_likely_end_carries_the_waits_of_the_last_weeks() -> None:
@@ -223,6 +237,14 @@ def test_the_next_checkpoint_is_the_one_that_comes_first() -> None:
     by_clock = next_checkpoint(minutes)
     assert by_clock is not None
     assert (by_clock.seconds, by_clock.why) == (400.0, "minutes")
+    # a launch that has not saved yet counts from where it began to train
+    phases = (
+        Phase("1007", 2, "loading", 31200, NOW - 700),
+        Phase("1007", 2, "training", 31200, NOW - 600),
+    )
+    for kept in (checkpoints(31200), Checkpoints((), None, ())):
+        anew = changed(minutes, phases=phases, checkpoints=kept)
+        assert next_checkpoint(anew) == NextCheckpoint(None, 1800.0, "minutes")
     assert (
         next_checkpoint(with_facts(snapshot(), checkpoint_interval=None, exit_plan=None))
         is not None

@@ -73,7 +73,7 @@ def test_a_copy_is_named_with_the_command_that_restores_it(card: RunCard) -> Non
     assert f"{folder} holds no checkpoint, but {name_of(card, 300)} was saved" in text
     assert "a verified copy of step 280 is in backup.store" in text
     assert f"`tr11 backup restore 280 --output {folder} --latest`" in text
-    assert "to begin anew, give run.variant a name of its own" in text
+    assert "to begin from scratch, give run.variant a name of its own" in text
 
 
 def test_how_an_attempt_ended_tells_of_one_of_which_there_is_no_copy(card: RunCard) -> None:

@@ -353,6 +353,26 @@ def test_the_ends_of_launches(paths: RunPaths) -> None:
     assert read_launch_ends(paths, "8") == ()
 
 
+def test_whether_another_launch_follows_is_a_field_and_was_words_once(paths: RunPaths) -> None:
+    """The line is for people: where the field is there, what the line says does not count."""
+    ends, again = "ending this task: no spare node is left", "starting again: without n1"
+    decided: list[tuple[dict[str, Any], bool]] = [
+        ({}, False),
+        ({"decision": again}, False),
+        ({"decision": ends}, True),
+        ({"decision": "stopping: it would fail again"}, True),
+        ({"decision": "no launch follows: no spare node is left", "is_last": True}, True),
+        ({"decision": "ending this task; the next launch has its nodes", "is_last": False}, False),
+    ]
+    for number, (said, _) in enumerate(decided, 1):
+        write_json(
+            paths.attempt("7") / "launches" / f"{number}.json",
+            {"launch": number, "nodes": ["n1"], "start": 1.0, "end": 9.0, **said},
+        )
+    found = known(read_launch_ends(paths, "7"), ())
+    assert [end.is_last for end in found] == [is_last for _, is_last in decided]
+
+
 def test_without_attempts_there_is_nothing_to_know_of_them(paths: RunPaths) -> None:
     seen = see_training(paths, ())
     assert (seen.phases, seen.events, seen.logs, seen.node_warnings) == ((), (), (), ())

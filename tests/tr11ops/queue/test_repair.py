@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.tr11ops.status_cases import HOUR, NOW, beats, pending, running, snapshot
+from tests.tr11ops.status_cases import HOUR, NOW, beats, ended, idle, pending, running, snapshot
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Node
-from tr11ops.observe.snapshot import Attempt, Snapshot
+from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
 from tr11ops.queue.repair import Repair, plan_repair, plan_replacement
 from tr11ops.rundir.exclusion import Exclusion, ExclusionLimit
 from tr11ops.rundir.paths import Submission
@@ -242,3 +242,14 @@ def test_a_queue_is_the_same_whatever_its_jobs_wait_for() -> None:
         (),
     ):
         assert not plan_replacement(snapshot(jobs=others), "ana").is_as(shown)
+
+
+def test_where_nothing_is_queued_it_says_what_starts_the_run_and_whether_it_is_finished() -> None:
+    assert plan_repair(snapshot(), ()).starts == ()
+    assert plan_repair(idle(), ()).starts == ("tr11 launch --array 1-10",)
+    typed = replace(SELF, scheduler="local", array="1-3%1")
+    pause = KillSwitch(snapshot().run.kill_switch, "ana", NOW)
+    found = plan_repair(idle(submissions=(typed,), pause=pause), ())
+    assert found.starts == ("tr11 resume", "tr11 launch --array 1-3 --scheduler local")
+    over = plan_repair(idle(attempts=(ended("1007", 60.0, "finished", iteration=115311),)), ())
+    assert over.finished_at is not None and plan_repair(idle(), ()).finished_at is None

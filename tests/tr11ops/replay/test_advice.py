@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tr11ops.base.observed import Unknown
@@ -16,13 +12,13 @@ from tr11ops.replay.advice import (
     MOST_REPLAYS,
     SPARES,
     Gain,
-    daly_interval,
     is_gain,
     replay_advice,
     settings_of,
 )
 from tr11ops.replay.own_record import RecordedFault, RecordedRun
 from tr11ops.replay.parameters import Layout, Parameters
+from tr11ops.replay.production import production_score
 from tr11ops.replay.traces import DAY, Fault, FaultSign
 from tr11ops.replay.world import Score
 
@@ -67,7 +63,7 @@ def test_saves_that_are_far_apart_are_found_and_what_others_would_have_gained() 
     assert check is not None and check.is_near, check
     assert len(done) <= MOST_REPLAYS
     advice = {one.topic: one for one in found}[INTERVAL]
-    # Daly: sqrt(2 * 20 * 49,371) = 1,405 s less 20 s of the save, and so 14 steps
+    # Young: sqrt(2 * 20 * 49,371) = 1,405 s less 20 s of the save, and so 14 steps
     assert advice.change == "checkpoint.interval = 14"
     gained = advice.numbers["gained_percent"]
     assert gained is not None and 10 < gained < 40
@@ -95,6 +91,20 @@ def test_what_cannot_be_replayed_is_told_for_each_setting() -> None:
         ("2", "cannot tell", (why,)),
         ("14 d", "cannot tell", (why,)),
     ]
+
+
+def test_a_run_that_adapts_is_replayed_at_the_intervals_that_its_launches_choose() -> None:
+    """The card's 300 steps lose all between two faults; chosen, some 20 to 40 steps lie between saves."""
+    run = recorded(300, 0.6)
+    adapting = replace(run.parameters, adapts=True, free_checkpoints=1000.0)
+    fixed, chosen, full = (
+        production_score(
+            run.as_recorded(), run.layout, parameters=times, overrides=run.card_overrides
+        )
+        for times in (run.parameters, adapting, replace(adapting, free_checkpoints=1.0))
+    )
+    assert chosen.percent > fixed.percent + 10
+    assert full.percent == fixed.percent  # no room for more
 
 
 def test_what_is_tried() -> None:
@@ -128,34 +138,3 @@ def test_a_gain_by_hand() -> None:
     assert is_gain(gain, 400.0)
     assert not is_gain(replace(gain, saved=0.7), 400.0)  # 0.2 % of 400 are 0.8
     assert not is_gain(replace(gain, percent=-0.01), 400.0)
-
-
-# ----------------------------------------------------------------------------- Daly
-def test_blooms_interval() -> None:
-    """384 GPUs lost about one a week, and a save took 40 s."""
-    assert daly_interval(168 * 3600.0, 40) == pytest.approx(6956, rel=0.005)
-
-
-@pytest.mark.parametrize(("mtbf", "save"), [(2000.0, 60.0), (20_000.0, 40.0), (600.0, 100.0)])
-def test_dalys_interval_costs_least_in_a_simulation(mtbf: float, save: float) -> None:
-    """Faults come at random, also during saves: neither half nor twice the interval does better."""
-
-    def efficiency(interval: float) -> float:
-        draw = random.Random(7)
-        done = clock = 0.0
-        fault = draw.expovariate(1 / mtbf)
-        for _ in range(30_000):
-            if clock + interval + save <= fault:
-                clock, done = clock + interval + save, done + interval
-            else:
-                clock, fault = fault, fault + draw.expovariate(1 / mtbf)
-        return done / clock
-
-    best = daly_interval(mtbf, save)
-    assert efficiency(best) > max(efficiency(best / 2), efficiency(best * 2))
-
-
-@given(st.floats(1, 1e7), st.floats(1e-3, 1e7))
-def test_an_interval_is_never_beyond_reason(mtbf: float, save: float) -> None:
-    assert 0 < daly_interval(mtbf, save) <= mtbf + 1e-6 or save < 2 * mtbf
-    assert daly_interval(mtbf, save) > 0

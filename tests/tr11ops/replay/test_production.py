@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.pins.commands import typed
 from tests.tr11ops.replay.small_trace import ECC, UNKNOWN, write_trace
@@ -49,7 +50,7 @@ def test_broken_hardware_is_excluded_by_its_own_error(tmp_path: Path) -> None:
     played = Played(tmp_path, 2.0, fault("n001", 1.0, 1.5, FaultSign.HARDWARE))
     [failed] = played.of("launch-failed")
     assert failed.data["blamed"] == ["n001"]
-    assert failed.data["decision"] == "starting again: without n001"
+    assert failed.data["decision"].startswith("starting again: without n001; ")
     [excluded] = played.of("node-excluded")
     assert excluded.data["node"] == "n001"
     # by the replay's clock, 14 days later
@@ -67,9 +68,82 @@ def test_a_worker_that_dies_is_a_suspicion_and_a_second_one_more(tmp_path: Path)
     )
     first = played.of("launch-failed")[0]
     assert (first.data["blamed"], first.data["suspects"]) == ([], ["n002"])
-    assert first.data["decision"].startswith("starting again: a spare takes the place of n002")
+    assert first.data["decision"].endswith(" takes the place of n002, which is only suspected")
     # it is not used again, so it cannot fail a second time
     assert (len(played.of("launch-failed")), played.score.excluded) == (1, 0)
+
+
+def hang(node: str, day: float) -> Fault:
+    """Over as soon as its launch has ended."""
+    return Fault(node, day * DAY, day * DAY + 1.0, FaultSign.HANG, "a rank goes no further")
+
+
+def test_a_hang_that_the_workers_end_is_a_suspicion_and_the_node_is_used_last(
+    tmp_path: Path,
+) -> None:
+    """The spares are lost in between, so that the node is needed again."""
+    played = Played(
+        tmp_path,
+        2.0,
+        hang("n002", 0.5),
+        *(fault(f"n00{number}", 0.6, 0.9, FaultSign.LOSS) for number in (5, 6, 7, 8)),
+        hang("n002", 0.8),
+    )
+    first, lost, second = played.of("launch-failed")
+    for failed in (first, second):
+        assert (failed.data["blamed"], failed.data["suspects"]) == ([], ["n002"])
+    assert first.time == pytest.approx(BEGIN + 0.5 * DAY + 600.0, abs=60.0)  # they gave up
+    assert first.data["decision"].endswith("which is only suspected: n005 takes its place")
+    assert lost.data["decision"] == "starting again: without n005; n002 takes its place"
+    assert second.data["decision"].endswith("only suspected, and no spare node is left")
+    assert [entry.data["node"] for entry in played.of("node-excluded")] == ["n005"]
+
+
+def test_where_a_hang_names_several_nodes_none_is_suspected(tmp_path: Path) -> None:
+    played = Played(tmp_path, 2.0, hang("n002", 1.0), hang("n003", 1.0))
+    [failed] = played.of("launch-failed")
+    assert (failed.data["blamed"], failed.data["suspects"]) == ([], [])
+    assert "whom the others waited for is not known" in failed.why
+    assert not read_version(played.tr11.run.directory.exclusions).exclusions
+
+
+def test_of_three_hangs_that_the_watchdog_ends_the_second_avoids_the_node_and_the_third_excludes_it(
+    tmp_path: Path,
+) -> None:
+    """No worker gives up. Tasks of 12 h; the fifth node is lost in between, so that the other is needed."""
+    world = World(
+        Window(
+            NODES[:5],
+            3 * DAY,
+            (
+                hang("n002", 0.3),
+                hang("n002", 1.1),
+                fault("n005", 1.6, 1.8, FaultSign.LOSS),
+                hang("n002", 2.1),
+            ),
+        ),
+        Layout(nodes=4, spares=1, held=0),
+        replace(IN_BACKGROUND, silent_for=9 * DAY, time_limit=DAY / 2, quiet_looks=1),
+    )
+    tr11 = Production(world, tmp_path)
+    tr11.replay()
+    entries = read_journal(tr11.run.directory.journal).entries
+    kept_out = [
+        (entry.data["node"], entry.data.get("state", "exclude"))
+        for entry in entries
+        if entry.kind == "node-excluded"
+    ]
+    assert kept_out == [
+        ("n002", "suspect"), ("n002", "avoid"), ("n005", "exclude"), ("n002", "exclude"),
+    ]  # fmt: skip
+    cancelled = [
+        entry.data["message"]
+        for entry in entries
+        if entry.kind == OUTCOME and entry.data["action"] == "cancel"
+    ]
+    assert cancelled == ["done"] * 3
+    told = [one.subject for one in tr11.watchdog.messages if one.kind == "opened"]
+    assert sum(" hangs: rank 8 on node n002 waits for the data" in subject for subject in told) == 3
 
 
 def test_launches_save_more_often_while_faults_come_in_a_burst(tmp_path: Path) -> None:

@@ -23,13 +23,13 @@ def test_the_same_faults_at_the_same_moments_are_decided_alike_in_the_same_order
     tmp_path: Path,
 ) -> None:
     recording = kept()
-    assert len(recording.decisions) >= len(recording.faults) - 1  # a drain needs no decision
-    assert recording.replayed(tmp_path) == recording.decisions
+    assert len(recording.course.decisions) >= len(recording.faults) - 1  # a drain needs no decision
+    assert recording.replayed(tmp_path) == recording.course
 
 
 def test_one_fault_less_is_another_course(tmp_path: Path) -> None:
     recording = kept()
-    assert replace(recording, faults=recording.faults[1:]).replayed(tmp_path) != recording.decisions
+    assert replace(recording, faults=recording.faults[1:]).replayed(tmp_path) != recording.course
 
 
 def test_a_hold_is_a_decision_and_what_people_hold_is_none() -> None:
@@ -37,4 +37,4 @@ def test_a_hold_is_a_decision_and_what_people_hold_is_none() -> None:
         JournalEntry(float(at), writer="w", sequence=at, kind="array-held", who=who, why="a fault")
         for at, who in enumerate((AUTOMATIC_OWNER, "anna"))
     ]
-    assert list(decisions(entries)) == [HELD]
+    assert list(decisions(entries)) == [f"{HELD}: a fault"]

@@ -29,6 +29,16 @@ def test_the_report_tells_what_the_hand_over_tells() -> None:
     )
 
 
+def test_a_shift_is_told_by_whom_it_goes_to() -> None:
+    data = {"before": ["ana@example.org"], "on_call": ["ben@example.org"]}
+    kinds = ("shift-taken", "shift-ended")
+    entries = [JournalEntry(1.0, "w", 0, kind, "six", "", data) for kind in kinds]
+    assert [line.text for line in lines_of(entries)] == [
+        "put ben@example.org on call",
+        "gave the shift of ana@example.org back to the rota",
+    ]
+
+
 def test_what_is_told_elsewhere_has_no_line() -> None:
     entries = [JournalEntry(1.0, "w", 0, kind, "ana", "") for kind in sorted(SILENT)]
     assert lines_of(entries) == ()

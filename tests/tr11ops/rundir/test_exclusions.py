@@ -12,7 +12,9 @@ import sys
 import tempfile
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +24,7 @@ from tr11ops.base.errors import ExclusionError
 from tr11ops.base.observed import Unknown
 from tr11ops.observe.files import read_exclusions
 from tr11ops.rundir import exclusions
-from tr11ops.rundir.exclusion import Exclusion, ExclusionLimit
+from tr11ops.rundir.exclusion import Exclusion, ExclusionLimit, NodeStanding
 from tr11ops.rundir.exclusions import (
     due_for_recheck,
     exclude,
@@ -90,6 +92,33 @@ def test_a_node_that_is_on_it_stays_and_the_evidence_grows(directory: RunDirecto
     assert entry.until > time.time() + 13 * 86400  # the later expiry holds
     exclude(directory, "x02", why="for good", owner="tr11", days=None)
     assert read_exclusions(directory.exclusions)[0].until is None
+
+
+def test_what_one_attempt_says_twice_of_a_node_is_one_exclusion(directory: RunDirectory) -> None:
+    """At the end of a launch and by who follows its job, at once or one after the other."""
+
+    def said(words: str, job_id: str = "105", owner: str = "tr11", **more: Any) -> bool:
+        given = {"evidence": (words,), "days": 14, "job_id": job_id, "owner": owner, **more}
+        return exclude(directory, "x02", why=words, **given)
+
+    def journaled() -> list[str]:
+        entries = read_journal(directory.journal).entries
+        return [entry.why for entry in entries if entry.kind == exclusions.EXCLUDED]
+
+    with ThreadPoolExecutor() as pool:
+        assert all(pool.map(said, ["srun: node failure", "it is down"]))
+    [first] = journaled()
+    [entry] = read_exclusions(directory.exclusions)
+    assert {"srun: node failure", "it is down"} <= set(entry.evidence)
+    assert said("it failed again", job_id="106") and said("I know it", owner="anna")
+    assert journaled() == [first, "it failed again", "I know it"]
+
+
+def test_a_suspicion_that_becomes_more_is_told_again(directory: RunDirectory) -> None:
+    for state in (NodeStanding.AVOID, NodeStanding.EXCLUDE, NodeStanding.AVOID):
+        exclude(directory, "x02", why=state, owner="tr11", days=14, job_id="105", state=state)
+    entries = read_journal(directory.journal).entries
+    assert [entry.why for entry in entries] == [NodeStanding.AVOID, NodeStanding.EXCLUDE]
 
 
 def test_the_cap_refuses_new_nodes_only(directory: RunDirectory) -> None:

@@ -16,7 +16,7 @@ from tr11ops.base.observed import cause
 from tr11ops.cluster.site import SiteRules, keep_site
 from tr11ops.hub import sync_round
 from tr11ops.rundir import cron_records, hold_store
-from tr11ops.rundir.attempts import KeptStacks, write_kept_stacks
+from tr11ops.rundir.attempts import KeptStacks, add_kept_stacks
 from tr11ops.rundir.checkpoint_digests import DigestRecord, note_numbers, write_digest
 from tr11ops.rundir.copies import CopyRecord, DrillRecord, write_copy, write_drill
 from tr11ops.rundir.cron_records import ChainState, PeriodicJobState
@@ -91,7 +91,7 @@ WRITERS: list[tuple[str, Callable[[RunDirectory], object], bool]] = [
     ("state/journal-heads.json", lambda run: write_heads(run.paths, ()), True),
     (
         "state/attempts/7/stacks/verdict.json",
-        lambda run: write_kept_stacks(run.paths, KeptStacks("7", 1.0, "none stands out")),
+        lambda run: add_kept_stacks(run.paths, KeptStacks("7", 1.0, "none stands out")),
         True,
     ),
     (

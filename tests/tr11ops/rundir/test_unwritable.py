@@ -41,11 +41,12 @@ from tr11ops.rundir.fallback import (
     keep_reserve,
 )
 from tr11ops.rundir.journal import read_journal
-from tr11ops.rundir.paths import RunDirectory
+from tr11ops.rundir.paths import RunDirectory, adopt_run_id, require_run_id
 from tr11ops.twin.fault_files import CORE_DUMP, fill, uncover
 from tr11ops.twin.fault_store import InjectedFault
 from tr11ops.twin.plan import TwinFolders
 from tr11ops.watchdog.bring_back import bring_back
+from trainer.contract.files import write_json
 from trainer.contract.paths import RunPaths
 from trainer.contract.requests import read_request
 
@@ -88,6 +89,28 @@ def test_where_the_first_place_fills_all_agree_on_the_next(
             assert local is not None and local.root.is_relative_to(base)
             (local.root / "record").unlink()
     assert existing_fallback(directory) is None
+
+
+def test_a_run_does_not_inherit_what_an_earlier_one_at_its_path_has_recorded(
+    tmp_path: Path,
+) -> None:
+    """The earlier one's directory was removed while its watchdog lived."""
+    directory = RunDirectory(RunPaths(tmp_path / "run", "demo", "main"), tmp_path / "kill-switch")
+    with fallback_of(directory) as earlier:
+        write_json(earlier.paths.state / "alerts" / "book.json", {})
+    assert existing_fallback(directory) == earlier
+    for path in (earlier.root, *earlier.root.rglob("*")):
+        os.utime(path, (1_790_000_000.0, 1_790_000_000.0))
+    assert existing_fallback(directory) == earlier, "whose it is cannot be told"
+    adopt_run_id(directory, "demo", "a" * 32)
+    assert existing_fallback(directory) == earlier, "the same run goes on here"
+    directory.paths.run_record.unlink()
+    require_run_id(directory, "demo")
+    assert existing_fallback(directory) is None
+    assert (earlier.root.parent / f"{directory.mark}-1790000000/state/alerts/book.json").exists()
+    with fallback_of(directory) as own:
+        write_json(own.paths.state / "mine.json", {})
+    assert existing_fallback(directory) == own
 
 
 def test_the_fallback_is_private_and_no_one_elses_is_used(

@@ -12,6 +12,7 @@ import pytest
 from tests.browser import browser
 from tests.tr11ops.serve.conftest import HOSTILE, Site, published
 from tests.waiting import until
+from tr11ops.base.units import duration
 
 playwright = pytest.importorskip("playwright.sync_api")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright")
@@ -25,32 +26,57 @@ def chromium() -> Iterator[Any]:
         found.close()
 
 
+@pytest.fixture(scope="module")
+def cookie(site: Site) -> dict[str, str]:
+    """Of a person who has signed in."""
+    name, _, value = site.sign_in().partition("=")
+    return {"name": name, "value": value, "url": site.address}
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_pages_fit_a_phone_and_are_accessible(site: Site, chromium: Any, scheme: str) -> None:
-    context = chromium.new_context(viewport={"width": 390, "height": 844}, color_scheme=scheme)
+def test_pages_fit_each_width_and_are_accessible(
+    site: Site, chromium: Any, cookie: dict[str, str], scheme: str
+) -> None:
+    context = chromium.new_context(color_scheme=scheme)
     page, faults = context.new_page(), []
     page.on("pageerror", lambda fault: faults.append(str(fault)))
+    run = f"/run/{site.run}"
     try:
-        if scheme == "dark":
-            [name, _, value] = site.sign_in().partition("=")
-            context.add_cookies([{"name": name, "value": value, "url": site.address}])
         alert = site.link("bo@example.org")
-        for path in ("/", f"/run/{site.run}", "/login", "/runbook/down", alert):
+        plans = [(run, button) for button in ("Take the shift", "Resume")]
+        pages = [(path, "") for path in ("/", run, "/login", "/runbook/down", alert, run)]
+        for path, button in (*pages, *plans):
+            if path == alert:  # from here on as a person who has signed in
+                context.add_cookies([cookie])
             page.goto(site.address + path)
             if path == "/":
                 for word in ("large models", "node-hours", "GPU-hours", "EUR", "on call"):
                     assert word in page.inner_text("main"), "what several runs hold and cost"
-            if path.startswith("/run/"):
+            if button:
+                kept = page.input_value("input[name=reason]")
+                assert kept == ("new data" if button == "Resume" else ""), "of the act before it"
+                page.fill("input[name=reason]", "new data")
+                page.get_by_role("button", name=button).click()
+                page.wait_for_selector(f"h1:text-matches('{button}|go on', 'i')", timeout=300_000)
+                assert not page.locator("#live").count(), "a plan does not change by itself"
+            elif path == run:
                 page.wait_for_selector("#course-chart svg", timeout=300_000)
-            wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-            assert wide <= 0, path
-            found = axe.Axe().run(page).response["violations"]
-            grave = [one for one in found if one["impact"] in {"serious", "critical"}]
-            shown = [(one["id"], [node["html"] for node in one["nodes"][:3]]) for one in grave]
-            assert not shown, (path, shown)
+                assert page.locator("#course-chart .axis-title").inner_text() == "time (UTC)"
+            for width in (390, 1280):
+                page.set_viewport_size({"width": width, "height": 844})
+                _check(page, f"{path} {button} {width}")
         assert not faults
     finally:
         context.close()
+
+
+def _check(page: Any, place: str) -> None:
+    """That it is no wider than its window, and accessible."""
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, place
+    found = axe.Axe().run(page).response["violations"]
+    grave = [one for one in found if one["impact"] in {"serious", "critical"}]
+    shown = [(one["id"], [node["html"] for node in one["nodes"][:3]]) for one in grave]
+    assert not shown, (place, shown)
 
 
 def test_a_mails_link_is_answered_by_keyboard_and_the_log_stays_where_it_was_read(
@@ -70,9 +96,15 @@ def test_a_mails_link_is_answered_by_keyboard_and_the_log_stays_where_it_was_rea
         site.watcher.look_again(site.run)
         until(lambda: not page.evaluate("window.before.isConnected"))
         assert page.evaluate("document.getElementById('log-lines').scrollTop") == where > 0
-        cell = page.locator("#nodes-now td").first
-        shown = cell.evaluate("cell => getComputedStyle(cell, '::before').content")
+        # found and asked in one go: a look that comes between replaces it
+        shown = page.evaluate(
+            "getComputedStyle(document.querySelector('#nodes-now td'), '::before').content"
+        )
         assert shown == "none", "a wide table has its titles at the top alone"
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.locator(".copy[data-copy*='nodes include']").first.click()
+        page.wait_for_selector("text=Copied", timeout=300_000)
+        assert page.evaluate("navigator.clipboard.readText()").startswith("tr11 nodes include ")
     finally:
         page.close()
 
@@ -109,7 +141,9 @@ def test_an_answer_grows_old_on_a_page_that_hears_of_no_newer_look(
         until(place.is_visible)
         page.evaluate("() => { window.fetch = () => Promise.reject(); }")
         page.evaluate("() => { const was = Date.now; Date.now = () => was() + 7200000; }")
-        until(lambda: page.locator(".state [data-age]").inner_text() == "2 h ago")
+        until(lambda: page.locator(".state [data-age]").inner_text().startswith("2 h 00 min"))
+        for seconds in (0, 59, 60, 61, 599, 600, 3599, 3600, 7260, 86_399, 90_000):
+            assert page.evaluate(f"duration({seconds})") == duration(seconds)
         assert not place.is_visible()
         assert page.get_by_text("How it is now is not known").is_visible()
     finally:

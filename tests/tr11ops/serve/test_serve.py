@@ -5,26 +5,33 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import stat
 import threading
+import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.tr11ops.serve.conftest import HOSTILE, Site, published, served
 from tests.waiting import until
+from tr11ops.alerts.store import commit, current_alert_state
+from tr11ops.api import Answer, Run
 from tr11ops.base import deadline
 from tr11ops.base.errors import PrivateFileError, Refusal, WrongUsage
 from tr11ops.cli.main import execute
 from tr11ops.rundir.journal import read_journal
-from tr11ops.serve.access import CookieSigner, RateLimit, is_known_host
-from tr11ops.serve.acts import WebAct
-from tr11ops.serve.app import ServeSettings
+from tr11ops.serve import poller
+from tr11ops.serve.access import CookieSigner, RateLimit, WebSession, is_known_host
+from tr11ops.serve.acts import WebAct, carry_out
+from tr11ops.serve.app import ServeSettings, asks_address
 from tr11ops.serve.pages import Pages
 from tr11ops.serve.poller import News, RunPoller, key_of
 from tr11ops.serve.tokens import make_token, owner_of, read_tokens, revoke_token
 from tr11ops.serve.view import in_order, view_of
+from trainer.contract.requests import read_request
 
 
 def words(text: str) -> str:
@@ -72,7 +79,9 @@ def test_an_alert_has_a_page_and_its_runbook(site: Site) -> None:
     said = site.ask(path)
     assert said.status == 200 and "Sign in" in said.text
     [runbook, *_] = re.findall(r'href="(/runbook/[a-z-]+)"', page)
-    assert site.ask(runbook).status == 200 and site.ask("/runbook/none").status == 404
+    shown = site.ask(runbook)
+    assert shown.status == 200 and site.ask("/runbook/none").status == 404
+    assert "What it means." in shown.text and not re.search(r"\*\*|```|^#", shown.text, re.M)
 
 
 def test_a_mirrored_copy_is_shown_and_cannot_be_changed(site: Site) -> None:
@@ -123,7 +132,11 @@ def test_a_change_is_previewed_confirmed_and_on_record(site: Site) -> None:
     acts = [entry for entry in entries if entry.kind == "served-act"]
     assert [entry.who for entry in acts] == ["ana", "ana"] and acts[1].data["exit_code"] == 0
     [own] = [entry for entry in entries if entry.kind == "pause" and "a new corpus" in entry.why]
-    assert own.why == "ana, from the page: a new corpus"
+    assert own.why == "from the page: a new corpus" and own.who == "ana"
+    news = site.watcher.find(site.run)
+    assert news is not None and news.run is not None
+    set_by = read_request(news.run.directory.paths.pause, "pause")
+    assert set_by is not None and set_by.who == "ana", "what is told of the pause names her too"
 
 
 def plan_of(page: str) -> dict[str, str]:
@@ -133,7 +146,7 @@ def plan_of(page: str) -> dict[str, str]:
 
 def test_a_plan_that_has_changed_is_shown_again(site: Site) -> None:
     cookie = site.sign_in()
-    form = {"form": form_of(site, cookie), "action": "kill", "reason": "a new corpus"}
+    form = {"form": form_of(site, cookie), "action": "resume", "reason": "a new corpus"}
     path, news = f"/run/{site.run}/act", site.watcher.find(site.run)
     assert news is not None and news.run is not None
     seen = plan_of(site.ask(path, form, cookie).text)
@@ -149,15 +162,101 @@ def test_an_alert_is_acknowledged_and_the_shift_is_taken(site: Site) -> None:
     cookie = site.sign_in()
     page = site.ask(f"/run/{site.run}", cookie=cookie).text
     alert = re.findall(
-        r'name="action" value="ack"><input type="hidden" name="alert" value="(\w+)"', page
+        r'name="action" value="ack"><input type="hidden" name="alert" value="([\w-]+)"', page
     )[0]
     form = {"form": form_of(site, cookie), "action": "ack", "alert": alert}
-    said = site.ask(f"/run/{site.run}/act", form, cookie)
-    assert said.status == 200 and alert in said.text
-    done = site.ask(f"/run/{site.run}/act", {**form, "action": "shift"}, cookie)
-    assert done.status == 200
-    until(lambda: "ana (took the shift)" in site.ask("/").text)
-    until(lambda: "acknowledged by ana" in site.ask(f"/run/{site.run}").text)
+    path = f"/run/{site.run}/act"
+    said = site.ask(path, form, cookie)
+    assert said.status == 200 and "Acknowledged by ana: " in said.text
+    form["action"] = "shift"
+    shown = site.ask(path, form, cookie)
+    assert "Take the shift?" in shown.text
+    assert "ana takes the shift of small from no one named" in shown.text
+    seen = plan_of(shown.text)
+    done = site.ask(path, {**form, **seen}, cookie)
+    assert done.status == 200 and "on call: ana until" in done.text
+    until(lambda: "ana (took the shift, " in site.ask("/").text)
+    until(lambda: "ana has it" in site.ask(f"/run/{site.run}").text)
+    again = site.ask(path, {**form, **seen}, cookie)
+    assert "the plan is another one now" in again.text and "from ana" in again.text
+    assert "Give the shift back" in site.ask(f"/run/{site.run}", cookie=cookie).text
+    back = {**form, "action": "shift-back"}
+    seen = plan_of(site.ask(path, back, cookie).text)
+    assert "on call: no one named" in site.ask(path, {**back, **seen}, cookie).text
+
+
+def test_the_shift_is_taken_by_the_address_that_was_given_and_confirmed_as_shown(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed: list[str] = []
+
+    def command(run: Run, words: list[str], *_: object, **_more: object) -> Answer:
+        typed.append(" ".join(words))
+        return Answer(0, {}, ("the plan",), plan="0123")
+
+    monkeypatch.setattr(Run, "command", command)
+    news = site.watcher.find(site.run)
+    assert news is not None and news.run is not None
+    act = WebAct(site.run, "shift", "carl", address="dan@example.org").checked()
+    answer = carry_out(news.run, act, dry_run=True)
+    carry_out(news.run, replace(act, address=""), dry_run=True)
+    assert typed == ["alerts take-shift --as dan@example.org", "alerts take-shift --as carl"]
+    with pytest.raises(WrongUsage, match="give your mail address"):
+        replace(act, address="a person").checked()
+
+    def page(of: Answer) -> str:
+        view, shown = view_of(news, time.time()), {"act": act, "answer": of, "plan": "p"}
+        return Pages().render(
+            "preview", run=view, session=None, form="f", is_part=True, changed="", **shown
+        )
+
+    assert 'name="address" value="dan@example.org"' in page(answer), "as it was shown"
+    assert "Yes: take the shift" in page(answer)
+    nothing = page(replace(answer, plan=""))
+    assert "nothing to confirm" in nothing and "Yes: " not in nothing
+
+
+def test_a_token_whose_name_no_mail_reaches_is_asked_for_an_address(site: Site) -> None:
+    news = site.watcher.find(site.run)
+    assert news is not None and news.run is not None
+    card = news.run.card
+    alerts = card.alerts.model_copy(update={"recipients": ["ana@example.org", "oncall@x.org"]})
+    reached = replace(news, run=replace(news.run, card=card.model_copy(update={"alerts": alerts})))
+    session = WebSession("carl", time.time())
+    assert asks_address(session, reached) and not asks_address(session, news)
+    assert not asks_address(replace(session, name="ana"), reached)
+    assert not asks_address(None, reached)
+    view = view_of(news, time.time())
+    page = Pages().render(
+        "run", run=view, session=session, form="f", is_part=True, asks_address=True
+    )
+    assert "Your mail address" in page
+
+
+def test_a_page_that_stood_open_acknowledges_no_later_incident(site: Site) -> None:
+    """Without scripts a page shows for hours what was: the fault is over, and is back as another."""
+    cookie = site.sign_in()
+    until(lambda: 'value="snooze"' in site.ask(f"/run/{site.run}", cookie=cookie).text)
+    path, page = f"/run/{site.run}/act", site.ask(f"/run/{site.run}", cookie=cookie).text
+    form = {"form": form_of(site, cookie), "action": "snooze", "length": "2h"}
+    [shown, *_] = re.findall(
+        r'value="snooze"><input type="hidden" name="alert" value="([\w-]+)"', page
+    )
+    directory = site.watcher.find(site.run).run.directory  # type: ignore[union-attr]
+    before = current_alert_state(directory)
+    [alert] = [one for one in before.open_alerts if one.incident == shown]
+    later = before.with_alert(replace(alert, began=time.time(), since=time.time()))
+    commit(directory, lambda _: (later, None))
+    try:
+        said = site.ask(path, {**form, "alert": shown}, cookie)
+        assert said.status == 409 and "another incident of that kind is open since" in said.text
+        said = site.ask(path, {**form, "alert": alert.fingerprint}, cookie)
+        assert said.status == 400 and "names no incident" in said.text
+        now = current_alert_state(directory).find(alert.fingerprint)
+        assert now is not None and now.incident != shown and now.snoozed_until is None
+        assert site.ask(path, {**form, "alert": now.incident}, cookie).status == 200
+    finally:
+        commit(directory, lambda _: (before, None))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +272,7 @@ def test_an_alert_is_acknowledged_and_the_shift_is_taken(site: Site) -> None:
         ("mine", {"action": "rm -rf", "form": "right"}, {}, 400),
         ("mine", {"action": "exclude", "nodes": "--force", "reason": "x", "form": "right"}, {}, 400),
         ("mine", {"action": "ack", "alert": "--all", "form": "right"}, {}, 400),
-        ("mine", {"action": "snooze", "alert": "abcd", "length": "9999d", "form": "right"}, {}, 400),
+        ("mine", {"action": "snooze", "alert": "abcd-1f", "length": "9999d", "form": "right"}, {}, 400),
     ],
 )  # fmt: skip
 def test_what_the_page_does_not_send_changes_nothing(
@@ -361,6 +460,39 @@ def test_a_folder_that_hangs_holds_up_no_page(
         watcher.stop()
 
 
+def test_a_change_of_a_run_and_a_run_that_is_new_are_seen_by_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOOK_EVERY_SECONDS", "FIND_EVERY_SECONDS"):
+        monkeypatch.setattr(poller, name, 0.05)
+
+    def publish(name: str, **changes: object) -> None:
+        (tmp_path / name).mkdir(exist_ok=True)
+        made = tmp_path / f"{name}.json"
+        made.write_text(published(run={"name": name, "variant": "main"}, **changes))
+        made.replace(tmp_path / name / "status.json")
+
+    def seen() -> dict[str, object]:
+        return {one.folder.name: (one.document or {}).get("iteration") for one in watcher.news()}
+
+    publish("first")
+    watcher = RunPoller([tmp_path])
+    watcher.start()
+    try:
+        until(lambda: seen() == {"first": 7})
+        version = watcher.version
+        publish("first", iteration=8)
+        until(lambda: seen() == {"first": 8})
+        assert watcher.version > version, "pages that are open are told of it"
+        publish("second", iteration=1)
+        until(lambda: seen() == {"first": 8, "second": 1})
+        (tmp_path / "first" / "status.json").write_text("{")
+        until(lambda: seen()["first"] is None)
+        assert "no JSON" in watcher.news()[0].why, "and of what can be read no longer"
+    finally:
+        watcher.stop()
+
+
 # ----------------------------------------------------------------------------- parts
 def test_tokens_are_kept_as_digests_in_a_file_of_the_owner_alone(tmp_path: Path) -> None:
     place = tmp_path / "config" / "tokens.json"
@@ -379,6 +511,19 @@ def test_tokens_are_kept_as_digests_in_a_file_of_the_owner_alone(tmp_path: Path)
     place.chmod(0o644)
     with pytest.raises(PrivateFileError, match="chmod 600"):
         owner_of(place, other)
+
+
+@pytest.mark.parametrize(
+    ("typed", "lands"), [("", "/"), ("RUN", "/run/RUN"), ("//evil.example", "/")]
+)
+def test_who_signs_in_from_a_run_goes_on_there(
+    site: Site, monkeypatch: pytest.MonkeyPatch, typed: str, lands: str
+) -> None:
+    monkeypatch.setattr(RateLimit, "allows", lambda *_: True)
+    assert f'href="/login?run={site.run}"' in site.ask(f"/run/{site.run}").text
+    form = {"token": site.token, "run": typed.replace("RUN", site.run)}
+    said = site.ask("/login", form)
+    assert (said.status, said.headers["location"]) == (303, lands.replace("RUN", site.run))
 
 
 def test_a_seal_opens_only_what_it_made() -> None:
@@ -459,13 +604,23 @@ def test_since_when_and_the_slow_node_are_said() -> None:
             {**node, "node": "n02", "iteration": 9, "times_usual": 1.3, "is_slow": True},
             {**node, "node": "n03", "iteration": "many", "times_usual": {}, "is_slow": "yes"},
         ],
+        "slow_nodes": {
+            "state": "named",
+            "nodes": ["n02"],
+            "text": "Slow: n02 (1.30 times the usual).",
+        },
     }
     now = 1_651_406_400.0
     view = view_of(News("k", Path("k"), document=told), now)
-    assert view.since == "for 2 h 00 min" and view.nodes_line == "Slow: n02."
+    assert view.since == "for 2 h 00 min" and view.nodes_line == "Slow: n02 (1.30 times the usual)."
     assert [node.name for node in view.nodes] == ["n02", "n01", "n03"]
     assert (view.nodes[0].state, view.nodes[0].times) == ("slow", "1.30")
     assert view.nodes[2].iteration == "-", "what is no number is not shown"
+    off = {"exclusions": [{"node": "n02", "why": "slow"}, {"node": "n09"}], "nodes": ["n02", "n03"]}
+    view = view_of(News("k", Path("k"), document={**told, **off}), now)
+    states = {node.name: node.state for node in view.nodes}
+    assert states == {"n02": "slow, excluded", "n09": "excluded", "n01": "in use", "n03": "in use"}
+    assert len(view.nodes) == len(states), "each once"
     unknown = view_of(News("k", Path("k"), document={**told, "verdict_since": None}), now)
     assert unknown.since == "", "the time of the last step is not that of the verdict"
 
@@ -479,11 +634,73 @@ def test_the_first_screen_of_a_run_answers_who_has_the_alert_and_why_it_ended() 
         return view_of(News("k", Path("k"), document={**told, "alerts": alerts}), now).alerts_line
 
     assert shown([]) == "None is open."
-    assert shown([alert]) == "1 is open, and no one has it."
-    assert shown([alert, {**alert, "owner": "ana"}]) == "2 are open, and no one has 1 of them."
-    assert shown([{**alert, "acknowledged_by": "ana"}]) == "1 is open: acknowledged by ana."
+    told["on_call"] = {"who": ["bo@example.org"]}
+    assert shown([alert]) == "1 is open: no one has taken it; bo@example.org is on call."
+    assert shown([alert, {**alert, "owner": "ana"}]) == "2 are open: no one has taken 1 of them."
+    assert shown([{**alert, "acknowledged_by": "ana"}]) == "1 is open: ana has it."
+    session, can_act = WebSession("ben", 0.0), view_of(News("k", Path("run")), 0.0)
+    for holder, wanted in (
+        ("", "Acknowledge"),
+        ("ana@example.org", "Take it over from ana@"),
+        ("ben@x.org", ""),
+    ):
+        [one] = view_of(
+            News("k", Path("run"), document={"alerts": [{**alert, "owner": holder}]}), 0.0
+        ).alerts
+        page = Pages().render(
+            "incident", is_part=True, run=replace(can_act, can_act=True), alert=one, faults=[],
+            session=session, form="", asks_address=False,
+        )  # fmt: skip
+        assert wanted in words(page) and ("Take it over" in page) == wanted.startswith("Take it")
     view = view_of(News("k", Path("k"), document=told), now)
     assert view.ended_line == "Attempt 7: out of memory." and "kill" in view.stop_command
+
+
+def test_faults_are_told_by_their_cause_with_all_that_is_typed_one_after_another() -> None:
+    told = {
+        "verdict": "healthy",
+        "why": "the training runs",
+        "answer": "Before you sleep: no watchdog looks; no one would be told",
+        "sleep_needs": [{"text": "set `watch.act`", "fix": "tr11 cron install"}, "recipients"],
+        "run": {"name": "small"},
+        "findings": [
+            {
+                "detector": "slow-node", "severity": "warning", "title": "n03 holds the others back",
+                "fix": "tr11 nodes exclude n03", "then": ["tr11 kill --wait", "tr11 resume"],
+                "evidence": ["<b>8 s</b> a step"], "fingerprint": "aa", "runbook": "slow-node.md",
+            },
+            {
+                "detector": "slow", "severity": "warning", "title": "the training is slow",
+                "fix": "tr11 kill --wait", "fingerprint": "bb", "follows_from": "aa",
+            },
+        ],
+        "alerts": [{"fingerprint": "aa", "severity": "warning", "title": "n03 held them back"}],
+    }  # fmt: skip
+    news = News("k", Path("k"), document=told, looked=1.0)
+    view = view_of(news, 1.0)
+    [fault] = view.faults
+    assert fault.commands_after == ("tr11 kill --wait", "tr11 resume")
+    assert [one.title for one in fault.following] == ["the training is slow"]
+    assert fault.names == {"aa", "bb"}
+    assert view.answer == "Before you sleep: 2 things to do, below"
+    pages, common = Pages(), {"is_part": True, "session": None, "form": ""}
+    page = pages.render("run", run=view, **common)
+    typed = ["exclude n03", "kill --wait", "resume", "cron install"]
+    assert sorted(typed, key=words(page).index) == typed, "faults, then what waits for the night"
+    assert "<code>watch.act</code>" in page and "&lt;b&gt;8 s" in page
+    shown = pages.render("list", runs=[view], sums="", troubles={}, roots=[], is_part=True)
+    assert "! warning n03 holds the others back" in words(shown)
+    assert "1 is open: no one has taken it" in shown
+
+
+def test_where_the_training_stands_the_slowest_node_of_before_is_no_news() -> None:
+    def line(verdict: str, state: str, text: object) -> str:
+        told = {"verdict": verdict, "run": {}, "slow_nodes": {"state": state, "text": text}}
+        return view_of(News("k", Path("k"), document=told), 0.0).nodes_line
+
+    assert line("healthy", "none", "None is slow.") == "None is slow."
+    assert line("stalled", "none", "None is slow.") == "" == line("healthy", "none", 7)
+    assert line("stalled", "named", "Slow: n01.") == "Slow: n01."
 
 
 def test_what_an_older_look_saw_is_said_as_past_and_lets_no_one_sleep(tmp_path: Path) -> None:
@@ -510,6 +727,48 @@ def test_what_an_older_look_saw_is_said_as_past_and_lets_no_one_sleep(tmp_path: 
     assert not view_of(slow, now + 300).is_old, "one that is looked at less often"
 
 
+def test_only_what_makes_sense_is_offered_and_the_slow_node_is_filled_in() -> None:
+    node = {"node": "n07", "iteration": 5, "is_slow": True, "ranks": 1}
+    for word, stops in (("healthy", True), ("down", False), ("finished", False)):
+        told = {
+            "verdict": word,
+            "run": {},
+            "node_progress": [node, {**node, "node": "n08", "is_slow": False}],
+        }
+        view = replace(view_of(News("k", Path("run"), document=told), 0.0), can_act=True)
+        for session in (WebSession("ana", 0.0), None):
+            page = Pages().render(
+                "run", is_part=True, run=view, session=session, form="", asks_address=False
+            )
+            assert ("tr11 kill" in page or "Save and stop" in page) == stops
+            assert session is None or ('value="n07"' in page and '<option value="n08"' in page)
+
+
+def test_what_was_seen_before_an_act_is_no_verdict_after_it(site: Site) -> None:
+    watcher = RunPoller([site.folder / "run"], "local")
+    watcher._follow(site.folder / "run")
+    until(lambda: all(one.looked for one in watcher.news()))
+    [seen] = watcher.news()
+    reader, down = watcher._readers.of(seen.run.directory), "waits for a person"  # type: ignore[union-attr]
+    told = {**(seen.document or {}), "verdict": "down", "why": down, "answer": "Do not sleep"}
+    acted = replace(seen, document=told, acted=seen.began + 1)
+    for shown in (view_of(acted, time.time()), view_of(replace(acted, document=None), time.time())):
+        page = words(Pages().render("run", is_part=True, run=shown, session=None, form=""))
+        assert "Looking again after what was done at" in page and shown.word == "unknown"
+        assert not any(
+            word in page for word in (down, "Do not sleep", "No alert is open", "$ tr11 n")
+        )
+    watcher.look_again(seen.key)
+    [waits] = watcher.news()
+    assert waits.acted > seen.began, "from the moment of the act"
+    until(lambda: not watcher.news()[0].is_before_act)
+    fresh = watcher.news()[0]
+    assert fresh.run is not None and fresh.run.reader is not reader, "the scheduler is asked again"
+    watcher._put(replace(acted, began=seen.began), 0.0)
+    assert watcher.news()[0] == fresh, "an earlier look that took longer replaces no later one"
+    watcher.stop()
+
+
 def test_a_spare_node_is_called_spare_and_no_slow_one_has_its_moment() -> None:
     node = {"job": "1", "phase": "training", "iteration": 180, "times_usual": 1.01}
     spare = {"node": "n02", "job": "1", "ranks": 0, "is_spare": True}
@@ -521,8 +780,21 @@ def test_a_spare_node_is_called_spare_and_no_slow_one_has_its_moment() -> None:
     view = view_of(News("k", Path("k"), document=told), 0.0)
     shown = {one.name: (one.state, one.phase, one.is_bad) for one in view.nodes}
     assert shown == {"n01": ("in use", "training", False), "n02": ("spare", "", False)}
-    assert view.nodes_line.startswith("None is slow as of step 180; the slowest, n01, takes 1.01")
+    assert view.nodes_line == "", "an older look does not say which is slow"
     silent = {**told, "node_progress": [{**spare, "is_spare": False}]}
-    assert (
-        view_of(News("k", Path("k"), document=silent), 0.0).nodes[0].phase == "no rank has spoken"
-    )
+    assert view_of(News("k", Path("k"), document=silent), 0.0).nodes[0].phase == "no word yet"
+
+
+def test_the_page_may_be_ended_the_moment_it_says_that_it_serves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said = []
+
+    def end(line: str) -> None:
+        said.append(line)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("tr11ops.cli.serve.say", end)
+    tokens = str(tmp_path / "tokens.toml")
+    assert execute(["serve", str(tmp_path), "--listen", "127.0.0.1:0", "--tokens", tokens]) == 0
+    assert len(said) == 1

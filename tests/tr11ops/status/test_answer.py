@@ -41,7 +41,7 @@ from tr11ops.status.extra_observations import (
     ExtraObservations,
 )
 from tr11ops.status.rows import jobs
-from tr11ops.watchdog.verdict import Verdict, VerdictWord, judge
+from tr11ops.watchdog.verdict import MOVING, Verdict, VerdictWord, judge
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ from tr11ops.watchdog.verdict import Verdict, VerdictWord, judge
         (HEALTHY, (FAULT,), (alert(acknowledged_by="ben"),), False, "ben has it"),
         (HEALTHY, (FAULT,), (alert(acknowledged_by="ben", owner="eva"),), False, "eva has it"),
         (HEALTHY, (FAULT, REMARK), (alert("other", owner="eva"),), False, "a person is needed"),
-        (HEALTHY, (), (alert(),), False, "unassigned"),
+        (HEALTHY, (), (alert(),), False, "and no one has taken it"),
         (HEALTHY, (), (alert(owner="eva"),), True, "You may sleep"),
         (HEALTHY, (), (alert(severity=Severity.WARNING),), True, "You may sleep"),
         (HEALTHY, (), Unknown("unreadable"), True, "alerts are unknown"),
@@ -155,7 +155,7 @@ def test_you_may_sleep_is_said_only_where_training_goes_on(given: Snapshot) -> N
     findings = detect_all(given)
     verdict = judge(given, findings)
     if "You may sleep" in answer(given, findings, verdict).text:
-        assert verdict.word in {VerdictWord.HEALTHY, VerdictWord.STARTING, VerdictWord.QUEUED}
+        assert verdict.word in MOVING | {VerdictWord.QUEUED}
         assert given.active_jobs or derived.startable_jobs(given)
 
 
@@ -192,11 +192,24 @@ def test_no_one_sleeps_while_alerts_are_not_delivered(
 
 CALM = {
     VerdictWord.HEALTHY,
+    VerdictWord.SLOW,
     VerdictWord.STARTING,
     VerdictWord.QUEUED,
     VerdictWord.FINISHED,
     VerdictWord.STOPPED,
 }
+
+
+def test_a_stopped_run_of_which_nothing_is_queued_needs_a_launch_too() -> None:
+    switch = KillSwitch(snapshot().run.kill_switch, "ana", NOW)
+
+    def first(given: Snapshot) -> list[str]:
+        findings = detect_all(given)
+        return [need.fix for need in answer(given, findings, judge(given, findings)).needs]
+
+    assert first(idle(kill_switch=switch)) == ["tr11 resume", "tr11 launch --array 1-10"]
+    held = pending(reason="JobHeldUser")
+    assert first(idle(jobs=(held,), kill_switch=switch)) == ["tr11 resume"]
 
 
 SAID_BESIDE = {
@@ -290,11 +303,11 @@ def test_word_reason_advice_and_exit_code_agree(seen: Snapshot) -> None:
         (ExtraObservations(), "no watchdog looks at the run"),
         (
             ExtraObservations(looked=NOW - 40, looked_by="ana"),
-            "no watchdog is installed: the last look was 40 s ago, by ana",
+            "no watchdog is installed; looks made by hand or by a script can stop at any time: the last was 40 s ago, by ana",
         ),
         (  # of an older tr11
             ExtraObservations(looked=NOW - 40),
-            "no watchdog is installed: the last look was 40 s ago, by someone",
+            "no watchdog is installed; looks made by hand or by a script can stop at any time: the last was 40 s ago, by someone",
         ),
     ],
 )

@@ -6,6 +6,7 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from tests.tr11ops.status.care_cases import HEALTHY, alert, asked_for, look
@@ -23,9 +24,11 @@ from tests.tr11ops.status_cases import (
 )
 from tr11ops.alerts.sending import Sender
 from tr11ops.alerts.service import AlertInput, process
+from tr11ops.alerts.state import OnCall
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import JobState, Node
 from tr11ops.detect.detector import Severity
+from tr11ops.detect.node_progress import NodePace, NodeProgress, SlowNodes
 from tr11ops.detect.nodes_left import spare_nodes
 from tr11ops.observe.observations import Copied, CopyStatus, LaunchEnd
 from tr11ops.observe.snapshot import Snapshot
@@ -48,7 +51,9 @@ from tr11ops.status.extra_observations import (
     node_use,
     observe_extra,
 )
+from tr11ops.status.published import care_of
 from tr11ops.status.screen import alert_rows, copy_rows, filesystem_rows, node_rows, periodic_rows
+from tr11ops.watchdog.verdict import VerdictWord
 
 
 def shown(seen: Snapshot, around: ExtraObservations = ExtraObservations()) -> Status:  # noqa: B008  frozen
@@ -68,10 +73,37 @@ def test_spares_are_what_is_held_and_not_launched_on() -> None:
     for seen in (trains, given, unread):
         assert node_use(seen) == NodeUse(48, 3, 1), "an excluded node is no spare, launch or not"
     ((label, text, _),) = node_rows(shown(trains))
-    assert (label, text) == ("nodes", "48 used, 3 spare; 1 excluded: n03 (Xid 79)")
+    assert (label, text) == ("nodes", "48 used, 3 spare; 1 excluded: n03 (Xid 79); slow: not known")
     assert node_use(snapshot(jobs=Unknown("away"))) is None
     ((_, text, _),) = node_rows(shown(idle(exclusions=Unknown("unreadable"))))
     assert text == "none held; excluded: unknown"
+
+
+@pytest.mark.parametrize(
+    ("state", "verdict", "said"),
+    [
+        ("none", VerdictWord.HEALTHY, "none slow (2 compared, iteration 1,690)"),
+        ("none", VerdictWord.STALLED, ""),  # it says nothing of what holds it up
+        ("unknown", VerdictWord.STALLED, "slow: not known"),
+        ("unmeasured", VerdictWord.HEALTHY, "slow: not known"),
+        ("named", VerdictWord.STALLED, "slow: n02"),
+    ],
+)
+def test_which_node_is_slow_is_said_also_where_none_is(
+    state: str, verdict: VerdictWord, said: str
+) -> None:
+    pace = NodePace(0, 1.5, 1.0, iteration=1690, is_slow=False)
+    alone = replace(pace, times_usual=None)
+    compared = [
+        NodeProgress(f"n{place}", "1", pace=one) for place, one in enumerate([pace, pace, alone])
+    ]
+    found = SlowNodes(state, ("n02",) if state == "named" else (), "")
+    given = replace(
+        shown(snapshot()), verdict=verdict, slow_nodes=found, node_progress=tuple(compared)
+    )
+    assert "; ".join(given.slow_words) == said
+    ((_, text, _),) = node_rows(given)
+    assert text.endswith(said)
 
 
 def test_the_screen_and_the_cap_count_the_same_spares() -> None:
@@ -296,23 +328,56 @@ def test_a_watchdog_that_only_tells_is_said_to() -> None:
 
 # ----------------------------------------------------------------------------- alerts
 def test_every_open_alert_says_who_has_it() -> None:
+    ana = OnCall(("ana@example.org",), NOW + HOUR)
     seen = (
         alert(),
         alert("disk", owner="eva"),
         alert("slow", severity=Severity.WARNING, acknowledged_by="ben"),
-        alert("spike", snoozed_until=NOW + HOUR),
+        alert("spike", owner="eva", acknowledged_by="ben", snoozed_until=NOW + HOUR),
     )
-    told = [text for _, text, _ in alert_rows(shown(snapshot(), ExtraObservations(seen)))]
-    assert told[0].endswith(f"(1 h 00 min); unassigned: tr11 alerts ack {seen[0].fingerprint}")
-    assert [text.rpartition("; ")[2] for text in told[1:]] == [
+    told = [
+        text for _, text, _ in alert_rows(shown(snapshot(), ExtraObservations(seen, on_call=ana)))
+    ]
+    command = f"tr11 alerts ack {seen[0].fingerprint}"
+    untaken = "(1 h 00 min); no one has taken it; ana@example.org is on call: "
+    assert told[0].endswith(untaken + command)
+    assert [text.rpartition("; ")[2] for text in told[1:4]] == [
         "eva has it",
         "ben has it",
-        "snoozed for 1 h 00 min",
+        "eva has it, acknowledged by ben, snoozed for 1 h 00 min",
     ]
     many = tuple(alert(f"d{number}") for number in range(9))
     assert [text for _, text, _ in alert_rows(shown(snapshot(), ExtraObservations(many)))][
         -1
     ] == "and 4 more (tr11 alerts list)"
+
+
+def test_who_has_an_alert_is_said_alike_of_an_alert_and_of_a_document() -> None:
+    two = OnCall(("ana@example.org", "bo@example.org"))
+    told = alert(told=("ana@example.org", "bo@example.org"), snoozed_until=NOW + HOUR)
+    for on_call, words in (
+        (two, "; ana@example.org, bo@example.org are on call and were told"),
+        (OnCall(("cy@example.org",)), "; cy@example.org is on call"),
+        (OnCall(), ""),
+        (None, ""),
+    ):
+        said = f"no one has taken it, snoozed for 1 h 00 min{words}"
+        assert told.care.words(on_call, NOW) == said
+        extra = ExtraObservations((told,), on_call=on_call)
+        [kept] = shown(snapshot(), extra).document()["alerts"]
+        assert care_of(kept).words(on_call, NOW) == said
+
+
+def test_who_is_on_call_has_a_row_where_the_card_names_someone() -> None:
+    taken = OnCall(("ben@example.org",), NOW + HOUR, taken=NOW)
+    for on_call, words in (
+        (taken, ["none open", "ben@example.org (took the shift, 1 h 00 min left)"]),
+        (OnCall(("ana@example.org",), NOW + HOUR), ["none open", "ana@example.org"]),
+        (OnCall(), ["none open"]),
+        (None, ["none open"]),
+    ):
+        seen = shown(snapshot(periodic_jobs=(cron_job(),)), ExtraObservations((), on_call=on_call))
+        assert [text for _, text, _ in alert_rows(seen)] == words
 
 
 def test_no_alert_means_something_only_where_someone_looks() -> None:

@@ -20,6 +20,7 @@ from tests.tr11ops.status.publishing import (
     published,
 )
 from tests.tr11ops.status_cases import HOUR, NOW, changed, idle, pending, running, snapshot
+from tr11ops.alerts.state import AlertCare
 from tr11ops.base.observed import Unknown, all_unknown, observed_fields
 from tr11ops.cluster.base import JobState
 from tr11ops.detect.detector import Finding, Severity
@@ -34,10 +35,11 @@ from tr11ops.status.publish import document
 from tr11ops.status.published import (
     SCHEMA,
     GoodputSummary,
-    holders_of,
+    care_of,
     published_status,
     read_published,
 )
+from tr11ops.status.run_list import ListedRun
 from tr11ops.watchdog.verdict import VerdictWord, judge
 
 
@@ -313,5 +315,8 @@ def test_who_has_an_alert_is_read_in_one_way_whoever_wrote_the_document():
         {"owner": "ana", "acknowledged_by": "bo"}, {"owner": None, "acknowledged_by": "bo"},
         {"owner": ["x"], "acknowledged_by": "c\nd"}, {"owner": "e" * 99}, {}, "no alert",
     ]  # fmt: skip
-    assert holders_of(alerts)[:3] == ("ana", "bo", "c d") and len(holders_of(alerts)[3]) <= 60
-    assert holders_of(None) == holders_of("ana") == holders_of({"owner": "ana"}) == ()
+    run = ListedRun(Path("run"), {"alerts": alerts})
+    assert run.owners[:3] == ("ana", "bo", "c d") and len(run.owners[3]) <= 60
+    assert care_of({"told": "ana", "snoozed_until": "soon"}) == AlertCare()
+    for nothing in (None, "ana", {"owner": "ana"}):
+        assert ListedRun(Path("run"), {"alerts": nothing}).owners == ()

@@ -102,7 +102,8 @@ def test_both_screens_say_the_same_in_one_way(hub: Hub) -> None:
     here, there = local.file.getvalue().splitlines(), screen_of(outside(hub).look(NOW)).splitlines()
     for label in ("progress", "ETA", "speed", "consumed", "nodes"):
         [line] = [line for line in here if line.startswith(f"{label} ")]
-        assert line in there, label
+        # which node is slow is not published
+        assert line.replace("; slow: not known", "").rstrip() in map(str.rstrip, there), label
 
 
 def test_a_repository_with_a_log_alone(hub: Hub) -> None:

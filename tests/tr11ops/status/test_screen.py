@@ -32,6 +32,7 @@ from tests.tr11ops.status_cases import (
     idle,
     pending,
     running,
+    slowed,
     snapshot,
     steps,
     with_facts,
@@ -73,6 +74,13 @@ def drawn(
     screen = Screen(width, unicode, UTC, height)
     console.print(render(status_of(given, findings, judge(given, findings), extra), screen))
     return "".join(line.rstrip() + "\n" for line in target.getvalue().splitlines())
+
+
+def test_what_makes_a_run_slow_is_said_before_what_is_missing_for_the_night() -> None:
+    alone = drawn(slowed(periodic_jobs=()), 80, True)
+    said = " ".join(alone.split())
+    assert said.index("n02 holds the others back") < said.index("Before you sleep")
+    assert "and the training is slow until then" in " ".join(drawn(slowed(), 80, True).split())
 
 
 @pytest.mark.parametrize("name", SCREENS)

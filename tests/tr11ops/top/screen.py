@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from tests.pins.states import Place
-from tr11ops import api
-from tr11ops.base.errors import Refusal
 from tr11ops.base.installed import missing
 
 needs_textual = pytest.mark.skipif(bool(missing(("textual",))), reason='pip install "tr11[top]"')
 
 
-def runs_of(place: Place) -> Callable[[], Sequence[api.Run | Refusal]]:
-    def find() -> Sequence[api.Run | Refusal]:
-        return list(api.runs_below(place.folder, "local"))
-
-    return find
-
-
 def drive(place: Place, keys: Callable[[Any, Any], Awaitable[None]]) -> None:
     """Start the screen, wait for its first look, and press keys."""
     from tr11ops.top.app import TopApp
+    from tr11ops.top.looks import RunLooks
 
     async def session() -> None:
-        app = TopApp(runs_of(place), 3600.0)
+        app = TopApp(RunLooks((place.folder,), "local"), 3600.0)
         async with app.run_test(size=(80, 24)) as pilot:
             await settled(app, pilot)
             await keys(app, pilot)
@@ -50,6 +42,15 @@ def shown(app: Any) -> list[tuple[str, ...]]:
 
 def head(app: Any) -> str:
     return str(app.screen_stack[0].query_one("#head").render())
+
+
+def sentence(app: Any) -> str:
+    return str(app.screen_stack[0].query_one("#why").render())
+
+
+def more(app: Any) -> str:
+    """What is said below the table of the line with the cursor."""
+    return str(app.screen_stack[0].query_one("#more").render())
 
 
 def text(app: Any) -> str:

@@ -20,7 +20,16 @@ import pytest
 
 from tests.pins.commands import beside
 from tests.pins.states import Place, place_in
-from tests.tr11ops.top.screen import drive, head, needs_textual, settled, shown, text
+from tests.tr11ops.top.screen import (
+    drive,
+    head,
+    more,
+    needs_textual,
+    sentence,
+    settled,
+    shown,
+    text,
+)
 from tests.waiting import until
 from tr11ops import api
 from tr11ops.base.invocation import PLAN_CHANGED, PLAN_MARK, mark_of_plan
@@ -132,17 +141,17 @@ def test_a_folder_that_does_not_answer_holds_up_no_key_and_loses_none(
     place: Place, typed: Commands
 ) -> None:
     async def keys(app: Any, pilot: Any) -> None:
-        await pilot.press("a", "y", "a", "question_mark")
-        assert "what" in text(app), "the screen goes on"
-        await pilot.press("escape", "enter")
+        await pilot.press("a", "A", "y", "A", "question_mark")
+        assert "What" in text(app), "the screen goes on"
+        await pilot.press("escape", "escape", "enter")
         assert "attempts" in head(app) and shown(app)
-        await pilot.press("escape")
+        await pilot.press("escape", "a")
         typed.may_answer.set()
         await settled(app, pilot)
         assert "one alert" in text(app) and len(app.screen_stack) == 2
         typed.may_answer.clear()
-        await pilot.press(*app.screen._keys, *app.screen._keys, "a", "k", "question_mark")
-        assert "what" in text(app), "and goes on while it is carried out"
+        await pilot.press(*app.screen._keys, *app.screen._keys, "A", "k", "question_mark")
+        assert "What" in text(app), "and goes on while it is carried out"
         await pilot.press("escape")
         typed.may_answer.set()
         await settled(app, pilot)
@@ -173,5 +182,41 @@ def test_a_plan_that_has_changed_since_it_was_shown_is_shown_again(
         await pilot.press(*app.screen._keys)
         await settled(app, pilot)
         assert text(app) == "it was done"
+
+    drive(place, keys)
+
+
+@needs_textual
+def test_each_alert_is_shown_with_who_has_it_and_taken_or_snoozed_by_its_incident(
+    place: Place, typed: Commands
+) -> None:
+    typed.may_answer.set()
+
+    async def keys(app: Any, pilot: Any) -> None:
+        await pilot.press("s", "t", "A")
+        assert len(app.screen_stack) == 1, "of no alert that is not shown"
+        await pilot.press("enter", "a")
+        assert "small/main: alerts" in head(app)
+        assert f"{len(shown(app))} alerts are open; on call: no one named" in sentence(app)
+        assert {row[2] for row in shown(app)} == {"no one"}
+        assert shown(app)[0][3] in more(app) and "no one has taken it; type tr11 " in more(app)
+        await pilot.press("enter")
+        assert "What it means" in text(app), "its runbook page"
+        await pilot.press("escape", "down")
+        incident = app._chosen().key
+        for key, words in (
+            ("a", f"ack {incident}"),
+            ("s", f"snooze {incident} --for 2h"),
+            ("t", "take-shift"),
+        ):
+            await pilot.press(key)
+            await settled(app, pilot)
+            await pilot.press(*app.screen._keys)
+            await settled(app, pilot)
+            assert text(app) == "it was done"
+            assert typed.typed[-1].startswith(f"alerts {words} --reason"), key
+            await pilot.press("escape")
+        await pilot.press("escape")
+        assert "attempts" in head(app), "back where it was asked for"
 
     drive(place, keys)

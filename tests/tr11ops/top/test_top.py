@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.pins.commands import beside
 from tests.pins.states import Place, place_in
-from tests.tr11ops.top.screen import drive, head, needs_textual, settled, shown, text
+from tests.tr11ops.top.screen import drive, head, more, needs_textual, settled, shown, text
+from tests.waiting import PATIENCE_SECONDS
 from tr11ops import api
+from tr11ops.alerts.state import HeldVerdict
+from tr11ops.base.errors import SchedulerError
+from tr11ops.base.observed import Unknown
+from tr11ops.detect.node_progress import NodeProgress
+from tr11ops.observe import readers
+from tr11ops.status.document import ShownFinding
+from tr11ops.top.looks import RunLooks
 from tr11ops.top.tables import (
     LookedAt,
     TopRow,
@@ -45,6 +56,52 @@ def test_what_needs_a_person_comes_first_and_what_is_not_seen_next(place: Place)
     assert nodes_table(unseen, "1").sentence == "its card cannot be read"
 
 
+def test_the_line_of_a_node_has_since_when_it_is_slow_or_why_it_is_idle_in_full(
+    place: Place,
+) -> None:
+    (run,) = api.runs_below(place.folder, "local")
+    assert isinstance(run, api.Run)
+    look = run.look()
+    node = look.status.node_progress[0]
+    slow = ShownFinding(
+        "slow-node", "warning", "n1 is slow", node.node, ("since step 300",), fix="", runbook=""
+    )
+    unheard = (NodeProgress("n8", node.job, is_spare=True), NodeProgress("n9", node.job))
+    progress = (*unheard, *look.status.node_progress)
+    status = replace(look.status, findings=(slow,), node_progress=progress)
+    seen: Any = SimpleNamespace(status=status)
+    table = nodes_table(LookedAt("k", "k/main", seen), node.job)
+    assert table.rows[-1].cells[:4] == ("n8", "-", "-", "spare, idle")
+    assert table.rows[-1].more.startswith("spare: the running launch does without it")
+    assert ("n9", "no word yet") in {(row.key, row.cells[3]) for row in table.rows}
+    assert {row.more for row in table.rows if row.key == node.node} == {
+        "n1 is slow; since step 300"
+    }
+
+
+def test_what_the_watchdog_found_is_shown_before_the_first_look_as_past() -> None:
+    kept = HeldVerdict("down", 100.0, 400.0)
+    waiting = LookedAt("b", "b/main", None, before=kept, time=460.0)
+    table = runs_table((LookedAt("a", "a/main", None), waiting))
+    assert table.sentence == "2 runs; 2 still to be looked at"
+    assert table.rows[0].cells[:3] == ("b/main", "was down", "6 min")
+    assert table.rows[0].cells[-1] == "the watchdog found it down 1 min ago; looking"
+    assert table.rows[1].cells[-1] == "no watchdog has looked yet; looking"
+
+
+def test_a_run_is_named_by_its_records_and_by_its_look_alike(place: Place) -> None:
+    looks = RunLooks((place.folder,), "local")
+    [known], [seen] = looks.on_record(), looks.each()
+    assert known.is_awaited and not seen.is_awaited
+    assert (known.key, known.name) == (seen.key, seen.name) == (str(place.run), "small/main")
+
+
+def test_a_folder_without_a_card_hides_no_other_run(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "broken" / "state" / "submissions").mkdir(parents=True)
+    broken, seen = RunLooks((tmp_path, place.folder), "local").each()
+    assert broken.name == "broken" and broken.why and seen.look is not None
+
+
 def test_a_filter_takes_words_in_any_order() -> None:
     table = TopTable("t", ("a",), (TopRow("", ("n01", "Excluded")), TopRow("", ("n02", ""))))
     assert [row.cells[0] for row in table.filtered("excl 01").rows] == ["n01"]
@@ -56,23 +113,136 @@ def test_no_cell_is_cut_but_the_last_which_gets_what_is_left() -> None:
         "t", ("id", "why"), (TopRow("", ("4_[2-3%1]", "w" * 99)), TopRow("", ("1", "")))
     )
     assert column_widths(table, 80) == (9, 80 - 9 - 4)
-    assert column_widths(table, 10) == (9, 8)
-    assert column_widths(TopTable("t", ("id", "why"), ()), 80) == (2, 8)
+    assert column_widths(table, 36) == (9,), "a few characters of a reason tell nothing"
+    assert column_widths(TopTable("t", ("id", "why"), ()), 80) == (2, 3)
+
+
+# ----------------------------------------------------------------------------- looks
+class Counted:
+    """A scheduler that writes down what it is asked; None of it is there where it `fails`."""
+
+    name = "local"
+
+    def __init__(self, fails: bool = False) -> None:
+        self.asked: list[str] = []
+        self.fails = fails
+
+    def jobs(self, name: str | None = None) -> tuple[Any, ...]:
+        self.asked.append(f"jobs {name}")
+        return ()
+
+    def nodes(self) -> tuple[Any, ...]:
+        self.asked.append("nodes")
+        if self.fails:
+            raise SchedulerError("it does not answer")
+        return ()
+
+
+def test_runs_that_are_looked_at_together_share_a_schedulers_answers(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run,) = api.runs_below(place.folder, "local")
+    assert isinstance(run, api.Run)
+    opened: list[Counted] = []
+
+    def opens(kind: str) -> Counted:
+        opened.append(Counted(fails=len(opened) > 1))
+        return opened[-1]
+
+    monkeypatch.setattr(readers, "open_scheduler", opens)
+    shared = readers.SharedReaders("local")
+    first = shared.of(run.directory)
+    assert shared.of(run.directory) is first and not isinstance(first, Unknown)
+    for name in ("small", "small", "other"):
+        assert first.nodes() == first.jobs(name) == ()
+    assert [one.asked for one in opened] == [["nodes", "jobs small", "jobs other"]]
+    brief = readers.SharedReaders("local", seconds=-1.0)  # over as soon as they are given
+    brief.of(run.directory)
+    failing = brief.of(run.directory)
+    assert len(opened) == 3 and not isinstance(failing, Unknown)
+    for _ in range(2):
+        with pytest.raises(SchedulerError):
+            failing.nodes()
+    assert opened[2].asked == ["nodes"], "what does not answer is not asked again for each run"
+
+
+def test_a_round_of_looks_opens_a_scheduler_once_and_the_next_one_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, opens = [], readers.open_scheduler
+
+    def counted(kind: str) -> Any:
+        opened.append(kind)
+        return opens(kind)
+
+    monkeypatch.setattr(readers, "open_scheduler", counted)
+    looks = RunLooks((place.folder, place.run), "local")
+    assert [seen.name for seen in looks.each()] == ["small/main"] * 2 and opened == ["local"]
+    assert all(seen.look is not None for seen in looks.each()) and opened == ["local"] * 2
 
 
 # ----------------------------------------------------------------------------- keys
 @needs_textual
+def test_a_round_of_looks_that_lasts_is_not_joined_by_another(place: Place) -> None:
+    go_on = threading.Event()
+
+    async def keys(app: Any, pilot: Any) -> None:
+        finder, begun = app._finder, []
+
+        def slow() -> Iterator[LookedAt]:
+            begun.append(True)
+            assert go_on.wait(PATIENCE_SECONDS)
+            yield from finder.each()
+
+        app._finder = SimpleNamespace(each=slow, open=finder.open)
+        await pilot.press("r", "r", "r")
+        assert len(app.workers) == 1
+        go_on.set()
+        await settled(app, pilot)
+        assert len(begun) == 1 and [row[0] for row in shown(app)] == ["small/main"]
+        await pilot.press("r")
+        await settled(app, pilot)
+        assert len(begun) == 2, "the next one comes when it is over"
+
+    drive(place, keys)
+
+
+@needs_textual
+def test_the_cursor_stays_with_its_run_when_another_comes_before_it(place: Place) -> None:
+    async def keys(app: Any, pilot: Any) -> None:
+        down = HeldVerdict("down", 100.0, 400.0)
+        app._looks |= {"a": LookedAt("a", "a/main", None, before=down, time=460.0)}
+        before = app._target()
+        app._draw()
+        assert [row[0] for row in shown(app)] == ["a/main", "small/main"]
+        assert app._target() == before == str(place.run)
+
+    drive(place, keys)
+
+
+@needs_textual
 def test_enter_goes_from_runs_to_ranks_and_escape_back(place: Place) -> None:
     async def keys(app: Any, pilot: Any) -> None:
         assert [row[:2] for row in shown(app)] == [("small/main", "stalled")]
+        assert more(app).startswith("stalled: ") and "; on call: no one named" in more(app)
         await pilot.press("enter")
         assert "small/main: attempts" in head(app)
-        assert shown(app)[0][1] == "running"
+        assert shown(app)[0][1:] == ("running", "2", "-")
+        ends = [row.cells[-1] for row in app._shown.rows]
+        told = next(line for line, end in enumerate(ends) if end != "-")
+        await pilot.press(*["down"] * told)
+        assert more(app) == ends[told], "in full"
+        await pilot.press("escape", "enter")
+        assert app._target() and app._chosen().key, "at the first line, which has nodes below"
         await pilot.press("enter")
         nodes = shown(app)
-        assert {row[0] for row in nodes} == set(app._looks[0].look.status.nodes)
+        assert {row[0] for row in nodes} == set(app._looks[str(place.run)].look.status.nodes)
         await pilot.press("enter")
         assert shown(app), "ranks"
+        place_of_keys = head(app)
+        await pilot.press("enter")
+        assert head(app) == place_of_keys
+        assert "Nothing is below this line" in str(app.query_one("#why").render())
         assert app._shown.columns == ("rank", "step", "phase", "silent", "pid")
         for _ in range(3):
             await pilot.press("escape")
@@ -123,6 +293,11 @@ def test_a_stopped_run_is_let_go_on_by_its_plans_keys(place: Place) -> None:
             await pilot.press(*app.screen._keys)
             await settled(app, pilot)
             assert switch.exists() is (key == "k")
+            await pilot.press("escape")
+        for given in ("u", "aA"):  # nothing stands in its way now, and no alert is open
+            await pilot.press(*given)
+            await settled(app, pilot)
+            assert "Esc goes back" in text(app) and "to carry it out" not in text(app)
             await pilot.press("escape")
 
     drive(place, keys)

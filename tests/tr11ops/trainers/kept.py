@@ -48,6 +48,7 @@ complete = ["count rank_*.pt = {{world_size}}", "zip rank_*.pt"]
 quiet = 1
 """
 JOB = "4711"
+PATIENCE = 300.0  # seconds: other tests run beside these
 # the plain script's own dialect, as a card says it
 PLAIN: dict[str, Any] = {
     "progress": {"step_line": r"^at (?P<step>\d+)/(?P<total>\d+) loss=(?P<loss>\S+)"},
@@ -59,6 +60,8 @@ PLAIN: dict[str, Any] = {
     "stop": {"how": "signal TERM", "needs": "polite"},
 }  # fmt: skip
 QUIET = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+# of the plain script's ranks where only lines, files and signals count: they do without torch
+LIGHT = {"PYTHONPATH": str(SCRIPTS / "light")}
 
 
 class KeptTraining:
@@ -87,9 +90,22 @@ class KeptTraining:
     def plain(
         self, steps: int, interval: int, *words: str, seconds: float = 0.05, **more: Any
     ) -> None:
-        """A card of the plain script."""
+        """A card of the plain script, whose ranks the keeper starts, without torch."""
+        light = {"start": "srun", "environment": LIGHT}
+        self.with_torch(steps, interval, *words, seconds=seconds, **{**light, **more})
+
+    def with_torch(
+        self,
+        steps: int,
+        interval: int,
+        *words: str,
+        seconds: float = 0.05,
+        saves_to: str = "{folder}",
+        **more: Any,
+    ) -> None:
+        """A card of the plain script as it is, started by torchrun where nothing else is said."""
         numbers = (str(steps), str(interval), str(seconds))
-        command = (str(SCRIPTS / "plain_train.py"), "{folder}", *numbers, *words)
+        command = (str(SCRIPTS / "plain_train.py"), saves_to, *numbers, *words)
         self.write_card(command, **{**PLAIN, **more})
 
     @contextmanager
@@ -122,7 +138,7 @@ class KeptTraining:
     def run(self, **more: Any) -> int:
         """One launch to its end; its exit status."""
         with self.kept(**more) as process:
-            return process.wait(timeout=120)
+            return process.wait(timeout=PATIENCE)
 
     # ------------------------------------------------------------------ what is left behind
     def end(self, job: str = JOB) -> EndMarker | None:
@@ -152,7 +168,7 @@ def free_port() -> int:
         return port
 
 
-def wait_until(holds: Callable[[], object], seconds: float = 60.0) -> None:
+def wait_until(holds: Callable[[], object], seconds: float = PATIENCE) -> None:
     """Wait for something to come true; an AssertionError where it does not in time."""
     until = time.monotonic() + seconds
     while not holds():

@@ -7,13 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.plugins.command_server import tr11_command
 from tests.tr11ops.trainers.kept import CARD, QUIET, SCRIPTS, wait_until
 from tr11ops.cluster.local import LocalScheduler
 from trainer.contract.attempt import EndMarker
 from trainer.contract.metrics_record import records
 from trainer.contract.paths import RunPaths
-
-PROGRAM = "import sys; from tr11ops.cli.main import execute; sys.exit(execute(sys.argv[1:]))"
 
 
 class Launched:
@@ -33,7 +32,7 @@ class Launched:
 
     def tr11(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-c", PROGRAM, *words, "--run", str(self.card)],
+            [*tr11_command(), *words, "--run", str(self.card)],
             capture_output=True, text=True, timeout=120, env=self.environment, check=False,
         )  # fmt: skip
 
@@ -55,8 +54,8 @@ class Launched:
 
     def wait(self) -> EndMarker:
         """Its end, once the job has gone too."""
-        wait_until(lambda: self.end() is not None, 120)
-        wait_until(lambda: "none running" in self.tr11("status").stdout, 30)
+        wait_until(lambda: self.end() is not None)
+        wait_until(lambda: "none running" in self.tr11("status").stdout)
         end = self.end()
         assert end is not None
         return end

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from tests.tr11ops.trainers.kept import PLAIN, SCRIPTS, KeptTraining, wait_until
+from tests.tr11ops.trainers.kept import PATIENCE, PLAIN, KeptTraining, wait_until
 from tr11ops.base.processes import is_living
 from tr11ops.trainers import tr11_beat
 from trainer.contract.attempt import ExitTime, request_stop
@@ -42,7 +42,7 @@ def test_kill_now_waits_for_no_checkpoint(run: KeptTraining) -> None:
         wait_until(lambda: run.iteration() >= 3)
         request = new_request("kill-now", "a tester", "", run.root)
         request.write(run.root / "kill-switch")
-        assert process.wait(timeout=40) == 0
+        assert process.wait(timeout=PATIENCE) == 0
     end = run.end()
     assert end is not None and (end.reason, end.iteration) == ("kill-switch", 3)
     assert end.checkpoint_step is None
@@ -59,13 +59,13 @@ def test_a_silent_trainer_shows_no_life(run: KeptTraining) -> None:
 
 
 def test_a_launch_that_its_agent_ends_says_nothing_of_it(run: KeptTraining) -> None:
-    run.plain(400, 1000)
+    run.with_torch(400, 1000)
     with run.kept() as process:
         wait_until(lambda: run.iteration() >= 2)
         ranks = ranks_of(process.pid)
         assert len(ranks) == 2
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=40) == 128 + signal.SIGTERM
+        assert process.wait(timeout=PATIENCE) == 128 + signal.SIGTERM
         assert not any(psutil.pid_exists(one.pid) for one in ranks)
     assert run.end() is None
 
@@ -137,10 +137,10 @@ def test_a_second_supervisor_is_refused(run: KeptTraining) -> None:
 def test_a_time_limit_ends_it(run: KeptTraining) -> None:
     run.plain(4000, 1000, "polite", run={"exit_duration_minutes": 600})
     with run.kept() as process:
-        wait_until(lambda: run.iteration() >= 3, seconds=180)
+        wait_until(lambda: run.iteration() >= 3)
         # the agent has seen that the job's limit was moved
         write_record(run.paths.exit_time("4711"), ExitTime(time.time() - 1.0))
-        assert process.wait(timeout=60) == 0, run.said()
+        assert process.wait(timeout=PATIENCE) == 0, run.said()
     end = run.end()
     assert end is not None and (end.reason, end.restart) == ("exit-duration", True)
     assert end.checkpoint_step is not None
@@ -158,13 +158,13 @@ def test_a_full_disk_ends_no_training(run: KeptTraining) -> None:
 
 # ----------------------------------------------------------------------------- several nodes
 def test_all_nodes_are_signalled_at_one_moment(run: KeptTraining) -> None:
-    run.plain(4000, 10000, "polite")
+    run.with_torch(4000, 10000, "polite")
     with run.kept(nodes=2, workers=1) as first, run.kept(nodes=2, node_rank=1, workers=1) as second:
         wait_until(lambda: run.iteration() >= 5)
         wait_until(lambda: (beat := run.beat(1)) is not None and beat.iteration >= 5)
         request_stop(run.paths.stop_request("4711"), "a test")
-        assert first.wait(timeout=60) == 0, run.said()
-        assert second.wait(timeout=60) == 0, run.said()
+        assert first.wait(timeout=PATIENCE) == 0, run.said()
+        assert second.wait(timeout=PATIENCE) == 0, run.said()
     # a rank that left with the others, who were asked an instant before, needs no signal
     assert run.said().count("TERM to 1 rank of this node") in (1, 2)
     end = run.end()
@@ -178,8 +178,8 @@ def test_the_node_whose_ranks_print_writes_the_steps(run: KeptTraining) -> None:
     progress = {**PLAIN["progress"], "printed_by": "last"}
     run.plain(30, 10, "last-prints", progress=progress)
     with run.kept(nodes=2, workers=1) as first, run.kept(nodes=2, node_rank=1, workers=1) as second:
-        assert first.wait(timeout=60) == 0, run.said()
-        assert second.wait(timeout=60) == 0
+        assert first.wait(timeout=PATIENCE) == 0, run.said()
+        assert second.wait(timeout=PATIENCE) == 0
     assert [one.iteration for one in run.steps()] == list(range(1, 31))
     end = run.end()
     assert end is not None and (end.reason, end.iteration) == ("finished", 30)
@@ -191,8 +191,8 @@ def test_another_launch_ends_the_workers_of_this_one(run: KeptTraining) -> None:
         wait_until(lambda: run.iteration() >= 5)
         claim = LeaseClaim.of_this_process("4712", 1)
         assert LeaseFolder(run.paths).claim(2, replace(claim, epoch=2))
-        assert first.wait(timeout=40) == 2, run.said()
-        assert second.wait(timeout=40) == 2
+        assert first.wait(timeout=PATIENCE) == 2, run.said()
+        assert second.wait(timeout=PATIENCE) == 2
     assert run.said().count("another launch has taken the run over: ending the workers") == 2
     end = run.end()
     assert end is not None and (end.reason, end.restart) == ("superseded", False)
@@ -201,7 +201,9 @@ def test_another_launch_ends_the_workers_of_this_one(run: KeptTraining) -> None:
 def test_a_frozen_launch_that_wakes_after_its_successor_began_writes_nothing(
     run: KeptTraining,
 ) -> None:
-    run.plain(4000, 10, "polite", seconds=0.2)  # on TERM it would save, into its successor's folder
+    run.with_torch(
+        4000, 10, "polite", seconds=0.2
+    )  # on TERM it would save, into its successor's folder
     after = KeptTraining(run.root)
     with run.kept() as frozen:
         wait_until(lambda: run.iteration() >= 13)
@@ -209,10 +211,10 @@ def test_a_frozen_launch_that_wakes_after_its_successor_began_writes_nothing(
         for part in parts:
             part.suspend()
         with after.kept(job="4712") as process:
-            wait_until(lambda: any(one.job_id == "4712" for one in run.steps()), 120)
+            wait_until(lambda: any(one.job_id == "4712" for one in run.steps()))
             for part in parts:
                 part.resume()
-            assert frozen.wait(timeout=40) == 2, run.said()
+            assert frozen.wait(timeout=PATIENCE) == 2, run.said()
             assert process.poll() is None
             end = run.end()
             assert end is not None and (end.reason, end.restart) == ("superseded", False)
@@ -222,7 +224,7 @@ def test_a_frozen_launch_that_wakes_after_its_successor_began_writes_nothing(
 
 
 def test_each_way_to_start(run: KeptTraining) -> None:
-    run.plain(6, 3, start="srun")
+    run.with_torch(6, 3, start="srun")
     assert run.run() == 0, run.said()
     assert [one.iteration for one in run.steps()] == list(range(1, 7))
     assert "[default0]:at 6/6" in run.said()
@@ -233,16 +235,43 @@ def test_each_way_to_start(run: KeptTraining) -> None:
         run.kept(job="4712", nodes=2, node_rank=1, workers=1) as second,
         run.kept(job="4712", nodes=2, workers=1) as first,
     ):
-        assert first.wait(timeout=60) == 0, run.said()
-        assert second.wait(timeout=60) == 0
+        assert first.wait(timeout=PATIENCE) == 0, run.said()
+        assert second.wait(timeout=PATIENCE) == 0
     end = run.end("4712")
     assert end is not None and (end.reason, end.iteration) == ("finished", 8)
 
 
 def test_a_worker_of_ours_that_fails_takes_the_others_along(run: KeptTraining) -> None:
-    run.plain(400, 100, "die-at-3", start="srun")
+    run.with_torch(400, 100, "die-at-3", start="srun")
     assert run.run() == 128 + signal.SIGKILL
     assert "tr11: worker 1 (process " in run.said() and "ended by SIGKILL" in run.said()
+    assert run.end() is None
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
+def test_a_torchrun_that_is_ended_from_outside_is_told_apart_from_an_end(
+    run: KeptTraining, name: str
+) -> None:
+    """Its ranks save and leave as if they had been asked, or say nothing at all."""
+    run.with_torch(4000, 1000, "polite")
+    with run.kept() as process:
+        wait_until(lambda: run.iteration() >= 2)
+        [launcher] = [
+            child
+            for child in psutil.Process(process.pid).children()
+            if "torch.distributed.run" in child.cmdline()
+        ]
+        ranks = ranks_of(process.pid)
+        launcher.send_signal(signal.Signals[name])
+        assert process.wait(timeout=PATIENCE) != 0
+        for rank in ranks:  # a node's agent, which is not here, would end those that are left
+            with suppress(psutil.NoSuchProcess):
+                rank.kill()
+    assert len(ranks) == 2
+    assert (
+        f"failed: the launcher was ended by {name}, and no one on record had sent that"
+        in run.said()
+    )
     assert run.end() is None
 
 
@@ -257,7 +286,7 @@ def test_ranks_that_speak_are_heard_and_hear(run: KeptTraining) -> None:
         request.write(run.paths.checkpoint_request)
         wait_until(lambda: not run.paths.checkpoint_request.exists())
         request_stop(run.paths.stop_request("4711"), "a test")
-        assert process.wait(timeout=60) == 0, run.said()
+        assert process.wait(timeout=PATIENCE) == 0, run.said()
     end = run.end()
     assert end is not None and (end.reason, end.restart) == ("signal", True)
     assert end.checkpoint_step is not None and end.checkpoint_step >= 10
@@ -280,21 +309,20 @@ def test_what_cannot_be_asked_for_is_answered(run: KeptTraining) -> None:
 
 def test_ranks_that_wake_save_where_no_start_goes_on_from(run: KeptTraining) -> None:
     """Their keeper is still frozen, and does not end them: each start has its own folder, and theirs is closed."""
-    command = (str(SCRIPTS / "plain_train.py"), "{save}", "4000", "5", "0.1")
-    run.write_card(command, **PLAIN)
+    run.plain(4000, 5, seconds=0.1, saves_to="{save}")
     out, job = run.out, "4712"
     with run.kept() as frozen:
-        wait_until(lambda: (out / "start-1" / "step-10").is_dir() and run.iteration() >= 12, 240)
+        wait_until(lambda: (out / "start-1" / "step-10").is_dir() and run.iteration() >= 12)
         keeper = psutil.Process(frozen.pid)
         ranks = keeper.children(recursive=True)
         for part in (keeper, *ranks):
             part.suspend()
         try:
             with KeptTraining(run.root).kept(job=job):
-                wait_until(lambda: any(one.job_id == job for one in run.steps()), 240)
+                wait_until(lambda: any(one.job_id == job for one in run.steps()))
                 for part in ranks:
                     part.resume()
-                wait_until((out / "start-1" / "step-25").is_dir, 240)  # they do train on
+                wait_until((out / "start-1" / "step-25").is_dir)  # they do train on
         finally:
             for part in (*ranks, keeper):
                 with suppress(psutil.NoSuchProcess):
@@ -304,7 +332,7 @@ def test_ranks_that_wake_save_where_no_start_goes_on_from(run: KeptTraining) -> 
     )  # whole, and the newest
     (out / "start-1" / "step-901").mkdir()  # broken
     with KeptTraining(run.root).kept(job="4713"):
-        wait_until(lambda: run.said().count("begin after step") == 3, 240)
+        wait_until(lambda: run.said().count("begin after step") == 3)
     begun = [int(line.split()[-1]) for line in run.said().splitlines() if "begin after" in line]
     saved = {int(one.name.removeprefix("step-")) for one in (out / "current").glob("step-*")}
     trained = [one.iteration or 0 for one in run.steps() if one.job_id == job]

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from tr11ops.base.errors import WrongUsage
+from tr11ops.cluster.sbatch_options import code_root
 from tr11ops.dialects.dialect import Dialect, dialect_named
 from tr11ops.dialects.settings import settings_of
 from tr11ops.trainers.course import TrainingCourse, older_start, wrong_start
 from tr11ops.trainers.ending import last_word
 from tr11ops.trainers.never_began import counts, kind_of
+from tr11ops.trainers.outside import signal_of_code, signal_said
 from tr11ops.trainers.start import (
     LaunchWords,
     TakenCheckpoint,
@@ -33,6 +35,7 @@ from tr11ops.trainers.stopping import (
 )
 from tr11ops.trainers.trainer import NodePlaces
 from tr11ops.trainers.words import EndSeen, MarkSeen, StepRecords, StepSeen, TrainerWords, piece_of
+from tr11ops.trainers.workers import without_own_modules
 from trainer.contract.paths import RunPaths
 from trainer.contract.requests import Request
 
@@ -101,6 +104,16 @@ def test_what_would_wake_a_supervisor_is_not_handed_on() -> None:
     (command,) = commands_of(given, PLACES, LAUNCH)
     inherited = {"SLURM_NTASKS": "8", "NOT_FOR_IT": "1", "RANK": "3", "HOME": "/h"}
     assert environment_of(given, command, inherited) == {"HOME": "/h", "PYTHONUNBUFFERED": "1"}
+
+
+def test_what_tr11_needs_of_the_interpreter_is_not_handed_on() -> None:
+    given = settings(dialect="huggingface", start="srun", command=["train.py"])
+    first, *_ = commands_of(given, PLACES, LAUNCH)
+    assert environment_of(given, first, {})["OMP_NUM_THREADS"] == "1"  # 4 ranks share the cores
+    assert environment_of(given, first, {"OMP_NUM_THREADS": "6"})["OMP_NUM_THREADS"] == "6"
+    (alone,) = commands_of(settings(command=["t.py"]), PLACES, LAUNCH)
+    assert "OMP_NUM_THREADS" not in environment_of(given, alone, {})
+    assert without_own_modules({"PYTHONPATH": f"/mine:{code_root()}"}) == {"PYTHONPATH": "/mine"}
 
 
 # ----------------------------------------------------------------------------- words
@@ -351,8 +364,38 @@ def test_a_failure_is_judged_by_what_it_left_behind() -> None:
     said = course.after(EndSeen("stopped", "[rank: 0] Received SIGTERM: 15"), 2.0)
     assert last_word(dialect_named("lightning"), said, 137, failure=-9) is None
     asked = last_word(dialect_named("lightning"), said, 143, failure=143)
-    assert asked is not None and asked.reason == "exit-interval"
+    # it left in order, and no one on record wanted that: no end at an interval
+    assert asked is not None and (asked.reason, asked.restart) == ("signal", True)
+    own = course.after(EndSeen("stopped", "[exiting program at iteration 12]"), 2.0)
+    left = last_word(dialect_named("megatron"), own, 0)
+    assert left is not None and left.reason == "exit-interval"
     assert again is not None and again.restart
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        (b"torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15", "SIGTERM"),
+        (b"[default0]:torch...api.SignalException: Process 7 got signal: 2", "SIGINT"),
+        (b"[2026-08-01 10:00:00] [INFO] [launch.py:311:sigkill_handler] Main process received SIGTERM, exiting", "SIGTERM"),
+        (b"torch...api.SignalException: Process 9 got signal: 15", ""),  # a torchrun below the launcher
+        (b"[rank: 0] Received SIGTERM: 15", ""),  # a rank says so of itself
+    ],
+)  # fmt: skip
+def test_a_launcher_says_itself_which_signal_ended_it(line: bytes, name: str) -> None:
+    assert signal_said(line, frozenset({7})) == name
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        (-9, "SIGKILL"), (-15, "SIGTERM"),  # torchrun, srun, mpirun, a plain python
+        (143, "SIGTERM"), (137, "SIGKILL"),  # below a shell
+        (-11, ""), (134, ""), (1, ""), (0, ""),  # a crash is its own
+    ],
+)  # fmt: skip
+def test_an_exit_code_tells_of_a_signal_from_outside(code: int, name: str) -> None:
+    assert signal_of_code(code) == name
 
 
 # ----------------------------------------------------------------------------- how it was called

@@ -54,6 +54,8 @@ def test_a_rank_that_dies_of_being_asked_to_stop_casts_no_suspicion(tmp_path: Pa
     text = CARD.format(root=root, script=SCRIPTS / "plain_train.py", python=sys.executable)
     text = text.replace('"20", "5", "0.1", "die-once-at-8"', '"2000", "5", "0.2", "falls"')
     text = text.replace("quiet = 1", 'quiet = 60\n[trainer.stop]\nhow = "signal TERM"')
+    # by their keepers; the other test's are started by torchrun
+    text = text.replace("command = [", f'start = "srun"\ncommand = ["{sys.executable}", ')
     card.write_text(
         text.replace("[trainer]\n", "[resilience]\nend_within_seconds = 4\n[trainer]\n")
     )

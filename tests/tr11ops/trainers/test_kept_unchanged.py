@@ -15,7 +15,7 @@ from trainer.contract.attempt import request_stop
 
 def write_card(run: KeptTraining, steps: int) -> None:
     words = (
-        "--output_dir", "{folder}", "--use_cpu", "--max_steps", str(steps), "--save_steps", "400",
+        "--output_dir", "{folder}", "--use_cpu", "--max_steps", str(steps), "--save_steps", "100",
         "--per_device_train_batch_size", "2", "--logging_steps", "2", "--report_to", "none",
     )  # fmt: skip
     # the script finds its last checkpoint itself
@@ -23,7 +23,7 @@ def write_card(run: KeptTraining, steps: int) -> None:
         [str(SCRIPTS / "hf_train.py"), *words],
         dialect="huggingface",
         resume=[],
-        checkpoints={"quiet": 2},
+        checkpoints={"quiet": 0.5},
     )
 
 
@@ -31,13 +31,13 @@ def test_it_is_ended_after_a_checkpoint_and_goes_on_from_it(tmp_path: Path) -> N
     run = KeptTraining(tmp_path / "run")
     write_card(run, 200000)
     with run.kept() as process:
-        wait_until(lambda: run.iteration() >= 20, seconds=120)
+        wait_until(lambda: run.iteration() >= 20)
         request_stop(run.paths.stop_request("4711"), "a test")
         assert process.wait(timeout=180) == 0, run.said()[-3000:]
     end = run.end()
     assert end is not None and (end.reason, end.restart) == ("signal", True)
     saved = end.checkpoint_step
-    assert saved is not None and saved % 400 == 0 and saved <= end.iteration
+    assert saved is not None and saved % 100 == 0 and saved <= end.iteration
     write_card(run, saved + 40)
     assert run.run(job="4712") == 0, run.said()[-3000:]
     end = run.end("4712")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tr11ops.trainers.kept import JOB, KeptTraining, wait_until
+from tests.tr11ops.trainers.kept import JOB, PATIENCE, KeptTraining, wait_until
 from tr11ops.rundir.attempts import KeptStacks, TrainerLife, read_kept_stacks, read_lives
 from tr11ops.trainers.course import TrainingCourse
 from tr11ops.trainers.life import Processes, Stages, stage_of
@@ -95,9 +95,9 @@ def stacks_of(training: KeptTraining) -> KeptStacks:
 
 def test_a_rank_that_sleeps_for_ever_is_proved_to_hang(tmp_path: Path) -> None:
     training = KeptTraining(tmp_path)
-    training.plain(60, 50, "sleep-at-25", seconds=0.3)
+    training.with_torch(60, 50, "sleep-at-25", seconds=0.3)
     with training.kept() as keeper:
-        wait_until(lambda: silent_for(training) > 6.0, 120)
+        wait_until(lambda: silent_for(training) > 6.0)
         stacks = stacks_of(training)
         life = life_of(training)
         assert life is not None and keeper.poll() is None
@@ -112,13 +112,13 @@ def test_a_save_that_lasts_as_long_as_twenty_steps_is_none(tmp_path: Path) -> No
     training = KeptTraining(tmp_path)
     training.plain(26, 25, "slow-save", seconds=0.4)
     with training.kept() as keeper:
-        wait_until(lambda: silent_for(training) > 4.0, 120)  # in the save, as silent as it can be
+        wait_until(lambda: silent_for(training) > 4.0)  # in the save, as silent as it can be
         life = life_of(training)
         assert life is not None
         pace = life.learned["step"].longest
         case = hang_case((life,), None, time.time(), bound=30 * pace)  # as ten steps, three times
         assert not case.is_proved
-        assert keeper.wait(timeout=120) == 0
+        assert keeper.wait(timeout=PATIENCE) == 0
     end = training.end()
     assert end is not None and end.reason == "finished"
     learned = read_lives(training.paths, JOB)[0].learned["step"]

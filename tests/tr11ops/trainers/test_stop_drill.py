@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tests.tr11ops.trainers.kept import CARD, SCRIPTS, wait_until
+from tests.tr11ops.trainers.kept import CARD, LIGHT, SCRIPTS, wait_until
 from tests.tr11ops.trainers.launched import Launched
 from tr11ops.dialects.settings import TrainerSettings, settings_of
 from tr11ops.launch.stop_drill import NextSight, StopSight, judge_next, judge_stop
@@ -61,7 +61,7 @@ def test_a_stop_is_judged_by_what_it_left_behind(
     ("change", "result", "said"),
     [
         ({}, "proved", ""),
-        ({"order": StartOrder(1, 2, None), "first_step": 1}, "failed", "began anew"),
+        ({"order": StartOrder(1, 2, None), "first_step": 1}, "failed", "began from scratch"),
         ({"first_step": 40}, "failed", "trained step 40"),
         ({"first_step": None}, "unclear", "no launch was seen"),
         (
@@ -162,7 +162,9 @@ class Drilled(Launched):
         text = CARD.format(root=self.root, script=SCRIPTS / "plain_train.py", python=sys.executable)
         said = ", ".join(f'"{word}"' for word in ("2000", "1000", "0.2", *words))
         text = text.replace('"20", "5", "0.1", "die-once-at-8"', said)
+        text = text.replace("command = [", f'start = "srun"\ncommand = ["{sys.executable}", ')
         text += '[trainer.stop]\nhow = "signal TERM"\n[resilience]\nstop_within_minutes = 1\n'
+        text += f"[trainer.environment]\nPYTHONPATH = {json.dumps(LIGHT['PYTHONPATH'])}\n"
         self.card.write_text(text, encoding="utf-8")
 
 

@@ -22,6 +22,7 @@ from tr11ops.rundir.action_log import ActionHistory, ActionRecord, ProgressRecor
 from tr11ops.rundir.paths import Submission
 from tr11ops.watchdog.actions import (
     Action,
+    Blame,
     Plan,
     PolicyContext,
 )
@@ -46,6 +47,9 @@ SCENE = PolicyContext(user="ana", holder=None)
 WATCH = WatchSection(act=True)
 SPARE = tuple(Node(f"n{number:02d}", frozenset({"allocated"})) for number in range(1, 61))
 SWITCH = KillSwitch("/scratch/tr11/kill-switch", "ana", NOW, "")  # type: ignore[arg-type]
+BLAME = Blame(
+    "n07", 0.95, "rank 3 on n07: CUDA error", "1006", NOW - HOUR, ("n07: task 3: Aborted",)
+)
 
 
 def down(**changes: Any) -> Snapshot:

@@ -389,12 +389,12 @@ def conclude(cell: Cell) -> Conclusion:
 # ----------------------------------------------------------------------------- the document
 HEAD = """# Events of the site
 
-What one look concludes when something happens at the site, in each phase of a run. The run of this table has a living watchdog that
-may act, recipients, and three more tasks in its queue; *last hour* is that of a task. A phase that an event cannot befall has no row. *Sleep* is the answer of `tr11 status`;
+What one look concludes when something happens at the site, in each phase of a run. In these tables the run has a live watchdog that
+may act, recipients, and three more tasks in its queue; *last hour* is that of a task. A phase in which an event cannot happen has no row. *Sleep* is the answer of `tr11 status`;
 *act* is what `tr11 pulse --act` does; *mail* names the findings that people are told of at once (a remark is in the daily summary).
 
-The table is made by the same code that tests it: each row is one case of `tests/tr11ops/watchdog/test_site_events.py`. "You may sleep" is never
-said where nothing trains by itself.
+The tables are made by the code that tests them: each row is one case of `tests/tr11ops/watchdog/test_site_events.py`. "You may sleep" is never
+said if nothing trains by itself.
 """
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from tests.tr11ops.goodput.eventful import CARD, eventful
 from tests.tr11ops.goodput.past import BEGIN, Past
 from tests.tr11ops.status_cases import DAY, NOW, running, snapshot
-from tr11ops.alerts.mail_text.daily_summary import digest
+from tr11ops.alerts.mail_text.daily_summary import RunMails
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.state import AlertState
 from tr11ops.base.observed import Unknown
@@ -222,13 +222,13 @@ def test_the_digest_names_the_nodes_that_tr11_has_left_out_since_the_last(
     )
     situation = situation_of(action_history.directory, card, replace(seen, exclusions=listed))
     policy = Policy(run="run", directory="/runs/run", recipients=("ana@example.org",))
-    _, lines = digest(AlertState(digested=LOOK - DAY), policy, LOOK, None, situation)
+    _, lines = RunMails(policy, LOOK, situation).digest(AlertState(digested=LOOK - DAY), None)
     at = lines.index("Left out by tr11 since the last digest; the run goes on without them:")
     assert (
         lines[at + 1].startswith("  n07, since ") and "n07: lost to the scheduler" in lines[at + 1]
     )
     assert not any("n08" in line or "n09" in line for line in lines)
-    _, without = digest(AlertState(digested=LOOK - 60), policy, LOOK, None, situation)
+    _, without = RunMails(policy, LOOK, situation).digest(AlertState(digested=LOOK - 60), None)
     assert not any("n07" in line for line in without)
 
 
@@ -236,9 +236,8 @@ def test_the_digest_begins_with_the_training(action_history: Past, card: RunCard
     seen = observe(action_history.directory, facts_of(card), AWAY, LOOK)
     alert_state = AlertState(digested=BEGIN + 1000)
     policy = Policy(run="run", directory="/runs/run", recipients=("ana@example.org",))
-    _, lines = digest(
-        alert_state, policy, LOOK, None, situation_of(action_history.directory, card, seen)
-    )
+    situation = situation_of(action_history.directory, card, seen)
+    _, lines = RunMails(policy, LOOK, situation).digest(alert_state, None)
     assert lines[0].startswith("Since 2026-09-21 14:30 UTC: 19 iterations")
     assert "node-hours" in " ".join(lines[:2])
     assert "Progress: iteration 21 of 100 (21.0 %)" in lines

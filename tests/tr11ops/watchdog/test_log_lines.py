@@ -33,6 +33,7 @@ from tr11ops.watchdog.log_lines import (
     remarks,
     seen_something,
     state_of,
+    without_told_alert,
 )
 from tr11ops.watchdog.verdict import judge
 
@@ -143,6 +144,12 @@ def test_the_alert_is_the_originals() -> None:
     assert found == [
         f"{AT} ***ALERT: {NAME} is not RUNNING or SCHEDULED! Alert someone at Eng WG***"
     ]
+
+
+def test_an_alert_that_the_log_ends_with_is_written_again_after_an_hour() -> None:
+    told = (f"{prefix(NOW)} ***ALERT: ",)
+    assert without_told_alert(told, told, NOW + HOUR) == ()
+    assert without_told_alert(told, told, NOW + HOUR + 1) == told
 
 
 def test_one_line_for_each_entry_of_the_queue_while_all_is_well() -> None:

@@ -131,6 +131,15 @@ def test_a_healthy_run_gets_one_line_and_leaves_nothing_else(scene: Scene) -> No
     )
 
 
+def test_the_alert_is_logged_once_for_each_time_that_it_begins(scene: Scene) -> None:
+    """A line every 20 s buried the cause of the end in the log."""
+    gone = replace(scene.job, state=JobState.CANCELLED)
+    for job in (gone, gone, scene.job, gone):
+        scene.scheduler.put(job)
+        scene.pulse()
+    assert str(scene.log()).count("***ALERT") == 2
+
+
 def test_the_alerts_hear_of_hidden_findings_and_of_no_email(scene: Scene) -> None:
     scene.scheduler.put(replace(scene.job, state=JobState.CANCELLED))
     assert scene.pulse(email=False).verdict.word is VerdictWord.DOWN
@@ -350,7 +359,7 @@ def test_the_command_launches_what_is_gone_once_and_says_so(bench: LocalBench) -
     assert "resubmit 1-3" in bench.tr11("pulse", *words, "--act").out
     assert not [job for job in bench.living() if job.name == "small"], "twice without progress"
     log = (bench.folder / "run" / "small-logs" / "logs" / "main" / "main_log.txt").read_text()
-    assert log.count("***ALERT") == 3 and log.count("submitted as job") == 1
+    assert log.count("***ALERT") == 2 and log.count("submitted as job") == 1
 
 
 def _resubmitted(bench: LocalBench, act: str) -> object:

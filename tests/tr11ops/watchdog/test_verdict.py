@@ -15,12 +15,15 @@ from tests.tr11ops.status_cases import (
     changed,
     ended,
     idle,
+    slowed,
     snapshot,
 )
-from tests.tr11ops.watchdog.verdict_table import AWAY, TABLE
+from tests.tr11ops.watchdog.verdict_table import AGAIN, AWAY, BETWEEN, LAST, TABLE
 from tr11ops.base.observed import Unknown
 from tr11ops.detect.detector import Finding, Severity
 from tr11ops.detect.registry import detect_all
+from tr11ops.observe.forecast import Throughput
+from tr11ops.observe.observations import TrainingEvent
 from tr11ops.observe.snapshot import Attempt, Snapshot
 from tr11ops.status.answer import PERSON, answer
 from tr11ops.watchdog.verdict import Verdict, VerdictWord, judge, with_severity_of
@@ -38,6 +41,21 @@ def test_table(given_snapshot: Snapshot, word: VerdictWord, part: str) -> None:
     assert (result.word, part in result.why) == (word, True), result
 
 
+def test_a_run_that_trains_slowly_is_told_by_what_makes_it_slow() -> None:
+    found = detect_all(slowed())
+    seen = judge(slowed(), found, Throughput(38.0, 100.0, "TFLOPs"))
+    assert (seen.word, seen.exit_code) == (VerdictWord.SLOW, 0)
+    assert seen.why.startswith(
+        "n02 holds the others back (its rank 1 computes 3.00 times as long as its peers);"
+        " the training runs at 38 % of its best; job 1000_7 on 48 nodes: training"
+    )
+    assert verdict(slowed()).why.startswith("n02 holds the others back")
+    assert "of its best" not in judge(slowed(), found, Throughput(99.0, 100.0, "TFLOPs")).why
+    worse = (*found, Finding("loss-not-finite", Severity.CRITICAL, "the loss is nan"))
+    assert judge(slowed(), worse).why.startswith("the loss is nan; n02")
+    assert verdict(snapshot()).why.startswith("job 1000_7")
+
+
 def test_what_status_says_not_to_sleep_for_is_critical_in_the_mail_too() -> None:
     (given,) = [row[1] for row in TABLE if row[0] == "queued after a refusal"]
     findings = detect_all(given)
@@ -50,6 +68,23 @@ def test_what_status_says_not_to_sleep_for_is_critical_in_the_mail_too() -> None
     assert with_severity_of(verdict(healthy), detect_all(healthy)) == detect_all(healthy)
 
 
+@pytest.mark.parametrize(
+    ("given", "may_sleep", "code"),
+    [
+        (changed(BETWEEN, launch_ends=(AGAIN,)), True, 0),
+        (BETWEEN, None, 0),
+        (changed(BETWEEN, launch_ends=(LAST,)), False, 1),
+    ],
+    ids=["it starts again", "it is not decided", "it gives up"],
+)
+def test_no_person_is_needed_while_the_batch_controller_starts_again(
+    given: Snapshot, may_sleep: bool | None, code: int
+) -> None:
+    findings, seen = detect_all(given), verdict(given)
+    shown = answer(given, findings, seen)
+    assert (shown.may_sleep, seen.exit_code, shown.text == PERSON) == (may_sleep, code, code == 1)
+
+
 def test_every_word_is_said_in_the_table() -> None:
     assert {row[2] for row in TABLE} == set(VerdictWord)
 
@@ -58,6 +93,7 @@ def test_every_word_is_said_in_the_table() -> None:
     ("word", "code"),
     [
         ("healthy", 0),
+        ("slow", 0),
         ("starting", 0),
         ("queued", 0),
         ("finished", 0),
@@ -114,6 +150,21 @@ def test_a_finished_training_that_was_extended_is_not_finished() -> None:
     assert verdict(extended).word is VerdictWord.DOWN, (
         "steps went beyond the end that was once reached"
     )
+
+
+def test_a_finished_training_that_goes_back_is_not_finished() -> None:
+    over = idle(attempts=(ended("1007", DAY, "finished", iteration=115311),))
+    back = TrainingEvent("roll-back", NOW - 60.0, values={"to": 115000, "by": "ana"})
+    undone = TrainingEvent("roll-back-undone", NOW - 30.0)
+    before = replace(back, time=NOW - 2 * DAY)
+    for events, word in (
+        ((), VerdictWord.FINISHED),
+        ((back,), VerdictWord.DOWN),
+        ((back, undone), VerdictWord.FINISHED),
+        ((before,), VerdictWord.FINISHED),
+    ):
+        seen = replace(over, training=replace(over.training, events=events))
+        assert verdict(seen).word is word, events
 
 
 def test_an_attempt_that_another_user_cannot_read_is_unknown() -> None:

@@ -10,11 +10,13 @@ from tests.tr11ops.status_cases import (
     HOUR,
     NOW,
     beats,
+    changed,
     ended,
     idle,
     pending,
     record,
     running,
+    slowed,
     snapshot,
     steps,
     with_facts,
@@ -22,6 +24,7 @@ from tests.tr11ops.status_cases import (
 )
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import JobState, Node
+from tr11ops.observe.observations import LaunchEnd
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot, Step
 from tr11ops.trainers.levels import TrainerStanding
 from tr11ops.watchdog.verdict import VerdictWord
@@ -44,6 +47,19 @@ FINISHED = ended("1007", 60.0, "finished", iteration=115311)
 REFUSED = ended("1007", 60.0, "refused", message="data.prefixes: no such file")
 
 
+# a running job whose trainer has failed a moment ago: nothing is queued behind it
+FAILED = ended("1007", 8.0, "error", message="rank 3 died")
+AGAIN = LaunchEnd(
+    "1007", 1, NOW - 6.0, "n02: lost", "starting again: without n02; n49 takes its place"
+)
+LAST = LaunchEnd(
+    "1007", 1, NOW - 6.0, "n02: lost", "ending this task: no spare node is left", is_last=True
+)
+BETWEEN = snapshot(
+    jobs=(running(),), attempts=(FAILED,), heartbeats=beats(8.0, "ended"), steps=steps(age=12.0)
+)
+
+
 # name, snapshot, word, a part of the sentence
 TABLE: list[tuple[str, Snapshot, VerdictWord, str]] = [
     (
@@ -58,6 +74,7 @@ TABLE: list[tuple[str, Snapshot, VerdictWord, str]] = [
         VerdictWord.AT_RISK,
         "the loss is not a number",
     ),
+    ("is slow", slowed(), VerdictWord.SLOW, "n02 holds the others back (its rank 1 computes"),
     ("saves", snapshot(heartbeats=beats(phase="saving", age=900)), VerdictWord.HEALTHY, "saving"),
     ("loads", snapshot(heartbeats=beats(phase="loading")), VerdictWord.STARTING, "loading"),
     (
@@ -127,6 +144,46 @@ TABLE: list[tuple[str, Snapshot, VerdictWord, str]] = [
         snapshot(attempts=(), heartbeats=beats(phase="ended", age=40), steps=steps(age=45)),
         VerdictWord.STALLED,
         "its workers have ended at iteration 31219 without a word, last sign of life 40 s ago",
+    ),
+    (
+        "the trainer has failed, and the batch controller starts it again",
+        changed(BETWEEN, launch_ends=(AGAIN,)),
+        VerdictWord.STARTING,
+        "job 1000_7 on 48 nodes: starting again: without n02; n49 takes its place",
+    ),
+    (
+        "the trainer has failed, and the batch controller still looks why",
+        BETWEEN,
+        VerdictWord.STARTING,
+        "its workers have ended (error: rank 3 died), and may be started again",
+    ),
+    (
+        "the trainer has failed, and the batch controller gives up",
+        changed(BETWEEN, launch_ends=(LAST,)),
+        VerdictWord.DOWN,
+        "job 1000_7 is leaving its nodes (error) and nothing is queued behind it",
+    ),
+    (
+        "workers were killed, and the batch controller gives up",
+        changed(BETWEEN, attempts=(), heartbeats=beats(8.0), launch_ends=(LAST,)),
+        VerdictWord.DOWN,
+        "is leaving its nodes (ending this task: no spare node is left) and nothing is queued",
+    ),
+    (
+        "the trainer has failed, and the attempt has let nothing follow",
+        changed(BETWEEN, attempts=(replace(FAILED, cause="software", held_because="software"),)),
+        VerdictWord.DOWN,
+        "nothing is queued behind it",
+    ),
+    (
+        "the trainer has failed, and its batch host is gone",
+        changed(
+            BETWEEN,
+            attempts=(replace(FAILED, nodes=NODES),),
+            nodes=(Node("n01", frozenset({"down"})),),
+        ),
+        VerdictWord.STALLED,
+        "which ran its batch script",
     ),
     (
         "suspended",

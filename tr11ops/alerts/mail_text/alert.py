@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
+from tr11ops.alerts.mail_text.daily_summary import RunMails
 from tr11ops.alerts.mail_text.shared import (
     LONGEST_SUBJECT,
     clean,
@@ -19,24 +20,20 @@ from tr11ops.alerts.mail_text.shared import (
     enter,
     from_anywhere,
     message_identity,
-    moment,
     place,
 )
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.situation import (
-    UNKNOWN_SITUATION,
-    RunSituation,
     is_cured,
     nodes_now,
     what_is_over,
     what_tr11_does,
 )
-from tr11ops.alerts.state import OVER, Alert, Message, MessagePart, stamp
+from tr11ops.alerts.state import OVER, Alert, Message, MessagePart
 from tr11ops.base.invocation import for_card, only_looks
 from tr11ops.base.shipped import page_lines
-from tr11ops.base.units import WIDTH, counted, duration, node_time, wrapped
+from tr11ops.base.units import WIDTH, capitalized, counted, duration, node_time, wrapped
 from tr11ops.detect.detector import Severity
-from trainer.contract.record import Record
 
 MOST_PARTS = 20  # of one message that are told in full; the others by their title
 MOST_TITLES = 80
@@ -69,15 +66,12 @@ _SHORT = {
 }
 
 
-class AlertMails(Record):
-    """The messages of one moment about a run's alerts: by whose rules, and how the run is doing then.
+class AlertMails(RunMails):
+    """The messages of one moment about a run and its alerts.
 
     `standing`: all alerts of the run that are open and worth a message, the most severe first.
     """
 
-    policy: Policy
-    now: float
-    situation: RunSituation = UNKNOWN_SITUATION
     standing: Sequence[Alert] = ()
 
     def message(
@@ -88,7 +82,7 @@ class AlertMails(Record):
         """
         first = parts[0]
         alerts = tuple(part.alert for part in parts)
-        names = [f"{alert.fingerprint}-{stamp(alert.began)}-{alert.sends + 1}" for alert in alerts]
+        names = [f"{alert.incident}-{alert.sends + 1}" for alert in alerts]
         told = {address for part in parts for address in part.to}
         name = names[0]
         if len(names) > 1 or told != set(to):
@@ -198,28 +192,25 @@ class AlertMails(Record):
         )
         yield from self._type(alert, is_cured(alert, self.situation))
 
-    def _at(self, seconds: float) -> str:
-        return moment(seconds, self.policy)
-
     def _since(self, start: float) -> str:
         """A sentence of its own: a title may say "for 31 min" or "since iteration 5" of what it is
         about.
         """
         age = self.now - start
         ago = f"{duration(age)} ago" if age >= 1 else "just now"
-        return f"This began at {self._at(start)}, {ago}."
+        return f"This began at {self.moment(start)}, {ago}."
 
     def _all_clear(self, part: MessagePart) -> Iterator[str]:
         """That it is over, and how the run is now: no one is sent to bed while it is down."""
         alert = part.alert
         end = self.now if alert.end is None else alert.end
         by = "" if alert.resolved_by in {"", "tr11"} else f"{alert.resolved_by}: "
-        lasted = f"lasted {duration(end - alert.start)}, from {self._at(alert.start)} to"
+        lasted = f"lasted {duration(end - alert.start)}, from {self.moment(alert.start)} to"
         first = alert.comes_and_goes_since
         if first is not None:
-            lasted = f"came and went from {self._at(first)} to"
+            lasted = f"came and went from {self.moment(first)} to"
         what = f"{_sentence(what_is_over(alert, self.situation))}: {alert.known_as}"
-        over = f"{what}. It {lasted} {self._at(end)} ({by}{alert.resolved_why})."
+        over = f"{what}. It {lasted} {self.moment(end)} ({by}{alert.resolved_why})."
         resume = words = ""
         if self.situation.condition is not None:
             resume = self.situation.condition.resume
@@ -236,7 +227,10 @@ class AlertMails(Record):
         )
         if part.kind == "replaced":
             is_ill = bool(self.standing) and self.standing[0].severity is Severity.CRITICAL
-            but = "But the run is not well" if is_ill else "But that the run is well is not known"
+            if is_ill:
+                but = "But the run is not well"
+            else:
+                but = "But that the run is well is not known"
             yield from wrapped(f"{over} {but}. Now: {self._instead()}.")
         else:
             nodes = "".join(f" {sentence}" for sentence in nodes_now(alert, self.situation))
@@ -247,13 +241,13 @@ class AlertMails(Record):
             if other in passing:
                 yield from wrapped(
                     f"Not seen any more, {other.severity.name}: {other.title} (since"
-                    f" {self._at(other.start)}). It is over if the next looks do not see it.",
+                    f" {self.moment(other.start)}). It is over if the next looks do not see it.",
                     "",
                     "  ",
                 )
                 continue
             yield from wrapped(
-                f"Still open, {other.severity.name}: {other.title} (since {self._at(other.start)}).",
+                f"Still open, {other.severity.name}: {other.title} (since {self.moment(other.start)}).",
                 "",
                 "  ",
             )
@@ -270,7 +264,7 @@ class AlertMails(Record):
         if step is None or step.time is None:
             return ""
         job = self.situation.labels.get(step.job_id, step.job_id)
-        at = f"{self._at(step.time)}: job {job}, from step {step.record.iteration:,}"
+        at = f"{self.moment(step.time)}: job {job}, from step {step.record.iteration:,}"
         last = self.situation.steps[-1].job_id
         if last == step.job_id:
             return f" Training goes on since {at}."
@@ -301,6 +295,8 @@ class AlertMails(Record):
             return f"No one has acknowledged this for {duration(self.now - (alert.alarmed or alert.began))}."
         if part.kind == "assigned":
             return f"This is now yours ({alert.owner})."
+        if part.kind == "taken-over":
+            return f"This is no longer yours: {alert.holder or 'no one'} has it."
         if part.kind == "reopened" and alert.called_over is not None:
             between = max(0.0, alert.start - alert.called_over)
             return f"This came back {duration(between)} after its all-clear."
@@ -315,13 +311,13 @@ class AlertMails(Record):
 
     def _to_take_it_on(self, alerts: Sequence[Alert]) -> Iterator[str]:
         """How to acknowledge, of all that works here."""
-        names = " ".join(alert.fingerprint for alert in alerts[:MOST_PARTS])
+        names = " ".join(alert.incident for alert in alerts[:MOST_PARTS])
         lines = wrapped(command(f"ack {names}", self.policy), width=WIDTH - 4)
         yield "To take it on, so that no one else is called:"
         yield from enter(self.policy)
         yield from (f"  {line} \\" for line in lines[:-1])
         yield f"  {lines[-1]}"
-        line = f"ack {alerts[0].fingerprint}"
+        line = f"ack {alerts[0].incident}"
         each = ", and a file for each other alert" if len(alerts) > 1 else ""
         there = self.policy.directory
         where = ""
@@ -349,9 +345,12 @@ class AlertMails(Record):
             cost = self.situation.cost_of(began)
         if cost is None:
             return
-        when = self._at(cost[0])
+        when = self.moment(cost[0])
         spell = cost[1]
-        when = f"from {self._at(began)} to {when}" if is_over else f"since {when}"
+        if is_over:
+            when = f"from {self.moment(began)} to {when}"
+        else:
+            when = f"since {when}"
         if spell.lost_hours >= LEAST_COST_HOURS:
             share = f"{node_time(spell.lost_hours, spell.wanted_hours)} lost"
             yield from wrapped(f"Cost:     {share} {when}", "", " " * 10)
@@ -401,13 +400,16 @@ class AlertMails(Record):
         for line in alert.evidence[:PART_EVIDENCE]:
             yield from wrapped(line, "   ")
         if alert.fix:
-            when = "If tr11 fails, type" if is_cured(alert, self.situation) else "Type"
+            if is_cured(alert, self.situation):
+                when = "If tr11 fails, type"
+            else:
+                when = "Type"
             yield f"   {when}: {from_anywhere(alert.fix, self.policy)}"
         for command_after in alert.commands_after:
             yield f"   Then: {from_anywhere(command_after, self.policy)}"
         for one in alert.consequences:
-            yield from wrapped(f"From it follows: {one.title}", "   ")
-        yield f"   Alert: {alert.fingerprint}"
+            yield from wrapped(f"Consequence: {one.title}", "   ")
+        yield f"   Alert: {alert.incident}"
 
     def _pages(self, parts: Sequence[MessagePart]) -> Iterator[str]:
         """The pages of the runbook that treat what stands, for the mail alone."""
@@ -434,6 +436,45 @@ class AlertMails(Record):
                 f"See also: {', '.join(f'`tr11 runbook {page[:-3]}`' for page in left)}."
             )
 
+    # ------------------------------------------------------------------------- to the site's support
+    def to_site(self, alert: Alert, kind: str, asked: Sequence[str]) -> Message:
+        """The mail about a fault that only the site can repair, when it began or is over (`kind` in
+        OVER): no commands of ours, and who can be `asked`. The delivery URLs do not get it.
+        """
+        policy = self.policy
+        name = f"{alert.incident}-{alert.sends + 1}-site"
+        over = kind in OVER
+        return Message(
+            id=name,
+            kind="site",
+            alert=alert.fingerprint,
+            detector=alert.detector,
+            severity=alert.severity,
+            subject=clean(f"{'[OK] ' if over else ''}{policy.run}: {alert.title}", LONGEST_SUBJECT),
+            body="\n".join(self._site_lines(alert, over, asked)) + "\n",
+            to=(policy.support,),
+            time=self.now,
+            message_id=message_identity(name, policy),
+            urls=False,
+        )
+
+    def _site_lines(self, alert: Alert, over: bool, asked: Sequence[str]) -> Iterator[str]:
+        run = self.policy.run
+        yield from ("Hello,", "")
+        if over:
+            yield from wrapped(f"the training {run} has the nodes again that it needs.")
+        else:
+            yield from wrapped(
+                f"the training {run} does not have the nodes that it needs: {alert.title}."
+            )
+            yield ""
+            for text in alert.evidence:
+                yield from wrapped(text, "  ")
+            yield from ("", "Could you please look at them? Nothing was drained or resumed by us.")
+        yield ""
+        yield from wrapped(f"To be asked about it: {', '.join(asked) or 'no one is named'}.")
+        yield f"Seen:  {self.moment(alert.last_seen)}"
+
 
 def _headline(title: str, most: int) -> str:
     """A title in at most `most` characters, with one colon at most, as it stands behind the run's
@@ -449,7 +490,7 @@ def _sentence(title: str) -> str:
     """
     first = title.partition(" ")[0]
     if first.isalpha() and first not in NAMES_OF_FILES:
-        return f"{title[:1].upper()}{title[1:]}"
+        return capitalized(title)
     return title
 
 
@@ -495,46 +536,3 @@ def run_variable(policy: Policy) -> str:
 def is_alarm(message: Message) -> bool:
     """Whether a message wants someone at once."""
     return message.severity is Severity.CRITICAL and message.kind not in OVER | {"digest", "test"}
-
-
-# ----------------------------------------------------------------------------- to the site's support
-
-
-def site_message(alert: Alert, kind: str, policy: Policy, now: float) -> Message:
-    """The mail about a fault that only the site can repair, when it began or is over (`kind` in
-    OVER): no commands of ours, and who can be asked. The delivery URLs do not get it.
-    """
-    name = f"{alert.fingerprint}-{stamp(alert.began)}-{alert.sends + 1}-site"
-    over = kind in OVER
-    return Message(
-        id=name,
-        kind="site",
-        alert=alert.fingerprint,
-        detector=alert.detector,
-        severity=alert.severity,
-        subject=clean(f"{'[OK] ' if over else ''}{policy.run}: {alert.title}", LONGEST_SUBJECT),
-        body="\n".join(_lines(alert, over, policy, now)) + "\n",
-        to=(policy.support,),
-        time=now,
-        message_id=message_identity(name, policy),
-        urls=False,
-    )
-
-
-def _lines(alert: Alert, over: bool, policy: Policy, now: float) -> Iterator[str]:
-    yield from ("Hello,", "")
-    if over:
-        yield from wrapped(f"the training {policy.run} has the nodes again that it needs.")
-    else:
-        yield from wrapped(
-            f"the training {policy.run} does not have the nodes that it needs: {alert.title}."
-        )
-        yield ""
-        for text in alert.evidence:
-            yield from wrapped(text, "  ")
-        yield from ("", "Could you please look at them? Nothing was drained or resumed by us.")
-    yield ""
-    yield from wrapped(
-        f"To be asked about it: {', '.join(policy.on_duty(now)) or 'no one is named'}."
-    )
-    yield f"Seen:  {moment(alert.last_seen, policy)}"

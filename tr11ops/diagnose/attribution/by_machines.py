@@ -9,6 +9,7 @@ from tr11ops.cluster.base import is_gone, is_silent, lost_words
 from tr11ops.diagnose.attribution.conclusions import in_order, nodes_heard, of_nodes, weighed
 from tr11ops.diagnose.attribution.error_text import read_error
 from tr11ops.diagnose.attribution.evidence import (
+    OUTSIDE,
     Attribution,
     Evidence,
     Kind,
@@ -33,7 +34,7 @@ def by_operator(evidence: Evidence) -> Attribution | None:
         return of_order(marker.message)
     # unless something else was the reason for the signal
     if marker is not None and marker.reason == "signal":
-        return weighed("signal-marker", Kind.OPERATOR, marker.message, fault="operator")
+        return weighed("signal-marker", Kind.OPERATOR, marker.message, fault=OUTSIDE)
     return None
 
 
@@ -145,7 +146,10 @@ def by_refusal(evidence: Evidence) -> Attribution | None:
     marker = evidence.marker
     if marker is not None and marker.reason == "refused":
         fault = f"refused: {signature(marker.message)}"
-        kind = Kind.STORAGE if read_error(marker.message).is_storage else Kind.CONFIGURATION
+        if read_error(marker.message).is_storage:
+            kind = Kind.STORAGE
+        else:
+            kind = Kind.CONFIGURATION
         return weighed(
             "refused",
             kind,

@@ -15,6 +15,7 @@ from tr11ops.diagnose.attribution.conclusions import (
 )
 from tr11ops.diagnose.attribution.error_text import read_error
 from tr11ops.diagnose.attribution.evidence import (
+    OUTSIDE,
     UNEXPLAINED,
     Attribution,
     Awaited,
@@ -25,6 +26,7 @@ from tr11ops.diagnose.attribution.evidence import (
 )
 from tr11ops.diagnose.attribution.names import NodeNames
 from tr11ops.rundir.attempts import WAITED
+from tr11ops.trainers.outside import ended_from_outside
 from trainer.contract.units import signal_of_status
 
 CLOCKS_SECONDS = 2.0  # what two nodes' clocks may be apart
@@ -180,7 +182,22 @@ def by_last_words(evidence: Evidence) -> Attribution | None:
 
 
 def _is_own(failure: Failure) -> bool:
-    return failure.signal is None and not read_error(failure.error).is_consequence
+    if failure.signal is not None or ended_from_outside(failure.error):
+        return False
+    return not read_error(failure.error).is_consequence
+
+
+def by_launcher(evidence: Evidence) -> Attribution | None:
+    """The launcher, ended by a signal that no one on record had sent, before any worker had failed. That
+    accuses no node.
+    """
+    ended = next((one for one in evidence.failures if ended_from_outside(one.error)), None)
+    failed = [one for one in evidence.failures if _is_own(one) or one.signal is not None]
+    if evidence.marker is not None or ended is None or failed:
+        return None
+    return weighed(
+        "launcher-killed", Kind.UNKNOWN, str(ended), evidence=(str(ended),), fault=OUTSIDE
+    )
 
 
 def by_first_exit(evidence: Evidence) -> Attribution | None:
@@ -366,5 +383,5 @@ def by_silence(evidence: Evidence) -> Attribution | None:
     silent = tuple(node for node in evidence.nodes if node not in heard)
     if not silent or len(silent) > len(evidence.nodes) / 2:
         return None
-    said = f"{', '.join(silent)}: nothing was heard after the others had ended"
+    said = f"{', '.join(silent)}: went silent, and the others ended without it"
     return weighed("silence", Kind.NODE, said, silent, evidence=(said,), fault=of_nodes(silent))

@@ -28,8 +28,18 @@ from tr11ops.diagnose.attribution.records import (
 )
 from tr11ops.diagnose.signature import Restart
 from tr11ops.rundir.attempts import VERDICT_FILE, AttemptVerdict, LaunchRecord
-from trainer.contract.attempt import EndMarker
+from trainer.contract.attempt import BAD_REASONS, EndMarker
+from trainer.contract.paths import END_MARKER_FILE
 from trainer.contract.record import Record
+
+
+def has_clean_end(attempt: Path) -> bool:
+    """Whether an end marker of the attempt says that it ended as it should. Unknown is no."""
+    try:
+        marker = EndMarker.read(attempt / END_MARKER_FILE)
+    except (OSError, ValueError):
+        return False
+    return marker is not None and marker.reason not in BAD_REASONS
 
 
 def read_launch(attempt: Path, number: int | None) -> LaunchRecord | None:

@@ -36,6 +36,8 @@ class Kind(StrEnum):
 
 # the fault of a launch whose trainer left with 0, unasked, before its last step
 UNEXPLAINED = "unexplained end"
+# the fault of a launch that a signal ended which no one on record had sent
+OUTSIDE = "signal from outside"
 MAY_BE_A_NODES = frozenset({Kind.NODE, Kind.PORT, Kind.UNKNOWN})
 
 

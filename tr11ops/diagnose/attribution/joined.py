@@ -15,7 +15,7 @@ from operator import attrgetter
 from msgspec.structs import replace
 
 from tr11ops.diagnose.attribution.error_text import without_speaker
-from tr11ops.diagnose.attribution.evidence import Attribution, Conclusion, Kind
+from tr11ops.diagnose.attribution.evidence import OUTSIDE, Attribution, Conclusion, Kind
 from tr11ops.diagnose.attribution.restart import CLASS, STEP
 from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
 from tr11ops.diagnose.matcher import matcher
@@ -24,6 +24,10 @@ from tr11ops.diagnose.topics import LINE
 from trainer.contract.record import Record
 
 CAUTIOUS = 0.9  # the most where the class is the conclusion's and no line tells it
+UNBORNE = 0.5  # for an end that the log calls one, and no record
+NO_RECORD = (
+    "Its log ends as a training does that is done or was stopped, and no exit record says so."
+)
 _SPEAKER = re.compile(r"(?:^|: )rank \d+ on (?P<node>[\w.-]+): ")
 FEWEST_LETTERS = 12  # of words that are the same: what is shorter may be anyone's
 _ORDERED = frozenset(
@@ -83,8 +87,13 @@ def joined(found: Diagnosis, conclusion: Conclusion) -> Diagnosis:
     if leads and not _agree(found, judged):
         found = _led(found, conclusion)
     fault, confidence = found.fault, found.confidence
-    if _overrules(judged, found):
+    if judged.fault == OUTSIDE and fault in {FaultClass.CLEAN_EXIT, FaultClass.UNKNOWN}:
+        fault, confidence = FaultClass.KILLED, min(judged.confidence, CAUTIOUS)
+    elif _overrules(judged, found):
         fault, confidence = CLASS[judged.kind], min(judged.confidence, CAUTIOUS)
+    elif fault is FaultClass.CLEAN_EXIT and judged.kind is not Kind.OPERATOR:
+        found = without_clean_end(found)  # it failed, whatever its last lines say
+        fault, confidence = found.fault, found.confidence
     step = _step(judged, replace(found, fault=fault))
     named = judged.blamed or judged.suspects
     root = found.root_cause
@@ -112,6 +121,17 @@ def joined(found: Diagnosis, conclusion: Conclusion) -> Diagnosis:
         root_cause=root,
         conclusion=conclusion,
         explanation=f"{found.explanation} {said}".strip(),
+    )
+
+
+def without_clean_end(found: Diagnosis) -> Diagnosis:
+    """A log's clean end as what it is where no record bears it out: unknown."""
+    return replace(
+        found.without_cause(),
+        fault=FaultClass.UNKNOWN,
+        step=NextStep.PAGE,
+        confidence=UNBORNE,
+        explanation=NO_RECORD,
     )
 
 
@@ -211,6 +231,8 @@ def _overrules(judged: Attribution, found: Diagnosis) -> bool:
 
 
 def _step(judged: Attribution, found: Diagnosis) -> NextStep:
+    if found.fault is FaultClass.KILLED:
+        return NextStep.RESUBMIT
     if judged.blamed:
         return NextStep.EXCLUDE_AND_RESUBMIT
     if judged.kind is Kind.PORT or found.step is NextStep.EXCLUDE_AND_RESUBMIT:

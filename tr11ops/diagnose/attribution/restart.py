@@ -11,9 +11,8 @@ from collections.abc import Mapping
 
 from tr11ops.diagnose.answers import EndFacts, RestartAnswer, Signs, restart_of
 from tr11ops.diagnose.attribution.error_text import read_error, without_speaker
-from tr11ops.diagnose.attribution.evidence import Attribution, Kind
+from tr11ops.diagnose.attribution.evidence import OUTSIDE, Attribution, Kind
 from tr11ops.diagnose.signature import FaultClass, NextStep, Restart
-from tr11ops.diagnose.waits import helps_where_ranks_parted, what_is_missing
 
 CLASS: Mapping[Kind, FaultClass] = {
     Kind.NODE: FaultClass.SLURM_NODE_FAIL,
@@ -40,10 +39,16 @@ def restart_after(found: Attribution, trained: bool, times: int = 1) -> RestartA
     """Whether a plain restart helps after this launch. `trained`: whether it made steps. `times`:
     how many launches in a row this fault has ended at this step.
     """
+    # how a log's lines are read: each agent loads this module, few of their launches fail
+    from tr11ops.diagnose.waits import helps_where_ranks_parted, what_is_missing
+
     texts = [without_speaker(text) for text in found.evidence or (found.summary,)]
     known = read_error(texts[0]).best  # the signature of what the conclusion rests on
     fault, step = CLASS.get(found.kind, FaultClass.UNKNOWN), STEP.get(found.kind, NextStep.RESUBMIT)
-    if found.kind is Kind.UNKNOWN:
+    if found.fault == OUTSIDE:
+        fault, step, known = FaultClass.KILLED, NextStep.RESUBMIT, None
+        times = times if times >= MOST_AT_ONE_STEP else 1
+    elif found.kind is Kind.UNKNOWN:
         fault = FaultClass.UNKNOWN if known is None else known.fault
         step = NextStep.PAGE if known is None else known.step
         times = times if times >= MOST_AT_ONE_STEP else 1

@@ -195,7 +195,7 @@ def _is_python(pid: int) -> bool:
 
 def _beats(folder: Path) -> Iterator[Heartbeat]:
     for path in folder.glob("*.json"):
-        beat = observed(lambda path=path: Heartbeat.read(path))  # type: ignore[misc]
+        beat = observed(Heartbeat.read, path)
         if isinstance(beat, Heartbeat):
             yield beat
 

@@ -118,7 +118,10 @@ def _records(look: StacksLook, said: str) -> Iterator[str]:
         return
     yield ""
     age = duration(look.time - records.time)
-    sentence = "no operation was open" if records.finding is None else records.finding.sentence
+    if records.finding is None:
+        sentence = "no operation was open"
+    else:
+        sentence = records.finding.sentence
     if sentence != said:
         yield from _folded(
             f"flight recorder ({counted(records.ranks, 'rank')}, {age} ago): {sentence}"

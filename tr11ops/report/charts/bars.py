@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import tzinfo
 from html import escape
 
-from tr11ops.report.charts.scale import Scale, time_ticks
+from tr11ops.report.charts.lines import axis_title
+from tr11ops.report.charts.scale import Scale, time_ticks, time_title
 from trainer.contract.record import Record
 
 WIDTH = 1000.0
@@ -91,6 +92,7 @@ def timeline(
         if (share := scale.at(moment)) is not None and 0.05 <= share <= 0.95
     )
     parts.append(_line("", f'<div class="axis">{labels}</div>', ""))
+    parts.append(_line("", axis_title(time_title(zone)), ""))
     return "\n".join([*parts, "</div>"])
 
 

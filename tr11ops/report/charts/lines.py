@@ -35,7 +35,7 @@ class Curve(Record):
 
 
 class Panel(Record):
-    """One drawing: curves of one scale."""
+    """One drawing: curves of one scale. `title` says what the scale shows, with its unit."""
 
     title: str
     curves: tuple[Curve, ...]
@@ -71,9 +71,12 @@ def line_chart(
     scale: Scale,
     ticks: Sequence[tuple[float, str]],
     readout: Readout,
+    x_title: str,
     markers: Sequence[IncidentMarker] = (),
 ) -> str:
-    """The panels below each other over `scale`, labelled at `ticks`; names of `markers` above them."""
+    """The panels below each other over `scale`, labelled at `ticks`; names of `markers` above them.
+    `x_title`: what the common axis shows, with its unit.
+    """
     shown = [marker for marker in markers if 0 <= (scale.at(marker.x) or 0.0) <= 1][:MOST_MARKERS]
     parts = [f'<div class="chart lines" id="{escape(key)}">', '<p class="readout">&nbsp;</p>']
     parts += _marker_names(shown, scale)
@@ -86,6 +89,7 @@ def line_chart(
         '<div class="axis">',
         *_axis_labels(scale, ticks),
         "</div>",
+        axis_title(x_title),
         _data(panels, scale, readout),
         "</div>",
     ]
@@ -105,7 +109,8 @@ def _panel(
         f'<span><i class="swatch {curve.colour}"></i>{escape(curve.name)}</span>'
         for curve in panel.curves
     )
-    yield f"<h3>{escape(panel.title)}</h3>"
+    logarithmic = "; logarithmic" if panel.is_log else ""
+    yield f"<h3>{escape(panel.title)}{logarithmic}</h3>"
     if len(panel.curves) > 1:
         yield f'<p class="legend">{legend}</p>'
     yield f'<div class="plot{" first" if is_first else ""}">'
@@ -235,6 +240,11 @@ def _marker_names(markers: Sequence[IncidentMarker], scale: Scale) -> Iterator[s
 
 # ----------------------------------------------------------------------------- the axis, and what
 # the script reads
+def axis_title(words: str) -> str:
+    """What an axis shows, with its unit, below its labels."""
+    return f'<p class="axis-title">{escape(words)}</p>'
+
+
 def _axis_labels(scale: Scale, ticks: Sequence[tuple[float, str]]) -> Iterator[str]:
     for value, label in ticks:
         share = scale.at(value)

@@ -101,3 +101,8 @@ def time_ticks(low: float, high: float, zone: tzinfo) -> list[tuple[float, str]]
     return [
         (moment, datetime.fromtimestamp(moment, tz=zone).strftime(pattern)) for moment in moments
     ]
+
+
+def time_title(zone: tzinfo) -> str:
+    """What an axis with `time_ticks` shows."""
+    return f"time ({zone})"

@@ -14,12 +14,13 @@ from tr11ops.observe import derived
 from tr11ops.report.material import ReportMaterial
 from tr11ops.report.page import Tile
 from tr11ops.report.sections.formats import clock, hours
-from tr11ops.watchdog.verdict import VerdictWord
+from tr11ops.watchdog.verdict import TRAINING, VerdictWord
 
 VERDICT_CLASSES = {
     VerdictWord.HEALTHY: "good",
     VerdictWord.FINISHED: "good",
     VerdictWord.STARTING: "calm",
+    VerdictWord.SLOW: "warn",
     VerdictWord.AT_RISK: "bad",
     VerdictWord.QUEUED: "calm",
     VerdictWord.STOPPED: "warn",
@@ -66,7 +67,7 @@ def sentence(material: ReportMaterial, zone: tzinfo) -> str:
         text += f"; {100 * goodput.useful_of_held:.0f} % of the node-hours {goodput.useful_did}"
     text += f"; {counted(len(goodput.faults), 'fault')} stopped it"
     end = eta(material, zone)
-    if end and material.verdict.word in {VerdictWord.HEALTHY, VerdictWord.AT_RISK}:
+    if end and material.verdict.word in TRAINING:
         return f"{text}; at this pace it ends on {end}."
     return f"{text}."
 

@@ -25,7 +25,7 @@ def open_findings(material: ReportMaterial) -> ReportSection | None:
             severity(finding.severity),
             _with_consequences(finding),
             "; ".join(finding.evidence[:3]),
-            Cell(finding.fix, "code"),
+            Cell("; ".join(finding.commands), "code"),
         )
         for finding in by_cause(material.findings)
     ]

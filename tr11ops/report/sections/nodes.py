@@ -72,13 +72,15 @@ def nodes(material: ReportMaterial, zone: tzinfo, with_charts: bool) -> ReportSe
         )
         if with_charts:
             charts.append(_speed_bars(speed))
-    return ReportSection("nodes", "Nodes", tuple(lines), tuple(charts), table=table(columns, rows))
+    return ReportSection(
+        "nodes", "Nodes so far", tuple(lines), tuple(charts), table=table(columns, rows)
+    )
 
 
 def _speed_bars(speed: Mapping[str, NodeThroughput]) -> str:
     """Throughput by node; the lowest first only where some node's differs by more than is usual."""
     ratios = [found.ratio for found in speed.values()]
-    shown, order = sorted(speed.items()), "by name: no difference stands out"
+    shown, order = sorted(speed.items()), "about the same for all, by name"
     if max(ratios) - min(ratios) > 1.0 - SLOW:
         shown, order = sorted(shown, key=_ratio), "the lowest first"
     rows = []

@@ -11,7 +11,7 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import MINUTE, quantity, timestamp
 from tr11ops.detect.detector import Severity
 from tr11ops.report.charts.lines import Curve, IncidentMarker, Panel, Readout, line_chart, number
-from tr11ops.report.charts.scale import Scale, time_ticks
+from tr11ops.report.charts.scale import Scale, time_ticks, time_title
 from tr11ops.report.material import ReportMaterial
 from tr11ops.report.page import ReportSection
 from tr11ops.report.series import LayersPoint, StepPoint, TrainingSeries, ValidationPoint
@@ -20,15 +20,16 @@ GAP_FACTOR = 5  # iterations that took so many times the usual time break the li
 GROUP_COLOURS = ("orange", "purple", "green", "grey")
 PANELS = (  # title, field of a point, colour, logarithmic, from zero
     ("learning rate", "learning_rate", "green", False, True),
-    ("global batch, samples", "batch", "orange", False, True),
-    ("TFLOPs per GPU", "tflops", "blue", False, False),
+    ("global batch (samples)", "batch", "orange", False, True),
+    ("throughput (TFLOPs per GPU)", "tflops", "blue", False, False),
     ("gradient norm", "grad_norm", "grey", True, False),
 )
 LAYER_PANELS = (  # title, field of a point
     ("gradient norm of a layer", "gradient"),
-    ("a layer's update over its weights", "update"),
+    ("a layer's update over its weights (ratio)", "update"),
     ("what a block hands on, root mean square", "output"),
 )
+LOSS = "loss (nats)"
 OVER_TIME = "course-chart"  # the first one: others may show its texts
 NAMES = ("", "iteration", "tokens", "loss", "learning rate", "batch", "TFLOPs", "gradient norm")
 
@@ -79,7 +80,7 @@ def _over_time(series: TrainingSeries, markers: Sequence[IncidentMarker], zone: 
     points = with_gaps(series.points)
     scale = Scale.over(point.time for point in series.points)
     loss = Panel(
-        "loss",
+        LOSS,
         (_curve("training", "blue", "loss", points), *_validations(series, "time")),
         is_log=True,
     )
@@ -96,6 +97,7 @@ def _over_time(series: TrainingSeries, markers: Sequence[IncidentMarker], zone: 
         scale=scale,
         ticks=ticks,
         readout=Readout(NAMES, rows),
+        x_title=time_title(zone),
         markers=markers,
     )
 
@@ -110,7 +112,7 @@ def _over_tokens(series: TrainingSeries, zone: tzinfo, from_zero: bool) -> Itera
     ]
     scale = Scale.over((float(point.tokens or 0) for point in told), from_zero=from_zero)
     panel = Panel(
-        "loss against tokens",
+        f"{LOSS} against tokens",
         (Curve("training", "blue", loss), *_validations(series, "tokens")),
         is_log=True,
     )
@@ -120,7 +122,14 @@ def _over_tokens(series: TrainingSeries, zone: tzinfo, from_zero: bool) -> Itera
         like = OVER_TIME
     ticks = [(value, quantity(value)) for value in scale.ticks(6)]
     readout = Readout(NAMES, rows, label=NAMES.index("tokens"), like=like)
-    yield line_chart("tokens-chart", [panel], scale=scale, ticks=ticks, readout=readout)
+    yield line_chart(
+        "tokens-chart",
+        [panel],
+        scale=scale,
+        ticks=ticks,
+        readout=readout,
+        x_title="tokens seen",
+    )
 
 
 def _layers_over_time(
@@ -157,6 +166,7 @@ def _layers_over_time(
         scale=scale,
         ticks=ticks,
         readout=Readout(names, rows),
+        x_title=time_title(zone),
         markers=markers,
     )
 

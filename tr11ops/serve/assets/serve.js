@@ -13,13 +13,19 @@ function shownFor(one) {
   one.dataset.shown ||= String(Date.now());
   return (Date.now() - Number(one.dataset.shown)) / 1000;
 }
+// as tr11ops/base/units.py says it
+function duration(whole) {
+  const left = whole % 60, minutes = Math.floor(whole / 60), hours = Math.floor(whole / 3600);
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${minutes} min${left && whole < 600 ? ` ${left} s` : ""}`;
+  if (whole < 86400) return `${hours} h ${String(minutes % 60).padStart(2, "0")} min`;
+  return `${Math.floor(hours / 24)} d ${hours % 24} h`;
+}
 function grow() {
   for (const one of main.querySelectorAll("[data-age]")) {
     if (one.dataset.age === "") continue;
     const seconds = Math.max(0, Math.floor(Number(one.dataset.age) + shownFor(one)));
-    if (seconds < 60) one.textContent = `${seconds} s ago`;
-    else if (seconds < 3600) one.textContent = `${Math.floor(seconds / 60)} min ago`;
-    else one.textContent = `${Math.floor(seconds / 3600)} h ago`;
+    one.textContent = `${duration(seconds)} ago`;
   }
   for (const one of main.querySelectorAll("[data-old-after]")) {
     const isOld = Number(one.dataset.ofAge) + shownFor(one) > Number(one.dataset.oldAfter);
@@ -59,12 +65,19 @@ function put(text) {
   window.scrollTo(0, where);
   filter();
   grow();
+  fillReason();
 }
 function filter() {
   const find = document.getElementById("find");
   if (!find) return;
   const words = find.value.toLowerCase();
   for (const run of main.querySelectorAll(".run")) run.hidden = !run.dataset.text.includes(words);
+}
+// the reason that was typed last for this run serves for its next act too, as long as the tab is open
+const reasonOf = `reason ${location.pathname}`;
+function fillReason() {
+  const field = main.querySelector("input[name=reason]:not([type=hidden])");
+  if (field && !field.value) field.value = sessionStorage.getItem(reasonOf) ?? "";
 }
 async function load() {
   const place = document.getElementById("details");
@@ -92,9 +105,17 @@ async function log() {
 }
 document.addEventListener("input", event => {
   if (event.target.id === "find") filter();
+  if (event.target.name === "reason") sessionStorage.setItem(reasonOf, event.target.value);
   if (event.target.id === "log-find") { clearTimeout(details); details = setTimeout(log, 300); }
 });
+// only where the browser lets a page write to the clipboard: https, or this machine
+if (navigator.clipboard) document.body.classList.add("can-copy");
 document.addEventListener("click", event => {
+  if (event.target.matches(".copy")) {
+    const button = event.target;
+    navigator.clipboard.writeText(button.dataset.copy).then(() => { button.textContent = "Copied"; }, () => { button.textContent = "Not copied"; });
+    setTimeout(() => { button.textContent = "Copy"; }, 2000);
+  }
   if (event.target.id !== "log-live") return;
   const on = event.target.getAttribute("aria-pressed") !== "true";
   event.target.setAttribute("aria-pressed", String(on));
@@ -113,6 +134,7 @@ document.addEventListener("keydown", event => {
   if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
 });
 if (LIVE.has(page)) {
+  fillReason();
   grow();
   setInterval(grow, 1000);
   const stream = new EventSource("/events");

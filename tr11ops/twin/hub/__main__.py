@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
-import threading
 
+from tr11ops.base.stop_signals import StopEvent, obeying
 from tr11ops.twin.hub.server import HubServer
 
 
@@ -25,18 +24,15 @@ def main() -> None:
     )
     options = parser.parse_args()
     token = os.environ.get("HF_TOKEN")
+    over = StopEvent()
     # a twin ends it by SIGTERM: what was uploaded, which may be large, goes with it
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with HubServer(options.port, token=token) as server:
+    with obeying(over.obey), HubServer(options.port, token=token) as server:
         for name in options.repository:
             server.create(name)
-        print(
-            f"HF_ENDPOINT={server.url}" + ("" if token else f" HF_TOKEN={server.token}"), flush=True
-        )
-        try:
-            threading.Event().wait()
-        except KeyboardInterrupt:
-            print("ended")
+        made = "" if token else f" HF_TOKEN={server.token}"
+        print(f"HF_ENDPOINT={server.url}{made}", flush=True)
+        over.wait()
+    print("ended")
 
 
 if __name__ == "__main__":

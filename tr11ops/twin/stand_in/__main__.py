@@ -13,10 +13,11 @@ import os
 import sys
 from pathlib import Path
 
-from tr11ops.cluster.rehearsal import rehearsal_refusal
+from tr11ops.cluster.rehearsal import REHEARSAL_FIX, rehearsal_refusal
 from tr11ops.trainers.trainer import NodePlaces
 from trainer.contract.attempt import EXIT_REFUSED
 from trainer.contract.paths import RunPaths
+from trainer.control.lifecycle import StopDecision, without_collections, write_end_marker
 
 
 def main(arguments: list[str]) -> int:
@@ -24,15 +25,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("card", type=Path, help="resolved card (JSON)")
     NodePlaces.add_options(parser)
     options = parser.parse_args(arguments)
-    refused = rehearsal_refusal(os.environ)
-    if refused:
+    rule = rehearsal_refusal(os.environ)
+    if rule:
+        refused = f"{rule}; {REHEARSAL_FIX}"
         print(f"tr11: refused: {refused}", file=sys.stderr, flush=True)
         if options.node_rank == 0:
             _record_refusal(options.card, refused)
         return EXIT_REFUSED
 
-    from tr11ops.twin.stand_in.launcher import launch
-    from trainer.config.card import CardError
+    with without_collections():
+        from tr11ops.twin.stand_in.launcher import launch
+        from trainer.config.card import CardError
 
     try:
         return launch(options.card, NodePlaces.of(options))
@@ -47,7 +50,6 @@ def _record_refusal(card: Path, refused: str) -> None:
     """
     from trainer.config.card import CardError, load_trainer_config
     from trainer.contract.attempt import AttemptIdentity
-    from trainer.control.lifecycle import StopDecision, write_end_marker
 
     try:
         paths: RunPaths = load_trainer_config(card).paths

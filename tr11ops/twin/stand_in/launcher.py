@@ -4,7 +4,6 @@ without torch.
 
 from __future__ import annotations
 
-import gc
 import os
 import selectors
 import signal
@@ -47,8 +46,6 @@ def launch(card: Path, places: NodePlaces) -> int:
     value = read_json(card) or {}
     pace = validate(RehearsalSection, value.get("rehearsal") or {}, f"{card} [rehearsal]")
     card_hash = str(value.get("derived", {}).get("card_hash", ""))
-    gc.collect()
-    gc.freeze()  # what is imported stays shared with the forked workers
     received: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda got, _frame: received.append(got))

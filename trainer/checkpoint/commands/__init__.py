@@ -4,5 +4,3 @@ A module holds `HELP`, `configure(parser)`, `run(options)`, which returns a JSON
 `describe(result)`, its text for people. A module may also hold `exit_code(result)`; without it a
 result means 0.
 """
-
-from __future__ import annotations

@@ -185,8 +185,8 @@ def describe(result: JsonObject) -> str:
         return "\n".join([*lines, *(f"  FAULT      {fault}" for fault in result["faults"])])
     lines += [
         f"  step       {result['step']}, {result['optimizer_step']} updates of the optimizer",
-        f"  layout     {result['layout']}, written on {_pairs(result['topology'], ' x ', ' ')}",
-        f"  cursor     {_pairs(result['cursor'], ', ', ' ')}",
+        f"  layout     {result['layout']}, written on {_pairs(result['topology'], ' x ')}",
+        f"  cursor     {_pairs(result['cursor'])}",
         f"  random     state of {result['random_state_ranks']} rank(s)",
     ]
     lines += [f"  {key:<10} {value}" for key, value in _manifest_lines(result)]
@@ -215,13 +215,13 @@ def _manifest_lines(result: JsonObject) -> list[tuple[str, str]]:
         written += f" by job {job}"
     return [
         ("written", written),
-        ("versions", _pairs(manifest["versions"], ", ", " ") or "not recorded"),
+        ("versions", _pairs(manifest["versions"]) or "not recorded"),
         ("card", manifest["run_card_hash"] or "not recorded"),
     ]
 
 
-def _pairs(values: JsonObject, between: str, joint: str) -> str:
-    return between.join(f"{key}{joint}{value}" for key, value in values.items())
+def _pairs(values: JsonObject, between: str = ", ") -> str:
+    return between.join(f"{key} {value}" for key, value in values.items())
 
 
 def _table(tensors: list[JsonObject]) -> list[str]:

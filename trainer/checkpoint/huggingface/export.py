@@ -28,7 +28,6 @@ from trainer.checkpoint.huggingface.mapped import (
     BLOCK_BYTES,
     ROWS_KEY,
     VOCABULARY,
-    WORDS,
     Architecture,
     MappedTensor,
     needed_fact,
@@ -263,7 +262,7 @@ def is_export(folder: Path) -> bool:
     return is_ours and has_weights and not any(path.is_dir() for path in folder.iterdir())
 
 
-def used_rows(source: TensorSource, tokens: int, key: str = WORDS) -> int:
+def used_rows(source: TensorSource, tokens: int, key: str) -> int:
     """Rows of the vocabulary up to the last that belongs to one of the `tokens`, or is not all zero
     in `key`.
     """

@@ -6,18 +6,31 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from tr11ops.base.observed import known
 from tr11ops.diagnose.answers import Signs
-from tr11ops.diagnose.attribution.conclusion import conclude
-from tr11ops.diagnose.attribution.evidence import Attribution, Conclusion, Kind
+from tr11ops.diagnose.attribution.attributors import attribute
+from tr11ops.diagnose.attribution.conclusion import conclude, has_clean_end
+from tr11ops.diagnose.attribution.evidence import (
+    OUTSIDE,
+    Attribution,
+    Conclusion,
+    Evidence,
+    Failure,
+    Kind,
+)
 from tr11ops.diagnose.attribution.joined import joined
+from tr11ops.diagnose.attribution.restart import restart_after
 from tr11ops.diagnose.diagnosis import Diagnosis, QuotedLine
 from tr11ops.diagnose.look import diagnose_files
+from tr11ops.diagnose.screen import lines
 from tr11ops.diagnose.signature import FaultClass, NextStep, Restart
 from tr11ops.observe.files import read_attempts
 from tr11ops.rundir.attempts import LaunchRecord
+from tr11ops.trainers.outside import failure_words
+from trainer.contract.attempt import EndMarker
 from trainer.contract.paths import RunPaths
 
 NODES = ("n1", "n2")
@@ -211,3 +224,77 @@ def test_detectors_and_status_quote_what_the_agent_would_say(tmp_path: Path) -> 
     assert quoted() == AGENTS.summary
     put(attempt, "verdict.json", {"message": "the verdict's words"})
     assert quoted() == "the verdict's words"
+
+
+# ----------------------------------------------------------------------------- ended from outside
+WORDS = failure_words("SIGTERM")
+DONE_LOG = "step=10 loss=2.9\nstep=11 loss=2.8\n{'train_runtime': 8123.1, 'train_loss': 2.1}\n"
+
+
+def of_launcher(*others: Failure) -> Attribution:
+    own = Failure("n1", None, 100.0, WORDS)
+    return attribute(Evidence(NODES, 1, failures=(own, *others), reached=11))
+
+
+def test_a_launcher_that_was_ended_from_outside_accuses_no_node() -> None:
+    found = of_launcher(
+        Failure("n2", 3, 100.1, "RuntimeError: Connection closed by peer [n1]:29500")
+    )
+    assert (found.kind, found.fault, found.blamed, found.suspects) == (
+        Kind.UNKNOWN,
+        OUTSIDE,
+        (),
+        (),
+    )
+    assert "ended by SIGTERM" in found.summary
+    assert restart_after(found, trained=True).answer is Restart.PLAIN
+    again = restart_after(found, trained=True, times=3)
+    assert again.answer is Restart.CHANGE, "what comes again at one step is not chance"
+
+
+def test_what_had_failed_before_it_says_more() -> None:
+    found = of_launcher(Failure("n2", 3, 99.0, "KeyError: 'a'"))
+    assert found.fault != OUTSIDE and "KeyError" in found.summary
+
+
+@pytest.mark.parametrize("text", [DONE_LOG, "step=10 loss=2.9\nstep=11 loss=2.8\n"])
+def test_an_end_from_outside_is_not_called_clean(tmp_path: Path, text: str) -> None:
+    """The last lines are those of a training that was asked to leave, or of one that trains."""
+    log = tmp_path / "train.log"
+    log.write_text(text)
+    said = replace(of_launcher(), restart=restart_after(of_launcher(), trained=True))
+    found = joined(
+        diagnose_files([log])[0], Conclusion(said, by_agent=True, file="launches/1.json")
+    )
+    assert (found.fault, found.action) == (FaultClass.KILLED, NextStep.RESUBMIT)
+    assert "ended by SIGTERM" in found.explanation and found.accused.nodes == ()
+    shown = " ".join(lines(found))
+    assert "ended by a signal from outside" in shown and "clean end" not in shown
+
+
+def test_a_signal_that_the_trainer_heeded_is_told_as_one(tmp_path: Path) -> None:
+    marker = EndMarker("signal", 11, 11, True, "a signal", 100.0, "n1", "7")
+    log = tmp_path / "train.log"
+    log.write_text("step=11 loss=2.8\n[exiting program on signal] datetime: 2022-03-21 13:34:11\n")
+    said = attribute(Evidence(NODES, 0, marker=marker))
+    assert (said.kind, said.fault) == (Kind.OPERATOR, OUTSIDE)
+    found = joined(diagnose_files([log])[0], Conclusion(said, by_agent=True))
+    assert (found.fault, found.step) == (FaultClass.KILLED, NextStep.RESUBMIT)
+
+
+def test_an_end_is_clean_only_with_a_record_of_it(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(DONE_LOG)
+    [by_log] = diagnose_files([log])
+    assert by_log.fault is FaultClass.CLEAN_EXIT
+    failed = attribute(Evidence(NODES, 1))
+    found = joined(by_log, Conclusion(failed, by_agent=True, file="launches/1.json"))
+    assert found.fault is FaultClass.UNKNOWN and "no exit record says so" in found.explanation
+    assert found.evidence and "train_runtime" in found.evidence[0].text
+    assert not has_clean_end(tmp_path)
+    put(tmp_path, "end.json", to_builtins(EndMarker("finished", 11, 11, False, "", 1.0, "n1", "7")))
+    assert has_clean_end(tmp_path)
+    put(tmp_path, "end.json", to_builtins(EndMarker("error", 11, 11, False, "", 1.0, "n1", "7")))
+    assert not has_clean_end(tmp_path)
+    (tmp_path / "end.json").write_text("{")
+    assert not has_clean_end(tmp_path)

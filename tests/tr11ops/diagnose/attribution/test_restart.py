@@ -73,7 +73,7 @@ def stuck(rank: int, number: int, operation: str) -> str:
 @pytest.mark.parametrize(
     ("evidence", "answer", "why"),
     [
-        ((stuck(0, 71, "BROADCAST"), stuck(1, 71, "ALLREDUCE")), Restart.CHANGE, "mended"),
+        ((stuck(0, 71, "BROADCAST"), stuck(1, 71, "ALLREDUCE")), Restart.CHANGE, "repaired"),
         ((stuck(0, 71, "BROADCAST"), stuck(1, 74, "ALLREDUCE")), Restart.UNKNOWN, "stacks"),
         ((stuck(0, 71, "ALLREDUCE"), stuck(1, 71, "ALLREDUCE")), Restart.UNKNOWN, "one try tells"),
         (("rank 0 on n1: DistStoreError: Timed out after 1801 seconds waiting for clients. 8/16 clients joined.",), Restart.UNKNOWN, "missing"),

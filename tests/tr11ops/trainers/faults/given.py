@@ -82,7 +82,7 @@ def hang(run: FaultRun) -> Given:
     except TooLate as error:
         raise TooLate(f"{error}: {said_of(said[-1])}") from None
     run.until_idle()
-    hung = [text for text in said if _first(text) != "HEALTHY"]
+    hung = [text for text in said if _first(text) not in {"HEALTHY", "SLOW"}]
     return Given(during=said_of((hung or said)[0]))
 
 

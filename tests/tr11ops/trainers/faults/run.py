@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.plugins.command_server import tr11_command
 from tests.tr11ops.trainers.faults.sites import Site, end_at_once, processes_with
 from tests.tr11ops.trainers.faults.trainers import FaultedTrainer
 from tests.tr11ops.trainers.kept import QUIET
@@ -26,7 +26,6 @@ from trainer.contract.metrics_record import MetricsRecord, records
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 
-PROGRAM = "import sys; from tr11ops.cli.main import execute; sys.exit(execute(sys.argv[1:]))"
 LOOK_SECONDS = 0.3
 COMMAND_SECONDS = 180.0
 MARK = "TR11_FAULT_CELL"  # in the environment of the trainer's processes
@@ -72,7 +71,7 @@ class FaultRun:
     def tr11(self, *words: str) -> subprocess.CompletedProcess[str]:
         """A command of tr11 on this run. Raises subprocess.TimeoutExpired."""
         return subprocess.run(
-            [sys.executable, "-c", PROGRAM, *words, "--run", str(self.card)],
+            [*tr11_command(), *words, "--run", str(self.card)],
             capture_output=True, text=True, timeout=COMMAND_SECONDS * self.patience,
             env=self.environment, check=False,
         )  # fmt: skip
