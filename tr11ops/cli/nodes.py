@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tr11ops.api import run_of
 from tr11ops.base.errors import Unobserved, WrongUsage
 from tr11ops.base.units import counted
 from tr11ops.cli import completion
@@ -37,6 +38,7 @@ from tr11ops.cluster.arrays import compress, expand
 from tr11ops.cluster.base import Node
 from tr11ops.health.base import CheckOutcome
 from tr11ops.nodes.view import NOT_EXCLUDED, NodeRow, is_shut, rows, short_reason, words_of
+from tr11ops.observe.readers import looking
 from tr11ops.rundir.exclusion import NodeStanding, kept_off, what_comes_next
 from tr11ops.rundir.exclusions import EXCLUDED, due_for_recheck, read_version
 from tr11ops.rundir.exclusions import history as events_of
@@ -82,7 +84,8 @@ def list_nodes(
     ] = False,
     report: ReportOption = None,
 ) -> Outcome | None:
-    """Nodes with their state, this run's exclusions and suspicions, and the jobs that hold them.
+    """Nodes with their state, this run's exclusions and suspicions, the jobs that hold them, and
+    which node is slow.
 
     Examples:
       tr11 nodes list --excluded
@@ -109,24 +112,31 @@ def list_nodes(
         )
         if (not wanted or row.name in wanted) and (row.exclusion is not None or not excluded)
     ]
+    seen = run_of(
+        nodes_context.card, context.run or "", reader=looking(nodes_context.scheduler)
+    ).look()
     shut = []
     if excluded or wanted:
         shut = _shut_lines(
             [node for node in chosen if node.name in wanted or not wanted], nodes_context
         )
     return Outcome(
-        {"schema": SCHEMA, "nodes": [_row_values(row, now) for row in found]},
+        {
+            "schema": SCHEMA,
+            "nodes": [_row_values(row, now) for row in found],
+            "slow_nodes": seen.document()["slow_nodes"],
+        },
         remarks=(_count(found),),
-        screen=partial(_show_rows, found, now, shut),
+        screen=partial(_show_rows, found, now, (*seen.slow_node_lines, *shut)),
     )
 
 
-def _show_rows(found: Sequence[NodeRow], now: float, shut: Sequence[str]) -> None:
+def _show_rows(found: Sequence[NodeRow], now: float, more: Sequence[str]) -> None:
     made = table("NODE", "STATE", "JOBS", "EXCLUDED BY", "EXPIRY", "WHY")
     for row in found:
         made.add_row(*map(plain_text, _row_words(row, now)))
     show(made)
-    for line in (*(line for row in found for line in _standing_lines(row)), *shut):
+    for line in (*(line for row in found for line in _standing_lines(row)), *more):
         if line.startswith("  tr11 "):  # to be copied as it is
             print(line)
         else:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from msgspec.structs import replace
 
+from tr11ops.api import Run, run_of
 from tr11ops.base.errors import Refusal, Unobserved, WrongUsage
 from tr11ops.base.units import counted, duration
 from tr11ops.cli.common import AttemptOption, in_time, is_terminal, say, timeout_option
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
     from tr11ops.diagnose.stacks.collect import AskedAttempt
     from tr11ops.diagnose.stacks.look import StacksLook
+    from tr11ops.status.assessment import Assessment
 
 CHECKPOINT_NOW_SCHEMA = 1
 POLL_SECONDS = 0.5
@@ -412,7 +414,11 @@ def stacks(
     refuse_watched(card)
     edge = looking(open_scheduler(kind_to_watch(directory, context.scheduler)))
     view = _View(
-        directory, edge, job, NODE_SECONDS if timeout is None else timeout, shows=not watch
+        run_of(card, context.run or "", reader=edge),
+        edge,
+        job,
+        NODE_SECONDS if timeout is None else timeout,
+        shows=not watch,
     )
     if watch:
         return look_again(view.look, seconds or WATCH_SECONDS, context.as_json)
@@ -421,21 +427,22 @@ def stacks(
 
 
 class _Frame(Record):
-    """One look, as it is printed."""
+    """One look, as it is printed; `assessed` tells which node is slow."""
 
     seen: StacksLook
+    assessed: Assessment
 
     @property
     def exit_code(self) -> int:
         return self.seen.exit_code
 
     def document(self) -> dict[str, object]:
-        return self.seen.document()
+        return {**self.seen.document(), "slow_nodes": self.assessed.document()["slow_nodes"]}
 
     def lines(self) -> list[str]:
         from tr11ops.diagnose.stacks.screen import lines
 
-        return list(lines(self.seen))
+        return list(lines(self.seen, self.assessed.slow_node_lines))
 
     def screen(self, width: int | None = None, height: int | None = None) -> RenderableType:
         from rich.text import Text
@@ -447,7 +454,7 @@ class _Frame(Record):
 class _View:
     """Looks at the attempt that runs, again and again; a look knows the one before it."""
 
-    directory: RunDirectory
+    run: Run
     edge: Scheduler
     job: str | None
     seconds: float
@@ -462,20 +469,21 @@ class _View:
         from tr11ops.diagnose.stacks.look import StacksLook
         from tr11ops.diagnose.stacks.records import look_at_records
 
-        asked, name = in_time(lambda: attempt_to_ask(self.directory, self.edge, self.job))
+        directory = self.run.directory
+        asked, name = in_time(lambda: attempt_to_ask(directory, self.edge, self.job))
         with _progress(name, max(1, len(asked.nodes)), self.shows) as advance:
             collected = collect(asked, os.environ, self.seconds, advance)
-        paths = self.directory.paths
+        paths = directory.paths
         records = in_time(
             lambda: look_at_records(
-                paths.flight_records(asked.job_id), _launch(self.directory, asked.job_id)
+                paths.flight_records(asked.job_id), _launch(directory, asked.job_id)
             )
         )
         before = None
         if self.last is not None and self.last.job == name:
             before = self.last
         self.last = StacksLook.after(before, name, time.time(), collected, records)
-        return _Frame(self.last)
+        return _Frame(self.last, self.run.look())
 
 
 def attempt_to_ask(

@@ -93,6 +93,21 @@ class Assessment(Record, dict=True):
 
         return status_of(self.snapshot, self.findings, self.verdict, self.extra)
 
+    @property
+    def slow_node_lines(self) -> tuple[str, ...]:
+        """Which nodes are slow, in sentences, for screens about nodes; () where there is no more to
+        say.
+        """
+        slow, named, said = self.status.slow_nodes, (), []
+        if slow is not None and slow.words:
+            named, said = slow.nodes, [f"Which node is slow? {slow.text}"]
+        said += [
+            f"{one.title}."
+            for one in self.findings
+            if one.detector == "slow-node" and one.subject not in named
+        ]
+        return tuple(said)
+
     def document(self) -> dict[str, Any]:
         """What `tr11 status --json` prints, and the published status and the metrics are made of."""
         return self.status.document()

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from tests.tr11ops.cli.local_bench import Answer, LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
+from tests.tr11ops.cli.trainings import measure, running
 from tests.tr11ops.detect.operation_table import operated
 from tests.tr11ops.status_cases import facts_with
 from tr11ops.cluster.base import Node
@@ -99,6 +100,21 @@ def test_list_shows_how_a_node_stands_and_what_comes_next(nodes, bench: LocalBen
     assert nodes("include", TWO, "--force", "--yes", "--reason", "repaired").code == 0
     rows = {row["node"]: row for row in nodes("list", "--json").json["nodes"]}
     assert rows[TWO]["exclusion"] is None and rows[TWO]["suspicion"]["state"] == "returned"
+
+
+def test_list_says_which_node_is_slow_in_the_words_of_the_status(nodes, bench: LocalBench) -> None:
+    job = running(bench, "exec sleep 600")
+    assert nodes("list", "--json").json["slow_nodes"]["state"] == "unmeasured"
+    measure(bench, job, ONE, (1.0, 1.0, 1.0, 5.0))
+    told = bench.tr11("status", "--run", str(bench.card), "--scheduler", "local", "--json").json
+    assert (
+        told["slow_nodes"]["nodes"] == [ONE]
+        and "5.00 times the usual" in told["slow_nodes"]["text"]
+    )
+    assert nodes("list", "--json").json["slow_nodes"] == told["slow_nodes"]
+    shown = nodes("list")
+    assert told["slow_nodes"]["text"] in " ".join(shown.out.split())
+    assert max(map(len, shown.out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

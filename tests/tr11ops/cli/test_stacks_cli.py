@@ -15,7 +15,7 @@ import pytest
 
 from tests.tr11ops.cli.local_bench import Answer, LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
-from tests.tr11ops.cli.trainings import running
+from tests.tr11ops.cli.trainings import measure, running
 from tests.tr11ops.diagnose.stacks.processes import require_stacks
 from tests.waiting import until
 
@@ -93,6 +93,18 @@ def test_a_stopped_rank_is_named(bench: LocalBench, job: str) -> None:
         "certain": True,
     }
     os.kill(pid(bench, 1), signal.SIGCONT)
+
+
+def test_the_slow_node_is_named_in_the_words_of_the_status(bench: LocalBench, job: str) -> None:
+    assert until_all_wait(bench).json["slow_nodes"]["state"] == "unmeasured"
+    measure(bench, job, "local-node1", (1.0, 1.0, 5.0))
+    told = bench.tr11("status", "--run", str(bench.card), "--scheduler", "local", "--json").json
+    assert told["slow_nodes"]["nodes"] == ["local-node1"]
+    assert stacks(bench, "--json", "--timeout", "200s").json["slow_nodes"] == told["slow_nodes"]
+    shown = stacks(bench, "--timeout", "200s")
+    assert shown.code == 0, "that a rank is slow is no hang"
+    assert told["slow_nodes"]["text"] in " ".join(shown.out.split())
+    assert max(map(len, shown.out.splitlines())) <= 80
 
 
 def test_watching_marks_what_stands(

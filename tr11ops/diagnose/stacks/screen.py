@@ -20,8 +20,8 @@ MOST_FRAMES = 8  # shown of the odd group
 _MOST = (16, 26, 12)  # columns of ranks, nodes, what they are in; the place has the rest
 
 
-def lines(look: StacksLook) -> Iterator[str]:
-    """The screen, line by line."""
+def lines(look: StacksLook, slow_nodes: Sequence[str] = ()) -> Iterator[str]:
+    """The screen, line by line; with what is said of slow nodes."""
     groups, verdict = look.groups, look.verdict
     yield from _folded(verdict.sentence)
     yield from _table(look)
@@ -29,6 +29,8 @@ def lines(look: StacksLook) -> Iterator[str]:
     if odd and odd[0].frames and len(odd) < max(2, len(groups)):
         yield from _stack(odd[0])
     yield from _records(look, verdict.sentence)
+    for sentence in slow_nodes:
+        yield from ("", *_folded(sentence, "  "))
     for trouble in look.troubles[:4]:
         yield from _folded(f"not read: {trouble}", "  ")
 
