@@ -166,7 +166,10 @@ def test_a_job_from_the_queue_to_a_fault(foreign: Foreign) -> None:
     assert foreign.watch(job).code == 1
     marker = foreign.marker(job)
     assert marker is not None and marker.reason == "error"
-    assert marker.message == f"out of GPU memory: {MEMORY}; the scheduler says FAILED, exit code 1"
+    assert (
+        marker.message
+        == f"out of GPU memory: {MEMORY}; the scheduler says FAILED, its script ended with exit code 1"
+    )
     mail = foreign.mail(job)
     assert MEMORY.removesuffix(".") in mail.replace("\n", " "), mail
     assert "tr11 launch" not in mail and "tr11 resume" not in mail and "scancel" not in mail

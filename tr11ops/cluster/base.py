@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 from msgspec import field
 
 from trainer.contract.record import Record
+from trainer.contract.units import signal_name, signal_of_status
 
 
 class StateAnswer(StrEnum):
@@ -246,6 +247,28 @@ class Job(Record):
     may_requeue: bool = False
     is_expedited: bool = False  # put back, it starts at once, before all others
     preempt_time: float | None = None  # since when another job has its nodes
+
+    @property
+    def end_words(self) -> str:
+        """What the scheduler says of its end: the state, the exit code (of its worst step where that
+        is known), and the signal.
+        """
+        said = f"the scheduler says {self.state}"
+        if self.derived_exit_code:
+            said += f", a step of it ended with exit code {_status_words(self.derived_exit_code)}"
+        elif self.exit_code:
+            said += f", its script ended with exit code {_status_words(self.exit_code)}"
+        if self.exit_signal:
+            said += f", it was ended by {signal_name(self.exit_signal)}"
+        return said
+
+
+def _status_words(status: int) -> str:
+    """A shell's exit status, with the signal of which it tells: `134 (SIGABRT)`."""
+    name = signal_of_status(status)
+    if name:
+        return f"{status} ({name})"
+    return str(status)
 
 
 class Node(Record):

@@ -21,7 +21,6 @@ from tr11ops.observe.observations import TRAINING_PHASES, LaunchEnd
 from tr11ops.observe.snapshot import Attempt, Snapshot
 from tr11ops.rundir.exclusion import family
 from trainer.contract.attempt import BAD_REASONS
-from trainer.contract.units import signal_name, signal_of_status
 
 # classes of faults that a sample of the data may bring about
 MAYBE_DATA = frozenset({"software", "unknown"})
@@ -231,34 +230,12 @@ def how_it_ended(attempt: Attempt, job: Job | None) -> str:
         return reason
     said = []
     if job is not None:
-        said.append(f"the scheduler says {job.state.value}{_exit_of(job)}")
+        said.append(job.end_words)
     if attempt.failure:
         said.append(attempt.failure)
     if not said:
         return "no end marker"
     return f"no end marker: {'; '.join(said)}"
-
-
-def _exit_of(job: Job) -> str:
-    """How a job ended by its exit code, of its worst step where that is known, and its signal; ""
-    for none.
-    """
-    said = ""
-    if job.derived_exit_code:
-        said = f", a step of it ended with exit code {_with_signal(job.derived_exit_code)}"
-    elif job.exit_code:
-        said = f", its script ended with exit code {_with_signal(job.exit_code)}"
-    if job.exit_signal:
-        said += f", it was ended by {signal_name(job.exit_signal)}"
-    return said
-
-
-def _with_signal(status: int) -> str:
-    """A shell's exit status, with the signal of which it tells: `134 (SIGABRT)`."""
-    name = signal_of_status(status)
-    if name:
-        return f"{status} ({name})"
-    return str(status)
 
 
 def _finding(

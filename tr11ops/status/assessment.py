@@ -98,7 +98,7 @@ class Assessment(Record, dict=True):
         """Which nodes are slow, in sentences, for screens about nodes; () where there is no more to
         say.
         """
-        slow, named, said = self.status.slow_nodes, (), []
+        slow, named, said = self.status.slow_nodes, tuple[str, ...](), list[str]()
         if slow is not None and slow.words:
             named, said = slow.nodes, [f"Which node is slow? {slow.text}"]
         said += [

@@ -30,7 +30,6 @@ from trainer.contract.documents import document, read_record
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Count, Finite, Record
 from trainer.contract.state_file import descriptor_of
-from trainer.contract.units import signal_name
 
 WATCHED_FILE = "watched.json"
 SCHEMA = 1
@@ -307,18 +306,8 @@ def end_of(
         return LastWord("refused", False, sentence(not_taken, "who submitted it corrects it"))
     word = last_word(dialect, course, status, came_again=True)
     if word is None or word.reason == "signal":  # which the scheduler knows nothing of
-        return LastWord("error", False, f"the scheduler says {job.state}{_exit_of(job)}")
+        return LastWord("error", False, job.end_words)
     return replace(word, restart=False)
-
-
-def _exit_of(job: Job) -> str:
-    """A job's exit code, where it says anything, and the signal that ended it."""
-    said = ""
-    if job.exit_code:
-        said = f", exit code {job.exit_code}"
-    if job.exit_signal:
-        said += f", signal {signal_name(job.exit_signal)}"
-    return said
 
 
 def unknown_of(dialect: Dialect, course: TrainingCourse, folder: str) -> Sequence[str]:
