@@ -308,7 +308,7 @@ def runs_below(folder: str | Path, scheduler: str = "auto") -> Iterator[Run | Re
     """The runs at and below a folder, four levels down, by name, as `tr11 list` finds them; for one
     whose card cannot be read, why. Raises OSError for a folder that cannot be read.
     """
-    from tr11ops.status.run_list import run_directories
+    from tr11ops.runcard.find import run_directories
 
     for found in run_directories(Path(folder)):
         try:

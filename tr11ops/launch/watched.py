@@ -22,13 +22,13 @@ from tr11ops.diagnose.screen import WORDS
 from tr11ops.diagnose.signature import FaultClass
 from tr11ops.observe.files import read_details
 from tr11ops.runcard.card import load_card
+from tr11ops.runcard.find import CARD_FILE
 from tr11ops.runcard.toml_writer import write_card
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
 from tr11ops.trainers.watched import WatchedJob
 from trainer.contract.files import host_name, make_shared, write_atomically, write_json
 from trainer.contract.paths import ATTEMPT_FILE, RunPaths
 
-CARD_FILE = "tr11.toml"
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 100
 _LONGEST_LINE = 200  # characters of a log's line that say what it died of

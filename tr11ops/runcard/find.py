@@ -5,7 +5,9 @@ one rule for all.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +15,12 @@ from tr11ops.base.shipped import shipped
 from trainer.config.card import CardError, Problem, nearest
 from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
+
+CARD_FILE = "tr11.toml"
+SUBMISSIONS = Path("state") / "submissions"  # every run that was launched has it
+DEEPEST = 4  # folders below a root in which run directories are looked for
+RUNS_NAMED = 4  # by a refusal
+DEEPEST_NAMED = 2  # of them: a search for the sake of a refusal is a short one
 
 
 def shipped_folder() -> Path:
@@ -43,21 +51,15 @@ def find_card(option: str | None, environment: Mapping[str, str], directory: Pat
     named = option or environment.get("TR11_RUN")
     origin = "--run" if option else "$TR11_RUN"
     if not named:
-        default = directory / "tr11.toml"
+        default = directory / CARD_FILE
         if default.is_file():
             return default
         rule = "there is no tr11.toml here and neither --run nor $TR11_RUN is given"
-        raise CardError(
-            str(directory),
-            [
-                Problem(
-                    "run card",
-                    None,
-                    rule,
-                    f"write one with `tr11 init`, use --run PATH, or {_shipped_names()}",
-                )
-            ],
-        )
+        fix = f"write one with `tr11 init`, use --run PATH, or {_shipped_names()}"
+        runs = [f"--run {shlex.quote(str(run))}" for run in islice(_runs_in(directory), RUNS_NAMED)]
+        if runs:
+            fix = f"give one of the runs here: {', '.join(runs)}; `tr11 list` shows all that were launched"
+        raise CardError(str(directory), [Problem("run card", None, rule, fix)])
     if "\0" not in named and (directory / named).exists():
         return directory / named
     stem = named.removesuffix(".toml")
@@ -71,6 +73,37 @@ def find_card(option: str | None, environment: Mapping[str, str], directory: Pat
     raise CardError(
         "command line", [Problem(origin, named, "is neither a file nor a shipped card", fix)]
     )
+
+
+def run_directories(root: Path, deepest: int = DEEPEST) -> Iterator[Path]:
+    """The run directories at and below `root`, by name; none inside another. Raises OSError for a
+    folder unread.
+    """
+    if (root / SUBMISSIONS).is_dir():
+        yield root
+        return
+    if deepest == 0:
+        return
+    with os.scandir(root) as entries:
+        folders = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    for name in folders:
+        if not name.startswith("."):
+            yield from run_directories(root / name, deepest - 1)
+
+
+def _runs_in(folder: Path) -> Iterator[Path]:
+    """What `--run` takes of the runs in a folder's folders: their cards, then the run directories
+    that no card lies beside.
+    """
+    cards = sorted(folder.glob(f"*/{CARD_FILE}"))
+    try:
+        launched = list(run_directories(folder, DEEPEST_NAMED))
+    except OSError:
+        launched = []
+    homes = {card.parent for card in cards}
+    others = [run for run in launched if homes.isdisjoint((run, *run.parents))]
+    for path in (*cards, *others):
+        yield path.relative_to(folder)
 
 
 def _to_make(named: str) -> str:
@@ -148,7 +181,7 @@ def _has_run(directory: Path, name: str) -> bool:
     be read.
     """
     try:
-        kept = sorted((directory / "state" / "submissions").glob("*/card.json"), reverse=True)
+        kept = sorted((directory / SUBMISSIONS).glob("*/card.json"), reverse=True)
     except OSError:
         return False
     for path in kept:

@@ -15,6 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from tr11ops.base.units import counted
+from tr11ops.runcard.find import CARD_FILE
 from trainer.config.card import CardError, Problem, nearest
 from trainer.config.model import is_hub_id
 from trainer.contract.secret_names import is_secret_name, names_a_secret, reference_of
@@ -105,7 +106,11 @@ def read_tables(path: Path) -> dict[str, Any]:
         return CardError(str(path), [Problem("file", None, rule, fix)])
 
     if path.is_dir():
-        raise refuse("is a folder", "name the card inside it")
+        card = path / CARD_FILE
+        fix = f"no {CARD_FILE} lies in it either: give the path of a card"
+        if card.is_file():
+            fix = f"give the card that lies in it: {card}"
+        raise refuse("is a folder from which nothing was launched", fix)
     if path.exists() and not path.is_file():
         raise refuse("is not a regular file", "give a run card (TOML)")
     try:

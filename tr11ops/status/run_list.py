@@ -5,7 +5,7 @@ says in short.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from tr11ops.alerts.state import AlertCare, OnCall
 from tr11ops.base.observed import known, observed
 from tr11ops.base.units import duration
 from tr11ops.cluster.base import ACTIVE_STATES
+from tr11ops.runcard.find import CARD_FILE, SUBMISSIONS
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.status.published import care_of, on_call_of, rows
 from tr11ops.status.run_use import RunUse, UseTotal, total_use
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from tr11ops.runcard.card import RunCard
 
 SCHEMA = 1
-DEEPEST = 4  # folders below a root in which run directories are looked for
-_MARK = Path("state") / "submissions"  # every run that was launched has it
 _PROGRESS = ("iteration", "total_iterations", "loss", "remaining_seconds", "eta", "done_again")
 _SHOWN = ("verdict", "why", "exit_code", *_PROGRESS, "on_call")
 
@@ -223,25 +222,9 @@ def total(runs: Sequence[ListedRun]) -> UseTotal:
     return total_use([run.use for run in runs if run.use is not None], len(runs), len(nodes))
 
 
-def run_directories(root: Path, deepest: int = DEEPEST) -> Iterator[Path]:
-    """The run directories at and below `root`, by name; none inside another. Raises OSError for a
-    folder unread.
-    """
-    if (root / _MARK).is_dir():
-        yield root
-        return
-    if deepest == 0:
-        return
-    with os.scandir(root) as entries:
-        folders = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-    for name in folders:
-        if not name.startswith("."):
-            yield from run_directories(root / name, deepest - 1)
-
-
 def launches(root: Path) -> tuple[Path, ...]:
     """The folders of a run's launches, the newest first. Raises OSError."""
-    return tuple(sorted((root / _MARK).iterdir(), reverse=True))
+    return tuple(sorted((root / SUBMISSIONS).iterdir(), reverse=True))
 
 
 def kept_verdict(root: Path) -> HeldVerdict | None:
@@ -276,8 +259,6 @@ def newest_card(root: Path) -> RunCard:
         if card.paths.root.resolve() != root.resolve():
             raise ValueError(f"its card names another directory, {card.paths.root}")
         return card
-    from tr11ops.launch.watched import CARD_FILE  # of no use to most runs
-
     if (root / CARD_FILE).is_file():
         return load_card(root / CARD_FILE, (), os.environ)
     raise ValueError("nothing was launched there")

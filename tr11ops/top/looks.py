@@ -17,7 +17,8 @@ from tr11ops.base.now import now
 from tr11ops.base.observed import Unknown, cause, known, observed
 from tr11ops.observe.files import read_details
 from tr11ops.observe.readers import SharedReaders
-from tr11ops.status.run_list import kept_verdict, launches, run_directories
+from tr11ops.runcard.find import run_directories
+from tr11ops.status.run_list import kept_verdict, launches
 from tr11ops.top.tables import LookedAt
 from trainer.contract.errors import Tr11Error
 

@@ -8,7 +8,15 @@ import pytest
 
 from tests.tr11ops.launch.run_inputs import write_card
 from tr11ops.runcard import load
-from tr11ops.runcard.card import PathBase, RunCard, load_card, load_with_base, shipped_folder
+from tr11ops.runcard.card import (
+    CardError,
+    PathBase,
+    RunCard,
+    find_card,
+    load_card,
+    load_with_base,
+    shipped_folder,
+)
 from trainer.contract.files import write_json
 
 
@@ -73,8 +81,6 @@ def test_a_link_to_a_card_is_the_same_run(home: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("named", ["by name", "by path"])
 def test_a_shipped_card_begins_where_the_command_is_typed(named: str, tmp_path: Path) -> None:
-    from tr11ops.runcard.card import find_card
-
     path = find_card("demo", {}, tmp_path) if named == "by name" else shipped_folder() / "demo.toml"
     card, base = load_with_base(path, (), {}, directory=tmp_path)
     assert base == PathBase(tmp_path, "shipped")
@@ -147,3 +153,41 @@ def test_other_uses_of_an_undefined_variable_are_counted() -> None:
     words = [load._undefined_problem("A", [use] * count).rule for count in (1, 2, 3)]
     ends = ["", " (1 more use)", " (2 more uses)"]
     assert words == [f"the environment variable $A is not defined{end}" for end in ends]
+
+
+# ----------------------------------------------------------------------------- folders that are no card
+def refusal_in(folder: Path, named: str | None = None) -> str:
+    with pytest.raises(CardError) as refused:
+        load_card(find_card(named, {}, folder), (), {}, directory=folder)
+    assert refused.value.exit_code == 2
+    return str(refused.value)
+
+
+def test_the_folder_of_all_runs_names_them(home: Path, tmp_path: Path) -> None:
+    """The card of a run where one lies, and not its run directory too."""
+    (home / "small.toml").rename(home / "tr11.toml")
+    keep_run(home, "with-a-card")
+    keep_run(tmp_path / "all of team a", "launched")
+    said = refusal_in(tmp_path)
+    runs = "--run cards/tr11.toml, --run 'all of team a/run'"
+    assert f"give one of the runs here: {runs}; `tr11 list` shows" in said
+    assert len(said.splitlines()) == 1
+
+
+def test_a_run_directory_is_its_run(tmp_path: Path) -> None:
+    keep_run(tmp_path, "launched")
+    assert "give one of the runs here: --run .;" in refusal_in(tmp_path / "run")
+    assert "tr11 init" in refusal_in(tmp_path / "run" / "state" / "submissions")
+
+
+def test_many_runs_are_not_all_named(tmp_path: Path) -> None:
+    for number in range(9):
+        keep_run(tmp_path / f"run-{number}", "launched")
+    assert refusal_in(tmp_path).count("--run run-") == 4
+
+
+def test_a_folder_with_a_card_names_it(home: Path, tmp_path: Path) -> None:
+    assert "no tr11.toml lies in it either" in refusal_in(tmp_path, str(home))
+    (home / "small.toml").rename(home / "tr11.toml")
+    said = refusal_in(tmp_path, str(home))
+    assert f"was launched; give the card that lies in it: {home}/tr11.toml" in said
