@@ -18,9 +18,9 @@ from tr11ops.cli.common import directory_of
 from tr11ops.cli.runner import JSON, NO_RUN, SCHEDULER, Outcome, RunContext
 from tr11ops.observe.look import facts_of
 from tr11ops.observe.readers import SharedReaders
+from tr11ops.runcard.find import run_directories
 from tr11ops.status.assessment import assess
 from tr11ops.status.extra_observations import observe_extra
-from tr11ops.runcard.find import run_directories
 from tr11ops.status.run_list import ListedRun, RunList, newest_card
 from tr11ops.status.run_list_screen import list_lines
 from tr11ops.status.run_use import UseReader

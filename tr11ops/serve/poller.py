@@ -20,8 +20,8 @@ from tr11ops.base import deadline
 from tr11ops.base.errors import Late
 from tr11ops.base.observed import Unknown, cause
 from tr11ops.observe.readers import SharedReaders
-from tr11ops.serve.mirror import is_mirror, look_at_mirror
 from tr11ops.runcard.find import run_directories
+from tr11ops.serve.mirror import is_mirror, look_at_mirror
 from tr11ops.status.run_list import kept_verdict, kept_words
 from tr11ops.status.run_use import RunUse, UseReader
 from trainer.contract.errors import Tr11Error

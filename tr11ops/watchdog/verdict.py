@@ -375,10 +375,8 @@ def _no_liveness(snapshot: Snapshot, job: Job, on: str) -> Verdict:
             VerdictWord.UNKNOWN,
             f"{on} is RUNNING without a sign of life, and when it started is not known",
         )
-    return Verdict(
-        VerdictWord.STARTING,
-        f"{on} started {duration(snapshot.time - job.start_time)} ago; no sign of life yet",
-    )
+    # since when is said beside it: by each screen with its own clock, of the word and of the job
+    return Verdict(VerdictWord.STARTING, f"{on} has started; no sign of life yet")
 
 
 def _of_pending(snapshot: Snapshot, pending: tuple[Job, ...]) -> Verdict:

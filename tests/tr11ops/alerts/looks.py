@@ -46,7 +46,7 @@ BAD = finding(
 TRAINS = RunCondition(
     "HEALTHY: job 1008 on 4 nodes: training at iteration 266", is_well=True, trains=True
 )
-STARTS = RunCondition("STARTING: job 1008 on 4 nodes started 3 s ago", is_well=False)
+STARTS = RunCondition("STARTING: job 1008 on 4 nodes has started", is_well=False)
 QUEUED = RunCondition("QUEUED: nothing runs now; job 1008 waits: Resources", is_well=True)
 FINISHED = RunCondition("FINISHED: all 100 iterations are trained", is_well=True, is_finished=True)
 STOPPED = RunCondition(

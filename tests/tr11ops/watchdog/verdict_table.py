@@ -87,7 +87,7 @@ TABLE: list[tuple[str, Snapshot, VerdictWord, str]] = [
         "no sign yet",
         snapshot(jobs=(running(start_time=NOW - 90),), heartbeats=(), steps=()),
         VerdictWord.STARTING,
-        "started 1 min 30 s ago",
+        "has started; no sign of life yet",
     ),
     (
         "no sign for long",
