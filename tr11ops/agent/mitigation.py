@@ -42,9 +42,7 @@ class Mitigation(Background):
     """
 
     def __init__(self, context: AttemptContext, waiting: PendingJobs | None, tee: LineTee) -> None:
-        super().__init__(tee, waits=context.waits_for_changes)
-        self._context = context
-        self._waiting = waiting
+        super().__init__(context, waiting, tee)
         self._held: Future[PendingChanges] | None = None
         self.exclusions = NodeExclusions(context, waiting, tee)
 

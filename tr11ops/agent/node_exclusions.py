@@ -52,13 +52,14 @@ T = TypeVar("T")
 
 
 class Background:
-    """Has things done one after another, in a thread of its own. `waits`: nothing else goes on
-    meanwhile.
+    """Has an attempt's things done one after another, in a thread of its own; with
+    `waits_for_changes` nothing else goes on meanwhile. `waiting` is None in the foreground.
     """
 
-    def __init__(self, tee: LineTee, *, waits: bool) -> None:
+    def __init__(self, context: AttemptContext, waiting: PendingJobs | None, tee: LineTee) -> None:
+        self._context = context
+        self._waiting = waiting
         self._say = tee.say
-        self._waits = waits
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=type(self).__name__)
         self._begun: list[Future[Any]] = []
 
@@ -66,7 +67,7 @@ class Background:
         """Have it done after all that was begun before."""
         future = self._thread.submit(work, *given, **named)
         self._begun.append(future)
-        if self._waits:
+        if self._context.waits_for_changes:
             future.exception()
         return future
 
@@ -98,9 +99,7 @@ class NodeExclusions(Background):
     """
 
     def __init__(self, context: AttemptContext, waiting: PendingJobs | None, tee: LineTee) -> None:
-        super().__init__(tee, waits=context.waits_for_changes)
-        self._context = context
-        self._waiting = waiting
+        super().__init__(context, waiting, tee)
         # how many nodes may be excluded; one where it is not known how many there are
         self._limit = ExclusionLimit(1)
         self._limit_words: set[str] = set()  # of every limit that has refused one

@@ -14,7 +14,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tr11ops.runcard.find import PathBase, base_of, find_card, shipped_cards, shipped_folder
+from tr11ops.runcard.find import (
+    PathBase,
+    base_of,
+    find_card,
+    newest_launch,
+    shipped_cards,
+    shipped_folder,
+)
 from tr11ops.runcard.kinds import OWN_SECTIONS, ForeignCard, OwnCard, RunCard, card_kind, own_card
 from tr11ops.runcard.load import (
     REMOVED_KEYS,
@@ -54,7 +61,6 @@ from trainer.config.card import CardError, Problem, RunSection, derive_numbers, 
 from trainer.config.rules import Rule
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import JsonObject
-from trainer.contract.state_file import read_json
 from trainer.schedule.rules import cross_rules
 
 # Lists of mail addresses that a card takes from the environment: `recipients =
@@ -317,19 +323,13 @@ def launched_tables(directory: Path) -> JsonObject | None:
     """What the newest launch from a run directory was given, as a card has it; None where nothing
     was launched there.
     """
-    for folder in sorted(directory.glob("state/submissions/*/card.json"), reverse=True):
-        try:
-            value = read_json(folder)
-        except (OSError, ValueError):
-            continue
-        if isinstance(value, dict):
-            told = without(value, {("derived",), *REMOVED_KEYS})
-            return {
-                name: escaped_variables(table, (name,))
-                for name, table in told.items()
-                if table is not None
-            }
-    return None
+    card = newest_launch(directory)
+    if card is None:
+        return None
+    told = without(card, {("derived",), *REMOVED_KEYS})
+    return {
+        name: escaped_variables(table, (name,)) for name, table in told.items() if table is not None
+    }
 
 
 def escaped_variables(value: Any, key: tuple[str, ...]) -> Any:

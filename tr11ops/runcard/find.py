@@ -7,13 +7,13 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Mapping
-from itertools import islice
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from tr11ops.base.shipped import shipped
 from trainer.config.card import CardError, Problem, nearest
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 from trainer.contract.state_file import read_json
 
 CARD_FILE = "tr11.toml"
@@ -56,9 +56,8 @@ def find_card(option: str | None, environment: Mapping[str, str], directory: Pat
             return default
         rule = "there is no tr11.toml here and neither --run nor $TR11_RUN is given"
         fix = f"write one with `tr11 init`, use --run PATH, or {_shipped_names()}"
-        runs = [f"--run {shlex.quote(str(run))}" for run in islice(_runs_in(directory), RUNS_NAMED)]
-        if runs:
-            fix = f"give one of the runs here: {', '.join(runs)}; `tr11 list` shows all that were launched"
+        if runs := _runs_in(directory):
+            fix = f"give one of the runs here: --run {', --run '.join(runs)}; `tr11 list` shows all that were launched"
         raise CardError(str(directory), [Problem("run card", None, rule, fix)])
     if "\0" not in named and (directory / named).exists():
         return directory / named
@@ -91,19 +90,17 @@ def run_directories(root: Path, deepest: int = DEEPEST) -> Iterator[Path]:
             yield from run_directories(root / name, deepest - 1)
 
 
-def _runs_in(folder: Path) -> Iterator[Path]:
+def _runs_in(folder: Path) -> list[str]:
     """What `--run` takes of the runs in a folder's folders: their cards, then the run directories
     that no card lies beside.
     """
-    cards = sorted(folder.glob(f"*/{CARD_FILE}"))
-    try:
-        launched = list(run_directories(folder, DEEPEST_NAMED))
-    except OSError:
-        launched = []
-    homes = {card.parent for card in cards}
-    others = [run for run in launched if homes.isdisjoint((run, *run.parents))]
-    for path in (*cards, *others):
-        yield path.relative_to(folder)
+    found = sorted(folder.glob(f"*/{CARD_FILE}"))
+    homes = {card.parent for card in found}
+    with suppress(OSError):
+        for run in run_directories(folder, DEEPEST_NAMED):
+            if homes.isdisjoint((run, *run.parents)):
+                found.append(run)
+    return [shlex.quote(str(path.relative_to(folder))) for path in found[:RUNS_NAMED]]
 
 
 def _to_make(named: str) -> str:
@@ -180,16 +177,18 @@ def _has_run(directory: Path, name: str) -> bool:
     """Whether a run of this name was launched into `directory`, by the newest submission that can
     be read.
     """
-    try:
-        kept = sorted((directory / SUBMISSIONS).glob("*/card.json"), reverse=True)
-    except OSError:
-        return False
-    for path in kept:
-        try:
-            card = read_json(path)
-        except (OSError, ValueError):
-            continue
-        if card is not None:
-            run = card.get("run")
-            return isinstance(run, dict) and run.get("name") == name
-    return False
+    run = (newest_launch(directory) or {}).get("run")
+    return isinstance(run, dict) and run.get("name") == name
+
+
+def newest_launch(directory: Path) -> JsonObject | None:
+    """The resolved card of the newest launch from a run directory whose card can be read; None
+    where there is none.
+    """
+    with suppress(OSError):
+        for path in sorted((directory / SUBMISSIONS).glob("*/card.json"), reverse=True):
+            with suppress(OSError, ValueError):
+                card = read_json(path)
+                if card is not None:
+                    return card
+    return None
