@@ -9,7 +9,7 @@ import importlib
 import io
 import json
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,15 +66,15 @@ def reader_here() -> Iterator[None]:
         yield
 
 
-def _read(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def _read(request: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     reader = importlib.import_module("trainer.checkpoint.__main__")
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = reader.main(words)
-    return subprocess.CompletedProcess([*words], code, out.getvalue(), err.getvalue())
+        code = reader.main([json.dumps(request, default=str)])
+    return subprocess.CompletedProcess([], code, out.getvalue(), err.getvalue())
 
 
-def _answer(words: Sequence[str]) -> dict[str, Any] | None:
-    value = json.loads(_read(words).stdout)
+def _answer(command: str, **values: object) -> dict[str, Any] | None:
+    value = json.loads(_read({"command": command, "as_json": True, **values}).stdout)
     assert isinstance(value, dict)
     return value

@@ -33,7 +33,7 @@ from tr11ops.rundir.checkpoint_digests import note_numbers
 from tr11ops.rundir.claims import CopyLock
 from tr11ops.rundir.copies import CopyRecord, DrillRecord, write_drill
 from trainer.contract.manifest import Manifest
-from trainer.contract.record import Record
+from trainer.contract.record import JsonObject, Record
 
 FOLDER = "backup-drill"
 CLAIM = "drill"
@@ -81,10 +81,20 @@ def inspect(folder: Path) -> LoadResult:
     if why:
         return LoadResult(True, f"every digest agrees; {why}")
     try:
-        checked = _read_by_trainer(["inspect", str(folder), "--verify"])
+        checked = _read_by_trainer(
+            {
+                "command": "inspect",
+                "place": str(folder),
+                "tensors": None,
+                "verify": True,
+                "as_json": False,
+            }
+        )
         if checked.returncode:
             return LoadResult(False, _last_line(checked.stdout + checked.stderr))
-        return _numbers_in(_read_by_trainer(["values", "--json", str(folder)]))
+        return _numbers_in(
+            _read_by_trainer({"command": "values", "places": [str(folder)], "as_json": True})
+        )
     except subprocess.TimeoutExpired:
         return LoadResult(False, f"it could not be read within {duration(LOAD_SECONDS)}")
 
@@ -101,10 +111,10 @@ def why_unread(manifest: Manifest | None) -> str:
     return ""
 
 
-def _read_by_trainer(words: list[str]) -> subprocess.CompletedProcess[str]:
+def _read_by_trainer(request: JsonObject) -> subprocess.CompletedProcess[str]:
     """What the trainer's reader says of a checkpoint. Raises subprocess.TimeoutExpired."""
     return subprocess.run(
-        [sys.executable, "-P", "-m", "trainer.checkpoint", *words],
+        [sys.executable, "-P", "-m", "trainer.checkpoint", json.dumps(request)],
         check=False,
         capture_output=True,
         text=True,

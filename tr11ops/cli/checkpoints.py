@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -34,12 +33,12 @@ from tr11ops.cli.common import directory_of, say
 from tr11ops.cli.progress import ByteProgress
 from tr11ops.cli.runner import JSON, Outcome, RunContext
 from tr11ops.cli.trainer_child import (
+    SHARD_SIZE,
     ask_checkpoint_module,
     card_file,
-    child_words,
+    child_request,
     run_trainer_module,
 )
-from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.checkpoint_digests import DigestRecord, note_numbers, put_on_record
 from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
 from tr11ops.rundir.journal import user_name
@@ -58,7 +57,7 @@ def look_at_values(places: Sequence[Path]) -> Mapping[Path, ValuesFound]:
     """
     if not places:
         return {}
-    answer = ask_checkpoint_module(["values", "--json", "--", *map(str, places)])
+    answer = ask_checkpoint_module("values", places=places)
     if answer is None or "checkpoints" not in answer:
         raise Refusal("the numbers could not be looked at (see above)")
     found = {}
@@ -336,8 +335,8 @@ def _place(text: str, context: RunContext) -> str:
 
 def _run(ctx: typer.Context, **instead: object) -> Outcome:
     """The child's answer is the command's."""
-    words = child_words(ctx, **instead)
-    return Outcome(exit_code=run_trainer_module("trainer.checkpoint", words))
+    request = child_request(ctx, **instead)
+    return Outcome(exit_code=run_trainer_module("trainer.checkpoint", request))
 
 
 # ----------------------------------------------------------------------------- what is kept
@@ -376,7 +375,7 @@ def inspect(
     Examples:
       tr11 checkpoints inspect latest --tensors '*norm*' --verify
     """
-    return _run(ctx, step=_place(step, context))
+    return _run(ctx, place=_place(step, context))
 
 
 @app.command()
@@ -430,7 +429,7 @@ def export(
     *,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to write.")],
     to: Annotated[
-        str,
+        Literal["hf"],
         typer.Option(
             "--format",
             "--to",
@@ -439,7 +438,7 @@ def export(
         ),
     ] = "hf",
     dtype: Annotated[
-        str | None,
+        Literal["bf16", "fp32", "fp16"] | None,
         typer.Option("--dtype", metavar="bf16|fp32|fp16", help="Else as the checkpoint's weights."),
     ] = None,
     max_shard_size: Annotated[
@@ -447,7 +446,7 @@ def export(
         typer.Option(
             "--max-shard-size", metavar="SIZE", help="Of the tensors in one file: 5GB, 500MB."
         ),
-    ] = "5GB",
+    ] = SHARD_SIZE,
     tokenizer: TokenizerOption = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace an earlier export in DIR.")
@@ -476,8 +475,10 @@ def export(
         place = named
     else:
         place = resolve_step(card, step)
-    with _card_file(card) as card_option:
-        return _run(ctx, step=place, **card_option)
+    if card is None:
+        return _run(ctx, place=place, card=None)
+    with card_file(card) as name:
+        return _run(ctx, place=place, card=name)
 
 
 @app.command("import")
@@ -501,20 +502,8 @@ def import_(
     Examples:
       tr11 checkpoints import bloom-560m --run my-card.toml
     """
-    with _card_file(context.card) as card_option:
-        return _run(ctx, folder=folder.expanduser().absolute(), **card_option)
-
-
-@contextmanager
-def _card_file(card: RunCard | None) -> Generator[dict[str, str]]:
-    """The child's option for the resolved card, which lies in a file of its own meanwhile; no
-    option without a card.
-    """
-    if card is None:
-        yield {}
-        return
-    with card_file(card) as name:
-        yield {"card": name}
+    with card_file(context.card) as name:
+        return _run(ctx, folder=folder.expanduser().absolute(), card=name)
 
 
 @app.command()
@@ -528,7 +517,8 @@ def reshape(
         typer.Option("--output", "-o", metavar="DIR", help="Folder for global_stepN and latest."),
     ],
     layout: Annotated[
-        str, typer.Option("--format", metavar="tr11|deepspeed", help="Layout to write.")
+        Literal["tr11", "deepspeed"],
+        typer.Option("--format", metavar="tr11|deepspeed", help="Layout to write."),
     ] = "tr11",
     tensor: Annotated[
         int | None, typer.Option(min=1, help="Tensor-parallel degree; else the checkpoint's.")
@@ -559,4 +549,4 @@ def reshape(
     Examples:
       tr11 checkpoints reshape 95000 -o reshaped --format deepspeed --tensor 4 --pipeline 12 --data 4
     """
-    return _run(ctx, step=_place(step, context))
+    return _run(ctx, place=_place(step, context))

@@ -5,12 +5,12 @@ as a child.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from tr11ops.cli.runner import Outcome, RunContext
-from tr11ops.cli.trainer_child import card_file, child_words, run_trainer_module
+from tr11ops.cli.trainer_child import card_file, child_request, run_trainer_module
 from tr11ops.runcard.card import own_card
 
 app = typer.Typer(
@@ -34,13 +34,13 @@ JsonKey = Annotated[
     str, typer.Option("--json-key", metavar="KEY", help="Key of the text in each JSON object.")
 ]
 TokenizerType = Annotated[
-    str,
+    Literal["huggingface", "gpt2_bpe", "bert_wordpiece", "bert_wordpiece_lower"],
     typer.Option(
         metavar="TYPE", help="huggingface, gpt2_bpe, bert_wordpiece or bert_wordpiece_lower."
     ),
 ]
 LearntType = Annotated[
-    str,
+    Literal["huggingface", "bert_wordpiece", "bert_wordpiece_lower"],
     typer.Option(
         metavar="TYPE", help="huggingface (byte-level BPE), bert_wordpiece or bert_wordpiece_lower."
     ),
@@ -63,7 +63,7 @@ Workers = Annotated[int | None, typer.Option(min=1, help="Processes; all cores i
 
 def _run(ctx: typer.Context, **instead: object) -> int:
     """The child's exit code is the command's."""
-    return run_trainer_module("trainer.data", child_words(ctx, **instead))
+    return run_trainer_module("trainer.data", child_request(ctx, **instead))
 
 
 @app.command()
@@ -77,7 +77,7 @@ def corpus(
     ],
     min_bytes: Annotated[int, typer.Option(min=1, help="Least UTF-8 bytes of text.")] = 20_000_000,
     force: Force = False,
-    json: Json = False,
+    as_json: Json = False,
 ) -> int:
     """Build a real corpus from text that every Python installation carries.
 
@@ -111,7 +111,7 @@ def tokenizer(
     ] = None,
     max_line_mib: MaxLine = 16,
     force: Force = False,
-    json: Json = False,
+    as_json: Json = False,
 ) -> int:
     """Learn a tokenizer: byte-level BPE (any text can be encoded; <|endoftext|> is id 0), or
     WordPiece for BERT and T5.
@@ -156,7 +156,7 @@ def preprocess(
     ] = False,
     max_line_mib: MaxLine = 16,
     force: Force = False,
-    json: Json = False,
+    as_json: Json = False,
 ) -> int:
     """Tokenize JSON lines into the memory-mapped format that Megatron reads, in the order of the
     lines.
@@ -181,7 +181,7 @@ def merge(
         str, typer.Option(metavar="PREFIX", help="Prefix of the joined pair.")
     ],
     force: Force = False,
-    json: Json = False,
+    as_json: Json = False,
 ) -> int:
     """Join indexed pairs of one token type into one.
 
@@ -211,7 +211,7 @@ def index(
     cache_dir: Annotated[
         Path | None, typer.Option(help="Folder for the maps; beside each pair if not given.")
     ] = None,
-    json: Json = False,
+    as_json: Json = False,
 ) -> int:
     """Build the index maps beforehand, so that no node of a large training waits for them.
 
@@ -229,7 +229,7 @@ def inspect(
         Path | None, typer.Option(help="Decode the beginnings with it, check the vocabulary.")
     ] = None,
     sequences: Annotated[int, typer.Option(min=0, help="Beginnings to show.")] = 3,
-    json: Json = False,
+    as_json: Json = False,
 ) -> int:
     """Show what an indexed pair holds: type, sequences, documents, tokens, lengths, beginnings.
 
@@ -276,7 +276,7 @@ def check(
     temporary: Annotated[
         Path | None, typer.Option(help="Folder for digests, 28 bytes a document.")
     ] = None,
-    json: Json = False,
+    as_json: Json = False,
 ) -> int:
     """Look for what spoils a training: storms of one symbol (such as backslashes), documents that
     are there twice, empty ones and overlong ones, tokens outside the vocabulary, damaged files.
@@ -306,7 +306,7 @@ def text(
     tokens: Annotated[
         bool, typer.Option("--ids", "--tokens", help="Token ids, without the text.")
     ] = False,
-    json: Json = False,
+    as_json: Json = False,
 ) -> Outcome:
     """Show what the training of a card read: text, data set and documents of each sample, by the
     training's own code.
@@ -335,7 +335,10 @@ def ratios(
     dataset_ratios_path: Annotated[
         Path, typer.Option(metavar="JSON", help="List of objects with dataset_path and ratio.")
     ],
-    split: Annotated[str, typer.Option(metavar="train|valid|test", help="Whose file of groups.")],
+    split: Annotated[
+        Literal["train", "valid", "test"],
+        typer.Option(metavar="train|valid|test", help="Whose file of groups."),
+    ],
     shares: Annotated[
         str | None,
         typer.Option(
@@ -347,7 +350,7 @@ def ratios(
     output: Annotated[
         Path, typer.Option(metavar="FILE", help="File of quoted groups, for data.*_groups_file.")
     ],
-    json: Json = False,
+    as_json: Json = False,
 ) -> int:
     """Write the file of groups of a training or a test, or of a validation: the mixture, and each
     language by itself.
@@ -373,7 +376,7 @@ def probabilities(
     output: Annotated[
         Path | None, typer.Option(metavar="JSON", help="Write them as a list of ratios.")
     ] = None,
-    json: Json = False,
+    as_json: Json = False,
 ) -> int:
     """Shares of data sets in a mixture: each one's part of all tokens to the power of alpha,
     normalised.

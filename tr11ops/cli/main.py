@@ -568,7 +568,7 @@ def explain(error: BaseException, command: str) -> tuple[int, str]:
         where = (
             getattr(getattr(error, "ctx", None), "command_path", "") or f"tr11 {command}".rstrip()
         )
-        words = " ".join(str(error.format_message()).split())
+        words = " ".join(str(error.format_message()).split()).replace("Value error, ", "")
         # without words: the help itself was shown
         return USAGE, words and f"{words} (see {where} --help)"
     if isinstance(error, KeyboardInterrupt):

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -23,6 +23,7 @@ from tr11ops.cli.runner import RUN_NAMES
 from tr11ops.runcard.card import RunCard, resolved
 from trainer.contract.attempt import HELD_BACK
 
+SHARD_SIZE = "5GB"  # of an exported file, where none is asked for
 NEEDS = {"trainer.data": MAKING_DATA, "trainer.checkpoint": READING_CHECKPOINTS}
 # It ends with its parent: an orphan would go on for hours beside its successor. Ctrl-C shows no
 # traceback.
@@ -48,43 +49,23 @@ def card_file(card: RunCard) -> Generator[str]:
         yield stream.name
 
 
-def child_words(ctx: typer.Context, **instead: object) -> list[str]:
-    """What was typed, for a child that has a command of the same name with the same options (a test
-    compares them).
+def child_request(ctx: typer.Context, **instead: object) -> str:
+    """What was typed, for the child that does it: the command and the value of each parameter.
 
-    `instead` gives the child's value of a parameter, or of an option that it alone has; the options
-    that name a run are this process's own. None is left out. The arguments come last, behind `--`.
+    `instead` gives the child's value of a parameter, or of one that it alone has; the options that
+    name a run are this process's own.
     """
-    arguments: list[str] = []
-    options, values = [str(ctx.command.name)], {**ctx.params, **instead}
-    for parameter in ctx.command.params:
-        value = values.pop(parameter.name, None)
-        if value is None or parameter.name in RUN_NAMES:
-            continue
-        if isinstance(value, list | tuple):
-            items = [str(item) for item in value]
-        else:
-            items = [str(value)]
-        name = next((word for word in parameter.opts if word.startswith("--")), "")
-        if not name:
-            arguments += items
-        elif isinstance(value, bool):
-            options += [name] if value else parameter.secondary_opts
-        else:
-            options += [word for item in items for word in (name, item)]
-    options += [
-        word
-        for name, value in values.items()
-        if name not in RUN_NAMES
-        for word in (f"--{name}", str(value))
-    ]
-    if arguments:
-        return [*options, "--", *arguments]
-    return options
+    values = {name: value for name, value in ctx.params.items() if name not in RUN_NAMES}
+    return command_request(str(ctx.command.name), **{**values, **instead})
 
 
-def run_trainer_module(module: str, arguments: list[str]) -> int:
-    """Run `python -m MODULE` with this process's terminal; returns its exit code, 1 where a signal
+def command_request(command: str, **values: object) -> str:
+    """The one argument of `python -m trainer.data` and `python -m trainer.checkpoint`."""
+    return json.dumps({"command": command, **values}, default=str)
+
+
+def run_trainer_module(module: str, request: str) -> int:
+    """Run `python -m MODULE REQUEST` with this process's terminal; returns its exit code, 1 where a signal
     ended it. Raises Refusal where it needs what is not installed.
 
     The child has a process group of its own: so it hears the keyboard's interrupt once, through this process, as it
@@ -113,7 +94,7 @@ def run_trainer_module(module: str, arguments: list[str]) -> int:
     before = {number: signal.signal(number, pass_on) for number in HELD_BACK}
     try:
         child = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-m", module, request],
             process_group=0,
             preexec_fn=follow,  # noqa: PLW1509 - this process has one thread
         )
@@ -128,17 +109,18 @@ def run_trainer_module(module: str, arguments: list[str]) -> int:
     return 1
 
 
-def ask_checkpoint_module(words: Sequence[str]) -> dict[str, Any] | None:
-    """What `python -m trainer.checkpoint WORDS`, with --json among them, answers; its bar and
-    refusals go to stderr.
+def ask_checkpoint_module(command: str, **values: object) -> dict[str, Any] | None:
+    """What the trainer answers to a command of its checkpoints; its bar and refusals go to stderr.
 
-    None where it gives no JSON object: it was killed, or its words are wrong. Raises Refusal where it
+    None where it gives no JSON object: it was killed. Raises Refusal where it
     needs what is not installed.
     """
     require(READING_CHECKPOINTS, "a look at the tensors of a checkpoint")
-    command = [sys.executable, "-c", CHECKPOINT_CHILD, *words]
+    request = command_request(command, as_json=True, **values)
     # a Ctrl-C reaches it too
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", CHECKPOINT_CHILD, request], stdout=subprocess.PIPE, text=True
+    ) as child:
         said, _ = child.communicate()
     try:
         value = json.loads(said)

@@ -35,7 +35,7 @@ from tr11ops.cli.runner import (
     RunContext,
     carry_out,
 )
-from tr11ops.cli.trainer_child import ask_checkpoint_module, card_file
+from tr11ops.cli.trainer_child import SHARD_SIZE, ask_checkpoint_module, card_file
 from tr11ops.goodput.until_checkpoint import past_until
 from tr11ops.hub.base import DEFAULT_BRANCH, Repository, endpoint_of, find_credentials, hub_retries
 from tr11ops.hub.client import Hub
@@ -209,18 +209,21 @@ def _run_export(job: UploadJob) -> JsonObject:
     """Run the export as a child with this terminal's stderr; its result. Raises Refusal where it
     fails.
     """
+    tokenizer = job.tokenizer
+    if tokenizer is not None:
+        tokenizer = tokenizer.expanduser().absolute()
     with card_file(job.card) as card:
-        command = [
-            *("export", "--json", "--force", "--dtype", job.dtype),
-            *("--output", str(job.work.model), "--card", card),
-            *(
-                []
-                if job.tokenizer is None
-                else ["--tokenizer", str(job.tokenizer.expanduser().absolute())]
-            ),
-            *("--", str(job.place)),
-        ]
-        value = ask_checkpoint_module(command)
+        value = ask_checkpoint_module(
+            "export",
+            place=job.place,
+            output=job.work.model,
+            dtype=job.dtype,
+            max_shard_size=SHARD_SIZE,
+            tokenizer=tokenizer,
+            card=card,
+            force=True,
+            verify=True,
+        )
     if value is None or "error" in value:
         raise Refusal("the export failed (see above); nothing was published")
     return value

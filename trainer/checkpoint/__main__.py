@@ -1,23 +1,23 @@
-"""`python -m trainer.checkpoint COMMAND`: look at checkpoints and turn them into others.
+"""`python -m trainer.checkpoint REQUEST`: look at checkpoints and turn them into others, for
+`tr11 checkpoints`, which says in one JSON object what to do.
 
-The result goes to stdout, as text or with `--json` as one object; progress and refusals go to
+The result goes to stdout, as text or as one JSON object; progress and refusals go to
 stderr.
 """
 
 from __future__ import annotations
 
-import argparse
 import errno
 import importlib
-import importlib.util
 import json
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Protocol, cast
 
-from trainer.contract.attempt import hear_signals
+from trainer.contract.attempt import hear_signals, read_command_request
 from trainer.contract.errors import Tr11Error
 from trainer.contract.record import JsonObject
 
@@ -51,44 +51,9 @@ _SILENCE = {
 class CommandModule(Protocol):
     """What a module of a command holds (see `trainer.checkpoint.commands`)."""
 
-    HELP: str
-
-    def configure(self, parser: argparse.ArgumentParser) -> None: ...
-
-    def run(self, options: argparse.Namespace) -> JsonObject: ...
+    def run(self, options: SimpleNamespace) -> JsonObject: ...
 
     def describe(self, result: JsonObject) -> str: ...
-
-
-def available() -> dict[str, str]:
-    """Commands of this installation: name -> module."""
-    return {
-        name: module
-        for name, module in COMMANDS.items()
-        if importlib.util.find_spec(module) is not None
-    }
-
-
-def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """The command line. Only the module of the command that `arguments` name is imported; the help
-    page needs all.
-    """
-    parser = argparse.ArgumentParser(
-        prog="tr11 checkpoints", description="Look at checkpoints, and turn them."
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    found = available()
-    asked = next((word for word in arguments if not word.startswith("-")), None)
-    for name, module in found.items():
-        if asked in found and name != asked:
-            commands.add_parser(name)
-            continue
-        command = cast(CommandModule, importlib.import_module(module))
-        inner = commands.add_parser(name, help=command.HELP, description=command.HELP)
-        inner.set_defaults(module=command)
-        inner.add_argument("--json", action="store_true", help="the result as one JSON object")
-        command.configure(inner)
-    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,13 +62,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     `TR11_DEBUG=1` shows the traceback of a refusal as well.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = False
     try:
         hear_signals()
-        options = build_parser(words).parse_args(words)  # which loads torch
-        command: CommandModule = options.module
+        options = read_command_request(sys.argv[1:] if arguments is None else arguments)
+        as_json = options.as_json
+        # which loads torch
+        command = cast(CommandModule, importlib.import_module(COMMANDS[options.command]))
         result = command.run(options)
-        if options.json:
+        if as_json:
             shown = json.dumps({"schema": SCHEMA, **result}, ensure_ascii=False)
         else:
             shown = command.describe(result)
@@ -114,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_NEEDS_PERSON
     except (Exception, KeyboardInterrupt) as error:
-        return _refuse(error, "--json" in words)
+        return _refuse(error, as_json)
     judge = getattr(command, "exit_code", None)
     if judge is not None:
         return int(judge(result))

@@ -16,13 +16,15 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TextIO
 
 from trainer.contract.documents import document, read_record, record_of_text, write_record
+from trainer.contract.errors import UsageError
 from trainer.contract.files import host_name, make_shared, open_shared, write_json, write_unflushed
 from trainer.contract.paths import END_MARKER_FILE, RunPaths
 from trainer.contract.record import Count, Finite, RankCount, Record
@@ -100,6 +102,16 @@ def hear_signals() -> None:
     Called where a handler waits for them: what came while the interpreter started is raised here.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
+
+
+def read_command_request(words: Sequence[str]) -> SimpleNamespace:
+    """The command that `tr11` has a child do, and the value of each of its options: one JSON object
+    (`tr11ops.cli.trainer_child`). Raises UsageError where a person typed something else.
+    """
+    try:
+        return SimpleNamespace(**json.loads(*words))
+    except (TypeError, ValueError):
+        raise UsageError("type `tr11 data` or `tr11 checkpoints`, which start this") from None
 
 
 def tell(line: str, stream: TextIO | None = None) -> None:

@@ -1,10 +1,9 @@
-"""`python -m trainer.data`: make, index and look at training data. Progress on stderr, one line of
-result on stdout.
+"""`python -m trainer.data REQUEST`: the work of `tr11 data`, which says in one JSON object what to do.
+Progress on stderr, one line of result on stdout.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -12,25 +11,11 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from trainer.contract.attempt import hear_signals
+from trainer.contract.attempt import hear_signals, read_command_request
 from trainer.contract.errors import DataError, UsageError
 
 EXIT_FINE = 0
 EXIT_NEEDS_PERSON = 1
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The command line; the same commands and options as `tr11 data`."""
-    # seconds, in which an interrupt is heard already
-    from trainer.data import commands_look, commands_make
-
-    parser = argparse.ArgumentParser(prog="python -m trainer.data", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands_make.add_commands(commands)
-    commands_look.add_commands(commands)
-    for command in commands.choices.values():
-        command.add_argument("--json", action="store_true", help="the result as one JSON object")
-    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,21 +27,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, _stop)
     try:
         hear_signals()
-        return _run(build_parser().parse_args(arguments))
+        return _run(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:
         return _refuse("stopped; no output is half-written", EXIT_NEEDS_PERSON)
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(words: Sequence[str]) -> int:
     try:
-        result = options.run(options)
-        if options.json:
+        options = read_command_request(words)
+        # seconds, in which an interrupt is heard already
+        from trainer.data import commands_look, commands_make
+
+        run, sentence = {**commands_make.COMMANDS, **commands_look.COMMANDS}[options.command]
+        result = run(options)
+        if options.as_json:
             shown = json.dumps(result, ensure_ascii=False)
         else:
-            shown = options.sentence(result)
+            shown = sentence(result)
         sys.stdout.write(shown + "\n")
         sys.stdout.flush()
-        if not getattr(options, "is_fine", lambda result: True)(result):
+        if not result.get("clean", True):  # as `check` found it
             return EXIT_NEEDS_PERSON
     except (UsageError, DataError) as error:
         return _refuse(f"tr11 data: {error}", error.exit_code)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,10 @@ from trainer.contract.files import write_atomically
 from trainer.contract.record import JsonObject, Record
 from trainer.data.check import as_result, check_pairs, check_raw, describe_check
 from trainer.data.check_rules import DocumentLimits
-from trainer.data.commands_make import add_line_limit, add_tokenizer_options, tokenizer_spec
+from trainer.data.commands_make import Command, tokenizer_spec
 from trainer.data.groups import SPLITS, parse_groups, parse_split
 from trainer.data.indexed import IndexedDataset, bin_path
-from trainer.data.progress import Commands, count, inclusive_range, positive, progress_bar, say
+from trainer.data.progress import inclusive_range, progress_bar, say
 from trainer.data.tokenizer import Tokenizer, TokenizerSpec, load_tokenizer, spelled_end_tokens
 
 # Shares of data sets: the groups of a training from a list of ratios, and ratios from the sizes of
@@ -290,60 +290,7 @@ def _grouped(value: object) -> str:
     return str(value)
 
 
-def add_commands(commands: Commands) -> None:
-    """Declare the commands."""
-    command = commands.add_parser("inspect", help="what a pair holds")
-    command.set_defaults(run=show_pair, sentence=describe)
-    command.add_argument("prefix", metavar="PREFIX")
-    command.add_argument("--tokenizer", type=Path)
-    command.add_argument("--sequences", type=count, default=3)
-
-    command = commands.add_parser(
-        "check", help="storms, duplicates, empty and overlong documents, foreign tokens"
-    )
-    command.set_defaults(run=check, sentence=describe_check, is_fine=lambda result: result["clean"])
-    command.add_argument("prefixes", nargs="+", metavar="PREFIX")
-    command.add_argument("--raw", action="store_true")
-    command.add_argument("--json-key", default="text")
-    add_tokenizer_options(command)
-    command.add_argument("--vocab-size", type=positive)
-    limits = DocumentLimits()
-    command.add_argument("--storm-length", type=positive, default=limits.storm_length)
-    command.add_argument("--storm-run", type=positive, default=limits.storm_run)
-    command.add_argument("--longest", type=positive, default=limits.longest)
-    add_line_limit(command)
-    command.add_argument("--workers", type=positive, default=os.cpu_count() or 1)
-    command.add_argument("--temporary", type=Path)
-
-    command = commands.add_parser("text", help="what a training read at some samples or iterations")
-    command.set_defaults(run=show_text, sentence=_texts)
-    command.add_argument("--card", type=Path, required=True)
-    command.add_argument("--replicas", type=positive)
-    command.add_argument("--samples", metavar="FIRST-LAST")
-    command.add_argument("--iterations", metavar="FIRST-LAST")
-    command.add_argument("--ids", "--tokens", dest="tokens", action="store_true")
-
-    command = commands.add_parser(
-        "ratios", help="the file of groups of a training from a list of ratios"
-    )
-    command.set_defaults(
-        run=make_groups, sentence=lambda made: f"{made['output']}: {made['groups']} group(s)"
-    )
-    command.add_argument("--dataset-ratios-path", type=Path, required=True, metavar="JSON")
-    command.add_argument("--split", choices=SPLITS, required=True)
-    command.add_argument("--shares", metavar="A,B,C")
-    command.add_argument("--output", type=Path, required=True)
-
-    command = commands.add_parser(
-        "probabilities", help="shares of data sets by their sizes, small ones lifted"
-    )
-    command.set_defaults(run=make_probabilities, sentence=_probabilities)
-    command.add_argument("prefixes", nargs="+", metavar="PREFIX")
-    command.add_argument("--alpha", type=float, required=True)
-    command.add_argument("--output", type=Path)
-
-
-def show_pair(options: argparse.Namespace) -> JsonObject:
+def show_pair(options: SimpleNamespace) -> JsonObject:
     """Describe a pair."""
     tokenizer = None
     if options.tokenizer is not None:
@@ -351,7 +298,7 @@ def show_pair(options: argparse.Namespace) -> JsonObject:
     return document(inspect_pair(options.prefix, tokenizer, options.sequences))
 
 
-def check(options: argparse.Namespace) -> JsonObject:
+def check(options: SimpleNamespace) -> JsonObject:
     """Check pairs, or one file of JSON lines."""
     spec = tokenizer_spec(options)
     if spec is None:
@@ -359,10 +306,13 @@ def check(options: argparse.Namespace) -> JsonObject:
     else:
         tokenizer = load_tokenizer(spec)
     size = options.vocab_size if tokenizer is None else tokenizer.vocabulary_size
+    temporary = None
+    if options.temporary is not None:
+        temporary = Path(options.temporary)
     shared: JsonObject = {
         "limits": DocumentLimits(options.storm_length, options.storm_run, options.longest),
-        "workers": options.workers,
-        "temporary": options.temporary,
+        "workers": options.workers or os.cpu_count() or 1,
+        "temporary": temporary,
     }
     if options.raw:
         if len(options.prefixes) != 1 or options.vocab_size is not None:
@@ -397,7 +347,7 @@ def _bytes_bar(total: int | None) -> Iterator[Any]:
         yield partial(bar.advance, task)
 
 
-def show_text(options: argparse.Namespace) -> JsonObject:
+def show_text(options: SimpleNamespace) -> JsonObject:
     """The samples of a range of consumed samples, or of iterations."""
     if (options.samples is None) == (options.iterations is None):
         raise UsageError("give one of --samples and --iterations")
@@ -409,7 +359,7 @@ def show_text(options: argparse.Namespace) -> JsonObject:
     from trainer.data.text import read_samples, samples_of_iterations
 
     try:
-        config = load_trainer_config(options.card)
+        config = load_trainer_config(Path(options.card))
     except CardError as error:
         raise DataError(str(error)) from error
     if options.iterations is not None:
@@ -446,8 +396,9 @@ def _texts(result: JsonObject) -> str:
     return "\n".join(blocks)
 
 
-def make_groups(options: argparse.Namespace) -> JsonObject:
+def make_groups(options: SimpleNamespace) -> JsonObject:
     """Write the file of groups of one split."""
+    output = Path(options.output)
     ratios = read_ratios(options.dataset_ratios_path)
     warning = sum_warning(ratios)
     if warning is not None:
@@ -458,28 +409,41 @@ def make_groups(options: argparse.Namespace) -> JsonObject:
         say(
             f"tr11 data: WARNING: the test reads {part}: make train and valid with --shares {shares} too, or they do so"
         )
-    written = write_groups(ratios, options.split, options.output, shares)
+    written = write_groups(ratios, options.split, output, shares)
     if not written:
-        say(f"{options.output} is up to date")
+        say(f"{output} is up to date")
     if options.split == "valid":
         groups = 1 + len(ratios)
     else:
         groups = 1
     return {
-        "output": str(options.output),
+        "output": str(output),
         "groups": groups,
         "warning": warning,
         "already_complete": not written,
     }
 
 
-def make_probabilities(options: argparse.Namespace) -> JsonObject:
+def make_probabilities(options: SimpleNamespace) -> JsonObject:
     """Shares by size, to a file of ratios if one is named."""
     ratios = sampling_probabilities(options.prefixes, options.alpha)
     if options.output is not None:
-        write_ratios(ratios, options.output)
+        write_ratios(ratios, Path(options.output))
     return {"alpha": options.alpha, "ratios": [document(ratio) for ratio in ratios]}
 
 
 def _probabilities(result: JsonObject) -> str:
     return "\n".join(f"{entry['ratio']:.6f}  {entry['dataset_path']}" for entry in result["ratios"])
+
+
+def _groups_sentence(made: JsonObject) -> str:
+    return f"{made['output']}: {made['groups']} group(s)"
+
+
+COMMANDS: Mapping[str, Command] = {
+    "inspect": (show_pair, describe),
+    "check": (check, describe_check),
+    "text": (show_text, _texts),
+    "ratios": (make_groups, _groups_sentence),
+    "probabilities": (make_probabilities, _probabilities),
+}

@@ -4,12 +4,12 @@ index maps.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from trainer.contract.documents import document
 from trainer.contract.errors import DataError, InputFault, UsageError, explain_os_errors
 from trainer.contract.files import make_shared
 from trainer.contract.record import JsonObject
-from trainer.data.corpus import DEFAULT_MIN_BYTES, build_corpus, record_path
+from trainer.data.corpus import build_corpus, record_path
 from trainer.data.encode import PreprocessRequest
 from trainer.data.groups import parse_split, split_groups
 from trainer.data.indexed import IndexedDataset, bin_path, idx_path
@@ -32,14 +32,16 @@ from trainer.data.learn_tokenizer import (
     request_path,
     train_tokenizer,
 )
-from trainer.data.lines import MAX_LINE_MIB, MIB, BadLine, read_pieces, texts_of
+from trainer.data.lines import MIB, BadLine, read_pieces, texts_of
 from trainer.data.made import was_interrupted
 from trainer.data.pair_work import SAVE_SECONDS, PairWork, PreprocessProgress, make_pair
-from trainer.data.progress import Commands, count, positive, progress_bar, say
+from trainer.data.progress import progress_bar, say
 from trainer.data.sources import ReadOptions, plan_groups
 from trainer.data.text_file import TextFile
 from trainer.data.tokenize import preprocess
 from trainer.data.tokenizer import TokenizerSpec, end_token_warning
+
+Command = tuple[Callable[[SimpleNamespace], JsonObject], Callable[[JsonObject], str]]
 
 # Several pairs -> one pair, in the given order, byte for byte.
 
@@ -175,95 +177,7 @@ def _blocks_of(source: IndexedDataset, first: int) -> Iterator[Block]:
             first, begin = stop, int(ends[stop - 1])
 
 
-LEARNT_TYPES = ("huggingface", "bert_wordpiece", "bert_wordpiece_lower")
-TOKENIZER_TYPES = ("huggingface", "gpt2_bpe", "bert_wordpiece", "bert_wordpiece_lower")
-
-
-def add_commands(commands: Commands) -> None:
-    """Declare the commands."""
-    command = commands.add_parser(
-        "corpus", help="a real corpus from this Python installation's own text"
-    )
-    command.set_defaults(
-        run=make_corpus,
-        sentence=lambda made: (
-            f"{made['path']}: {made['documents']:,} documents, {made['text_bytes']:,} bytes of text"
-        ),
-    )
-    command.add_argument("--output", "-o", "--out", dest="out", type=Path, required=True)
-    command.add_argument("--min-bytes", type=positive, default=DEFAULT_MIN_BYTES)
-    command.add_argument("--force", action="store_true")
-
-    command = commands.add_parser("tokenizer", help="learn a tokenizer from texts")
-    command.set_defaults(
-        run=make_tokenizer,
-        sentence=lambda made: (
-            f"{made['path']}: {made['vocabulary_size']:,} tokens, end of document is {made['eod_id']}"
-        ),
-    )
-    command.add_argument("--corpus", type=Path, required=True)
-    command.add_argument("--tokenizer-type", choices=LEARNT_TYPES, default="huggingface")
-    command.add_argument("--vocab-size", type=positive, default=4096)
-    command.add_argument("--output", "-o", "--out", dest="out", type=Path, required=True)
-    command.add_argument("--json-key", default="text")
-    command.add_argument("--special-token", action="append", default=[])
-    add_line_limit(command)
-    command.add_argument("--force", action="store_true")
-
-    command = commands.add_parser(
-        "preprocess", help="tokenize JSON lines into PREFIX_KEY_document.bin and .idx"
-    )
-    command.set_defaults(run=tokenize, sentence=_pair_sentence)
-    command.add_argument("--input", type=Path, required=True)
-    add_tokenizer_options(command)
-    command.add_argument("--output-prefix", required=True)
-    command.add_argument("--workers", type=positive, default=os.cpu_count() or 1)
-    command.add_argument("--append-eod", action=argparse.BooleanOptionalAction, default=True)
-    command.add_argument("--json-key", default="text")
-    command.add_argument("--split-sentences", action="store_true")
-    command.add_argument("--keep-newlines", action="store_true")
-    command.add_argument("--skip-bad-lines", action="store_true")
-    add_line_limit(command)
-    command.add_argument("--force", action="store_true")
-
-    command = commands.add_parser("merge", help="join pairs of one token type into one")
-    command.set_defaults(
-        run=merge_pairs,
-        sentence=lambda made: (
-            f"{made['prefix']}.bin, .idx: {made['tokens']:,} tokens of {made['inputs']} pairs"
-        ),
-    )
-    command.add_argument("prefixes", nargs="+", metavar="PREFIX")
-    command.add_argument("--output-prefix", required=True)
-    command.add_argument("--force", action="store_true")
-
-    command = commands.add_parser("index", help="build the index maps of a training beforehand")
-    command.set_defaults(run=make_index, sentence=_index_sentence)
-    command.add_argument("data", nargs="+", metavar="PREFIX | WEIGHT PREFIX")
-    command.add_argument("--seq-length", type=positive, required=True)
-    command.add_argument("--train-samples", type=count, required=True)
-    command.add_argument("--valid-samples", type=count, default=0)
-    command.add_argument("--test-samples", type=count, default=0)
-    command.add_argument("--split", default="949,50,1")
-    command.add_argument("--seed", type=count, default=1234)
-    command.add_argument("--vocab-size", type=positive)
-    command.add_argument("--cache-dir", type=Path)
-
-
-def add_line_limit(command: argparse.ArgumentParser) -> None:
-    """The option that limits the memory for one line."""
-    command.add_argument("--max-line-mib", type=positive, default=MAX_LINE_MIB)
-
-
-def add_tokenizer_options(command: argparse.ArgumentParser) -> None:
-    """The options that name a tokenizer of any type."""
-    command.add_argument("--tokenizer", type=Path)
-    command.add_argument("--tokenizer-type", choices=TOKENIZER_TYPES, default="huggingface")
-    command.add_argument("--vocab-file", type=Path)
-    command.add_argument("--merge-file", type=Path)
-
-
-def tokenizer_spec(options: argparse.Namespace) -> TokenizerSpec | None:
+def tokenizer_spec(options: SimpleNamespace) -> TokenizerSpec | None:
     """The tokenizer that the options name; None when they name none. Raises UsageError when they do
     not fit.
     """
@@ -274,7 +188,7 @@ def tokenizer_spec(options: argparse.Namespace) -> TokenizerSpec | None:
             )
         if options.tokenizer is None:
             return None
-        return TokenizerSpec(path=str(options.tokenizer))
+        return TokenizerSpec(path=options.tokenizer)
     if options.tokenizer is not None:
         raise UsageError(
             f"--tokenizer is for the type huggingface; {options.tokenizer_type} needs --vocab-file"
@@ -286,36 +200,22 @@ def tokenizer_spec(options: argparse.Namespace) -> TokenizerSpec | None:
         if options.tokenizer_type == "gpt2_bpe":
             files += " and --merge-file"
         raise UsageError(f"--tokenizer-type {options.tokenizer_type} needs {files}")
-    if options.merge_file is None:
-        merges = None
-    else:
-        merges = str(options.merge_file)
-    return TokenizerSpec(options.tokenizer_type, None, str(options.vocab_file), merges)
+    return TokenizerSpec(options.tokenizer_type, None, options.vocab_file, options.merge_file)
 
 
-def _pair_sentence(made: JsonObject) -> str:
-    rate = f"{made['tokens_per_second']:,.0f} tokens/s with {made['workers']} worker(s)"
-    return f"{made['prefix']}.bin, .idx: {made['documents']:,} documents, {made['tokens']:,} tokens; {rate}"
-
-
-def _index_sentence(made: JsonObject) -> str:
-    return "index maps are ready: " + ", ".join(
-        f"{count:,} {name} samples" for name, count in made["samples"].items()
-    )
-
-
-def make_corpus(options: argparse.Namespace) -> JsonObject:
+def make_corpus(options: SimpleNamespace) -> JsonObject:
     """Build the corpus of this Python installation's own text."""
-    _tell_of_interruption(record_path(options.out))
+    out = Path(options.out)
+    _tell_of_interruption(record_path(out))
     with progress_bar() as bar:
         task = bar.add_task("corpus", total=options.min_bytes)
         report = build_corpus(
-            options.out, options.min_bytes, options.force, on_bytes=partial(bar.advance, task)
+            out, options.min_bytes, options.force, on_bytes=partial(bar.advance, task)
         )
         bar.update(task, completed=report.text_bytes, total=report.text_bytes)
     if report.already_complete:
         say(
-            f"{options.out} is complete already ({report.text_bytes:,} bytes of text); --force builds it again"
+            f"{out} is complete already ({report.text_bytes:,} bytes of text); --force builds it again"
         )
     return document(report)
 
@@ -327,14 +227,15 @@ def _tell_of_interruption(record: Path) -> None:
         )
 
 
-def make_tokenizer(options: argparse.Namespace) -> JsonObject:
+def make_tokenizer(options: SimpleNamespace) -> JsonObject:
     """Learn a tokenizer from a corpus."""
     kind: LearntType = options.tokenizer_type
+    special_tokens: list[str] = options.special_token or []
     try:
-        check_vocabulary_size(options.vocab_size, kind, len(options.special_token))
+        check_vocabulary_size(options.vocab_size, kind, len(special_tokens))
     except DataError as error:
         raise UsageError(f"--vocab-size: {error}") from error
-    corpus: Path = options.corpus
+    corpus, out = Path(options.corpus), Path(options.out)
     with explain_os_errors("reading", corpus):
         status = corpus.stat()
     request = {
@@ -342,24 +243,24 @@ def make_tokenizer(options: argparse.Namespace) -> JsonObject:
         "corpus_bytes": status.st_size,
         "corpus_modified": status.st_mtime_ns,
         "vocabulary_size": options.vocab_size,
-        "special_tokens": options.special_token,
+        "special_tokens": special_tokens,
         "json_key": options.json_key,
         **({} if kind == "huggingface" else {"type": kind}),
     }
-    _tell_of_interruption(request_path(options.out))
-    kept = not options.force and is_trained(options.out, request, kind)
+    _tell_of_interruption(request_path(out))
+    kept = not options.force and is_trained(out, request, kind)
     if kept:
-        say(f"{options.out} is trained from this corpus already; --force trains it again")
-        tokenizer = load_learnt(options.out, kind)
+        say(f"{out} is trained from this corpus already; --force trains it again")
+        tokenizer = load_learnt(out, kind)
     else:
         with progress_bar() as bar:
             task = bar.add_task("reading", total=status.st_size)
             tokenizer = train_tokenizer(
                 _texts(corpus, options.json_key, options.max_line_mib, partial(bar.advance, task)),
                 options.vocab_size,
-                options.out,
+                out,
                 kind=kind,
-                extra_special_tokens=options.special_token,
+                extra_special_tokens=special_tokens,
                 request=request,
                 force=options.force,
                 on_learning=partial(bar.update, task, description="learning"),
@@ -387,16 +288,17 @@ def _texts(
                 yield text
 
 
-def tokenize(options: argparse.Namespace) -> JsonObject:
+def tokenize(options: SimpleNamespace) -> JsonObject:
     """Tokenize JSON lines into an indexed pair."""
     spec = tokenizer_spec(options)
     if spec is None:
         raise UsageError("give --tokenizer, or --tokenizer-type with its files")
+    source = Path(options.input)
     request = PreprocessRequest(
-        input=options.input,
+        input=source,
         tokenizer=spec,
         output_prefix=options.output_prefix,
-        workers=options.workers,
+        workers=options.workers or os.cpu_count() or 1,
         append_eod=options.append_eod,
         json_key=options.json_key,
         skip_bad_lines=options.skip_bad_lines,
@@ -404,7 +306,7 @@ def tokenize(options: argparse.Namespace) -> JsonObject:
         keep_newlines=options.keep_newlines,
         max_line_mib=options.max_line_mib,
     )
-    total = options.input.stat().st_size if options.input.is_file() else None
+    total = source.stat().st_size if source.is_file() else None
     with progress_bar(
         "{task.fields[documents]:,} documents", "{task.fields[rate]:,.0f} tokens/s"
     ) as bar:
@@ -435,7 +337,7 @@ def tokenize(options: argparse.Namespace) -> JsonObject:
         report.end_token, report.documents_with_end_token, report.end_token_lines
     )
     if warning is not None:
-        say(f"tr11 data: WARNING: {options.input}: {warning}")
+        say(f"tr11 data: WARNING: {source}: {warning}")
     return document(report)
 
 
@@ -448,7 +350,7 @@ def _teller(bar: Progress) -> Callable[[str], None]:
     return tell
 
 
-def merge_pairs(options: argparse.Namespace) -> JsonObject:
+def merge_pairs(options: SimpleNamespace) -> JsonObject:
     """Join several pairs into one."""
     total = sum(IndexedDataset(prefix).bytes for prefix in options.prefixes)
     with progress_bar() as bar:
@@ -463,13 +365,16 @@ def merge_pairs(options: argparse.Namespace) -> JsonObject:
     return {"prefix": options.output_prefix, "tokens": tokens, "inputs": len(options.prefixes)}
 
 
-def make_index(options: argparse.Namespace) -> JsonObject:
+def make_index(options: SimpleNamespace) -> JsonObject:
     """Build the index maps that a training with these settings will read."""
     try:
         prefixes = _weighted(options.data)
         parse_split(options.split)
     except (DataError, ValueError) as error:
         raise UsageError(str(error)) from error
+    cache = None
+    if options.cache_dir is not None:
+        cache = Path(options.cache_dir)
     samples = {
         "train": options.train_samples,
         "valid": options.valid_samples,
@@ -477,7 +382,7 @@ def make_index(options: argparse.Namespace) -> JsonObject:
     }
     splits = plan_groups(
         split_groups(prefixes, options.split, samples),
-        ReadOptions(options.seq_length, options.seed, options.vocab_size, options.cache_dir),
+        ReadOptions(options.seq_length, options.seed, options.vocab_size, cache),
     )
     return {
         "sequence_length": options.seq_length,
@@ -498,3 +403,38 @@ def _weighted(words: Sequence[str]) -> list[tuple[float, str | Path]]:
         except ValueError:
             raise ValueError(f"weight of {prefix}: {weight!r} is not a number") from None
     return pairs
+
+
+def _corpus_sentence(made: JsonObject) -> str:
+    return f"{made['path']}: {made['documents']:,} documents, {made['text_bytes']:,} bytes of text"
+
+
+def _tokenizer_sentence(made: JsonObject) -> str:
+    return (
+        f"{made['path']}: {made['vocabulary_size']:,} tokens, end of document is {made['eod_id']}"
+    )
+
+
+def _pair_sentence(made: JsonObject) -> str:
+    rate = f"{made['tokens_per_second']:,.0f} tokens/s with {made['workers']} worker(s)"
+    return f"{made['prefix']}.bin, .idx: {made['documents']:,} documents, {made['tokens']:,} tokens; {rate}"
+
+
+def _merge_sentence(made: JsonObject) -> str:
+    return f"{made['prefix']}.bin, .idx: {made['tokens']:,} tokens of {made['inputs']} pairs"
+
+
+def _index_sentence(made: JsonObject) -> str:
+    return "index maps are ready: " + ", ".join(
+        f"{count:,} {name} samples" for name, count in made["samples"].items()
+    )
+
+
+# What does each command, and its result as text.
+COMMANDS: Mapping[str, Command] = {
+    "corpus": (make_corpus, _corpus_sentence),
+    "tokenizer": (make_tokenizer, _tokenizer_sentence),
+    "preprocess": (tokenize, _pair_sentence),
+    "merge": (merge_pairs, _merge_sentence),
+    "index": (make_index, _index_sentence),
+}

@@ -29,7 +29,6 @@ from trainer.contract.files import write_atomically
 from trainer.contract.record import JsonObject, Record
 from trainer.data.made import begin_record, check_replaceable, end_record, recorded
 
-DEFAULT_MIN_BYTES = 20_000_000
 RECIPE_REVISION = 1  # raised by one whenever the choice or the cutting of texts changes
 SHORTEST_TEXT = 64  # characters; shorter documents teach nothing
 LONGEST_FILE = 2_000_000  # bytes; longer sources are generated tables

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import re
-from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -44,25 +42,6 @@ def progress_bar(*fields: str) -> Progress:
 def say(text: str) -> None:
     """One line for people on the standard error, as it is."""
     Console(stderr=True, highlight=False).print(text, markup=False, soft_wrap=True)
-
-
-Commands = Any  # argparse's sub-parsers, whose type is private
-
-
-def positive(text: str) -> int:
-    """A whole number of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} must be at least 1")
-    return value
-
-
-def count(text: str) -> int:
-    """A whole number of at least 0."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{value} must not be negative")
-    return value
 
 
 def inclusive_range(text: str) -> tuple[int, int]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast, get_args
 
 from msgspec.structs import replace
@@ -451,35 +451,15 @@ def _partner(ones: Sequence[StateSnapshot], other: StateSnapshot) -> StateSnapsh
     return ones[0]
 
 
-__all__ = ["HELP", "configure", "describe", "exit_code", "run"]
-HELP = "compare two states: checkpoints of any layout and shape, or debug dumps"
+__all__ = ["describe", "exit_code", "run"]
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    place = "a checkpoint's folder, or dumps: FOLDER[:ITERATION[:MOMENT]]"
-    parser.add_argument("a", metavar="A", help=place)
-    parser.add_argument("b", metavar="B", help=place)
-    parser.add_argument(
-        "--tolerance",
-        type=_tolerance,
-        default=0.0,
-        metavar="X",
-        help="allowed |a - b|, relative to the tensor's largest value; default 0: the same numbers",
-    )
-
-
-def _tolerance(text: str) -> float:
-    value = float(text)
-    if not 0.0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} must be a number from 0 on")
-    return value
-
-
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: SimpleNamespace) -> dict[str, Any]:
     """Compare; the result's "equal" is True when nothing differs and nothing is corrupt inside A or
     B.
     """
+    if not 0.0 <= options.tolerance < math.inf:
+        raise UsageError(f"--tolerance {options.tolerance}: must be a number from 0 on")
     a, b = open_states(options.a, "A"), open_states(options.b, "B")
     pairs = pair_up(a, b)
     if not pairs:

@@ -17,10 +17,10 @@ from tests.trainer.checkpoint.memory_source import (
     info_of,
     memory_source,
 )
+from tests.trainer.child_requests import checkpoints as run_checkpoints
 from tr11ops.backup.restore import restore_checkpoint
 from tr11ops.backup.source import read_source
 from tr11ops.base.errors import CopyError
-from trainer.checkpoint.__main__ import main
 from trainer.checkpoint.reader import check_digests, open_checkpoint
 from trainer.checkpoint.rewrite import write_checkpoint
 from trainer.contract.checkpoints import find_resumable
@@ -34,7 +34,7 @@ TOPOLOGY = {"tensor": 1, "pipeline": 1, "data": 2}
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
-    assert main([*map(str, words), "--json"]) == 0
+    assert run_checkpoints(*map(str, words), "--json") == 0
     return dict(json.loads(capsys.readouterr().out))
 
 

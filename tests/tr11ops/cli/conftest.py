@@ -36,11 +36,8 @@ def near(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     from trainer.checkpoint.__main__ import main  # with torch, which most tests do not need
 
-    def run(module: str, arguments: list[str]) -> int:
+    def run(module: str, request: str) -> int:
         assert module == "trainer.checkpoint"
-        try:
-            return main(arguments)
-        except SystemExit as leaving:
-            return int(leaving.code or 0)
+        return main([request])
 
     monkeypatch.setattr("tr11ops.cli.checkpoints.run_trainer_module", run)

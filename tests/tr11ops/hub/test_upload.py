@@ -46,7 +46,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     from transformers import BloomConfig, BloomForCausalLM
 
-    from trainer.checkpoint.__main__ import main
+    from tests.trainer.child_requests import checkpoints as run_checkpoints
 
     folder = tmp_path_factory.mktemp("prepared")
     made = BloomForCausalLM(BloomConfig(vocab_size=64, hidden_size=48, n_layer=2, n_head=6))
@@ -55,7 +55,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     card = load_card(find_card("demo", {}, folder), words[3::2], {}, directory=folder)
     (folder / "card.json").write_text(json.dumps(resolved(card)))
     options = ["--json", "--card", str(folder / "card.json")]
-    assert main(["import", *options, "--", str(folder / "bloom")]) == 0
+    assert run_checkpoints("import", *options, "--", folder / "bloom") == 0
     place = folder / "run/checkpoints/main/global_step0"
     for dtype in ("fp32", "bf16"):
         work = Work(
@@ -64,7 +64,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         work.folder.mkdir(parents=True)
         assert (
-            main(["export", *options, "--dtype", dtype, "-o", str(work.model), "--", str(place)])
+            run_checkpoints("export", *options, "--dtype", dtype, "-o", work.model, "--", place)
             == 0
         )
         files = [

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.exceptions import TyperException
 
+from tests.trainer.child_requests import request_of
 from trainer.data.__main__ import main
 from trainer.data.indexed_write import IndexedWriter
 
@@ -68,7 +70,7 @@ def numbered_documents(count: int, seed: int = 0, longest: int = 40) -> list[lis
 
 
 def run_data(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """`python -m trainer.data WORDS`, its `main` in this process: another Python would load for a
+    """`tr11 data WORDS`, the work of its child in this process: another Python would load for a
     second or two.
     """
     said, heard = io.StringIO(), io.StringIO()
@@ -78,12 +80,12 @@ def run_data(*words: str | Path) -> subprocess.CompletedProcess[str]:
         contextlib.redirect_stderr(heard),
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr(sys, "argv", ["python -m trainer.data", *map(str, words)])
         patch.delenv("TOKENIZERS_PARALLELISM", raising=False)
         try:
-            code = main([str(word) for word in words])
-        except SystemExit as left:  # argparse
-            code = left.code if isinstance(left.code, int) else 1
+            code = main([request_of("data", words)])
+        except TyperException as error:
+            code = 2
+            print(f"tr11 data: {error.format_message()}", file=sys.stderr)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -91,9 +93,9 @@ def run_data(*words: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def run_data_process(*words: str | Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-    """`python -m trainer.data WORDS`, in a Python of its own."""
+    """`tr11 data WORDS`, the work of its child in a Python of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "trainer.data", *map(str, words)],
+        [sys.executable, "-m", "trainer.data", request_of("data", words)],
         cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ from tests.trainer.data.data_helpers import ROOT, run_data, texts, write_lines, 
 from tests.trainer.data.sample_cases import card, opened
 from tr11ops.cli.main import load
 from trainer.contract.errors import DataError, UsageError
-from trainer.data.__main__ import build_parser
+from trainer.data import commands_look, commands_make
 from trainer.data.indexed import IndexedDataset
 from trainer.data.progress import inclusive_range
 from trainer.data.text import read_samples, samples_of_iterations
@@ -157,7 +157,11 @@ def made(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Pa
             2,
             "split 'x'",
         ),
-        (["index", "{}/a", "--seq-length", "0", "--train-samples", "5"], 2, "at least 1"),
+        (
+            ["index", "{}/a", "--seq-length", "0", "--train-samples", "5"],
+            2,
+            "greater than or equal to 1",
+        ),
         (["inspect"], 2, "PREFIX"),
         (
             ["preprocess", "--input", "{}/in.jsonl", "--output-prefix", "{}/z"],
@@ -173,7 +177,6 @@ def made(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Pa
         (["text", "--card", "{}/none.json", "--samples", "1-2"], 1, "cannot be read"),
         (["text", "--card", "{}/none.json"], 2, "one of --samples and --iterations"),
         (["probabilities", "--alpha", "nan", "{}/p_text_document"], 1, "alpha nan"),
-        ([], 2, "COMMAND"),
         (
             [
                 "preprocess",
@@ -209,36 +212,18 @@ def test_exit_codes_pass_through(made: Path) -> None:
     assert run_tr11("preprocess", "--workers", "0").returncode == 2
 
 
-def test_both_command_lines_offer_the_same() -> None:
+def test_each_command_has_its_work_in_the_trainer() -> None:
     group: Any = load("data")
-    commands = next(action.choices for action in build_parser()._actions if action.choices)
-    assert set(group.commands) == set(commands)
-    for name, command in group.commands.items():
-        if (
-            name == "text"
-        ):  # its run is named differently: by a card here, by the resolved card there
-            continue
-        ours = {
-            word
-            for parameter in command.params
-            for word in (*parameter.opts, *parameter.secondary_opts)
-            if word[0] == "-"
-        }
-        theirs = {word for action in commands[name]._actions for word in action.option_strings}
-        assert ours == theirs - {"-h", "--help"}, name
-        defaults = {
-            parameter.opts[0]: parameter.default
-            for parameter in command.params
-            if parameter.opts[0][0] == "-"
-        }
-        for action in commands[name]._actions:
-            word = action.option_strings[0] if action.option_strings else ""
-            if (
-                word in defaults
-                and word not in ("--workers", "--special-token")
-                and not action.required
-            ):
-                assert defaults[word] == action.default, (name, word)
+    assert set(group.commands) == {*commands_make.COMMANDS, *commands_look.COMMANDS}
+
+
+def test_what_a_person_types_instead_is_one_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer.data", "corpus", "--output", "x"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "type `tr11 data`" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 def test_tr11_stays_free_of_the_heavy_libraries() -> None:

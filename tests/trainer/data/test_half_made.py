@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.trainer.child_requests import request_of
 from tests.trainer.data.data_helpers import ROOT, run_data, texts, write_lines
 from trainer.contract.errors import DataError
 from trainer.contract.record import Record
@@ -136,7 +137,10 @@ def interrupt(request: PreprocessRequest, pieces: int, save_seconds: float = 100
 def run_stopped(script: str, words: Sequence[object]) -> None:
     """Run a command that a signal stops on its way: it says what it kept, and nothing is cut."""
     done = subprocess.run(
-        [sys.executable, "-c", script, *map(str, words)], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-c", script, request_of("data", words)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     kept, stopped = done.stderr.splitlines()

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.trainer.child_requests import request_of
 from tests.trainer.data.data_helpers import ROOT, run_data, texts, write_lines
 from trainer.contract.errors import DataError
 from trainer.data.commands_make import merge
@@ -285,7 +286,7 @@ def test_workers_of_a_killed_parent_leave(tmp_path: Path, tokenizer_folder: Path
         tmp_path / "demo",
     ]
     parent = subprocess.Popen(
-        [sys.executable, "-m", "trainer.data", *map(str, command), "--workers", "2"],
+        [sys.executable, "-m", "trainer.data", request_of("data", [*command, "--workers", "2"])],
         cwd=ROOT,
         stderr=subprocess.DEVNULL,
     )
@@ -328,9 +329,7 @@ def test_a_disk_that_takes_no_more_is_one_line(tmp_path: Path, tokenizer_folder:
             sys.executable,
             "-m",
             "trainer.data",
-            *map(str, command),
-            "--output-prefix",
-            str(tmp_path / "out" / "demo"),
+            request_of("data", [*command, "--output-prefix", tmp_path / "out" / "demo"]),
         ],
         cwd=ROOT,
         capture_output=True,
@@ -420,9 +419,9 @@ def test_a_signal_to_the_command_alone_ends_its_workers(
     os.mkfifo(tmp_path / "in.jsonl")
     words = ["preprocess", "--input", tmp_path / "in.jsonl", "--tokenizer", tokenizer_folder, "--workers", "2",
              "--output-prefix", tmp_path / "out" / "demo"]  # fmt: skip
-    code = "import sys; from tr11ops.cli.trainer_child import run_trainer_module as r; sys.exit(r(sys.argv[1], sys.argv[2:]))"
+    code = "import sys; from tr11ops.cli.trainer_child import run_trainer_module as r; sys.exit(r(*sys.argv[1:]))"
     parent = subprocess.Popen(
-        [sys.executable, "-c", code, "trainer.data", *map(str, words)],
+        [sys.executable, "-c", code, "trainer.data", request_of("data", words)],
         cwd=ROOT,
         stderr=subprocess.PIPE,
         text=True,

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.trainer.child_requests import request_of
 from tests.trainer.data.data_helpers import ROOT, numbered_documents, run_data, write_pair
 from trainer.contract.errors import DataError
 from trainer.data.commands_look import (
@@ -195,7 +196,8 @@ def test_two_commands_at_once(tmp_path: Path) -> None:
         "train",
         "--output",
     ]
-    command = [sys.executable, "-m", "trainer.data", *map(str, words), str(tmp_path / "out.txt")]
+    request = request_of("data", [*words, tmp_path / "out.txt"])
+    command = [sys.executable, "-m", "trainer.data", request]
     running = [
         subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for _ in "ab"

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from torch import nn
 
 from tests.trainer.cases import tiny
+from tests.trainer.child_requests import checkpoints as run_checkpoints
 from tests.trainer.courses import attempt_of, trained, write_tokens
 from tests.trainer.spawn import run_ranks
-from trainer.checkpoint.__main__ import main
 from trainer.config.card import DebugSection, TrainerConfig
 from trainer.contract.errors import CheckpointError
 from trainer.debug.dump import DebugDumps, random_digests, samples_digest
@@ -254,8 +254,11 @@ def test_a_restart_is_the_same_as_going_on(
     assert (record.facts.optimizer_step, record.facts.consumed_samples) == (6, 96)
     assert record.facts.samples_digest is not None
     for one, other in (("7", "8"), ("9", "8")):
-        code = main(["diff", places[one], places[other]])
+        code = run_checkpoints(*["diff", places[one], places[other]])
         assert code == 0, capsys.readouterr().out
     assert (
-        main(["diff", f"{places['9']}:6:after-iteration", f"{places['9']}:5:after-iteration"]) == 1
+        run_checkpoints(
+            *["diff", f"{places['9']}:6:after-iteration", f"{places['9']}:5:after-iteration"]
+        )
+        == 1
     )

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.trainer.child_requests import checkpoints as run_checkpoints
 from tests.trainer.debug.seeded import (
     DUPLICATE,
     FAULTS,
@@ -25,7 +26,6 @@ from tests.trainer.debug.seeded import (
     resumed,
 )
 from tests.trainer.spawn import run_ranks
-from trainer.checkpoint.__main__ import main
 from trainer.contract.record import Record
 
 HEAD = "embedding.word.weight"
@@ -68,7 +68,7 @@ class Diff:
 
     def __call__(self, *words: object) -> Answer:
         self.capture.readouterr()
-        code = main(["diff", "--json", *map(str, words)])
+        code = run_checkpoints(*["diff", "--json", *map(str, words)])
         return Answer(code, json.loads(self.capture.readouterr().out))
 
 
@@ -214,7 +214,7 @@ def test_the_original_layout_is_the_same_state_with_duplicates(
     """
     place = trained / "none" / f"global_step{SAVED}"
     words = ["--format", "deepspeed", "--pipeline", "1", "--tensor", "2", "--data", "1"]
-    assert main(["reshape", str(place), "-o", str(tmp_path), *words]) == 0
+    assert run_checkpoints(*["reshape", str(place), "-o", str(tmp_path), *words]) == 0
     other = tmp_path / f"global_step{SAVED}"
     answer = diff(place, other)
     assert (answer.code, answer.kinds) == (0, [])
@@ -256,7 +256,7 @@ def test_a_damaged_file_of_tensors_is_named(
         shutil.copytree(trained / "full" / "unreduced-head" / side, tmp_path / side)
     [path] = (tmp_path / "b").glob(f"debug-{SAVED}-pp1-*-on-load-*.pt")
     path.write_bytes(path.read_bytes()[:1000])
-    assert main(["diff", *(f"{tmp_path / name}:{SAVED}" for name in "ab")]) == 1
+    assert run_checkpoints(*["diff", *(f"{tmp_path / name}:{SAVED}" for name in "ab")]) == 1
     out, err = capsys.readouterr()
     assert out == "" and f"{path} cannot be read" in err and "Traceback" not in err
 
@@ -273,6 +273,6 @@ def test_a_damaged_file_of_tensors_is_named(
 def test_refusals_are_one_line(
     trained: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, message: str
 ) -> None:
-    assert main(["diff", *(word.format(trained) for word in words)]) == code
+    assert run_checkpoints(*["diff", *(word.format(trained) for word in words)]) == code
     out, err = capsys.readouterr()
     assert out == "" and message in err.strip().splitlines()[-1] and "Traceback" not in err

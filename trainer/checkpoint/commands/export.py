@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 from trainer.checkpoint.huggingface.export import (
     TokenizerFiles,
@@ -17,7 +17,6 @@ from trainer.checkpoint.huggingface.export import (
 )
 from trainer.checkpoint.huggingface.mapped import facts_of_card
 from trainer.checkpoint.reader import check_digests, open_checkpoint, part_bytes
-from trainer.checkpoint.source import DTYPES
 from trainer.checkpoint.whole_folder import check_target
 from trainer.config.card import CardError, TrainerConfig, load_trainer_config
 from trainer.config.hub_files import cached_file
@@ -30,64 +29,17 @@ from trainer.contract.units import size
 from trainer.data.progress import progress_bar, say
 from trainer.data.tokenizer import TOKENIZER_FILE
 
-HELP = "write a checkpoint's weights as a Hugging Face folder: BLOOM, Llama, Qwen3, Megatron-BERT"
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """The options; the same as `tr11 checkpoints export`."""
-    parser.add_argument("checkpoint", type=Path, metavar="STEP", help="folder of the checkpoint")
-    parser.add_argument(
-        "--format",
-        "--to",
-        dest="to",
-        choices=["hf"],
-        default="hf",
-        help="format: hf is the Hugging Face architecture that the model is",
-    )
-    parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="DIR", help="folder to write"
-    )
-    parser.add_argument(
-        "--dtype", choices=list(DTYPES), help="of the tensors; default: as in the checkpoint"
-    )
-    parser.add_argument(
-        "--max-shard-size",
-        type=_size,
-        default="5GB",
-        metavar="SIZE",
-        help="of one file (5GB, 500MB)",
-    )
-    parser.add_argument(
-        "--tokenizer",
-        type=Path,
-        metavar="PATH",
-        help="folder with tokenizer.json; default: the card's",
-    )
-    parser.add_argument(
-        "--card", type=Path, help="the resolved run card, for what the checkpoint does not say"
-    )
-    parser.add_argument("--force", action="store_true", help="replace an earlier export in DIR")
-    parser.add_argument(
-        "--verify",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="compare the weights' digests first",
-    )
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def run(options: argparse.Namespace) -> JsonObject:
+def run(options: SimpleNamespace) -> JsonObject:
     """Export one checkpoint."""
-    place, target = options.checkpoint.resolve(), options.output.absolute()
+    place, target = Path(options.place).resolve(), Path(options.output).absolute()
     check_target(target.resolve(), options.force, is_export)
     if target.resolve().is_relative_to(place):
         raise UsageError(f"-o {target}: lies inside the checkpoint; name another folder")
+    try:
+        shard_bytes = parse_size(options.max_shard_size)
+    except ValueError as error:
+        raise UsageError(f"--max-shard-size: {error}") from None
     card = read_card(options.card)
     source = open_checkpoint(place)
     model = card.model if card else None
@@ -100,7 +52,7 @@ def run(options: argparse.Namespace) -> JsonObject:
         plan = plan_export(
             source,
             dtype=options.dtype,
-            max_shard_bytes=options.max_shard_size,
+            max_shard_bytes=shard_bytes,
             tokenizer=tokenizer,
             card_facts=facts_of_card(card) if card else None,
             extra=extra,
@@ -142,24 +94,24 @@ def describe(result: JsonObject) -> str:
     )
 
 
-def read_card(path: Path | None) -> TrainerConfig | None:
+def read_card(path: str | None) -> TrainerConfig | None:
     """The resolved card, if there is one. Raises UsageError with every problem of it."""
     if path is None:
         return None
     try:
-        return load_trainer_config(path)
+        return load_trainer_config(Path(path))
     except CardError as error:
         raise UsageError(str(error)) from None
 
 
 def _tokenizer(
-    path: Path | None, card: TrainerConfig | None
+    path: str | None, card: TrainerConfig | None
 ) -> tuple[TokenizerFiles | None, list[str]]:
     """The tokenizer to write, and remarks. One that was asked for must be usable; the card's may be
     elsewhere.
     """
     if path is not None:
-        return tokenizer_files(path), []
+        return tokenizer_files(Path(path)), []
     named = card.tokenizer.path if card else None
     if named is None:
         return None, ["no tokenizer is known: none is written (--tokenizer PATH)"]

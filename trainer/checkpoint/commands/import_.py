@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from msgspec.structs import asdict
@@ -24,33 +24,22 @@ from trainer.contract.units import size
 from trainer.data.progress import progress_bar
 from trainer.schedule.path import Progress
 
-HELP = "make the first checkpoint of a run from a Hugging Face BLOOM, Llama, Qwen3 or Megatron-BERT folder"
 STEP = 0
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """The options; the same as `tr11 checkpoints import`."""
-    parser.add_argument(
-        "folder", type=Path, metavar="HF_DIR", help="folder with config.json and the weights"
-    )
-    parser.add_argument(
-        "--card", type=Path, required=True, help="the resolved run card of the training to start"
-    )
-
-
-def run(options: argparse.Namespace) -> JsonObject:
+def run(options: SimpleNamespace) -> JsonObject:
     """Import one model: weights in the card's precision, fp32 masters, zero moments, step 0."""
     from trainer.contract.attempt import read_card_hash  # here, because it loads DeepSpeed
 
     card = read_card(options.card)
     assert card is not None
-    folder, target = options.folder.resolve(), card.paths.checkpoints
+    folder, target = Path(options.folder).resolve(), card.paths.checkpoints
     source = open_for(folder, card)
     check_new(target)
     info = CheckpointInfo(
         topology=source.facts.topology,
         model=source.facts.model,
-        run_card_hash=read_card_hash(options.card),
+        run_card_hash=read_card_hash(Path(options.card)),
         versions={"torch": torch.__version__},
     )
     with progress_bar() as bar:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import SimpleNamespace
 
 from trainer.checkpoint.fingerprint import EMPTY, fingerprint
 from trainer.checkpoint.reader import open_checkpoint
@@ -19,28 +19,13 @@ from trainer.contract.paths import RunPaths, read_attempt_label
 from trainer.contract.record import JsonObject
 from trainer.data.progress import progress_bar
 
-HELP = "what a checkpoint holds: facts, files, tensors and their numbers"
-
 PIECE_ELEMENTS = 1 << 24
 _EXIT_UNOBSERVED = 3
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    parser.add_argument(
-        "place", type=Path, metavar="PLACE", help="folder of a checkpoint (global_stepN)"
-    )
-    parser.add_argument(
-        "--tensors", metavar="PATTERN", help="read the tensors whose name fits, such as '*norm*'"
-    )
-    parser.add_argument(
-        "--verify", action="store_true", help="compare every file's digest: reads all bytes"
-    )
-
-
-def run(options: argparse.Namespace) -> JsonObject:
+def run(options: SimpleNamespace) -> JsonObject:
     """Look at the folder. A fault of a file is part of the result; tensors are then not looked at."""
-    place: Path = options.place
+    place = Path(options.place)
     if not place.is_dir():
         raise CheckpointError(
             f"{place} is not a folder; give the folder of a checkpoint (global_stepN)"

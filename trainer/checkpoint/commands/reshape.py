@@ -4,12 +4,12 @@ topology asked.
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from msgspec.structs import replace
@@ -37,42 +37,10 @@ from trainer.contract.resumable import ResumeFault, ResumeNeed, model_fault, mov
 from trainer.contract.units import size
 from trainer.data.progress import progress_bar, say
 
-HELP = "Rewrite a checkpoint in another layout, or, in DeepSpeed's layout, for another topology."
 DEGREES = ("tensor", "pipeline", "data")
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", type=Path, metavar="STEP", help="folder of the checkpoint")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="folder for global_stepN, latest",
-    )
-    parser.add_argument(
-        "--format", choices=["tr11", "deepspeed"], default="tr11", help="layout to write"
-    )
-    for degree in DEGREES:
-        parser.add_argument(
-            f"--{degree}", type=int, metavar="N", help="degree; default: the checkpoint's own"
-        )
-    parser.add_argument(
-        "--latest", action="store_true", help="have DIR/latest name it, also where it names another"
-    )
-    parser.add_argument(
-        "--weights-only", action="store_true", help="leave the optimizer's state out"
-    )
-    parser.add_argument(
-        "--verify",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="compare all digests first",
-    )
-
-
-def run(options: argparse.Namespace) -> JsonObject:
+def run(options: SimpleNamespace) -> JsonObject:
     """Rewrite one checkpoint. Raises CheckpointError for a damaged source and for a target that
     exists.
     """
@@ -81,8 +49,8 @@ def run(options: argparse.Namespace) -> JsonObject:
         for degree in DEGREES
         if getattr(options, degree) is not None
     }
-    _check_degrees(asked, options.format)
-    place, output = options.checkpoint.resolve(), options.output.absolute()
+    _check_degrees(asked, options.layout)
+    place, output = Path(options.place).resolve(), Path(options.output).absolute()
     original = open_checkpoint(place)
     facts = original.facts
     target = output / checkpoint_name(facts.step)
@@ -113,7 +81,7 @@ def run(options: argparse.Namespace) -> JsonObject:
         if options.verify and manifest is not None:
             task = bar.add_task("verifying", total=manifest.total_bytes)
             _verify(place, manifest, partial(bar.advance, task))
-        if options.format == "deepspeed":
+        if options.layout == "deepspeed":
             total = layout_bytes(source, topology)
         else:
             total = source_bytes(source)
@@ -122,7 +90,7 @@ def run(options: argparse.Namespace) -> JsonObject:
         def moved(count: int) -> None:
             bar.advance(writing, count)
 
-        if options.format == "deepspeed":
+        if options.layout == "deepspeed":
             settings = OptimizerSettings.of(getattr(original, "group_options", ()))
             write_deepspeed_layout(
                 output,
@@ -171,7 +139,7 @@ def run(options: argparse.Namespace) -> JsonObject:
         "layout": facts.layout,
         "topology": dict(facts.topology),
         "folder": str(target),
-        "new_layout": options.format,
+        "new_layout": options.layout,
         "new_topology": topology,
         "optimizer": bool(source.tensors("optimizer")),
         "verified": options.verify and manifest is not None,
@@ -241,13 +209,10 @@ def _check_same_model(output: Path, model: Mapping[str, Any]) -> None:
 
 
 def _check_degrees(asked: Mapping[str, int], layout: str) -> None:
-    for degree, value in asked.items():
-        if value < 1:
-            raise UsageError(f"--{degree} {value}: a degree is at least 1")
-        if layout == "tr11":
-            raise UsageError(
-                f"--{degree}: only --format deepspeed has a topology; every topology loads the tr11 layout"
-            )
+    if asked and layout == "tr11":
+        raise UsageError(
+            f"--{next(iter(asked))}: only --format deepspeed has a topology; every topology loads the tr11 layout"
+        )
 
 
 def _verify(place: Path, manifest: Manifest, on_bytes: Callable[[int], None]) -> None:

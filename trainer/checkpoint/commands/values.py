@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from trainer.checkpoint.reader import open_checkpoint
@@ -16,27 +16,14 @@ from trainer.contract.record import JsonObject
 from trainer.data.progress import progress_bar
 from trainer.parallel.replica_check import is_finite
 
-HELP = "look at every number of checkpoints for NaN and infinity"
 
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
-    parser.add_argument(
-        "places",
-        type=Path,
-        nargs="+",
-        metavar="PLACE",
-        help="folder of a checkpoint (global_stepN)",
-    )
-
-
-def run(options: argparse.Namespace) -> JsonObject:
+def run(options: SimpleNamespace) -> JsonObject:
     """Look at each; one that cannot be read has a `fault`, and the others are looked at all the
     same.
     """
     with progress_bar() as bar:
         task = bar.add_task("values", total=None)
-        found = [_look(place, partial(bar.advance, task)) for place in options.places]
+        found = [_look(Path(place), partial(bar.advance, task)) for place in options.places]
     return {"checkpoints": found}
 
 

@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.trainer.checkpoint import world
 from tests.trainer.checkpoint.huggingface.models import card, made_by_transformers, make_checkpoint
+from tests.trainer.child_requests import checkpoints as run_checkpoints
 from tests.trainer.spawn import fork_server
-from trainer.checkpoint.__main__ import main
 from trainer.checkpoint.commands import import_
 from trainer.checkpoint.huggingface import export as huggingface_export
 from trainer.checkpoint.huggingface.bloom import BLOOM
@@ -250,7 +250,7 @@ def test_a_card_of_another_model(
     key: str,
 ) -> None:
     path = card_file(card(6), tmp_path, **sections)
-    assert main(["import", "--card", str(path), str(model)]) == 1
+    assert run_checkpoints(*["import", "--card", str(path), str(model)]) == 1
     said = capsys.readouterr().err.strip()
     assert key in said and said.count("\n") == 0
     assert not (tmp_path / "run").exists()
@@ -265,7 +265,7 @@ def test_a_model_that_is_not_finite_is_not_imported(
     save_file(tensors, shard(copy), {"format": "pt"})
     config = card(6)
     path = card_file(config, tmp_path)
-    assert main(["import", "--card", str(path), str(copy)]) == 1
+    assert run_checkpoints(*["import", "--card", str(path), str(copy)]) == 1
     assert "holds NaN or infinity" in capsys.readouterr().err
     assert not list(config.paths.checkpoints.glob("*"))
 
@@ -275,7 +275,7 @@ def test_a_run_with_checkpoints_is_not_imported_into(
 ) -> None:
     path = card_file(card(6), tmp_path)
     (tmp_path / "run" / "checkpoints" / "main" / "global_step7").mkdir(parents=True)
-    assert main(["import", "--card", str(path), str(model)]) == 1
+    assert run_checkpoints(*["import", "--card", str(path), str(model)]) == 1
     assert "holds global_step7 already" in capsys.readouterr().err
 
 
@@ -294,7 +294,7 @@ def test_numbers_too_large_for_half_precision(tmp_path: Path) -> None:
 
 # ----------------------------------------------------------------------------- targets
 def export(checkpoint: Path, target: Path, *words: str) -> int:
-    return main(["export", "--to", "hf", "-o", str(target), *words, str(checkpoint)])
+    return run_checkpoints(*["export", "--to", "hf", "-o", str(target), *words, str(checkpoint)])
 
 
 def test_a_folder_with_something_in_it(
@@ -459,18 +459,21 @@ def test_import_and_export_by_command(
 ) -> None:
     path = card_file(card(6, dtype="bf16"), tmp_path)
     before = time.time()
-    assert main(["import", "--card", str(path), "--json", str(model)]) == 0
+    assert run_checkpoints(*["import", "--card", str(path), "--json", str(model)]) == 0
     result = json.loads(capsys.readouterr().out)
     place = tmp_path / "run" / "checkpoints" / "main" / "global_step0"
     assert (result["checkpoint"], result["dtype"], result["step"]) == (str(place), "bf16", 0)
     assert checkpoint_steps(place.parent) == [0]
     manifest = json.loads((place / "manifest.json").read_text())
     assert manifest["run_card_hash"] == "abc" and manifest["created"] >= before
-    assert main(["import", "--card", str(path), str(model)]) == 1
+    assert run_checkpoints(*["import", "--card", str(path), str(model)]) == 1
     capsys.readouterr()
 
     target = tmp_path / "out"
-    assert main(["export", "--card", str(path), "--json", "-o", str(target), str(place)]) == 0
+    assert (
+        run_checkpoints(*["export", "--card", str(path), "--json", "-o", str(target), str(place)])
+        == 0
+    )
     result = json.loads(capsys.readouterr().out)
     assert (result["step"], result["dtype"], result["shards"], result["verified"]) == (
         0,
@@ -488,7 +491,7 @@ def test_import_and_export_by_command(
 
 def test_text_for_people(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = card_file(card(6), tmp_path)
-    assert main(["import", "--card", str(path), str(model)]) == 0
+    assert run_checkpoints(*["import", "--card", str(path), str(model)]) == 0
     shown = capsys.readouterr().out
     assert (
         "global_step0: 59,808 parameters in fp32, 1.1 MiB with" in shown and shown.count("\n") == 1
@@ -521,15 +524,14 @@ def test_sizes(text: str, size: int) -> None:
 def test_what_is_no_size(text: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is not a size"):
         parse_size(text)
-    with pytest.raises(SystemExit) as caught:
-        main(["export", "-o", str(tmp_path), f"--max-shard-size={text}", str(tmp_path)])
-    assert caught.value.code == 2
+    target = tmp_path / "out"
+    assert run_checkpoints("export", "-o", target, f"--max-shard-size={text}", tmp_path) == 2
 
 
 def test_an_import_needs_a_card(
     model: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert main(["import", "--card", str(tmp_path / "none.json"), str(model)]) == 2
+    assert run_checkpoints(*["import", "--card", str(tmp_path / "none.json"), str(model)]) == 2
     assert "none.json" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match=r"latest already"):
         (tmp_path / "latest").write_text("global_step3")
