@@ -212,7 +212,7 @@ def measure_writing(folder: Path, peer: types.SimpleNamespace | None) -> None:
     def ours() -> None:
         with IndexedWriter(folder / "written", "uint16") as writer:
             for _ in range(count):
-                writer.add_documents(document, np.array([2048], dtype=np.int32))
+                writer.add_sequences(document, np.array([2048], dtype=np.int32))
 
     def theirs() -> None:
         import torch
@@ -416,7 +416,7 @@ def measure_check(folder: Path, documents: int = 30_000) -> None:
     random = np.random.RandomState(5)
     lengths = random.randint(1, 2000, documents).astype(np.int32)
     with IndexedWriter(folder / "checked", "uint16") as writer:
-        writer.add_documents(
+        writer.add_sequences(
             random.randint(0, 60_000, int(lengths.sum())).astype(np.uint16), lengths
         )
     for workers in (1, 2):

@@ -28,6 +28,7 @@ from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
+    from tr11ops.base.processes import ProbeOutput
     from tr11ops.observe.snapshot import RunFacts
     from tr11ops.runcard.card import RunCard
     from tr11ops.status.assessment import Assessment
@@ -169,36 +170,46 @@ class Run(Record):
         asks: bool = True,
         plan: str = "",
         who: str = "",
+        as_text: bool = False,
     ) -> Answer:
         """Type a command of tr11 that changes this run, with --json and --yes; with `dry_run` only
         its plan comes back. `asks`: False for one that has no --yes. `plan`: that of the answer to a
         dry run; it is carried out only as it was shown. `who`: the person for whom it is typed, whom
-        the journal then names in place of this process's user.
+        the journal then names in place of this process's user. `as_text`: without --json; the lines
+        are all that a person would see.
 
         Raises Refusal where the folder is a copy, Unanswered where no answer comes.
         """
-        from tr11ops.base.processes import LocalCommands
-        from tr11ops.cron.runner import child_environment, tr11_command
-
         if self.is_copy:
             raise Refusal(
                 f"{self.directory.root} is a copy: its jobs write to {self.card.paths.root}; "
                 "type this where that is"
             )
-        options = ["--json", "--scheduler", self.scheduler, *_option("--reason", reason)]
-        options += _option("--acting-for", who)
+        options = ["--json"] * (not as_text)
+        options += [*_option("--reason", reason), *_option("--acting-for", who)]
         if dry_run:
             options += ["--dry-run", "--as-shown", "?"]
         elif asks:
             options.append("--yes")
         if plan:
             options += ["--as-shown", plan]
-        line = tr11_command([*words, *options], self._card(), self.overrides)
-        said = LocalCommands().command(line, COMMAND_SECONDS, child_environment(os.environ))
-        lines = [line.removeprefix("tr11: ") for line in said.error.splitlines() if line]
+        said = self.output_of([*words, *options])
+        lines = said.text.splitlines() if as_text else []
+        lines += [line.removeprefix("tr11: ") for line in said.error.splitlines() if line]
         mark = next((line for line in lines if line.startswith(PLAN_MARK)), "")
         shown = tuple(line for line in lines if line != mark)
         return Answer(said.status, _document(said.text), shown, mark.removeprefix(PLAN_MARK))
+
+    def output_of(self, words: Sequence[str]) -> ProbeOutput:
+        """Type a command of tr11 for this run, in the environment of whoever types it: a job that it
+        submits has the same. Raises Unanswered where no answer comes.
+        """
+        from tr11ops.base.processes import LocalCommands
+        from tr11ops.cron.runner import child_environment, tr11_command
+
+        scheduler = [] if "--scheduler" in words else ["--scheduler", self.scheduler]
+        line = tr11_command([*words, *scheduler], self._card(), self.overrides)
+        return LocalCommands().command(line, COMMAND_SECONDS, child_environment(os.environ))
 
     def _card(self) -> Path:
         """The card as the command is told it, whatever folder it is typed in."""

@@ -41,7 +41,7 @@ def write_tokens(folder: Path, documents: int = 60) -> None:
         return
     tokens = np.random.default_rng(3).integers(0, VOCABULARY, documents * 40).astype(np.uint16)
     with IndexedWriter(folder / "tokens", "uint16") as writer:
-        writer.add_documents(tokens, np.full(documents, 40, dtype=np.int32))
+        writer.add_sequences(tokens, np.full(documents, 40, dtype=np.int32))
 
 
 def card(folder: Path, **changes: Any) -> TrainerConfig:

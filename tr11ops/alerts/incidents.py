@@ -14,6 +14,7 @@ from tr11ops.alerts.policy import ACKNOWLEDGED_SECONDS, FLAP_SECONDS, Policy
 from tr11ops.alerts.state import (
     CLOSED_KEPT,
     ENDS,
+    WATCHDOG,
     Alert,
     AlertEvent,
     AlertState,
@@ -35,7 +36,6 @@ RESOLVED = "alert-resolved"
 CAUSE_FOUND = "alert-cause-found"
 SHIFT_TAKEN = "shift-taken"
 SHIFT_ENDED = "shift-ended"
-WATCHDOG = "tr11"  # who does what no one typed
 
 # of one job, the one becomes the other as its ranks fall silent
 STANDSTILLS = frozenset({"hung", "stalled"})
@@ -116,7 +116,7 @@ def look(
     for name, finding in seen.items():
         alert = _opened(name, finding, now)
         changed.append(alert)
-        events.append(event_of(alert, OPENED, who=WATCHDOG, why=alert.title, now=now))
+        events.append(event_of(alert, OPENED, why=alert.title, now=now))
     closed = (*alert_state.closed, *map(incident_of, over))
     done = replace(
         alert_state, alerts=tuple(changed), closed=closed, looked=now, blind=tuple(sorted(blind))
@@ -371,7 +371,6 @@ def _joined(
                 event_of(
                     cause,
                     CAUSE_FOUND,
-                    who=WATCHDOG,
                     why=f"{alert.title}: follows from {cause.title}",
                     now=now,
                 )
@@ -504,11 +503,7 @@ def _seen_again(
         after = replace(
             after, began=now, opened=now, first_since=after.since, first_acknowledged_by=""
         )
-    return after, (
-        event_of(
-            after, OPENED, who=WATCHDOG, why=f"it is back: {after.title}", now=now, again=True
-        ),
-    )
+    return after, (event_of(after, OPENED, why=f"it is back: {after.title}", now=now, again=True),)
 
 
 def _has_proved_another(alert: Alert, finding: Finding) -> bool:
@@ -557,7 +552,7 @@ def _not_seen(
     else:
         why = f"not seen in {counted(looks, 'look')}"
     after = replace(after, resolved_at=now, resolved_by=WATCHDOG, resolved_why=why)
-    return after, (event_of(after, RESOLVED, who=WATCHDOG, why=after.resolved_why, now=now),)
+    return after, (event_of(after, RESOLVED, why=after.resolved_why, now=now),)
 
 
 def _expired(alert: Alert, now: float) -> tuple[Alert, tuple[AlertEvent, ...]]:
@@ -573,7 +568,7 @@ def _expired(alert: Alert, now: float) -> tuple[Alert, tuple[AlertEvent, ...]]:
         alert = replace(alert, snoozed_until=None, snoozed_by="", remind=True)
     if alert.is_acknowledged and elapsed(alert.acknowledged_at, now) >= ACKNOWLEDGED_SECONDS:
         why = f"{alert.acknowledged_by} acknowledged it a day ago, and it still stands"
-        events = (event_of(alert, "alert-acknowledgement-expired", who=WATCHDOG, why=why, now=now),)
+        events = (event_of(alert, "alert-acknowledgement-expired", why=why, now=now),)
         alert = replace(alert.unacknowledged(), remind=True)
     return alert, events
 

@@ -19,12 +19,13 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from tr11ops.alerts.incidents import SHIFT_ENDED, WATCHDOG, is_worth_a_message
+from tr11ops.alerts.incidents import SHIFT_ENDED, is_worth_a_message
 from tr11ops.alerts.mail_text.alert import AlertMails
 from tr11ops.alerts.policy import BACK_SECONDS, FLAP_SECONDS, SHIFT_SECONDS, Policy, unique
 from tr11ops.alerts.situation import UNKNOWN_SITUATION, RunSituation
 from tr11ops.alerts.state import (
     OVER,
+    WATCHDOG,
     Alert,
     AlertEvent,
     AlertState,

@@ -12,11 +12,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from tr11ops.alerts.answer_link import MailLinks, usual_key
-from tr11ops.alerts.incidents import SENT, WATCHDOG
+from tr11ops.alerts.incidents import SENT
 from tr11ops.alerts.mail_route import MailRoute
 from tr11ops.alerts.outbox import deliver, queue
 from tr11ops.alerts.policy import Policy, policy_of
-from tr11ops.alerts.state import AlertEvent, AlertState, Message, event_of
+from tr11ops.alerts.state import WATCHDOG, AlertEvent, AlertState, Message, event_of
 from tr11ops.alerts.store import StoredAlerts, commit
 from tr11ops.alerts.url_route import UrlRoute
 from tr11ops.base.observed import cause
@@ -39,7 +39,7 @@ def about(alert_state: AlertState, message: Message) -> dict[str, Any]:
         data["alerts"] = list(message.alerts)
     if alert is None:
         return data
-    return {**event_of(alert, SENT, who=WATCHDOG, why="", now=message.time).data, **data}
+    return {**event_of(alert, SENT, why="", now=message.time).data, **data}
 
 
 def _is_left_behind(time: float, now: float) -> bool:

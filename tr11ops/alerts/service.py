@@ -19,13 +19,14 @@ from msgspec import field
 from msgspec.structs import replace
 
 from tr11ops.alerts.changes import Reply, apply_replies, put_away, read_replies, replies_folder
-from tr11ops.alerts.incidents import SENT, WATCHDOG, look
+from tr11ops.alerts.incidents import SENT, look
 from tr11ops.alerts.notify import tell
 from tr11ops.alerts.outbox import OutboxEntry, queue, waiting, waiting_entries
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.sending import Sender, about
 from tr11ops.alerts.situation import UNKNOWN_SITUATION, RunSituation, watchdog_says
 from tr11ops.alerts.state import (
+    WATCHDOG,
     Alert,
     AlertEvent,
     AlertState,

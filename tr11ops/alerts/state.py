@@ -25,6 +25,7 @@ OVER = frozenset({"cleared", "replaced"})
 # person lets it.
 ENDS = frozenset({"start-failed", "unfinished-end"})
 WAITING = frozenset({"start-failed", "held", "down"})
+WATCHDOG = "tr11"  # who does what no one typed
 CLOSED_KEPT = 2000  # incidents; at some 300 bytes each the alert state stays below a megabyte
 LONGEST_PAST_TITLE = 160
 
@@ -508,7 +509,9 @@ def incident_of(alert: Alert) -> Incident:
     )
 
 
-def event_of(alert: Alert, kind: str, who: str, why: str, now: float, **more: Any) -> AlertEvent:
+def event_of(
+    alert: Alert, kind: str, why: str, now: float, who: str = WATCHDOG, **more: Any
+) -> AlertEvent:
     """An event about an alert. Its id repeats only when the very same thing is recorded again."""
     name = f"{alert.incident}-{kind}-{stamp(now)}"
     data = {

@@ -59,8 +59,12 @@ _LOOKS = (
 # What a dry run that is asked for its mark says before it.
 PLAN_MARK = "plan as shown: "
 PLAN_CHANGED = "nothing was changed: the plan is another one now than was shown"
-# of a plan: what passes by itself while a person reads it
-_PASSING = re.compile(r"^(?:iteration|checkpoint):\D*\d+|(?: ?\b\d+ (?:d|h|min|s)\b)+", re.M)
+# of a plan: what passes by itself while a person reads it; of a launch also its tag, and the room on the disk
+_PASSING = re.compile(
+    r"^(?:iteration|checkpoint):\D*\d+|(?: ?\b\d+ (?:d|h|min|s)\b)+"
+    r"|\b\d{8}-\d{6}-[0-9a-f]{8}\b|[\d.]+ [KMGTP]?i?B free\b",
+    re.M,
+)
 # in backquotes within a sentence, or the whole text; a hint such as `tr11 COMMAND --help` is no
 # command
 _QUOTED = re.compile(r"`tr11 ([a-z][^`\n]*)`")

@@ -85,6 +85,15 @@ AttemptOption = Annotated[
     str | None,
     typer.Option("--job", "--attempt", metavar="ID", help="This attempt of the run, e.g. 1234_7."),
 ]
+RootsOption = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="[ROOT]...",
+        show_default=False,
+        parser=Path,  # click's own asks the file system, which may hang
+        help="Folders; else this one.",
+    ),
+]
 
 
 def timeout_option(text: str, unit: str = "s") -> Any:

@@ -14,7 +14,7 @@ from tr11ops.base import deadline
 from tr11ops.base.deadline import late_words
 from tr11ops.base.errors import Late, WrongUsage
 from tr11ops.base.observed import cause
-from tr11ops.cli.common import directory_of
+from tr11ops.cli.common import RootsOption, directory_of
 from tr11ops.cli.runner import JSON, NO_RUN, SCHEDULER, Outcome, RunContext
 from tr11ops.observe.look import facts_of
 from tr11ops.observe.readers import SharedReaders
@@ -37,15 +37,7 @@ SHORTEST_WATCH_SECONDS = 1.0
 def list_runs(
     context: Annotated[RunContext, NO_RUN, SCHEDULER, JSON],
     *,
-    roots: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="[ROOT]...",
-            show_default=False,
-            parser=Path,  # click's own asks the file system, which may hang
-            help="Folders; else this one.",
-        ),
-    ] = None,
+    roots: RootsOption = None,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Refresh in place until Ctrl-C.")
     ] = False,

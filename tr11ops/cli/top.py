@@ -9,7 +9,7 @@ import typer
 
 from tr11ops.base.errors import WrongUsage
 from tr11ops.base.installed import require
-from tr11ops.cli.common import is_terminal
+from tr11ops.cli.common import RootsOption, is_terminal
 from tr11ops.cli.runner import NO_RUN, SCHEDULER, Outcome, RunContext
 
 SHORTEST_SECONDS = 2.0
@@ -18,12 +18,7 @@ SHORTEST_SECONDS = 2.0
 def top(
     context: Annotated[RunContext, NO_RUN, SCHEDULER],
     *,
-    roots: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="[ROOT]...", show_default=False, parser=Path, help="Folders; else this one."
-        ),
-    ] = None,
+    roots: RootsOption = None,
     every: Annotated[
         float, typer.Option("--every", metavar="SECONDS", help="Between two looks.")
     ] = 10.0,

@@ -19,7 +19,7 @@ from tr11ops.base.observed import cause
 from tr11ops.cli.common import drawing_console, lines_to_fill
 from tr11ops.cli.runner import JSON, NO_RUN, SCHEDULER, Outcome, RunContext
 from tr11ops.cli.status import StatusResult, View
-from tr11ops.cli.trainer import WorldSizeOption
+from tr11ops.cli.trainer import DialectOption, WorldSizeOption
 from tr11ops.cluster.arrays import names_of
 from tr11ops.cluster.base import Job, JobState, Scheduler
 from tr11ops.dialects.dialect import Dialect, dialect_named, names
@@ -73,15 +73,7 @@ def watch(
             help="What it prints; need not be there yet.",
         ),
     ] = None,
-    dialect: Annotated[
-        str | None,
-        typer.Option(
-            "--dialect",
-            metavar="NAME|FILE",
-            show_default=False,
-            help="A name of `tr11 trainer list`, or a .toml of your own. If not given: by the log.",
-        ),
-    ] = None,
+    dialect: DialectOption = None,
     folder: Annotated[
         Path | None,
         typer.Option(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from tr11ops.base.observed import known
 from tr11ops.base.units import first_few
 from tr11ops.observe import derived
 from tr11ops.observe.snapshot import Attempt, Snapshot
@@ -48,8 +47,7 @@ def _reached(snapshot: Snapshot, row: Sequence[Attempt]) -> list[int]:
     """The iteration after which each launch of these attempts ended, oldest first; without those that
     finished none.
     """
-    ids = {attempt.job_id for attempt in row}
-    ends = [one for one in known(snapshot.training.launch_ends, ()) if one.job_id in ids]
+    ends = derived.launch_ends(snapshot, {attempt.job_id for attempt in row})
     if ends:
         return [one.reached for one in ends if one.reached is not None]
     markers = [attempt.end for attempt in reversed(row) if isinstance(attempt.end, EndMarker)]

@@ -197,7 +197,7 @@ def _went_on_without(snapshot: Snapshot, job: Job, node: Node) -> LaunchEnd | No
     """The end of the launch that this node was lost in, where the job has finished iterations
     since; else None.
     """
-    ends = [end for end in known(snapshot.training.launch_ends, ()) if end.job_id == job.raw_id]
+    ends = derived.launch_ends(snapshot, (job.raw_id,))
     last = next((end for end in ends if node.name in end.blamed), None)
     if last is None:
         return None

@@ -417,7 +417,7 @@ def _cleared(snapshot: Snapshot, row: list[Attempt]) -> tuple[str, ...]:
 
 
 def _launches(snapshot: Snapshot, attempt: Attempt) -> list[LaunchEnd]:
-    return [end for end in known(snapshot.training.launch_ends, ()) if end.job_id == attempt.job_id]
+    return derived.launch_ends(snapshot, (attempt.job_id,))
 
 
 def _last_launch(snapshot: Snapshot, attempt: Attempt) -> LaunchEnd | None:

@@ -253,7 +253,7 @@ def _of_shorter(
     head = min(file.bytes, HEAD_BYTES)
     search = _search(file)
     marks = {mark: search.until(read, mark) for mark in sorted({head, end})}
-    digest = _digest(file, read, digest=hashlib.sha256(), start=0, end=end, masks=marks[end])
+    digest = _digest(file, read, end=end, masks=marks[end])
     continues = True
     if head:
         here, there = read(0, head), remote_head(head)
@@ -283,7 +283,7 @@ def _of_longer(
     masks = marks[end]
     if remote is None:
         continues, is_bare = None, False
-        digest = _digest(file, read, digest=hashlib.sha256(), start=0, end=end, masks=masks)
+        digest = _digest(file, read, end=end, masks=masks)
     else:
         is_masked, is_same, digest = _compared(file, remote, end=end, read=read, marks=marks)
         continues, is_bare = is_masked or is_same, is_same and not is_masked
@@ -303,27 +303,24 @@ def _compared(
     masks = marks[remote.bytes]
     if remote.sha256 is None:  # a small file in git itself
         here = b"".join(piece for _, piece in _pieces(file, read, 0, remote.bytes))
-        digest = _digest(file, read, digest=hashlib.sha256(), start=0, end=end, masks=marks[end])
+        digest = _digest(file, read, end=end, masks=marks[end])
         return (
             git_name(Masks(masks).over(here, 0)) == remote.oid,
             bool(masks) and git_name(here) == remote.oid,
             digest,
         )
-    first = _digest(file, read, digest=hashlib.sha256(), start=0, end=remote.bytes, masks=masks)
+    first = _digest(file, read, end=remote.bytes, masks=masks)
     if end >= remote.bytes and before(marks[end], remote.bytes) == masks:
         digest = _digest(
             file, read, digest=first.copy(), start=remote.bytes, end=end, masks=marks[end]
         )
     else:
-        digest = _digest(file, read, digest=hashlib.sha256(), start=0, end=end, masks=marks[end])
+        digest = _digest(file, read, end=end, masks=marks[end])
     is_masked = first.hexdigest() == remote.sha256
     is_same = (
         bool(masks)
         and not is_masked
-        and _digest(
-            file, read, digest=hashlib.sha256(), start=0, end=remote.bytes, masks=()
-        ).hexdigest()
-        == remote.sha256
+        and _digest(file, read, end=remote.bytes, masks=()).hexdigest() == remote.sha256
     )
     return is_masked, is_same, digest
 
@@ -333,12 +330,12 @@ def _search(file: LocalFile) -> MaskSearch:
 
 
 def _digest(
-    file: LocalFile, read: Read, digest: Any, start: int, end: int, masks: Sequence[Mask]
+    file: LocalFile, read: Read, end: int, masks: Sequence[Mask], digest: Any = None, start: int = 0
 ) -> Any:
     """The digest of the first `end` masked bytes; `digest` is that of the first `start`, and is
     changed.
     """
-    laid = Masks(masks)
+    digest, laid = digest or hashlib.sha256(), Masks(masks)
     for offset, piece in _pieces(file, read, start, end):
         digest.update(laid.over(piece, offset))
     return digest

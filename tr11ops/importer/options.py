@@ -125,14 +125,20 @@ class Imported(Record):
     @property
     def decisions(self) -> tuple[Unplaced, ...]:
         """Left-over options that a person must decide about and has not, with `--set`."""
-        found = (item for item in self.unplaced if item.reason is LeftReason.DECISION)
-        return tuple(item for item in found if not item.key or item.key not in self.overridden)
+        return tuple(
+            item
+            for item in self.unplaced
+            if item.reason is LeftReason.DECISION and item.key not in self.overridden
+        )
 
     @property
     def errors(self) -> tuple[Defect, ...]:
         """Defects of severity error whose key no `--set` has given."""
-        found = (item for item in self.defects if item.severity is DefectSeverity.ERROR)
-        return tuple(item for item in found if not item.key or item.key not in self.overridden)
+        return tuple(
+            item
+            for item in self.defects
+            if item.severity is DefectSeverity.ERROR and item.key not in self.overridden
+        )
 
     @property
     def exit_code(self) -> int:

@@ -152,8 +152,8 @@ class LeftOut(Record):
     option: str
     value: str
     line: int
-    reason: LeftReason
     why: str
+    reason: LeftReason = LeftReason.DROPPED
     key: str = ""
 
 
@@ -416,29 +416,21 @@ class _Layers:
         if told and self.launcher != "mpirun":
             why = "each launch gets a rendezvous of its own from tr11"
             shown = " ".join(one.spelled for one in told)
-            yield LeftOut(shown, "", told[0].line, reason=LeftReason.DROPPED, why=why)
+            yield LeftOut(shown, "", told[0].line, why=why)
         for one in given:
             if one.name in _OWN_OUTPUT:
                 why = "tr11 keeps the lines of each worker itself"
-                yield LeftOut(
-                    one.spelled, _value(one), one.line, reason=LeftReason.DROPPED, why=why
-                )
+                yield LeftOut(one.spelled, _value(one), one.line, why=why)
         for one in self.options:
             if one.name == _RESTARTS:
                 why = "a second supervisor: it would start workers again by itself, and tr11 does that"
-                yield LeftOut(
-                    one.spelled, _value(one), one.line, reason=LeftReason.DROPPED, why=why
-                )
+                yield LeftOut(one.spelled, _value(one), one.line, why=why)
             elif _is_of_ft(one):
                 why = "of ft_launcher, a second supervisor"
-                yield LeftOut(
-                    one.spelled, _value(one), one.line, reason=LeftReason.DROPPED, why=why
-                )
+                yield LeftOut(one.spelled, _value(one), one.line, why=why)
         if self.launcher == "ft_launcher":
             why = "a second supervisor: torchrun takes its place, and tr11 starts workers again"
-            yield LeftOut(
-                "ft_launcher", "", self.spelled[0].line, reason=LeftReason.DROPPED, why=why
-            )
+            yield LeftOut("ft_launcher", "", self.spelled[0].line, why=why)
 
 
 def options_of(

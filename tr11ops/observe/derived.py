@@ -6,7 +6,7 @@ Pure functions over a Snapshot, shared by the detectors, the verdict and the sta
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from tr11ops.cluster.arrays import array_number
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.pending_reasons import PARTITION_CLOSED, JobReason, Wait, reason_of_job
 from tr11ops.observe.jobs import is_shut, misplaced, too_few_usable
-from tr11ops.observe.observations import TrainingEvent
+from tr11ops.observe.observations import LaunchEnd, TrainingEvent
 from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot, Step, newest_attempt
 from tr11ops.rundir.paths import FIRST_LAUNCH, parse_comment
 from trainer.contract.attempt import EndMarker
@@ -249,6 +249,11 @@ def last_of_queue(snapshot: Snapshot) -> str:
     if newest is None:
         return ""
     return array_number(newest)
+
+
+def launch_ends(snapshot: Snapshot, names: Container[str]) -> list[LaunchEnd]:
+    """How the launches of a job ended that bears one of these names, the oldest first."""
+    return [end for end in known(snapshot.training.launch_ends, ()) if end.job_id in names]
 
 
 def launch_again(snapshot: Snapshot) -> str:

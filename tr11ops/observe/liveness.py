@@ -253,7 +253,7 @@ def last_launch_end(snapshot: Snapshot, job: Job) -> LaunchEnd | None:
     hold an allocation alone.
     """
     names = derived.identifiers(job)
-    ends = [end for end in known(snapshot.training.launch_ends, ()) if end.job_id in names]
+    ends = derived.launch_ends(snapshot, names)
     signs = [*(beat.time for beat in beats_of(snapshot, job)), *step_times(snapshot, names)]
     if not ends or ends[-1].time < max(signs, default=0.0):
         return None

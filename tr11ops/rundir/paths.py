@@ -298,10 +298,6 @@ class RunDirectory(Record, dict=True):
         write_json(self.submission(record.tag).record, document(record))
 
     # ------------------------------------------------------------------ attempts and workers
-    def worker_log(self, job_id: str, node: str, rank: int) -> Path:
-        """What one worker wrote; `rank` is its global rank."""
-        return self.paths.attempt(job_id) / "workers" / node / f"rank-{rank}.log"
-
     def worker_logs(self, job_id: str) -> Iterator[tuple[str, int, Path]]:
         """(node, rank, path) of every worker's own log of an attempt, by rank."""
         found = []

@@ -418,6 +418,6 @@ def _relaunches(snapshot: Snapshot) -> Iterator[LaunchEnd]:
     """How the last launch ended of each running attempt that has started its workers again."""
     for job in snapshot.active_jobs:
         names = derived.identifiers(job)
-        ends = [end for end in known(snapshot.training.launch_ends, ()) if end.job_id in names]
+        ends = derived.launch_ends(snapshot, names)
         if ends and derived.marker_of(snapshot, names) is None:
             yield replace(ends[-1], job_id=job.job_id)

@@ -37,9 +37,9 @@ class AlertRule(Record):
     name: str
     expression: str
     wait: str
-    severity: Literal["critical", "warning"]
     summary: str
     runbook: str
+    severity: Literal["critical", "warning"] = "warning"
 
 
 METRICS: tuple[Metric, ...] = (
@@ -206,7 +206,6 @@ ALERT_RULES: tuple[AlertRule, ...] = (
         "Tr11NotObserved",
         expression="tr11_exit_code == 3",
         wait="30m",
-        severity="warning",
         summary="{{ $labels.run }}/{{ $labels.variant }} could not be observed for half an hour",
         runbook="directory-unseen",
     ),
@@ -231,7 +230,6 @@ ALERT_RULES: tuple[AlertRule, ...] = (
         "Tr11SleepUnknown",
         expression="tr11_time_seconds unless tr11_may_sleep",
         wait="30m",
-        severity="warning",
         summary="whether {{ $labels.run }}/{{ $labels.variant }} may be left alone cannot be told",
         runbook="directory-unseen",
     ),
@@ -239,7 +237,6 @@ ALERT_RULES: tuple[AlertRule, ...] = (
         "Tr11MayNotSleep",
         expression="tr11_may_sleep == 0 and on (run, variant) tr11_exit_code == 0",
         wait="15m",
-        severity="warning",
         summary="{{ $labels.run }}/{{ $labels.variant }} runs, but something a quiet night needs is missing",
         runbook="stopped",
     ),
@@ -255,7 +252,6 @@ ALERT_RULES: tuple[AlertRule, ...] = (
         "Tr11Warnings",
         expression='tr11_findings{severity="warning"} > 0',
         wait="1h",
-        severity="warning",
         summary="{{ $value }} warnings of {{ $labels.run }}/{{ $labels.variant }} have stood for an hour",
         runbook="check-failing",
     ),
@@ -263,7 +259,6 @@ ALERT_RULES: tuple[AlertRule, ...] = (
         "Tr11Slow",
         expression="tr11_throughput_best_percent < 80",
         wait="1h",
-        severity="warning",
         summary='{{ $labels.run }}/{{ $labels.variant }} trains at {{ $value | printf "%.0f" }} % of its best',
         runbook="slow",
     ),
@@ -271,7 +266,6 @@ ALERT_RULES: tuple[AlertRule, ...] = (
         "Tr11QueueRunsOut",
         expression="tr11_queue_coverage_seconds < 6 * 3600 and tr11_queue_coverage_seconds < tr11_remaining_seconds",
         wait="30m",
-        severity="warning",
         summary="jobs of {{ $labels.run }}/{{ $labels.variant }} cover only {{ $value | humanizeDuration }} more",
         runbook="chain-end",
     ),
@@ -287,7 +281,6 @@ ALERT_RULES: tuple[AlertRule, ...] = (
         "Tr11RestoreDrillFailed",
         expression="tr11_restore_drill_passed == 0",
         wait="5m",
-        severity="warning",
         summary="the last restore of {{ $labels.run }}/{{ $labels.variant }} that was tried failed",
         runbook="copy-damaged",
     ),
@@ -295,7 +288,6 @@ ALERT_RULES: tuple[AlertRule, ...] = (
         "Tr11PeriodicJobFails",
         expression="tr11_periodic_failures >= 3 or tr11_periodic_late == 1",
         wait="15m",
-        severity="warning",
         summary="the periodic job {{ $labels.job }} of {{ $labels.run }}/{{ $labels.variant }} fails or is late",
         runbook="periodic-job-failed",
     ),
@@ -303,7 +295,6 @@ ALERT_RULES: tuple[AlertRule, ...] = (
         "Tr11FilesystemFull",
         expression="tr11_filesystem_full_seconds - time() < 86400",
         wait="30m",
-        severity="warning",
         summary="{{ $labels.name }} is full in {{ $value | humanizeDuration }} at its trend",
         runbook="filesystem-full",
     ),
@@ -311,7 +302,6 @@ ALERT_RULES: tuple[AlertRule, ...] = (
         "Tr11KillSwitchLeftOn",
         expression="tr11_kill_switch == 1",
         wait="12h",
-        severity="warning",
         summary="the kill switch of {{ $labels.run }}/{{ $labels.variant }} has been set for half a day",
         runbook="kill-switch-left-on",
     ),

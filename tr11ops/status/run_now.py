@@ -228,7 +228,7 @@ def _running(snapshot: Snapshot, found: Diagnosis, now: RunNow) -> RunNow:
     running = [job for job in snapshot.active_jobs if job.state is JobState.RUNNING]
     job = max(running or snapshot.active_jobs, key=_began)
     names = derived.identifiers(job)
-    ends = [end for end in known(snapshot.training.launch_ends, ()) if end.job_id in names]
+    ends = derived.launch_ends(snapshot, names)
     last = next(reversed(ends), None)
     is_same = found.launch in names
     if last is not None and is_same and _is_between(snapshot, found, last):

@@ -22,8 +22,14 @@ from tr11ops.base.invocation import PLAN_CHANGED
 from tr11ops.base.now import now
 from tr11ops.base.shipped import page_lines
 from tr11ops.base.units import timestamp
-from tr11ops.top.commands import REASON, Planned, plan_of, said
-from tr11ops.top.looks import RunLooks
+from tr11ops.top.commands import (
+    REASON,
+    exclusion,
+    keys_of,
+    told_next,
+    words_of,
+)
+from tr11ops.top.looks import RunLooks, name_of
 from tr11ops.top.tables import (
     LookedAt,
     TopRow,
@@ -39,10 +45,14 @@ from trainer.contract.errors import Tr11Error
 from trainer.contract.state_file import tail_lines
 
 LOG_BYTES = 64 << 10
-PAGE_MARGIN = 4  # characters beside a text: its edges and the scroll bar
+PAGE_MARGIN = 1  # characters beside a text: the scroll bar
 DRAW_SECONDS = 0.5  # between two drawings while a round of looks goes on
+EXCLUDED = "why is {} to be excluded? The journal keeps it. Enter: the plan, Esc: back."
+NO_NODE = "No node is known to be slow or accused: go to a node (Enter) to exclude it."
 NOTHING_BELOW = "Nothing is below this line: attempts that run have nodes, and nodes have ranks."
-OF_ALERTS = frozenset({"ack", "ack_all", "snooze", "shift"})  # keys of the alerts alone
+NOT_QUEUED = "Nothing stands in its way, and nothing is queued:\n\n"
+OF_ALERTS = frozenset({"of_alert", "of_alerts"})  # keys of the alerts alone
+GO_ON = frozenset({"nodes", "resume"})  # commands after which it is said how the run goes on
 HELP = """\
 up, down  another line (the arrow keys; k is no move)
 Enter  go into the line: run, running attempt, node
@@ -53,7 +63,9 @@ d      what ended it (tr11 diagnose)
 a      its alerts; there: a take it, A take all, s snooze it for 2 h,
        t take the shift, Enter its runbook page
 k      save and stop it (tr11 kill): its plan first, nothing at once
-u      let it go on (tr11 resume)
+u      let it go on (tr11 resume; where nothing is queued, tr11 launch)
+x      keep it off a node (tr11 nodes exclude): the node of the line, of a
+       run the slow or accused one; it asks for the reason
 r      look now
 ?      this page
 q      leave
@@ -70,8 +82,9 @@ class TextScreen(ModalScreen[None]):  # type: ignore[misc]  # textual may be abs
     something to do.
     """
 
-    BINDINGS: ClassVar[list[Any]] = [Binding("escape,q,n", "dismiss", "back")]
-    CSS = "TextScreen VerticalScroll { background: $surface; padding: 0 1; }"
+    BINDINGS: ClassVar[list[Any]] = [("escape,q,n", "dismiss", "back")]
+    # as wide as what commands print where no terminal is: 79 characters, and the scroll bar
+    CSS = "TextScreen VerticalScroll { background: $surface; scrollbar-size-vertical: 1; }"
 
     def __init__(
         self,
@@ -82,7 +95,7 @@ class TextScreen(ModalScreen[None]):  # type: ignore[misc]  # textual may be abs
         at_end: bool = False,
     ) -> None:
         super().__init__()
-        self._head, self._text, self._keys, self._apply = title, text, keys, apply
+        self._head, self._text, self._keys, self.apply = title, text, keys, apply
         self._typed, self._at_end = "", at_end
 
     def compose(self) -> ComposeResult:
@@ -91,15 +104,15 @@ class TextScreen(ModalScreen[None]):  # type: ignore[misc]  # textual may be abs
             yield Static(self._text, id="text", markup=False)
 
     def on_mount(self) -> None:
-        if self._at_end or self._apply is not None:
+        if self._at_end or self.apply is not None:
             self.query_one(VerticalScroll).scroll_end(animate=False)
 
     def on_key(self, event: Any) -> None:
-        if self._apply is None:
+        if self.apply is None:
             return
         self._typed += event.key
         if self._typed.endswith(self._keys):
-            apply, self._apply = self._apply, None  # once, however often the keys come
+            apply, self.apply = self.apply, None  # once, however often the keys come
             self.dismiss()
             apply()
 
@@ -117,19 +130,20 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[Any]] = [
         Binding("slash", "filter", "find", key_display="/"),
-        Binding("l", "log", "log"),
-        Binding("d", "diagnose", "diagnose"),
-        Binding("a", "alerts", "alerts"),
-        Binding("a", "ack", "ack"),
-        Binding("A", "ack_all", "ack all", show=False),
-        Binding("s", "snooze", "snooze"),
-        Binding("t", "shift", "shift"),
-        Binding("k", "kill", "kill"),
-        Binding("u", "resume", "go on"),
-        Binding("r", "look", "look", show=False),  # no room in 80 columns
-        Binding("escape", "back", "back"),
+        ("l", "log", "log"),
+        ("d", "diagnose", "why"),
+        ("a", "alerts", "alerts"),
+        ("a", "of_alert('ack {}')", "ack"),
+        Binding("A", "of_alerts('ack --all')", "ack all", show=False),
+        ("s", "of_alert('snooze {} --for 2h')", "snooze"),
+        ("t", "of_alerts('take-shift')", "shift"),
+        ("k", "kill", "kill"),
+        ("u", "resume", "go on"),
+        ("x", "exclude", "exclude"),
+        Binding("r", "look", "look", show=False),  # no room in 80 columns, nor for `q`
+        ("escape", "back", "back"),
         Binding("question_mark", "keys", "keys", key_display="?"),
-        Binding("q", "quit", "quit"),
+        Binding("q", "quit", "quit", show=False),
     ]
 
     def __init__(self, looks: RunLooks, seconds: float) -> None:
@@ -140,6 +154,8 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
         self._path: list[str] = []
         self._alerts_of = ""  # the run whose alerts are shown, "" for none
         self._words = ""
+        self._question = ""  # that is asked in the line at the bottom, "" for the filter's words
+        self._asked: Callable[[str], object] = str  # what is done with the answer to it
         self._shown = TopTable("runs", (), ())
         self._drawn = 0.0
         self._round, self._is_looking = "looking ...", False
@@ -151,7 +167,7 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
         yield Static("", id="why", markup=False)
         yield DataTable(cursor_type="row")
         yield Static("", id="more", markup=False)
-        yield Input(placeholder="words; Esc shows all")
+        yield Input(placeholder="words; Esc leaves it")
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
@@ -200,7 +216,7 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
         if self._words:
             head += f"   /{self._words} ({len(self._shown.rows)} of {len(table.rows)})"
         self.query_one("#head", Static).update(head)
-        self.query_one("#why", Static).update(table.sentence)
+        self.query_one("#why", Static).update(self._question or table.sentence)
         widget.clear(columns=True)
         widths = column_widths(table, self.size.width)
         for title, width in zip(table.columns, widths, strict=False):
@@ -233,6 +249,8 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
         run = self._looks.get(self._place())
         if run is None:
             return runs_table(tuple(self._looks.values()))
+        if run.look is None:
+            return TopTable(run.name, ("run",), (), run.sentence)
         if self._alerts_of:
             return alerts_table(run)
         if len(self._path) == 1:
@@ -252,7 +270,7 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
         """Which keys count where the screen is, and stand in its last line."""
         if action in OF_ALERTS:
             return bool(self._alerts_of)
-        if action in {"alerts", "log", "diagnose"}:
+        if action in {"alerts", "log", "diagnose", "exclude"}:
             return not self._alerts_of
         return True
 
@@ -272,9 +290,11 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
         self._draw()
 
     def action_back(self) -> None:
-        """Out of the filter first, then a table up."""
+        """Out of a question or the filter first, then a table up."""
         box, left = self.query_one(Input), ""
-        if box.display or self._words:
+        if self._question:
+            self._question, box.display = "", False
+        elif box.display or self._words:
             box.display, self._words = False, ""
         elif self._alerts_of:
             left, self._alerts_of = self._alerts_of, ""
@@ -286,17 +306,30 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
 
     def action_filter(self) -> None:
         """Ask for the words that a line has to have."""
-        box = self.query_one(Input)
-        box.value, box.display = "", True
-        box.focus()
+        self._ask("")
 
-    def on_input_changed(self, event: Input.Changed) -> None:
-        self._words = event.value
+    def _ask(self, question: str, value: str = "") -> None:
+        """Ask in the line at the bottom; `value` may be taken as it is."""
+        box = self.query_one(Input)
+        self._question = question
+        box.value, box.display = value, True
+        box.focus()
         self._draw()
 
-    def on_input_submitted(self) -> None:
+    def on_input_changed(self, event: Input.Changed) -> None:
+        if not self._question:
+            self._words = event.value
+            self._draw()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        question, answer = self._question, event.value.strip()
+        if question and not answer:
+            return
+        self._question = ""
         self.query_one(Input).display = False
         self.query_one(DataTable).focus()
+        if question:
+            self._asked(answer)
 
     def action_keys(self) -> None:
         """What each key does."""
@@ -327,56 +360,82 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
         self.query_one(DataTable).move_cursor(row=0)
         self._draw()
 
-    def action_ack(self) -> None:
-        self._of_alert("ack")
-
-    def action_ack_all(self) -> None:
-        self._preview(["alerts", "ack", "--all"], [])
-
-    def action_snooze(self) -> None:
-        self._of_alert("snooze", "--for", "2h")
-
-    def action_shift(self) -> None:
-        self._preview(["alerts", "take-shift"], [])
-
-    def _of_alert(self, word: str, *options: str) -> None:
+    def action_of_alert(self, words: str) -> None:
         """Of the incident of the line: not of a later one of its kind."""
-        incident = self._chosen().key
-        if incident:
-            self._preview(["alerts", word, incident, *options], [])
+        if self._chosen().key:
+            self.action_of_alerts(words.format(self._chosen().key))
+
+    def action_of_alerts(self, words: str) -> None:
+        """A command about alerts."""
+        self._preview(["alerts", *words.split()])
 
     def action_kill(self) -> None:
-        self._preview(["kill"], ["--yes"])
+        self._preview(["kill"])
 
     def action_resume(self) -> None:
-        self._preview(["resume"], ["--yes"])
+        """Take away what stands in its way; where nothing does and nothing is queued, launch it."""
+        self._beside("tr11 resume", self._way_on)
 
-    def _preview(self, words: list[str], flags: list[str]) -> None:
-        """The command's own plan; its keys type the command, with the flags."""
-        self._beside(f"tr11 {' '.join(words)}", partial(self._plan, words=words, flags=flags))
+    def _way_on(self, run: api.Run) -> TextScreen:
+        screen = self._plan(run, ["resume"])
+        if screen.apply is None:
+            for line in told_next(run)[:1]:
+                if words_of(line)[:1] == ["launch"]:
+                    return self._plan(run, words_of(line), before=NOT_QUEUED)
+        return screen
+
+    def action_exclude(self) -> None:
+        """Keep the run off a node, for a reason that is asked for."""
+        run = self._looks.get(self._target())
+        if run is not None and run.look is not None:
+            words, why = exclusion(run.look, self._node())
+            if words:
+                self._asked = partial(self._preview, words, key=run.key)
+                self._ask(f"{run.name}: {EXCLUDED.format(words[2])}", why)
+                return
+        self.query_one("#why", Static).update(NO_NODE)
+
+    def _node(self) -> str:
+        """The node that the line with the cursor is, or is of; "" for none."""
+        if len(self._path) == 2:
+            return self._chosen().key
+        return self._path[2] if len(self._path) > 2 else ""
+
+    def _preview(self, words: list[str], reason: str = REASON, key: str = "") -> None:
+        """The command's own plan; its keys type the command."""
+        plan = partial(self._plan, words=words, reason=reason)
+        self._beside(f"tr11 {' '.join(words)}", plan, key)
 
     def _plan(
-        self, run: api.Run, words: list[str], flags: list[str], before: str = ""
+        self, run: api.Run, words: list[str], reason: str = REASON, before: str = ""
     ) -> TextScreen:
-        title = f"tr11 {' '.join(words)}   {run.name}"
-        plan = plan_of(run, words)
-        text = f"{before}{plan.text}"
-        if not plan.mark:
-            return TextScreen(title, f"{text}\n\nThere is nothing to carry out; Esc goes back.")
-        text += f"\n\nType {plan.keys} to carry it out; Esc leaves it."
-        apply = partial(self._apply, run, words, flags, plan=plan)
-        return TextScreen(title, text, plan.keys, apply)
+        name, plan = name_of(run), run.command(words, reason, dry_run=True, as_text=True)
+        lines = (line for line in plan.lines if not line.endswith("(--dry-run)"))
+        head = f"{before}{name}: tr11 {' '.join(words)}, because: {reason}"
+        text = "\n".join((head, "", *lines, ""))
+        if not plan.plan:
+            return TextScreen(name, f"{text}\nThere is nothing to carry out; Esc goes back.")
+        keys = keys_of(plan.plan)
+        text += f"\nType {keys} to carry it out on {name}; Esc leaves it."
+        return TextScreen(
+            name, text, keys, partial(self._apply, run, words, reason, mark=plan.plan)
+        )
 
-    def _apply(self, run: api.Run, words: list[str], flags: list[str], plan: Planned) -> None:
+    def _apply(self, run: api.Run, words: list[str], reason: str, mark: str) -> None:
         """Carry out what was shown; what has become another plan meanwhile is shown again."""
 
         def work(target: api.Run) -> TextScreen:
-            _, text = said(target, [*words, *flags, *REASON, "--as-shown", plan.mark])
+            asks = words[0] != "alerts"
+            answer = target.command(words, reason, asks=asks, plan=mark, as_text=True)
             self.call_from_thread(self.action_look)  # what has become of it
-            if PLAN_CHANGED in text:
+            if answer.has_changed:
                 changed = f"{PLAN_CHANGED[0].upper()}{PLAN_CHANGED[1:]}.\n\n"
-                return self._plan(target, words, flags, changed)
-            return TextScreen(f"{' '.join(words)}   {target.name}", text)
+                return self._plan(target, words, reason, changed)
+            lines = told_next(target) if words[0] in GO_ON else ()
+            if lines:
+                lines = ("", "Next (u resumes it, or launches it):", *lines)
+            text = "\n".join((*answer.lines, *lines))
+            return TextScreen(f"{name_of(target)}: tr11 {' '.join(words)}", text, at_end=True)
 
         self._beside(f"tr11 {' '.join(words)}", work, str(run.directory.root))
 
@@ -412,4 +471,4 @@ def _log_end(run: api.Run) -> TextScreen:
 
 
 def _diagnosis(run: api.Run) -> TextScreen:
-    return TextScreen(f"tr11 diagnose   {run.name}", said(run, ["diagnose"])[1])
+    return TextScreen(f"tr11 diagnose   {run.name}", run.output_of(["diagnose"]).text)

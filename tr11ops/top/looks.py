@@ -66,8 +66,12 @@ class RunLooks:
     def _look(self, folder: Path, readers: SharedReaders) -> LookedAt:
         run = self.open(folder)
         run = replace(run, reader=readers.of(run.directory))
-        name = f"{run.name}/{run.directory.paths.variant}"
-        return LookedAt(str(folder), name, run.look(), run=run)
+        return LookedAt(str(folder), name_of(run), run.look(), run=run)
+
+
+def name_of(run: api.Run) -> str:
+    """What a run is called on the screen."""
+    return f"{run.name}/{run.directory.paths.variant}"
 
 
 def _unread(folder: Path, why: str) -> LookedAt:
@@ -76,10 +80,10 @@ def _unread(folder: Path, why: str) -> LookedAt:
 
 def _on_record(folder: Path) -> LookedAt:
     before = kept_verdict(folder)
-    return LookedAt(str(folder), _name_of(folder), None, before=before, time=now())
+    return LookedAt(str(folder), _name_on_record(folder), None, before=before, time=now())
 
 
-def _name_of(folder: Path) -> str:
+def _name_on_record(folder: Path) -> str:
     """As its newest launch calls it; a run that is only watched is called by its folder."""
     for launch in known(observed(partial(launches, folder)), ()):
         run = read_details(launch / "card.json").get("run")

@@ -111,6 +111,12 @@ class LookedAt(Record):
         return told
 
     @property
+    def seen(self) -> Assessment:
+        """The look at a run that was looked at: ask for no other."""
+        assert self.look is not None
+        return self.look
+
+    @property
     def is_awaited(self) -> bool:
         """Whether its first look is still to come."""
         return self.look is None and not self.why
@@ -137,7 +143,7 @@ def _urgency(run: LookedAt) -> tuple[tuple[int, int], str]:
     if run.look is None:
         word = VerdictWord.UNKNOWN if run.before is None else word_of(run.before.word)
         return urgency(word, EXIT_CODES.get(word, 0)), run.name
-    status = run.look.status
+    status = run.seen.status
     return urgency(status.verdict, run.look.exit_code), run.name
 
 
@@ -150,7 +156,7 @@ def _run_cells(run: LookedAt) -> Iterator[str]:
     if run.look is None:
         yield from _unseen_cells(run)
         return
-    status = run.look.status
+    status = run.seen.status
     yield status.verdict.value
     since = status.verdict_since
     yield _length(None if since is None else status.age(since))
@@ -174,9 +180,7 @@ def alerts_table(run: LookedAt) -> TopTable:
     """The open alerts of a run, the most severe first, and who has each; keys are their incidents."""
     title = f"{run.name}: alerts"
     columns = ("severity", "for", "who", "alert")
-    if run.look is None:
-        return TopTable(title, columns, (), run.sentence)
-    status = run.look.status
+    status = run.seen.status
     if status.alerts is None:
         why = f"the alerts are unknown: {status.reason_unknown('alerts')}"
         return TopTable(title, columns, (), why)
@@ -208,9 +212,7 @@ def attempts_table(run: LookedAt) -> TopTable:
     """What runs and waits of a run, then the attempts that have ended, the newest first."""
     title = f"{run.name}: attempts"
     columns = ("attempt", "state", "nodes", "end")
-    if run.look is None:
-        return TopTable(title, columns, (), run.sentence)
-    status = run.look.status
+    status = run.seen.status
     rows = []
     for job in sorted(status.jobs or (), key=_place_of):
         key = job.job_id if job.nodes and job.state.is_active else ""
@@ -232,9 +234,7 @@ def nodes_table(run: LookedAt, job_id: str) -> TopTable:
     """
     title = f"{run.name}: {job_id}"
     columns = ("node", "ranks", "step", "phase", "silent", "s/step", "x usual", "list")
-    if run.look is None:
-        return TopTable(title, columns, (), run.sentence)
-    status = run.look.status
+    status = run.seen.status
     listed = {entry.node: entry.state for entry in status.exclusions or ()}
     found = sorted((one for one in status.node_progress if one.job == job_id), key=_slow_first)
     told = {one.node: SPARE for one in found if one.is_spare}
@@ -278,9 +278,7 @@ def ranks_table(run: LookedAt, node: str) -> TopTable:
     """What each rank of a node last said."""
     title = f"{run.name}: {node}"
     columns = ("rank", "step", "phase", "silent", "pid")
-    if run.look is None:
-        return TopTable(title, columns, (), run.sentence)
-    age = run.look.status.age
+    age = run.seen.status.age
     rows = tuple(
         TopRow(
             "",
@@ -292,7 +290,7 @@ def ranks_table(run: LookedAt, node: str) -> TopTable:
                 str(rank.pid),
             ),
         )
-        for rank in sorted(_ranks_of(run.look, node), key=_number)
+        for rank in sorted(_ranks_of(run.seen, node), key=_number)
     )
     return TopTable(title, columns, rows, run.sentence)
 

@@ -82,16 +82,6 @@ class LeaseClaim(Record):
         return self.job_id == other.job_id and self.launch < other.launch
 
 
-def read_lease(paths: RunPaths) -> LeaseClaim | None:
-    """The newest claim on a run, living or not; None when there is none or it cannot be read as
-    one. Raises OSError.
-    """
-    epoch, content = LeaseFolder(paths).newest()
-    if epoch:
-        return _parse(epoch, content)
-    return None
-
-
 def living_claim(
     paths: RunPaths, *clocks: float, seconds: float = LIVING_SECONDS
 ) -> LeaseClaim | None:

@@ -88,23 +88,18 @@ class IndexedWriter:
             self._documents.append(np.fromfile(self._documents_file, dtype="<i8"))
         return goes_on
 
-    def add_documents(
-        self, tokens: bytes | npt.NDArray[Any], lengths: npt.NDArray[np.int32]
-    ) -> None:
-        """Append documents of one sequence each: all their tokens back to back in `dtype`, and each
-        one's length.
-        """
-        self.add_sequences(tokens, lengths, np.arange(1, len(lengths) + 1, dtype=np.int64))
-
     def add_sequences(
         self,
         tokens: bytes | npt.NDArray[Any],
         lengths: npt.NDArray[np.int32],
-        document_ends: npt.NDArray[np.int64],
+        document_ends: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """Append sequences; `document_ends` are the numbers of sequences, of these, after which a
-        document ends.
+        """Append sequences: all their tokens back to back in `dtype`, and each one's length.
+        `document_ends` are the numbers of sequences, of these, after which a document ends; None:
+        each is a document.
         """
+        if document_ends is None:
+            document_ends = np.arange(1, len(lengths) + 1)
         if not self._begun:
             self.begin()
         if isinstance(tokens, bytes):

@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.forks import killed_at
+from tests.leases import read_lease
 from tests.tr11ops.checkpoints.shelf import Shelf
 from tests.trainer.schedule_cards import card
 from tr11ops.base.errors import NotPossible, TrainerAlive
@@ -33,7 +34,7 @@ from tr11ops.rundir.claims import ClaimTaken
 from tr11ops.rundir.journal import read_journal
 from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.checkpoints import find_resumable
-from trainer.contract.lease import LeaseClaim, LeaseFolder, read_lease
+from trainer.contract.lease import LeaseClaim, LeaseFolder
 from trainer.contract.record import IterationRange
 from trainer.contract.recovery import (
     BY_HAND,

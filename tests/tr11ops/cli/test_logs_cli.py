@@ -120,7 +120,7 @@ def test_one_workers_log_and_one_nodes(bench: LocalBench) -> None:
     for moment, (job, node, rank) in enumerate(
         (("7", "x1", 0), ("8", "x1", 0), ("8", "x1", 1), ("8", "x2", 2))
     ):
-        path = directory.worker_log(job, node, rank)
+        path = directory.paths.attempt(job) / "workers" / node / f"rank-{rank}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"job {job} rank {rank}\n")
         os.utime(directory.paths.attempt(job), (moment, moment))
@@ -144,7 +144,7 @@ def test_one_workers_log_and_one_nodes(bench: LocalBench) -> None:
 def test_several_ranks_and_nodes(bench: LocalBench) -> None:
     directory = run_directory(bench)
     for node, rank in (("x1", 0), ("x1", 1), ("x2", 2), ("x2", 3)):
-        path = directory.worker_log("8", node, rank)
+        path = directory.paths.attempt("8") / "workers" / node / f"rank-{rank}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"rank {rank}\n")
     assert logs(bench, "--rank", "1-2").out == "[rank 1] rank 1\n[rank 2] rank 2\n"

@@ -191,3 +191,9 @@ def test_a_plan_is_the_same_while_it_is_read_and_another_for_another_job() -> No
         f"{plan}: finished",
     ):
         assert mark_of_plan([other]) != mark_of_plan([plan])
+    launch = (
+        "directory: /r: 73.4 GiB free\noutput: /r/20261129-185933-95d4411d/%x.out\nnodes: 2 free"
+    )
+    later = launch.replace("73.4", "9").replace("185933-95d4411d", "190001-00e07821")
+    assert mark_of_plan([launch]) == mark_of_plan([later])
+    assert mark_of_plan([launch]) != mark_of_plan([launch.replace("2 free", "3 free")])

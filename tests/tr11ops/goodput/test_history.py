@@ -77,7 +77,7 @@ def test_the_end_is_the_schedulers_or_the_controllers_word(tmp_path, jobs, verdi
 def test_the_last_sign_is_the_newest_of_all_traces(tmp_path):
     past = ended(Past(tmp_path))
     assert read_history(past.directory, DARK).attempts[0].last_sign == BEGIN + 43  # the last step
-    log = past.directory.worker_log("101", "n1", 0)
+    log = past.directory.paths.attempt("101") / "workers" / "n1" / "rank-0.log"
     log.parent.mkdir(parents=True)
     log.write_text("a line")
     os.utime(log, (BEGIN + 70, BEGIN + 70))

@@ -135,7 +135,7 @@ def test_kill_switch_is_anything_that_lies_there(tmp_path: Path) -> None:
 def test_worker_logs_by_rank(tmp_path: Path) -> None:
     run = directory(tmp_path)
     for node, rank in (("b", 10), ("a", 2), ("a", 1)):
-        path = run.worker_log("7", node, rank)
+        path = run.paths.attempt("7") / "workers" / node / f"rank-{rank}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     (run.paths.attempt("7") / "workers" / "a" / "rank-x.log").touch()

@@ -32,8 +32,9 @@ from tests.tr11ops.top.screen import (
 )
 from tests.waiting import until
 from tr11ops import api
-from tr11ops.base.invocation import PLAN_CHANGED, PLAN_MARK, mark_of_plan
+from tr11ops.base.invocation import PLAN_CHANGED, mark_of_plan
 from tr11ops.rundir.journal import JournalEntry, read_journal
+from tr11ops.top.commands import REASON
 
 SLOW_LINE = Path(__file__).with_name("slow_line.py")
 
@@ -117,22 +118,27 @@ class Commands:
         self.may_answer = threading.Event()
         self.plan = "one alert"
 
-    def said(self, run: api.Run, words: list[str]) -> tuple[int, str]:
-        self.typed.append(" ".join(words))
+    def command(
+        self, words: list[str], reason: str, dry_run: bool = False, plan: str = "", **rest: bool
+    ) -> api.Answer:
+        """In place of `Run.command`."""
+        self.typed.append(" ".join([*words, *["--dry-run"] * dry_run, "--reason", reason]))
         assert self.may_answer.wait(600)
-        if "--dry-run" in words:
-            return 0, f"{self.plan}\n{PLAN_MARK}{mark_of_plan([self.plan])}"
-        if words[-1] != mark_of_plan([self.plan]):
-            return 1, PLAN_CHANGED
-        return 0, "it was done"
+        if dry_run:
+            return api.Answer(0, {}, (self.plan,), mark_of_plan([self.plan]))
+        if plan != mark_of_plan([self.plan]):
+            return api.Answer(1, {}, (PLAN_CHANGED,))
+        return api.Answer(0, {}, ("it was done",))
 
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch) -> Commands:
     commands = Commands()
-    # the app first: it takes the name as it is when it is imported
-    monkeypatch.setattr("tr11ops.top.app.said", commands.said)
-    monkeypatch.setattr("tr11ops.top.commands.said", commands.said)
+
+    def command(run: api.Run, *given: Any, **rest: Any) -> api.Answer:
+        return commands.command(*given, **rest)
+
+    monkeypatch.setattr(api.Run, "command", command)
     return commands
 
 
@@ -159,7 +165,7 @@ def test_a_folder_that_does_not_answer_holds_up_no_key_and_loses_none(
 
     drive(place, keys)
     plan, done = typed.typed
-    assert plan == "alerts ack --all --dry-run --as-shown ?"
+    assert plan == f"alerts ack --all --dry-run --reason {REASON}"
     assert done.startswith("alerts ack --all --reason"), "carried out once"
 
 
@@ -214,7 +220,7 @@ def test_each_alert_is_shown_with_who_has_it_and_taken_or_snoozed_by_its_inciden
             await pilot.press(*app.screen._keys)
             await settled(app, pilot)
             assert text(app) == "it was done"
-            assert typed.typed[-1].startswith(f"alerts {words} --reason"), key
+            assert typed.typed[-1].startswith(f"alerts {words} --reason {REASON}"), key
             await pilot.press("escape")
         await pilot.press("escape")
         assert "attempts" in head(app), "back where it was asked for"

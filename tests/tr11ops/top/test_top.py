@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -14,25 +15,39 @@ from msgspec.structs import replace
 
 from tests.pins.commands import beside
 from tests.pins.states import Place, place_in
-from tests.tr11ops.top.screen import drive, head, more, needs_textual, settled, shown, text
+from tests.tr11ops.top.screen import (
+    drive,
+    head,
+    more,
+    needs_textual,
+    sentence,
+    settled,
+    shown,
+    text,
+)
 from tests.waiting import PATIENCE_SECONDS
 from tr11ops import api
 from tr11ops.alerts.state import HeldVerdict
 from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import Unknown
-from tr11ops.detect.node_progress import NodeProgress
+from tr11ops.base.processes import LocalCommands, ProbeOutput
+from tr11ops.detect.detector import Finding, Severity
+from tr11ops.detect.node_progress import NodeProgress, SlowNodes
 from tr11ops.observe import readers
+from tr11ops.rundir.exclusions import read_version
+from tr11ops.rundir.journal import user_name
 from tr11ops.status.document import ShownFinding
+from tr11ops.top.commands import exclusion, words_of
 from tr11ops.top.looks import RunLooks
 from tr11ops.top.tables import (
     LookedAt,
     TopRow,
     TopTable,
-    attempts_table,
     column_widths,
     nodes_table,
     runs_table,
 )
+from tr11ops.watchdog.verdict import VerdictWord
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +67,6 @@ def test_what_needs_a_person_comes_first_and_what_is_not_seen_next(place: Place)
     assert table.rows[0].cells[:2] == ("z/main", "stalled")
     assert table.sentence == "2 runs, 1 needs a person"
     assert table.rows[1].cells[1:] == ("unknown", "-", "-", "-", "-", "its card cannot be read")
-    assert attempts_table(unseen).rows == ()
-    assert nodes_table(unseen, "1").sentence == "its card cannot be read"
 
 
 def test_the_line_of_a_node_has_since_when_it_is_slow_or_why_it_is_idle_in_full(
@@ -115,6 +128,53 @@ def test_no_cell_is_cut_but_the_last_which_gets_what_is_left() -> None:
     assert column_widths(table, 80) == (9, 80 - 9 - 4)
     assert column_widths(table, 36) == (9,), "a few characters of a reason tell nothing"
     assert column_widths(TopTable("t", ("id", "why"), ()), 80) == (2, 3)
+
+
+# ----------------------------------------------------------------------------- commands
+def test_the_words_of_a_command_are_those_behind_the_card() -> None:
+    line = "tr11 launch --run '/a b/run' --array 1-3 --scheduler local"
+    assert words_of(line) == ["launch", "--array", "1-3", "--scheduler", "local"]
+    assert words_of("ask the site's people") == words_of("") == []
+
+
+@pytest.mark.parametrize(
+    "words", [["resume"], ["launch", "--array", "1-3"], ["nodes", "exclude", "n1"], ["diagnose"]]
+)
+def test_what_is_typed_has_the_environment_of_whoever_types_it_and_so_has_a_job(
+    place: Place, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """Nothing that tr11 sets for its own screen reaches a job that is submitted from it."""
+    given: list[dict[str, str]] = []
+
+    def typed(self: LocalCommands, line: list[str], seconds: float, own: dict[str, str]) -> Any:
+        given.append(own)
+        return ProbeOutput(0, "")
+
+    monkeypatch.setattr(LocalCommands, "command", typed)
+    run = RunLooks((place.folder,), "local").open(place.run)
+    run.output_of(words)
+    run.command(words, as_text=True)
+    found = {"PYTHONPATH"}  # where tr11 itself is found; a trainer's workers are without it
+    for own in given:
+        assert {
+            name for name in own.keys() | os.environ.keys() if own.get(name) != os.environ.get(name)
+        } <= found
+    assert len(given) == 2
+
+
+def test_a_node_is_excluded_as_the_look_says_to_type_it() -> None:
+    fix = "tr11 nodes exclude --run r n1 --force --reason 'it holds the others back'"
+    slow = Finding("slow-node", Severity.WARNING, "n1 is slow", subject="n1", fix=fix)
+    verdict = SimpleNamespace(word=VerdictWord.SLOW, exit_code=0)
+    status = SimpleNamespace(slow_nodes=SlowNodes("suspected", ("n2",), "n2 may be slow"))
+    look: Any = SimpleNamespace(verdict=verdict, findings=(slow,), status=status)
+    named = ["nodes", "exclude", "n1", "--force"], "it holds the others back"
+    assert exclusion(look) == exclusion(look, "n1") == named
+    assert exclusion(look, "n3") == (["nodes", "exclude", "n3"], "")
+    look.findings = ()
+    assert exclusion(look) == (["nodes", "exclude", "n2"], "")
+    status.slow_nodes = None
+    assert exclusion(look) == ([], "")
 
 
 # ----------------------------------------------------------------------------- looks
@@ -221,6 +281,21 @@ def test_the_cursor_stays_with_its_run_when_another_comes_before_it(place: Place
 
 
 @needs_textual
+def test_of_a_run_that_was_not_seen_it_is_said_why(place: Place) -> None:
+    async def keys(app: Any, pilot: Any) -> None:
+        unseen = LookedAt("u", "u/main", None, "its card cannot be read")
+        app._looks, app._path = {"u": unseen}, ["u", "1"]
+        app._draw()
+        assert (shown(app), sentence(app)) == ([], unseen.why)
+        await pilot.press("a")
+        assert (shown(app), sentence(app)) == ([], unseen.why)
+        await pilot.press("escape", "x")
+        assert "No node is known" in sentence(app)
+
+    drive(place, keys)
+
+
+@needs_textual
 def test_enter_goes_from_runs_to_ranks_and_escape_back(place: Place) -> None:
     async def keys(app: Any, pilot: Any) -> None:
         assert [row[:2] for row in shown(app)] == [("small/main", "stalled")]
@@ -271,8 +346,10 @@ def test_kill_shows_the_commands_own_preview_and_nothing_else_happens(place: Pla
     async def keys(app: Any, pilot: Any) -> None:
         await pilot.press("k")
         await settled(app, pilot)
-        assert "nothing was changed (--dry-run)" in text(app)
-        assert "to carry it out" in text(app)
+        assert text(app).startswith("small/main: tr11 kill, because") and "--dry-run" not in text(
+            app
+        )
+        assert "to carry it out on small/main" in text(app)
         await pilot.press("y", "y", "n")
         await settled(app, pilot)
         assert len(app.screen_stack) == 1
@@ -304,6 +381,66 @@ def test_a_stopped_run_is_let_go_on_by_its_plans_keys(place: Place) -> None:
 
 
 @needs_textual
+def test_a_node_is_excluded_for_a_reason_that_is_asked_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TR11_LOCAL_NODES", "9")
+
+    async def keys(app: Any, pilot: Any) -> None:
+        await pilot.press("x")
+        assert "No node is known to be slow or accused" in sentence(app)
+        await pilot.press("enter", "enter", "x")
+        node = app._chosen().key
+        assert f"why is {node} to be excluded?" in sentence(app)
+        await pilot.press("enter")
+        assert app._question, "it is asked for until there is one"
+        await pilot.press("escape")
+        assert len(app._path) == 2 and not app._question
+        await pilot.press("x", *"its fan", "enter")
+        await settled(app, pilot)
+        assert f"small/main: tr11 nodes exclude {node}, because: its fan" in text(app)
+        assert f"exclude {node} for 14 days" in text(app)
+        await pilot.press(*app.screen._keys)
+        await settled(app, pilot)
+        assert f"excluded: {node}" in text(app)
+        found = {one.node: one for one in read_version(place.state / "exclusions.json").exclusions}
+        assert (found[node].owner, found[node].why) == (user_name(), "its fan")
+
+    drive(place, keys)
+
+
+@needs_textual
+def test_a_run_with_nothing_queued_is_launched_as_it_was_last() -> None:
+    async def keys(app: Any, pilot: Any) -> None:
+        await pilot.press("u")
+        await settled(app, pilot)
+        assert "nothing is queued" in text(app) and "array 1-3" in text(app)
+        assert "tr11 launch --array 1-3 --scheduler local, because" in text(app)
+        assert f"Type {app.screen._keys} to carry it out on small/main" in text(app)
+
+    with place_in("down") as place, beside(place.folder):
+        drive(place, keys)
+
+
+@needs_textual
+def test_what_lets_a_stopped_run_go_on_is_said_behind_an_exclusion(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def keys(app: Any, pilot: Any) -> None:
+        words, run = ["nodes", "exclude", "local-node1"], app._looks[app._target()].key
+        monkeypatch.setenv("TR11_LOCAL_NODES", "9")
+        app._preview(words, "slow", run)
+        await settled(app, pilot)
+        await pilot.press(*app.screen._keys)
+        await settled(app, pilot)
+        next_lines = text(app).partition("Next (u resumes it, or launches it):\n")[2].split("\n")
+        assert [words_of(line)[0] for line in next_lines] == ["resume", "launch"]
+
+    with place_in("stopped") as place, beside(place.folder):
+        drive(place, keys)
+
+
+@needs_textual
 def test_a_key_pressed_again_asks_for_no_second_plan_and_y_counts_once(place: Place) -> None:
     async def keys(app: Any, pilot: Any) -> None:
         await pilot.press("k", "k", "k")
@@ -313,7 +450,7 @@ def test_a_key_pressed_again_asks_for_no_second_plan_and_y_counts_once(place: Pl
         await pilot.press("k")
         await settled(app, pilot)
         plan, done = app.screen, []
-        plan._apply = partial(done.append, "carried out")
+        plan.apply = partial(done.append, "carried out")
         await pilot.press("y", *plan._keys, *plan._keys)
         await settled(app, pilot)
         assert done == ["carried out"] and len(app.screen_stack) == 1

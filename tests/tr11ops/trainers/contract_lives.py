@@ -13,10 +13,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from tests.leases import read_lease
 from tests.tr11ops.trainers.contract_runs import FOREVER, Course, TrainerRun, subjects
 from trainer.contract.attempt import Heartbeat, request_stop
 from trainer.contract.checkpoint_names import LATEST_FILE, read_latest
-from trainer.contract.lease import LeaseClaim, LeaseFolder, read_lease
+from trainer.contract.lease import LeaseClaim, LeaseFolder
 from trainer.contract.manifest import MANIFEST_FILE
 from trainer.contract.requests import Request, new_request
 

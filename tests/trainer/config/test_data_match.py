@@ -24,7 +24,7 @@ def write(prefix: Path, seed: int = 3, documents: int = 60) -> str:
     prefix.parent.mkdir(parents=True, exist_ok=True)
     tokens = np.random.default_rng(seed).integers(0, VOCABULARY, documents * 40).astype(np.uint16)
     with IndexedWriter(prefix, "uint16") as writer:
-        writer.add_documents(tokens, np.full(documents, 40, dtype=np.int32))
+        writer.add_sequences(tokens, np.full(documents, 40, dtype=np.int32))
     return str(prefix)
 
 
@@ -150,7 +150,7 @@ def test_other_lengths_of_as_many_tokens_are_other_data(
 ) -> None:
     tokens = np.random.default_rng(3).integers(0, VOCABULARY, 60 * 40).astype(np.uint16)
     with IndexedWriter(tmp_path / "tokens", "uint16") as writer:
-        writer.add_documents(tokens, np.array([20, 60] * 30, dtype=np.int32))
+        writer.add_sequences(tokens, np.array([20, 60] * 30, dtype=np.int32))
     assert "tokens has documents of other lengths" in differences(saved, card(tmp_path))
 
 

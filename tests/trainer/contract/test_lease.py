@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
+from tests.leases import read_lease
 from trainer.checkpoint.publishing import CheckpointInfo, Extras, make_manifest, publish
 from trainer.contract.checkpoints import fence_off, partial_path
 from trainer.contract.errors import CheckpointError, LeaseLost
@@ -26,7 +27,6 @@ from trainer.contract.lease import (
     Lease,
     LeaseClaim,
     LeaseFolder,
-    read_lease,
     trained_into,
 )
 from trainer.contract.manifest import FileEntry, file_digest

@@ -242,13 +242,13 @@ def write_foreign(folder: Path, foreign: int) -> None:
     tokens = np.full(60 * 40, 3, dtype=np.uint16)
     ends = np.full(60, 40, dtype=np.int32)
     with IndexedWriter(folder / "numbered", "uint16") as writer:
-        writer.add_documents(np.arange(60 * 40, dtype=np.uint16), ends)
+        writer.add_sequences(np.arange(60 * 40, dtype=np.uint16), ends)
     (plan,) = plan_groups(
         split_groups([(1.0, folder / "numbered")], "1", {"train": SAMPLES}), ReadOptions(16, SEED)
     ).values()
     tokens[plan.open()[foreign][8]] = VOCABULARY
     with IndexedWriter(folder / "tokens", "uint16") as writer:
-        writer.add_documents(tokens, ends)
+        writer.add_sequences(tokens, ends)
 
 
 def _train(rank: int, world: int, port: int, card_path: Path, output: Path) -> None:

@@ -51,7 +51,7 @@ def write_lines(path: Path, items: Sequence[str]) -> Path:
 def write_pair(prefix: Path, documents: Sequence[Sequence[int]], dtype: str = "uint16") -> Path:
     with IndexedWriter(prefix, dtype) as writer:
         for document in documents:
-            writer.add_documents(
+            writer.add_sequences(
                 np.array(document, dtype=dtype), np.array([len(document)], dtype=np.int32)
             )
     return prefix

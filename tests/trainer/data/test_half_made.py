@@ -532,7 +532,7 @@ def test_a_source_that_shrinks_or_changes_type_leaves_nothing(
 ) -> None:
     prefixes = write_sources(tmp_path)
     with IndexedWriter(tmp_path / "wide", "int32") as writer:
-        writer.add_documents(np.arange(3, dtype=np.int32), np.array([3], dtype=np.int32))
+        writer.add_sequences(np.arange(3, dtype=np.int32), np.array([3], dtype=np.int32))
     with pytest.raises(DataError, match="only pairs of one type"):
         merge([*prefixes, tmp_path / "wide"], tmp_path / "all")
     monkeypatch.setattr(merging, "COPY_BYTES", BLOCK)

@@ -335,7 +335,7 @@ def test_files_of_two_pairs_are_refused(tmp_path: Path) -> None:
 def test_a_failed_writer_leaves_the_old_pair(tmp_path: Path) -> None:
     prefix = write_pair(tmp_path / "p", [[1, 2], [3]])
     with pytest.raises(RuntimeError, match="half way"), IndexedWriter(prefix, "uint16") as writer:
-        writer.add_documents(np.array([9, 9], dtype=np.uint16), np.array([2], dtype=np.int32))
+        writer.add_sequences(np.array([9, 9], dtype=np.uint16), np.array([2], dtype=np.int32))
         raise RuntimeError("half way")
     assert IndexedDataset(prefix).tokens.tolist() == [1, 2, 3]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p.bin", "p.idx"]
@@ -351,7 +351,7 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
     with IndexedWriter(tmp_path / "p", "uint16") as writer:
         with pytest.raises(DataError, match="another process is writing"):
             IndexedWriter(tmp_path / "p", "uint16")
-        writer.add_documents(np.array([5], dtype=np.uint16), np.array([1], dtype=np.int32))
+        writer.add_sequences(np.array([5], dtype=np.uint16), np.array([1], dtype=np.int32))
     assert IndexedDataset(tmp_path / "p").tokens.tolist() == [5]
 
 
@@ -360,7 +360,7 @@ def test_what_a_killed_writer_left_is_overwritten(tmp_path: Path) -> None:
     script = (
         "import sys, numpy as np; from trainer.data.indexed_write import IndexedWriter\n"
         "writer = IndexedWriter(sys.argv[1], 'uint16'); writer.__enter__()\n"
-        "writer.add_documents(np.ones(1 << 21, 'uint16'), np.array([1 << 21], 'int32'))\n"
+        "writer.add_sequences(np.ones(1 << 21, 'uint16'), np.array([1 << 21], 'int32'))\n"
         "print('ready', flush=True); sys.stdin.read()\n"
     )
     child = subprocess.Popen(

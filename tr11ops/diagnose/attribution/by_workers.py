@@ -200,15 +200,20 @@ def by_launcher(evidence: Evidence) -> Attribution | None:
     )
 
 
+def _has_own_word(evidence: Evidence) -> bool:
+    """Whether the end is on record, or a worker left a first error of its own."""
+    return evidence.marker is not None or any(
+        one.signal is not None or _is_own(one) for one in evidence.failures
+    )
+
+
 def by_first_exit(evidence: Evidence) -> Attribution | None:
     """The node whose task srun saw end first, where no worker left a first error of its own.
 
     A node whose workers lost a peer, one whose task was told to go, or several that ended alike
     before srun ended the rest, say nothing.
     """
-    if evidence.marker is not None or any(
-        one.signal is not None or _is_own(one) for one in evidence.failures
-    ):
+    if _has_own_word(evidence):
         return None
     victims = {one.host for one in evidence.failures}
     own = [
@@ -334,9 +339,7 @@ def by_first_missed(evidence: Evidence) -> Attribution | None:
     """The node whose worker was gone first, well before any of the others', where no worker left a
     word of its own.
     """
-    if evidence.marker is not None or any(
-        one.signal is not None or _is_own(one) for one in evidence.failures
-    ):
+    if _has_own_word(evidence):
         return None
     missed = sorted(
         ((one.first_missed, one.node) for one in evidence.reports if one.first_missed is not None),

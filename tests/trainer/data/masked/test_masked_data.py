@@ -253,7 +253,7 @@ def test_the_vocabulary_that_masking_needs(prefix: Path, tmp_path: Path) -> None
 
 def test_documents_without_sentences_are_refused(tmp_path: Path) -> None:
     with IndexedWriter(tmp_path / "flat", "uint16") as writer:
-        writer.add_documents(np.full(400, 7, dtype=np.uint16), np.full(20, 20, dtype=np.int32))
+        writer.add_sequences(np.full(400, 7, dtype=np.uint16), np.full(20, 20, dtype=np.int32))
     with pytest.raises(
         DataError, match=r"train data of .*flat: none of the 16 documents has 2 or more sentences"
     ):
