@@ -279,7 +279,7 @@ def test_consumed_tokens_are_no_secret() -> None:
 
 def test_the_events_of_an_alert_say_what_it_is() -> None:
     alert_state, _ = advance(AlertState(), [finding(subject="1007")], frozenset(), POLICY, NOON)
-    event = event_of(alert_state.open_alerts[0], OPENED, "ana", "why", NOON)
+    event = event_of(alert_state.open_alerts[0], OPENED, "why", NOON, who="ana")
     assert dict(event.data) == {
         "fingerprint": fingerprint("stalled", ()), "detector": "stalled", "subject": "1007", "severity": "CRITICAL",
         "title": "stalled it is",
