@@ -29,7 +29,7 @@ from tr11ops.detect.unfinished_end import if_the_data_are_at_fault, is_bad
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.diagnose.diagnosis import Diagnosis, NowState, followed
 from tr11ops.diagnose.signature import FaultClass, NextStep
-from tr11ops.observe.files import read_attempts, read_details
+from tr11ops.observe.files import read_attempts, read_details, read_heartbeats
 from tr11ops.observe.readers import open_reader
 from tr11ops.observe.snapshot import Snapshot, newest_attempt
 from tr11ops.rundir.attempts import AttemptVerdict
@@ -207,9 +207,9 @@ def diagnose(
         found[-1] = _as_old_as(found[-1], files)
     elif every:
         *before, last = (_with_conclusion(sight, one) for one in _every_launch(context, job))
-        found = [*followed(before, last), _as_it_stands(sight, last)]
+        found = [*followed(before, last), _with_evidence(sight, _as_it_stands(sight, last))]
     else:
-        found = [_last_launch(sight, job)]
+        found = [_with_evidence(sight, _last_launch(sight, job))]
     if sight.silence:
         say(
             f"tr11: {sight.silence}: how the run stands now is not known, and what to do is said in general"
@@ -364,13 +364,10 @@ def _newest_attempt(directory: RunDirectory) -> str | None:
 def _by_logs(
     directory: RunDirectory, attempt: str, is_named: bool, number: int | None = None
 ) -> Diagnosis:
-    """What the logs say of an attempt's last launch, or of that with a number: the main log, or the
-    workers' own where the attempt was named.
-
-    The other one is asked where the first says nothing of it, and where no agent is left that has
-    told of its end.
+    """What the logs say of an attempt's last launch, or of that with a number: the main log and the
+    workers' own, whoever asks.
     """
-    from tr11ops.diagnose.attribution.conclusion import of_record, read_launch
+    from tr11ops.diagnose.attribution.conclusion import read_launch
     from tr11ops.diagnose.look import LaunchNumber, diagnose_launch, nothing_known
     from tr11ops.launch.watched import is_watched_attempt
 
@@ -382,11 +379,10 @@ def _by_logs(
     else:
         main = []
     if record is None:
+        if not workers and is_watched_attempt(folder):  # all of its log is of the one job
+            workers = main
         if workers:
             [found] = _judged(workers, every=False)
-            return replace(found, launch=attempt)
-        if main and is_watched_attempt(folder):  # all of its log is of the one job
-            [found] = _judged(main, every=False)
             return replace(found, launch=attempt)
         if not is_named or known(observed(AttemptVerdict.read, folder), None) is not None:
             return nothing_known(attempt)
@@ -394,16 +390,9 @@ def _by_logs(
             f"--job {attempt}: neither a log nor a record of this attempt is there", exit_code=2
         )
     which = LaunchNumber(attempt, record.launch, record.start)
-    sources = [main, workers]
-    if is_named:
-        sources.reverse()
-    if is_named and of_record(record) is None:
-        sources = [[*workers, *main]]
-    for paths in sources:
-        one = _read(paths, partial(diagnose_launch, paths, which))
-        if one is not None:
-            return one
-    return nothing_known(attempt, record.launch)
+    logs = [*main, *workers]
+    found = _read(logs, partial(diagnose_launch, logs, which))
+    return found or nothing_known(attempt, record.launch)
 
 
 def _main_log(directory: RunDirectory) -> Path:
@@ -466,6 +455,37 @@ def _with_conclusion(sight: _Sight, found: Diagnosis) -> Diagnosis:
     folder = directory.paths.attempt(attempt)
     if found.fault is FaultClass.CLEAN_EXIT and folder.is_dir() and not has_clean_end(folder):
         return without_clean_end(found)
+    return found
+
+
+def _with_evidence(sight: _Sight, found: Diagnosis) -> Diagnosis:
+    """The same with when each node of its attempt was last heard of, and what the scheduler says of the
+    job and of the nodes that are to blame.
+    """
+    if not found.launch:
+        return found
+    seen, accused = sight.assessment, found.accused.nodes
+    nodes = known(seen.snapshot.nodes, ()) if seen is not None else ()
+    return replace(
+        found,
+        last_signs=_last_signs(sight.context.directory, found.launch),
+        job=sight.job(found.launch),
+        nodes=tuple(node for node in nodes if node.name in accused),
+    )
+
+
+def _last_signs(directory: RunDirectory, attempt: str) -> dict[str, float | None]:
+    """When each node of an attempt was last heard of, by its ranks' heartbeats and its workers' logs;
+    None for a node that left neither.
+    """
+    paths = directory.paths
+    signs = [(node, path.stat().st_mtime) for node, _, path in directory.worker_logs(attempt)]
+    beats = known(read_heartbeats(paths)[0], ())
+    signs += [(beat.host, beat.time) for beat in beats if beat.job_id == attempt]
+    nodes = read_details(paths.attempt(attempt) / "attempt.json").get("nodes") or ()
+    found: dict[str, float | None] = dict.fromkeys(nodes)
+    for node, when in signs:
+        found[node] = max(found.get(node) or 0.0, when)
     return found
 
 

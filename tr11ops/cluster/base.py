@@ -250,10 +250,8 @@ class Job(Record):
 
     @property
     def end_words(self) -> str:
-        """What the scheduler says of its end: the state, the exit code (of its worst step where that
-        is known), and the signal.
-        """
-        said = f"the scheduler says {self.state}"
+        """Its state, the exit code (of its worst step where that is known), and the signal."""
+        said = str(self.state)
         if self.derived_exit_code:
             said += f", a step of it ended with exit code {_status_words(self.derived_exit_code)}"
         elif self.exit_code:

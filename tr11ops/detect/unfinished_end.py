@@ -230,7 +230,7 @@ def how_it_ended(attempt: Attempt, job: Job | None) -> str:
         return reason
     said = []
     if job is not None:
-        said.append(job.end_words)
+        said.append(f"the scheduler says {job.end_words}")
     if attempt.failure:
         said.append(attempt.failure)
     if not said:

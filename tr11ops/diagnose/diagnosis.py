@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 from msgspec import field
 from msgspec.structs import replace
 
+from tr11ops.base.units import iso_time
+from tr11ops.cluster.base import Job, Node
+from tr11ops.detect.nodes_left import state_words
 from tr11ops.diagnose.answers import (
     AGREED,
     CHANGES,
@@ -126,6 +129,12 @@ class RunNow(Record):
         }
 
 
+def _said_of(job: Job, nodes: Sequence[Node]) -> Mapping[str, Any]:
+    asked = ("job_id", "state", "reason", "exit_code", "exit_signal", "derived_exit_code")
+    said = {name: getattr(job, name) for name in asked}
+    return {**said, "nodes": {one.name: state_words(one) for one in nodes}}
+
+
 class Diagnosis(Record):
     """`consequences` are examples; `consequence_count` counts all. `root_cause` is None where no
     line tells of one.
@@ -153,6 +162,11 @@ class Diagnosis(Record):
     advice: str = ""
     signs: Signs = field(default_factory=Signs)
     now: RunNow | None = None
+    # of the nodes of an attempt, seconds since the epoch: the last sign of each, None for none
+    last_signs: Mapping[str, float | None] = field(default_factory=dict)
+    # what the scheduler says of an attempt: its job, None where that is not known, and who is to blame
+    job: Job | None = None
+    nodes: tuple[Node, ...] = ()
 
     def without_cause(self) -> Diagnosis:
         """The same with the line of its cause as further evidence."""
@@ -244,4 +258,6 @@ class Diagnosis(Record):
             "explanation": self.explanation,
             "advice": self.advice,
             "now": now,
+            "last_signs": {node: iso_time(when) for node, when in self.last_signs.items()},
+            "scheduler": None if self.job is None else _said_of(self.job, self.nodes),
         }

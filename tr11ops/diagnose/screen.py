@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
+from tr11ops.base.units import first_few, timestamp
+from tr11ops.detect.nodes_left import state_words
 from tr11ops.diagnose.answers import Accused, Culprit
 from tr11ops.diagnose.diagnosis import Diagnosis, NowState, QuotedLine, RunNow
 from tr11ops.diagnose.places import worker_of
@@ -14,6 +16,7 @@ from tr11ops.diagnose.signature import FaultClass, NextStep, Restart
 WIDTH = 80
 LABEL = 12
 SHOWN = 4
+SECONDS = "%Y-%m-%d %H:%M:%S %Z"  # who went silent first is told by seconds
 
 _WAS_STARTED = frozenset({NowState.TRAINS, NowState.STARTS, NowState.FOLLOWED})
 WORDS = {
@@ -89,8 +92,32 @@ def lines(found: Diagnosis) -> Iterator[str]:
             yield from _row("where", where)
     yield from _row("why", found.explanation, most=8)
     yield from _quoted("evidence", found.evidence)
+    if found.last_signs:
+        yield from _row("last signs", _last_signs(found))
+        yield from _row("scheduler", _of_scheduler(found))
     if found.consequence_count:
         yield from _quoted("then", found.consequences[:2], found.consequence_count)
+
+
+def _last_signs(found: Diagnosis) -> str:
+    """When each node was last heard of: those of which nothing is known, then who went silent first."""
+    ordered = sorted(found.last_signs.items(), key=lambda entry: (entry[1] or 0.0, entry[0]))
+    said = [
+        f"{node} {'unknown' if when is None else timestamp(when, None, SECONDS)}" for node, when in ordered
+    ]
+    return first_few(said, SHOWN)
+
+
+def _of_scheduler(found: Diagnosis) -> str:
+    """What the scheduler says of the job, and of the nodes that are to blame."""
+    job = found.job
+    if job is None:
+        return "unknown"
+    reason = ""
+    if job.reason not in {"", "None"}:
+        reason = f" ({job.reason})"
+    said = f"job {job.job_id}: {job.end_words}{reason}"
+    return "; ".join((said, *map(state_words, found.nodes)))
 
 
 def _head(found: Diagnosis) -> str:

@@ -170,14 +170,16 @@ class NodeSpeed(Record):
     @property
     def slow(self) -> tuple[str, ...]:
         """In which measurements it is slow, the slowest first."""
-        found = [name for name, own in self.measured.items() if own.is_slow]
-        return tuple(sorted(found, key=lambda name: self.measured[name].ratio))
+        return tuple(name for name in self._by_ratio if self.measured[name].is_slow)
 
     @property
     def far_below(self) -> tuple[str, ...]:
         """In which measurements it is far below the others, slow or not, the slowest first."""
-        found = [name for name, own in self.measured.items() if own.is_far_below]
-        return tuple(sorted(found, key=lambda name: self.measured[name].ratio))
+        return tuple(name for name in self._by_ratio if self.measured[name].is_far_below)
+
+    @property
+    def _by_ratio(self) -> list[str]:
+        return sorted(self.measured, key=lambda name: self.measured[name].ratio)
 
     @property
     def outcome(self) -> str:

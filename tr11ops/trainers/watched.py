@@ -306,7 +306,7 @@ def end_of(
         return LastWord("refused", False, sentence(not_taken, "who submitted it corrects it"))
     word = last_word(dialect, course, status, came_again=True)
     if word is None or word.reason == "signal":  # which the scheduler knows nothing of
-        return LastWord("error", False, job.end_words)
+        return LastWord("error", False, f"the scheduler says {job.end_words}")
     return replace(word, restart=False)
 
 

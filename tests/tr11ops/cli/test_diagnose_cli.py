@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from tr11ops.diagnose.attribution.evidence import OUTSIDE, Attribution, Conclusi
 from tr11ops.diagnose.attribution.joined import joined
 from tr11ops.diagnose.causes import judge
 from tr11ops.diagnose.diagnosis import Diagnosis
+from tr11ops.diagnose.look import diagnose_files
 from tr11ops.diagnose.screen import lines
 from tr11ops.diagnose.sighting import LogLaunch
 from tr11ops.launch.plan import resolved_card
@@ -114,10 +116,16 @@ def test_a_job_is_judged_as_its_agent_did(bench: LocalBench, failed: str) -> Non
         )
         assert found["restart"]["answer"] == record["restart"] == "elsewhere"
         assert found["restart"]["why"] == record["restart_why"]
+        assert found["scheduler"]["state"] == "FAILED" and found["scheduler"]["exit_code"] == 1
+        assert list(found["scheduler"]["nodes"]) == record["blamed"]
+        assert sorted(found["last_signs"]) == ["local-node1", "local-node2"]
+        assert all(found["last_signs"].values()), "each has written to its worker's log"
     assert of_job["root_cause"]["rank"] == 1
     shown = bench.tr11("diagnose", "--run", str(bench.card), "--job", failed)
     assert f"to blame  {record['blamed'][0]} (node, confidence" in shown.out
     assert "restart  yes, on other nodes (confidence" in shown.out
+    assert f"scheduler  job {failed}: FAILED, its script ended with exit code 1" in shown.out
+    assert re.search(r"last signs  local-node\d \d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", shown.out)
     assert all(len(line) <= 80 for line in shown.out.splitlines())
 
 
@@ -125,6 +133,8 @@ def test_without_logs_its_records_are_judged(bench: LocalBench, failed: str) -> 
     folder = load_card(bench.card, [], {}).paths.attempt(failed)
     for log in folder.glob("workers/*/*.log"):
         log.unlink()
+    silent = diagnosed(bench, "--job", failed)["last_signs"]
+    assert silent == {"local-node1": None, "local-node2": None}, "unknown is an answer"
     record = recorded(bench, failed)
     main_log = load_card(bench.card, [], {}).paths.main_log
     for file, text in (
@@ -259,6 +269,7 @@ def test_a_silent_scheduler_is_asked_once(
     assert (
         found.code == 1 and found.json["attribution"]["blamed"] == recorded(bench, failed)["blamed"]
     ), found.err
+    assert found.json["scheduler"] is None, "it is not known what a silent scheduler says"
     assert found.json["advice"] == "" and len((tools / "asked").read_text().splitlines()) == 1
     assert "did not answer within 1 s: how the run stands now is not known" in found.err
 
@@ -320,3 +331,15 @@ def test_a_kill_while_the_loss_is_no_number_is_no_clean_end() -> None:
     assert f"--skip {bad.record.iteration}-" in screen(told)
     well = with_advice(found, advice(snapshot(steps=tuple(before)), found))
     assert well.fault == found.fault and well.advice == ""
+
+
+@pytest.mark.parametrize("has_log", [True, False])
+def test_how_sure_a_lost_node_is_has_one_answer(tmp_path: Path, has_log: bool) -> None:
+    """The main log quotes the agent's conclusion: by that line it was surer than the agent itself."""
+    said = "n02: went silent, and the others ended without it"
+    judged = Attribution(Kind.NODE, said, 0.75, blamed=("n02",), evidence=(said,))
+    log = tmp_path / "main_log.txt"
+    log.write_text(f"tr11: launch 1 failed (node): {said}\n" if has_log else "")
+    [found] = diagnose_files([log])
+    told = joined(found, Conclusion(judged, by_agent=True, file="launches/1.json"))
+    assert (told.fault.value, told.confidence) == ("slurm_node_fail", 0.75)

@@ -510,12 +510,9 @@ def test_an_end_at_the_time_limit_without_a_marker_is_called_that() -> None:
 def test_what_the_scheduler_says_of_a_jobs_end_has_one_wording() -> None:
     """The worst step counts before the script, and a status above 128 tells of a signal."""
     job = replace(running(), state=JobState.FAILED, exit_code=1)
-    assert job.end_words == "the scheduler says FAILED, its script ended with exit code 1"
+    assert job.end_words == "FAILED, its script ended with exit code 1"
     job = replace(job, derived_exit_code=134, exit_signal=9)
     assert job.end_words == (
-        "the scheduler says FAILED, a step of it ended with exit code 134 (SIGABRT),"
-        " it was ended by SIGKILL"
+        "FAILED, a step of it ended with exit code 134 (SIGABRT), it was ended by SIGKILL"
     )
-    assert replace(running(), state=JobState.COMPLETED, exit_code=0).end_words == (
-        "the scheduler says COMPLETED"
-    )
+    assert replace(running(), state=JobState.COMPLETED, exit_code=0).end_words == "COMPLETED"

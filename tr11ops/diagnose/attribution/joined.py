@@ -94,6 +94,8 @@ def joined(found: Diagnosis, conclusion: Conclusion) -> Diagnosis:
     elif fault is FaultClass.CLEAN_EXIT and judged.kind is not Kind.OPERATOR:
         found = without_clean_end(found)  # it failed, whatever its last lines say
         fault, confidence = found.fault, found.confidence
+    if conclusion.by_agent and judged.kind is Kind.NODE and _is_agents_own(found):
+        confidence = min(judged.confidence, CAUTIOUS)  # the log quotes it, and knows no more
     step = _step(judged, replace(found, fault=fault))
     named = judged.blamed or judged.suspects
     root = found.root_cause
@@ -154,6 +156,14 @@ def _agree(found: Diagnosis, judged: Attribution) -> bool:
     if judged.kind is Kind.NODE and words.fault in _LOST:
         return found.fault in _LOST
     return found.fault is words.fault or found.fault in _FITS.get(judged.kind, ())
+
+
+def _is_agents_own(found: Diagnosis) -> bool:
+    """Whether the line of the cause is the agent's own, that a node was lost: no worker says that."""
+    root = found.root_cause
+    return root is not None and any(
+        one.id == "ours-node-lost" for one, _ in matcher().match_text(root.text)
+    )
 
 
 def _led(found: Diagnosis, conclusion: Conclusion) -> Diagnosis:
