@@ -72,6 +72,7 @@ from tr11ops.nodes.search import (
     result_of,
     search,
 )
+from tr11ops.rundir.exclusions import record_check
 from trainer.contract.files import make_shared
 from trainer.contract.paths import read_attempt_label
 from trainer.contract.record import JsonObject
@@ -420,6 +421,7 @@ def bench_nodes(
         finally:
             shutil.rmtree(folder, ignore_errors=True)  # what a job still writes is left behind
         found = judge_speeds(answers)
+        _keep(found, nodes_context, of_speed=not command)
         to_exclude = _exclude_command(found, nodes_context)
         outcomes, code = {entry.outcome for entry in found}, 0
         if SLOW in outcomes:
@@ -532,6 +534,24 @@ def _speed(value: float, unit: str) -> str:
             break
         value /= 1000
     return f"{value:.3g} {prefix}{unit}".rstrip()
+
+
+def _keep(found: Sequence[NodeSpeed], nodes_context: NodesContext, of_speed: bool) -> None:
+    """Keep in the journal what was found. What a command of one's own measures tells nothing of how
+    quickly a node computes.
+    """
+    if not nodes_context.directory.exists:
+        return
+    for entry in found:
+        why = next(_node_lines(entry), "").removeprefix(f"{entry.node}: ")
+        record_check(
+            nodes_context.directory,
+            entry.node,
+            result=entry.outcome,
+            why=why or "nodes bench: as quick as the others",
+            owner=nodes_context.user,
+            of_speed=of_speed,
+        )
 
 
 def _exclude_command(found: Sequence[NodeSpeed], nodes_context: NodesContext) -> str:

@@ -208,6 +208,14 @@ def bad_nodes(snapshot: Snapshot) -> Mapping[str, str]:
     }
 
 
+def let_in_since(snapshot: Snapshot, node: str, when: float, of_speed: bool = False) -> bool:
+    """Whether a node was taken off the list since then; or `of_speed`: measured to be quick enough."""
+    return any(
+        one.node == node and one.time >= when and one.of_speed is of_speed
+        for one in known(snapshot.readmissions, ())
+    )
+
+
 def blame_stands(snapshot: Snapshot, node: str, when: float, why: str) -> bool:
     """Whether what a launch that ended at `when` blamed a node for still holds.
 
@@ -217,7 +225,7 @@ def blame_stands(snapshot: Snapshot, node: str, when: float, why: str) -> bool:
     """
     if isinstance(snapshot.readmissions, Unknown):
         return False
-    if any(one.node == node and one.time >= when for one in snapshot.readmissions):
+    if let_in_since(snapshot, node, when):
         return False
     now = snapshot.node(node)
     return not is_loss_alone(why) or now is None or now.is_gone or now.is_silent

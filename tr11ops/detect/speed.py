@@ -24,6 +24,7 @@ from tr11ops.detect.nodes_left import (
     exclude_command,
     excluded_nodes,
     held_nodes,
+    let_in_since,
     start_again,
     why_no_other,
 )
@@ -329,7 +330,8 @@ def slow_node(snapshot: Snapshot) -> Iterator[Finding]:
 
     A node with a rank that computes for longer than its peers; one whose ranks are all
     iterations behind; or, in a slow training, one that a health check has warned of. What the ranks of the
-    last attempt measured stands after its end, until the node is excluded, taken back, or measured again.
+    last attempt measured stands after its end, until the node is excluded, taken back, or measured again, by
+    an attempt or to be as quick as others by `tr11 nodes bench`.
 
     A training that was never quicker has no `slow`: then the node's own finding is CRITICAL by the same
     rule, what it costs being what its rank computes longer than its peers.
@@ -394,7 +396,8 @@ def held_back_before(snapshot: Snapshot) -> Iterator[Finding]:
     off = excluded_nodes(snapshot) | snapshot.run.excluded_nodes | measured
     computing = _computing(snapshot, before, when.keys() - off)
     for node, lines in _by_node(_numbers(computing)).items():
-        if blame_stands(snapshot, node, when[node], ""):
+        is_cleared = let_in_since(snapshot, node, when[node], of_speed=True)
+        if not is_cleared and blame_stands(snapshot, node, when[node], ""):
             yield _before(snapshot, node, lines)
 
 

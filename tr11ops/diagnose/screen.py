@@ -103,7 +103,8 @@ def _last_signs(found: Diagnosis) -> str:
     """When each node was last heard of: those of which nothing is known, then who went silent first."""
     ordered = sorted(found.last_signs.items(), key=lambda entry: (entry[1] or 0.0, entry[0]))
     said = [
-        f"{node} {'unknown' if when is None else timestamp(when, None, SECONDS)}" for node, when in ordered
+        f"{node} {'unknown' if when is None else timestamp(when, None, SECONDS)}"
+        for node, when in ordered
     ]
     return first_few(said, SHOWN)
 

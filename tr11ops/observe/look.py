@@ -52,7 +52,7 @@ from tr11ops.runcard.card import ForeignCard, OwnCard, RunCard
 from tr11ops.rundir.action_log import DAY_SECONDS, replay
 from tr11ops.rundir.attempts import LaunchRecord, last_sign_in, told_end
 from tr11ops.rundir.exclusion import Exclusion
-from tr11ops.rundir.exclusions import INCLUDED
+from tr11ops.rundir.exclusions import CHECKED, INCLUDED, is_clean_speed
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.kill_switch import place_fault
 from tr11ops.rundir.paths import RunDirectory, Submission, parse_comment
@@ -423,8 +423,8 @@ def read_readmissions(
     now: float,
     measured: Observed[tuple[ComputeTimes, ...]] = (),
 ) -> Observed[tuple[Readmission, ...]]:
-    """The nodes that were taken off the list in a day, or since the oldest of the launches that
-    blame one, or since an attempt `measured` its nodes.
+    """The nodes that were taken off the list, or measured to be quick enough, in a day, or since the
+    oldest of the launches that blame one, or since an attempt `measured` its nodes.
     """
     blaming = [end.time for end in known(launch_ends, ()) if end.blamed]
     blaming += [times.time for times in known(measured, ())]
@@ -433,9 +433,9 @@ def read_readmissions(
     if unread is not None:
         return Unknown(str(unread))
     return tuple(
-        Readmission(str(entry.data.get("node", "")), entry.time)
+        Readmission(str(entry.data.get("node", "")), entry.time, entry.kind == CHECKED)
         for entry in ledger.entries
-        if entry.kind == INCLUDED
+        if entry.kind == INCLUDED or is_clean_speed(entry)
     )
 
 

@@ -95,10 +95,14 @@ class LaunchEnd(Record):
 
 
 class Readmission(Record):
-    """That a node was taken off the run's list of exclusions, by a person or by tr11, and when."""
+    """That a node was taken off the run's list of exclusions, by a person or by tr11, and when.
+
+    `of_speed`: it was not, but measured to be as quick as others: that answers slowness alone.
+    """
 
     node: str
     time: float
+    of_speed: bool = False
 
 
 class Corruption(Record):

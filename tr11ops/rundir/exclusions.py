@@ -19,7 +19,7 @@ from tr11ops.base.errors import ExclusionError
 from tr11ops.base.now import now
 from tr11ops.base.observed import cause, why_only_read
 from tr11ops.rundir.exclusion import Exclusion, ExclusionLimit, NodeStanding
-from tr11ops.rundir.journal import Journal, Ledger
+from tr11ops.rundir.journal import Journal, JournalEntry, Ledger
 from tr11ops.rundir.paths import RunDirectory, run_id
 from tr11ops.rundir.versioned import VersionedFile
 from trainer.contract.documents import document, record_of
@@ -257,18 +257,20 @@ def record_check(
     result: str,
     why: str,
     owner: str,
-    checks: Sequence[Mapping[str, Any]],
+    checks: Sequence[Mapping[str, Any]] = (),
+    of_speed: bool = False,
 ) -> None:
-    """Keep the result of a health check of a node (`fine`, `warning`, `bad` or `unknown`) in the
-    journal.
+    """Keep the result of a health check of a node (`fine`, `warning`, `bad`, `slow` or `unknown`) in
+    the journal; `of_speed`: it measured how quickly the node computes.
     """
-    _note(
-        directory,
-        CHECKED,
-        why=why,
-        data={"node": node, "result": result, "checks": list(checks)},
-        who=owner,
-    )
+    data = {"node": node, "result": result, "checks": list(checks), "of_speed": of_speed}
+    _note(directory, CHECKED, why=why, data=data, who=owner)
+
+
+def is_clean_speed(entry: JournalEntry) -> bool:
+    """Whether it says that a node was measured to compute as quickly as others."""
+    data = entry.data
+    return entry.kind == CHECKED and data.get("of_speed") is True and data.get("result") == "fine"
 
 
 def history(

@@ -17,12 +17,15 @@ from tests.tr11ops.cli.run_folder import run_directory
 from tests.tr11ops.cli.trainings import measure, running
 from tests.tr11ops.detect.operation_table import operated
 from tests.tr11ops.status_cases import facts_with
+from tr11ops.base.observed import known
+from tr11ops.cli import nodes_bench
 from tr11ops.cluster.base import Node
 from tr11ops.cluster.local import LocalScheduler
 from tr11ops.detect.nodes import exclusion_cap
 from tr11ops.detect.nodes_left import NOTE
+from tr11ops.observe.look import read_readmissions
 from tr11ops.rundir.exclusion import Exclusion, NodeStanding
-from tr11ops.rundir.exclusions import exclude, read_version, revise
+from tr11ops.rundir.exclusions import exclude, read_version, record_check, revise
 
 ONE, TWO, THREE = "local-node1", "local-node2", "local-node3"
 
@@ -557,6 +560,39 @@ def test_bench_of_one_node_shows_its_speed(nodes) -> None:
         answer.out.split()
     )
     assert "cpu-fp32" in answer.out and "FLOP/s" in answer.out and "alone" in answer.out
+
+
+def test_a_clean_bench_answers_slowness_and_no_other_check_does(nodes, bench: LocalBench) -> None:
+    directory, begin = run_directory(bench), time.time() - 1.0
+    assert nodes("bench", "--command", SPEEDS, "--repeats", "2").code == 1
+    assert nodes("check", THREE).code in {0, 3}
+    events = nodes("history", "--json").json["events"]
+    results = {
+        one["node"]: one["result"]
+        for one in events
+        if one["why"].startswith(("tokens", "nodes bench"))
+    }
+    assert results == {ONE: "fine", TWO: "slow", THREE: "fine", "local-node4": "fine"}
+    assert read_readmissions(directory, (), time.time()) == (), (
+        "a command of one's own measures what it likes"
+    )
+    for node, result in ((ONE, "fine"), (TWO, "slow"), (THREE, "unknown")):
+        record_check(directory, node, result=result, why="", owner="ana", of_speed=True)
+    (found,) = known(read_readmissions(directory, (), time.time()), ())
+    assert (found.node, found.of_speed) == (ONE, True) and found.time > begin
+
+
+def test_bench_keeps_what_its_own_measurement_found(
+    nodes, bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = []
+    monkeypatch.setattr(
+        nodes_bench, "record_check", lambda *given, **how: kept.append((given[1], how))
+    )
+    assert nodes("bench", ONE, "--repeats", "1", "--sample", "0.001", "--timeout", "20m").code == 3
+    assert [(node, how["result"], how["of_speed"]) for node, how in kept] == [
+        (ONE, "unknown", True)
+    ]
 
 
 def test_bench_shows_a_node_that_gives_no_answer(nodes) -> None:

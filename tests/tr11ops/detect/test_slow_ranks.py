@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from tests.tr11ops.detect.training_course import at, findings, only
 from tests.tr11ops.status_cases import (
+    HOUR,
     NOW,
     beats,
     ended,
@@ -29,6 +30,7 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import Job, Node
 from tr11ops.detect.detector import Finding, Severity
 from tr11ops.detect.node_progress import node_progress, slow_nodes
+from tr11ops.detect.nodes_left import blame_stands
 from tr11ops.detect.slow_ranks import slow_ranks, windows_to_last
 from tr11ops.observe.observations import Readmission
 from tr11ops.observe.snapshot import KillSwitch
@@ -515,6 +517,11 @@ def test_a_slow_node_stays_known_after_its_attempt_until_it_is_excluded_or_measu
     assert told(**off, readmissions=(Readmission("n02", NOW + 1),)) == [], (
         "a person let it in again"
     )
+    quick = Readmission("n02", NOW + 1, of_speed=True)
+    assert told(**off, readmissions=(quick,)) == [], "it was measured to be as quick as others"
+    assert told(**off, readmissions=(replace(quick, time=NOW - HOUR),)), "before it was slow"
+    hung = slowed(**off, readmissions=(quick,))
+    assert blame_stands(hung, "n02", NOW, "it hung"), "its speed answers no other blame"
     assert told(**off, scheduler="local") == []
     (again,) = told(**over)  # it runs on the node, and has not measured it
     assert again.then == told()[0].then and again.severity is Severity.WARNING
