@@ -391,8 +391,8 @@ def _by_logs(
         )
     which = LaunchNumber(attempt, record.launch, record.start)
     logs = [*main, *workers]
-    found = _read(logs, partial(diagnose_launch, logs, which))
-    return found or nothing_known(attempt, record.launch)
+    told = _read(logs, partial(diagnose_launch, logs, which))
+    return told or nothing_known(attempt, record.launch)
 
 
 def _main_log(directory: RunDirectory) -> Path:

@@ -292,6 +292,14 @@ class Node(Record):
     reason_user: str = ""
 
     @property
+    def words(self) -> str:
+        """As the scheduler sees it now: `n07: down+not_responding (Not responding)`."""
+        reason = ""
+        if self.reason:
+            reason = f" ({self.reason})"
+        return f"{self.name}: {'+'.join(sorted(self.states))}{reason}"
+
+    @property
     def is_usable(self) -> bool:
         """True when the scheduler may place work there, now or when its present work ends."""
         return may_start(self.states) is StateAnswer.YES

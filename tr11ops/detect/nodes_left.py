@@ -135,14 +135,6 @@ def lost_nodes(snapshot: Snapshot) -> frozenset[str]:
     )
 
 
-def state_words(node: Node) -> str:
-    """A node as the scheduler sees it now: `n07: down+not_responding (Not responding)`."""
-    reason = ""
-    if node.reason:
-        reason = f" ({node.reason})"
-    return f"{node.name}: {'+'.join(sorted(node.states))}{reason}"
-
-
 def unusable_nodes(snapshot: Snapshot) -> frozenset[str]:
     """Nodes on which the running attempt starts no launch any more."""
     running = {job.raw_id for job in snapshot.active_jobs}

@@ -12,7 +12,7 @@ from tr11ops.base.redact import signature
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.detect.detector import NO_CAUSE, Finding, Severity, detector
 from tr11ops.detect.no_word import facts_and_gaps, is_without_word, look_at
-from tr11ops.detect.nodes_left import after_hold, lost_nodes, state_words
+from tr11ops.detect.nodes_left import after_hold, lost_nodes
 from tr11ops.detect.saved import after_passing, iterations, pass_over
 from tr11ops.observe import derived
 from tr11ops.observe.jobs import standing_holds
@@ -269,7 +269,7 @@ def _finding(
         evidence.append(f"seen on {', '.join(suspects)}, which alone proves nothing against it")
     lost = lost_nodes(snapshot).intersection(newest.blamed)
     nodes = (node for node in known(snapshot.nodes, ()) if node.name in lost)
-    evidence += [f"the scheduler says now: {state_words(node)}" for node in nodes]
+    evidence += [f"the scheduler says now: {node.words}" for node in nodes]
     cleared = _cleared(snapshot, row)
     if cleared:
         evidence.append(f"suspected before, and cleared by it: {', '.join(cleared)}")

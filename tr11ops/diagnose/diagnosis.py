@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from tr11ops.base.units import iso_time
 from tr11ops.cluster.base import Job, Node
-from tr11ops.detect.nodes_left import state_words
 from tr11ops.diagnose.answers import (
     AGREED,
     CHANGES,
@@ -132,7 +131,7 @@ class RunNow(Record):
 def _said_of(job: Job, nodes: Sequence[Node]) -> Mapping[str, Any]:
     asked = ("job_id", "state", "reason", "exit_code", "exit_signal", "derived_exit_code")
     said = {name: getattr(job, name) for name in asked}
-    return {**said, "nodes": {one.name: state_words(one) for one in nodes}}
+    return {**said, "nodes": {one.name: one.words for one in nodes}}
 
 
 class Diagnosis(Record):

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from tr11ops.base.units import first_few, timestamp
-from tr11ops.detect.nodes_left import state_words
 from tr11ops.diagnose.answers import Accused, Culprit
 from tr11ops.diagnose.diagnosis import Diagnosis, NowState, QuotedLine, RunNow
 from tr11ops.diagnose.places import worker_of
@@ -118,7 +117,7 @@ def _of_scheduler(found: Diagnosis) -> str:
     if job.reason not in {"", "None"}:
         reason = f" ({job.reason})"
     said = f"job {job.job_id}: {job.end_words}{reason}"
-    return "; ".join((said, *map(state_words, found.nodes)))
+    return "; ".join((said, *(node.words for node in found.nodes)))
 
 
 def _head(found: Diagnosis) -> str:
