@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from tr11ops.alerts.state import OVER, Message
 from tr11ops.base.errors import PrivateFileError
 from tr11ops.base.observed import cause
 from tr11ops.base.private_file import private_text, settings_folder
-from trainer.contract.files import link_unless_taken
+from trainer.contract.files import link_unless_taken, write_beside
 from trainer.contract.record import Record
 
 LINK_SECONDS = 2 * 86_400.0
@@ -114,13 +113,8 @@ def signing_key(place: Path) -> bytes:
 def _make(place: Path) -> None:
     """Write a new key, unless someone else has in the same moment: the first one counts."""
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    draft = place.with_name(f".{place.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    draft = write_beside(place, f"{secrets.token_hex(32)}\n", 0o600)
     try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as stream:
-            stream.write(f"{secrets.token_hex(32)}\n")
-            stream.flush()
-            os.fsync(stream.fileno())
         link_unless_taken(draft, place)
     finally:
         draft.unlink(missing_ok=True)

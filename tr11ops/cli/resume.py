@@ -162,8 +162,7 @@ class Resumption(Record):
             later = "a later resume releases them again"
             say(f"tr11: it stays on record that tr11 holds them ({result.unrecorded}): {later}")
         if view.is_idle:
-            start = f"to start it: {run.launch()}"
-            say(start if view.finished is None else _nothing_queued(run, view))
+            say(_nothing_queued(run, view))
         if directory.exists:
             data = {"switches": [name for name, _ in todo.switches], "jobs": list(result.done)}
             record(directory, "resumed", why=self.why, data=data, who=run.who)

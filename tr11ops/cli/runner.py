@@ -240,16 +240,18 @@ def answer(context: RunContext, said: Change | Outcome | None) -> int:
 
 def carry_out(context: RunContext, change: Change) -> Outcome:
     """Show the change, ask, and apply it; with --dry-run only show it. Raises Refusal, also
-    where the person who has agreed was shown another one.
+    where the person who has agreed was shown another one; who has agreed to this one has read it.
     """
     tell = typer.echo if change.is_answer and not context.as_json else say
+    is_agreed = bool(context.as_shown) and not context.dry_run
     lines = []
     for line in change.lines:
-        tell(line)
+        if not is_agreed:
+            tell(line)
         lines.append(line)
     if context.as_shown:
         mark = mark_of_plan(lines or _preview(change).remarks)
-        if not context.dry_run and mark != context.as_shown:
+        if is_agreed and mark != context.as_shown:
             raise Refusal(PLAN_CHANGED)
         if context.dry_run and change.can_be_agreed_to:
             say(f"{PLAN_MARK}{mark}")

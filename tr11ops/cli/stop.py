@@ -167,13 +167,15 @@ class Pause(Record):
     def outcome(self, action: str, exempt: str, held: tuple[str, ...] = ()) -> Outcome:
         """The answer; `exempt` trains on."""
         path = str(self.run.directory.paths.pause)
-        value = {
-            "schema": PAUSE_SCHEMA,
-            "action": action,
-            "pause": path,
-            "trains_on": exempt or None,
-        }
-        return Outcome({**value, "held": list(held)})
+        return Outcome(
+            {
+                "schema": PAUSE_SCHEMA,
+                "action": action,
+                "pause": path,
+                "trains_on": exempt or None,
+                "held": list(held),
+            }
+        )
 
 
 def _without_scheduler(view: StopView, name: str) -> str:
@@ -317,15 +319,9 @@ class Kill(Record):
         elif standing is not None:
             lines.append(f"how:        {standing.stop}")
         if before is not None:
-            by = ""
-            if before.who:
-                by = f" by {before.who}"
-            reason = ""
-            if before.why:
-                reason = f" ({before.why})"
             end = ", to end without saving" if before.kind == "kill-now" else ""
             lines.append(
-                f"the kill switch is already set{by}{reason}{end}: {self.run.directory.kill_switch}"
+                f"the kill switch is already set by {before}{end}: {self.run.directory.kill_switch}"
             )
         if not self.has_switch and not view.is_idle:
             lines.append(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 
 from msgspec.structs import replace
 
@@ -20,9 +19,14 @@ AT_ONCE = frozenset({"ack", "snooze"})  # what takes nothing away is done withou
 WORDS_DONE = {
     "ack": "Acknowledged by {0.who}",
     "snooze": "Snoozed for {0.length} by {0.who}",
+    "kill": "{0.who} has asked the run to save and stop",
+    "pause": "{0.who} has asked the run to stop after this task",
+    "resume": "{0.who} has let the run go on",
+    "exclude": "{0.who} has excluded {0.nodes}: nothing that starts from now on takes it",
+    "shift": "{0.who} has taken the shift",
+    "shift-back": "{0.who} has given the shift back",
 }
 SHIFTS = {"shift": "take the shift", "shift-back": "give the shift back"}
-PREVIEWED = frozenset({"kill", "pause", "resume", "exclude", *SHIFTS})
 UNASKED = AT_ONCE | SHIFTS.keys()  # commands that have no --yes
 ENTRY = "served-act"
 _INCIDENTS = re.compile(r"[0-9a-f]{4,40}-[0-9a-f]{1,16}( [0-9a-f]{4,40}-[0-9a-f]{1,16}){0,19}")
@@ -51,7 +55,7 @@ class WebAct(Record):
 
     def checked(self) -> WebAct:
         """Itself. Raises WrongUsage for what no form of the page sends."""
-        if self.action not in AT_ONCE | PREVIEWED:
+        if self.action not in WORDS_DONE:
             raise WrongUsage("the page has no such button")
         if self.action in AT_ONCE and not _INCIDENTS.fullmatch(self.alert):
             raise WrongUsage("alert: names no incident; open the run's page again")
@@ -77,8 +81,6 @@ class WebAct(Record):
     def words(self) -> str:
         """The change in words."""
         return {
-            "ack": f"acknowledge {self.alert}",
-            "snooze": f"snooze {self.alert} for {self.length}",
             "kill": "save and stop the run",
             "pause": "stop after this task",
             "resume": "let the run go on",
@@ -96,13 +98,12 @@ def carry_out(run: Run, act: WebAct, dry_run: bool = False) -> Answer:
     answer = _answer(run, act, dry_run)
     if not dry_run:
         _record(run.directory, act, {"action": act.action, "exit_code": answer.exit_code})
-    if act.action in WORDS_DONE and answer.exit_code == 0:
-        changed = rows(answer.document.get("alerts"))
-        said = (
-            f"{WORDS_DONE[act.action].format(act)}: {text(one.get('title'))}" for one in changed
-        )
-        return replace(answer, lines=(*said, *answer.lines))
-    return replace(answer, lines=answer.lines or (f"{act.who}: {act.words}",))
+    if dry_run or answer.exit_code:
+        return replace(answer, lines=answer.lines or (act.words,))
+    done = WORDS_DONE[act.action].format(act)
+    titles = [text(one.get("title")) for one in rows(answer.document.get("alerts"))]
+    said = [f"{done}: {title}" for title in titles] or [done]
+    return replace(answer, lines=(*said, *answer.lines))
 
 
 def _answer(run: Run, act: WebAct, dry_run: bool) -> Answer:
@@ -128,14 +129,13 @@ def _answer(run: Run, act: WebAct, dry_run: bool) -> Answer:
 def _record(directory: RunDirectory, act: WebAct, data: dict[str, object]) -> None:
     """Raises Refusal where no journal can be written: nothing is done then that no one can see."""
     told = {**data, "alert": act.alert, "nodes": act.nodes if act.action == "exclude" else ""}
-    write = partial(_write, act, told)
+
+    def write(folder: RunDirectory) -> None:
+        Journal(folder.journal).write(ENTRY, act.reason, told, act.who)
+
     try:
         write_or_fall_back(directory, write)
     except OSError as error:
         raise Refusal(
             f"the journal cannot be written ({error.strerror}): nothing was done"
         ) from None
-
-
-def _write(act: WebAct, data: dict[str, object], directory: RunDirectory) -> None:
-    Journal(directory.journal).write(ENTRY, act.reason, data, act.who)

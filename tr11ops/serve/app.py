@@ -44,6 +44,7 @@ from tr11ops.serve.pages import ASSETS, Pages, asset
 from tr11ops.serve.poller import News, RunPoller
 from tr11ops.serve.tokens import owner_of
 from tr11ops.serve.view import RunView, in_order, sums_of, view_of
+from tr11ops.status.run_list import verdict_counts
 from trainer.contract.errors import Tr11Error
 from trainer.contract.record import Record
 
@@ -130,9 +131,16 @@ class Served:
     async def runs(self, request: Request) -> Response:
         troubles = {str(root): why for root, why in self.watcher.troubles.items() if why}
         roots = [str(root) for root in self.watcher.roots]
-        sums = sums_of(self.watcher.news())
+        sums, views = sums_of(self.watcher.news()), self.views()
+        counts = verdict_counts((view.word, view.exit_code) for view in views)
         return self.page(
-            request, "list", runs=self.views(), sums=sums, troubles=troubles, roots=roots
+            request,
+            "list",
+            runs=views,
+            counts=counts,
+            sums=sums,
+            troubles=troubles,
+            roots=roots,
         )
 
     async def run(self, request: Request) -> Response:
@@ -300,7 +308,7 @@ class Served:
         except Tr11Error as error:
             return self._said(request, 400, error.sentence, news.key)
         if not shows:
-            return self._outcome(request, news, answer)
+            return self._outcome(request, news, answer, act)
         act = replace(act, shown=answer.plan)
         plan, view = self.seal.plan(cookie, *act.parts), view_of(news, time.time())
         return self.page(
@@ -355,14 +363,17 @@ class Served:
             answer = await asyncio.to_thread(carry_out, asked.news.run, act)
         except Tr11Error as error:
             return self._said(request, 400, error.sentence)
-        return self._outcome(request, asked.news, answer)
+        return self._outcome(request, asked.news, answer, act)
 
-    def _outcome(self, request: Request, news: News, answer: Answer) -> Response:
-        """That it was done, or why not; the pages are to show it soon."""
+    def _outcome(self, request: Request, news: News, answer: Answer, act: WebAct) -> Response:
+        """That it was done, or why not, and what a person may want next; the pages are to show it
+        soon.
+        """
+        view = view_of(news, time.time())
         self.watcher.look_again(news.key)
         title, status = ("Done", 200) if answer.exit_code == 0 else ("Not done", 409)
-        back = f"/run/{news.key}"
-        return self.page(request, "message", status, title=title, lines=answer.lines, back=back)
+        shown = {"title": title, "lines": answer.lines, "back": f"/run/{news.key}"}
+        return self.page(request, "done", status, run=view, act=act, **shown)
 
     def _said(self, request: Request, status: int, why: str, key: str = "") -> Response:
         back = f"/run/{key}" if key else "/"
@@ -441,11 +452,5 @@ def application(watcher: RunPoller, settings: ServeSettings) -> Starlette:
         ("/login", served.login, "POST"),
         ("/logout", served.logout, "POST"),
     )
-    routes = [
-        Route(path, _endpoint(guarded, handler), methods=[how]) for path, handler, how in table
-    ]
+    routes = [Route(path, partial(guarded, handler), methods=[how]) for path, handler, how in table]
     return Starlette(routes=routes)
-
-
-def _endpoint(guarded: Callable[[Handler, Request], Awaitable[Response]], handler: Handler) -> Any:
-    return partial(guarded, handler)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +101,7 @@ class RunPoller:
     def news(self) -> tuple[News, ...]:
         """Of every run that was found, by folder."""
         with self._lock:
-            return tuple(sorted(self._news.values(), key=_folder_of))
+            return tuple(sorted(self._news.values(), key=attrgetter("folder")))
 
     def find(self, key: str) -> News | None:
         """Of one run; None for an unknown key."""
@@ -205,10 +206,6 @@ class RunPoller:
     def _changed(self) -> None:
         with self._lock:
             self.version += 1
-
-
-def _folder_of(news: News) -> str:
-    return str(news.folder)
 
 
 def _found(root: Path) -> Iterator[Path]:

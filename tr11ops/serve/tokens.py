@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import os
 import re
 import secrets
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from tr11ops.base.errors import PrivateFileError, Refusal, WrongUsage
 from tr11ops.base.private_file import private_text, settings_folder
 from trainer.contract.documents import document, record_of
+from trainer.contract.files import write_atomically
 from trainer.contract.record import Record
 
 SCHEMA = 1
@@ -91,10 +91,4 @@ def _write(place: Path, name: str, token: Token | None) -> None:
     if token is not None:
         kept.append(token)
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    beside = place.with_name(f".{place.name}.{os.getpid()}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-        json.dump(document(TokenFile(tuple(kept))), stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    beside.replace(place)
+    write_atomically(place, json.dumps(document(TokenFile(tuple(kept)))), 0o600)

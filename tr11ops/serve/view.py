@@ -5,6 +5,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from msgspec.structs import replace
@@ -33,6 +34,7 @@ from tr11ops.status.published import (
 )
 from tr11ops.status.rows import ShownIncident, incidents_of
 from tr11ops.status.run_list import ListedRun, RunList, total, urgency
+from tr11ops.status.run_list_screen import team_sums
 from tr11ops.watchdog.verdict import VerdictWord
 from trainer.contract.record import Record
 from trainer.contract.units import printable
@@ -51,8 +53,8 @@ LOOKS: Mapping[VerdictWord, tuple[str, str]] = {
     VerdictWord.FINISHED: ("✓", "good"),
 }
 OLD_LOOKS = 2  # looks that were missed: what was seen then says nothing of now
-NOTHING_TO_STOP = frozenset({VerdictWord.DOWN.value, VerdictWord.FINISHED.value})
-LOOKING = "looking again"  # where what was seen no longer counts
+NOTHING_TO_STOP = frozenset({VerdictWord.DOWN, VerdictWord.FINISHED})
+LOOKING = "Looking again"  # where what was seen no longer counts
 # what stays true of a look that began before the newest act was over
 OUTLASTS_ACTS = {
     "run", "time", "iteration", "total_iterations", "loss", "grad_norm", "last_step_time", "throughput",
@@ -114,7 +116,7 @@ class RunView(Record):
     name: str
     variant: str
     folder: str
-    word: str
+    word: VerdictWord
     sign: str
     tone: str
     urgency: tuple[int, int]
@@ -187,7 +189,7 @@ def view_of(news: News, now: float) -> RunView:
         name=text(run.get("name"), 80) or printable(news.folder.name),
         variant=text(run.get("variant"), 40),
         folder=printable(str(news.folder)),
-        word=word.value,
+        word=word,
         sign=sign,
         tone=tone,
         urgency=urgency(word, exit_code),
@@ -218,7 +220,7 @@ def view_of(news: News, now: float) -> RunView:
         alerts=alerts,
         nodes=nodes[:MOST_ROWS],
         nodes_line=_nodes_line(told, word),
-        alerts_line=LOOKING if news.is_before_act else _alerts_line(alerts),
+        alerts_line=_alerts_line(news, told, alerts),
         ended_line=_ended_line(told),
         stop_command=command("tr11 kill --wait", news),
         unknown=tuple(text(line, 200) for line in list_of(told.get("unknown"))[:MOST_ROWS]),
@@ -227,21 +229,22 @@ def view_of(news: News, now: float) -> RunView:
 
 def in_order(views: Sequence[RunView]) -> list[RunView]:
     """What needs a person first."""
-    return sorted(views, key=_place)
+    return sorted(views, key=attrgetter("urgency", "name"))
 
 
 def sums_of(every: Sequence[News]) -> str:
     """What all runs hold together, and each team where there are several; "" where nothing is known
     of one.
     """
-    runs = [ListedRun(news.folder, _whole(news), use=news.use) for news in every]
+    runs = [
+        ListedRun(news.folder, None if news.is_mirror else news.document, use=news.use)
+        for news in every
+    ]
     if not any(run.use for run in runs):
         return ""
     found = RunList.of(runs)
     shown = [f"All: {', '.join(total(found.runs).words)}."]
-    if len(found.teams) > 1:
-        for team, of_team in found.teams.items():
-            shown.append(f"{team or 'No team'}: {', '.join(total(of_team).words)}.")
+    shown += (f"{line}." for line in team_sums(found))
     for words, nodes in (
         ("Held by several runs", found.shared_nodes),
         ("Excluded by several runs", found.shared_exclusions),
@@ -249,17 +252,6 @@ def sums_of(every: Sequence[News]) -> str:
         if nodes:
             shown.append(f"{words}: {compress(nodes)}.")
     return " ".join(shown)
-
-
-def _whole(news: News) -> dict[str, Any] | None:
-    """The document of a look; a published one has less."""
-    if news.document and not news.is_mirror:
-        return dict(news.document)
-    return None
-
-
-def _place(view: RunView) -> tuple[tuple[int, int], str]:
-    return view.urgency, view.name
 
 
 # ----------------------------------------------------------------------------- parts
@@ -419,8 +411,12 @@ def _alert(entry: Mapping[str, Any], news: News, on_call: OnCall | None, now: fl
     )
 
 
-def _alerts_line(alerts: Sequence[ShownAlert]) -> str:
+def _alerts_line(news: News, told: Mapping[str, Any], alerts: Sequence[ShownAlert]) -> str:
     """Who has the open alerts, in a sentence."""
+    if news.is_before_act:
+        return f"{LOOKING}."
+    if not isinstance(told.get("alerts"), list):
+        return "Not known."
     if not alerts:
         return "None is open."
     untaken = sum(not alert.holder for alert in alerts)

@@ -5,14 +5,16 @@ says in short.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tr11ops.alerts.state import AlertCare, OnCall
 from tr11ops.base.observed import known, observed
-from tr11ops.base.units import duration
+from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import ACTIVE_STATES
 from tr11ops.runcard.find import CARD_FILE, SUBMISSIONS
 from tr11ops.rundir.paths import RunDirectory
@@ -56,27 +58,44 @@ def urgency(word: VerdictWord, exit_code: int) -> tuple[int, int]:
     return _BY_EXIT_CODE.get(exit_code, 1), _WORST_FIRST.index(word)
 
 
+def verdict_counts(runs: Iterable[tuple[VerdictWord, int]]) -> str:
+    """Of some runs, by verdict and exit code: how many need a person, and what the others are."""
+    found = sorted((urgency(word, code), word) for word, code in runs)
+    asking = [word for (place, _), word in found if not place]
+    others = [word for (place, _), word in found if place]
+    if asking:
+        said = f"{counted(len(asking), 'needs', 'need')} a person ({_by_word(asking)})"
+    else:
+        said = f"none {'is known to need' if VerdictWord.UNKNOWN in others else 'needs'} a person"
+    return "; ".join(filter(None, (f"{counted(len(found), 'run')}: {said}", _by_word(others))))
+
+
+def _by_word(words: Iterable[str]) -> str:
+    return ", ".join(f"{count} {word}" for word, count in Counter(words).items())
+
+
 class ListedRun(Record):
     """A run directory, and its status; `status` is None where it could not be read, and `why` says
     why not. `use` is what it holds and costs, None where that was not looked at.
     """
 
     directory: Path
-    status: dict[str, Any] | None
+    status: Mapping[str, Any] | None
     why: str = ""
     use: RunUse | None = None
 
     @property
+    def told(self) -> Mapping[str, Any]:
+        """The status; nothing where it could not be read."""
+        return self.status or {}
+
+    @property
     def exit_code(self) -> int:
-        if self.status is None:
-            return 3
-        return int(self.status["exit_code"])
+        return int(self.told.get("exit_code", 3))
 
     @property
     def word(self) -> VerdictWord:
-        if self.status is None:
-            return VerdictWord.UNKNOWN
-        return VerdictWord(self.status["verdict"])
+        return VerdictWord(self.told.get("verdict", "unknown"))
 
     @property
     def place(self) -> tuple[tuple[int, int], str]:
@@ -84,17 +103,11 @@ class ListedRun(Record):
         return urgency(self.word, self.exit_code), str(self.directory)
 
     @property
-    def needs_person(self) -> bool:
-        return self.exit_code == 1
-
-    @property
     def nodes(self) -> tuple[str, ...]:
         """The nodes that its running jobs hold."""
-        if self.status is None:
-            return ()
         held = {
             node
-            for job in self.status["jobs"] or ()
+            for job in self.told.get("jobs") or ()
             if job["state"] in ACTIVE_STATES
             for node in job["nodes"]
         }
@@ -103,16 +116,12 @@ class ListedRun(Record):
     @property
     def excluded(self) -> tuple[str, ...]:
         """The nodes that it must not use."""
-        if self.status is None:
-            return ()
-        return tuple(entry["node"] for entry in self.status["exclusions"] or ())
+        return tuple(entry["node"] for entry in self.told.get("exclusions") or ())
 
     @property
     def cares(self) -> tuple[AlertCare, ...]:
         """Who looks after each of its open alerts, the most severe first."""
-        if self.status is None:
-            return ()
-        return tuple(map(care_of, rows(self.status["alerts"])))
+        return tuple(map(care_of, rows(self.told.get("alerts"))))
 
     @property
     def owners(self) -> tuple[str, ...]:
@@ -122,24 +131,19 @@ class ListedRun(Record):
     @property
     def on_call(self) -> OnCall | None:
         """Who is told first; None where that is not known."""
-        if self.status is None:
-            return None
-        return on_call_of(self.status["on_call"])
+        return on_call_of(self.told.get("on_call"))
 
     def document(self) -> dict[str, Any]:
         """For --json."""
-        name = variant = None
-        if self.status is None:
-            shown: dict[str, Any] = dict.fromkeys(_SHOWN)
-            shown |= {"verdict": "unknown", "why": self.why, "exit_code": self.exit_code}
-        else:
-            name, variant = self.status["run"]["name"], self.status["run"]["variant"]
-            shown = {key: self.status[key] for key in _SHOWN}
+        run = self.told.get("run", {})
         return {
             "directory": str(self.directory),
-            "name": name,
-            "variant": variant,
-            **shown,
+            "name": run.get("name"),
+            "variant": run.get("variant"),
+            **{key: self.told.get(key) for key in _SHOWN},
+            "verdict": self.word.value,
+            "why": self.told.get("why", self.why),
+            "exit_code": self.exit_code,
             **self._operation(),
         }
 
@@ -148,7 +152,7 @@ class ListedRun(Record):
         values: dict[str, Any] = dict.fromkeys(RunUse.__struct_fields__)
         if self.use is not None:
             values = document(self.use)
-        since = None if self.status is None else self.status["verdict_since"]
+        since = self.told.get("verdict_since")
         return {
             "verdict_since": since,
             "owners": list(self.owners),
@@ -165,7 +169,7 @@ class RunList(Record):
 
     @classmethod
     def of(cls, found: Iterable[ListedRun]) -> RunList:
-        return cls(tuple(sorted(found, key=_place_of)))
+        return cls(tuple(sorted(found, key=attrgetter("place"))))
 
     @property
     def exit_code(self) -> int:
@@ -202,10 +206,6 @@ class RunList(Record):
             "shared_nodes": self.shared_nodes,
             "shared_exclusions": self.shared_exclusions,
         }
-
-
-def _place_of(run: ListedRun) -> tuple[tuple[int, int], str]:
-    return run.place
 
 
 def _in_several(runs: Sequence[ListedRun], name: str) -> dict[str, tuple[str, ...]]:

@@ -9,7 +9,7 @@ from datetime import datetime
 from tr11ops.alerts.state import AlertCare
 from tr11ops.base.units import counted, duration
 from tr11ops.cluster.arrays import compress
-from tr11ops.status.run_list import ListedRun, RunList, total
+from tr11ops.status.run_list import ListedRun, RunList, total, verdict_counts
 from tr11ops.status.run_use import RunUse
 from tr11ops.watchdog.verdict import VerdictWord
 
@@ -26,9 +26,10 @@ def list_lines(shown: RunList, now: float) -> Iterator[str]:
     yield TITLES
     for run in shown.runs:
         yield from _run_lines(run, now)
-    if len(shown.teams) > 1:
-        yield ""
-        yield from _team_lines(shown)
+    teams = team_sums(shown)
+    yield from [""] * bool(teams)
+    for words in teams:
+        yield from _wrapped(words, "", "  ")
     yield from _shared_lines("held by", shown.shared_nodes)
     yield from _shared_lines("excluded by", shown.shared_exclusions)
 
@@ -45,11 +46,8 @@ def _wrapped(text: str, first: str, further: str) -> list[str]:
 
 
 def _summary(shown: RunList) -> str:
-    asking = sum(run.needs_person for run in shown.runs)
-    sentence = counted(len(shown.runs), "run")
-    if asking:
-        sentence += f", {asking} {'needs' if asking == 1 else 'need'} a person"
-    return f"{sentence}; {', '.join(total(shown.runs).words)}"
+    counts = verdict_counts((run.word, run.exit_code) for run in shown.runs)
+    return f"{counts}; {', '.join(total(shown.runs).words)}"
 
 
 def _run_lines(run: ListedRun, now: float) -> Iterator[str]:
@@ -86,7 +84,7 @@ def _step(done: int | None, planned: int | None) -> str:
 
 def _facts(run: ListedRun, use: RunUse | None, now: float) -> Iterator[str]:
     """Since when, who has it, whose it is, on which nodes, and what it has cost."""
-    since = run.status["verdict_since"] if run.status is not None else None
+    since = run.told.get("verdict_since")
     if since is not None:
         moment = datetime.fromisoformat(since).timestamp()
         yield f"for {duration(max(0.0, now - moment))}"
@@ -105,7 +103,7 @@ def _care(run: ListedRun, now: float) -> Iterator[str]:
     is_said = False
     if run.owners:
         yield f"{', '.join(run.owners)} has it"
-    elif run.needs_person:
+    elif run.exit_code == 1:
         yield next(iter(run.cares), AlertCare()).words(run.on_call, now)
         is_said = run.on_call is not None and run.on_call.taken is None
     if run.on_call is None:
@@ -114,11 +112,15 @@ def _care(run: ListedRun, now: float) -> Iterator[str]:
         yield f"on call: {run.on_call.words(now)}"
 
 
-def _team_lines(shown: RunList) -> Iterator[str]:
-    for team, runs in shown.teams.items():
-        use = total(runs)
-        words = f"{team or 'no team'}: {counted(use.runs, 'run')}, {', '.join(use.words)}"
-        yield from _wrapped(words, "", "  ")
+def team_sums(shown: RunList) -> list[str]:
+    """What each team's runs hold and cost, where there are several teams."""
+    sums = {team: total(runs) for team, runs in shown.teams.items()}
+    if len(sums) < 2:
+        return []
+    return [
+        f"{team or 'no team'}: {counted(use.runs, 'run')}, {', '.join(use.words)}"
+        for team, use in sums.items()
+    ]
 
 
 def _shared_lines(word: str, nodes: Mapping[str, tuple[str, ...]]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from tr11ops.base.observed import known
 from tr11ops.base.units import counted, duration
 from tr11ops.detect.node_progress import short_name
 from tr11ops.status.published import word_of
-from tr11ops.status.run_list import kept_words, urgency
+from tr11ops.status.run_list import kept_words, urgency, verdict_counts
 from tr11ops.watchdog.verdict import EXIT_CODES, VerdictWord
 from trainer.contract.record import Record
 from trainer.contract.units import shortened
@@ -126,11 +126,7 @@ def runs_table(runs: Sequence[LookedAt]) -> TopTable:
     """Every run, what needs a person first."""
     ordered = sorted(runs, key=_urgency)
     rows = tuple(TopRow(run.key, tuple(_run_cells(run)), run.sentence) for run in ordered)
-    asking = sum(map(_needs_person, runs))
-    sentence = counted(len(runs), "run")
-    if asking:
-        verb = "needs" if asking == 1 else "need"
-        sentence += f", {asking} {verb} a person"
+    sentence = verdict_counts(map(_seen, runs))
     awaited = sum(run.is_awaited for run in runs)
     if awaited:
         sentence += f"; {awaited} still to be looked at"
@@ -143,12 +139,14 @@ def _urgency(run: LookedAt) -> tuple[tuple[int, int], str]:
     if run.look is None:
         word = VerdictWord.UNKNOWN if run.before is None else word_of(run.before.word)
         return urgency(word, EXIT_CODES.get(word, 0)), run.name
-    status = run.seen.status
-    return urgency(status.verdict, run.look.exit_code), run.name
+    return urgency(*_seen(run)), run.name
 
 
-def _needs_person(run: LookedAt) -> bool:
-    return run.look is not None and run.look.exit_code == 1
+def _seen(run: LookedAt) -> tuple[VerdictWord, int]:
+    """Its verdict now, and the exit code."""
+    if run.look is None:
+        return VerdictWord.UNKNOWN, 3
+    return run.seen.status.verdict, run.look.exit_code
 
 
 def _run_cells(run: LookedAt) -> Iterator[str]:

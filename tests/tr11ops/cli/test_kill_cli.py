@@ -33,7 +33,9 @@ def test_set_twice_and_release_twice(bench: LocalBench) -> None:
     assert bench.launch().code == 1
     released = bench.kill("--release", "--yes", "--json")
     assert released.json["action"] == "released"
-    assert released.err.endswith(f"to start it: tr11 launch --run {bench.card} --array 1-10\n")
+    assert released.err.endswith(
+        f"nothing is queued: start it with `tr11 launch --run {bench.card} --array 1-10`\n"
+    )
     assert not directory.kill_switch_is_set()
     again = bench.kill("--release", "--json")
     assert (again.code, again.json["action"]) == (0, "not-set")

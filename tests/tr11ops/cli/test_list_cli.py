@@ -21,8 +21,8 @@ from tr11ops.detect.registry import detect_all
 from tr11ops.serve.poller import News
 from tr11ops.serve.view import in_order, view_of
 from tr11ops.status.assessment import status_of
-from tr11ops.status.run_list import ListedRun, RunList, urgency
-from tr11ops.status.run_list_screen import list_lines
+from tr11ops.status.run_list import ListedRun, RunList, urgency, verdict_counts
+from tr11ops.status.run_list_screen import TITLES, list_lines
 from tr11ops.status.run_use import RunUse
 from tr11ops.watchdog.verdict import VerdictWord, judge
 
@@ -86,9 +86,10 @@ def test_a_run_that_is_slow_is_told_before_those_that_are_well_with_its_reason()
     shown = RunList.of([well, ListedRun(Path("off"), stopped), slow])
     assert [str(run.directory) for run in shown.runs] == ["slow", "off", "well"]
     assert shown.exit_code == 0
-    text = list(list_lines(shown, NOW))
-    assert text[2].startswith("slow ") and text[2].endswith("slow")
-    assert text[3].startswith("  n02 holds the others back (its rank 1")
+    lines = list(list_lines(shown, NOW))
+    text = lines[lines.index(TITLES) + 1 :]
+    assert text[0].startswith("slow ") and text[0].endswith("slow")
+    assert text[1].startswith("  n02 holds the others back (its rank 1")
     views = [
         view_of(News(str(one.directory), one.directory, document=one.status), NOW)
         for one in (well, slow)
@@ -140,7 +141,7 @@ def test_several_runs_say_whose_they_are_who_has_them_and_what_they_hold() -> No
     lines = list(list_lines(runs, seen.time))
     text = " ".join(" ".join(lines).split())
     assert max(map(len, lines)) <= 80
-    assert text.startswith("4 runs, 2 need a person; ")
+    assert text.startswith("4 runs: 2 need a person (2 stalled); 1 unknown, 1 healthy; 48 nodes")
     assert "210.0 node-hours, 1,600.0 GPU-hours, 3,200.00 EUR, 84.0 kWh, without 1 run" in text
     assert "no one has taken it; ana@example.org is on call; six; " in text
     assert "ben@example.org has it; on call: ana@example.org; six; " in text
@@ -358,3 +359,17 @@ def test_a_key_that_is_none_is_told_the_nearest(
 ) -> None:
     assert execute(["config", "explain", word]) == 2
     assert hint in capsys.readouterr().err
+
+
+def test_runs_are_counted_by_the_verdicts_that_are_shown() -> None:
+    stalled, stopped = (VerdictWord.STALLED, 1), (VerdictWord.STOPPED, 0)
+    well, unseen = (VerdictWord.HEALTHY, 0), (VerdictWord.UNKNOWN, 3)
+    for runs, said in (
+        ([well], "1 run: none needs a person; 1 healthy"),
+        ([stopped, well, stalled], "3 runs: 1 needs a person (1 stalled); 1 stopped, 1 healthy"),
+        ([well, unseen], "2 runs: none is known to need a person; 1 unknown, 1 healthy"),
+        # one that is stopped may need a person all the same
+        ([stopped, (VerdictWord.STOPPED, 1)], "2 runs: 1 needs a person (1 stopped); 1 stopped"),
+        ([stalled, stalled], "2 runs: 2 need a person (2 stalled)"),
+    ):
+        assert verdict_counts(runs) == said

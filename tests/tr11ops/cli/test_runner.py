@@ -157,6 +157,7 @@ def test_a_plan_that_was_shown_is_the_one_that_is_carried_out(
     shown = RunContext(yes=True, as_shown=mark.removeprefix(PLAN_MARK))
     answer(shown, thing.change())
     assert thing.events == ["Do it?", "applied"]
+    assert "the plan" not in capsys.readouterr().err, "who has read it reads what was done"
     with pytest.raises(Refusal, match="another one now"):
         answer(shown, replace(thing.change(), lines=("another plan",)))
     # what is done without a plan is known by its preview

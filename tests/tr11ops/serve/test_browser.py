@@ -50,7 +50,7 @@ def test_pages_fit_each_width_and_are_accessible(
                 context.add_cookies([cookie])
             page.goto(site.address + path)
             if path == "/":
-                for word in ("large models", "node-hours", "GPU-hours", "EUR", "on call"):
+                for word in ("large models", "node-hours", "GPU-hours", "EUR", "On call"):
                     assert word in page.inner_text("main"), "what several runs hold and cost"
             if button:
                 kept = page.input_value("input[name=reason]")

@@ -42,7 +42,10 @@ def words(text: str) -> str:
 def test_the_list_says_of_each_run_what_status_says(site: Site) -> None:
     said = site.ask("/")
     shown = words(said.text)
-    assert said.status == 200 and "4 runs, none needs a person" in shown
+    assert (
+        said.status == 200
+        and "4 runs: none is known to need a person; 1 unknown, 2 stopped, 1 " in shown
+    )
     assert "stopped small" in shown and "The kill switch was set by root (new data)" in shown
     assert "38 / 6,253" in shown and "2.7689" in shown and "a mirrored copy" in shown
     assert "unknown broken" in shown and "is a folder" in shown, "why a run cannot be read"
@@ -128,6 +131,15 @@ def test_a_change_is_previewed_confirmed_and_on_record(site: Site) -> None:
         assert "Stop after this task?" in said.text, "a plan confirms only what was shown"
     done = site.ask(path, {**form, **seen}, cookie)
     assert done.status == 200 and "Done" in done.text
+    told = words(done.text)
+    assert "ana has asked the run to stop after this task." in told and "paused: " in told
+    assert "will " not in told, "of the plan nothing is repeated: it was agreed to"
+    for button in ("exclude", "resume"):
+        assert f'name="action" value="{button}"' in done.text, "what makes sense next is offered"
+    assert (
+        'name="reason" maxlength="300" required autocomplete="off" value="a new corpus"'
+        in done.text
+    )
     entries = read_journal(site.folder / "run" / "journal").entries
     acts = [entry for entry in entries if entry.kind == "served-act"]
     assert [entry.who for entry in acts] == ["ana", "ana"] and acts[1].data["exit_code"] == 0
@@ -137,6 +149,37 @@ def test_a_change_is_previewed_confirmed_and_on_record(site: Site) -> None:
     assert news is not None and news.run is not None
     set_by = read_request(news.run.directory.paths.pause, "pause")
     assert set_by is not None and set_by.who == "ana", "what is told of the pause names her too"
+
+
+def test_an_act_leads_to_the_next_and_where_nothing_is_queued_to_what_is_typed(site: Site) -> None:
+    news = site.watcher.find(site.run)
+    assert news is not None and news.run is not None
+    slow = {"node": "n07", "iteration": 5, "is_slow": True, "ranks": 1}
+    told = {"verdict": "slow", "run": {}, "node_progress": [slow]}
+    view = view_of(replace(news, document=told, acted=0.0), 0.0)
+
+    def page(action: str, *lines: str, title: str = "Done") -> str:
+        act = WebAct(site.run, action, "ana", reason="n07 is slow")
+        return Pages().render(
+            "done", run=view, act=act, title=title, lines=("ana did it", *lines), back="/",
+            is_part=True, session=WebSession("ana", 0.0), form="f",
+        )  # fmt: skip
+
+    killed, excluded = page("kill"), page("exclude")
+    assert 'value="n07"' in killed and 'value="exclude" class="go"' in killed
+    assert 'value="n07"' not in excluded and 'value="kill"' in excluded, "it still runs there"
+    assert 'value="resume" class="go"' in excluded and 'value="n07 is slow"' in excluded
+    for other in (page("resume"), page("kill", title="Not done"), page("ack")):
+        assert "<form" not in other and f'data-from="/run/{site.run}"' in other
+    launch = "tr11 launch --array 1-3"
+    said = f"nothing is queued: start it with `{launch}`"
+    assert f'data-copy="{launch}"' in page("resume", said)
+    plan = {"act": WebAct(site.run, "resume", "ana"), "plan": "", "changed": ""}
+    shown = Pages().render(
+        "preview", run=view, answer=Answer(0, {}, (f"next: {said}",)), session=None, form="f",
+        is_part=True, **plan,
+    )  # fmt: skip
+    assert "nothing to confirm" in shown and f'data-copy="{launch}"' in shown
 
 
 def plan_of(page: str) -> dict[str, str]:
@@ -634,6 +677,8 @@ def test_the_first_screen_of_a_run_answers_who_has_the_alert_and_why_it_ended() 
         return view_of(News("k", Path("k"), document={**told, "alerts": alerts}), now).alerts_line
 
     assert shown([]) == "None is open."
+    unread = view_of(News("k", Path("k"), why="its card cannot be read"), now)
+    assert unread.alerts_line == "Not known.", "what could not be read is not said to be well"
     told["on_call"] = {"who": ["bo@example.org"]}
     assert shown([alert]) == "1 is open: no one has taken it; bo@example.org is on call."
     assert shown([alert, {**alert, "owner": "ana"}]) == "2 are open: no one has taken 1 of them."
@@ -688,7 +733,9 @@ def test_faults_are_told_by_their_cause_with_all_that_is_typed_one_after_another
     typed = ["exclude n03", "kill --wait", "resume", "cron install"]
     assert sorted(typed, key=words(page).index) == typed, "faults, then what waits for the night"
     assert "<code>watch.act</code>" in page and "&lt;b&gt;8 s" in page
-    shown = pages.render("list", runs=[view], sums="", troubles={}, roots=[], is_part=True)
+    shown = pages.render(
+        "list", runs=[view], counts="1 run", sums="", troubles={}, roots=[], is_part=True
+    )
     assert "! warning n03 holds the others back" in words(shown)
     assert "1 is open: no one has taken it" in shown
 

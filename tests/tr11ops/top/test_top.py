@@ -65,7 +65,7 @@ def test_what_needs_a_person_comes_first_and_what_is_not_seen_next(place: Place)
     unseen = LookedAt("b", "b/main", None, "its card cannot be read")
     table = runs_table((unseen, stalled))
     assert table.rows[0].cells[:2] == ("z/main", "stalled")
-    assert table.sentence == "2 runs, 1 needs a person"
+    assert table.sentence == "2 runs: 1 needs a person (1 stalled); 1 unknown"
     assert table.rows[1].cells[1:] == ("unknown", "-", "-", "-", "-", "its card cannot be read")
 
 
@@ -96,7 +96,10 @@ def test_what_the_watchdog_found_is_shown_before_the_first_look_as_past() -> Non
     kept = HeldVerdict("down", 100.0, 400.0)
     waiting = LookedAt("b", "b/main", None, before=kept, time=460.0)
     table = runs_table((LookedAt("a", "a/main", None), waiting))
-    assert table.sentence == "2 runs; 2 still to be looked at"
+    assert (
+        table.sentence
+        == "2 runs: none is known to need a person; 2 unknown; 2 still to be looked at"
+    )
     assert table.rows[0].cells[:3] == ("b/main", "was down", "6 min")
     assert table.rows[0].cells[-1] == "the watchdog found it down 1 min ago; looking"
     assert table.rows[1].cells[-1] == "no watchdog has looked yet; looking"

@@ -56,7 +56,7 @@ function put(text) {
     if (old && made && (id !== "acts" || old.contains(document.activeElement))) made.replaceWith(old);
   }
   const find = main.querySelector("#find"), had = find === document.activeElement;
-  if (find) fresh.querySelector("#find").replaceWith(find);
+  if (find) fresh.querySelector("#find")?.replaceWith(find);
   const focused = document.activeElement?.getAttribute?.("href"), where = window.scrollY;
   main.replaceChildren(...fresh.childNodes);
   if (lines) lines.scrollTop = at;
@@ -66,6 +66,21 @@ function put(text) {
   filter();
   grow();
   fillReason();
+}
+// what a run does after an act, as its own page says it
+async function now() {
+  const place = document.getElementById("now");
+  try {
+    const answer = await fetch(place.dataset.from, {headers: {"X-Part": "1"}});
+    if (!answer.ok) return;
+    const fresh = document.createElement("div");
+    fresh.innerHTML = await answer.text();
+    const top = fresh.querySelector(".top");
+    for (const link of top.querySelectorAll("a[href^='#']")) link.setAttribute("href", place.dataset.from + link.getAttribute("href"));
+    place.className = top.className;
+    place.replaceChildren(...[...top.childNodes].filter(one => one.nodeName !== "H1"));
+    grow();
+  } catch { /* the next change tries again */ }
 }
 function filter() {
   const find = document.getElementById("find");
@@ -133,6 +148,11 @@ document.addEventListener("keydown", event => {
   };
   if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
 });
+if (page === "done") {
+  now();
+  setInterval(grow, 1000);
+  new EventSource("/events").addEventListener("change", now);
+}
 if (LIVE.has(page)) {
   fillReason();
   grow();
