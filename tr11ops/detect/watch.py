@@ -357,7 +357,7 @@ FORGOTTEN_SECONDS = derived.DAY
 @detector(
     "kill-switch-left-on",
     needs=("kill_switch", "jobs"),
-    bound="at once; held work: a day; a running job: an hour",
+    bound="20 s; held work: a day; a running job: an hour",
     severities="WARNING, CRITICAL",
 )
 def kill_switch_left_on(snapshot: Snapshot) -> Iterator[Finding]:
@@ -376,23 +376,16 @@ def kill_switch_left_on(snapshot: Snapshot) -> Iterator[Finding]:
         f"{switch.path}: set by {switch.who or 'someone'}"
         + (f", because: {switch.why}" if switch.why else ""),
     )
+    age = None if switch.time is None else snapshot.time - switch.time
     queued = derived.queued_tasks(derived.startable_jobs(snapshot))
-    if queued:
-        if queued == 1:
-            word = "the queued task"
-        else:
-            word = f"all {queued} queued tasks"
+    if queued and (age is None or age > derived.HOLDING_SECONDS):
         yield Finding(
             kill_switch_left_on.name,
             Severity.WARNING,
-            f"the kill switch is set: {word} will leave at once",
+            f"the kill switch is set: {counted(queued, 'queued task')} will leave at once",
             evidence=evidence,
             fix=release,
         )
-    if switch.time is None:
-        age = None
-    else:
-        age = snapshot.time - switch.time
     held = snapshot.pending_jobs
     tasks = counted(derived.queued_tasks(held), "task")
     if not queued and held and age is not None and age > FORGOTTEN_SECONDS:

@@ -35,6 +35,8 @@ ROLL_BACK = "roll-back"  # the note that a trainer or `tr11 rollback` leaves bes
 ROLL_BACK_EVENTS = frozenset({ROLL_BACK, "roll-back-undone"})
 # from the end marker, or from COMPLETING, to the end of the allocation
 LEAVING_SECONDS = 15 * MINUTE
+# from a kill switch to an answer of the scheduler that shows the holds of what is queued
+HOLDING_SECONDS = 20.0
 
 
 # ----------------------------------------------------------------------------- jobs

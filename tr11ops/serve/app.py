@@ -30,6 +30,7 @@ from tr11ops.api import Answer
 from tr11ops.base.errors import Refusal
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.shipped import page_lines, page_names, page_title
+from tr11ops.rundir.journal import user_name
 from tr11ops.serve.access import CookieSigner, RateLimit, WebSession, is_known_host
 from tr11ops.serve.acts import AT_ONCE, WebAct, carry_out
 from tr11ops.serve.answers import (
@@ -104,6 +105,7 @@ class Served:
 
     def refusal(self, request: Request) -> Response | None:
         """Why a request is answered no further; None where it is."""
+        self.watcher.asked = time.monotonic()
         if not is_known_host(request.headers.get("host", ""), self._names):
             return PlainTextResponse("this server has another name (tr11 serve --name)", 421)
         is_open = request.url.path.startswith(("/login", "/assets/", "/answer/"))
@@ -244,7 +246,8 @@ class Served:
         self, request: Request, status: int = 200, why: str = "", key: str = ""
     ) -> Response:
         """The form for a token; who came from a run goes on there."""
-        return self.page(request, "login", status, why=why, run_key=key)
+        own = {"user": user_name(), "host": self._names[-1], "tokens": self.settings.tokens}
+        return self.page(request, "login", status, why=why, run_key=key, **own)
 
     async def login(self, request: Request) -> Response:
         if request.method == "GET":

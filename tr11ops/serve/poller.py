@@ -19,7 +19,8 @@ from msgspec.structs import replace
 from tr11ops.api import Run, open_run
 from tr11ops.base import deadline
 from tr11ops.base.errors import Late
-from tr11ops.base.observed import Unknown, cause
+from tr11ops.base.observed import Unknown, cause, known, observed
+from tr11ops.hub.base import FILE_NAME
 from tr11ops.observe.readers import SharedReaders
 from tr11ops.runcard.find import run_directories
 from tr11ops.serve.mirror import is_mirror, look_at_mirror
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_SECONDS = 20.0
 FIND_EVERY_SECONDS = 60.0
+GLANCE_SECONDS = 1.0
+READ_SECONDS = 60.0  # a page that is open asks again sooner: it shows each look
+# what every act on a run leaves behind, wherever it was typed; of a mirrored copy the document
+MARKS = ("journal/*.jsonl", "kill-switch", FILE_NAME)
 AT_ONCE = 2  # looks at the same time: pages are served beside them
 MOST_RUNS = 500
 
@@ -42,7 +47,7 @@ class News(Record):
 
     `key` names it in addresses: no path is ever taken from one. `looked`: when, seconds since the
     epoch; `every`: seconds from one look to the next; `began`: when that look began, `acted`: when the
-    newest act from a page was over. `document` is that of `tr11 status
+    newest act from a page was over; `stamp`: of MARKS at `began`. `document` is that of `tr11 status
     --json` or what the run publishes (`is_mirror`), None where it could not be seen, and `why` says
     why. `use` is what the run holds and costs. `run` is None where nothing can be changed.
     """
@@ -53,6 +58,7 @@ class News(Record):
     every: float = LOOK_EVERY_SECONDS
     began: float = 0.0
     acted: float = 0.0
+    stamp: float = 0.0
     document: Mapping[str, Any] | None = None
     why: str = "it is being looked at for the first time"
     is_mirror: bool = False
@@ -80,6 +86,7 @@ class RunPoller:
     def __init__(self, roots: Sequence[Path], scheduler: str = "auto") -> None:
         self.roots = [root.absolute() for root in roots]
         self.version = 0
+        self.asked = 0.0  # when someone last read a page, of the monotonic clock
         self.troubles: dict[Path, str] = {}
         self._scheduler = scheduler
         self._news: dict[str, News] = {}
@@ -150,11 +157,17 @@ class RunPoller:
             news = self.find(key)
             if news is None:
                 return
-            self._over.wait(self._look(news))
+            until = time.monotonic() + self._look(news)
+            while time.monotonic() < until and not self._over.wait(GLANCE_SECONDS):
+                is_read = time.monotonic() - self.asked < READ_SECONDS
+                if is_read and stamp_of(news.folder) != self._news[key].stamp:
+                    self._readers.forget()
+                    break
 
     def _look(self, news: News) -> float:
         """One look, whatever comes of it; the seconds until the next one."""
-        began, news = time.monotonic(), replace(news, began=time.time())
+        began, stamp = time.monotonic(), stamp_of(news.folder)
+        news = replace(news, began=time.time(), stamp=stamp)
         if deadline.is_silent(news.folder, deadline.PROBE_SECONDS):
             why = f"the file system of {news.folder} does not answer"
             return self._put(replace(news, why=why, document=None), began)
@@ -206,6 +219,14 @@ class RunPoller:
     def _changed(self) -> None:
         with self._lock:
             self.version += 1
+
+
+def stamp_of(folder: Path) -> float:
+    """A number that changes with all that is done to a run; 0 where its file system does not answer."""
+    if deadline.is_silent(folder, deadline.PROBE_SECONDS):
+        return 0.0
+    places = [place for mark in MARKS for place in folder.glob(mark)]
+    return sum(known(observed(os.path.getmtime, place), 0.0) for place in places)
 
 
 def _found(root: Path) -> Iterator[Path]:

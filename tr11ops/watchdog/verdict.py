@@ -389,6 +389,8 @@ def _of_pending(snapshot: Snapshot, pending: tuple[Job, ...]) -> Verdict:
     switch = derived.stop_of(snapshot)
     if isinstance(switch, KillSwitch):
         queued = "will leave at once" if waiting else "is held"
+        if waiting and snapshot.time - (switch.time or 0.0) < derived.HOLDING_SECONDS:
+            queued = "is being held"
         return Verdict(VerdictWord.STOPPED, f"{_stop(snapshot, switch)}; what is queued {queued}")
     hidden = _hidden_end(snapshot)
     if hidden:

@@ -571,6 +571,12 @@ TABLE: list[tuple[str, Snapshot, str, list[str]]] = [
         "kill-switch-left-on",
         ["WARNING"],
     ),
+    (
+        "switch set a moment ago, the hold of what is queued not seen yet",
+        idle(kill_switch=replace(SWITCH, time=NOW - 5.0), jobs=(pending(),)),
+        "kill-switch-left-on",
+        [],
+    ),
     ("switch set, nothing queued", idle(kill_switch=SWITCH), "kill-switch-left-on", []),
     (
         "switch set, runs on",

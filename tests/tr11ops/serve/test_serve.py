@@ -22,7 +22,7 @@ from tr11ops.api import Answer, Run
 from tr11ops.base import deadline
 from tr11ops.base.errors import PrivateFileError, Refusal, WrongUsage
 from tr11ops.cli.main import execute
-from tr11ops.rundir.journal import read_journal
+from tr11ops.rundir.journal import Journal, read_journal, user_name
 from tr11ops.serve import poller
 from tr11ops.serve.access import CookieSigner, RateLimit, WebSession, is_known_host
 from tr11ops.serve.acts import WebAct, carry_out
@@ -109,6 +109,38 @@ def test_the_page_is_told_of_changes(site: Site) -> None:
         until(lambda: site.watcher.version > version)
         while seen.count(b"event: change") < 2:
             seen += stream.recv(4096)
+
+
+def test_what_is_typed_in_a_terminal_is_seen_at_once_while_someone_reads(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by the next look, which is an hour away here."""
+    monkeypatch.setattr(poller, "LOOK_EVERY_SECONDS", 3600.0)
+    monkeypatch.setattr(poller, "GLANCE_SECONDS", 0.05)
+    folder = site.folder / "run"
+    watcher = RunPoller([folder], "local")
+    watcher.start()
+    try:
+        until(lambda: all(one.looked for one in watcher.news()) and bool(watcher.news()))
+        [seen] = watcher.news()
+        reader = watcher._readers.of(seen.run.directory)  # type: ignore[union-attr]
+        watcher.asked = time.monotonic()
+        Journal(folder / "journal").write("noted", "typed in a terminal")
+        until(lambda: watcher.news()[0].looked > seen.looked)
+        assert watcher.news()[0].run.reader is not reader, "the scheduler is asked again too"  # type: ignore[union-attr]
+        assert watcher.news()[0].stamp == poller.stamp_of(folder) != seen.stamp
+    finally:
+        watcher.stop()
+    monkeypatch.setattr(deadline, "is_silent", lambda *_: True)
+    assert poller.stamp_of(folder) == 0.0, "a file system that does not answer is not waited for"
+
+
+def test_who_asks_for_pages_is_who_reads_and_is_told_how_to_get_a_token(site: Site) -> None:
+    before = site.watcher.asked
+    shown = words(site.ask("/login").text)
+    assert site.watcher.asked > before
+    assert f"Only {user_name()} , who runs this server" in shown and socket.getfqdn() in shown
+    assert f"$ tr11 serve token ADDRESS --tokens {site.folder / 'tokens.json'}" in shown
 
 
 # ----------------------------------------------------------------------------- who may act

@@ -379,6 +379,12 @@ TABLE: list[tuple[str, Snapshot, VerdictWord, str]] = [
         "will leave at once",
     ),
     (
+        "stopped a moment ago, seen in an answer from before the hold",
+        idle(jobs=(pending(),), kill_switch=replace(SWITCH, time=NOW - 5.0)),
+        VerdictWord.STOPPED,
+        "what is queued is being held",
+    ),
+    (
         "held and stopped",
         idle(jobs=(replace(pending(), reason="JobHeldUser"),), kill_switch=SWITCH),
         VerdictWord.STOPPED,
