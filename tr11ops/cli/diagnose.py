@@ -21,7 +21,7 @@ from tr11ops.cli.logs import attempt_named, byte_progress
 from tr11ops.cli.runner import JSON, NO_RUN, Outcome, RunContext
 from tr11ops.cluster.base import Job, Scheduler
 from tr11ops.cluster.slurm_command import PatientOnce
-from tr11ops.detect.no_word import is_without_word, look_at
+from tr11ops.detect.attempts import is_without_word, look_at
 from tr11ops.detect.nodes_left import exclusion_limit, without_bad_nodes
 from tr11ops.detect.numbers import loss_not_finite
 from tr11ops.detect.registry import page_of, page_of_word

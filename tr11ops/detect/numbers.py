@@ -1,4 +1,4 @@
-"""The training's numbers: losses, gradient norms and counters."""
+"""The training's numbers: losses, gradient norms and counters; and who computes wrongly."""
 
 from __future__ import annotations
 
@@ -8,16 +8,68 @@ from itertools import pairwise
 from operator import attrgetter
 
 from tr11ops.base.observed import Unknown, known, seen
-from tr11ops.base.units import counted
+from tr11ops.base.units import counted, duration
+from tr11ops.detect.course import (
+    RECENT_LINES,
+    High,
+    not_undone,
+    recent_highs,
+    restarts,
+    turns_back,
+)
 from tr11ops.detect.detector import Finding, Severity, detector
+from tr11ops.detect.nodes_left import exclude_command, excluded_nodes, start_again
 from tr11ops.detect.saved import after_passing, is_rollback, iterations, pass_over
-from tr11ops.detect.speed import RECENT_LINES, High, not_undone, recent_highs, restarts
 from tr11ops.observe import derived
 from tr11ops.observe.liveness import liveness_outside, may_live_outside
-from tr11ops.observe.observations import Validation
+from tr11ops.observe.observations import Corruption, Validation
 from tr11ops.observe.snapshot import SOUND_LOSSES, Snapshot, Step
 from trainer.contract.metrics_record import MeasuredStep
 from trainer.contract.units import shortened
+
+QUOTED = 3
+
+
+@detector(
+    "silent-corruption",
+    needs=("training.corruptions", "exclusions"),
+    bound="one bit",
+    severities="CRITICAL",
+)
+def silent_corruption(snapshot: Snapshot) -> Iterator[Finding]:
+    """A worker computed something else than it did before, or than the other replicas did: its node may
+    not train on.
+
+    What to do: exclude the node, stop, and go back to a checkpoint from before the error.
+
+    CRITICAL for each suspect node, until it is excluded. Of two that differ without a third,
+    each is a suspect.
+    """
+    by_node: dict[str, list[Corruption]] = {}
+    for found in seen(snapshot.training.corruptions):
+        by_node.setdefault(found.node, []).append(found)
+    excluded = excluded_nodes(snapshot)
+    for node, entries in by_node.items():
+        if node in excluded:
+            continue
+        is_certain = any(entry.certain for entry in entries)
+        last = entries[-1]
+        yield Finding(
+            silent_corruption.name,
+            Severity.CRITICAL,
+            f"{node} computes wrongly"
+            if is_certain
+            else f"{node} or another node computes wrongly",
+            subject=node,
+            identity=(node,),
+            evidence=(
+                *(f"iteration {entry.iteration}: {entry.why}" for entry in entries[-QUOTED:]),
+                f"last found {duration(max(0.0, snapshot.time - last.time))} ago",
+            ),
+            fix=exclude_command(snapshot, node, "it computes something else than the others"),
+            then=start_again(snapshot, node),
+        )
+
 
 LOOK = "checkpoints list"  # where it began is not known: which checkpoint is from before?
 
@@ -127,7 +179,7 @@ def _to_be_passed(snapshot: Snapshot, steps: tuple[Step, ...]) -> Iterator[Findi
     """The newest row of losses that were no numbers from which the run has gone back, and which it
     has not passed.
     """
-    ends = [*_turns_back(steps), *([len(steps)] if derived.is_rolled_back(snapshot) else [])]
+    ends = [*turns_back(steps), *([len(steps)] if derived.is_rolled_back(snapshot) else [])]
     for end in reversed(ends):
         last = _last_bad(steps[:end])
         if last is None:
@@ -173,7 +225,7 @@ def _first_of_row(steps: tuple[Step, ...]) -> int:
     begin elsewhere at each look. What came before a roll-back, or before a launch that began
     further back, is another row.
     """
-    earliest = next(reversed(_turns_back(steps)), 0)
+    earliest = next(reversed(turns_back(steps)), 0)
     first, finite = len(steps) - 1, 0
     for index in range(len(steps) - 1, earliest - 1, -1):
         if steps[index].record.has_bad_loss:
@@ -196,18 +248,7 @@ def _is_seen_to_begin(snapshot: Snapshot, row: tuple[Step, ...], first: int) -> 
     if origin is not None and not origin.is_fresh:
         begins_after = origin.step
     is_whole = row[0].record.iteration <= begins_after + snapshot.run.log_interval
-    return is_whole or first >= SOUND_LOSSES or bool(_turns_back(row))
-
-
-def _turns_back(steps: tuple[Step, ...]) -> tuple[int, ...]:
-    """Indices of the first lines after the training went back to an iteration that it had done
-    before.
-    """
-    return tuple(
-        index
-        for index in restarts(steps)
-        if steps[index].record.iteration <= steps[index - 1].record.iteration
-    )
+    return is_whole or first >= SOUND_LOSSES or bool(turns_back(row))
 
 
 def _may_train(snapshot: Snapshot) -> bool:

@@ -227,8 +227,10 @@ def limit_reached(snapshot: Snapshot) -> Iterator[Finding]:
 
     One finding for each array: CRITICAL when nothing else of the run can run, else a WARNING.
     """
-    severity = _when_blocked(snapshot)
-    yield from blocked(snapshot, limit_reached.name, cause=Cause.LIMIT, how="over a limit")
+    severity = Severity.CRITICAL if derived.is_idle(snapshot) else Severity.WARNING
+    yield from blocked(
+        snapshot, limit_reached.name, cause=Cause.LIMIT, how="over a limit", severity=severity
+    )
     told = {
         array_number(job)
         for job in snapshot.pending_jobs
@@ -268,8 +270,13 @@ def reservation_ended(snapshot: Snapshot) -> Iterator[Finding]:
 
     One finding for each array: CRITICAL when nothing else of the run can run, else a WARNING.
     """
+    severity = Severity.CRITICAL if derived.is_idle(snapshot) else Severity.WARNING
     yield from blocked(
-        snapshot, reservation_ended.name, cause=Cause.RESERVATION, how="without its reservation"
+        snapshot,
+        reservation_ended.name,
+        cause=Cause.RESERVATION,
+        how="without its reservation",
+        severity=severity,
     )
 
 
@@ -345,14 +352,10 @@ def chain_end(snapshot: Snapshot) -> Iterator[Finding]:
     )
 
 
-def _when_blocked(snapshot: Snapshot) -> Severity:
-    """Of queued work that cannot start: CRITICAL where nothing else of the run can run."""
-    return Severity.CRITICAL if derived.is_idle(snapshot) else Severity.WARNING
-
-
-def blocked(snapshot: Snapshot, detector: str, cause: Cause, how: str) -> Iterator[Finding]:
+def blocked(
+    snapshot: Snapshot, detector: str, cause: Cause, how: str, severity: Severity
+) -> Iterator[Finding]:
     """A finding for each array or job that waits for this cause; `how` it waits, in words."""
-    severity = _when_blocked(snapshot)
     rows = [(job, reason_of_job(job)) for job in snapshot.pending_jobs]
     jobs = {
         array_number(job): job

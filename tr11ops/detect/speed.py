@@ -1,11 +1,9 @@
-"""Whether the training is as quick as it was, and which node is slow, or computes wrongly; and the
-course of its numbers, for all that judges it: restarts, spikes, which lines may be compared. Pure.
-"""
+"""Whether the training is as quick as it was, and which node is slow. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from operator import attrgetter
 from statistics import fmean, median, median_high
@@ -13,11 +11,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
-from tr11ops.base.observed import Unknown, known, seen
+from tr11ops.base.observed import Unknown, known
 from tr11ops.base.robust import robust_sigma
 from tr11ops.base.units import counted, duration
 from tr11ops.cluster.arrays import compress
 from tr11ops.cluster.base import JobState
+from tr11ops.detect.course import comparable
 from tr11ops.detect.detector import Finding, Severity, detector
 from tr11ops.detect.nodes_left import (
     blame_stands,
@@ -525,162 +524,3 @@ def _warned(snapshot: Snapshot, nodes: tuple[str, ...]) -> Iterator[tuple[str, s
     for warning in known(snapshot.training.node_warnings, ()):
         if warning.node in nodes:
             yield warning.node, f"health check {warning.check} said at the start: {warning.why}"
-
-
-QUOTED = 3
-
-
-@detector(
-    "silent-corruption",
-    needs=("training.corruptions", "exclusions"),
-    bound="one bit",
-    severities="CRITICAL",
-)
-def silent_corruption(snapshot: Snapshot) -> Iterator[Finding]:
-    """A worker computed something else than it did before, or than the other replicas did: its node may
-    not train on.
-
-    What to do: exclude the node, stop, and go back to a checkpoint from before the error.
-
-    CRITICAL for each suspect node, until it is excluded. Of two that differ without a third,
-    each is a suspect.
-    """
-    by_node = _by_node((found.node, found) for found in seen(snapshot.training.corruptions))
-    excluded = excluded_nodes(snapshot)
-    for node, entries in by_node.items():
-        if node in excluded:
-            continue
-        is_certain = any(entry.certain for entry in entries)
-        last = entries[-1]
-        yield Finding(
-            silent_corruption.name,
-            Severity.CRITICAL,
-            f"{node} computes wrongly"
-            if is_certain
-            else f"{node} or another node computes wrongly",
-            subject=node,
-            identity=(node,),
-            evidence=(
-                *(f"iteration {entry.iteration}: {entry.why}" for entry in entries[-QUOTED:]),
-                f"last found {duration(max(0.0, snapshot.time - last.time))} ago",
-            ),
-            fix=exclude_command(snapshot, node, "it computes something else than the others"),
-            then=start_again(snapshot, node),
-        )
-
-
-LEARNING_LINES = 10  # before a median means anything
-RECENT_LINES = 50  # what a look an hour later must still find, at the pace of the largest run
-
-
-class High(Record):
-    """A line whose value lies far above what was usual before it; `index` among the steps of the
-    snapshot.
-    """
-
-    index: int
-    value: float
-    usual: float
-
-    @property
-    def factor(self) -> float:
-        if self.usual > 0:
-            return self.value / self.usual
-        return math.inf
-
-
-def recent_highs(
-    steps: tuple[Step, ...],
-    value_of: Callable[[MeasuredStep], float | None],
-    factor: float,
-    window: int,
-) -> tuple[High, ...]:
-    """The recent lines with a value above `factor` times the median of the `window` ordinary lines
-    before them.
-
-    A high value is not learned, so that a spike does not lift what it is measured by. Lines without
-    a finite value, or whose update was dropped, are passed over.
-    """
-    found: list[High] = []
-    usual: list[float] = []
-    begin = len(steps) - RECENT_LINES
-    for index, step in enumerate(steps):
-        value = value_of(step.record)
-        if value is None or not math.isfinite(value) or step.record.skipped_iterations:
-            continue
-        if index >= begin and len(usual) >= LEARNING_LINES:
-            level = median(usual[-window:])
-            if value > factor * level:
-                found.append(High(index, value, level))
-                continue
-        usual.append(value)
-    return tuple(found)
-
-
-def not_undone(snapshot: Snapshot, highs: Iterable[High]) -> tuple[High, ...]:
-    """Those of the highs that no person's roll-back has undone."""
-    undone = _undone_lines(snapshot)
-    return tuple(high for high in highs if high.index not in undone)
-
-
-def _undone_lines(snapshot: Snapshot) -> frozenset[int]:
-    """Indices of the lines that a person's roll-back has undone: what they showed, that person
-    knew.
-    """
-    steps, undone = known(snapshot.steps, ()), set[int]()
-    for event in derived.standing_rollbacks(snapshot):
-        to = event.values.get("to")
-        if not event.values.get("by") or not isinstance(to, int):
-            continue
-        undone |= {
-            index
-            for index, step in enumerate(steps)
-            if step.time is not None and step.time <= event.time and step.record.iteration > to
-        }
-    return frozenset(undone)
-
-
-def restarts(steps: tuple[Step, ...]) -> tuple[int, ...]:
-    """Indices of the first lines after a restart or a roll-back: of another attempt, or of an
-    iteration done before.
-    """
-    return tuple(
-        index
-        for index in range(1, len(steps))
-        if steps[index].job_id != steps[index - 1].job_id
-        or steps[index].record.iteration <= steps[index - 1].record.iteration
-    )
-
-
-def comparable(snapshot: Snapshot) -> tuple[Step, ...]:
-    """The newest lines that one launch wrote at one batch size and one sequence length, oldest
-    first.
-    """
-    steps = known(snapshot.steps, ())
-    if not steps:
-        return ()
-    begins = (0, *restarts(steps))
-    own = steps[begins[-1] :]
-    last = own[-1].record
-    began = max(
-        (
-            span.began
-            for span in known(snapshot.training.phases, ())
-            if span.job_id == own[-1].job_id and span.phase == "loading"
-        ),
-        default=None,
-    )
-    return tuple(reversed(list(_alike(own, last, began))))
-
-
-def _alike(steps: tuple[Step, ...], last: MeasuredStep, began: float | None) -> Iterator[Step]:
-    for step in reversed(steps):
-        record = step.record
-        if (
-            record.global_batch_size != last.global_batch_size
-            or record.curriculum_length != last.curriculum_length
-        ):
-            return
-        if began is not None and step.time is not None and step.time < began:
-            return
-        yield step

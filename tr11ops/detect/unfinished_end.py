@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from tr11ops.base.observed import Unknown, known, seen
 from tr11ops.base.redact import signature
 from tr11ops.cluster.base import Job, JobState
+from tr11ops.detect.attempts import facts_and_gaps, is_without_word, look_at
 from tr11ops.detect.detector import NO_CAUSE, Finding, Severity, detector
-from tr11ops.detect.no_word import facts_and_gaps, is_without_word, look_at
 from tr11ops.detect.nodes_left import after_hold, lost_nodes
 from tr11ops.detect.saved import after_passing, iterations, pass_over
 from tr11ops.observe import derived

@@ -25,9 +25,9 @@ from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import JobState, Node
 from tr11ops.detect.copies import backup_overdue, copy_damaged, secret_in_log, sync_overdue
 from tr11ops.detect.nodes import exclusion_cap, exclusion_due
+from tr11ops.detect.numbers import silent_corruption
 from tr11ops.detect.queued_work import chain_end
 from tr11ops.detect.site import nodes_short, queued_too_long
-from tr11ops.detect.speed import silent_corruption
 from tr11ops.detect.storage import filesystem_filling, filesystem_full, purge_near
 from tr11ops.detect.watch import (
     clock_skew,

@@ -47,10 +47,10 @@ from tr11ops.detect import registry
 from tr11ops.detect.detector import Detector, Finding, Severity, by_cause
 from tr11ops.detect.nodes import exclusion_cap
 from tr11ops.detect.nodes_left import start_next
+from tr11ops.detect.numbers import silent_corruption
 from tr11ops.detect.queued_work import held, limit_reached, reservation_ended
 from tr11ops.detect.saved import checkpoint_overdue
 from tr11ops.detect.site import nodes_short, queued_too_long
-from tr11ops.detect.speed import silent_corruption
 from tr11ops.detect.storage import filesystem_full, purge_near
 from tr11ops.detect.watch import clock_skew
 from tr11ops.observe.observations import FolderRoom, LeastUsed, TrainingEvent, UnwritableDirectory
