@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec import field
 from msgspec.structs import asdict, replace
 
+from tr11ops.backup.archives import folder_fault
+from tr11ops.backup.survey import look_at_copies
 from tr11ops.base.errors import StopAsked
 from tr11ops.checkpoints.catalogue import Catalogue, read_catalogue
 from tr11ops.checkpoints.quarantine import (
@@ -270,9 +272,6 @@ class Pruner(Record):
 
         A store that is not there (see `folder_fault`) holds no copy that a checkpoint could go for.
         """
-        from tr11ops.backup.archives import folder_fault
-        from tr11ops.backup.survey import look_at_copies
-
         directory = RunDirectory(card.paths, card.kill_switch)
         policy = RetentionPolicy.of(card, keep_latest)
         away = {name: fault for name in policy.addresses if (fault := folder_fault(name, card))}

@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from tr11ops.backup.archives import archive_address
 from tr11ops.checkpoints.catalogue import Catalogue
 from tr11ops.checkpoints.quarantine import QuarantinedCheckpoint
 from tr11ops.runcard.card import RunCard
@@ -53,8 +54,6 @@ class RetentionPolicy(Record):
     @classmethod
     def of(cls, card: RunCard, keep_latest: int | None = None) -> RetentionPolicy:
         """The card's policy; `keep_latest` overrides its number."""
-        from tr11ops.backup.archives import archive_address
-
         section = card.backup
         archives = (("store", section.store), ("url", section.url))
         return cls(

@@ -5,6 +5,7 @@ run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from textwrap import wrap
 
 from tr11ops.base.observed import Unknown
 from tr11ops.base.units import quantity, rough_duration, size
@@ -160,8 +161,6 @@ def _columns(
 
 def _wrapped(texts: Iterable[str], head: str) -> list[str]:
     """Each text behind the head, on more lines where it is long."""
-    from textwrap import wrap
-
     indent = " " * min(len(head), _WIDTH - 30)
     return [
         line

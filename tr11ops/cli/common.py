@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
 import typer
 
-from tr11ops.base.deadline import NOT_WITHIN
+from tr11ops.base.deadline import LOOK_SECONDS, NOT_WITHIN, PASS_SECONDS, within
 from tr11ops.base.errors import Late, Refusal, Unobserved, WrongUsage
 from tr11ops.base.invocation import for_this_card
-from tr11ops.base.units import MINUTE, shows_unicode, span_seconds
+from tr11ops.base.units import MINUTE, plain, shows_unicode, span_seconds, timestamp
 from tr11ops.cli import completion
 from tr11ops.observe.readers import CLUSTERS, check_scheduler_word
 from tr11ops.rundir.paths import RunDirectory
+from trainer.contract.files import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -178,8 +179,6 @@ def in_time(work: Callable[[], T], seconds: float | None = None, hint: str = "")
 
     `hint` says what may be done all the same.
     """
-    from tr11ops.base.deadline import LOOK_SECONDS, within
-
     limit = LOOK_SECONDS if seconds is None else seconds
     try:
         return within(limit, work)
@@ -212,8 +211,6 @@ def not_mounted(directory: RunDirectory, why: str) -> Refusal:
 
 def in_time_for_all(work: Callable[[], T]) -> T:
     """As `in_time`, for work that reads a run's whole past. The run directory has answered before."""
-    from tr11ops.base.deadline import PASS_SECONDS
-
     return in_time(work, PASS_SECONDS)
 
 
@@ -227,8 +224,6 @@ def require_file(path: Path, option: str) -> None:
 
 def write_output(path: Path, text: str) -> None:
     """Put a file in place, whole or not at all. Raises Refusal where the place refuses it."""
-    from trainer.contract.files import write_atomically
-
     try:
         write_atomically(path, text)
     except OSError as error:
@@ -329,15 +324,11 @@ def status_screen(width: int | None, height: int | None) -> Screen:
 
 def plain_text(text: str) -> str:
     """Text of others, safe to be shown."""
-    from tr11ops.base.units import plain
-
     return plain(text, draws_unicode())
 
 
 def local_time(seconds: float | None) -> str:
     """A point of time to the minute, in local time; "" for none."""
-    from tr11ops.base.units import timestamp
-
     if seconds is not None:
         return timestamp(seconds, None, MINUTE)
     return ""

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import typer
 from msgspec.structs import replace
+from rich.table import Table
 
 from tr11ops.base.errors import Refusal, SchedulerError, WrongUsage
 from tr11ops.base.observed import known
@@ -273,8 +274,6 @@ def _cancel(edge: Any, job_id: str) -> None:
 
 
 def _table(results: tuple[PhaseResult, ...], kept: Path, place: Path) -> None:
-    from rich.table import Table
-
     table = Table(title="A stop signal in each phase", title_justify="left")
     for name in ("phase", "left at", "checkpoint", "saved", "left", "allowed", "verdict"):
         table.add_column(

@@ -14,7 +14,9 @@ from tr11ops.base import deadline
 from tr11ops.base.deadline import late_words
 from tr11ops.base.errors import Late, WrongUsage
 from tr11ops.base.observed import cause
+from tr11ops.base.units import plain
 from tr11ops.cli.common import RootsOption, directory_of
+from tr11ops.cli.progress import look_again
 from tr11ops.cli.runner import JSON, NO_RUN, SCHEDULER, Outcome, RunContext
 from tr11ops.observe.look import facts_of
 from tr11ops.observe.readers import SharedReaders
@@ -73,8 +75,6 @@ def list_runs(
     uses = UseReader()
     look = partial(_look_at_all, places, context.scheduler, uses)
     if watch:
-        from tr11ops.cli.progress import look_again
-
         return look_again(look, every or WATCH_SECONDS, context.as_json)
     seen = look()
     notes = []
@@ -103,8 +103,6 @@ class ListFrame(Record):
     def screen(self, width: int | None = None, height: int | None = None) -> RenderableType:
         """The lines; the caller cuts what is too high, what needs a person is at the top."""
         from rich.text import Text
-
-        from tr11ops.base.units import plain
 
         lines = self.lines() or ["no run was launched here yet"]
         text = "\n".join(plain(line, unicode=False) for line in lines)

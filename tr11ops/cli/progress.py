@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from tr11ops.base.errors import WrongUsage
-from tr11ops.base.units import duration, size
+from tr11ops.base.units import duration, plain, size
 from tr11ops.cli.common import drawing_console, is_terminal, say
 from tr11ops.cli.runner import Outcome, emit
 from trainer.contract.errors import Tr11Error
@@ -191,8 +191,6 @@ def watch_live(view: Callable[[], WatchFrame], seconds: float, console: Console)
 def _frame(watcher: ViewWatcher, console: Console, now: float) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
-
-    from tr11ops.base.units import plain
 
     hint = Text(plain(watcher.hint(now), unicode=False), style="dim", no_wrap=True, overflow="crop")
     if watcher.last is None:

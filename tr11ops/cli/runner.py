@@ -25,6 +25,7 @@ import typer
 from tr11ops.base.deadline import watch_files
 from tr11ops.base.errors import Refusal
 from tr11ops.base.invocation import INVOCATION_CARD, PLAN_CHANGED, PLAN_MARK, mark_of_plan
+from tr11ops.base.observed import Unknown
 from tr11ops.cli.common import (
     ActingForOption,
     AsShownOption,
@@ -48,6 +49,7 @@ from tr11ops.cli.common import (
     say,
 )
 from tr11ops.observe.readers import check_scheduler_word, looking, open_reader
+from tr11ops.rundir.journal import user_name
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.record import Record
 from trainer.contract.units import printable
@@ -86,8 +88,6 @@ class RunContext(Record, dict=True):
         """The person who asks for it, as the journal is to name them. What the user of this process
         may do is another question: `user_name`.
         """
-        from tr11ops.rundir.journal import user_name
-
         return printable(self.acting_for.strip()) or user_name()
 
     @property
@@ -150,7 +150,6 @@ class RunContext(Record, dict=True):
         """Why what is seen is not the directory that the run's jobs were queued from; "" where it
         is.
         """
-        from tr11ops.base.observed import Unknown
         from tr11ops.observe.jobs import look_for_directory
 
         reader = in_time(partial(open_reader, self.directory, self.scheduler))

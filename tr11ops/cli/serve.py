@@ -5,6 +5,7 @@ who may act from them.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ import typer
 from tr11ops.base.deadline import keep_waiting
 from tr11ops.base.errors import Refusal, WrongUsage
 from tr11ops.base.installed import missing
+from tr11ops.base.stop_signals import obeying
 from tr11ops.cli.common import say
 from tr11ops.cli.runner import NO_RUN, SCHEDULER, Outcome, RunContext
 
@@ -164,11 +166,8 @@ def _serve(
     tls: tuple[Path | None, Path | None],
 ) -> None:
     """Serve until Ctrl-C or SIGTERM."""
-    import socket
-
     import uvicorn
 
-    from tr11ops.base.stop_signals import obeying
     from tr11ops.serve.app import application
     from tr11ops.serve.poller import RunPoller
 

@@ -14,6 +14,8 @@ from typing import Annotated, Any
 
 import typer
 from msgspec.structs import replace
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tr11ops.base.errors import SourceError, WrongUsage
 from tr11ops.base.observed import Unknown, known, observed
@@ -176,7 +178,6 @@ def _waiting(text: str) -> Iterator[None]:
     if not is_terminal():
         yield
         return
-    from rich.console import Console
 
     with Console(stderr=True).status(text):
         yield
@@ -306,8 +307,6 @@ def _progress(root: Path) -> Iterator[Callable[[PermissionTally], None]]:
     if not is_terminal():
         yield lambda tally: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
         TextColumn("{task.description}"),

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec.structs import replace
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
 
 from tr11ops.base.errors import Refusal
 from tr11ops.base.observed import Unknown
@@ -263,10 +266,6 @@ class StudyLook(Record):
 
     def screen(self, width: int | None = None, height: int | None = None) -> RenderableType:
         """The table. Columns keep to the terminal's width; a cell's name is never cut."""
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
         rows = [(cell.name, cell.state.value, *_measured(cell)) for cell in self.cells]
         titles = ("cell", "state", "iteration", "loss", "tokens/s")
         widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]

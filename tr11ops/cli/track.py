@@ -16,6 +16,7 @@ from tr11ops.base.stop_signals import StopEvent, obeying
 from tr11ops.base.units import counted
 from tr11ops.cli.common import say
 from tr11ops.cli.runner import JSON, Outcome, RunContext
+from tr11ops.runcard.card import differences, resolved
 from tr11ops.rundir.claims import Claim, ClaimFolder, ClaimTaken
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.trackers.cursor import Cursor, read_cursor, write_cursor
@@ -222,8 +223,6 @@ class Session:
 
 def settings_of(card: RunCard) -> dict[str, object]:
     """What the training is, by the card's keys: no path, and nothing of the operation."""
-    from tr11ops.runcard.card import differences, resolved
-
     sections = resolved(card)
     shown = {name: sections[name] for name in SETTINGS if name in sections}
     return {key: value for key, _, value in differences({}, shown)}

@@ -13,6 +13,9 @@ from typing import Annotated, Any
 import typer
 
 from tr11ops import __version__
+from tr11ops.agent.allocation import claim_gpus
+from tr11ops.agent.join import Joining, join, tell_refusal
+from tr11ops.agent.peers import Newcomer
 from tr11ops.agent.rendezvous import LARGEST_COUNT, Rendezvous, read_rendezvous
 from tr11ops.base.errors import Refusal, RendezvousError, WrongUsage
 from tr11ops.base.installed import TRAINING, require
@@ -327,9 +330,6 @@ def _tell_node_0(
     why: str,
 ) -> None:
     """Where this is another node than 0 and cannot train: node 0 must not wait for it."""
-    from tr11ops.agent.join import Joining, tell_refusal
-    from tr11ops.agent.peers import Newcomer
-
     try:
         rendezvous, _ = read_rendezvous(*options, os.environ, LARGEST_COUNT)
     except RendezvousError:
@@ -369,10 +369,6 @@ def _join(card: RunCard, rendezvous: Rendezvous, seconds: float, until_finished:
     """Run the part of a node other than 0; what is checked of the run is checked on node 0, this
     node's health here.
     """
-    from tr11ops.agent.allocation import claim_gpus
-    from tr11ops.agent.join import Joining, join
-    from tr11ops.agent.peers import Newcomer
-
     os.umask(os.umask(0) & ~0o070)
     hello = document(
         Newcomer(

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from tr11ops.base.errors import Refusal, TwinError, WrongUsage
 from tr11ops.base.units import counted, duration
@@ -222,8 +224,6 @@ def _kinds() -> Outcome:
 
 
 def _show_kinds() -> None:
-    from rich.table import Table
-
     table = Table(
         "kind", "of a", "what it does", "heal", box=None, header_style="bold", pad_edge=False
     )
@@ -493,9 +493,6 @@ def _as_object(twin: Twin, seen: TwinStatus, faults: tuple[InjectedFault, ...]) 
 
 def _show(seen: TwinStatus, faults: tuple[InjectedFault, ...]) -> None:
     """Nodes of one state in one row, so that a twin of 52 nodes fits a screen."""
-    from rich.markup import escape
-    from rich.table import Table
-
     console = drawing_console(markup=True)
     if seen.is_healthy:
         state = "[green]healthy[/]"

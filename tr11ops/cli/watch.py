@@ -17,6 +17,7 @@ from tr11ops.api import Run
 from tr11ops.base.errors import SchedulerError, Unobserved, WrongUsage
 from tr11ops.base.observed import cause
 from tr11ops.cli.common import drawing_console, lines_to_fill
+from tr11ops.cli.progress import look_again
 from tr11ops.cli.runner import JSON, NO_RUN, SCHEDULER, Outcome, RunContext
 from tr11ops.cli.status import StatusResult, View
 from tr11ops.cli.trainer import DialectOption, WorldSizeOption
@@ -147,7 +148,6 @@ def watch(
         look = watching.look()  # that it cannot begin is said at once
         if once:
             return Outcome(look.document(), exit_code=look.exit_code, screen=look.draw)
-        from tr11ops.cli.progress import look_again
 
         return look_again(watching.look, every, context.as_json)
     finally:

@@ -27,6 +27,7 @@ from tr11ops.observe.snapshot import EqualSteps, Snapshot, weight_at, work
 from tr11ops.runcard.card import OwnCard, RunCard
 from tr11ops.status.assessment import forecast_of
 from tr11ops.status.extra_observations import ExtraObservations
+from trainer.schedule.learning_rate import plan_of
 from trainer.schedule.path import path_of
 
 NO_COVER_SHOWN = 3
@@ -125,8 +126,6 @@ def _evaluations(card: RunCard, done: int) -> Iterator[tuple[int, str]]:
 
 def _points(card: OwnCard, done: int) -> Iterator[tuple[int, str]]:
     """What the card's own course of batch and learning rate changes after iteration `done`."""
-    from trainer.schedule.learning_rate import plan_of
-
     path = path_of(card)
     plan = plan_of(card)
     levels = path.batch_levels

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
+from tr11ops.alerts.outbox import waiting
 from tr11ops.alerts.state import Incident
+from tr11ops.alerts.store import incidents, open_alerts
 from tr11ops.base.observed import Observed, Unknown, observed
 from tr11ops.cluster.base import Scheduler
 from tr11ops.curves.curve import WHOLE, CurveRange
@@ -19,6 +21,7 @@ from tr11ops.goodput.history_values import History
 from tr11ops.observe.forecast import ForecastEnd, end_of
 from tr11ops.observe.snapshot import RunFacts, Snapshot
 from tr11ops.report.series import TrainingSeries, read_series
+from tr11ops.rundir.checkpoint_scan import list_rows
 from tr11ops.rundir.journal import JournalEntry, read_journal
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.status.assessment import Assessment, assess
@@ -58,9 +61,6 @@ def gather(
 
     `within`: the part of the course that is drawn.
     """
-    from tr11ops.alerts.outbox import waiting
-    from tr11ops.alerts.store import incidents, open_alerts
-    from tr11ops.rundir.checkpoint_scan import list_rows
 
     def beside(snapshot: Snapshot) -> ExtraObservations:
         return ExtraObservations(open_alerts(directory), waiting=waiting(directory))

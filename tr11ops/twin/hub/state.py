@@ -4,6 +4,7 @@ folder.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -194,8 +195,6 @@ class HubState:
             )
 
     def _change(self, repo: Repo, files: dict[str, Blob], key: str, value: JsonObject) -> None:
-        import base64
-
         path = value["path"]
         if path.startswith("/") or any(
             part in {"", ".", "..", ".git"} for part in path.rstrip("/").split("/")

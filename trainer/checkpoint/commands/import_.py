@@ -17,6 +17,7 @@ from trainer.checkpoint.huggingface.mapped import facts_of_card
 from trainer.checkpoint.publishing import CheckpointInfo, Extras
 from trainer.checkpoint.rewrite import source_bytes, write_checkpoint
 from trainer.config.card import TrainerConfig
+from trainer.contract.attempt import read_card_hash
 from trainer.contract.checkpoint_names import LATEST_FILE, checkpoint_name, checkpoint_steps
 from trainer.contract.errors import CheckpointError
 from trainer.contract.record import JsonObject
@@ -29,8 +30,6 @@ STEP = 0
 
 def run(options: SimpleNamespace) -> JsonObject:
     """Import one model: weights in the card's precision, fp32 masters, zero moments, step 0."""
-    from trainer.contract.attempt import read_card_hash  # here, because it loads DeepSpeed
-
     card = read_card(options.card)
     assert card is not None
     folder, target = Path(options.folder).resolve(), card.paths.checkpoints
