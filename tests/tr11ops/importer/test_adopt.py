@@ -6,23 +6,17 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import re
-import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.tr11ops.importer.foreign_scripts import NAMES, SCRIPTS, adopted, of_text, to_decide
 from tr11ops.base.errors import ScriptError
 from tr11ops.cli.main import execute
-from tr11ops.importer.adopting import adopt_script
 from tr11ops.importer.options import Imported, LeftReason
 from tr11ops.runcard.card import ForeignCard, load_card
-
-SCRIPTS = Path(__file__).parents[2] / "data" / "foreign_scripts"
-NAMES = sorted(path.stem for path in SCRIPTS.glob("*.slurm"))
 
 # nodes, workers of a node, time limit, start, dialect, folder, steps, interval
 EXPECTED: dict[str, tuple[Any, ...]] = {
@@ -54,20 +48,6 @@ TO_DECIDE = {
     "uv-apptainer": {"trainer.dialect", "trainer.resume"},
     "windows": {"trainer.dialect", "trainer.resume"},
 }
-
-
-def adopted(name: str) -> Imported:
-    return adopt_script(SCRIPTS / f"{name}.slurm")
-
-
-def of_text(folder: Path, text: str, **options: Any) -> Imported:
-    script = folder / "train.slurm"
-    script.write_text(text)
-    return adopt_script(script, **options)
-
-
-def to_decide(made: Imported) -> set[str]:
-    return {item.key or item.option for item in made.decisions}
 
 
 def left(made: Imported, option: str) -> str:
@@ -274,166 +254,6 @@ def test_a_log_tells_the_family(tmp_path: Path) -> None:
     assert "trainer.dialect" in to_decide(made)  # command and log contradict each other
 
 
-# each: lines of a script, and the key that a person must give, since no number is certain
-UNCERTAIN = {
-    "the launcher and Slurm differ": (
-        "#SBATCH --nodes=4 --gpus-per-node=8\nsrun torchrun --nnodes=2 --nproc_per_node=8 train.py",
-        "slurm.nodes",
-    ),
-    "no srun on four nodes": (
-        "#SBATCH --nodes=4 --gpus-per-node=8\ntorchrun --nnodes=4 --nproc_per_node=8 train.py",
-        "slurm.nodes",
-    ),
-    "each node by itself": (
-        "#SBATCH --nodes=4 --gpus-per-node=8\nsrun torchrun --standalone --nproc_per_node=8 train.py",
-        "slurm.nodes",
-    ),
-    "elastic": (
-        "#SBATCH --nodes=4 --gpus-per-node=8\nsrun torchrun --nnodes=1:4 --nproc_per_node=8 train.py",
-        "slurm.nodes",
-    ),
-    "some of the nodes": (
-        "#SBATCH --nodes=4 --gpus-per-node=8\nsrun -N 2 torchrun --nnodes=2 --nproc_per_node=8 train.py",
-        "slurm.nodes",
-    ),
-    "tasks on any node": ("#SBATCH --ntasks=16\nsrun python train.py", "slurm.nodes"),
-    "a launcher for each task": (
-        "#SBATCH --nodes=2 --ntasks-per-node=8 --gpus-per-node=8\n"
-        "srun torchrun --nnodes=2 --nproc_per_node=8 train.py",
-        "slurm.workers_per_node",
-    ),
-    "workers that only the job knows": (
-        "#SBATCH --nodes=1 --gpus-per-node=8\ntorchrun --nproc_per_node=$NGPU train.py",
-        "slurm.workers_per_node",
-    ),
-    "options that only the job knows": (
-        "#SBATCH --nodes=1 --gpus-per-node=8\ntorchrun $DISTRIBUTED_ARGS train.py",
-        "slurm.workers_per_node",
-    ),
-    "one process on eight GPUs": (
-        "#SBATCH --nodes=1 --gpus-per-node=8\nsrun python train.py",
-        "slurm.workers_per_node",
-    ),
-    "processes that do not divide": (
-        "#SBATCH --nodes=3 --ntasks-per-node=1 --gpus-per-node=8\n"
-        "srun accelerate launch --num_processes 16 --num_machines 3 train.py",
-        "slurm.workers_per_node",
-    ),
-    "a command substitution": (
-        "#SBATCH --nodes=1\ntorchrun --nproc_per_node=$(./count-them) train.py",
-        "slurm.workers_per_node",
-    ),
-    "no time limit": (
-        "#SBATCH --nodes=1\ntorchrun --nproc_per_node=1 train.py",
-        "slurm.time_limit",
-    ),
-    "a folder for each job": (
-        "#SBATCH --nodes=1\ntorchrun --nproc_per_node=1 train.py --output_dir out/$SLURM_JOB_ID"
-        " --save_steps 5 --per_device_train_batch_size 1",
-        "trainer.folder",
-    ),
-    "arguments of the script": (
-        "#SBATCH --nodes=1 --time=60\ntorchrun --nproc_per_node=1 $1 --lr 1",
-        "trainer.command",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", UNCERTAIN)
-def test_no_number_stands_in_the_card_that_is_not_certain(name: str, tmp_path: Path) -> None:
-    text, key = UNCERTAIN[name]
-    made = of_text(tmp_path, f"#!/bin/bash\n{text}\n")
-    assert key in to_decide(made) and made.exit_code == 1
-    section, _, last = key.partition(".")
-    assert key == "trainer.command" or last not in made.tables.get(section, {})
-
-
-CERTAIN = {
-    "each task a worker": (
-        "#SBATCH --nodes=2 --ntasks-per-node=4 --gpus-per-node=4\nsrun python -u train.py",
-        (2, 4, "srun"),
-    ),
-    "srun's own tasks": (
-        "#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=4\n"
-        "srun --ntasks-per-node=4 python -u train.py",
-        (2, 4, "srun"),
-    ),
-    "tasks in all": ("#SBATCH -N 2 -n 8 --gpus-per-node=4\nsrun python train.py", (2, 4, "srun")),
-    "tasks alone": (
-        "#SBATCH --ntasks=8 --ntasks-per-node=4 --gpus-per-task=1\nsrun python train.py",
-        (2, 4, "srun"),
-    ),
-    "a task for each node": (
-        "#SBATCH -N 2 --ntasks-per-node=8 --gpus-per-node=8\nsrun -n $SLURM_NNODES torchrun"
-        " --nnodes $SLURM_NNODES --nproc-per-node 8 train.py",
-        (2, 8, "torchrun"),
-    ),
-    "counted in the job": (
-        "#SBATCH -N 2 --gpus-per-node=8\nN=$(scontrol show hostnames $SLURM_JOB_NODELIST | wc -l)\n"
-        "srun torchrun --nnodes $N --nproc-per-node $(nvidia-smi -L | wc -l) train.py",
-        (2, 8, "torchrun"),
-    ),
-    "defaults beside what Slurm sets": (
-        "#SBATCH -N 2 --gpus=8\nexport N=${SLURM_NNODES:-1} G=${SLURM_GPUS_ON_NODE:-8}\n"
-        "srun torchrun --nnodes $N --nproc-per-node $G train.py",
-        (2, 4, "torchrun"),
-    ),
-    "mpirun": (
-        "#SBATCH -N 2 --ntasks-per-node=4 --gpus-per-node=4\nmpirun -np 8 --bind-to none python train.py",
-        (2, 4, "srun"),
-    ),
-    "mpirun with pairs": (
-        "#SBATCH -N 2 --gpus-per-node=4\n"
-        "mpirun --mca btl tcp -x NCCL_DEBUG=INFO --npernode 4 python train.py",
-        (2, 4, "srun"),
-    ),
-    "a shell around it": (
-        "#SBATCH -N 1 --gpus-per-node=2\nsrun --ntasks=1 bash -lc 'cd /x && torchrun --nproc_per_node=2 t.py'",
-        (1, 2, "torchrun"),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", CERTAIN)
-def test_workers_are_counted_as_slurm_counts_tasks(name: str, tmp_path: Path) -> None:
-    text, expected = CERTAIN[name]
-    made = of_text(tmp_path, f"#!/bin/bash\n#SBATCH --time=60\n{text}\n")
-    slurm = made.tables["slurm"]
-    assert (slurm["nodes"], slurm["workers_per_node"], made.tables["trainer"]["start"]) == expected
-
-
-def test_where_it_runs(tmp_path: Path) -> None:
-    def directory(lines: str) -> str:
-        text = f"#SBATCH --nodes=1 --time=60\n{lines}\ntorchrun --nproc_per_node=1 train.py\n"
-        return str(of_text(tmp_path, text).tables["trainer"]["directory"])
-
-    assert directory("") == "."
-    assert directory("cd $SLURM_SUBMIT_DIR/code") == "code"
-    assert directory("cd /a\ncd b") == "/a/b"
-    assert directory("cd $HOME/x") == "$HOME/x"
-    assert directory("#SBATCH -D /w\ncd y") == "/w/y"
-
-
-@pytest.mark.parametrize(
-    ("lines", "folder"),
-    [
-        ("", "out"),
-        ("OUT=$PWD/out", "out"),
-        ("OUT=${SLURM_SUBMIT_DIR}/a/out", "a/out"),
-        ("cd code", "code/out"),
-        ("cd code\nOUT=$PWD/out", "$PWD/out"),  # of after the cd
-        ("OUT=$PWDX/out", "$PWDX/out"),
-    ],
-)
-def test_where_it_saves(tmp_path: Path, lines: str, folder: str) -> None:
-    """A card is used from wherever tr11 is typed: $PWD would be another folder there."""
-    text = (
-        f"#SBATCH --nodes=1 --time=60\nOUT=out\n{lines}\n"
-        "torchrun --nproc_per_node=1 run_clm.py --output_dir $OUT --save_steps 5\n"
-    )
-    assert of_text(tmp_path, text).tables["trainer"]["folder"] == folder
-
-
 HOSTILE = {
     "two groups of nodes": (
         "#SBATCH --nodes=1\n#SBATCH hetjob\n#SBATCH --nodes=8\nsrun torchrun train.py\n",
@@ -541,138 +361,6 @@ def test_dry_run_and_json(
     assert {item["reason"] for item in document["unplaced"]} <= {str(one) for one in LeftReason}
     assert execute(["adopt", script, "--force", "--set", "slurm.nodes=16", "--json"]) == 0
     assert tomllib.loads((tmp_path / "tr11.toml").read_text())["slurm"]["nodes"] == 16
-
-
-# ----------------------------------------------------------------------------- bash itself as the judge
-# Programs in the place of Slurm's and of the launchers: each writes the words that it was called with.
-STUB = """#!/bin/bash
-printf '%s\\0' "${0##*/}" "$@" >> "$CALLS"
-printf '\\n' >> "$CALLS"
-"""
-SRUN = """#!/bin/bash
-while [ $# -gt 0 ]; do
-  case "${1##*/}" in
-    torchrun|bash|python|python3|litgpt|apptainer|uv|accelerate) exec "$@";;
-    hostname) echo n1; exit;;
-  esac
-  shift
-done
-"""
-PREFIX = """#!/bin/bash
-while [ $# -gt 0 ]; do
-  case "${1##*/}" in torchrun|uv) exec "$@";; esac
-  shift
-done
-"""
-LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "python3", "litgpt")
-# what bash cannot be asked: carriage returns are no blanks to it
-JUDGED = [name for name in NAMES if name != "windows"]
-
-
-def calls_of_bash(script: Path, folder: Path, made: Imported) -> list[list[str]]:
-    """The launchers' words, as bash starts them in a job of the card's size."""
-    stubs = folder / "stubs"
-    stubs.mkdir()
-    # in one write, as Slurm has it: `head -n 1` may end before the second
-    count = made.tables["slurm"]["nodes"]
-    (stubs / "names").write_text("".join(f"n{number}\n" for number in range(1, count + 1)))
-    texts = dict.fromkeys((*LAUNCHERS, "dcgmi"), STUB)
-    texts |= {"srun": SRUN, "uv": PREFIX, "apptainer": PREFIX}
-    texts |= {
-        "scontrol": f"#!/bin/bash\nexec cat {stubs}/names\n",
-        "conda": "#!/bin/bash\n",
-        "module": "#!/bin/bash\n",
-    }
-    for name, text in texts.items():
-        (stubs / name).write_text(text)
-        (stubs / name).chmod(0o755)
-    work, calls = folder / "work", folder / "calls"
-    (work / "nanoGPT").mkdir(parents=True)
-    nodes = str(count)
-    environment = {
-        "PATH": f"{stubs}:/usr/bin:/bin",
-        "HOME": str(work),
-        "CALLS": str(calls),
-        "SLURM_NNODES": nodes,
-        "SLURM_JOB_NUM_NODES": nodes,
-        "SLURM_JOB_NODELIST": "n[1-4]",
-        "SLURM_PROCID": "0",
-        "SLURM_NODEID": "0",
-    }
-    lines = script.read_text().splitlines(keepends=True)
-    copied = folder / "script"
-    copied.write_text("".join(line for line in lines if not line.startswith("source ")))
-    subprocess.run(["bash", copied], cwd=work, env=environment, capture_output=True, timeout=60)
-    lines = calls.read_bytes().split(b"\0\n")
-    found = [[word.decode() for word in line.split(b"\0")] for line in lines if line]
-    return [words for words in found if words[0] in LAUNCHERS]
-
-
-def number_in(words: list[str], *options: str) -> int | None:
-    text = " ".join(words).replace("_", "-")
-    match = re.search(rf"(?:{'|'.join(options)})[ =](\d+)", text)
-    return None if match is None else int(match[1])
-
-
-@pytest.mark.parametrize("name", JUDGED)
-def test_bash_starts_what_the_card_says(name: str, tmp_path: Path) -> None:
-    made = adopted(name)
-    calls = calls_of_bash(SCRIPTS / f"{name}.slurm", tmp_path, made)
-    assert calls, "bash started no launcher"
-    words, slurm = calls[-1], made.tables["slurm"]
-    nodes = number_in(words, "--nnodes", "--num-machines", "--num-nodes", r"trainer\.num-nodes")
-    assert nodes in {None, slurm["nodes"]} and (nodes is not None or slurm["nodes"] == 1)
-    own = number_in(words, "--nproc-per-node", "--num-gpus", "--devices", r"trainer\.devices")
-    total = number_in(words, "--num-processes")
-    workers = slurm["workers_per_node"]
-    assert own in {None, workers} and total in {None, workers * slurm["nodes"]}
-    assert (own, total) != (None, None) or "gpu" in " ".join(words)
-    command = made.tables["trainer"]["command"]
-    place = next(
-        i for i, word in enumerate(command) if word.endswith(".py") or word in ("-m", "litgpt")
-    )
-    wanted = [word for word in command[place:] if not re.search(r"[{$]\w", word)]
-    rest = iter(words)
-    missing = [word for word in wanted if word not in rest]
-    assert not missing, (missing, words)
-
-
-def test_scripts_with_slips_of_the_pen_are_read_or_refused(tmp_path: Path) -> None:
-    """Never anything but a card in TOML or one line of refusal."""
-    pick = random.Random(34)
-    pieces = [
-        "$(",
-        "${X}",
-        "`",
-        '"',
-        "'",
-        "\\\n",
-        "srun ",
-        "--nnodes ",
-        "<<EOF\n",
-        "; ",
-        "-m ",
-        "=",
-        "é",
-        "#",
-        "cd ",
-        "9" * 30,
-    ]
-    texts = [(SCRIPTS / f"{name}.slurm").read_text() for name in NAMES]
-    cards = 0
-    for _ in range(200):
-        text = pick.choice(texts)
-        for _ in range(pick.randint(1, 4)):
-            start = pick.randrange(len(text))
-            text = text[:start] + pick.choice(pieces) + text[start + pick.choice((0, 1, 20)) :]
-        try:
-            made = of_text(tmp_path, text)
-        except ScriptError as error:
-            assert "\n" not in str(error)
-            continue
-        tomllib.loads(made.text)
-        cards += 1
-    assert cards > 50
 
 
 RESUMES = """#!/bin/bash
