@@ -114,7 +114,7 @@ def last_lines(output: str, printed: int) -> tuple[str, ...]:
         return ()
     # with the end of the line before
     size = known(observed(lambda: path.stat().st_size - printed), 0) + 1
-    lines, _ = known(observed(lambda: tail_lines(path, min(max(size, 0), MOST_BYTES))), ([], True))
+    lines, _ = known(observed(tail_lines, path, min(max(size, 0), MOST_BYTES)), ([], True))
     return tuple(one_line(line) for line in lines if line.strip() and not _OWN.search(line))[
         -LINES_KEPT:
     ]

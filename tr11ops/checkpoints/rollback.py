@@ -104,9 +104,8 @@ class Living(Record):
 
 def look_for_trainer(directory: RunDirectory, view: StopView, scheduler: Scheduler) -> Living:
     """Look at all three. `view` is what was seen of the jobs a moment ago."""
-    holder = observed(
-        lambda: read_holder(directory.paths, *clocks_of(directory.paths, time.time()))
-    )
+    clocks = clocks_of(directory.paths, time.time())
+    holder = observed(read_holder, directory.paths, *clocks)
     here = observed(foreground_trainings, directory)
     words = [f"job {job.job_id} of {job.user} is {str(job.state).lower()}" for job in view.running]
     words += () if isinstance(here, Unknown) else here

@@ -169,7 +169,7 @@ def lease_holder(directory: RunDirectory) -> LeaseClaim | None:
     A trainer that was killed lets its claim stand as it was.
     """
     paths = directory.paths
-    claim = known(observed(lambda: living_claim(paths, *clocks_of(paths, time.time()))), None)
+    claim = known(observed(living_claim, paths, *clocks_of(paths, time.time())), None)
     if claim is not None and claim.token:
         return claim
     return None
@@ -356,7 +356,7 @@ def wait_for_lease(
     began = clock()
     is_said = False
     while True:
-        claim = known(observed(lambda: living_claim(paths, *clocks_of(paths, clock()))), None)
+        claim = known(observed(living_claim, paths, *clocks_of(paths, clock())), None)
         if claim is None or (claim.token and claim.job_id not in wanted):
             return None
         if not is_said:

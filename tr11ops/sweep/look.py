@@ -218,7 +218,7 @@ def _stranger(view: StopView, directory: RunDirectory, queue: Overview) -> Lease
     """
     if view.running or view.holder is None:
         return None
-    holder = known(observed(lambda: read_holder(directory.paths, now())), None)
+    holder = known(observed(read_holder, directory.paths, now()), None)
     if holder is None or holder.is_of(host_name()) or _is_over(directory, queue, holder.job_id):
         return None
     return holder

@@ -82,38 +82,24 @@ def run(options: SimpleNamespace) -> JsonObject:
             task = bar.add_task("verifying", total=manifest.total_bytes)
             _verify(place, manifest, partial(bar.advance, task))
         if options.layout == "deepspeed":
+            settings = OptimizerSettings.of(getattr(original, "group_options", ()))
+            write = partial(write_deepspeed_layout, settings=settings)
             total = layout_bytes(source, topology)
         else:
+            write = partial(write_checkpoint)
             total = source_bytes(source)
         writing = bar.add_task("writing", total=total)
 
-        def moved(count: int) -> None:
-            bar.advance(writing, count)
-
-        if options.layout == "deepspeed":
-            settings = OptimizerSettings.of(getattr(original, "group_options", ()))
-            write_deepspeed_layout(
-                output,
-                source,
-                facts.step,
-                extras=extras,
-                info=info,
-                settings=settings,
-                latest=pointer.moves,
-                fence=pointer.look_again,
-                on_bytes=moved,
-            )
-        else:
-            write_checkpoint(
-                output,
-                source,
-                facts.step,
-                extras=extras,
-                info=info,
-                latest=pointer.moves,
-                fence=pointer.look_again,
-                on_bytes=moved,
-            )
+        write(
+            output,
+            source,
+            facts.step,
+            extras=extras,
+            info=info,
+            latest=pointer.moves,
+            fence=pointer.look_again,
+            on_bytes=partial(bar.advance, writing),
+        )
         bar.update(writing, completed=total)
     if pointer.back and options.latest:
         raise CheckpointError(f"{target} is written, but {pointer.back}")
