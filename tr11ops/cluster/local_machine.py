@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from tr11ops.base.errors import Unanswered
-from tr11ops.base.nvidia import list_gpus, visible
-from tr11ops.base.processes import LocalCommands
 from tr11ops.cluster.arrays import compress
 from tr11ops.cluster.base import BatchRequest
 from tr11ops.cluster.local_records import PARTITION, LocalSettings, LocalSubmission, TaskRecord
@@ -189,6 +187,8 @@ def look_at_gpus() -> GpuList:
     """The GPUs of this machine now. Without nvidia-smi there are none."""
     if shutil.which("nvidia-smi") is None:
         return GpuList()
+    from tr11ops.base.nvidia import list_gpus
+    from tr11ops.base.processes import LocalCommands
 
     try:
         return GpuList(list_gpus(LocalCommands(), GPU_SECONDS))
@@ -220,6 +220,8 @@ def open_to(nodes: Sequence[LocalNode], visible_devices: str | None) -> tuple[Lo
     """The nodes with those of their GPUs that a submitter's CUDA_VISIBLE_DEVICES lets them have;
     None: all.
     """
+    from tr11ops.base.nvidia import visible
+
     seen = set(visible([gpu for node in nodes for gpu in node.gpus], visible_devices))
     return tuple(
         replace(node, gpus=tuple(gpu for gpu in node.gpus if gpu in seen)) for node in nodes

@@ -23,7 +23,6 @@ from tr11ops.rundir.paths import RunDirectory, run_id, short
 from trainer.contract.documents import read_record, write_record
 from trainer.contract.paths import read_attempt_label
 from trainer.contract.record import Record
-from trainer.contract.requests import read_request
 from trainer.contract.state_file import read_json
 
 
@@ -31,6 +30,8 @@ def read_pause(directory: RunDirectory) -> str | None:
     """Who paused the run and why, in words; None when it is not paused. A file that cannot be read
     counts.
     """
+    from trainer.contract.requests import read_request
+
     pause = read_request(directory.paths.pause, "pause")
     if pause is None:
         return None

@@ -19,10 +19,6 @@ from typing import Any, Literal
 from tr11ops.base.observed import known, observed, why_only_read
 from tr11ops.rundir import journal
 from tr11ops.rundir.attempts import AttemptVerdict, KeptStacks, LaunchRecord, TrainerLife
-from tr11ops.rundir.checkpoint_digests import DigestRecord, NotFiniteRecord
-from tr11ops.rundir.copies import DrillRecord, read_copy
-from tr11ops.rundir.cron_records import read_state
-from tr11ops.rundir.exclusions import version_in
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory, Submission, id_in
 from trainer.contract.attempt import EndMarker, ExitTime, Heartbeat
@@ -30,7 +26,6 @@ from trainer.contract.documents import read_record
 from trainer.contract.errors import DamagedFile
 from trainer.contract.origin import BranchOrigin
 from trainer.contract.record import Record
-from trainer.contract.recovery import tables_in
 from trainer.contract.state_file import (
     LARGEST_BYTES,
     is_damage,
@@ -83,20 +78,28 @@ class StateFile(Record):
 
 # Readers that few runs need when someone looks: of files that are not there.
 def _exclusions(path: Path) -> None:
+    from tr11ops.rundir.exclusions import version_in
+
     version_in(path)
 
 
 def _cron_record(path: Path) -> None:
+    from tr11ops.rundir.cron_records import read_state
+
     read_state(path)
 
 
 def _copy(path: Path) -> None:
     """Status looks at hundreds of sound ones, and needs nothing else of their module."""
     if not isinstance((read_json(path) or {}).get("location"), str):
+        from tr11ops.rundir.copies import read_copy
+
         read_copy(path)
 
 
 def _drill(path: Path) -> None:
+    from tr11ops.rundir.copies import DrillRecord
+
     read_record(DrillRecord, path, "the record of a drill")
 
 
@@ -107,14 +110,20 @@ def _pins(path: Path) -> None:
 
 
 def _digests(path: Path) -> None:
+    from tr11ops.rundir.checkpoint_digests import DigestRecord
+
     read_record(DigestRecord, path, "a record of digests")
 
 
 def _numbers(path: Path) -> None:
+    from tr11ops.rundir.checkpoint_digests import NotFiniteRecord
+
     read_record(NotFiniteRecord, path, "a record of numbers")
 
 
 def _roll_backs(path: Path) -> None:
+    from trainer.contract.recovery import tables_in
+
     read_json(path)
     tables_in(path)
 

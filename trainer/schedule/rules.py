@@ -20,7 +20,6 @@ from trainer.config.rules import (
     ramp_problems,
 )
 from trainer.contract.errors import RangeError
-from trainer.schedule.learning_rate import plan_of
 from trainer.schedule.path import (
     count_lengths,
     decay_samples_of,
@@ -138,6 +137,7 @@ def _cooldown_problems(config: TrainerConfig) -> Iterator[Problem]:
         return
     if not _has_path(config):
         return
+    from trainer.schedule.learning_rate import plan_of
 
     plan = plan_of(config)
     end, warm = plan.decay_samples, plan.warmup_samples

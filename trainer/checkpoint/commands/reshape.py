@@ -81,12 +81,13 @@ def run(options: SimpleNamespace) -> JsonObject:
         if options.verify and manifest is not None:
             task = bar.add_task("verifying", total=manifest.total_bytes)
             _verify(place, manifest, partial(bar.advance, task))
+        write: Callable[..., Path]
         if options.layout == "deepspeed":
             settings = OptimizerSettings.of(getattr(original, "group_options", ()))
             write = partial(write_deepspeed_layout, settings=settings)
             total = layout_bytes(source, topology)
         else:
-            write = partial(write_checkpoint)
+            write = write_checkpoint
             total = source_bytes(source)
         writing = bar.add_task("writing", total=total)
 
