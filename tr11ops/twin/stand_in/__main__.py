@@ -15,7 +15,6 @@ from pathlib import Path
 
 from tr11ops.cluster.rehearsal import REHEARSAL_FIX, rehearsal_refusal
 from tr11ops.trainers.trainer import NodePlaces
-from trainer.config.card import CardError, load_trainer_config
 from trainer.contract.attempt import EXIT_REFUSED
 from trainer.contract.paths import RunPaths
 from trainer.control.lifecycle import StopDecision, without_collections, write_end_marker
@@ -36,6 +35,7 @@ def main(arguments: list[str]) -> int:
 
     with without_collections():
         from tr11ops.twin.stand_in.launcher import launch
+        from trainer.config.card import CardError
 
     try:
         return launch(options.card, NodePlaces.of(options))
@@ -48,6 +48,7 @@ def _record_refusal(card: Path, refused: str) -> None:
     """The end marker of a refusal, so that no later array task tries again. Nothing when the card
     cannot be read.
     """
+    from trainer.config.card import CardError, load_trainer_config
     from trainer.contract.attempt import AttemptIdentity
 
     try:
