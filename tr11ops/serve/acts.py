@@ -21,7 +21,7 @@ WORDS_DONE = {
     "snooze": "Snoozed for {0.length} by {0.who}",
     "kill": "{0.who} has asked the run to save and stop",
     "pause": "{0.who} has asked the run to stop after this task",
-    "resume": "{0.who} has let the run go on",
+    "resume": "{0.who} has taken away what kept the run from going on",
     "exclude": "{0.who} has excluded {0.nodes}: nothing that starts from now on takes it",
     "shift": "{0.who} has taken the shift",
     "shift-back": "{0.who} has given the shift back",

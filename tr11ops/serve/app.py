@@ -246,7 +246,7 @@ class Served:
         self, request: Request, status: int = 200, why: str = "", key: str = ""
     ) -> Response:
         """The form for a token; who came from a run goes on there."""
-        own = {"user": user_name(), "host": self._names[-1], "tokens": self.settings.tokens}
+        own = {"user": user_name(), "host": socket.gethostname(), "tokens": self.settings.tokens}
         return self.page(request, "login", status, why=why, run_key=key, **own)
 
     async def login(self, request: Request) -> Response:
