@@ -33,7 +33,7 @@ from tr11ops.status.published import (
     word_of,
 )
 from tr11ops.status.rows import ShownIncident, incidents_of
-from tr11ops.status.run_list import ListedRun, RunList, total, urgency
+from tr11ops.status.run_list import ListedRun, RunList, total, unwatched, urgency
 from tr11ops.status.run_list_screen import team_sums
 from tr11ops.watchdog.verdict import VerdictWord
 from trainer.contract.record import Record
@@ -139,6 +139,7 @@ class RunView(Record):
     is_stopped: bool
     is_mirror: bool
     is_before_act: bool = False
+    watch: str = ""
     tiles: tuple[Tile, ...] = ()
     needs: tuple[tuple[str, str], ...] = ()
     faults: tuple[ShownIncident, ...] = ()
@@ -214,6 +215,7 @@ def view_of(news: News, now: float) -> RunView:
         ),
         is_mirror=news.is_mirror,
         is_before_act=news.is_before_act,
+        watch=unwatched(word, told.get("watchdog_fault")),
         tiles=tuple(_tiles(told, now)),
         needs=needs,
         faults=incidents_of(tuple(_finding(entry, news) for entry in rows(told.get("findings")))),

@@ -18,7 +18,7 @@ from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import ACTIVE_STATES
 from tr11ops.runcard.find import CARD_FILE, SUBMISSIONS
 from tr11ops.rundir.paths import RunDirectory
-from tr11ops.status.published import care_of, on_call_of, rows
+from tr11ops.status.published import care_of, on_call_of, rows, text
 from tr11ops.status.run_use import RunUse, UseTotal, total_use
 from tr11ops.watchdog.verdict import VerdictWord
 from trainer.contract.documents import document
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 _PROGRESS = ("iteration", "total_iterations", "loss", "remaining_seconds", "eta", "done_again")
-_SHOWN = ("verdict", "why", "exit_code", *_PROGRESS, "on_call")
+_SHOWN = ("verdict", "why", "exit_code", "watchdog_fault", *_PROGRESS, "on_call")
 
 
 # Of runs that need a person equally: the worst first.
@@ -72,6 +72,15 @@ def verdict_counts(runs: Iterable[tuple[VerdictWord, int]]) -> str:
 
 def _by_word(words: Iterable[str]) -> str:
     return ", ".join(f"{count} {word}" for word, count in Counter(words).items())
+
+
+def unwatched(word: VerdictWord, fault: object) -> str:
+    """Why nothing looks at a run regularly, as it is said beside the verdict; "" where something does,
+    where that is not known, and of a finished training.
+    """
+    if word is VerdictWord.FINISHED:
+        return ""
+    return text(fault)
 
 
 class ListedRun(Record):

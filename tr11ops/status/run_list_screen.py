@@ -9,7 +9,7 @@ from datetime import datetime
 from tr11ops.alerts.state import AlertCare
 from tr11ops.base.units import counted, duration
 from tr11ops.cluster.arrays import compress
-from tr11ops.status.run_list import ListedRun, RunList, total, verdict_counts
+from tr11ops.status.run_list import ListedRun, RunList, total, unwatched, verdict_counts
 from tr11ops.status.run_use import RunUse
 from tr11ops.watchdog.verdict import VerdictWord
 
@@ -70,6 +70,7 @@ def _run_lines(run: ListedRun, now: float) -> Iterator[str]:
     yield f"{seen['verdict']:<10} {step:>15} {loss:>8} {left:>11}  {run.directory}{lost}"
     if run.exit_code or run.word is VerdictWord.SLOW:
         yield from _wrapped(seen["why"], "  ", "  ")
+    yield from _wrapped(unwatched(run.word, seen["watchdog_fault"]), "  ", "  ")
     facts = "; ".join(_facts(run, run.use, now))
     yield from _wrapped(facts, "  ", "  ")
 

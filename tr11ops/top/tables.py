@@ -14,7 +14,7 @@ from tr11ops.base.observed import known
 from tr11ops.base.units import counted, duration
 from tr11ops.detect.node_progress import short_name
 from tr11ops.status.published import word_of
-from tr11ops.status.run_list import kept_words, urgency, verdict_counts
+from tr11ops.status.run_list import kept_words, unwatched, urgency, verdict_counts
 from tr11ops.watchdog.verdict import EXIT_CODES, VerdictWord
 from trainer.contract.record import Record
 from trainer.contract.units import shortened
@@ -101,7 +101,8 @@ class LookedAt(Record):
         if self.look is None:
             return self.why or f"{kept_words(self.before, self.time)}; looking"
         status = self.look.status
-        told = f"{status.verdict.value}: {status.why}"
+        fault = unwatched(status.verdict, status.watchdog_fault)
+        told = "; ".join(filter(None, (f"{status.verdict.value}: {status.why}", fault)))
         alerts = status.alerts or ()
         who = dict.fromkeys(one.care.words(status.on_call, status.time) for one in alerts)
         if who:
@@ -155,7 +156,8 @@ def _run_cells(run: LookedAt) -> Iterator[str]:
         yield from _unseen_cells(run)
         return
     status = run.seen.status
-    yield status.verdict.value
+    mark = ", unwatched" if unwatched(status.verdict, status.watchdog_fault) else ""
+    yield f"{status.verdict.value}{mark}"
     since = status.verdict_since
     yield _length(None if since is None else status.age(since))
     yield _or_dash(status.iteration)

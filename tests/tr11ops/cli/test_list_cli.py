@@ -18,6 +18,7 @@ from tests.tr11ops.status_cases import NOW, beats, checkpoints, slowed, snapshot
 from tr11ops.base.shipped import page_names, shipped
 from tr11ops.cli.main import execute
 from tr11ops.detect.registry import detect_all
+from tr11ops.serve.pages import Pages
 from tr11ops.serve.poller import News
 from tr11ops.serve.view import in_order, view_of
 from tr11ops.status.assessment import status_of
@@ -39,7 +40,8 @@ def test_a_run_is_one_line_that_says_what_status_says(recorded: Path) -> None:
         code, text = typed(("list", *LOCAL))
         status = json.loads(typed(("status", "--json", *LOCAL))[1])
         [run] = json.loads(typed(("list", "run", "--json", *LOCAL))[1])["runs"]
-    [_, line, facts] = text.splitlines()
+    [_, line, *watch, facts] = text.splitlines()
+    assert " ".join(map(str.strip, watch)) == status["watchdog_fault"] == run["watchdog_fault"]
     assert facts.endswith("; 0.1 node-hours") and facts.startswith("  for ")
     assert (
         code == 0
@@ -95,6 +97,26 @@ def test_a_run_that_is_slow_is_told_before_those_that_are_well_with_its_reason()
         for one in (well, slow)
     ]
     assert [(one.key, one.tone) for one in in_order(views)] == [("slow", "warn"), ("well", "good")]
+
+
+def test_a_run_that_no_watchdog_looks_at_is_told_as_that_wherever_runs_are_listed() -> None:
+    seen = snapshot()
+    told = status_of(seen, (), judge(seen, ())).document()
+    fault = "the watchdog has not looked for 3 h (due every 5 min)"
+    for word, given, shown in (
+        ("healthy", fault, True),
+        ("finished", fault, False),
+        ("down", None, False),
+    ):
+        document = {**told, "verdict": word, "watchdog_fault": given}
+        run = ListedRun(Path("big"), document)
+        assert (f"  {fault}" in list_lines(RunList.of([run]), seen.time)) is shown
+        assert run.document()["watchdog_fault"] == given
+        view = view_of(News("big", Path("big"), document=document), seen.time)
+        page = Pages().render(
+            "list", is_part=True, runs=[view], troubles={}, roots=[], sums="", counts=""
+        )
+        assert ("The watchdog has not looked for 3 h" in page) is shown
 
 
 def test_what_needs_a_person_is_first_by_one_order() -> None:

@@ -64,7 +64,8 @@ def test_what_needs_a_person_comes_first_and_what_is_not_seen_next(place: Place)
     stalled = LookedAt("z", "z/main", run.look())
     unseen = LookedAt("b", "b/main", None, "its card cannot be read")
     table = runs_table((unseen, stalled))
-    assert table.rows[0].cells[:2] == ("z/main", "stalled")
+    assert table.rows[0].cells[:2] == ("z/main", "stalled, unwatched")
+    assert "; no watchdog looks at the run; " in table.rows[0].more
     assert table.sentence == "2 runs: 1 needs a person (1 stalled); 1 unknown"
     assert table.rows[1].cells[1:] == ("unknown", "-", "-", "-", "-", "its card cannot be read")
 
@@ -301,7 +302,7 @@ def test_of_a_run_that_was_not_seen_it_is_said_why(place: Place) -> None:
 @needs_textual
 def test_enter_goes_from_runs_to_ranks_and_escape_back(place: Place) -> None:
     async def keys(app: Any, pilot: Any) -> None:
-        assert [row[:2] for row in shown(app)] == [("small/main", "stalled")]
+        assert [row[:2] for row in shown(app)] == [("small/main", "stalled, unwatched")]
         assert more(app).startswith("stalled: ") and "; on call: no one named" in more(app)
         await pilot.press("enter")
         assert "small/main: attempts" in head(app)
