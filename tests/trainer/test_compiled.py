@@ -447,7 +447,7 @@ def test_a_node_without_a_compiler_is_refused_at_the_start(monkeypatch: pytest.M
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(
-        CardError, match=r"compile_blocks = True: no C\+\+ compiler is on this node"
+        CardError, match=r"compile_blocks = true: no C\+\+ compiler is on this node"
     ):
         compiler_for(config, CPU)
 

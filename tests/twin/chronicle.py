@@ -138,7 +138,8 @@ class Chronicler(FaultJudge):
             return inject(self.twin, "worker-crash", **where).fault.target
         if event.fault == SHARED_MEMORY_FULL:
             return self._fill_shared_memory(where["node"])
-        step, first = read_latest(self.run.paths.checkpoints), self.iteration() + 1
+        step = self._newest_step() if event.typed else None
+        first = self.iteration() + 1
         target = super()._inject(event, where)
         if event.typed:
             time.sleep(event.lasts or 0.0)
@@ -173,10 +174,16 @@ class Chronicler(FaultJudge):
         )
         return node
 
-    def _cut_newest(self) -> None:
-        newest = read_latest(self.run.paths.checkpoints)
+    def _newest_step(self) -> int:
+        """Of the newest checkpoint. What needs one waits for the first save."""
+        folder = self.run.paths.checkpoints
+        self.until(lambda: read_latest(folder) is not None, "the first save")
+        newest = read_latest(folder)
         assert newest is not None
-        path = self.run.paths.checkpoint(newest) / rank_file(0)
+        return newest
+
+    def _cut_newest(self) -> None:
+        path = self.run.paths.checkpoint(self._newest_step()) / rank_file(0)
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
     def _heal_site(self, kind: str) -> None:

@@ -20,7 +20,7 @@ from tr11ops.alerts.state import WATCHDOG, AlertEvent, AlertState, Message, even
 from tr11ops.alerts.store import StoredAlerts, commit
 from tr11ops.alerts.url_route import UrlRoute
 from tr11ops.base.observed import cause
-from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.card import RunCard, shipped_folder
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import host_name
@@ -68,9 +68,10 @@ class Sender(Record):
     @classmethod
     def of(cls, directory: RunDirectory, card: RunCard, now: float, typed: str = "") -> Sender:
         """By the card's rules, from this machine; `typed` is the card as the person named it."""
-        policy = policy_of(
-            card, mark=directory.mark, host=host_name(), folder=str(Path.cwd()), typed=typed
-        )
+        folder = str(Path.cwd())
+        if Path(typed).is_absolute() and not Path(typed).is_relative_to(shipped_folder()):
+            folder = ""  # its commands mean the run in whatever folder they are typed
+        policy = policy_of(card, mark=directory.mark, host=host_name(), folder=folder, typed=typed)
         return cls(directory, card, policy, now)
 
     def routes_of(self, message: Message) -> tuple[str, ...]:

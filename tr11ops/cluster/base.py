@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable
 from enum import StrEnum
 from functools import lru_cache
@@ -12,6 +13,8 @@ from msgspec import field
 
 from trainer.contract.record import Record
 from trainer.contract.units import signal_name, signal_of_status
+
+ENDED = 128 + signal.SIGTERM  # the exit code of a step that its script, or a person, told to end
 
 
 class StateAnswer(StrEnum):
@@ -250,9 +253,11 @@ class Job(Record):
 
     @property
     def end_words(self) -> str:
-        """Its state, the exit code (of its worst step where that is known), and the signal."""
+        """Its state, the exit code (of its worst step where that is known), and the signal. A step that
+        was told to end says nothing where the script does.
+        """
         said = str(self.state)
-        if self.derived_exit_code:
+        if self.derived_exit_code and (self.derived_exit_code != ENDED or not self.exit_code):
             said += f", a step of it ended with exit code {_status_words(self.derived_exit_code)}"
         elif self.exit_code:
             said += f", its script ended with exit code {_status_words(self.exit_code)}"

@@ -7,7 +7,6 @@ is done.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from tr11ops.runcard.load import (
     REMOVED_KEYS,
     Key,
     apply_overrides,
+    dotted,
     expand,
     key_of,
     make_absolute,
@@ -61,13 +61,13 @@ from trainer.config.card import CardError, Problem, RunSection, derive_numbers, 
 from trainer.config.rules import Rule
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import JsonObject
+from trainer.contract.secret_names import reference_of
 from trainer.schedule.rules import cross_rules
 
 # Lists of mail addresses that a card takes from the environment: `recipients =
 # ["$TR11_ALERT_RECIPIENTS"]`.
 
 ADDRESS_KEYS = (("alerts", "recipients"), ("alerts", "rota"))
-_WHOLE_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 
 
 def expand_addresses(
@@ -86,13 +86,8 @@ def expand_addresses(
             continue
         entries: list[Any] = []
         for entry in table[key]:
-            match = None
-            if isinstance(entry, str):
-                match = _WHOLE_VARIABLE.fullmatch(entry)
-            name = ""
-            if match:
-                name = match[1] or match[2]
-            if not match or (name not in environment and not keep_undefined):
+            name = reference_of(entry) if isinstance(entry, str) else ""
+            if not name or (name not in environment and not keep_undefined):
                 entries.append(entry)
             elif name in environment:
                 found = [part.strip() for part in environment[name].split(",") if part.strip()]
@@ -245,7 +240,11 @@ def load_with_base(
         current=directory or Path.cwd(),
         keep_undefined=keep_undefined,
     )
-    return _checked(tables, problems, str(path)), base
+    typed = tuple(f"{dotted(key)}." for key in overridden_keys(overrides))
+    try:
+        return _checked(tables, problems, str(path)), base
+    except CardError as error:
+        raise CardError(error.source, error.problems, typed) from None
 
 
 def paths_of_refused(

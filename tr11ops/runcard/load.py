@@ -165,6 +165,11 @@ def dotted(key: Key) -> str:
     return ".".join(str(part) for part in key)
 
 
+def _is_below(key: Key, keys: frozenset[Key]) -> bool:
+    """Whether a key is one of `keys`, or inside one."""
+    return any(key[: len(prefix)] == prefix for prefix in keys)
+
+
 def unusable_values(tables: Mapping[str, Any], shell_keys: frozenset[Key]) -> list[Problem]:
     """Values that are TOML but can be no one's setting: beyond 64 bits, too deep, with control
     characters.
@@ -179,10 +184,7 @@ def unusable_values(tables: Mapping[str, Any], shell_keys: frozenset[Key]) -> li
                 Problem(dotted(key), bits, "does not fit in 64 bits", "use a smaller number")
             )
         elif isinstance(value, str):
-            if any(key[: len(prefix)] == prefix for prefix in shell_keys):
-                allowed = "\n\t"
-            else:
-                allowed = ""
+            allowed = "\n\t" if _is_below(key, shell_keys) else ""
             if any(
                 (character < " " or character == "\x7f") and character not in allowed
                 for character in value
@@ -412,7 +414,7 @@ def expand(
     secrets: list[Problem] = []
 
     def change(key: Key, value: Any) -> Any:
-        if not isinstance(value, str) or any(key[: len(prefix)] == prefix for prefix in shell_keys):
+        if not isinstance(value, str) or _is_below(key, shell_keys):
             return value
         if kept := kept_reference(key, value, environment):
             return kept

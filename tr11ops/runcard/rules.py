@@ -214,9 +214,8 @@ def _even_layers(card: OwnCard) -> str:
         )
         found = [str(count) for count in (fewer, more) if count is not None]
         if found:
-            if partition == card.parallel.partition:
-                also = ""
-            else:
+            also = ""
+            if partition != card.parallel.partition:
                 also = f' with parallel.partition = "{partition}"'
             return f"use {' or '.join(found)}{also}"
     return "use fewer stages or more layers"
@@ -248,14 +247,12 @@ def _exit_warnings(card: RunCard) -> list[Problem]:
     limit = card.time_limit_seconds
     minutes = card.run.exit_duration_minutes
     early = card.slurm.signal_seconds_before_limit
+    key = "run.exit_duration_minutes"
+    fix = f"use {advised_exit_minutes(limit):g}"
     if minutes is None:
         if early is None and card.run.exit_interval is None:
             rule = "is not set: Slurm ends each attempt at its time limit without a last checkpoint"
-            return [
-                Problem(
-                    "run.exit_duration_minutes", None, rule, f"use {advised_exit_minutes(limit):g}"
-                )
-            ]
+            return [Problem(key, None, rule, fix)]
         return []
     margin = max(limit - minutes * 60, (early or 0) - SIGNAL_SLACK_SECONDS)
     evaluates = (
@@ -268,9 +265,7 @@ def _exit_warnings(card: RunCard) -> list[Problem]:
         return []
     rule = f"leaves {margin / 60:g} minutes before the time limit"
     rule += ", less than one evaluation may take" if evaluates else ", less than a save may take"
-    return [
-        Problem("run.exit_duration_minutes", minutes, rule, f"use {advised_exit_minutes(limit):g}")
-    ]
+    return [Problem(key, minutes, rule, fix)]
 
 
 def advised_exit_minutes(limit: int) -> float:

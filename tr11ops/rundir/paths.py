@@ -299,7 +299,7 @@ class RunDirectory(Record, dict=True):
 
     # ------------------------------------------------------------------ attempts and workers
     def worker_logs(self, job_id: str) -> Iterator[tuple[str, int, Path]]:
-        """(node, rank, path) of every worker's own log of an attempt, by rank."""
+        """(node, rank, path) of every worker's own log of an attempt, by its global rank."""
         found = []
         for path in (self.paths.attempt(job_id) / "workers").glob("*/rank-*.log"):
             match = re.fullmatch(r"rank-(\d+)\.log", path.name)

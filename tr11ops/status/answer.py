@@ -208,6 +208,7 @@ def resume_needs(snapshot: Snapshot, words: str) -> Iterable[Need]:
 def _beyond_the_queue(snapshot: Snapshot, is_watched: bool) -> tuple[str, str]:
     """Why nothing lengthens a queue that is short, and the command that does."""
     idle_work = no_cover(snapshot)
+    more = derived.launch_more(snapshot)
     first = ""
     if idle_work:
         first = f" ({idle_work[0]})"
@@ -218,14 +219,12 @@ def _beyond_the_queue(snapshot: Snapshot, is_watched: bool) -> tuple[str, str]:
             snapshot, "nodes list"
         )
     if _is_blocked(snapshot):
-        return f", and what else is queued does not start by itself{first}", derived.launch_more(
-            snapshot
-        )
+        return f", and what else is queued does not start by itself{first}", more
     if idle_work:
-        return f", and what else is queued covers none of it{first}", derived.launch_more(snapshot)
+        return f", and what else is queued covers none of it{first}", more
     if is_watched and snapshot.run.watch.resubmissions > 0:
-        return ", and the watchdog may not resubmit again today", derived.launch_more(snapshot)
-    return "", derived.launch_more(snapshot)
+        return ", and the watchdog may not resubmit again today", more
+    return "", more
 
 
 def _stuck_mail(snapshot: Snapshot, extra: ExtraObservations) -> str:

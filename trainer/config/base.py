@@ -79,6 +79,8 @@ class Problem(Record):
 
     def __str__(self) -> str:
         shown = repr(self.value)
+        if isinstance(self.value, bool):
+            shown = shown.lower()  # as TOML has it
         if len(shown) > 60:
             shown = shown[:57] + "..."
         held = ""
@@ -90,16 +92,21 @@ class Problem(Record):
 
 class CardError(Tr11Error, ValueError):
     """A run card that cannot be used. `problems` holds every fault found; the text is one line for
-    each.
+    each, which says where its key was given: in `source`, or by --set where it begins with one of
+    `typed`.
     """
 
     exit_code = USAGE
 
-    def __init__(self, source: str, problems: Iterable[Problem]):
+    def __init__(self, source: str, problems: Iterable[Problem], typed: tuple[str, ...] = ()):
         self.source = source
         self.problems = tuple(problems)
-        shown = printable(source)
-        super().__init__("\n".join(f"{shown}: {problem}" for problem in self.problems))
+        card = f"{printable(source)}:"
+        lines = [
+            f"{'--set' if f'{problem.key}.'.startswith(typed) else card} {problem}"
+            for problem in self.problems
+        ]
+        super().__init__("\n".join(lines))
 
 
 class Section(BaseModel):
@@ -142,32 +149,29 @@ def validate(schema: type[SectionType], value: Mapping[str, Any], source: str) -
 def _problem(schema: type[BaseModel], entry: Any) -> Problem:
     key = ".".join(str(part) for part in entry["loc"]) or "card"
     context = entry.get("ctx", {})
+    value = entry["input"]
     if entry["type"] == "extra_forbidden":
         near = nearest(str(entry["loc"][-1]), _fields_at(schema, entry["loc"][:-1]))
         if near:
             fix = f"did you mean {near!r}?"
         else:
             fix = "remove it"
-        return Problem(key, entry["input"], "is not a known key", fix)
+        return Problem(key, value, "is not a known key", fix)
     if entry["type"] == "missing":
         return Problem(key, None, "is required and missing", "add it to the card")
     if entry["type"] == "literal_error":
-        return Problem(key, entry["input"], f"must be {context['expected']}", "choose one of these")
+        return Problem(key, value, f"must be {context['expected']}", "choose one of these")
     if entry["type"] == "model_type":
-        return Problem(
-            key, entry["input"], "must be a table", f"write [{key}] and its keys below it"
-        )
+        return Problem(key, value, "must be a table", f"write [{key}] and its keys below it")
     if entry["type"] == "too_short":
         return Problem(
             key,
-            entry["input"],
+            value,
             f"needs at least {context['min_length']} entry",
             "add what is missing",
         )
     if is_private(schema, entry["loc"]):
         value = None
-    else:
-        value = entry["input"]
     rule = entry["msg"][0].lower() + entry["msg"][1:]
     if entry["type"] == "string_pattern_mismatch":
         rule = f"must look like {context['pattern']} (a regular expression)"

@@ -44,11 +44,13 @@ from tr11ops.alerts.outbox import (
     waiting,
     waiting_entries,
 )
+from tr11ops.alerts.sending import Sender
 from tr11ops.alerts.state import Message
 from tr11ops.alerts.store import incidents, open_alerts
 from tr11ops.alerts.url_route import ping
 from tr11ops.base.observed import Unknown
 from tr11ops.detect.detector import Severity
+from tr11ops.runcard.card import shipped_folder
 
 Make = Callable[..., Office]
 TWO = f'recipients=["{ANA}","{BEN}"]'
@@ -504,3 +506,15 @@ def test_a_service_that_drips_costs_one_deadline(tmp_path: Path) -> None:
         assert "within" in ping(secret, timeout=0.2)
     finally:
         drip.close()
+
+
+def test_a_command_for_an_absolute_card_needs_no_folder(office: Make) -> None:
+    """One that is named from a folder, or ships with tr11, means this run there alone."""
+    desk = office(TWO)
+    shipped = str(shipped_folder() / "demo.toml")
+    folders = {
+        typed: Sender.of(desk.directory, desk.card, NOON, typed).policy.folder
+        for typed in ("", "tr11.toml", shipped, "/cards/tr11.toml")
+    }
+    here = str(Path.cwd())
+    assert folders == {"": here, "tr11.toml": here, shipped: here, "/cards/tr11.toml": ""}

@@ -44,8 +44,9 @@ def fault(*overrides: str, path: Path = SMALL) -> str:
         load_card(path, overrides, {})
     text = str(caught.value)
     assert "\n" not in text, text
-    assert text.startswith(f"{path}: ")
-    return text.removeprefix(f"{path}: ")
+    place, _, said = text.partition(" ")
+    assert place in {f"{path}:", "--set"}
+    return said
 
 
 # -------------------------------------------------------------------------- what a sound card gives
@@ -385,7 +386,7 @@ PARTS = ("parallel.virtual_stages=2", "model.layers=6", "batch.ramp=none")  # so
         (["slurm.options.partition=x"], "slurm.options.partition = 'x': is not passed through: tr11 sees to --partition"
          " itself; use slurm.partition"),
         (["slurm.options.exclu=x"], "slurm.options.exclu = 'x': is not passed through: tr11 sees to --exclude itself"),
-        (["slurm.options.wait=true"], "slurm.options.wait = True: is not passed through: tr11 sees to --wait itself"),
+        (["slurm.options.wait=true"], "slurm.options.wait = true: is not passed through: tr11 sees to --wait itself"),
         (["slurm.options.gres=gpu:a100:8"], "slurm.options.gres = 'gpu:a100:8': asks for 8 GPUs a node,"
          " slurm.gpus_per_node for 0; make the two equal"),
         (["run.directory=''"], "run.directory = '': is empty, and a path is needed"),
@@ -420,7 +421,7 @@ def test_a_key_of_the_wrong_kind_hides_no_other_rule(tmp_path: Path) -> None:
     )
     with pytest.raises(CardError) as caught:
         load_card(card, ["model.hidden_size=130", "slurm.nodes=many", "data.weights=[1, 2]"], {})
-    lines = str(caught.value).replace(f"{card}: ", "").splitlines()
+    lines = [str(problem) for problem in caught.value.problems]
     keys = [line.split(":")[0].split(" =")[0] for line in lines]
     assert keys == [
         "logging.tensorboard_queue", "schedule", "logging.interval", "slurm.nodes", "x", "model.hidden_size",
@@ -630,4 +631,30 @@ def test_prefixes_inside_groups_become_absolute(tmp_path):
     assert made["data"]["valid_groups"] == [
         f"a: 1 0:1 {tmp_path}/x/one, 2 0:0.5 /abs/two",
         "not a group",
+    ]
+
+
+def test_what_the_command_line_gave_is_said_to_be_from_there(tmp_path: Path) -> None:
+    """Also where a rule between keys refuses it, and of a table in it; the card's own is the card's."""
+    path = tmp_path / "card.toml"
+    path.write_text(SMALL.read_text())
+    given = [
+        "slurm.nodes=0",
+        "slurm.nodez=2",
+        "resilience.adapt_save_interval=true",
+        'slurm.exclude=["a", 3]',
+    ]
+    with pytest.raises(CardError) as refused:
+        load_card(path, given, {})
+    lines = str(refused.value).splitlines()
+    assert all(line.startswith("--set ") for line in lines), lines
+    assert any(line.startswith("--set slurm.nodes = 0: ") for line in lines)
+    assert any(line.startswith("--set slurm.exclude.1 = 3: ") for line in lines)
+    assert any("adapt_save_interval = true: needs" in line for line in lines), "as TOML has it"
+    path.write_text(path.read_text().replace("[slurm]", "[slurm]\nspare_nodes = -1"))
+    with pytest.raises(CardError) as refused:
+        load_card(path, ["slurm.spare=2"], {})
+    assert sorted(line.partition(" ")[0] for line in str(refused.value).splitlines()) == [
+        "--set",
+        f"{path}:",
     ]
