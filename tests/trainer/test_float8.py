@@ -224,7 +224,7 @@ def test_the_loss_follows_that_in_bf16_on_every_shape() -> None:
 # ----------------------------------------------------------------------------- where it is refused
 def test_rules_of_the_card() -> None:
     (problem,) = cross_problems(in_float8(tiny(dtype="fp16")), 1)
-    assert str(problem).startswith("precision.float8 = True: is for bf16, not fp16")
+    assert str(problem).startswith("precision.float8 = true: is for bf16, not fp16")
     (problem,) = cross_problems(in_float8(tiny(dtype="bf16", ffn_hidden_size=40)), 1)
     assert "needs multiples of 16: model.ffn_hidden_size on a tensor rank is 40" in str(problem)
     assert cross_problems(in_float8(tiny(dtype="bf16")), 1) == []
