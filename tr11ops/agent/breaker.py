@@ -7,9 +7,8 @@ from the waiting tasks; where they would not, or have not, it holds them.
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tr11ops.base.errors import SchedulerError
@@ -17,7 +16,11 @@ from tr11ops.base.observed import Unknown, observed
 from tr11ops.base.units import counted
 from tr11ops.cluster.base import JobState, Scheduler
 from tr11ops.observe.files import read_details
-from tr11ops.rundir.attempts import SUPERSEDED, VERDICT_FILE, AttemptVerdict, LaunchRecord
+from tr11ops.rundir.attempts import (
+    SUPERSEDED,
+    LaunchRecord,
+    attempts_before,
+)
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.checkpoint_names import (
     LATEST_FILE,
@@ -39,7 +42,6 @@ OUT_OF_TIME = "the job's time limit left no time to train"
 # ends that someone wanted, or that the next node may not meet: they tell nothing of a fault that
 # would come again
 WANTED = frozenset({JobState.CANCELLED, JobState.PREEMPTED, JobState.PENDING})
-ATTEMPTS_LOOKED_AT = 30
 
 
 class Burned(Record):
@@ -94,7 +96,7 @@ def read_burned(
     """
     found: list[Burned] = []
     after = _newest_checkpoint(directory.paths)  # when the attempt had ended
-    for attempt, verdict in attempts_before(directory, job_id):
+    for attempt, verdict in attempts_before(directory.paths, job_id):
         began = checkpoint_before(attempt)
         # an unknown one may be new; an older one was a person's choice
         added = began is not None and after != began
@@ -128,7 +130,7 @@ def has_trained_since(directory: RunDirectory, job_id: str, since: str) -> bool:
     as far as records tell; also one that was killed.
     """
     newest = _newest_checkpoint(directory.paths) or 0
-    for attempt, verdict in attempts_before(directory, job_id):
+    for attempt, verdict in attempts_before(directory.paths, job_id):
         if attempt.name == since:
             return False
         began = checkpoint_before(attempt)
@@ -191,37 +193,6 @@ def _state_of(job_id: str, scheduler: Scheduler | None) -> JobState:
     if job is None:
         return JobState.FAILED
     return job.state
-
-
-def attempts_before(
-    directory: RunDirectory, job_id: str
-) -> Iterator[tuple[Path, AttemptVerdict | None]]:
-    """Folders of the attempts other than `job_id`, newest first; the verdict is None where there is
-    none to be read.
-    """
-    try:
-        entries = [
-            entry
-            for entry in os.scandir(directory.paths.attempts)
-            if entry.is_dir() and entry.name != job_id
-        ]
-    except FileNotFoundError:
-        return
-    times = [(_changed(Path(entry.path)), Path(entry.path)) for entry in entries]
-    for _, folder in sorted(times, reverse=True)[:ATTEMPTS_LOOKED_AT]:
-        try:
-            yield folder, AttemptVerdict.read(folder)
-        except (OSError, ValueError):
-            yield folder, None
-
-
-def _changed(folder: Path) -> float:
-    for path in (folder / VERDICT_FILE, folder / "attempt.json", folder):
-        try:
-            return path.stat().st_mtime
-        except OSError:
-            continue
-    return 0.0
 
 
 # ----------------------------------------------------------------------------- an older checkpoint

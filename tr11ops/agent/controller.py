@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from tr11ops.agent.attempt_context import AttemptContext, AttemptObservations, JobEnd
 from tr11ops.agent.breaker import (
     OUT_OF_TIME,
-    attempts_before,
     checkpoint_before,
     has_trained_since,
     must_hold,
@@ -46,7 +45,7 @@ from tr11ops.agent.relaunch import (
 )
 from tr11ops.agent.restarts import waiting_start_before
 from tr11ops.agent.step import LineTee, StopFlag
-from tr11ops.agent.traces import logged_iteration, read_awaited, read_faults, read_launches
+from tr11ops.agent.traces import logged_iteration, read_awaited, read_faults
 from tr11ops.agent.workers import RealWorkers, Workers
 from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import known, observed
@@ -55,6 +54,7 @@ from tr11ops.cluster.arrays import compress
 from tr11ops.cluster.base import JobState, Scheduler
 from tr11ops.diagnose.attribution.evidence import UNEXPLAINED, Attribution, Kind, awaited_node
 from tr11ops.diagnose.attribution.records import read_ranks
+from tr11ops.launch.margins import read_launches
 from tr11ops.observe.lost_checkpoints import LOST, find_lost
 from tr11ops.queue.queued_jobs import PendingJobs
 from tr11ops.runcard.rules import SIGNAL_SLACK_SECONDS
@@ -65,6 +65,7 @@ from tr11ops.rundir.attempts import (
     SUPERSEDED,
     AttemptVerdict,
     LaunchRecord,
+    attempts_before,
     of_failure,
     of_marker,
     without_restart,
@@ -323,7 +324,7 @@ class Controller:
         it is used after the others. No launch of its own has named it, since an order ended it.
         """
         folder, _ = next(
-            attempts_before(self._context.directory, self._job_id), (self._folder, None)
+            attempts_before(self._context.directory.paths, self._job_id), (self._folder, None)
         )
         last = next(iter(read_launches((folder,))), None)
         if last is None or last.cause not in {"", Kind.OPERATOR}:

@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from tr11ops.agent.attempt_context import AttemptContext, AttemptObservations, JobEnd
-from tr11ops.agent.breaker import attempts_before, older_sound, point_back, point_to
+from tr11ops.agent.breaker import older_sound, point_back, point_to
 from tr11ops.agent.exit_records import forget_earlier_life
 from tr11ops.agent.job_follower import JobFollower, of_ended_job
 from tr11ops.agent.mitigation import Mitigation, switch_of
@@ -39,10 +39,8 @@ from tr11ops.agent.step import (
 from tr11ops.agent.traces import (
     last_iteration_since,
     logged_iteration,
-    met_faults,
     read_awaited,
     read_faults,
-    read_launches,
 )
 from tr11ops.agent.workers import PlannedLaunch, Workers
 from tr11ops.base.now import monotonic, now
@@ -55,12 +53,11 @@ from tr11ops.diagnose.attribution.evidence import Attribution, Evidence, Kind
 from tr11ops.diagnose.attribution.records import all_failures, read_ranks, read_reports
 from tr11ops.diagnose.attribution.restart import restart_after
 from tr11ops.diagnose.attribution.srun import parse_lines
-from tr11ops.launch.margins import read_history
-from tr11ops.observe.operation_files import read_save_room
+from tr11ops.launch.margins import next_interval, read_history, read_launches
 from tr11ops.runcard.card import ForeignCard
-from tr11ops.runcard.save_interval import SaveInterval, adapts, chosen_interval
+from tr11ops.runcard.save_interval import SaveInterval
 from tr11ops.runcard.speed import RunHistory
-from tr11ops.rundir.attempts import LaunchRecord, launch_line
+from tr11ops.rundir.attempts import LaunchRecord, attempts_before, launch_line
 from tr11ops.rundir.exclusion import Exclusion, NodeStanding, after_attribution, family, is_broad
 from tr11ops.rundir.exclusions import Version, read_version
 from tr11ops.rundir.paths import RunDirectory
@@ -192,22 +189,14 @@ class Launches:
         return record, marker, found
 
     def _save_interval(self) -> SaveInterval | None:
-        """How often the launch that begins saves, where that is more often than the card says."""
-        if not adapts(self._config):
-            return None
-        free = self._context.free_bytes
-        if free is None:
-            room = known(read_save_room(self._paths), None)
-            free = None if room is None else room.free_bytes
-        folders = (
-            self._folder,
-            *(one for one, _ in attempts_before(self._context.directory, self._job_id)),
-        )
-        met = met_faults(read_launches(folders), now())
+        """How often the launch that begins saves, which is said and put on record."""
         # the launches of this attempt have measured more
         measured = known(observed(read_history, self._paths), RunHistory())
         history = measured.or_else(self._context.history)
-        return chosen_interval(self._config, history, met, free_bytes=free, now=now())
+        saves = next_interval(self._config, self._paths, history, self._context.free_bytes)
+        if saves is not None:
+            self._mitigation.note("save-interval", str(saves), {"minutes": saves.minutes})
+        return saves
 
     def _note_progress(self, record: LaunchRecord, found: Attribution) -> None:
         """A launch has trained: that speaks for its nodes, and against those that were left out to
@@ -388,7 +377,7 @@ class Launches:
         """Of this attempt and of those before it, newest first."""
         return (
             self._folder,
-            *(folder for folder, _ in attempts_before(self._context.directory, self._job_id)),
+            *(folder for folder, _ in attempts_before(self._context.directory.paths, self._job_id)),
         )
 
     def _across_attempts(self, record: LaunchRecord, found: Attribution) -> Attribution:
@@ -463,7 +452,7 @@ class Launches:
         for one.
         """
         last = NodeFault.of(self._job_id, record)
-        earlier = attempts_before(self._context.directory, self._job_id)
+        earlier = attempts_before(self._context.directory.paths, self._job_id)
         unheld = takewhile(lambda entry: entry[1] is None or not entry[1].held, earlier)
         before = read_faults((self._folder, *(folder for folder, _ in unheld)))
         return repetition(

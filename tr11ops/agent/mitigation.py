@@ -15,7 +15,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from tr11ops.agent.attempt_context import AttemptContext
-from tr11ops.agent.breaker import attempts_before
 from tr11ops.agent.node_exclusions import Background, NodeExclusions, in_background
 from tr11ops.agent.step import LineTee
 from tr11ops.base.errors import SchedulerError
@@ -25,7 +24,7 @@ from tr11ops.observe.files import read_details
 from tr11ops.observe.liveness import gone_host, has_lost_its_host, seconds_to_wait
 from tr11ops.observe.look import facts_of, observe
 from tr11ops.queue.queued_jobs import PendingChanges, PendingJobs
-from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict
+from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict, attempts_before
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, publish
 from tr11ops.rundir.hold_store import forget_holds, record_holds
 from tr11ops.rundir.journal import Journal
@@ -266,7 +265,7 @@ def forbidding_verdict(context: AttemptContext) -> AttemptVerdict | None:
     It speaks for what waited then: not for a submission made later, nor where a person has released
     what was held.
     """
-    for _, verdict in attempts_before(context.directory, context.job_id):
+    for _, verdict in attempts_before(context.directory.paths, context.job_id):
         if verdict is None or verdict.reason == SUPERSEDED:
             continue
         if not verdict.hold_failed:
@@ -302,7 +301,7 @@ def concurrent_attempt(context: AttemptContext, scheduler: Scheduler) -> Concurr
     task starts. If the dead node was the batch host, no script ends the job any more, and it holds
     its other nodes for ever; its trainers may live on.
     """
-    for folder, verdict in attempts_before(context.directory, context.job_id):
+    for folder, verdict in attempts_before(context.directory.paths, context.job_id):
         if verdict is not None and verdict.reason == SUPERSEDED:
             continue
         record = read_details(folder / "attempt.json")

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from tr11ops.agent.breaker import attempts_before
 from tr11ops.base.errors import SchedulerError
 from tr11ops.cluster.base import JobState, Scheduler
 from tr11ops.observe.files import read_details
+from tr11ops.rundir.attempts import attempts_before
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.record import Record
 
@@ -49,7 +49,7 @@ def waiting_start_before(
     """The attempt just before `job_id`, where its job waits to be started again: of an array, the next
     task may come between. None where that is not so, or not known.
     """
-    newest = next(attempts_before(directory, job_id), None)
+    newest = next(attempts_before(directory.paths, job_id), None)
     if newest is None or scheduler is None:
         return None
     folder, verdict = newest

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from tr11ops.agent.recurrence import NodeFault
 from tr11ops.base.observed import known, observed
 from tr11ops.diagnose.attribution.evidence import Awaited, Kind
-from tr11ops.diagnose.attribution.records import read_objects
 from tr11ops.diagnose.stacks.records import look_at_records
+from tr11ops.launch.margins import launches_in
 from tr11ops.observe.files import read_steps
-from tr11ops.runcard.save_interval import FaultRecord
 from tr11ops.rundir.attempts import LaunchRecord, read_kept_stacks
 from trainer.contract.paths import RunPaths, label_in
 
@@ -57,35 +55,6 @@ def read_awaited(
     )
 
 
-def read_launches(folders: Iterable[Path]) -> tuple[LaunchRecord, ...]:
-    """The launches in these attempts' folders, the last one of a folder first; what is no record is
-    left out.
-    """
-    return tuple(launch for folder in folders for launch in _launches(folder))
-
-
-def _launches(folder: Path) -> list[LaunchRecord]:
-    found = []
-    for value in read_objects(folder / "launches"):
-        with suppress(ValueError):
-            found.append(LaunchRecord.of(value))
-    return sorted(found, key=lambda launch: -launch.launch)
-
-
-def met_faults(launches: Iterable[LaunchRecord], now: float) -> FaultRecord:
-    """What launches have met that are over: a fault counts where the launch had trained, and so lost
-    work. One that no one saw end died with its batch script's node.
-    """
-    seconds, faults = 0.0, []
-    for launch in launches:
-        end = launch.end or launch.start
-        seconds += end - launch.start
-        is_fault = launch.end is None or launch.cause not in {"", Kind.OPERATOR}
-        if is_fault and (launch.end is None or launch.reached is not None):
-            faults.append(end)
-    return FaultRecord(seconds, tuple(moment for moment in faults if moment <= now))
-
-
 def read_faults(folders: Iterable[Path]) -> tuple[NodeFault, ...]:
     """The launches in these attempts' folders that a fault ended, of whatever kind, in the order of
     the folders.
@@ -93,6 +62,6 @@ def read_faults(folders: Iterable[Path]) -> tuple[NodeFault, ...]:
     return tuple(
         NodeFault.of(folder.name, launch, label_in(folder))
         for folder in folders
-        for launch in _launches(folder)
+        for launch in launches_in(folder)
         if launch.cause not in {"", Kind.OPERATOR}
     )

@@ -404,7 +404,7 @@ def show(
         ),
     ] = False,
 ) -> Outcome:
-    """Print the run card as TOML, with what --set changes.
+    """Print the run card as TOML, with what --set changes; then what `tr11 launch` would refuse in it.
 
     With --resolved, a variable that is not defined here stays as written. What a key means: `tr11
     config explain`.
@@ -415,6 +415,7 @@ def show(
       tr11 config show --resolved --json | jq .card.parallel
     """
     path = context.card_path
+    refusals: Sequence[str] = ()
     if is_resolved:
         tables: dict[str, Any] = resolved(context.card_with_undefined())
         derived = tables.pop("derived")
@@ -425,6 +426,10 @@ def show(
         problems += environment_secrets(tables)
         if problems:
             raise CardError(str(path), problems)
+        try:
+            context.card_with_undefined()
+        except CardError as error:
+            refusals = [f"`tr11 launch` refuses it: {line}" for line in str(error).splitlines()]
         derived = None
     document = {
         "schema": SCHEMA,
@@ -433,7 +438,9 @@ def show(
         "card": tables,
         "derived": derived,
     }
-    return Outcome(document, [write_card(_without_none(tables), {}, [str(path)]).rstrip("\n")])
+    return Outcome(
+        document, [write_card(_without_none(tables), {}, [str(path)]).rstrip("\n")], refusals
+    )
 
 
 def _without_none(tables: dict[str, Any]) -> dict[str, Any]:

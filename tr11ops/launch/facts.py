@@ -31,7 +31,7 @@ from tr11ops.launch.directory_checks import (
     read_access,
 )
 from tr11ops.launch.foreign import SeenTrainer, look_at_trainer
-from tr11ops.launch.margins import read_history
+from tr11ops.launch.margins import next_interval, read_history
 from tr11ops.launch.queue_checks import QueueChain, jobs_elsewhere
 from tr11ops.launch.resume import LaunchCheckpoints, look_at_checkpoints, read_finished
 from tr11ops.observe.files import read_exclusions, read_kill_switch
@@ -43,6 +43,7 @@ from tr11ops.runcard.card import OwnCard, RunCard
 from tr11ops.runcard.check import PreflightCheck
 from tr11ops.runcard.gpu_memory import device_type
 from tr11ops.runcard.load import unset_here
+from tr11ops.runcard.save_interval import SaveInterval
 from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.cron_records import PeriodicJobState, read_jobs
 from tr11ops.rundir.datasets import (
@@ -125,6 +126,7 @@ class LaunchFacts(Record):
     # tag -> job that ran under it
     traces: Observed[Mapping[str, str]] = field(default_factory=dict)
     history: Observed[RunHistory] = RunHistory()
+    saves: Observed[SaveInterval | None] = None  # what the next launch chooses, where it does
     clocks: Observed[tuple[ClockDifference, ...]] = ()
     access: Observed[tuple[AccessFault, ...]] = ()
     pause: str | None = None
@@ -186,6 +188,8 @@ def observe_launch(
     rules = None
     if site:
         rules = ask(site)
+    history = _observed(read_history, directory.paths)
+    measured = known(history, RunHistory())
     return LaunchFacts(
         time=moment,
         user=user,
@@ -211,7 +215,8 @@ def observe_launch(
         site=rules,
         grants=ask(grants, rules) if grants and isinstance(rules, SiteRules) else None,
         traces=_observed(read_traces, directory, known(submissions, [])),
-        history=_observed(read_history, directory.paths),
+        history=history,
+        saves=_observed(next_interval, card, directory.paths, measured),
         clocks=_observed(compared_clocks, directory, moment),
         access=_observed(read_access, directory),
         pause=read_pause(directory),

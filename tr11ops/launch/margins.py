@@ -1,26 +1,33 @@
 """Whether there is time enough: what the run's records say of its speed, what each attempt's end
-leaves for a step, an evaluation and a save, and whether reservation and hours last. Pure but for
-the records.
+leaves for a step, an evaluation and a save, how often the next launch saves, and whether reservation
+and hours last. Pure but for the records.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from tr11ops.base.observed import Observed, Unknown
+from tr11ops.base.observed import Observed, Unknown, known
 from tr11ops.base.robust import usual_step_seconds
 from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import Node
 from tr11ops.cluster.site import Grants, Reservation, ResourceBudget, ResourceLimit
+from tr11ops.diagnose.attribution.evidence import Kind
+from tr11ops.diagnose.attribution.records import read_objects
 from tr11ops.observe.files import read_details
+from tr11ops.observe.operation_files import read_save_room
 from tr11ops.runcard.card import OwnCard, RunCard
 from tr11ops.runcard.check import PreflightCheck, ok, refused, warning
 from tr11ops.runcard.rules import SIGNAL_SLACK_SECONDS
+from tr11ops.runcard.save_interval import FaultRecord, SaveInterval, adapts, chosen_interval
 from tr11ops.runcard.speed import RunHistory
+from tr11ops.rundir.attempts import LaunchRecord, attempts_before
+from trainer.contract.files import now
 from trainer.contract.metrics_record import STEP, VALIDATION, MetricsRecord, parse_record
 from trainer.contract.paths import RunPaths
 from trainer.contract.state_file import tail_lines
@@ -252,6 +259,53 @@ def room_before_limit(card: RunCard) -> tuple[float, float] | None:
     if early is not None:
         rooms.append((max(0.0, early - SIGNAL_SLACK_SECONDS), early))
     return max(rooms, default=None)
+
+
+def read_launches(folders: Iterable[Path]) -> tuple[LaunchRecord, ...]:
+    """The launches in these attempts' folders, the last one of a folder first; what is no record is
+    left out.
+    """
+    return tuple(launch for folder in folders for launch in launches_in(folder))
+
+
+def launches_in(folder: Path) -> list[LaunchRecord]:
+    """The launches in an attempt's folder, the last one first."""
+    found = []
+    for value in read_objects(folder / "launches"):
+        with suppress(ValueError):
+            found.append(LaunchRecord.of(value))
+    return sorted(found, key=lambda launch: -launch.launch)
+
+
+def met_faults(launches: Iterable[LaunchRecord], now: float) -> FaultRecord:
+    """What launches have met that are over: a fault counts where the launch had trained, and so lost
+    work. One that no one saw end died with its batch script's node.
+    """
+    seconds, faults = 0.0, []
+    for launch in launches:
+        end = launch.end or launch.start
+        seconds += end - launch.start
+        is_fault = launch.end is None or launch.cause not in {"", Kind.OPERATOR}
+        if is_fault and (launch.end is None or launch.reached is not None):
+            faults.append(end)
+    return FaultRecord(seconds, tuple(moment for moment in faults if moment <= now))
+
+
+def next_interval(
+    card: RunCard, paths: RunPaths, history: RunHistory, free_bytes: int | None = None
+) -> SaveInterval | None:
+    """How often a launch that begins now saves, and why, by all that the run has met; None where its
+    card does not have it choose. `history` is what was measured, `free_bytes` what is free where
+    checkpoints lie: None, as the file system says.
+    """
+    if not adapts(card):
+        return None
+    if free_bytes is None:
+        room = known(read_save_room(paths), None)
+        free_bytes = None if room is None else room.free_bytes
+    folders = (folder for folder, _ in attempts_before(paths, ""))
+    met = met_faults(read_launches(folders), now())
+    return chosen_interval(card, history, met, free_bytes=free_bytes, now=now())
 
 
 def is_measured(history: RunHistory) -> bool:

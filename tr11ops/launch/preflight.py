@@ -42,7 +42,6 @@ from tr11ops.runcard.check import PreflightCheck, ok, refused, unknown, warning
 from tr11ops.runcard.exit_duration import ExitPlan, exit_plan
 from tr11ops.runcard.gpu_memory import attention_checks, memory_checks
 from tr11ops.runcard.rules import card_warnings
-from tr11ops.runcard.save_interval import adapts, save_times
 from tr11ops.runcard.speed import RunHistory, with_gpus_of
 from tr11ops.rundir.exclusions import due_for_recheck
 from tr11ops.rundir.paths import RunDirectory
@@ -81,7 +80,7 @@ def _checks(
         yield refused("[rehearsal]", facts.rehearsal_refusal, REHEARSAL_FIX, 2)
     if request.on_scheduler:
         yield from _leave_checks(leaves)
-        yield from _save_checks(card, history)
+        yield from _save_checks(facts)
         yield from margin_checks(card, history)
         yield from _option_checks(card, facts.scheduler)
         yield from _partition_checks(card, request, facts)
@@ -147,16 +146,13 @@ def _leave_checks(leaves: ExitPlan) -> Iterator[PreflightCheck]:
         )
 
 
-def _save_checks(card: RunCard, history: RunHistory) -> Iterator[PreflightCheck]:
-    """What each launch decides about its saves."""
-    if adapts(card):
-        stall, written = save_times(card, history)
-        basis = "assumed" if history.stall is None else "measured"
-        text = "each launch saves as often as the run's faults call for, [checkpoint] at the latest"
-        yield ok(
-            "saves",
-            f"{text}; a save stops the steps for {stall:,.1f} of {written:,.1f} s ({basis})",
-        )
+def _save_checks(facts: LaunchFacts) -> Iterator[PreflightCheck]:
+    """What each launch decides about its saves, as the next one would now."""
+    saves = facts.saves
+    if isinstance(saves, Unknown):
+        yield warning("saves", f"how often the launch saves is not known: {saves.why}")
+    elif saves is not None:
+        yield ok("saves", f"{saves}; each launch decides anew, [checkpoint] at the latest")
 
 
 def _option_checks(card: RunCard, scheduler: str) -> Iterator[PreflightCheck]:

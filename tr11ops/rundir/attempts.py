@@ -156,6 +156,7 @@ def _changed(path: Path) -> float:
 
 
 VERDICT_FILE = "verdict.json"
+ATTEMPTS_LOOKED_AT = 30
 SUPERSEDED = "superseded"  # the end of an attempt that found another one of its run training
 
 
@@ -492,3 +493,30 @@ def read_lives(paths: RunPaths, job_id: str) -> tuple[TrainerLife, ...]:
     return tuple(
         sorted((life for life in found if life.launch == newest), key=lambda life: life.node_rank)
     )
+
+
+def attempts_before(paths: RunPaths, job_id: str) -> Iterator[tuple[Path, AttemptVerdict | None]]:
+    """Folders of the attempts other than `job_id`, newest first; the verdict is None where there is
+    none to be read.
+    """
+    try:
+        entries = [
+            entry for entry in os.scandir(paths.attempts) if entry.is_dir() and entry.name != job_id
+        ]
+    except FileNotFoundError:
+        return
+    times = [(_last_written(Path(entry.path)), Path(entry.path)) for entry in entries]
+    for _, folder in sorted(times, reverse=True)[:ATTEMPTS_LOOKED_AT]:
+        try:
+            yield folder, AttemptVerdict.read(folder)
+        except (OSError, ValueError):
+            yield folder, None
+
+
+def _last_written(folder: Path) -> float:
+    for path in (folder / VERDICT_FILE, folder / "attempt.json", folder):
+        try:
+            return path.stat().st_mtime
+        except OSError:
+            continue
+    return 0.0

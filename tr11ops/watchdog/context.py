@@ -14,9 +14,9 @@ from tr11ops.agent.recurrence import (
     rests_on,
     without_recurring,
 )
-from tr11ops.agent.traces import read_launches
 from tr11ops.base.observed import observed
 from tr11ops.diagnose.attribution.evidence import Kind
+from tr11ops.launch.margins import read_launches
 from tr11ops.observe.lease import read_holder
 from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict, LaunchRecord
 from tr11ops.rundir.exclusions import read_version

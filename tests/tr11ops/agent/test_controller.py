@@ -18,6 +18,7 @@ import pytest
 from tests.plugins.python_server import forking_python
 from tests.tr11ops.launch.run_inputs import write_card, write_checkpoint
 from tests.waiting import until
+from tr11ops.launch.margins import next_interval, read_history
 from tr11ops.launch.plan import resolved_card
 from tr11ops.runcard.card import load_card
 from tr11ops.runcard.exit_duration import exit_plan
@@ -234,6 +235,13 @@ def test_a_launch_saves_by_what_the_launches_of_its_own_attempt_have_measured(st
     assert f"tr11: the training saves every {second:g} min: one fault in " in shown
     kept = json.loads((stage.paths.attempt("1") / "launches" / "2.card").read_text())
     assert kept["checkpoint"]["interval_minutes"] == second
+    entries = read_journal(RunDirectory(stage.paths, card.kill_switch).journal).entries
+    told = [entry for entry in entries if entry.kind == "save-interval"]
+    assert [entry.data["minutes"] for entry in told] == [None, second]
+    assert told[1].why.startswith(f"the training saves every {second:g} min: one fault in ")
+    # what `tr11 launch --dry-run` says is what the next launch does
+    foreseen = next_interval(card, stage.paths, read_history(stage.paths))
+    assert foreseen is not None and foreseen.minutes is not None
 
 
 def test_an_unknown_error_is_tried_once_more_and_no_oftener(stage: Stage):

@@ -38,9 +38,10 @@ from tr11ops.agent.relaunch import (
     blamed_nodes,
     decide,
 )
-from tr11ops.agent.traces import read_faults, read_launches
+from tr11ops.agent.traces import read_faults
 from tr11ops.diagnose.attribution.attributors import attribute
 from tr11ops.diagnose.attribution.evidence import Attribution, Evidence, Kind, NodeReport
+from tr11ops.launch.margins import read_launches
 from tr11ops.runcard.sections import ResilienceSection
 from tr11ops.rundir.attempts import LaunchRecord
 from tr11ops.rundir.exclusion import Exclusion, NodeStanding

@@ -315,6 +315,15 @@ def test_the_card_is_shown_as_written_and_as_resolved(recorded: Path) -> None:
         )
 
 
+def test_what_a_launch_would_refuse_in_a_card_is_said_where_it_is_shown(
+    recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with beside(recorded):
+        code, _ = typed(("config", "show", "--set", "resilience.adapt_save_interval=true"))
+    said = "`tr11 launch` refuses it: --set resilience.adapt_save_interval = true: "
+    assert code == 0 and said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "secret",
     ["hub.endpoint=https://user:pass@hub.example", "slurm.environment.DB_PASSWORD=hunter2"],

@@ -29,6 +29,7 @@ from tr11ops.launch.directory_checks import (
 from tr11ops.launch.facts import read_slow_nodes
 from tr11ops.launch.preflight import excluded_nodes
 from tr11ops.observe.lease import LeaseHolder
+from tr11ops.runcard.save_interval import SaveInterval
 from tr11ops.runcard.sections import RehearsalSection
 from tr11ops.runcard.speed import RunHistory
 from tr11ops.rundir.exclusion import Exclusion
@@ -554,3 +555,24 @@ def test_a_client_on_another_host_that_submits_is_waited_for(bench: Bench) -> No
     # its lock is ours: it is dead
     bench.changes = {"submissions": (replace(lost, host=facts.host),), "time": facts.time}
     assert bench.code() == 0 and "no trace" in bench.faults()[0]
+
+
+def test_how_often_the_next_launch_saves_is_said_with_its_reason(bench: Bench) -> None:
+    """By the one function that the launch itself asks; nothing where its card does not have it choose."""
+    assert "the training saves" not in bench.text()
+    bench.overrides = [
+        "resilience.adapt_save_interval=true", "backup.prune=true", f"backup.store={bench.folder}",
+        "checkpoint.interval=100",
+    ]  # fmt: skip
+    assert (
+        "saves: the training saves as often as its card says: no step, or no room" in bench.text()
+    )
+    bench.changes = {
+        "saves": SaveInterval(12.5, "one fault in 3 h, a save stops the steps for 2 s")
+    }
+    said = (
+        "the training saves every 12.5 min: one fault in 3 h, a save stops the steps for 2 s; each"
+    )
+    assert said in bench.text()
+    bench.changes = {"saves": Unknown("no answer")}
+    assert "how often the launch saves is not known: no answer" in bench.text()

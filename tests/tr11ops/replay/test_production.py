@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from tests.pins.commands import typed
 from tests.tr11ops.replay.small_trace import ECC, UNKNOWN, write_trace
-from tr11ops.agent.traces import read_launches
 from tr11ops.cli.main import execute
+from tr11ops.launch.margins import read_launches
 from tr11ops.replay.parameters import IN_BACKGROUND, Layout, Parameters
 from tr11ops.replay.production import Production
 from tr11ops.replay.traces import DAY, Fault, FaultSign, Window
