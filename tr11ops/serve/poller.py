@@ -222,11 +222,16 @@ class RunPoller:
 
 
 def stamp_of(folder: Path) -> float:
-    """A number that changes with all that is done to a run; 0 where its file system does not answer."""
+    """A number that changes with all that is done to a run; 0 where its file system does not answer,
+    or refuses.
+    """
     if deadline.is_silent(folder, deadline.PROBE_SECONDS):
         return 0.0
-    places = [place for mark in MARKS for place in folder.glob(mark)]
-    return sum(known(observed(os.path.getmtime, place), 0.0) for place in places)
+    return known(observed(_times_of_marks, folder), 0.0)
+
+
+def _times_of_marks(folder: Path) -> float:
+    return sum(place.stat().st_mtime for mark in MARKS for place in folder.glob(mark))
 
 
 def _found(root: Path) -> Iterator[Path]:

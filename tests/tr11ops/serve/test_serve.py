@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import stat
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from msgspec.structs import replace
@@ -131,6 +133,10 @@ def test_what_is_typed_in_a_terminal_is_seen_at_once_while_someone_reads(
         assert watcher.news()[0].stamp == poller.stamp_of(folder) != seen.stamp
     finally:
         watcher.stop()
+    with monkeypatch.context() as refusing:
+        stale = OSError(errno.ESTALE, "Stale file handle")
+        refusing.setattr(os, "scandir", Mock(side_effect=stale))
+        assert poller.stamp_of(folder) == 0.0, "one that refuses ends no looks"
     monkeypatch.setattr(deadline, "is_silent", lambda *_: True)
     assert poller.stamp_of(folder) == 0.0, "a file system that does not answer is not waited for"
 
