@@ -27,6 +27,7 @@ from tr11ops.alerts.answer_link import MailLinks, answerable
 from tr11ops.alerts.mail_text.alert import is_alarm
 from tr11ops.alerts.mail_text.shared import clean
 from tr11ops.alerts.outbox import DeliveryReport, OutboxEntry
+from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.state import Message
 from tr11ops.base.deadline import within
 from tr11ops.base.observed import cause
@@ -230,6 +231,16 @@ def compose(message: Message, sender: str, now: float, links: Sequence[str] = ()
 
 def _is_simple(body: str) -> bool:
     return body.isascii() and all(len(line) <= 900 for line in body.split("\n"))
+
+
+def mailed(policy: Policy, name: str) -> str:
+    """The mail address that a person's name stands for, or the name where the card mails no one; ""
+    where no mail reaches it.
+    """
+    address = policy.address_of(name)
+    if policy.everyone and not is_address(address):
+        return ""
+    return address
 
 
 def is_address(text: str) -> bool:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from tr11ops.alerts.changes import LONGEST_WHO, change_shift, seconds_of
 from tr11ops.alerts.incidents import SHIFT_ENDED, SHIFT_TAKEN
-from tr11ops.alerts.mail_route import is_address
+from tr11ops.alerts.mail_route import mailed
 from tr11ops.alerts.mail_text.shared import clean
 from tr11ops.alerts.mail_text.shared import moment as said
 from tr11ops.alerts.sending import Sender
@@ -81,8 +81,8 @@ def take_shift(
     sender = sender_of(context)
     policy, now = sender.policy, sender.now
     name = clean(who, LONGEST_WHO) or context.who
-    address = policy.address_of(name)
-    if not address or (policy.everyone and not is_address(address)):
+    address = mailed(policy, name)
+    if not address:
         raise Refusal(
             f"no mail reaches {name!r}: type `tr11 alerts take-shift --as ADDRESS`; the card has "
             f"{', '.join(policy.everyone)}",

@@ -18,10 +18,13 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
 from tr11ops import api
+from tr11ops.alerts.mail_route import mailed
+from tr11ops.alerts.policy import policy_of
 from tr11ops.base.invocation import PLAN_CHANGED
 from tr11ops.base.now import now
 from tr11ops.base.shipped import page_lines
 from tr11ops.base.units import timestamp
+from tr11ops.rundir.journal import user_name
 from tr11ops.top.commands import (
     REASON,
     exclusion,
@@ -51,7 +54,7 @@ EXCLUDED = "why is {} to be excluded? The journal keeps it. Enter: the plan, Esc
 NO_NODE = "No node is known to be slow or accused: go to a node (Enter) to exclude it."
 NOTHING_BELOW = "Nothing is below this line: attempts that run have nodes, and nodes have ranks."
 NOT_QUEUED = "Nothing stands in its way, and nothing is queued:\n\n"
-OF_ALERTS = frozenset({"of_alert", "of_alerts"})  # keys of the alerts alone
+OF_ALERTS = frozenset({"of_alert", "of_alerts", "shift"})  # keys of the alerts alone
 GO_ON = frozenset({"nodes", "resume"})  # commands after which it is said how the run goes on
 HELP = """\
 up, down  another line (the arrow keys; k is no move)
@@ -136,7 +139,7 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
         ("a", "of_alert('ack {}')", "ack"),
         Binding("A", "of_alerts('ack --all')", "ack all", show=False),
         ("s", "of_alert('snooze {} --for 2h')", "snooze"),
-        ("t", "of_alerts('take-shift')", "shift"),
+        ("t", "shift", "shift"),
         ("k", "kill", "kill"),
         ("u", "resume", "go on"),
         ("x", "exclude", "exclude"),
@@ -368,6 +371,23 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
     def action_of_alerts(self, words: str) -> None:
         """A command about alerts."""
         self._preview(["alerts", *words.split()])
+
+    def action_shift(self) -> None:
+        """By the person's mail address; it is asked for where the card does not tell it."""
+        found = self._looks[self._alerts_of].run
+        if found is None:
+            return
+        policy = policy_of(found.card, mark="", host="")
+        self._asked = partial(self._take_shift, self._alerts_of)
+        address = mailed(policy, user_name())
+        if address:
+            self._asked(address)
+        else:
+            known = ", ".join(policy.everyone)
+            self._ask(f"Who takes the shift? No mail reaches {user_name()}; the card has: {known}")
+
+    def _take_shift(self, key: str, address: str) -> None:
+        self._preview(["alerts", "take-shift", "--as", address], key=key)
 
     def action_kill(self) -> None:
         self._preview(["kill"])

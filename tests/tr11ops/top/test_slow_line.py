@@ -32,8 +32,9 @@ from tests.tr11ops.top.screen import (
 )
 from tests.waiting import until
 from tr11ops import api
+from tr11ops.alerts.policy import Policy
 from tr11ops.base.invocation import PLAN_CHANGED, mark_of_plan
-from tr11ops.rundir.journal import JournalEntry, read_journal
+from tr11ops.rundir.journal import JournalEntry, read_journal, user_name
 from tr11ops.top.commands import REASON
 
 SLOW_LINE = Path(__file__).with_name("slow_line.py")
@@ -193,6 +194,27 @@ def test_a_plan_that_has_changed_since_it_was_shown_is_shown_again(
 
 
 @needs_textual
+def test_a_shift_is_taken_by_the_address_that_the_card_tells_or_that_is_asked_for(
+    place: Place, typed: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed.may_answer.set()
+
+    async def keys(app: Any, pilot: Any) -> None:
+        await pilot.press("a")
+        for addresses in ((f"{user_name()}@example.org",), ("ana@example.org",)):
+            monkeypatch.setattr(Policy, "everyone", addresses)
+            await pilot.press("t")
+            if user_name() not in addresses[0]:
+                assert "the card has: ana@example.org" in sentence(app)
+                await pilot.press(*addresses[0], "enter")
+            await settled(app, pilot)
+            assert f"tr11 alerts take-shift --as {addresses[0]}" in text(app)
+            await pilot.press("escape")
+
+    drive(place, keys)
+
+
+@needs_textual
 def test_each_alert_is_shown_with_who_has_it_and_taken_or_snoozed_by_its_incident(
     place: Place, typed: Commands
 ) -> None:
@@ -213,7 +235,7 @@ def test_each_alert_is_shown_with_who_has_it_and_taken_or_snoozed_by_its_inciden
         for key, words in (
             ("a", f"ack {incident}"),
             ("s", f"snooze {incident} --for 2h"),
-            ("t", "take-shift"),
+            ("t", f"take-shift --as {user_name()}"),
         ):
             await pilot.press(key)
             await settled(app, pilot)
