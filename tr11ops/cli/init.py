@@ -63,7 +63,7 @@ from tr11ops.launch.starter import (
     starter_text,
 )
 from tr11ops.observe.readers import open_scheduler
-from tr11ops.runcard.card import ForeignCard, OwnCard, load_card, shipped_folder
+from tr11ops.runcard.card import ForeignCard, OwnCard, load_card, placed, shipped_folder
 from tr11ops.runcard.load import apply_overrides, read_tables
 from tr11ops.runcard.toml_writer import toml_value
 from tr11ops.rundir.journal import user_name
@@ -225,9 +225,9 @@ def init(
         tables = _overridden(tables, overrides, ForeignCard)
     _watching(tables, asker)
     if trainer == OWN:
-        _write(output, starter_text(tables, answers, site, source.name))
+        _write(output, starter_text(tables, answers, site, source.name), overrides)
         return Outcome(notes=_notes(output, source))
-    _write(output, foreign_text(trainer, tables, answers, site))
+    _write(output, foreign_text(trainer, tables, answers, site), overrides)
     return Outcome(notes=_foreign_notes(output, trainer))
 
 
@@ -444,14 +444,15 @@ def _overridden(
     return done
 
 
-def _write(output: Path, text: str) -> None:
-    """Put the card in place once it has been read as one. Raises CardError when it is none,
-    OSError.
+def _write(output: Path, text: str, overrides: list[str]) -> None:
+    """Put the card in place once it has been read as one; `overrides` are in it already. Raises
+    CardError when it is none, OSError.
     """
     draft = write_beside(output, text)
     try:
         load_card(draft, (), os.environ, keep_undefined=True)
         draft.replace(output)
-    except BaseException:
+    except CardError as error:
+        raise placed(error, str(output), overrides) from None
+    finally:
         draft.unlink(missing_ok=True)
-        raise

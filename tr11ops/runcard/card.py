@@ -240,11 +240,16 @@ def load_with_base(
         current=directory or Path.cwd(),
         keep_undefined=keep_undefined,
     )
-    typed = tuple(f"{dotted(key)}." for key in overridden_keys(overrides))
     try:
         return _checked(tables, problems, str(path)), base
     except CardError as error:
-        raise CardError(error.source, error.problems, typed) from None
+        raise placed(error, error.source, overrides) from None
+
+
+def placed(error: CardError, source: str, overrides: Sequence[str]) -> CardError:
+    """The error with where each of its values was given: by `overrides`, or in `source`."""
+    typed = tuple(f"{dotted(key)}." for key in overridden_keys(overrides))
+    return CardError(source, error.problems, typed)
 
 
 def paths_of_refused(

@@ -89,7 +89,11 @@ def test_no_one_to_ask_and_wrong_answers(bench: LocalBench) -> None:
     answer = bench.tr11(*words, "--yes", "--set", "model.hiden_size=3")
     assert answer.code == 2 and "did you mean" in answer.err
     # a card that would not load
-    assert bench.tr11(*words, "--yes", "--set", "model.attention_heads=7").code == 2
+    told = ("--set", "model.attention_heads=7", "--set", "run.exit_duration_minutes=9000")
+    answer = bench.tr11(*words, "--yes", *told)
+    assert answer.code == 2
+    assert "tr11: tr11.toml: model.hidden_size" in answer.err
+    assert "tr11: --set run.exit_duration_minutes = 9000" in answer.err
     assert not (bench.folder / "tr11.toml").exists()
     assert not [path for path in bench.folder.iterdir() if path.name.startswith(".tr11")]
 
