@@ -69,8 +69,8 @@ class Sender(Record):
     def of(cls, directory: RunDirectory, card: RunCard, now: float, typed: str = "") -> Sender:
         """By the card's rules, from this machine; `typed` is the card as the person named it."""
         folder = str(Path.cwd())
-        if Path(typed).is_absolute() and not Path(typed).is_relative_to(shipped_folder()):
-            folder = ""  # its commands mean the run in whatever folder they are typed
+        if _is_same_everywhere(Path(typed), directory.paths.root):
+            folder = ""
         policy = policy_of(card, mark=directory.mark, host=host_name(), folder=folder, typed=typed)
         return cls(directory, card, policy, now)
 
@@ -203,3 +203,12 @@ class Sender(Record):
         except OSError as error:
             return f"the journal could not be written: {cause(error)}"
         return ""
+
+
+def _is_same_everywhere(card: Path, root: Path) -> bool:
+    """Whether a card, as it was typed, means the run at `root` in whatever folder a command is typed:
+    not where its paths begin in the current one (`runcard.find.base_of`).
+    """
+    if not card.is_absolute() or card.is_relative_to(shipped_folder()):
+        return False
+    return root.is_relative_to(card.parent) or not root.is_relative_to(Path.cwd())

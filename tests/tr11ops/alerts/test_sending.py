@@ -508,8 +508,12 @@ def test_a_service_that_drips_costs_one_deadline(tmp_path: Path) -> None:
         drip.close()
 
 
-def test_a_command_for_an_absolute_card_needs_no_folder(office: Make) -> None:
-    """One that is named from a folder, or ships with tr11, means this run there alone."""
+def test_a_command_for_an_absolute_card_needs_no_folder(
+    office: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is named from a folder, or ships with tr11, means this run there alone; so does one
+    whose run was launched into the folder where the command was typed.
+    """
     desk = office(TWO)
     shipped = str(shipped_folder() / "demo.toml")
     folders = {
@@ -518,3 +522,7 @@ def test_a_command_for_an_absolute_card_needs_no_folder(office: Make) -> None:
     }
     here = str(Path.cwd())
     assert folders == {"": here, "tr11.toml": here, shipped: here, "/cards/tr11.toml": ""}
+    beside = desk.directory.paths.root.parent
+    monkeypatch.chdir(beside)
+    for typed, folder in (("/cards/tr11.toml", str(beside)), (str(beside / "tr11.toml"), "")):
+        assert Sender.of(desk.directory, desk.card, NOON, typed).policy.folder == folder
