@@ -32,7 +32,7 @@ from trainer.engine import Engine
 from trainer.model import float8
 from trainer.model.matmul import linear
 from trainer.parallel.mesh import Mesh
-from trainer.schedule.devices import _PEAKS, maker_of
+from trainer.schedule.devices import _peaks, maker_of
 from trainer.schedule.flops import mixed_peak, stage_layout
 from trainer.schedule.memory import MemoryShape, stage_memory
 from trainer.schedule.rules import cross_problems
@@ -233,7 +233,7 @@ def test_rules_of_the_card() -> None:
 
 
 def test_known_gpus_have_a_rate_where_they_are_allowed() -> None:
-    for peak in _PEAKS:
+    for peak in _peaks():
         device = Device("cuda", peak.capability, maker=maker_of(peak))
         assert (peak.float8 is None) == (float8_obstacle(device) is not None), peak.name
 
