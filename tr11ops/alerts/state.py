@@ -417,6 +417,9 @@ class AlertCare(Record):
         return words
 
 
+HEALTHY = "healthy"  # the verdict that a restart between two looks does not end
+
+
 class HeldVerdict(Record):
     """The verdict of the looks so far: the last `word` that was not "unknown", and `since` when it
     holds, by its evidence or else by the first look that concluded it; None where neither tells.
@@ -431,14 +434,17 @@ class HeldVerdict(Record):
 
     def after(self, before: HeldVerdict | None) -> HeldVerdict:
         """What is kept of this look and those before it. A look that could not tell takes nothing
-        back; another verdict than before cannot be older than the last look that concluded that.
+        back; another verdict than before cannot be older than the last look that concluded that. The
+        same verdict holds since it first held, unless the trouble that it names began after that
+        look: then another one was over in between.
         """
         if self.unseen is not None:
             known_before = before or self
             return replace(known_before, unseen=known_before.unseen or self.unseen)
         since = self.since
         if before is not None and before.word == self.word and before.since is not None:
-            since = before.since
+            if since is None or since <= before.judged or self.word == HEALTHY:
+                since = before.since
         elif before is not None and before.word not in {"", self.word}:
             since = max(before.judged, self.judged if since is None else since)
         return replace(self, since=since)

@@ -61,6 +61,15 @@ def test_the_same_verdict_holds_since_it_was_first_concluded() -> None:
     assert kept(snapshot(), first) == HeldVerdict("healthy", NOW - 2 * HOUR, NOW)
 
 
+def test_a_trouble_that_began_after_the_last_look_is_another_one() -> None:
+    first = HeldVerdict("slow", NOW - 2 * HOUR, NOW - 300)
+    assert HeldVerdict("slow", NOW - 46, NOW).after(first).since == NOW - 46
+    assert HeldVerdict("slow", NOW - 301, NOW).after(first).since == NOW - 2 * HOUR
+    assert HeldVerdict("slow", None, NOW).after(first).since == NOW - 2 * HOUR
+    well = HeldVerdict("healthy", NOW - 2 * HOUR, NOW - 300)
+    assert HeldVerdict("healthy", NOW - 46, NOW).after(well).since == NOW - 2 * HOUR
+
+
 def test_a_look_that_cannot_tell_takes_nothing_back() -> None:
     blind = snapshot(jobs=Unknown("no answer"), heartbeats=(), steps=())
     first = HeldVerdict("healthy", NOW - 2 * HOUR, NOW - 600)
