@@ -121,6 +121,8 @@ class Resumption(Record):
         """What is asked before anything is taken away."""
         if self.todo.is_empty:
             return ""
+        if self.view.is_idle and self.view.finished is None:
+            return "Nothing is queued: nothing trains before it is launched. Release it?"
         return "Let it go on?"
 
     def lines(self) -> list[str]:

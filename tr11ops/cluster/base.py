@@ -212,6 +212,9 @@ ACTIVE_STATES = frozenset(
 _NOT_FINAL = ACTIVE_STATES | {JobState.PENDING, JobState.UNKNOWN}
 
 
+NO_REASON = "None"  # of a job that Slurm has not tried to start yet, or that waits for nothing
+
+
 class Job(Record):
     """One job, or one task of an array; the waiting tasks of an array are one Job with
     `pending_tasks` set.

@@ -530,8 +530,12 @@ def _open_alerts(status: Status) -> Iterator[Row]:
         if not alert.holder:
             who += f": {status.command(f'alerts ack {alert.fingerprint}')}"
         style = "red" if alert.severity is Severity.CRITICAL else "yellow"
-        words = f"{alert.severity.name} {alert.title} ({duration(status.age(alert.start))}); {who}"
-        yield "alerts" if index == 0 else "", words, style
+        told = f" ({duration(status.age(alert.start))}); {who}"
+        # who has it is not what a long title leaves out
+        title = shortened(
+            f"{alert.severity.name} {alert.title}", max(LONGEST // 3, LONGEST - len(told))
+        )
+        yield "alerts" if index == 0 else "", f"{title}{told}", style
         if alert.watchdog:
             yield "", alert.watchdog, ""
     if len(seen) > ALERTS_SHOWN:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted, duration
+from tr11ops.cluster.base import NO_REASON
 from tr11ops.detect.node_progress import short_name
 from tr11ops.status.published import word_of
 from tr11ops.status.run_list import kept_words, unwatched, urgency, verdict_counts
@@ -216,8 +217,7 @@ def attempts_table(run: LookedAt) -> TopTable:
     rows = []
     for job in sorted(status.jobs or (), key=_place_of):
         key = job.job_id if job.nodes and job.state.is_active else ""
-        # Slurm's None: it waits for nothing
-        reason = job.reason.replace("None", "")
+        reason = job.reason.replace(NO_REASON, "")
         cells = (job.job_id, job.state.lower(), str(len(job.nodes)), reason or DASH)
         rows.append(TopRow(key, cells, reason))
     shown = {row.cells[0] for row in rows}

@@ -170,13 +170,13 @@ def test_the_folder_of_all_runs_names_them(home: Path, tmp_path: Path) -> None:
     keep_run(tmp_path / "all of team a", "launched")
     said = refusal_in(tmp_path)
     runs = "--run cards/tr11.toml, --run 'all of team a/run'"
-    assert f"give one of the runs here: {runs}; `tr11 list` shows" in said
+    assert f"`tr11 list` shows all that were launched; for one of them give {runs}" in said
     assert len(said.splitlines()) == 1
 
 
 def test_a_run_directory_is_its_run(tmp_path: Path) -> None:
     keep_run(tmp_path, "launched")
-    assert "give one of the runs here: --run .;" in refusal_in(tmp_path / "run")
+    assert "for one of them give --run ." in refusal_in(tmp_path / "run")
     assert "tr11 init" in refusal_in(tmp_path / "run" / "state" / "submissions")
 
 

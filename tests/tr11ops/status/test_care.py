@@ -52,7 +52,14 @@ from tr11ops.status.extra_observations import (
     observe_extra,
 )
 from tr11ops.status.published import care_of
-from tr11ops.status.screen import alert_rows, copy_rows, filesystem_rows, node_rows, periodic_rows
+from tr11ops.status.screen import (
+    LONGEST,
+    alert_rows,
+    copy_rows,
+    filesystem_rows,
+    node_rows,
+    periodic_rows,
+)
 from tr11ops.watchdog.verdict import VerdictWord
 
 
@@ -350,6 +357,15 @@ def test_every_open_alert_says_who_has_it() -> None:
     assert [text for _, text, _ in alert_rows(shown(snapshot(), ExtraObservations(many)))][
         -1
     ] == "and 4 more (tr11 alerts list)"
+
+
+def test_a_long_title_leaves_who_has_it_whole() -> None:
+    title = "; ".join(
+        f"rank {rank} on jean-zay-iam{rank} was ended by SIGSEGV" for rank in range(9)
+    )
+    seen = ExtraObservations((alert(title=title),))
+    ((_, text, _),) = alert_rows(shown(snapshot(), seen))
+    assert "; no one has taken it: tr11 alerts ack " in text and len(text) <= LONGEST
 
 
 def test_who_has_an_alert_is_said_alike_of_an_alert_and_of_a_document() -> None:

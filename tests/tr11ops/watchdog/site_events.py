@@ -243,7 +243,7 @@ def switch_away(_: str, seen: Snapshot) -> Snapshot:
 
 
 def switch_set(_: str, seen: Snapshot) -> Snapshot:
-    return replace(seen, kill_switch=KillSwitch(seen.run.kill_switch, "ben", NOW - 10.0, "spike"))
+    return replace(seen, kill_switch=KillSwitch(seen.run.kill_switch, "ben", NOW - 60.0, "spike"))
 
 
 def own_clock(ahead: float) -> Change:
