@@ -125,8 +125,8 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
 
     CSS = """
     #head { height: 1; background: $primary; color: $text; }
-    #why { height: 2; }
-    #more { height: 4; padding: 0 1; background: $boost; }
+    #why { height: auto; min-height: 2; max-height: 4; }
+    #more { height: auto; min-height: 4; max-height: 9; padding: 0 1; background: $boost; }
     Input { display: none; height: 1; border: none; }
     DataTable { height: 1fr; }
     """

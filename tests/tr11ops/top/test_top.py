@@ -272,6 +272,18 @@ def test_a_round_of_looks_that_lasts_is_not_joined_by_another(place: Place) -> N
 
 
 @needs_textual
+def test_a_long_sentence_below_the_table_is_whole_at_80_columns(place: Place) -> None:
+    async def keys(app: Any, pilot: Any) -> None:
+        below, table = app.query_one("#more"), app.query_one("DataTable")
+        for words, lines in (("healthy", 4), ("ranks wait for one another; " * 19, 7)):
+            below.update(words)
+            await pilot.pause()
+            assert below.size.height == lines and table.size.height >= 8
+
+    drive(place, keys)
+
+
+@needs_textual
 def test_the_cursor_stays_with_its_run_when_another_comes_before_it(place: Place) -> None:
     async def keys(app: Any, pilot: Any) -> None:
         down = HeldVerdict("down", 100.0, 400.0)
