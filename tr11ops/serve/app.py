@@ -245,9 +245,13 @@ class Served:
     def sign_in(
         self, request: Request, status: int = 200, why: str = "", key: str = ""
     ) -> Response:
-        """The form for a token; who came from a run goes on there."""
-        own = {"user": user_name(), "host": socket.gethostname(), "tokens": self.settings.tokens}
-        return self.page(request, "login", status, why=why, run_key=key, **own)
+        """The form for a token; who came from a run goes on there. Whose server it is, and where, is for
+        those alone who may read without a token.
+        """
+        shown: dict[str, Any] = {"why": why, "run_key": key}
+        if not self.settings.is_private:
+            shown |= {"user": user_name(), "host": socket.gethostname()}
+        return self.page(request, "login", status, **shown, tokens=self.settings.tokens)
 
     async def login(self, request: Request) -> Response:
         if request.method == "GET":

@@ -27,7 +27,8 @@ def list_lines(shown: RunList, now: float) -> Iterator[str]:
     for run in shown.runs:
         yield from _run_lines(run, now)
     teams = team_sums(shown)
-    yield from [""] * bool(teams)
+    if teams:
+        yield ""
     for words in teams:
         yield from _wrapped(words, "", "  ")
     yield from _shared_lines("held by", shown.shared_nodes)

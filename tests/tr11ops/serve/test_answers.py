@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -178,6 +179,9 @@ def test_a_private_server_shows_a_link_and_only_its_button_acts(site: Site) -> N
         private, before = replace(site, port=port), state_of(site)
         for other in ("/", f"/run/{site.run}", "/runs.json", "/events", f"/run/{site.run}/log"):
             assert private.ask(other).headers["location"] == "/login", other
+        login = private.ask("/login").text
+        assert "tr11 serve token ADDRESS" in login
+        assert str(site.folder) not in login and socket.gethostname() not in login
         scanner = {"User-Agent": "scanner", "Purpose": "prefetch", "Sec-Purpose": "prefetch"}
         assert [private.ask(path, headers=scanner).status for _ in range(3)] == [200] * 3
         assert private.ask(path, method="HEAD").status == 200
