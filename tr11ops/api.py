@@ -185,7 +185,7 @@ class Run(Record):
                 f"{self.directory.root} is a copy: its jobs write to {self.card.paths.root}; "
                 "type this where that is"
             )
-        options = ["--json"] * (not as_text)
+        options = [] if as_text else ["--json"]
         options += [*_option("--reason", reason), *_option("--acting-for", who)]
         if dry_run:
             options += ["--dry-run", "--as-shown", "?"]

@@ -255,6 +255,11 @@ class Job(Record):
     preempt_time: float | None = None  # since when another job has its nodes
 
     @property
+    def has_reason(self) -> bool:
+        """Whether the scheduler says why it waits, or how it ended."""
+        return self.reason not in {"", NO_REASON}
+
+    @property
     def end_words(self) -> str:
         """Its state, the exit code (of its worst step where that is known), and the signal. A step that
         was told to end says nothing where the script does.

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from tr11ops.base.units import first_few, timestamp
-from tr11ops.cluster.base import NO_REASON
 from tr11ops.diagnose.answers import Accused, Culprit
 from tr11ops.diagnose.diagnosis import Diagnosis, NowState, QuotedLine, RunNow
 from tr11ops.diagnose.places import worker_of
@@ -115,7 +114,7 @@ def _of_scheduler(found: Diagnosis) -> str:
     if job is None:
         return "unknown"
     reason = ""
-    if job.reason not in {"", NO_REASON}:
+    if job.has_reason:
         reason = f" ({job.reason})"
     said = f"job {job.job_id}: {job.end_words}{reason}"
     return "; ".join((said, *(node.words for node in found.nodes)))

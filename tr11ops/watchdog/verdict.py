@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from tr11ops.base.observed import Unknown
 from tr11ops.base.units import counted, duration
-from tr11ops.cluster.base import NO_REASON, Job, JobState
+from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.pending_reasons import Cause, JobReason, Wait, reason_of_job
 from tr11ops.detect.detector import (
     STANDS_STILL,
@@ -437,7 +437,7 @@ def _waits(job: Job, closed: JobReason | None) -> str:
         return f" for the site: {_why(job)}"
     if closed is not None:  # the scheduler's reason is another, and does not tell it
         return f" for the site: {closed.meaning}"
-    if job.reason in {"", NO_REASON}:
+    if not job.has_reason:
         return ""
     return f": {_why(job) if row.cause is Cause.LIMIT else job.reason}"
 
